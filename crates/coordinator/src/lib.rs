@@ -1,0 +1,1 @@
+//! Membership and leases, shard map, data splits, job state.

@@ -1,0 +1,337 @@
+//! A process's place in the cluster: it registers, keeps its lease, follows views, leaves.
+
+use std::future::Future;
+use std::time::Duration;
+
+use backon::{ExponentialBuilder, Retryable};
+use shared_proto::ids::{Clock, Epoch, Generation, Origin, Role, Sequence, Task, ViewNumber};
+use shared_proto::job::{Job, JobError};
+use shared_proto::refusal::Refusal;
+use shared_proto::transport::{self, CALL_TIMEOUT, PROTOCOL_VERSION};
+use shared_proto::view::View;
+use shared_proto::wire;
+use shared_proto::wire::coordinator_client::CoordinatorClient;
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tokio_util::sync::{CancellationToken, DropGuard};
+use tonic::transport::Channel;
+use tonic::{Code, Request, Response, Status};
+
+/// Heartbeats in one lease.
+const HEARTBEATS_PER_LEASE: u32 = 3;
+
+/// How long saying good-bye may take.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// What can go wrong between a process and its coordinator; split by what the process does next.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MembershipError {
+    /// Nothing was heard for longer than the process's patience: give up.
+    #[error(
+        "the coordinator at {address} could not be reached for {patience:?}: {reason}; is it running, and is the address right?"
+    )]
+    Unreachable {
+        /// Where it should be.
+        address: String,
+        /// How long it was tried.
+        patience: Duration,
+        /// What the last try came to.
+        reason: String,
+    },
+    /// The coordinator takes this process for dead, or another has its identity: register again.
+    #[error("no longer a member of the cluster: {0}")]
+    Fenced(String),
+    /// The coordinator refused: give up.
+    #[error("the coordinator refused: {0}")]
+    Refused(String),
+    /// The job that the coordinator sent makes no sense here.
+    #[error("the coordinator's job cannot be read: {0}")]
+    Job(#[from] JobError),
+}
+
+impl MembershipError {
+    /// Whether registering again may help.
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, Self::Fenced(_))
+    }
+}
+
+/// The coordinator, called with deadlines and, while it does not answer, again.
+#[derive(Clone, Debug)]
+pub struct Coordinator {
+    address: String,
+    client: CoordinatorClient<Channel>,
+    patience: Duration,
+}
+
+impl Coordinator {
+    /// The coordinator at `address`. Connects when first called.
+    ///
+    /// # Errors
+    /// If the address is none.
+    pub fn at(address: &str, patience: Duration) -> Result<Self, MembershipError> {
+        let endpoint = transport::endpoint(address).map_err(|error| {
+            MembershipError::Refused(format!(
+                "{address:?} is not an address: {error}; expected host:port"
+            ))
+        })?;
+        Ok(Self {
+            address: address.to_owned(),
+            client: CoordinatorClient::new(endpoint.connect_lazy()),
+            patience,
+        })
+    }
+
+    /// Where it is.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Calls until there is an answer other than "not now", with backoff, for as long as the
+    /// process's patience lasts.
+    ///
+    /// # Errors
+    /// As the variants of [`MembershipError`] say.
+    pub async fn call<T, F>(
+        &self,
+        call: impl Fn(CoordinatorClient<Channel>) -> F,
+    ) -> Result<T, MembershipError>
+    where
+        F: Future<Output = Result<Response<T>, Status>>,
+    {
+        let once = || async {
+            match tokio::time::timeout(CALL_TIMEOUT, call(self.client.clone())).await {
+                Ok(answer) => answer.map(Response::into_inner),
+                Err(_) => Err(Status::deadline_exceeded(format!(
+                    "no answer for {CALL_TIMEOUT:?}"
+                ))),
+            }
+        };
+        let backoff = ExponentialBuilder::default()
+            .with_jitter()
+            .with_min_delay(Duration::from_millis(20))
+            .with_max_delay(Duration::from_secs(1))
+            .with_total_delay(Some(self.patience))
+            .without_max_times();
+        once.retry(backoff)
+            .when(may_pass)
+            .notify(|status, _| tracing::debug!(%status, "the coordinator did not answer; trying again"))
+            .await
+            .map_err(|status| self.give_up(&status))
+    }
+
+    fn give_up(&self, status: &Status) -> MembershipError {
+        if may_pass(status) {
+            MembershipError::Unreachable {
+                address: self.address.clone(),
+                patience: self.patience,
+                reason: status.message().to_owned(),
+            }
+        } else if status.code() == Code::Aborted {
+            MembershipError::Fenced(status.message().to_owned())
+        } else {
+            MembershipError::Refused(status.message().to_owned())
+        }
+    }
+}
+
+/// Whether the same call may go well later. `Unknown` is what a broken connection ends in.
+fn may_pass(status: &Status) -> bool {
+    let transient = matches!(
+        status.code(),
+        Code::Unavailable | Code::DeadlineExceeded | Code::Unknown | Code::Cancelled
+    );
+    transient && Refusal::from_status(status).is_none()
+}
+
+/// A registered task. Its lease is kept until this is dropped or [`Membership::leave`] is called.
+#[derive(Debug)]
+pub struct Membership {
+    /// For calls of the role's own.
+    pub coordinator: Coordinator,
+    /// This process.
+    pub task: Task,
+    /// What is trained.
+    pub job: Job,
+    /// The first view that this task is in.
+    pub view: ViewNumber,
+    lost: watch::Receiver<Option<String>>,
+    _heartbeats: DropGuard,
+}
+
+/// Who registers.
+#[derive(Clone, Debug)]
+pub struct Registration {
+    /// What for.
+    pub role: Role,
+    /// What stays the same over restarts.
+    pub identity: String,
+    /// Where others reach it, as host:port; empty if it does not listen.
+    pub address: String,
+    /// Where its metrics are served, as host:port.
+    pub metrics_address: String,
+}
+
+impl Membership {
+    /// Registers, and keeps the lease from then on.
+    ///
+    /// # Errors
+    /// If the coordinator cannot be reached, or refuses.
+    pub async fn join(
+        coordinator: Coordinator,
+        registration: Registration,
+    ) -> Result<Self, MembershipError> {
+        let request = wire::RegisterRequest {
+            protocol_version: PROTOCOL_VERSION,
+            role: wire::Role::from(registration.role).into(),
+            identity: registration.identity,
+            address: registration.address,
+            metrics_address: registration.metrics_address,
+        };
+        let reply = coordinator
+            .call(|mut c| {
+                let request = request.clone();
+                async move { c.register(request).await }
+            })
+            .await?;
+        let task = reply
+            .task
+            .as_ref()
+            .and_then(|task| Task::try_from(task).ok())
+            .filter(|task| task.id.role == registration.role && task.generation > Generation(0))
+            .ok_or_else(|| MembershipError::Refused("it gave no task".to_owned()))?;
+        let job = Job::from_toml(&reply.job_toml)?;
+        let lease = Duration::from_millis(reply.lease_milliseconds);
+        tracing::info!(%task, generation = task.generation.0, coordinator = %coordinator.address, "registered");
+
+        let (tell_lost, lost) = watch::channel(None);
+        let stop = CancellationToken::new();
+        let heart = heartbeats(coordinator.clone(), origin(&job, task), lease, tell_lost);
+        let stopped = stop.clone();
+        tokio::spawn(async move { stopped.run_until_cancelled(heart).await });
+        Ok(Self {
+            coordinator,
+            task,
+            job,
+            view: ViewNumber(reply.view),
+            lost,
+            _heartbeats: stop.drop_guard(),
+        })
+    }
+
+    /// This task as the sender of control calls.
+    pub fn origin(&self) -> Origin {
+        origin(&self.job, self.task)
+    }
+
+    /// Waits until the lease is lost.
+    pub async fn lost(&self) -> MembershipError {
+        let mut lost = self.lost.clone();
+        match lost.wait_for(Option::is_some).await {
+            Ok(why) => MembershipError::Fenced(why.clone().unwrap_or_default()),
+            // The heartbeats have been stopped, so the lease cannot be found lost any more.
+            Err(_) => std::future::pending().await,
+        }
+    }
+
+    /// Gives the lease back. With an error, says that the job cannot go on because of it.
+    pub async fn leave(self, error: Option<&str>) {
+        let request = wire::LeaveRequest {
+            origin: Some(self.origin().into()),
+            error: error.unwrap_or_default().to_owned(),
+        };
+        // The coordinator may have gone before us, and the lease ends by itself.
+        let mut client = self.coordinator.client.clone();
+        let left = tokio::time::timeout(LEAVE_TIMEOUT, client.leave(request)).await;
+        if !matches!(left, Ok(Ok(_))) {
+            tracing::debug!("could not say good-bye to the coordinator");
+        }
+    }
+
+    /// Follows the coordinator's views until this membership's end or `stop`.
+    pub fn views(&self, stop: CancellationToken) -> watch::Receiver<View> {
+        let (sender, receiver) = watch::channel(View::default());
+        let coordinator = self.coordinator.clone();
+        let origin: wire::Origin = self.origin().into();
+        tokio::spawn(async move {
+            let follow = async {
+                while !sender.is_closed() {
+                    let request = wire::WatchRequest {
+                        origin: Some(origin.clone()),
+                    };
+                    if let Err(status) = follow(&coordinator, request, &sender).await {
+                        tracing::debug!(%status, "the stream of views broke; opening it again");
+                    }
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                }
+            };
+            stop.run_until_cancelled(follow).await;
+        });
+        receiver
+    }
+}
+
+fn origin(job: &Job, task: Task) -> Origin {
+    Origin {
+        job: job.name.clone(),
+        task,
+        epoch: Epoch(0),
+        clock: Clock(0),
+        sequence: Sequence(0),
+    }
+}
+
+async fn follow(
+    coordinator: &Coordinator,
+    request: wire::WatchRequest,
+    sender: &watch::Sender<View>,
+) -> Result<(), Status> {
+    let mut client = coordinator.client.clone();
+    let mut views = client.watch(Request::new(request)).await?.into_inner();
+    while let Some(view) = views.message().await? {
+        let view = View::try_from(view)?;
+        sender.send_if_modified(|current| {
+            let newer = view.number > current.number;
+            if newer {
+                *current = view;
+            }
+            newer
+        });
+    }
+    Ok(())
+}
+
+async fn heartbeats(
+    coordinator: Coordinator,
+    origin: Origin,
+    lease: Duration,
+    tell_lost: watch::Sender<Option<String>>,
+) {
+    let request = wire::HeartbeatRequest {
+        origin: Some(origin.into()),
+    };
+    let period = lease / HEARTBEATS_PER_LEASE;
+    let mut last = Instant::now();
+    loop {
+        tokio::time::sleep(period).await;
+        let mut client = coordinator.client.clone();
+        let beat = client.heartbeat(request.clone());
+        match tokio::time::timeout(period.max(Duration::from_secs(1)), beat).await {
+            Ok(Ok(_)) => last = Instant::now(),
+            Ok(Err(status)) if !may_pass(&status) => {
+                tell_lost.send_replace(Some(status.message().to_owned()));
+                return;
+            }
+            _ if last.elapsed() > coordinator.patience => {
+                let silence = last.elapsed().as_secs();
+                tell_lost.send_replace(Some(format!(
+                    "nothing was heard from the coordinator at {} for {silence} s",
+                    coordinator.address
+                )));
+                return;
+            }
+            _ => tracing::debug!("a heartbeat was not answered"),
+        }
+    }
+}

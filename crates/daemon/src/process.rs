@@ -1,0 +1,143 @@
+//! A main function: log, metrics, signals, exit code.
+
+use std::fmt::Display;
+use std::net::SocketAddr;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use tokio::io::AsyncReadExt;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+use tracing_subscriber::EnvFilter;
+
+use crate::http;
+use crate::settings::{AfterJob, ProcessSettings};
+
+/// How long a process may take to shut down once it has been told to.
+const DRAIN_DEADLINE: Duration = Duration::from_secs(10);
+
+/// Exit code of a process whose second signal cut its shutdown short: 128 + SIGTERM.
+const CUT_SHORT: i32 = 143;
+
+/// What a role's `run` is given.
+#[derive(Clone, Debug)]
+pub struct Process {
+    /// Cancelled when the process is to shut down.
+    pub shutdown: CancellationToken,
+    /// Where metrics are served.
+    pub metrics: SocketAddr,
+    /// What to do when the job has ended.
+    pub after_job: AfterJob,
+}
+
+impl Process {
+    /// Stays until told to go, if that is what is to happen after the job.
+    pub async fn linger(&self) {
+        if self.after_job == AfterJob::Wait {
+            tracing::info!("the job has ended; waiting to be told to go");
+            self.shutdown.cancelled().await;
+        }
+    }
+}
+
+/// Runs a role as this process: sets up the log, metrics and signals, and turns what comes of it
+/// into an exit code. SIGTERM, SIGINT, and where asked for the end of standard input, cancel
+/// [`Process::shutdown`]; the role then has ten seconds. A second signal ends the process at once.
+pub fn main<E: Display>(
+    settings: ProcessSettings,
+    run: impl AsyncFnOnce(Process) -> Result<(), E>,
+) -> ExitCode {
+    let outcome = start(settings, run);
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            tracing::error!("{message}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn start<E: Display>(
+    settings: ProcessSettings,
+    run: impl AsyncFnOnce(Process) -> Result<(), E>,
+) -> Result<(), String> {
+    log_to_stderr(&settings.log)?;
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| format!("cannot start the runtime: {error}"))?;
+    let outcome = runtime.block_on(async {
+        let shutdown = CancellationToken::new();
+        watch_signals(&settings, shutdown.clone())?;
+        let recorder = http::install_recorder().map_err(|error| error.to_string())?;
+        let listen = settings.metrics_listen;
+        let metrics = http::serve(listen, recorder, shutdown.clone())
+            .await
+            .map_err(|error| {
+                format!("cannot serve metrics on {listen}: {error}; give another --metrics-listen")
+            })?;
+        let process = Process {
+            shutdown: shutdown.clone(),
+            metrics,
+            after_job: settings.after_job,
+        };
+        let deadline = async {
+            shutdown.cancelled().await;
+            tokio::time::sleep(DRAIN_DEADLINE).await;
+        };
+        tokio::select! {
+            outcome = run(process) => outcome.map_err(|error| error.to_string()),
+            () = deadline => Err(format!(
+                "did not shut down within {} s of being told to; gave up",
+                DRAIN_DEADLINE.as_secs()
+            )),
+        }
+    });
+    // What still runs was told to stop and had its time.
+    runtime.shutdown_background();
+    outcome
+}
+
+/// Sends log lines to stderr; stdout belongs to results.
+///
+/// # Errors
+/// If `filter` is no tracing filter.
+pub fn log_to_stderr(filter: &str) -> Result<(), String> {
+    let filter = EnvFilter::try_new(filter)
+        .map_err(|error| format!("--log {filter:?} is not a log filter: {error}"))?;
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .with_target(false)
+        .init();
+    Ok(())
+}
+
+fn watch_signals(settings: &ProcessSettings, shutdown: CancellationToken) -> Result<(), String> {
+    let cannot = |error| format!("cannot listen for signals: {error}");
+    let mut terminate = signal(SignalKind::terminate()).map_err(cannot)?;
+    let mut interrupt = signal(SignalKind::interrupt()).map_err(cannot)?;
+    let exit_with_stdin = settings.exit_with_stdin;
+    tokio::spawn(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+            () = stdin_closed(), if exit_with_stdin => {}
+        }
+        tracing::info!("shutting down");
+        shutdown.cancel();
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        std::process::exit(CUT_SHORT);
+    });
+    Ok(())
+}
+
+async fn stdin_closed() {
+    let mut stdin = tokio::io::stdin();
+    let mut buffer = [0; 64];
+    while !matches!(stdin.read(&mut buffer).await, Ok(0) | Err(_)) {}
+}

@@ -1,0 +1,224 @@
+//! What all processes can be told, by flag or by environment variable, and a job's flags.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use shared_proto::job::{DataKind, Job, JobError, Mode, Optimizer};
+
+/// What every process can be told.
+#[derive(Clone, Debug, clap::Args)]
+pub struct ProcessSettings {
+    /// Serve /metrics and /healthz here; port 0 takes a free one.
+    #[arg(long, env = "FLAMBEAU_METRICS_LISTEN", default_value = "127.0.0.1:0")]
+    pub metrics_listen: SocketAddr,
+    /// What to log: error, warn, info, debug, trace, or a tracing filter.
+    #[arg(long, env = "FLAMBEAU_LOG", default_value = "info")]
+    pub log: String,
+    /// Exit, or stay healthy and idle, when the job has ended.
+    #[arg(long, env = "FLAMBEAU_AFTER_JOB", default_value = "exit")]
+    pub after_job: AfterJob,
+    /// Shut down when standard input is closed: a parent that dies takes its children along.
+    #[arg(long, hide = true)]
+    pub exit_with_stdin: bool,
+}
+
+/// What a process does when the job has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum AfterJob {
+    /// Exit, with code 0 if it ended well.
+    Exit,
+    /// Stay, healthy and idle, until told to go.
+    Wait,
+}
+
+/// How a process finds its cluster.
+#[derive(Clone, Debug, clap::Args)]
+pub struct MemberSettings {
+    /// The coordinator, as host:port.
+    #[arg(long, env = "FLAMBEAU_COORDINATOR", default_value = "127.0.0.1:7070")]
+    pub coordinator: String,
+    /// What stays the same when this process is restarted, and differs between processes.
+    /// Default: host name and port where the port is fixed, else something new each time.
+    #[arg(long, env = "FLAMBEAU_IDENTITY")]
+    pub identity: Option<String>,
+    /// How many seconds to go on without hearing from the coordinator.
+    #[arg(long, env = "FLAMBEAU_PATIENCE_SECONDS", default_value_t = 60)]
+    pub patience_seconds: u64,
+}
+
+impl MemberSettings {
+    /// The identity to register under; `port` is the one that the process was told to take.
+    pub fn identity(&self, port: u16) -> String {
+        let host = || {
+            hostname::get().map_or_else(|_| "host".to_owned(), |h| h.to_string_lossy().into_owned())
+        };
+        match (&self.identity, port) {
+            (Some(identity), _) => identity.clone(),
+            (None, 0) => format!("{}:{:08x}", host(), rand::random::<u32>()),
+            (None, port) => format!("{}:{port}", host()),
+        }
+    }
+}
+
+/// A job's settings that can be given by flag or environment; they override its file.
+#[derive(Clone, Debug, Default, clap::Args)]
+#[command(next_help_heading = "Job")]
+pub struct JobFlags {
+    /// Name of the job.
+    #[arg(long, env = "FLAMBEAU_NAME")]
+    pub name: Option<String>,
+    /// Data set: digits, mnist, fashion-mnist or csv.
+    #[arg(long, env = "FLAMBEAU_DATA", value_parser = named::<DataKind>)]
+    pub data: Option<DataKind>,
+    /// Where the data's files are.
+    #[arg(long, env = "FLAMBEAU_DATA_DIR", value_name = "DIR")]
+    pub data_dir: Option<PathBuf>,
+    /// csv: the column with the label.
+    #[arg(long, env = "FLAMBEAU_LABEL", value_name = "COLUMN")]
+    pub label: Option<String>,
+    /// Model: softmax, mlp, cnn, or one of your own.
+    #[arg(long, env = "FLAMBEAU_MODEL")]
+    pub model: Option<String>,
+    /// Widths of the hidden layers, as in 256,64.
+    #[arg(
+        long,
+        env = "FLAMBEAU_HIDDEN",
+        value_delimiter = ',',
+        value_name = "N,..."
+    )]
+    pub hidden: Option<Vec<usize>>,
+    /// Parameter servers.
+    #[arg(long, env = "FLAMBEAU_PS", value_name = "N")]
+    pub ps: Option<u32>,
+    /// Workers.
+    #[arg(long, env = "FLAMBEAU_WORKERS", value_name = "N")]
+    pub workers: Option<u32>,
+    /// When gradients become updates: sync, bounded or async.
+    #[arg(long, env = "FLAMBEAU_MODE", value_parser = named::<Mode>)]
+    pub mode: Option<Mode>,
+    /// Steps that a worker may lead by; implies --mode bounded.
+    #[arg(long, env = "FLAMBEAU_STALENESS", value_name = "K")]
+    pub staleness: Option<u64>,
+    /// sgd, momentum, adagrad, rmsprop, adam, adamw or ftrl, with its default settings.
+    #[arg(long, env = "FLAMBEAU_OPTIMIZER", value_name = "NAME", value_parser = Optimizer::NAMES)]
+    pub optimizer: Option<String>,
+    /// Step size.
+    #[arg(long, env = "FLAMBEAU_LEARNING_RATE", value_name = "X")]
+    pub learning_rate: Option<f32>,
+    /// Samples in a worker's step.
+    #[arg(long, env = "FLAMBEAU_BATCH_SIZE", value_name = "B")]
+    pub batch_size: Option<u32>,
+    /// Largest global norm of a worker's gradients.
+    #[arg(long, env = "FLAMBEAU_CLIP_NORM", value_name = "X")]
+    pub clip_norm: Option<f32>,
+    /// Passes over the training data.
+    #[arg(long, env = "FLAMBEAU_EPOCHS", value_name = "E")]
+    pub epochs: Option<u32>,
+    /// Stop after so many steps.
+    #[arg(long, env = "FLAMBEAU_STEPS", value_name = "N")]
+    pub steps: Option<u64>,
+    /// Decides initial values and the order of samples.
+    #[arg(long, env = "FLAMBEAU_SEED", value_name = "S")]
+    pub seed: Option<u64>,
+    /// A process not heard of for so long is taken for dead.
+    #[arg(long, env = "FLAMBEAU_LEASE_SECONDS", value_name = "X")]
+    pub lease_seconds: Option<f64>,
+    /// Where the run is recorded.
+    #[arg(long, env = "FLAMBEAU_RUN_DIR", value_name = "DIR")]
+    pub run_dir: Option<PathBuf>,
+}
+
+/// Reads a value as a job file would.
+fn named<T: serde::de::DeserializeOwned>(text: &str) -> Result<T, String> {
+    let value = serde::de::value::StrDeserializer::<serde::de::value::Error>::new(text);
+    T::deserialize(value).map_err(|error| error.to_string())
+}
+
+impl JobFlags {
+    /// The job of `file` (or the default job), with these flags put over it, checked.
+    ///
+    /// # Errors
+    /// If the outcome makes no sense.
+    pub fn over(self, file: Option<Job>) -> Result<Job, JobError> {
+        fn set<T>(place: &mut T, flag: Option<T>) {
+            if let Some(value) = flag {
+                *place = value;
+            }
+        }
+        fn set_some<T>(place: &mut Option<T>, flag: Option<T>) {
+            if flag.is_some() {
+                *place = flag;
+            }
+        }
+        let mut job = file.unwrap_or_default();
+        set(&mut job.name, self.name);
+        set(&mut job.data.kind, self.data);
+        set_some(&mut job.data.dir, self.data_dir);
+        set(&mut job.data.label, self.label);
+        set(&mut job.model.name, self.model);
+        set(&mut job.model.hidden, self.hidden);
+        set_some(&mut job.cluster.ps, self.ps);
+        set_some(&mut job.cluster.workers, self.workers);
+        if let Some(staleness) = self.staleness {
+            job.strategy.staleness = staleness;
+            job.strategy.mode = Mode::Bounded;
+        }
+        set(&mut job.strategy.mode, self.mode);
+        // A flag that names the optimizer that the file names keeps the file's settings of it.
+        if let Some(name) = self.optimizer.filter(|name| name != job.optimizer.name()) {
+            set(&mut job.optimizer, Optimizer::named(&name));
+        }
+        set(job.optimizer.learning_rate_mut(), self.learning_rate);
+        set(&mut job.batch_size, self.batch_size);
+        set_some(&mut job.clip_norm, self.clip_norm);
+        set(&mut job.epochs, self.epochs);
+        set_some(&mut job.steps, self.steps);
+        set(&mut job.seed, self.seed);
+        set(&mut job.cluster.lease_seconds, self.lease_seconds);
+        set_some(&mut job.run_dir, self.run_dir);
+        job.validate()?;
+        Ok(job)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_override_the_file_and_the_file_overrides_defaults() {
+        let file =
+            Job::from_toml("epochs = 7\nbatch_size = 5\n[optimizer]\nname = \"adam\"\nbeta1 = 0.5")
+                .unwrap();
+        let flags = JobFlags {
+            epochs: Some(3),
+            optimizer: Some("adam".to_owned()),
+            staleness: Some(2),
+            ..JobFlags::default()
+        };
+        let job = flags.over(Some(file)).unwrap();
+        assert_eq!((job.epochs, job.batch_size, job.seed), (3, 5, 1));
+        assert_eq!(job.strategy.mode, Mode::Bounded);
+        assert!(matches!(job.optimizer, Optimizer::Adam(adam) if adam.beta1 == 0.5));
+        let other = JobFlags {
+            optimizer: Some("sgd".to_owned()),
+            learning_rate: Some(0.3),
+            ..JobFlags::default()
+        };
+        let job = other.over(None).unwrap();
+        assert!(matches!(job.optimizer, Optimizer::Sgd(sgd) if sgd.learning_rate == 0.3));
+    }
+
+    #[test]
+    fn names_are_read_as_in_the_file() {
+        assert_eq!(
+            named::<DataKind>("fashion-mnist"),
+            Ok(DataKind::FashionMnist)
+        );
+        let wrong = named::<Mode>("eventually").unwrap_err();
+        assert!(
+            wrong.contains("eventually") && wrong.contains("bounded"),
+            "{wrong}"
+        );
+    }
+}

@@ -1,0 +1,1 @@
+//! Splits variables by shard; pulls, pushes, sends again.

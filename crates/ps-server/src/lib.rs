@@ -1,0 +1,1 @@
+//! A parameter server: store, optimizers, staleness gate, service.

@@ -1,0 +1,363 @@
+//! How variables are cut into blocks, and which shard holds which: the shard map.
+
+use std::fmt;
+use std::ops::Range;
+
+use crate::ids::Epoch;
+use crate::refusal::{Reason, Refusal};
+use crate::wire;
+
+/// Elements in a full block: 1 MiB of `f32`.
+pub const BLOCK_ELEMENTS: usize = (1 << 20) / size_of::<f32>();
+
+/// Names one block of a variable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BlockId {
+    /// The variable's number in the shard map.
+    pub variable: u32,
+    /// Block number within the variable, from 0.
+    pub index: u32,
+}
+
+impl From<BlockId> for wire::BlockId {
+    fn from(id: BlockId) -> Self {
+        Self {
+            variable: id.variable,
+            index: id.index,
+        }
+    }
+}
+
+impl From<wire::BlockId> for BlockId {
+    fn from(id: wire::BlockId) -> Self {
+        Self {
+            variable: id.variable,
+            index: id.index,
+        }
+    }
+}
+
+impl BlockId {
+    /// Reads the block that part of a message is about.
+    ///
+    /// # Errors
+    /// [`Reason::Malformed`] if it is missing.
+    pub fn read(id: Option<wire::BlockId>) -> Result<Self, Refusal> {
+        id.map(Self::from).ok_or_else(|| {
+            Refusal::new(
+                Reason::Malformed,
+                "a block is not named; its `block` is missing",
+            )
+        })
+    }
+}
+
+/// A named dense tensor of `f32`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VariableSpec {
+    /// Its name, as in the model.
+    pub name: String,
+    /// Elements along each dimension, outermost first; empty for a scalar.
+    pub shape: Vec<usize>,
+}
+
+impl VariableSpec {
+    /// Number of elements.
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Number of blocks of `block_elements` each.
+    pub fn blocks(&self, block_elements: usize) -> usize {
+        self.elements().div_ceil(block_elements)
+    }
+
+    /// Reads a variable from the wire.
+    ///
+    /// # Errors
+    /// [`Reason::WrongShape`] if its size does not fit into memory's address range.
+    pub fn read(variable: &wire::Variable) -> Result<Self, Refusal> {
+        let spec = Self {
+            name: variable.name.clone(),
+            shape: variable.shape.iter().map(|d| *d as usize).collect(),
+        };
+        let bytes = spec
+            .shape
+            .iter()
+            .try_fold(size_of::<f32>(), |n, d| n.checked_mul(*d));
+        match bytes {
+            Some(1..) => Ok(spec),
+            _ => Err(Refusal::new(
+                Reason::WrongShape,
+                format!(
+                    "{spec} is empty or larger than any memory; give each dimension a size of at least 1"
+                ),
+            )),
+        }
+    }
+}
+
+impl fmt::Display for VariableSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "variable {:?} of shape {:?}", self.name, self.shape)
+    }
+}
+
+impl From<&VariableSpec> for wire::Variable {
+    fn from(spec: &VariableSpec) -> Self {
+        Self {
+            name: spec.name.clone(),
+            shape: spec.shape.iter().map(|d| *d as u64).collect(),
+        }
+    }
+}
+
+/// A variable and where its blocks live.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlacedVariable {
+    /// The variable.
+    pub spec: VariableSpec,
+    /// Index i is the shard of block i.
+    pub shards: Vec<u32>,
+}
+
+/// Where everything lives, within one epoch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ShardMap {
+    /// Which map this is.
+    pub epoch: Epoch,
+    /// Index i is the address of shard i's server, as host:port.
+    pub addresses: Vec<String>,
+    /// Index i is the variable with number i; sorted by name.
+    pub variables: Vec<PlacedVariable>,
+    /// Elements in each block but the last of a variable.
+    pub block_elements: usize,
+    /// Updates that a block will take over the whole job.
+    pub total_updates: u64,
+}
+
+impl ShardMap {
+    /// The elements of its variable that a block holds.
+    ///
+    /// # Errors
+    /// [`Reason::UnknownVariable`] or [`Reason::UnknownBlock`].
+    pub fn range(&self, id: BlockId) -> Result<Range<usize>, Refusal> {
+        let (variable, _) = self.find(id)?;
+        let start = id.index as usize * self.block_elements;
+        Ok(start..(start + self.block_elements).min(variable.spec.elements()))
+    }
+
+    /// The shard that holds a block.
+    ///
+    /// # Errors
+    /// [`Reason::UnknownVariable`] or [`Reason::UnknownBlock`].
+    pub fn shard(&self, id: BlockId) -> Result<u32, Refusal> {
+        self.find(id).map(|(_, shard)| shard)
+    }
+
+    /// `block 3 of "fc.weight"`, for messages to people.
+    pub fn describe(&self, id: BlockId) -> String {
+        match self.variables.get(id.variable as usize) {
+            Some(v) => format!("block {} of variable {:?}", id.index, v.spec.name),
+            None => format!("block {} of variable number {}", id.index, id.variable),
+        }
+    }
+
+    /// All blocks, variable by variable.
+    pub fn blocks(&self) -> impl Iterator<Item = (BlockId, u32)> + '_ {
+        (0u32..).zip(&self.variables).flat_map(|(variable, v)| {
+            (0u32..)
+                .zip(&v.shards)
+                .map(move |(index, shard)| (BlockId { variable, index }, *shard))
+        })
+    }
+
+    /// The blocks of one shard.
+    pub fn blocks_of(&self, shard: u32) -> impl Iterator<Item = BlockId> + '_ {
+        self.blocks()
+            .filter_map(move |(id, s)| (s == shard).then_some(id))
+    }
+
+    fn find(&self, id: BlockId) -> Result<(&PlacedVariable, u32), Refusal> {
+        let variable = self.variables.get(id.variable as usize).ok_or_else(|| {
+            Refusal::new(
+                Reason::UnknownVariable,
+                format!(
+                    "there is no variable number {}; the shard map of epoch {} has {}, from 0",
+                    id.variable,
+                    self.epoch,
+                    self.variables.len()
+                ),
+            )
+        })?;
+        let shard = variable.shards.get(id.index as usize).ok_or_else(|| {
+            Refusal::new(
+                Reason::UnknownBlock,
+                format!(
+                    "{} has no block {}; it has {}, from 0",
+                    variable.spec,
+                    id.index,
+                    variable.shards.len()
+                ),
+            )
+        })?;
+        Ok((variable, *shard))
+    }
+}
+
+impl From<&ShardMap> for wire::ShardMap {
+    fn from(map: &ShardMap) -> Self {
+        Self {
+            epoch: map.epoch.0,
+            shard_addresses: map.addresses.clone(),
+            variables: map
+                .variables
+                .iter()
+                .map(|v| wire::PlacedVariable {
+                    variable: Some((&v.spec).into()),
+                    shards: v.shards.clone(),
+                })
+                .collect(),
+            block_elements: map.block_elements as u64,
+            total_updates: map.total_updates,
+        }
+    }
+}
+
+impl TryFrom<wire::ShardMap> for ShardMap {
+    type Error = Refusal;
+
+    fn try_from(map: wire::ShardMap) -> Result<Self, Refusal> {
+        let malformed =
+            |what: String| Refusal::new(Reason::Malformed, format!("shard map: {what}"));
+        let block_elements = map.block_elements as usize;
+        if block_elements == 0 {
+            return Err(malformed("block_elements is 0".to_owned()));
+        }
+        let mut variables = Vec::with_capacity(map.variables.len());
+        for placed in map.variables {
+            let variable = placed
+                .variable
+                .ok_or_else(|| malformed("a variable is missing".to_owned()))?;
+            let spec = VariableSpec::read(&variable)?;
+            if placed.shards.len() != spec.blocks(block_elements) {
+                return Err(malformed(format!(
+                    "{spec} is cut into {} blocks; {} were expected",
+                    placed.shards.len(),
+                    spec.blocks(block_elements)
+                )));
+            }
+            if let Some(shard) = placed
+                .shards
+                .iter()
+                .find(|s| **s as usize >= map.shard_addresses.len())
+            {
+                return Err(malformed(format!(
+                    "{spec} has a block on shard {shard}, which is not there"
+                )));
+            }
+            variables.push(PlacedVariable {
+                spec,
+                shards: placed.shards,
+            });
+        }
+        Ok(Self {
+            epoch: Epoch(map.epoch),
+            addresses: map.shard_addresses,
+            variables,
+            block_elements,
+            total_updates: map.total_updates,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn map() -> ShardMap {
+        ShardMap {
+            epoch: Epoch(1),
+            addresses: vec!["a:1".into(), "b:2".into()],
+            variables: vec![
+                PlacedVariable {
+                    spec: VariableSpec {
+                        name: "scalar".into(),
+                        shape: vec![],
+                    },
+                    shards: vec![1],
+                },
+                PlacedVariable {
+                    spec: VariableSpec {
+                        name: "w".into(),
+                        shape: vec![5, 2],
+                    },
+                    shards: vec![0, 1, 0],
+                },
+            ],
+            block_elements: 4,
+            total_updates: 10,
+        }
+    }
+
+    #[test]
+    fn blocks_cover_each_variable_once() {
+        let map = map();
+        let w = |index| BlockId { variable: 1, index };
+        assert_eq!(map.range(w(0)).unwrap(), 0..4);
+        assert_eq!(map.range(w(2)).unwrap(), 8..10);
+        assert_eq!(map.shard(w(1)).unwrap(), 1);
+        assert_eq!(map.blocks_of(0).collect::<Vec<_>>(), [w(0), w(2)]);
+        assert_eq!(map.blocks().count(), 4);
+    }
+
+    #[test]
+    fn what_is_not_there_is_named() {
+        let unknown = map()
+            .range(BlockId {
+                variable: 9,
+                index: 0,
+            })
+            .unwrap_err();
+        assert_eq!(unknown.reason, Reason::UnknownVariable);
+        let beyond = map()
+            .range(BlockId {
+                variable: 1,
+                index: 3,
+            })
+            .unwrap_err();
+        assert_eq!(beyond.reason, Reason::UnknownBlock);
+        assert!(beyond.message.contains("\"w\"") && beyond.message.contains("it has 3"));
+    }
+
+    #[test]
+    fn the_map_survives_the_wire_and_bad_maps_do_not() {
+        let wire = wire::ShardMap::from(&map());
+        assert_eq!(ShardMap::try_from(wire.clone()).unwrap(), map());
+        let mut short = wire.clone();
+        short.variables[1].shards.pop();
+        assert!(ShardMap::try_from(short).is_err());
+        let mut astray = wire;
+        astray.variables[1].shards[0] = 2;
+        assert!(
+            ShardMap::try_from(astray)
+                .unwrap_err()
+                .message
+                .contains("shard 2")
+        );
+    }
+
+    #[test]
+    fn a_variable_of_impossible_size_is_refused() {
+        for shape in [vec![u64::MAX, 3], vec![0]] {
+            let variable = wire::Variable {
+                name: "w".into(),
+                shape,
+            };
+            assert_eq!(
+                VariableSpec::read(&variable).unwrap_err().reason,
+                Reason::WrongShape
+            );
+        }
+    }
+}

@@ -1,0 +1,220 @@
+//! Who and when: tasks, generations, clocks, epochs, versions.
+
+use std::fmt;
+
+use crate::refusal::{Reason, Refusal};
+use crate::wire;
+
+macro_rules! counter {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(pub u64);
+
+        impl $name {
+            /// The number after this one.
+            #[must_use]
+            pub fn next(self) -> Self {
+                Self(self.0 + 1)
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+    };
+}
+
+counter! {
+    /// How many times a task has registered, from 1. Fences messages of an earlier life.
+    Generation
+}
+counter! {
+    /// How many steps a worker has finished.
+    Clock
+}
+counter! {
+    /// Number of a shard map, from 1; raised whenever blocks move or are restored. 0: none yet.
+    Epoch
+}
+counter! {
+    /// How many updates a block has taken within an epoch.
+    Version
+}
+counter! {
+    /// Number of a message among those of one task and generation, from 1.
+    Sequence
+}
+counter! {
+    /// Number of a view.
+    ViewNumber
+}
+
+/// What a process is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Role {
+    /// Decides who is there, which step is committed, where blocks live.
+    Coordinator,
+    /// Holds a shard of the variables.
+    Ps,
+    /// Computes gradients.
+    Worker,
+}
+
+impl fmt::Display for Role {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Role::Coordinator => "coordinator",
+            Role::Ps => "ps",
+            Role::Worker => "worker",
+        })
+    }
+}
+
+/// A process's place in the cluster: the role, and the index within it. It outlives restarts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TaskId {
+    /// What the process is for.
+    pub role: Role,
+    /// Counted from 0 within the role.
+    pub index: u32,
+}
+
+impl fmt::Display for TaskId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.role, self.index)
+    }
+}
+
+/// A task in one of its lives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Task {
+    /// Its place in the cluster.
+    pub id: TaskId,
+    /// Which of its lives.
+    pub generation: Generation,
+}
+
+impl fmt::Display for Task {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.id.fmt(f)
+    }
+}
+
+impl From<Role> for wire::Role {
+    fn from(role: Role) -> Self {
+        match role {
+            Role::Coordinator => Self::Coordinator,
+            Role::Ps => Self::Ps,
+            Role::Worker => Self::Worker,
+        }
+    }
+}
+
+impl TryFrom<i32> for Role {
+    type Error = Refusal;
+
+    fn try_from(number: i32) -> Result<Self, Refusal> {
+        match wire::Role::try_from(number) {
+            Ok(wire::Role::Coordinator) => Ok(Role::Coordinator),
+            Ok(wire::Role::Ps) => Ok(Role::Ps),
+            Ok(wire::Role::Worker) => Ok(Role::Worker),
+            _ => Err(Refusal::new(
+                Reason::Malformed,
+                format!("role {number} is unknown; expected 1 (coordinator), 2 (ps) or 3 (worker)"),
+            )),
+        }
+    }
+}
+
+impl From<Task> for wire::Task {
+    fn from(task: Task) -> Self {
+        Self {
+            role: wire::Role::from(task.id.role).into(),
+            index: task.id.index,
+            generation: task.generation.0,
+        }
+    }
+}
+
+impl TryFrom<&wire::Task> for Task {
+    type Error = Refusal;
+
+    fn try_from(task: &wire::Task) -> Result<Self, Refusal> {
+        Ok(Task {
+            id: TaskId {
+                role: Role::try_from(task.role)?,
+                index: task.index,
+            },
+            generation: Generation(task.generation),
+        })
+    }
+}
+
+/// Who sends a message, and where in the training he is: [`wire::Origin`], checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Origin {
+    /// Name of the job.
+    pub job: String,
+    /// The sender.
+    pub task: Task,
+    /// Epoch of the shard map that the sender goes by.
+    pub epoch: Epoch,
+    /// How many steps the sender has finished.
+    pub clock: Clock,
+    /// Number of the message.
+    pub sequence: Sequence,
+}
+
+impl Origin {
+    /// Reads the origin of a message about `what`.
+    ///
+    /// # Errors
+    /// [`Reason::Malformed`] if the origin or its task is missing.
+    pub fn read(origin: Option<&wire::Origin>, what: &str) -> Result<Self, Refusal> {
+        let missing = |field| {
+            Refusal::new(
+                Reason::Malformed,
+                format!("{what} lacks {field}; every message but the shortest needs it"),
+            )
+        };
+        let origin = origin.ok_or_else(|| missing("origin"))?;
+        let task = origin
+            .task
+            .as_ref()
+            .ok_or_else(|| missing("origin.task"))?
+            .try_into()?;
+        Ok(Self {
+            job: origin.job.clone(),
+            task,
+            epoch: Epoch(origin.epoch),
+            clock: Clock(origin.clock),
+            sequence: Sequence(origin.sequence),
+        })
+    }
+}
+
+impl From<Origin> for wire::Origin {
+    fn from(origin: Origin) -> Self {
+        Self {
+            job: origin.job,
+            task: Some(origin.task.into()),
+            epoch: origin.epoch.0,
+            clock: origin.clock.0,
+            sequence: origin.sequence.0,
+        }
+    }
+}
+
+/// "worker-0, worker-3", for messages to people.
+pub fn names<'a>(tasks: impl IntoIterator<Item = &'a Task>) -> String {
+    let mut names: Vec<String> = tasks.into_iter().map(Task::to_string).collect();
+    names.dedup();
+    if names.is_empty() {
+        "nobody".to_owned()
+    } else {
+        names.join(", ")
+    }
+}

@@ -1,0 +1,492 @@
+//! What is trained: one TOML file, the same for all roles. A setting that the file leaves out has
+//! its default; a key that is not known is refused by name.
+
+mod optimizer;
+mod template;
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+pub use optimizer::{
+    Adagrad, Adam, Ftrl, Momentum, Optimizer, RmsProp, Schedule, ScheduleKind, Sgd,
+};
+pub use template::TEMPLATE;
+
+use crate::staleness::StalenessBound;
+
+/// A job.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Job {
+    /// Name; messages of another job are refused.
+    pub name: String,
+    /// Decides initial values, the order of samples, and which samples are held out.
+    pub seed: u64,
+    /// Passes over the training data.
+    pub epochs: u32,
+    /// Stop after so many steps, summed over workers (in sync mode: committed steps), even within
+    /// an epoch.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub steps: Option<u64>,
+    /// Samples in a worker's step.
+    pub batch_size: u32,
+    /// Largest global norm of a worker's gradients; longer ones are scaled down to it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub clip_norm: Option<f32>,
+    /// Steps between two lines of `metrics.jsonl`, summed over workers.
+    pub log_every: u64,
+    /// Where the run is recorded.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub run_dir: Option<PathBuf>,
+    /// What is learnt from.
+    pub data: Data,
+    /// What learns.
+    pub model: Model,
+    /// How gradients become updates.
+    pub optimizer: Optimizer,
+    /// How the learning rate changes over the updates.
+    pub schedule: Schedule,
+    /// Where variables live, and who waits for whom.
+    pub strategy: Strategy,
+    /// How many processes.
+    pub cluster: Cluster,
+}
+
+impl Default for Job {
+    fn default() -> Self {
+        Self {
+            name: "flambeau".to_owned(),
+            seed: 1,
+            epochs: 10,
+            steps: None,
+            batch_size: 32,
+            clip_norm: None,
+            log_every: 10,
+            run_dir: None,
+            data: Data::default(),
+            model: Model::default(),
+            optimizer: Optimizer::default(),
+            schedule: Schedule::default(),
+            strategy: Strategy::default(),
+            cluster: Cluster::default(),
+        }
+    }
+}
+
+/// What is learnt from.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Data {
+    /// Which data set.
+    pub kind: DataKind,
+    /// Where its files are; each worker may be told another place.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dir: Option<PathBuf>,
+    /// CSV: name of the column with the label.
+    pub label: String,
+    /// CSV: share of the samples held out for evaluation where there is no `test.csv`.
+    pub held_out: f64,
+}
+
+impl Default for Data {
+    fn default() -> Self {
+        Self {
+            kind: DataKind::Digits,
+            dir: None,
+            label: "label".to_owned(),
+            held_out: 0.2,
+        }
+    }
+}
+
+/// The data sets that workers can read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DataKind {
+    /// 1,797 handwritten digits of 8x8 pixels, part of the program.
+    Digits,
+    /// Handwritten digits of 28x28 pixels, IDX files.
+    Mnist,
+    /// Pictures of clothes of 28x28 pixels, IDX files.
+    FashionMnist,
+    /// Numbers in columns, one of them a label.
+    Csv,
+}
+
+/// What learns.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Model {
+    /// `softmax`, `mlp`, `cnn`, or the name of a model of your own.
+    pub name: String,
+    /// Widths of the hidden layers (mlp, cnn).
+    pub hidden: Vec<usize>,
+    /// Channels of the convolutions (cnn).
+    pub channels: Vec<usize>,
+    /// Anything that a model of your own wants to be told.
+    #[serde(skip_serializing_if = "toml::Table::is_empty")]
+    pub options: toml::Table,
+}
+
+impl Default for Model {
+    fn default() -> Self {
+        Self {
+            name: "mlp".to_owned(),
+            hidden: vec![128],
+            channels: vec![16, 32],
+            options: toml::Table::new(),
+        }
+    }
+}
+
+/// Where variables live, and who waits for whom.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Strategy {
+    /// Where variables live.
+    pub name: StrategyName,
+    /// When gradients become updates.
+    pub mode: Mode,
+    /// Largest lead of a worker over the slowest, in steps; counts in bounded mode.
+    pub staleness: u64,
+}
+
+impl Default for Strategy {
+    fn default() -> Self {
+        Self {
+            name: StrategyName::ParameterServer,
+            mode: Mode::Bounded,
+            staleness: 4,
+        }
+    }
+}
+
+impl Strategy {
+    /// How far a worker may lead.
+    pub fn bound(&self) -> StalenessBound {
+        match self.mode {
+            Mode::Sync => StalenessBound::Steps(0),
+            Mode::Bounded => StalenessBound::Steps(self.staleness),
+            Mode::Async => StalenessBound::Unbounded,
+        }
+    }
+}
+
+/// Where variables live.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum StrategyName {
+    /// On sharded parameter servers.
+    ParameterServer,
+}
+
+/// When gradients become updates.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mode {
+    /// Once a step, as the mean of all workers' gradients.
+    Sync,
+    /// When they arrive, while no worker leads by more than the staleness bound.
+    Bounded,
+    /// When they arrive.
+    Async,
+}
+
+impl Mode {
+    /// The name in job files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Mode::Sync => "sync",
+            Mode::Bounded => "bounded",
+            Mode::Async => "async",
+        }
+    }
+}
+
+/// How many processes.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Cluster {
+    /// Parameter servers among which variables are spread; later ones are spares. Absent: as many
+    /// as there are when none has joined for three seconds.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ps: Option<u32>,
+    /// Workers that must be there before training begins; more may join at any time. Absent: one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub workers: Option<u32>,
+    /// A process that has not been heard of for so long is taken for dead.
+    pub lease_seconds: f64,
+    /// A worker that is heard of, but finishes no step for so long, is put out.
+    pub stall_seconds: f64,
+}
+
+impl Default for Cluster {
+    fn default() -> Self {
+        Self {
+            ps: None,
+            workers: None,
+            lease_seconds: 10.0,
+            stall_seconds: 600.0,
+        }
+    }
+}
+
+/// Names of the files in a run directory.
+pub mod run_dir {
+    /// The job as it ran.
+    pub const JOB: &str = "job.toml";
+    /// One JSON object a line: steps, evaluations, who came and went.
+    pub const METRICS: &str = "metrics.jsonl";
+    /// The outcome, one JSON object.
+    pub const SUMMARY: &str = "summary.json";
+    /// Final weights under the variables' own names.
+    pub const MODEL: &str = "model.safetensors";
+    /// Loss and accuracy as a picture.
+    pub const CURVES: &str = "curves.svg";
+}
+
+/// What is wrong with a job.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum JobError {
+    /// The text is no job file.
+    #[error("the job file is not valid: {0}")]
+    Syntax(#[from] toml::de::Error),
+    /// A setting makes no sense.
+    #[error("job setting `{field}` is {value}, but {expected}")]
+    Setting {
+        /// Where it stands, as in the file.
+        field: &'static str,
+        /// What it is.
+        value: String,
+        /// What it should be.
+        expected: &'static str,
+    },
+}
+
+impl Job {
+    /// Reads a job file, and checks it.
+    ///
+    /// # Errors
+    /// Names the line and key, or the setting and its value.
+    pub fn from_toml(text: &str) -> Result<Self, JobError> {
+        let job: Self = toml::from_str(text)?;
+        job.validate()?;
+        Ok(job)
+    }
+
+    /// The job as a file.
+    pub fn to_toml(&self) -> String {
+        toml::to_string(self).unwrap_or_else(|error| unreachable!("a job is plain data: {error}"))
+    }
+
+    /// Checks that every setting makes sense.
+    ///
+    /// # Errors
+    /// The first setting that does not.
+    pub fn validate(&self) -> Result<(), JobError> {
+        let positive = |x: f64| x.is_finite() && x > 0.0;
+        let check = |ok: bool, field, value: &dyn std::fmt::Debug, expected| {
+            if ok {
+                return Ok(());
+            }
+            Err(JobError::Setting {
+                field,
+                value: format!("{value:?}"),
+                expected,
+            })
+        };
+        check(
+            !self.name.is_empty(),
+            "name",
+            &self.name,
+            "must not be empty",
+        )?;
+        check(
+            self.epochs > 0,
+            "epochs",
+            &self.epochs,
+            "must be at least 1",
+        )?;
+        check(
+            self.steps != Some(0),
+            "steps",
+            &self.steps,
+            "must be at least 1, or absent",
+        )?;
+        check(
+            self.batch_size > 0,
+            "batch_size",
+            &self.batch_size,
+            "must be at least 1",
+        )?;
+        check(
+            self.log_every > 0,
+            "log_every",
+            &self.log_every,
+            "must be at least 1",
+        )?;
+        let clip = self.clip_norm;
+        check(
+            clip.is_none_or(|c| positive(c.into())),
+            "clip_norm",
+            &clip,
+            "must be positive, or absent",
+        )?;
+        let data = &self.data;
+        let held_out = data.held_out;
+        check(
+            held_out > 0.0 && held_out < 1.0,
+            "data.held_out",
+            &held_out,
+            "must lie between 0 and 1",
+        )?;
+        let needs_dir = data.kind != DataKind::Digits;
+        check(
+            !needs_dir || data.dir.is_some(),
+            "data.dir",
+            &data.dir,
+            "must say where the data's files are",
+        )?;
+        let model = &self.model;
+        check(
+            !model.name.is_empty(),
+            "model.name",
+            &model.name,
+            "must not be empty",
+        )?;
+        check(
+            !model.hidden.contains(&0),
+            "model.hidden",
+            &model.hidden,
+            "no layer may be empty",
+        )?;
+        check(
+            !model.channels.contains(&0),
+            "model.channels",
+            &model.channels,
+            "no layer may be empty",
+        )?;
+        let cluster = &self.cluster;
+        check(
+            cluster.ps != Some(0),
+            "cluster.ps",
+            &cluster.ps,
+            "must be at least 1, or absent",
+        )?;
+        check(
+            cluster.workers != Some(0),
+            "cluster.workers",
+            &cluster.workers,
+            "must be at least 1, or absent",
+        )?;
+        let lease = cluster.lease_seconds;
+        check(
+            (0.1..=3600.0).contains(&lease),
+            "cluster.lease_seconds",
+            &lease,
+            "must lie between 0.1 and 3600",
+        )?;
+        let stall = cluster.stall_seconds;
+        check(
+            stall.is_finite() && stall >= lease,
+            "cluster.stall_seconds",
+            &stall,
+            "must be at least cluster.lease_seconds",
+        )?;
+        self.optimizer.validate()?;
+        self.schedule.validate()
+    }
+
+    /// Updates that a block takes when `samples` samples are trained on: what learning-rate
+    /// schedules stretch over where they are not told otherwise. `workers` share each step in
+    /// sync mode.
+    pub fn total_updates(&self, samples: u64, workers: u64) -> u64 {
+        let per_update = match self.strategy.mode {
+            Mode::Sync => u64::from(self.batch_size) * workers.max(1),
+            Mode::Bounded | Mode::Async => u64::from(self.batch_size),
+        };
+        let whole = u64::from(self.epochs) * samples.div_ceil(per_update);
+        self.steps.map_or(whole, |steps| steps.min(whole)).max(1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_survives_its_file() {
+        let mut job = Job {
+            clip_norm: Some(1.5),
+            steps: Some(7),
+            optimizer: Optimizer::Ftrl(Ftrl::default()),
+            ..Job::default()
+        };
+        job.model.options.insert("depth".into(), 3.into());
+        assert_eq!(Job::from_toml(&job.to_toml()).unwrap(), job);
+    }
+
+    #[test]
+    fn the_template_says_the_defaults_and_names_every_setting() {
+        assert_eq!(Job::from_toml(TEMPLATE).unwrap(), Job::default());
+        // Uncommented, its optional settings are known ones too.
+        let all: String = TEMPLATE
+            .lines()
+            .map(|line| line.strip_prefix("#: ").unwrap_or(line))
+            .fold(String::new(), |text, line| text + line + "\n");
+        let job = Job::from_toml(&all).unwrap();
+        let table: toml::Table = toml::from_str(&job.to_toml()).unwrap();
+        let template: toml::Table = toml::from_str(&all).unwrap();
+        assert_eq!(keys(&table), keys(&template));
+    }
+
+    fn keys(table: &toml::Table) -> Vec<String> {
+        let mut keys = Vec::new();
+        for (key, value) in table {
+            match value {
+                toml::Value::Table(inner) => {
+                    keys.extend(self::keys(inner).iter().map(|k| format!("{key}.{k}")));
+                }
+                _ => keys.push(key.clone()),
+            }
+        }
+        keys.sort();
+        keys
+    }
+
+    #[test]
+    fn unknown_keys_are_refused_by_name() {
+        for (text, key) in [
+            ("batchsize = 3", "batchsize"),
+            ("[optimizer]\nname = \"sgd\"\nbeta1 = 0.5", "beta1"),
+            ("[strategy]\nstalenes = 1", "stalenes"),
+        ] {
+            let error = Job::from_toml(text).unwrap_err().to_string();
+            assert!(error.contains(key), "{error}");
+        }
+    }
+
+    #[test]
+    fn settings_without_sense_are_named_with_their_value() {
+        for (text, field, value) in [
+            ("batch_size = 0", "batch_size", "0"),
+            ("[optimizer]\nname = \"adam\"\nbeta1 = 1.5", "beta1", "1.5"),
+            (
+                "[optimizer]\nname = \"sgd\"\nlearning_rate = -1.0",
+                "learning_rate",
+                "-1",
+            ),
+            (
+                "[schedule]\nkind = \"step\"\nstep_every = 0",
+                "step_every",
+                "0",
+            ),
+            ("[data]\nkind = \"mnist\"", "data.dir", "None"),
+        ] {
+            let error = Job::from_toml(text).unwrap_err().to_string();
+            assert!(error.contains(field) && error.contains(value), "{error}");
+        }
+    }
+}

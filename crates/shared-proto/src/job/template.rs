@@ -1,0 +1,58 @@
+//! The job file that `flambeau job init` writes.
+
+/// Every setting with its default. Settings that are absent by default stand behind `#: `.
+pub const TEMPLATE: &str = r##"# A Flambeau job: what is trained, and how. Every setting is shown with its default; delete what
+# you do not change. Lines that begin with "#: " are settings that are absent by default.
+# Flags override this file: `flambeau train this.toml --epochs 3`.
+
+name = "flambeau"       # messages of another job are refused
+seed = 1                # decides initial values, the order of samples, which are held out
+epochs = 10             # passes over the training data
+#: steps = 1000         # stop after so many steps, summed over workers (sync: committed steps)
+batch_size = 32         # samples in a worker's step
+#: clip_norm = 1.0      # scale a worker's gradients down to this global norm where they exceed it
+log_every = 10          # steps between two lines of metrics.jsonl, summed over workers
+#: run_dir = "runs/mine" # where the run is recorded; absent: a new folder under runs/
+
+[data]
+kind = "digits"         # digits (part of the program) | mnist | fashion-mnist | csv
+#: dir = "data/mnist"   # where the files are (csv: a folder with train.csv, or one file)
+label = "label"         # csv: the column with the label
+held_out = 0.2          # csv without test.csv: the share of samples held out for evaluation
+
+[model]
+name = "mlp"            # softmax | mlp | cnn | a model of your own
+hidden = [128]          # widths of the hidden layers (mlp, cnn)
+channels = [16, 32]     # channels of the convolutions (cnn)
+#: options = { depth = 3 } # anything that a model of your own wants to be told
+
+[optimizer]
+name = "adam"           # sgd | momentum | adagrad | rmsprop | adam | adamw | ftrl
+learning_rate = 0.002   # the other optimizers' settings and defaults:
+beta1 = 0.9             #   sgd       learning_rate 0.1, weight_decay 0
+beta2 = 0.999           #   momentum  learning_rate 0.05, momentum 0.9, nesterov false, weight_decay 0
+epsilon = 1e-8          #   adagrad   learning_rate 0.05, initial_accumulator 0, epsilon 1e-10, weight_decay 0
+weight_decay = 0.0      #   rmsprop   learning_rate 0.002, alpha 0.99, epsilon 1e-8, momentum 0, weight_decay 0
+                        #   adamw     as adam (weight_decay is taken off the weight itself)
+                        #   ftrl      learning_rate 0.1, learning_rate_power -0.5, initial_accumulator 0.1,
+                        #             l1 0, l2 0, l2_shrinkage 0, beta 0
+
+[schedule]              # the learning rate's factor, by the number of updates a block has taken
+kind = "constant"       # constant | step | cosine
+warmup_steps = 0        # updates over which the factor first rises to 1
+step_every = 1000       # step: updates between two cuts
+step_factor = 0.1       # step: what each cut leaves
+#: total_steps = 5000   # cosine: updates at which the floor is reached; absent: at the job's end
+floor = 0.0             # cosine: the factor at the end
+
+[strategy]
+name = "parameter-server"
+mode = "bounded"        # sync | bounded | async
+staleness = 4           # bounded: steps that a worker may lead the slowest by
+
+[cluster]
+#: ps = 2               # parameter servers; absent: those there when none has joined for 3 s
+#: workers = 2          # workers that must be there before training begins; absent: 1
+lease_seconds = 10.0    # a process not heard of for so long is taken for dead
+stall_seconds = 600.0   # a worker that finishes no step for so long is put out
+"##;

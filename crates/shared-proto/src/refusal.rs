@@ -1,0 +1,98 @@
+//! Why a message is turned away. A refusal changes nothing, and tells a person what to do.
+
+use std::fmt;
+
+use tonic::{Code, Status};
+
+pub use crate::wire::Reason;
+
+/// Metadata key under which a [`Status`] carries the number of its [`Reason`].
+const REASON_KEY: &str = "flambeau-reason";
+
+/// A message turned away.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct Refusal {
+    /// What kind of mistake it is; decides what the sender does next.
+    pub reason: Reason,
+    /// What was wrong, where, what was expected, what to do.
+    pub message: String,
+}
+
+impl Refusal {
+    /// A refusal for `reason`, explained by `message`.
+    pub fn new(reason: Reason, message: impl fmt::Display) -> Self {
+        Self {
+            reason,
+            message: message.to_string(),
+        }
+    }
+
+    /// The gRPC code that goes with the reason.
+    pub fn code(&self) -> Code {
+        match self.reason {
+            Reason::Fenced | Reason::StaleEpoch | Reason::StaleClock => Code::Aborted,
+            Reason::NotInitialized => Code::FailedPrecondition,
+            Reason::UnknownVariable | Reason::UnknownBlock => Code::NotFound,
+            Reason::TooManyRequests => Code::ResourceExhausted,
+            Reason::Oversized => Code::OutOfRange,
+            Reason::Unspecified
+            | Reason::WrongProtocolVersion
+            | Reason::ForeignJob
+            | Reason::FutureClock
+            | Reason::WrongShape
+            | Reason::WrongDtype
+            | Reason::NonFinite
+            | Reason::Malformed
+            | Reason::VariablesDiffer
+            | Reason::DataDiffers => Code::InvalidArgument,
+        }
+    }
+
+    /// The reason as a metric label: `wrong_shape`.
+    pub fn label(&self) -> String {
+        let name = self.reason.as_str_name();
+        name.strip_prefix("REASON_")
+            .unwrap_or(name)
+            .to_ascii_lowercase()
+    }
+
+    /// Reads the refusal that a status carries, if it carries one.
+    pub fn from_status(status: &Status) -> Option<Self> {
+        let number = status.metadata().get(REASON_KEY)?.to_str().ok()?;
+        let reason = Reason::try_from(number.parse::<i32>().ok()?).ok()?;
+        Some(Self::new(reason, status.message()))
+    }
+}
+
+impl From<Refusal> for Status {
+    fn from(refusal: Refusal) -> Self {
+        let mut status = Status::new(refusal.code(), refusal.message);
+        status
+            .metadata_mut()
+            .insert(REASON_KEY, (refusal.reason as i32).into());
+        status
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_survives_the_wire() {
+        let refusal = Refusal::new(Reason::WrongShape, "block 3 of \"w\" has 7 elements");
+        let status = Status::from(refusal.clone());
+        assert_eq!(status.code(), Code::InvalidArgument);
+        assert_eq!(Refusal::from_status(&status), Some(refusal));
+        assert_eq!(Refusal::from_status(&Status::internal("x")), None);
+    }
+
+    #[test]
+    fn labels_are_lower_case_words() {
+        assert_eq!(
+            Refusal::new(Reason::StaleEpoch, "").label(),
+            "stale_epoch".to_owned()
+        );
+    }
+}

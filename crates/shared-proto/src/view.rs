@@ -1,0 +1,165 @@
+//! What the coordinator has decided: the numbered statement that shards follow and enforce.
+
+use crate::ids::{Clock, Epoch, Task, ViewNumber};
+use crate::refusal::{Reason, Refusal};
+use crate::wire;
+
+pub use crate::wire::JobPhase;
+
+/// [`wire::View`], checked. Each view is complete in itself: to have the newest is enough.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct View {
+    /// Grows with each change.
+    pub number: ViewNumber,
+    /// Epoch of the shard map; 0 until variables are registered.
+    pub epoch: Epoch,
+    /// The live workers in rank order.
+    pub workers: Vec<Task>,
+    /// The lowest clock of the workers that hold data. Never falls.
+    pub min_clock: Clock,
+    /// The workers at the min clock.
+    pub slowest: Vec<Task>,
+    /// Whose initial values are accepted.
+    pub initializer: Option<Task>,
+    /// Whether the variables have their initial values.
+    pub initialized: bool,
+    /// Sync mode: the newest committed step.
+    pub commit: Option<Commit>,
+    /// How far the job is.
+    pub phase: JobPhase,
+    /// Why the job failed; empty otherwise.
+    pub error: String,
+}
+
+/// A step's gradients that count.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Commit {
+    /// The clock of the step's pushes.
+    pub step: Clock,
+    /// Who contributed, with how many samples, in rank order.
+    pub contributors: Vec<(Task, u64)>,
+}
+
+impl Default for View {
+    fn default() -> Self {
+        Self {
+            number: ViewNumber(0),
+            epoch: Epoch(0),
+            workers: Vec::new(),
+            min_clock: Clock(0),
+            slowest: Vec::new(),
+            initializer: None,
+            initialized: false,
+            commit: None,
+            phase: JobPhase::Starting,
+            error: String::new(),
+        }
+    }
+}
+
+impl View {
+    /// Whether the job has ended, well or not.
+    pub fn ended(&self) -> bool {
+        matches!(self.phase, JobPhase::Done | JobPhase::Failed)
+    }
+}
+
+impl From<&View> for wire::View {
+    fn from(view: &View) -> Self {
+        let tasks = |tasks: &[Task]| tasks.iter().copied().map(wire::Task::from).collect();
+        Self {
+            number: view.number.0,
+            epoch: view.epoch.0,
+            workers: tasks(&view.workers),
+            min_clock: view.min_clock.0,
+            slowest: tasks(&view.slowest),
+            initializer: view.initializer.map(Into::into),
+            initialized: view.initialized,
+            commit: view.commit.as_ref().map(|commit| wire::Commit {
+                step: commit.step.0,
+                contributors: commit
+                    .contributors
+                    .iter()
+                    .map(|(task, samples)| wire::Contributor {
+                        task: Some((*task).into()),
+                        samples: *samples,
+                    })
+                    .collect(),
+            }),
+            phase: view.phase.into(),
+            error: view.error.clone(),
+        }
+    }
+}
+
+impl TryFrom<wire::View> for View {
+    type Error = Refusal;
+
+    fn try_from(view: wire::View) -> Result<Self, Refusal> {
+        let tasks = |tasks: &[wire::Task]| -> Result<Vec<Task>, Refusal> {
+            tasks.iter().map(Task::try_from).collect()
+        };
+        let commit = |commit: wire::Commit| -> Result<Commit, Refusal> {
+            let contributors = commit
+                .contributors
+                .iter()
+                .map(|c| {
+                    let task = c.task.as_ref().ok_or_else(|| {
+                        Refusal::new(Reason::Malformed, "a contributor of a commit has no task")
+                    })?;
+                    Ok((task.try_into()?, c.samples))
+                })
+                .collect::<Result<_, Refusal>>()?;
+            Ok(Commit {
+                step: Clock(commit.step),
+                contributors,
+            })
+        };
+        let phase = view.phase();
+        Ok(Self {
+            number: ViewNumber(view.number),
+            epoch: Epoch(view.epoch),
+            workers: tasks(&view.workers)?,
+            min_clock: Clock(view.min_clock),
+            slowest: tasks(&view.slowest)?,
+            initializer: view.initializer.as_ref().map(Task::try_from).transpose()?,
+            initialized: view.initialized,
+            commit: view.commit.map(commit).transpose()?,
+            phase,
+            error: view.error,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ids::{Generation, Role, TaskId};
+
+    #[test]
+    fn a_view_survives_the_wire() {
+        let task = |index| Task {
+            id: TaskId {
+                role: Role::Worker,
+                index,
+            },
+            generation: Generation(2),
+        };
+        let view = View {
+            number: ViewNumber(9),
+            epoch: Epoch(1),
+            workers: vec![task(0), task(3)],
+            min_clock: Clock(4),
+            slowest: vec![task(3)],
+            initializer: Some(task(0)),
+            initialized: true,
+            commit: Some(Commit {
+                step: Clock(3),
+                contributors: vec![(task(0), 16), (task(3), 7)],
+            }),
+            phase: JobPhase::Training,
+            error: String::new(),
+        };
+        assert_eq!(View::try_from(wire::View::from(&view)).unwrap(), view);
+    }
+}
