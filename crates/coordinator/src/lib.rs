@@ -1,1 +1,19 @@
-//! Membership and leases, shard map, data splits, job state.
+//! The coordinator: one address that everybody is given. It alone decides who is live, where blocks
+//! live, who works on which data, which step is committed, and when the job has ended; it says so
+//! in numbered views, which shards follow.
+//!
+//! - [`run`]: the process
+//! - `service`: the gRPC face; locks the cluster, asks it, publishes what has changed
+//! - `cluster`: what is decided, without sockets, clocks or threads
+//! - `placement`: blocks to shards; `splits`: data to workers
+//! - `record`: `metrics.jsonl` and `summary.json` in the run directory
+
+mod cluster;
+mod placement;
+mod record;
+mod run;
+mod service;
+mod splits;
+
+pub use record::Summary;
+pub use run::{CoordinatorError, Settings, read_job, run};

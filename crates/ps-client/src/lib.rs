@@ -1,1 +1,18 @@
-//! Splits variables by shard; pulls, pushes, sends again.
+//! The worker's side of the data plane: splits variables by shard, pulls, pushes, sends again.
+//!
+//! - [`ParameterServers`]: all shards of a job; [`ParameterServers::push`] and
+//!   [`ParameterServers::pull`] return at once, what they return is awaited later
+//! - `session`: the stream to one shard; opened again when it breaks, and all that was not answered
+//!   sent again, in order
+//! - [`Frames`]: which blocks travel together
+
+mod error;
+mod frames;
+mod servers;
+mod session;
+
+pub use error::PsError;
+pub use frames::Frames;
+pub use servers::{
+    Acknowledgement, Membership, ParameterServers, PulledBlock, PushReceipt, Weights, WeightsTicket,
+};

@@ -1,1 +1,21 @@
-//! A parameter server: store, optimizers, staleness gate, service.
+//! A parameter server: holds a shard's blocks, applies gradients in place, gates pulls.
+//!
+//! The data's way goes through these modules in this order:
+//! - [`run`]: the process
+//! - `service`, `session`: a worker's stream; each message is read, handed to the shard, answered
+//! - `shard`: what a push and a pull do, on one screen: check, apply, new version
+//! - `gate`: whether a message's clock may pass, must wait, or is turned away
+//! - `block`: weights and slots under one lock, with version, dedup marks and staged gradients
+//! - [`optimizer`]: how a gradient changes weights; [`schedule`]: how fast
+
+mod block;
+mod counters;
+mod gate;
+pub mod optimizer;
+mod run;
+pub mod schedule;
+mod service;
+mod session;
+mod shard;
+
+pub use run::{PsError, Settings, run};

@@ -222,7 +222,13 @@ impl Optimizer {
                 ("optimizer.beta2", s.beta2, fraction, FRACTION),
             ]),
             Self::Ftrl(s) => checks.extend([
-                accumulator(s.initial_accumulator),
+                // At zero, a weight whose gradients are zero would be divided by zero.
+                (
+                    "optimizer.initial_accumulator",
+                    s.initial_accumulator,
+                    positive,
+                    POSITIVE,
+                ),
                 ("optimizer.l1", s.l1, not_negative, NOT_NEGATIVE),
                 ("optimizer.l2", s.l2, not_negative, NOT_NEGATIVE),
                 (

@@ -1,0 +1,23 @@
+//! The coordinator as a program of its own.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// Coordinates a Flambeau cluster: the one address that everybody is given.
+#[derive(Parser)]
+#[command(version)]
+struct Arguments {
+    #[command(flatten)]
+    settings: coordinator::Settings,
+}
+
+fn main() -> ExitCode {
+    let settings = Arguments::parse().settings;
+    daemon::process::main(settings.process.clone(), async |process| {
+        coordinator::run(settings, process).await
+    })
+}

@@ -1,0 +1,202 @@
+//! What the coordinator decides, as plain data: calls come in with the time, answers go out, and
+//! the view and the records that result are fetched by the caller.
+//!
+//! - `members`: who is there, leases, generations
+//! - `variables`: the model's variables, the shard map, initial values
+//! - `training`: work handed out, steps finished, commits, the end
+//! - `status`: all of it for people
+
+mod members;
+mod status;
+mod training;
+mod variables;
+
+#[cfg(test)]
+mod tests;
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use shared_proto::ids::{Clock, Epoch, Origin, Role, Task, TaskId};
+use shared_proto::job::{Job, Mode};
+use shared_proto::refusal::{Reason, Refusal};
+use shared_proto::staleness::StalenessBound;
+use shared_proto::view::{Commit, JobPhase, View};
+use shared_proto::wire;
+
+use crate::record::Record;
+use crate::splits::Ledger;
+use members::Member;
+use training::{Evaluations, Step, Tally};
+use variables::Variables;
+
+pub(crate) use training::Work;
+pub(crate) use variables::Initialization;
+
+/// The whole state.
+pub(crate) struct Cluster {
+    job: Job,
+    members: BTreeMap<TaskId, Member>,
+    /// When the newest server has joined; the shard map waits a little after that.
+    last_ps_joined: Option<Instant>,
+    variables: Option<Variables>,
+    ledger: Option<Ledger>,
+    evaluations: Evaluations,
+    /// Sync mode: the step that is being made.
+    step: Option<Step>,
+    commit: Option<Commit>,
+    min_clock: Clock,
+    phase: JobPhase,
+    error: String,
+    began: Option<Instant>,
+    /// When the newest step was finished.
+    last_finish: Option<Instant>,
+    tally: Tally,
+    shard_reports: BTreeMap<TaskId, wire::ShardReport>,
+    view: View,
+    records: Vec<Record>,
+}
+
+impl Cluster {
+    pub(crate) fn new(job: Job) -> Self {
+        Self {
+            job,
+            members: BTreeMap::new(),
+            last_ps_joined: None,
+            variables: None,
+            ledger: None,
+            evaluations: Evaluations::default(),
+            step: None,
+            commit: None,
+            min_clock: Clock(0),
+            phase: JobPhase::Starting,
+            error: String::new(),
+            began: None,
+            last_finish: None,
+            tally: Tally::default(),
+            shard_reports: BTreeMap::new(),
+            view: View::default(),
+            records: Vec::new(),
+        }
+    }
+
+    pub(crate) fn job(&self) -> &Job {
+        &self.job
+    }
+
+    pub(crate) fn lease(&self) -> Duration {
+        Duration::from_secs_f64(self.job.cluster.lease_seconds)
+    }
+
+    pub(crate) fn ended(&self) -> bool {
+        matches!(self.phase, JobPhase::Done | JobPhase::Failed)
+    }
+
+    fn sync(&self) -> bool {
+        self.job.strategy.mode == Mode::Sync
+    }
+
+    /// The newest view, with a higher number if anything in it is new.
+    pub(crate) fn refresh_view(&mut self) -> &View {
+        let mut workers: Vec<Task> = self.live(Role::Worker).map(|m| m.task).collect();
+        workers.sort_by_key(|task| task.id.index);
+        let fresh = View {
+            number: self.view.number,
+            epoch: self.epoch(),
+            workers,
+            min_clock: self.update_min_clock(),
+            slowest: self.slowest(),
+            initializer: self.variables.as_ref().and_then(|v| v.initializer),
+            initialized: self.variables.as_ref().is_some_and(|v| v.initialized),
+            commit: self.commit.clone(),
+            phase: self.phase,
+            error: self.error.clone(),
+        };
+        if fresh != self.view {
+            self.view = View {
+                number: self.view.number.next(),
+                ..fresh
+            };
+        }
+        &self.view
+    }
+
+    fn epoch(&self) -> Epoch {
+        let map = self.variables.as_ref().and_then(|v| v.map.as_ref());
+        map.map_or(Epoch(0), |map| map.epoch)
+    }
+
+    fn live(&self, role: Role) -> impl Iterator<Item = &Member> {
+        let of_role = move |m: &&Member| m.alive && m.task.id.role == role;
+        self.members.values().filter(of_role)
+    }
+
+    /// The lowest clock of the workers that hold data; in sync mode, the number of committed steps.
+    fn update_min_clock(&mut self) -> Clock {
+        let lowest = if self.sync() {
+            self.commit.as_ref().map(|commit| commit.step.next())
+        } else {
+            let active = self.live(Role::Worker).filter(|m| m.work.active);
+            active.map(|m| m.work.clock).min()
+        };
+        self.min_clock = self.min_clock.max(lowest.unwrap_or(self.min_clock));
+        self.min_clock
+    }
+
+    /// Those whom the others wait for.
+    fn slowest(&self) -> Vec<Task> {
+        if let Some(step) = &self.step {
+            return step.unfinished().collect();
+        }
+        self.live(Role::Worker)
+            .filter(|m| m.work.active && m.work.clock <= self.min_clock)
+            .map(|m| m.task)
+            .collect()
+    }
+
+    fn bound(&self) -> StalenessBound {
+        self.job.strategy.bound()
+    }
+
+    pub(crate) fn take_records(&mut self) -> Vec<Record> {
+        std::mem::take(&mut self.records)
+    }
+
+    /// Whether the sender is a live member of this job in its newest generation.
+    ///
+    /// # Errors
+    /// [`Reason::ForeignJob`] or [`Reason::Fenced`].
+    pub(crate) fn admit(&self, origin: &Origin) -> Result<(), Refusal> {
+        if origin.job != self.job.name {
+            return Err(Refusal::new(
+                Reason::ForeignJob,
+                format!(
+                    "{} belongs to job {:?}, but this is the coordinator of {:?}; give it another coordinator's address",
+                    origin.task, origin.job, self.job.name
+                ),
+            ));
+        }
+        let task = origin.task;
+        let why = match self.members.get(&task.id) {
+            None => format!("{task} is not known here"),
+            Some(m) if m.task.generation != task.generation => format!(
+                "generation {} of {task} has been superseded by generation {}",
+                task.generation, m.task.generation
+            ),
+            Some(m) if !m.alive => format!("the lease of {task} has ended: {}", m.gone),
+            Some(_) => return Ok(()),
+        };
+        Err(Refusal::new(
+            Reason::Fenced,
+            format!("{why}; register again"),
+        ))
+    }
+
+    pub(crate) fn fail(&mut self, now: Instant, error: String) {
+        if !self.ended() {
+            self.phase = JobPhase::Failed;
+            self.error = error;
+            self.record_end(now);
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! Everything that is going on, for people.
+
+use std::time::Instant;
+
+use shared_proto::ids::Role;
+use shared_proto::staleness::{StalenessBound, lead};
+use shared_proto::wire;
+
+use super::Cluster;
+use super::members::Member;
+
+impl Cluster {
+    /// Who is there, and where.
+    pub(crate) fn cluster_spec(&self) -> wire::ClusterSpec {
+        let live = self.members.values().filter(|m| m.alive);
+        wire::ClusterSpec {
+            tasks: live.map(cluster_task).collect(),
+        }
+    }
+
+    /// Everything.
+    pub(crate) fn status(&self, now: Instant) -> wire::Status {
+        let samples = self.training_samples();
+        let per_epoch = samples * u64::from(self.job.epochs);
+        let budget = self.job.steps.map(|steps| {
+            let workers = self
+                .job
+                .cluster
+                .workers
+                .filter(|_| self.sync())
+                .unwrap_or(1);
+            steps * u64::from(self.job.batch_size) * u64::from(workers)
+        });
+        wire::Status {
+            job: self.job.name.clone(),
+            phase: self.phase.into(),
+            error: self.error.clone(),
+            mode: self.job.strategy.mode.name().to_owned(),
+            staleness: match self.bound() {
+                StalenessBound::Steps(bound) => Some(bound),
+                StalenessBound::Unbounded => None,
+            },
+            view: self.view.number.0,
+            epoch: self.view.epoch.0,
+            min_clock: self.min_clock.0,
+            waiting_for: self.missing(),
+            data_epoch: self.ledger.as_ref().map_or(0, |ledger| ledger.epoch()),
+            data_epochs: self.job.epochs,
+            samples: self.tally.samples,
+            total_samples: budget.map_or(per_epoch, |budget| budget.min(per_epoch)),
+            steps: self.tally.steps,
+            seconds: self.seconds(now),
+            tasks: self
+                .members
+                .values()
+                .map(|m| self.task_status(now, m))
+                .collect(),
+            shards: self.shard_status(),
+            evaluations: self.evaluations.done.clone(),
+        }
+    }
+
+    fn shard_status(&self) -> Vec<wire::ShardStatus> {
+        let servers = self.variables.as_ref().map_or(&[][..], |v| &v.servers);
+        servers
+            .iter()
+            .map(|task| wire::ShardStatus {
+                server: Some((*task).into()),
+                report: self.shard_reports.get(&task.id).cloned(),
+            })
+            .collect()
+    }
+
+    fn task_status(&self, now: Instant, member: &Member) -> wire::TaskStatus {
+        let work = &member.work;
+        let ahead = lead(work.clock, self.min_clock);
+        let held_back = !self.bound().admits(work.clock, self.min_clock);
+        let activity = match member.task.id.role {
+            _ if !member.alive => "gone",
+            Role::Coordinator | Role::Ps => "serving",
+            Role::Worker if self.evaluations.holder() == Some(member.task) => "evaluating",
+            Role::Worker if work.active && held_back => "waiting",
+            Role::Worker if work.active => "training",
+            Role::Worker => "idle",
+        };
+        let waiting_on = if activity == "waiting" && work.waiting_on.is_empty() {
+            self.slowest().into_iter().map(Into::into).collect()
+        } else {
+            work.waiting_on.clone()
+        };
+        wire::TaskStatus {
+            task: Some(cluster_task(member)),
+            alive: member.alive,
+            heartbeat_age: now.duration_since(member.seen).as_secs_f64(),
+            clock: work.clock.0,
+            lead: if work.active { ahead } else { 0 },
+            samples: work.samples,
+            samples_per_second: work.samples_per_second,
+            loss: work.loss,
+            activity: activity.to_owned(),
+            waiting_on,
+            times: Some(work.times),
+        }
+    }
+}
+
+fn cluster_task(member: &Member) -> wire::ClusterTask {
+    wire::ClusterTask {
+        task: Some(member.task.into()),
+        identity: member.identity.clone(),
+        address: member.address.clone(),
+        metrics_address: member.metrics_address.clone(),
+    }
+}

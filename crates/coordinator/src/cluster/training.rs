@@ -1,0 +1,530 @@
+//! Work handed out, steps finished, commits, and the end of the job.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Instant;
+
+use shared_proto::ids::{Clock, Origin, Role, Task};
+use shared_proto::refusal::{Reason, Refusal};
+use shared_proto::view::{Commit, JobPhase};
+use shared_proto::wire;
+
+use super::Cluster;
+use crate::record::{Record, Summary};
+use crate::splits::Split;
+
+/// A split has at most so many steps, so that what a worker holds when it dies is soon done again.
+const MOST_BATCHES: u64 = 64;
+
+/// An epoch is cut into at least so many splits for each worker, so that all end it together.
+const SPLITS_PER_WORKER: u64 = 4;
+
+/// How fast a worker's rate follows its newest steps.
+const RATE_SMOOTHING: f64 = 0.2;
+
+/// What a worker is to do.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Work {
+    Split(Split),
+    Evaluate {
+        epoch: u32,
+        save_model: bool,
+    },
+    /// Nothing yet, for the reason said.
+    Idle(String),
+    Done,
+}
+
+/// Sync mode: a step that is being made, and whose part is where.
+#[derive(Debug)]
+pub(crate) struct Step {
+    clock: Clock,
+    parts: Vec<Part>,
+}
+
+#[derive(Debug)]
+struct Part {
+    task: Task,
+    /// Samples, once it is finished.
+    finished: Option<u64>,
+}
+
+impl Step {
+    pub(crate) fn unfinished(&self) -> impl Iterator<Item = Task> + '_ {
+        self.parts
+            .iter()
+            .filter(|p| p.finished.is_none())
+            .map(|p| p.task)
+    }
+}
+
+/// Evaluations that are due, at work, or done.
+#[derive(Debug, Default)]
+pub(crate) struct Evaluations {
+    due: VecDeque<u32>,
+    at_work: Option<Evaluation>,
+    pub(crate) done: Vec<wire::EvaluationReport>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Evaluation {
+    epoch: u32,
+    task: Task,
+    /// Nothing is trained any more: the weights are the final ones.
+    last: bool,
+}
+
+impl Evaluations {
+    pub(crate) fn holder(&self) -> Option<Task> {
+        self.at_work.map(|at_work| at_work.task)
+    }
+
+    pub(crate) fn release(&mut self, task: Task) {
+        if let Some(lost) = self.at_work.take_if(|at_work| at_work.task == task) {
+            self.due.push_front(lost.epoch);
+        }
+    }
+
+    fn pending(&self) -> bool {
+        self.at_work.is_some() || !self.due.is_empty()
+    }
+
+    /// The evaluation that `task` has or may have.
+    fn lease(&mut self, task: Task, exhausted: bool) -> Option<Evaluation> {
+        if self.at_work.is_none() {
+            let epoch = self.due.pop_front();
+            self.at_work = epoch.map(|epoch| Evaluation {
+                epoch,
+                task,
+                last: exhausted && self.due.is_empty(),
+            });
+        }
+        self.at_work.filter(|at_work| at_work.task == task)
+    }
+}
+
+/// What has been done, summed over workers.
+#[derive(Debug, Default)]
+pub(crate) struct Tally {
+    pub(crate) steps: u64,
+    pub(crate) samples: u64,
+    /// Since the last line of metrics.
+    recent: Recent,
+}
+
+#[derive(Debug, Default)]
+struct Recent {
+    worker_steps: u64,
+    steps: u64,
+    loss_sum: f64,
+}
+
+impl Cluster {
+    /// Something to do for a worker. Asked again before it is done, the answer is the same.
+    pub(crate) fn lease_work(&mut self, now: Instant, task: Task) -> (Work, Clock) {
+        let work = self.choose_work(now, task);
+        let min_clock = self.update_min_clock();
+        let Some(member) = self.members.get_mut(&task.id) else {
+            return (work, min_clock);
+        };
+        let state = &mut member.work;
+        state.ready = true;
+        state.active = matches!(work, Work::Split(_));
+        if !matches!(work, Work::Idle(_)) {
+            state.moved = now;
+        }
+        // Who has been away comes back at the min clock.
+        state.clock = state.clock.max(min_clock);
+        (work, state.clock)
+    }
+
+    fn choose_work(&mut self, now: Instant, task: Task) -> Work {
+        if self.ended() {
+            return Work::Done;
+        }
+        if let Some(member) = self.members.get_mut(&task.id) {
+            member.work.ready = true;
+        }
+        self.begin(now);
+        if self.phase != JobPhase::Training {
+            return Work::Idle(self.missing());
+        }
+        let held = self.ledger.as_ref().and_then(|ledger| ledger.held_by(task));
+        if let Some(split) = held {
+            return Work::Split(split);
+        }
+        let exhausted = self.exhausted();
+        if let Some(evaluation) = self.evaluations.lease(task, exhausted) {
+            return Work::Evaluate {
+                epoch: evaluation.epoch,
+                save_model: evaluation.last,
+            };
+        }
+        let split = if self.sync() {
+            self.plan_step(now);
+            self.ledger.as_ref().and_then(|ledger| ledger.held_by(task))
+        } else {
+            let batches = self.split_batches();
+            let ledger = self.ledger.as_mut();
+            ledger.and_then(|ledger| ledger.lease(task, batches))
+        };
+        match split {
+            Some(split) => Work::Split(split),
+            None => Work::Idle(self.idle_reason()),
+        }
+    }
+
+    fn idle_reason(&self) -> String {
+        if let Some(Evaluation { epoch, task, .. }) = self.evaluations.at_work {
+            return format!("{task} evaluates epoch {}", epoch + 1);
+        }
+        "others finish their data".to_owned()
+    }
+
+    fn begin(&mut self, now: Instant) {
+        let initialized = self.variables.as_ref().is_some_and(|v| v.initialized);
+        if self.phase == JobPhase::Starting && initialized && self.missing().is_empty() {
+            self.phase = JobPhase::Training;
+            self.began = Some(now);
+            for member in self.members.values_mut() {
+                member.work.moved = now;
+            }
+            self.records.push(Record::Began {
+                ps: self.variables.as_ref().map_or(0, |v| v.servers.len()),
+                workers: self.live(Role::Worker).count(),
+                training_samples: self.training_samples(),
+            });
+        }
+    }
+
+    fn split_batches(&self) -> u64 {
+        let workers = self.live(Role::Worker).count().max(1) as u64;
+        let batches = self.training_samples().div_ceil(self.job.batch_size.into());
+        (batches / (workers * SPLITS_PER_WORKER)).clamp(1, MOST_BATCHES)
+    }
+
+    /// Sync mode: cuts the next step among the workers that are ready, if none is being made.
+    fn plan_step(&mut self, now: Instant) {
+        if self.step.is_some() || self.evaluations.pending() {
+            return;
+        }
+        let clock = self.update_min_clock();
+        let mut ranks: Vec<Task> = self
+            .live(Role::Worker)
+            .filter(|m| m.work.ready)
+            .map(|m| m.task)
+            .collect();
+        ranks.sort_by_key(|task| task.id.index);
+        let Some(ledger) = &mut self.ledger else {
+            return;
+        };
+        let parts: Vec<Part> = ledger
+            .lease_step(&ranks)
+            .into_iter()
+            .map(|(task, _)| Part {
+                task,
+                finished: None,
+            })
+            .collect();
+        if parts.is_empty() {
+            return;
+        }
+        for part in &parts {
+            if let Some(member) = self.members.get_mut(&part.task.id) {
+                member.work.moved = now;
+            }
+        }
+        self.step = Some(Step { clock, parts });
+    }
+
+    /// Counts finished steps, once each.
+    ///
+    /// # Errors
+    /// [`Reason::Fenced`] if the split is not leased to the sender, [`Reason::FutureClock`] if it
+    /// cannot have come so far.
+    pub(crate) fn finish_step(
+        &mut self,
+        now: Instant,
+        origin: &Origin,
+        request: &wire::FinishStepRequest,
+    ) -> Result<Clock, Refusal> {
+        let task = origin.task;
+        let Some(member) = self.members.get(&task.id) else {
+            return Ok(self.min_clock);
+        };
+        if origin.sequence <= member.work.finished {
+            return Ok(self.min_clock);
+        }
+        if origin.clock.0 > member.work.clock.0 + request.steps {
+            return Err(Refusal::new(
+                Reason::FutureClock,
+                format!(
+                    "{task} says that it has finished {} steps after {} more, but it had finished {}",
+                    origin.clock, request.steps, member.work.clock
+                ),
+            ));
+        }
+        let ledger = self.ledger.as_mut();
+        let advanced = ledger.and_then(|l| l.advance(task, request.split, request.position));
+        let Some((samples, complete)) = advanced else {
+            return Err(Refusal::new(
+                Reason::Fenced,
+                format!(
+                    "split {} is not leased to {task} up to position {}; ask for work again",
+                    request.split, request.position
+                ),
+            ));
+        };
+        self.count(now, origin, request, samples);
+        self.evaluations.due.extend(complete);
+        if self.sync() {
+            self.finish_part(now, task, samples);
+        } else {
+            self.tally.steps += request.steps;
+            self.record_progress(now, request.steps);
+        }
+        self.schedule_last_evaluation();
+        Ok(self.update_min_clock())
+    }
+
+    fn count(
+        &mut self,
+        now: Instant,
+        origin: &Origin,
+        request: &wire::FinishStepRequest,
+        samples: u64,
+    ) {
+        self.last_finish = Some(now);
+        self.tally.samples += samples;
+        self.tally.recent.worker_steps += request.steps;
+        self.tally.recent.loss_sum += request.loss_sum;
+        let Some(member) = self.members.get_mut(&origin.task.id) else {
+            return;
+        };
+        let work = &mut member.work;
+        work.finished = origin.sequence;
+        work.clock = work.clock.max(origin.clock);
+        work.samples += samples;
+        work.steps += request.steps;
+        work.loss = request.loss_sum / request.steps.max(1) as f64;
+        let seconds = now.duration_since(work.moved).as_secs_f64();
+        if seconds > 0.0 {
+            let rate = samples as f64 / seconds;
+            let old = work.samples_per_second;
+            let weight = if old > 0.0 { RATE_SMOOTHING } else { 1.0 };
+            work.samples_per_second = old + weight * (rate - old);
+        }
+        work.moved = now;
+        if let Some(times) = &request.times {
+            work.times.pull += times.pull;
+            work.times.compute += times.compute;
+            work.times.push += times.push;
+            work.times.wait += times.wait;
+        }
+    }
+
+    fn finish_part(&mut self, now: Instant, task: Task, samples: u64) {
+        let parts = self.step.as_mut().map(|step| step.parts.iter_mut());
+        if let Some(part) = parts.and_then(|mut parts| parts.find(|p| p.task == task)) {
+            part.finished = Some(samples);
+        }
+        self.commit_if_complete(now);
+    }
+
+    /// A worker is gone: the step goes on without it, unless it had finished its part.
+    pub(super) fn leave_step(&mut self, now: Instant, task: Task) {
+        if let Some(step) = &mut self.step {
+            step.parts
+                .retain(|p| p.task != task || p.finished.is_some());
+            self.commit_if_complete(now);
+        }
+    }
+
+    fn commit_if_complete(&mut self, now: Instant) {
+        let Some(step) = self.step.take_if(|step| step.unfinished().next().is_none()) else {
+            return;
+        };
+        let contributors: Vec<(Task, u64)> = step
+            .parts
+            .iter()
+            .filter_map(|part| Some((part.task, part.finished?)))
+            .collect();
+        if contributors.is_empty() {
+            // All who made it are gone; its data is back, and the step is made anew.
+            if let Some(ledger) = &mut self.ledger {
+                ledger.refund(1);
+            }
+        } else {
+            self.commit = Some(Commit {
+                step: step.clock,
+                contributors,
+            });
+            self.tally.steps += 1;
+            self.record_progress(now, 1);
+        }
+        self.schedule_last_evaluation();
+        self.plan_step(now);
+    }
+
+    fn exhausted(&self) -> bool {
+        self.ledger
+            .as_ref()
+            .is_some_and(|ledger| ledger.exhausted())
+    }
+
+    /// The end of the data is followed by an evaluation even where no epoch ends with it.
+    fn schedule_last_evaluation(&mut self) {
+        if self.exhausted() && !self.evaluations.pending() && self.step.is_none() {
+            let epoch = self.ledger.as_ref().map_or(0, |ledger| ledger.epoch());
+            self.evaluations.due.push_back(epoch);
+        }
+    }
+
+    /// Takes an evaluation's result; the last one ends the job.
+    ///
+    /// # Errors
+    /// [`Reason::Fenced`] if the evaluation is not leased to the sender.
+    pub(crate) fn evaluated(
+        &mut self,
+        now: Instant,
+        task: Task,
+        report: wire::EvaluationReport,
+    ) -> Result<(), Refusal> {
+        let mine = |e: &mut Evaluation| e.task == task && e.epoch == report.data_epoch;
+        let Some(evaluation) = self.evaluations.at_work.take_if(mine) else {
+            return Err(Refusal::new(
+                Reason::Fenced,
+                format!(
+                    "the evaluation of epoch {} is not leased to {task}; ask for work again",
+                    report.data_epoch
+                ),
+            ));
+        };
+        self.records.push(Record::Evaluation {
+            seconds: self.seconds(now),
+            epoch: report.data_epoch + 1,
+            steps: self.tally.steps,
+            samples: report.samples,
+            metrics: report.metrics.clone().into_iter().collect(),
+        });
+        self.evaluations.done.push(report);
+        if evaluation.last {
+            self.phase = JobPhase::Done;
+            self.record_end(now);
+        } else {
+            self.schedule_last_evaluation();
+        }
+        if self.sync() {
+            self.plan_step(now);
+        }
+        Ok(())
+    }
+
+    /// A worker tells whom it waits for.
+    pub(crate) fn waiting(&mut self, task: Task, on: Vec<wire::Task>) {
+        if let Some(member) = self.members.get_mut(&task.id) {
+            member.work.waiting_on = on;
+        }
+    }
+
+    pub(crate) fn report_shard(&mut self, task: Task, report: wire::ShardReport) {
+        self.shard_reports.insert(task.id, report);
+    }
+
+    /// Whether every server of a shard has reported since the job ended.
+    pub(crate) fn all_shards_reported(&self) -> bool {
+        let servers = self.variables.as_ref().map_or(&[][..], |v| &v.servers);
+        let live = |task: &&Task| self.members.get(&task.id).is_some_and(|m| m.alive);
+        servers
+            .iter()
+            .filter(live)
+            .all(|task| self.shard_reports.get(&task.id).is_some_and(|r| r.last))
+    }
+
+    /// Whether any member has not left yet.
+    pub(crate) fn anyone_there(&self) -> bool {
+        self.members.values().any(|m| m.alive)
+    }
+
+    pub(crate) fn seconds(&self, now: Instant) -> f64 {
+        self.began
+            .map_or(0.0, |began| now.duration_since(began).as_secs_f64())
+    }
+
+    fn record_progress(&mut self, now: Instant, steps: u64) {
+        self.tally.recent.steps += steps;
+        if self.tally.recent.steps < self.job.log_every {
+            return;
+        }
+        let recent = std::mem::take(&mut self.tally.recent);
+        let seconds = self.seconds(now);
+        self.records.push(Record::Steps {
+            seconds,
+            steps: self.tally.steps,
+            samples: self.tally.samples,
+            epoch: self.tally.samples as f64 / self.training_samples().max(1) as f64,
+            loss: recent.loss_sum / recent.worker_steps.max(1) as f64,
+            samples_per_second: self.tally.samples as f64 / seconds.max(f64::MIN_POSITIVE),
+        });
+    }
+
+    pub(super) fn record_end(&mut self, now: Instant) {
+        self.records.push(Record::Ended {
+            seconds: self.seconds(now),
+            error: self.error.clone(),
+        });
+    }
+
+    /// How the job went.
+    pub(crate) fn summary(&self, now: Instant) -> Summary {
+        let last = self.evaluations.done.last();
+        let metric = |name: &str| last.and_then(|e| e.metrics.get(name)).copied();
+        let shards = || self.shard_reports.values();
+        let updates: u64 = shards().map(|r| r.updates).sum();
+        let staleness: u64 = shards().map(|r| r.staleness_sum).sum();
+        let training = match (self.began, self.last_finish) {
+            (Some(began), Some(last)) => last.duration_since(began).as_secs_f64(),
+            _ => 0.0,
+        };
+        Summary {
+            mode: self.job.strategy.mode.name().to_owned(),
+            staleness: match self.bound() {
+                shared_proto::staleness::StalenessBound::Steps(bound) => Some(bound),
+                shared_proto::staleness::StalenessBound::Unbounded => None,
+            },
+            ps: self.variables.as_ref().map_or(0, |v| v.servers.len()),
+            workers: self.members.values().filter(|m| m.work.steps > 0).count(),
+            epochs: self.job.epochs,
+            steps: self.tally.steps,
+            samples: self.tally.samples,
+            seconds: self.seconds(now),
+            samples_per_second: self.tally.samples as f64 / training.max(f64::MIN_POSITIVE),
+            test_accuracy: metric("accuracy"),
+            test_loss: metric("loss"),
+            max_clock_lead: shards().map(|r| r.max_clock_lead).max().unwrap_or(0),
+            mean_gradient_staleness: staleness as f64 / updates.max(1) as f64,
+            times: self.mean_times(),
+            error: self.error.clone(),
+        }
+    }
+
+    /// Shares of the workers' time, in the sum over all of them.
+    fn mean_times(&self) -> BTreeMap<String, f64> {
+        let sum = |part: fn(&wire::StepTimes) -> f64| -> f64 {
+            self.members.values().map(|m| part(&m.work.times)).sum()
+        };
+        let parts = [
+            ("pull", sum(|t| t.pull)),
+            ("compute", sum(|t| t.compute)),
+            ("push", sum(|t| t.push)),
+            ("wait", sum(|t| t.wait)),
+        ];
+        let whole: f64 = parts.iter().map(|(_, seconds)| seconds).sum();
+        let share = |(name, seconds): (&str, f64)| {
+            (
+                format!("share_{name}"),
+                seconds / whole.max(f64::MIN_POSITIVE),
+            )
+        };
+        parts.into_iter().map(share).collect()
+    }
+}

@@ -1,0 +1,254 @@
+//! The model's variables: registration, the cut of the shard map, initial values.
+
+use std::time::{Duration, Instant};
+
+use shared_proto::blocks::{BLOCK_ELEMENTS, ShardMap, VariableSpec};
+use shared_proto::ids::{Epoch, Role, Task};
+use shared_proto::refusal::{Reason, Refusal};
+use shared_proto::view::JobPhase;
+
+use super::Cluster;
+use super::members::Member;
+use crate::placement::place;
+use crate::splits::Ledger;
+
+/// Where the job does not say how many servers there are, the shard map is cut when none has joined
+/// for this long.
+const SETTLE: Duration = Duration::from_secs(3);
+
+/// What the first worker has registered.
+pub(crate) struct Variables {
+    specs: Vec<VariableSpec>,
+    training_samples: u64,
+    evaluation_samples: u64,
+    /// Index i is the server of shard i.
+    pub(crate) servers: Vec<Task>,
+    pub(crate) map: Option<ShardMap>,
+    pub(crate) initializer: Option<Task>,
+    pub(crate) initialized: bool,
+}
+
+/// What a worker has to do about initial values.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Initialization {
+    Yours,
+    /// Wait, for what is said.
+    Pending(String),
+    Done,
+}
+
+impl Cluster {
+    /// Takes the first worker's variables and data sizes as the job's; compares the others'.
+    ///
+    /// # Errors
+    /// [`Reason::VariablesDiffer`] or [`Reason::DataDiffers`] name the difference.
+    pub(crate) fn register_variables(
+        &mut self,
+        now: Instant,
+        task: Task,
+        specs: Vec<VariableSpec>,
+        (training_samples, evaluation_samples): (u64, u64),
+    ) -> Result<Initialization, Refusal> {
+        check(&specs, training_samples)?;
+        match &self.variables {
+            Some(known) => {
+                compare(&known.specs, &specs, task)?;
+                let ours = (known.training_samples, known.evaluation_samples);
+                compare_data(ours, (training_samples, evaluation_samples), task)?;
+            }
+            None => {
+                self.variables = Some(Variables {
+                    specs,
+                    training_samples,
+                    evaluation_samples,
+                    servers: Vec::new(),
+                    map: None,
+                    initializer: None,
+                    initialized: false,
+                });
+            }
+        }
+        if let Some(missing) = self.cut_shard_map(now) {
+            return Ok(Initialization::Pending(missing));
+        }
+        let Some(variables) = &mut self.variables else {
+            unreachable!("registered above")
+        };
+        if variables.initialized {
+            return Ok(Initialization::Done);
+        }
+        let initializer = *variables.initializer.get_or_insert(task);
+        if initializer == task {
+            return Ok(Initialization::Yours);
+        }
+        let pending = format!("{initializer} is sending the initial values");
+        Ok(Initialization::Pending(pending))
+    }
+
+    /// Marks the variables as having their initial values.
+    ///
+    /// # Errors
+    /// [`Reason::Fenced`] if the sender is not, or no longer, the initialiser.
+    pub(crate) fn finish_initialization(&mut self, task: Task) -> Result<(), Refusal> {
+        let variables = self.variables.as_mut();
+        let Some(variables) = variables.filter(|v| v.initializer == Some(task)) else {
+            return Err(Refusal::new(
+                Reason::Fenced,
+                format!("{task} is not the initialiser; register the variables again"),
+            ));
+        };
+        variables.initialized = true;
+        variables.initializer = None;
+        let training_samples = variables.training_samples;
+        let job = &self.job;
+        self.ledger = Some(Ledger::new(
+            training_samples,
+            job.epochs,
+            job.batch_size.into(),
+            job.steps,
+            self.sync(),
+        ));
+        Ok(())
+    }
+
+    /// The shard map.
+    ///
+    /// # Errors
+    /// [`Reason::NotInitialized`] before it is cut.
+    pub(crate) fn shard_map(&self) -> Result<&ShardMap, Refusal> {
+        let map = self.variables.as_ref().and_then(|v| v.map.as_ref());
+        map.ok_or_else(|| {
+            Refusal::new(
+                Reason::NotInitialized,
+                "the shard map is not cut yet: no worker has registered variables, or servers are missing",
+            )
+        })
+    }
+
+    pub(crate) fn training_samples(&self) -> u64 {
+        self.variables.as_ref().map_or(0, |v| v.training_samples)
+    }
+
+    /// Cuts the shard map if it can be; else says what is missing.
+    fn cut_shard_map(&mut self, now: Instant) -> Option<String> {
+        if self.variables.as_ref().is_some_and(|v| v.map.is_some()) {
+            return None;
+        }
+        let mut servers: Vec<&Member> = self.live(Role::Ps).collect();
+        servers.sort_by_key(|m| m.task.id.index);
+        match self.job.cluster.ps {
+            Some(wanted) if servers.len() < wanted as usize => {
+                return Some(format!(
+                    "{} of {wanted} parameter servers have registered",
+                    servers.len()
+                ));
+            }
+            Some(wanted) => servers.truncate(wanted as usize),
+            None if servers.is_empty() => return Some("no parameter server has registered".into()),
+            None if self.last_ps_joined.is_some_and(|at| now < at + SETTLE) => {
+                return Some("waiting whether more parameter servers join".into());
+            }
+            None => {}
+        }
+        let addresses: Vec<String> = servers.iter().map(|m| m.address.clone()).collect();
+        let servers: Vec<Task> = servers.iter().map(|m| m.task).collect();
+        let workers = u64::from(self.job.cluster.workers.unwrap_or(1));
+        let variables = self.variables.as_mut()?;
+        let shards = servers.len() as u32;
+        tracing::info!(
+            shards,
+            variables = variables.specs.len(),
+            "cut the shard map"
+        );
+        variables.map = Some(ShardMap {
+            epoch: Epoch(1),
+            addresses,
+            variables: place(variables.specs.clone(), shards, BLOCK_ELEMENTS),
+            block_elements: BLOCK_ELEMENTS,
+            total_updates: self.job.total_updates(variables.training_samples, workers),
+        });
+        variables.servers = servers;
+        None
+    }
+
+    /// What keeps training from beginning; empty if nothing does.
+    pub(crate) fn missing(&self) -> String {
+        let wanted = self.job.cluster.workers.unwrap_or(1) as usize;
+        let ready = self.live(Role::Worker).filter(|m| m.work.ready).count();
+        match &self.variables {
+            _ if self.phase != JobPhase::Starting => String::new(),
+            None => "no worker has registered its variables".to_owned(),
+            Some(v) if v.map.is_none() => {
+                let servers = self.live(Role::Ps).count();
+                match self.job.cluster.ps {
+                    Some(wanted) => {
+                        format!("{servers} of {wanted} parameter servers have registered")
+                    }
+                    None => {
+                        format!("{servers} parameter servers have registered; waiting for more")
+                    }
+                }
+            }
+            Some(v) if !v.initialized => match v.initializer {
+                Some(task) => format!("{task} is sending the initial values"),
+                None => "no worker has begun to send initial values".to_owned(),
+            },
+            Some(_) if ready < wanted => format!("{ready} of {wanted} workers are ready"),
+            Some(_) => String::new(),
+        }
+    }
+}
+
+fn check(specs: &[VariableSpec], training_samples: u64) -> Result<(), Refusal> {
+    let malformed = |what| Err(Refusal::new(Reason::Malformed, what));
+    if specs.is_empty() {
+        return malformed("the model has no variables; there is nothing to train".to_owned());
+    }
+    if training_samples == 0 {
+        return malformed("the data has no training samples; look at [data] in the job".to_owned());
+    }
+    for pair in specs.windows(2) {
+        if pair[0].name >= pair[1].name {
+            return malformed(format!(
+                "variables must be sorted by name, each once; {:?} comes before {:?}",
+                pair[0].name, pair[1].name
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn compare(ours: &[VariableSpec], theirs: &[VariableSpec], task: Task) -> Result<(), Refusal> {
+    if ours == theirs {
+        return Ok(());
+    }
+    let named = |specs: &[VariableSpec], name: &str| {
+        let found = specs.iter().find(|s| s.name == name);
+        found.map_or_else(|| "nothing".to_owned(), |s| format!("shape {:?}", s.shape))
+    };
+    let mut names = ours.iter().chain(theirs).map(|s| s.name.as_str());
+    let name = names
+        .find(|name| named(ours, name) != named(theirs, name))
+        .unwrap_or_default();
+    Err(Refusal::new(
+        Reason::VariablesDiffer,
+        format!(
+            "{task} has another model than the job: variable {name:?} is {} in the job, but {} in {task}; start all workers with the same program and settings",
+            named(ours, name),
+            named(theirs, name)
+        ),
+    ))
+}
+
+fn compare_data(ours: (u64, u64), theirs: (u64, u64), task: Task) -> Result<(), Refusal> {
+    if ours == theirs {
+        return Ok(());
+    }
+    Err(Refusal::new(
+        Reason::DataDiffers,
+        format!(
+            "{task} has other data than the job: {} training and {} evaluation samples, but the job has {} and {}; give all workers the same files",
+            theirs.0, theirs.1, ours.0, ours.1
+        ),
+    ))
+}

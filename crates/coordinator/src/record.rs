@@ -1,0 +1,158 @@
+//! The run directory: `metrics.jsonl` while the job goes on, `summary.json` at its end.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use shared_proto::job::{Job, run_dir};
+use tokio::fs::File;
+use tokio::io::{AsyncWriteExt, BufWriter};
+use tokio::sync::mpsc;
+
+/// Lines that may wait to be written; beyond that, who produces them waits.
+const QUEUE: usize = 1024;
+
+/// A line of `metrics.jsonl`. Seconds count from the begin of training.
+#[derive(Clone, Debug, Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub(crate) enum Record {
+    Joined {
+        seconds: f64,
+        task: String,
+        generation: u64,
+    },
+    Left {
+        seconds: f64,
+        task: String,
+        why: &'static str,
+    },
+    Began {
+        ps: usize,
+        workers: usize,
+        training_samples: u64,
+    },
+    Steps {
+        seconds: f64,
+        /// Done since the begin.
+        steps: u64,
+        samples: u64,
+        /// Passes over the data, with fraction.
+        epoch: f64,
+        /// Mean over the steps since the last such line.
+        loss: f64,
+        samples_per_second: f64,
+    },
+    Evaluation {
+        seconds: f64,
+        /// From 1.
+        epoch: u32,
+        steps: u64,
+        samples: u64,
+        metrics: BTreeMap<String, f64>,
+    },
+    Ended {
+        seconds: f64,
+        error: String,
+    },
+}
+
+/// How a job went: `summary.json`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Summary {
+    /// `sync`, `bounded` or `async`.
+    pub mode: String,
+    /// The bound, in steps; absent without one.
+    pub staleness: Option<u64>,
+    /// Servers that held a shard.
+    pub ps: usize,
+    /// Workers that finished a step.
+    pub workers: usize,
+    /// Passes over the data.
+    pub epochs: u32,
+    /// Steps, summed over workers; in sync mode, committed steps.
+    pub steps: u64,
+    /// Samples trained on.
+    pub samples: u64,
+    /// From the begin of training to the end of the job.
+    pub seconds: f64,
+    /// Samples over the time from the begin of training to the last step.
+    pub samples_per_second: f64,
+    /// Of the last evaluation, where the model has an accuracy.
+    pub test_accuracy: Option<f64>,
+    /// Of the last evaluation.
+    pub test_loss: Option<f64>,
+    /// The largest lead of any pull that a shard answered, in steps.
+    pub max_clock_lead: u64,
+    /// Mean number of updates that a block took between a pull and the push made with it.
+    pub mean_gradient_staleness: f64,
+    /// Shares of the workers' time: `share_pull`, `share_compute`, `share_push`, `share_wait`.
+    #[serde(flatten)]
+    pub times: BTreeMap<String, f64>,
+    /// Why the job failed; empty if it did not.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub error: String,
+}
+
+/// Writes records as they come.
+pub(crate) struct Recorder {
+    dir: PathBuf,
+    lines: mpsc::Sender<Record>,
+    writer: tokio::task::JoinHandle<()>,
+}
+
+impl Recorder {
+    /// Makes the run directory, with the job in it.
+    pub(crate) async fn open(dir: &Path, job: &Job) -> std::io::Result<Self> {
+        tokio::fs::create_dir_all(dir).await?;
+        tokio::fs::write(dir.join(run_dir::JOB), job.to_toml()).await?;
+        let file = File::create(dir.join(run_dir::METRICS)).await?;
+        let (lines, queue) = mpsc::channel(QUEUE);
+        Ok(Self {
+            dir: dir.to_owned(),
+            lines,
+            writer: tokio::spawn(write(file, queue)),
+        })
+    }
+
+    pub(crate) fn lines(&self) -> mpsc::Sender<Record> {
+        self.lines.clone()
+    }
+
+    /// Writes the summary.
+    pub(crate) async fn summarise(&self, summary: &Summary) -> std::io::Result<()> {
+        let text = serde_json::to_string_pretty(summary).map_err(std::io::Error::other)?;
+        let unfinished = self.dir.join(format!("{}.unfinished", run_dir::SUMMARY));
+        tokio::fs::write(&unfinished, text + "\n").await?;
+        tokio::fs::rename(unfinished, self.dir.join(run_dir::SUMMARY)).await
+    }
+
+    /// Writes what is left. All other senders must be gone, for the queue ends with the last one.
+    pub(crate) async fn close(self) {
+        drop(self.lines);
+        if self.writer.await.is_err() {
+            tracing::warn!("the last lines of metrics may be missing");
+        }
+    }
+}
+
+async fn write(file: File, mut queue: mpsc::Receiver<Record>) {
+    let mut file = BufWriter::new(file);
+    while let Some(record) = queue.recv().await {
+        let written = async {
+            let mut line = serde_json::to_vec(&record).map_err(std::io::Error::other)?;
+            line.push(b'\n');
+            file.write_all(&line).await?;
+            if queue.is_empty() {
+                file.flush().await?;
+            }
+            Ok::<_, std::io::Error>(())
+        };
+        if let Err(error) = written.await {
+            tracing::error!(%error, "metrics cannot be written");
+            return;
+        }
+    }
+    if let Err(error) = file.flush().await {
+        tracing::error!(%error, "metrics cannot be written");
+    }
+}

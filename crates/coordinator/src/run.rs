@@ -1,0 +1,227 @@
+//! The process: listens, ticks, records, and ends when the job does.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use daemon::Ready;
+use daemon::process::Process;
+use daemon::settings::{JobFlags, ProcessSettings};
+use metrics::gauge;
+use shared_proto::ids::Role;
+use shared_proto::job::{Job, JobError};
+use shared_proto::transport;
+use shared_proto::wire;
+use shared_proto::wire::coordinator_server::CoordinatorServer;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::server::TcpIncoming;
+
+use crate::cluster::Cluster;
+use crate::record::Recorder;
+use crate::service::{Service, Shared};
+
+/// How long the servers' last counters are waited for, and then the members' good-byes.
+const FAREWELL: Duration = Duration::from_secs(5);
+
+/// How often leases are looked at.
+const TICK: Duration = Duration::from_millis(100);
+
+/// What the coordinator can be told.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Settings {
+    /// The job file; `flambeau job init` writes one. Default: digits, MLP.
+    #[arg(env = "FLAMBEAU_JOB", value_name = "JOB.toml")]
+    pub job_file: Option<PathBuf>,
+    /// Listen here; the address that all others are given.
+    #[arg(long, env = "FLAMBEAU_LISTEN", default_value = "127.0.0.1:7070")]
+    pub listen: SocketAddr,
+    /// What all processes can be told.
+    #[command(flatten)]
+    pub process: ProcessSettings,
+    /// Overrides of the job file.
+    #[command(flatten)]
+    pub job: JobFlags,
+}
+
+/// Why the coordinator ended otherwise than well.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CoordinatorError {
+    /// The job file cannot be read.
+    #[error("cannot read the job file {path:?}: {error}")]
+    JobFile {
+        /// Its path.
+        path: PathBuf,
+        /// What the system says.
+        error: std::io::Error,
+    },
+    /// The job makes no sense.
+    #[error(transparent)]
+    Job(#[from] JobError),
+    /// The address cannot be had.
+    #[error("cannot listen on {address}: {error}; give another --listen")]
+    Listen {
+        /// Where it should listen.
+        address: SocketAddr,
+        /// What the system says.
+        error: std::io::Error,
+    },
+    /// The run directory cannot be written.
+    #[error("cannot write the run directory {dir:?}: {error}; give another --run-dir")]
+    RunDir {
+        /// Its path.
+        dir: PathBuf,
+        /// What the system says.
+        error: std::io::Error,
+    },
+    /// The job failed.
+    #[error("the job failed: {0}")]
+    JobFailed(String),
+    /// The server broke.
+    #[error("the server has ended: {0}")]
+    Transport(#[from] tonic::transport::Error),
+}
+
+impl Settings {
+    /// The job: flags over file over defaults.
+    ///
+    /// # Errors
+    /// If the file cannot be read or the job makes no sense.
+    pub fn read_job(&self) -> Result<Job, CoordinatorError> {
+        read_job(self.job_file.as_deref(), self.job.clone())
+    }
+}
+
+/// The job of a file (or the default job) with flags put over it.
+///
+/// # Errors
+/// If the file cannot be read or the job makes no sense.
+pub fn read_job(path: Option<&Path>, flags: JobFlags) -> Result<Job, CoordinatorError> {
+    let file = path.map(|path| {
+        let text = std::fs::read_to_string(path).map_err(|error| CoordinatorError::JobFile {
+            path: path.to_owned(),
+            error,
+        })?;
+        // The flags may add what makes the file valid, so it is checked with them.
+        Ok::<_, CoordinatorError>(Job::parse(&text)?)
+    });
+    Ok(flags.over(file.transpose()?)?)
+}
+
+/// Coordinates one job.
+///
+/// # Errors
+/// As the variants of [`CoordinatorError`] say; a job that failed is one of them.
+pub async fn run(settings: Settings, process: Process) -> Result<(), CoordinatorError> {
+    let job = settings.read_job()?;
+    let listen = |error| CoordinatorError::Listen {
+        address: settings.listen,
+        error,
+    };
+    let listener = TcpListener::bind(settings.listen).await.map_err(listen)?;
+    let address = listener.local_addr().map_err(listen)?;
+
+    let dir = job
+        .run_dir
+        .clone()
+        .unwrap_or_else(|| PathBuf::from("runs").join(&job.name));
+    let run_dir = |error| CoordinatorError::RunDir {
+        dir: dir.clone(),
+        error,
+    };
+    let recorder = Recorder::open(&dir, &job).await.map_err(run_dir)?;
+    let shared = Shared::new(Cluster::new(job), recorder.lines());
+
+    let stop = CancellationToken::new();
+    let server = transport::server()
+        .add_service(CoordinatorServer::new(Service::new(
+            Arc::clone(&shared),
+            stop.clone(),
+        )))
+        .serve_with_incoming_shutdown(
+            TcpIncoming::from(listener).with_nodelay(Some(true)),
+            stop.clone().cancelled_owned(),
+        );
+    let server = tokio::spawn(server);
+    Ready {
+        address: Some(address),
+        metrics: process.metrics,
+    }
+    .announce();
+    tracing::info!(%address, run_dir = %dir.display(), "coordinating");
+
+    let ticking = tokio::spawn(
+        stop.clone()
+            .run_until_cancelled_owned(tick(Arc::clone(&shared))),
+    );
+
+    let ended = process
+        .shutdown
+        .run_until_cancelled(until_ended(&shared))
+        .await;
+    let mut error = String::new();
+    if ended.is_some() {
+        let summary = shared.look(|cluster, now| cluster.summary(now));
+        recorder.summarise(&summary).await.map_err(run_dir)?;
+        error = summary.error;
+        process.linger().await;
+        let all_left = until(&shared, |cluster| !cluster.anyone_there());
+        let _ = tokio::time::timeout(FAREWELL, all_left).await;
+    }
+    stop.cancel();
+    let served = server.await;
+    let _ = ticking.await;
+    drop(shared);
+    recorder.close().await;
+    if let Ok(outcome) = served {
+        outcome?;
+    }
+    if error.is_empty() {
+        Ok(())
+    } else {
+        Err(CoordinatorError::JobFailed(error))
+    }
+}
+
+/// Waits for the end of the job, and then a little for the servers' last counters.
+async fn until_ended(shared: &Shared) {
+    until(shared, Cluster::ended).await;
+    let reported = until(shared, Cluster::all_shards_reported);
+    if tokio::time::timeout(FAREWELL, reported).await.is_err() {
+        tracing::warn!("not all parameter servers have reported; the summary lacks their part");
+    }
+}
+
+async fn until(shared: &Shared, holds: impl Fn(&Cluster) -> bool) {
+    while !shared.look(|cluster, _| holds(cluster)) {
+        shared.changed().await;
+    }
+}
+
+/// Lets leases end, and keeps the gauges.
+async fn tick(shared: Arc<Shared>) {
+    let mut ticks = tokio::time::interval(TICK);
+    loop {
+        ticks.tick().await;
+        let status = shared
+            .ask(|cluster, now| {
+                cluster.tick(now);
+                cluster.status(now)
+            })
+            .await;
+        for role in [Role::Ps, Role::Worker] {
+            let live = status.tasks.iter().filter(|task| {
+                let id = task.task.as_ref().and_then(|t| t.task);
+                task.alive && id.is_some_and(|id| id.role == i32::from(wire::Role::from(role)))
+            });
+            gauge!("flambeau_coordinator_live_tasks", "role" => role.to_string())
+                .set(live.count() as f64);
+        }
+        gauge!("flambeau_coordinator_view").set(status.view as f64);
+        gauge!("flambeau_coordinator_min_clock_steps").set(status.min_clock as f64);
+        gauge!("flambeau_coordinator_samples").set(status.samples as f64);
+        gauge!("flambeau_coordinator_steps").set(status.steps as f64);
+    }
+}

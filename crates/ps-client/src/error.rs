@@ -1,0 +1,80 @@
+//! What can go wrong with a push or pull; split by what the worker does next.
+
+use std::time::Duration;
+
+use shared_proto::refusal::{Reason, Refusal};
+use tonic::Status;
+
+/// What can go wrong with a push or pull.
+#[derive(Clone, Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PsError {
+    /// The cluster has moved on without this worker: register again.
+    #[error("no longer part of the cluster: {0}")]
+    Fenced(Refusal),
+    /// Blocks live elsewhere by now: fetch the shard map and connect again.
+    #[error("the shard map has changed; the server goes by epoch {epoch}")]
+    Moved {
+        /// The epoch of the new map.
+        epoch: u64,
+    },
+    /// The server refused: the worker, or the job, is at fault.
+    #[error("refused: {0}")]
+    Refused(Refusal),
+    /// A gradient is not a number; nothing of the push was sent.
+    #[error(
+        "the gradient of variable {variable:?} at clock {clock} holds NaN or infinity; lower the learning rate, set clip_norm, or look at the data"
+    )]
+    NonFinite {
+        /// Its name.
+        variable: String,
+        /// The step.
+        clock: u64,
+    },
+    /// Values do not fit the shard map.
+    #[error("variable {variable:?} has {found} bytes; the shard map says {expected}")]
+    WrongSize {
+        /// Its name.
+        variable: String,
+        /// Bytes given.
+        found: usize,
+        /// Bytes expected.
+        expected: usize,
+    },
+    /// A server could not be reached for longer than the worker's patience.
+    #[error("shard {shard} at {address} could not be reached for {patience:?}: {reason}")]
+    Unreachable {
+        /// Which shard.
+        shard: u32,
+        /// Where it should be.
+        address: String,
+        /// How long it was tried.
+        patience: Duration,
+        /// What the last try came to.
+        reason: String,
+    },
+    /// The session was closed while the answer was awaited.
+    #[error("the session with shard {0} is closed")]
+    Closed(u32),
+}
+
+impl PsError {
+    /// Whether registering again may help.
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, Self::Fenced(_) | Self::Moved { .. })
+    }
+}
+
+impl From<Refusal> for PsError {
+    fn from(refusal: Refusal) -> Self {
+        match refusal.reason {
+            Reason::Fenced | Reason::StaleEpoch | Reason::StaleClock => Self::Fenced(refusal),
+            _ => Self::Refused(refusal),
+        }
+    }
+}
+
+/// The refusal that ended a stream, if one did; otherwise the stream may be opened again.
+pub(crate) fn refusal_of(status: &Status) -> Option<Refusal> {
+    Refusal::from_status(status)
+}

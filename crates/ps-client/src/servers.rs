@@ -1,0 +1,292 @@
+//! All shards of a job, as one place to push to and pull from.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use bytes::Bytes;
+use shared_proto::blocks::{BlockId, ShardMap};
+use shared_proto::ids::{Clock, Origin, Sequence, Task, Version, ViewNumber};
+use shared_proto::payload;
+use shared_proto::wire;
+use shared_proto::wire::client_message::Kind;
+use tokio::sync::watch;
+
+use crate::error::PsError;
+use crate::frames::Frames;
+use crate::session::{Answer, Reply, Session, Target};
+
+/// As whom, and how long, a worker talks to the servers.
+#[derive(Clone, Debug)]
+pub struct Membership {
+    /// Name of the job.
+    pub job: String,
+    /// This worker.
+    pub task: Task,
+    /// The newest view it knows of.
+    pub view: ViewNumber,
+    /// How long a server may be unreachable.
+    pub patience: Duration,
+}
+
+/// All shards of a job.
+pub struct ParameterServers {
+    map: ShardMap,
+    frames: Frames,
+    sessions: Vec<Session>,
+    origin: Origin,
+    /// What this worker's model holds of each block.
+    known: HashMap<BlockId, wire::BlockVersion>,
+}
+
+/// Acknowledgements to come.
+#[must_use = "a push counts once it is acknowledged"]
+pub struct PushReceipt(Vec<Reply>);
+
+/// Weights to come.
+#[must_use = "weights that were asked for must be taken"]
+pub struct WeightsTicket(Vec<Reply>);
+
+/// A push that is safe on every shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Acknowledgement {
+    /// Blocks taken.
+    pub blocks: usize,
+}
+
+/// Weights of the blocks that have changed since they were last pulled.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Weights {
+    /// In no particular order.
+    pub blocks: Vec<PulledBlock>,
+    /// The lowest min clock by which a shard judged the pull.
+    pub min_clock: Clock,
+}
+
+/// A block's values.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PulledBlock {
+    /// Which block.
+    pub id: BlockId,
+    /// Its version.
+    pub version: Version,
+    /// f32, little-endian, unaligned.
+    pub values: Bytes,
+}
+
+impl ParameterServers {
+    /// Opens a session with each shard, in the background.
+    pub fn connect(map: ShardMap, membership: &Membership) -> Self {
+        let origin = Origin {
+            job: membership.job.clone(),
+            task: membership.task,
+            epoch: map.epoch,
+            clock: Clock(0),
+            sequence: Sequence(0),
+        };
+        let target = |(shard, address): (u32, &String)| Target {
+            shard,
+            address: address.clone(),
+            origin: origin.clone(),
+            view: membership.view,
+            patience: membership.patience,
+        };
+        Self {
+            sessions: (0u32..)
+                .zip(&map.addresses)
+                .map(target)
+                .map(Session::open)
+                .collect(),
+            frames: Frames::of(&map),
+            map,
+            origin,
+            known: HashMap::new(),
+        }
+    }
+
+    /// The shard map in force.
+    pub fn map(&self) -> &ShardMap {
+        &self.map
+    }
+
+    /// Whom this worker waits for, shard by shard.
+    pub fn waiting_on(&self) -> Vec<watch::Receiver<Vec<Task>>> {
+        self.sessions.iter().map(Session::waiting_on).collect()
+    }
+
+    /// Sends initial values, one entry a variable in the order of the map, and waits until every
+    /// shard has them.
+    ///
+    /// # Errors
+    /// [`PsError::NonFinite`] or [`PsError::WrongSize`] before anything is sent; else as the
+    /// servers answer.
+    pub async fn initialize(&mut self, values: &[Bytes]) -> Result<(), PsError> {
+        self.check(Clock(0), values)?;
+        let mut replies = Vec::new();
+        let frames = self.frames.clone();
+        for (shard, blocks) in frames.in_turns() {
+            let part = |id: &BlockId| {
+                Ok(wire::BlockPayload {
+                    block: Some((*id).into()),
+                    payload: Some(payload::dense(self.slice(values, *id)?)),
+                })
+            };
+            let blocks = blocks.iter().map(part).collect::<Result<_, PsError>>()?;
+            let origin = self.next_origin(Clock(0));
+            let sequence = origin.sequence.0;
+            let message = Kind::Initialize(wire::Initialize {
+                origin: Some(origin.into()),
+                blocks,
+            });
+            replies.push(self.sessions[shard].send(sequence, message).await);
+        }
+        PushReceipt(replies).acknowledged().await.map(|_| ())
+    }
+
+    /// Pushes the gradients of the step after `clock`, one entry a variable in the order of the map.
+    ///
+    /// # Errors
+    /// [`PsError::NonFinite`] or [`PsError::WrongSize`] before anything is sent.
+    pub async fn push(
+        &mut self,
+        clock: Clock,
+        gradients: &[Bytes],
+    ) -> Result<PushReceipt, PsError> {
+        self.check(clock, gradients)?;
+        let mut replies = Vec::new();
+        let frames = self.frames.clone();
+        for (shard, blocks) in frames.in_turns() {
+            let part = |id: &BlockId| {
+                Ok(wire::Gradient {
+                    block: Some((*id).into()),
+                    based_on_version: self.known.get(id).map_or(0, |known| known.version),
+                    payload: Some(payload::dense(self.slice(gradients, *id)?)),
+                })
+            };
+            let gradients = blocks.iter().map(part).collect::<Result<_, PsError>>()?;
+            let origin = self.next_origin(clock);
+            let sequence = origin.sequence.0;
+            let message = Kind::Push(wire::Push {
+                origin: Some(origin.into()),
+                gradients,
+            });
+            replies.push(self.sessions[shard].send(sequence, message).await);
+        }
+        Ok(PushReceipt(replies))
+    }
+
+    /// Asks for the weights of the step after `clock`.
+    pub async fn pull(&mut self, clock: Clock) -> WeightsTicket {
+        let mut replies = Vec::new();
+        let frames = self.frames.clone();
+        for (shard, blocks) in frames.in_turns() {
+            let known = |id: &BlockId| {
+                let nothing = wire::BlockVersion {
+                    block: Some((*id).into()),
+                    ..wire::BlockVersion::default()
+                };
+                self.known.get(id).copied().unwrap_or(nothing)
+            };
+            let blocks = blocks.iter().map(known).collect();
+            let origin = self.next_origin(clock);
+            let sequence = origin.sequence.0;
+            let message = Kind::Pull(wire::Pull {
+                origin: Some(origin.into()),
+                blocks,
+            });
+            replies.push(self.sessions[shard].send(sequence, message).await);
+        }
+        WeightsTicket(replies)
+    }
+
+    /// Waits for weights. What they hold counts as known from then on, so the caller must take it
+    /// into its model.
+    ///
+    /// # Errors
+    /// As the servers answer.
+    pub async fn weights(&mut self, ticket: WeightsTicket) -> Result<Weights, PsError> {
+        let mut weights = Weights {
+            blocks: Vec::new(),
+            min_clock: Clock(u64::MAX),
+        };
+        for reply in ticket.0 {
+            let shard = reply.answer().await?;
+            let Answer::Weights(part) = shard else {
+                continue;
+            };
+            if !part.elsewhere.is_empty() {
+                return Err(PsError::Moved { epoch: part.epoch });
+            }
+            weights.min_clock = weights.min_clock.min(Clock(part.min_clock));
+            for block in part.blocks {
+                let Some(version) = block.version else {
+                    continue;
+                };
+                let id = BlockId::read(version.block)?;
+                let expected = self.map.range(id)?.len();
+                let values = payload::read_dense(block.payload.as_ref(), expected)?;
+                self.known.insert(id, version);
+                weights.blocks.push(PulledBlock {
+                    id,
+                    version: Version(version.version),
+                    values,
+                });
+            }
+        }
+        Ok(weights)
+    }
+
+    fn next_origin(&mut self, clock: Clock) -> Origin {
+        self.origin.sequence = self.origin.sequence.next();
+        self.origin.clock = clock;
+        self.origin.clone()
+    }
+
+    /// The part of a variable's values that is a block's.
+    fn slice(&self, values: &[Bytes], id: BlockId) -> Result<Bytes, PsError> {
+        let range = self.map.range(id)?;
+        let size = size_of::<f32>();
+        Ok(values[id.variable as usize].slice(range.start * size..range.end * size))
+    }
+
+    fn check(&self, clock: Clock, values: &[Bytes]) -> Result<(), PsError> {
+        let nothing = Bytes::new();
+        for (index, variable) in self.map.variables.iter().enumerate() {
+            let values = values.get(index).unwrap_or(&nothing);
+            let expected = variable.spec.elements() * size_of::<f32>();
+            if values.len() != expected {
+                return Err(PsError::WrongSize {
+                    variable: variable.spec.name.clone(),
+                    found: values.len(),
+                    expected,
+                });
+            }
+            if !payload::all_finite(payload::elements(values)) {
+                return Err(PsError::NonFinite {
+                    variable: variable.spec.name.clone(),
+                    clock: clock.0,
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl PushReceipt {
+    /// Waits until every shard concerned has acknowledged.
+    ///
+    /// # Errors
+    /// As the servers answer.
+    pub async fn acknowledged(self) -> Result<Acknowledgement, PsError> {
+        let mut blocks = 0;
+        for reply in self.0 {
+            if let Answer::Acknowledged(acknowledged) = reply.answer().await? {
+                if !acknowledged.elsewhere.is_empty() {
+                    let epoch = acknowledged.epoch;
+                    return Err(PsError::Moved { epoch });
+                }
+                blocks += acknowledged.blocks.len();
+            }
+        }
+        Ok(Acknowledgement { blocks })
+    }
+}

@@ -1,0 +1,255 @@
+//! A block: weights and slots with their version, the marks by which a push sent again is known,
+//! and in sync mode the gradients staged for the open step. All of it changes under one lock.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use shared_proto::ids::{Clock, Sequence, Task, Version};
+use shared_proto::payload::{self, LeF32};
+use shared_proto::view::{Commit, View};
+
+use crate::optimizer::{Rule, Update};
+
+/// One block in memory.
+#[derive(Debug, Default)]
+pub(crate) struct Block {
+    /// Empty until initial values come.
+    weights: Vec<f32>,
+    slots: Vec<f32>,
+    version: Version,
+    /// The last message taken from each worker.
+    marks: Vec<(Task, Sequence)>,
+    staged: BTreeMap<Task, Staged>,
+}
+
+#[derive(Debug)]
+struct Staged {
+    clock: Clock,
+    gradient: Bytes,
+}
+
+/// What an applied gradient has done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Applied {
+    pub(crate) version: Version,
+    /// Updates that the block took between the pull and the push.
+    pub(crate) staleness: u64,
+}
+
+/// A commit names a gradient that is not staged here.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct NotStaged(pub(crate) Task);
+
+impl Block {
+    /// Sets initial values, over earlier ones too.
+    pub(crate) fn initialize(&mut self, values: &[LeF32], rule: &dyn Rule) {
+        let slots = rule.slots();
+        self.weights = values.iter().map(|v| v.get()).collect();
+        self.slots = vec![slots.initial; slots.count * values.len()];
+    }
+
+    pub(crate) fn initialized(&self) -> bool {
+        !self.weights.is_empty()
+    }
+
+    pub(crate) fn version(&self) -> Version {
+        self.version
+    }
+
+    /// Bytes of weights and slots.
+    pub(crate) fn bytes(&self) -> usize {
+        size_of_val(&*self.weights) + size_of_val(&*self.slots)
+    }
+
+    /// A copy of the weights that can travel.
+    pub(crate) fn weights(&self) -> Bytes {
+        payload::to_bytes(&self.weights)
+    }
+
+    /// Whether this message, or a later one, of the task has been taken already.
+    pub(crate) fn has_taken(&self, task: Task, sequence: Sequence) -> bool {
+        self.marks
+            .iter()
+            .any(|(marked, last)| *marked == task && *last >= sequence)
+    }
+
+    /// Marks a message as taken. Marks of those who are not in the view any more go: nothing of
+    /// theirs is let in again.
+    fn mark(&mut self, task: Task, sequence: Sequence, view: &View) {
+        match self.marks.iter_mut().find(|(marked, _)| *marked == task) {
+            Some((_, last)) => *last = sequence,
+            None => {
+                self.marks
+                    .retain(|(marked, _)| view.workers.contains(marked));
+                self.marks.push((task, sequence));
+            }
+        }
+    }
+
+    /// Applies a gradient at once.
+    pub(crate) fn apply(
+        &mut self,
+        (task, sequence): (Task, Sequence),
+        view: &View,
+        gradient: &[LeF32],
+        based_on: Version,
+        rule: &dyn Rule,
+        learning_rate: impl Fn(Version) -> f32,
+    ) -> Applied {
+        let staleness = self.version.0.saturating_sub(based_on.0);
+        self.mark(task, sequence, view);
+        self.update(gradient, rule, learning_rate);
+        Applied {
+            version: self.version,
+            staleness,
+        }
+    }
+
+    /// Holds a gradient for the commit of its step.
+    pub(crate) fn stage(
+        &mut self,
+        (task, sequence): (Task, Sequence),
+        view: &View,
+        clock: Clock,
+        gradient: Bytes,
+    ) {
+        self.mark(task, sequence, view);
+        self.staged.insert(task, Staged { clock, gradient });
+    }
+
+    /// Applies the mean of the contributors' gradients, weighted by samples and summed in their
+    /// order; all that was staged is dropped. `mean` is scratch memory.
+    pub(crate) fn commit(
+        &mut self,
+        commit: &Commit,
+        rule: &dyn Rule,
+        learning_rate: impl Fn(Version) -> f32,
+        mean: &mut Vec<LeF32>,
+    ) -> Result<(), NotStaged> {
+        let total: u64 = commit.contributors.iter().map(|(_, samples)| samples).sum();
+        let mut sum = vec![0.0f32; self.weights.len()];
+        for (task, samples) in &commit.contributors {
+            let staged = self.staged.get(task).filter(|s| s.clock == commit.step);
+            let staged = staged.ok_or(NotStaged(*task))?;
+            let weight = (*samples as f64 / total as f64) as f32;
+            for (sum, g) in sum.iter_mut().zip(payload::elements(&staged.gradient)) {
+                *sum += weight * g.get();
+            }
+        }
+        mean.clear();
+        mean.extend(sum.into_iter().map(LeF32::from));
+        self.staged.clear();
+        self.update(mean, rule, learning_rate);
+        Ok(())
+    }
+
+    fn update(
+        &mut self,
+        gradient: &[LeF32],
+        rule: &dyn Rule,
+        learning_rate: impl Fn(Version) -> f32,
+    ) {
+        let update = Update {
+            learning_rate: learning_rate(self.version),
+            number: self.version.0 + 1,
+        };
+        rule.apply(update, &mut self.weights, gradient, &mut self.slots);
+        self.version = self.version.next();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::optimizer::rule;
+    use shared_proto::ids::{Generation, Role, TaskId};
+    use shared_proto::job::{Optimizer, Sgd};
+
+    fn worker(index: u32, generation: u64) -> Task {
+        Task {
+            id: TaskId {
+                role: Role::Worker,
+                index,
+            },
+            generation: Generation(generation),
+        }
+    }
+
+    fn le(values: &[f32]) -> Vec<LeF32> {
+        values.iter().copied().map(LeF32::from).collect()
+    }
+
+    fn sgd() -> Box<dyn Rule> {
+        rule(&Optimizer::Sgd(Sgd::default()))
+    }
+
+    fn weights(block: &Block) -> Vec<f32> {
+        payload::elements(&block.weights())
+            .iter()
+            .map(|v| v.get())
+            .collect()
+    }
+
+    fn block(values: &[f32]) -> Block {
+        let mut block = Block::default();
+        block.initialize(&le(values), &*sgd());
+        block
+    }
+
+    #[test]
+    fn an_update_raises_the_version_and_knows_its_staleness() {
+        let (mut block, view) = (block(&[1.0, 2.0]), View::default());
+        for (sequence, expected) in [(1, 0), (2, 1)] {
+            let applied = block.apply(
+                (worker(0, 1), Sequence(sequence)),
+                &view,
+                &le(&[1.0, -1.0]),
+                Version(0),
+                &*sgd(),
+                |_| 0.5,
+            );
+            assert_eq!(applied.version, Version(sequence));
+            assert_eq!(applied.staleness, expected);
+        }
+        assert_eq!(weights(&block), [0.0, 3.0]);
+    }
+
+    #[test]
+    fn marks_know_what_was_taken_and_stay_few() {
+        let mut block = block(&[0.0]);
+        for index in 0..100 {
+            let task = worker(index, 1);
+            let view = View {
+                workers: vec![task, worker(index + 1, 1)],
+                ..View::default()
+            };
+            block.stage((task, Sequence(7)), &view, Clock(0), Bytes::new());
+            assert!(block.has_taken(task, Sequence(7)) && block.has_taken(task, Sequence(3)));
+            assert!(!block.has_taken(task, Sequence(8)));
+            assert!(!block.has_taken(worker(index, 2), Sequence(1)));
+            assert!(block.marks.len() <= 2);
+        }
+    }
+
+    #[test]
+    fn a_commit_takes_the_weighted_mean_of_its_contributors_and_drops_the_rest() {
+        let (mut block, view) = (block(&[0.0]), View::default());
+        for (index, gradient) in [(0, 1.0), (1, 4.0), (2, 100.0)] {
+            let gradient = payload::to_bytes(&[gradient]);
+            block.stage((worker(index, 1), Sequence(1)), &view, Clock(5), gradient);
+        }
+        let mut commit = Commit {
+            step: Clock(5),
+            contributors: vec![(worker(0, 1), 2), (worker(1, 1), 1)],
+        };
+        let mut mean = Vec::new();
+        block.commit(&commit, &*sgd(), |_| 1.0, &mut mean).unwrap();
+        assert_eq!(weights(&block), [-2.0]);
+        assert!(block.version() == Version(1) && block.staged.is_empty());
+
+        commit.step = Clock(6);
+        let missing = block.commit(&commit, &*sgd(), |_| 1.0, &mut mean);
+        assert_eq!(missing, Err(NotStaged(worker(0, 1))));
+        assert_eq!((weights(&block), block.version()), (vec![-2.0], Version(1)));
+    }
+}

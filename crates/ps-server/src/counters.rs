@@ -1,0 +1,101 @@
+//! What a shard counts: for Prometheus, and for the coordinator's summary.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
+use shared_proto::refusal::Refusal;
+use shared_proto::wire;
+
+/// Handles, built once.
+pub(crate) struct Counters {
+    pub(crate) pushes: Counter,
+    pub(crate) pulls: Counter,
+    pub(crate) received_bytes: Counter,
+    pub(crate) sent_bytes: Counter,
+    pub(crate) unchanged: Counter,
+    pub(crate) duplicates: Counter,
+    pub(crate) sessions: Gauge,
+    pub(crate) live_workers: Gauge,
+    pub(crate) staged_bytes: Gauge,
+    blocks: Gauge,
+    held_bytes: Gauge,
+    apply: Histogram,
+    pull_wait: Histogram,
+    staleness: Histogram,
+    lead: Histogram,
+    // The same once more for the report: metrics cannot be read back.
+    held: [AtomicU64; 2],
+    updates: AtomicU64,
+    staleness_sum: AtomicU64,
+    max_lead: AtomicU64,
+    refused: AtomicU64,
+}
+
+impl Counters {
+    pub(crate) fn new() -> Self {
+        Self {
+            pushes: counter!("flambeau_ps_pushes_total"),
+            pulls: counter!("flambeau_ps_pulls_total"),
+            received_bytes: counter!("flambeau_ps_received_bytes_total"),
+            sent_bytes: counter!("flambeau_ps_sent_bytes_total"),
+            unchanged: counter!("flambeau_ps_unchanged_blocks_total"),
+            duplicates: counter!("flambeau_ps_duplicates_total"),
+            sessions: gauge!("flambeau_ps_sessions"),
+            live_workers: gauge!("flambeau_ps_live_workers"),
+            staged_bytes: gauge!("flambeau_ps_staged_bytes"),
+            blocks: gauge!("flambeau_ps_blocks"),
+            held_bytes: gauge!("flambeau_ps_held_bytes"),
+            apply: histogram!("flambeau_ps_apply_seconds"),
+            pull_wait: histogram!("flambeau_ps_pull_wait_seconds"),
+            staleness: histogram!("flambeau_ps_gradient_staleness_updates"),
+            lead: histogram!("flambeau_ps_clock_lead_steps"),
+            held: [AtomicU64::new(0), AtomicU64::new(0)],
+            updates: AtomicU64::new(0),
+            staleness_sum: AtomicU64::new(0),
+            max_lead: AtomicU64::new(0),
+            refused: AtomicU64::new(0),
+        }
+    }
+
+    /// An update of a block.
+    pub(crate) fn applied(&self, took: Duration, staleness: u64) {
+        self.apply.record(took);
+        self.staleness.record(staleness as f64);
+        self.updates.fetch_add(1, Relaxed);
+        self.staleness_sum.fetch_add(staleness, Relaxed);
+    }
+
+    /// A pull that was answered.
+    pub(crate) fn pulled(&self, waited: Duration, lead: u64) {
+        self.pulls.increment(1);
+        self.pull_wait.record(waited);
+        self.lead.record(lead as f64);
+        self.max_lead.fetch_max(lead, Relaxed);
+    }
+
+    pub(crate) fn refused(&self, refusal: &Refusal) {
+        counter!("flambeau_ps_refused_total", "reason" => refusal.label()).increment(1);
+        self.refused.fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn holds(&self, blocks: usize, bytes: usize) {
+        self.blocks.set(blocks as f64);
+        self.held_bytes.set(bytes as f64);
+        self.held[0].store(blocks as u64, Relaxed);
+        self.held[1].store(bytes as u64, Relaxed);
+    }
+
+    pub(crate) fn report(&self, shard: u32, last: bool) -> wire::ShardReport {
+        wire::ShardReport {
+            shard,
+            blocks: self.held[0].load(Relaxed),
+            bytes: self.held[1].load(Relaxed),
+            updates: self.updates.load(Relaxed),
+            max_clock_lead: self.max_lead.load(Relaxed),
+            staleness_sum: self.staleness_sum.load(Relaxed),
+            refused: self.refused.load(Relaxed),
+            last,
+        }
+    }
+}

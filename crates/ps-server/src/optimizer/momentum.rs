@@ -1,0 +1,28 @@
+//! Momentum, and Nesterov's (Sutskever et al., "On the Importance of Initialization and Momentum in
+//! Deep Learning", ICML 2013, section 2), in the form in which the rate stands outside the velocity.
+
+use shared_proto::job::Momentum;
+use shared_proto::payload::LeF32;
+
+use super::{Rule, Slots, Update, with_slot};
+
+impl Rule for Momentum {
+    fn slots(&self) -> Slots {
+        Slots {
+            count: 1,
+            initial: 0.0,
+        }
+    }
+
+    fn apply(&self, update: Update, weights: &mut [f32], gradient: &[LeF32], slots: &mut [f32]) {
+        let (rate, decay, mu) = (update.learning_rate, self.weight_decay, self.momentum);
+        // How much of the newest gradient is counted once more.
+        let look_ahead = if self.nesterov { 1.0 } else { 0.0 };
+        let kept = if self.nesterov { mu } else { 1.0 };
+        for (w, g, velocity) in with_slot(weights, gradient, slots) {
+            let g = g + decay * *w;
+            *velocity = mu * *velocity + g;
+            *w -= rate * (look_ahead * g + kept * *velocity);
+        }
+    }
+}

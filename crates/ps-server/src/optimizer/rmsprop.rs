@@ -1,0 +1,35 @@
+//! RMSProp (Tieleman and Hinton, "Neural Networks for Machine Learning", lecture 6.5, 2012), with
+//! momentum where asked for.
+
+use shared_proto::job::RmsProp;
+use shared_proto::payload::LeF32;
+
+use super::{Rule, Slots, Update, with_slot, with_two_slots};
+
+impl Rule for RmsProp {
+    fn slots(&self) -> Slots {
+        Slots {
+            count: if self.momentum > 0.0 { 2 } else { 1 },
+            initial: 0.0,
+        }
+    }
+
+    fn apply(&self, update: Update, weights: &mut [f32], gradient: &[LeF32], slots: &mut [f32]) {
+        let (rate, decay, mu) = (update.learning_rate, self.weight_decay, self.momentum);
+        let (alpha, epsilon) = (self.alpha, self.epsilon);
+        let step = |g: f32, square: &mut f32| {
+            *square = alpha * *square + (1.0 - alpha) * g * g;
+            g / (square.sqrt() + epsilon)
+        };
+        if mu > 0.0 {
+            for (w, g, square, velocity) in with_two_slots(weights, gradient, slots) {
+                *velocity = mu * *velocity + step(g + decay * *w, square);
+                *w -= rate * *velocity;
+            }
+        } else {
+            for (w, g, square) in with_slot(weights, gradient, slots) {
+                *w -= rate * step(g + decay * *w, square);
+            }
+        }
+    }
+}

@@ -1,0 +1,346 @@
+//! A worker's session: reads its messages in order, hands them to the shard, answers. Pulls that
+//! must wait stand aside until the view lets them through.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use shared_proto::ids::{Origin, Task, names};
+use shared_proto::refusal::{Reason, Refusal};
+use shared_proto::transport::{MAX_MESSAGE_BYTES, PROTOCOL_VERSION};
+use shared_proto::wire;
+use shared_proto::wire::client_message::Kind as Incoming;
+use shared_proto::wire::server_message::Kind as Outgoing;
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep_until, timeout};
+use tokio_util::sync::CancellationToken;
+use tonic::{Code, Status, Streaming};
+
+use crate::gate::Admission;
+use crate::shard::{Followed, Shard};
+
+/// Pulls of one session that may wait at a time: more than the blocks of any model's shard that
+/// are asked for one by one make sense.
+const MOST_WAITING: usize = 65_536;
+
+/// How long a pull waits before the worker is told for whom.
+const QUIET: Duration = Duration::from_millis(100);
+
+/// How long a session waits for its shard to follow the view that the worker knows.
+const CATCH_UP: Duration = Duration::from_secs(10);
+
+/// Where answers go.
+pub(crate) type Answers = mpsc::Sender<Result<wire::ServerMessage, Status>>;
+
+/// A pull that must wait.
+struct Waiting {
+    pull: wire::Pull,
+    origin: Origin,
+    since: Instant,
+    on: Vec<Task>,
+    /// When to tell the worker; none once it knows.
+    tell: Option<Instant>,
+}
+
+/// One worker's stream.
+pub(crate) struct Session {
+    shard: Arc<Shard>,
+    followed: watch::Receiver<Followed>,
+    answers: Answers,
+    waiting: Vec<Waiting>,
+    /// Who is at the other end.
+    peer: String,
+}
+
+/// Why a session ends before the worker ends it.
+enum End {
+    /// The worker is gone.
+    Gone,
+    /// It is told this.
+    Status(Status),
+}
+
+impl Session {
+    pub(crate) fn new(shard: Arc<Shard>, answers: Answers) -> Self {
+        Self {
+            followed: shard.subscribe(),
+            shard,
+            answers,
+            waiting: Vec::new(),
+            peer: "a peer that has not said hello".to_owned(),
+        }
+    }
+
+    /// Serves the worker until either side ends it.
+    pub(crate) async fn serve(
+        mut self,
+        mut incoming: Streaming<wire::ClientMessage>,
+        shutdown: CancellationToken,
+    ) {
+        self.shard.counters.sessions.increment(1.0);
+        let served = tokio::select! {
+            end = self.exchange(&mut incoming) => end,
+            () = shutdown.cancelled() => End::Status(Status::unavailable("the server is shutting down; connect again")),
+        };
+        self.shard.counters.sessions.decrement(1.0);
+        if let End::Status(status) = served {
+            tracing::debug!(peer = %self.peer, %status, "a session has ended");
+            // Whoever does not read any more does not get it.
+            let _ = timeout(QUIET, self.answers.send(Err(status))).await;
+        }
+    }
+
+    async fn exchange(&mut self, incoming: &mut Streaming<wire::ClientMessage>) -> End {
+        if let Err(end) = self.greet(incoming).await {
+            return end;
+        }
+        loop {
+            let tell = self.waiting.iter().filter_map(|w| w.tell).min();
+            let handled = tokio::select! {
+                message = incoming.message() => match message {
+                    Ok(Some(message)) => self.handle(message).await,
+                    Ok(None) => return End::Gone,
+                    Err(status) => return self.broken(status),
+                },
+                changed = self.followed.changed(), if !self.waiting.is_empty() => match changed {
+                    Ok(()) => self.look_again().await,
+                    Err(_) => return End::Gone,
+                },
+                () = sleep_until(tell.unwrap_or_else(Instant::now)), if tell.is_some() => self.tell().await,
+            };
+            if let Err(end) = handled {
+                return end;
+            }
+        }
+    }
+
+    /// Hello and Welcome.
+    async fn greet(&mut self, incoming: &mut Streaming<wire::ClientMessage>) -> Result<(), End> {
+        let first = match timeout(CATCH_UP, incoming.message()).await {
+            Ok(Ok(Some(message))) => message,
+            Ok(Ok(None)) => return Err(End::Gone),
+            Ok(Err(status)) => return Err(self.broken(status)),
+            Err(_) => return Err(End::Status(Status::deadline_exceeded("no hello came"))),
+        };
+        let refuse = |shard: &Shard, refusal: Refusal| {
+            shard.counters.refused(&refusal);
+            tracing::warn!(reason = refusal.label(), "refused a session: {refusal}");
+            End::Status(refusal.into())
+        };
+        let welcome = self
+            .welcome(first)
+            .await
+            .map_err(|r| refuse(&self.shard, r))?;
+        self.answer(Outgoing::Welcome(welcome)).await
+    }
+
+    async fn welcome(&mut self, first: wire::ClientMessage) -> Result<wire::Welcome, Refusal> {
+        let Some(Incoming::Hello(hello)) = first.kind else {
+            return Err(Refusal::new(
+                Reason::Malformed,
+                "a session begins with Hello; something else came first",
+            ));
+        };
+        if hello.protocol_version != PROTOCOL_VERSION {
+            return Err(Refusal::new(
+                Reason::WrongProtocolVersion,
+                format!(
+                    "the client speaks protocol version {}, this server {PROTOCOL_VERSION}; use the same release everywhere",
+                    hello.protocol_version
+                ),
+            ));
+        }
+        let origin = Origin::read(hello.origin.as_ref(), "Hello")?;
+        self.peer = origin.task.to_string();
+        let caught_up = |followed: &Followed| {
+            followed.view.number.0 >= hello.view && followed.epoch() >= origin.epoch
+        };
+        // What the worker knows from the coordinator arrives here by another way, soon.
+        let _ = timeout(CATCH_UP, self.followed.wait_for(caught_up)).await;
+        let followed = self.followed.borrow_and_update().clone();
+        self.shard.gate.member(&origin, &followed.view)?;
+        let shard = followed.shard().ok_or_else(|| {
+            Refusal::new(
+                Reason::StaleEpoch,
+                "this server holds no shard; fetch the shard map and go where it points",
+            )
+        })?;
+        tracing::info!(peer = %self.peer, generation = origin.task.generation.0, "a session has begun");
+        Ok(wire::Welcome {
+            protocol_version: PROTOCOL_VERSION,
+            shard,
+            epoch: followed.epoch().0,
+            max_message_bytes: MAX_MESSAGE_BYTES as u64,
+        })
+    }
+
+    async fn handle(&mut self, message: wire::ClientMessage) -> Result<(), End> {
+        match message.kind {
+            Some(Incoming::Push(push)) => {
+                let sequence = sequence(push.origin.as_ref());
+                match self.shard.push(push) {
+                    Ok(taken) => self.answer(Outgoing::Acknowledged(taken)).await,
+                    Err(refusal) => self.refuse(sequence, refusal).await,
+                }
+            }
+            Some(Incoming::Pull(pull)) => match Origin::read(pull.origin.as_ref(), "Pull") {
+                Ok(origin) => self.pull(pull, origin).await,
+                Err(refusal) => self.refuse(sequence(pull.origin.as_ref()), refusal).await,
+            },
+            Some(Incoming::Initialize(initialize)) => {
+                let sequence = sequence(initialize.origin.as_ref());
+                match self.shard.initialize(initialize) {
+                    Ok(taken) => self.answer(Outgoing::Acknowledged(taken)).await,
+                    Err(refusal) => self.refuse(sequence, refusal).await,
+                }
+            }
+            Some(Incoming::Hello(hello)) => {
+                let again = Refusal::new(Reason::Malformed, "Hello came a second time");
+                self.refuse(sequence(hello.origin.as_ref()), again).await
+            }
+            None => {
+                let empty = Refusal::new(
+                    Reason::Malformed,
+                    "a message of no kind that this server knows",
+                );
+                self.refuse(0, empty).await
+            }
+        }
+    }
+
+    async fn pull(&mut self, pull: wire::Pull, origin: Origin) -> Result<(), End> {
+        let followed = self.shard.followed();
+        let now = Instant::now();
+        match self.shard.admit_pull(&origin, &followed) {
+            Admission::Proceed => self.send_weights(&pull, &origin, &followed, now).await,
+            Admission::Reject(refusal) => self.refuse(origin.sequence.0, refusal).await,
+            Admission::Wait(_) if self.waiting.len() >= MOST_WAITING => {
+                let many = Refusal::new(
+                    Reason::TooManyRequests,
+                    format!("{MOST_WAITING} pulls of this session are waiting; wait for answers"),
+                );
+                self.refuse(origin.sequence.0, many).await
+            }
+            Admission::Wait(on) => {
+                self.waiting.push(Waiting {
+                    pull,
+                    origin,
+                    since: now,
+                    on,
+                    tell: Some(now + QUIET),
+                });
+                Ok(())
+            }
+        }
+    }
+
+    /// The view has changed: answers the pulls that it lets through.
+    async fn look_again(&mut self) -> Result<(), End> {
+        let followed = self.followed.borrow_and_update().clone();
+        for mut waiting in std::mem::take(&mut self.waiting) {
+            match self.shard.admit_pull(&waiting.origin, &followed) {
+                Admission::Proceed => {
+                    let (pull, origin) = (&waiting.pull, &waiting.origin);
+                    self.send_weights(pull, origin, &followed, waiting.since)
+                        .await?;
+                }
+                Admission::Reject(refusal) => {
+                    self.refuse(waiting.origin.sequence.0, refusal).await?;
+                }
+                Admission::Wait(on) => {
+                    if on != waiting.on {
+                        waiting.on = on;
+                        waiting.tell = Some(waiting.tell.unwrap_or_else(Instant::now));
+                    }
+                    self.waiting.push(waiting);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells the worker whom its pulls wait for, where that is due.
+    async fn tell(&mut self) -> Result<(), End> {
+        let now = Instant::now();
+        let min_clock = self.shard.followed().view.min_clock;
+        let mut due = Vec::new();
+        for waiting in &mut self.waiting {
+            if waiting.tell.take_if(|at| *at <= now).is_some() {
+                due.push(wire::Waiting {
+                    request: waiting.origin.sequence.0,
+                    on: waiting.on.iter().copied().map(Into::into).collect(),
+                    min_clock: min_clock.0,
+                });
+                tracing::debug!(peer = %self.peer, on = names(&waiting.on), "a pull waits");
+            }
+        }
+        for waiting in due {
+            self.answer(Outgoing::Waiting(waiting)).await?;
+        }
+        Ok(())
+    }
+
+    async fn send_weights(
+        &mut self,
+        pull: &wire::Pull,
+        origin: &Origin,
+        followed: &Followed,
+        since: Instant,
+    ) -> Result<(), End> {
+        match self.shard.pull(pull, origin, followed) {
+            Ok(weights) => {
+                let min_clock = followed.view.min_clock;
+                let lead = shared_proto::staleness::lead(origin.clock, min_clock);
+                self.shard.counters.pulled(since.elapsed(), lead);
+                self.answer(Outgoing::Weights(weights)).await
+            }
+            Err(refusal) => self.refuse(origin.sequence.0, refusal).await,
+        }
+    }
+
+    async fn refuse(&mut self, sequence: u64, refusal: Refusal) -> Result<(), End> {
+        self.shard.counters.refused(&refusal);
+        tracing::warn!(peer = %self.peer, reason = refusal.label(), "refused: {refusal}");
+        self.answer(Outgoing::Refused(wire::Refused {
+            sequence,
+            code: refusal.code() as u32,
+            reason: refusal.reason.into(),
+            message: refusal.message,
+        }))
+        .await
+    }
+
+    async fn answer(&mut self, kind: Outgoing) -> Result<(), End> {
+        let message = wire::ServerMessage { kind: Some(kind) };
+        self.answers.send(Ok(message)).await.map_err(|_| End::Gone)
+    }
+
+    /// The stream broke, or what came was no message.
+    fn broken(&self, status: Status) -> End {
+        let refusal = match status.code() {
+            Code::OutOfRange => Refusal::new(
+                Reason::Oversized,
+                format!(
+                    "{} sent a message larger than {MAX_MESSAGE_BYTES} bytes: {}; cut pushes into smaller messages",
+                    self.peer,
+                    status.message()
+                ),
+            ),
+            Code::Internal | Code::InvalidArgument => Refusal::new(
+                Reason::Malformed,
+                format!(
+                    "{} sent what is no message: {}",
+                    self.peer,
+                    status.message()
+                ),
+            ),
+            _ => return End::Gone,
+        };
+        self.shard.counters.refused(&refusal);
+        tracing::warn!(peer = %self.peer, reason = refusal.label(), "refused: {refusal}");
+        End::Status(refusal.into())
+    }
+}
+
+fn sequence(origin: Option<&wire::Origin>) -> u64 {
+    origin.map_or(0, |origin| origin.sequence)
+}

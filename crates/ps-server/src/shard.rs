@@ -1,0 +1,395 @@
+//! What a push and a pull do: steps 5 to 7 of the data's way. Each block is locked by itself and
+//! updated inline in the task that received the gradient.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use dashmap::DashMap;
+use parking_lot::{Mutex, RwLock};
+use shared_proto::blocks::{BlockId, ShardMap};
+use shared_proto::ids::{Epoch, Origin, Version};
+use shared_proto::job::{Job, Mode, Schedule};
+use shared_proto::payload;
+use shared_proto::refusal::{Reason, Refusal};
+use shared_proto::view::{Commit, View};
+use shared_proto::wire;
+use tokio::sync::watch;
+
+use crate::block::{Block, NotStaged};
+use crate::counters::Counters;
+use crate::gate::{Admission, Gate};
+use crate::optimizer::{Rule, rule};
+use crate::schedule::factor;
+
+/// The blocks of one epoch of the shard map.
+struct Store {
+    shard: u32,
+    map: ShardMap,
+    blocks: DashMap<BlockId, Mutex<Block>>,
+    /// Held while a step is committed, and shared while a pull is answered: a pull sees all of a
+    /// step or nothing of it.
+    committing: RwLock<()>,
+}
+
+/// A view that this shard has caught up with: it has the map, and has applied the commit.
+#[derive(Clone, Default)]
+pub(crate) struct Followed {
+    pub(crate) view: Arc<View>,
+    store: Option<Arc<Store>>,
+}
+
+/// A shard of the variables.
+pub(crate) struct Shard {
+    pub(crate) gate: Gate,
+    pub(crate) counters: Counters,
+    rule: Box<dyn Rule>,
+    base_rate: f32,
+    schedule: Schedule,
+    followed: watch::Sender<Followed>,
+}
+
+/// A gradient of a push that was found good.
+struct Checked {
+    block: BlockId,
+    based_on: Version,
+    gradient: Bytes,
+}
+
+impl Shard {
+    pub(crate) fn new(job: &Job) -> Self {
+        Self {
+            gate: Gate {
+                job: job.name.clone(),
+                strategy: job.strategy.clone(),
+            },
+            counters: Counters::new(),
+            rule: rule(&job.optimizer),
+            base_rate: *job.optimizer.clone().learning_rate_mut(),
+            schedule: job.schedule.clone(),
+            followed: watch::channel(Followed::default()).0,
+        }
+    }
+
+    /// Steps 5 to 7 for a push: check all of it, then update or stage block by block.
+    pub(crate) fn push(&self, push: wire::Push) -> Result<wire::Acknowledged, Refusal> {
+        let origin = Origin::read(push.origin.as_ref(), "Push")?;
+        let Followed { view, store } = self.followed();
+        let store = self.initialized(&origin, &view, store.as_ref())?;
+        let (gradients, elsewhere) = self.check(store, &origin, &view, push.gradients)?;
+
+        let mut taken = Vec::with_capacity(gradients.len());
+        for Checked {
+            block: id,
+            based_on,
+            gradient,
+        } in gradients
+        {
+            let Some(block) = store.blocks.get(&id) else {
+                continue;
+            };
+            let mut block = block.lock();
+            let from = (origin.task, origin.sequence);
+            if block.has_taken(from.0, from.1) {
+                self.counters.duplicates.increment(1);
+            } else if self.gate.strategy.mode == Mode::Sync {
+                self.counters.staged_bytes.increment(gradient.len() as f64);
+                block.stage(from, &view, origin.clock, gradient);
+            } else {
+                let began = Instant::now();
+                let elements = payload::elements(&gradient);
+                let rate = |version| self.learning_rate(store, version);
+                let applied = block.apply(from, &view, elements, based_on, &*self.rule, rate);
+                self.counters.applied(began.elapsed(), applied.staleness);
+            }
+            taken.push(store.version(id, &block));
+        }
+        self.counters.pushes.increment(1);
+        Ok(wire::Acknowledged {
+            sequence: origin.sequence.0,
+            level: self.level().into(),
+            blocks: taken,
+            elsewhere,
+            epoch: store.map.epoch.0,
+        })
+    }
+
+    /// Step 2 for a pull that was admitted: copies what the asker does not have.
+    pub(crate) fn pull(
+        &self,
+        pull: &wire::Pull,
+        origin: &Origin,
+        followed: &Followed,
+    ) -> Result<wire::Weights, Refusal> {
+        let store = self.initialized(origin, &followed.view, followed.store.as_ref())?;
+        let mut weights = wire::Weights {
+            request: origin.sequence.0,
+            epoch: store.map.epoch.0,
+            min_clock: followed.view.min_clock.0,
+            ..wire::Weights::default()
+        };
+        let _whole_steps = store.committing.read();
+        for known in &pull.blocks {
+            let id = BlockId::read(known.block)?;
+            if store.map.shard(id)? != store.shard {
+                weights.elsewhere.push(id.into());
+                continue;
+            }
+            let Some(block) = store.blocks.get(&id) else {
+                continue;
+            };
+            let block = block.lock();
+            let version = store.version(id, &block);
+            if !block.initialized() {
+                return Err(not_initialized(&store.map.describe(id)));
+            }
+            if version == *known {
+                self.counters.unchanged.increment(1);
+                weights.unchanged.push(id.into());
+                continue;
+            }
+            let values = block.weights();
+            drop(block);
+            self.counters.sent_bytes.increment(values.len() as u64);
+            weights.blocks.push(wire::BlockWeights {
+                version: Some(version),
+                payload: Some(payload::dense(values)),
+            });
+        }
+        Ok(weights)
+    }
+
+    /// Whether a pull may be answered now.
+    pub(crate) fn admit_pull(&self, origin: &Origin, followed: &Followed) -> Admission {
+        let view = &followed.view;
+        match self.initialized(origin, view, followed.store.as_ref()) {
+            Ok(_) => self.gate.pull(origin.task, origin.clock, view),
+            Err(refusal) => Admission::Reject(refusal),
+        }
+    }
+
+    /// Takes initial values from the initialiser.
+    pub(crate) fn initialize(
+        &self,
+        initialize: wire::Initialize,
+    ) -> Result<wire::Acknowledged, Refusal> {
+        let origin = Origin::read(initialize.origin.as_ref(), "Initialize")?;
+        let Followed { view, store } = self.followed();
+        let store = self.store(&origin, &view, store.as_ref())?;
+        if view.initializer != Some(origin.task) {
+            return Err(Refusal::new(
+                Reason::Fenced,
+                format!(
+                    "{} is not the initialiser in view {}; register the variables again",
+                    origin.task, view.number
+                ),
+            ));
+        }
+        let mut checked = Vec::with_capacity(initialize.blocks.len());
+        for part in &initialize.blocks {
+            let id = BlockId::read(part.block)?;
+            checked.push((id, store.read_values(id, part.payload.as_ref())?));
+        }
+        let mut acknowledged = wire::Acknowledged {
+            sequence: origin.sequence.0,
+            level: wire::AcknowledgementLevel::Applied.into(),
+            epoch: store.map.epoch.0,
+            ..wire::Acknowledged::default()
+        };
+        for (id, values) in checked {
+            match store.blocks.get(&id) {
+                Some(block) => {
+                    let mut block = block.lock();
+                    block.initialize(payload::elements(&values), &*self.rule);
+                    acknowledged.blocks.push(store.version(id, &block));
+                }
+                None => acknowledged.elsewhere.push(id.into()),
+            }
+        }
+        let bytes = store.blocks.iter().map(|block| block.lock().bytes()).sum();
+        self.counters.holds(store.blocks.len(), bytes);
+        Ok(acknowledged)
+    }
+
+    /// Catches up with a view: applies its commit, if that is new, and lets the sessions see it.
+    /// `map` is the shard map of the view's epoch, where it differs from the one in force.
+    ///
+    /// # Errors
+    /// If a committed gradient is not here, so that this shard's weights would not be the job's.
+    pub(crate) fn follow(&self, view: View, map: Option<(u32, ShardMap)>) -> Result<(), NotStaged> {
+        let before = self.followed();
+        let store = match map {
+            Some((shard, map)) => Some(Arc::new(Store::new(shard, map))),
+            None => before.store.clone(),
+        };
+        if let (Some(commit), Some(store)) = (&view.commit, &store)
+            && before.view.commit.as_ref() != Some(commit)
+        {
+            self.commit(commit, store)?;
+        }
+        self.counters.live_workers.set(view.workers.len() as f64);
+        self.followed.send_replace(Followed {
+            view: Arc::new(view),
+            store,
+        });
+        Ok(())
+    }
+
+    fn commit(&self, commit: &Commit, store: &Store) -> Result<(), NotStaged> {
+        let _whole_steps = store.committing.write();
+        let mut scratch = Vec::new();
+        for entry in &store.blocks {
+            let began = Instant::now();
+            let rate = |version| self.learning_rate(store, version);
+            let mut block = entry.lock();
+            block.commit(commit, &*self.rule, rate, &mut scratch)?;
+            self.counters.applied(began.elapsed(), 0);
+        }
+        self.counters.staged_bytes.set(0.0);
+        Ok(())
+    }
+
+    /// The newest view caught up with.
+    pub(crate) fn followed(&self) -> Followed {
+        self.followed.borrow().clone()
+    }
+
+    /// Follows what is caught up with.
+    pub(crate) fn subscribe(&self) -> watch::Receiver<Followed> {
+        self.followed.subscribe()
+    }
+
+    fn level(&self) -> wire::AcknowledgementLevel {
+        match self.gate.strategy.mode {
+            Mode::Sync => wire::AcknowledgementLevel::Staged,
+            Mode::Bounded | Mode::Async => wire::AcknowledgementLevel::Applied,
+        }
+    }
+
+    fn learning_rate(&self, store: &Store, version: Version) -> f32 {
+        self.base_rate * factor(&self.schedule, version.0, store.map.total_updates)
+    }
+
+    /// The store, for a sender who is in the view and goes by its map.
+    fn store<'a>(
+        &self,
+        origin: &Origin,
+        view: &View,
+        store: Option<&'a Arc<Store>>,
+    ) -> Result<&'a Store, Refusal> {
+        self.gate.member(origin, view)?;
+        let store = store.ok_or_else(|| not_initialized("the shard map"))?;
+        Gate::epoch(origin, store.map.epoch)?;
+        Ok(store)
+    }
+
+    fn initialized<'a>(
+        &self,
+        origin: &Origin,
+        view: &View,
+        store: Option<&'a Arc<Store>>,
+    ) -> Result<&'a Store, Refusal> {
+        let store = self.store(origin, view, store)?;
+        if view.initialized {
+            Ok(store)
+        } else {
+            Err(not_initialized("the job"))
+        }
+    }
+
+    /// Step 5: everything that can be wrong with a push is found before anything is changed.
+    fn check(
+        &self,
+        store: &Store,
+        origin: &Origin,
+        view: &View,
+        gradients: Vec<wire::Gradient>,
+    ) -> Result<(Vec<Checked>, Vec<wire::BlockId>), Refusal> {
+        let mut checked = Vec::with_capacity(gradients.len());
+        let mut elsewhere = Vec::new();
+        let mut all_taken = true;
+        for gradient in gradients {
+            let id = BlockId::read(gradient.block)?;
+            let values = store.read_values(id, gradient.payload.as_ref())?;
+            if store.map.shard(id)? != store.shard {
+                elsewhere.push(id.into());
+                continue;
+            }
+            if let Some(block) = store.blocks.get(&id) {
+                all_taken &= block.lock().has_taken(origin.task, origin.sequence);
+            }
+            self.counters.received_bytes.increment(values.len() as u64);
+            checked.push(Checked {
+                block: id,
+                based_on: Version(gradient.based_on_version),
+                gradient: values,
+            });
+        }
+        // What was taken before is acknowledged again, though its step may be over by now.
+        if !all_taken
+            && let Admission::Reject(refusal) = self.gate.push(origin.task, origin.clock, view)
+        {
+            return Err(refusal);
+        }
+        Ok((checked, elsewhere))
+    }
+}
+
+impl Store {
+    fn new(shard: u32, map: ShardMap) -> Self {
+        let blocks = map.blocks_of(shard);
+        Self {
+            shard,
+            blocks: blocks.map(|id| (id, Mutex::default())).collect(),
+            committing: RwLock::new(()),
+            map,
+        }
+    }
+
+    fn version(&self, id: BlockId, block: &Block) -> wire::BlockVersion {
+        wire::BlockVersion {
+            block: Some(id.into()),
+            epoch: self.map.epoch.0,
+            version: block.version().0,
+        }
+    }
+
+    /// The values sent for a block: of the right size and kind, all finite.
+    fn read_values(&self, id: BlockId, payload: Option<&wire::Payload>) -> Result<Bytes, Refusal> {
+        let expected = self.map.range(id)?.len();
+        let named = |refusal: Refusal| {
+            Refusal::new(
+                refusal.reason,
+                format!("{} {refusal}", self.map.describe(id)),
+            )
+        };
+        let values = payload::read_dense(payload, expected).map_err(named)?;
+        if !payload::all_finite(payload::elements(&values)) {
+            return Err(named(Refusal::new(
+                Reason::NonFinite,
+                "holds NaN or infinity; lower the learning rate, clip gradients, or look at the data",
+            )));
+        }
+        Ok(values)
+    }
+}
+
+fn not_initialized(what: &str) -> Refusal {
+    Refusal::new(
+        Reason::NotInitialized,
+        format!("{what} has no values yet; an initialiser is at work, ask again"),
+    )
+}
+
+/// The epoch of the map in force; 0 before there is one.
+impl Followed {
+    pub(crate) fn epoch(&self) -> Epoch {
+        self.store
+            .as_ref()
+            .map_or(Epoch(0), |store| store.map.epoch)
+    }
+
+    pub(crate) fn shard(&self) -> Option<u32> {
+        self.store.as_ref().map(|store| store.shard)
+    }
+}

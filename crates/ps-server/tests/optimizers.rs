@@ -1,0 +1,64 @@
+//! Each optimizer and schedule against fixed vectors made with PyTorch and TensorFlow
+//! (`vectors/make_optimizer_vectors.py`).
+
+#![allow(clippy::unwrap_used)]
+
+use ps_server::optimizer::{Update, rule};
+use ps_server::schedule::factor;
+use serde::Deserialize;
+use shared_proto::job::{Optimizer, Schedule};
+use shared_proto::payload::LeF32;
+
+#[derive(Deserialize)]
+struct Vectors {
+    cases: Vec<Case>,
+}
+
+#[derive(Deserialize)]
+struct Case {
+    name: String,
+    optimizer: Optimizer,
+    schedule: Option<Schedule>,
+    initial: Vec<f32>,
+    gradients: Vec<Vec<f32>>,
+    weights: Vec<Vec<f32>>,
+}
+
+#[test]
+fn every_optimizer_agrees_with_an_independent_implementation() {
+    let vectors: Vectors = serde_json::from_str(include_str!("vectors/optimizers.json")).unwrap();
+    let mut seen = Vec::new();
+    for case in vectors.cases {
+        assert!(case.gradients.len() >= 20, "{}", case.name);
+        let worst = largest_error(&case);
+        println!("{:<40} largest relative error {worst:.1e}", case.name);
+        assert!(worst < 1e-5, "{}: {worst}", case.name);
+        seen.push(case.optimizer.name());
+    }
+    for name in Optimizer::NAMES {
+        assert!(seen.contains(&name), "no vectors for {name}");
+    }
+}
+
+/// Over all steps and weights; relative to the weight, or to 0.1 where it is smaller (an update of
+/// several tenths that ends near zero has the rounding of several tenths).
+fn largest_error(case: &Case) -> f32 {
+    let schedule = case.schedule.clone().unwrap_or_default();
+    let base = *case.optimizer.clone().learning_rate_mut();
+    let rule = rule(&case.optimizer);
+    let mut weights = case.initial.clone();
+    let mut slots = vec![rule.slots().initial; rule.slots().count * weights.len()];
+    let mut worst = 0.0f32;
+    for (done, (gradient, expected)) in (0u64..).zip(case.gradients.iter().zip(&case.weights)) {
+        let gradient: Vec<LeF32> = gradient.iter().copied().map(LeF32::from).collect();
+        let update = Update {
+            learning_rate: base * factor(&schedule, done, u64::MAX),
+            number: done + 1,
+        };
+        rule.apply(update, &mut weights, &gradient, &mut slots);
+        for (w, e) in weights.iter().zip(expected) {
+            worst = worst.max((w - e).abs() / e.abs().max(0.1));
+        }
+    }
+    worst
+}
