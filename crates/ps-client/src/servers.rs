@@ -33,6 +33,7 @@ pub struct ParameterServers {
     map: ShardMap,
     frames: Frames,
     sessions: Vec<Session>,
+    waiting_on: watch::Receiver<Vec<Task>>,
     origin: Origin,
     /// What this worker's model holds of each block.
     known: HashMap<BlockId, wire::BlockVersion>,
@@ -60,6 +61,8 @@ pub struct Weights {
     pub blocks: Vec<PulledBlock>,
     /// The lowest min clock by which a shard judged the pull.
     pub min_clock: Clock,
+    /// How long a shard held the pull back.
+    pub waited: Duration,
 }
 
 /// A block's values.
@@ -90,12 +93,14 @@ impl ParameterServers {
             view: membership.view,
             patience: membership.patience,
         };
+        let (tell, waiting_on) = watch::channel(Vec::new());
         Self {
             sessions: (0u32..)
                 .zip(&map.addresses)
                 .map(target)
-                .map(Session::open)
+                .map(|target| Session::open(target, tell.clone()))
                 .collect(),
+            waiting_on,
             frames: Frames::of(&map),
             map,
             origin,
@@ -108,9 +113,9 @@ impl ParameterServers {
         &self.map
     }
 
-    /// Whom this worker waits for, shard by shard.
-    pub fn waiting_on(&self) -> Vec<watch::Receiver<Vec<Task>>> {
-        self.sessions.iter().map(Session::waiting_on).collect()
+    /// Whom this worker's pulls wait for; nobody, most of the time.
+    pub fn waiting_on(&self) -> watch::Receiver<Vec<Task>> {
+        self.waiting_on.clone()
     }
 
     /// Sends initial values, one entry a variable in the order of the map, and waits until every
@@ -207,6 +212,7 @@ impl ParameterServers {
         let mut weights = Weights {
             blocks: Vec::new(),
             min_clock: Clock(u64::MAX),
+            waited: Duration::ZERO,
         };
         for reply in ticket.0 {
             let shard = reply.answer().await?;
@@ -217,6 +223,8 @@ impl ParameterServers {
                 return Err(PsError::Moved { epoch: part.epoch });
             }
             weights.min_clock = weights.min_clock.min(Clock(part.min_clock));
+            let waited = Duration::try_from_secs_f64(part.waited).unwrap_or_default();
+            weights.waited = weights.waited.max(waited);
             for block in part.blocks {
                 let Some(version) = block.version else {
                     continue;

@@ -70,14 +70,12 @@ pub(crate) struct Target {
 pub(crate) struct Session {
     shard: u32,
     requests: mpsc::Sender<Request>,
-    waiting_on: watch::Receiver<Vec<Task>>,
 }
 
 impl Session {
-    /// Opens a session; connects in the background.
-    pub(crate) fn open(target: Target) -> Self {
+    /// Opens a session; connects in the background. Tells whom this worker's pulls wait for.
+    pub(crate) fn open(target: Target, tell: watch::Sender<Vec<Task>>) -> Self {
         let (requests, queue) = mpsc::channel(REQUESTS);
-        let (tell, waiting_on) = watch::channel(Vec::new());
         let shard = target.shard;
         let driver = Driver {
             target,
@@ -87,11 +85,7 @@ impl Session {
             unsent: VecDeque::new(),
         };
         tokio::spawn(driver.run());
-        Self {
-            shard,
-            requests,
-            waiting_on,
-        }
+        Self { shard, requests }
     }
 
     /// Hands over a message. Waits only while many others are on their way.
@@ -108,11 +102,6 @@ impl Session {
             shard: self.shard,
             receiver,
         }
-    }
-
-    /// Whom this worker's pulls wait for at this shard.
-    pub(crate) fn waiting_on(&self) -> watch::Receiver<Vec<Task>> {
-        self.waiting_on.clone()
     }
 }
 

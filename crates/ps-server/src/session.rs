@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use shared_proto::ids::{Origin, Task, names};
 use shared_proto::refusal::{Reason, Refusal};
+use shared_proto::staleness::lead;
 use shared_proto::transport::{MAX_MESSAGE_BYTES, PROTOCOL_VERSION};
 use shared_proto::wire;
 use shared_proto::wire::client_message::Kind as Incoming;
@@ -211,7 +212,7 @@ impl Session {
         let followed = self.shard.followed();
         let now = Instant::now();
         match self.shard.admit_pull(&origin, &followed) {
-            Admission::Proceed => self.send_weights(&pull, &origin, &followed, now).await,
+            Admission::Proceed => self.send_weights(&pull, &origin, &followed, None).await,
             Admission::Reject(refusal) => self.refuse(origin.sequence.0, refusal).await,
             Admission::Wait(_) if self.waiting.len() >= MOST_WAITING => {
                 let many = Refusal::new(
@@ -240,7 +241,7 @@ impl Session {
             match self.shard.admit_pull(&waiting.origin, &followed) {
                 Admission::Proceed => {
                     let (pull, origin) = (&waiting.pull, &waiting.origin);
-                    self.send_weights(pull, origin, &followed, waiting.since)
+                    self.send_weights(pull, origin, &followed, Some(waiting.since))
                         .await?;
                 }
                 Admission::Reject(refusal) => {
@@ -284,13 +285,14 @@ impl Session {
         pull: &wire::Pull,
         origin: &Origin,
         followed: &Followed,
-        since: Instant,
+        since: Option<Instant>,
     ) -> Result<(), End> {
         match self.shard.pull(pull, origin, followed) {
-            Ok(weights) => {
-                let min_clock = followed.view.min_clock;
-                let lead = shared_proto::staleness::lead(origin.clock, min_clock);
-                self.shard.counters.pulled(since.elapsed(), lead);
+            Ok(mut weights) => {
+                let waited = since.map_or(Duration::ZERO, |since| since.elapsed());
+                weights.waited = waited.as_secs_f64();
+                let lead = lead(origin.clock, followed.view.min_clock);
+                self.shard.counters.pulled(waited, lead);
                 self.answer(Outgoing::Weights(weights)).await
             }
             Err(refusal) => self.refuse(origin.sequence.0, refusal).await,

@@ -1,6 +1,27 @@
 //! The worker: batch, pull, forward and backward in candle, push. candle lives here and only here.
+//!
+//! The data's way goes through these modules in this order:
+//! - [`run`]: the process: registers, agrees on the variables, asks for work
+//! - `step`: one training step: input, pull, compute, push
+//! - [`input`], [`shuffle`]: the data and the order in which it is taken
+//! - [`strategy`]: where weights come from and gradients go
+//! - [`replica`]: the model on its own thread; [`model`], [`models`]: what it computes
+//! - [`variables`]: the only place where bytes meet candle's memory
+//! - `reporter`: tells the coordinator of finished steps
+//! - [`local`]: the same job in one process, to compare with
 
+mod counters;
+pub mod device;
 pub mod input;
+pub mod local;
 pub mod model;
 pub mod models;
+pub mod replica;
+mod reporter;
+mod run;
+pub mod shuffle;
+mod step;
+pub mod strategy;
 pub mod variables;
+
+pub use run::{Settings, WorkerError, run};

@@ -1,0 +1,189 @@
+//! The command line.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand};
+use daemon::membership::Coordinator;
+use daemon::process;
+use daemon::settings::JobFlags;
+use shared_proto::job::TEMPLATE;
+use worker::model::{Model, Registry};
+
+use crate::error::CommandError;
+use crate::{bench, eval, plot, status, train};
+
+/// Distributed training for candle.
+#[derive(Parser)]
+#[command(name = "flambeau", version)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Train on a whole cluster, on this machine: real processes over loopback.
+    Train(train::Arguments),
+    /// Evaluate the final weights of a run again.
+    Eval(eval::Arguments),
+    /// Draw the loss and accuracy of a run.
+    Plot(plot::Arguments),
+    /// Show what a cluster is doing.
+    Status(StatusArguments),
+    /// Write a job file.
+    #[command(subcommand)]
+    Job(JobCommand),
+    /// Measure.
+    #[command(subcommand)]
+    Bench(bench::Command),
+    /// Run the coordinator: the one address that everybody is given.
+    Coordinator(coordinator::Settings),
+    /// Run a parameter server.
+    PsServer(ps_server::Settings),
+    /// Run a worker.
+    Worker(worker::Settings),
+    /// Train in this process alone, with candle's own optimizer: what a cluster is compared with.
+    #[command(hide = true)]
+    Local(bench::LocalArguments),
+}
+
+#[derive(Subcommand)]
+enum JobCommand {
+    /// Write a commented job file with every setting and its default.
+    Init {
+        /// Where to write it; "-" is stdout. A file that exists is left alone.
+        #[arg(default_value = "job.toml")]
+        path: PathBuf,
+    },
+}
+
+#[derive(Args)]
+struct StatusArguments {
+    /// The coordinator, as host:port.
+    #[arg(long, env = "FLAMBEAU_COORDINATOR", default_value = "127.0.0.1:7070")]
+    coordinator: String,
+    /// One JSON object instead of tables.
+    #[arg(long)]
+    json: bool,
+}
+
+/// The job that a command is about.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct JobArguments {
+    /// The job file; `flambeau job init` writes one. Default: digits, MLP.
+    #[arg(env = "FLAMBEAU_JOB", value_name = "JOB.toml")]
+    pub(crate) file: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) flags: JobFlags,
+}
+
+/// Flambeau's command line, with the models that jobs may name.
+#[derive(Clone, Debug)]
+pub struct App {
+    registry: Registry,
+}
+
+impl Default for App {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl App {
+    /// With the models `softmax`, `mlp` and `cnn`.
+    pub fn new() -> Self {
+        Self {
+            registry: Registry::builtin(),
+        }
+    }
+
+    /// Adds a model of your own, which jobs can name.
+    #[must_use]
+    pub fn model<M: Model>(self, name: &'static str) -> Self {
+        Self {
+            registry: self.registry.with::<M>(name),
+        }
+    }
+
+    /// Does what the command line says.
+    pub fn main(self) -> ExitCode {
+        let registry = self.registry;
+        match Arguments::parse().command {
+            Command::Coordinator(settings) => {
+                process::main(settings.process.clone(), async |process| {
+                    coordinator::run(settings, process).await
+                })
+            }
+            Command::PsServer(settings) => {
+                process::main(settings.process.clone(), async |process| {
+                    ps_server::run(settings, process).await
+                })
+            }
+            Command::Worker(settings) => process::main(settings.process.clone(), async |process| {
+                worker::run(settings, registry, process).await
+            }),
+            Command::Train(arguments) => finish(train::run(arguments)),
+            Command::Eval(arguments) => finish(eval::run(&arguments, &registry)),
+            Command::Plot(arguments) => finish(plot::run(&arguments)),
+            Command::Status(arguments) => finish(show_status(&arguments)),
+            Command::Job(JobCommand::Init { path }) => finish(write_template(path)),
+            Command::Bench(command) => finish(bench::run(command)),
+            Command::Local(arguments) => finish(bench::local(arguments, &registry)),
+        }
+    }
+}
+
+fn finish(outcome: Result<(), CommandError>) -> ExitCode {
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("flambeau: {error}");
+            match error {
+                // As shells say of what SIGINT has ended.
+                CommandError::Interrupted => ExitCode::from(130),
+                _ => ExitCode::FAILURE,
+            }
+        }
+    }
+}
+
+/// Runs a command that talks to others.
+pub(crate) fn block_on<T>(
+    future: impl Future<Output = Result<T, CommandError>>,
+) -> Result<T, CommandError> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(CommandError::file("the runtime"))?;
+    runtime.block_on(future)
+}
+
+fn show_status(arguments: &StatusArguments) -> Result<(), CommandError> {
+    let patience = Duration::from_secs(3);
+    block_on(async {
+        let coordinator = Coordinator::at(&arguments.coordinator, patience)?;
+        let status = status::fetch(&coordinator).await?;
+        if arguments.json {
+            println!("{}", status::json(&status));
+        } else {
+            print!("{}", status::table(&status));
+        }
+        Ok(())
+    })
+}
+
+fn write_template(path: PathBuf) -> Result<(), CommandError> {
+    if path.as_os_str() == "-" {
+        print!("{TEMPLATE}");
+        return Ok(());
+    }
+    let write = || {
+        let mut file = std::fs::File::create_new(&path)?;
+        std::io::Write::write_all(&mut file, TEMPLATE.as_bytes())
+    };
+    write().map_err(CommandError::file(&path))?;
+    println!("wrote {}; flambeau train {0} runs it", path.display());
+    Ok(())
+}

@@ -1,0 +1,237 @@
+//! A cluster on this machine: its processes, started from this very executable, talking over
+//! loopback. Whatever happens to this process, they end: each holds the other end of a pipe.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+
+use daemon::Ready;
+use shared_proto::ids::{Role, TaskId};
+use shared_proto::job::{Job, run_dir};
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::{Child, Command};
+use tokio::time::timeout;
+
+use crate::error::CommandError;
+
+/// How long a process may take until it listens.
+const START: Duration = Duration::from_secs(20);
+
+/// How long processes may take to end once they were told to.
+const DRAIN: Duration = Duration::from_secs(12);
+
+/// Lines of a dead process's log that are shown.
+const TAIL: usize = 12;
+
+/// One process.
+struct Member {
+    child: Child,
+    log: PathBuf,
+}
+
+/// A process that has ended.
+pub(crate) struct Exit {
+    pub(crate) task: TaskId,
+    pub(crate) status: ExitStatus,
+    log: PathBuf,
+}
+
+/// The processes of a job.
+pub(crate) struct LocalCluster {
+    members: BTreeMap<TaskId, Member>,
+    /// Where the coordinator listens.
+    pub(crate) coordinator: SocketAddr,
+}
+
+impl LocalCluster {
+    /// Starts a coordinator, `ps` servers and `workers` workers for `job`, which names its run
+    /// directory. Their logs go there too.
+    pub(crate) async fn start(job: &Job, dir: &Path) -> Result<Self, CommandError> {
+        let logs = dir.join("logs");
+        std::fs::create_dir_all(&logs).map_err(CommandError::file(&logs))?;
+        let job_file = dir.join(run_dir::JOB);
+        std::fs::write(&job_file, job.to_toml()).map_err(CommandError::file(&job_file))?;
+
+        let coordinator = TaskId {
+            role: Role::Coordinator,
+            index: 0,
+        };
+        let mut cluster = Self {
+            members: BTreeMap::new(),
+            coordinator: SocketAddr::from(([127, 0, 0, 1], 0)),
+        };
+        let mut command = own("coordinator")?;
+        command.arg(&job_file).args(["--listen", "127.0.0.1:0"]);
+        let ready = cluster.spawn(coordinator, command, &logs).await?;
+        cluster.coordinator = ready.address.unwrap_or(cluster.coordinator);
+
+        for index in 0..job.cluster.ps.unwrap_or(1) {
+            cluster.add(Role::Ps, index, &[], &logs).await?;
+        }
+        let workers = job.cluster.workers.unwrap_or(1);
+        for index in 0..workers {
+            let threads = threads_each(workers).to_string();
+            let environment = [("RAYON_NUM_THREADS", threads.as_str())];
+            cluster
+                .add(Role::Worker, index, &environment, &logs)
+                .await?;
+        }
+        Ok(cluster)
+    }
+
+    async fn add(
+        &mut self,
+        role: Role,
+        index: u32,
+        environment: &[(&str, &str)],
+        logs: &Path,
+    ) -> Result<(), CommandError> {
+        let task = TaskId { role, index };
+        let mut command = own(match role {
+            Role::Worker => "worker",
+            Role::Ps | Role::Coordinator => "ps-server",
+        })?;
+        command
+            .args(["--coordinator", &self.coordinator.to_string()])
+            .args(["--identity", &task.to_string()])
+            .envs(environment.iter().copied());
+        self.spawn(task, command, logs).await.map(|_| ())
+    }
+
+    async fn spawn(
+        &mut self,
+        task: TaskId,
+        mut command: Command,
+        logs: &Path,
+    ) -> Result<Ready, CommandError> {
+        let failed = |reason: String| CommandError::Start {
+            name: task.to_string(),
+            reason,
+        };
+        let log = logs.join(format!("{task}.log"));
+        let file = std::fs::File::create(&log).map_err(CommandError::file(&log))?;
+        let mut child = command
+            .arg("--exit-with-stdin")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(file)
+            .kill_on_drop(true)
+            .spawn()
+            .map_err(|error| failed(error.to_string()))?;
+        let stdout = child.stdout.take();
+        let stdout = stdout.ok_or_else(|| failed("it has no standard output".to_owned()))?;
+        let mut lines = BufReader::new(stdout).lines();
+        let line = timeout(START, lines.next_line()).await;
+        let Ok(Ok(Some(line))) = line else {
+            let _ = child.kill().await;
+            return Err(failed(format!(
+                "it does not listen; its log says:\n{}",
+                tail(&log)
+            )));
+        };
+        let ready = Ready::parse(&line).ok_or_else(|| failed(format!("it says {line:?}")))?;
+        self.members.insert(task, Member { child, log });
+        Ok(ready)
+    }
+
+    /// Those that have ended since this was last asked.
+    pub(crate) fn exits(&mut self) -> Vec<Exit> {
+        let mut exits = Vec::new();
+        self.members
+            .retain(|task, member| match member.child.try_wait() {
+                Ok(Some(status)) => {
+                    exits.push(Exit {
+                        task: *task,
+                        status,
+                        log: member.log.clone(),
+                    });
+                    false
+                }
+                Ok(None) | Err(_) => true,
+            });
+        exits
+    }
+
+    /// How many processes of a role are running.
+    pub(crate) fn running(&self, role: Role) -> usize {
+        self.members.keys().filter(|task| task.role == role).count()
+    }
+
+    /// Waits for all to end by themselves; then tells those that are left to, and in the end makes
+    /// them.
+    pub(crate) async fn stop(mut self, patience: Duration) -> Vec<Exit> {
+        let mut exits = self.wait(patience).await;
+        for member in self.members.values_mut() {
+            drop(member.child.stdin.take());
+        }
+        exits.extend(self.wait(DRAIN).await);
+        for member in self.members.values_mut() {
+            let _ = member.child.kill().await;
+        }
+        exits.extend(self.exits());
+        exits
+    }
+
+    async fn wait(&mut self, patience: Duration) -> Vec<Exit> {
+        let mut exits = Vec::new();
+        let all_gone = async {
+            while !self.members.is_empty() {
+                exits.extend(self.exits());
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        let _ = timeout(patience, all_gone).await;
+        exits
+    }
+}
+
+impl Exit {
+    pub(crate) fn well(&self) -> bool {
+        self.status.success()
+    }
+
+    /// The process, how it ended, and its last words.
+    pub(crate) fn error(&self) -> CommandError {
+        CommandError::Died {
+            name: self.task.to_string(),
+            status: match self.status.code() {
+                Some(code) => format!("has ended with code {code}"),
+                None => format!("was killed ({})", self.status),
+            },
+            log: self.log.clone(),
+            tail: tail(&self.log),
+        }
+    }
+}
+
+/// This executable, told only what is on its command line.
+fn own(subcommand: &str) -> Result<Command, CommandError> {
+    let path = std::env::current_exe().map_err(CommandError::file("this executable"))?;
+    let mut command = Command::new(path);
+    command.arg(subcommand);
+    for (name, _) in std::env::vars_os() {
+        let ours = name.to_str().is_some_and(|n| n.starts_with("FLAMBEAU_"));
+        if ours && name != "FLAMBEAU_LOG" {
+            command.env_remove(name);
+        }
+    }
+    Ok(command)
+}
+
+/// Threads that each of some workers may compute with, so that they share the cores.
+pub(crate) fn threads_each(workers: u32) -> usize {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    (cores / workers.max(1) as usize).max(1)
+}
+
+fn tail(log: &Path) -> String {
+    let text = std::fs::read_to_string(log).unwrap_or_default();
+    let lines: Vec<&str> = text.lines().collect();
+    let from = lines.len().saturating_sub(TAIL);
+    lines[from..]
+        .iter()
+        .map(|line| format!("  | {line}\n"))
+        .collect()
+}

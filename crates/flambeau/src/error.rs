@@ -1,0 +1,84 @@
+//! What can end a command otherwise than well.
+
+use std::path::PathBuf;
+
+use coordinator::CoordinatorError;
+use daemon::membership::MembershipError;
+use worker::device::DeviceError;
+use worker::replica::ReplicaError;
+
+/// What can end a command otherwise than well.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub(crate) enum CommandError {
+    /// The job cannot be read.
+    #[error(transparent)]
+    Job(#[from] CoordinatorError),
+    /// The coordinator does not answer.
+    #[error(transparent)]
+    Membership(#[from] MembershipError),
+    /// The model or its data cannot be used.
+    #[error(transparent)]
+    Replica(#[from] ReplicaError),
+    /// The device cannot be had.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// A file cannot be read or written.
+    #[error("{path:?}: {error}")]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// What the system says.
+        error: std::io::Error,
+    },
+    /// A file is not what it should be.
+    #[error("{path:?} is not valid: {reason}")]
+    Content {
+        /// Which.
+        path: PathBuf,
+        /// Why not.
+        reason: String,
+    },
+    /// A process of the cluster could not be started.
+    #[error("cannot start {name}: {reason}")]
+    Start {
+        /// Which.
+        name: String,
+        /// Why not.
+        reason: String,
+    },
+    /// A process of the cluster died, and the job with it.
+    #[error("{name} {status}; the job cannot go on. Its last lines ({log}):\n{tail}", log = log.display())]
+    Died {
+        /// Which.
+        name: String,
+        /// How.
+        status: String,
+        /// Its log.
+        log: PathBuf,
+        /// The end of it.
+        tail: String,
+    },
+    /// The job failed.
+    #[error("the job failed: {0}")]
+    JobFailed(String),
+    /// The user has ended it.
+    #[error("interrupted")]
+    Interrupted,
+    /// A picture cannot be drawn.
+    #[error("cannot draw {path:?}: {reason}")]
+    Plot {
+        /// Which.
+        path: PathBuf,
+        /// Why not.
+        reason: String,
+    },
+}
+
+impl CommandError {
+    /// For errors about a file.
+    pub(crate) fn file(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
+        let path = path.into();
+        move |error| Self::File { path, error }
+    }
+}

@@ -1,0 +1,53 @@
+//! `flambeau eval`: a run's final weights, evaluated again.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use shared_proto::job::{Job, run_dir};
+use worker::device;
+use worker::local::evaluate_file;
+use worker::model::Registry;
+
+use crate::error::CommandError;
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Arguments {
+    /// The run directory, with job.toml and model.safetensors.
+    run_dir: PathBuf,
+    /// Where the data's files are, if not where the job says.
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<PathBuf>,
+    /// Where to compute: auto, cpu or cuda:N.
+    #[arg(long, default_value = "auto")]
+    device: device::Choice,
+    /// One JSON object instead of lines.
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(arguments: &Arguments, registry: &Registry) -> Result<(), CommandError> {
+    let path = arguments.run_dir.join(run_dir::JOB);
+    let text = std::fs::read_to_string(&path).map_err(CommandError::file(&path))?;
+    let mut job = Job::parse(&text).map_err(|error| CommandError::Content {
+        path,
+        reason: error.to_string(),
+    })?;
+    if let Some(dir) = &arguments.data_dir {
+        job.data.dir = Some(dir.clone());
+    }
+    let device = device::open(arguments.device)?;
+    let weights = arguments.run_dir.join(run_dir::MODEL);
+    let metrics = evaluate_file(&job, registry, &device, &weights)?;
+    if arguments.json {
+        let named: serde_json::Map<_, _> = metrics
+            .into_iter()
+            .map(|(name, value)| (format!("test_{name}"), value.into()))
+            .collect();
+        println!("{}", serde_json::Value::Object(named));
+    } else {
+        for (name, value) in metrics {
+            println!("test {name} {value:.4}");
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,10 @@
+//! The `flambeau` command, with the models that Flambeau has.
+
+use std::process::ExitCode;
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+fn main() -> ExitCode {
+    flambeau::App::new().main()
+}

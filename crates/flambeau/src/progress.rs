@@ -1,0 +1,127 @@
+//! What a person sees while a job runs: a bar for each worker, and one for the epochs.
+
+use std::collections::BTreeMap;
+
+use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use shared_proto::ids::{Role, Task, names};
+use shared_proto::view::JobPhase;
+use shared_proto::wire;
+
+/// Bars on stderr; where that is no terminal, a line for each evaluation.
+pub(crate) struct Progress {
+    bars: MultiProgress,
+    whole: ProgressBar,
+    workers: BTreeMap<u32, ProgressBar>,
+    evaluations: usize,
+    quiet: bool,
+}
+
+impl Progress {
+    pub(crate) fn new(quiet: bool) -> Self {
+        let target = if quiet {
+            ProgressDrawTarget::hidden()
+        } else {
+            ProgressDrawTarget::stderr_with_hz(10)
+        };
+        let bars = MultiProgress::with_draw_target(target);
+        let whole = bars.add(ProgressBar::new(1));
+        whole.set_style(style("{prefix:<10} [{bar:30}] {percent:>3} % {msg}"));
+        whole.set_prefix("starting");
+        Self {
+            bars,
+            whole,
+            workers: BTreeMap::new(),
+            evaluations: 0,
+            quiet,
+        }
+    }
+
+    /// Shows how things stand.
+    pub(crate) fn show(&mut self, status: &wire::Status) {
+        if status.phase() == JobPhase::Starting {
+            self.whole.set_message(status.waiting_for.clone());
+            return;
+        }
+        self.whole.set_length(status.total_samples.max(1));
+        self.whole.set_position(status.samples);
+        let epoch = (status.data_epoch + 1).min(status.data_epochs);
+        self.whole
+            .set_prefix(format!("epoch {epoch}/{}", status.data_epochs));
+        let rate = status.samples as f64 / status.seconds.max(f64::MIN_POSITIVE);
+        self.whole.set_message(format!("{rate:.0} samples/s"));
+        for task in &status.tasks {
+            self.show_worker(task, status.samples);
+        }
+        for evaluation in status.evaluations.iter().skip(self.evaluations) {
+            self.say(&line(evaluation));
+        }
+        self.evaluations = status.evaluations.len();
+    }
+
+    fn show_worker(&mut self, status: &wire::TaskStatus, all: u64) {
+        let task = status.task.as_ref().and_then(|t| t.task.as_ref());
+        let Some(task) = task.and_then(|task| Task::try_from(task).ok()) else {
+            return;
+        };
+        if task.id.role != Role::Worker {
+            return;
+        }
+        let bar = self.workers.entry(task.id.index).or_insert_with(|| {
+            let bar = self.bars.add(ProgressBar::new(1));
+            bar.set_style(style("{prefix:<10} [{bar:30}] {msg}"));
+            bar.set_prefix(task.to_string());
+            bar
+        });
+        // The worker's share of all that is done.
+        bar.set_length(all.max(1));
+        bar.set_position(status.samples);
+        let waiting: Vec<Task> = status
+            .waiting_on
+            .iter()
+            .filter_map(|task| Task::try_from(task).ok())
+            .collect();
+        let activity = if waiting.is_empty() {
+            status.activity.clone()
+        } else {
+            format!("waiting for {}", names(&waiting))
+        };
+        bar.set_message(format!(
+            "step {:>6}  loss {:.4}  {:>6.0} samples/s  +{} ahead  {activity}",
+            status.clock, status.loss, status.samples_per_second, status.lead
+        ));
+    }
+
+    /// Says something, above the bars.
+    pub(crate) fn say(&self, text: &str) {
+        if self.quiet {
+            return;
+        }
+        if self.bars.is_hidden() {
+            eprintln!("{text}");
+        } else {
+            let _ = self.bars.println(text);
+        }
+    }
+
+    /// Takes the bars away.
+    pub(crate) fn close(&mut self) {
+        let _ = self.bars.clear();
+        self.bars.set_draw_target(ProgressDrawTarget::hidden());
+    }
+}
+
+fn line(evaluation: &wire::EvaluationReport) -> String {
+    let mut metrics: Vec<_> = evaluation.metrics.iter().collect();
+    metrics.sort_by_key(|(name, _)| *name);
+    let metrics: String = metrics
+        .into_iter()
+        .map(|(name, value)| format!("  {name} {value:.4}"))
+        .collect();
+    format!("epoch {:>3}:{metrics}", evaluation.data_epoch + 1)
+}
+
+fn style(template: &str) -> ProgressStyle {
+    ProgressStyle::with_template(template)
+        .unwrap_or_else(|_| ProgressStyle::default_bar())
+        .progress_chars("=> ")
+}

@@ -1,0 +1,206 @@
+//! `flambeau status`: what a cluster is doing.
+
+use std::fmt::Write as _;
+
+use comfy_table::{Table, presets};
+use daemon::membership::Coordinator;
+use serde_json::{Value, json};
+use shared_proto::ids::{Task, names};
+use shared_proto::view::JobPhase;
+use shared_proto::wire;
+
+use crate::error::CommandError;
+
+/// Asks the coordinator.
+pub(crate) async fn fetch(coordinator: &Coordinator) -> Result<wire::Status, CommandError> {
+    let call = coordinator.call(|mut c| async move { c.get_status(wire::StatusRequest {}).await });
+    Ok(call.await?)
+}
+
+fn phase(status: &wire::Status) -> &'static str {
+    match status.phase() {
+        JobPhase::Unspecified | JobPhase::Starting => "starting",
+        JobPhase::Training => "training",
+        JobPhase::Done => "done",
+        JobPhase::Failed => "failed",
+    }
+}
+
+fn task_of(task: Option<&wire::Task>) -> Option<Task> {
+    task.and_then(|task| Task::try_from(task).ok())
+}
+
+fn waits(status: &wire::TaskStatus) -> Vec<Task> {
+    status
+        .waiting_on
+        .iter()
+        .filter_map(|t| task_of(Some(t)))
+        .collect()
+}
+
+/// One JSON object, with all that the tables have.
+pub(crate) fn json(status: &wire::Status) -> Value {
+    json!({
+        "job": status.job,
+        "phase": phase(status),
+        "error": status.error,
+        "waiting_for": status.waiting_for,
+        "mode": status.mode,
+        "staleness": status.staleness,
+        "view": status.view,
+        "epoch": status.epoch,
+        "min_clock": status.min_clock,
+        "data_epoch": status.data_epoch,
+        "data_epochs": status.data_epochs,
+        "samples": status.samples,
+        "total_samples": status.total_samples,
+        "steps": status.steps,
+        "seconds": status.seconds,
+        "tasks": status.tasks.iter().map(task_json).collect::<Vec<_>>(),
+        "shards": status.shards.iter().enumerate().map(shard_json).collect::<Vec<_>>(),
+        "evaluations": status.evaluations.iter().map(|e| json!({
+            "data_epoch": e.data_epoch,
+            "samples": e.samples,
+            "metrics": e.metrics,
+        })).collect::<Vec<_>>(),
+    })
+}
+
+fn task_json(status: &wire::TaskStatus) -> Value {
+    let place = status.task.clone().unwrap_or_default();
+    let task = task_of(place.task.as_ref());
+    let waits = waits(status);
+    json!({
+        "task": task.map(|t| t.to_string()),
+        "generation": task.map(|t| t.generation.0),
+        "identity": place.identity,
+        "address": place.address,
+        "metrics_address": place.metrics_address,
+        "alive": status.alive,
+        "heartbeat_age_seconds": status.heartbeat_age,
+        "clock": status.clock,
+        "lead": status.lead,
+        "samples": status.samples,
+        "samples_per_second": status.samples_per_second,
+        "loss": status.loss,
+        "activity": status.activity,
+        "waiting_on": waits.iter().map(Task::to_string).collect::<Vec<_>>(),
+    })
+}
+
+fn shard_json((shard, status): (usize, &wire::ShardStatus)) -> Value {
+    let report = status.report.unwrap_or_default();
+    json!({
+        "shard": shard,
+        "server": task_of(status.server.as_ref()).map(|t| t.to_string()),
+        "blocks": report.blocks,
+        "bytes": report.bytes,
+        "updates": report.updates,
+        "max_clock_lead": report.max_clock_lead,
+        "refused": report.refused,
+    })
+}
+
+/// Tables for people.
+pub(crate) fn table(status: &wire::Status) -> String {
+    let mut text = String::new();
+    let bound = match (status.mode.as_str(), status.staleness) {
+        ("bounded", Some(bound)) => format!(" (staleness at most {bound})"),
+        _ => String::new(),
+    };
+    let _ = writeln!(
+        text,
+        "job {:?}: {}, {}{bound}, epoch {} of {}, {} of {} samples, {} steps, min clock {}",
+        status.job,
+        phase(status),
+        status.mode,
+        (status.data_epoch + 1).min(status.data_epochs),
+        status.data_epochs,
+        status.samples,
+        status.total_samples,
+        status.steps,
+        status.min_clock
+    );
+    for reason in [&status.waiting_for, &status.error] {
+        if !reason.is_empty() {
+            let _ = writeln!(text, "{reason}");
+        }
+    }
+    let _ = writeln!(text, "{}", tasks_table(status));
+    if !status.shards.is_empty() {
+        let _ = writeln!(text, "{}", shards_table(status));
+    }
+    for task in &status.tasks {
+        let waits = waits(task);
+        let waiter = task_of(task.task.as_ref().and_then(|t| t.task.as_ref()));
+        if let (Some(waiter), false) = (waiter, waits.is_empty()) {
+            let _ = writeln!(text, "{waiter} waits for {}", names(&waits));
+        }
+    }
+    text
+}
+
+fn tasks_table(status: &wire::Status) -> Table {
+    let mut table = Table::new();
+    table
+        .load_preset(presets::UTF8_HORIZONTAL_ONLY)
+        .set_header([
+            "task",
+            "generation",
+            "address",
+            "metrics",
+            "heartbeat",
+            "does",
+            "clock",
+            "lead",
+            "loss",
+            "samples/s",
+        ]);
+    for task in &status.tasks {
+        let place = task.task.clone().unwrap_or_default();
+        let id = task_of(place.task.as_ref());
+        let worker = task.activity != "serving";
+        let of_worker = |text: String| if worker { text } else { String::new() };
+        table.add_row([
+            id.map_or(String::new(), |t| t.to_string()),
+            id.map_or(String::new(), |t| t.generation.to_string()),
+            place.address,
+            place.metrics_address,
+            format!("{:.1} s ago", task.heartbeat_age),
+            task.activity.clone(),
+            of_worker(task.clock.to_string()),
+            of_worker(task.lead.to_string()),
+            of_worker(format!("{:.4}", task.loss)),
+            of_worker(format!("{:.0}", task.samples_per_second)),
+        ]);
+    }
+    table
+}
+
+fn shards_table(status: &wire::Status) -> Table {
+    let mut table = Table::new();
+    table
+        .load_preset(presets::UTF8_HORIZONTAL_ONLY)
+        .set_header([
+            "shard",
+            "server",
+            "blocks",
+            "bytes",
+            "updates",
+            "largest lead",
+            "refused",
+        ]);
+    for (shard, status) in status.shards.iter().enumerate() {
+        let report = status.report.unwrap_or_default();
+        table.add_row([
+            shard.to_string(),
+            task_of(status.server.as_ref()).map_or(String::new(), |t| t.to_string()),
+            report.blocks.to_string(),
+            report.bytes.to_string(),
+            report.updates.to_string(),
+            report.max_clock_lead.to_string(),
+            report.refused.to_string(),
+        ]);
+    }
+    table
+}

@@ -1,0 +1,243 @@
+//! `flambeau train`: a whole cluster on this machine, from the first process to the last.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Args;
+use comfy_table::{Table, presets};
+use coordinator::{Summary, read_job};
+use daemon::membership::Coordinator;
+use serde::Serialize;
+use shared_proto::ids::Role;
+use shared_proto::job::{DataKind, Job, run_dir};
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::app::{JobArguments, block_on};
+use crate::cluster::LocalCluster;
+use crate::error::CommandError;
+use crate::progress::Progress;
+use crate::{plot, status};
+
+/// Parameter servers and workers where the job does not say how many.
+const DEFAULT_PS: u32 = 2;
+const DEFAULT_WORKERS: u32 = 2;
+
+/// How often the cluster is looked at.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// How long processes may take to end by themselves after the job.
+const FAREWELL: Duration = Duration::from_secs(12);
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    pub(crate) job: JobArguments,
+    /// One JSON object on stdout, at the end; nothing else.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// No progress bars.
+    #[arg(long)]
+    pub(crate) quiet: bool,
+}
+
+/// What a run came to.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Outcome {
+    #[serde(flatten)]
+    pub(crate) summary: Summary,
+    pub(crate) run_dir: PathBuf,
+}
+
+pub(crate) fn run(arguments: Arguments) -> Result<(), CommandError> {
+    let job = read_job(arguments.job.file.as_deref(), arguments.job.flags)?;
+    let outcome = train(job, arguments.quiet)?;
+    plot::draw(&outcome.run_dir)?;
+    if arguments.json {
+        println!("{}", json(&outcome));
+    } else {
+        println!("{}", table(&outcome));
+    }
+    Ok(())
+}
+
+/// Trains a job on a cluster of its own.
+pub(crate) fn train(mut job: Job, quiet: bool) -> Result<Outcome, CommandError> {
+    job.cluster.ps.get_or_insert(DEFAULT_PS);
+    job.cluster.workers.get_or_insert(DEFAULT_WORKERS);
+    let dir = match &job.run_dir {
+        Some(dir) => {
+            std::fs::create_dir_all(dir).map_err(CommandError::file(dir))?;
+            dir.clone()
+        }
+        None => new_run_dir(&job)?,
+    };
+    // A summary that lies there is another run's.
+    let _ = std::fs::remove_file(dir.join(run_dir::SUMMARY));
+    let dir = dir.canonicalize().map_err(CommandError::file(&dir))?;
+    job.run_dir = Some(dir.clone());
+    let summary = block_on(watch(&job, &dir, quiet))?;
+    Ok(Outcome {
+        summary,
+        run_dir: dir,
+    })
+}
+
+/// `runs/digits-mlp-1`, or the next number that is free.
+fn new_run_dir(job: &Job) -> Result<PathBuf, CommandError> {
+    let runs = Path::new("runs");
+    std::fs::create_dir_all(runs).map_err(CommandError::file(runs))?;
+    let data = match job.data.kind {
+        DataKind::Digits => "digits",
+        DataKind::Mnist => "mnist",
+        DataKind::FashionMnist => "fashion-mnist",
+        DataKind::Csv => "csv",
+    };
+    let mut number = 1u32;
+    loop {
+        let dir = runs.join(format!("{data}-{}-{number}", job.model.name));
+        match std::fs::create_dir(&dir) {
+            Ok(()) => return Ok(dir),
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => number += 1,
+            Err(error) => return Err(CommandError::File { path: dir, error }),
+        }
+    }
+}
+
+/// Starts the cluster, shows what it does, and sees it out.
+async fn watch(job: &Job, dir: &Path, quiet: bool) -> Result<Summary, CommandError> {
+    let signals = |kind| signal(kind).map_err(CommandError::file("signals"));
+    let mut interrupt = signals(SignalKind::interrupt())?;
+    let mut terminate = signals(SignalKind::terminate())?;
+    let mut cluster = LocalCluster::start(job, dir).await?;
+    let mut progress = Progress::new(quiet);
+    let ended = tokio::select! {
+        ended = follow(&mut cluster, &mut progress) => ended,
+        _ = interrupt.recv() => Err(CommandError::Interrupted),
+        _ = terminate.recv() => Err(CommandError::Interrupted),
+    };
+    progress.close();
+    let patience = if ended.is_ok() {
+        FAREWELL
+    } else {
+        Duration::ZERO
+    };
+    // A second Ctrl-C does not wait: the processes are killed as the cluster is dropped.
+    let exits = tokio::select! {
+        exits = cluster.stop(patience) => exits,
+        _ = interrupt.recv() => return Err(CommandError::Interrupted),
+    };
+    ended?;
+    if let Some(exit) = exits.iter().find(|exit| !exit.well()) {
+        progress.say(&exit.error().to_string());
+    }
+    let path = dir.join(run_dir::SUMMARY);
+    let text = std::fs::read_to_string(&path).map_err(CommandError::file(&path))?;
+    let summary: Summary = serde_json::from_str(&text).map_err(|error| CommandError::Content {
+        path,
+        reason: error.to_string(),
+    })?;
+    if summary.error.is_empty() {
+        Ok(summary)
+    } else {
+        Err(CommandError::JobFailed(summary.error))
+    }
+}
+
+/// Follows the job until the coordinator has ended.
+async fn follow(cluster: &mut LocalCluster, progress: &mut Progress) -> Result<(), CommandError> {
+    let coordinator = Coordinator::at(&cluster.coordinator.to_string(), LOOK)?;
+    loop {
+        for exit in cluster.exits() {
+            match (exit.task.role, exit.well()) {
+                (Role::Coordinator, true) => return Ok(()),
+                (_, true) => {}
+                // The others go on; without any, nothing does.
+                (Role::Worker, false) if cluster.running(Role::Worker) > 0 => {
+                    progress.say(&format!("{}\nThe other workers go on.", exit.error()));
+                }
+                // The job has failed by its own word; the coordinator's summary says why.
+                (Role::Coordinator, false) => {
+                    return Err(failure(cluster, exit.error()).await);
+                }
+                (_, false) => return Err(exit.error()),
+            }
+        }
+        if let Ok(status) = status::fetch(&coordinator).await {
+            progress.show(&status);
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+/// Why the job failed: the process that ended with an error first, if not the coordinator itself.
+async fn failure(cluster: &mut LocalCluster, coordinators: CommandError) -> CommandError {
+    // Whoever is at fault has been told to end as well, and is about to.
+    tokio::time::sleep(LOOK).await;
+    let exits = cluster.exits();
+    let culprit = exits.iter().find(|exit| !exit.well());
+    culprit.map_or(coordinators, |exit| exit.error())
+}
+
+pub(crate) fn json(outcome: &Outcome) -> String {
+    serde_json::to_string(outcome)
+        .unwrap_or_else(|error| unreachable!("an outcome is plain data: {error}"))
+}
+
+fn table(outcome: &Outcome) -> Table {
+    let summary = &outcome.summary;
+    let mode = match (summary.mode.as_str(), summary.staleness) {
+        ("bounded", Some(bound)) => format!("bounded, staleness at most {bound}"),
+        (mode, _) => mode.to_owned(),
+    };
+    let percent =
+        |share: Option<f64>| share.map_or("-".to_owned(), |s| format!("{:.2} %", 100.0 * s));
+    let mut table = Table::new();
+    table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
+    for (name, value) in [
+        ("test accuracy", percent(summary.test_accuracy)),
+        (
+            "test loss",
+            summary
+                .test_loss
+                .map_or("-".to_owned(), |l| format!("{l:.4}")),
+        ),
+        ("mode", mode),
+        (
+            "cluster",
+            format!("{} ps, {} workers", summary.ps, summary.workers),
+        ),
+        (
+            "steps",
+            format!("{} in {} epochs", summary.steps, summary.epochs),
+        ),
+        (
+            "time",
+            format!(
+                "{:.1} s, {:.0} samples/s",
+                summary.seconds, summary.samples_per_second
+            ),
+        ),
+        (
+            "largest clock lead",
+            format!("{} steps", summary.max_clock_lead),
+        ),
+        (
+            "mean gradient staleness",
+            format!("{:.2} updates", summary.mean_gradient_staleness),
+        ),
+        ("run directory", shown(&outcome.run_dir)),
+    ] {
+        table.add_row([name, &value]);
+    }
+    table
+}
+
+/// A path as seen from here.
+fn shown(path: &Path) -> String {
+    let here = std::env::current_dir().ok();
+    let inside = here.and_then(|here| path.strip_prefix(here).ok().map(Path::to_owned));
+    inside
+        .unwrap_or_else(|| path.to_owned())
+        .display()
+        .to_string()
+}

@@ -1,0 +1,24 @@
+//! The worker, with the models that Flambeau has, as a program of its own.
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use worker::model::Registry;
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// Works on a Flambeau job: pulls weights, computes gradients, pushes them.
+#[derive(Parser)]
+#[command(version)]
+struct Arguments {
+    #[command(flatten)]
+    settings: worker::Settings,
+}
+
+fn main() -> ExitCode {
+    let settings = Arguments::parse().settings;
+    daemon::process::main(settings.process.clone(), async |process| {
+        worker::run(settings, Registry::builtin(), process).await
+    })
+}

@@ -1,0 +1,59 @@
+//! What a worker counts for Prometheus.
+
+use std::time::Duration;
+
+use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
+
+/// Handles, built once.
+pub(crate) struct Counters {
+    pub(crate) steps: Counter,
+    pub(crate) samples: Counter,
+    pub(crate) loss: Gauge,
+    pub(crate) samples_per_second: Gauge,
+    pub(crate) gradient_norm: Gauge,
+    pub(crate) clock: Gauge,
+    pub(crate) registrations: Counter,
+    parts: [Histogram; 4],
+}
+
+/// Where a step's time went.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Times {
+    pub(crate) pull: Duration,
+    pub(crate) compute: Duration,
+    pub(crate) push: Duration,
+    pub(crate) wait: Duration,
+}
+
+impl Counters {
+    pub(crate) fn new() -> Self {
+        let part =
+            |part: &'static str| histogram!("flambeau_worker_step_part_seconds", "part" => part);
+        Self {
+            steps: counter!("flambeau_worker_steps_total"),
+            samples: counter!("flambeau_worker_samples_total"),
+            loss: gauge!("flambeau_worker_loss"),
+            samples_per_second: gauge!("flambeau_worker_samples_per_second"),
+            gradient_norm: gauge!("flambeau_worker_gradient_norm"),
+            clock: gauge!("flambeau_worker_clock_steps"),
+            registrations: counter!("flambeau_worker_registrations_total"),
+            parts: ["pull", "compute", "push", "wait"].map(part),
+        }
+    }
+
+    pub(crate) fn step(&self, samples: u64, loss: f64, norm: f64, times: &Times) {
+        self.steps.increment(1);
+        self.samples.increment(samples);
+        self.loss.set(loss);
+        self.gradient_norm.set(norm);
+        let parts = [times.pull, times.compute, times.push, times.wait];
+        for (histogram, part) in self.parts.iter().zip(parts) {
+            histogram.record(part);
+        }
+        let whole: Duration = parts.iter().sum();
+        if !whole.is_zero() {
+            self.samples_per_second
+                .set(samples as f64 / whole.as_secs_f64());
+        }
+    }
+}

@@ -1,0 +1,76 @@
+//! Where candle computes.
+
+use std::str::FromStr;
+
+use candle_core::Device;
+
+/// What was asked for: `auto`, `cpu` or `cuda:N`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Choice {
+    /// The first GPU where there is one and this program was built for it, else the CPU.
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// The GPU of that number.
+    Cuda(usize),
+}
+
+/// Why a device cannot be had.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum DeviceError {
+    /// It is no device.
+    #[error("{0:?} is no device; expected auto, cpu or cuda:N")]
+    Unknown(String),
+    /// The GPU does not answer, or this program was not built for it.
+    #[error("cuda:{index} cannot be used: {source}; docs/cuda.md tells how to build for GPUs")]
+    Cuda {
+        /// Its number.
+        index: usize,
+        /// What candle says.
+        source: candle_core::Error,
+    },
+}
+
+impl FromStr for Choice {
+    type Err = DeviceError;
+
+    fn from_str(text: &str) -> Result<Self, DeviceError> {
+        let number = |n: &str| n.parse().ok().map(Self::Cuda);
+        match text {
+            "auto" => Ok(Self::Auto),
+            "cpu" => Ok(Self::Cpu),
+            _ => text
+                .strip_prefix("cuda:")
+                .and_then(number)
+                .ok_or_else(|| DeviceError::Unknown(text.to_owned())),
+        }
+    }
+}
+
+/// Opens a device.
+///
+/// # Errors
+/// [`DeviceError::Cuda`] if a GPU was asked for that cannot be used.
+pub fn open(choice: Choice) -> Result<Device, DeviceError> {
+    match choice {
+        Choice::Cpu => Ok(Device::Cpu),
+        Choice::Auto => Ok(Device::new_cuda(0).unwrap_or(Device::Cpu)),
+        Choice::Cuda(index) => {
+            Device::new_cuda(index).map_err(|source| DeviceError::Cuda { index, source })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_read_and_others_refused() {
+        assert_eq!("auto".parse::<Choice>().unwrap(), Choice::Auto);
+        assert_eq!("cuda:3".parse::<Choice>().unwrap(), Choice::Cuda(3));
+        let wrong = "gpu".parse::<Choice>().unwrap_err().to_string();
+        assert!(wrong.contains("\"gpu\"") && wrong.contains("cuda:N"));
+    }
+}

@@ -1,0 +1,69 @@
+//! The handwritten digits that are part of the program; `data/README.md` tells their origin.
+
+use std::io::Read;
+use std::path::PathBuf;
+
+use flate2::read::GzDecoder;
+
+use super::{Dataset, Features, InputError, Samples};
+use crate::shuffle;
+
+const FILE: &[u8] = include_bytes!("../../data/digits.csv.gz");
+const PIXELS: usize = 64;
+const DARKEST: u8 = 16;
+const CLASSES: usize = 10;
+
+/// Decides which samples are held out, whatever the job's seed: results of different jobs can be
+/// compared.
+const HELD_OUT_SEED: u64 = 1797;
+
+/// The last fifth of a shuffle is held out: 1,437 samples to learn from, 360 to measure.
+pub(super) fn load() -> Result<Dataset, InputError> {
+    let all = parse()?;
+    let order = shuffle::held_out(HELD_OUT_SEED, all.len());
+    let (training, evaluation) = order.split_at(all.len() * 4 / 5);
+    Ok(Dataset {
+        training: all.select(training),
+        evaluation: all.select(evaluation),
+        sample_shape: all.sample_shape,
+        classes: CLASSES,
+    })
+}
+
+fn parse() -> Result<Samples, InputError> {
+    let path = || PathBuf::from("the program's own digits.csv.gz");
+    let mut text = String::new();
+    GzDecoder::new(FILE)
+        .read_to_string(&mut text)
+        .map_err(|source| InputError::Unreadable {
+            path: path(),
+            source,
+        })?;
+    let mut pixels = Vec::new();
+    let mut labels = Vec::new();
+    for (line, row) in (1..).zip(text.lines()) {
+        let fields: Vec<u8> = row.split(',').map_while(|f| f.parse().ok()).collect();
+        match fields.split_last() {
+            Some((label, row))
+                if row.len() == PIXELS
+                    && usize::from(*label) < CLASSES
+                    && row.iter().all(|p| *p <= DARKEST) =>
+            {
+                pixels.extend_from_slice(row);
+                labels.push(u32::from(*label));
+            }
+            _ => {
+                return Err(InputError::Line {
+                    path: path(),
+                    line,
+                    problem: "64 numbers up to 16 and a digit were expected; build again from unchanged sources".to_owned(),
+                });
+            }
+        }
+    }
+    Ok(Samples {
+        features: Features::Bytes(pixels, DARKEST.into()),
+        labels,
+        sample_shape: vec![1, 8, 8],
+    })
+}

@@ -1,0 +1,135 @@
+//! A job in a single process, with candle's own optimizers and nothing of the cluster: what the
+//! distributed run is compared with.
+
+use std::path::Path;
+use std::time::Instant;
+
+use candle_core::Device;
+use candle_nn::{AdamW, Optimizer as _, ParamsAdamW, SGD};
+use shared_proto::job::{Job, Optimizer};
+
+use crate::input::{self, Dataset};
+use crate::model::{Metrics, Model, ModelError, Registry, Setup};
+use crate::replica::{ReplicaError, evaluate};
+use crate::shuffle::order;
+use crate::variables::Variables;
+
+/// How a local run went.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// Steps made.
+    pub steps: u64,
+    /// Samples trained on.
+    pub samples: u64,
+    /// Time spent in training, evaluation not included.
+    pub seconds: f64,
+    /// Of the final weights, on the held-out samples.
+    pub metrics: Metrics,
+}
+
+enum Rule {
+    Sgd(SGD),
+    Adam(AdamW),
+}
+
+/// Trains, evaluates, and writes the weights to `save_to`.
+///
+/// # Errors
+/// The data's, the model's or candle's; an optimizer other than sgd, adam or adamw is not there.
+pub fn train(
+    job: &Job,
+    registry: &Registry,
+    device: &Device,
+    save_to: Option<&Path>,
+) -> Result<Outcome, ReplicaError> {
+    let data = input::load(&job.data, job.seed)?;
+    let (variables, model) = build(job, registry, device, &data)?;
+    let mut rule = rule(&job.optimizer, &variables)?;
+
+    let (mut steps, mut samples) = (0, 0);
+    let began = Instant::now();
+    'training: for epoch in 0..job.epochs {
+        let order = order(job.seed, epoch, data.training.len());
+        for indices in order.chunks(job.batch_size as usize) {
+            if job.steps.is_some_and(|most| steps >= most) {
+                break 'training;
+            }
+            let batch = data.training.batch(indices, device)?;
+            let gradients = model.loss(&batch)?.backward()?;
+            match &mut rule {
+                Rule::Sgd(sgd) => sgd.step(&gradients)?,
+                Rule::Adam(adam) => adam.step(&gradients)?,
+            }
+            steps += 1;
+            samples += indices.len() as u64;
+        }
+    }
+    let seconds = began.elapsed().as_secs_f64();
+    if let Some(path) = save_to {
+        variables.save(path)?;
+    }
+    Ok(Outcome {
+        steps,
+        samples,
+        seconds,
+        metrics: evaluate(&*model, &data, device)?,
+    })
+}
+
+/// Evaluates the weights of a safetensors file on the job's held-out samples.
+///
+/// # Errors
+/// The data's or the model's, or if the file holds other variables than the model has.
+pub fn evaluate_file(
+    job: &Job,
+    registry: &Registry,
+    device: &Device,
+    weights: &Path,
+) -> Result<Metrics, ReplicaError> {
+    let data = input::load(&job.data, job.seed)?;
+    let (variables, model) = build(job, registry, device, &data)?;
+    variables.load(weights)?;
+    evaluate(&*model, &data, device)
+}
+
+fn build(
+    job: &Job,
+    registry: &Registry,
+    device: &Device,
+    data: &Dataset,
+) -> Result<(Variables, Box<dyn Model>), ModelError> {
+    let setup = Setup {
+        settings: &job.model,
+        sample_shape: &data.sample_shape,
+        classes: data.classes,
+    };
+    Variables::build(job.seed, device, |vars| {
+        registry.build(&job.model.name, &setup, vars)
+    })
+}
+
+fn rule(optimizer: &Optimizer, variables: &Variables) -> Result<Rule, ReplicaError> {
+    let vars = variables.vars();
+    match optimizer {
+        Optimizer::Sgd(settings) if settings.weight_decay == 0.0 => {
+            Ok(Rule::Sgd(SGD::new(vars, settings.learning_rate.into())?))
+        }
+        Optimizer::Adam(settings) | Optimizer::AdamW(settings)
+            if settings.weight_decay == 0.0 || matches!(optimizer, Optimizer::AdamW(_)) =>
+        {
+            let settings = ParamsAdamW {
+                lr: settings.learning_rate.into(),
+                beta1: settings.beta1.into(),
+                beta2: settings.beta2.into(),
+                eps: settings.epsilon.into(),
+                weight_decay: settings.weight_decay.into(),
+            };
+            Ok(Rule::Adam(AdamW::new(vars, settings)?))
+        }
+        other => Err(candle_core::Error::msg(format!(
+            "candle has no {} with these settings; compare with sgd, adam or adamw",
+            other.name()
+        ))
+        .into()),
+    }
+}

@@ -1,0 +1,209 @@
+//! What a model is, and the list of those that can be asked for by name.
+//!
+//! A model of your own is a struct with candle layers and an implementation of [`Model`]: `new`
+//! takes its variables from a [`VarBuilder`], `loss` computes the mean loss of a batch. Everything
+//! else (initial values, gradients, pulling and pushing) is done around it.
+//!
+//! ```
+//! use candle_core::{Device, Result, Tensor};
+//! use candle_nn::{Linear, Module, VarBuilder};
+//! use worker::model::{Batch, Metrics, Model, Registry, Setup, classification_metrics};
+//! use worker::variables::Variables;
+//!
+//! struct Straight(Linear);
+//!
+//! impl Model for Straight {
+//!     fn new(setup: &Setup, vars: VarBuilder) -> Result<Self> {
+//!         let features = setup.sample_shape.iter().product();
+//!         // Its variables: "line.weight" and "line.bias".
+//!         Ok(Self(candle_nn::linear(features, setup.classes, vars.pp("line"))?))
+//!     }
+//!
+//!     fn loss(&self, batch: &Batch) -> Result<Tensor> {
+//!         let logits = self.0.forward(&batch.inputs.flatten_from(1)?)?;
+//!         candle_nn::loss::cross_entropy(&logits, &batch.targets)
+//!     }
+//!
+//!     // May be left out; the loss alone is measured then.
+//!     fn metrics(&self, batch: &Batch) -> Result<Metrics> {
+//!         let logits = self.0.forward(&batch.inputs.flatten_from(1)?)?;
+//!         classification_metrics(&logits, &batch.targets)
+//!     }
+//! }
+//!
+//! # fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
+//! let registry = Registry::builtin().with::<Straight>("straight");
+//!
+//! let settings = shared_proto::job::Model::default();
+//! let setup = Setup { settings: &settings, sample_shape: &[2, 2], classes: 3 };
+//! let (variables, model) = Variables::build(1, &Device::Cpu, |vars| {
+//!     registry.build("straight", &setup, vars)
+//! })?;
+//! assert_eq!(variables.specs()[1].name, "line.weight");
+//!
+//! let batch = Batch {
+//!     inputs: Tensor::new(&[[[0.1f32, 0.2], [0.3, 0.4]], [[1.0, 0.0], [0.0, 1.0]]], &Device::Cpu)?,
+//!     targets: Tensor::new(&[0u32, 2], &Device::Cpu)?,
+//! };
+//! let loss = model.loss(&batch)?;
+//! let gradients = variables.gradients(&loss.backward()?, None)?;
+//! assert_eq!(gradients.values.len(), 2);
+//! assert!(model.metrics(&batch)?["accuracy"] <= 1.0);
+//! # Ok(())
+//! # }
+//! ```
+
+use std::collections::BTreeMap;
+
+use candle_core::{D, DType, Tensor};
+use candle_nn::VarBuilder;
+
+use crate::models::{Cnn, Mlp, Softmax};
+
+/// Samples that are computed together.
+#[derive(Clone, Debug)]
+pub struct Batch {
+    /// `f32`, of shape `[samples, ...sample shape]`.
+    pub inputs: Tensor,
+    /// Class indices as `u32`, of shape `[samples]`.
+    pub targets: Tensor,
+}
+
+/// What a model is built from.
+#[derive(Clone, Copy, Debug)]
+pub struct Setup<'a> {
+    /// The job's `[model]`; settings of a model's own are in its `options`.
+    pub settings: &'a shared_proto::job::Model,
+    /// Shape of one sample, without the batch dimension.
+    pub sample_shape: &'a [usize],
+    /// How many classes the targets name.
+    pub classes: usize,
+}
+
+/// Means over a batch, by name; `loss` is always there.
+pub type Metrics = BTreeMap<String, f64>;
+
+/// Something that learns. The module's page shows how to write one.
+pub trait Model: 'static {
+    /// Builds the model on variables that it asks `vars` for. Their names and shapes must depend
+    /// on `setup` alone, because all workers share them, and they are `f32`.
+    ///
+    /// # Errors
+    /// Whatever keeps it from being built, such as samples of a shape that it cannot take.
+    fn new(setup: &Setup, vars: VarBuilder) -> candle_core::Result<Self>
+    where
+        Self: Sized;
+
+    /// The loss, a scalar: the mean over the samples of the batch. Its gradient is what is pushed,
+    /// so each variable must have a part in it.
+    ///
+    /// # Errors
+    /// candle's.
+    fn loss(&self, batch: &Batch) -> candle_core::Result<Tensor>;
+
+    /// What an evaluation reports, as means over the samples of the batch. Unless it is
+    /// implemented, that is the loss alone; [`classification_metrics`] adds the accuracy.
+    ///
+    /// # Errors
+    /// candle's.
+    fn metrics(&self, batch: &Batch) -> candle_core::Result<Metrics> {
+        let loss = number(&self.loss(batch)?)?;
+        Ok(Metrics::from([("loss".to_owned(), loss)]))
+    }
+}
+
+/// `loss` (mean cross entropy) and `accuracy` (share of samples whose largest logit is that of
+/// their class) of logits of shape `[samples, classes]`.
+///
+/// # Errors
+/// candle's.
+pub fn classification_metrics(logits: &Tensor, targets: &Tensor) -> candle_core::Result<Metrics> {
+    let loss = candle_nn::loss::cross_entropy(logits, targets)?;
+    let right = logits.argmax(D::Minus1)?.eq(targets)?;
+    let accuracy = right.to_dtype(DType::F64)?.mean_all()?;
+    Ok(Metrics::from([
+        ("loss".to_owned(), number(&loss)?),
+        ("accuracy".to_owned(), number(&accuracy)?),
+    ]))
+}
+
+fn number(scalar: &Tensor) -> candle_core::Result<f64> {
+    scalar.to_dtype(DType::F64)?.to_scalar()
+}
+
+type Constructor = fn(&Setup, VarBuilder) -> candle_core::Result<Box<dyn Model>>;
+
+fn construct<M: Model>(setup: &Setup, vars: VarBuilder) -> candle_core::Result<Box<dyn Model>> {
+    Ok(Box::new(M::new(setup, vars)?))
+}
+
+/// The models that a job can name.
+#[derive(Clone, Debug)]
+pub struct Registry(BTreeMap<&'static str, Constructor>);
+
+impl Registry {
+    /// `softmax`, `mlp` and `cnn`.
+    pub fn builtin() -> Self {
+        Self(BTreeMap::new())
+            .with::<Softmax>("softmax")
+            .with::<Mlp>("mlp")
+            .with::<Cnn>("cnn")
+    }
+
+    /// Adds a model, or replaces the one that had its name.
+    #[must_use]
+    pub fn with<M: Model>(mut self, name: &'static str) -> Self {
+        self.0.insert(name, construct::<M>);
+        self
+    }
+
+    /// All names, sorted.
+    pub fn names(&self) -> impl Iterator<Item = &'static str> + '_ {
+        self.0.keys().copied()
+    }
+
+    /// Builds the model of this name.
+    ///
+    /// # Errors
+    /// [`ModelError::Unknown`] lists the known names; [`ModelError::Build`] says why the model
+    /// could not be built.
+    pub fn build(
+        &self,
+        name: &str,
+        setup: &Setup,
+        vars: VarBuilder,
+    ) -> Result<Box<dyn Model>, ModelError> {
+        let constructor = self.0.get(name).ok_or_else(|| ModelError::Unknown {
+            name: name.to_owned(),
+            known: self.names().collect::<Vec<_>>().join(", "),
+        })?;
+        constructor(setup, vars).map_err(|source| ModelError::Build {
+            name: name.to_owned(),
+            source,
+        })
+    }
+}
+
+/// Why there is no model.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ModelError {
+    /// No model has this name.
+    #[error(
+        "there is no model {name:?}; `model.name` may be {known}, or a model of your own once it is in the registry"
+    )]
+    Unknown {
+        /// The name.
+        name: String,
+        /// Those that exist.
+        known: String,
+    },
+    /// The model could not be built.
+    #[error("model {name:?} cannot be built: {source}")]
+    Build {
+        /// Its name.
+        name: String,
+        /// Why.
+        source: candle_core::Error,
+    },
+}

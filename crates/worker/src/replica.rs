@@ -1,0 +1,310 @@
+//! The worker's copy of the model, on a thread of its own: candle computes there, tokio does not
+//! wait for it.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use candle_core::Device;
+use ps_client::Weights;
+use shared_proto::blocks::VariableSpec;
+use shared_proto::job::Job;
+use shared_proto::payload;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::input::{self, Dataset, InputError};
+use crate::model::{Batch, Metrics, Model, ModelError, Registry, Setup};
+use crate::shuffle::order;
+use crate::variables::{Variables, VariablesError};
+
+/// Samples that are evaluated together.
+const EVALUATION_BATCH: usize = 256;
+
+/// Commands that may wait for the model's thread.
+const COMMANDS: usize = 4;
+
+/// What can go wrong in a replica; none of it passes by itself.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReplicaError {
+    /// The data cannot be read.
+    #[error(transparent)]
+    Input(#[from] InputError),
+    /// The model cannot be built.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// Values do not fit the variables.
+    #[error(transparent)]
+    Variables(#[from] VariablesError),
+    /// candle failed while computing.
+    #[error("the model failed: {0}")]
+    Compute(#[from] candle_core::Error),
+    /// The model's thread has panicked.
+    #[error("the model's thread has panicked; its message is above")]
+    Panicked,
+    /// The thread could not be started.
+    #[error("cannot start the model's thread: {0}")]
+    Thread(std::io::Error),
+}
+
+/// Positions of an epoch's order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Positions {
+    /// Pass over the data, from 0.
+    pub epoch: u32,
+    /// The first.
+    pub start: u64,
+    /// The one after the last.
+    pub end: u64,
+}
+
+/// What a step has computed.
+#[derive(Debug)]
+pub struct Computed {
+    /// Mean over the batch.
+    pub loss: f64,
+    /// One entry a variable: f32, little-endian.
+    pub gradients: Vec<Bytes>,
+    /// Their global norm, before clipping.
+    pub norm: f64,
+    /// How long it took.
+    pub took: Duration,
+}
+
+/// What a model and its data look like from outside.
+#[derive(Clone, Debug)]
+pub struct Description {
+    /// The variables, sorted by name.
+    pub variables: Vec<VariableSpec>,
+    /// Samples to train on.
+    pub training_samples: usize,
+    /// Samples held out.
+    pub evaluation_samples: usize,
+}
+
+type Reply<T> = oneshot::Sender<Result<T, ReplicaError>>;
+
+enum Command {
+    Prepare(Positions),
+    Compute(Weights, Reply<Computed>),
+    Evaluate(Weights, Reply<Metrics>),
+    Values(Reply<Vec<Bytes>>),
+    Save(PathBuf, Reply<()>),
+}
+
+/// The handle of a replica; its thread ends when this is dropped.
+pub struct Replica {
+    commands: mpsc::Sender<Command>,
+    /// What it looks like.
+    pub description: Description,
+}
+
+impl Replica {
+    /// Reads the data and builds the model, on the thread where they stay.
+    ///
+    /// # Errors
+    /// If either fails.
+    pub async fn start(
+        job: Arc<Job>,
+        registry: Registry,
+        device: Device,
+    ) -> Result<Self, ReplicaError> {
+        let (commands, queue) = mpsc::channel(COMMANDS);
+        let (tell, told) = oneshot::channel();
+        std::thread::Builder::new()
+            .name("replica".to_owned())
+            .spawn(move || match Thread::new(&job, &registry, device) {
+                Ok(mut thread) => {
+                    let _ = tell.send(Ok(thread.description()));
+                    thread.serve(queue);
+                }
+                Err(error) => {
+                    let _ = tell.send(Err(error));
+                }
+            })
+            .map_err(ReplicaError::Thread)?;
+        let description = told.await.unwrap_or(Err(ReplicaError::Panicked))?;
+        Ok(Self {
+            commands,
+            description,
+        })
+    }
+
+    /// Has the batch of a step put together, while the weights are on their way.
+    pub async fn prepare(&self, positions: Positions) {
+        // A thread that is gone is found out by the next command that has an answer.
+        let _ = self.commands.send(Command::Prepare(positions)).await;
+    }
+
+    /// Takes weights in and computes the prepared step: loss and gradients.
+    ///
+    /// # Errors
+    /// candle's, or a variable without a gradient.
+    pub async fn compute(&self, weights: Weights) -> Result<Computed, ReplicaError> {
+        self.ask(|reply| Command::Compute(weights, reply)).await
+    }
+
+    /// Takes weights in and evaluates them on the held-out samples.
+    ///
+    /// # Errors
+    /// candle's.
+    pub async fn evaluate(&self, weights: Weights) -> Result<Metrics, ReplicaError> {
+        self.ask(|reply| Command::Evaluate(weights, reply)).await
+    }
+
+    /// All variables' values.
+    ///
+    /// # Errors
+    /// candle's.
+    pub async fn values(&self) -> Result<Vec<Bytes>, ReplicaError> {
+        self.ask(Command::Values).await
+    }
+
+    /// Writes the variables to a safetensors file.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub async fn save(&self, path: PathBuf) -> Result<(), ReplicaError> {
+        self.ask(|reply| Command::Save(path, reply)).await
+    }
+
+    async fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, ReplicaError> {
+        let (reply, answer) = oneshot::channel();
+        let _ = self.commands.send(command(reply)).await;
+        answer.await.unwrap_or(Err(ReplicaError::Panicked))
+    }
+}
+
+/// What lives on the thread.
+struct Thread {
+    data: Dataset,
+    model: Box<dyn Model>,
+    variables: Variables,
+    device: Device,
+    seed: u64,
+    clip_norm: Option<f32>,
+    /// The order of the epoch that was used last.
+    order: Option<(u32, Vec<u32>)>,
+    prepared: Option<Result<Batch, ReplicaError>>,
+}
+
+impl Thread {
+    fn new(job: &Job, registry: &Registry, device: Device) -> Result<Self, ReplicaError> {
+        let data = input::load(&job.data, job.seed)?;
+        let setup = Setup {
+            settings: &job.model,
+            sample_shape: &data.sample_shape,
+            classes: data.classes,
+        };
+        let (variables, model) = Variables::build(job.seed, &device, |vars| {
+            registry.build(&job.model.name, &setup, vars)
+        })?;
+        Ok(Self {
+            data,
+            model,
+            variables,
+            device,
+            seed: job.seed,
+            clip_norm: job.clip_norm,
+            order: None,
+            prepared: None,
+        })
+    }
+
+    fn description(&self) -> Description {
+        Description {
+            variables: self.variables.specs(),
+            training_samples: self.data.training.len(),
+            evaluation_samples: self.data.evaluation.len(),
+        }
+    }
+
+    fn serve(&mut self, mut queue: mpsc::Receiver<Command>) {
+        while let Some(command) = queue.blocking_recv() {
+            // Whoever has gone away does not need the answer.
+            match command {
+                Command::Prepare(positions) => self.prepared = Some(self.batch(positions)),
+                Command::Compute(weights, reply) => drop(reply.send(self.compute(&weights))),
+                Command::Evaluate(weights, reply) => drop(reply.send(self.evaluate(&weights))),
+                Command::Values(reply) => drop(reply.send(self.values())),
+                Command::Save(path, reply) => {
+                    drop(reply.send(self.variables.save(&path).map_err(Into::into)));
+                }
+            }
+        }
+    }
+
+    fn batch(&mut self, positions: Positions) -> Result<Batch, ReplicaError> {
+        let order = match &mut self.order {
+            Some((epoch, order)) if *epoch == positions.epoch => order,
+            other => {
+                let fresh = order(self.seed, positions.epoch, self.data.training.len());
+                &mut other.insert((positions.epoch, fresh)).1
+            }
+        };
+        let indices = &order[positions.start as usize..positions.end as usize];
+        Ok(self.data.training.batch(indices, &self.device)?)
+    }
+
+    fn compute(&mut self, weights: &Weights) -> Result<Computed, ReplicaError> {
+        let began = Instant::now();
+        self.take_in(weights)?;
+        let nothing = || candle_core::Error::msg("no batch was prepared");
+        let batch = self.prepared.take().ok_or_else(nothing)??;
+        let loss = self.model.loss(&batch)?;
+        let gradients = self
+            .variables
+            .gradients(&loss.backward()?, self.clip_norm)?;
+        Ok(Computed {
+            loss: f64::from(loss.to_scalar::<f32>()?),
+            gradients: gradients.values,
+            norm: gradients.norm,
+            took: began.elapsed(),
+        })
+    }
+
+    fn evaluate(&mut self, weights: &Weights) -> Result<Metrics, ReplicaError> {
+        self.take_in(weights)?;
+        evaluate(&*self.model, &self.data, &self.device)
+    }
+
+    fn take_in(&mut self, weights: &Weights) -> Result<(), ReplicaError> {
+        let block_elements = shared_proto::blocks::BLOCK_ELEMENTS;
+        for block in &weights.blocks {
+            let start = block.id.index as usize * block_elements;
+            let values = payload::elements(&block.values);
+            self.variables
+                .write(block.id.variable as usize, start, values)?;
+        }
+        Ok(())
+    }
+
+    fn values(&self) -> Result<Vec<Bytes>, ReplicaError> {
+        let count = self.variables.specs().len();
+        let values = (0..count).map(|variable| Ok(self.variables.values(variable)?));
+        values.collect()
+    }
+}
+
+/// Means of a model's metrics over the held-out samples.
+///
+/// # Errors
+/// candle's.
+pub fn evaluate(
+    model: &dyn Model,
+    data: &Dataset,
+    device: &Device,
+) -> Result<Metrics, ReplicaError> {
+    let samples = data.evaluation.len();
+    let mut means = Metrics::new();
+    let all: Vec<u32> = (0u32..).take(samples).collect();
+    for indices in all.chunks(EVALUATION_BATCH) {
+        let batch = data.evaluation.batch(indices, device)?;
+        let weight = indices.len() as f64 / samples as f64;
+        for (name, value) in model.metrics(&batch)? {
+            *means.entry(name).or_default() += weight * value;
+        }
+    }
+    Ok(means)
+}

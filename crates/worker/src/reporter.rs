@@ -1,0 +1,170 @@
+//! Tells the coordinator of finished steps, beside the training: while one report is on its way,
+//! later ones are added up.
+
+use std::sync::Arc;
+
+use daemon::membership::{Coordinator, MembershipError};
+use parking_lot::Mutex;
+use shared_proto::ids::{Clock, Origin};
+use shared_proto::wire;
+use tokio::sync::watch;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use crate::counters::Times;
+use crate::step::Finished;
+
+/// Where a split stands.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    pub(crate) clock: Clock,
+    pub(crate) split: u64,
+    pub(crate) position: u64,
+}
+
+/// The worker's end.
+pub(crate) struct Reporter {
+    pending: Arc<Mutex<Pending>>,
+    /// Reports handed in.
+    handed_in: watch::Sender<u64>,
+    /// Reports answered, or why they cannot be.
+    answered: watch::Receiver<Result<u64, String>>,
+    failure: Arc<Mutex<Option<MembershipError>>>,
+    _stop: DropGuard,
+}
+
+#[derive(Default)]
+struct Pending {
+    place: Option<Place>,
+    steps: u64,
+    samples: u64,
+    loss_sum: f64,
+    times: Times,
+}
+
+impl Reporter {
+    pub(crate) fn start(coordinator: Coordinator, origin: Origin) -> Self {
+        let pending = Arc::<Mutex<Pending>>::default();
+        let failure = Arc::<Mutex<Option<MembershipError>>>::default();
+        let (handed_in, counts) = watch::channel(0);
+        let (tell, answered) = watch::channel(Ok(0));
+        let stop = CancellationToken::new();
+        let sender = Sender {
+            coordinator,
+            origin,
+            pending: Arc::clone(&pending),
+            failure: Arc::clone(&failure),
+        };
+        let stopped = stop.clone();
+        tokio::spawn(async move { stopped.run_until_cancelled(sender.run(counts, tell)).await });
+        Self {
+            pending,
+            handed_in,
+            answered,
+            failure,
+            _stop: stop.drop_guard(),
+        }
+    }
+
+    /// Adds a finished step to the next report.
+    pub(crate) fn finished(&self, place: Place, step: &Finished) {
+        {
+            let mut pending = self.pending.lock();
+            pending.place = Some(place);
+            pending.steps += 1;
+            pending.samples += step.samples;
+            pending.loss_sum += step.loss;
+            pending.times.add(&step.times);
+        }
+        self.handed_in.send_modify(|count| *count += 1);
+    }
+
+    /// Adds time that went by between steps.
+    pub(crate) fn waited(&self, times: &Times) {
+        self.pending.lock().times.add(times);
+    }
+
+    /// Waits until all that was handed in is answered.
+    pub(crate) async fn flush(&mut self) -> Result<(), MembershipError> {
+        let handed_in = *self.handed_in.borrow();
+        let done = |answered: &Result<u64, String>| match answered {
+            Ok(count) => *count >= handed_in,
+            Err(_) => true,
+        };
+        let failed = match self.answered.wait_for(done).await {
+            Ok(answered) => answered.clone().err(),
+            Err(_) => Some("the reporter has ended".to_owned()),
+        };
+        match failed {
+            None => Ok(()),
+            Some(reason) => Err(self
+                .failure
+                .lock()
+                .take()
+                .unwrap_or(MembershipError::Refused(reason))),
+        }
+    }
+}
+
+impl Times {
+    fn add(&mut self, other: &Times) {
+        self.pull += other.pull;
+        self.compute += other.compute;
+        self.push += other.push;
+        self.wait += other.wait;
+    }
+}
+
+struct Sender {
+    coordinator: Coordinator,
+    origin: Origin,
+    pending: Arc<Mutex<Pending>>,
+    failure: Arc<Mutex<Option<MembershipError>>>,
+}
+
+impl Sender {
+    async fn run(
+        mut self,
+        mut counts: watch::Receiver<u64>,
+        tell: watch::Sender<Result<u64, String>>,
+    ) {
+        while counts.changed().await.is_ok() {
+            let count = *counts.borrow_and_update();
+            let pending = std::mem::take(&mut *self.pending.lock());
+            // Several counts may have been taken in by the report before.
+            if let Some(place) = pending.place
+                && let Err(error) = self.send(place, pending).await
+            {
+                let reason = error.to_string();
+                *self.failure.lock() = Some(error);
+                let _ = tell.send(Err(reason));
+                return;
+            }
+            let _ = tell.send(Ok(count));
+        }
+    }
+
+    async fn send(&mut self, place: Place, pending: Pending) -> Result<(), MembershipError> {
+        self.origin.sequence = self.origin.sequence.next();
+        self.origin.clock = place.clock;
+        let times = pending.times;
+        let request = wire::FinishStepRequest {
+            origin: Some(self.origin.clone().into()),
+            split: place.split,
+            position: place.position,
+            steps: pending.steps,
+            samples: pending.samples,
+            loss_sum: pending.loss_sum,
+            times: Some(wire::StepTimes {
+                pull: times.pull.as_secs_f64(),
+                compute: times.compute.as_secs_f64(),
+                push: times.push.as_secs_f64(),
+                wait: times.wait.as_secs_f64(),
+            }),
+        };
+        let call = self.coordinator.call(|mut c| {
+            let request = request.clone();
+            async move { c.finish_step(request).await }
+        });
+        call.await.map(|_| ())
+    }
+}

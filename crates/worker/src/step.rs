@@ -1,0 +1,64 @@
+//! The training step: input, pull, compute, push, as steps 1 to 4 of the data's way.
+
+use std::time::{Duration, Instant};
+
+use shared_proto::ids::Clock;
+
+use crate::counters::{Counters, Times};
+use crate::replica::{Positions, Replica};
+use crate::run::WorkerError;
+use crate::strategy::Strategy;
+
+/// A finished step.
+pub(crate) struct Finished {
+    pub(crate) samples: u64,
+    pub(crate) loss: f64,
+    pub(crate) times: Times,
+}
+
+/// Makes the step after `clock` with the samples at `positions`.
+pub(crate) async fn step(
+    replica: &Replica,
+    strategy: &mut impl Strategy,
+    counters: &Counters,
+    clock: Clock,
+    positions: Positions,
+) -> Result<Finished, WorkerError> {
+    replica.prepare(positions).await;
+
+    let asked = Instant::now();
+    let weights = strategy.pull(clock).await?;
+    let pulled = asked.elapsed();
+    // The weights were asked for before this step began, so part of the wait may lie behind us.
+    let wait = weights.waited.min(pulled);
+
+    let asked = Instant::now();
+    let computed = replica.compute(weights).await?;
+    let compute = asked.elapsed();
+
+    let handed_over = Instant::now();
+    strategy.push(clock, &computed.gradients).await?;
+
+    let times = Times {
+        pull: pulled.saturating_sub(wait),
+        compute,
+        push: handed_over.elapsed(),
+        wait,
+    };
+    let samples = positions.end - positions.start;
+    counters.step(samples, computed.loss, computed.norm, &times);
+    counters.clock.set(clock.next().0 as f64);
+    Ok(Finished {
+        samples,
+        loss: computed.loss,
+        times,
+    })
+}
+
+/// A stretch of time without work.
+pub(crate) fn idle(took: Duration) -> Times {
+    Times {
+        wait: took,
+        ..Times::default()
+    }
+}

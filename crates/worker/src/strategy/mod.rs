@@ -1,0 +1,29 @@
+//! Where variables live and how gradients become updates. The training step calls a strategy, never
+//! the ps client directly.
+
+mod parameter_server;
+
+pub use parameter_server::ParameterServer;
+
+use std::future::Future;
+
+use bytes::Bytes;
+use ps_client::{PsError, Weights};
+use shared_proto::ids::Clock;
+
+/// A way to train together with others.
+pub trait Strategy {
+    /// Weights for the step after `clock`: what has changed since the last pull.
+    fn pull(&mut self, clock: Clock) -> impl Future<Output = Result<Weights, PsError>>;
+
+    /// The newest weights, whatever was asked for before.
+    fn pull_fresh(&mut self, clock: Clock) -> impl Future<Output = Result<Weights, PsError>>;
+
+    /// Hands over the gradients of the step after `clock`, one entry a variable, and waits until
+    /// they are safe.
+    fn push(
+        &mut self,
+        clock: Clock,
+        gradients: &[Bytes],
+    ) -> impl Future<Output = Result<(), PsError>>;
+}

@@ -1,0 +1,347 @@
+//! Variables: initial values, writing in place, gradients, files.
+
+#![allow(clippy::unwrap_used)]
+
+use candle_core::{DType, Device, Tensor, Var};
+use candle_nn::{Init, VarBuilder};
+use shared_proto::payload;
+use worker::model::ModelError;
+use worker::variables::{Variables, VariablesError};
+
+type Make = fn(&VarBuilder) -> candle_core::Result<Vec<Tensor>>;
+
+/// Variables that `make` asks for, and the tensors that it got.
+fn try_build(seed: u64, make: Make) -> Result<(Variables, Vec<Tensor>), String> {
+    Variables::build(seed, &Device::Cpu, |vars| {
+        make(&vars).map_err(|source| ModelError::Build {
+            name: "test".to_owned(),
+            source,
+        })
+    })
+    .map_err(|error| error.to_string())
+}
+
+fn build(seed: u64, make: Make) -> (Variables, Vec<Tensor>) {
+    try_build(seed, make).unwrap()
+}
+
+fn numbers(variables: &Variables, variable: usize) -> Vec<f32> {
+    let bytes = variables.values(variable).unwrap();
+    payload::elements(&bytes).iter().map(|v| v.get()).collect()
+}
+
+fn a_and_b(vars: &VarBuilder) -> candle_core::Result<Vec<Tensor>> {
+    let init = Init::Randn {
+        mean: 0.0,
+        stdev: 1.0,
+    };
+    let a = vars.get_with_hints((2, 3), "a", init)?;
+    let b = vars.pp("inner").get_with_hints(4, "b", init)?;
+    Ok(vec![a, b])
+}
+
+#[test]
+fn initial_values_depend_on_seed_and_name_alone() {
+    let (one, _) = build(5, a_and_b);
+    let (other, _) = build(5, |vars| {
+        let b = vars.get_with_hints(
+            4,
+            "inner.b",
+            Init::Randn {
+                mean: 0.0,
+                stdev: 1.0,
+            },
+        )?;
+        vars.get_with_hints(1000, "before", candle_nn::init::DEFAULT_KAIMING_NORMAL)?;
+        let a = vars.get_with_hints(
+            (2, 3),
+            "a",
+            Init::Randn {
+                mean: 0.0,
+                stdev: 1.0,
+            },
+        )?;
+        Ok(vec![b, a])
+    });
+    let names = |v: &Variables| v.specs().into_iter().map(|s| s.name).collect::<Vec<_>>();
+    assert_eq!(names(&one), ["a", "inner.b"]);
+    assert_eq!(names(&other), ["a", "before", "inner.b"]);
+    assert_eq!(numbers(&one, 0), numbers(&other, 0));
+    assert_eq!(numbers(&one, 1), numbers(&other, 2));
+    assert_ne!(numbers(&one, 0)[..4], numbers(&one, 1)[..]);
+    assert_ne!(numbers(&one, 0), numbers(&build(6, a_and_b).0, 0));
+}
+
+#[test]
+fn initial_values_are_pinned() {
+    // Two versions that differ here would begin the same job differently.
+    let (variables, _) = build(1, |vars| {
+        let uniform = Init::Uniform { lo: -1.0, up: 1.0 };
+        Ok(vec![
+            vars.get_with_hints(
+                3,
+                "normal",
+                Init::Randn {
+                    mean: 0.0,
+                    stdev: 1.0,
+                },
+            )?,
+            vars.get_with_hints(3, "uniform", uniform)?,
+        ])
+    });
+    assert_eq!(
+        numbers(&variables, 0),
+        [-0.57249796, -0.42550135, 2.0022697]
+    );
+    assert_eq!(numbers(&variables, 1), [-0.6860349, -0.74087596, 0.8165889]);
+}
+
+#[test]
+fn initial_values_have_the_distribution_asked_for() {
+    use candle_nn::init::{FanInOut, NonLinearity, NormalOrUniform};
+    let kaiming = |dist, fan, non_linearity| Init::Kaiming {
+        dist,
+        fan,
+        non_linearity,
+    };
+    // Fan in: 50 * 4 = 200; fan out: 100 * 4 = 400.
+    for (init, mean, deviation, bound) in [
+        (Init::Const(2.5), 2.5, 0.0, 2.5),
+        (
+            Init::Randn {
+                mean: 1.0,
+                stdev: 0.5,
+            },
+            1.0,
+            0.5,
+            4.0,
+        ),
+        (
+            Init::Uniform { lo: -1.0, up: 3.0 },
+            1.0,
+            4.0 / 12f64.sqrt(),
+            3.0,
+        ),
+        (
+            kaiming(NormalOrUniform::Normal, FanInOut::FanIn, NonLinearity::ReLU),
+            0.0,
+            0.1,
+            0.6,
+        ),
+        (
+            kaiming(
+                NormalOrUniform::Uniform,
+                FanInOut::FanOut,
+                NonLinearity::Linear,
+            ),
+            0.0,
+            0.05,
+            0.05 * 3f64.sqrt() + 1e-7,
+        ),
+    ] {
+        let device = Device::Cpu;
+        let (variables, _) = Variables::build(9, &device, |vars| {
+            vars.get_with_hints((100, 50, 2, 2), "w", init)
+                .map_err(|source| ModelError::Build {
+                    name: "test".to_owned(),
+                    source,
+                })
+        })
+        .unwrap();
+        let values: Vec<f64> = numbers(&variables, 0).into_iter().map(f64::from).collect();
+        let count = values.len() as f64;
+        let found = values.iter().sum::<f64>() / count;
+        let variance = values.iter().map(|v| (v - found).powi(2)).sum::<f64>() / count;
+        assert!(
+            (found - mean).abs() <= 0.02 * deviation + 1e-9,
+            "{init:?}: mean {found}"
+        );
+        assert!(
+            (variance.sqrt() - deviation).abs() <= 0.02 * deviation,
+            "{init:?}: variance {variance}"
+        );
+        assert!(values.iter().all(|v| v.abs() <= bound), "{init:?}");
+    }
+}
+
+#[test]
+fn one_name_is_one_variable() {
+    let (variables, tensors) = build(1, |vars| {
+        Ok(vec![
+            vars.get((2, 2), "w")?,
+            vars.get((2, 2), "w")?,
+            vars.get_unchecked("w")?,
+        ])
+    });
+    assert_eq!(variables.specs().len(), 1);
+    assert!(tensors.iter().all(|t| t.id() == tensors[0].id()));
+
+    for (make, parts) in [
+        (
+            (|vars| Ok(vec![vars.get((2, 2), "w")?, vars.get(4, "w")?])) as Make,
+            ["\"w\"", "[2, 2] and [4]"],
+        ),
+        (
+            |vars| Ok(vec![vars.to_dtype(DType::F64).get(4, "w")?]),
+            ["\"w\"", "F64"],
+        ),
+        (|vars| Ok(vec![vars.get((4, 0), "w")?]), ["\"w\"", "empty"]),
+        (
+            |vars| Ok(vec![vars.get_unchecked("w")?]),
+            ["\"w\"", "without a shape"],
+        ),
+        (
+            |vars| {
+                Ok(vec![vars.get_with_hints(
+                    4,
+                    "w",
+                    Init::Uniform { lo: 1.0, up: 0.0 },
+                )?])
+            },
+            ["\"w\"", "Uniform"],
+        ),
+    ] {
+        let error = try_build(1, make).err().unwrap();
+        assert!(parts.iter().all(|part| error.contains(part)), "{error}");
+    }
+}
+
+#[test]
+fn values_are_overwritten_where_the_model_sees_them() {
+    let (variables, tensors) = build(1, |vars| Ok(vec![vars.get((2, 3), "w")?]));
+    // An odd address, as in the midst of a message.
+    let mut message = vec![0];
+    message.extend_from_slice(&payload::to_bytes(&[7.0, 8.0, 9.0]));
+    let values = bytes::Bytes::from(message).slice(1..);
+    variables.write(0, 2, payload::elements(&values)).unwrap();
+    assert_eq!(
+        tensors[0].to_vec2::<f32>().unwrap(),
+        [[0.0, 0.0, 7.0], [8.0, 9.0, 0.0]]
+    );
+    assert_eq!(numbers(&variables, 0), [0.0, 0.0, 7.0, 8.0, 9.0, 0.0]);
+
+    for (variable, start) in [(0, 4), (0, usize::MAX), (1, 0)] {
+        let error = variables
+            .write(variable, start, payload::elements(&values))
+            .unwrap_err();
+        assert!(matches!(error, VariablesError::Range(_)), "{error}");
+    }
+    assert!(variables.values(1).is_err());
+    assert_eq!(numbers(&variables, 0), [0.0, 0.0, 7.0, 8.0, 9.0, 0.0]);
+}
+
+#[test]
+fn gradients_are_taken_whole_and_clipped() {
+    let (variables, tensors) = build(1, |vars| {
+        Ok(vec![vars.get((2, 3), "a")?, vars.get((), "b")?])
+    });
+    // The gradient of `a` is a transposed, that is a strided, tensor.
+    let factors = Tensor::new(&[[1f32, 2.0], [3.0, 4.0], [5.0, 6.0]], &Device::Cpu).unwrap();
+    let a = (tensors[0].t().unwrap() * factors)
+        .unwrap()
+        .sum_all()
+        .unwrap();
+    let loss = (a + (&tensors[1] * 3.0).unwrap()).unwrap();
+    let store = loss.backward().unwrap();
+
+    let read = |clip| {
+        let gradients = variables.gradients(&store, clip).unwrap();
+        let values = |b: &bytes::Bytes| {
+            payload::elements(b)
+                .iter()
+                .map(|v| v.get())
+                .collect::<Vec<f32>>()
+        };
+        (
+            values(&gradients.values[0]),
+            values(&gradients.values[1]),
+            gradients.norm,
+        )
+    };
+    let whole = (vec![1.0, 3.0, 5.0, 2.0, 4.0, 6.0], vec![3.0], 10.0);
+    assert_eq!(read(None), whole);
+    assert_eq!(read(Some(10.0)), whole);
+    let half = (vec![0.5, 1.5, 2.5, 1.0, 2.0, 3.0], vec![1.5], 10.0);
+    assert_eq!(read(Some(5.0)), half);
+}
+
+#[test]
+fn a_missing_gradient_is_named() {
+    let (variables, tensors) = build(1, |vars| {
+        Ok(vec![vars.get(2, "used")?, vars.get(3, "forgotten")?])
+    });
+    let store = tensors[0].sum_all().unwrap().backward().unwrap();
+    let error = variables.gradients(&store, None).unwrap_err().to_string();
+    assert!(
+        error.contains("\"forgotten\"") && error.contains("softmax_last_dim"),
+        "{error}"
+    );
+}
+
+#[test]
+fn what_is_saved_can_be_loaded() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    let (saved, _) = build(1, a_and_b);
+    saved.save(&path).unwrap();
+    saved.save(&path).unwrap();
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+
+    let (loaded, _) = build(2, a_and_b);
+    assert_ne!(numbers(&saved, 0), numbers(&loaded, 0));
+    loaded.load(&path).unwrap();
+    for variable in 0..2 {
+        assert_eq!(numbers(&saved, variable), numbers(&loaded, variable));
+    }
+    let in_file = candle_core::safetensors::load(&path, &Device::Cpu).unwrap();
+    assert_eq!(in_file["a"].dims(), [2, 3]);
+
+    let nowhere = folder.path().join("nowhere").join("model.safetensors");
+    let error = saved.save(&nowhere).unwrap_err().to_string();
+    assert!(
+        error.contains("nowhere") && error.contains("written"),
+        "{error}"
+    );
+}
+
+#[test]
+fn other_variables_are_not_loaded() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("other.safetensors");
+    let (variables, _) = build(1, a_and_b);
+    let before = (numbers(&variables, 0), numbers(&variables, 1));
+    let refused = |parts: &[&str]| {
+        let error = variables.load(&path).unwrap_err().to_string();
+        assert!(parts.iter().all(|part| error.contains(part)), "{error}");
+        assert!(error.contains("other.safetensors"), "{error}");
+        assert_eq!(before, (numbers(&variables, 0), numbers(&variables, 1)));
+    };
+    refused(&["cannot be read"]);
+
+    // The first is right; it must not be set for all that.
+    let (other, _) = build(2, |vars| {
+        Ok(vec![
+            vars.get((2, 3), "a")?,
+            vars.get((2, 2), "inner.b")?,
+            vars.get(1, "c")?,
+        ])
+    });
+    other.save(&path).unwrap();
+    refused(&["\"inner.b\" of shape [4]", "[2, 2]", "\"c\""]);
+
+    let (other, _) = build(2, |vars| Ok(vec![vars.get((2, 3), "a")?]));
+    other.save(&path).unwrap();
+    refused(&["\"inner.b\" of shape [4] is missing"]);
+
+    let a = Var::zeros((2, 3), DType::F64, &Device::Cpu).unwrap();
+    let b = Var::zeros(4, DType::F32, &Device::Cpu).unwrap();
+    let tensors = [
+        ("a", a.as_tensor().clone()),
+        ("inner.b", b.as_tensor().clone()),
+    ];
+    candle_core::safetensors::save(&tensors.into_iter().collect(), &path).unwrap();
+    refused(&["\"a\" of shape [2, 3] of F32", "F64"]);
+
+    std::fs::write(&path, b"no safetensors").unwrap();
+    refused(&["cannot be read"]);
+}
