@@ -1,1 +1,269 @@
-//! Harness.
+//! A cluster of real processes, for tests: started from the program under test, on free ports,
+//! ended whatever the test comes to.
+
+#![allow(clippy::unwrap_used, clippy::missing_panics_doc)]
+
+pub mod peer;
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use daemon::Ready;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// How long anything may take before a test gives up on it. Generous: it only bounds a failure.
+pub const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The program under test.
+#[derive(Clone, Debug)]
+pub struct Program(pub PathBuf);
+
+impl Program {
+    /// Runs it to its end with these arguments.
+    pub fn run(&self, arguments: &[&str]) -> std::process::Output {
+        self.command(arguments).output().unwrap()
+    }
+
+    /// A command that sees no setting of the environment.
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(&self.0);
+        command.args(arguments).env("RAYON_NUM_THREADS", "1");
+        for (name, _) in std::env::vars_os() {
+            if name.to_string_lossy().starts_with("FLAMBEAU_") {
+                command.env_remove(name);
+            }
+        }
+        command
+    }
+}
+
+/// A process of a cluster.
+#[derive(Debug)]
+pub struct Daemon {
+    child: Child,
+    /// Where it listens.
+    pub ready: Ready,
+    log: PathBuf,
+}
+
+impl Daemon {
+    /// Starts a process and waits until it says where it listens.
+    pub fn start(
+        program: &Program,
+        log: PathBuf,
+        arguments: &[&str],
+        env: &[(&str, &str)],
+    ) -> Self {
+        let mut child = program
+            .command(arguments)
+            .envs(env.iter().copied())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(std::fs::File::create(&log).unwrap())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap())
+            .read_line(&mut line)
+            .unwrap();
+        let ready = Ready::parse(line.trim_end());
+        let ready = ready.unwrap_or_else(|| panic!("{arguments:?} says {line:?}; {}", read(&log)));
+        Self { child, ready, log }
+    }
+
+    /// Its address, as host:port.
+    pub fn address(&self) -> String {
+        self.ready.address.unwrap().to_string()
+    }
+
+    /// What it has logged.
+    pub fn log(&self) -> String {
+        read(&self.log)
+    }
+
+    /// Ends it at once, without a chance to say good-bye.
+    pub fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Asks it to end.
+    pub fn terminate(&self) {
+        terminate(self.child.id());
+    }
+
+    /// Waits for its end.
+    pub fn wait(&mut self) -> ExitStatus {
+        let mut status = None;
+        eventually(|| {
+            status = self.child.try_wait().unwrap();
+            status.is_some()
+        });
+        status.unwrap()
+    }
+
+    /// What `/path` of its metrics endpoint says.
+    pub fn http(&self, path: &str) -> String {
+        use std::io::{Read, Write};
+        let mut stream = std::net::TcpStream::connect(self.ready.metrics).unwrap();
+        write!(
+            stream,
+            "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        )
+        .unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        text
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            eprintln!("---- {}\n{}", self.log.display(), self.log());
+        }
+    }
+}
+
+/// Sends SIGTERM.
+pub fn terminate(process: u32) {
+    let pid = Pid::from_raw(process as i32).unwrap();
+    kill_process(pid, Signal::TERM).unwrap();
+}
+
+/// Whether a process exists (and is no zombie).
+pub fn exists(process: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat"));
+    stat.is_ok_and(|stat| !stat.contains(") Z "))
+}
+
+/// The processes whose parent is `process`.
+pub fn children(process: u32) -> Vec<u32> {
+    let list = format!("/proc/{process}/task/{process}/children");
+    let list = std::fs::read_to_string(list).unwrap_or_default();
+    list.split_whitespace()
+        .map(|pid| pid.parse().unwrap())
+        .collect()
+}
+
+/// Waits until something holds.
+pub fn eventually(mut holds: impl FnMut() -> bool) {
+    let begin = Instant::now();
+    while !holds() {
+        assert!(
+            begin.elapsed() < PATIENCE,
+            "it did not come about in {PATIENCE:?}"
+        );
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn read(path: &Path) -> String {
+    std::fs::read_to_string(path).unwrap_or_default()
+}
+
+/// A cluster put together process by process.
+#[derive(Debug)]
+pub struct Cluster {
+    program: Program,
+    dir: TempDir,
+    /// The coordinator.
+    pub coordinator: Daemon,
+    /// Parameter servers, in order of their start.
+    pub ps: Vec<Daemon>,
+    /// Workers, in order of their start.
+    pub workers: Vec<Daemon>,
+}
+
+impl Cluster {
+    /// A coordinator for the job and `ps` servers.
+    pub fn start(program: Program, job: &str, ps: usize) -> Self {
+        Self::start_with(program, job, ps, &[])
+    }
+
+    /// The same with more arguments for each process.
+    pub fn start_with(program: Program, job: &str, ps: usize, more: &[&str]) -> Self {
+        let dir = TempDir::new().unwrap();
+        let file = dir.path().join("given.toml");
+        std::fs::write(&file, job).unwrap();
+        let run = dir.path().join("run");
+        let mut arguments = vec!["coordinator", file.to_str().unwrap()];
+        arguments.extend([
+            "--listen",
+            "127.0.0.1:0",
+            "--run-dir",
+            run.to_str().unwrap(),
+        ]);
+        arguments.extend(more);
+        let log = dir.path().join("coordinator.log");
+        let coordinator = Daemon::start(&program, log, &arguments, &[]);
+        let mut cluster = Self {
+            program,
+            dir,
+            coordinator,
+            ps: Vec::new(),
+            workers: Vec::new(),
+        };
+        for index in 0..ps {
+            let server = cluster.member("ps-server", &format!("ps-{index}"), more, &[]);
+            cluster.ps.push(server);
+        }
+        cluster
+    }
+
+    /// Adds a worker; `env` is its environment.
+    pub fn add_worker(&mut self, env: &[(&str, &str)]) {
+        let name = format!("worker-{}", self.workers.len());
+        let worker = self.member("worker", &name, &[], env);
+        self.workers.push(worker);
+    }
+
+    /// Starts a member of the cluster.
+    pub fn member(
+        &self,
+        role: &str,
+        identity: &str,
+        more: &[&str],
+        env: &[(&str, &str)],
+    ) -> Daemon {
+        let coordinator = self.coordinator.address();
+        let mut arguments = vec![role, "--identity", identity, "--coordinator", &coordinator];
+        arguments.extend(more);
+        let log = self.dir.path().join(format!("{identity}.log"));
+        Daemon::start(&self.program, log, &arguments, env)
+    }
+
+    /// The run directory.
+    pub fn run_dir(&self) -> PathBuf {
+        self.dir.path().join("run")
+    }
+
+    /// `flambeau status --json`.
+    pub fn status(&self) -> Value {
+        let coordinator = self.coordinator.address();
+        let output = self
+            .program
+            .run(&["status", "--json", "--coordinator", &coordinator]);
+        assert!(output.status.success(), "{output:?}");
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    /// Waits for the end of all processes, each of which must end well, and reads the summary.
+    pub fn finish(mut self) -> (Value, TempDir) {
+        let everybody = std::iter::once(&mut self.coordinator)
+            .chain(&mut self.ps)
+            .chain(&mut self.workers);
+        for daemon in everybody {
+            let status = daemon.wait();
+            assert!(status.success(), "{status}: {}", daemon.log());
+        }
+        let summary = std::fs::read_to_string(self.run_dir().join("summary.json")).unwrap();
+        (serde_json::from_str(&summary).unwrap(), self.dir)
+    }
+}

@@ -182,6 +182,7 @@ impl Coordinator for Service {
         Ok(Response::new(wire::HeartbeatReply {
             view: view.number.0,
             phase: view.phase.into(),
+            error: view.error.clone(),
         }))
     }
 

@@ -8,7 +8,7 @@ use shared_proto::ids::{Clock, Epoch, Generation, Origin, Role, Sequence, Task, 
 use shared_proto::job::{Job, JobError};
 use shared_proto::refusal::Refusal;
 use shared_proto::transport::{self, CALL_TIMEOUT, PROTOCOL_VERSION};
-use shared_proto::view::View;
+use shared_proto::view::{JobPhase, View};
 use shared_proto::wire;
 use shared_proto::wire::coordinator_client::CoordinatorClient;
 use tokio::sync::watch;
@@ -45,6 +45,9 @@ pub enum MembershipError {
     /// The coordinator refused: give up.
     #[error("the coordinator refused: {0}")]
     Refused(String),
+    /// The job has failed: give up.
+    #[error("the job failed: {0}")]
+    JobFailed(String),
     /// The job that the coordinator sent makes no sense here.
     #[error("the coordinator's job cannot be read: {0}")]
     Job(#[from] JobError),
@@ -156,8 +159,18 @@ pub struct Membership {
     pub job: Job,
     /// The first view that this task is in.
     pub view: ViewNumber,
-    lost: watch::Receiver<Option<String>>,
+    standing: watch::Receiver<Standing>,
     _heartbeats: DropGuard,
+}
+
+/// What the last heartbeat has told.
+#[derive(Clone, Debug)]
+enum Standing {
+    Member,
+    /// The lease is lost.
+    Lost(String),
+    /// The job has failed.
+    Failed(String),
 }
 
 /// Who registers.
@@ -205,9 +218,9 @@ impl Membership {
         let lease = Duration::from_millis(reply.lease_milliseconds);
         tracing::info!(%task, generation = task.generation.0, coordinator = %coordinator.address, "registered");
 
-        let (tell_lost, lost) = watch::channel(None);
+        let (tell, standing) = watch::channel(Standing::Member);
         let stop = CancellationToken::new();
-        let heart = heartbeats(coordinator.clone(), origin(&job, task), lease, tell_lost);
+        let heart = heartbeats(coordinator.clone(), origin(&job, task), lease, tell);
         let stopped = stop.clone();
         tokio::spawn(async move { stopped.run_until_cancelled(heart).await });
         Ok(Self {
@@ -215,7 +228,7 @@ impl Membership {
             task,
             job,
             view: ViewNumber(reply.view),
-            lost,
+            standing,
             _heartbeats: stop.drop_guard(),
         })
     }
@@ -225,13 +238,20 @@ impl Membership {
         origin(&self.job, self.task)
     }
 
-    /// Waits until the lease is lost.
+    /// Waits until the lease is lost, or the job has failed. Whoever waits for something else may
+    /// never get it then.
     pub async fn lost(&self) -> MembershipError {
-        let mut lost = self.lost.clone();
-        match lost.wait_for(Option::is_some).await {
-            Ok(why) => MembershipError::Fenced(why.clone().unwrap_or_default()),
-            // The heartbeats have been stopped, so the lease cannot be found lost any more.
-            Err(_) => std::future::pending().await,
+        let mut standing = self.standing.clone();
+        let member = |standing: &Standing| matches!(standing, Standing::Member);
+        match standing
+            .wait_for(|standing| !member(standing))
+            .await
+            .as_deref()
+        {
+            Ok(Standing::Lost(why)) => MembershipError::Fenced(why.clone()),
+            Ok(Standing::Failed(error)) => MembershipError::JobFailed(error.clone()),
+            // The heartbeats have been stopped, so nothing is heard any more.
+            Ok(Standing::Member) | Err(_) => std::future::pending().await,
         }
     }
 
@@ -306,7 +326,7 @@ async fn heartbeats(
     coordinator: Coordinator,
     origin: Origin,
     lease: Duration,
-    tell_lost: watch::Sender<Option<String>>,
+    tell: watch::Sender<Standing>,
 ) {
     let request = wire::HeartbeatRequest {
         origin: Some(origin.into()),
@@ -318,14 +338,20 @@ async fn heartbeats(
         let mut client = coordinator.client.clone();
         let beat = client.heartbeat(request.clone());
         match tokio::time::timeout(period.max(Duration::from_secs(1)), beat).await {
-            Ok(Ok(_)) => last = Instant::now(),
+            Ok(Ok(reply)) => {
+                last = Instant::now();
+                let reply = reply.into_inner();
+                if reply.phase() == JobPhase::Failed {
+                    tell.send_replace(Standing::Failed(reply.error));
+                }
+            }
             Ok(Err(status)) if !may_pass(&status) => {
-                tell_lost.send_replace(Some(status.message().to_owned()));
+                tell.send_replace(Standing::Lost(status.message().to_owned()));
                 return;
             }
             _ if last.elapsed() > coordinator.patience => {
                 let silence = last.elapsed().as_secs();
-                tell_lost.send_replace(Some(format!(
+                tell.send_replace(Standing::Lost(format!(
                     "nothing was heard from the coordinator at {} for {silence} s",
                     coordinator.address
                 )));

@@ -16,6 +16,12 @@ use tokio::time::timeout;
 
 use crate::error::CommandError;
 
+/// The coordinator among the processes.
+pub(crate) const COORDINATOR: TaskId = TaskId {
+    role: Role::Coordinator,
+    index: 0,
+};
+
 /// How long a process may take until it listens.
 const START: Duration = Duration::from_secs(20);
 
@@ -29,13 +35,8 @@ const TAIL: usize = 12;
 struct Member {
     child: Child,
     log: PathBuf,
-}
-
-/// A process that has ended.
-pub(crate) struct Exit {
-    pub(crate) task: TaskId,
-    pub(crate) status: ExitStatus,
-    log: PathBuf,
+    /// How it has ended.
+    exit: Option<ExitStatus>,
 }
 
 /// The processes of a job.
@@ -54,17 +55,13 @@ impl LocalCluster {
         let job_file = dir.join(run_dir::JOB);
         std::fs::write(&job_file, job.to_toml()).map_err(CommandError::file(&job_file))?;
 
-        let coordinator = TaskId {
-            role: Role::Coordinator,
-            index: 0,
-        };
         let mut cluster = Self {
             members: BTreeMap::new(),
             coordinator: SocketAddr::from(([127, 0, 0, 1], 0)),
         };
         let mut command = own("coordinator")?;
         command.arg(&job_file).args(["--listen", "127.0.0.1:0"]);
-        let ready = cluster.spawn(coordinator, command, &logs).await?;
+        let ready = cluster.spawn(COORDINATOR, command, &logs).await?;
         cluster.coordinator = ready.address.unwrap_or(cluster.coordinator);
 
         for index in 0..job.cluster.ps.unwrap_or(1) {
@@ -132,76 +129,81 @@ impl LocalCluster {
             )));
         };
         let ready = Ready::parse(&line).ok_or_else(|| failed(format!("it says {line:?}")))?;
-        self.members.insert(task, Member { child, log });
+        let member = Member {
+            child,
+            log,
+            exit: None,
+        };
+        self.members.insert(task, member);
         Ok(ready)
     }
 
-    /// Those that have ended since this was last asked.
-    pub(crate) fn exits(&mut self) -> Vec<Exit> {
-        let mut exits = Vec::new();
-        self.members
-            .retain(|task, member| match member.child.try_wait() {
-                Ok(Some(status)) => {
-                    exits.push(Exit {
-                        task: *task,
-                        status,
-                        log: member.log.clone(),
-                    });
-                    false
-                }
-                Ok(None) | Err(_) => true,
-            });
-        exits
+    /// Those that have ended since this was last asked, and how.
+    pub(crate) fn ended(&mut self) -> Vec<(TaskId, ExitStatus)> {
+        let mut ended = Vec::new();
+        for (task, member) in self.members.iter_mut().filter(|(_, m)| m.exit.is_none()) {
+            if let Ok(Some(status)) = member.child.try_wait() {
+                member.exit = Some(status);
+                ended.push((*task, status));
+            }
+        }
+        ended
     }
 
     /// How many processes of a role are running.
     pub(crate) fn running(&self, role: Role) -> usize {
-        self.members.keys().filter(|task| task.role == role).count()
+        let of_role = self.members.iter().filter(|(task, _)| task.role == role);
+        of_role.filter(|(_, member)| member.exit.is_none()).count()
     }
 
     /// Waits for all to end by themselves; then tells those that are left to, and in the end makes
     /// them.
-    pub(crate) async fn stop(mut self, patience: Duration) -> Vec<Exit> {
-        let mut exits = self.wait(patience).await;
+    pub(crate) async fn stop(&mut self, patience: Duration) {
+        self.wait(patience).await;
         for member in self.members.values_mut() {
             drop(member.child.stdin.take());
         }
-        exits.extend(self.wait(DRAIN).await);
-        for member in self.members.values_mut() {
+        self.wait(DRAIN).await;
+        for member in self.members.values_mut().filter(|m| m.exit.is_none()) {
             let _ = member.child.kill().await;
         }
-        exits.extend(self.exits());
-        exits
+        self.ended();
     }
 
-    async fn wait(&mut self, patience: Duration) -> Vec<Exit> {
-        let mut exits = Vec::new();
+    async fn wait(&mut self, patience: Duration) {
         let all_gone = async {
-            while !self.members.is_empty() {
-                exits.extend(self.exits());
+            while self.members.values().any(|member| member.exit.is_none()) {
+                self.ended();
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         };
         let _ = timeout(patience, all_gone).await;
-        exits
-    }
-}
-
-impl Exit {
-    pub(crate) fn well(&self) -> bool {
-        self.status.success()
     }
 
-    /// The process, how it ended, and its last words.
-    pub(crate) fn error(&self) -> CommandError {
+    /// The process whose name an error begins with, if it has ended badly.
+    pub(crate) fn culprit(&self, error: &str) -> Option<TaskId> {
+        let named = |task: &&TaskId| error.starts_with(&task.to_string());
+        let mut named = self.members.keys().filter(named);
+        // The longest name: worker-1 is not worker-11.
+        named.next_back().copied().filter(|task| {
+            let exit = self.members.get(task).and_then(|member| member.exit);
+            exit.is_some_and(|status| !status.success())
+        })
+    }
+
+    /// How a process has ended, and its last words.
+    pub(crate) fn died(&self, task: TaskId) -> CommandError {
+        let member = self.members.get(&task);
+        let log = member.map(|member| member.log.clone()).unwrap_or_default();
         CommandError::Died {
-            name: self.task.to_string(),
-            status: match self.status.code() {
-                Some(code) => format!("has ended with code {code}"),
-                None => format!("was killed ({})", self.status),
+            name: task.to_string(),
+            status: match member.and_then(|member| member.exit) {
+                Some(status) if status.code().is_none() => format!("was killed ({status})"),
+                Some(status) => format!("has ended ({status})"),
+                None => "does not answer".to_owned(),
             },
-            log: self.log.clone(),
-            tail: tail(&self.log),
+            tail: tail(&log),
+            log,
         }
     }
 }

@@ -47,8 +47,8 @@ pub(crate) enum CommandError {
         /// Why not.
         reason: String,
     },
-    /// A process of the cluster died, and the job with it.
-    #[error("{name} {status}; the job cannot go on. Its last lines ({log}):\n{tail}", log = log.display())]
+    /// A process of the cluster died.
+    #[error("{name} {status}; its last lines ({log}):\n{tail}", log = log.display())]
     Died {
         /// Which.
         name: String,

@@ -33,6 +33,7 @@ mod bench;
 mod cluster;
 mod error;
 mod eval;
+mod metrics;
 mod plot;
 mod progress;
 mod status;

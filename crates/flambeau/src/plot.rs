@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 use plotters::prelude::*;
-use serde::Deserialize;
 use shared_proto::job::run_dir;
 
 use crate::error::CommandError;
+use crate::metrics::{self, Line};
 
 const SIZE: (u32, u32) = (900, 420);
 
@@ -23,22 +23,6 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// The lines of `metrics.jsonl` that are drawn.
-#[derive(Deserialize)]
-#[serde(tag = "event", rename_all = "snake_case")]
-enum Line {
-    Steps {
-        epoch: f64,
-        loss: f64,
-    },
-    Evaluation {
-        epoch: f64,
-        metrics: std::collections::BTreeMap<String, f64>,
-    },
-    #[serde(other)]
-    Other,
-}
-
 #[derive(Default)]
 struct Curves {
     training_loss: Vec<(f64, f64)>,
@@ -48,7 +32,7 @@ struct Curves {
 
 /// Draws `curves.svg`.
 pub(crate) fn draw(dir: &Path) -> Result<(), CommandError> {
-    let curves = read(&dir.join(run_dir::METRICS))?;
+    let curves = Curves::of(metrics::read(dir)?);
     let path = dir.join(run_dir::CURVES);
     paint(&curves, &path).map_err(|error| CommandError::Plot {
         path,
@@ -56,28 +40,28 @@ pub(crate) fn draw(dir: &Path) -> Result<(), CommandError> {
     })
 }
 
-fn read(path: &Path) -> Result<Curves, CommandError> {
-    let text = std::fs::read_to_string(path).map_err(CommandError::file(path))?;
-    let mut curves = Curves::default();
-    for (number, line) in text.lines().enumerate() {
-        let line = serde_json::from_str(line).map_err(|error| CommandError::Content {
-            path: path.to_owned(),
-            reason: format!("line {}: {error}", number + 1),
-        })?;
-        match line {
-            Line::Steps { epoch, loss } => curves.training_loss.push((epoch, loss)),
-            Line::Evaluation { epoch, metrics } => {
-                let point = |name: &str| metrics.get(name).map(|value| (epoch, *value));
-                curves.test_loss.extend(point("loss"));
-                curves.accuracy.extend(point("accuracy"));
+impl Curves {
+    fn of(lines: Vec<Line>) -> Self {
+        let mut curves = Self::default();
+        for line in lines {
+            match line {
+                Line::Steps { epoch, loss } => curves.training_loss.push((epoch, loss)),
+                Line::Evaluation { epoch, metrics } => {
+                    let epoch = f64::from(epoch);
+                    let point = |name: &str| metrics.get(name).map(|value| (epoch, *value));
+                    curves.test_loss.extend(point("loss"));
+                    curves.accuracy.extend(point("accuracy"));
+                }
+                Line::Other => {}
             }
-            Line::Other => {}
         }
+        curves
     }
-    Ok(curves)
 }
 
 type Painting<'a> = DrawingArea<SVGBackend<'a>, plotters::coord::Shift>;
+/// A name, points of (epochs, value), and a colour.
+type Curve<'a> = (&'a str, &'a [(f64, f64)], RGBAColor);
 type PaintError = Box<dyn std::error::Error>;
 
 fn paint(curves: &Curves, path: &Path) -> Result<(), PaintError> {
@@ -88,7 +72,7 @@ fn paint(curves: &Curves, path: &Path) -> Result<(), PaintError> {
     } else {
         let (left, right) = root.split_horizontally(SIZE.0 / 2);
         loss(&left, curves)?;
-        let chart = [("test accuracy", &curves.accuracy, GREEN.mix(0.8))];
+        let chart = [("test accuracy", &curves.accuracy[..], GREEN.mix(0.8))];
         axes(&right, "accuracy", &chart)?;
     }
     root.present()?;
@@ -97,17 +81,13 @@ fn paint(curves: &Curves, path: &Path) -> Result<(), PaintError> {
 
 fn loss(area: &Painting, curves: &Curves) -> Result<(), PaintError> {
     let chart = [
-        ("training loss", &curves.training_loss, BLUE.mix(0.5)),
-        ("test loss", &curves.test_loss, RED.mix(0.9)),
+        ("training loss", &curves.training_loss[..], BLUE.mix(0.5)),
+        ("test loss", &curves.test_loss[..], RED.mix(0.9)),
     ];
     axes(area, "loss", &chart)
 }
 
-fn axes(
-    area: &Painting,
-    title: &str,
-    lines: &[(&str, &Vec<(f64, f64)>, RGBAColor)],
-) -> Result<(), PaintError> {
+fn axes(area: &Painting, title: &str, lines: &[Curve]) -> Result<(), PaintError> {
     let points = || lines.iter().flat_map(|(_, points, _)| points.iter());
     let finite = |values: &mut dyn Iterator<Item = f64>| {
         let finite = values.filter(|v| v.is_finite());

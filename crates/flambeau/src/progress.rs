@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::metrics::Line;
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use shared_proto::ids::{Role, Task, names};
 use shared_proto::view::JobPhase;
@@ -53,9 +54,33 @@ impl Progress {
             self.show_worker(task, status.samples);
         }
         for evaluation in status.evaluations.iter().skip(self.evaluations) {
-            self.say(&line(evaluation));
+            self.evaluated(evaluation.data_epoch + 1, &evaluation.metrics);
         }
-        self.evaluations = status.evaluations.len();
+    }
+
+    /// Shows what went by since the last look at the cluster, and takes the bars away.
+    pub(crate) fn finish(&mut self, lines: &[Line]) {
+        self.close();
+        let evaluations = lines.iter().filter_map(|line| match line {
+            Line::Evaluation { epoch, metrics } => Some((epoch, metrics)),
+            _ => None,
+        });
+        for (epoch, metrics) in evaluations.skip(self.evaluations) {
+            self.evaluated(*epoch, metrics);
+        }
+    }
+
+    fn evaluated<'a>(
+        &mut self,
+        epoch: u32,
+        metrics: impl IntoIterator<Item = (&'a String, &'a f64)>,
+    ) {
+        let mut metrics: Vec<_> = metrics.into_iter().collect();
+        metrics.sort_by_key(|(name, _)| *name);
+        let named = |(name, value): (&String, &f64)| format!("  {name} {value:.4}");
+        let metrics: String = metrics.into_iter().map(named).collect();
+        self.say(&format!("epoch {epoch:>3}:{metrics}"));
+        self.evaluations += 1;
     }
 
     fn show_worker(&mut self, status: &wire::TaskStatus, all: u64) {
@@ -108,16 +133,6 @@ impl Progress {
         let _ = self.bars.clear();
         self.bars.set_draw_target(ProgressDrawTarget::hidden());
     }
-}
-
-fn line(evaluation: &wire::EvaluationReport) -> String {
-    let mut metrics: Vec<_> = evaluation.metrics.iter().collect();
-    metrics.sort_by_key(|(name, _)| *name);
-    let metrics: String = metrics
-        .into_iter()
-        .map(|(name, value)| format!("  {name} {value:.4}"))
-        .collect();
-    format!("epoch {:>3}:{metrics}", evaluation.data_epoch + 1)
 }
 
 fn style(template: &str) -> ProgressStyle {

@@ -126,9 +126,9 @@ pub(crate) fn table(status: &wire::Status) -> String {
             let _ = writeln!(text, "{reason}");
         }
     }
-    let _ = writeln!(text, "{}", tasks_table(status));
+    let _ = writeln!(text, "{}", tasks_table(status).trim_fmt());
     if !status.shards.is_empty() {
-        let _ = writeln!(text, "{}", shards_table(status));
+        let _ = writeln!(text, "{}", shards_table(status).trim_fmt());
     }
     for task in &status.tasks {
         let waits = waits(task);
@@ -142,20 +142,18 @@ pub(crate) fn table(status: &wire::Status) -> String {
 
 fn tasks_table(status: &wire::Status) -> Table {
     let mut table = Table::new();
-    table
-        .load_preset(presets::UTF8_HORIZONTAL_ONLY)
-        .set_header([
-            "task",
-            "generation",
-            "address",
-            "metrics",
-            "heartbeat",
-            "does",
-            "clock",
-            "lead",
-            "loss",
-            "samples/s",
-        ]);
+    table.load_preset(presets::NOTHING).set_header([
+        "task",
+        "generation",
+        "address",
+        "metrics",
+        "heartbeat",
+        "does",
+        "clock",
+        "lead",
+        "loss",
+        "samples/s",
+    ]);
     for task in &status.tasks {
         let place = task.task.clone().unwrap_or_default();
         let id = task_of(place.task.as_ref());
@@ -179,17 +177,15 @@ fn tasks_table(status: &wire::Status) -> Table {
 
 fn shards_table(status: &wire::Status) -> Table {
     let mut table = Table::new();
-    table
-        .load_preset(presets::UTF8_HORIZONTAL_ONLY)
-        .set_header([
-            "shard",
-            "server",
-            "blocks",
-            "bytes",
-            "updates",
-            "largest lead",
-            "refused",
-        ]);
+    table.load_preset(presets::NOTHING).set_header([
+        "shard",
+        "server",
+        "blocks",
+        "bytes",
+        "updates",
+        "largest lead",
+        "refused",
+    ]);
     for (shard, status) in status.shards.iter().enumerate() {
         let report = status.report.unwrap_or_default();
         table.add_row([

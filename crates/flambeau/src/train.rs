@@ -13,10 +13,10 @@ use shared_proto::job::{DataKind, Job, run_dir};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::app::{JobArguments, block_on};
-use crate::cluster::LocalCluster;
+use crate::cluster::{COORDINATOR, LocalCluster};
 use crate::error::CommandError;
 use crate::progress::Progress;
-use crate::{plot, status};
+use crate::{metrics, plot, status};
 
 /// Parameter servers and workers where the job does not say how many.
 const DEFAULT_PS: u32 = 2;
@@ -55,7 +55,7 @@ pub(crate) fn run(arguments: Arguments) -> Result<(), CommandError> {
     if arguments.json {
         println!("{}", json(&outcome));
     } else {
-        println!("{}", table(&outcome));
+        println!("{}", table(&outcome).trim_fmt());
     }
     Ok(())
 }
@@ -122,24 +122,24 @@ async fn watch(job: &Job, dir: &Path, quiet: bool) -> Result<Summary, CommandErr
         Duration::ZERO
     };
     // A second Ctrl-C does not wait: the processes are killed as the cluster is dropped.
-    let exits = tokio::select! {
-        exits = cluster.stop(patience) => exits,
+    tokio::select! {
+        () = cluster.stop(patience) => {}
         _ = interrupt.recv() => return Err(CommandError::Interrupted),
-    };
-    ended?;
-    if let Some(exit) = exits.iter().find(|exit| !exit.well()) {
-        progress.say(&exit.error().to_string());
     }
+    ended?;
     let path = dir.join(run_dir::SUMMARY);
-    let text = std::fs::read_to_string(&path).map_err(CommandError::file(&path))?;
+    let Ok(text) = std::fs::read_to_string(&path) else {
+        return Err(cluster.died(COORDINATOR));
+    };
     let summary: Summary = serde_json::from_str(&text).map_err(|error| CommandError::Content {
         path,
         reason: error.to_string(),
     })?;
-    if summary.error.is_empty() {
-        Ok(summary)
-    } else {
-        Err(CommandError::JobFailed(summary.error))
+    progress.finish(&metrics::read(dir)?);
+    match (summary.error.is_empty(), cluster.culprit(&summary.error)) {
+        (true, _) => Ok(summary),
+        (false, Some(task)) => Err(cluster.died(task)),
+        (false, None) => Err(CommandError::JobFailed(summary.error)),
     }
 }
 
@@ -147,19 +147,19 @@ async fn watch(job: &Job, dir: &Path, quiet: bool) -> Result<Summary, CommandErr
 async fn follow(cluster: &mut LocalCluster, progress: &mut Progress) -> Result<(), CommandError> {
     let coordinator = Coordinator::at(&cluster.coordinator.to_string(), LOOK)?;
     loop {
-        for exit in cluster.exits() {
-            match (exit.task.role, exit.well()) {
-                (Role::Coordinator, true) => return Ok(()),
-                (_, true) => {}
-                // The others go on; without any, nothing does.
-                (Role::Worker, false) if cluster.running(Role::Worker) > 0 => {
-                    progress.say(&format!("{}\nThe other workers go on.", exit.error()));
+        for (task, status) in cluster.ended() {
+            // A process that ends by an error of its own has told the coordinator of it.
+            let crashed = !matches!(status.code(), Some(0 | 1));
+            match task.role {
+                Role::Coordinator => return Ok(()),
+                Role::Worker if crashed && cluster.running(Role::Worker) == 0 => {
+                    return Err(cluster.died(task));
                 }
-                // The job has failed by its own word; the coordinator's summary says why.
-                (Role::Coordinator, false) => {
-                    return Err(failure(cluster, exit.error()).await);
+                Role::Worker if crashed => {
+                    progress.say(&format!("{}The other workers go on.", cluster.died(task)));
                 }
-                (_, false) => return Err(exit.error()),
+                // The coordinator will miss a server, and end the job.
+                Role::Ps | Role::Worker => {}
             }
         }
         if let Ok(status) = status::fetch(&coordinator).await {
@@ -167,15 +167,6 @@ async fn follow(cluster: &mut LocalCluster, progress: &mut Progress) -> Result<(
         }
         tokio::time::sleep(LOOK).await;
     }
-}
-
-/// Why the job failed: the process that ended with an error first, if not the coordinator itself.
-async fn failure(cluster: &mut LocalCluster, coordinators: CommandError) -> CommandError {
-    // Whoever is at fault has been told to end as well, and is about to.
-    tokio::time::sleep(LOOK).await;
-    let exits = cluster.exits();
-    let culprit = exits.iter().find(|exit| !exit.well());
-    culprit.map_or(coordinators, |exit| exit.error())
 }
 
 pub(crate) fn json(outcome: &Outcome) -> String {
@@ -192,7 +183,7 @@ fn table(outcome: &Outcome) -> Table {
     let percent =
         |share: Option<f64>| share.map_or("-".to_owned(), |s| format!("{:.2} %", 100.0 * s));
     let mut table = Table::new();
-    table.load_preset(presets::UTF8_HORIZONTAL_ONLY);
+    table.load_preset(presets::NOTHING);
     for (name, value) in [
         ("test accuracy", percent(summary.test_accuracy)),
         (

@@ -154,7 +154,11 @@ impl Driver {
                 patience,
                 ..
             } = &self.target;
-            tracing::warn!(shard, %address, reason, "lost the session with a shard; connecting again");
+            if last_heard.elapsed() < NOT_YET {
+                tracing::warn!(shard, %address, reason, "lost the session with a shard; connecting again");
+            } else {
+                tracing::debug!(shard, %address, reason, "the shard cannot be reached yet");
+            }
             if last_heard.elapsed() > *patience || self.queue.is_closed() {
                 let error = PsError::Unreachable {
                     shard: *shard,

@@ -86,9 +86,6 @@ pub enum PsError {
         /// Whose gradient is missing.
         task: Task,
     },
-    /// The job failed.
-    #[error("the job failed: {0}")]
-    JobFailed(String),
 }
 
 /// Serves one shard of a job.
@@ -163,6 +160,7 @@ async fn serve(
 ) -> Result<(), PsError> {
     let mut views = membership.views(stop.clone());
     let mut reports = tokio::time::interval(REPORT_EVERY);
+    let mut ended = false;
     loop {
         tokio::select! {
             view = next_view(&mut views) => {
@@ -171,11 +169,15 @@ async fn serve(
                 catch_up(shard, membership, address, view).await?;
                 if ended {
                     report(shard, membership, true).await;
-                    return failed.map_or(Ok(()), |error| Err(PsError::JobFailed(error)));
+                    return failed.map_or(Ok(()), |error| Err(MembershipError::JobFailed(error).into()));
                 }
             }
             _ = reports.tick() => report(shard, membership, false).await,
-            lost = membership.lost() => return Err(lost.into()),
+            lost = membership.lost(), if !ended => match lost {
+                // The view of it is on its way; it is followed, and reported on, first.
+                MembershipError::JobFailed(_) => ended = true,
+                lost => return Err(lost.into()),
+            },
         }
     }
 }

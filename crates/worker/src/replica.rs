@@ -3,10 +3,12 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use candle_core::Device;
+use parking_lot::Mutex;
 use ps_client::Weights;
 use shared_proto::blocks::VariableSpec;
 use shared_proto::job::Job;
@@ -40,9 +42,9 @@ pub enum ReplicaError {
     /// candle failed while computing.
     #[error("the model failed: {0}")]
     Compute(#[from] candle_core::Error),
-    /// The model's thread has panicked.
-    #[error("the model's thread has panicked; its message is above")]
-    Panicked,
+    /// The model, or what reads its data, has panicked.
+    #[error("the model panicked: {0}")]
+    Panicked(String),
     /// The thread could not be started.
     #[error("cannot start the model's thread: {0}")]
     Thread(std::io::Error),
@@ -96,6 +98,7 @@ enum Command {
 /// The handle of a replica; its thread ends when this is dropped.
 pub struct Replica {
     commands: mpsc::Sender<Command>,
+    thread: Mutex<Option<JoinHandle<()>>>,
     /// What it looks like.
     pub description: Description,
 }
@@ -112,7 +115,7 @@ impl Replica {
     ) -> Result<Self, ReplicaError> {
         let (commands, queue) = mpsc::channel(COMMANDS);
         let (tell, told) = oneshot::channel();
-        std::thread::Builder::new()
+        let thread = std::thread::Builder::new()
             .name("replica".to_owned())
             .spawn(move || match Thread::new(&job, &registry, device) {
                 Ok(mut thread) => {
@@ -124,11 +127,15 @@ impl Replica {
                 }
             })
             .map_err(ReplicaError::Thread)?;
-        let description = told.await.unwrap_or(Err(ReplicaError::Panicked))?;
-        Ok(Self {
-            commands,
-            description,
-        })
+        let thread = Mutex::new(Some(thread));
+        match told.await {
+            Ok(description) => Ok(Self {
+                description: description?,
+                commands,
+                thread,
+            }),
+            Err(_) => Err(panicked(&thread).await),
+        }
     }
 
     /// Has the batch of a step put together, while the weights are on their way.
@@ -172,8 +179,28 @@ impl Replica {
     async fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, ReplicaError> {
         let (reply, answer) = oneshot::channel();
         let _ = self.commands.send(command(reply)).await;
-        answer.await.unwrap_or(Err(ReplicaError::Panicked))
+        match answer.await {
+            Ok(answer) => answer,
+            Err(_) => Err(panicked(&self.thread).await),
+        }
     }
+}
+
+/// What a thread that does not answer any more has panicked with.
+async fn panicked(thread: &Mutex<Option<JoinHandle<()>>>) -> ReplicaError {
+    let thread = thread.lock().take();
+    let join = tokio::task::spawn_blocking(|| thread.map(JoinHandle::join));
+    let message = match join.await {
+        Ok(Some(Err(panic))) => {
+            match (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>()) {
+                (Some(text), _) => (*text).to_owned(),
+                (_, Some(text)) => text.clone(),
+                _ => "without a message".to_owned(),
+            }
+        }
+        _ => "see above".to_owned(),
+    };
+    ReplicaError::Panicked(message)
 }
 
 /// What lives on the thread.
@@ -297,14 +324,14 @@ pub fn evaluate(
     device: &Device,
 ) -> Result<Metrics, ReplicaError> {
     let samples = data.evaluation.len();
-    let mut means = Metrics::new();
+    let mut sums = Metrics::new();
     let all: Vec<u32> = (0u32..).take(samples).collect();
     for indices in all.chunks(EVALUATION_BATCH) {
         let batch = data.evaluation.batch(indices, device)?;
-        let weight = indices.len() as f64 / samples as f64;
-        for (name, value) in model.metrics(&batch)? {
-            *means.entry(name).or_default() += weight * value;
+        for (name, mean) in model.metrics(&batch)? {
+            *sums.entry(name).or_default() += mean * indices.len() as f64;
         }
     }
-    Ok(means)
+    sums.values_mut().for_each(|sum| *sum /= samples as f64);
+    Ok(sums)
 }

@@ -73,9 +73,6 @@ pub enum WorkerError {
     /// The job makes no sense with this worker's settings.
     #[error(transparent)]
     Job(#[from] JobError),
-    /// The job failed.
-    #[error("the job failed: {0}")]
-    JobFailed(String),
 }
 
 impl WorkerError {
@@ -165,9 +162,10 @@ impl Worker {
                 Err(error) if error.is_retryable() => {
                     tracing::warn!("{error}; registering again");
                 }
-                Err(WorkerError::JobFailed(error)) => {
+                // It is not this worker's fault.
+                Err(WorkerError::Membership(MembershipError::JobFailed(error))) => {
                     membership.leave(None).await;
-                    return Err(WorkerError::JobFailed(error));
+                    return Err(MembershipError::JobFailed(error).into());
                 }
                 Err(error) => {
                     membership.leave(Some(&error.to_string())).await;
@@ -344,7 +342,7 @@ impl<S: Strategy> Trainer<'_, S> {
                     tracing::info!("the job is done");
                     return Ok(());
                 }
-                Work::Done(done) => return Err(WorkerError::JobFailed(done.error)),
+                Work::Done(done) => return Err(MembershipError::JobFailed(done.error).into()),
             }
         }
     }

@@ -58,7 +58,7 @@ impl Default for Job {
         Self {
             name: "flambeau".to_owned(),
             seed: 1,
-            epochs: 10,
+            epochs: 20,
             steps: None,
             batch_size: 32,
             clip_norm: None,
@@ -133,7 +133,7 @@ impl Default for Model {
     fn default() -> Self {
         Self {
             name: "mlp".to_owned(),
-            hidden: vec![128],
+            hidden: vec![256],
             channels: vec![16, 32],
             options: toml::Table::new(),
         }

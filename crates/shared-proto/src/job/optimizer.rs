@@ -73,7 +73,7 @@ settings! {
     /// Adam and AdamW.
     Adam {
         /// Step size.
-        learning_rate: f32 = 0.002,
+        learning_rate: f32 = 0.001,
         /// What remains of the mean after a step.
         beta1: f32 = 0.9,
         /// What remains of the mean square after a step.

@@ -7,7 +7,7 @@ pub const TEMPLATE: &str = r##"# A Flambeau job: what is trained, and how. Every
 
 name = "flambeau"       # messages of another job are refused
 seed = 1                # decides initial values, the order of samples, which are held out
-epochs = 10             # passes over the training data
+epochs = 20             # passes over the training data
 #: steps = 1000         # stop after so many steps, summed over workers (sync: committed steps)
 batch_size = 32         # samples in a worker's step
 #: clip_norm = 1.0      # scale a worker's gradients down to this global norm where they exceed it
@@ -22,13 +22,13 @@ held_out = 0.2          # csv without test.csv: the share of samples held out fo
 
 [model]
 name = "mlp"            # softmax | mlp | cnn | a model of your own
-hidden = [128]          # widths of the hidden layers (mlp, cnn)
+hidden = [256]          # widths of the hidden layers (mlp, cnn)
 channels = [16, 32]     # channels of the convolutions (cnn)
 #: options = { depth = 3 } # anything that a model of your own wants to be told
 
 [optimizer]
 name = "adam"           # sgd | momentum | adagrad | rmsprop | adam | adamw | ftrl
-learning_rate = 0.002   # the other optimizers' settings and defaults:
+learning_rate = 0.001   # the other optimizers' settings and defaults:
 beta1 = 0.9             #   sgd       learning_rate 0.1, weight_decay 0
 beta2 = 0.999           #   momentum  learning_rate 0.05, momentum 0.9, nesterov false, weight_decay 0
 epsilon = 1e-8          #   adagrad   learning_rate 0.05, initial_accumulator 0, epsilon 1e-10, weight_decay 0

@@ -1,0 +1,38 @@
+//! A run's `metrics.jsonl`, read back.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::Deserialize;
+use shared_proto::job::run_dir;
+
+use crate::error::CommandError;
+
+/// The lines that are shown to people.
+#[derive(Debug, Deserialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub(crate) enum Line {
+    Steps {
+        epoch: f64,
+        loss: f64,
+    },
+    Evaluation {
+        epoch: u32,
+        metrics: BTreeMap<String, f64>,
+    },
+    #[serde(other)]
+    Other,
+}
+
+/// All lines of a run.
+pub(crate) fn read(dir: &Path) -> Result<Vec<Line>, CommandError> {
+    let path = dir.join(run_dir::METRICS);
+    let text = std::fs::read_to_string(&path).map_err(CommandError::file(&path))?;
+    let line = |(number, line)| {
+        serde_json::from_str(line).map_err(|error| CommandError::Content {
+            path: path.clone(),
+            reason: format!("line {}: {error}", number + 1),
+        })
+    };
+    text.lines().enumerate().map(line).collect()
+}

@@ -1,0 +1,371 @@
+//! What a person types, and what comes of it.
+
+use std::path::Path;
+use std::process::Stdio;
+
+use serde_json::Value;
+use tests::{Cluster, Daemon, children, eventually, exists, terminate};
+
+use crate::{data_set, program};
+
+/// `flambeau train` with these arguments and a run directory of its own; the JSON that it prints.
+fn train(dir: &Path, arguments: &[&str]) -> Value {
+    let mut all = vec!["train", "--json", "--run-dir", dir.to_str().unwrap()];
+    all.extend(arguments);
+    let output = program().run(&all);
+    let log = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{log}");
+    serde_json::from_slice(&output.stdout)
+        .unwrap_or_else(|error| panic!("{error} in {:?}", String::from_utf8_lossy(&output.stdout)))
+}
+
+#[test]
+fn the_first_command_trains_and_its_run_can_be_evaluated_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let outcome = train(dir.path(), &[]);
+    for key in [
+        "mode",
+        "staleness",
+        "ps",
+        "workers",
+        "epochs",
+        "steps",
+        "samples",
+        "seconds",
+        "samples_per_second",
+        "test_accuracy",
+        "test_loss",
+        "max_clock_lead",
+        "mean_gradient_staleness",
+        "run_dir",
+    ] {
+        assert!(!outcome[key].is_null(), "{key} is missing in {outcome}");
+    }
+    let accuracy = outcome["test_accuracy"].as_f64().unwrap();
+    assert!(accuracy >= 0.95, "{outcome}");
+    assert_eq!(
+        (outcome["ps"].as_u64(), outcome["workers"].as_u64()),
+        (Some(2), Some(2))
+    );
+    assert!(outcome["max_clock_lead"].as_u64().unwrap() <= 4);
+    let epochs = outcome["epochs"].as_u64().unwrap();
+    assert_eq!(
+        outcome["samples"].as_u64(),
+        Some(1437 * epochs),
+        "each sample once an epoch"
+    );
+
+    for file in [
+        "metrics.jsonl",
+        "curves.svg",
+        "job.toml",
+        "model.safetensors",
+        "summary.json",
+    ] {
+        assert!(
+            dir.path().join(file).metadata().unwrap().len() > 0,
+            "{file}"
+        );
+    }
+    let saved = std::fs::read(dir.path().join("model.safetensors")).unwrap();
+    let saved = safetensors::SafeTensors::deserialize(&saved).unwrap();
+    let mut names = saved.names();
+    names.sort_unstable();
+    assert_eq!(
+        names,
+        [
+            "hidden.0.bias",
+            "hidden.0.weight",
+            "output.bias",
+            "output.weight"
+        ]
+    );
+
+    let again = program().run(&["eval", "--json", dir.path().to_str().unwrap()]);
+    let again: Value = serde_json::from_slice(&again.stdout).unwrap();
+    assert_eq!(again["test_accuracy"], outcome["test_accuracy"]);
+    assert_eq!(again["test_loss"], outcome["test_loss"]);
+}
+
+#[test]
+fn mnist_and_fashion_mnist_train_from_their_files() {
+    for (data, model) in [("mnist", "mlp"), ("fashion-mnist", "cnn")] {
+        let Some(folder) = data_set(data) else {
+            continue;
+        };
+        let dir = tempfile::tempdir().unwrap();
+        let folder = folder.to_str().unwrap();
+        let arguments = [
+            "--data",
+            data,
+            "--data-dir",
+            folder,
+            "--model",
+            model,
+            "--steps",
+            "60",
+        ];
+        let outcome = train(dir.path(), &arguments);
+        assert_eq!(outcome["steps"], 60);
+        let accuracy = outcome["test_accuracy"].as_f64().unwrap();
+        assert!(accuracy > 0.5, "{data} {model}: {accuracy}");
+    }
+}
+
+#[test]
+fn a_csv_file_trains() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut text = "x,y,colour\n".to_owned();
+    for i in 0..400 {
+        let (x, y) = (
+            f64::from(i % 20) / 10.0 - 0.95,
+            f64::from(i / 20) / 10.0 - 0.95,
+        );
+        let colour = if x + y > 0.0 { "red" } else { "blue" };
+        text += &format!("{x},{y},{colour}\n");
+    }
+    std::fs::write(dir.path().join("train.csv"), text).unwrap();
+    let folder = dir.path().to_str().unwrap();
+    let run = dir.path().join("run");
+    let arguments = [
+        "--data",
+        "csv",
+        "--data-dir",
+        folder,
+        "--label",
+        "colour",
+        "--epochs",
+        "20",
+    ];
+    let outcome = train(&run, &arguments);
+    assert!(
+        outcome["test_accuracy"].as_f64().unwrap() > 0.9,
+        "{outcome}"
+    );
+}
+
+#[test]
+fn damaged_data_is_refused_with_its_file_and_the_job_ends() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("train-images-idx3-ubyte");
+    std::fs::write(&file, [0, 0, 8, 3, 0, 0]).unwrap();
+    let folder = dir.path().to_str().unwrap();
+    let run = dir.path().join("run");
+    let run = run.to_str().unwrap();
+    let output = program().run(&[
+        "train",
+        "--data",
+        "mnist",
+        "--data-dir",
+        folder,
+        "--run-dir",
+        run,
+    ]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        !output.status.success() && said.contains("train-images-idx3-ubyte"),
+        "{said}"
+    );
+}
+
+#[test]
+fn settings_come_from_flags_over_environment_over_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let job = dir.path().join("job.toml");
+    let template = program().run(&["job", "init", job.to_str().unwrap()]);
+    assert!(template.status.success());
+    let again = program().run(&["job", "init", job.to_str().unwrap()]);
+    assert!(
+        !again.status.success(),
+        "a file that is there is left alone"
+    );
+
+    let text = std::fs::read_to_string(&job).unwrap();
+    let text = text
+        .replace("epochs = 10", "epochs = 5")
+        .replace("batch_size = 32", "batch_size = 64");
+    std::fs::write(&job, text).unwrap();
+    let run = dir.path().join("run");
+    let mut command =
+        program().command(&["train", job.to_str().unwrap(), "--epochs", "2", "--json"]);
+    command.args(["--run-dir", run.to_str().unwrap()]);
+    let output = command
+        .env("FLAMBEAU_EPOCHS", "3")
+        .env("FLAMBEAU_WORKERS", "1")
+        .output()
+        .unwrap();
+    let outcome: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(
+        (outcome["epochs"].as_u64(), outcome["workers"].as_u64()),
+        (Some(2), Some(1))
+    );
+    let ran = std::fs::read_to_string(run.join("job.toml")).unwrap();
+    assert!(ran.contains("batch_size = 64"), "{ran}");
+
+    std::fs::write(&job, "epoch = 3").unwrap();
+    let output = program().run(&["train", job.to_str().unwrap()]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && said.contains("epoch"), "{said}");
+}
+
+#[test]
+fn an_unknown_model_is_refused_by_name_with_those_that_exist() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().to_str().unwrap();
+    let output = program().run(&["train", "--model", "transformer", "--run-dir", run]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success(), "{said}");
+    assert!(
+        said.contains("\"transformer\"") && said.contains("softmax"),
+        "{said}"
+    );
+}
+
+/// A job that would take hours.
+const ENDLESS: &[&str] = &[
+    "train",
+    "--model",
+    "odd",
+    "--epochs",
+    "100000",
+    "--quiet",
+    "--run-dir",
+];
+
+#[test]
+fn sigterm_ends_every_process_of_a_run() {
+    for kill in [false, true] {
+        let dir = tempfile::tempdir().unwrap();
+        let mut command = program().command(ENDLESS);
+        command
+            .arg(dir.path())
+            .stderr(Stdio::null())
+            .stdout(Stdio::null());
+        let mut train = command.spawn().unwrap();
+        let mut processes = Vec::new();
+        eventually(|| {
+            processes = children(train.id());
+            processes.len() == 5 && dir.path().join("metrics.jsonl").exists()
+        });
+        if kill {
+            // Without a chance to tell anybody: the children find out by themselves.
+            train.kill().unwrap();
+        } else {
+            terminate(train.id());
+        }
+        let status = train.wait().unwrap();
+        assert!(!status.success());
+        eventually(|| processes.iter().all(|process| !exists(*process)));
+    }
+}
+
+#[test]
+fn a_child_that_dies_is_named_with_its_last_words() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = program().command(&["train", "--model", "odd", "--run-dir"]);
+    let output = command
+        .arg(dir.path())
+        .env("TEST_PANIC_AT", "3")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success(), "{said}");
+    assert!(
+        said.contains("worker-") && said.contains("told to panic at step 3"),
+        "{said}"
+    );
+}
+
+#[test]
+fn a_nan_ends_the_job_and_names_the_variable() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut command = program().command(&["train", "--model", "odd", "--run-dir"]);
+    let output = command
+        .arg(dir.path())
+        .env("TEST_NAN_AT", "5")
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success(), "{said}");
+    assert!(
+        said.contains("\"line.bias\"") && said.contains("NaN"),
+        "{said}"
+    );
+}
+
+#[test]
+fn daemons_by_hand_serve_metrics_and_stay_when_told_to() {
+    let job = "epochs = 30\n[model]\nname = \"odd\"\n[cluster]\nworkers = 2\nps = 2";
+    let mut cluster = Cluster::start_with(program(), job, 2, &["--after-job", "wait"]);
+    for _ in 0..2 {
+        cluster.add_worker(&[("FLAMBEAU_AFTER_JOB", "wait")]);
+    }
+    eventually(|| cluster.status()["phase"] == "done");
+    let status = cluster.status();
+    assert_eq!(status["tasks"].as_array().unwrap().len(), 4, "{status}");
+    assert_eq!(status["shards"][0]["blocks"], 1, "{status}");
+    assert_eq!(status["samples"], 30 * 1437);
+
+    let documented = include_str!("../../docs/metrics.md");
+    let expected: [(&Daemon, &[&str]); 3] = [
+        (
+            &cluster.coordinator,
+            &[
+                "flambeau_coordinator_live_tasks",
+                "flambeau_coordinator_min_clock_steps",
+            ],
+        ),
+        (
+            &cluster.ps[0],
+            &[
+                "flambeau_ps_pushes_total",
+                "flambeau_ps_pulls_total",
+                "flambeau_ps_received_bytes_total",
+                "flambeau_ps_sent_bytes_total",
+                "flambeau_ps_apply_seconds_bucket",
+                "flambeau_ps_pull_wait_seconds_bucket",
+                "flambeau_ps_gradient_staleness_updates_bucket",
+                "flambeau_ps_clock_lead_steps_bucket",
+                "flambeau_ps_live_workers",
+                "flambeau_ps_blocks",
+                "flambeau_ps_held_bytes",
+            ],
+        ),
+        (
+            &cluster.workers[0],
+            &[
+                "flambeau_worker_loss",
+                "flambeau_worker_samples_per_second",
+                "flambeau_worker_steps_total",
+            ],
+        ),
+    ];
+    for (daemon, names) in expected {
+        assert!(daemon.http("/healthz").contains("200 OK"));
+        let metrics = daemon.http("/metrics");
+        for name in names {
+            assert!(metrics.contains(name), "{name} is not in {metrics}");
+        }
+        for line in metrics
+            .lines()
+            .filter_map(|line| line.strip_prefix("# TYPE "))
+        {
+            let name = line.split(' ').next().unwrap();
+            assert!(
+                documented.contains(name),
+                "{name} is not in docs/metrics.md"
+            );
+        }
+    }
+    let everybody = || {
+        std::iter::once(&cluster.coordinator)
+            .chain(&cluster.ps)
+            .chain(&cluster.workers)
+    };
+    everybody().for_each(Daemon::terminate);
+    let (summary, _dir) = cluster.finish();
+    assert!(
+        summary["test_accuracy"].as_f64().unwrap() > 0.9,
+        "{summary}"
+    );
+}

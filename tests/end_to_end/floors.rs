@@ -1,0 +1,59 @@
+//! Imports point down, and crates of one floor do not import each other: ARCHITECTURE.md, "Floors".
+
+use std::path::Path;
+
+/// Each crate with those of ours that it may use.
+const FLOORS: [(&str, &[&str]); 7] = [
+    ("shared-proto", &[]),
+    ("daemon", &["shared-proto"]),
+    ("ps-client", &["shared-proto"]),
+    ("ps-server", &["shared-proto", "daemon"]),
+    ("coordinator", &["shared-proto", "daemon"]),
+    ("worker", &["shared-proto", "daemon", "ps-client"]),
+    (
+        "flambeau",
+        &[
+            "shared-proto",
+            "daemon",
+            "ps-client",
+            "ps-server",
+            "coordinator",
+            "worker",
+        ],
+    ),
+];
+
+/// candle computes in the worker; the library face hands it on to users' models.
+const MAY_USE_CANDLE: [&str; 2] = ["worker", "flambeau"];
+
+#[test]
+fn imports_point_down() {
+    let crates = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates");
+    let mut found: Vec<String> = std::fs::read_dir(&crates)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    found.sort_unstable();
+    let mut known: Vec<&str> = FLOORS.iter().map(|(name, _)| *name).collect();
+    known.sort_unstable();
+    assert_eq!(
+        found, known,
+        "a crate without a floor, or a floor without its crate"
+    );
+    for (name, allowed) in FLOORS {
+        let manifest = std::fs::read_to_string(crates.join(name).join("Cargo.toml")).unwrap();
+        let manifest: toml::Table = toml::from_str(&manifest).unwrap();
+        for used in manifest["dependencies"].as_table().unwrap().keys() {
+            let ours = known.contains(&used.as_str());
+            assert!(
+                !ours || allowed.contains(&used.as_str()),
+                "{name} must not use {used}"
+            );
+            let candle = used.starts_with("candle");
+            assert!(
+                !candle || MAY_USE_CANDLE.contains(&name),
+                "{name} must not use {used}"
+            );
+        }
+    }
+}

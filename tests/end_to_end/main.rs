@@ -1,0 +1,30 @@
+//! The end-to-end suite: real processes, real sockets, real training.
+
+#![allow(clippy::unwrap_used)]
+
+mod command_line;
+mod faults;
+mod floors;
+mod modes;
+mod protocol;
+
+use std::path::PathBuf;
+
+use tests::Program;
+
+/// The program under test.
+pub(crate) fn program() -> Program {
+    Program(PathBuf::from(env!("CARGO_BIN_EXE_flambeau-under-test")))
+}
+
+/// The folder of a real data set; none, said aloud, where it is not present.
+pub(crate) fn data_set(name: &str) -> Option<PathBuf> {
+    let beside = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../shared/data");
+    let folder = std::env::var_os("FLAMBEAU_TEST_DATA").map_or(beside, PathBuf::from);
+    let folder = folder.join(name);
+    if folder.is_dir() {
+        return Some(folder);
+    }
+    eprintln!("SKIPPED: {name} is not present; set FLAMBEAU_TEST_DATA to the folder that has it");
+    None
+}

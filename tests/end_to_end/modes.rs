@@ -1,0 +1,96 @@
+//! The update modes: who waits for whom, and what sync means.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use candle_core::{Device, Tensor};
+use shared_proto::job::Job;
+use tests::Cluster;
+use worker::local;
+use worker::model::Registry;
+
+use crate::program;
+
+fn weights(path: &Path) -> BTreeMap<String, Tensor> {
+    let tensors = candle_core::safetensors::load(path, &Device::Cpu).unwrap();
+    tensors.into_iter().collect()
+}
+
+#[test]
+fn sync_with_four_workers_equals_one_process_with_four_times_the_batch() {
+    const JOB: &str =
+        "epochs = 9\nsteps = 50\nseed = 7\n[optimizer]\nname = \"sgd\"\nlearning_rate = 0.2\n";
+    let given = format!(
+        "batch_size = 16\n{JOB}[strategy]\nmode = \"sync\"\n[cluster]\nps = 2\nworkers = 4\n"
+    );
+    let mut cluster = Cluster::start(program(), &given, 2);
+    for _ in 0..4 {
+        cluster.add_worker(&[]);
+    }
+    let (summary, dir) = cluster.finish();
+    assert_eq!(summary["steps"], 50);
+    let distributed = weights(&dir.path().join("run/model.safetensors"));
+
+    let job = Job::from_toml(&format!("batch_size = 64\n{JOB}")).unwrap();
+    let alone = dir.path().join("alone.safetensors");
+    let outcome = local::train(&job, &Registry::builtin(), &Device::Cpu, Some(&alone)).unwrap();
+    assert_eq!(outcome.steps, 50);
+    // 50 steps are more than two epochs: their short tails are among them.
+    assert_eq!(summary["samples"], outcome.samples);
+
+    let alone = weights(&alone);
+    assert_eq!(distributed.len(), alone.len());
+    let mut moved = 0.0f32;
+    for (name, expected) in &alone {
+        let found = &distributed[name];
+        let largest = |t: Tensor| t.abs().unwrap().flatten_all().unwrap().max(0).unwrap();
+        let difference = largest((found - expected).unwrap())
+            .to_scalar::<f32>()
+            .unwrap();
+        assert!(difference < 1e-5, "{name} differs by {difference}");
+        moved = moved.max(largest(expected.clone()).to_scalar().unwrap());
+    }
+    assert!(moved > 0.1, "nothing was trained");
+}
+
+/// Three workers, one of which takes five times as long for a step; a few epochs.
+fn with_a_slow_worker(strategy: &str) -> (serde_json::Value, String) {
+    let job = format!(
+        "batch_size = 16\nsteps = 90\n[model]\nname = \"odd\"\n[strategy]\n{strategy}\n[cluster]\nps = 2\nworkers = 3\n"
+    );
+    let mut cluster = Cluster::start(program(), &job, 2);
+    for milliseconds in ["40", "40", "200"] {
+        cluster.add_worker(&[("TEST_STEP_MILLISECONDS", milliseconds)]);
+    }
+    let mut waits = String::new();
+    tests::eventually(|| {
+        let output = program().run(&["status", "--coordinator", &cluster.coordinator.address()]);
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        for line in text.lines().filter(|line| line.contains(" waits for ")) {
+            waits += line;
+            waits += "\n";
+        }
+        text.contains("90 steps") || !output.status.success()
+    });
+    let logs: String = cluster.workers.iter().map(tests::Daemon::log).collect();
+    let (summary, _dir) = cluster.finish();
+    (summary, waits + &logs)
+}
+
+#[test]
+fn no_worker_leads_by_more_than_the_bound_and_those_who_wait_say_for_whom() {
+    let (summary, said) = with_a_slow_worker("mode = \"bounded\"\nstaleness = 2");
+    assert_eq!(summary["max_clock_lead"], 2, "{summary}");
+    assert!(said.contains("worker-0 waits for worker-2"), "{said}");
+    assert!(
+        said.contains("held back: waiting for slower workers on=\"worker-2\""),
+        "{said}"
+    );
+}
+
+#[test]
+fn without_a_bound_the_same_run_exceeds_it() {
+    let (summary, said) = with_a_slow_worker("mode = \"async\"");
+    assert!(summary["max_clock_lead"].as_u64().unwrap() > 2, "{summary}");
+    assert!(!said.contains(" waits for "), "{said}");
+}

@@ -1,0 +1,351 @@
+//! What the wire promises: a push counts once, and what is wrong is refused by name and changes
+//! nothing.
+
+use shared_proto::blocks::ShardMap;
+use shared_proto::payload;
+use shared_proto::refusal::{Reason, Refusal};
+use shared_proto::transport::MAX_MESSAGE_BYTES;
+use shared_proto::wire;
+use shared_proto::wire::client_message::Kind;
+use shared_proto::wire::server_message::Kind as Answer;
+use tests::Cluster;
+use tests::peer::{Peer, Session, variable};
+
+use crate::program;
+
+const BOUNDED: &str = r#"
+name = "t"
+[optimizer]
+name = "sgd"
+learning_rate = 1.0
+[strategy]
+mode = "bounded"
+staleness = 2
+[cluster]
+ps = 1
+workers = 1
+"#;
+
+/// A worker with a session, on a job with one variable of four zeros.
+struct Scene {
+    cluster: Cluster,
+    peer: Peer,
+    session: Session,
+    map: ShardMap,
+}
+
+const W: wire::BlockId = wire::BlockId {
+    variable: 0,
+    index: 0,
+};
+
+impl Scene {
+    async fn new() -> Self {
+        let cluster = Cluster::start(program(), BOUNDED, 1);
+        let mut peer = Peer::join(&cluster.coordinator.address(), "x").await;
+        let map = peer.shard_map(&[variable("w", 4)]).await;
+        peer.initialize(&map, 0.0).await;
+        let session = peer.open(&map.addresses[0]).await;
+        let mut scene = Self {
+            cluster,
+            peer,
+            session,
+            map,
+        };
+        scene.weights().await;
+        scene
+    }
+
+    async fn weights(&mut self) -> (Vec<f32>, u64) {
+        // The view that marks the values as complete may be on its way.
+        loop {
+            let pull = self.peer.pull(0, &[W]);
+            match self.session.ask(Kind::Pull(pull)).await {
+                Answer::Weights(weights) => return tests::peer::values(&weights.blocks[0]),
+                Answer::Refused(refused) => assert_eq!(refused.reason(), Reason::NotInitialized),
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    async fn refused(&mut self, push: wire::Push) -> (Reason, String) {
+        self.session.refused(Kind::Push(push)).await
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_push_sent_twice_is_applied_once() {
+    let mut scene = Scene::new().await;
+    let push = scene.peer.push(0, &[(W, vec![1.0; 4])]);
+    let later = scene.peer.push(0, &[(W, vec![2.0; 4])]);
+    for push in [&push, &push, &later] {
+        let answer = scene.session.ask(Kind::Push(push.clone())).await;
+        let Answer::Acknowledged(acknowledged) = answer else {
+            panic!("{answer:?}")
+        };
+        assert_eq!(acknowledged.level(), wire::AcknowledgementLevel::Applied);
+        assert_eq!(acknowledged.blocks.len(), 1);
+    }
+    // Over another stream too, and though a later one has been applied since.
+    let mut again = scene.peer.open(&scene.map.addresses[0]).await;
+    for push in [push, later] {
+        let answer = again.ask(Kind::Push(push)).await;
+        assert!(matches!(answer, Answer::Acknowledged(_)), "{answer:?}");
+    }
+    assert_eq!(scene.weights().await, (vec![-3.0; 4], 2));
+    let metrics = scene.cluster.ps[0].http("/metrics");
+    assert!(
+        metrics.contains("flambeau_ps_duplicates_total 3"),
+        "{metrics}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_has_not_changed_is_not_sent_again() {
+    let mut scene = Scene::new().await;
+    let mut pull = scene.peer.pull(0, &[W]);
+    pull.blocks[0].epoch = scene.map.epoch.0;
+    let answer = scene.session.ask(Kind::Pull(pull.clone())).await;
+    let Answer::Weights(weights) = answer else {
+        panic!("{answer:?}")
+    };
+    assert!(
+        weights.blocks.is_empty() && weights.unchanged == [W],
+        "{weights:?}"
+    );
+    let push = scene.peer.push(0, &[(W, vec![1.0; 4])]);
+    scene.session.ask(Kind::Push(push)).await;
+    let answer = scene.session.ask(Kind::Pull(pull)).await;
+    let Answer::Weights(weights) = answer else {
+        panic!("{answer:?}")
+    };
+    assert_eq!(weights.blocks.len(), 1);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bad_messages_are_refused_by_name_and_change_nothing() {
+    let mut scene = Scene::new().await;
+    let good = vec![1.0; 4];
+    let beyond = wire::BlockId {
+        variable: 0,
+        index: 1,
+    };
+    let stranger = wire::BlockId {
+        variable: 7,
+        index: 0,
+    };
+    let of = |block: wire::BlockId, values: &[f32]| vec![(block, values.to_vec())];
+    // Each is one thing away from a good push; what is good in it must not be applied either.
+    let cases = [
+        (
+            of(W, &[1.0; 3]),
+            Reason::WrongShape,
+            "block 0 of variable \"w\" has 12 bytes",
+        ),
+        (
+            of(stranger, &good),
+            Reason::UnknownVariable,
+            "no variable number 7",
+        ),
+        (
+            of(beyond, &good),
+            Reason::UnknownBlock,
+            "variable \"w\" of shape [4] has no block 1",
+        ),
+        (
+            of(W, &[1.0, f32::NAN, 1.0, 1.0]),
+            Reason::NonFinite,
+            "variable \"w\" holds NaN",
+        ),
+        (
+            of(W, &[1.0, f32::INFINITY, 1.0, 1.0]),
+            Reason::NonFinite,
+            "infinity",
+        ),
+        (
+            [of(W, &good), of(stranger, &good)].concat(),
+            Reason::UnknownVariable,
+            "number 7",
+        ),
+    ];
+    for (gradients, reason, named) in cases {
+        let push = scene.peer.push(0, &gradients);
+        let (found, message) = scene.refused(push).await;
+        assert_eq!(found, reason, "{message}");
+        assert!(message.contains(named), "{message}");
+    }
+
+    let good = scene.peer.push(0, &of(W, &good));
+    type Change = fn(&mut wire::Push);
+    let changes: [(Change, Reason, &str); 8] = [
+        (
+            |p| origin(p).job = "other".into(),
+            Reason::ForeignJob,
+            "job \"other\"",
+        ),
+        (|p| task(p).generation = 9, Reason::Fenced, "generation 9"),
+        (|p| task(p).index = 5, Reason::Fenced, "worker-5"),
+        (|p| origin(p).epoch = 3, Reason::StaleEpoch, "epoch 3"),
+        (|p| origin(p).clock = 3, Reason::FutureClock, "clock 3"),
+        (|p| p.origin = None, Reason::Malformed, "origin"),
+        (|p| p.gradients[0].block = None, Reason::Malformed, "block"),
+        (|p| payload_of(p).dtype = 9, Reason::WrongDtype, "9"),
+    ];
+    for (change, reason, named) in changes {
+        let mut push = good.clone();
+        change(&mut push);
+        let (found, message) = scene.refused(push).await;
+        assert_eq!(found, reason, "{message}");
+        assert!(message.contains(named), "{message}");
+    }
+    let mut rows = good.clone();
+    payload_of(&mut rows).values = Some(wire::payload::Values::Rows(wire::Rows::default()));
+    assert_eq!(scene.refused(rows).await.0, Reason::WrongDtype);
+    let initialize = wire::Initialize {
+        origin: good.origin.clone(),
+        blocks: Vec::new(),
+    };
+    let (reason, _) = scene.session.refused(Kind::Initialize(initialize)).await;
+    assert_eq!(reason, Reason::Fenced);
+    let pull = scene.peer.pull(9, &[W]);
+    let (reason, _) = scene.session.refused(Kind::Pull(pull)).await;
+    assert_eq!(reason, Reason::FutureClock);
+
+    assert_eq!(scene.weights().await, (vec![0.0; 4], 0));
+    let metrics = scene.cluster.ps[0].http("/metrics");
+    assert!(
+        metrics.contains("flambeau_ps_refused_total{reason=\"wrong_shape\"} 1"),
+        "{metrics}"
+    );
+    // And the session still works.
+    let answer = scene.session.ask(Kind::Push(good)).await;
+    assert!(matches!(answer, Answer::Acknowledged(_)), "{answer:?}");
+    assert_eq!(scene.weights().await, (vec![-1.0; 4], 1));
+}
+
+fn origin(push: &mut wire::Push) -> &mut wire::Origin {
+    push.origin.as_mut().unwrap()
+}
+
+fn task(push: &mut wire::Push) -> &mut wire::Task {
+    origin(push).task.as_mut().unwrap()
+}
+
+fn payload_of(push: &mut wire::Push) -> &mut wire::Payload {
+    push.gradients[0].payload.as_mut().unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_message_over_the_limit_ends_the_session_and_changes_nothing() {
+    let mut scene = Scene::new().await;
+    let mut push = scene.peer.push(0, &[(W, vec![1.0; 4])]);
+    let huge = vec![1.0; MAX_MESSAGE_BYTES / 4 + 1];
+    push.gradients.push(wire::Gradient {
+        block: Some(W),
+        based_on_version: 0,
+        payload: Some(payload::dense(payload::to_bytes(&huge))),
+    });
+    scene.session.send(Kind::Push(push)).await;
+    let ended = scene.session.receive().await.unwrap_err();
+    let refusal = Refusal::from_status(&ended).unwrap();
+    assert_eq!(refusal.reason, Reason::Oversized);
+    assert!(refusal.message.contains("worker-0"), "{refusal}");
+    scene.session = scene.peer.open(&scene.map.addresses[0]).await;
+    assert_eq!(scene.weights().await, (vec![0.0; 4], 0));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn sessions_of_another_version_job_or_life_are_refused() {
+    let scene = Scene::new().await;
+    type Change = fn(&mut wire::Hello);
+    let changes: [(Change, Reason, &str); 3] = [
+        (
+            |h| h.protocol_version = 99,
+            Reason::WrongProtocolVersion,
+            "version 99",
+        ),
+        (
+            |h| h.origin.as_mut().unwrap().job = "other".into(),
+            Reason::ForeignJob,
+            "\"other\"",
+        ),
+        (
+            |h| h.origin.as_mut().unwrap().task.as_mut().unwrap().generation = 0,
+            Reason::Fenced,
+            "generation 0",
+        ),
+    ];
+    for (change, reason, named) in changes {
+        let mut hello = scene.peer.hello();
+        change(&mut hello);
+        let Err(status) = scene.peer.try_open(&scene.map.addresses[0], hello).await else {
+            panic!("it was let in");
+        };
+        let refusal = Refusal::from_status(&status).unwrap();
+        assert_eq!(refusal.reason, reason, "{refusal}");
+        assert!(refusal.message.contains(named), "{refusal}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_coordinator_refuses_by_name_too() {
+    let scene = Scene::new().await;
+    let address = scene.cluster.coordinator.address();
+    let mut other = Peer::join(&address, "y").await;
+    let different = other
+        .register_variables(vec![variable("w", 5)])
+        .await
+        .unwrap_err();
+    let refusal = Refusal::from_status(&different).unwrap();
+    assert_eq!(refusal.reason, Reason::VariablesDiffer);
+    assert!(
+        refusal.message.contains("\"w\"") && refusal.message.contains("[5]"),
+        "{refusal}"
+    );
+
+    let version = wire::RegisterRequest {
+        protocol_version: 99,
+        role: wire::Role::Worker.into(),
+        identity: "z".into(),
+        ..wire::RegisterRequest::default()
+    };
+    let status = other.coordinator.register(version).await.unwrap_err();
+    let refusal = Refusal::from_status(&status).unwrap();
+    assert_eq!(refusal.reason, Reason::WrongProtocolVersion);
+
+    let mut foreign = scene.peer.origin.clone();
+    foreign.job = "other".into();
+    let beat = wire::HeartbeatRequest {
+        origin: Some(foreign),
+    };
+    let status = other.coordinator.heartbeat(beat).await.unwrap_err();
+    assert_eq!(
+        Refusal::from_status(&status).unwrap().reason,
+        Reason::ForeignJob
+    );
+    let metrics = scene.cluster.coordinator.http("/metrics");
+    assert!(
+        metrics.contains("flambeau_coordinator_refused_total{reason=\"foreign_job\"} 1"),
+        "{metrics}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn bytes_that_are_no_protocol_do_no_harm() {
+    use tokio::io::AsyncWriteExt;
+    let mut scene = Scene::new().await;
+    for address in [
+        scene.map.addresses[0].clone(),
+        scene.cluster.coordinator.address(),
+    ] {
+        for garbage in [
+            &b"GET / HTTP/1.1\r\n\r\n"[..],
+            &[0xff; 4096],
+            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\xff\xff\xff",
+        ] {
+            let mut stream = tokio::net::TcpStream::connect(&address).await.unwrap();
+            let _ = stream.write_all(garbage).await;
+        }
+    }
+    assert_eq!(scene.weights().await, (vec![0.0; 4], 0));
+}

@@ -1,0 +1,61 @@
+//! The program under test: Flambeau's command line with models that misbehave on purpose. What
+//! they do is told to them by environment variables, which differ between workers.
+
+#![allow(clippy::unwrap_used)]
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use flambeau::candle_core::{Result, Tensor};
+use flambeau::candle_nn::{self, Linear, Module, VarBuilder};
+use flambeau::{App, Batch, Metrics, Model, Setup, classification_metrics};
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+/// A linear model whose step takes as many milliseconds as `TEST_STEP_MILLISECONDS` says, which
+/// computes NaN from the step on that `TEST_NAN_AT` says, and panics at that of `TEST_PANIC_AT`.
+struct Odd {
+    linear: Linear,
+    step: std::cell::Cell<u64>,
+}
+
+fn told(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|value| value.parse().unwrap())
+}
+
+impl Model for Odd {
+    fn new(setup: &Setup, vars: VarBuilder) -> Result<Self> {
+        let features = setup.sample_shape.iter().product();
+        Ok(Self {
+            linear: candle_nn::linear(features, setup.classes, vars.pp("line"))?,
+            step: std::cell::Cell::new(0),
+        })
+    }
+
+    fn loss(&self, batch: &Batch) -> Result<Tensor> {
+        let step = self.step.replace(self.step.get() + 1);
+        if let Some(milliseconds) = told("TEST_STEP_MILLISECONDS") {
+            std::thread::sleep(Duration::from_millis(milliseconds));
+        }
+        assert!(
+            told("TEST_PANIC_AT") != Some(step),
+            "told to panic at step {step}"
+        );
+        let logits = self.linear.forward(&batch.inputs.flatten_from(1)?)?;
+        let loss = candle_nn::loss::cross_entropy(&logits, &batch.targets)?;
+        match told("TEST_NAN_AT") {
+            Some(at) if step >= at => loss.affine(f64::NAN, 0.0),
+            _ => Ok(loss),
+        }
+    }
+
+    fn metrics(&self, batch: &Batch) -> Result<Metrics> {
+        let logits = self.linear.forward(&batch.inputs.flatten_from(1)?)?;
+        classification_metrics(&logits, &batch.targets)
+    }
+}
+
+fn main() -> ExitCode {
+    App::new().model::<Odd>("odd").main()
+}
