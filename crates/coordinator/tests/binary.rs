@@ -37,6 +37,14 @@ fn an_address_that_is_taken_is_an_error_that_says_so() {
         .unwrap();
     assert!(!child.wait().unwrap().success());
     let mut said = String::new();
-    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-    assert!(said.contains(&address) && said.contains("--listen"), "{said}");
+    child
+        .stderr
+        .take()
+        .unwrap()
+        .read_to_string(&mut said)
+        .unwrap();
+    assert!(
+        said.contains(&address) && said.contains("--listen"),
+        "{said}"
+    );
 }

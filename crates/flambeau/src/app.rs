@@ -47,6 +47,9 @@ enum Command {
     /// Train in this process alone, with candle's own optimizer: what a cluster is compared with.
     #[command(hide = true)]
     Local(bench::LocalArguments),
+    /// Serve the plain TCP that `bench dense` compares with.
+    #[command(hide = true)]
+    BenchTcpServer(bench::ServerArguments),
 }
 
 #[derive(Subcommand)]
@@ -131,6 +134,7 @@ impl App {
             Command::Job(JobCommand::Init { path }) => finish(write_template(path)),
             Command::Bench(command) => finish(bench::run(command)),
             Command::Local(arguments) => finish(bench::local(arguments, &registry)),
+            Command::BenchTcpServer(arguments) => finish(bench::serve(&arguments)),
         }
     }
 }

@@ -47,9 +47,9 @@ pub(crate) struct LocalCluster {
 }
 
 impl LocalCluster {
-    /// Starts a coordinator, `ps` servers and `workers` workers for `job`, which names its run
-    /// directory. Their logs go there too.
-    pub(crate) async fn start(job: &Job, dir: &Path) -> Result<Self, CommandError> {
+    /// Starts a coordinator, the job's number of servers, and some workers. The run directory,
+    /// which the job names too, gets their logs.
+    pub(crate) async fn start(job: &Job, dir: &Path, workers: u32) -> Result<Self, CommandError> {
         let logs = dir.join("logs");
         std::fs::create_dir_all(&logs).map_err(CommandError::file(&logs))?;
         let job_file = dir.join(run_dir::JOB);
@@ -67,7 +67,6 @@ impl LocalCluster {
         for index in 0..job.cluster.ps.unwrap_or(1) {
             cluster.add(Role::Ps, index, &[], &logs).await?;
         }
-        let workers = job.cluster.workers.unwrap_or(1);
         for index in 0..workers {
             let threads = threads_each(workers).to_string();
             let environment = [("RAYON_NUM_THREADS", threads.as_str())];
@@ -148,6 +147,14 @@ impl LocalCluster {
             }
         }
         ended
+    }
+
+    /// The process numbers of those of a role that are running.
+    pub(crate) fn processes(&self, role: Role) -> Vec<u32> {
+        let of_role = self.members.iter().filter(|(task, _)| task.role == role);
+        of_role
+            .filter_map(|(_, member)| member.child.id())
+            .collect()
     }
 
     /// How many processes of a role are running.

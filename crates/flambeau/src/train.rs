@@ -108,7 +108,7 @@ async fn watch(job: &Job, dir: &Path, quiet: bool) -> Result<Summary, CommandErr
     let signals = |kind| signal(kind).map_err(CommandError::file("signals"));
     let mut interrupt = signals(SignalKind::interrupt())?;
     let mut terminate = signals(SignalKind::terminate())?;
-    let mut cluster = LocalCluster::start(job, dir).await?;
+    let mut cluster = LocalCluster::start(job, dir, job.cluster.workers.unwrap_or(1)).await?;
     let mut progress = Progress::new(quiet);
     let ended = tokio::select! {
         ended = follow(&mut cluster, &mut progress) => ended,

@@ -1,6 +1,7 @@
 //! All shards of a job, as one place to push to and pull from.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -31,7 +32,7 @@ pub struct Membership {
 /// All shards of a job.
 pub struct ParameterServers {
     map: ShardMap,
-    frames: Frames,
+    frames: Arc<Frames>,
     sessions: Vec<Session>,
     waiting_on: watch::Receiver<Vec<Task>>,
     origin: Origin,
@@ -101,7 +102,7 @@ impl ParameterServers {
                 .map(|target| Session::open(target, tell.clone()))
                 .collect(),
             waiting_on,
-            frames: Frames::of(&map),
+            frames: Arc::new(Frames::of(&map)),
             map,
             origin,
             known: HashMap::new(),
@@ -127,7 +128,7 @@ impl ParameterServers {
     pub async fn initialize(&mut self, values: &[Bytes]) -> Result<(), PsError> {
         self.check(Clock(0), values)?;
         let mut replies = Vec::new();
-        let frames = self.frames.clone();
+        let frames = Arc::clone(&self.frames);
         for (shard, blocks) in frames.in_turns() {
             let part = |id: &BlockId| {
                 Ok(wire::BlockPayload {
@@ -158,23 +159,9 @@ impl ParameterServers {
     ) -> Result<PushReceipt, PsError> {
         self.check(clock, gradients)?;
         let mut replies = Vec::new();
-        let frames = self.frames.clone();
+        let frames = Arc::clone(&self.frames);
         for (shard, blocks) in frames.in_turns() {
-            let part = |id: &BlockId| {
-                Ok(wire::Gradient {
-                    block: Some((*id).into()),
-                    based_on_version: self.known.get(id).map_or(0, |known| known.version),
-                    payload: Some(payload::dense(self.slice(gradients, *id)?)),
-                })
-            };
-            let gradients = blocks.iter().map(part).collect::<Result<_, PsError>>()?;
-            let origin = self.next_origin(clock);
-            let sequence = origin.sequence.0;
-            let message = Kind::Push(wire::Push {
-                origin: Some(origin.into()),
-                gradients,
-            });
-            replies.push(self.sessions[shard].send(sequence, message).await);
+            replies.push(self.push_blocks(shard, blocks, clock, gradients).await?);
         }
         Ok(PushReceipt(replies))
     }
@@ -182,25 +169,74 @@ impl ParameterServers {
     /// Asks for the weights of the step after `clock`.
     pub async fn pull(&mut self, clock: Clock) -> WeightsTicket {
         let mut replies = Vec::new();
-        let frames = self.frames.clone();
+        let frames = Arc::clone(&self.frames);
         for (shard, blocks) in frames.in_turns() {
-            let known = |id: &BlockId| {
-                let nothing = wire::BlockVersion {
-                    block: Some((*id).into()),
-                    ..wire::BlockVersion::default()
-                };
-                self.known.get(id).copied().unwrap_or(nothing)
-            };
-            let blocks = blocks.iter().map(known).collect();
-            let origin = self.next_origin(clock);
-            let sequence = origin.sequence.0;
-            let message = Kind::Pull(wire::Pull {
-                origin: Some(origin.into()),
-                blocks,
-            });
-            replies.push(self.sessions[shard].send(sequence, message).await);
+            replies.push(self.pull_blocks(shard, blocks, clock).await);
         }
         WeightsTicket(replies)
+    }
+
+    /// [`Self::push`] and then [`Self::pull`], block by block: the first weights are on their way
+    /// back while the last gradients are still to be sent.
+    ///
+    /// # Errors
+    /// As [`Self::push`].
+    pub async fn push_then_pull(
+        &mut self,
+        clock: Clock,
+        gradients: &[Bytes],
+        next: Clock,
+    ) -> Result<(PushReceipt, WeightsTicket), PsError> {
+        self.check(clock, gradients)?;
+        let (mut pushed, mut pulled) = (Vec::new(), Vec::new());
+        let frames = Arc::clone(&self.frames);
+        for (shard, blocks) in frames.in_turns() {
+            pushed.push(self.push_blocks(shard, blocks, clock, gradients).await?);
+            pulled.push(self.pull_blocks(shard, blocks, next).await);
+        }
+        Ok((PushReceipt(pushed), WeightsTicket(pulled)))
+    }
+
+    async fn push_blocks(
+        &mut self,
+        shard: usize,
+        blocks: &[BlockId],
+        clock: Clock,
+        gradients: &[Bytes],
+    ) -> Result<Reply, PsError> {
+        let part = |id: &BlockId| {
+            Ok(wire::Gradient {
+                block: Some((*id).into()),
+                based_on_version: self.known.get(id).map_or(0, |known| known.version),
+                payload: Some(payload::dense(self.slice(gradients, *id)?)),
+            })
+        };
+        let gradients = blocks.iter().map(part).collect::<Result<_, PsError>>()?;
+        let origin = self.next_origin(clock);
+        let sequence = origin.sequence.0;
+        let message = Kind::Push(wire::Push {
+            origin: Some(origin.into()),
+            gradients,
+        });
+        Ok(self.sessions[shard].send(sequence, message).await)
+    }
+
+    async fn pull_blocks(&mut self, shard: usize, blocks: &[BlockId], clock: Clock) -> Reply {
+        let known = |id: &BlockId| {
+            let nothing = wire::BlockVersion {
+                block: Some((*id).into()),
+                ..wire::BlockVersion::default()
+            };
+            self.known.get(id).copied().unwrap_or(nothing)
+        };
+        let blocks = blocks.iter().map(known).collect();
+        let origin = self.next_origin(clock);
+        let sequence = origin.sequence.0;
+        let message = Kind::Pull(wire::Pull {
+            origin: Some(origin.into()),
+            blocks,
+        });
+        self.sessions[shard].send(sequence, message).await
     }
 
     /// Waits for weights. What they hold counts as known from then on, so the caller must take it

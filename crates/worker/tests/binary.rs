@@ -16,5 +16,8 @@ fn a_coordinator_that_does_not_answer_is_named() {
         .unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success(), "{said}");
-    assert!(said.contains(&address) && said.contains("is it running"), "{said}");
+    assert!(
+        said.contains(&address) && said.contains("is it running"),
+        "{said}"
+    );
 }

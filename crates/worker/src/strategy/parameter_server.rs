@@ -46,9 +46,9 @@ impl Strategy for ParameterServer {
     }
 
     async fn push(&mut self, clock: Clock, gradients: &[Bytes]) -> Result<(), PsError> {
-        let receipt = self.servers.push(clock, gradients).await?;
         let next = clock.next();
-        self.next = Some((next, self.servers.pull(next).await));
+        let (receipt, ticket) = self.servers.push_then_pull(clock, gradients, next).await?;
+        self.next = Some((next, ticket));
         receipt.acknowledged().await?;
         Ok(())
     }

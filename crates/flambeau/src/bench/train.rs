@@ -1,6 +1,6 @@
-//! `flambeau bench`: measurements that anybody can repeat.
+//! `flambeau bench train`: the same job in one process, and on clusters.
 
-use clap::{Args, Subcommand};
+use clap::Args;
 use comfy_table::{Table, presets};
 use coordinator::read_job;
 use serde::{Deserialize, Serialize};
@@ -13,14 +13,8 @@ use crate::app::JobArguments;
 use crate::error::CommandError;
 use crate::train;
 
-#[derive(Subcommand)]
-pub(crate) enum Command {
-    /// Train the same job in one process with candle alone, and with some numbers of workers.
-    Train(TrainArguments),
-}
-
 #[derive(Args)]
-pub(crate) struct TrainArguments {
+pub(crate) struct Arguments {
     #[command(flatten)]
     job: JobArguments,
     /// Numbers of workers to measure; a job's own number does not count here.
@@ -54,8 +48,7 @@ struct Row {
     share_wait: Option<f64>,
 }
 
-pub(crate) fn run(command: Command) -> Result<(), CommandError> {
-    let Command::Train(arguments) = command;
+pub(crate) fn run(arguments: Arguments) -> Result<(), CommandError> {
     let job = read_job(arguments.job.file.as_deref(), arguments.job.flags)?;
     let mut rows = vec![single_process(&job)?];
     for workers in arguments.worker_counts {
@@ -65,7 +58,7 @@ pub(crate) fn run(command: Command) -> Result<(), CommandError> {
     if arguments.json {
         println!("{}", serde_json::json!({ "rows": rows }));
     } else {
-        println!("{}", table(&rows));
+        println!("{}", table(&rows).trim_fmt());
     }
     Ok(())
 }

@@ -1,0 +1,129 @@
+//! `flambeau bench apply`: each optimizer's update alone, beside a copy of the same bytes.
+
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use comfy_table::{Table, presets};
+use ps_server::optimizer::{Update, rule};
+use serde::Serialize;
+use shared_proto::job::Optimizer;
+use shared_proto::payload::LeF32;
+
+use super::median;
+use crate::error::CommandError;
+
+/// Times each is measured; the median counts.
+const REPETITIONS: usize = 7;
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Arguments {
+    /// Bytes of the weights.
+    #[arg(long, default_value_t = 64 << 20)]
+    size: usize,
+    /// Seconds for each optimizer.
+    #[arg(long, default_value_t = 1.0)]
+    seconds: f64,
+    /// One JSON object instead of a table.
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Row {
+    optimizer: &'static str,
+    /// Weights and slots read and written, gradients read.
+    bytes_touched_per_element: usize,
+    gigabytes_touched_per_second: f64,
+    ratio_memcpy: f64,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
+    let elements = (arguments.size / size_of::<f32>()).max(1);
+    let time = Duration::from_secs_f64(arguments.seconds / REPETITIONS as f64);
+    let rows: Vec<Row> = Optimizer::NAMES
+        .iter()
+        .filter_map(|name| measure(name, elements, time))
+        .collect();
+    if arguments.json {
+        println!("{}", serde_json::json!({ "rows": rows }));
+        return Ok(());
+    }
+    let mut table = Table::new();
+    table.load_preset(presets::ASCII_MARKDOWN).set_header([
+        "optimizer",
+        "bytes/element",
+        "GB/s touched",
+        "of memcpy",
+    ]);
+    for row in rows {
+        table.add_row([
+            row.optimizer.to_owned(),
+            row.bytes_touched_per_element.to_string(),
+            format!("{:.1}", row.gigabytes_touched_per_second),
+            format!("{:.2}", row.ratio_memcpy),
+        ]);
+    }
+    println!("{}", table.trim_fmt());
+    Ok(())
+}
+
+/// The update and the copy take turns, so that both meet the same machine.
+fn measure(name: &'static str, elements: usize, time: Duration) -> Option<Row> {
+    let rule = rule(&Optimizer::named(name)?);
+    let slots = rule.slots();
+    let mut weights = vec![0.5f32; elements];
+    let mut state = vec![slots.initial; slots.count * elements];
+    let gradient = vec![LeF32::from(0.01); elements];
+    let block = shared_proto::blocks::BLOCK_ELEMENTS;
+    let mut number = 0;
+    let mut updates = Vec::new();
+    let mut copies = Vec::new();
+    let touched = size_of::<f32>() * (3 + 2 * slots.count);
+    for _ in 0..REPETITIONS {
+        updates.push(rate(time, elements * touched, || {
+            number += 1;
+            let update = Update {
+                learning_rate: 1e-4,
+                number,
+            };
+            let blocks = weights.chunks_mut(block).zip(gradient.chunks(block));
+            let states = &mut state[..];
+            let mut rest = states;
+            for (weights, gradient) in blocks {
+                let (slots, after) = rest.split_at_mut(slots.count * weights.len());
+                rule.apply(update, weights, gradient, slots);
+                rest = after;
+            }
+        }));
+        // As many bytes as the weights have are read, and as many written.
+        copies.push(copy_rate(time, elements));
+    }
+    let (update, copy) = (median(updates), median(copies));
+    Some(Row {
+        optimizer: name,
+        bytes_touched_per_element: touched,
+        gigabytes_touched_per_second: update / 1e9,
+        ratio_memcpy: update / copy,
+    })
+}
+
+fn copy_rate(time: Duration, elements: usize) -> f64 {
+    let from = vec![1f32; elements];
+    let mut to = vec![0f32; elements];
+    rate(time, 2 * size_of_val(&*from), || {
+        to.copy_from_slice(&from);
+        std::hint::black_box(&to);
+    })
+}
+
+/// Bytes a second, after one run to warm up.
+fn rate(time: Duration, bytes: usize, mut once: impl FnMut()) -> f64 {
+    once();
+    let begin = Instant::now();
+    let mut times = 0;
+    while times == 0 || begin.elapsed() < time {
+        once();
+        times += 1;
+    }
+    bytes as f64 * f64::from(times) / begin.elapsed().as_secs_f64()
+}

@@ -1,0 +1,388 @@
+//! `flambeau bench dense`: push a gradient, have it applied, pull the new weights; real servers, the
+//! real client, the real wire. Each size is measured in turns with plain TCP that does the same.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use clap::Args;
+use comfy_table::{Table, presets};
+use daemon::membership::{Coordinator, Membership, Registration};
+use ps_client::{ParameterServers, PushReceipt, WeightsTicket};
+use serde::Serialize;
+use shared_proto::blocks::{ShardMap, VariableSpec};
+use shared_proto::ids::{Clock, Role, ViewNumber};
+use shared_proto::job::{Job, Mode, Optimizer};
+use shared_proto::{payload, wire};
+
+use super::tcp::Reference;
+use super::{median, processes, quantile};
+use crate::cluster::LocalCluster;
+use crate::error::CommandError;
+
+/// Turns that Flambeau and the references take; the median counts.
+const TURNS: usize = 5;
+
+/// How long servers may be unreachable.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Arguments {
+    /// Bytes of the weights, as often as wanted. Default: 16 KiB, 1 MiB, 64 MiB.
+    #[arg(long, value_name = "BYTES")]
+    size: Vec<usize>,
+    /// Parameter servers.
+    #[arg(long, default_value_t = 1)]
+    ps: u32,
+    /// Workers, all of them in this process.
+    #[arg(long, default_value_t = 1)]
+    workers: u32,
+    /// The servers' optimizer.
+    #[arg(long, default_value = "sgd", value_parser = Optimizer::NAMES)]
+    optimizer: String,
+    /// Round trips that a worker has under way. Default: 1, and 8 for the smallest sizes.
+    #[arg(long, value_name = "N")]
+    in_flight: Option<usize>,
+    /// Seconds of measurement for each size and each of the three ways.
+    #[arg(long, default_value_t = 3.0)]
+    seconds: f64,
+    /// One JSON object instead of a table.
+    #[arg(long)]
+    json: bool,
+}
+
+/// One size's figures.
+#[derive(Debug, Serialize)]
+struct Row {
+    size_bytes: usize,
+    in_flight: usize,
+    round_trips_per_second: f64,
+    /// Bytes pushed and pulled.
+    gigabytes_per_second: f64,
+    p50_microseconds: f64,
+    p99_microseconds: f64,
+    sequential_tcp_microseconds: f64,
+    overlapped_tcp_microseconds: f64,
+    /// Speed as a multiple of the reference's.
+    ratio_sequential_tcp: f64,
+    ratio_overlapped_tcp: f64,
+    client_cpu_seconds_per_gigabyte: f64,
+    server_cpu_seconds_per_gigabyte: f64,
+    /// The server's largest memory over the weights and slots it holds.
+    server_peak_over_held: f64,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
+    let sizes = match arguments.size.as_slice() {
+        [] => vec![16 << 10, 1 << 20, 64 << 20],
+        given => given.to_vec(),
+    };
+    let mut rows = Vec::new();
+    for size in sizes {
+        let in_flights = match arguments.in_flight {
+            Some(given) => vec![given.max(1)],
+            None if size <= 64 << 10 => vec![1, 8],
+            None => vec![1],
+        };
+        for in_flight in in_flights {
+            eprintln!("measuring {size} bytes, {in_flight} in flight ...");
+            rows.push(measure(arguments, size, in_flight)?);
+        }
+    }
+    if arguments.json {
+        println!("{}", serde_json::json!({ "rows": rows }));
+    } else {
+        println!("{}", table(&rows).trim_fmt());
+    }
+    Ok(())
+}
+
+/// What one turn of Flambeau's has measured.
+struct Turn {
+    /// Of each round trip.
+    seconds: Vec<f64>,
+    round_trips_per_second: f64,
+    client_cpu: f64,
+    server_cpu: f64,
+}
+
+fn measure(arguments: &Arguments, size: usize, in_flight: usize) -> Result<Row, CommandError> {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .map_err(CommandError::file("the runtime"))?;
+    let mut bench = runtime.block_on(Bench::start(arguments, size))?;
+    let mut sequential = Reference::start(size, false)?;
+    let mut overlapped = Reference::start(size, true)?;
+    let time = Duration::from_secs_f64(arguments.seconds / TURNS as f64);
+    // Once to warm up, and then in turns.
+    runtime.block_on(bench.turn(time / 4, in_flight))?;
+    sequential.measure(time / 4)?;
+    overlapped.measure(time / 4)?;
+    let (mut turns, mut alone, mut beside) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..TURNS {
+        alone.push(median(sequential.measure(time)?));
+        beside.push(median(overlapped.measure(time)?));
+        turns.push(runtime.block_on(bench.turn(time, in_flight))?);
+    }
+    let peak = bench.peak_over_held();
+    runtime.block_on(bench.stop());
+    Ok(row(
+        size,
+        in_flight,
+        &turns,
+        median(alone),
+        median(beside),
+        peak,
+    ))
+}
+
+fn row(
+    size: usize,
+    in_flight: usize,
+    turns: &[Turn],
+    sequential: f64,
+    overlapped: f64,
+    server_peak_over_held: f64,
+) -> Row {
+    let rate = median(turns.iter().map(|t| t.round_trips_per_second).collect());
+    let mut seconds: Vec<f64> = turns.iter().flat_map(|t| t.seconds.clone()).collect();
+    seconds.sort_by(f64::total_cmp);
+    let gigabytes = (2 * size * seconds.len()) as f64 / 1e9;
+    let cpu = |part: fn(&Turn) -> f64| turns.iter().map(part).sum::<f64>() / gigabytes;
+    Row {
+        size_bytes: size,
+        in_flight,
+        round_trips_per_second: rate,
+        gigabytes_per_second: rate * (2 * size) as f64 / 1e9,
+        p50_microseconds: quantile(&seconds, 0.5) * 1e6,
+        p99_microseconds: quantile(&seconds, 0.99) * 1e6,
+        sequential_tcp_microseconds: sequential * 1e6,
+        overlapped_tcp_microseconds: overlapped * 1e6,
+        ratio_sequential_tcp: rate * sequential,
+        ratio_overlapped_tcp: rate * overlapped,
+        client_cpu_seconds_per_gigabyte: cpu(|t| t.client_cpu),
+        server_cpu_seconds_per_gigabyte: cpu(|t| t.server_cpu),
+        server_peak_over_held,
+    }
+}
+
+/// A cluster of servers, and workers in this process.
+struct Bench {
+    cluster: LocalCluster,
+    workers: Vec<Worker>,
+    held_bytes: usize,
+    _dir: tempfile::TempDir,
+}
+
+struct Worker {
+    servers: ParameterServers,
+    gradients: Vec<Bytes>,
+    clock: Clock,
+    _membership: Membership,
+}
+
+impl Bench {
+    async fn start(arguments: &Arguments, size: usize) -> Result<Self, CommandError> {
+        let dir = tempfile::tempdir().map_err(CommandError::file("a temporary folder"))?;
+        let mut job = Job {
+            run_dir: Some(dir.path().to_owned()),
+            ..Job::default()
+        };
+        job.strategy.mode = Mode::Async;
+        job.cluster.ps = Some(arguments.ps);
+        if let Some(optimizer) = Optimizer::named(&arguments.optimizer) {
+            job.optimizer = optimizer;
+        }
+        let slots = ps_server::optimizer::rule(&job.optimizer).slots().count;
+        let cluster = LocalCluster::start(&job, dir.path(), 0).await?;
+        let mut workers = Vec::new();
+        for index in 0..arguments.workers {
+            workers.push(Worker::join(&cluster, index, size).await?);
+        }
+        Ok(Self {
+            cluster,
+            workers,
+            held_bytes: size * (1 + slots),
+            _dir: dir,
+        })
+    }
+
+    async fn turn(&mut self, time: Duration, in_flight: usize) -> Result<Turn, CommandError> {
+        let client = std::process::id();
+        let cpu = |pids: &[u32]| pids.iter().map(|p| processes::cpu_seconds(*p)).sum::<f64>();
+        let servers = self.cluster.processes(Role::Ps);
+        let (client_cpu, server_cpu) = (cpu(&[client]), cpu(&servers));
+        let begin = Instant::now();
+        let mut running = tokio::task::JoinSet::new();
+        for mut worker in std::mem::take(&mut self.workers) {
+            running.spawn(async move {
+                let seconds = worker.round_trips(time, in_flight).await;
+                seconds.map(|seconds| (worker, seconds))
+            });
+        }
+        let mut seconds = Vec::new();
+        while let Some(joined) = running.join_next().await {
+            let (worker, of_worker) = joined.map_err(|error| failed(&error))??;
+            self.workers.push(worker);
+            seconds.extend(of_worker);
+        }
+        let elapsed = begin.elapsed().as_secs_f64();
+        Ok(Turn {
+            round_trips_per_second: seconds.len() as f64 / elapsed,
+            seconds,
+            client_cpu: cpu(&[client]) - client_cpu,
+            server_cpu: cpu(&servers) - server_cpu,
+        })
+    }
+
+    fn peak_over_held(&self) -> f64 {
+        let servers = self.cluster.processes(Role::Ps);
+        let peak: u64 = servers.iter().map(|p| processes::peak_bytes(*p)).sum();
+        peak as f64 / self.held_bytes as f64
+    }
+
+    async fn stop(mut self) {
+        self.cluster.stop(Duration::ZERO).await;
+    }
+}
+
+impl Worker {
+    /// Registers as a worker with one variable; the first one sends the initial values.
+    async fn join(cluster: &LocalCluster, index: u32, size: usize) -> Result<Self, CommandError> {
+        let coordinator = Coordinator::at(&cluster.coordinator.to_string(), PATIENCE)?;
+        let registration = Registration {
+            role: Role::Worker,
+            identity: format!("bench-{index}"),
+            address: String::new(),
+            metrics_address: String::new(),
+        };
+        let membership = Membership::join(coordinator, registration).await?;
+        let elements = size / size_of::<f32>();
+        let spec = VariableSpec {
+            name: "weights".to_owned(),
+            shape: vec![elements],
+        };
+        let request = wire::RegisterVariablesRequest {
+            origin: Some(membership.origin().into()),
+            variables: vec![(&spec).into()],
+            training_samples: 1,
+            evaluation_samples: 0,
+        };
+        let reply = loop {
+            let call = membership.coordinator.call(|mut c| {
+                let request = request.clone();
+                async move { c.register_variables(request).await }
+            });
+            let reply = call.await?;
+            if reply.initialization() != wire::Initialization::Pending {
+                break reply;
+            }
+        };
+        let map = ShardMap::try_from(reply.shard_map.clone().unwrap_or_default());
+        let identity = ps_client::Membership {
+            job: membership.job.name.clone(),
+            task: membership.task,
+            view: ViewNumber(reply.view),
+            patience: PATIENCE,
+        };
+        let map = map.map_err(|error| failed(&error))?;
+        let mut servers = ParameterServers::connect(map, &identity);
+        if reply.initialization() == wire::Initialization::Yours {
+            let zeros = payload::to_bytes(&vec![0.0; elements]);
+            servers.initialize(&[zeros]).await.map_err(|e| failed(&e))?;
+            let request = wire::FinishInitializationRequest {
+                origin: Some(membership.origin().into()),
+            };
+            let call = membership.coordinator.call(|mut c| {
+                let request = request.clone();
+                async move { c.finish_initialization(request).await }
+            });
+            call.await?;
+        }
+        Ok(Self {
+            servers,
+            gradients: vec![payload::to_bytes(&vec![1e-3; elements])],
+            clock: Clock(0),
+            _membership: membership,
+        })
+    }
+
+    /// Seconds of each round trip, with so many under way.
+    async fn round_trips(
+        &mut self,
+        time: Duration,
+        in_flight: usize,
+    ) -> Result<Vec<f64>, CommandError> {
+        let begin = Instant::now();
+        let mut seconds = Vec::new();
+        let mut under_way: VecDeque<(Instant, PushReceipt, WeightsTicket)> = VecDeque::new();
+        loop {
+            let more = begin.elapsed() < time || seconds.len() + under_way.len() < 3;
+            if more && under_way.len() < in_flight {
+                let at = Instant::now();
+                let (clock, next) = (self.clock, self.clock.next());
+                let (push, pull) = self
+                    .servers
+                    .push_then_pull(clock, &self.gradients, next)
+                    .await
+                    .map_err(|error| failed(&error))?;
+                self.clock = next;
+                under_way.push_back((at, push, pull));
+                continue;
+            }
+            let Some((at, push, pull)) = under_way.pop_front() else {
+                return Ok(seconds);
+            };
+            push.acknowledged().await.map_err(|error| failed(&error))?;
+            let weights = self.servers.weights(pull).await;
+            let weights = weights.map_err(|error| failed(&error))?;
+            std::hint::black_box(weights);
+            seconds.push(at.elapsed().as_secs_f64());
+        }
+    }
+}
+
+fn failed(error: &dyn std::fmt::Display) -> CommandError {
+    CommandError::Start {
+        name: "the measurement".to_owned(),
+        reason: error.to_string(),
+    }
+}
+
+fn table(rows: &[Row]) -> Table {
+    let mut table = Table::new();
+    table.load_preset(presets::ASCII_MARKDOWN).set_header([
+        "size",
+        "in flight",
+        "trips/s",
+        "GB/s",
+        "p50 us",
+        "p99 us",
+        "seq. TCP us",
+        "ovl. TCP us",
+        "of seq. TCP",
+        "of ovl. TCP",
+        "client s/GB",
+        "server s/GB",
+        "peak/held",
+    ]);
+    for row in rows {
+        table.add_row([
+            row.size_bytes.to_string(),
+            row.in_flight.to_string(),
+            format!("{:.1}", row.round_trips_per_second),
+            format!("{:.2}", row.gigabytes_per_second),
+            format!("{:.0}", row.p50_microseconds),
+            format!("{:.0}", row.p99_microseconds),
+            format!("{:.0}", row.sequential_tcp_microseconds),
+            format!("{:.0}", row.overlapped_tcp_microseconds),
+            format!("{:.2}", row.ratio_sequential_tcp),
+            format!("{:.2}", row.ratio_overlapped_tcp),
+            format!("{:.3}", row.client_cpu_seconds_per_gigabyte),
+            format!("{:.3}", row.server_cpu_seconds_per_gigabyte),
+            format!("{:.2}", row.server_peak_over_held),
+        ]);
+    }
+    table
+}

@@ -1,0 +1,47 @@
+//! `flambeau bench`: measurements that anybody can repeat.
+
+mod apply;
+mod dense;
+mod processes;
+mod tcp;
+mod train;
+
+use clap::Subcommand;
+
+use crate::error::CommandError;
+
+pub(crate) use tcp::{ServerArguments, serve};
+pub(crate) use train::{LocalArguments, local};
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// Push gradients, have them applied, pull the new weights; beside plain TCP.
+    Dense(dense::Arguments),
+    /// Each optimizer's update alone; beside a copy of the same bytes.
+    Apply(apply::Arguments),
+    /// Train the same job in one process with candle alone, and with some numbers of workers.
+    Train(train::Arguments),
+}
+
+pub(crate) fn run(command: Command) -> Result<(), CommandError> {
+    match command {
+        Command::Dense(arguments) => dense::run(&arguments),
+        Command::Apply(arguments) => apply::run(&arguments),
+        Command::Train(arguments) => train::run(arguments),
+    }
+}
+
+/// The middle one.
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+/// The value below which this share of them lie.
+fn quantile(sorted: &[f64], share: f64) -> f64 {
+    let index = (sorted.len() as f64 * share) as usize;
+    sorted
+        .get(index.min(sorted.len().saturating_sub(1)))
+        .copied()
+        .unwrap_or(f64::NAN)
+}

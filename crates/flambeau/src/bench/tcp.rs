@@ -1,0 +1,191 @@
+//! The references: push, update, pull over plain TCP, as tight as they can be written. Threads that
+//! block, buffers that are kept, no messages: both sides know how much comes.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::sync_channel;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+
+use crate::error::CommandError;
+
+/// What is read or written at a time.
+const CHUNK: usize = 1 << 20;
+
+/// Chunks that a side may be ahead within itself.
+const AHEAD: usize = 16;
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ServerArguments {
+    /// Bytes of the weights.
+    size: usize,
+    /// Whether to answer chunk by chunk, while more comes.
+    #[arg(long)]
+    overlapped: bool,
+}
+
+/// The server of a reference: prints its address, serves one client, and ends with it.
+pub(crate) fn serve(arguments: &ServerArguments) -> Result<(), CommandError> {
+    let failed = || CommandError::file("the reference server");
+    let listener = TcpListener::bind("127.0.0.1:0").map_err(failed())?;
+    println!("{}", listener.local_addr().map_err(failed())?);
+    let (stream, _) = listener.accept().map_err(failed())?;
+    stream.set_nodelay(true).map_err(failed())?;
+    let weights = vec![0f32; arguments.size / size_of::<f32>()];
+    let served = if arguments.overlapped {
+        overlapped_server(stream, weights)
+    } else {
+        sequential_server(stream, weights)
+    };
+    // The client ends it by closing the stream.
+    drop(served);
+    Ok(())
+}
+
+fn update(weights: &mut [f32], gradient: &[u8]) {
+    for (w, g) in weights
+        .iter_mut()
+        .zip(bytemuck::cast_slice::<u8, [u8; 4]>(gradient))
+    {
+        *w -= 0.01 * f32::from_le_bytes(*g);
+    }
+}
+
+fn sequential_server(mut stream: TcpStream, mut weights: Vec<f32>) -> std::io::Result<()> {
+    let mut gradient = vec![0u8; size_of_val(&*weights)];
+    loop {
+        for chunk in gradient.chunks_mut(CHUNK) {
+            stream.read_exact(chunk)?;
+        }
+        update(&mut weights, &gradient);
+        for chunk in bytemuck::cast_slice(&weights).chunks(CHUNK) {
+            stream.write_all(chunk)?;
+        }
+    }
+}
+
+/// One thread reads and updates, the other writes what is done, from buffers that go around.
+fn overlapped_server(mut stream: TcpStream, mut weights: Vec<f32>) -> std::io::Result<()> {
+    let mut out = stream.try_clone()?;
+    let (done, to_write) = sync_channel::<Vec<u8>>(AHEAD);
+    let (free, buffers) = sync_channel::<Vec<u8>>(AHEAD);
+    for _ in 0..AHEAD {
+        let _ = free.send(Vec::with_capacity(CHUNK));
+    }
+    std::thread::spawn(move || {
+        for chunk in to_write {
+            if out.write_all(&chunk).is_err() || free.send(chunk).is_err() {
+                return;
+            }
+        }
+    });
+    let mut gradient = vec![0u8; CHUNK];
+    loop {
+        for weights in weights.chunks_mut(CHUNK / size_of::<f32>()) {
+            let gradient = &mut gradient[..size_of_val(weights)];
+            stream.read_exact(gradient)?;
+            update(weights, gradient);
+            let Ok(mut buffer) = buffers.recv() else {
+                return Ok(());
+            };
+            buffer.clear();
+            buffer.extend_from_slice(bytemuck::cast_slice(weights));
+            if done.send(buffer).is_err() {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// A reference's client, and the process that serves it.
+pub(crate) struct Reference {
+    server: Child,
+    stream: TcpStream,
+    gradient: Vec<u8>,
+    weights: Vec<u8>,
+    overlapped: bool,
+}
+
+impl Reference {
+    pub(crate) fn start(size: usize, overlapped: bool) -> Result<Self, CommandError> {
+        let failed = || CommandError::file("the reference server");
+        let executable = std::env::current_exe().map_err(failed())?;
+        let mut command = Command::new(executable);
+        command.args(["bench-tcp-server", &size.to_string()]);
+        if overlapped {
+            command.arg("--overlapped");
+        }
+        let mut server = command.stdout(Stdio::piped()).spawn().map_err(failed())?;
+        let mut line = String::new();
+        if let Some(stdout) = server.stdout.take() {
+            BufReader::new(stdout)
+                .read_line(&mut line)
+                .map_err(failed())?;
+        }
+        let address: SocketAddr = line.trim().parse().map_err(|_| CommandError::Start {
+            name: "the reference server".to_owned(),
+            reason: format!("it says {line:?}"),
+        })?;
+        let stream = TcpStream::connect(address).map_err(failed())?;
+        stream.set_nodelay(true).map_err(failed())?;
+        Ok(Self {
+            server,
+            stream,
+            gradient: vec![0u8; size],
+            weights: vec![0u8; size],
+            overlapped,
+        })
+    }
+
+    /// Seconds of each round trip, over and over for a while.
+    pub(crate) fn measure(&mut self, time: Duration) -> Result<Vec<f64>, CommandError> {
+        let begin = Instant::now();
+        let mut seconds = Vec::new();
+        while begin.elapsed() < time || seconds.len() < 3 {
+            let at = Instant::now();
+            self.round_trip()
+                .map_err(CommandError::file("the reference's stream"))?;
+            seconds.push(at.elapsed().as_secs_f64());
+        }
+        Ok(seconds)
+    }
+
+    fn round_trip(&mut self) -> std::io::Result<()> {
+        let (mut out, gradient) = (&self.stream, &self.gradient);
+        let mut send = || {
+            gradient
+                .chunks(CHUNK)
+                .try_for_each(|chunk| out.write_all(chunk))
+        };
+        // Below a few chunks a thread costs more than it saves, and the kernel holds it all.
+        if self.overlapped && gradient.len() > CHUNK {
+            let (mut stream, weights) = (&self.stream, &mut self.weights);
+            std::thread::scope(|scope| {
+                scope.spawn(move || {
+                    let mut out = out;
+                    let _ = gradient
+                        .chunks(CHUNK)
+                        .try_for_each(|chunk| out.write_all(chunk));
+                });
+                weights
+                    .chunks_mut(CHUNK)
+                    .try_for_each(|chunk| stream.read_exact(chunk))
+            })
+        } else {
+            send()?;
+            let mut stream = &self.stream;
+            self.weights
+                .chunks_mut(CHUNK)
+                .try_for_each(|chunk| stream.read_exact(chunk))
+        }
+    }
+}
+
+impl Drop for Reference {
+    fn drop(&mut self) {
+        let _ = self.stream.shutdown(std::net::Shutdown::Both);
+        let _ = self.server.wait();
+    }
+}
