@@ -62,7 +62,8 @@ fn start<E: Display>(
     run: impl AsyncFnOnce(Process) -> Result<(), E>,
 ) -> Result<(), String> {
     log_to_stderr(&settings.log)?;
-    let runtime = tokio::runtime::Builder::new_multi_thread()
+    // One thread does for what a process says; work that needs more has threads of its own.
+    let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|error| format!("cannot start the runtime: {error}"))?;

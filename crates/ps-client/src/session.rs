@@ -1,10 +1,12 @@
 //! The stream to one shard. It is opened again when it breaks; all that was not answered is sent
 //! again, in order, and the server knows what it has taken already.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBuilder};
+use parking_lot::Mutex;
 use shared_proto::ids::{Origin, Task, ViewNumber};
 use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::transport::{self, CALL_TIMEOUT, MAX_MESSAGE_BYTES, PROTOCOL_VERSION};
@@ -12,18 +14,20 @@ use shared_proto::wire;
 use shared_proto::wire::client_message::Kind as Outgoing;
 use shared_proto::wire::parameter_server_client::ParameterServerClient;
 use shared_proto::wire::server_message::Kind as Incoming;
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::{Status, Streaming};
 
 use crate::error::{PsError, refusal_of};
 
-/// Messages that may wait between the session and the transport.
+/// Messages that may wait for the transport.
 const OUTGOING: usize = 4;
 
-/// Requests that may wait between the worker and the session.
-const REQUESTS: usize = 64;
+/// Requests that may be under way: with blocks of 1 MiB, those of a shard of 32 GiB, pushed and
+/// pulled. A server holds back as many pulls of a session, and not more.
+const MOST_IN_FLIGHT: usize = 65_536;
 
 /// How long to wait before asking again for what is not initialised yet.
 const NOT_YET: Duration = Duration::from_millis(20);
@@ -35,11 +39,11 @@ pub(crate) enum Answer {
     Weights(wire::Weights),
 }
 
-/// A message to send, and where its answer goes.
+/// A message that is not answered, and where its answer goes.
 struct Request {
-    sequence: u64,
     message: wire::ClientMessage,
     reply: oneshot::Sender<Result<Answer, PsError>>,
+    _permit: OwnedSemaphorePermit,
 }
 
 /// A request's answer, to come.
@@ -66,70 +70,99 @@ pub(crate) struct Target {
     pub(crate) patience: Duration,
 }
 
-/// The worker's end of a session.
+/// The worker's end of a session. It writes to the stream itself; a task of its own reads.
 pub(crate) struct Session {
     shard: u32,
-    requests: mpsc::Sender<Request>,
+    state: Arc<Mutex<State>>,
+    permits: Arc<Semaphore>,
+    /// Ends the reading task.
+    _open: DropGuard,
 }
+
+/// What the writing and the reading end share.
+#[derive(Default)]
+struct State {
+    /// By sequence, which is the order of sending.
+    in_flight: BTreeMap<u64, Request>,
+    /// The stream, while there is one and all that was to be sent again has been.
+    outgoing: Option<Sender>,
+    /// Why there will be no stream any more.
+    closed: Option<PsError>,
+}
+
+type Sender = mpsc::Sender<wire::ClientMessage>;
 
 impl Session {
     /// Opens a session; connects in the background. Tells whom this worker's pulls wait for.
     pub(crate) fn open(target: Target, tell: watch::Sender<Vec<Task>>) -> Self {
-        let (requests, queue) = mpsc::channel(REQUESTS);
         let shard = target.shard;
+        let state = Arc::<Mutex<State>>::default();
         let driver = Driver {
             target,
-            queue,
             tell,
-            in_flight: BTreeMap::new(),
-            unsent: VecDeque::new(),
+            state: Arc::clone(&state),
         };
-        tokio::spawn(driver.run());
-        Self { shard, requests }
+        let closed = CancellationToken::new();
+        let until = closed.clone();
+        tokio::spawn(async move { until.run_until_cancelled(driver.run()).await });
+        Self {
+            shard,
+            state,
+            permits: Arc::new(Semaphore::new(MOST_IN_FLIGHT)),
+            _open: closed.drop_guard(),
+        }
     }
 
-    /// Hands over a message. Waits only while many others are on their way.
+    /// Sends a message. Waits only while many others are on their way.
     pub(crate) async fn send(&self, sequence: u64, kind: Outgoing) -> Reply {
         let (reply, receiver) = oneshot::channel();
-        let request = Request {
-            sequence,
-            message: wire::ClientMessage { kind: Some(kind) },
-            reply,
-        };
-        // If the session is closed, the reply says so.
-        let _ = self.requests.send(request).await;
-        Reply {
+        let answer = Reply {
             shard: self.shard,
             receiver,
+        };
+        let Ok(permit) = Arc::clone(&self.permits).acquire_owned().await else {
+            return answer;
+        };
+        let message = wire::ClientMessage { kind: Some(kind) };
+        let outgoing = {
+            let mut state = self.state.lock();
+            if let Some(error) = &state.closed {
+                let _ = reply.send(Err(error.clone()));
+                return answer;
+            }
+            let request = Request {
+                message: message.clone(),
+                reply,
+                _permit: permit,
+            };
+            state.in_flight.insert(sequence, request);
+            state.outgoing.clone()
+        };
+        // A message for which there is no stream, or whose stream breaks, is sent by the next one.
+        if let Some(outgoing) = outgoing {
+            let _ = outgoing.send(message).await;
         }
+        answer
     }
 }
 
-/// Owns the stream.
+/// Opens streams and reads from them.
 struct Driver {
     target: Target,
-    queue: mpsc::Receiver<Request>,
     tell: watch::Sender<Vec<Task>>,
-    /// Not answered, by sequence, which is the order of sending.
-    in_flight: BTreeMap<u64, Request>,
-    /// Sequences of those that have not been given to the present stream.
-    unsent: VecDeque<u64>,
+    state: Arc<Mutex<State>>,
 }
 
 /// How a stream ended.
 enum End {
-    /// The worker has closed the session.
-    Closed,
     /// It may be opened again.
     Broken(String),
     /// It may not.
     Fatal(PsError),
 }
 
-type Sender = mpsc::Sender<wire::ClientMessage>;
-
 impl Driver {
-    async fn run(mut self) {
+    async fn run(self) {
         let mut last_heard = Instant::now();
         let mut delays = backoff().build();
         loop {
@@ -139,13 +172,11 @@ impl Driver {
                     let end = self.exchange(outgoing, incoming).await;
                     last_heard = Instant::now();
                     match end {
-                        End::Closed => return,
                         End::Fatal(error) => return self.fail(&error),
                         End::Broken(reason) => reason,
                     }
                 }
                 Err(End::Fatal(error)) => return self.fail(&error),
-                Err(End::Closed) => return,
                 Err(End::Broken(reason)) => reason,
             };
             let Target {
@@ -159,7 +190,7 @@ impl Driver {
             } else {
                 tracing::debug!(shard, %address, reason, "the shard cannot be reached yet");
             }
-            if last_heard.elapsed() > *patience || self.queue.is_closed() {
+            if last_heard.elapsed() > *patience {
                 let error = PsError::Unreachable {
                     shard: *shard,
                     address: address.clone(),
@@ -173,7 +204,7 @@ impl Driver {
     }
 
     /// Opens a stream and greets.
-    async fn connect(&mut self) -> Result<(Sender, Streaming<wire::ServerMessage>), End> {
+    async fn connect(&self) -> Result<(Sender, Streaming<wire::ServerMessage>), End> {
         let broken = |error: &dyn std::fmt::Display| End::Broken(error.to_string());
         let endpoint = transport::endpoint(&self.target.address).map_err(|e| broken(&e))?;
         let channel = endpoint.connect().await.map_err(|e| broken(&e))?;
@@ -198,10 +229,7 @@ impl Driver {
         };
         match timeout(2 * CALL_TIMEOUT, greeted).await {
             Ok(Ok((Some(first), incoming))) => match first.kind {
-                Some(Incoming::Welcome(_)) => {
-                    self.unsent = self.in_flight.keys().copied().collect();
-                    Ok((outgoing, incoming))
-                }
+                Some(Incoming::Welcome(_)) => Ok((outgoing, incoming)),
                 _ => Err(End::Broken("it did not say welcome".to_owned())),
             },
             Ok(Ok((None, _))) => Err(End::Broken("it closed the stream".to_owned())),
@@ -210,44 +238,55 @@ impl Driver {
         }
     }
 
-    /// Sends and receives until the stream ends. Reading goes on while writing waits.
+    /// Reads until the stream ends, and first sends again what was not answered.
     async fn exchange(
-        &mut self,
+        &self,
         outgoing: Sender,
         mut incoming: Streaming<wire::ServerMessage>,
     ) -> End {
-        loop {
+        let mut sent_again = std::pin::pin!(self.send_again(outgoing));
+        let mut all_sent = false;
+        let end = loop {
             tokio::select! {
-                permit = outgoing.reserve(), if !self.unsent.is_empty() => match permit {
-                    Ok(permit) => {
-                        let request = self.unsent.pop_front().and_then(|s| self.in_flight.get(&s));
-                        if let Some(request) = request {
-                            permit.send(request.message.clone());
-                        }
-                    }
-                    Err(_) => return End::Broken("the stream has ended".to_owned()),
-                },
-                request = self.queue.recv(), if self.unsent.len() < REQUESTS => match request {
-                    Some(request) => {
-                        self.unsent.push_back(request.sequence);
-                        self.in_flight.insert(request.sequence, request);
-                    }
-                    None => return End::Closed,
-                },
                 message = incoming.message() => match message {
                     Ok(Some(message)) => {
-                        if let Err(end) = self.answered(message).await {
-                            return end;
+                        if let Err(end) = self.answered(message) {
+                            break end;
                         }
                     }
-                    Ok(None) => return End::Broken("it closed the stream".to_owned()),
-                    Err(status) => return end_of(&status),
+                    Ok(None) => break End::Broken("it closed the stream".to_owned()),
+                    Err(status) => break end_of(&status),
                 },
+                () = &mut sent_again, if !all_sent => all_sent = true,
+            }
+        };
+        self.state.lock().outgoing = None;
+        end
+    }
+
+    /// Sends what is in flight, in order; then lets new messages through.
+    async fn send_again(&self, outgoing: Sender) {
+        let mut last = 0;
+        loop {
+            let next = {
+                let mut state = self.state.lock();
+                let mut rest = state.in_flight.range(last + 1..);
+                match rest.next() {
+                    Some((sequence, request)) => (*sequence, request.message.clone()),
+                    None => {
+                        state.outgoing = Some(outgoing);
+                        return;
+                    }
+                }
+            };
+            last = next.0;
+            if outgoing.send(next.1).await.is_err() {
+                return;
             }
         }
     }
 
-    async fn answered(&mut self, message: wire::ServerMessage) -> Result<(), End> {
+    fn answered(&self, message: wire::ServerMessage) -> Result<(), End> {
         match message.kind {
             Some(Incoming::Acknowledged(a)) => {
                 self.resolve(a.sequence, Ok(Answer::Acknowledged(a)));
@@ -268,11 +307,7 @@ impl Driver {
             Some(Incoming::Refused(refused)) => {
                 let refusal = Refusal::new(refused.reason(), refused.message);
                 match refusal.reason {
-                    // The initialiser is at work: ask again in a moment.
-                    Reason::NotInitialized if self.in_flight.contains_key(&refused.sequence) => {
-                        sleep(NOT_YET).await;
-                        self.unsent.push_back(refused.sequence);
-                    }
+                    Reason::NotInitialized => self.ask_again_later(refused.sequence),
                     _ => self.resolve(refused.sequence, Err(refusal.into())),
                 }
             }
@@ -283,19 +318,34 @@ impl Driver {
         Ok(())
     }
 
-    fn resolve(&mut self, sequence: u64, answer: Result<Answer, PsError>) {
-        if let Some(request) = self.in_flight.remove(&sequence) {
+    /// The initialiser is at work: asks again in a moment.
+    fn ask_again_later(&self, sequence: u64) {
+        let state = Arc::clone(&self.state);
+        tokio::spawn(async move {
+            sleep(NOT_YET).await;
+            let (message, outgoing) = {
+                let state = state.lock();
+                let request = state.in_flight.get(&sequence);
+                (request.map(|r| r.message.clone()), state.outgoing.clone())
+            };
+            if let (Some(message), Some(outgoing)) = (message, outgoing) {
+                let _ = outgoing.send(message).await;
+            }
+        });
+    }
+
+    fn resolve(&self, sequence: u64, answer: Result<Answer, PsError>) {
+        let request = self.state.lock().in_flight.remove(&sequence);
+        if let Some(request) = request {
             // Whoever does not wait for the answer does not need it.
             let _ = request.reply.send(answer);
         }
     }
 
-    fn fail(mut self, error: &PsError) {
-        self.queue.close();
-        for (_, request) in std::mem::take(&mut self.in_flight) {
-            let _ = request.reply.send(Err(error.clone()));
-        }
-        while let Ok(request) = self.queue.try_recv() {
+    fn fail(&self, error: &PsError) {
+        let mut state = self.state.lock();
+        state.closed = Some(error.clone());
+        for (_, request) in std::mem::take(&mut state.in_flight) {
             let _ = request.reply.send(Err(error.clone()));
         }
     }

@@ -1,6 +1,7 @@
 //! The process: registers, follows views, serves, reports, and ends when the job does.
 
 use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,18 +12,16 @@ use daemon::settings::{AfterJob, MemberSettings, ProcessSettings};
 use shared_proto::blocks::ShardMap;
 use shared_proto::ids::{Role, Task};
 use shared_proto::refusal::Refusal;
-use shared_proto::transport::{self, MAX_MESSAGE_BYTES};
 use shared_proto::view::{JobPhase, View};
 use shared_proto::wire;
-use shared_proto::wire::parameter_server_server::ParameterServerServer;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tonic::transport::server::TcpIncoming;
 
 use crate::service::Service;
 use crate::shard::Shard;
+use crate::threads::SessionThreads;
 
 /// How often counters are handed in.
 const REPORT_EVERY: Duration = Duration::from_secs(1);
@@ -40,12 +39,22 @@ pub struct Settings {
     /// that is 0.0.0.0, the one by which it reaches the coordinator.
     #[arg(long, env = "FLAMBEAU_ADVERTISE")]
     pub advertise: Option<String>,
+    /// Threads that serve workers. Default: as many as there are cores.
+    #[arg(long, env = "FLAMBEAU_THREADS")]
+    pub threads: Option<NonZeroUsize>,
     /// How it finds its cluster.
     #[command(flatten)]
     pub member: MemberSettings,
     /// What all processes can be told.
     #[command(flatten)]
     pub process: ProcessSettings,
+}
+
+impl Settings {
+    fn threads(&self) -> usize {
+        let cores = std::thread::available_parallelism();
+        self.threads.or(cores.ok()).map_or(1, NonZeroUsize::get)
+    }
 }
 
 /// Why a parameter server ended otherwise than well.
@@ -129,14 +138,8 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), PsError> {
         sessions: sessions.clone(),
         shutdown: stop.clone(),
     };
-    let service = ParameterServerServer::new(service).max_decoding_message_size(MAX_MESSAGE_BYTES);
-    let server = transport::server()
-        .add_service(service)
-        .serve_with_incoming_shutdown(
-            TcpIncoming::from(listener).with_nodelay(Some(true)),
-            stop.clone().cancelled_owned(),
-        );
-    let server = tokio::spawn(server);
+    let threads = SessionThreads::start(settings.threads(), &service, &stop).map_err(listen)?;
+    let accepting = tokio::spawn(threads.accept(listener, stop.clone()));
 
     let serve = serve(&shard, &membership, &advertised, &stop);
     let outcome = process.shutdown.run_until_cancelled(serve).await;
@@ -147,7 +150,7 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), PsError> {
     sessions.close();
     let _ = tokio::time::timeout(DRAIN, sessions.wait()).await;
     membership.leave(None).await;
-    let _ = tokio::time::timeout(DRAIN, server).await;
+    let _ = accepting.await;
     outcome.unwrap_or(Ok(()))
 }
 

@@ -17,6 +17,7 @@ use crate::shard::Shard;
 /// the transport, this bounds what a slow reader costs.
 const ANSWERS: usize = 8;
 
+#[derive(Clone)]
 pub(crate) struct Service {
     pub(crate) shard: Arc<Shard>,
     pub(crate) sessions: TaskTracker,

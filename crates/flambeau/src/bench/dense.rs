@@ -107,7 +107,16 @@ struct Turn {
 }
 
 fn measure(arguments: &Arguments, size: usize, in_flight: usize) -> Result<Row, CommandError> {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
+    // A worker's network has one thread, so each worker beyond the first adds one here.
+    let mut runtime = match arguments.workers {
+        1 => tokio::runtime::Builder::new_current_thread(),
+        workers => {
+            let mut builder = tokio::runtime::Builder::new_multi_thread();
+            builder.worker_threads(workers as usize);
+            builder
+        }
+    };
+    let runtime = runtime
         .enable_all()
         .build()
         .map_err(CommandError::file("the runtime"))?;
