@@ -182,7 +182,7 @@ fn settings_come_from_flags_over_environment_over_file() {
 
     let text = std::fs::read_to_string(&job).unwrap();
     let text = text
-        .replace("epochs = 10", "epochs = 5")
+        .replace("epochs = 20", "epochs = 5")
         .replace("batch_size = 32", "batch_size = 64");
     std::fs::write(&job, text).unwrap();
     let run = dir.path().join("run");

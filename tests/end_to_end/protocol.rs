@@ -177,7 +177,13 @@ async fn bad_messages_are_refused_by_name_and_change_nothing() {
 
     let good = scene.peer.push(0, &of(W, &good));
     type Change = fn(&mut wire::Push);
-    let changes: [(Change, Reason, &str); 8] = [
+    let changes: [(Change, Reason, &str); 10] = [
+        (
+            |p| p.gradients.push(p.gradients[0].clone()),
+            Reason::Malformed,
+            "named twice",
+        ),
+        (|p| origin(p).sequence = 0, Reason::Malformed, "sequence"),
         (
             |p| origin(p).job = "other".into(),
             Reason::ForeignJob,
@@ -207,9 +213,14 @@ async fn bad_messages_are_refused_by_name_and_change_nothing() {
     };
     let (reason, _) = scene.session.refused(Kind::Initialize(initialize)).await;
     assert_eq!(reason, Reason::Fenced);
-    let pull = scene.peer.pull(9, &[W]);
-    let (reason, _) = scene.session.refused(Kind::Pull(pull)).await;
-    assert_eq!(reason, Reason::FutureClock);
+    for (pull, expected) in [
+        (scene.peer.pull(9, &[W]), Reason::FutureClock),
+        (scene.peer.pull(0, &[W, W]), Reason::Malformed),
+        (scene.peer.pull(0, &[stranger]), Reason::UnknownVariable),
+    ] {
+        let (reason, _) = scene.session.refused(Kind::Pull(pull)).await;
+        assert_eq!(reason, expected);
+    }
 
     assert_eq!(scene.weights().await, (vec![0.0; 4], 0));
     let metrics = scene.cluster.ps[0].http("/metrics");
@@ -271,7 +282,7 @@ async fn sessions_of_another_version_job_or_life_are_refused() {
         ),
         (
             |h| h.origin.as_mut().unwrap().task.as_mut().unwrap().generation = 0,
-            Reason::Fenced,
+            Reason::Superseded,
             "generation 0",
         ),
     ];

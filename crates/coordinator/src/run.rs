@@ -12,7 +12,6 @@ use metrics::gauge;
 use shared_proto::ids::Role;
 use shared_proto::job::{Job, JobError};
 use shared_proto::transport;
-use shared_proto::wire;
 use shared_proto::wire::coordinator_server::CoordinatorServer;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -24,6 +23,9 @@ use crate::service::{Service, Shared};
 
 /// How long the servers' last counters are waited for, and then the members' good-byes.
 const FAREWELL: Duration = Duration::from_secs(5);
+
+/// How long connections may take to end.
+const DRAIN: Duration = Duration::from_secs(2);
 
 /// How often leases are looked at.
 const TICK: Duration = Duration::from_millis(100);
@@ -115,7 +117,7 @@ pub fn read_job(path: Option<&Path>, flags: JobFlags) -> Result<Job, Coordinator
 /// # Errors
 /// As the variants of [`CoordinatorError`] say; a job that failed is one of them.
 pub async fn run(settings: Settings, process: Process) -> Result<(), CoordinatorError> {
-    let job = settings.read_job()?;
+    let mut job = settings.read_job()?;
     let listen = |error| CoordinatorError::Listen {
         address: settings.listen,
         error,
@@ -123,14 +125,14 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), Coordinator
     let listener = TcpListener::bind(settings.listen).await.map_err(listen)?;
     let address = listener.local_addr().map_err(listen)?;
 
-    let dir = job
-        .run_dir
-        .clone()
-        .unwrap_or_else(|| PathBuf::from("runs").join(&job.name));
+    let default_dir = || PathBuf::from("runs").join(&job.name);
+    let dir = job.run_dir.clone().unwrap_or_else(default_dir);
     let run_dir = |error| CoordinatorError::RunDir {
         dir: dir.clone(),
         error,
     };
+    // Workers write there too; on this machine they may have been started anywhere.
+    job.run_dir = Some(std::path::absolute(&dir).map_err(run_dir)?);
     let recorder = Recorder::open(&dir, &job).await.map_err(run_dir)?;
     let shared = Shared::new(Cluster::new(job), recorder.lines());
 
@@ -171,11 +173,12 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), Coordinator
         let _ = tokio::time::timeout(FAREWELL, all_left).await;
     }
     stop.cancel();
-    let served = server.await;
+    // Whoever does not hang up is hung up on.
+    let served = tokio::time::timeout(DRAIN, server).await;
     let _ = ticking.await;
     drop(shared);
-    recorder.close().await;
-    if let Ok(outcome) = served {
+    let _ = tokio::time::timeout(DRAIN, recorder.close()).await;
+    if let Ok(Ok(outcome)) = served {
         outcome?;
     }
     if error.is_empty() {
@@ -205,23 +208,16 @@ async fn tick(shared: Arc<Shared>) {
     let mut ticks = tokio::time::interval(TICK);
     loop {
         ticks.tick().await;
-        let status = shared
-            .ask(|cluster, now| {
-                cluster.tick(now);
-                cluster.status(now)
-            })
-            .await;
+        shared.ask(|cluster, now| cluster.tick(now)).await;
         for role in [Role::Ps, Role::Worker] {
-            let live = status.tasks.iter().filter(|task| {
-                let id = task.task.as_ref().and_then(|t| t.task);
-                task.alive && id.is_some_and(|id| id.role == i32::from(wire::Role::from(role)))
-            });
-            gauge!("flambeau_coordinator_live_tasks", "role" => role.to_string())
-                .set(live.count() as f64);
+            let live = shared.look(|cluster, _| cluster.live_tasks(role));
+            gauge!("flambeau_coordinator_live_tasks", "role" => role.to_string()).set(live as f64);
         }
-        gauge!("flambeau_coordinator_view").set(status.view as f64);
-        gauge!("flambeau_coordinator_min_clock_steps").set(status.min_clock as f64);
-        gauge!("flambeau_coordinator_samples").set(status.samples as f64);
-        gauge!("flambeau_coordinator_steps").set(status.steps as f64);
+        let (steps, samples) = shared.look(|cluster, _| cluster.done());
+        gauge!("flambeau_coordinator_steps").set(steps as f64);
+        gauge!("flambeau_coordinator_samples").set(samples as f64);
+        let view = shared.views().borrow().clone();
+        gauge!("flambeau_coordinator_view").set(view.number.0 as f64);
+        gauge!("flambeau_coordinator_min_clock_steps").set(view.min_clock.0 as f64);
     }
 }

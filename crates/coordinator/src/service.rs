@@ -49,25 +49,28 @@ impl Shared {
 
     /// Asks the cluster something, and tells everybody what has changed by it.
     pub(crate) async fn ask<T>(&self, ask: impl FnOnce(&mut Cluster, Instant) -> T) -> T {
-        let (answer, records) = {
-            let mut cluster = self.cluster.lock();
-            let answer = ask(&mut cluster, Instant::now());
-            let view = cluster.refresh_view();
-            self.views.send_if_modified(|current| {
-                let newer = view.number > current.number;
-                if newer {
-                    current.clone_from(view);
-                }
-                newer
-            });
-            (answer, cluster.take_records())
-        };
+        let (answer, records) = self.ask_quietly(ask);
         self.changed.notify_waiters();
         for record in records {
             // The recorder is gone only when the run directory could not be written: said there.
             let _ = self.records.send(record).await;
         }
         answer
+    }
+
+    /// Asks the cluster something, and publishes the view if it is new; wakes nobody else.
+    fn ask_quietly<T>(&self, ask: impl FnOnce(&mut Cluster, Instant) -> T) -> (T, Vec<Record>) {
+        let mut cluster = self.cluster.lock();
+        let answer = ask(&mut cluster, Instant::now());
+        let view = cluster.refresh_view();
+        self.views.send_if_modified(|current| {
+            let newer = view.number > current.number;
+            if newer {
+                current.clone_from(view);
+            }
+            newer
+        });
+        (answer, cluster.take_records())
     }
 
     pub(crate) fn views(&self) -> watch::Receiver<View> {
@@ -95,10 +98,14 @@ impl Shared {
             let changed = self.changed.notified();
             tokio::pin!(changed);
             changed.as_mut().enable();
-            // Not through `ask`: whoever waits must not wake the others by looking.
-            let answer = ask(&mut self.cluster.lock(), Instant::now())?;
+            // Whoever waits must not wake the others by looking.
+            let (answer, records) = self.ask_quietly(&mut ask);
+            for record in records {
+                let _ = self.records.send(record).await;
+            }
+            let answer = answer?;
             if satisfies(&answer) || Instant::now() >= deadline {
-                self.ask(|_, _| ()).await;
+                self.changed.notify_waiters();
                 return Ok(answer);
             }
             let _ = tokio::time::timeout(LOOK_AGAIN, changed).await;
@@ -117,11 +124,33 @@ impl Service {
         Self { shared, shutdown }
     }
 
-    /// Reads who is asking, and refuses whoever is not a member.
-    fn admit(&self, origin: Option<&wire::Origin>, what: &str) -> Result<Origin, Refusal> {
-        let origin = Origin::read(origin, what)?;
-        self.shared.look(|cluster, _| cluster.admit(&origin))?;
-        Ok(origin)
+    /// Asks on behalf of a member. Whoever is none is refused, under the same lock.
+    async fn ask_as<T>(
+        &self,
+        (origin, what): (Option<&wire::Origin>, &str),
+        ask: impl FnOnce(&mut Cluster, Instant, &Origin) -> Result<T, Refusal>,
+    ) -> Result<T, Status> {
+        let origin = Origin::read(origin, what).map_err(refused)?;
+        let ask = |cluster: &mut Cluster, now| {
+            cluster.admit(&origin)?;
+            ask(cluster, now, &origin)
+        };
+        self.shared.ask(ask).await.map_err(refused)
+    }
+
+    /// The same, until the answer satisfies, or for as long as a call may wait.
+    async fn ask_as_until<T>(
+        &self,
+        (origin, what): (Option<&wire::Origin>, &str),
+        mut ask: impl FnMut(&mut Cluster, Instant, &Origin) -> Result<T, Refusal>,
+        satisfies: impl Fn(&T) -> bool,
+    ) -> Result<T, Status> {
+        let origin = Origin::read(origin, what).map_err(refused)?;
+        let ask = |cluster: &mut Cluster, now| {
+            cluster.admit(&origin)?;
+            ask(cluster, now, &origin)
+        };
+        self.shared.ask_until(ask, satisfies).await.map_err(refused)
     }
 }
 
@@ -170,14 +199,15 @@ impl Coordinator for Service {
         &self,
         request: Request<wire::HeartbeatRequest>,
     ) -> Answer<wire::HeartbeatReply> {
-        let origin = self
-            .admit(request.into_inner().origin.as_ref(), "Heartbeat")
-            .map_err(refused)?;
+        let origin = Origin::read(request.into_inner().origin.as_ref(), "Heartbeat");
+        let origin = origin.map_err(refused)?;
         // No view changes by a heartbeat, so nobody is told.
-        self.shared
-            .cluster
-            .lock()
-            .heartbeat(Instant::now(), origin.task);
+        let beat = |cluster: &mut Cluster, now| {
+            cluster.admit(&origin)?;
+            cluster.heartbeat(now, origin.task);
+            Ok(())
+        };
+        self.shared.ask_quietly(beat).0.map_err(refused)?;
         let view = self.shared.views.borrow();
         Ok(Response::new(wire::HeartbeatReply {
             view: view.number.0,
@@ -188,12 +218,14 @@ impl Coordinator for Service {
 
     async fn leave(&self, request: Request<wire::LeaveRequest>) -> Answer<wire::LeaveReply> {
         let request = request.into_inner();
-        let origin = self
-            .admit(request.origin.as_ref(), "Leave")
-            .map_err(refused)?;
-        self.shared
-            .ask(|cluster, now| cluster.leave(now, origin.task, request.error))
-            .await;
+        self.ask_as(
+            (request.origin.as_ref(), "Leave"),
+            |cluster, now, origin| {
+                cluster.leave(now, origin.task, request.error);
+                Ok(())
+            },
+        )
+        .await?;
         Ok(Response::new(wire::LeaveReply {}))
     }
 
@@ -226,31 +258,27 @@ impl Coordinator for Service {
         request: Request<wire::RegisterVariablesRequest>,
     ) -> Answer<wire::RegisterVariablesReply> {
         let request = request.into_inner();
-        let origin = self
-            .admit(request.origin.as_ref(), "RegisterVariables")
-            .map_err(refused)?;
         let specs = request.variables.iter().map(VariableSpec::read);
         let specs = specs.collect::<Result<Vec<_>, _>>().map_err(refused)?;
         let samples = (request.training_samples, request.evaluation_samples);
         let initialization = self
-            .shared
-            .ask_until(
-                |cluster, now| cluster.register_variables(now, origin.task, specs.clone(), samples),
+            .ask_as_until(
+                (request.origin.as_ref(), "RegisterVariables"),
+                |cluster, now, origin| {
+                    cluster.register_variables(now, origin.task, specs.clone(), samples)
+                },
                 |answer| !matches!(answer, Initialization::Pending(_)),
             )
-            .await
-            .map_err(refused)?;
+            .await?;
         let view = self.shared.views.borrow().number.0;
-        let shard_map = self
-            .shared
-            .look(|cluster, _| cluster.shard_map().ok().map(Into::into));
+        let map = |cluster: &Cluster, _| cluster.shard_map().ok().map(Into::into);
         let (initialization, waiting_for) = match initialization {
             Initialization::Yours => (wire::Initialization::Yours, String::new()),
             Initialization::Pending(what) => (wire::Initialization::Pending, what),
             Initialization::Done => (wire::Initialization::Done, String::new()),
         };
         Ok(Response::new(wire::RegisterVariablesReply {
-            shard_map,
+            shard_map: self.shared.look(map),
             view,
             initialization: initialization.into(),
             waiting_for,
@@ -261,13 +289,12 @@ impl Coordinator for Service {
         &self,
         request: Request<wire::FinishInitializationRequest>,
     ) -> Answer<wire::FinishInitializationReply> {
-        let origin = self
-            .admit(request.into_inner().origin.as_ref(), "FinishInitialization")
-            .map_err(refused)?;
-        self.shared
-            .ask(|cluster, _| cluster.finish_initialization(origin.task))
-            .await
-            .map_err(refused)?;
+        let request = request.into_inner();
+        let from = (request.origin.as_ref(), "FinishInitialization");
+        self.ask_as(from, |cluster, _, origin| {
+            cluster.finish_initialization(origin.task)
+        })
+        .await?;
         Ok(Response::new(wire::FinishInitializationReply {}))
     }
 
@@ -275,20 +302,14 @@ impl Coordinator for Service {
         &self,
         request: Request<wire::LeaseWorkRequest>,
     ) -> Answer<wire::LeaseWorkReply> {
-        let origin = self
-            .admit(request.into_inner().origin.as_ref(), "LeaseWork")
-            .map_err(refused)?;
+        let request = request.into_inner();
         let (work, clock) = self
-            .shared
-            .ask_until(
-                |cluster, now| {
-                    cluster.admit(&origin)?;
-                    Ok(cluster.lease_work(now, origin.task))
-                },
+            .ask_as_until(
+                (request.origin.as_ref(), "LeaseWork"),
+                |cluster, now, origin| Ok(cluster.lease_work(now, origin.task)),
                 |(work, _)| !matches!(work, Work::Idle(_)),
             )
-            .await
-            .map_err(refused)?;
+            .await?;
         let error = self.shared.views.borrow().error.clone();
         Ok(Response::new(wire::LeaseWorkReply {
             clock: clock.0,
@@ -301,40 +322,33 @@ impl Coordinator for Service {
         request: Request<wire::FinishStepRequest>,
     ) -> Answer<wire::FinishStepReply> {
         let request = request.into_inner();
-        let origin = self
-            .admit(request.origin.as_ref(), "FinishStep")
-            .map_err(refused)?;
+        let from = (request.origin.as_ref(), "FinishStep");
         let min_clock = self
-            .shared
-            .ask(|cluster, now| cluster.finish_step(now, &origin, &request))
-            .await
-            .map_err(refused)?;
+            .ask_as(from, |cluster, now, origin| {
+                cluster.finish_step(now, origin, &request)
+            })
+            .await?;
         Ok(Response::new(wire::FinishStepReply {
             min_clock: min_clock.0,
         }))
     }
 
     async fn report(&self, request: Request<wire::ReportRequest>) -> Answer<wire::ReportReply> {
-        let request = request.into_inner();
-        let origin = self
-            .admit(request.origin.as_ref(), "Report")
-            .map_err(refused)?;
-        let Some(report) = request.report else {
-            return Err(refused(Refusal::new(
-                Reason::Malformed,
-                "Report has no report in it",
-            )));
-        };
-        let ask = |cluster: &mut Cluster, now| take_report(cluster, now, origin.task, report);
-        self.shared.ask(ask).await.map_err(refused)?;
+        let wire::ReportRequest { origin, report } = request.into_inner();
+        self.ask_as((origin.as_ref(), "Report"), |cluster, now, origin| {
+            take_report(cluster, now, origin.task, report)
+        })
+        .await?;
         Ok(Response::new(wire::ReportReply {}))
     }
 
     type WatchStream = ReceiverStream<Result<wire::View, Status>>;
 
     async fn watch(&self, request: Request<wire::WatchRequest>) -> Answer<Self::WatchStream> {
-        self.admit(request.into_inner().origin.as_ref(), "Watch")
-            .map_err(refused)?;
+        let origin = Origin::read(request.into_inner().origin.as_ref(), "Watch");
+        let origin = origin.map_err(refused)?;
+        let admitted = self.shared.look(|cluster, _| cluster.admit(&origin));
+        admitted.map_err(refused)?;
         // One view under way is enough: a slow reader gets the newest when it is ready for it.
         let (sender, stream) = mpsc::channel(1);
         let mut views = self.shared.views();
@@ -364,13 +378,17 @@ fn take_report(
     cluster: &mut Cluster,
     now: Instant,
     task: Task,
-    report: wire::report_request::Report,
+    report: Option<wire::report_request::Report>,
 ) -> Result<(), Refusal> {
     use wire::report_request::Report;
     match report {
-        Report::Shard(report) => cluster.report_shard(task, report),
-        Report::Evaluation(report) => cluster.evaluated(now, task, report)?,
-        Report::Wait(report) => cluster.waiting(task, report.on),
+        Some(Report::Shard(report)) => cluster.report_shard(task, report),
+        Some(Report::Evaluation(report)) => cluster.evaluated(now, task, report)?,
+        Some(Report::Wait(report)) => cluster.waiting(task, report.on),
+        None => {
+            let empty = "Report has no report in it";
+            return Err(Refusal::new(Reason::Malformed, empty));
+        }
     }
     Ok(())
 }

@@ -1,12 +1,15 @@
 //! A process's place in the cluster: it registers, keeps its lease, follows views, leaves.
 
 use std::future::Future;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use backon::{ExponentialBuilder, Retryable};
-use shared_proto::ids::{Clock, Epoch, Generation, Origin, Role, Sequence, Task, ViewNumber};
+use shared_proto::ids::{Clock, Epoch, Generation, Origin, Role, Sequence, Task};
 use shared_proto::job::{Job, JobError};
-use shared_proto::refusal::Refusal;
+use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::transport::{self, CALL_TIMEOUT, PROTOCOL_VERSION};
 use shared_proto::view::{JobPhase, View};
 use shared_proto::wire;
@@ -42,6 +45,9 @@ pub enum MembershipError {
     /// The coordinator takes this process for dead, or another has its identity: register again.
     #[error("no longer a member of the cluster: {0}")]
     Fenced(String),
+    /// Another process has taken this one's identity: give up.
+    #[error("superseded: {0}")]
+    Superseded(String),
     /// The coordinator refused: give up.
     #[error("the coordinator refused: {0}")]
     Refused(String),
@@ -86,9 +92,22 @@ impl Coordinator {
         })
     }
 
-    /// Where it is.
-    pub fn address(&self) -> &str {
-        &self.address
+    /// The address by which others reach a port that this process listens on: the one it listens
+    /// on, or where that is all of them, that of the interface which leads to the coordinator.
+    ///
+    /// # Errors
+    /// If no interface does.
+    pub async fn reachable(&self, listening: SocketAddr) -> Result<SocketAddr, MembershipError> {
+        if !listening.ip().is_unspecified() {
+            return Ok(listening);
+        }
+        match local_ip(&self.address).await {
+            Ok(ip) => Ok(SocketAddr::new(ip, listening.port())),
+            Err(error) => Err(MembershipError::Refused(format!(
+                "nothing leads to the coordinator at {}: {error}",
+                self.address
+            ))),
+        }
     }
 
     /// Calls until there is an answer other than "not now", with backoff, for as long as the
@@ -131,12 +150,30 @@ impl Coordinator {
                 patience: self.patience,
                 reason: status.message().to_owned(),
             }
-        } else if status.code() == Code::Aborted {
-            MembershipError::Fenced(status.message().to_owned())
         } else {
-            MembershipError::Refused(status.message().to_owned())
+            MembershipError::of(status)
         }
     }
+}
+
+impl MembershipError {
+    /// What a call comes to that will not go better if it is made again.
+    fn of(status: &Status) -> Self {
+        let message = status.message().to_owned();
+        let reason = Refusal::from_status(status).map(|refusal| refusal.reason);
+        match (reason, status.code()) {
+            (Some(Reason::Superseded), _) => Self::Superseded(message),
+            (_, Code::Aborted) => Self::Fenced(message),
+            _ => Self::Refused(message),
+        }
+    }
+}
+
+/// The address of the interface through which `peer` is reached. Nothing is sent.
+async fn local_ip(peer: &str) -> std::io::Result<IpAddr> {
+    let socket = tokio::net::UdpSocket::bind("0.0.0.0:0").await?;
+    socket.connect(peer).await?;
+    Ok(socket.local_addr()?.ip())
 }
 
 /// Whether the same call may go well later. `Unknown` is what a broken connection ends in.
@@ -157,8 +194,7 @@ pub struct Membership {
     pub task: Task,
     /// What is trained.
     pub job: Job,
-    /// The first view that this task is in.
-    pub view: ViewNumber,
+    sender: Sender,
     standing: watch::Receiver<Standing>,
     _heartbeats: DropGuard,
 }
@@ -167,8 +203,8 @@ pub struct Membership {
 #[derive(Clone, Debug)]
 enum Standing {
     Member,
-    /// The lease is lost.
-    Lost(String),
+    /// The lease is lost, or another process has the identity.
+    Lost(Arc<MembershipError>),
     /// The job has failed.
     Failed(String),
 }
@@ -220,22 +256,28 @@ impl Membership {
 
         let (tell, standing) = watch::channel(Standing::Member);
         let stop = CancellationToken::new();
-        let heart = heartbeats(coordinator.clone(), origin(&job, task), lease, tell);
+        let sender = Sender::new(&job, task);
+        let heart = heartbeats(coordinator.clone(), sender.clone(), lease, tell);
         let stopped = stop.clone();
         tokio::spawn(async move { stopped.run_until_cancelled(heart).await });
         Ok(Self {
             coordinator,
             task,
             job,
-            view: ViewNumber(reply.view),
+            sender,
             standing,
             _heartbeats: stop.drop_guard(),
         })
     }
 
-    /// This task as the sender of control calls.
+    /// This task as the sender of its next call.
     pub fn origin(&self) -> Origin {
-        origin(&self.job, self.task)
+        self.sender.origin(Epoch(0), Clock(0))
+    }
+
+    /// This task as a sender of calls.
+    pub fn sender(&self) -> Sender {
+        self.sender.clone()
     }
 
     /// Waits until the lease is lost, or the job has failed. Whoever waits for something else may
@@ -248,7 +290,10 @@ impl Membership {
             .await
             .as_deref()
         {
-            Ok(Standing::Lost(why)) => MembershipError::Fenced(why.clone()),
+            Ok(Standing::Lost(why)) => match &**why {
+                MembershipError::Superseded(why) => MembershipError::Superseded(why.clone()),
+                why => MembershipError::Fenced(why.to_string()),
+            },
             Ok(Standing::Failed(error)) => MembershipError::JobFailed(error.clone()),
             // The heartbeats have been stopped, so nothing is heard any more.
             Ok(Standing::Member) | Err(_) => std::future::pending().await,
@@ -292,13 +337,32 @@ impl Membership {
     }
 }
 
-fn origin(job: &Job, task: Task) -> Origin {
-    Origin {
-        job: job.name.clone(),
-        task,
-        epoch: Epoch(0),
-        clock: Clock(0),
-        sequence: Sequence(0),
+/// A task that sends calls: numbers them, over all its parts.
+#[derive(Clone, Debug)]
+pub struct Sender {
+    job: Arc<str>,
+    task: Task,
+    sequence: Arc<AtomicU64>,
+}
+
+impl Sender {
+    fn new(job: &Job, task: Task) -> Self {
+        Self {
+            job: job.name.as_str().into(),
+            task,
+            sequence: Arc::default(),
+        }
+    }
+
+    /// The origin of the next call.
+    pub fn origin(&self, epoch: Epoch, clock: Clock) -> Origin {
+        Origin {
+            job: self.job.to_string(),
+            task: self.task,
+            epoch,
+            clock,
+            sequence: Sequence(self.sequence.fetch_add(1, Relaxed) + 1),
+        }
     }
 }
 
@@ -324,19 +388,18 @@ async fn follow(
 
 async fn heartbeats(
     coordinator: Coordinator,
-    origin: Origin,
+    sender: Sender,
     lease: Duration,
     tell: watch::Sender<Standing>,
 ) {
-    let request = wire::HeartbeatRequest {
-        origin: Some(origin.into()),
-    };
     let period = lease / HEARTBEATS_PER_LEASE;
     let mut last = Instant::now();
     loop {
         tokio::time::sleep(period).await;
         let mut client = coordinator.client.clone();
-        let beat = client.heartbeat(request.clone());
+        let beat = client.heartbeat(wire::HeartbeatRequest {
+            origin: Some(sender.origin(Epoch(0), Clock(0)).into()),
+        });
         match tokio::time::timeout(period.max(Duration::from_secs(1)), beat).await {
             Ok(Ok(reply)) => {
                 last = Instant::now();
@@ -346,18 +409,34 @@ async fn heartbeats(
                 }
             }
             Ok(Err(status)) if !may_pass(&status) => {
-                tell.send_replace(Standing::Lost(status.message().to_owned()));
+                tell.send_replace(Standing::Lost(Arc::new(MembershipError::of(&status))));
                 return;
             }
             _ if last.elapsed() > coordinator.patience => {
                 let silence = last.elapsed().as_secs();
-                tell.send_replace(Standing::Lost(format!(
+                let silence = MembershipError::Fenced(format!(
                     "nothing was heard from the coordinator at {} for {silence} s",
                     coordinator.address
-                )));
+                ));
+                tell.send_replace(Standing::Lost(Arc::new(silence)));
                 return;
             }
             _ => tracing::debug!("a heartbeat was not answered"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_port_on_all_interfaces_is_reached_by_the_one_that_leads_to_the_coordinator() {
+        let coordinator = Coordinator::at("127.0.0.1:9", Duration::ZERO).unwrap();
+        let all: SocketAddr = "0.0.0.0:7".parse().unwrap();
+        let reachable = coordinator.reachable(all).await.unwrap();
+        assert_eq!(reachable, "127.0.0.1:7".parse().unwrap());
+        let one: SocketAddr = "127.0.0.5:7".parse().unwrap();
+        assert_eq!(coordinator.reachable(one).await.unwrap(), one);
     }
 }

@@ -126,6 +126,15 @@ pub struct JobFlags {
     /// Where the run is recorded.
     #[arg(long, env = "FLAMBEAU_RUN_DIR", value_name = "DIR")]
     pub run_dir: Option<PathBuf>,
+    /// Any setting of the job file, as in schedule.kind=cosine; may be given more than once, or
+    /// several separated by semicolons.
+    #[arg(
+        long,
+        env = "FLAMBEAU_SET",
+        value_delimiter = ';',
+        value_name = "KEY=VALUE"
+    )]
+    pub set: Vec<String>,
 }
 
 /// Reads a value as a job file would.
@@ -176,6 +185,9 @@ impl JobFlags {
         set(&mut job.seed, self.seed);
         set(&mut job.cluster.lease_seconds, self.lease_seconds);
         set_some(&mut job.run_dir, self.run_dir);
+        for setting in &self.set {
+            job = job.with(setting)?;
+        }
         job.validate()?;
         Ok(job)
     }
@@ -207,6 +219,31 @@ mod tests {
         };
         let job = other.over(None).unwrap();
         assert!(matches!(job.optimizer, Optimizer::Sgd(sgd) if sgd.learning_rate == 0.3));
+    }
+
+    #[test]
+    fn any_setting_can_be_given_by_its_key() {
+        let set = |settings: &[&str]| {
+            let set = settings.iter().map(|s| (*s).to_owned()).collect();
+            let flags = JobFlags {
+                set,
+                ..JobFlags::default()
+            };
+            flags.over(None)
+        };
+        let job = set(&[
+            "optimizer.beta1=0.5",
+            "schedule.kind=cosine",
+            "model.hidden=[8, 4]",
+        ]);
+        let job = job.unwrap();
+        assert!(matches!(job.optimizer, Optimizer::Adam(adam) if adam.beta1 == 0.5));
+        assert_eq!(job.model.hidden, [8, 4]);
+        for wrong in ["optimizer.beta3=0.5", "optimizer", "steps=0", "data=5"] {
+            let error = set(&[wrong]).unwrap_err().to_string();
+            let key = wrong.split('=').next().unwrap().rsplit('.').next().unwrap();
+            assert!(error.contains(key), "{error}");
+        }
     }
 
     #[test]

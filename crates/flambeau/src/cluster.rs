@@ -49,7 +49,12 @@ pub(crate) struct LocalCluster {
 impl LocalCluster {
     /// Starts a coordinator, the job's number of servers, and some workers. The run directory,
     /// which the job names too, gets their logs.
-    pub(crate) async fn start(job: &Job, dir: &Path, workers: u32) -> Result<Self, CommandError> {
+    pub(crate) async fn start(
+        job: &Job,
+        dir: &Path,
+        workers: u32,
+        device: &str,
+    ) -> Result<Self, CommandError> {
         let logs = dir.join("logs");
         std::fs::create_dir_all(&logs).map_err(CommandError::file(&logs))?;
         let job_file = dir.join(run_dir::JOB);
@@ -62,37 +67,40 @@ impl LocalCluster {
         let mut command = own("coordinator")?;
         command.arg(&job_file).args(["--listen", "127.0.0.1:0"]);
         let ready = cluster.spawn(COORDINATOR, command, &logs).await?;
-        cluster.coordinator = ready.address.unwrap_or(cluster.coordinator);
+        cluster.coordinator = ready
+            .and_then(|ready| ready.address)
+            .unwrap_or(cluster.coordinator);
 
         for index in 0..job.cluster.ps.unwrap_or(1) {
-            cluster.add(Role::Ps, index, &[], &logs).await?;
+            let command = cluster.member("ps-server")?;
+            cluster.add(Role::Ps, index, command, &logs).await?;
         }
         for index in 0..workers {
-            let threads = threads_each(workers).to_string();
-            let environment = [("RAYON_NUM_THREADS", threads.as_str())];
-            cluster
-                .add(Role::Worker, index, &environment, &logs)
-                .await?;
+            let mut command = cluster.member("worker")?;
+            command
+                .args(["--device", device])
+                .env("RAYON_NUM_THREADS", threads_each(workers).to_string());
+            cluster.add(Role::Worker, index, command, &logs).await?;
         }
         Ok(cluster)
+    }
+
+    /// A member of this cluster that is yet to be started.
+    fn member(&self, subcommand: &str) -> Result<Command, CommandError> {
+        let mut command = own(subcommand)?;
+        command.args(["--coordinator", &self.coordinator.to_string()]);
+        Ok(command)
     }
 
     async fn add(
         &mut self,
         role: Role,
         index: u32,
-        environment: &[(&str, &str)],
+        mut command: Command,
         logs: &Path,
     ) -> Result<(), CommandError> {
         let task = TaskId { role, index };
-        let mut command = own(match role {
-            Role::Worker => "worker",
-            Role::Ps | Role::Coordinator => "ps-server",
-        })?;
-        command
-            .args(["--coordinator", &self.coordinator.to_string()])
-            .args(["--identity", &task.to_string()])
-            .envs(environment.iter().copied());
+        command.args(["--identity", &task.to_string()]);
         self.spawn(task, command, logs).await.map(|_| ())
     }
 
@@ -101,13 +109,19 @@ impl LocalCluster {
         task: TaskId,
         mut command: Command,
         logs: &Path,
-    ) -> Result<Ready, CommandError> {
+    ) -> Result<Option<Ready>, CommandError> {
         let failed = |reason: String| CommandError::Start {
             name: task.to_string(),
             reason,
         };
         let log = logs.join(format!("{task}.log"));
-        let file = std::fs::File::create(&log).map_err(CommandError::file(&log))?;
+        let file = std::fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(&log)
+            .map_err(CommandError::file(&log))?;
+        file.set_len(0).map_err(CommandError::file(&log))?;
+        let path = log.clone();
         let mut child = command
             .arg("--exit-with-stdin")
             .stdin(Stdio::piped())
@@ -119,22 +133,40 @@ impl LocalCluster {
         let stdout = child.stdout.take();
         let stdout = stdout.ok_or_else(|| failed("it has no standard output".to_owned()))?;
         let mut lines = BufReader::new(stdout).lines();
-        let line = timeout(START, lines.next_line()).await;
-        let Ok(Ok(Some(line))) = line else {
-            let _ = child.kill().await;
-            return Err(failed(format!(
-                "it does not listen; its log says:\n{}",
-                tail(&log)
-            )));
+        // Without its coordinator nobody says anything.
+        let line = match self.members.get_mut(&COORDINATOR) {
+            Some(coordinator) => tokio::select! {
+                line = timeout(START, lines.next_line()) => line,
+                () = ended(&mut coordinator.child) => Ok(Ok(None)),
+            },
+            None => timeout(START, lines.next_line()).await,
         };
-        let ready = Ready::parse(&line).ok_or_else(|| failed(format!("it says {line:?}")))?;
         let member = Member {
             child,
-            log,
+            log: log.clone(),
             exit: None,
         };
         self.members.insert(task, member);
-        Ok(ready)
+        let ready = match line {
+            Ok(Ok(Some(line))) => Ready::parse(&line),
+            // It has ended, which is found out by whoever looks for that.
+            Ok(_) if task != COORDINATOR => return Ok(None),
+            Ok(_) | Err(_) => None,
+        };
+        let ready = ready.ok_or_else(|| {
+            failed(format!(
+                "it does not say where it listens; its log says:\n{}",
+                tail(&log)
+            ))
+        })?;
+        // What a model prints goes to the log.
+        tokio::spawn(async move {
+            let mut more = lines.into_inner();
+            if let Ok(file) = tokio::fs::OpenOptions::new().append(true).open(&path).await {
+                let _ = tokio::io::copy_buf(&mut more, &mut { file }).await;
+            }
+        });
+        Ok(Some(ready))
     }
 
     /// Those that have ended since this was last asked, and how.
@@ -212,6 +244,13 @@ impl LocalCluster {
             tail: tail(&log),
             log,
         }
+    }
+}
+
+/// Waits for a process's end. Its own `wait` would close its standard input first.
+async fn ended(child: &mut Child) {
+    while matches!(child.try_wait(), Ok(None)) {
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use shared_proto::job::run_dir;
 
 use crate::error::CommandError;
@@ -14,14 +14,23 @@ use crate::error::CommandError;
 pub(crate) enum Line {
     Steps {
         epoch: f64,
+        #[serde(deserialize_with = "number")]
         loss: f64,
     },
     Evaluation {
         epoch: u32,
-        metrics: BTreeMap<String, f64>,
+        metrics: BTreeMap<String, Number>,
     },
     #[serde(other)]
     Other,
+}
+
+/// A number that JSON has as null where it is not finite.
+#[derive(Clone, Copy, Debug, Deserialize)]
+pub(crate) struct Number(#[serde(deserialize_with = "number")] pub(crate) f64);
+
+fn number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    Ok(Option::deserialize(deserializer)?.unwrap_or(f64::NAN))
 }
 
 /// All lines of a run.

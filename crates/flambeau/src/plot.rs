@@ -48,7 +48,7 @@ impl Curves {
                 Line::Steps { epoch, loss } => curves.training_loss.push((epoch, loss)),
                 Line::Evaluation { epoch, metrics } => {
                     let epoch = f64::from(epoch);
-                    let point = |name: &str| metrics.get(name).map(|value| (epoch, *value));
+                    let point = |name: &str| metrics.get(name).map(|value| (epoch, value.0));
                     curves.test_loss.extend(point("loss"));
                     curves.accuracy.extend(point("accuracy"));
                 }

@@ -14,6 +14,8 @@ pub(crate) struct Progress {
     whole: ProgressBar,
     workers: BTreeMap<u32, ProgressBar>,
     evaluations: usize,
+    /// The newest data epoch whose evaluation was shown.
+    shown: Option<u32>,
     quiet: bool,
 }
 
@@ -33,6 +35,7 @@ impl Progress {
             whole,
             workers: BTreeMap::new(),
             evaluations: 0,
+            shown: None,
             quiet,
         }
     }
@@ -53,8 +56,11 @@ impl Progress {
         for task in &status.tasks {
             self.show_worker(task, status.samples);
         }
-        for evaluation in status.evaluations.iter().skip(self.evaluations) {
+        // A status has only the newest.
+        let new = |e: &&wire::EvaluationReport| self.shown.is_none_or(|shown| e.data_epoch > shown);
+        for evaluation in status.evaluations.iter().filter(new).collect::<Vec<_>>() {
             self.evaluated(evaluation.data_epoch + 1, &evaluation.metrics);
+            self.shown = Some(evaluation.data_epoch);
         }
     }
 
@@ -66,6 +72,7 @@ impl Progress {
             _ => None,
         });
         for (epoch, metrics) in evaluations.skip(self.evaluations) {
+            let metrics = metrics.iter().map(|(name, value)| (name, &value.0));
             self.evaluated(*epoch, metrics);
         }
     }

@@ -1,7 +1,7 @@
 //! `flambeau train`: a whole cluster on this machine, from the first process to the last.
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 use comfy_table::{Table, presets};
@@ -10,6 +10,7 @@ use daemon::membership::Coordinator;
 use serde::Serialize;
 use shared_proto::ids::Role;
 use shared_proto::job::{DataKind, Job, run_dir};
+use shared_proto::view::JobPhase;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::app::{JobArguments, block_on};
@@ -25,6 +26,9 @@ const DEFAULT_WORKERS: u32 = 2;
 /// How often the cluster is looked at.
 const LOOK: Duration = Duration::from_millis(100);
 
+/// How long the coordinator may take to end a job that cannot go on.
+const GRACE: Duration = Duration::from_secs(3);
+
 /// How long processes may take to end by themselves after the job.
 const FAREWELL: Duration = Duration::from_secs(12);
 
@@ -35,6 +39,9 @@ pub(crate) struct Arguments {
     /// One JSON object on stdout, at the end; nothing else.
     #[arg(long)]
     pub(crate) json: bool,
+    /// Where workers compute: auto, cpu or cuda:N.
+    #[arg(long, env = "FLAMBEAU_DEVICE", default_value = "auto")]
+    pub(crate) device: String,
     /// No progress bars.
     #[arg(long)]
     pub(crate) quiet: bool,
@@ -50,7 +57,7 @@ pub(crate) struct Outcome {
 
 pub(crate) fn run(arguments: Arguments) -> Result<(), CommandError> {
     let job = read_job(arguments.job.file.as_deref(), arguments.job.flags)?;
-    let outcome = train(job, arguments.quiet)?;
+    let outcome = train(job, &arguments.device, arguments.quiet)?;
     plot::draw(&outcome.run_dir)?;
     if arguments.json {
         println!("{}", json(&outcome));
@@ -61,7 +68,7 @@ pub(crate) fn run(arguments: Arguments) -> Result<(), CommandError> {
 }
 
 /// Trains a job on a cluster of its own.
-pub(crate) fn train(mut job: Job, quiet: bool) -> Result<Outcome, CommandError> {
+pub(crate) fn train(mut job: Job, device: &str, quiet: bool) -> Result<Outcome, CommandError> {
     job.cluster.ps.get_or_insert(DEFAULT_PS);
     job.cluster.workers.get_or_insert(DEFAULT_WORKERS);
     let dir = match &job.run_dir {
@@ -75,7 +82,7 @@ pub(crate) fn train(mut job: Job, quiet: bool) -> Result<Outcome, CommandError> 
     let _ = std::fs::remove_file(dir.join(run_dir::SUMMARY));
     let dir = dir.canonicalize().map_err(CommandError::file(&dir))?;
     job.run_dir = Some(dir.clone());
-    let summary = block_on(watch(&job, &dir, quiet))?;
+    let summary = block_on(watch(&job, &dir, device, quiet))?;
     Ok(Outcome {
         summary,
         run_dir: dir,
@@ -104,11 +111,12 @@ fn new_run_dir(job: &Job) -> Result<PathBuf, CommandError> {
 }
 
 /// Starts the cluster, shows what it does, and sees it out.
-async fn watch(job: &Job, dir: &Path, quiet: bool) -> Result<Summary, CommandError> {
+async fn watch(job: &Job, dir: &Path, device: &str, quiet: bool) -> Result<Summary, CommandError> {
     let signals = |kind| signal(kind).map_err(CommandError::file("signals"));
     let mut interrupt = signals(SignalKind::interrupt())?;
     let mut terminate = signals(SignalKind::terminate())?;
-    let mut cluster = LocalCluster::start(job, dir, job.cluster.workers.unwrap_or(1)).await?;
+    let mut cluster =
+        LocalCluster::start(job, dir, job.cluster.workers.unwrap_or(1), device).await?;
     let mut progress = Progress::new(quiet);
     let ended = tokio::select! {
         ended = follow(&mut cluster, &mut progress) => ended,
@@ -146,23 +154,28 @@ async fn watch(job: &Job, dir: &Path, quiet: bool) -> Result<Summary, CommandErr
 /// Follows the job until the coordinator has ended.
 async fn follow(cluster: &mut LocalCluster, progress: &mut Progress) -> Result<(), CommandError> {
     let coordinator = Coordinator::at(&cluster.coordinator.to_string(), LOOK)?;
+    let mut training = false;
+    // A process without which the job cannot go on, and until when the coordinator may say so.
+    let mut missing = None;
     loop {
         for (task, status) in cluster.ended() {
-            // A process that ends by an error of its own has told the coordinator of it.
-            let crashed = !matches!(status.code(), Some(0 | 1));
-            match task.role {
-                Role::Coordinator => return Ok(()),
-                Role::Worker if crashed && cluster.running(Role::Worker) == 0 => {
-                    return Err(cluster.died(task));
-                }
-                Role::Worker if crashed => {
-                    progress.say(&format!("{}The other workers go on.", cluster.died(task)));
-                }
-                // The coordinator will miss a server, and end the job.
-                Role::Ps | Role::Worker => {}
+            if task == COORDINATOR {
+                return Ok(());
+            }
+            // An error of a worker's own (code 1) ends the job; others take over from one killed.
+            let killed = task.role == Role::Worker && !matches!(status.code(), Some(0 | 1));
+            if killed && training && cluster.running(Role::Worker) > 0 {
+                progress.say(&format!("{}The other workers go on.", cluster.died(task)));
+            } else if !status.success() {
+                missing.get_or_insert((task, Instant::now() + GRACE));
             }
         }
+        match missing {
+            Some((task, until)) if Instant::now() >= until => return Err(cluster.died(task)),
+            _ => {}
+        }
         if let Ok(status) = status::fetch(&coordinator).await {
+            training = status.phase() == JobPhase::Training;
             progress.show(&status);
         }
         tokio::time::sleep(LOOK).await;

@@ -12,6 +12,9 @@ pub enum PsError {
     /// The cluster has moved on without this worker: register again.
     #[error("no longer part of the cluster: {0}")]
     Fenced(Refusal),
+    /// Another process has taken this worker's identity: end.
+    #[error("superseded: {0}")]
+    Superseded(Refusal),
     /// Blocks live elsewhere by now: fetch the shard map and connect again.
     #[error("the shard map has changed; the server goes by epoch {epoch}")]
     Moved {
@@ -69,6 +72,7 @@ impl From<Refusal> for PsError {
     fn from(refusal: Refusal) -> Self {
         match refusal.reason {
             Reason::Fenced | Reason::StaleEpoch | Reason::StaleClock => Self::Fenced(refusal),
+            Reason::Superseded => Self::Superseded(refusal),
             _ => Self::Refused(refusal),
         }
     }

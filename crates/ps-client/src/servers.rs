@@ -69,8 +69,10 @@ pub struct Weights {
 /// A block's values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PulledBlock {
-    /// Which block.
-    pub id: BlockId,
+    /// The variable's number.
+    pub variable: usize,
+    /// The block's first element in it.
+    pub start: usize,
     /// Its version.
     pub version: Version,
     /// f32, little-endian, unaligned.
@@ -266,11 +268,12 @@ impl ParameterServers {
                     continue;
                 };
                 let id = BlockId::read(version.block)?;
-                let expected = self.map.range(id)?.len();
-                let values = payload::read_dense(block.payload.as_ref(), expected)?;
+                let range = self.map.range(id)?;
+                let values = payload::read_dense(block.payload.as_ref(), range.len())?;
                 self.known.insert(id, version);
                 weights.blocks.push(PulledBlock {
-                    id,
+                    variable: id.variable as usize,
+                    start: range.start,
                     version: Version(version.version),
                     values,
                 });

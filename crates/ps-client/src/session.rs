@@ -168,9 +168,11 @@ impl Driver {
         loop {
             let reason = match self.connect().await {
                 Ok((outgoing, incoming)) => {
-                    delays = backoff().build();
-                    let end = self.exchange(outgoing, incoming).await;
-                    last_heard = Instant::now();
+                    let (end, heard) = self.exchange(outgoing, incoming).await;
+                    if heard {
+                        last_heard = Instant::now();
+                        delays = backoff().build();
+                    }
                     match end {
                         End::Fatal(error) => return self.fail(&error),
                         End::Broken(reason) => reason,
@@ -186,7 +188,8 @@ impl Driver {
                 ..
             } = &self.target;
             if last_heard.elapsed() < NOT_YET {
-                tracing::warn!(shard, %address, reason, "lost the session with a shard; connecting again");
+                // Servers end sessions when the job ends, before workers know.
+                tracing::info!(shard, %address, reason, "the session with a shard has ended; connecting again");
             } else {
                 tracing::debug!(shard, %address, reason, "the shard cannot be reached yet");
             }
@@ -229,6 +232,10 @@ impl Driver {
         };
         match timeout(2 * CALL_TIMEOUT, greeted).await {
             Ok(Ok((Some(first), incoming))) => match first.kind {
+                Some(Incoming::Welcome(welcome)) if welcome.shard != self.target.shard => {
+                    let epoch = welcome.epoch;
+                    Err(End::Fatal(PsError::Moved { epoch }))
+                }
                 Some(Incoming::Welcome(_)) => Ok((outgoing, incoming)),
                 _ => Err(End::Broken("it did not say welcome".to_owned())),
             },
@@ -239,17 +246,20 @@ impl Driver {
     }
 
     /// Reads until the stream ends, and first sends again what was not answered.
+    /// Says how it ended, and whether there was any answer.
     async fn exchange(
         &self,
         outgoing: Sender,
         mut incoming: Streaming<wire::ServerMessage>,
-    ) -> End {
+    ) -> (End, bool) {
+        let mut heard = false;
         let mut sent_again = std::pin::pin!(self.send_again(outgoing));
         let mut all_sent = false;
         let end = loop {
             tokio::select! {
                 message = incoming.message() => match message {
                     Ok(Some(message)) => {
+                        heard = true;
                         if let Err(end) = self.answered(message) {
                             break end;
                         }
@@ -261,7 +271,7 @@ impl Driver {
             }
         };
         self.state.lock().outgoing = None;
-        end
+        (end, heard)
     }
 
     /// Sends what is in flight, in order; then lets new messages through.

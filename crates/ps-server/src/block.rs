@@ -118,28 +118,28 @@ impl Block {
     }
 
     /// Applies the mean of the contributors' gradients, weighted by samples and summed in their
-    /// order; all that was staged is dropped. `mean` is scratch memory.
+    /// order; all that was staged is dropped. `mean` is scratch memory. A mean of no samples changes
+    /// nothing.
     pub(crate) fn commit(
         &mut self,
         commit: &Commit,
         rule: &dyn Rule,
         learning_rate: impl Fn(Version) -> f32,
-        mean: &mut Vec<LeF32>,
+        mean: &mut Vec<f32>,
     ) -> Result<(), NotStaged> {
         let total: u64 = commit.contributors.iter().map(|(_, samples)| samples).sum();
-        let mut sum = vec![0.0f32; self.weights.len()];
+        mean.clear();
+        mean.resize(self.weights.len(), 0.0);
         for (task, samples) in &commit.contributors {
             let staged = self.staged.get(task).filter(|s| s.clock == commit.step);
             let staged = staged.ok_or(NotStaged(*task))?;
-            let weight = (*samples as f64 / total as f64) as f32;
-            for (sum, g) in sum.iter_mut().zip(payload::elements(&staged.gradient)) {
+            let weight = (*samples as f64 / total.max(1) as f64) as f32;
+            for (sum, g) in mean.iter_mut().zip(payload::elements(&staged.gradient)) {
                 *sum += weight * g.get();
             }
         }
-        mean.clear();
-        mean.extend(sum.into_iter().map(LeF32::from));
         self.staged.clear();
-        self.update(mean, rule, learning_rate);
+        self.update(payload::in_place(mean), rule, learning_rate);
         Ok(())
     }
 

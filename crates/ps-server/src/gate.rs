@@ -26,7 +26,7 @@ impl Gate {
     /// Whether the sender is a live worker of this job.
     ///
     /// # Errors
-    /// [`Reason::ForeignJob`], [`Reason::Fenced`].
+    /// [`Reason::ForeignJob`], [`Reason::Fenced`], [`Reason::Superseded`].
     pub(crate) fn member(&self, origin: &Origin, view: &View) -> Result<(), Refusal> {
         let task = origin.task;
         if origin.job != self.job {
@@ -35,6 +35,16 @@ impl Gate {
                 format!(
                     "{task} belongs to job {:?}, but this server to {:?}; give it another coordinator's address",
                     origin.job, self.job
+                ),
+            ));
+        }
+        let newer = |live: &&Task| live.id == task.id && live.generation > task.generation;
+        if let Some(newer) = view.workers.iter().find(newer) {
+            return Err(Refusal::new(
+                Reason::Superseded,
+                format!(
+                    "generation {} of {task} has been superseded by generation {}, another process with its identity",
+                    task.generation, newer.generation
                 ),
             ));
         }

@@ -1,6 +1,6 @@
 //! The process: registers, follows views, serves, reports, and ends when the job does.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use daemon::membership::{Coordinator, Membership, MembershipError, Registration}
 use daemon::process::Process;
 use daemon::settings::{AfterJob, MemberSettings, ProcessSettings};
 use shared_proto::blocks::ShardMap;
-use shared_proto::ids::{Role, Task};
+use shared_proto::ids::{Epoch, Role, Task};
 use shared_proto::refusal::Refusal;
 use shared_proto::view::{JobPhase, View};
 use shared_proto::wire;
@@ -19,6 +19,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::block::NotStaged;
 use crate::service::Service;
 use crate::shard::Shard;
 use crate::threads::SessionThreads;
@@ -69,22 +70,15 @@ pub enum PsError {
         /// What the system says.
         error: std::io::Error,
     },
-    /// The way to the coordinator cannot be found.
-    #[error(
-        "cannot find the address by which the coordinator at {coordinator} is reached: {error}; give --advertise"
-    )]
-    Advertise {
-        /// The coordinator's address.
-        coordinator: String,
-        /// What the system says.
-        error: std::io::Error,
-    },
     /// The cluster does not want it, or cannot be reached.
     #[error(transparent)]
     Membership(#[from] MembershipError),
     /// The coordinator's shard map makes no sense.
     #[error("the shard map cannot be read: {0}")]
     ShardMap(#[from] Refusal),
+    /// A commit has panicked; the log has the message.
+    #[error("applying a commit has panicked; this server's log has the message")]
+    Panicked,
     /// A step was committed with a gradient that is not here.
     #[error(
         "step {step} was committed with a gradient of {task} that this shard does not have; its weights are not the job's any more"
@@ -108,20 +102,18 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), PsError> {
     };
     let listener = TcpListener::bind(settings.listen).await.map_err(listen)?;
     let address = listener.local_addr().map_err(listen)?;
-    Ready {
-        address: Some(address),
-        metrics: process.metrics,
-    }
-    .announce();
 
     let member = &settings.member;
     let patience = Duration::from_secs(member.patience_seconds);
     let coordinator = Coordinator::at(&member.coordinator, patience)?;
-    let advertised = advertised(&settings, address).await?;
+    let advertised = match &settings.advertise {
+        Some(advertise) => advertise.clone(),
+        None => coordinator.reachable(address).await?.to_string(),
+    };
     let registration = Registration {
         role: Role::Ps,
         identity: member.identity(settings.listen.port()),
-        metrics_address: metrics_address(&advertised, process.metrics),
+        metrics_address: coordinator.reachable(process.metrics).await?.to_string(),
         address: advertised.clone(),
     };
     let join = Membership::join(coordinator, registration);
@@ -129,6 +121,11 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), PsError> {
         return Ok(());
     };
     let membership = membership?;
+    Ready {
+        address: Some(address),
+        metrics: process.metrics,
+    }
+    .announce();
 
     let stop = CancellationToken::new();
     let shard = Arc::new(Shard::new(&membership.job));
@@ -150,37 +147,42 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), PsError> {
     sessions.close();
     let _ = tokio::time::timeout(DRAIN, sessions.wait()).await;
     membership.leave(None).await;
-    let _ = accepting.await;
+    let _ = tokio::time::timeout(DRAIN, accepting).await;
     outcome.unwrap_or(Ok(()))
 }
 
 /// Follows the coordinator until the job's end.
 async fn serve(
-    shard: &Shard,
+    shard: &Arc<Shard>,
     membership: &Membership,
     address: &str,
     stop: &CancellationToken,
 ) -> Result<(), PsError> {
     let mut views = membership.views(stop.clone());
     let mut reports = tokio::time::interval(REPORT_EVERY);
-    let mut ended = false;
+    let mut looked_up = Epoch(0);
     loop {
         tokio::select! {
             view = next_view(&mut views) => {
-                let ended = view.ended();
-                let failed = (view.phase == JobPhase::Failed).then(|| view.error.clone());
-                catch_up(shard, membership, address, view).await?;
-                if ended {
-                    report(shard, membership, true).await;
-                    return failed.map_or(Ok(()), |error| Err(MembershipError::JobFailed(error).into()));
+                let (phase, error) = (view.phase, view.error.clone());
+                catch_up(shard, membership, address, &mut looked_up, view).await?;
+                match phase {
+                    JobPhase::Done => {
+                        report(shard, membership, true).await;
+                        return Ok(());
+                    }
+                    JobPhase::Failed => {
+                        report(shard, membership, true).await;
+                        return Err(MembershipError::JobFailed(error).into());
+                    }
+                    _ => {}
                 }
             }
             _ = reports.tick() => report(shard, membership, false).await,
-            lost = membership.lost(), if !ended => match lost {
-                // The view of it is on its way; it is followed, and reported on, first.
-                MembershipError::JobFailed(_) => ended = true,
-                lost => return Err(lost.into()),
-            },
+            lost = membership.lost() => {
+                report(shard, membership, true).await;
+                return Err(lost.into());
+            }
         }
     }
 }
@@ -194,18 +196,20 @@ async fn next_view(views: &mut watch::Receiver<View>) -> View {
 }
 
 async fn catch_up(
-    shard: &Shard,
+    shard: &Arc<Shard>,
     membership: &Membership,
     address: &str,
+    looked_up: &mut Epoch,
     view: View,
 ) -> Result<(), PsError> {
     let mut map = None;
-    if view.epoch > shard.followed().epoch() {
+    if view.epoch > *looked_up {
         let reply = membership
             .coordinator
             .call(|mut c| async move { c.get_shard_map(wire::ShardMapRequest {}).await })
             .await?;
         let fresh = ShardMap::try_from(reply)?;
+        *looked_up = fresh.epoch;
         let own = fresh.addresses.iter().position(|a| a == address);
         match own {
             Some(own) => {
@@ -216,12 +220,20 @@ async fn catch_up(
         }
     }
     let step = view.commit.as_ref().map_or(0, |commit| commit.step.0);
-    shard
-        .follow(view, map)
-        .map_err(|missing| PsError::Diverged {
-            step,
-            task: missing.0,
-        })
+    let diverged = |missing: NotStaged| PsError::Diverged {
+        step,
+        task: missing.0,
+    };
+    if !shard.has_work_for(&view) {
+        return shard.follow(view, map).map_err(diverged);
+    }
+    // A commit updates every block: heartbeats go on beside it.
+    let shard = Arc::clone(shard);
+    let following = tokio::task::spawn_blocking(move || shard.follow(view, map));
+    following
+        .await
+        .map_err(|_| PsError::Panicked)?
+        .map_err(diverged)
 }
 
 async fn report(shard: &Shard, membership: &Membership, last: bool) {
@@ -243,56 +255,5 @@ async fn report(shard: &Shard, membership: &Membership, last: bool) {
         .unwrap_or(Ok(wire::ReportReply {}))
     {
         tracing::debug!(%error, "could not report");
-    }
-}
-
-/// The address by which workers reach this server.
-async fn advertised(settings: &Settings, listening: SocketAddr) -> Result<String, PsError> {
-    if let Some(advertise) = &settings.advertise {
-        return Ok(advertise.clone());
-    }
-    if !listening.ip().is_unspecified() {
-        return Ok(listening.to_string());
-    }
-    let coordinator = &settings.member.coordinator;
-    let ip = local_ip(coordinator)
-        .await
-        .map_err(|error| PsError::Advertise {
-            coordinator: coordinator.clone(),
-            error,
-        })?;
-    Ok(SocketAddr::new(ip, listening.port()).to_string())
-}
-
-/// The address of the interface through which `peer` is reached. Nothing is sent.
-async fn local_ip(peer: &str) -> std::io::Result<IpAddr> {
-    let socket = tokio::net::UdpSocket::bind("0.0.0.0:0").await?;
-    socket.connect(peer).await?;
-    Ok(socket.local_addr()?.ip())
-}
-
-fn metrics_address(advertised: &str, metrics: SocketAddr) -> String {
-    match advertised.rsplit_once(':') {
-        Some((host, _)) if metrics.ip().is_unspecified() => format!("{host}:{}", metrics.port()),
-        _ => metrics.to_string(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn metrics_are_where_the_server_is() {
-        let any: SocketAddr = "0.0.0.0:9".parse().unwrap();
-        let one: SocketAddr = "127.0.0.1:9".parse().unwrap();
-        assert_eq!(metrics_address("ps-1.cluster:7", any), "ps-1.cluster:9");
-        assert_eq!(metrics_address("ps-1.cluster:7", one), "127.0.0.1:9");
-    }
-
-    #[tokio::test]
-    async fn the_way_to_the_coordinator_shows_the_address() {
-        let ip = local_ip("127.0.0.1:9").await.unwrap();
-        assert!(ip.is_loopback());
     }
 }

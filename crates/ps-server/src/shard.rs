@@ -1,6 +1,7 @@
 //! What a push and a pull do: steps 5 to 7 of the data's way. Each block is locked by itself and
 //! updated inline in the task that received the gradient.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -8,10 +9,11 @@ use bytes::Bytes;
 use dashmap::DashMap;
 use parking_lot::{Mutex, RwLock};
 use shared_proto::blocks::{BlockId, ShardMap};
-use shared_proto::ids::{Epoch, Origin, Version};
+use shared_proto::ids::{Epoch, Origin, Sequence, Version};
 use shared_proto::job::{Job, Mode, Schedule};
 use shared_proto::payload;
 use shared_proto::refusal::{Reason, Refusal};
+use shared_proto::transport::MAX_MESSAGE_BYTES;
 use shared_proto::view::{Commit, View};
 use shared_proto::wire;
 use tokio::sync::watch;
@@ -128,6 +130,7 @@ impl Shard {
             min_clock: followed.view.min_clock.0,
             ..wire::Weights::default()
         };
+        store.check_pull(pull)?;
         let _whole_steps = store.committing.read();
         for known in &pull.blocks {
             let id = BlockId::read(known.block)?;
@@ -211,6 +214,11 @@ impl Shard {
         Ok(acknowledged)
     }
 
+    /// Whether catching up with a view takes work on the blocks.
+    pub(crate) fn has_work_for(&self, view: &View) -> bool {
+        view.commit.is_some() && self.followed.borrow().view.commit != view.commit
+    }
+
     /// Catches up with a view: applies its commit, if that is new, and lets the sessions see it.
     /// `map` is the shard map of the view's epoch, where it differs from the one in force.
     ///
@@ -237,12 +245,12 @@ impl Shard {
 
     fn commit(&self, commit: &Commit, store: &Store) -> Result<(), NotStaged> {
         let _whole_steps = store.committing.write();
-        let mut scratch = Vec::new();
+        let mut mean = Vec::new();
         for entry in &store.blocks {
             let began = Instant::now();
             let rate = |version| self.learning_rate(store, version);
             let mut block = entry.lock();
-            block.commit(commit, &*self.rule, rate, &mut scratch)?;
+            block.commit(commit, &*self.rule, rate, &mut mean)?;
             self.counters.applied(began.elapsed(), 0);
         }
         self.counters.staged_bytes.set(0.0);
@@ -308,8 +316,18 @@ impl Shard {
         let mut checked = Vec::with_capacity(gradients.len());
         let mut elsewhere = Vec::new();
         let mut all_taken = true;
+        if origin.sequence == Sequence(0) {
+            return Err(Refusal::new(
+                Reason::Malformed,
+                "a push has no sequence number; they begin with 1",
+            ));
+        }
+        let mut named = HashSet::with_capacity(gradients.len());
         for gradient in gradients {
             let id = BlockId::read(gradient.block)?;
+            if !named.insert(id) {
+                return Err(store.twice(id));
+            }
             let values = store.read_values(id, gradient.payload.as_ref())?;
             if store.map.shard(id)? != store.shard {
                 elsewhere.push(id.into());
@@ -344,6 +362,36 @@ impl Store {
             committing: RwLock::new(()),
             map,
         }
+    }
+
+    /// A pull names each block once, and no more than fits into a message.
+    fn check_pull(&self, pull: &wire::Pull) -> Result<(), Refusal> {
+        let mut named = HashSet::with_capacity(pull.blocks.len());
+        let mut bytes = 0;
+        for known in &pull.blocks {
+            let id = BlockId::read(known.block)?;
+            bytes += self.map.range(id)?.len() * size_of::<f32>();
+            if !named.insert(id) {
+                return Err(self.twice(id));
+            }
+        }
+        if bytes > MAX_MESSAGE_BYTES {
+            return Err(Refusal::new(
+                Reason::Oversized,
+                format!(
+                    "a pull asks for {bytes} bytes; a message has {MAX_MESSAGE_BYTES} at the most, so ask for fewer blocks at a time"
+                ),
+            ));
+        }
+        Ok(())
+    }
+
+    fn twice(&self, id: BlockId) -> Refusal {
+        let block = self.map.describe(id);
+        Refusal::new(
+            Reason::Malformed,
+            format!("{block} is named twice in one message; once is enough"),
+        )
     }
 
     fn version(&self, id: BlockId, block: &Block) -> wire::BlockVersion {

@@ -3,6 +3,7 @@
 //! more than the work itself for small messages.
 
 use std::net::TcpStream as StdStream;
+use std::thread::JoinHandle;
 
 use shared_proto::transport::{self, MAX_MESSAGE_BYTES};
 use shared_proto::wire::parameter_server_server::ParameterServerServer;
@@ -20,6 +21,7 @@ const WAITING: usize = 64;
 /// Threads that serve sessions.
 pub(crate) struct SessionThreads {
     connections: Vec<mpsc::Sender<StdStream>>,
+    threads: Vec<JoinHandle<()>>,
 }
 
 impl SessionThreads {
@@ -32,25 +34,31 @@ impl SessionThreads {
         service: &Service,
         stop: &CancellationToken,
     ) -> std::io::Result<Self> {
-        let mut connections = Vec::new();
+        let (mut connections, mut threads) = (Vec::new(), Vec::new());
         for index in 0..count {
             let (sender, queue) = mpsc::channel(WAITING);
             let runtime = tokio::runtime::Builder::new_current_thread()
                 .enable_all()
                 .build()?;
             let serve = serve(service.clone(), queue, stop.clone());
-            std::thread::Builder::new()
+            let thread = std::thread::Builder::new()
                 .name(format!("sessions-{index}"))
                 .spawn(move || runtime.block_on(serve))?;
+            threads.push(thread);
             connections.push(sender);
         }
-        Ok(Self { connections })
+        Ok(Self {
+            connections,
+            threads,
+        })
     }
 
-    /// Accepts connections, and gives them to the threads in turns, until `stop`.
+    /// Accepts connections, and gives them to the threads in turns, until `stop`; then waits for
+    /// the threads to end.
     pub(crate) async fn accept(self, listener: TcpListener, stop: CancellationToken) {
+        let connections = self.connections;
         let accept = async {
-            for thread in self.connections.iter().cycle() {
+            for thread in connections.iter().cycle() {
                 match listener
                     .accept()
                     .await
@@ -66,6 +74,9 @@ impl SessionThreads {
             }
         };
         stop.run_until_cancelled(accept).await;
+        let threads = self.threads;
+        let join = move || threads.into_iter().for_each(|thread| drop(thread.join()));
+        let _ = tokio::task::spawn_blocking(join).await;
     }
 }
 

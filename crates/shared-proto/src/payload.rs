@@ -36,6 +36,17 @@ pub fn to_bytes(values: &[f32]) -> Bytes {
     }
 }
 
+/// Numbers in memory as they would travel, in the same place; they are not to be used as numbers
+/// any more.
+pub fn in_place(values: &mut [f32]) -> &[LeF32] {
+    if cfg!(target_endian = "big") {
+        for value in values.iter_mut() {
+            *value = f32::from_bits(value.to_bits().swap_bytes());
+        }
+    }
+    bytemuck::cast_slice(values)
+}
+
 /// A dense payload of `f32`.
 pub fn dense(values: Bytes) -> wire::Payload {
     wire::Payload {

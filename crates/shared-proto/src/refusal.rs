@@ -31,7 +31,9 @@ impl Refusal {
     /// The gRPC code that goes with the reason.
     pub fn code(&self) -> Code {
         match self.reason {
-            Reason::Fenced | Reason::StaleEpoch | Reason::StaleClock => Code::Aborted,
+            Reason::Fenced | Reason::Superseded | Reason::StaleEpoch | Reason::StaleClock => {
+                Code::Aborted
+            }
             Reason::NotInitialized => Code::FailedPrecondition,
             Reason::UnknownVariable | Reason::UnknownBlock => Code::NotFound,
             Reason::TooManyRequests => Code::ResourceExhausted,

@@ -1,5 +1,6 @@
 //! What a worker counts for Prometheus.
 
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
@@ -14,6 +15,7 @@ pub(crate) struct Counters {
     pub(crate) clock: Gauge,
     pub(crate) registrations: Counter,
     parts: [Histogram; 4],
+    trained: AtomicBool,
 }
 
 /// Where a step's time went.
@@ -38,10 +40,17 @@ impl Counters {
             clock: gauge!("flambeau_worker_clock_steps"),
             registrations: counter!("flambeau_worker_registrations_total"),
             parts: ["pull", "compute", "push", "wait"].map(part),
+            trained: AtomicBool::new(false),
         }
     }
 
+    /// Whether this process has made any step.
+    pub(crate) fn has_trained(&self) -> bool {
+        self.trained.load(Relaxed)
+    }
+
     pub(crate) fn step(&self, samples: u64, loss: f64, norm: f64, times: &Times) {
+        self.trained.store(true, Relaxed);
         self.steps.increment(1);
         self.samples.increment(samples);
         self.loss.set(loss);

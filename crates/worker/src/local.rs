@@ -4,9 +4,9 @@
 use std::path::Path;
 use std::time::Instant;
 
-use candle_core::Device;
+use candle_core::{Device, Var};
 use candle_nn::{AdamW, Optimizer as _, ParamsAdamW, SGD};
-use shared_proto::job::{Job, Optimizer};
+use shared_proto::job::{Adam, Job, Optimizer};
 
 use crate::input::{self, Dataset};
 use crate::model::{Metrics, Model, ModelError, Registry, Setup};
@@ -111,25 +111,42 @@ fn build(
 fn rule(optimizer: &Optimizer, variables: &Variables) -> Result<Rule, ReplicaError> {
     let vars = variables.vars();
     match optimizer {
-        Optimizer::Sgd(settings) if settings.weight_decay == 0.0 => {
-            Ok(Rule::Sgd(SGD::new(vars, settings.learning_rate.into())?))
+        Optimizer::Sgd(s) if s.weight_decay == 0.0 => {
+            Ok(Rule::Sgd(SGD::new(vars, s.learning_rate.into())?))
         }
-        Optimizer::Adam(settings) | Optimizer::AdamW(settings)
-            if settings.weight_decay == 0.0 || matches!(optimizer, Optimizer::AdamW(_)) =>
-        {
-            let settings = ParamsAdamW {
-                lr: settings.learning_rate.into(),
-                beta1: settings.beta1.into(),
-                beta2: settings.beta2.into(),
-                eps: settings.epsilon.into(),
-                weight_decay: settings.weight_decay.into(),
-            };
-            Ok(Rule::Adam(AdamW::new(vars, settings)?))
-        }
+        Optimizer::Adam(Adam {
+            learning_rate,
+            beta1,
+            beta2,
+            epsilon,
+            weight_decay,
+        }) if *weight_decay == 0.0 => adam(vars, [learning_rate, beta1, beta2, epsilon, &0.0]),
+        Optimizer::AdamW(s) => adam(
+            vars,
+            [
+                &s.learning_rate,
+                &s.beta1,
+                &s.beta2,
+                &s.epsilon,
+                &s.weight_decay,
+            ],
+        ),
         other => Err(candle_core::Error::msg(format!(
             "candle has no {} with these settings; compare with sgd, adam or adamw",
             other.name()
         ))
         .into()),
     }
+}
+
+fn adam(vars: Vec<Var>, settings: [&f32; 5]) -> Result<Rule, ReplicaError> {
+    let [lr, beta1, beta2, eps, weight_decay] = settings.map(|s| f64::from(*s));
+    let settings = ParamsAdamW {
+        lr,
+        beta1,
+        beta2,
+        eps,
+        weight_decay,
+    };
+    Ok(Rule::Adam(AdamW::new(vars, settings)?))
 }

@@ -4,7 +4,6 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use candle_core::Device;
@@ -70,8 +69,6 @@ pub struct Computed {
     pub gradients: Vec<Bytes>,
     /// Their global norm, before clipping.
     pub norm: f64,
-    /// How long it took.
-    pub took: Duration,
 }
 
 /// What a model and its data look like from outside.
@@ -270,12 +267,19 @@ impl Thread {
                 &mut other.insert((positions.epoch, fresh)).1
             }
         };
-        let indices = &order[positions.start as usize..positions.end as usize];
+        let range = positions.start as usize..positions.end as usize;
+        let indices = order.get(range).ok_or_else(|| {
+            candle_core::Error::msg(format!(
+                "positions {} to {} are not in the data, which has {} samples",
+                positions.start,
+                positions.end,
+                order.len()
+            ))
+        })?;
         Ok(self.data.training.batch(indices, &self.device)?)
     }
 
     fn compute(&mut self, weights: &Weights) -> Result<Computed, ReplicaError> {
-        let began = Instant::now();
         self.take_in(weights)?;
         let nothing = || candle_core::Error::msg("no batch was prepared");
         let batch = self.prepared.take().ok_or_else(nothing)??;
@@ -287,7 +291,6 @@ impl Thread {
             loss: f64::from(loss.to_scalar::<f32>()?),
             gradients: gradients.values,
             norm: gradients.norm,
-            took: began.elapsed(),
         })
     }
 
@@ -297,12 +300,9 @@ impl Thread {
     }
 
     fn take_in(&mut self, weights: &Weights) -> Result<(), ReplicaError> {
-        let block_elements = shared_proto::blocks::BLOCK_ELEMENTS;
         for block in &weights.blocks {
-            let start = block.id.index as usize * block_elements;
             let values = payload::elements(&block.values);
-            self.variables
-                .write(block.id.variable as usize, start, values)?;
+            self.variables.write(block.variable, block.start, values)?;
         }
         Ok(())
     }

@@ -3,9 +3,9 @@
 
 use std::sync::Arc;
 
-use daemon::membership::{Coordinator, MembershipError};
+use daemon::membership::{Coordinator, MembershipError, Sender};
 use parking_lot::Mutex;
-use shared_proto::ids::{Clock, Origin};
+use shared_proto::ids::{Clock, Epoch};
 use shared_proto::wire;
 use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -42,20 +42,25 @@ struct Pending {
 }
 
 impl Reporter {
-    pub(crate) fn start(coordinator: Coordinator, origin: Origin) -> Self {
+    pub(crate) fn start(coordinator: Coordinator, sender: Sender, epoch: Epoch) -> Self {
         let pending = Arc::<Mutex<Pending>>::default();
         let failure = Arc::<Mutex<Option<MembershipError>>>::default();
         let (handed_in, counts) = watch::channel(0);
         let (tell, answered) = watch::channel(Ok(0));
         let stop = CancellationToken::new();
-        let sender = Sender {
+        let reports = Reports {
             coordinator,
-            origin,
+            sender,
+            epoch,
             pending: Arc::clone(&pending),
             failure: Arc::clone(&failure),
         };
         let stopped = stop.clone();
-        tokio::spawn(async move { stopped.run_until_cancelled(sender.run(counts, tell)).await });
+        tokio::spawn(async move {
+            stopped
+                .run_until_cancelled(reports.send_all(counts, tell))
+                .await
+        });
         Self {
             pending,
             handed_in,
@@ -114,16 +119,18 @@ impl Times {
     }
 }
 
-struct Sender {
+/// The sending end.
+struct Reports {
     coordinator: Coordinator,
-    origin: Origin,
+    sender: Sender,
+    epoch: Epoch,
     pending: Arc<Mutex<Pending>>,
     failure: Arc<Mutex<Option<MembershipError>>>,
 }
 
-impl Sender {
-    async fn run(
-        mut self,
+impl Reports {
+    async fn send_all(
+        self,
         mut counts: watch::Receiver<u64>,
         tell: watch::Sender<Result<u64, String>>,
     ) {
@@ -143,12 +150,10 @@ impl Sender {
         }
     }
 
-    async fn send(&mut self, place: Place, pending: Pending) -> Result<(), MembershipError> {
-        self.origin.sequence = self.origin.sequence.next();
-        self.origin.clock = place.clock;
+    async fn send(&self, place: Place, pending: Pending) -> Result<(), MembershipError> {
         let times = pending.times;
         let request = wire::FinishStepRequest {
-            origin: Some(self.origin.clone().into()),
+            origin: Some(self.sender.origin(self.epoch, place.clock).into()),
             split: place.split,
             position: place.position,
             steps: pending.steps,

@@ -12,7 +12,7 @@ use daemon::settings::{MemberSettings, ProcessSettings};
 use metrics::counter;
 use ps_client::{ParameterServers, PsError};
 use shared_proto::blocks::ShardMap;
-use shared_proto::ids::{Clock, Role, Task, ViewNumber, names};
+use shared_proto::ids::{Clock, Epoch, Role, Task, ViewNumber, names};
 use shared_proto::job::{Job, JobError, run_dir};
 use shared_proto::refusal::Refusal;
 use shared_proto::wire;
@@ -23,10 +23,13 @@ use tokio_util::sync::CancellationToken;
 use crate::counters::Counters;
 use crate::device::{self, DeviceError};
 use crate::model::Registry;
-use crate::replica::{Positions, Replica, ReplicaError};
+use crate::replica::{Description, Positions, Replica, ReplicaError};
 use crate::reporter::{Place, Reporter};
 use crate::step::{idle, step};
 use crate::strategy::{ParameterServer, Strategy};
+
+/// How long to wait before registering again.
+const REGISTER_AGAIN: Duration = Duration::from_millis(300);
 
 /// What a worker can be told.
 #[derive(Clone, Debug, clap::Args)]
@@ -64,6 +67,14 @@ pub enum WorkerError {
     /// The device cannot be had.
     #[error(transparent)]
     Device(#[from] DeviceError),
+    /// The run directory cannot be made.
+    #[error("cannot make the run directory {dir:?}: {error}; give another --run-dir")]
+    RunDir {
+        /// Its path.
+        dir: PathBuf,
+        /// What the system says.
+        error: std::io::Error,
+    },
     /// The coordinator's shard map makes no sense.
     #[error("the shard map cannot be read: {0}")]
     ShardMap(#[from] Refusal),
@@ -76,6 +87,14 @@ pub enum WorkerError {
 }
 
 impl WorkerError {
+    /// What the coordinator is to be told of it: what is not this worker's fault it knows.
+    fn to_tell(&self) -> Option<String> {
+        match self {
+            Self::Membership(_) => None,
+            error => Some(error.to_string()),
+        }
+    }
+
     /// Whether registering again may help.
     fn is_retryable(&self) -> bool {
         match self {
@@ -95,23 +114,26 @@ pub async fn run(
     registry: Registry,
     process: Process,
 ) -> Result<(), WorkerError> {
-    Ready {
-        address: None,
-        metrics: process.metrics,
-    }
-    .announce();
     let device = device::open(settings.device)?;
+    if let Some(dir) = &settings.run_dir {
+        // Better now than when the final weights are to be written.
+        std::fs::create_dir_all(dir).map_err(|error| WorkerError::RunDir {
+            dir: dir.clone(),
+            error,
+        })?;
+    }
     let patience = Duration::from_secs(settings.member.patience_seconds);
+    let coordinator = Coordinator::at(&settings.member.coordinator, patience)?;
     let registration = Registration {
         role: Role::Worker,
         identity: settings
             .member
             .identity(settings.process.metrics_listen.port()),
         address: String::new(),
-        metrics_address: process.metrics.to_string(),
+        metrics_address: coordinator.reachable(process.metrics).await?.to_string(),
     };
     let mut worker = Worker {
-        coordinator: Coordinator::at(&settings.member.coordinator, patience)?,
+        coordinator,
         registration,
         registry,
         device,
@@ -120,15 +142,20 @@ pub async fn run(
         replica: None,
         settings,
     };
-    let outcome = process.shutdown.run_until_cancelled(worker.work()).await;
-    match outcome {
-        Some(Ok(())) => {
-            process.linger().await;
-            Ok(())
-        }
-        Some(Err(error)) => Err(error),
-        None => Ok(()),
+    let mut membership = None;
+    let work = worker.work(&process, &mut membership);
+    let outcome = process.shutdown.run_until_cancelled(work).await;
+    if matches!(outcome, Some(Ok(()))) {
+        process.linger().await;
     }
+    let error = match &outcome {
+        Some(Err(error)) => error.to_tell(),
+        Some(Ok(())) | None => None,
+    };
+    if let Some(membership) = membership {
+        membership.leave(error.as_deref()).await;
+    }
+    outcome.unwrap_or(Ok(()))
 }
 
 struct Worker {
@@ -139,54 +166,54 @@ struct Worker {
     device: Device,
     patience: Duration,
     counters: Counters,
-    /// Built once; it outlives memberships.
-    replica: Option<Replica>,
+    /// Of the job it was built for; it outlives memberships.
+    replica: Option<(Arc<Job>, Arc<Replica>)>,
 }
 
 impl Worker {
-    /// Registers and works; again, where the cluster has gone on without us.
-    async fn work(&mut self) -> Result<(), WorkerError> {
+    /// Registers and works; again, where the cluster has gone on without us. What is left in
+    /// `place` is to be given back.
+    async fn work(
+        &mut self,
+        process: &Process,
+        place: &mut Option<Membership>,
+    ) -> Result<(), WorkerError> {
+        let mut first = true;
         loop {
             self.counters.registrations.increment(1);
             let join = Membership::join(self.coordinator.clone(), self.registration.clone());
-            let membership = join.await?;
+            let membership = place.insert(join.await?);
+            if std::mem::take(&mut first) {
+                Ready {
+                    address: None,
+                    metrics: process.metrics,
+                }
+                .announce();
+            }
             let outcome = tokio::select! {
-                outcome = self.work_as(&membership) => outcome,
+                outcome = self.work_as(membership) => outcome,
                 lost = membership.lost() => Err(lost.into()),
             };
             match outcome {
-                Ok(()) => {
-                    membership.leave(None).await;
-                    return Ok(());
-                }
                 Err(error) if error.is_retryable() => {
                     tracing::warn!("{error}; registering again");
+                    tokio::time::sleep(REGISTER_AGAIN).await;
                 }
-                // It is not this worker's fault.
-                Err(WorkerError::Membership(MembershipError::JobFailed(error))) => {
-                    membership.leave(None).await;
-                    return Err(MembershipError::JobFailed(error).into());
-                }
-                Err(error) => {
-                    membership.leave(Some(&error.to_string())).await;
-                    return Err(error);
-                }
+                outcome => return outcome,
             }
         }
     }
 
     async fn work_as(&mut self, membership: &Membership) -> Result<(), WorkerError> {
         let job = Arc::new(self.job(&membership.job)?);
-        let replica = match self.replica.take() {
-            Some(replica) => replica,
-            None => {
-                let start =
-                    Replica::start(Arc::clone(&job), self.registry.clone(), self.device.clone());
-                start.await?
-            }
+        let replica = self.replica(&job).await?;
+        let (map, view, ours) = register_variables(membership, &replica.description).await?;
+        let replica = match ours {
+            // Initial values are those of a replica that has not been trained.
+            true => self.fresh_replica(&job).await?,
+            false => replica,
         };
-        let replica = self.replica.insert(replica);
-        let (map, view, ours) = register_variables(membership, replica).await?;
+        let epoch = map.epoch;
         let mut servers = ParameterServers::connect(
             map,
             &ps_client::Membership {
@@ -204,17 +231,38 @@ impl Worker {
             servers.initialize(&replica.values().await?).await?;
             finish_initialization(membership).await?;
         }
-        let reporter = Reporter::start(membership.coordinator.clone(), membership.origin());
+        let reporter = Reporter::start(membership.coordinator.clone(), membership.sender(), epoch);
         let mut trainer = Trainer {
             job,
             membership,
-            replica,
+            replica: &replica,
             strategy: ParameterServer::new(servers),
             reporter,
             counters: &self.counters,
             clock: Clock(0),
         };
         trainer.train().await
+    }
+
+    /// The replica for a job: the one that is there, if it was built for it.
+    async fn replica(&mut self, job: &Arc<Job>) -> Result<Arc<Replica>, WorkerError> {
+        if let Some((of, replica)) = &self.replica
+            && of == job
+        {
+            return Ok(Arc::clone(replica));
+        }
+        self.replica = None;
+        let (registry, device) = (self.registry.clone(), self.device.clone());
+        let replica = Arc::new(Replica::start(Arc::clone(job), registry, device).await?);
+        self.replica = Some((Arc::clone(job), Arc::clone(&replica)));
+        Ok(replica)
+    }
+
+    async fn fresh_replica(&mut self, job: &Arc<Job>) -> Result<Arc<Replica>, WorkerError> {
+        if self.counters.has_trained() {
+            self.replica = None;
+        }
+        self.replica(job).await
     }
 
     /// The coordinator's job, with what this worker was told otherwise.
@@ -235,9 +283,8 @@ impl Worker {
 /// initial values.
 async fn register_variables(
     membership: &Membership,
-    replica: &Replica,
+    description: &Description,
 ) -> Result<(ShardMap, ViewNumber, bool), WorkerError> {
-    let description = &replica.description;
     let request = wire::RegisterVariablesRequest {
         origin: Some(membership.origin().into()),
         variables: description.variables.iter().map(Into::into).collect(),
@@ -290,7 +337,7 @@ fn tell_waits(
     mut waiting_on: watch::Receiver<Vec<Task>>,
 ) -> impl Future<Output = ()> + use<> {
     let coordinator = membership.coordinator.clone();
-    let origin = membership.origin();
+    let sender = membership.sender();
     async move {
         while waiting_on.changed().await.is_ok() {
             let on = waiting_on.borrow_and_update().clone();
@@ -301,7 +348,7 @@ fn tell_waits(
                 counter!("flambeau_worker_waits_total", "on" => task.to_string()).increment(1);
             }
             let request = wire::ReportRequest {
-                origin: Some(origin.clone().into()),
+                origin: Some(sender.origin(Epoch(0), Clock(0)).into()),
                 report: Some(wire::report_request::Report::Wait(wire::WaitReport {
                     on: on.into_iter().map(Into::into).collect(),
                 })),

@@ -151,6 +151,9 @@ impl Variables {
             .map(|variable| self.values(variable))
             .collect::<Result<_, _>>()?;
         let write = || {
+            if let Some(folder) = path.parent() {
+                std::fs::create_dir_all(folder)?;
+            }
             let mut views = Vec::with_capacity(values.len());
             for ((spec, _), bytes) in self.0.iter().zip(&values) {
                 let shape = spec.shape.clone();

@@ -21,11 +21,11 @@ pub(crate) struct Member {
     /// Why it is not alive.
     pub(crate) gone: &'static str,
     /// Workers only.
-    pub(crate) work: Work,
+    pub(crate) progress: Progress,
 }
 
 /// A worker's part in the training.
-pub(crate) struct Work {
+pub(crate) struct Progress {
     pub(crate) clock: Clock,
     /// Holds data, so others wait for it.
     pub(crate) active: bool,
@@ -43,7 +43,7 @@ pub(crate) struct Work {
     pub(crate) waiting_on: Vec<wire::Task>,
 }
 
-impl Work {
+impl Progress {
     fn new(now: Instant) -> Self {
         Self {
             clock: Clock(0),
@@ -111,7 +111,7 @@ impl Cluster {
             seen: now,
             alive: true,
             gone: "",
-            work: Work::new(now),
+            progress: Progress::new(now),
         };
         self.members.insert(task.id, member);
         if role == Role::Ps {
@@ -143,6 +143,14 @@ impl Cluster {
     /// Ends leases that have run out, and puts out workers that hold others up without moving.
     pub(crate) fn tick(&mut self, now: Instant) {
         let lease = self.lease();
+        // Where this process was stopped for a while, so were the heartbeats to it.
+        let gap = now.duration_since(self.ticked.replace(now).unwrap_or(now));
+        if gap > lease / 2 {
+            for member in self.members.values_mut() {
+                member.seen += gap;
+                member.progress.moved += gap;
+            }
+        }
         let silent: Vec<TaskId> = self
             .members
             .values()
@@ -161,7 +169,7 @@ impl Cluster {
             .map(|task| task.id)
             .filter(|id| {
                 let member = self.members.get(id);
-                member.is_some_and(|m| now.duration_since(m.work.moved) > stall)
+                member.is_some_and(|m| now.duration_since(m.progress.moved) > stall)
             })
             .collect();
         for id in stalled {
@@ -175,8 +183,8 @@ impl Cluster {
         };
         member.alive = false;
         member.gone = why;
-        member.work.active = false;
-        member.work.ready = false;
+        member.progress.active = false;
+        member.progress.ready = false;
         let task = member.task;
         if !self.ended() {
             tracing::warn!(%task, generation = task.generation.0, why, "a member is gone");

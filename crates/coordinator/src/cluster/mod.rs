@@ -4,9 +4,10 @@
 //! - `members`: who is there, leases, generations
 //! - `variables`: the model's variables, the shard map, initial values
 //! - `training`: work handed out, steps finished, commits, the end
-//! - `status`: all of it for people
+//! - `status`, `outcome`: all of it for people, and what came of it
 
 mod members;
+mod outcome;
 mod status;
 mod training;
 mod variables;
@@ -39,6 +40,7 @@ pub(crate) struct Cluster {
     members: BTreeMap<TaskId, Member>,
     /// When the newest server has joined; the shard map waits a little after that.
     last_ps_joined: Option<Instant>,
+    ticked: Option<Instant>,
     variables: Option<Variables>,
     ledger: Option<Ledger>,
     evaluations: Evaluations,
@@ -63,6 +65,7 @@ impl Cluster {
             job,
             members: BTreeMap::new(),
             last_ps_joined: None,
+            ticked: None,
             variables: None,
             ledger: None,
             evaluations: Evaluations::default(),
@@ -136,8 +139,8 @@ impl Cluster {
         let lowest = if self.sync() {
             self.commit.as_ref().map(|commit| commit.step.next())
         } else {
-            let active = self.live(Role::Worker).filter(|m| m.work.active);
-            active.map(|m| m.work.clock).min()
+            let active = self.live(Role::Worker).filter(|m| m.progress.active);
+            active.map(|m| m.progress.clock).min()
         };
         self.min_clock = self.min_clock.max(lowest.unwrap_or(self.min_clock));
         self.min_clock
@@ -149,7 +152,7 @@ impl Cluster {
             return step.unfinished().collect();
         }
         self.live(Role::Worker)
-            .filter(|m| m.work.active && m.work.clock <= self.min_clock)
+            .filter(|m| m.progress.active && m.progress.clock <= self.min_clock)
             .map(|m| m.task)
             .collect()
     }
@@ -165,7 +168,7 @@ impl Cluster {
     /// Whether the sender is a live member of this job in its newest generation.
     ///
     /// # Errors
-    /// [`Reason::ForeignJob`] or [`Reason::Fenced`].
+    /// [`Reason::ForeignJob`], [`Reason::Fenced`] or [`Reason::Superseded`].
     pub(crate) fn admit(&self, origin: &Origin) -> Result<(), Refusal> {
         if origin.job != self.job.name {
             return Err(Refusal::new(
@@ -179,10 +182,18 @@ impl Cluster {
         let task = origin.task;
         let why = match self.members.get(&task.id) {
             None => format!("{task} is not known here"),
-            Some(m) if m.task.generation != task.generation => format!(
-                "generation {} of {task} has been superseded by generation {}",
-                task.generation, m.task.generation
-            ),
+            Some(m) if m.task.generation > task.generation => {
+                return Err(Refusal::new(
+                    Reason::Superseded,
+                    format!(
+                        "generation {} of {task} has been superseded by generation {}, another process with the identity {:?}; give each process one of its own",
+                        task.generation, m.task.generation, m.identity
+                    ),
+                ));
+            }
+            Some(m) if m.task.generation < task.generation => {
+                format!("generation {} of {task} is not known here", task.generation)
+            }
             Some(m) if !m.alive => format!("the lease of {task} has ended: {}", m.gone),
             Some(_) => return Ok(()),
         };

@@ -9,6 +9,9 @@ use shared_proto::wire;
 use super::Cluster;
 use super::members::Member;
 
+/// How many of the newest evaluations a status has.
+const EVALUATIONS: usize = 64;
+
 impl Cluster {
     /// Who is there, and where.
     pub(crate) fn cluster_spec(&self) -> wire::ClusterSpec {
@@ -21,7 +24,7 @@ impl Cluster {
     /// Everything.
     pub(crate) fn status(&self, now: Instant) -> wire::Status {
         let samples = self.training_samples();
-        let per_epoch = samples * u64::from(self.job.epochs);
+        let all_epochs = samples.saturating_mul(self.job.epochs.into());
         let budget = self.job.steps.map(|steps| {
             let workers = self
                 .job
@@ -29,7 +32,8 @@ impl Cluster {
                 .workers
                 .filter(|_| self.sync())
                 .unwrap_or(1);
-            steps * u64::from(self.job.batch_size) * u64::from(workers)
+            let per_step = u64::from(self.job.batch_size) * u64::from(workers);
+            steps.saturating_mul(per_step)
         });
         wire::Status {
             job: self.job.name.clone(),
@@ -47,7 +51,7 @@ impl Cluster {
             data_epoch: self.ledger.as_ref().map_or(0, |ledger| ledger.epoch()),
             data_epochs: self.job.epochs,
             samples: self.tally.samples,
-            total_samples: budget.map_or(per_epoch, |budget| budget.min(per_epoch)),
+            total_samples: budget.map_or(all_epochs, |budget| budget.min(all_epochs)),
             steps: self.tally.steps,
             seconds: self.seconds(now),
             tasks: self
@@ -56,8 +60,18 @@ impl Cluster {
                 .map(|m| self.task_status(now, m))
                 .collect(),
             shards: self.shard_status(),
-            evaluations: self.evaluations.done.clone(),
+            evaluations: self.newest_evaluations(),
         }
+    }
+
+    fn newest_evaluations(&self) -> Vec<wire::EvaluationReport> {
+        let done = &self.evaluations.done;
+        done[done.len().saturating_sub(EVALUATIONS)..].to_vec()
+    }
+
+    /// Members of a role with a lease.
+    pub(crate) fn live_tasks(&self, role: Role) -> usize {
+        self.live(role).count()
     }
 
     fn shard_status(&self) -> Vec<wire::ShardStatus> {
@@ -72,7 +86,7 @@ impl Cluster {
     }
 
     fn task_status(&self, now: Instant, member: &Member) -> wire::TaskStatus {
-        let work = &member.work;
+        let work = &member.progress;
         let ahead = lead(work.clock, self.min_clock);
         let held_back = !self.bound().admits(work.clock, self.min_clock);
         let activity = match member.task.id.role {

@@ -189,7 +189,7 @@ fn a_restarted_process_supersedes_its_earlier_life() {
     let (origin, _) = scene.step(tasks[0], Clock(1), held.id, held.end);
     assert_eq!(
         scene.cluster.admit(&origin).unwrap_err().reason,
-        Reason::Fenced
+        Reason::Superseded
     );
     // Its data is handed out again.
     let (next, _) = scene.split(again);
@@ -272,6 +272,38 @@ fn a_step_is_committed_when_all_have_finished_or_left_with_those_who_finished() 
 }
 
 #[test]
+fn a_part_that_is_not_whole_or_not_of_the_open_step_is_refused() {
+    let (mut scene, tasks) = Scene::training(Mode::Sync, 1);
+    let (split, clock) = scene.split(tasks[0]);
+    for (clock, position) in [
+        (clock.next(), split.start),
+        (clock.next(), split.start + 1),
+        (clock, split.end),
+    ] {
+        let (origin, request) = scene.step(tasks[0], clock, split.id, position);
+        assert!(
+            scene
+                .cluster
+                .finish_step(scene.now, &origin, &request)
+                .is_err()
+        );
+        assert!(scene.cluster.refresh_view().commit.is_none());
+    }
+    scene.finish(tasks[0]);
+    assert!(scene.cluster.refresh_view().commit.is_some());
+}
+
+#[test]
+fn a_stop_of_the_coordinator_itself_ends_no_lease() {
+    let (mut scene, tasks) = Scene::training(Mode::Async, 1);
+    scene.pass(1, &[tasks[0], scene.server()]);
+    scene.now += Duration::from_secs(3600);
+    scene.cluster.tick(scene.now);
+    assert_eq!(scene.cluster.refresh_view().workers, tasks);
+    assert_eq!(scene.cluster.phase, JobPhase::Training);
+}
+
+#[test]
 fn who_finished_and_then_died_still_counts() {
     let (mut scene, tasks) = Scene::training(Mode::Sync, 2);
     scene.finish(tasks[1]);
@@ -335,7 +367,8 @@ fn each_epoch_ends_with_an_evaluation_and_the_last_one_ends_the_job() {
                         }
                         evaluations.push((epoch, save_model));
                         scene.report(*task, epoch).unwrap();
-                        assert!(scene.report(*task, epoch).is_err(), "it is done");
+                        // The answer may have been lost.
+                        scene.report(*task, epoch).unwrap();
                     }
                     Work::Idle(_) | Work::Done => {}
                 }

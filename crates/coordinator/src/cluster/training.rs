@@ -1,6 +1,6 @@
 //! Work handed out, steps finished, commits, and the end of the job.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::time::Instant;
 
 use shared_proto::ids::{Clock, Origin, Role, Task};
@@ -9,7 +9,7 @@ use shared_proto::view::{Commit, JobPhase};
 use shared_proto::wire;
 
 use super::Cluster;
-use crate::record::{Record, Summary};
+use crate::record::Record;
 use crate::splits::Split;
 
 /// A split has at most so many steps, so that what a worker holds when it dies is soon done again.
@@ -63,6 +63,8 @@ pub(crate) struct Evaluations {
     due: VecDeque<u32>,
     at_work: Option<Evaluation>,
     pub(crate) done: Vec<wire::EvaluationReport>,
+    /// Whose result came last, so that sending it again is no mistake.
+    reported: Option<(u32, Task)>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -108,14 +110,14 @@ pub(crate) struct Tally {
     pub(crate) steps: u64,
     pub(crate) samples: u64,
     /// Since the last line of metrics.
-    recent: Recent,
+    pub(super) recent: Recent,
 }
 
 #[derive(Debug, Default)]
-struct Recent {
-    worker_steps: u64,
-    steps: u64,
-    loss_sum: f64,
+pub(super) struct Recent {
+    pub(super) worker_steps: u64,
+    pub(super) steps: u64,
+    pub(super) loss_sum: f64,
 }
 
 impl Cluster {
@@ -126,7 +128,7 @@ impl Cluster {
         let Some(member) = self.members.get_mut(&task.id) else {
             return (work, min_clock);
         };
-        let state = &mut member.work;
+        let state = &mut member.progress;
         state.ready = true;
         state.active = matches!(work, Work::Split(_));
         if !matches!(work, Work::Idle(_)) {
@@ -142,7 +144,7 @@ impl Cluster {
             return Work::Done;
         }
         if let Some(member) = self.members.get_mut(&task.id) {
-            member.work.ready = true;
+            member.progress.ready = true;
         }
         self.begin(now);
         if self.phase != JobPhase::Training {
@@ -186,7 +188,7 @@ impl Cluster {
             self.phase = JobPhase::Training;
             self.began = Some(now);
             for member in self.members.values_mut() {
-                member.work.moved = now;
+                member.progress.moved = now;
             }
             self.records.push(Record::Began {
                 ps: self.variables.as_ref().map_or(0, |v| v.servers.len()),
@@ -210,7 +212,7 @@ impl Cluster {
         let clock = self.update_min_clock();
         let mut ranks: Vec<Task> = self
             .live(Role::Worker)
-            .filter(|m| m.work.ready)
+            .filter(|m| m.progress.ready)
             .map(|m| m.task)
             .collect();
         ranks.sort_by_key(|task| task.id.index);
@@ -230,7 +232,7 @@ impl Cluster {
         }
         for part in &parts {
             if let Some(member) = self.members.get_mut(&part.task.id) {
-                member.work.moved = now;
+                member.progress.moved = now;
             }
         }
         self.step = Some(Step { clock, parts });
@@ -251,17 +253,20 @@ impl Cluster {
         let Some(member) = self.members.get(&task.id) else {
             return Ok(self.min_clock);
         };
-        if origin.sequence <= member.work.finished {
+        if origin.sequence <= member.progress.finished {
             return Ok(self.min_clock);
         }
-        if origin.clock.0 > member.work.clock.0 + request.steps {
+        if origin.clock.0 > member.progress.clock.0.saturating_add(request.steps) {
             return Err(Refusal::new(
                 Reason::FutureClock,
                 format!(
                     "{task} says that it has finished {} steps after {} more, but it had finished {}",
-                    origin.clock, request.steps, member.work.clock
+                    origin.clock, request.steps, member.progress.clock
                 ),
             ));
+        }
+        if self.sync() {
+            self.check_part(origin, request)?;
         }
         let ledger = self.ledger.as_mut();
         let advanced = ledger.and_then(|l| l.advance(task, request.split, request.position));
@@ -286,6 +291,34 @@ impl Cluster {
         Ok(self.update_min_clock())
     }
 
+    /// Sync mode: a part is finished whole, in the step that is being made.
+    fn check_part(
+        &self,
+        origin: &Origin,
+        request: &wire::FinishStepRequest,
+    ) -> Result<(), Refusal> {
+        let task = origin.task;
+        let mine = |step: &&Step| step.unfinished().any(|unfinished| unfinished == task);
+        let step = self.step.as_ref().filter(mine);
+        let held = self.ledger.as_ref().and_then(|ledger| ledger.held_by(task));
+        match (step, held) {
+            (Some(step), Some(split))
+                if request.steps == 1
+                    && request.position == split.end
+                    && origin.clock == step.clock.next() =>
+            {
+                Ok(())
+            }
+            _ => Err(Refusal::new(
+                Reason::Fenced,
+                format!(
+                    "{task} says that it has finished {} steps and split {} up to position {}, at clock {}; in sync mode a worker finishes its whole part of the open step, once",
+                    request.steps, request.split, request.position, origin.clock
+                ),
+            )),
+        }
+    }
+
     fn count(
         &mut self,
         now: Instant,
@@ -300,7 +333,7 @@ impl Cluster {
         let Some(member) = self.members.get_mut(&origin.task.id) else {
             return;
         };
-        let work = &mut member.work;
+        let work = &mut member.progress;
         work.finished = origin.sequence;
         work.clock = work.clock.max(origin.clock);
         work.samples += samples;
@@ -389,7 +422,11 @@ impl Cluster {
         task: Task,
         report: wire::EvaluationReport,
     ) -> Result<(), Refusal> {
-        let mine = |e: &mut Evaluation| e.task == task && e.epoch == report.data_epoch;
+        let epoch = report.data_epoch;
+        if self.ended() || self.evaluations.reported == Some((epoch, task)) {
+            return Ok(());
+        }
+        let mine = |e: &mut Evaluation| e.task == task && e.epoch == epoch;
         let Some(evaluation) = self.evaluations.at_work.take_if(mine) else {
             return Err(Refusal::new(
                 Reason::Fenced,
@@ -406,6 +443,7 @@ impl Cluster {
             samples: report.samples,
             metrics: report.metrics.clone().into_iter().collect(),
         });
+        self.evaluations.reported = Some((epoch, task));
         self.evaluations.done.push(report);
         if evaluation.last {
             self.phase = JobPhase::Done;
@@ -422,109 +460,7 @@ impl Cluster {
     /// A worker tells whom it waits for.
     pub(crate) fn waiting(&mut self, task: Task, on: Vec<wire::Task>) {
         if let Some(member) = self.members.get_mut(&task.id) {
-            member.work.waiting_on = on;
+            member.progress.waiting_on = on;
         }
-    }
-
-    pub(crate) fn report_shard(&mut self, task: Task, report: wire::ShardReport) {
-        self.shard_reports.insert(task.id, report);
-    }
-
-    /// Whether every server of a shard has reported since the job ended.
-    pub(crate) fn all_shards_reported(&self) -> bool {
-        let servers = self.variables.as_ref().map_or(&[][..], |v| &v.servers);
-        let live = |task: &&Task| self.members.get(&task.id).is_some_and(|m| m.alive);
-        servers
-            .iter()
-            .filter(live)
-            .all(|task| self.shard_reports.get(&task.id).is_some_and(|r| r.last))
-    }
-
-    /// Whether any member has not left yet.
-    pub(crate) fn anyone_there(&self) -> bool {
-        self.members.values().any(|m| m.alive)
-    }
-
-    pub(crate) fn seconds(&self, now: Instant) -> f64 {
-        self.began
-            .map_or(0.0, |began| now.duration_since(began).as_secs_f64())
-    }
-
-    fn record_progress(&mut self, now: Instant, steps: u64) {
-        self.tally.recent.steps += steps;
-        if self.tally.recent.steps < self.job.log_every {
-            return;
-        }
-        let recent = std::mem::take(&mut self.tally.recent);
-        let seconds = self.seconds(now);
-        self.records.push(Record::Steps {
-            seconds,
-            steps: self.tally.steps,
-            samples: self.tally.samples,
-            epoch: self.tally.samples as f64 / self.training_samples().max(1) as f64,
-            loss: recent.loss_sum / recent.worker_steps.max(1) as f64,
-            samples_per_second: self.tally.samples as f64 / seconds.max(f64::MIN_POSITIVE),
-        });
-    }
-
-    pub(super) fn record_end(&mut self, now: Instant) {
-        self.records.push(Record::Ended {
-            seconds: self.seconds(now),
-            error: self.error.clone(),
-        });
-    }
-
-    /// How the job went.
-    pub(crate) fn summary(&self, now: Instant) -> Summary {
-        let last = self.evaluations.done.last();
-        let metric = |name: &str| last.and_then(|e| e.metrics.get(name)).copied();
-        let shards = || self.shard_reports.values();
-        let updates: u64 = shards().map(|r| r.updates).sum();
-        let staleness: u64 = shards().map(|r| r.staleness_sum).sum();
-        let training = match (self.began, self.last_finish) {
-            (Some(began), Some(last)) => last.duration_since(began).as_secs_f64(),
-            _ => 0.0,
-        };
-        Summary {
-            mode: self.job.strategy.mode.name().to_owned(),
-            staleness: match self.bound() {
-                shared_proto::staleness::StalenessBound::Steps(bound) => Some(bound),
-                shared_proto::staleness::StalenessBound::Unbounded => None,
-            },
-            ps: self.variables.as_ref().map_or(0, |v| v.servers.len()),
-            workers: self.members.values().filter(|m| m.work.steps > 0).count(),
-            epochs: self.job.epochs,
-            steps: self.tally.steps,
-            samples: self.tally.samples,
-            seconds: self.seconds(now),
-            samples_per_second: self.tally.samples as f64 / training.max(f64::MIN_POSITIVE),
-            test_accuracy: metric("accuracy"),
-            test_loss: metric("loss"),
-            max_clock_lead: shards().map(|r| r.max_clock_lead).max().unwrap_or(0),
-            mean_gradient_staleness: staleness as f64 / updates.max(1) as f64,
-            times: self.mean_times(),
-            error: self.error.clone(),
-        }
-    }
-
-    /// Shares of the workers' time, in the sum over all of them.
-    fn mean_times(&self) -> BTreeMap<String, f64> {
-        let sum = |part: fn(&wire::StepTimes) -> f64| -> f64 {
-            self.members.values().map(|m| part(&m.work.times)).sum()
-        };
-        let parts = [
-            ("pull", sum(|t| t.pull)),
-            ("compute", sum(|t| t.compute)),
-            ("push", sum(|t| t.push)),
-            ("wait", sum(|t| t.wait)),
-        ];
-        let whole: f64 = parts.iter().map(|(_, seconds)| seconds).sum();
-        let share = |(name, seconds): (&str, f64)| {
-            (
-                format!("share_{name}"),
-                seconds / whole.max(f64::MIN_POSITIVE),
-            )
-        };
-        parts.into_iter().map(share).collect()
     }
 }

@@ -16,6 +16,9 @@ use crate::splits::Ledger;
 /// for this long.
 const SETTLE: Duration = Duration::from_secs(3);
 
+/// Blocks that a job may have: 16 TiB of weights.
+const MOST_BLOCKS: usize = 1 << 24;
+
 /// What the first worker has registered.
 pub(crate) struct Variables {
     specs: Vec<VariableSpec>,
@@ -26,6 +29,8 @@ pub(crate) struct Variables {
     pub(crate) map: Option<ShardMap>,
     pub(crate) initializer: Option<Task>,
     pub(crate) initialized: bool,
+    /// Who has done it, so that saying so again is no mistake.
+    initialized_by: Option<Task>,
 }
 
 /// What a worker has to do about initial values.
@@ -65,6 +70,7 @@ impl Cluster {
                     map: None,
                     initializer: None,
                     initialized: false,
+                    initialized_by: None,
                 });
             }
         }
@@ -91,6 +97,12 @@ impl Cluster {
     /// [`Reason::Fenced`] if the sender is not, or no longer, the initialiser.
     pub(crate) fn finish_initialization(&mut self, task: Task) -> Result<(), Refusal> {
         let variables = self.variables.as_mut();
+        if variables
+            .as_ref()
+            .is_some_and(|v| v.initialized_by == Some(task))
+        {
+            return Ok(());
+        }
         let Some(variables) = variables.filter(|v| v.initializer == Some(task)) else {
             return Err(Refusal::new(
                 Reason::Fenced,
@@ -99,6 +111,7 @@ impl Cluster {
         };
         variables.initialized = true;
         variables.initializer = None;
+        variables.initialized_by = Some(task);
         let training_samples = variables.training_samples;
         let job = &self.job;
         self.ledger = Some(Ledger::new(
@@ -171,10 +184,14 @@ impl Cluster {
         None
     }
 
-    /// What keeps training from beginning; empty if nothing does.
+    /// What keeps training from beginning, or from going on; empty if nothing does.
     pub(crate) fn missing(&self) -> String {
+        let nobody = self.live(Role::Worker).next().is_none();
+        if self.phase == JobPhase::Training && nobody {
+            return "no worker is there; start one".to_owned();
+        }
         let wanted = self.job.cluster.workers.unwrap_or(1) as usize;
-        let ready = self.live(Role::Worker).filter(|m| m.work.ready).count();
+        let ready = self.live(Role::Worker).filter(|m| m.progress.ready).count();
         match &self.variables {
             _ if self.phase != JobPhase::Starting => String::new(),
             None => "no worker has registered its variables".to_owned(),
@@ -206,6 +223,12 @@ fn check(specs: &[VariableSpec], training_samples: u64) -> Result<(), Refusal> {
     }
     if training_samples == 0 {
         return malformed("the data has no training samples; look at [data] in the job".to_owned());
+    }
+    let blocks: usize = specs.iter().map(|spec| spec.blocks(BLOCK_ELEMENTS)).sum();
+    if blocks > MOST_BLOCKS {
+        return malformed(format!(
+            "the model has {blocks} blocks of 1 MiB; this coordinator places {MOST_BLOCKS} at the most"
+        ));
     }
     for pair in specs.windows(2) {
         if pair[0].name >= pair[1].name {

@@ -204,7 +204,7 @@ impl Bench {
             job.optimizer = optimizer;
         }
         let slots = ps_server::optimizer::rule(&job.optimizer).slots().count;
-        let cluster = LocalCluster::start(&job, dir.path(), 0).await?;
+        let cluster = LocalCluster::start(&job, dir.path(), 0, "cpu").await?;
         let mut workers = Vec::new();
         for index in 0..arguments.workers {
             workers.push(Worker::join(&cluster, index, size).await?);

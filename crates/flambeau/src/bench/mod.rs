@@ -20,14 +20,14 @@ pub(crate) enum Command {
     /// Each optimizer's update alone; beside a copy of the same bytes.
     Apply(apply::Arguments),
     /// Train the same job in one process with candle alone, and with some numbers of workers.
-    Train(train::Arguments),
+    Train(Box<train::Arguments>),
 }
 
 pub(crate) fn run(command: Command) -> Result<(), CommandError> {
     match command {
         Command::Dense(arguments) => dense::run(&arguments),
         Command::Apply(arguments) => apply::run(&arguments),
-        Command::Train(arguments) => train::run(arguments),
+        Command::Train(arguments) => train::run(*arguments),
     }
 }
 

@@ -91,7 +91,7 @@ fn distributed(job: &Job, workers: u32) -> Result<Row, CommandError> {
     let mut job = job.clone();
     job.run_dir = Some(dir.path().to_owned());
     job.cluster.workers = Some(workers);
-    let summary = train::train(job, true)?.summary;
+    let summary = train::train(job, "cpu", true)?.summary;
     let share = |name: &str| summary.times.get(name).copied();
     let plural = if workers == 1 { "" } else { "s" };
     Ok(Row {

@@ -48,8 +48,8 @@ pub fn rule(optimizer: &Optimizer) -> Box<dyn Rule> {
         Optimizer::Momentum(settings) => Box::new(settings),
         Optimizer::Adagrad(settings) => Box::new(settings),
         Optimizer::RmsProp(settings) => Box::new(settings),
-        Optimizer::Adam(settings) => Box::new(adam::Coupled(settings)),
-        Optimizer::AdamW(settings) => Box::new(adam::Decoupled(settings)),
+        Optimizer::Adam(settings) => Box::new(settings),
+        Optimizer::AdamW(settings) => Box::new(settings),
         Optimizer::Ftrl(settings) => Box::new(settings),
     }
 }

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 pub use optimizer::{
-    Adagrad, Adam, Ftrl, Momentum, Optimizer, RmsProp, Schedule, ScheduleKind, Sgd,
+    Adagrad, Adam, AdamW, Ftrl, Momentum, Optimizer, RmsProp, Schedule, ScheduleKind, Sgd,
 };
 pub use template::TEMPLATE;
 
@@ -284,6 +284,41 @@ impl Job {
         Ok(toml::from_str(text)?)
     }
 
+    /// The job with one setting changed, given as `key.of.it=value`.
+    ///
+    /// # Errors
+    /// If there is no such setting, or it cannot have that value.
+    pub fn with(&self, setting: &str) -> Result<Self, JobError> {
+        let wrong = |expected| JobError::Setting {
+            field: "--set",
+            value: format!("{setting:?}"),
+            expected,
+        };
+        let (key, value) = setting
+            .split_once('=')
+            .ok_or_else(|| wrong("must be KEY=VALUE, as in schedule.kind=cosine"))?;
+        // What is no number, list or quoted text is taken for text.
+        let parsed: Result<toml::Table, _> = format!("v = {value}").parse();
+        let value = match parsed {
+            Ok(mut table) => table.remove("v"),
+            Err(_) => None,
+        }
+        .unwrap_or_else(|| toml::Value::String(value.trim().to_owned()));
+        let mut table: toml::Table = toml::from_str(&self.to_toml())?;
+        let mut place = &mut table;
+        let mut keys: Vec<&str> = key.trim().split('.').collect();
+        let last = keys.pop().unwrap_or_default();
+        for key in keys {
+            place = place
+                .entry(key)
+                .or_insert_with(|| toml::Value::Table(toml::Table::new()))
+                .as_table_mut()
+                .ok_or_else(|| wrong("has a key below a setting that has none"))?;
+        }
+        place.insert(last.to_owned(), value);
+        Self::parse(&toml::to_string(&table).unwrap_or_default())
+    }
+
     /// The job as a file.
     pub fn to_toml(&self) -> String {
         toml::to_string(self).unwrap_or_else(|error| unreachable!("a job is plain data: {error}"))
@@ -412,10 +447,12 @@ impl Job {
     /// sync mode.
     pub fn total_updates(&self, samples: u64, workers: u64) -> u64 {
         let per_update = match self.strategy.mode {
-            Mode::Sync => u64::from(self.batch_size) * workers.max(1),
+            Mode::Sync => u64::from(self.batch_size).saturating_mul(workers.max(1)),
             Mode::Bounded | Mode::Async => u64::from(self.batch_size),
         };
-        let whole = u64::from(self.epochs) * samples.div_ceil(per_update);
+        let whole = samples
+            .div_ceil(per_update)
+            .saturating_mul(self.epochs.into());
         self.steps.map_or(whole, |steps| steps.min(whole)).max(1)
     }
 }

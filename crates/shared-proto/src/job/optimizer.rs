@@ -70,7 +70,22 @@ settings! {
     }
 }
 settings! {
-    /// Adam and AdamW.
+    /// Adam with weight decay of its own (AdamW).
+    AdamW {
+        /// Step size.
+        learning_rate: f32 = 0.001,
+        /// What remains of the mean after a step.
+        beta1: f32 = 0.9,
+        /// What remains of the mean square after a step.
+        beta2: f32 = 0.999,
+        /// Keeps the divisor from zero.
+        epsilon: f32 = 1e-8,
+        /// Taken off the weight itself, times the step size.
+        weight_decay: f32 = 0.01,
+    }
+}
+settings! {
+    /// Adam.
     Adam {
         /// Step size.
         learning_rate: f32 = 0.001,
@@ -80,7 +95,7 @@ settings! {
         beta2: f32 = 0.999,
         /// Keeps the divisor from zero.
         epsilon: f32 = 1e-8,
-        /// Adam: added to the gradient, times the weight. AdamW: taken off the weight itself.
+        /// Added to the gradient, times the weight.
         weight_decay: f32 = 0.0,
     }
 }
@@ -119,7 +134,7 @@ pub enum Optimizer {
     /// Adam.
     Adam(Adam),
     /// Adam with decoupled weight decay.
-    AdamW(Adam),
+    AdamW(AdamW),
     /// FTRL-Proximal.
     Ftrl(Ftrl),
 }
@@ -144,10 +159,7 @@ impl Optimizer {
             "adagrad" => Self::Adagrad(Adagrad::default()),
             "rmsprop" => Self::RmsProp(RmsProp::default()),
             "adam" => Self::Adam(Adam::default()),
-            "adamw" => Self::AdamW(Adam {
-                weight_decay: 0.01,
-                ..Adam::default()
-            }),
+            "adamw" => Self::AdamW(AdamW::default()),
             "ftrl" => Self::Ftrl(Ftrl::default()),
             _ => return None,
         })
@@ -173,7 +185,8 @@ impl Optimizer {
             Self::Momentum(s) => &mut s.learning_rate,
             Self::Adagrad(s) => &mut s.learning_rate,
             Self::RmsProp(s) => &mut s.learning_rate,
-            Self::Adam(s) | Self::AdamW(s) => &mut s.learning_rate,
+            Self::Adam(s) => &mut s.learning_rate,
+            Self::AdamW(s) => &mut s.learning_rate,
             Self::Ftrl(s) => &mut s.learning_rate,
         }
     }
@@ -215,11 +228,24 @@ impl Optimizer {
                 ("optimizer.alpha", s.alpha, fraction, FRACTION),
                 ("optimizer.momentum", s.momentum, fraction, FRACTION),
             ]),
-            Self::Adam(s) | Self::AdamW(s) => checks.extend([
-                decay(s.weight_decay),
-                epsilon(s.epsilon),
-                ("optimizer.beta1", s.beta1, fraction, FRACTION),
-                ("optimizer.beta2", s.beta2, fraction, FRACTION),
+            Self::Adam(Adam {
+                beta1,
+                beta2,
+                epsilon: e,
+                weight_decay,
+                ..
+            })
+            | Self::AdamW(AdamW {
+                beta1,
+                beta2,
+                epsilon: e,
+                weight_decay,
+                ..
+            }) => checks.extend([
+                decay(*weight_decay),
+                epsilon(*e),
+                ("optimizer.beta1", *beta1, fraction, FRACTION),
+                ("optimizer.beta2", *beta2, fraction, FRACTION),
             ]),
             Self::Ftrl(s) => checks.extend([
                 // At zero, a weight whose gradients are zero would be divided by zero.

@@ -1,0 +1,124 @@
+//! What came of it: records while the job goes on, the summary at its end.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use shared_proto::ids::Task;
+use shared_proto::staleness::StalenessBound;
+use shared_proto::wire;
+
+use super::Cluster;
+use crate::record::{Record, Summary};
+
+impl Cluster {
+    pub(crate) fn report_shard(&mut self, task: Task, report: wire::ShardReport) {
+        self.shard_reports.insert(task.id, report);
+    }
+
+    /// Whether every server of a shard has reported since the job ended.
+    pub(crate) fn all_shards_reported(&self) -> bool {
+        let servers = self.variables.as_ref().map_or(&[][..], |v| &v.servers);
+        let live = |task: &&Task| self.members.get(&task.id).is_some_and(|m| m.alive);
+        servers
+            .iter()
+            .filter(live)
+            .all(|task| self.shard_reports.get(&task.id).is_some_and(|r| r.last))
+    }
+
+    /// Steps and samples done.
+    pub(crate) fn done(&self) -> (u64, u64) {
+        (self.tally.steps, self.tally.samples)
+    }
+
+    /// Whether any member has not left yet.
+    pub(crate) fn anyone_there(&self) -> bool {
+        self.members.values().any(|m| m.alive)
+    }
+
+    pub(crate) fn seconds(&self, now: Instant) -> f64 {
+        self.began
+            .map_or(0.0, |began| now.duration_since(began).as_secs_f64())
+    }
+
+    pub(super) fn record_progress(&mut self, now: Instant, steps: u64) {
+        self.tally.recent.steps += steps;
+        if self.tally.recent.steps < self.job.log_every {
+            return;
+        }
+        let recent = std::mem::take(&mut self.tally.recent);
+        let seconds = self.seconds(now);
+        self.records.push(Record::Steps {
+            seconds,
+            steps: self.tally.steps,
+            samples: self.tally.samples,
+            epoch: self.tally.samples as f64 / self.training_samples().max(1) as f64,
+            loss: recent.loss_sum / recent.worker_steps.max(1) as f64,
+            samples_per_second: self.tally.samples as f64 / seconds.max(f64::MIN_POSITIVE),
+        });
+    }
+
+    pub(super) fn record_end(&mut self, now: Instant) {
+        self.records.push(Record::Ended {
+            seconds: self.seconds(now),
+            error: self.error.clone(),
+        });
+    }
+
+    /// How the job went.
+    pub(crate) fn summary(&self, now: Instant) -> Summary {
+        let last = self.evaluations.done.last();
+        let metric = |name: &str| last.and_then(|e| e.metrics.get(name)).copied();
+        let shards = || self.shard_reports.values();
+        let updates: u64 = shards().map(|r| r.updates).sum();
+        let staleness: u64 = shards().map(|r| r.staleness_sum).sum();
+        let training = match (self.began, self.last_finish) {
+            (Some(began), Some(last)) => last.duration_since(began).as_secs_f64(),
+            _ => 0.0,
+        };
+        Summary {
+            mode: self.job.strategy.mode.name().to_owned(),
+            staleness: match self.bound() {
+                StalenessBound::Steps(bound) => Some(bound),
+                StalenessBound::Unbounded => None,
+            },
+            ps: self.variables.as_ref().map_or(0, |v| v.servers.len()),
+            workers: self
+                .members
+                .values()
+                .filter(|m| m.progress.steps > 0)
+                .count(),
+            epochs: self.job.epochs,
+            steps: self.tally.steps,
+            samples: self.tally.samples,
+            seconds: self.seconds(now),
+            samples_per_second: self.tally.samples as f64 / training.max(f64::MIN_POSITIVE),
+            test_accuracy: metric("accuracy"),
+            test_loss: metric("loss"),
+            max_clock_lead: shards().map(|r| r.max_clock_lead).max().unwrap_or(0),
+            mean_gradient_staleness: staleness as f64 / updates.max(1) as f64,
+            times: self.mean_times(),
+            error: self.error.clone(),
+        }
+    }
+
+    /// Shares of the workers' time, in the sum over all of them.
+    fn mean_times(&self) -> BTreeMap<String, f64> {
+        let sum = |part: fn(&wire::StepTimes) -> f64| -> f64 {
+            self.members.values().map(|m| part(&m.progress.times)).sum()
+        };
+        let parts = [
+            ("pull", sum(|t| t.pull)),
+            ("compute", sum(|t| t.compute)),
+            ("push", sum(|t| t.push)),
+            ("wait", sum(|t| t.wait)),
+        ];
+        let whole: f64 = parts.iter().map(|(_, seconds)| seconds).sum();
+        let share = |(name, seconds): (&str, f64)| {
+            (
+                format!("share_{name}"),
+                seconds / whole.max(f64::MIN_POSITIVE),
+            )
+        };
+        parts.into_iter().map(share).collect()
+    }
+}
