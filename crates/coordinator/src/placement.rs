@@ -3,7 +3,23 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use shared_proto::blocks::{PlacedVariable, VariableSpec};
+use shared_proto::blocks::{BLOCK_ELEMENTS, PlacedVariable, VariableSpec};
+
+/// Blocks that each shard should have at least, so that they can be balanced.
+const BLOCKS_PER_SHARD: usize = 8;
+
+/// Blocks are not made smaller than this for it: 64 KiB of `f32`.
+const LEAST_BLOCK_ELEMENTS: usize = BLOCK_ELEMENTS / 16;
+
+/// How large blocks are to be: full ones for large models, smaller ones where there would be too
+/// few to spread.
+pub(crate) fn block_elements(variables: &[VariableSpec], shards: u32) -> usize {
+    let elements: usize = variables.iter().map(VariableSpec::elements).sum();
+    let share = elements / (shards as usize * BLOCKS_PER_SHARD);
+    share
+        .next_power_of_two()
+        .clamp(LEAST_BLOCK_ELEMENTS, BLOCK_ELEMENTS)
+}
 
 /// Places each block, largest first, on the shard that holds the least (Graham's LPT rule, "Bounds
 /// on Multiprocessing Timing Anomalies", 1969, section 5). The same input gives the same placement.
@@ -53,6 +69,26 @@ mod tests {
             shape: vec![*size],
         };
         sizes.iter().enumerate().map(spec).collect()
+    }
+
+    #[test]
+    fn a_model_of_one_small_layer_still_spreads_over_the_shards() {
+        let layer = vec![VariableSpec {
+            name: "w".to_owned(),
+            shape: vec![784, 256],
+        }];
+        let size = block_elements(&layer, 2);
+        let shards = &place(layer, 2, size)[0].shards;
+        let of = |shard| shards.iter().filter(|s| **s == shard).count();
+        assert!(
+            of(0).abs_diff(of(1)) <= 1 && shards.len() >= 8,
+            "{shards:?}"
+        );
+        let large = vec![VariableSpec {
+            name: "w".to_owned(),
+            shape: vec![1 << 28],
+        }];
+        assert_eq!(block_elements(&large, 2), BLOCK_ELEMENTS);
     }
 
     proptest! {

@@ -7,7 +7,7 @@ use crate::ids::Epoch;
 use crate::refusal::{Reason, Refusal};
 use crate::wire;
 
-/// Elements in a full block: 1 MiB of `f32`.
+/// Elements in the largest blocks: 1 MiB of `f32`. A shard map may have smaller ones.
 pub const BLOCK_ELEMENTS: usize = (1 << 20) / size_of::<f32>();
 
 /// Names one block of a variable.

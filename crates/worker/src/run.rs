@@ -115,6 +115,7 @@ pub async fn run(
     process: Process,
 ) -> Result<(), WorkerError> {
     let device = device::open(settings.device)?;
+    tracing::info!(device = ?device.location(), "computing");
     if let Some(dir) = &settings.run_dir {
         // Better now than when the final weights are to be written.
         std::fs::create_dir_all(dir).map_err(|error| WorkerError::RunDir {

@@ -9,7 +9,7 @@ use shared_proto::view::JobPhase;
 
 use super::Cluster;
 use super::members::Member;
-use crate::placement::place;
+use crate::placement::{block_elements, place};
 use crate::splits::Ledger;
 
 /// Where the job does not say how many servers there are, the shard map is cut when none has joined
@@ -168,16 +168,18 @@ impl Cluster {
         let workers = u64::from(self.job.cluster.workers.unwrap_or(1));
         let variables = self.variables.as_mut()?;
         let shards = servers.len() as u32;
+        let block_elements = block_elements(&variables.specs, shards);
         tracing::info!(
             shards,
             variables = variables.specs.len(),
+            block_elements,
             "cut the shard map"
         );
         variables.map = Some(ShardMap {
             epoch: Epoch(1),
             addresses,
-            variables: place(variables.specs.clone(), shards, BLOCK_ELEMENTS),
-            block_elements: BLOCK_ELEMENTS,
+            variables: place(variables.specs.clone(), shards, block_elements),
+            block_elements,
             total_updates: self.job.total_updates(variables.training_samples, workers),
         });
         variables.servers = servers;

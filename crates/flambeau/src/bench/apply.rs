@@ -75,6 +75,7 @@ fn measure(name: &'static str, elements: usize, time: Duration) -> Option<Row> {
     let mut state = vec![slots.initial; slots.count * elements];
     let gradient = vec![LeF32::from(0.01); elements];
     let block = shared_proto::blocks::BLOCK_ELEMENTS;
+    let (from, mut to) = (vec![1f32; elements], vec![2f32; elements]);
     let mut number = 0;
     let mut updates = Vec::new();
     let mut copies = Vec::new();
@@ -96,7 +97,10 @@ fn measure(name: &'static str, elements: usize, time: Duration) -> Option<Row> {
             }
         }));
         // As many bytes as the weights have are read, and as many written.
-        copies.push(copy_rate(time, elements));
+        copies.push(rate(time, 2 * size_of_val(&*from), || {
+            to.copy_from_slice(std::hint::black_box(&from));
+            std::hint::black_box(&mut to);
+        }));
     }
     let (update, copy) = (median(updates), median(copies));
     Some(Row {
@@ -104,15 +108,6 @@ fn measure(name: &'static str, elements: usize, time: Duration) -> Option<Row> {
         bytes_touched_per_element: touched,
         gigabytes_touched_per_second: update / 1e9,
         ratio_memcpy: update / copy,
-    })
-}
-
-fn copy_rate(time: Duration, elements: usize) -> f64 {
-    let from = vec![1f32; elements];
-    let mut to = vec![0f32; elements];
-    rate(time, 2 * size_of_val(&*from), || {
-        to.copy_from_slice(&from);
-        std::hint::black_box(&to);
     })
 }
 
