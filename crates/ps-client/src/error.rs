@@ -8,7 +8,7 @@ use tonic::Status;
 /// What can go wrong with a push or pull.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum PsError {
+pub enum ClientError {
     /// The cluster has moved on without this worker: register again.
     #[error("no longer part of the cluster: {0}")]
     Fenced(Refusal),
@@ -61,14 +61,14 @@ pub enum PsError {
     Closed(u32),
 }
 
-impl PsError {
+impl ClientError {
     /// Whether registering again may help.
     pub fn is_retryable(&self) -> bool {
         matches!(self, Self::Fenced(_) | Self::Moved { .. })
     }
 }
 
-impl From<Refusal> for PsError {
+impl From<Refusal> for ClientError {
     fn from(refusal: Refusal) -> Self {
         match refusal.reason {
             Reason::Fenced | Reason::StaleEpoch | Reason::StaleClock => Self::Fenced(refusal),

@@ -11,8 +11,8 @@ mod frames;
 mod servers;
 mod session;
 
-pub use error::PsError;
+pub use error::ClientError;
 pub use frames::Frames;
 pub use servers::{
-    Acknowledgement, Membership, ParameterServers, PulledBlock, PushReceipt, Weights, WeightsTicket,
+    Acknowledgement, Identity, ParameterServers, PulledBlock, PushReceipt, Weights, WeightsTicket,
 };

@@ -12,13 +12,13 @@ use shared_proto::wire;
 use shared_proto::wire::client_message::Kind;
 use tokio::sync::watch;
 
-use crate::error::PsError;
+use crate::error::ClientError;
 use crate::frames::Frames;
 use crate::session::{Answer, Reply, Session, Target};
 
 /// As whom, and how long, a worker talks to the servers.
 #[derive(Clone, Debug)]
-pub struct Membership {
+pub struct Identity {
     /// Name of the job.
     pub job: String,
     /// This worker.
@@ -81,10 +81,10 @@ pub struct PulledBlock {
 
 impl ParameterServers {
     /// Opens a session with each shard, in the background.
-    pub fn connect(map: ShardMap, membership: &Membership) -> Self {
+    pub fn connect(map: ShardMap, identity: &Identity) -> Self {
         let origin = Origin {
-            job: membership.job.clone(),
-            task: membership.task,
+            job: identity.job.clone(),
+            task: identity.task,
             epoch: map.epoch,
             clock: Clock(0),
             sequence: Sequence(0),
@@ -93,8 +93,8 @@ impl ParameterServers {
             shard,
             address: address.clone(),
             origin: origin.clone(),
-            view: membership.view,
-            patience: membership.patience,
+            view: identity.view,
+            patience: identity.patience,
         };
         let (tell, waiting_on) = watch::channel(Vec::new());
         Self {
@@ -125,9 +125,9 @@ impl ParameterServers {
     /// shard has them.
     ///
     /// # Errors
-    /// [`PsError::NonFinite`] or [`PsError::WrongSize`] before anything is sent; else as the
+    /// [`ClientError::NonFinite`] or [`ClientError::WrongSize`] before anything is sent; else as the
     /// servers answer.
-    pub async fn initialize(&mut self, values: &[Bytes]) -> Result<(), PsError> {
+    pub async fn initialize(&mut self, values: &[Bytes]) -> Result<(), ClientError> {
         self.check(Clock(0), values)?;
         let mut replies = Vec::new();
         let frames = Arc::clone(&self.frames);
@@ -138,7 +138,10 @@ impl ParameterServers {
                     payload: Some(payload::dense(self.slice(values, *id)?)),
                 })
             };
-            let blocks = blocks.iter().map(part).collect::<Result<_, PsError>>()?;
+            let blocks = blocks
+                .iter()
+                .map(part)
+                .collect::<Result<_, ClientError>>()?;
             let origin = self.next_origin(Clock(0));
             let sequence = origin.sequence.0;
             let message = Kind::Initialize(wire::Initialize {
@@ -153,12 +156,12 @@ impl ParameterServers {
     /// Pushes the gradients of the step after `clock`, one entry a variable in the order of the map.
     ///
     /// # Errors
-    /// [`PsError::NonFinite`] or [`PsError::WrongSize`] before anything is sent.
+    /// [`ClientError::NonFinite`] or [`ClientError::WrongSize`] before anything is sent.
     pub async fn push(
         &mut self,
         clock: Clock,
         gradients: &[Bytes],
-    ) -> Result<PushReceipt, PsError> {
+    ) -> Result<PushReceipt, ClientError> {
         self.check(clock, gradients)?;
         let mut replies = Vec::new();
         let frames = Arc::clone(&self.frames);
@@ -188,7 +191,7 @@ impl ParameterServers {
         clock: Clock,
         gradients: &[Bytes],
         next: Clock,
-    ) -> Result<(PushReceipt, WeightsTicket), PsError> {
+    ) -> Result<(PushReceipt, WeightsTicket), ClientError> {
         self.check(clock, gradients)?;
         let (mut pushed, mut pulled) = (Vec::new(), Vec::new());
         let frames = Arc::clone(&self.frames);
@@ -205,7 +208,7 @@ impl ParameterServers {
         blocks: &[BlockId],
         clock: Clock,
         gradients: &[Bytes],
-    ) -> Result<Reply, PsError> {
+    ) -> Result<Reply, ClientError> {
         let part = |id: &BlockId| {
             Ok(wire::Gradient {
                 block: Some((*id).into()),
@@ -213,7 +216,10 @@ impl ParameterServers {
                 payload: Some(payload::dense(self.slice(gradients, *id)?)),
             })
         };
-        let gradients = blocks.iter().map(part).collect::<Result<_, PsError>>()?;
+        let gradients = blocks
+            .iter()
+            .map(part)
+            .collect::<Result<_, ClientError>>()?;
         let origin = self.next_origin(clock);
         let sequence = origin.sequence.0;
         let message = Kind::Push(wire::Push {
@@ -246,7 +252,7 @@ impl ParameterServers {
     ///
     /// # Errors
     /// As the servers answer.
-    pub async fn weights(&mut self, ticket: WeightsTicket) -> Result<Weights, PsError> {
+    pub async fn weights(&mut self, ticket: WeightsTicket) -> Result<Weights, ClientError> {
         let mut weights = Weights {
             blocks: Vec::new(),
             min_clock: Clock(u64::MAX),
@@ -258,7 +264,7 @@ impl ParameterServers {
                 continue;
             };
             if !part.elsewhere.is_empty() {
-                return Err(PsError::Moved { epoch: part.epoch });
+                return Err(ClientError::Moved { epoch: part.epoch });
             }
             weights.min_clock = weights.min_clock.min(Clock(part.min_clock));
             let waited = Duration::try_from_secs_f64(part.waited).unwrap_or_default();
@@ -289,26 +295,26 @@ impl ParameterServers {
     }
 
     /// The part of a variable's values that is a block's.
-    fn slice(&self, values: &[Bytes], id: BlockId) -> Result<Bytes, PsError> {
+    fn slice(&self, values: &[Bytes], id: BlockId) -> Result<Bytes, ClientError> {
         let range = self.map.range(id)?;
         let size = size_of::<f32>();
         Ok(values[id.variable as usize].slice(range.start * size..range.end * size))
     }
 
-    fn check(&self, clock: Clock, values: &[Bytes]) -> Result<(), PsError> {
+    fn check(&self, clock: Clock, values: &[Bytes]) -> Result<(), ClientError> {
         let nothing = Bytes::new();
         for (index, variable) in self.map.variables.iter().enumerate() {
             let values = values.get(index).unwrap_or(&nothing);
             let expected = variable.spec.elements() * size_of::<f32>();
             if values.len() != expected {
-                return Err(PsError::WrongSize {
+                return Err(ClientError::WrongSize {
                     variable: variable.spec.name.clone(),
                     found: values.len(),
                     expected,
                 });
             }
             if !payload::all_finite(payload::elements(values)) {
-                return Err(PsError::NonFinite {
+                return Err(ClientError::NonFinite {
                     variable: variable.spec.name.clone(),
                     clock: clock.0,
                 });
@@ -323,13 +329,13 @@ impl PushReceipt {
     ///
     /// # Errors
     /// As the servers answer.
-    pub async fn acknowledged(self) -> Result<Acknowledgement, PsError> {
+    pub async fn acknowledged(self) -> Result<Acknowledgement, ClientError> {
         let mut blocks = 0;
         for reply in self.0 {
             if let Answer::Acknowledged(acknowledged) = reply.answer().await? {
                 if !acknowledged.elsewhere.is_empty() {
                     let epoch = acknowledged.epoch;
-                    return Err(PsError::Moved { epoch });
+                    return Err(ClientError::Moved { epoch });
                 }
                 blocks += acknowledged.blocks.len();
             }

@@ -20,7 +20,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::{Status, Streaming};
 
-use crate::error::{PsError, refusal_of};
+use crate::error::{ClientError, refusal_of};
 
 /// Messages that may wait for the transport.
 const OUTGOING: usize = 4;
@@ -28,6 +28,9 @@ const OUTGOING: usize = 4;
 /// Requests that may be under way: with blocks of 1 MiB, those of a shard of 32 GiB, pushed and
 /// pulled. A server holds back as many pulls of a session, and not more.
 const MOST_IN_FLIGHT: usize = 65_536;
+
+/// How long a shard may be unreachable before that is worth a warning.
+const ALARM: Duration = Duration::from_secs(1);
 
 /// How long to wait before asking again for what is not initialised yet.
 const NOT_YET: Duration = Duration::from_millis(20);
@@ -42,21 +45,21 @@ pub(crate) enum Answer {
 /// A message that is not answered, and where its answer goes.
 struct Request {
     message: wire::ClientMessage,
-    reply: oneshot::Sender<Result<Answer, PsError>>,
+    reply: oneshot::Sender<Result<Answer, ClientError>>,
     _permit: OwnedSemaphorePermit,
 }
 
 /// A request's answer, to come.
 pub(crate) struct Reply {
     shard: u32,
-    receiver: oneshot::Receiver<Result<Answer, PsError>>,
+    receiver: oneshot::Receiver<Result<Answer, ClientError>>,
 }
 
 impl Reply {
-    pub(crate) async fn answer(self) -> Result<Answer, PsError> {
+    pub(crate) async fn answer(self) -> Result<Answer, ClientError> {
         self.receiver
             .await
-            .unwrap_or(Err(PsError::Closed(self.shard)))
+            .unwrap_or(Err(ClientError::Closed(self.shard)))
     }
 }
 
@@ -87,7 +90,7 @@ struct State {
     /// The stream, while there is one and all that was to be sent again has been.
     outgoing: Option<Sender>,
     /// Why there will be no stream any more.
-    closed: Option<PsError>,
+    closed: Option<ClientError>,
 }
 
 type Sender = mpsc::Sender<wire::ClientMessage>;
@@ -158,13 +161,14 @@ enum End {
     /// It may be opened again.
     Broken(String),
     /// It may not.
-    Fatal(PsError),
+    Fatal(ClientError),
 }
 
 impl Driver {
     async fn run(self) {
         let mut last_heard = Instant::now();
         let mut delays = backoff().build();
+        let mut alarmed = false;
         loop {
             let reason = match self.connect().await {
                 Ok((outgoing, incoming)) => {
@@ -172,6 +176,7 @@ impl Driver {
                     if heard {
                         last_heard = Instant::now();
                         delays = backoff().build();
+                        alarmed = false;
                     }
                     match end {
                         End::Fatal(error) => return self.fail(&error),
@@ -187,14 +192,14 @@ impl Driver {
                 patience,
                 ..
             } = &self.target;
-            if last_heard.elapsed() < NOT_YET {
-                // Servers end sessions when the job ends, before workers know.
-                tracing::info!(shard, %address, reason, "the session with a shard has ended; connecting again");
+            // Servers end their sessions when the job ends, before workers know: no reason to alarm.
+            if last_heard.elapsed() > ALARM && !std::mem::replace(&mut alarmed, true) {
+                tracing::warn!(shard, %address, reason, "a shard cannot be reached; trying on");
             } else {
-                tracing::debug!(shard, %address, reason, "the shard cannot be reached yet");
+                tracing::debug!(shard, %address, reason, "the session with a shard has ended");
             }
             if last_heard.elapsed() > *patience {
-                let error = PsError::Unreachable {
+                let error = ClientError::Unreachable {
                     shard: *shard,
                     address: address.clone(),
                     patience: *patience,
@@ -234,7 +239,7 @@ impl Driver {
             Ok(Ok((Some(first), incoming))) => match first.kind {
                 Some(Incoming::Welcome(welcome)) if welcome.shard != self.target.shard => {
                     let epoch = welcome.epoch;
-                    Err(End::Fatal(PsError::Moved { epoch }))
+                    Err(End::Fatal(ClientError::Moved { epoch }))
                 }
                 Some(Incoming::Welcome(_)) => Ok((outgoing, incoming)),
                 _ => Err(End::Broken("it did not say welcome".to_owned())),
@@ -344,7 +349,7 @@ impl Driver {
         });
     }
 
-    fn resolve(&self, sequence: u64, answer: Result<Answer, PsError>) {
+    fn resolve(&self, sequence: u64, answer: Result<Answer, ClientError>) {
         let request = self.state.lock().in_flight.remove(&sequence);
         if let Some(request) = request {
             // Whoever does not wait for the answer does not need it.
@@ -352,7 +357,7 @@ impl Driver {
         }
     }
 
-    fn fail(&self, error: &PsError) {
+    fn fail(&self, error: &ClientError) {
         let mut state = self.state.lock();
         state.closed = Some(error.clone());
         for (_, request) in std::mem::take(&mut state.in_flight) {

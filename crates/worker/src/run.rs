@@ -10,7 +10,7 @@ use daemon::membership::{Coordinator, Membership, MembershipError, Registration}
 use daemon::process::Process;
 use daemon::settings::{MemberSettings, ProcessSettings};
 use metrics::counter;
-use ps_client::{ParameterServers, PsError};
+use ps_client::{ClientError, ParameterServers};
 use shared_proto::blocks::ShardMap;
 use shared_proto::ids::{Clock, Epoch, Role, Task, ViewNumber, names};
 use shared_proto::job::{Job, JobError, run_dir};
@@ -60,7 +60,7 @@ pub enum WorkerError {
     Membership(#[from] MembershipError),
     /// A server does not answer, or refuses.
     #[error(transparent)]
-    Ps(#[from] PsError),
+    Ps(#[from] ClientError),
     /// The data or the model is at fault.
     #[error(transparent)]
     Replica(#[from] ReplicaError),
@@ -217,7 +217,7 @@ impl Worker {
         let epoch = map.epoch;
         let mut servers = ParameterServers::connect(
             map,
-            &ps_client::Membership {
+            &ps_client::Identity {
                 job: job.name.clone(),
                 task: membership.task,
                 view,

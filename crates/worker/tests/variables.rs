@@ -296,10 +296,13 @@ fn what_is_saved_can_be_loaded() {
     let in_file = candle_core::safetensors::load(&path, &Device::Cpu).unwrap();
     assert_eq!(in_file["a"].dims(), [2, 3]);
 
-    let nowhere = folder.path().join("nowhere").join("model.safetensors");
-    let error = saved.save(&nowhere).unwrap_err().to_string();
+    // Folders are made where they are missing; a file is no folder.
+    saved
+        .save(&folder.path().join("new").join("model.safetensors"))
+        .unwrap();
+    let error = saved.save(&path.join("below")).unwrap_err().to_string();
     assert!(
-        error.contains("nowhere") && error.contains("written"),
+        error.contains("below") && error.contains("written"),
         "{error}"
     );
 }

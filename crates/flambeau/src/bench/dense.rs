@@ -289,7 +289,7 @@ impl Worker {
             }
         };
         let map = ShardMap::try_from(reply.shard_map.clone().unwrap_or_default());
-        let identity = ps_client::Membership {
+        let identity = ps_client::Identity {
             job: membership.job.name.clone(),
             task: membership.task,
             view: ViewNumber(reply.view),

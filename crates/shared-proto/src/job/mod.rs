@@ -3,6 +3,8 @@
 
 mod optimizer;
 mod template;
+#[cfg(test)]
+mod tests;
 
 use std::path::PathBuf;
 
@@ -454,84 +456,5 @@ impl Job {
             .div_ceil(per_update)
             .saturating_mul(self.epochs.into());
         self.steps.map_or(whole, |steps| steps.min(whole)).max(1)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_job_survives_its_file() {
-        let mut job = Job {
-            clip_norm: Some(1.5),
-            steps: Some(7),
-            optimizer: Optimizer::Ftrl(Ftrl::default()),
-            ..Job::default()
-        };
-        job.model.options.insert("depth".into(), 3.into());
-        assert_eq!(Job::from_toml(&job.to_toml()).unwrap(), job);
-    }
-
-    #[test]
-    fn the_template_says_the_defaults_and_names_every_setting() {
-        assert_eq!(Job::from_toml(TEMPLATE).unwrap(), Job::default());
-        // Uncommented, its optional settings are known ones too.
-        let all: String = TEMPLATE
-            .lines()
-            .map(|line| line.strip_prefix("#: ").unwrap_or(line))
-            .fold(String::new(), |text, line| text + line + "\n");
-        let job = Job::from_toml(&all).unwrap();
-        let table: toml::Table = toml::from_str(&job.to_toml()).unwrap();
-        let template: toml::Table = toml::from_str(&all).unwrap();
-        assert_eq!(keys(&table), keys(&template));
-    }
-
-    fn keys(table: &toml::Table) -> Vec<String> {
-        let mut keys = Vec::new();
-        for (key, value) in table {
-            match value {
-                toml::Value::Table(inner) => {
-                    keys.extend(self::keys(inner).iter().map(|k| format!("{key}.{k}")));
-                }
-                _ => keys.push(key.clone()),
-            }
-        }
-        keys.sort();
-        keys
-    }
-
-    #[test]
-    fn unknown_keys_are_refused_by_name() {
-        for (text, key) in [
-            ("batchsize = 3", "batchsize"),
-            ("[optimizer]\nname = \"sgd\"\nbeta1 = 0.5", "beta1"),
-            ("[strategy]\nstalenes = 1", "stalenes"),
-        ] {
-            let error = Job::from_toml(text).unwrap_err().to_string();
-            assert!(error.contains(key), "{error}");
-        }
-    }
-
-    #[test]
-    fn settings_without_sense_are_named_with_their_value() {
-        for (text, field, value) in [
-            ("batch_size = 0", "batch_size", "0"),
-            ("[optimizer]\nname = \"adam\"\nbeta1 = 1.5", "beta1", "1.5"),
-            (
-                "[optimizer]\nname = \"sgd\"\nlearning_rate = -1.0",
-                "learning_rate",
-                "-1",
-            ),
-            (
-                "[schedule]\nkind = \"step\"\nstep_every = 0",
-                "step_every",
-                "0",
-            ),
-            ("[data]\nkind = \"mnist\"", "data.dir", "None"),
-        ] {
-            let error = Job::from_toml(text).unwrap_err().to_string();
-            assert!(error.contains(field) && error.contains(value), "{error}");
-        }
     }
 }

@@ -8,16 +8,16 @@ pub use parameter_server::ParameterServer;
 use std::future::Future;
 
 use bytes::Bytes;
-use ps_client::{PsError, Weights};
+use ps_client::{ClientError, Weights};
 use shared_proto::ids::Clock;
 
 /// A way to train together with others.
 pub trait Strategy {
     /// Weights for the step after `clock`: what has changed since the last pull.
-    fn pull(&mut self, clock: Clock) -> impl Future<Output = Result<Weights, PsError>>;
+    fn pull(&mut self, clock: Clock) -> impl Future<Output = Result<Weights, ClientError>>;
 
     /// The newest weights, whatever was asked for before.
-    fn pull_fresh(&mut self, clock: Clock) -> impl Future<Output = Result<Weights, PsError>>;
+    fn pull_fresh(&mut self, clock: Clock) -> impl Future<Output = Result<Weights, ClientError>>;
 
     /// Hands over the gradients of the step after `clock`, one entry a variable, and waits until
     /// they are safe.
@@ -25,5 +25,5 @@ pub trait Strategy {
         &mut self,
         clock: Clock,
         gradients: &[Bytes],
-    ) -> impl Future<Output = Result<(), PsError>>;
+    ) -> impl Future<Output = Result<(), ClientError>>;
 }

@@ -1,7 +1,7 @@
 //! Variables on sharded parameter servers.
 
 use bytes::Bytes;
-use ps_client::{ParameterServers, PsError, Weights, WeightsTicket};
+use ps_client::{ClientError, ParameterServers, Weights, WeightsTicket};
 use shared_proto::ids::Clock;
 
 use super::Strategy;
@@ -25,7 +25,7 @@ impl ParameterServer {
 }
 
 impl Strategy for ParameterServer {
-    async fn pull(&mut self, clock: Clock) -> Result<Weights, PsError> {
+    async fn pull(&mut self, clock: Clock) -> Result<Weights, ClientError> {
         match self.next.take_if(|(asked, _)| *asked == clock) {
             Some((_, ticket)) => self.servers.weights(ticket).await,
             // The clock has jumped: what was asked for may be older by now than the bound allows.
@@ -33,7 +33,7 @@ impl Strategy for ParameterServer {
         }
     }
 
-    async fn pull_fresh(&mut self, clock: Clock) -> Result<Weights, PsError> {
+    async fn pull_fresh(&mut self, clock: Clock) -> Result<Weights, ClientError> {
         let mut early = Vec::new();
         if let Some((_, ticket)) = self.next.take() {
             early = self.servers.weights(ticket).await?.blocks;
@@ -45,7 +45,7 @@ impl Strategy for ParameterServer {
         Ok(weights)
     }
 
-    async fn push(&mut self, clock: Clock, gradients: &[Bytes]) -> Result<(), PsError> {
+    async fn push(&mut self, clock: Clock, gradients: &[Bytes]) -> Result<(), ClientError> {
         let next = clock.next();
         let (receipt, ticket) = self.servers.push_then_pull(clock, gradients, next).await?;
         self.next = Some((next, ticket));
