@@ -77,7 +77,7 @@ impl Daemon {
 
     /// Its address, as host:port.
     pub fn address(&self) -> String {
-        self.ready.address.unwrap().to_string()
+        self.ready.address.as_ref().unwrap().to_string()
     }
 
     /// What it has logged.

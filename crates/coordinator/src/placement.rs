@@ -14,6 +14,9 @@ const LEAST_BLOCK_ELEMENTS: usize = BLOCK_ELEMENTS / 16;
 /// How large blocks are to be: full ones for large models, smaller ones where there would be too
 /// few to spread.
 pub(crate) fn block_elements(variables: &[VariableSpec], shards: u32) -> usize {
+    if shards == 1 {
+        return BLOCK_ELEMENTS;
+    }
     let elements: usize = variables.iter().map(VariableSpec::elements).sum();
     let share = elements / (shards as usize * BLOCKS_PER_SHARD);
     share

@@ -11,7 +11,7 @@ use daemon::settings::{JobFlags, ProcessSettings};
 use metrics::gauge;
 use shared_proto::ids::Role;
 use shared_proto::job::{Job, JobError};
-use shared_proto::transport;
+use shared_proto::transport::{self, Listen};
 use shared_proto::wire::coordinator_server::CoordinatorServer;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -148,7 +148,7 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), Coordinator
         );
     let server = tokio::spawn(server);
     Ready {
-        address: Some(address),
+        address: Some(Listen::Tcp(address)),
         metrics: process.metrics,
     }
     .announce();

@@ -14,11 +14,13 @@ pub mod settings;
 
 use std::net::SocketAddr;
 
+use shared_proto::transport::Listen;
+
 /// Says, on one line of stdout, where a process listens. Whoever started it with port 0 reads it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ready {
     /// Where the role itself listens; absent for those that do not.
-    pub address: Option<SocketAddr>,
+    pub address: Option<Listen>,
     /// Where metrics are served.
     pub metrics: SocketAddr,
 }
@@ -31,6 +33,7 @@ impl Ready {
     pub fn announce(&self) {
         let address = self
             .address
+            .as_ref()
             .map(|a| format!("{}{a}, ", Self::ADDRESS))
             .unwrap_or_default();
         println!("{address}{}{}", Self::METRICS, self.metrics);
@@ -59,6 +62,9 @@ mod tests {
         let with = "listening on 127.0.0.1:7, metrics on 127.0.0.1:8";
         let ready = Ready::parse(with).unwrap();
         assert_eq!(ready.address, Some("127.0.0.1:7".parse().unwrap()));
+        let file = "listening on unix:/run/a.sock, metrics on 127.0.0.1:8";
+        let file = Ready::parse(file).and_then(|ready| ready.address);
+        assert_eq!(file, Some(Listen::Unix("/run/a.sock".into())));
         assert_eq!(Ready::parse("metrics on [::1]:8").unwrap().address, None);
         assert_eq!(Ready::parse("something else"), None);
     }

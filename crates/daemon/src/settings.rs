@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use shared_proto::job::{DataKind, Job, JobError, Mode, Optimizer};
+use shared_proto::transport::Listen;
 
 /// What every process can be told.
 #[derive(Clone, Debug, clap::Args)]
@@ -47,15 +48,19 @@ pub struct MemberSettings {
 }
 
 impl MemberSettings {
-    /// The identity to register under; `port` is the one that the process was told to take.
-    pub fn identity(&self, port: u16) -> String {
+    /// The identity to register under. Without one that was given, it is made of the host's name
+    /// and where on it the process was told to listen.
+    pub fn identity(&self, listen: &Listen) -> String {
         let host = || {
             hostname::get().map_or_else(|_| "host".to_owned(), |h| h.to_string_lossy().into_owned())
         };
-        match (&self.identity, port) {
+        match (&self.identity, listen) {
             (Some(identity), _) => identity.clone(),
-            (None, 0) => format!("{}:{:08x}", host(), rand::random::<u32>()),
-            (None, port) => format!("{}:{port}", host()),
+            (None, Listen::Tcp(address)) if address.port() == 0 => {
+                format!("{}:{:08x}", host(), rand::random::<u32>())
+            }
+            (None, Listen::Tcp(address)) => format!("{}:{}", host(), address.port()),
+            (None, Listen::Unix(path)) => format!("{}:{}", host(), path.display()),
         }
     }
 }

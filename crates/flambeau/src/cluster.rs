@@ -1,5 +1,5 @@
 //! A cluster on this machine: its processes, started from this very executable, talking over
-//! loopback. Whatever happens to this process, they end: each holds the other end of a pipe.
+//! socket files or loopback. Whatever happens to this process, they end: each holds the other end of a pipe.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -10,6 +10,8 @@ use std::time::Duration;
 use daemon::Ready;
 use shared_proto::ids::{Role, TaskId};
 use shared_proto::job::{Job, run_dir};
+use shared_proto::transport::Listen;
+use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
@@ -42,9 +44,20 @@ struct Member {
     exit: Option<ExitStatus>,
 }
 
+/// How workers reach the servers of their own host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Transport {
+    /// Through a port on loopback.
+    Tcp,
+    /// Through a socket file.
+    Unix,
+}
+
 /// The processes of a job.
 pub(crate) struct LocalCluster {
     members: BTreeMap<TaskId, Member>,
+    /// Of socket files: their paths must be short, and a run directory's may be long.
+    sockets: TempDir,
     /// Where the coordinator listens.
     pub(crate) coordinator: SocketAddr,
 }
@@ -57,6 +70,7 @@ impl LocalCluster {
         dir: &Path,
         workers: u32,
         device: &str,
+        transport: Transport,
     ) -> Result<Self, CommandError> {
         let logs = dir.join("logs");
         std::fs::create_dir_all(&logs).map_err(CommandError::file(&logs))?;
@@ -65,17 +79,25 @@ impl LocalCluster {
 
         let mut cluster = Self {
             members: BTreeMap::new(),
+            sockets: tempfile::Builder::new()
+                .prefix("flambeau-")
+                .tempdir()
+                .map_err(CommandError::file("a folder for socket files"))?,
             coordinator: SocketAddr::from(([127, 0, 0, 1], 0)),
         };
         let mut command = own("coordinator")?;
         command.arg(&job_file).args(["--listen", "127.0.0.1:0"]);
         let ready = cluster.spawn(COORDINATOR, command, &logs).await?;
-        cluster.coordinator = ready
-            .and_then(|ready| ready.address)
-            .unwrap_or(cluster.coordinator);
+        if let Some(Listen::Tcp(address)) = ready.and_then(|ready| ready.address) {
+            cluster.coordinator = address;
+        }
 
         for index in 0..job.cluster.ps.unwrap_or(1) {
-            let command = cluster.member("ps-server")?;
+            let mut command = cluster.member("ps-server")?;
+            if transport == Transport::Unix {
+                let file = cluster.sockets.path().join(format!("ps-{index}.sock"));
+                command.args(["--listen", &Listen::Unix(file).to_string()]);
+            }
             cluster.add(Role::Ps, index, command, &logs).await?;
         }
         for index in 0..workers {

@@ -14,7 +14,7 @@ use shared_proto::view::JobPhase;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::app::{JobArguments, block_on};
-use crate::cluster::{COORDINATOR, LocalCluster};
+use crate::cluster::{COORDINATOR, LocalCluster, Transport};
 use crate::error::CommandError;
 use crate::progress::Progress;
 use crate::{metrics, plot, status};
@@ -115,8 +115,8 @@ async fn watch(job: &Job, dir: &Path, device: &str, quiet: bool) -> Result<Summa
     let signals = |kind| signal(kind).map_err(CommandError::file("signals"));
     let mut interrupt = signals(SignalKind::interrupt())?;
     let mut terminate = signals(SignalKind::terminate())?;
-    let mut cluster =
-        LocalCluster::start(job, dir, job.cluster.workers.unwrap_or(1), device).await?;
+    let workers = job.cluster.workers.unwrap_or(1);
+    let mut cluster = LocalCluster::start(job, dir, workers, device, Transport::Unix).await?;
     let mut progress = Progress::new(quiet);
     let ended = tokio::select! {
         ended = follow(&mut cluster, &mut progress) => ended,

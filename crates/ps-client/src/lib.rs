@@ -14,5 +14,6 @@ mod session;
 pub use error::ClientError;
 pub use frames::Frames;
 pub use servers::{
-    Acknowledgement, Identity, ParameterServers, PulledBlock, PushReceipt, Weights, WeightsTicket,
+    Acknowledgement, Gradients, Identity, ParameterServers, PulledBlock, PushReceipt, Weights,
+    WeightsTicket,
 };

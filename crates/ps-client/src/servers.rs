@@ -40,6 +40,16 @@ pub struct ParameterServers {
     known: HashMap<BlockId, wire::BlockVersion>,
 }
 
+/// The gradients of one step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Gradients {
+    /// One for each variable, in the order of the map: all its elements in little-endian `f32`.
+    pub values: Vec<Bytes>,
+    /// Their global norm, before it was clipped. It is finite only if each element is, so whoever
+    /// has it need not look through them for that.
+    pub norm: f64,
+}
+
 /// Acknowledgements to come.
 #[must_use = "a push counts once it is acknowledged"]
 pub struct PushReceipt(Vec<Reply>);
@@ -128,7 +138,8 @@ impl ParameterServers {
     /// [`ClientError::NonFinite`] or [`ClientError::WrongSize`] before anything is sent; else as the
     /// servers answer.
     pub async fn initialize(&mut self, values: &[Bytes]) -> Result<(), ClientError> {
-        self.check(Clock(0), values)?;
+        self.check_sizes(values)?;
+        self.check_finite(Clock(0), values)?;
         let mut replies = Vec::new();
         let frames = Arc::clone(&self.frames);
         for (shard, blocks) in frames.in_turns() {
@@ -153,16 +164,16 @@ impl ParameterServers {
         PushReceipt(replies).acknowledged().await.map(|_| ())
     }
 
-    /// Pushes the gradients of the step after `clock`, one entry a variable in the order of the map.
+    /// Pushes the gradients of the step after `clock`.
     ///
     /// # Errors
     /// [`ClientError::NonFinite`] or [`ClientError::WrongSize`] before anything is sent.
     pub async fn push(
         &mut self,
         clock: Clock,
-        gradients: &[Bytes],
+        gradients: &Gradients,
     ) -> Result<PushReceipt, ClientError> {
-        self.check(clock, gradients)?;
+        let gradients = self.check(clock, gradients)?;
         let mut replies = Vec::new();
         let frames = Arc::clone(&self.frames);
         for (shard, blocks) in frames.in_turns() {
@@ -189,10 +200,10 @@ impl ParameterServers {
     pub async fn push_then_pull(
         &mut self,
         clock: Clock,
-        gradients: &[Bytes],
+        gradients: &Gradients,
         next: Clock,
     ) -> Result<(PushReceipt, WeightsTicket), ClientError> {
-        self.check(clock, gradients)?;
+        let gradients = self.check(clock, gradients)?;
         let (mut pushed, mut pulled) = (Vec::new(), Vec::new());
         let frames = Arc::clone(&self.frames);
         for (shard, blocks) in frames.in_turns() {
@@ -301,26 +312,44 @@ impl ParameterServers {
         Ok(values[id.variable as usize].slice(range.start * size..range.end * size))
     }
 
-    fn check(&self, clock: Clock, values: &[Bytes]) -> Result<(), ClientError> {
-        let nothing = Bytes::new();
+    /// Nothing of a push is sent unless all of it may be.
+    fn check<'a>(
+        &self,
+        clock: Clock,
+        gradients: &'a Gradients,
+    ) -> Result<&'a [Bytes], ClientError> {
+        self.check_sizes(&gradients.values)?;
+        if !gradients.norm.is_finite() {
+            self.check_finite(clock, &gradients.values)?;
+        }
+        Ok(&gradients.values)
+    }
+
+    fn check_sizes(&self, values: &[Bytes]) -> Result<(), ClientError> {
         for (index, variable) in self.map.variables.iter().enumerate() {
-            let values = values.get(index).unwrap_or(&nothing);
+            let found = values.get(index).map_or(0, Bytes::len);
             let expected = variable.spec.elements() * size_of::<f32>();
-            if values.len() != expected {
+            if found != expected {
                 return Err(ClientError::WrongSize {
                     variable: variable.spec.name.clone(),
-                    found: values.len(),
+                    found,
                     expected,
-                });
-            }
-            if !payload::all_finite(payload::elements(values)) {
-                return Err(ClientError::NonFinite {
-                    variable: variable.spec.name.clone(),
-                    clock: clock.0,
                 });
             }
         }
         Ok(())
+    }
+
+    fn check_finite(&self, clock: Clock, values: &[Bytes]) -> Result<(), ClientError> {
+        let all_finite = |values| payload::all_finite(payload::elements(values));
+        let mut named = self.map.variables.iter().zip(values);
+        match named.find(|(_, values)| !all_finite(values)) {
+            Some((variable, _)) => Err(ClientError::NonFinite {
+                variable: variable.spec.name.clone(),
+                clock: clock.0,
+            }),
+            None => Ok(()),
+        }
     }
 }
 

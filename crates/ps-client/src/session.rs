@@ -6,19 +6,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBuilder};
+use http::header;
 use parking_lot::Mutex;
 use shared_proto::ids::{Origin, Task, ViewNumber};
 use shared_proto::refusal::{Reason, Refusal};
-use shared_proto::transport::{self, CALL_TIMEOUT, MAX_MESSAGE_BYTES, PROTOCOL_VERSION};
+use shared_proto::stream::{self, Encoded, Incoming as Messages, Sender};
+use shared_proto::transport::{self, CALL_TIMEOUT, PROTOCOL_VERSION};
 use shared_proto::wire;
 use shared_proto::wire::client_message::Kind as Outgoing;
-use shared_proto::wire::parameter_server_client::ParameterServerClient;
 use shared_proto::wire::server_message::Kind as Incoming;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 use tokio::time::{Instant, sleep, timeout};
-use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::{CancellationToken, DropGuard};
-use tonic::{Status, Streaming};
+use tonic::transport::Channel;
+use tonic::{Code, Status};
+use tower::{Service, ServiceExt};
 
 use crate::error::{ClientError, refusal_of};
 
@@ -44,7 +46,7 @@ pub(crate) enum Answer {
 
 /// A message that is not answered, and where its answer goes.
 struct Request {
-    message: wire::ClientMessage,
+    message: Encoded,
     reply: oneshot::Sender<Result<Answer, ClientError>>,
     _permit: OwnedSemaphorePermit,
 }
@@ -93,8 +95,6 @@ struct State {
     closed: Option<ClientError>,
 }
 
-type Sender = mpsc::Sender<wire::ClientMessage>;
-
 impl Session {
     /// Opens a session; connects in the background. Tells whom this worker's pulls wait for.
     pub(crate) fn open(target: Target, tell: watch::Sender<Vec<Task>>) -> Self {
@@ -126,7 +126,7 @@ impl Session {
         let Ok(permit) = Arc::clone(&self.permits).acquire_owned().await else {
             return answer;
         };
-        let message = wire::ClientMessage { kind: Some(kind) };
+        let message = Encoded::from(kind);
         let outgoing = {
             let mut state = self.state.lock();
             if let Some(error) = &state.closed {
@@ -143,7 +143,7 @@ impl Session {
         };
         // A message for which there is no stream, or whose stream breaks, is sent by the next one.
         if let Some(outgoing) = outgoing {
-            let _ = outgoing.send(message).await;
+            let _ = outgoing.send(Ok(message)).await;
         }
         answer
     }
@@ -212,27 +212,20 @@ impl Driver {
     }
 
     /// Opens a stream and greets.
-    async fn connect(&self) -> Result<(Sender, Streaming<wire::ServerMessage>), End> {
+    async fn connect(&self) -> Result<(Sender, Messages<wire::ServerMessage>), End> {
         let broken = |error: &dyn std::fmt::Display| End::Broken(error.to_string());
         let endpoint = transport::endpoint(&self.target.address).map_err(|e| broken(&e))?;
         let channel = endpoint.connect().await.map_err(|e| broken(&e))?;
-        let mut client =
-            ParameterServerClient::new(channel).max_decoding_message_size(MAX_MESSAGE_BYTES);
-        let (outgoing, stream) = mpsc::channel(OUTGOING);
+        let (outgoing, body) = stream::body(OUTGOING, stream::End::Request);
         let hello = Outgoing::Hello(wire::Hello {
             protocol_version: PROTOCOL_VERSION,
             origin: Some(self.target.origin.clone().into()),
             view: self.target.view.0,
         });
-        // The channel is new and empty, so this does not wait.
-        let _ = outgoing
-            .send(wire::ClientMessage { kind: Some(hello) })
-            .await;
+        // The queue is new and empty, so this does not wait.
+        let _ = outgoing.send(Ok(hello.into())).await;
         let greeted = async {
-            let mut incoming = client
-                .session(ReceiverStream::new(stream))
-                .await?
-                .into_inner();
+            let mut incoming = begin(channel, body).await?;
             Ok::<_, Status>((incoming.message().await?, incoming))
         };
         match timeout(2 * CALL_TIMEOUT, greeted).await {
@@ -255,7 +248,7 @@ impl Driver {
     async fn exchange(
         &self,
         outgoing: Sender,
-        mut incoming: Streaming<wire::ServerMessage>,
+        mut incoming: Messages<wire::ServerMessage>,
     ) -> (End, bool) {
         let mut heard = false;
         let mut sent_again = std::pin::pin!(self.send_again(outgoing));
@@ -295,7 +288,7 @@ impl Driver {
                 }
             };
             last = next.0;
-            if outgoing.send(next.1).await.is_err() {
+            if outgoing.send(Ok(next.1)).await.is_err() {
                 return;
             }
         }
@@ -344,7 +337,7 @@ impl Driver {
                 (request.map(|r| r.message.clone()), state.outgoing.clone())
             };
             if let (Some(message), Some(outgoing)) = (message, outgoing) {
-                let _ = outgoing.send(message).await;
+                let _ = outgoing.send(Ok(message)).await;
             }
         });
     }
@@ -363,6 +356,32 @@ impl Driver {
         for (_, request) in std::mem::take(&mut state.in_flight) {
             let _ = request.reply.send(Err(error.clone()));
         }
+    }
+}
+
+/// Calls the method `Session`.
+async fn begin(
+    mut channel: Channel,
+    body: tonic::body::Body,
+) -> Result<Messages<wire::ServerMessage>, Status> {
+    let request = http::Request::post(stream::SESSION_PATH)
+        .header(header::CONTENT_TYPE, stream::CONTENT_TYPE)
+        .header(header::TE, "trailers")
+        .body(body)
+        .map_err(|error| Status::internal(error.to_string()))?;
+    let ready = channel.ready().await;
+    let response = ready.map_err(|error| Status::unavailable(error.to_string()))?;
+    let response = response.call(request).await;
+    let response = response.map_err(|error| Status::unavailable(error.to_string()))?;
+    match Status::from_header_map(response.headers()) {
+        Some(status) if status.code() != Code::Ok => Err(status),
+        _ if !response.status().is_success() => {
+            let code = response.status();
+            Err(Status::unknown(format!(
+                "it answers with HTTP status {code}"
+            )))
+        }
+        _ => Ok(Messages::new(response.into_body())),
     }
 }
 

@@ -2,9 +2,11 @@
 //! and in sync mode the gradients staged for the open step. All of it changes under one lock.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use shared_proto::ids::{Clock, Sequence, Task, Version};
+use shared_proto::kernel::Kernel;
 use shared_proto::payload::{self, LeF32};
 use shared_proto::view::{Commit, View};
 
@@ -13,8 +15,9 @@ use crate::optimizer::{Rule, Update};
 /// One block in memory.
 #[derive(Debug, Default)]
 pub(crate) struct Block {
-    /// Empty until initial values come.
-    weights: Vec<f32>,
+    /// Empty until initial values come. Shared with the answers that are being sent: an update
+    /// that meets one of them leaves it the old weights and goes on with a copy.
+    weights: Arc<Vec<f32>>,
     slots: Vec<f32>,
     version: Version,
     /// The last message taken from each worker.
@@ -44,7 +47,7 @@ impl Block {
     /// Sets initial values, over earlier ones too.
     pub(crate) fn initialize(&mut self, values: &[LeF32], rule: &dyn Rule) {
         let slots = rule.slots();
-        self.weights = values.iter().map(|v| v.get()).collect();
+        self.weights = Arc::new(values.iter().map(|v| v.get()).collect());
         self.slots = vec![slots.initial; slots.count * values.len()];
     }
 
@@ -58,12 +61,12 @@ impl Block {
 
     /// Bytes of weights and slots.
     pub(crate) fn bytes(&self) -> usize {
-        size_of_val(&*self.weights) + size_of_val(&*self.slots)
+        size_of_val(&**self.weights) + size_of_val(&*self.slots)
     }
 
-    /// A copy of the weights that can travel.
+    /// The weights as they are now, to travel.
     pub(crate) fn weights(&self) -> Bytes {
-        payload::to_bytes(&self.weights)
+        payload::share(&self.weights)
     }
 
     /// Whether this message, or a later one, of the task has been taken already.
@@ -152,8 +155,10 @@ impl Block {
         let update = Update {
             learning_rate: learning_rate(self.version),
             number: self.version.0 + 1,
+            kernel: Kernel::best(),
         };
-        rule.apply(update, &mut self.weights, gradient, &mut self.slots);
+        let weights = Arc::make_mut(&mut self.weights);
+        rule.apply(update, weights, gradient, &mut self.slots);
         self.version = self.version.next();
     }
 }

@@ -12,6 +12,7 @@
 mod block;
 mod counters;
 mod gate;
+mod listener;
 pub mod optimizer;
 mod run;
 pub mod schedule;

@@ -1,6 +1,5 @@
 //! The process: registers, follows views, serves, reports, and ends when the job does.
 
-use std::net::SocketAddr;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,15 +11,16 @@ use daemon::settings::{AfterJob, MemberSettings, ProcessSettings};
 use shared_proto::blocks::ShardMap;
 use shared_proto::ids::{Epoch, Role, Task};
 use shared_proto::refusal::Refusal;
+use shared_proto::transport::Listen;
 use shared_proto::view::{JobPhase, View};
 use shared_proto::wire;
-use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::block::NotStaged;
-use crate::service::Service;
+use crate::listener::Listener;
+use crate::service::Sessions;
 use crate::shard::Shard;
 use crate::threads::SessionThreads;
 
@@ -33,9 +33,10 @@ const DRAIN: Duration = Duration::from_secs(2);
 /// What a parameter server can be told.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Settings {
-    /// Listen here for workers; port 0 takes a free one.
+    /// Listen here for workers: IP:PORT, where port 0 takes a free one, or unix:PATH, a socket file
+    /// for workers on this host.
     #[arg(long, env = "FLAMBEAU_LISTEN", default_value = "127.0.0.1:0")]
-    pub listen: SocketAddr,
+    pub listen: Listen,
     /// Where workers reach this server, as host:port. Default: the address it listens on, or where
     /// that is 0.0.0.0, the one by which it reaches the coordinator.
     #[arg(long, env = "FLAMBEAU_ADVERTISE")]
@@ -66,7 +67,7 @@ pub enum PsError {
     #[error("cannot listen on {address}: {error}; give another --listen")]
     Listen {
         /// Where it should listen.
-        address: SocketAddr,
+        address: Listen,
         /// What the system says.
         error: std::io::Error,
     },
@@ -97,22 +98,23 @@ pub enum PsError {
 /// As the variants of [`PsError`] say.
 pub async fn run(settings: Settings, process: Process) -> Result<(), PsError> {
     let listen = |error| PsError::Listen {
-        address: settings.listen,
+        address: settings.listen.clone(),
         error,
     };
-    let listener = TcpListener::bind(settings.listen).await.map_err(listen)?;
-    let address = listener.local_addr().map_err(listen)?;
+    let listener = Listener::bind(&settings.listen).await.map_err(listen)?;
+    let address = listener.address().map_err(listen)?;
 
     let member = &settings.member;
     let patience = Duration::from_secs(member.patience_seconds);
     let coordinator = Coordinator::at(&member.coordinator, patience)?;
-    let advertised = match &settings.advertise {
-        Some(advertise) => advertise.clone(),
-        None => coordinator.reachable(address).await?.to_string(),
+    let advertised = match (&settings.advertise, &address) {
+        (Some(advertise), _) => advertise.clone(),
+        (None, Listen::Tcp(address)) => coordinator.reachable(*address).await?.to_string(),
+        (None, Listen::Unix(_)) => address.to_string(),
     };
     let registration = Registration {
         role: Role::Ps,
-        identity: member.identity(settings.listen.port()),
+        identity: member.identity(&settings.listen),
         metrics_address: coordinator.reachable(process.metrics).await?.to_string(),
         address: advertised.clone(),
     };
@@ -130,7 +132,7 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), PsError> {
     let stop = CancellationToken::new();
     let shard = Arc::new(Shard::new(&membership.job));
     let sessions = TaskTracker::new();
-    let service = Service {
+    let service = Sessions {
         shard: Arc::clone(&shard),
         sessions: sessions.clone(),
         shutdown: stop.clone(),

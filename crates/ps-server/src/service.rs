@@ -1,14 +1,19 @@
-//! The gRPC face: one session a stream.
+//! The gRPC face: one session a stream. It is written by hand where gRPC libraries generate it,
+//! because those copy each message once more on its way in and out (see `shared_proto::stream`).
 
+use std::convert::Infallible;
+use std::future::{Ready, ready};
 use std::sync::Arc;
+use std::task::{Context, Poll};
 
-use shared_proto::wire;
-use shared_proto::wire::parameter_server_server::ParameterServer;
-use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
+use http::{HeaderValue, Request, Response, header};
+use shared_proto::stream::{self, End, Incoming};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tonic::{Request, Response, Status, Streaming};
+use tonic::Status;
+use tonic::body::Body;
+use tonic::server::NamedService;
+use tower::Service;
 
 use crate::session::Session;
 use crate::shard::Shard;
@@ -17,25 +22,48 @@ use crate::shard::Shard;
 /// the transport, this bounds what a slow reader costs.
 const ANSWERS: usize = 8;
 
+/// The service `flambeau.v1.ParameterServer`.
 #[derive(Clone)]
-pub(crate) struct Service {
+pub(crate) struct Sessions {
     pub(crate) shard: Arc<Shard>,
     pub(crate) sessions: TaskTracker,
     pub(crate) shutdown: CancellationToken,
 }
 
-#[tonic::async_trait]
-impl ParameterServer for Service {
-    type SessionStream = ReceiverStream<Result<wire::ServerMessage, Status>>;
+impl NamedService for Sessions {
+    const NAME: &'static str = shared_proto::wire::parameter_server_server::SERVICE_NAME;
+}
 
-    async fn session(
-        &self,
-        request: Request<Streaming<wire::ClientMessage>>,
-    ) -> Result<Response<Self::SessionStream>, Status> {
-        let (answers, stream) = mpsc::channel(ANSWERS);
+impl Service<Request<Body>> for Sessions {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Ready<Result<Self::Response, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        ready(Ok(self.begin(request)))
+    }
+}
+
+impl Sessions {
+    fn begin(&self, request: Request<Body>) -> Response<Body> {
+        if request.uri().path() != stream::SESSION_PATH {
+            let path = request.uri().path();
+            return Status::unimplemented(format!("there is no method {path}")).into_http();
+        }
+        let (answers, body) = stream::body(ANSWERS, End::Response);
         let session = Session::new(Arc::clone(&self.shard), answers);
+        let incoming = Incoming::new(request.into_body());
         self.sessions
-            .spawn(session.serve(request.into_inner(), self.shutdown.clone()));
-        Ok(Response::new(ReceiverStream::new(stream)))
+            .spawn(session.serve(incoming, self.shutdown.clone()));
+        let mut response = Response::new(body);
+        response.headers_mut().insert(
+            header::CONTENT_TYPE,
+            HeaderValue::from_static(stream::CONTENT_TYPE),
+        );
+        response
     }
 }

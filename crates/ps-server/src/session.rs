@@ -7,14 +7,15 @@ use std::time::Duration;
 use shared_proto::ids::{Origin, Task, names};
 use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::staleness::lead;
+use shared_proto::stream::{Incoming as Messages, Sender};
 use shared_proto::transport::{MAX_MESSAGE_BYTES, PROTOCOL_VERSION};
 use shared_proto::wire;
 use shared_proto::wire::client_message::Kind as Incoming;
 use shared_proto::wire::server_message::Kind as Outgoing;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
-use tonic::{Code, Status, Streaming};
+use tonic::{Code, Status};
 
 use crate::gate::Admission;
 use crate::shard::{Followed, Shard};
@@ -28,9 +29,6 @@ const QUIET: Duration = Duration::from_millis(100);
 
 /// How long a session waits for its shard to follow the view that the worker knows.
 const CATCH_UP: Duration = Duration::from_secs(10);
-
-/// Where answers go.
-pub(crate) type Answers = mpsc::Sender<Result<wire::ServerMessage, Status>>;
 
 /// A pull that must wait.
 struct Waiting {
@@ -46,7 +44,7 @@ struct Waiting {
 pub(crate) struct Session {
     shard: Arc<Shard>,
     followed: watch::Receiver<Followed>,
-    answers: Answers,
+    answers: Sender,
     waiting: Vec<Waiting>,
     /// Who is at the other end.
     peer: String,
@@ -61,7 +59,7 @@ enum End {
 }
 
 impl Session {
-    pub(crate) fn new(shard: Arc<Shard>, answers: Answers) -> Self {
+    pub(crate) fn new(shard: Arc<Shard>, answers: Sender) -> Self {
         Self {
             followed: shard.subscribe(),
             shard,
@@ -74,7 +72,7 @@ impl Session {
     /// Serves the worker until either side ends it.
     pub(crate) async fn serve(
         mut self,
-        mut incoming: Streaming<wire::ClientMessage>,
+        mut incoming: Messages<wire::ClientMessage>,
         shutdown: CancellationToken,
     ) {
         self.shard.counters.sessions.increment(1.0);
@@ -90,7 +88,7 @@ impl Session {
         }
     }
 
-    async fn exchange(&mut self, incoming: &mut Streaming<wire::ClientMessage>) -> End {
+    async fn exchange(&mut self, incoming: &mut Messages<wire::ClientMessage>) -> End {
         if let Err(end) = self.greet(incoming).await {
             return end;
         }
@@ -115,7 +113,7 @@ impl Session {
     }
 
     /// Hello and Welcome.
-    async fn greet(&mut self, incoming: &mut Streaming<wire::ClientMessage>) -> Result<(), End> {
+    async fn greet(&mut self, incoming: &mut Messages<wire::ClientMessage>) -> Result<(), End> {
         let first = match timeout(CATCH_UP, incoming.message()).await {
             Ok(Ok(Some(message))) => message,
             Ok(Ok(None)) => return Err(End::Gone),
@@ -312,8 +310,8 @@ impl Session {
     }
 
     async fn answer(&mut self, kind: Outgoing) -> Result<(), End> {
-        let message = wire::ServerMessage { kind: Some(kind) };
-        self.answers.send(Ok(message)).await.map_err(|_| End::Gone)
+        let sent = self.answers.send(Ok(kind.into())).await;
+        sent.map_err(|_| End::Gone)
     }
 
     /// The stream broke, or what came was no message.

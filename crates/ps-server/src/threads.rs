@@ -2,25 +2,27 @@
 //! socket, its messages, its updates. Nothing is handed from thread to thread on the way, which costs
 //! more than the work itself for small messages.
 
-use std::net::TcpStream as StdStream;
+use std::io;
 use std::thread::JoinHandle;
 
-use shared_proto::transport::{self, MAX_MESSAGE_BYTES};
-use shared_proto::wire::parameter_server_server::ParameterServerServer;
-use tokio::net::{TcpListener, TcpStream};
+use shared_proto::transport;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::mpsc;
-use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
+use tokio_stream::{Stream, StreamExt};
 use tokio_util::sync::CancellationToken;
+use tonic::transport::server::Connected;
 
-use crate::service::Service;
+use crate::listener::{Connection, Listener};
+use crate::service::Sessions;
 
 /// Connections that may wait for a thread to take them.
 const WAITING: usize = 64;
 
 /// Threads that serve sessions.
 pub(crate) struct SessionThreads {
-    connections: Vec<mpsc::Sender<StdStream>>,
+    connections: Vec<mpsc::Sender<Connection>>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -31,9 +33,9 @@ impl SessionThreads {
     /// If the system has no more threads.
     pub(crate) fn start(
         count: usize,
-        service: &Service,
+        service: &Sessions,
         stop: &CancellationToken,
-    ) -> std::io::Result<Self> {
+    ) -> io::Result<Self> {
         let (mut connections, mut threads) = (Vec::new(), Vec::new());
         for index in 0..count {
             let (sender, queue) = mpsc::channel(WAITING);
@@ -55,17 +57,13 @@ impl SessionThreads {
 
     /// Accepts connections, and gives them to the threads in turns, until `stop`; then waits for
     /// the threads to end.
-    pub(crate) async fn accept(self, listener: TcpListener, stop: CancellationToken) {
+    pub(crate) async fn accept(self, listener: Listener, stop: CancellationToken) {
         let connections = self.connections;
         let accept = async {
             for thread in connections.iter().cycle() {
-                match listener
-                    .accept()
-                    .await
-                    .and_then(|(stream, _)| stream.into_std())
-                {
+                match listener.accept().await {
                     // A thread ends only with all of them.
-                    Ok(stream) => drop(thread.send(stream).await),
+                    Ok(connection) => drop(thread.send(connection).await),
                     Err(error) => {
                         tracing::warn!(%error, "a connection could not be accepted");
                         tokio::time::sleep(std::time::Duration::from_millis(50)).await;
@@ -80,18 +78,41 @@ impl SessionThreads {
     }
 }
 
-async fn serve(service: Service, queue: mpsc::Receiver<StdStream>, stop: CancellationToken) {
-    let incoming = ReceiverStream::new(queue).map(|stream| {
-        stream.set_nonblocking(true)?;
-        stream.set_nodelay(true)?;
-        TcpStream::from_std(stream)
-    });
-    let service = ParameterServerServer::new(service).max_decoding_message_size(MAX_MESSAGE_BYTES);
-    let served = transport::server()
-        .add_service(service)
-        .serve_with_incoming_shutdown(incoming, stop.cancelled_owned())
-        .await;
+/// All connections of a server are of one kind; those of the other kind never come.
+async fn serve(service: Sessions, mut queue: mpsc::Receiver<Connection>, stop: CancellationToken) {
+    let Some(first) = stop.run_until_cancelled(queue.recv()).await.flatten() else {
+        return;
+    };
+    let first_kind = matches!(first, Connection::Tcp(_));
+    let connections = tokio_stream::once(first).chain(ReceiverStream::new(queue));
+    let served = if first_kind {
+        let incoming = connections.filter_map(|connection| match connection {
+            Connection::Tcp(stream) => Some(TcpStream::from_std(stream)),
+            Connection::Unix(_) => None,
+        });
+        serve_all(service, incoming, stop).await
+    } else {
+        let incoming = connections.filter_map(|connection| match connection {
+            Connection::Unix(stream) => Some(UnixStream::from_std(stream)),
+            Connection::Tcp(_) => None,
+        });
+        serve_all(service, incoming, stop).await
+    };
     if let Err(error) = served {
         tracing::error!(%error, "a thread of sessions has ended");
     }
+}
+
+async fn serve_all<S>(
+    service: Sessions,
+    incoming: impl Stream<Item = io::Result<S>>,
+    stop: CancellationToken,
+) -> Result<(), tonic::transport::Error>
+where
+    S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
+{
+    transport::server()
+        .add_service(service)
+        .serve_with_incoming_shutdown(incoming, stop.cancelled_owned())
+        .await
 }

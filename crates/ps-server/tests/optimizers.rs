@@ -7,6 +7,7 @@ use ps_server::optimizer::{Update, rule};
 use ps_server::schedule::factor;
 use serde::Deserialize;
 use shared_proto::job::{Optimizer, Schedule};
+use shared_proto::kernel::Kernel;
 use shared_proto::payload::LeF32;
 
 #[derive(Deserialize)]
@@ -54,6 +55,7 @@ fn largest_error(case: &Case) -> f32 {
         let update = Update {
             learning_rate: base * factor(&schedule, done, u64::MAX),
             number: done + 1,
+            kernel: Kernel::best(),
         };
         rule.apply(update, &mut weights, &gradient, &mut slots);
         for (w, e) in weights.iter().zip(expected) {
@@ -61,4 +63,46 @@ fn largest_error(case: &Case) -> f32 {
         }
     }
     worst
+}
+
+/// What a job promises bit for bit does not depend on the CPU that its servers run on.
+#[test]
+fn all_kernels_give_the_same_bits() {
+    let best = Kernel::best().name();
+    if best == Kernel::baseline().name() {
+        println!("SKIPPED: this CPU has no other instructions than every CPU has");
+    }
+    let numbers = |seed: u32| {
+        // xorshift, over many magnitudes, of a length that no register divides
+        let mut state = seed;
+        std::iter::repeat_with(move || {
+            state ^= state << 13;
+            state ^= state >> 17;
+            state ^= state << 5;
+            (state as f32 / u32::MAX as f32 - 0.5) * 10f32.powi((state % 9) as i32 - 5)
+        })
+        .take(1003)
+    };
+    for name in Optimizer::NAMES {
+        let rule = rule(&Optimizer::named(name).unwrap());
+        let run = |kernel| {
+            let mut weights: Vec<f32> = numbers(1).collect();
+            let mut slots = vec![rule.slots().initial; rule.slots().count * weights.len()];
+            for number in 1..=5 {
+                let gradient: Vec<LeF32> = numbers(number as u32 + 1).map(LeF32::from).collect();
+                let update = Update {
+                    learning_rate: 0.01,
+                    number,
+                    kernel,
+                };
+                rule.apply(update, &mut weights, &gradient, &mut slots);
+            }
+            let bits = weights.iter().chain(&slots).map(|w| w.to_bits());
+            bits.collect::<Vec<_>>()
+        };
+        assert!(
+            run(Kernel::best()) == run(Kernel::baseline()),
+            "{name}: {best} differs from the baseline"
+        );
+    }
 }

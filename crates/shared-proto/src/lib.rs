@@ -4,18 +4,22 @@
 //! - [`ids`]: who and when: tasks, clocks, versions
 //! - [`blocks`]: how variables are cut into blocks, and the shard map
 //! - [`payload`]: tensors as bytes
+//! - [`kernel`]: instructions chosen for the CPU
 //! - [`staleness`]: how far a worker may lead
 //! - [`job`]: what is trained, one TOML file
 //! - [`refusal`]: why a message is turned away, on the wire and off it
 //! - [`view`]: what the coordinator has decided
+//! - [`stream`]: messages on an HTTP/2 body, without copies of what they carry
 //! - [`transport`]: how both ends set up gRPC
 
 pub mod blocks;
 pub mod ids;
 pub mod job;
+pub mod kernel;
 pub mod payload;
 pub mod refusal;
 pub mod staleness;
+pub mod stream;
 pub mod transport;
 pub mod view;
 

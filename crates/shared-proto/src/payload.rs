@@ -1,9 +1,12 @@
 //! Tensors as bytes. Elements travel in little-endian order, unaligned, and are read where they
 //! arrived: no copy is made to align them.
 
+use std::sync::Arc;
+
 use bytemuck::{Pod, Zeroable};
 use bytes::Bytes;
 
+use crate::kernel::Kernel;
 use crate::refusal::{Reason, Refusal};
 use crate::wire;
 
@@ -33,6 +36,21 @@ pub fn to_bytes(values: &[f32]) -> Bytes {
         Bytes::copy_from_slice(bytemuck::cast_slice(values))
     } else {
         values.iter().flat_map(|v| v.to_le_bytes()).collect()
+    }
+}
+
+/// Numbers as they travel, in the memory that they are in where that has the right order.
+pub fn share(values: &Arc<Vec<f32>>) -> Bytes {
+    struct Shared(Arc<Vec<f32>>);
+    impl AsRef<[u8]> for Shared {
+        fn as_ref(&self) -> &[u8] {
+            bytemuck::cast_slice(&self.0)
+        }
+    }
+    if cfg!(target_endian = "little") {
+        Bytes::from_owner(Shared(Arc::clone(values)))
+    } else {
+        to_bytes(values)
     }
 }
 
@@ -102,13 +120,13 @@ pub fn elements(bytes: &Bytes) -> &[LeF32] {
 
 /// Whether no element is NaN or infinite.
 pub fn all_finite(values: &[LeF32]) -> bool {
-    // A number is finite unless all bits of its exponent are set. Blocks of a fixed size without
+    // A number is finite unless all bits of its exponent are set. Parts of a fixed size without
     // an early exit let the compiler use wide registers.
     const EXPONENT: u32 = 0x7f80_0000;
-    values.chunks(1024).all(|chunk| {
-        chunk.iter().fold(true, |ok, v| {
-            ok & (u32::from_le_bytes(v.0) & EXPONENT != EXPONENT)
-        })
+    let finite = |v: &LeF32| u32::from_le_bytes(v.0) & EXPONENT != EXPONENT;
+    Kernel::best().run(|| {
+        let mut parts = values.chunks(1024);
+        parts.all(|part| part.iter().fold(true, |ok, v| ok & finite(v)))
     })
 }
 

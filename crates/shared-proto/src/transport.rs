@@ -1,6 +1,10 @@
 //! How both ends set up gRPC. The windows and frames are what makes a stream of blocks as fast as
 //! plain TCP; ARCHITECTURE.md has the figures.
 
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::str::FromStr;
 use std::time::Duration;
 
 use tonic::transport::{Endpoint, Server};
@@ -14,8 +18,8 @@ pub const MAX_MESSAGE_BYTES: usize = 2 << 20;
 /// Payload bytes that senders put into one message, as a rule.
 pub const MESSAGE_PAYLOAD_BYTES: usize = 1 << 20;
 
-/// HTTP/2 frames as large as a block.
-const FRAME_BYTES: u32 = 1 << 20;
+/// HTTP/2 frames as large as a message, so that each can come in one piece.
+const FRAME_BYTES: u32 = MAX_MESSAGE_BYTES as u32;
 
 /// What may be under way in one direction of one stream without being read.
 const WINDOW_BYTES: u32 = 16 << 20;
@@ -41,12 +45,16 @@ pub fn server() -> Server {
         .tcp_nodelay(true)
 }
 
-/// The endpoint of a peer at `address`, given as host:port.
+/// The endpoint of a peer at `address`, given as host:port or as unix:PATH.
 ///
 /// # Errors
 /// If the address is none.
 pub fn endpoint(address: &str) -> Result<Endpoint, tonic::transport::Error> {
-    Ok(Endpoint::from_shared(format!("http://{address}"))?
+    let uri = match address.starts_with(UNIX) {
+        true => address.to_owned(),
+        false => format!("http://{address}"),
+    };
+    Ok(Endpoint::from_shared(uri)?
         .connect_timeout(CONNECT_TIMEOUT)
         .max_frame_size(FRAME_BYTES)
         .initial_stream_window_size(WINDOW_BYTES)
@@ -54,4 +62,54 @@ pub fn endpoint(address: &str) -> Result<Endpoint, tonic::transport::Error> {
         .http2_keep_alive_interval(KEEPALIVE.0)
         .keep_alive_timeout(KEEPALIVE.1)
         .tcp_nodelay(true))
+}
+
+/// What the address of a socket file begins with.
+const UNIX: &str = "unix:";
+
+/// Where a process listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Listen {
+    /// At a port, port 0 meaning any free one.
+    Tcp(SocketAddr),
+    /// At a socket file: for peers on the same host.
+    Unix(PathBuf),
+}
+
+impl fmt::Display for Listen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(address) => address.fmt(f),
+            Self::Unix(path) => write!(f, "{UNIX}{}", path.display()),
+        }
+    }
+}
+
+impl FromStr for Listen {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.strip_prefix(UNIX) {
+            Some("") => Err(format!("{UNIX} needs the path of a socket file behind it")),
+            Some(path) => Ok(Self::Unix(path.into())),
+            None => text.parse().map(Self::Tcp).map_err(|_| {
+                format!("{text:?} is neither IP:PORT nor {UNIX}PATH, such as 0.0.0.0:7001")
+            }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn where_to_listen_is_read_back() {
+        for text in ["127.0.0.1:0", "[::1]:7001", "unix:/run/flambeau/ps-0.sock"] {
+            assert_eq!(text.parse::<Listen>().unwrap().to_string(), text);
+        }
+        for wrong in ["", "7001", "localhost:7001", "unix:"] {
+            assert!(wrong.parse::<Listen>().is_err(), "{wrong}");
+        }
+    }
 }

@@ -8,7 +8,7 @@ use std::thread::JoinHandle;
 use bytes::Bytes;
 use candle_core::Device;
 use parking_lot::Mutex;
-use ps_client::Weights;
+use ps_client::{Gradients, Weights};
 use shared_proto::blocks::VariableSpec;
 use shared_proto::job::Job;
 use shared_proto::payload;
@@ -65,10 +65,8 @@ pub struct Positions {
 pub struct Computed {
     /// Mean over the batch.
     pub loss: f64,
-    /// One entry a variable: f32, little-endian.
-    pub gradients: Vec<Bytes>,
-    /// Their global norm, before clipping.
-    pub norm: f64,
+    /// To be pushed.
+    pub gradients: Gradients,
 }
 
 /// What a model and its data look like from outside.
@@ -289,8 +287,7 @@ impl Thread {
             .gradients(&loss.backward()?, self.clip_norm)?;
         Ok(Computed {
             loss: f64::from(loss.to_scalar::<f32>()?),
-            gradients: gradients.values,
-            norm: gradients.norm,
+            gradients,
         })
     }
 

@@ -15,6 +15,7 @@ use shared_proto::blocks::ShardMap;
 use shared_proto::ids::{Clock, Epoch, Role, Task, ViewNumber, names};
 use shared_proto::job::{Job, JobError, run_dir};
 use shared_proto::refusal::Refusal;
+use shared_proto::transport::Listen;
 use shared_proto::wire;
 use shared_proto::wire::lease_work_reply::Work;
 use tokio::sync::watch;
@@ -129,7 +130,7 @@ pub async fn run(
         role: Role::Worker,
         identity: settings
             .member
-            .identity(settings.process.metrics_listen.port()),
+            .identity(&Listen::Tcp(settings.process.metrics_listen)),
         address: String::new(),
         metrics_address: coordinator.reachable(process.metrics).await?.to_string(),
     };

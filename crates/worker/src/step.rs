@@ -46,7 +46,7 @@ pub(crate) async fn step(
         wait,
     };
     let samples = positions.end - positions.start;
-    counters.step(samples, computed.loss, computed.norm, &times);
+    counters.step(samples, computed.loss, computed.gradients.norm, &times);
     counters.clock.set(clock.next().0 as f64);
     Ok(Finished {
         samples,

@@ -15,6 +15,7 @@ use candle_core::{
 };
 use candle_nn::init::{Init, NormalOrUniform};
 use candle_nn::var_builder::{SimpleBackend, VarBuilder};
+use ps_client::Gradients;
 use rand::SeedableRng;
 use rand::distr::{Distribution, Uniform};
 use rand_chacha::ChaCha8Rng;
@@ -29,15 +30,6 @@ use crate::model::ModelError;
 /// A model's variables, sorted by name: a variable's number is the same in every process.
 #[derive(Debug)]
 pub struct Variables(Vec<(VariableSpec, Var)>);
-
-/// The gradients of one loss.
-#[derive(Clone, Debug)]
-pub struct Gradients {
-    /// One for each variable, as all its elements in little-endian `f32`.
-    pub values: Vec<Bytes>,
-    /// Their global norm, before it was clipped.
-    pub norm: f64,
-}
 
 impl Variables {
     /// Builds a model on variables that are made as it asks for them. Each one's
@@ -85,7 +77,7 @@ impl Variables {
     /// [`VariablesError::Range`] if there is no such variable, or candle's.
     pub fn values(&self, variable: usize) -> Result<Bytes, VariablesError> {
         let (_, var) = self.find(variable)?;
-        Ok(travelling(elements(var)?))
+        Ok(payload::share(&elements(var)?.into()))
     }
 
     /// Overwrites elements of a variable from `start` on, in its own memory.
@@ -137,7 +129,10 @@ impl Variables {
                 *value *= scale;
             }
         }
-        let values = gradients.into_iter().map(travelling).collect();
+        let values = gradients
+            .into_iter()
+            .map(|g| payload::share(&g.into()))
+            .collect();
         Ok(Gradients { values, norm })
     }
 
@@ -423,21 +418,6 @@ fn sum_of_squares(values: &[f32]) -> f64 {
         }
     }
     sums.iter().sum()
-}
-
-/// Numbers as they travel, without a copy where memory has their order already.
-fn travelling(values: Vec<f32>) -> Bytes {
-    struct Memory(Vec<f32>);
-    impl AsRef<[u8]> for Memory {
-        fn as_ref(&self) -> &[u8] {
-            bytemuck::cast_slice(&self.0)
-        }
-    }
-    if cfg!(target_endian = "little") {
-        Bytes::from_owner(Memory(values))
-    } else {
-        payload::to_bytes(&values)
-    }
 }
 
 /// Overwrites elements of a variable in place. The caller has checked that they are there.

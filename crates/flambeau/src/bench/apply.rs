@@ -7,6 +7,7 @@ use comfy_table::{Table, presets};
 use ps_server::optimizer::{Update, rule};
 use serde::Serialize;
 use shared_proto::job::Optimizer;
+use shared_proto::kernel::Kernel;
 use shared_proto::payload::LeF32;
 
 use super::median;
@@ -33,8 +34,12 @@ struct Row {
     optimizer: &'static str,
     /// Weights and slots read and written, gradients read.
     bytes_touched_per_element: usize,
+    /// Instructions that it was made with.
+    kernel: &'static str,
     gigabytes_touched_per_second: f64,
     ratio_memcpy: f64,
+    /// Speed as a multiple of what the instructions that every CPU has reach.
+    ratio_baseline_kernel: f64,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
@@ -52,15 +57,19 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     table.load_preset(presets::ASCII_MARKDOWN).set_header([
         "optimizer",
         "bytes/element",
+        "kernel",
         "GB/s touched",
         "of memcpy",
+        "of baseline kernel",
     ]);
     for row in rows {
         table.add_row([
             row.optimizer.to_owned(),
             row.bytes_touched_per_element.to_string(),
+            row.kernel.to_owned(),
             format!("{:.1}", row.gigabytes_touched_per_second),
             format!("{:.2}", row.ratio_memcpy),
+            format!("{:.2}", row.ratio_baseline_kernel),
         ]);
     }
     println!("{}", table.trim_fmt());
@@ -77,37 +86,42 @@ fn measure(name: &'static str, elements: usize, time: Duration) -> Option<Row> {
     let block = shared_proto::blocks::BLOCK_ELEMENTS;
     let (from, mut to) = (vec![1f32; elements], vec![2f32; elements]);
     let mut number = 0;
-    let mut updates = Vec::new();
-    let mut copies = Vec::new();
     let touched = size_of::<f32>() * (3 + 2 * slots.count);
-    for _ in 0..REPETITIONS {
-        updates.push(rate(time, elements * touched, || {
+    let mut updates = |kernel| {
+        rate(time, elements * touched, || {
             number += 1;
             let update = Update {
                 learning_rate: 1e-4,
                 number,
+                kernel,
             };
             let blocks = weights.chunks_mut(block).zip(gradient.chunks(block));
-            let states = &mut state[..];
-            let mut rest = states;
+            let mut rest = &mut state[..];
             for (weights, gradient) in blocks {
                 let (slots, after) = rest.split_at_mut(slots.count * weights.len());
                 rule.apply(update, weights, gradient, slots);
                 rest = after;
             }
-        }));
+        })
+    };
+    let (mut best, mut baseline, mut copies) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..REPETITIONS {
+        best.push(updates(Kernel::best()));
+        baseline.push(updates(Kernel::baseline()));
         // As many bytes as the weights have are read, and as many written.
         copies.push(rate(time, 2 * size_of_val(&*from), || {
             to.copy_from_slice(std::hint::black_box(&from));
             std::hint::black_box(&mut to);
         }));
     }
-    let (update, copy) = (median(updates), median(copies));
+    let (update, copy) = (median(best), median(copies));
     Some(Row {
         optimizer: name,
         bytes_touched_per_element: touched,
+        kernel: Kernel::best().name(),
         gigabytes_touched_per_second: update / 1e9,
         ratio_memcpy: update / copy,
+        ratio_baseline_kernel: update / median(baseline),
     })
 }
 

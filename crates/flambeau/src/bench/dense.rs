@@ -4,11 +4,10 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use clap::Args;
 use comfy_table::{Table, presets};
 use daemon::membership::{Coordinator, Membership, Registration};
-use ps_client::{ParameterServers, PushReceipt, WeightsTicket};
+use ps_client::{Gradients, ParameterServers, PushReceipt, WeightsTicket};
 use serde::Serialize;
 use shared_proto::blocks::{ShardMap, VariableSpec};
 use shared_proto::ids::{Clock, Role, ViewNumber};
@@ -17,7 +16,7 @@ use shared_proto::{payload, wire};
 
 use super::tcp::Reference;
 use super::{median, processes, quantile};
-use crate::cluster::LocalCluster;
+use crate::cluster::{LocalCluster, Transport};
 use crate::error::CommandError;
 
 /// Turns that Flambeau and the references take; the median counts.
@@ -43,6 +42,9 @@ pub(crate) struct Arguments {
     /// Round trips that a worker has under way. Default: 1, and 8 for the smallest sizes.
     #[arg(long, value_name = "N")]
     in_flight: Option<usize>,
+    /// How the worker reaches the servers; the references always go through a port.
+    #[arg(long, value_enum, default_value = "tcp")]
+    transport: Transport,
     /// Seconds of measurement for each size and each of the three ways.
     #[arg(long, default_value_t = 3.0)]
     seconds: f64,
@@ -186,7 +188,7 @@ struct Bench {
 
 struct Worker {
     servers: ParameterServers,
-    gradients: Vec<Bytes>,
+    gradients: Gradients,
     clock: Clock,
     _membership: Membership,
 }
@@ -204,7 +206,7 @@ impl Bench {
             job.optimizer = optimizer;
         }
         let slots = ps_server::optimizer::rule(&job.optimizer).slots().count;
-        let cluster = LocalCluster::start(&job, dir.path(), 0, "cpu").await?;
+        let cluster = LocalCluster::start(&job, dir.path(), 0, "cpu", arguments.transport).await?;
         let mut workers = Vec::new();
         for index in 0..arguments.workers {
             workers.push(Worker::join(&cluster, index, size).await?);
@@ -311,7 +313,11 @@ impl Worker {
         }
         Ok(Self {
             servers,
-            gradients: vec![payload::to_bytes(&vec![1e-3; elements])],
+            // A worker has the norm from the pass that takes gradients out of candle.
+            gradients: Gradients {
+                values: vec![payload::to_bytes(&vec![1e-3; elements])],
+                norm: 1.0,
+            },
             clock: Clock(0),
             _membership: membership,
         })

@@ -8,6 +8,7 @@ use std::sync::mpsc::sync_channel;
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use shared_proto::kernel::Kernel;
 
 use crate::error::CommandError;
 
@@ -45,12 +46,12 @@ pub(crate) fn serve(arguments: &ServerArguments) -> Result<(), CommandError> {
 }
 
 fn update(weights: &mut [f32], gradient: &[u8]) {
-    for (w, g) in weights
-        .iter_mut()
-        .zip(bytemuck::cast_slice::<u8, [u8; 4]>(gradient))
-    {
-        *w -= 0.01 * f32::from_le_bytes(*g);
-    }
+    let gradient = bytemuck::cast_slice::<u8, [u8; 4]>(gradient);
+    Kernel::best().run(|| {
+        for (w, g) in weights.iter_mut().zip(gradient) {
+            *w -= 0.01 * f32::from_le_bytes(*g);
+        }
+    });
 }
 
 fn sequential_server(mut stream: TcpStream, mut weights: Vec<f32>) -> std::io::Result<()> {

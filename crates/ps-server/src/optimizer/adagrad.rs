@@ -15,10 +15,12 @@ impl Rule for Adagrad {
 
     fn apply(&self, update: Update, weights: &mut [f32], gradient: &[LeF32], slots: &mut [f32]) {
         let (rate, decay, epsilon) = (update.learning_rate, self.weight_decay, self.epsilon);
-        for (w, g, sum) in with_slot(weights, gradient, slots) {
-            let g = g + decay * *w;
-            *sum += g * g;
-            *w -= rate * g / (sum.sqrt() + epsilon);
-        }
+        update.kernel.run(|| {
+            for (w, g, sum) in with_slot(weights, gradient, slots) {
+                let g = g + decay * *w;
+                *sum += g * g;
+                *w -= rate * g / (sum.sqrt() + epsilon);
+            }
+        });
     }
 }

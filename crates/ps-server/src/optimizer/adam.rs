@@ -66,11 +66,13 @@ impl Moments {
         let lack = |beta: f32| 1.0 - f64::from(beta).powi(power);
         let step = (f64::from(update.learning_rate) / lack(beta1)) as f32;
         let root = lack(beta2).sqrt() as f32;
-        for (w, g, mean, square) in with_two_slots(weights, gradient, slots) {
-            let g = g + decay * *w;
-            *mean += (1.0 - beta1) * (g - *mean);
-            *square = beta2 * *square + (1.0 - beta2) * g * g;
-            *w = keep * *w - step * *mean / (square.sqrt() / root + epsilon);
-        }
+        update.kernel.run(|| {
+            for (w, g, mean, square) in with_two_slots(weights, gradient, slots) {
+                let g = g + decay * *w;
+                *mean += (1.0 - beta1) * (g - *mean);
+                *square = beta2 * *square + (1.0 - beta2) * g * g;
+                *w = keep * *w - step * *mean / (square.sqrt() / root + epsilon);
+            }
+        });
     }
 }

@@ -5,7 +5,7 @@
 use shared_proto::job::Ftrl;
 use shared_proto::payload::LeF32;
 
-use super::{Rule, Slots, Update};
+use super::{Rule, Slots, Update, with_two_slots};
 
 impl Rule for Ftrl {
     fn slots(&self) -> Slots {
@@ -17,22 +17,40 @@ impl Rule for Ftrl {
     }
 
     fn apply(&self, update: Update, weights: &mut [f32], gradient: &[LeF32], slots: &mut [f32]) {
-        let (rate, power) = (update.learning_rate, -self.learning_rate_power);
-        let l2 = self.l2 + self.beta / (2.0 * rate);
-        let raise = |n: f32| {
+        let power = -self.learning_rate_power;
+        update.kernel.run(|| {
+            // The usual power has an instruction of its own.
             if power == 0.5 {
-                n.sqrt()
+                accumulate(self, update, f32::sqrt, weights, gradient, slots);
             } else {
-                n.powf(power)
+                accumulate(self, update, |n| n.powf(power), weights, gradient, slots);
             }
-        };
-        for (w, g, sum, linear) in super::with_two_slots(weights, gradient, slots) {
-            let before = self.initial_accumulator + *sum;
-            *sum += g * g;
-            let (old, new) = (raise(before), raise(self.initial_accumulator + *sum));
-            *linear += g + 2.0 * self.l2_shrinkage * *w - (new - old) / rate * *w;
-            let divisor = new / rate + 2.0 * l2;
-            *w = (linear.clamp(-self.l1, self.l1) - *linear) / divisor;
-        }
+        });
+    }
+}
+
+#[inline(always)]
+fn accumulate(
+    settings: &Ftrl,
+    update: Update,
+    raise: impl Fn(f32) -> f32,
+    weights: &mut [f32],
+    gradient: &[LeF32],
+    slots: &mut [f32],
+) {
+    let rate = update.learning_rate;
+    let (begin, l1, shrinkage) = (
+        settings.initial_accumulator,
+        settings.l1,
+        settings.l2_shrinkage,
+    );
+    let l2 = settings.l2 + settings.beta / (2.0 * rate);
+    for (w, g, sum, linear) in with_two_slots(weights, gradient, slots) {
+        let before = begin + *sum;
+        *sum += g * g;
+        let (old, new) = (raise(before), raise(begin + *sum));
+        *linear += g + 2.0 * shrinkage * *w - (new - old) / rate * *w;
+        let divisor = new / rate + 2.0 * l2;
+        *w = (linear.clamp(-l1, l1) - *linear) / divisor;
     }
 }

@@ -12,6 +12,7 @@ mod rmsprop;
 mod sgd;
 
 use shared_proto::job::Optimizer;
+use shared_proto::kernel::Kernel;
 use shared_proto::payload::LeF32;
 
 /// A block's state for an optimizer: `count` arrays as long as the weights, back to back.
@@ -30,6 +31,8 @@ pub struct Update {
     pub learning_rate: f32,
     /// Number of this update of the block, from 1.
     pub number: u64,
+    /// With which instructions; the result is the same.
+    pub kernel: Kernel,
 }
 
 /// The update rule of an optimizer.
@@ -55,6 +58,7 @@ pub fn rule(optimizer: &Optimizer) -> Box<dyn Rule> {
 }
 
 /// Weight, gradient and one slot of each element.
+#[inline(always)]
 fn with_slot<'a>(
     weights: &'a mut [f32],
     gradient: &'a [LeF32],
@@ -69,6 +73,7 @@ fn with_slot<'a>(
 }
 
 /// Weight, gradient and two slots of each element.
+#[inline(always)]
 fn with_two_slots<'a>(
     weights: &'a mut [f32],
     gradient: &'a [LeF32],

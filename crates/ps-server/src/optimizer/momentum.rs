@@ -19,10 +19,12 @@ impl Rule for Momentum {
         // How much of the newest gradient is counted once more.
         let look_ahead = if self.nesterov { 1.0 } else { 0.0 };
         let kept = if self.nesterov { mu } else { 1.0 };
-        for (w, g, velocity) in with_slot(weights, gradient, slots) {
-            let g = g + decay * *w;
-            *velocity = mu * *velocity + g;
-            *w -= rate * (look_ahead * g + kept * *velocity);
-        }
+        update.kernel.run(|| {
+            for (w, g, velocity) in with_slot(weights, gradient, slots) {
+                let g = g + decay * *w;
+                *velocity = mu * *velocity + g;
+                *w -= rate * (look_ahead * g + kept * *velocity);
+            }
+        });
     }
 }

@@ -17,19 +17,21 @@ impl Rule for RmsProp {
     fn apply(&self, update: Update, weights: &mut [f32], gradient: &[LeF32], slots: &mut [f32]) {
         let (rate, decay, mu) = (update.learning_rate, self.weight_decay, self.momentum);
         let (alpha, epsilon) = (self.alpha, self.epsilon);
-        let step = |g: f32, square: &mut f32| {
-            *square = alpha * *square + (1.0 - alpha) * g * g;
-            g / (square.sqrt() + epsilon)
-        };
-        if mu > 0.0 {
-            for (w, g, square, velocity) in with_two_slots(weights, gradient, slots) {
-                *velocity = mu * *velocity + step(g + decay * *w, square);
-                *w -= rate * *velocity;
+        update.kernel.run(|| {
+            if mu > 0.0 {
+                for (w, g, square, velocity) in with_two_slots(weights, gradient, slots) {
+                    let g = g + decay * *w;
+                    *square = alpha * *square + (1.0 - alpha) * g * g;
+                    *velocity = mu * *velocity + g / (square.sqrt() + epsilon);
+                    *w -= rate * *velocity;
+                }
+            } else {
+                for (w, g, square) in with_slot(weights, gradient, slots) {
+                    let g = g + decay * *w;
+                    *square = alpha * *square + (1.0 - alpha) * g * g;
+                    *w -= rate * (g / (square.sqrt() + epsilon));
+                }
             }
-        } else {
-            for (w, g, square) in with_slot(weights, gradient, slots) {
-                *w -= rate * step(g + decay * *w, square);
-            }
-        }
+        });
     }
 }

@@ -15,8 +15,10 @@ impl Rule for Sgd {
 
     fn apply(&self, update: Update, weights: &mut [f32], gradient: &[LeF32], _: &mut [f32]) {
         let (rate, decay) = (update.learning_rate, self.weight_decay);
-        for (w, g) in weights.iter_mut().zip(gradient) {
-            *w -= rate * (g.get() + decay * *w);
-        }
+        update.kernel.run(|| {
+            for (w, g) in weights.iter_mut().zip(gradient) {
+                *w -= rate * (g.get() + decay * *w);
+            }
+        });
     }
 }

@@ -7,8 +7,7 @@ pub use parameter_server::ParameterServer;
 
 use std::future::Future;
 
-use bytes::Bytes;
-use ps_client::{ClientError, Weights};
+use ps_client::{ClientError, Gradients, Weights};
 use shared_proto::ids::Clock;
 
 /// A way to train together with others.
@@ -19,11 +18,11 @@ pub trait Strategy {
     /// The newest weights, whatever was asked for before.
     fn pull_fresh(&mut self, clock: Clock) -> impl Future<Output = Result<Weights, ClientError>>;
 
-    /// Hands over the gradients of the step after `clock`, one entry a variable, and waits until
+    /// Hands over the gradients of the step after `clock` and waits until
     /// they are safe.
     fn push(
         &mut self,
         clock: Clock,
-        gradients: &[Bytes],
+        gradients: &Gradients,
     ) -> impl Future<Output = Result<(), ClientError>>;
 }

@@ -1,7 +1,6 @@
 //! Variables on sharded parameter servers.
 
-use bytes::Bytes;
-use ps_client::{ClientError, ParameterServers, Weights, WeightsTicket};
+use ps_client::{ClientError, Gradients, ParameterServers, Weights, WeightsTicket};
 use shared_proto::ids::Clock;
 
 use super::Strategy;
@@ -45,7 +44,7 @@ impl Strategy for ParameterServer {
         Ok(weights)
     }
 
-    async fn push(&mut self, clock: Clock, gradients: &[Bytes]) -> Result<(), ClientError> {
+    async fn push(&mut self, clock: Clock, gradients: &Gradients) -> Result<(), ClientError> {
         let next = clock.next();
         let (receipt, ticket) = self.servers.push_then_pull(clock, gradients, next).await?;
         self.next = Some((next, ticket));

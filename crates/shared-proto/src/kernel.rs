@@ -1,0 +1,45 @@
+//! Instructions chosen for the CPU when the program runs: AVX-512, AVX2 with FMA, NEON, or what
+//! every CPU of the architecture has.
+//!
+//! The same loops are compiled once for each. They work element by element, in the order of the
+//! source, without fusing a product with a sum, so all kernels give the same bits; `ps-server`'s
+//! tests compare them.
+
+use pulp::Arch;
+
+/// A set of instructions that this CPU has.
+#[derive(Clone, Copy, Debug)]
+pub struct Kernel(Arch);
+
+impl Kernel {
+    /// The widest.
+    pub fn best() -> Self {
+        Self(Arch::new())
+    }
+
+    /// The one that every CPU has.
+    pub fn baseline() -> Self {
+        Self(Arch::Scalar)
+    }
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self.0 {
+            Arch::Scalar => "baseline",
+            #[cfg(target_arch = "x86_64")]
+            Arch::V3(_) => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Arch::V4(_) => "avx512",
+            #[cfg(target_arch = "aarch64")]
+            Arch::Neon(_) => "neon",
+            #[allow(unreachable_patterns)]
+            _ => "other",
+        }
+    }
+
+    /// Does the work with these instructions.
+    #[inline(always)]
+    pub fn run<R>(self, work: impl FnOnce() -> R) -> R {
+        self.0.dispatch(work)
+    }
+}

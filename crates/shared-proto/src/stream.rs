@@ -1,0 +1,376 @@
+//! gRPC's messages on an HTTP/2 body, without copies of what they carry.
+//!
+//! The bytes on the wire are those of any gRPC library. What a library does with them is the
+//! difference: one gathers each message in a buffer of its own before it decodes or sends it, which
+//! costs a pass over every block. Here a message is decoded where it arrived, and sent in pieces,
+//! of which the payloads are the blocks' own memory.
+
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::marker::PhantomData;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use bytes_utils::SegmentedBuf;
+use http::HeaderMap;
+use http_body::{Body, Frame};
+use prost::Message;
+use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint, key_len};
+use tokio::sync::mpsc;
+use tonic::{Code, Status};
+
+use crate::transport::MAX_MESSAGE_BYTES;
+use crate::wire::{self, client_message, payload::Values, server_message};
+
+/// The path of the method `Session` of the service `ParameterServer`.
+pub const SESSION_PATH: &str = "/flambeau.v1.ParameterServer/Session";
+
+/// The content type of gRPC's requests and responses.
+pub const CONTENT_TYPE: &str = "application/grpc";
+
+/// Whether it is compressed, and its length: before each message.
+const PREFIX_BYTES: usize = 5;
+
+/// What is smaller than this is copied together: a frame of its own costs more.
+const SMALL_BYTES: usize = 64 << 10;
+
+/// How often a reader looks for more before its thread goes to sleep, which costs a look about a
+/// microsecond: to be woken costs more than all of them.
+const LOOKS: usize = 40;
+
+/// A message in the form in which it is sent. Clones share their memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Encoded(VecDeque<Bytes>);
+
+/// Builds an [`Encoded`] from bytes to be copied and payloads to be shared.
+#[derive(Default)]
+struct Pieces {
+    done: VecDeque<Bytes>,
+    open: BytesMut,
+}
+
+impl Pieces {
+    fn share(&mut self, payload: &Bytes) {
+        if payload.len() < SMALL_BYTES {
+            return self.open.put_slice(payload);
+        }
+        self.done.push_back(self.open.split().freeze());
+        self.done.push_back(payload.clone());
+    }
+
+    fn finish(mut self) -> Encoded {
+        if !self.open.is_empty() {
+            self.done.push_back(self.open.freeze());
+        }
+        Encoded(self.done)
+    }
+}
+
+impl Encoded {
+    fn small(message: &impl Message) -> Self {
+        let mut pieces = Pieces::default();
+        prefix(message.encoded_len(), &mut pieces.open);
+        message.encode_raw(&mut pieces.open);
+        pieces.finish()
+    }
+}
+
+impl From<client_message::Kind> for Encoded {
+    fn from(kind: client_message::Kind) -> Self {
+        const PUSH: u32 = 3;
+        match kind {
+            client_message::Kind::Push(mut push) => {
+                let parts = std::mem::take(&mut push.gradients).into_iter();
+                let parts = parts.map(|mut part| (part.payload.take(), part));
+                Tags {
+                    kind: PUSH,
+                    parts: 2,
+                    payload: 3,
+                }
+                .encode(&push, &parts.collect::<Vec<_>>())
+            }
+            kind => Self::small(&wire::ClientMessage { kind: Some(kind) }),
+        }
+    }
+}
+
+impl From<server_message::Kind> for Encoded {
+    fn from(kind: server_message::Kind) -> Self {
+        const WEIGHTS: u32 = 3;
+        match kind {
+            server_message::Kind::Weights(mut weights) => {
+                let parts = std::mem::take(&mut weights.blocks).into_iter();
+                let parts = parts.map(|mut part| (part.payload.take(), part));
+                Tags {
+                    kind: WEIGHTS,
+                    parts: 2,
+                    payload: 2,
+                }
+                .encode(&weights, &parts.collect::<Vec<_>>())
+            }
+            kind => Self::small(&wire::ServerMessage { kind: Some(kind) }),
+        }
+    }
+}
+
+/// Field numbers on the way from a message to its payloads.
+struct Tags {
+    /// Of the oneof's case.
+    kind: u32,
+    /// Of its repeated parts.
+    parts: u32,
+    /// Of the payload in a part.
+    payload: u32,
+}
+
+impl Tags {
+    /// Encodes a message of this kind: `rest` is all but its parts, and each part all but its
+    /// payload.
+    fn encode<P: Message>(
+        &self,
+        rest: &impl Message,
+        parts: &[(Option<wire::Payload>, P)],
+    ) -> Encoded {
+        const DENSE: u32 = 2;
+        let field = |tag, length: usize| key_len(tag) + encoded_len_varint(length as u64) + length;
+        let parts: Vec<_> = parts
+            .iter()
+            .map(|(payload, part)| {
+                let dense = match payload.as_ref().and_then(|p| p.values.as_ref()) {
+                    Some(Values::Dense(bytes)) => Some(bytes),
+                    _ => None,
+                };
+                let around = payload.clone().map(|payload| wire::Payload {
+                    values: payload.values.filter(|_| dense.is_none()),
+                    ..payload
+                });
+                let of_payload = around.as_ref().map(|around| {
+                    around.encoded_len() + dense.map_or(0, |bytes| field(DENSE, bytes.len()))
+                });
+                let of_part =
+                    part.encoded_len() + of_payload.map_or(0, |length| field(self.payload, length));
+                (part, of_part, around.zip(of_payload), dense)
+            })
+            .collect();
+        let of_parts: usize = parts.iter().map(|part| field(self.parts, part.1)).sum();
+        let of_kind = rest.encoded_len() + of_parts;
+
+        let mut pieces = Pieces::default();
+        prefix(field(self.kind, of_kind), &mut pieces.open);
+        open(self.kind, of_kind, &mut pieces.open);
+        rest.encode_raw(&mut pieces.open);
+        for (part, of_part, payload, dense) in parts {
+            open(self.parts, of_part, &mut pieces.open);
+            part.encode_raw(&mut pieces.open);
+            if let Some((around, of_payload)) = payload {
+                open(self.payload, of_payload, &mut pieces.open);
+                around.encode_raw(&mut pieces.open);
+            }
+            if let Some(bytes) = dense {
+                open(DENSE, bytes.len(), &mut pieces.open);
+                pieces.share(bytes);
+            }
+        }
+        pieces.finish()
+    }
+}
+
+fn prefix(length: usize, buffer: &mut BytesMut) {
+    buffer.put_u8(0);
+    // A message has 2 MiB at the most.
+    buffer.put_u32(length as u32);
+}
+
+fn open(tag: u32, length: usize, buffer: &mut BytesMut) {
+    encode_key(tag, WireType::LengthDelimited, buffer);
+    encode_varint(length as u64, buffer);
+}
+
+/// How a body ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// A client's: without a word.
+    Request,
+    /// A server's: with a status.
+    Response,
+}
+
+/// Where messages of a [`body`] are put in.
+pub type Sender = mpsc::Sender<Result<Encoded, Status>>;
+
+/// A body of which the messages are still to come; `waiting` of them may wait to be sent. It ends
+/// with the status that is put in, or well once the sender is dropped.
+pub fn body(waiting: usize, end: End) -> (Sender, tonic::body::Body) {
+    let (sender, queue) = mpsc::channel(waiting);
+    let outgoing = Outgoing {
+        queue,
+        pieces: VecDeque::new(),
+        end: Some(end),
+        status: None,
+    };
+    (sender, tonic::body::Body::new(outgoing))
+}
+
+struct Outgoing {
+    queue: mpsc::Receiver<Result<Encoded, Status>>,
+    /// Of messages taken from the queue.
+    pieces: VecDeque<Bytes>,
+    /// Its last frame; none once it has been sent.
+    end: Option<End>,
+    /// The status that was put in, if one was.
+    status: Option<Status>,
+}
+
+impl Outgoing {
+    /// Takes messages until there are enough bytes for a frame. Pending if there are none.
+    fn poll_take(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        while self.status.is_none()
+            && self.pieces.iter().map(Bytes::len).sum::<usize>() < SMALL_BYTES
+        {
+            match self.queue.poll_recv(context) {
+                Poll::Ready(Some(Ok(message))) => self.pieces.extend(message.0),
+                Poll::Ready(Some(Err(status))) => self.status = Some(status),
+                Poll::Ready(None) => self.status = Some(Status::ok("")),
+                Poll::Pending if self.pieces.is_empty() => return Poll::Pending,
+                Poll::Pending => break,
+            }
+        }
+        Poll::Ready(())
+    }
+
+    /// The next frame's data: a large piece, or several small ones.
+    fn next_data(&mut self) -> Option<Bytes> {
+        let first = self.pieces.pop_front()?;
+        let fits = |room: usize, next: Option<&Bytes>| next.is_some_and(|next| next.len() <= room);
+        let room = SMALL_BYTES.saturating_sub(first.len());
+        if !fits(room, self.pieces.front()) {
+            return Some(first);
+        }
+        let mut data = BytesMut::with_capacity(SMALL_BYTES);
+        data.put(first);
+        while fits(SMALL_BYTES - data.len(), self.pieces.front()) {
+            data.extend(self.pieces.pop_front());
+        }
+        Some(data.freeze())
+    }
+}
+
+impl Body for Outgoing {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        ready!(self.poll_take(context));
+        if let Some(data) = self.next_data() {
+            return Poll::Ready(Some(Ok(Frame::data(data))));
+        }
+        if self.end.take() != Some(End::Response) {
+            return Poll::Ready(None);
+        }
+        let mut trailers = HeaderMap::new();
+        if let Some(status) = &self.status {
+            status.add_header(&mut trailers)?;
+        }
+        Poll::Ready(Some(Ok(Frame::trailers(trailers))))
+    }
+}
+
+/// Messages that arrive on a body.
+pub struct Incoming<M> {
+    body: tonic::body::Body,
+    /// Bytes that have come and are of no finished message.
+    pieces: SegmentedBuf<Bytes>,
+    /// Length of the message that is coming, once its prefix has.
+    length: Option<usize>,
+    messages: PhantomData<M>,
+}
+
+impl<M: Message + Default> Incoming<M> {
+    /// Reads from a body.
+    pub fn new(body: tonic::body::Body) -> Self {
+        Self {
+            body,
+            pieces: SegmentedBuf::new(),
+            length: None,
+            messages: PhantomData,
+        }
+    }
+
+    /// The next message; none at the end. What it carries is not copied unless it came in several
+    /// frames. May be dropped and called again.
+    ///
+    /// # Errors
+    /// The status that the stream ended with; `OutOfRange` for a message that is too large, and
+    /// `Internal` for bytes that are no message.
+    pub async fn message(&mut self) -> Result<Option<M>, Status> {
+        loop {
+            if let Some(message) = self.decode()? {
+                return Ok(Some(message));
+            }
+            let frame = self.frame().await;
+            match frame {
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(data) => self.pieces.push(data),
+                    Err(frame) => {
+                        let trailers = frame.into_trailers().unwrap_or_default();
+                        match Status::from_header_map(&trailers) {
+                            Some(status) if status.code() != Code::Ok => return Err(status),
+                            _ => {}
+                        }
+                    }
+                },
+                Some(Err(status)) => return Err(status),
+                None if self.pieces.has_remaining() || self.length.is_some() => {
+                    return Err(Status::internal("the stream ended within a message"));
+                }
+                None => return Ok(None),
+            }
+        }
+    }
+
+    /// The next frame. Looks again and again for a little while before it lets the thread sleep.
+    async fn frame(&mut self) -> Option<Result<Frame<Bytes>, Status>> {
+        let mut poll = |context: &mut Context<'_>| Pin::new(&mut self.body).poll_frame(context);
+        for _ in 0..LOOKS {
+            if let Poll::Ready(frame) = poll_fn(|context| Poll::Ready(poll(context))).await {
+                return frame;
+            }
+            tokio::task::yield_now().await;
+        }
+        poll_fn(poll).await
+    }
+
+    fn decode(&mut self) -> Result<Option<M>, Status> {
+        let length = match self.length {
+            Some(length) => length,
+            None if self.pieces.remaining() < PREFIX_BYTES => return Ok(None),
+            None => {
+                if self.pieces.get_u8() != 0 {
+                    return Err(Status::internal(
+                        "a message is compressed; send it as it is",
+                    ));
+                }
+                let length = self.pieces.get_u32() as usize;
+                if length > MAX_MESSAGE_BYTES {
+                    return Err(Status::out_of_range(format!("it has {length} bytes")));
+                }
+                *self.length.insert(length)
+            }
+        };
+        if self.pieces.remaining() < length {
+            return Ok(None);
+        }
+        self.length = None;
+        let message = M::decode((&mut self.pieces).take(length));
+        message
+            .map(Some)
+            .map_err(|error| Status::internal(error.to_string()))
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,179 @@
+use proptest::prelude::*;
+
+use super::*;
+use crate::payload;
+
+fn push(sizes: &[usize]) -> wire::Push {
+    let gradient = |(index, size): (usize, &usize)| wire::Gradient {
+        block: Some(wire::BlockId {
+            variable: 3,
+            index: index as u32,
+        }),
+        based_on_version: 1 << index,
+        payload: (index != 3)
+            .then(|| payload::dense(payload::to_bytes(&vec![index as f32; *size]))),
+    };
+    wire::Push {
+        origin: Some(wire::Origin {
+            job: "a job".to_owned(),
+            sequence: 300,
+            ..wire::Origin::default()
+        }),
+        gradients: sizes.iter().enumerate().map(gradient).collect(),
+    }
+}
+
+fn weights(sizes: &[usize]) -> wire::Weights {
+    let pushed = push(sizes).gradients.into_iter();
+    wire::Weights {
+        request: 7,
+        blocks: pushed
+            .map(|gradient| wire::BlockWeights {
+                version: Some(wire::BlockVersion {
+                    block: gradient.block,
+                    epoch: 1,
+                    version: gradient.based_on_version,
+                }),
+                payload: gradient.payload,
+            })
+            .collect(),
+        unchanged: vec![wire::BlockId::default()],
+        min_clock: 9,
+        waited: 0.5,
+        ..wire::Weights::default()
+    }
+}
+
+/// A body made of these pieces.
+struct Chunks(VecDeque<Bytes>);
+
+impl Body for Chunks {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        Poll::Ready(self.0.pop_front().map(|chunk| Ok(Frame::data(chunk))))
+    }
+}
+
+/// What is read from these bytes, cut into chunks of this size: messages, then how it ends.
+fn read<M: Message + Default>(bytes: &Bytes, chunk: usize) -> (Vec<M>, Result<(), Status>) {
+    let chunks = bytes.chunks(chunk.max(1)).map(Bytes::copy_from_slice);
+    let mut incoming = Incoming::new(tonic::body::Body::new(Chunks(chunks.collect())));
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let mut messages = Vec::new();
+        loop {
+            match incoming.message().await {
+                Ok(Some(message)) => messages.push(message),
+                Ok(None) => return (messages, Ok(())),
+                Err(status) => return (messages, Err(status)),
+            }
+        }
+    })
+}
+
+fn joined(messages: impl IntoIterator<Item = Encoded>) -> Bytes {
+    let pieces = messages.into_iter().flat_map(|message| message.0);
+    pieces.flatten().collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+    #[test]
+    fn what_is_sent_arrives_however_it_is_cut(
+        sizes in prop::collection::vec(prop_oneof![0usize..40, 4000usize..6000], 0..5),
+        chunk in 1usize..40_000,
+    ) {
+        let (push, weights) = (push(&sizes), weights(&sizes));
+        let up = [client_message::Kind::Push(push), client_message::Kind::Hello(wire::Hello::default())];
+        let sent = joined(up.clone().map(Encoded::from));
+        let (read_up, end) = read::<wire::ClientMessage>(&sent, chunk);
+        prop_assert!(end.is_ok());
+        prop_assert_eq!(read_up, up.map(|kind| wire::ClientMessage { kind: Some(kind) }));
+
+        let down = [server_message::Kind::Weights(weights), server_message::Kind::Welcome(wire::Welcome::default())];
+        let sent = joined(down.clone().map(Encoded::from));
+        let (read_down, end) = read::<wire::ServerMessage>(&sent, chunk);
+        prop_assert!(end.is_ok());
+        prop_assert_eq!(read_down, down.map(|kind| wire::ServerMessage { kind: Some(kind) }));
+    }
+
+    #[test]
+    fn any_bytes_are_a_message_or_an_error(bytes: Vec<u8>, chunk in 1usize..64) {
+        let _ = read::<wire::ClientMessage>(&bytes.into(), chunk);
+    }
+}
+
+#[test]
+fn a_push_is_what_any_library_would_send() {
+    let push = client_message::Kind::Push(push(&[5, 5000, 7]));
+    let message = wire::ClientMessage {
+        kind: Some(push.clone()),
+    };
+    let sent = joined([Encoded::from(push)]);
+    assert_eq!(sent[PREFIX_BYTES..], message.encode_to_vec());
+}
+
+#[test]
+fn large_payloads_are_not_copied() {
+    let push = push(&[100_000]);
+    let payload = push.gradients[0].payload.clone().unwrap();
+    let Some(Values::Dense(values)) = payload.values else {
+        panic!("no values")
+    };
+    let Encoded(pieces) = client_message::Kind::Push(push).into();
+    assert!(pieces.iter().any(|p| p.as_ptr() == values.as_ptr()));
+
+    // Nor on the way in, when a message comes as it was sent.
+    let mut incoming = Incoming::<wire::ClientMessage>::new(tonic::body::Body::new(Chunks(pieces)));
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap();
+    let message = runtime.block_on(incoming.message()).unwrap().unwrap();
+    let Some(client_message::Kind::Push(mut push)) = message.kind else {
+        panic!("no push")
+    };
+    let payload = push.gradients.remove(0).payload.unwrap();
+    let read = payload::read_dense(Some(&payload), 100_000).unwrap();
+    assert_eq!(read.as_ptr(), values.as_ptr());
+}
+
+#[test]
+fn what_is_no_message_is_named() {
+    let of = |bytes: &[u8]| {
+        let (messages, end) = read::<wire::ClientMessage>(&Bytes::copy_from_slice(bytes), 100);
+        assert!(messages.is_empty());
+        end.unwrap_err()
+    };
+    assert_eq!(of(&[0, 255, 255, 255, 255]).code(), Code::OutOfRange);
+    assert_eq!(of(&[1, 0, 0, 0, 0]).code(), Code::Internal);
+    assert_eq!(
+        of(&[0, 0, 0]).message(),
+        "the stream ended within a message"
+    );
+    assert_eq!(of(&[0, 0, 0, 0, 2, 7]).code(), Code::Internal);
+    assert_eq!(of(&[0, 0, 0, 0, 2, 7, 7]).code(), Code::Internal);
+}
+
+#[test]
+fn a_body_ends_with_its_status() {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let (sender, body) = body(1, End::Response);
+        let hello = server_message::Kind::Welcome(wire::Welcome::default());
+        sender.send(Ok(hello.into())).await.unwrap();
+        let mut incoming = Incoming::<wire::ServerMessage>::new(body);
+        assert!(incoming.message().await.unwrap().is_some());
+        sender.send(Err(Status::aborted("over"))).await.unwrap();
+        let end = incoming.message().await.unwrap_err();
+        assert_eq!((end.code(), end.message()), (Code::Aborted, "over"));
+    });
+}
