@@ -12,4 +12,4 @@ else
     data=(--data digits --epochs 40)
 fi
 cargo build --release --quiet
-exec ./target/release/flambeau bench train "${data[@]}" --model mlp --batch-size 64 --mode async "$@"
+exec ./target/release/flambeau bench train "${data[@]}" --hidden 256 --optimizer adam --ps 2 --worker-counts 1,2,4 --turns 1 "$@"

@@ -88,6 +88,16 @@ fn the_first_command_trains_and_its_run_can_be_evaluated_again() {
 }
 
 #[test]
+fn half_the_bytes_train_as_well() {
+    for wire in ["bf16", "f16"] {
+        let dir = tempfile::tempdir().unwrap();
+        let outcome = train(dir.path(), &["--wire", wire]);
+        let accuracy = outcome["test_accuracy"].as_f64().unwrap();
+        assert!(accuracy >= 0.95, "{wire}: {outcome}");
+    }
+}
+
+#[test]
 fn mnist_and_fashion_mnist_train_from_their_files() {
     for (data, model) in [("mnist", "mlp"), ("fashion-mnist", "cnn")] {
         let Some(folder) = data_set(data) else {
@@ -295,7 +305,7 @@ fn a_nan_ends_the_job_and_names_the_variable() {
 
 #[test]
 fn daemons_by_hand_serve_metrics_and_stay_when_told_to() {
-    let job = "epochs = 30\n[model]\nname = \"odd\"\n[cluster]\nworkers = 2\nps = 2";
+    let job = "epochs = 30\n[optimizer]\nname = \"sgd\"\n[model]\nname = \"odd\"\n[strategy]\nwire = \"bf16\"\n[cluster]\nworkers = 2\nps = 2";
     let mut cluster = Cluster::start_with(program(), job, 2, &["--after-job", "wait"]);
     for _ in 0..2 {
         cluster.add_worker(&[("FLAMBEAU_AFTER_JOB", "wait")]);
@@ -305,6 +315,15 @@ fn daemons_by_hand_serve_metrics_and_stay_when_told_to() {
     assert_eq!(status["tasks"].as_array().unwrap().len(), 4, "{status}");
     assert_eq!(status["shards"][0]["blocks"], 1, "{status}");
     assert_eq!(status["samples"], 30 * 1437);
+    // Two bytes for each of the four that SGD holds of a number.
+    let shard = &status["shards"][0];
+    let [held, updates] = ["bytes", "updates"].map(|key| shard[key].as_u64().unwrap());
+    let received = format!("flambeau_ps_received_bytes_total {}", held / 2 * updates);
+    let metrics = cluster.ps[0].http("/metrics");
+    assert!(
+        metrics.contains(&received),
+        "{received} is not in {metrics}"
+    );
 
     let documented = include_str!("../../docs/metrics.md");
     let expected: [(&Daemon, &[&str]); 3] = [

@@ -1,8 +1,10 @@
 //! What the wire promises: a push counts once, and what is wrong is refused by name and changes
 //! nothing.
 
+use std::time::Duration;
+
 use shared_proto::blocks::ShardMap;
-use shared_proto::payload;
+use shared_proto::payload::{self, Dtype, Elements};
 use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::transport::MAX_MESSAGE_BYTES;
 use shared_proto::wire;
@@ -339,6 +341,119 @@ async fn the_coordinator_refuses_by_name_too() {
         metrics.contains("flambeau_coordinator_refused_total{reason=\"foreign_job\"} 1"),
         "{metrics}"
     );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn numbers_travel_as_the_worker_wants_them() {
+    let mut scene = Scene::new().await;
+    let values = [1.0, 2.5, -3.0, 1.0 + 1.0 / 1024.0];
+    for (dtype, rounded) in [(Dtype::Bf16, 1.0), (Dtype::F16, values[3])] {
+        let before = scene.weights().await.0;
+        let mut push = scene.peer.push(0, &[(W, vec![0.0; 4])]);
+        let values = Elements::of(payload::to_bytes(&values), dtype);
+        push.gradients[0].payload = Some(values.into());
+        let answer = scene.session.ask(Kind::Push(push)).await;
+        assert!(matches!(answer, Answer::Acknowledged(_)), "{answer:?}");
+        let moved = [1.0, 2.5, -3.0, rounded];
+        let expected: Vec<f32> = before.iter().zip(moved).map(|(w, g)| w - g).collect();
+        assert_eq!(scene.weights().await.0, expected);
+
+        let mut pull = scene.peer.pull(0, &[W]);
+        pull.dtype = dtype.into();
+        let Answer::Weights(weights) = scene.session.ask(Kind::Pull(pull)).await else {
+            panic!("no weights came")
+        };
+        let values = Elements::read(weights.blocks[0].payload.as_ref(), 4).unwrap();
+        assert_eq!(values.bytes(), 8);
+        let mut numbers = [0.0; 4];
+        values.copy_to(&mut numbers);
+        for (number, expected) in numbers.iter().zip(expected) {
+            let digits = if dtype == Dtype::F16 { 2048.0 } else { 256.0 };
+            assert!((number - expected).abs() <= expected.abs() / digits);
+        }
+    }
+    let mut pull = scene.peer.pull(0, &[W]);
+    pull.dtype = 77;
+    let (reason, message) = scene.session.refused(Kind::Pull(pull)).await;
+    assert!(
+        reason == Reason::WrongDtype && message.contains("77"),
+        "{message}"
+    );
+
+    // Within f32, but not within f16.
+    let large = scene.peer.push(0, &[(W, vec![-1e6; 4])]);
+    scene.session.ask(Kind::Push(large)).await;
+    let mut pull = scene.peer.pull(0, &[W]);
+    pull.dtype = Dtype::F16.into();
+    let (reason, message) = scene.session.refused(Kind::Pull(pull)).await;
+    assert!(
+        reason == Reason::NonFinite && message.contains("65504"),
+        "{message}"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_does_not_read_is_held_back() {
+    // A block of almost 1 MiB, each answer another version of it: nothing is shared between answers.
+    const ELEMENTS: usize = 250_000;
+    const PAIRS: usize = 400;
+    let cluster = Cluster::start(program(), BOUNDED, 1);
+    let mut peer = Peer::join(&cluster.coordinator.address(), "x").await;
+    let map = peer.shard_map(&[variable("w", ELEMENTS as u64)]).await;
+    peer.initialize(&map, 0.0).await;
+    let mut session = peer.open(&map.addresses[0]).await;
+    let resident = || {
+        let metrics = cluster.ps[0].http("/metrics");
+        let line = metrics
+            .lines()
+            .find_map(|l| l.strip_prefix("process_resident_memory_bytes "));
+        line.unwrap().parse::<f64>().unwrap() / f64::from(1 << 20)
+    };
+    let before = resident();
+    let mut unanswered = 0;
+    'held_back: for _ in 0..PAIRS {
+        let push = peer.push(0, &[(W, vec![1.0; ELEMENTS])]);
+        let pull = peer.pull(0, &[W]);
+        for message in [Kind::Push(push), Kind::Pull(pull)] {
+            let sent = tokio::time::timeout(Duration::from_secs(2), session.send(message)).await;
+            if sent.is_err() {
+                break 'held_back;
+            }
+            unanswered += 1;
+        }
+    }
+    assert!(unanswered < PAIRS, "nothing holds it back");
+    let grown = resident() - before;
+    assert!(grown < 64.0, "the server has grown by {grown} MiB");
+    // Nor does it keep much for answers of a few bytes each.
+    let mut other = Peer::join(&cluster.coordinator.address(), "y").await;
+    other.shard_map(&[variable("w", ELEMENTS as u64)]).await;
+    let mut silent = other.open(&map.addresses[0]).await;
+    for _ in 0..20_000 {
+        let unknown = other.pull(
+            0,
+            &[wire::BlockId {
+                variable: 7,
+                index: 0,
+            }],
+        );
+        let sent = tokio::time::timeout(Duration::from_secs(2), silent.send(Kind::Pull(unknown)));
+        if sent.await.is_err() {
+            break;
+        }
+    }
+    assert!(silent.receive().await.is_ok());
+    let grown = resident() - before;
+    assert!(grown < 64.0, "the server has grown by {grown} MiB");
+    // Whoever reads again gets everything.
+    for _ in 0..unanswered {
+        let answer = session.receive().await.unwrap();
+        let good = matches!(answer, Answer::Acknowledged(_) | Answer::Weights(_));
+        assert!(
+            good || matches!(&answer, Answer::Refused(r) if r.reason() == Reason::NotInitialized),
+            "{answer:?}"
+        );
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -172,6 +172,7 @@ impl Peer {
                     ..wire::BlockVersion::default()
                 })
                 .collect(),
+            ..wire::Pull::default()
         }
     }
 

@@ -46,8 +46,13 @@ pub async fn serve(
     let listener = TcpListener::bind(listen).await?;
     let address = listener.local_addr()?;
     let upkeep = metrics.clone();
+    let process = metrics_process::Collector::default();
+    let render = move || {
+        process.collect();
+        metrics.render()
+    };
     let app = Router::new()
-        .route("/metrics", get(move || async move { metrics.render() }))
+        .route("/metrics", get(move || async move { render() }))
         .route("/healthz", get(|| async { "ok\n" }));
     let stop = shutdown.clone();
     tokio::spawn(async move {

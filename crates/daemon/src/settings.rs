@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use shared_proto::job::{DataKind, Job, JobError, Mode, Optimizer};
+use shared_proto::job::{DataKind, Job, JobError, Mode, Optimizer, Wire};
 use shared_proto::transport::Listen;
 
 /// What every process can be told.
@@ -104,6 +104,9 @@ pub struct JobFlags {
     /// Steps that a worker may lead by; implies --mode bounded.
     #[arg(long, env = "FLAMBEAU_STALENESS", value_name = "K")]
     pub staleness: Option<u64>,
+    /// Numbers in which weights and gradients travel: f32, bf16 or f16.
+    #[arg(long, env = "FLAMBEAU_WIRE", value_parser = named::<Wire>)]
+    pub wire: Option<Wire>,
     /// sgd, momentum, adagrad, rmsprop, adam, adamw or ftrl, with its default settings.
     #[arg(long, env = "FLAMBEAU_OPTIMIZER", value_name = "NAME", value_parser = Optimizer::NAMES)]
     pub optimizer: Option<String>,
@@ -178,6 +181,7 @@ impl JobFlags {
             job.strategy.mode = Mode::Bounded;
         }
         set(&mut job.strategy.mode, self.mode);
+        set(&mut job.strategy.wire, self.wire);
         // A flag that names the optimizer that the file names keeps the file's settings of it.
         if let Some(name) = self.optimizer.filter(|name| name != job.optimizer.name()) {
             set(&mut job.optimizer, Optimizer::named(&name));

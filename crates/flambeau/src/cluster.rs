@@ -31,7 +31,10 @@ const START: Duration = Duration::from_secs(20);
 const DRAIN: Duration = Duration::from_secs(12);
 
 /// Milliseconds after which the allocator gives unused memory back.
-const KEEP_MEMORY: (&str, &str) = ("MIMALLOC_PURGE_DELAY", "1000");
+pub(crate) const KEEP_MEMORY: (&str, &str) = ("MIMALLOC_PURGE_DELAY", "1000");
+
+/// Systems take paths of socket files below this; where TMPDIR is longer, ports serve as well.
+const LONGEST_SOCKET_PATH: usize = 100;
 
 /// Lines of a dead process's log that are shown.
 const TAIL: usize = 12;
@@ -94,8 +97,8 @@ impl LocalCluster {
 
         for index in 0..job.cluster.ps.unwrap_or(1) {
             let mut command = cluster.member("ps-server")?;
-            if transport == Transport::Unix {
-                let file = cluster.sockets.path().join(format!("ps-{index}.sock"));
+            let file = cluster.sockets.path().join(format!("ps-{index}.sock"));
+            if transport == Transport::Unix && file.as_os_str().len() < LONGEST_SOCKET_PATH {
                 command.args(["--listen", &Listen::Unix(file).to_string()]);
             }
             cluster.add(Role::Ps, index, command, &logs).await?;

@@ -98,6 +98,7 @@ fn new_run_dir(job: &Job) -> Result<PathBuf, CommandError> {
         DataKind::Mnist => "mnist",
         DataKind::FashionMnist => "fashion-mnist",
         DataKind::Csv => "csv",
+        DataKind::Random => "random",
     };
     let mut number = 1u32;
     loop {

@@ -34,6 +34,16 @@ pub enum ClientError {
         /// The step.
         clock: u64,
     },
+    /// A gradient does not fit the numbers that it is to travel in; nothing of the push was sent.
+    #[error(
+        "the gradient of variable {variable:?} holds values too large for {wire}; set strategy.wire to f32 (f16 ends at 65504, bf16 where f32 does), or clip_norm"
+    )]
+    TooLarge {
+        /// Its name.
+        variable: String,
+        /// The numbers.
+        wire: &'static str,
+    },
     /// Values do not fit the shard map.
     #[error("variable {variable:?} has {found} bytes; the shard map says {expected}")]
     WrongSize {

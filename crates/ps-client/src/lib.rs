@@ -14,6 +14,6 @@ mod session;
 pub use error::ClientError;
 pub use frames::Frames;
 pub use servers::{
-    Acknowledgement, Gradients, Identity, ParameterServers, PulledBlock, PushReceipt, Weights,
+    Acknowledgement, Gradients, Identity, ParameterServers, Pulled, PulledBlock, PushReceipt,
     WeightsTicket,
 };

@@ -1,13 +1,13 @@
 //! All shards of a job, as one place to push to and pull from.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use shared_proto::blocks::{BlockId, ShardMap};
 use shared_proto::ids::{Clock, Origin, Sequence, Task, Version, ViewNumber};
-use shared_proto::payload;
+use shared_proto::payload::{self, Dtype, Elements};
 use shared_proto::wire;
 use shared_proto::wire::client_message::Kind;
 use tokio::sync::watch;
@@ -27,6 +27,8 @@ pub struct Identity {
     pub view: ViewNumber,
     /// How long a server may be unreachable.
     pub patience: Duration,
+    /// Numbers in which weights and gradients travel.
+    pub wire: Dtype,
 }
 
 /// All shards of a job.
@@ -36,6 +38,7 @@ pub struct ParameterServers {
     sessions: Vec<Session>,
     waiting_on: watch::Receiver<Vec<Task>>,
     origin: Origin,
+    wire: Dtype,
     /// What this worker's model holds of each block.
     known: HashMap<BlockId, wire::BlockVersion>,
 }
@@ -56,7 +59,23 @@ pub struct PushReceipt(Vec<Reply>);
 
 /// Weights to come.
 #[must_use = "weights that were asked for must be taken"]
-pub struct WeightsTicket(Vec<Reply>);
+pub struct WeightsTicket {
+    replies: VecDeque<Reply>,
+    /// How it went, as far as it has come.
+    pub pulled: Pulled,
+}
+
+impl WeightsTicket {
+    fn new(replies: impl IntoIterator<Item = Reply>) -> Self {
+        Self {
+            replies: replies.into_iter().collect(),
+            pulled: Pulled {
+                min_clock: Clock(u64::MAX),
+                waited: Duration::ZERO,
+            },
+        }
+    }
+}
 
 /// A push that is safe on every shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,14 +84,12 @@ pub struct Acknowledgement {
     pub blocks: usize,
 }
 
-/// Weights of the blocks that have changed since they were last pulled.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Weights {
-    /// In no particular order.
-    pub blocks: Vec<PulledBlock>,
-    /// The lowest min clock by which a shard judged the pull.
+/// How a pull went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pulled {
+    /// The lowest min clock by which a shard judged it.
     pub min_clock: Clock,
-    /// How long a shard held the pull back.
+    /// How long a shard held it back.
     pub waited: Duration,
 }
 
@@ -85,8 +102,8 @@ pub struct PulledBlock {
     pub start: usize,
     /// Its version.
     pub version: Version,
-    /// f32, little-endian, unaligned.
-    pub values: Bytes,
+    /// As they came.
+    pub values: Elements,
 }
 
 impl ParameterServers {
@@ -117,6 +134,7 @@ impl ParameterServers {
             frames: Arc::new(Frames::of(&map)),
             map,
             origin,
+            wire: identity.wire,
             known: HashMap::new(),
         }
     }
@@ -189,7 +207,7 @@ impl ParameterServers {
         for (shard, blocks) in frames.in_turns() {
             replies.push(self.pull_blocks(shard, blocks, clock).await);
         }
-        WeightsTicket(replies)
+        WeightsTicket::new(replies)
     }
 
     /// [`Self::push`] and then [`Self::pull`], block by block: the first weights are on their way
@@ -210,7 +228,7 @@ impl ParameterServers {
             pushed.push(self.push_blocks(shard, blocks, clock, gradients).await?);
             pulled.push(self.pull_blocks(shard, blocks, next).await);
         }
-        Ok((PushReceipt(pushed), WeightsTicket(pulled)))
+        Ok((PushReceipt(pushed), WeightsTicket::new(pulled)))
     }
 
     async fn push_blocks(
@@ -224,7 +242,7 @@ impl ParameterServers {
             Ok(wire::Gradient {
                 block: Some((*id).into()),
                 based_on_version: self.known.get(id).map_or(0, |known| known.version),
-                payload: Some(payload::dense(self.slice(gradients, *id)?)),
+                payload: Some(Elements::of(self.slice(gradients, *id)?, self.wire).into()),
             })
         };
         let gradients = blocks
@@ -254,49 +272,50 @@ impl ParameterServers {
         let message = Kind::Pull(wire::Pull {
             origin: Some(origin.into()),
             blocks,
+            dtype: self.wire.into(),
         });
         self.sessions[shard].send(sequence, message).await
     }
 
-    /// Waits for weights. What they hold counts as known from then on, so the caller must take it
-    /// into its model.
+    /// Waits for the next blocks that have changed since they were last pulled; none once all have
+    /// come. Take them in as they come: memory that a message was in serves for the next ones. They
+    /// count as known from then on, so they must get into the caller's model.
     ///
     /// # Errors
     /// As the servers answer.
-    pub async fn weights(&mut self, ticket: WeightsTicket) -> Result<Weights, ClientError> {
-        let mut weights = Weights {
-            blocks: Vec::new(),
-            min_clock: Clock(u64::MAX),
-            waited: Duration::ZERO,
+    pub async fn next_weights(
+        &mut self,
+        ticket: &mut WeightsTicket,
+    ) -> Result<Option<Vec<PulledBlock>>, ClientError> {
+        let Some(reply) = ticket.replies.pop_front() else {
+            return Ok(None);
         };
-        for reply in ticket.0 {
-            let shard = reply.answer().await?;
-            let Answer::Weights(part) = shard else {
+        let mut blocks = Vec::new();
+        let Answer::Weights(part) = reply.answer().await? else {
+            return Ok(Some(blocks));
+        };
+        if !part.elsewhere.is_empty() {
+            return Err(ClientError::Moved { epoch: part.epoch });
+        }
+        let pulled = &mut ticket.pulled;
+        pulled.min_clock = pulled.min_clock.min(Clock(part.min_clock));
+        let waited = Duration::try_from_secs_f64(part.waited).unwrap_or_default();
+        pulled.waited = pulled.waited.max(waited);
+        for block in part.blocks {
+            let Some(version) = block.version else {
                 continue;
             };
-            if !part.elsewhere.is_empty() {
-                return Err(ClientError::Moved { epoch: part.epoch });
-            }
-            weights.min_clock = weights.min_clock.min(Clock(part.min_clock));
-            let waited = Duration::try_from_secs_f64(part.waited).unwrap_or_default();
-            weights.waited = weights.waited.max(waited);
-            for block in part.blocks {
-                let Some(version) = block.version else {
-                    continue;
-                };
-                let id = BlockId::read(version.block)?;
-                let range = self.map.range(id)?;
-                let values = payload::read_dense(block.payload.as_ref(), range.len())?;
-                self.known.insert(id, version);
-                weights.blocks.push(PulledBlock {
-                    variable: id.variable as usize,
-                    start: range.start,
-                    version: Version(version.version),
-                    values,
-                });
-            }
+            let id = BlockId::read(version.block)?;
+            let range = self.map.range(id)?;
+            blocks.push(PulledBlock {
+                variable: id.variable as usize,
+                start: range.start,
+                version: Version(version.version),
+                values: Elements::read(block.payload.as_ref(), range.len())?,
+            });
+            self.known.insert(id, version);
         }
-        Ok(weights)
+        Ok(Some(blocks))
     }
 
     fn next_origin(&mut self, clock: Clock) -> Origin {
@@ -322,6 +341,9 @@ impl ParameterServers {
         if !gradients.norm.is_finite() {
             self.check_finite(clock, &gradients.values)?;
         }
+        if self.wire.size() < Dtype::F32.size() {
+            self.check_range(&gradients.values)?;
+        }
         Ok(&gradients.values)
     }
 
@@ -338,6 +360,17 @@ impl ParameterServers {
             }
         }
         Ok(())
+    }
+
+    fn check_range(&self, values: &[Bytes]) -> Result<(), ClientError> {
+        let mut named = self.map.variables.iter().zip(values);
+        match named.find(|(_, values)| !payload::all_fit(payload::elements(values), self.wire)) {
+            Some((variable, _)) => Err(ClientError::TooLarge {
+                variable: variable.spec.name.clone(),
+                wire: self.wire.as_str_name(),
+            }),
+            None => Ok(()),
+        }
     }
 
     fn check_finite(&self, clock: Clock, values: &[Bytes]) -> Result<(), ClientError> {

@@ -2,12 +2,13 @@
 //! and in sync mode the gradients staged for the open step. All of it changes under one lock.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use shared_proto::ids::{Clock, Sequence, Task, Version};
 use shared_proto::kernel::Kernel;
-use shared_proto::payload::{self, LeF32};
+use shared_proto::payload::{self, Elements, LeF32};
 use shared_proto::view::{Commit, View};
 
 use crate::optimizer::{Rule, Update};
@@ -28,7 +29,7 @@ pub(crate) struct Block {
 #[derive(Debug)]
 struct Staged {
     clock: Clock,
-    gradient: Bytes,
+    gradient: Elements,
 }
 
 /// What an applied gradient has done.
@@ -45,9 +46,11 @@ pub(crate) struct NotStaged(pub(crate) Task);
 
 impl Block {
     /// Sets initial values, over earlier ones too.
-    pub(crate) fn initialize(&mut self, values: &[LeF32], rule: &dyn Rule) {
+    pub(crate) fn initialize(&mut self, values: &Elements, rule: &dyn Rule) {
         let slots = rule.slots();
-        self.weights = Arc::new(values.iter().map(|v| v.get()).collect());
+        let mut weights = vec![0.0; values.len()];
+        values.copy_to(&mut weights);
+        self.weights = Arc::new(weights);
         self.slots = vec![slots.initial; slots.count * values.len()];
     }
 
@@ -94,14 +97,15 @@ impl Block {
         &mut self,
         (task, sequence): (Task, Sequence),
         view: &View,
-        gradient: &[LeF32],
+        gradient: &Elements,
         based_on: Version,
         rule: &dyn Rule,
         learning_rate: impl Fn(Version) -> f32,
     ) -> Applied {
         let staleness = self.version.0.saturating_sub(based_on.0);
         self.mark(task, sequence, view);
-        self.update(gradient, rule, learning_rate);
+        let mut update = self.begin_update(rule, learning_rate);
+        gradient.for_parts(|range, part| update.apply(range, part));
         Applied {
             version: self.version,
             staleness,
@@ -114,7 +118,7 @@ impl Block {
         (task, sequence): (Task, Sequence),
         view: &View,
         clock: Clock,
-        gradient: Bytes,
+        gradient: Elements,
     ) {
         self.mark(task, sequence, view);
         self.staged.insert(task, Staged { clock, gradient });
@@ -137,29 +141,57 @@ impl Block {
             let staged = self.staged.get(task).filter(|s| s.clock == commit.step);
             let staged = staged.ok_or(NotStaged(*task))?;
             let weight = (*samples as f64 / total.max(1) as f64) as f32;
-            for (sum, g) in mean.iter_mut().zip(payload::elements(&staged.gradient)) {
-                *sum += weight * g.get();
-            }
+            staged.gradient.for_parts(|range, part| {
+                Kernel::best().run(|| {
+                    for (sum, g) in mean[range].iter_mut().zip(part) {
+                        *sum += weight * g.get();
+                    }
+                });
+            });
         }
         self.staged.clear();
-        self.update(payload::in_place(mean), rule, learning_rate);
+        let mut update = self.begin_update(rule, learning_rate);
+        update.apply(0..mean.len(), payload::in_place(mean));
         Ok(())
     }
 
-    fn update(
-        &mut self,
-        gradient: &[LeF32],
-        rule: &dyn Rule,
+    /// Raises the version; the caller hands over all parts of the gradient, each once.
+    fn begin_update<'a>(
+        &'a mut self,
+        rule: &'a dyn Rule,
         learning_rate: impl Fn(Version) -> f32,
-    ) {
+    ) -> Begun<'a> {
         let update = Update {
             learning_rate: learning_rate(self.version),
             number: self.version.0 + 1,
             kernel: Kernel::best(),
         };
-        let weights = Arc::make_mut(&mut self.weights);
-        rule.apply(update, weights, gradient, &mut self.slots);
         self.version = self.version.next();
+        Begun {
+            rule,
+            update,
+            weights: Arc::make_mut(&mut self.weights).as_mut_slice(),
+            slots: rule.slots().split(&mut self.slots),
+        }
+    }
+}
+
+/// An update of a block that is being made.
+struct Begun<'a> {
+    rule: &'a dyn Rule,
+    update: Update,
+    weights: &'a mut [f32],
+    slots: [&'a mut [f32]; 2],
+}
+
+impl Begun<'_> {
+    fn apply(&mut self, range: Range<usize>, gradient: &[LeF32]) {
+        let slots = self
+            .slots
+            .each_mut()
+            .map(|slot| slot.get_mut(range.clone()).unwrap_or_default());
+        let weights = &mut self.weights[range];
+        self.rule.apply(self.update, weights, gradient, slots);
     }
 }
 
@@ -180,8 +212,8 @@ mod tests {
         }
     }
 
-    fn le(values: &[f32]) -> Vec<LeF32> {
-        values.iter().copied().map(LeF32::from).collect()
+    fn gradient(values: &[f32]) -> Elements {
+        Elements::of(payload::to_bytes(values), payload::Dtype::F32)
     }
 
     fn sgd() -> Box<dyn Rule> {
@@ -197,7 +229,7 @@ mod tests {
 
     fn block(values: &[f32]) -> Block {
         let mut block = Block::default();
-        block.initialize(&le(values), &*sgd());
+        block.initialize(&gradient(values), &*sgd());
         block
     }
 
@@ -208,7 +240,7 @@ mod tests {
             let applied = block.apply(
                 (worker(0, 1), Sequence(sequence)),
                 &view,
-                &le(&[1.0, -1.0]),
+                &gradient(&[1.0, -1.0]),
                 Version(0),
                 &*sgd(),
                 |_| 0.5,
@@ -220,6 +252,17 @@ mod tests {
     }
 
     #[test]
+    fn weights_that_are_being_sent_stay_as_they_were() {
+        let (mut block, view) = (block(&[1.0, 2.0]), View::default());
+        let held = block.weights();
+        let from = (worker(0, 1), Sequence(1));
+        let ones = gradient(&[1.0, 1.0]);
+        block.apply(from, &view, &ones, Version(0), &*sgd(), |_| 1.0);
+        assert_eq!(held, payload::to_bytes(&[1.0, 2.0]));
+        assert_eq!(block.weights(), payload::to_bytes(&[0.0, 1.0]));
+    }
+
+    #[test]
     fn marks_know_what_was_taken_and_stay_few() {
         let mut block = block(&[0.0]);
         for index in 0..100 {
@@ -228,7 +271,7 @@ mod tests {
                 workers: vec![task, worker(index + 1, 1)],
                 ..View::default()
             };
-            block.stage((task, Sequence(7)), &view, Clock(0), Bytes::new());
+            block.stage((task, Sequence(7)), &view, Clock(0), gradient(&[]));
             assert!(block.has_taken(task, Sequence(7)) && block.has_taken(task, Sequence(3)));
             assert!(!block.has_taken(task, Sequence(8)));
             assert!(!block.has_taken(worker(index, 2), Sequence(1)));
@@ -240,7 +283,7 @@ mod tests {
     fn a_commit_takes_the_weighted_mean_of_its_contributors_and_drops_the_rest() {
         let (mut block, view) = (block(&[0.0]), View::default());
         for (index, gradient) in [(0, 1.0), (1, 4.0), (2, 100.0)] {
-            let gradient = payload::to_bytes(&[gradient]);
+            let gradient = self::gradient(&[gradient]);
             block.stage((worker(index, 1), Sequence(1)), &view, Clock(5), gradient);
         }
         let mut commit = Commit {

@@ -2,7 +2,7 @@
 //!
 //! The data's way goes through these modules in this order:
 //! - [`run`]: the process
-//! - `threads`: where sessions live; `service`, `session`: a worker's stream; each message is read,
+//! - `listener`: a port, or a socket file; `threads`: where sessions live; `service`, `session`: a worker's stream; each message is read,
 //!   handed to the shard, answered
 //! - `shard`: what a push and a pull do, on one screen: check, apply, new version
 //! - `gate`: whether a message's clock may pass, must wait, or is turned away

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::TcpStream as StdTcp;
+use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream as StdUnix;
 use std::path::PathBuf;
 
@@ -17,7 +18,8 @@ pub(crate) enum Connection {
 /// Accepts connections.
 pub(crate) enum Listener {
     Tcp(TcpListener),
-    Unix(UnixListener, SocketFile),
+    /// The file comes first: it goes while we still listen, so that nobody takes it for abandoned.
+    Unix(SocketFile, UnixListener),
 }
 
 /// A socket file that is ours; gone when this is dropped.
@@ -42,7 +44,8 @@ impl Listener {
                     }
                     bound => bound,
                 };
-                Ok(Self::Unix(bound?, SocketFile(path.clone())))
+                let listener = bound?;
+                Ok(Self::Unix(SocketFile(path.clone()), listener))
             }
         }
     }
@@ -51,7 +54,7 @@ impl Listener {
     pub(crate) fn address(&self) -> io::Result<Listen> {
         Ok(match self {
             Self::Tcp(listener) => Listen::Tcp(listener.local_addr()?),
-            Self::Unix(_, file) => Listen::Unix(file.0.clone()),
+            Self::Unix(file, _) => Listen::Unix(file.0.clone()),
         })
     }
 
@@ -62,12 +65,41 @@ impl Listener {
                 stream.set_nodelay(true)?;
                 stream.into_std().map(Connection::Tcp)
             }
-            Self::Unix(listener, _) => listener.accept().await?.0.into_std().map(Connection::Unix),
+            Self::Unix(_, listener) => listener.accept().await?.0.into_std().map(Connection::Unix),
         }
     }
 }
 
 /// Whether it is a socket file behind which nobody listens.
 fn abandoned(path: &std::path::Path) -> bool {
-    StdUnix::connect(path).is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused)
+    let is_socket = std::fs::metadata(path).is_ok_and(|m| m.file_type().is_socket());
+    is_socket && StdUnix::connect(path).is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_socket_file_is_replaced_only_if_nobody_listens() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("ps.sock");
+        let listen = Listen::Unix(path.clone());
+        // What a killed process leaves behind.
+        drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+        let listener = Listener::bind(&listen).await.unwrap();
+        assert_eq!(listener.address().unwrap(), listen);
+        let taken = Listener::bind(&listen).await.err().unwrap();
+        assert_eq!(taken.kind(), io::ErrorKind::AddrInUse);
+
+        let client = StdUnix::connect(&path).unwrap();
+        let accepted = listener.accept().await.unwrap();
+        assert!(matches!(accepted, Connection::Unix(_)));
+        drop((client, listener));
+        assert!(!path.exists());
+
+        std::fs::write(&path, "not a socket").unwrap();
+        assert!(Listener::bind(&listen).await.is_err());
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "not a socket");
+    }
 }

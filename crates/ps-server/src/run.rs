@@ -37,7 +37,7 @@ pub struct Settings {
     /// for workers on this host.
     #[arg(long, env = "FLAMBEAU_LISTEN", default_value = "127.0.0.1:0")]
     pub listen: Listen,
-    /// Where workers reach this server, as host:port. Default: the address it listens on, or where
+    /// Where workers reach this server, as host:port or unix:PATH. Default: the address it listens on, or where
     /// that is 0.0.0.0, the one by which it reaches the coordinator.
     #[arg(long, env = "FLAMBEAU_ADVERTISE")]
     pub advertise: Option<String>,

@@ -18,9 +18,9 @@ use tower::Service;
 use crate::session::Session;
 use crate::shard::Shard;
 
-/// Answers of one session that may wait to be sent. With messages of about 1 MiB, and the window of
-/// the transport, this bounds what a slow reader costs.
-const ANSWERS: usize = 8;
+/// Answers of one session that may wait to be sent. They are about 1 MiB at the most, and share their
+/// block's memory until it is updated; with the transport's window this bounds what a worker costs.
+const ANSWERS: usize = 4;
 
 /// The service `flambeau.v1.ParameterServer`.
 #[derive(Clone)]

@@ -5,13 +5,12 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Instant;
 
-use bytes::Bytes;
 use dashmap::DashMap;
 use parking_lot::{Mutex, RwLock};
 use shared_proto::blocks::{BlockId, ShardMap};
 use shared_proto::ids::{Epoch, Origin, Sequence, Version};
 use shared_proto::job::{Job, Mode, Schedule};
-use shared_proto::payload;
+use shared_proto::payload::{Dtype, Elements};
 use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::transport::MAX_MESSAGE_BYTES;
 use shared_proto::view::{Commit, View};
@@ -55,7 +54,7 @@ pub(crate) struct Shard {
 struct Checked {
     block: BlockId,
     based_on: Version,
-    gradient: Bytes,
+    gradient: Elements,
 }
 
 impl Shard {
@@ -95,13 +94,14 @@ impl Shard {
             if block.has_taken(from.0, from.1) {
                 self.counters.duplicates.increment(1);
             } else if self.gate.strategy.mode == Mode::Sync {
-                self.counters.staged_bytes.increment(gradient.len() as f64);
+                self.counters
+                    .staged_bytes
+                    .increment(gradient.bytes() as f64);
                 block.stage(from, &view, origin.clock, gradient);
             } else {
                 let began = Instant::now();
-                let elements = payload::elements(&gradient);
                 let rate = |version| self.learning_rate(store, version);
-                let applied = block.apply(from, &view, elements, based_on, &*self.rule, rate);
+                let applied = block.apply(from, &view, &gradient, based_on, &*self.rule, rate);
                 self.counters.applied(began.elapsed(), applied.staleness);
             }
             taken.push(store.version(id, &block));
@@ -116,7 +116,7 @@ impl Shard {
         })
     }
 
-    /// Step 2 for a pull that was admitted: copies what the asker does not have.
+    /// Step 2 for a pull that was admitted: answers with what the asker does not have.
     pub(crate) fn pull(
         &self,
         pull: &wire::Pull,
@@ -131,6 +131,12 @@ impl Shard {
             ..wire::Weights::default()
         };
         store.check_pull(pull)?;
+        let dtype = Dtype::try_from(pull.dtype).map_err(|_| {
+            Refusal::new(
+                Reason::WrongDtype,
+                format!("weights are asked for as dtype {}; there are DTYPE_F32, DTYPE_BF16 and DTYPE_F16", pull.dtype),
+            )
+        })?;
         let _whole_steps = store.committing.read();
         for known in &pull.blocks {
             let id = BlockId::read(known.block)?;
@@ -153,10 +159,21 @@ impl Shard {
             }
             let values = block.weights();
             drop(block);
-            self.counters.sent_bytes.increment(values.len() as u64);
+            let values = Elements::of(values, dtype);
+            if dtype.size() < Dtype::F32.size() && !values.all_finite() {
+                return Err(Refusal::new(
+                    Reason::NonFinite,
+                    format!(
+                        "{} holds weights too large for {}; set strategy.wire to f32 (f16 ends at 65504, bf16 where f32 does)",
+                        store.map.describe(id),
+                        dtype.as_str_name()
+                    ),
+                ));
+            }
+            self.counters.sent_bytes.increment(values.bytes() as u64);
             weights.blocks.push(wire::BlockWeights {
                 version: Some(version),
-                payload: Some(payload::dense(values)),
+                payload: Some(values.into()),
             });
         }
         Ok(weights)
@@ -203,7 +220,7 @@ impl Shard {
             match store.blocks.get(&id) {
                 Some(block) => {
                     let mut block = block.lock();
-                    block.initialize(payload::elements(&values), &*self.rule);
+                    block.initialize(&values, &*self.rule);
                     acknowledged.blocks.push(store.version(id, &block));
                 }
                 None => acknowledged.elsewhere.push(id.into()),
@@ -334,9 +351,15 @@ impl Shard {
                 continue;
             }
             if let Some(block) = store.blocks.get(&id) {
-                all_taken &= block.lock().has_taken(origin.task, origin.sequence);
+                let block = block.lock();
+                if !block.initialized() {
+                    return Err(not_initialized(&store.map.describe(id)));
+                }
+                all_taken &= block.has_taken(origin.task, origin.sequence);
             }
-            self.counters.received_bytes.increment(values.len() as u64);
+            self.counters
+                .received_bytes
+                .increment(values.bytes() as u64);
             checked.push(Checked {
                 block: id,
                 based_on: Version(gradient.based_on_version),
@@ -403,7 +426,11 @@ impl Store {
     }
 
     /// The values sent for a block: of the right size and kind, all finite.
-    fn read_values(&self, id: BlockId, payload: Option<&wire::Payload>) -> Result<Bytes, Refusal> {
+    fn read_values(
+        &self,
+        id: BlockId,
+        payload: Option<&wire::Payload>,
+    ) -> Result<Elements, Refusal> {
         let expected = self.map.range(id)?.len();
         let named = |refusal: Refusal| {
             Refusal::new(
@@ -411,8 +438,8 @@ impl Store {
                 format!("{} {refusal}", self.map.describe(id)),
             )
         };
-        let values = payload::read_dense(payload, expected).map_err(named)?;
-        if !payload::all_finite(payload::elements(&values)) {
+        let values = Elements::read(payload, expected).map_err(named)?;
+        if !values.all_finite() {
             return Err(named(Refusal::new(
                 Reason::NonFinite,
                 "holds NaN or infinity; lower the learning rate, clip gradients, or look at the data",

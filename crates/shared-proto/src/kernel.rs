@@ -17,6 +17,20 @@ impl Kernel {
         Self(Arch::new())
     }
 
+    /// All that this CPU has, from the baseline on.
+    pub fn all() -> Vec<Self> {
+        let mut all = vec![Self::baseline()];
+        #[cfg(target_arch = "x86_64")]
+        all.extend(pulp::x86::V3::try_new().map(|v3| Self(Arch::V3(v3))));
+        if all
+            .iter()
+            .all(|kernel| kernel.name() != Self::best().name())
+        {
+            all.push(Self::best());
+        }
+        all
+    }
+
     /// The one that every CPU has.
     pub fn baseline() -> Self {
         Self(Arch::Scalar)
@@ -32,7 +46,6 @@ impl Kernel {
             Arch::V4(_) => "avx512",
             #[cfg(target_arch = "aarch64")]
             Arch::Neon(_) => "neon",
-            #[allow(unreachable_patterns)]
             _ => "other",
         }
     }

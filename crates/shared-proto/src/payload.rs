@@ -1,14 +1,22 @@
 //! Tensors as bytes. Elements travel in little-endian order, unaligned, and are read where they
 //! arrived: no copy is made to align them.
+//!
+//! Weights and gradients may travel as 16-bit numbers, rounded to the nearest, ties to even. Servers
+//! keep and compute `f32` all the same.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
 use bytes::Bytes;
+use half::f16;
+use half::slice::HalfFloatSliceExt;
 
 use crate::kernel::Kernel;
 use crate::refusal::{Reason, Refusal};
 use crate::wire;
+
+pub use crate::wire::Dtype;
 
 /// An `f32` as it travels: four bytes, little-endian, without alignment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
@@ -65,117 +73,362 @@ pub fn in_place(values: &mut [f32]) -> &[LeF32] {
     bytemuck::cast_slice(values)
 }
 
-/// A dense payload of `f32`.
-pub fn dense(values: Bytes) -> wire::Payload {
-    wire::Payload {
-        dtype: wire::Dtype::F32.into(),
-        values: Some(wire::payload::Values::Dense(values)),
-    }
-}
-
-/// The elements of a dense payload that has `expected` elements.
-///
-/// # Errors
-/// [`Reason::WrongDtype`], [`Reason::WrongShape`] or [`Reason::Malformed`]; the message begins
-/// with what was found and leaves it to the caller to say where.
-pub fn read_dense(payload: Option<&wire::Payload>, expected: usize) -> Result<Bytes, Refusal> {
-    let payload = payload.ok_or_else(|| Refusal::new(Reason::Malformed, "has no payload"))?;
-    if payload.dtype != i32::from(wire::Dtype::F32) {
-        let name = wire::Dtype::try_from(payload.dtype).map_or_else(
-            |_| payload.dtype.to_string(),
-            |d| d.as_str_name().to_owned(),
-        );
-        return Err(Refusal::new(
-            Reason::WrongDtype,
-            format!("has dtype {name}; this server takes DTYPE_F32"),
-        ));
-    }
-    match &payload.values {
-        Some(wire::payload::Values::Dense(bytes)) if bytes.len() == expected * size_of::<f32>() => {
-            Ok(bytes.clone())
-        }
-        Some(wire::payload::Values::Dense(bytes)) => Err(Refusal::new(
-            Reason::WrongShape,
-            format!(
-                "has {} bytes; the block's {expected} f32 elements take {}",
-                bytes.len(),
-                expected * size_of::<f32>()
-            ),
-        )),
-        Some(wire::payload::Values::Rows(_)) => Err(Refusal::new(
-            Reason::WrongDtype,
-            "holds rows, but the variable is dense; send all elements as `dense`",
-        )),
-        None => Err(Refusal::new(
-            Reason::Malformed,
-            "has a payload without values",
-        )),
-    }
-}
-
-/// The elements of a payload that [`read_dense`] accepted.
+/// Numbers that travelled as `f32`.
 pub fn elements(bytes: &Bytes) -> &[LeF32] {
     bytemuck::cast_slice(bytes)
 }
 
+/// A dense payload of `f32`.
+pub fn dense(values: Bytes) -> wire::Payload {
+    Elements {
+        dtype: Dtype::F32,
+        bytes: values,
+    }
+    .into()
+}
+
+/// Elements of a block as they travel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Elements {
+    dtype: Dtype,
+    bytes: Bytes,
+}
+
+/// Numbers of 16 bits that are converted at a time, between memory that is aligned for them.
+const PART: usize = 1024;
+
+impl Elements {
+    /// `f32` in the form in which they travel as `dtype`; shared where that is the same.
+    pub fn of(values: Bytes, dtype: Dtype) -> Self {
+        let bytes = match dtype {
+            Dtype::Bf16 => to_bf16(&values),
+            Dtype::F16 => to_f16(&values),
+            Dtype::F32 | Dtype::Unspecified => values,
+        };
+        let dtype = match dtype {
+            Dtype::Unspecified => Dtype::F32,
+            dtype => dtype,
+        };
+        Self { dtype, bytes }
+    }
+
+    /// The dense payload of a block of `expected` elements.
+    ///
+    /// # Errors
+    /// [`Reason::WrongDtype`], [`Reason::WrongShape`] or [`Reason::Malformed`]; the message begins
+    /// with what was found and leaves it to the caller to say where.
+    pub fn read(payload: Option<&wire::Payload>, expected: usize) -> Result<Self, Refusal> {
+        let payload = payload.ok_or_else(|| Refusal::new(Reason::Malformed, "has no payload"))?;
+        let dtype = match Dtype::try_from(payload.dtype) {
+            Ok(Dtype::Unspecified) | Err(_) => {
+                return Err(Refusal::new(
+                    Reason::WrongDtype,
+                    format!(
+                        "has dtype {}; there are DTYPE_F32, DTYPE_BF16 and DTYPE_F16",
+                        payload.dtype
+                    ),
+                ));
+            }
+            Ok(dtype) => dtype,
+        };
+        let size = dtype.size();
+        match &payload.values {
+            Some(wire::payload::Values::Dense(bytes)) if bytes.len() == expected * size => {
+                let bytes = bytes.clone();
+                Ok(Self { dtype, bytes })
+            }
+            Some(wire::payload::Values::Dense(bytes)) => Err(Refusal::new(
+                Reason::WrongShape,
+                format!(
+                    "has {} bytes; the block's {expected} elements of {size} bytes take {}",
+                    bytes.len(),
+                    expected * size
+                ),
+            )),
+            Some(wire::payload::Values::Rows(_)) => Err(Refusal::new(
+                Reason::WrongDtype,
+                "holds rows, but the variable is dense; send all elements as `dense`",
+            )),
+            None => Err(Refusal::new(
+                Reason::Malformed,
+                "has a payload without values",
+            )),
+        }
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.bytes.len() / self.dtype.size()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.bytes.is_empty()
+    }
+
+    /// Bytes that they take.
+    pub fn bytes(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Whether none is NaN or infinite.
+    pub fn all_finite(&self) -> bool {
+        match self.dtype {
+            Dtype::Bf16 => finite_halves(&self.bytes, 0x7f80),
+            Dtype::F16 => finite_halves(&self.bytes, 0x7c00),
+            Dtype::F32 | Dtype::Unspecified => all_finite(elements(&self.bytes)),
+        }
+    }
+
+    /// Calls `f` with all of them as `f32`, from the first to the last: at once if they travelled so,
+    /// else in parts that fit into the first-level cache.
+    pub fn for_parts(&self, mut f: impl FnMut(Range<usize>, &[LeF32])) {
+        if matches!(self.dtype, Dtype::F32 | Dtype::Unspecified) {
+            return f(0..self.len(), elements(&self.bytes));
+        }
+        let mut numbers = [0.0; PART];
+        for start in (0..self.len()).step_by(PART) {
+            let range = start..self.len().min(start + PART);
+            let numbers = &mut numbers[..range.len()];
+            self.copy_part(range.start, numbers);
+            f(range, in_place(numbers));
+        }
+    }
+
+    /// Writes as many of them as fit to `numbers`.
+    pub fn copy_to(&self, numbers: &mut [f32]) {
+        self.copy_part(0, numbers);
+    }
+
+    fn copy_part(&self, start: usize, numbers: &mut [f32]) {
+        let bytes = &self.bytes[start * self.dtype.size()..];
+        match self.dtype {
+            Dtype::F32 | Dtype::Unspecified => Kernel::best().run(|| {
+                let elements: &[LeF32] = bytemuck::cast_slice(bytes);
+                for (number, element) in numbers.iter_mut().zip(elements) {
+                    *number = element.get();
+                }
+            }),
+            Dtype::Bf16 => Kernel::best().run(|| {
+                let halves = bytemuck::cast_slice::<u8, [u8; 2]>(bytes);
+                for (number, half) in numbers.iter_mut().zip(halves) {
+                    *number = f32::from_bits(u32::from(u16::from_le_bytes(*half)) << 16);
+                }
+            }),
+            Dtype::F16 => {
+                let mut aligned = [f16::ZERO; PART];
+                let halves = bytemuck::cast_slice::<u8, [u8; 2]>(bytes);
+                for (numbers, halves) in numbers.chunks_mut(PART).zip(halves.chunks(PART)) {
+                    for (to, from) in aligned.iter_mut().zip(halves) {
+                        *to = f16::from_le_bytes(*from);
+                    }
+                    let count = numbers.len().min(halves.len());
+                    aligned[..count].convert_to_f32_slice(&mut numbers[..count]);
+                }
+            }
+        }
+    }
+}
+
+impl From<Elements> for wire::Payload {
+    fn from(elements: Elements) -> Self {
+        Self {
+            dtype: elements.dtype.into(),
+            values: Some(wire::payload::Values::Dense(elements.bytes)),
+        }
+    }
+}
+
+impl Dtype {
+    /// Bytes of an element.
+    pub fn size(self) -> usize {
+        match self {
+            Self::F32 | Self::Unspecified => 4,
+            Self::Bf16 | Self::F16 => 2,
+        }
+    }
+}
+
+fn to_bf16(values: &Bytes) -> Bytes {
+    // What `bf16::from_f32` does, in a form that compilers turn into wide registers.
+    let half = |v: &LeF32| {
+        let bits = u32::from_le_bytes(v.0);
+        let nearest_even = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
+        let half = match v.get().is_nan() {
+            true => bits >> 16 | 0x40,
+            false => nearest_even,
+        };
+        (half as u16).to_le()
+    };
+    let values = elements(values).iter();
+    Kernel::best().run(|| owned(values.map(half).collect()))
+}
+
+fn to_f16(values: &Bytes) -> Bytes {
+    let mut numbers = [0.0; PART];
+    let mut halves = [f16::ZERO; PART];
+    let mut all = Vec::with_capacity(values.len() / size_of::<f32>());
+    for part in elements(values).chunks(PART) {
+        for (number, element) in numbers.iter_mut().zip(part) {
+            *number = element.get();
+        }
+        halves[..part.len()].convert_from_f32_slice(&numbers[..part.len()]);
+        all.extend(
+            halves[..part.len()]
+                .iter()
+                .map(|half| half.to_bits().to_le()),
+        );
+    }
+    owned(all)
+}
+
+fn owned(halves: Vec<u16>) -> Bytes {
+    struct Owned(Vec<u16>);
+    impl AsRef<[u8]> for Owned {
+        fn as_ref(&self) -> &[u8] {
+            bytemuck::cast_slice(&self.0)
+        }
+    }
+    Bytes::from_owner(Owned(halves))
+}
+
 /// Whether no element is NaN or infinite.
 pub fn all_finite(values: &[LeF32]) -> bool {
-    // A number is finite unless all bits of its exponent are set. Parts of a fixed size without
-    // an early exit let the compiler use wide registers.
-    const EXPONENT: u32 = 0x7f80_0000;
-    let finite = |v: &LeF32| u32::from_le_bytes(v.0) & EXPONENT != EXPONENT;
-    Kernel::best().run(|| {
-        let mut parts = values.chunks(1024);
-        parts.all(|part| part.iter().fold(true, |ok, v| ok & finite(v)))
-    })
+    all_below(
+        values,
+        |v| u32::from_le_bytes(v.0) & 0x7fff_ffff,
+        0x7f80_0000,
+    )
+}
+
+/// Whether each element is still finite when it travels so.
+pub fn all_fit(values: &[LeF32], dtype: Dtype) -> bool {
+    // From here on the nearest one is infinite.
+    let too_large = match dtype {
+        Dtype::F32 | Dtype::Unspecified => f32::INFINITY.to_bits(),
+        Dtype::Bf16 => 0x7f7f_8000,
+        Dtype::F16 => 65520f32.to_bits(),
+    };
+    all_below(values, |v| u32::from_le_bytes(v.0) & 0x7fff_ffff, too_large)
+}
+
+/// Whether all bits of no exponent are set, which makes a number NaN or infinite.
+fn finite_halves(bytes: &Bytes, exponent: u16) -> bool {
+    let halves = bytemuck::cast_slice::<u8, [u8; 2]>(bytes);
+    all_below(halves, |v| u16::from_le_bytes(*v) & 0x7fff, exponent)
+}
+
+/// Whether the magnitudes, whose bits are in the order of the numbers, all stay below a limit.
+fn all_below<T, B: Ord + Default + Copy>(
+    values: &[T],
+    magnitude: impl Fn(&T) -> B,
+    limit: B,
+) -> bool {
+    // Parts of a fixed size without an early exit let the compiler use wide registers.
+    let largest = |part: &[T]| part.iter().map(&magnitude).fold(B::default(), B::max);
+    Kernel::best().run(|| values.chunks(PART).all(|part| largest(part) < limit))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use half::bf16;
     use proptest::prelude::*;
+
+    /// Every kind of number, and those on which conversions turn.
+    fn anything() -> impl Strategy<Value = f32> {
+        prop_oneof![
+            20 => prop::num::f32::NORMAL,
+            1 => prop::num::f32::ANY,
+            1 => prop::sample::select(vec![
+                f32::NAN, -f32::NAN, f32::from_bits(0x7f80_0001), f32::INFINITY, f32::NEG_INFINITY,
+                0.0, -0.0, f32::MIN_POSITIVE, 1e-40, f32::MAX, f32::from_bits(0x7f7f_7fff),
+                f32::from_bits(0x7f7f_8000), 65504.0, 65519.99, 65520.0, -65520.0,
+            ]),
+        ]
+    }
+
+    /// The same elements at an odd address.
+    fn shifted(elements: Elements, shift: usize) -> Elements {
+        let mut bytes = vec![0u8; shift];
+        bytes.extend_from_slice(&elements.bytes);
+        Elements {
+            bytes: Bytes::from(bytes).slice(shift..),
+            ..elements
+        }
+    }
+
+    fn numbers(elements: &Elements) -> Vec<f32> {
+        let mut numbers = Vec::new();
+        elements.for_parts(|range, part| {
+            assert_eq!(range.start, numbers.len());
+            numbers.extend(part.iter().map(|v| v.get()));
+        });
+        numbers
+    }
 
     proptest! {
         #[test]
-        fn numbers_survive_the_wire(values: Vec<f32>, shift in 0usize..4) {
-            let mut shifted = vec![0u8; shift];
-            shifted.extend_from_slice(&to_bytes(&values));
-            let bytes = Bytes::from(shifted).slice(shift..);
-            let payload = dense(bytes);
-            let read = read_dense(Some(&payload), values.len()).unwrap();
-            let back: Vec<u32> = elements(&read).iter().map(|v| v.get().to_bits()).collect();
-            let sent: Vec<u32> = values.iter().map(|v| v.to_bits()).collect();
-            prop_assert_eq!(back, sent);
+        fn numbers_survive_the_wire(values in prop::collection::vec(anything(), 0..100), shift in 0usize..4) {
+            let sent = shifted(Elements::of(to_bytes(&values), Dtype::F32), shift);
+            let read = Elements::read(Some(&sent.into()), values.len()).unwrap();
+            let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+            prop_assert_eq!(bits(&numbers(&read)), bits(&values));
         }
 
         #[test]
-        fn finite_means_finite(values: Vec<f32>) {
+        fn halves_are_rounded_to_the_nearest_even(
+            values in prop::collection::vec(anything(), 0..2500),
+            shift in 0usize..2,
+        ) {
+            for (dtype, rounded) in [
+                (Dtype::Bf16, (|v| bf16::from_f32(v).to_f32()) as fn(f32) -> f32),
+                (Dtype::F16, |v| f16::from_f32(v).to_f32()),
+            ] {
+                let sent = shifted(Elements::of(to_bytes(&values), dtype), shift);
+                prop_assert_eq!(sent.bytes(), 2 * values.len());
+                let read = Elements::read(Some(&sent.into()), values.len()).unwrap();
+                let expected: Vec<f32> = values.iter().copied().map(rounded).collect();
+                for (read, expected) in numbers(&read).iter().zip(&expected) {
+                    let same = read.to_bits() == expected.to_bits();
+                    prop_assert!(same || (read.is_nan() && expected.is_nan()), "{read} {expected}");
+                }
+                let finite = expected.iter().all(|v| v.is_finite());
+                prop_assert_eq!(read.all_finite(), finite);
+                prop_assert_eq!(all_fit(elements(&to_bytes(&values)), dtype), finite);
+            }
+        }
+
+        #[test]
+        fn finite_means_finite(values in prop::collection::vec(anything(), 0..20)) {
             let wire: Vec<LeF32> = values.iter().copied().map(LeF32::from).collect();
             prop_assert_eq!(all_finite(&wire), values.iter().all(|v| v.is_finite()));
         }
     }
 
     #[test]
+    fn ties_go_to_the_even_neighbour() {
+        // Halfway between 1 and the next bf16, and between that and the one after.
+        let ties = [1.0 + 1.0 / 256.0, 1.0 + 3.0 / 256.0];
+        let sent = Elements::of(to_bytes(&ties), Dtype::Bf16);
+        assert_eq!(numbers(&sent), [1.0, 1.0 + 4.0 / 256.0]);
+    }
+
+    #[test]
     fn what_does_not_fit_is_refused_by_name() {
         let three = dense(to_bytes(&[1.0, 2.0, 3.0]));
-        let wrong = read_dense(Some(&three), 4).unwrap_err();
+        let wrong = Elements::read(Some(&three), 4).unwrap_err();
         assert_eq!(wrong.reason, Reason::WrongShape);
         assert!(wrong.message.contains("12 bytes") && wrong.message.contains("16"));
 
         let rows = wire::Payload {
-            dtype: wire::Dtype::F32.into(),
+            dtype: Dtype::F32.into(),
             values: Some(wire::payload::Values::Rows(wire::Rows::default())),
         };
-        assert_eq!(
-            read_dense(Some(&rows), 0).unwrap_err().reason,
-            Reason::WrongDtype
-        );
+        let refused = Elements::read(Some(&rows), 0).unwrap_err();
+        assert_eq!(refused.reason, Reason::WrongDtype);
         let odd = wire::Payload { dtype: 77, ..three };
-        assert!(
-            read_dense(Some(&odd), 3)
-                .unwrap_err()
-                .message
-                .contains("77")
-        );
+        let refused = Elements::read(Some(&odd), 3).unwrap_err();
+        assert!(refused.message.contains("77"));
     }
 }

@@ -35,8 +35,8 @@ const PREFIX_BYTES: usize = 5;
 /// What is smaller than this is copied together: a frame of its own costs more.
 const SMALL_BYTES: usize = 64 << 10;
 
-/// How often a reader looks for more before its thread goes to sleep, which costs a look about a
-/// microsecond: to be woken costs more than all of them.
+/// How often a reader looks for more before its thread sleeps. A look costs about a microsecond;
+/// being woken costs more than all of them.
 const LOOKS: usize = 40;
 
 /// A message in the form in which it is sent. Clones share their memory.
@@ -51,12 +51,12 @@ struct Pieces {
 }
 
 impl Pieces {
-    fn share(&mut self, payload: &Bytes) {
+    fn share(&mut self, payload: Bytes) {
         if payload.len() < SMALL_BYTES {
-            return self.open.put_slice(payload);
+            return self.open.put_slice(&payload);
         }
         self.done.push_back(self.open.split().freeze());
-        self.done.push_back(payload.clone());
+        self.done.push_back(payload);
     }
 
     fn finish(mut self) -> Encoded {
@@ -82,13 +82,13 @@ impl From<client_message::Kind> for Encoded {
         match kind {
             client_message::Kind::Push(mut push) => {
                 let parts = std::mem::take(&mut push.gradients).into_iter();
-                let parts = parts.map(|mut part| (part.payload.take(), part));
+                let parts = parts.map(|mut part| (part.payload.take(), part)).collect();
                 Tags {
                     kind: PUSH,
                     parts: 2,
                     payload: 3,
                 }
-                .encode(&push, &parts.collect::<Vec<_>>())
+                .encode(&push, parts)
             }
             kind => Self::small(&wire::ClientMessage { kind: Some(kind) }),
         }
@@ -101,13 +101,13 @@ impl From<server_message::Kind> for Encoded {
         match kind {
             server_message::Kind::Weights(mut weights) => {
                 let parts = std::mem::take(&mut weights.blocks).into_iter();
-                let parts = parts.map(|mut part| (part.payload.take(), part));
+                let parts = parts.map(|mut part| (part.payload.take(), part)).collect();
                 Tags {
                     kind: WEIGHTS,
                     parts: 2,
                     payload: 2,
                 }
-                .encode(&weights, &parts.collect::<Vec<_>>())
+                .encode(&weights, parts)
             }
             kind => Self::small(&wire::ServerMessage { kind: Some(kind) }),
         }
@@ -130,27 +130,27 @@ impl Tags {
     fn encode<P: Message>(
         &self,
         rest: &impl Message,
-        parts: &[(Option<wire::Payload>, P)],
+        parts: Vec<(Option<wire::Payload>, P)>,
     ) -> Encoded {
         const DENSE: u32 = 2;
         let field = |tag, length: usize| key_len(tag) + encoded_len_varint(length as u64) + length;
         let parts: Vec<_> = parts
-            .iter()
-            .map(|(payload, part)| {
-                let dense = match payload.as_ref().and_then(|p| p.values.as_ref()) {
-                    Some(Values::Dense(bytes)) => Some(bytes),
-                    _ => None,
+            .into_iter()
+            .map(|(mut payload, part)| {
+                let values = payload.as_mut().and_then(|payload| payload.values.take());
+                let dense = match (values, &mut payload) {
+                    (Some(Values::Dense(bytes)), _) => Some(bytes),
+                    (rows, Some(payload)) => {
+                        payload.values = rows;
+                        None
+                    }
+                    (_, None) => None,
                 };
-                let around = payload.clone().map(|payload| wire::Payload {
-                    values: payload.values.filter(|_| dense.is_none()),
-                    ..payload
-                });
-                let of_payload = around.as_ref().map(|around| {
-                    around.encoded_len() + dense.map_or(0, |bytes| field(DENSE, bytes.len()))
-                });
+                let dense_field = dense.as_ref().map_or(0, |bytes| field(DENSE, bytes.len()));
+                let of_payload = payload.as_ref().map(|p| p.encoded_len() + dense_field);
                 let of_part =
                     part.encoded_len() + of_payload.map_or(0, |length| field(self.payload, length));
-                (part, of_part, around.zip(of_payload), dense)
+                (part, of_part, payload.zip(of_payload), dense)
             })
             .collect();
         let of_parts: usize = parts.iter().map(|part| field(self.parts, part.1)).sum();
@@ -242,16 +242,19 @@ impl Outgoing {
     /// The next frame's data: a large piece, or several small ones.
     fn next_data(&mut self) -> Option<Bytes> {
         let first = self.pieces.pop_front()?;
-        let fits = |room: usize, next: Option<&Bytes>| next.is_some_and(|next| next.len() <= room);
-        let room = SMALL_BYTES.saturating_sub(first.len());
-        if !fits(room, self.pieces.front()) {
+        let (mut size, mut more) = (first.len(), 0);
+        for piece in &self.pieces {
+            if size + piece.len() > SMALL_BYTES {
+                break;
+            }
+            (size, more) = (size + piece.len(), more + 1);
+        }
+        if more == 0 {
             return Some(first);
         }
-        let mut data = BytesMut::with_capacity(SMALL_BYTES);
+        let mut data = BytesMut::with_capacity(size);
         data.put(first);
-        while fits(SMALL_BYTES - data.len(), self.pieces.front()) {
-            data.extend(self.pieces.pop_front());
-        }
+        self.pieces.drain(..more).for_each(|piece| data.put(piece));
         Some(data.freeze())
     }
 }
@@ -300,7 +303,7 @@ impl<M: Message + Default> Incoming<M> {
         }
     }
 
-    /// The next message; none at the end. What it carries is not copied unless it came in several
+    /// The next message; none at the end. A payload is not copied unless it came in several
     /// frames. May be dropped and called again.
     ///
     /// # Errors
@@ -365,7 +368,11 @@ impl<M: Message + Default> Incoming<M> {
             return Ok(None);
         }
         self.length = None;
-        let message = M::decode((&mut self.pieces).take(length));
+        // What lies in one piece is decoded faster as that.
+        let message = match self.pieces.chunk().len() >= length {
+            true => M::decode(self.pieces.copy_to_bytes(length)),
+            false => M::decode((&mut self.pieces).take(length)),
+        };
         message
             .map(Some)
             .map_err(|error| Status::internal(error.to_string()))

@@ -18,11 +18,11 @@ pub const MAX_MESSAGE_BYTES: usize = 2 << 20;
 /// Payload bytes that senders put into one message, as a rule.
 pub const MESSAGE_PAYLOAD_BYTES: usize = 1 << 20;
 
-/// HTTP/2 frames as large as a message, so that each can come in one piece.
+/// HTTP/2 frames as large as a message: what was sent in one piece comes in one.
 const FRAME_BYTES: u32 = MAX_MESSAGE_BYTES as u32;
 
 /// What may be under way in one direction of one stream without being read.
-const WINDOW_BYTES: u32 = 16 << 20;
+const WINDOW_BYTES: u32 = 8 << 20;
 
 /// How long a connection may take to be set up.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -50,9 +50,10 @@ pub fn server() -> Server {
 /// # Errors
 /// If the address is none.
 pub fn endpoint(address: &str) -> Result<Endpoint, tonic::transport::Error> {
-    let uri = match address.starts_with(UNIX) {
-        true => address.to_owned(),
-        false => format!("http://{address}"),
+    let uri = match address.strip_prefix(UNIX) {
+        // Exactly what tonic takes away again.
+        Some(path) => format!("{UNIX}//{path}"),
+        None => format!("http://{address}"),
     };
     Ok(Endpoint::from_shared(uri)?
         .connect_timeout(CONNECT_TIMEOUT)
@@ -91,7 +92,10 @@ impl FromStr for Listen {
     fn from_str(text: &str) -> Result<Self, String> {
         match text.strip_prefix(UNIX) {
             Some("") => Err(format!("{UNIX} needs the path of a socket file behind it")),
-            Some(path) => Ok(Self::Unix(path.into())),
+            // Others, who may work in another folder, are told of it too.
+            Some(path) => std::path::absolute(path)
+                .map(Self::Unix)
+                .map_err(|error| format!("{path:?} is no path of a socket file: {error}")),
             None => text.parse().map(Self::Tcp).map_err(|_| {
                 format!("{text:?} is neither IP:PORT nor {UNIX}PATH, such as 0.0.0.0:7001")
             }),
@@ -108,6 +112,8 @@ mod tests {
         for text in ["127.0.0.1:0", "[::1]:7001", "unix:/run/flambeau/ps-0.sock"] {
             assert_eq!(text.parse::<Listen>().unwrap().to_string(), text);
         }
+        let relative = "unix:ps.sock".parse::<Listen>().unwrap();
+        assert!(matches!(relative, Listen::Unix(path) if path.is_absolute()));
         for wrong in ["", "7001", "localhost:7001", "unix:"] {
             assert!(wrong.parse::<Listen>().is_err(), "{wrong}");
         }

@@ -10,6 +10,7 @@ use shared_proto::job::{Adam, Job, Optimizer};
 
 use crate::input::{self, Dataset};
 use crate::model::{Metrics, Model, ModelError, Registry, Setup};
+use crate::models::layers::backward;
 use crate::replica::{ReplicaError, evaluate};
 use crate::shuffle::order;
 use crate::variables::Variables;
@@ -55,7 +56,7 @@ pub fn train(
                 break 'training;
             }
             let batch = data.training.batch(indices, device)?;
-            let gradients = model.loss(&batch)?.backward()?;
+            let gradients = backward(&model.loss(&batch)?)?;
             match &mut rule {
                 Rule::Sgd(sgd) => sgd.step(&gradients)?,
                 Rule::Adam(adam) => adam.step(&gradients)?,

@@ -8,14 +8,14 @@ use std::thread::JoinHandle;
 use bytes::Bytes;
 use candle_core::Device;
 use parking_lot::Mutex;
-use ps_client::{Gradients, Weights};
+use ps_client::{Gradients, PulledBlock};
 use shared_proto::blocks::VariableSpec;
 use shared_proto::job::Job;
-use shared_proto::payload;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::input::{self, Dataset, InputError};
 use crate::model::{Batch, Metrics, Model, ModelError, Registry, Setup};
+use crate::models::layers::backward;
 use crate::shuffle::order;
 use crate::variables::{Variables, VariablesError};
 
@@ -84,8 +84,9 @@ type Reply<T> = oneshot::Sender<Result<T, ReplicaError>>;
 
 enum Command {
     Prepare(Positions),
-    Compute(Weights, Reply<Computed>),
-    Evaluate(Weights, Reply<Metrics>),
+    TakeIn(Vec<PulledBlock>),
+    Compute(Reply<Computed>),
+    Evaluate(Reply<Metrics>),
     Values(Reply<Vec<Bytes>>),
     Save(PathBuf, Reply<()>),
 }
@@ -139,20 +140,26 @@ impl Replica {
         let _ = self.commands.send(Command::Prepare(positions)).await;
     }
 
-    /// Takes weights in and computes the prepared step: loss and gradients.
-    ///
-    /// # Errors
-    /// candle's, or a variable without a gradient.
-    pub async fn compute(&self, weights: Weights) -> Result<Computed, ReplicaError> {
-        self.ask(|reply| Command::Compute(weights, reply)).await
+    /// Where weights are to go; they count for what is asked for afterwards.
+    pub fn sink(&self) -> impl AsyncFnMut(Vec<PulledBlock>) + '_ {
+        // A thread that is gone is found out by the next command that has an answer.
+        async |blocks| drop(self.commands.send(Command::TakeIn(blocks)).await)
     }
 
-    /// Takes weights in and evaluates them on the held-out samples.
+    /// Computes the prepared step: loss and gradients.
     ///
     /// # Errors
-    /// candle's.
-    pub async fn evaluate(&self, weights: Weights) -> Result<Metrics, ReplicaError> {
-        self.ask(|reply| Command::Evaluate(weights, reply)).await
+    /// candle's, a variable without a gradient, or weights that could not be taken in.
+    pub async fn compute(&self) -> Result<Computed, ReplicaError> {
+        self.ask(Command::Compute).await
+    }
+
+    /// Evaluates the weights on the held-out samples.
+    ///
+    /// # Errors
+    /// candle's, or weights that could not be taken in.
+    pub async fn evaluate(&self) -> Result<Metrics, ReplicaError> {
+        self.ask(Command::Evaluate).await
     }
 
     /// All variables' values.
@@ -209,6 +216,8 @@ struct Thread {
     /// The order of the epoch that was used last.
     order: Option<(u32, Vec<u32>)>,
     prepared: Option<Result<Batch, ReplicaError>>,
+    /// What went wrong with weights since the last answer.
+    taken_in: Result<(), ReplicaError>,
 }
 
 impl Thread {
@@ -231,6 +240,7 @@ impl Thread {
             clip_norm: job.clip_norm,
             order: None,
             prepared: None,
+            taken_in: Ok(()),
         })
     }
 
@@ -247,8 +257,12 @@ impl Thread {
             // Whoever has gone away does not need the answer.
             match command {
                 Command::Prepare(positions) => self.prepared = Some(self.batch(positions)),
-                Command::Compute(weights, reply) => drop(reply.send(self.compute(&weights))),
-                Command::Evaluate(weights, reply) => drop(reply.send(self.evaluate(&weights))),
+                Command::TakeIn(blocks) => {
+                    let taken_in = self.take_in(&blocks);
+                    self.taken_in = std::mem::replace(&mut self.taken_in, Ok(())).and(taken_in);
+                }
+                Command::Compute(reply) => drop(reply.send(self.compute())),
+                Command::Evaluate(reply) => drop(reply.send(self.evaluate())),
                 Command::Values(reply) => drop(reply.send(self.values())),
                 Command::Save(path, reply) => {
                     drop(reply.send(self.variables.save(&path).map_err(Into::into)));
@@ -277,29 +291,29 @@ impl Thread {
         Ok(self.data.training.batch(indices, &self.device)?)
     }
 
-    fn compute(&mut self, weights: &Weights) -> Result<Computed, ReplicaError> {
-        self.take_in(weights)?;
+    fn compute(&mut self) -> Result<Computed, ReplicaError> {
+        std::mem::replace(&mut self.taken_in, Ok(()))?;
         let nothing = || candle_core::Error::msg("no batch was prepared");
         let batch = self.prepared.take().ok_or_else(nothing)??;
         let loss = self.model.loss(&batch)?;
         let gradients = self
             .variables
-            .gradients(&loss.backward()?, self.clip_norm)?;
+            .gradients(&backward(&loss)?, self.clip_norm)?;
         Ok(Computed {
             loss: f64::from(loss.to_scalar::<f32>()?),
             gradients,
         })
     }
 
-    fn evaluate(&mut self, weights: &Weights) -> Result<Metrics, ReplicaError> {
-        self.take_in(weights)?;
+    fn evaluate(&mut self) -> Result<Metrics, ReplicaError> {
+        std::mem::replace(&mut self.taken_in, Ok(()))?;
         evaluate(&*self.model, &self.data, &self.device)
     }
 
-    fn take_in(&mut self, weights: &Weights) -> Result<(), ReplicaError> {
-        for block in &weights.blocks {
-            let values = payload::elements(&block.values);
-            self.variables.write(block.variable, block.start, values)?;
+    fn take_in(&self, blocks: &[PulledBlock]) -> Result<(), ReplicaError> {
+        for block in blocks {
+            let (variable, start) = (block.variable, block.start);
+            self.variables.write(variable, start, &block.values)?;
         }
         Ok(())
     }

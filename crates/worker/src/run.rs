@@ -223,6 +223,7 @@ impl Worker {
                 task: membership.task,
                 view,
                 patience: self.patience,
+                wire: job.strategy.wire.into(),
             },
         );
         let stop = CancellationToken::new();
@@ -445,8 +446,9 @@ impl<S: Strategy> Trainer<'_, S> {
     }
 
     async fn evaluate(&mut self, evaluate: &wire::Evaluate) -> Result<(), WorkerError> {
-        let weights = self.strategy.pull_fresh(self.clock).await?;
-        let metrics = self.replica.evaluate(weights).await?;
+        let sink = self.replica.sink();
+        self.strategy.pull_fresh(self.clock, sink).await?;
+        let metrics = self.replica.evaluate().await?;
         tracing::info!(epoch = evaluate.data_epoch + 1, ?metrics, "evaluated");
         if evaluate.save_model
             && let Some(dir) = &self.job.run_dir

@@ -27,13 +27,13 @@ pub(crate) async fn step(
     replica.prepare(positions).await;
 
     let asked = Instant::now();
-    let weights = strategy.pull(clock).await?;
+    let answered = strategy.pull(clock, replica.sink()).await?;
     let pulled = asked.elapsed();
     // The weights were asked for before this step began, so part of the wait may lie behind us.
-    let wait = weights.waited.min(pulled);
+    let wait = answered.waited.min(pulled);
 
     let asked = Instant::now();
-    let computed = replica.compute(weights).await?;
+    let computed = replica.compute().await?;
     let compute = asked.elapsed();
 
     let handed_over = Instant::now();

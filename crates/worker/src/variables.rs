@@ -23,7 +23,8 @@ use rand_distr::Normal;
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
 use shared_proto::blocks::VariableSpec;
-use shared_proto::payload::{self, LeF32};
+use shared_proto::kernel::Kernel;
+use shared_proto::payload::{self, Dtype, Elements};
 
 use crate::model::ModelError;
 
@@ -88,7 +89,7 @@ impl Variables {
         &self,
         variable: usize,
         start: usize,
-        values: &[LeF32],
+        values: &Elements,
     ) -> Result<(), VariablesError> {
         let (spec, var) = self.find(variable)?;
         let end = start.checked_add(values.len());
@@ -193,7 +194,8 @@ impl Variables {
         for (variable, (spec, _)) in self.0.iter().enumerate() {
             // It is there: what is missing is a difference.
             if let Ok(tensor) = file.tensor(&spec.name) {
-                self.write(variable, 0, bytemuck::cast_slice(tensor.data()))?;
+                let values = Bytes::copy_from_slice(tensor.data());
+                self.write(variable, 0, &Elements::of(values, Dtype::F32))?;
             }
         }
         Ok(())
@@ -388,7 +390,7 @@ fn sample(seed: u64, name: &str, values: impl Distribution<f32>, count: usize) -
     values.sample_iter(random).take(count).collect()
 }
 
-/// All elements of a tensor in order, in one copy.
+/// All elements of a tensor in order, in one copy; in two where they are not contiguous.
 fn elements(tensor: &Tensor) -> candle_core::Result<Vec<f32>> {
     let tensor = tensor.contiguous()?;
     let (storage, layout) = tensor.storage_and_layout();
@@ -411,19 +413,25 @@ fn elements(tensor: &Tensor) -> candle_core::Result<Vec<f32>> {
 
 fn sum_of_squares(values: &[f32]) -> f64 {
     // Eight sums side by side: a single one would wait for each addition before the next.
-    let mut sums = [0f64; 8];
-    for chunk in values.chunks(sums.len()) {
-        for (sum, value) in sums.iter_mut().zip(chunk) {
-            *sum += f64::from(*value) * f64::from(*value);
+    let (chunks, rest) = values.as_chunks::<8>();
+    let square = |value: &f32| f64::from(*value) * f64::from(*value);
+    Kernel::best().run(|| {
+        let mut sums = [0f64; 8];
+        for chunk in chunks {
+            for (sum, value) in sums.iter_mut().zip(chunk) {
+                *sum += square(value);
+            }
         }
-    }
-    sums.iter().sum()
+        sums.iter()
+            .chain(&rest.iter().map(square).collect::<Vec<_>>())
+            .sum()
+    })
 }
 
 /// Overwrites elements of a variable in place. The caller has checked that they are there.
 struct Overwrite<'a> {
     start: usize,
-    values: &'a [LeF32],
+    values: &'a Elements,
 }
 
 impl InplaceOp1 for Overwrite<'_> {
@@ -439,9 +447,7 @@ impl InplaceOp1 for Overwrite<'_> {
             );
         };
         let start = layout.start_offset() + self.start;
-        for (element, value) in memory[start..].iter_mut().zip(self.values) {
-            *element = value.get();
-        }
+        self.values.copy_to(&mut memory[start..]);
         Ok(())
     }
 
@@ -451,15 +457,13 @@ impl InplaceOp1 for Overwrite<'_> {
         storage: &mut candle_core::CudaStorage,
         layout: &Layout,
     ) -> candle_core::Result<()> {
-        // Values that arrived at an odd address are aligned in a copy first.
-        let values: std::borrow::Cow<[f32]> = match bytemuck::try_cast_slice(self.values) {
-            Ok(aligned) => aligned.into(),
-            Err(_) => self.values.iter().map(|value| value.get()).collect(),
-        };
+        // Values arrive at any address and in several types: they are put right in a copy first.
+        let mut values = vec![0f32; self.values.len()];
+        self.values.copy_to(&mut values);
         let start = layout.start_offset() + self.start;
         let device = storage.device().clone();
         let memory = storage.as_cuda_slice_mut::<f32>()?;
         let mut part = memory.slice_mut(start..start + values.len());
-        device.memcpy_htod(&*values, &mut part)
+        device.memcpy_htod(&values, &mut part)
     }
 }

@@ -317,6 +317,25 @@ fn mnist_and_fashion_mnist_are_read() {
     }
 }
 
+#[test]
+fn random_pictures_are_the_same_everywhere() {
+    let random = |seed| {
+        let job = Data {
+            kind: DataKind::Random,
+            ..Data::default()
+        };
+        let dataset = load(&job, seed).unwrap();
+        assert_eq!(
+            (dataset.training.len(), dataset.evaluation.len()),
+            (60_000, 1_000)
+        );
+        assert!(labels(&dataset.training).iter().all(|label| *label < 10));
+        all(&dataset.evaluation)
+    };
+    assert_eq!(random(1), random(1));
+    assert_ne!(random(1), random(2));
+}
+
 fn load_csv(files: &[(&str, &str)], seed: u64) -> Result<Dataset, String> {
     let folder = tempfile::tempdir().unwrap();
     for (name, content) in files {

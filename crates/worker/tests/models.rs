@@ -10,7 +10,7 @@ use candle_nn::{VarBuilder, VarMap};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use shared_proto::job;
-use shared_proto::payload;
+use shared_proto::payload::{self, Dtype, Elements};
 use worker::model::{Batch, Model, ModelError, Registry, Setup};
 use worker::variables::Variables;
 
@@ -150,7 +150,11 @@ fn numbers(bytes: &bytes::Bytes) -> Vec<f32> {
 
 fn write(variables: &Variables, variable: usize, values: &[f32]) {
     variables
-        .write(variable, 0, payload::elements(&payload::to_bytes(values)))
+        .write(
+            variable,
+            0,
+            &Elements::of(payload::to_bytes(values), Dtype::F32),
+        )
         .unwrap();
 }
 

@@ -4,7 +4,7 @@
 
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{Init, VarBuilder};
-use shared_proto::payload;
+use shared_proto::payload::{self, Dtype, Elements};
 use worker::model::ModelError;
 use worker::variables::{Variables, VariablesError};
 
@@ -213,7 +213,8 @@ fn values_are_overwritten_where_the_model_sees_them() {
     let mut message = vec![0];
     message.extend_from_slice(&payload::to_bytes(&[7.0, 8.0, 9.0]));
     let values = bytes::Bytes::from(message).slice(1..);
-    variables.write(0, 2, payload::elements(&values)).unwrap();
+    let values = Elements::of(values, Dtype::F32);
+    variables.write(0, 2, &values).unwrap();
     assert_eq!(
         tensors[0].to_vec2::<f32>().unwrap(),
         [[0.0, 0.0, 7.0], [8.0, 9.0, 0.0]]
@@ -221,9 +222,7 @@ fn values_are_overwritten_where_the_model_sees_them() {
     assert_eq!(numbers(&variables, 0), [0.0, 0.0, 7.0, 8.0, 9.0, 0.0]);
 
     for (variable, start) in [(0, 4), (0, usize::MAX), (1, 0)] {
-        let error = variables
-            .write(variable, start, payload::elements(&values))
-            .unwrap_err();
+        let error = variables.write(variable, start, &values).unwrap_err();
         assert!(matches!(error, VariablesError::Range(_)), "{error}");
     }
     assert!(variables.values(1).is_err());

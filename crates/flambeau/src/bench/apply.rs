@@ -98,8 +98,8 @@ fn measure(name: &'static str, elements: usize, time: Duration) -> Option<Row> {
             let blocks = weights.chunks_mut(block).zip(gradient.chunks(block));
             let mut rest = &mut state[..];
             for (weights, gradient) in blocks {
-                let (slots, after) = rest.split_at_mut(slots.count * weights.len());
-                rule.apply(update, weights, gradient, slots);
+                let (state, after) = rest.split_at_mut(slots.count * weights.len());
+                rule.apply(update, weights, gradient, slots.split(state));
                 rest = after;
             }
         })

@@ -11,7 +11,8 @@ use ps_client::{Gradients, ParameterServers, PushReceipt, WeightsTicket};
 use serde::Serialize;
 use shared_proto::blocks::{ShardMap, VariableSpec};
 use shared_proto::ids::{Clock, Role, ViewNumber};
-use shared_proto::job::{Job, Mode, Optimizer};
+use shared_proto::job::{Job, Mode, Optimizer, Wire};
+use shared_proto::payload::Dtype;
 use shared_proto::{payload, wire};
 
 use super::tcp::Reference;
@@ -39,6 +40,9 @@ pub(crate) struct Arguments {
     /// The servers' optimizer.
     #[arg(long, default_value = "sgd", value_parser = Optimizer::NAMES)]
     optimizer: String,
+    /// Numbers in which weights and gradients travel.
+    #[arg(long, default_value = "f32", value_parser = ["f32", "bf16", "f16"])]
+    wire: String,
     /// Round trips that a worker has under way. Default: 1, and 8 for the smallest sizes.
     #[arg(long, value_name = "N")]
     in_flight: Option<usize>,
@@ -59,15 +63,16 @@ struct Row {
     size_bytes: usize,
     in_flight: usize,
     round_trips_per_second: f64,
-    /// Bytes pushed and pulled.
+    /// Bytes pushed and pulled, as they travel.
     gigabytes_per_second: f64,
     p50_microseconds: f64,
     p99_microseconds: f64,
     sequential_tcp_microseconds: f64,
     overlapped_tcp_microseconds: f64,
-    /// Speed as a multiple of the reference's.
-    ratio_sequential_tcp: f64,
-    ratio_overlapped_tcp: f64,
+    /// Speed as a multiple of the reference's, which has one worker and one round trip under way;
+    /// absent for others.
+    ratio_sequential_tcp: Option<f64>,
+    ratio_overlapped_tcp: Option<f64>,
     client_cpu_seconds_per_gigabyte: f64,
     server_cpu_seconds_per_gigabyte: f64,
     /// The server's largest memory over the weights and slots it holds.
@@ -136,46 +141,36 @@ fn measure(arguments: &Arguments, size: usize, in_flight: usize) -> Result<Row, 
         beside.push(median(overlapped.measure(time)?));
         turns.push(runtime.block_on(bench.turn(time, in_flight))?);
     }
-    let peak = bench.peak_over_held();
+    let (peak, wire) = (bench.peak_over_held(), Dtype::from(bench.wire));
     runtime.block_on(bench.stop());
-    Ok(row(
-        size,
-        in_flight,
-        &turns,
-        median(alone),
-        median(beside),
-        peak,
-    ))
-}
-
-fn row(
-    size: usize,
-    in_flight: usize,
-    turns: &[Turn],
-    sequential: f64,
-    overlapped: f64,
-    server_peak_over_held: f64,
-) -> Row {
+    let [sequential, overlapped] = [alone, beside].map(median);
     let rate = median(turns.iter().map(|t| t.round_trips_per_second).collect());
     let mut seconds: Vec<f64> = turns.iter().flat_map(|t| t.seconds.clone()).collect();
     seconds.sort_by(f64::total_cmp);
-    let gigabytes = (2 * size * seconds.len()) as f64 / 1e9;
+    let trip_bytes = 2 * size / size_of::<f32>() * wire.size();
+    let gigabytes = (trip_bytes * seconds.len()) as f64 / 1e9;
     let cpu = |part: fn(&Turn) -> f64| turns.iter().map(part).sum::<f64>() / gigabytes;
-    Row {
+    // A median, as the references' are.
+    let trip = median(turns.iter().map(|t| median(t.seconds.clone())).collect());
+    let ratio = |reference: f64| {
+        let alike = in_flight == 1 && arguments.workers == 1;
+        alike.then_some(reference / trip)
+    };
+    Ok(Row {
         size_bytes: size,
         in_flight,
         round_trips_per_second: rate,
-        gigabytes_per_second: rate * (2 * size) as f64 / 1e9,
+        gigabytes_per_second: rate * trip_bytes as f64 / 1e9,
         p50_microseconds: quantile(&seconds, 0.5) * 1e6,
         p99_microseconds: quantile(&seconds, 0.99) * 1e6,
         sequential_tcp_microseconds: sequential * 1e6,
         overlapped_tcp_microseconds: overlapped * 1e6,
-        ratio_sequential_tcp: rate * sequential,
-        ratio_overlapped_tcp: rate * overlapped,
+        ratio_sequential_tcp: ratio(sequential),
+        ratio_overlapped_tcp: ratio(overlapped),
         client_cpu_seconds_per_gigabyte: cpu(|t| t.client_cpu),
         server_cpu_seconds_per_gigabyte: cpu(|t| t.server_cpu),
-        server_peak_over_held,
-    }
+        server_peak_over_held: peak,
+    })
 }
 
 /// A cluster of servers, and workers in this process.
@@ -183,6 +178,7 @@ struct Bench {
     cluster: LocalCluster,
     workers: Vec<Worker>,
     held_bytes: usize,
+    wire: Wire,
     _dir: tempfile::TempDir,
 }
 
@@ -190,6 +186,8 @@ struct Worker {
     servers: ParameterServers,
     gradients: Gradients,
     clock: Clock,
+    /// Where weights go, as into a model.
+    weights: Vec<f32>,
     _membership: Membership,
 }
 
@@ -202,6 +200,10 @@ impl Bench {
         };
         job.strategy.mode = Mode::Async;
         job.cluster.ps = Some(arguments.ps);
+        // While the references are measured, nobody sends heartbeats.
+        job.cluster.lease_seconds = job.cluster.stall_seconds;
+        let wire = format!("strategy.wire={:?}", arguments.wire);
+        let mut job = job.with(&wire).map_err(|error| failed(&error))?;
         if let Some(optimizer) = Optimizer::named(&arguments.optimizer) {
             job.optimizer = optimizer;
         }
@@ -215,6 +217,7 @@ impl Bench {
             cluster,
             workers,
             held_bytes: size * (1 + slots),
+            wire: job.strategy.wire,
             _dir: dir,
         })
     }
@@ -296,6 +299,7 @@ impl Worker {
             task: membership.task,
             view: ViewNumber(reply.view),
             patience: PATIENCE,
+            wire: membership.job.strategy.wire.into(),
         };
         let map = map.map_err(|error| failed(&error))?;
         let mut servers = ParameterServers::connect(map, &identity);
@@ -319,6 +323,7 @@ impl Worker {
                 norm: 1.0,
             },
             clock: Clock(0),
+            weights: vec![0.0; elements],
             _membership: membership,
         })
     }
@@ -346,13 +351,20 @@ impl Worker {
                 under_way.push_back((at, push, pull));
                 continue;
             }
-            let Some((at, push, pull)) = under_way.pop_front() else {
+            let Some((at, push, mut pull)) = under_way.pop_front() else {
                 return Ok(seconds);
             };
+            while let Some(blocks) = self
+                .servers
+                .next_weights(&mut pull)
+                .await
+                .map_err(|error| failed(&error))?
+            {
+                for block in blocks {
+                    block.values.copy_to(&mut self.weights[block.start..]);
+                }
+            }
             push.acknowledged().await.map_err(|error| failed(&error))?;
-            let weights = self.servers.weights(pull).await;
-            let weights = weights.map_err(|error| failed(&error))?;
-            std::hint::black_box(weights);
             seconds.push(at.elapsed().as_secs_f64());
         }
     }
@@ -382,6 +394,7 @@ fn table(rows: &[Row]) -> Table {
         "server s/GB",
         "peak/held",
     ]);
+    let ratio = |ratio: Option<f64>| ratio.map_or("-".to_owned(), |r| format!("{r:.2}"));
     for row in rows {
         table.add_row([
             row.size_bytes.to_string(),
@@ -392,8 +405,8 @@ fn table(rows: &[Row]) -> Table {
             format!("{:.0}", row.p99_microseconds),
             format!("{:.0}", row.sequential_tcp_microseconds),
             format!("{:.0}", row.overlapped_tcp_microseconds),
-            format!("{:.2}", row.ratio_sequential_tcp),
-            format!("{:.2}", row.ratio_overlapped_tcp),
+            ratio(row.ratio_sequential_tcp),
+            ratio(row.ratio_overlapped_tcp),
             format!("{:.3}", row.client_cpu_seconds_per_gigabyte),
             format!("{:.3}", row.server_cpu_seconds_per_gigabyte),
             format!("{:.2}", row.server_peak_over_held),

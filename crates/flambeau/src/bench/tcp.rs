@@ -12,11 +12,10 @@ use shared_proto::kernel::Kernel;
 
 use crate::error::CommandError;
 
-/// What is read or written at a time.
+/// What is read or written at a time: all of 1 MiB, or parts of which one is on its way up while
+/// another is on its way down.
 const CHUNK: usize = 1 << 20;
-
-/// Chunks that a side may be ahead within itself.
-const AHEAD: usize = 16;
+const OVERLAPPED_CHUNK: usize = 256 << 10;
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct ServerArguments {
@@ -67,37 +66,35 @@ fn sequential_server(mut stream: TcpStream, mut weights: Vec<f32>) -> std::io::R
     }
 }
 
-/// One thread reads and updates, the other writes what is done, from buffers that go around.
-fn overlapped_server(mut stream: TcpStream, mut weights: Vec<f32>) -> std::io::Result<()> {
+/// One thread reads and updates, the other writes what is done: chunks of the weights go from one
+/// to the other and back.
+fn overlapped_server(mut stream: TcpStream, weights: Vec<f32>) -> std::io::Result<()> {
     let mut out = stream.try_clone()?;
-    let (done, to_write) = sync_channel::<Vec<u8>>(AHEAD);
-    let (free, buffers) = sync_channel::<Vec<u8>>(AHEAD);
-    for _ in 0..AHEAD {
-        let _ = free.send(Vec::with_capacity(CHUNK));
+    let chunks = weights.chunks(OVERLAPPED_CHUNK / size_of::<f32>());
+    let count = chunks.len();
+    let (updated, to_write) = sync_channel::<Vec<f32>>(count);
+    let (written, to_update) = sync_channel::<Vec<f32>>(count);
+    for chunk in chunks {
+        let _ = written.send(chunk.to_vec());
     }
     std::thread::spawn(move || {
         for chunk in to_write {
-            if out.write_all(&chunk).is_err() || free.send(chunk).is_err() {
+            let bytes = bytemuck::cast_slice(&chunk);
+            if out.write_all(bytes).is_err() || written.send(chunk).is_err() {
                 return;
             }
         }
     });
-    let mut gradient = vec![0u8; CHUNK];
-    loop {
-        for weights in weights.chunks_mut(CHUNK / size_of::<f32>()) {
-            let gradient = &mut gradient[..size_of_val(weights)];
-            stream.read_exact(gradient)?;
-            update(weights, gradient);
-            let Ok(mut buffer) = buffers.recv() else {
-                return Ok(());
-            };
-            buffer.clear();
-            buffer.extend_from_slice(bytemuck::cast_slice(weights));
-            if done.send(buffer).is_err() {
-                return Ok(());
-            }
+    let mut gradient = vec![0u8; OVERLAPPED_CHUNK];
+    for mut chunk in to_update {
+        let gradient = &mut gradient[..size_of_val(&*chunk)];
+        stream.read_exact(gradient)?;
+        update(&mut chunk, gradient);
+        if updated.send(chunk).is_err() {
+            break;
         }
     }
+    Ok(())
 }
 
 /// A reference's client, and the process that serves it.
@@ -154,32 +151,24 @@ impl Reference {
     }
 
     fn round_trip(&mut self) -> std::io::Result<()> {
-        let (mut out, gradient) = (&self.stream, &self.gradient);
-        let mut send = || {
-            gradient
-                .chunks(CHUNK)
-                .try_for_each(|chunk| out.write_all(chunk))
+        let (stream, gradient, weights) = (&self.stream, &self.gradient, &mut self.weights);
+        let send = |mut stream: &TcpStream, chunk: usize| {
+            let mut chunks = gradient.chunks(chunk);
+            chunks.try_for_each(|chunk| stream.write_all(chunk))
+        };
+        let receive = |weights: &mut [u8], mut stream: &TcpStream, chunk: usize| {
+            let mut chunks = weights.chunks_mut(chunk);
+            chunks.try_for_each(|chunk| stream.read_exact(chunk))
         };
         // Below a few chunks a thread costs more than it saves, and the kernel holds it all.
         if self.overlapped && gradient.len() > CHUNK {
-            let (mut stream, weights) = (&self.stream, &mut self.weights);
             std::thread::scope(|scope| {
-                scope.spawn(move || {
-                    let mut out = out;
-                    let _ = gradient
-                        .chunks(CHUNK)
-                        .try_for_each(|chunk| out.write_all(chunk));
-                });
-                weights
-                    .chunks_mut(CHUNK)
-                    .try_for_each(|chunk| stream.read_exact(chunk))
+                scope.spawn(|| send(stream, OVERLAPPED_CHUNK));
+                receive(weights, stream, OVERLAPPED_CHUNK)
             })
         } else {
-            send()?;
-            let mut stream = &self.stream;
-            self.weights
-                .chunks_mut(CHUNK)
-                .try_for_each(|chunk| stream.read_exact(chunk))
+            send(stream, CHUNK)?;
+            receive(weights, stream, CHUNK)
         }
     }
 }

@@ -1,15 +1,19 @@
 //! `flambeau bench train`: the same job in one process, and on clusters.
 
+use candle_core::Tensor;
+use candle_nn::{Linear, Module, VarBuilder, linear, loss::cross_entropy};
 use clap::Args;
 use comfy_table::{Table, presets};
-use coordinator::read_job;
+use coordinator::{CoordinatorError, read_job};
 use serde::{Deserialize, Serialize};
-use shared_proto::job::Job;
+use shared_proto::job::{DataKind, Job, Mode, Optimizer, Sgd};
 use worker::device;
 use worker::local;
-use worker::model::Registry;
+use worker::model::{Batch, Model, Registry, Setup};
 
+use super::median;
 use crate::app::JobArguments;
+use crate::cluster::{KEEP_MEMORY, threads_each};
 use crate::error::CommandError;
 use crate::train;
 
@@ -21,10 +25,13 @@ pub(crate) struct Arguments {
     #[arg(
         long,
         value_delimiter = ',',
-        default_value = "1,2,4",
+        default_value = "1,2",
         value_name = "N,..."
     )]
     worker_counts: Vec<u32>,
+    /// Turns that the configurations take; the medians count.
+    #[arg(long, default_value_t = 5)]
+    turns: usize,
     /// One JSON object instead of a table.
     #[arg(long)]
     json: bool,
@@ -48,13 +55,46 @@ struct Row {
     share_wait: Option<f64>,
 }
 
+/// What is trained where no job file says something else.
+fn usual_job() -> Job {
+    let mut job = Job {
+        batch_size: 64,
+        epochs: 1,
+        optimizer: Optimizer::Sgd(Sgd::default()),
+        ..Job::default()
+    };
+    job.data.kind = DataKind::Random;
+    job.model.hidden = vec![512, 256];
+    job.strategy.mode = Mode::Async;
+    job.cluster.ps = Some(1);
+    job
+}
+
 pub(crate) fn run(arguments: Arguments) -> Result<(), CommandError> {
-    let job = read_job(arguments.job.file.as_deref(), arguments.job.flags)?;
-    let mut rows = vec![single_process(&job)?];
-    for workers in arguments.worker_counts {
-        eprintln!("measuring {workers} workers ...");
-        rows.push(distributed(&job, workers)?);
+    let job = match &arguments.job.file {
+        Some(file) => read_job(Some(file), arguments.job.flags)?,
+        None => arguments
+            .job
+            .flags
+            .over(Some(usual_job()))
+            .map_err(CoordinatorError::from)?,
+    };
+    let mut turns = Vec::new();
+    for turn in 1..=arguments.turns.max(1) {
+        eprintln!("turn {turn} of {} ...", arguments.turns.max(1));
+        let mut rows = Vec::new();
+        if job.model.name == "mlp" {
+            let mut job = job.clone();
+            CANDLE_MLP.clone_into(&mut job.model.name);
+            rows.push(single_process(&job)?);
+        }
+        rows.push(single_process(&job)?);
+        for workers in &arguments.worker_counts {
+            rows.push(distributed(&job, *workers)?);
+        }
+        turns.push(rows);
     }
+    let rows = medians(&turns);
     if arguments.json {
         println!("{}", serde_json::json!({ "rows": rows }));
     } else {
@@ -63,9 +103,58 @@ pub(crate) fn run(arguments: Arguments) -> Result<(), CommandError> {
     Ok(())
 }
 
+/// Each configuration's medians over the turns.
+fn medians(turns: &[Vec<Row>]) -> Vec<Row> {
+    let Some(first) = turns.first() else {
+        return Vec::new();
+    };
+    let of = |index: usize| {
+        let of = |part: fn(&Row) -> Option<f64>| {
+            let values: Vec<f64> = turns.iter().filter_map(|rows| part(&rows[index])).collect();
+            (!values.is_empty()).then(|| median(values))
+        };
+        Row {
+            configuration: first[index].configuration.clone(),
+            samples_per_second: of(|row| Some(row.samples_per_second)).unwrap_or(f64::NAN),
+            test_accuracy: of(|row| row.test_accuracy),
+            share_pull: of(|row| row.share_pull),
+            share_compute: of(|row| row.share_compute),
+            share_push: of(|row| row.share_push),
+            share_wait: of(|row| row.share_wait),
+        }
+    };
+    (0..first.len()).map(of).collect()
+}
+
+/// The model `mlp` made of candle's layers alone.
+const CANDLE_MLP: &str = "mlp of candle's own layers";
+
+struct CandleMlp(Vec<Linear>);
+
+impl Model for CandleMlp {
+    fn new(setup: &Setup, vars: VarBuilder) -> candle_core::Result<Self> {
+        let mut widths = vec![setup.sample_shape.iter().product()];
+        widths.extend(&setup.settings.hidden);
+        widths.push(setup.classes);
+        let layers = widths.windows(2).enumerate();
+        let layer = |(i, pair): (usize, &[usize])| linear(pair[0], pair[1], vars.pp(i));
+        layers.map(layer).collect::<Result<_, _>>().map(Self)
+    }
+
+    fn loss(&self, batch: &Batch) -> candle_core::Result<Tensor> {
+        let mut x = batch.inputs.flatten_from(1)?;
+        for (i, layer) in self.0.iter().enumerate() {
+            x = layer.forward(&x)?;
+            if i + 1 < self.0.len() {
+                x = x.relu()?;
+            }
+        }
+        cross_entropy(&x, &batch.targets)
+    }
+}
+
 /// In a process of its own with one thread, as each worker has where there are as many as cores.
 fn single_process(job: &Job) -> Result<Row, CommandError> {
-    eprintln!("measuring a single process ...");
     let failed = |reason: String| CommandError::Start {
         name: "the single process".to_owned(),
         reason,
@@ -78,6 +167,8 @@ fn single_process(job: &Job) -> Result<Row, CommandError> {
         .arg("local")
         .arg(&file)
         .env("RAYON_NUM_THREADS", "1")
+        .env(KEEP_MEMORY.0, KEEP_MEMORY.1)
+        .env(KEEP_MEMORY.0, KEEP_MEMORY.1)
         .output()
         .map_err(|error| failed(error.to_string()))?;
     if !output.status.success() {
@@ -94,9 +185,13 @@ fn distributed(job: &Job, workers: u32) -> Result<Row, CommandError> {
     let summary = train::train(job, "cpu", true)?.summary;
     let share = |name: &str| summary.times.get(name).copied();
     let plural = if workers == 1 { "" } else { "s" };
+    let threads = match threads_each(workers) {
+        1 => "1 thread".to_owned(),
+        threads => format!("{threads} threads"),
+    };
     Ok(Row {
         configuration: format!(
-            "{workers} worker{plural}, {} ps, {}",
+            "{workers} worker{plural} of {threads}, {} ps, {}",
             summary.ps, summary.mode
         ),
         samples_per_second: summary.samples_per_second,
@@ -112,9 +207,10 @@ fn distributed(job: &Job, workers: u32) -> Result<Row, CommandError> {
 pub(crate) fn local(arguments: LocalArguments, registry: &Registry) -> Result<(), CommandError> {
     let job = read_job(arguments.job.file.as_deref(), arguments.job.flags)?;
     let device = device::open(device::Choice::Cpu)?;
-    let outcome = local::train(&job, registry, &device, None)?;
+    let registry = registry.clone().with::<CandleMlp>(CANDLE_MLP);
+    let outcome = local::train(&job, &registry, &device, None)?;
     let row = Row {
-        configuration: "single process, candle alone, 1 thread".to_owned(),
+        configuration: format!("single process of 1 thread, {}", job.model.name),
         samples_per_second: outcome.samples as f64 / outcome.seconds,
         test_accuracy: outcome.metrics.get("accuracy").copied(),
         ..Row::default()

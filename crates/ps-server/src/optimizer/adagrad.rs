@@ -13,7 +13,13 @@ impl Rule for Adagrad {
         }
     }
 
-    fn apply(&self, update: Update, weights: &mut [f32], gradient: &[LeF32], slots: &mut [f32]) {
+    fn apply(
+        &self,
+        update: Update,
+        weights: &mut [f32],
+        gradient: &[LeF32],
+        slots: [&mut [f32]; 2],
+    ) {
         let (rate, decay, epsilon) = (update.learning_rate, self.weight_decay, self.epsilon);
         update.kernel.run(|| {
             for (w, g, sum) in with_slot(weights, gradient, slots) {

@@ -16,7 +16,13 @@ impl Rule for Adam {
         SLOTS
     }
 
-    fn apply(&self, update: Update, weights: &mut [f32], gradient: &[LeF32], slots: &mut [f32]) {
+    fn apply(
+        &self,
+        update: Update,
+        weights: &mut [f32],
+        gradient: &[LeF32],
+        slots: [&mut [f32]; 2],
+    ) {
         let moments = Moments {
             beta1: self.beta1,
             beta2: self.beta2,
@@ -31,7 +37,13 @@ impl Rule for AdamW {
         SLOTS
     }
 
-    fn apply(&self, update: Update, weights: &mut [f32], gradient: &[LeF32], slots: &mut [f32]) {
+    fn apply(
+        &self,
+        update: Update,
+        weights: &mut [f32],
+        gradient: &[LeF32],
+        slots: [&mut [f32]; 2],
+    ) {
         let moments = Moments {
             beta1: self.beta1,
             beta2: self.beta2,
@@ -58,7 +70,7 @@ impl Moments {
         decay: f32,
         weights: &mut [f32],
         gradient: &[LeF32],
-        slots: &mut [f32],
+        slots: [&mut [f32]; 2],
     ) {
         let (beta1, beta2, epsilon) = (self.beta1, self.beta2, self.epsilon);
         // What the means lack for having begun at zero, in f64 because it begins near one.

@@ -16,7 +16,13 @@ impl Rule for Ftrl {
         }
     }
 
-    fn apply(&self, update: Update, weights: &mut [f32], gradient: &[LeF32], slots: &mut [f32]) {
+    fn apply(
+        &self,
+        update: Update,
+        weights: &mut [f32],
+        gradient: &[LeF32],
+        slots: [&mut [f32]; 2],
+    ) {
         let power = -self.learning_rate_power;
         update.kernel.run(|| {
             // The usual power has an instruction of its own.
@@ -36,7 +42,7 @@ fn accumulate(
     raise: impl Fn(f32) -> f32,
     weights: &mut [f32],
     gradient: &[LeF32],
-    slots: &mut [f32],
+    slots: [&mut [f32]; 2],
 ) {
     let rate = update.learning_rate;
     let (begin, l1, shrinkage) = (

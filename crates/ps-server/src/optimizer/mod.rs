@@ -24,6 +24,14 @@ pub struct Slots {
     pub initial: f32,
 }
 
+impl Slots {
+    /// The arrays of a block's state, of which those that are not in use are empty.
+    pub fn split(self, state: &mut [f32]) -> [&mut [f32]; 2] {
+        let (first, second) = state.split_at_mut(state.len() / self.count.max(1));
+        [first, second]
+    }
+}
+
 /// What an update is made with.
 #[derive(Clone, Copy, Debug)]
 pub struct Update {
@@ -40,8 +48,15 @@ pub trait Rule: Send + Sync {
     /// What it keeps beside each weight.
     fn slots(&self) -> Slots;
 
-    /// Applies `gradient` to `weights`; `slots` is [`Slots::count`] times as long as both.
-    fn apply(&self, update: Update, weights: &mut [f32], gradient: &[LeF32], slots: &mut [f32]);
+    /// Applies `gradient` to `weights`. Each of the [`Slots::count`] slots that are in use is as long
+    /// as both.
+    fn apply(
+        &self,
+        update: Update,
+        weights: &mut [f32],
+        gradient: &[LeF32],
+        slots: [&mut [f32]; 2],
+    );
 }
 
 /// The rule that a job's settings ask for.
@@ -62,14 +77,11 @@ pub fn rule(optimizer: &Optimizer) -> Box<dyn Rule> {
 fn with_slot<'a>(
     weights: &'a mut [f32],
     gradient: &'a [LeF32],
-    slots: &'a mut [f32],
+    [slot, _]: [&'a mut [f32]; 2],
 ) -> impl Iterator<Item = (&'a mut f32, f32, &'a mut f32)> {
     let gradient = gradient.iter().map(|g| g.get());
-    weights
-        .iter_mut()
-        .zip(gradient)
-        .zip(slots)
-        .map(|((w, g), s)| (w, g, s))
+    let pairs = weights.iter_mut().zip(gradient);
+    pairs.zip(slot).map(|((w, g), s)| (w, g, s))
 }
 
 /// Weight, gradient and two slots of each element.
@@ -77,10 +89,10 @@ fn with_slot<'a>(
 fn with_two_slots<'a>(
     weights: &'a mut [f32],
     gradient: &'a [LeF32],
-    slots: &'a mut [f32],
+    [first, second]: [&'a mut [f32]; 2],
 ) -> impl Iterator<Item = (&'a mut f32, f32, &'a mut f32, &'a mut f32)> {
-    let (first, second) = slots.split_at_mut(weights.len());
-    with_slot(weights, gradient, first)
-        .zip(second)
-        .map(|((w, g, a), b)| (w, g, a, b))
+    let gradient = gradient.iter().map(|g| g.get());
+    let pairs = weights.iter_mut().zip(gradient);
+    let slots = first.iter_mut().zip(second);
+    pairs.zip(slots).map(|((w, g), (a, b))| (w, g, a, b))
 }

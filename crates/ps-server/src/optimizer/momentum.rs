@@ -14,7 +14,13 @@ impl Rule for Momentum {
         }
     }
 
-    fn apply(&self, update: Update, weights: &mut [f32], gradient: &[LeF32], slots: &mut [f32]) {
+    fn apply(
+        &self,
+        update: Update,
+        weights: &mut [f32],
+        gradient: &[LeF32],
+        slots: [&mut [f32]; 2],
+    ) {
         let (rate, decay, mu) = (update.learning_rate, self.weight_decay, self.momentum);
         // How much of the newest gradient is counted once more.
         let look_ahead = if self.nesterov { 1.0 } else { 0.0 };

@@ -14,7 +14,13 @@ impl Rule for RmsProp {
         }
     }
 
-    fn apply(&self, update: Update, weights: &mut [f32], gradient: &[LeF32], slots: &mut [f32]) {
+    fn apply(
+        &self,
+        update: Update,
+        weights: &mut [f32],
+        gradient: &[LeF32],
+        slots: [&mut [f32]; 2],
+    ) {
         let (rate, decay, mu) = (update.learning_rate, self.weight_decay, self.momentum);
         let (alpha, epsilon) = (self.alpha, self.epsilon);
         update.kernel.run(|| {

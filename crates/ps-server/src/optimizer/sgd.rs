@@ -13,7 +13,7 @@ impl Rule for Sgd {
         }
     }
 
-    fn apply(&self, update: Update, weights: &mut [f32], gradient: &[LeF32], _: &mut [f32]) {
+    fn apply(&self, update: Update, weights: &mut [f32], gradient: &[LeF32], _: [&mut [f32]; 2]) {
         let (rate, decay) = (update.learning_rate, self.weight_decay);
         update.kernel.run(|| {
             for (w, g) in weights.iter_mut().zip(gradient) {

@@ -16,6 +16,7 @@ pub use optimizer::{
 pub use template::TEMPLATE;
 
 use crate::staleness::StalenessBound;
+use crate::wire::Dtype;
 
 /// A job.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -114,6 +115,8 @@ pub enum DataKind {
     FashionMnist,
     /// Numbers in columns, one of them a label.
     Csv,
+    /// 60,000 noisy pictures of 28x28 pixels with random labels: for measurements.
+    Random,
 }
 
 /// What learns.
@@ -152,6 +155,8 @@ pub struct Strategy {
     pub mode: Mode,
     /// Largest lead of a worker over the slowest, in steps; counts in bounded mode.
     pub staleness: u64,
+    /// Numbers in which weights and gradients travel. Servers keep and compute `f32`.
+    pub wire: Wire,
 }
 
 impl Default for Strategy {
@@ -160,6 +165,7 @@ impl Default for Strategy {
             name: StrategyName::ParameterServer,
             mode: Mode::Bounded,
             staleness: 4,
+            wire: Wire::F32,
         }
     }
 }
@@ -181,6 +187,28 @@ impl Strategy {
 pub enum StrategyName {
     /// On sharded parameter servers.
     ParameterServer,
+}
+
+/// Numbers in which weights and gradients travel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Wire {
+    /// As they are.
+    F32,
+    /// The upper half of each: half the bytes, three significant digits, the same range.
+    Bf16,
+    /// Half precision: half the bytes, four significant digits, nothing above 65504.
+    F16,
+}
+
+impl From<Wire> for Dtype {
+    fn from(wire: Wire) -> Self {
+        match wire {
+            Wire::F32 => Self::F32,
+            Wire::Bf16 => Self::Bf16,
+            Wire::F16 => Self::F16,
+        }
+    }
 }
 
 /// When gradients become updates.
@@ -387,7 +415,7 @@ impl Job {
             &held_out,
             "must lie between 0 and 1",
         )?;
-        let needs_dir = data.kind != DataKind::Digits;
+        let needs_dir = !matches!(data.kind, DataKind::Digits | DataKind::Random);
         check(
             !needs_dir || data.dir.is_some(),
             "data.dir",

@@ -15,7 +15,7 @@ log_every = 10          # steps between two lines of metrics.jsonl, summed over 
 #: run_dir = "runs/mine" # where the run is recorded; absent: a new folder under runs/
 
 [data]
-kind = "digits"         # digits (part of the program) | mnist | fashion-mnist | csv
+kind = "digits"         # digits (part of the program) | mnist | fashion-mnist | csv | random
 #: dir = "data/mnist"   # where the files are (csv: a folder with train.csv, or one file)
 label = "label"         # csv: the column with the label
 held_out = 0.2          # csv without test.csv: the share of samples held out for evaluation
@@ -49,6 +49,7 @@ floor = 0.0             # cosine: the factor at the end
 name = "parameter-server"
 mode = "bounded"        # sync | bounded | async
 staleness = 4           # bounded: steps that a worker may lead the slowest by
+wire = "f32"            # f32 | bf16 | f16: numbers in which weights and gradients travel
 
 [cluster]
 #: ps = 2               # parameter servers; absent: those there when none has joined for 3 s

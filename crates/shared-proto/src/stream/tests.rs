@@ -78,17 +78,41 @@ fn read<M: Message + Default>(bytes: &Bytes, chunk: usize) -> (Vec<M>, Result<()
     })
 }
 
+/// The data frames in which messages leave, and how they end.
+fn frames(end: End, messages: Vec<Encoded>) -> (Vec<Bytes>, Option<HeaderMap>) {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let (sender, mut body) = body(messages.len().max(1), end);
+        for message in messages {
+            sender.send(Ok(message)).await.unwrap();
+        }
+        drop(sender);
+        let (mut frames, mut trailers) = (Vec::new(), None);
+        while let Some(frame) = poll_fn(|context| Pin::new(&mut body).poll_frame(context)).await {
+            match frame.unwrap().into_data() {
+                Ok(data) => frames.push(data),
+                Err(frame) => trailers = frame.into_trailers().ok(),
+            }
+        }
+        (frames, trailers)
+    })
+}
+
+/// The bytes in which messages leave.
 fn joined(messages: impl IntoIterator<Item = Encoded>) -> Bytes {
-    let pieces = messages.into_iter().flat_map(|message| message.0);
-    pieces.flatten().collect()
+    let (frames, trailers) = frames(End::Request, messages.into_iter().collect());
+    assert!(trailers.is_none());
+    frames.concat().into()
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
     fn what_is_sent_arrives_however_it_is_cut(
-        sizes in prop::collection::vec(prop_oneof![0usize..40, 4000usize..6000], 0..5),
-        chunk in 1usize..40_000,
+        sizes in prop::collection::vec(prop_oneof![0usize..40, 15_000usize..20_000], 0..5),
+        chunk in 1usize..100_000,
     ) {
         let (push, weights) = (push(&sizes), weights(&sizes));
         let up = [client_message::Kind::Push(push), client_message::Kind::Hello(wire::Hello::default())];
@@ -112,12 +136,30 @@ proptest! {
 
 #[test]
 fn a_push_is_what_any_library_would_send() {
-    let push = client_message::Kind::Push(push(&[5, 5000, 7]));
+    let push = client_message::Kind::Push(push(&[5, 20_000, 7, 100_000]));
     let message = wire::ClientMessage {
         kind: Some(push.clone()),
     };
     let sent = joined([Encoded::from(push)]);
     assert_eq!(sent[PREFIX_BYTES..], message.encode_to_vec());
+}
+
+#[test]
+fn small_messages_share_a_frame_and_take_no_more_room_than_they_need() {
+    let welcome = || Encoded::from(server_message::Kind::Welcome(wire::Welcome::default()));
+    let large = Encoded::from(server_message::Kind::Weights(weights(&[100_000])));
+    let (data, trailers) = frames(End::Response, vec![welcome(), welcome(), large, welcome()]);
+    let sizes: Vec<usize> = data.iter().map(Bytes::len).collect();
+    assert!(matches!(sizes[..], [_, 400_000, _]), "{sizes:?}");
+    let first = data[0].clone();
+    drop(data);
+    assert!(
+        first
+            .try_into_mut()
+            .is_ok_and(|first| first.capacity() < 1024)
+    );
+    let status = Status::from_header_map(&trailers.unwrap()).unwrap();
+    assert_eq!(status.code(), Code::Ok);
 }
 
 #[test]
@@ -140,7 +182,9 @@ fn large_payloads_are_not_copied() {
         panic!("no push")
     };
     let payload = push.gradients.remove(0).payload.unwrap();
-    let read = payload::read_dense(Some(&payload), 100_000).unwrap();
+    let Some(Values::Dense(read)) = payload.values else {
+        panic!("no values")
+    };
     assert_eq!(read.as_ptr(), values.as_ptr());
 }
 

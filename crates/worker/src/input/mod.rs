@@ -6,6 +6,7 @@
 mod csv;
 mod digits;
 mod idx;
+mod random;
 
 use std::io;
 use std::path::PathBuf;
@@ -117,7 +118,8 @@ fn rows<T: Copy>(values: &[T], size: usize, indices: &[u32]) -> Vec<T> {
     indices.iter().flat_map(row).copied().collect()
 }
 
-/// Reads the data set that a job names. `seed` decides which samples of a CSV file are held out.
+/// Reads the data set that a job names. `seed` decides which samples of a CSV file are held
+/// out, and what random ones are.
 ///
 /// # Errors
 /// What is wrong, in which file, and where in it.
@@ -127,6 +129,7 @@ pub fn load(data: &Data, seed: u64) -> Result<Dataset, InputError> {
         DataKind::Digits => digits::load(),
         DataKind::Mnist | DataKind::FashionMnist => idx::load(place()?),
         DataKind::Csv => csv::load(place()?, data, seed),
+        DataKind::Random => Ok(random::load(seed)),
     }
 }
 

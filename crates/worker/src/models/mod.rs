@@ -1,13 +1,15 @@
 //! The models that come with Flambeau. All are classifiers: logits, cross entropy.
 
 mod cnn;
+pub mod layers;
 mod mlp;
 mod softmax;
 
 use candle_core::{Result, Tensor};
-use candle_nn::{Linear, Module, VarBuilder, linear};
+use candle_nn::{Module, VarBuilder};
 
 pub use cnn::Cnn;
+use layers::Linear;
 pub use mlp::Mlp;
 pub use softmax::Softmax;
 
@@ -23,12 +25,12 @@ impl Dense {
         let mut width = inputs;
         let mut layers = Vec::with_capacity(hidden.len());
         for (i, next) in hidden.iter().enumerate() {
-            layers.push(linear(width, *next, vars.pp("hidden").pp(i))?);
+            layers.push(Linear::new(width, *next, vars.pp("hidden").pp(i))?);
             width = *next;
         }
         Ok(Self {
             hidden: layers,
-            output: linear(width, classes, vars.pp("output"))?,
+            output: Linear::new(width, classes, vars.pp("output"))?,
         })
     }
 }
@@ -37,7 +39,7 @@ impl Module for Dense {
     fn forward(&self, inputs: &Tensor) -> Result<Tensor> {
         let mut x = inputs.flatten_from(1)?;
         for layer in &self.hidden {
-            x = layer.forward(&x)?.relu()?;
+            x = layer.forward_relu(&x)?;
         }
         self.output.forward(&x)
     }

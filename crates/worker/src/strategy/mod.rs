@@ -7,16 +7,24 @@ pub use parameter_server::ParameterServer;
 
 use std::future::Future;
 
-use ps_client::{ClientError, Gradients, Weights};
+use ps_client::{ClientError, Gradients, Pulled, PulledBlock};
 use shared_proto::ids::Clock;
 
 /// A way to train together with others.
 pub trait Strategy {
-    /// Weights for the step after `clock`: what has changed since the last pull.
-    fn pull(&mut self, clock: Clock) -> impl Future<Output = Result<Weights, ClientError>>;
+    /// Hands over the weights for the step after `clock`: what has changed since the last pull.
+    fn pull(
+        &mut self,
+        clock: Clock,
+        take: impl AsyncFnMut(Vec<PulledBlock>),
+    ) -> impl Future<Output = Result<Pulled, ClientError>>;
 
-    /// The newest weights, whatever was asked for before.
-    fn pull_fresh(&mut self, clock: Clock) -> impl Future<Output = Result<Weights, ClientError>>;
+    /// Hands over the newest weights, whatever was asked for before.
+    fn pull_fresh(
+        &mut self,
+        clock: Clock,
+        take: impl AsyncFnMut(Vec<PulledBlock>),
+    ) -> impl Future<Output = Result<Pulled, ClientError>>;
 
     /// Hands over the gradients of the step after `clock` and waits until
     /// they are safe.

@@ -1,6 +1,6 @@
 //! Variables on sharded parameter servers.
 
-use ps_client::{ClientError, Gradients, ParameterServers, Weights, WeightsTicket};
+use ps_client::{ClientError, Gradients, ParameterServers, Pulled, PulledBlock, WeightsTicket};
 use shared_proto::ids::Clock;
 
 use super::Strategy;
@@ -21,27 +21,43 @@ impl ParameterServer {
             next: None,
         }
     }
+
+    async fn take_all(
+        &mut self,
+        mut ticket: WeightsTicket,
+        mut take: impl AsyncFnMut(Vec<PulledBlock>),
+    ) -> Result<Pulled, ClientError> {
+        while let Some(blocks) = self.servers.next_weights(&mut ticket).await? {
+            take(blocks).await;
+        }
+        Ok(ticket.pulled)
+    }
 }
 
 impl Strategy for ParameterServer {
-    async fn pull(&mut self, clock: Clock) -> Result<Weights, ClientError> {
+    async fn pull(
+        &mut self,
+        clock: Clock,
+        take: impl AsyncFnMut(Vec<PulledBlock>),
+    ) -> Result<Pulled, ClientError> {
         match self.next.take_if(|(asked, _)| *asked == clock) {
-            Some((_, ticket)) => self.servers.weights(ticket).await,
+            Some((_, ticket)) => self.take_all(ticket, take).await,
             // The clock has jumped: what was asked for may be older by now than the bound allows.
-            None => self.pull_fresh(clock).await,
+            None => self.pull_fresh(clock, take).await,
         }
     }
 
-    async fn pull_fresh(&mut self, clock: Clock) -> Result<Weights, ClientError> {
-        let mut early = Vec::new();
+    async fn pull_fresh(
+        &mut self,
+        clock: Clock,
+        mut take: impl AsyncFnMut(Vec<PulledBlock>),
+    ) -> Result<Pulled, ClientError> {
+        // What has not changed since is not sent again: both answers count, the later one more.
         if let Some((_, ticket)) = self.next.take() {
-            early = self.servers.weights(ticket).await?.blocks;
+            self.take_all(ticket, &mut take).await?;
         }
         let ticket = self.servers.pull(clock).await;
-        let mut weights = self.servers.weights(ticket).await?;
-        // What has not changed since is not sent again: both answers count, the later one more.
-        weights.blocks.splice(0..0, early);
-        Ok(weights)
+        self.take_all(ticket, take).await
     }
 
     async fn push(&mut self, clock: Clock, gradients: &Gradients) -> Result<(), ClientError> {
