@@ -44,7 +44,7 @@ pub struct Linear {
 }
 
 impl Linear {
-    /// Asks `vars` for `weight` and `bias`, with the initial values of [`candle_nn::linear`].
+    /// Asks `vars` for `weight` and `bias`, with the initial values of [`candle_nn::linear()`].
     ///
     /// # Errors
     /// Those of `vars`.
