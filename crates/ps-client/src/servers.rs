@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use shared_proto::blocks::{BlockId, ShardMap};
 use shared_proto::ids::{Clock, Origin, Sequence, Task, Version, ViewNumber};
-use shared_proto::payload::{self, Dtype, Elements};
+use shared_proto::payload::{self, Dtype, Elements, LeF32};
 use shared_proto::wire;
 use shared_proto::wire::client_message::Kind;
 use tokio::sync::watch;
@@ -48,8 +48,8 @@ pub struct ParameterServers {
 pub struct Gradients {
     /// One for each variable, in the order of the map: all its elements in little-endian `f32`.
     pub values: Vec<Bytes>,
-    /// Their global norm, before it was clipped. It is finite only if each element is, so whoever
-    /// has it need not look through them for that.
+    /// Their global norm, before it was clipped. No element is larger, so where the norm fits into the
+    /// numbers on the wire nobody has to look through the elements.
     pub norm: f64,
 }
 
@@ -338,10 +338,10 @@ impl ParameterServers {
         gradients: &'a Gradients,
     ) -> Result<&'a [Bytes], ClientError> {
         self.check_sizes(&gradients.values)?;
-        if !gradients.norm.is_finite() {
+        // No element is larger than the norm; a norm that is not a number says nothing.
+        let all_fit = gradients.norm < f64::from(self.wire.largest());
+        if !all_fit {
             self.check_finite(clock, &gradients.values)?;
-        }
-        if self.wire.size() < Dtype::F32.size() {
             self.check_range(&gradients.values)?;
         }
         Ok(&gradients.values)
@@ -362,27 +362,31 @@ impl ParameterServers {
         Ok(())
     }
 
+    fn check_finite(&self, clock: Clock, values: &[Bytes]) -> Result<(), ClientError> {
+        match self.first_without(values, payload::all_finite) {
+            Some(variable) => Err(ClientError::NonFinite {
+                variable,
+                clock: clock.0,
+            }),
+            None => Ok(()),
+        }
+    }
+
     fn check_range(&self, values: &[Bytes]) -> Result<(), ClientError> {
-        let mut named = self.map.variables.iter().zip(values);
-        match named.find(|(_, values)| !payload::all_fit(payload::elements(values), self.wire)) {
-            Some((variable, _)) => Err(ClientError::TooLarge {
-                variable: variable.spec.name.clone(),
+        match self.first_without(values, |values| payload::all_fit(values, self.wire)) {
+            Some(variable) => Err(ClientError::TooLarge {
+                variable,
                 wire: self.wire.as_str_name(),
             }),
             None => Ok(()),
         }
     }
 
-    fn check_finite(&self, clock: Clock, values: &[Bytes]) -> Result<(), ClientError> {
-        let all_finite = |values| payload::all_finite(payload::elements(values));
+    /// The name of the first variable whose values are not as they should be.
+    fn first_without(&self, values: &[Bytes], holds: impl Fn(&[LeF32]) -> bool) -> Option<String> {
         let mut named = self.map.variables.iter().zip(values);
-        match named.find(|(_, values)| !all_finite(values)) {
-            Some((variable, _)) => Err(ClientError::NonFinite {
-                variable: variable.spec.name.clone(),
-                clock: clock.0,
-            }),
-            None => Ok(()),
-        }
+        let found = named.find(|(_, values)| !holds(payload::elements(values)));
+        found.map(|(variable, _)| variable.spec.name.clone())
     }
 }
 
@@ -403,5 +407,83 @@ impl PushReceipt {
             }
         }
         Ok(Acknowledgement { blocks })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use shared_proto::blocks::{PlacedVariable, VariableSpec};
+    use shared_proto::ids::{Epoch, Generation, Role, TaskId};
+
+    fn servers(wire: Dtype) -> ParameterServers {
+        let spec = VariableSpec {
+            name: "w".to_owned(),
+            shape: vec![2],
+        };
+        let map = ShardMap {
+            epoch: Epoch(1),
+            // Nobody listens there: what is wrong must be found before anything is sent.
+            addresses: vec!["127.0.0.1:1".to_owned()],
+            variables: vec![PlacedVariable {
+                spec,
+                shards: vec![0],
+            }],
+            block_elements: 1 << 14,
+            total_updates: 1,
+        };
+        let id = TaskId {
+            role: Role::Worker,
+            index: 0,
+        };
+        let identity = Identity {
+            job: String::new(),
+            task: Task {
+                id,
+                generation: Generation(1),
+            },
+            view: ViewNumber(1),
+            patience: Duration::from_secs(60),
+            wire,
+        };
+        ParameterServers::connect(map, &identity)
+    }
+
+    #[tokio::test]
+    async fn what_cannot_travel_is_named_before_anything_is_sent() {
+        let push = async |wire, values: [f32; 2]| {
+            let gradients = Gradients {
+                values: vec![payload::to_bytes(&values)],
+                norm: values
+                    .iter()
+                    .map(|v| f64::from(*v).powi(2))
+                    .sum::<f64>()
+                    .sqrt(),
+            };
+            let pushed = servers(wire).push(Clock(3), &gradients).await;
+            pushed.map(drop).map_err(|error| error.to_string())
+        };
+        for (wire, fits, too_large) in [
+            (Dtype::F16, 65504.0, 65520.0),
+            (Dtype::Bf16, 3.38e38, f32::MAX),
+        ] {
+            // The norm of two such numbers is larger than what fits, each of them is not.
+            assert_eq!(push(wire, [fits, fits]).await, Ok(()));
+            let error = push(wire, [1.0, too_large]).await.unwrap_err();
+            assert!(
+                error.contains("\"w\"") && error.contains(wire.as_str_name()),
+                "{error}"
+            );
+        }
+        assert_eq!(push(Dtype::F32, [f32::MAX, f32::MAX]).await, Ok(()));
+        for wire in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
+            for wrong in [f32::NAN, f32::INFINITY] {
+                let error = push(wire, [1.0, wrong]).await.unwrap_err();
+                assert!(
+                    error.contains("NaN or infinity") && error.contains("clock 3"),
+                    "{error}"
+                );
+            }
+        }
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! The data's way goes through these modules in this order:
 //! - [`run`]: the process
-//! - `listener`: a port, or a socket file; `threads`: where sessions live; `service`, `session`: a worker's stream; each message is read,
-//!   handed to the shard, answered
+//! - `listener`: a port, or a socket file; `threads`: where sessions live
+//! - `service`, `session`: a worker's stream; each message is read, handed to the shard, answered
 //! - `shard`: what a push and a pull do, on one screen: check, apply, new version
 //! - `gate`: whether a message's clock may pass, must wait, or is turned away
 //! - `block`: weights and slots under one lock, with version, dedup marks and staged gradients

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use bytemuck::{Pod, Zeroable};
 use bytes::Bytes;
-use half::f16;
 use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
 
 use crate::kernel::Kernel;
 use crate::refusal::{Reason, Refusal};
@@ -240,6 +240,15 @@ impl From<Elements> for wire::Payload {
 }
 
 impl Dtype {
+    /// The largest number that there is of it.
+    pub fn largest(self) -> f32 {
+        match self {
+            Self::F32 | Self::Unspecified => f32::MAX,
+            Self::Bf16 => bf16::MAX.to_f32(),
+            Self::F16 => f16::MAX.to_f32(),
+        }
+    }
+
     /// Bytes of an element.
     pub fn size(self) -> usize {
         match self {
@@ -332,7 +341,6 @@ fn all_below<T, B: Ord + Default + Copy>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use half::bf16;
     use proptest::prelude::*;
 
     /// Every kind of number, and those on which conversions turn.
