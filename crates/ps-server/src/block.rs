@@ -11,7 +11,7 @@ use shared_proto::kernel::Kernel;
 use shared_proto::payload::{self, Elements, LeF32};
 use shared_proto::view::{Commit, View};
 
-use crate::optimizer::{Rule, Update};
+use crate::optimizer::{Part, Rule, Update};
 
 /// One block in memory.
 #[derive(Debug, Default)]
@@ -191,7 +191,12 @@ impl Begun<'_> {
             .each_mut()
             .map(|slot| slot.get_mut(range.clone()).unwrap_or_default());
         let weights = &mut self.weights[range];
-        self.rule.apply(self.update, weights, gradient, slots);
+        let part = Part {
+            weights,
+            gradient,
+            slots,
+        };
+        self.rule.apply(self.update, part);
     }
 }
 

@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use ps_server::optimizer::{Update, rule};
+use ps_server::optimizer::{Part, Update, rule};
 use ps_server::schedule::factor;
 use serde::Deserialize;
 use shared_proto::job::{Job, Optimizer, Schedule};
@@ -57,8 +57,12 @@ fn largest_error(case: &Case) -> f32 {
             number: done + 1,
             kernel: Kernel::best(),
         };
-        let parts = rule.slots().split(&mut slots);
-        rule.apply(update, &mut weights, &gradient, parts);
+        let part = Part {
+            weights: &mut weights,
+            gradient: &gradient,
+            slots: rule.slots().split(&mut slots),
+        };
+        rule.apply(update, part);
         for (w, e) in weights.iter().zip(expected) {
             worst = worst.max((w - e).abs() / e.abs().max(0.1));
         }
@@ -111,8 +115,12 @@ fn all_kernels_give_the_same_bits() {
                     number,
                     kernel,
                 };
-                let parts = rule.slots().split(&mut slots);
-                rule.apply(update, &mut weights, &gradient, parts);
+                let part = Part {
+                    weights: &mut weights,
+                    gradient: &gradient,
+                    slots: rule.slots().split(&mut slots),
+                };
+                rule.apply(update, part);
             }
             let bits = weights.iter().chain(&slots).map(|w| w.to_bits());
             bits.collect::<Vec<_>>()

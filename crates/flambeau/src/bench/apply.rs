@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use comfy_table::{Table, presets};
-use ps_server::optimizer::{Update, rule};
+use ps_server::optimizer::{Part, Update, rule};
 use serde::Serialize;
 use shared_proto::job::Optimizer;
 use shared_proto::kernel::Kernel;
@@ -99,7 +99,12 @@ fn measure(name: &'static str, elements: usize, time: Duration) -> Option<Row> {
             let mut rest = &mut state[..];
             for (weights, gradient) in blocks {
                 let (state, after) = rest.split_at_mut(slots.count * weights.len());
-                rule.apply(update, weights, gradient, slots.split(state));
+                let part = Part {
+                    weights,
+                    gradient,
+                    slots: slots.split(state),
+                };
+                rule.apply(update, part);
                 rest = after;
             }
         })

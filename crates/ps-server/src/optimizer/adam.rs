@@ -2,9 +2,8 @@
 //! AdamW (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", ICLR 2019, algorithm 2).
 
 use shared_proto::job::{Adam, AdamW};
-use shared_proto::payload::LeF32;
 
-use super::{Rule, Slots, Update, with_two_slots};
+use super::{Part, Rule, Slots, Update};
 
 const SLOTS: Slots = Slots {
     count: 2,
@@ -16,19 +15,13 @@ impl Rule for Adam {
         SLOTS
     }
 
-    fn apply(
-        &self,
-        update: Update,
-        weights: &mut [f32],
-        gradient: &[LeF32],
-        slots: [&mut [f32]; 2],
-    ) {
+    fn apply(&self, update: Update, part: Part) {
         let moments = Moments {
             beta1: self.beta1,
             beta2: self.beta2,
             epsilon: self.epsilon,
         };
-        moments.apply(update, 1.0, self.weight_decay, weights, gradient, slots);
+        moments.apply(update, 1.0, self.weight_decay, part);
     }
 }
 
@@ -37,20 +30,14 @@ impl Rule for AdamW {
         SLOTS
     }
 
-    fn apply(
-        &self,
-        update: Update,
-        weights: &mut [f32],
-        gradient: &[LeF32],
-        slots: [&mut [f32]; 2],
-    ) {
+    fn apply(&self, update: Update, part: Part) {
         let moments = Moments {
             beta1: self.beta1,
             beta2: self.beta2,
             epsilon: self.epsilon,
         };
         let keep = 1.0 - update.learning_rate * self.weight_decay;
-        moments.apply(update, keep, 0.0, weights, gradient, slots);
+        moments.apply(update, keep, 0.0, part);
     }
 }
 
@@ -63,15 +50,7 @@ struct Moments {
 
 impl Moments {
     /// `keep` is what remains of a weight by itself, `decay` how much of it joins its gradient.
-    fn apply(
-        &self,
-        update: Update,
-        keep: f32,
-        decay: f32,
-        weights: &mut [f32],
-        gradient: &[LeF32],
-        slots: [&mut [f32]; 2],
-    ) {
+    fn apply(&self, update: Update, keep: f32, decay: f32, part: Part) {
         let (beta1, beta2, epsilon) = (self.beta1, self.beta2, self.epsilon);
         // What the means lack for having begun at zero, in f64 because it begins near one.
         let power = update.number.min(i32::MAX as u64) as i32;
@@ -79,7 +58,7 @@ impl Moments {
         let step = (f64::from(update.learning_rate) / lack(beta1)) as f32;
         let root = lack(beta2).sqrt() as f32;
         update.kernel.run(|| {
-            for (w, g, mean, square) in with_two_slots(weights, gradient, slots) {
+            for (w, g, mean, square) in part.with_two_slots() {
                 let g = g + decay * *w;
                 *mean += (1.0 - beta1) * (g - *mean);
                 *square = beta2 * *square + (1.0 - beta2) * g * g;

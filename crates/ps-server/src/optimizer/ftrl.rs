@@ -3,9 +3,8 @@
 //! shrinkage acts on the linear term alone.
 
 use shared_proto::job::Ftrl;
-use shared_proto::payload::LeF32;
 
-use super::{Rule, Slots, Update, with_two_slots};
+use super::{Part, Rule, Slots, Update};
 
 impl Rule for Ftrl {
     fn slots(&self) -> Slots {
@@ -16,34 +15,21 @@ impl Rule for Ftrl {
         }
     }
 
-    fn apply(
-        &self,
-        update: Update,
-        weights: &mut [f32],
-        gradient: &[LeF32],
-        slots: [&mut [f32]; 2],
-    ) {
+    fn apply(&self, update: Update, part: Part) {
         let power = -self.learning_rate_power;
         update.kernel.run(|| {
             // The usual power has an instruction of its own.
             if power == 0.5 {
-                accumulate(self, update, f32::sqrt, weights, gradient, slots);
+                accumulate(self, update, f32::sqrt, part);
             } else {
-                accumulate(self, update, |n| n.powf(power), weights, gradient, slots);
+                accumulate(self, update, |n| n.powf(power), part);
             }
         });
     }
 }
 
 #[inline(always)]
-fn accumulate(
-    settings: &Ftrl,
-    update: Update,
-    raise: impl Fn(f32) -> f32,
-    weights: &mut [f32],
-    gradient: &[LeF32],
-    slots: [&mut [f32]; 2],
-) {
+fn accumulate(settings: &Ftrl, update: Update, raise: impl Fn(f32) -> f32, part: Part) {
     let rate = update.learning_rate;
     let (begin, l1, shrinkage) = (
         settings.initial_accumulator,
@@ -51,7 +37,7 @@ fn accumulate(
         settings.l2_shrinkage,
     );
     let l2 = settings.l2 + settings.beta / (2.0 * rate);
-    for (w, g, sum, linear) in with_two_slots(weights, gradient, slots) {
+    for (w, g, sum, linear) in part.with_two_slots() {
         let before = begin + *sum;
         *sum += g * g;
         let (old, new) = (raise(before), raise(begin + *sum));

@@ -43,20 +43,24 @@ pub struct Update {
     pub kernel: Kernel,
 }
 
+/// A part of a block, all of it or less.
+#[derive(Debug)]
+pub struct Part<'a> {
+    /// To be changed.
+    pub weights: &'a mut [f32],
+    /// As long as the weights.
+    pub gradient: &'a [LeF32],
+    /// The first [`Slots::count`] are as long as the weights, the others are not in use.
+    pub slots: [&'a mut [f32]; 2],
+}
+
 /// The update rule of an optimizer.
 pub trait Rule: Send + Sync {
     /// What it keeps beside each weight.
     fn slots(&self) -> Slots;
 
-    /// Applies `gradient` to `weights`. Each of the [`Slots::count`] slots that are in use is as long
-    /// as both.
-    fn apply(
-        &self,
-        update: Update,
-        weights: &mut [f32],
-        gradient: &[LeF32],
-        slots: [&mut [f32]; 2],
-    );
+    /// Applies the part's gradient to its weights.
+    fn apply(&self, update: Update, part: Part);
 }
 
 /// The rule that a job's settings ask for.
@@ -72,27 +76,23 @@ pub fn rule(optimizer: &Optimizer) -> Box<dyn Rule> {
     }
 }
 
-/// Weight, gradient and one slot of each element.
-#[inline(always)]
-fn with_slot<'a>(
-    weights: &'a mut [f32],
-    gradient: &'a [LeF32],
-    [slot, _]: [&'a mut [f32]; 2],
-) -> impl Iterator<Item = (&'a mut f32, f32, &'a mut f32)> {
-    let gradient = gradient.iter().map(|g| g.get());
-    let pairs = weights.iter_mut().zip(gradient);
-    pairs.zip(slot).map(|((w, g), s)| (w, g, s))
-}
+impl<'a> Part<'a> {
+    /// Weight, gradient and one slot of each element.
+    #[inline(always)]
+    fn with_slot(self) -> impl Iterator<Item = (&'a mut f32, f32, &'a mut f32)> {
+        let [slot, _] = self.slots;
+        let gradient = self.gradient.iter().map(|g| g.get());
+        let pairs = self.weights.iter_mut().zip(gradient);
+        pairs.zip(slot).map(|((w, g), s)| (w, g, s))
+    }
 
-/// Weight, gradient and two slots of each element.
-#[inline(always)]
-fn with_two_slots<'a>(
-    weights: &'a mut [f32],
-    gradient: &'a [LeF32],
-    [first, second]: [&'a mut [f32]; 2],
-) -> impl Iterator<Item = (&'a mut f32, f32, &'a mut f32, &'a mut f32)> {
-    let gradient = gradient.iter().map(|g| g.get());
-    let pairs = weights.iter_mut().zip(gradient);
-    let slots = first.iter_mut().zip(second);
-    pairs.zip(slots).map(|((w, g), (a, b))| (w, g, a, b))
+    /// Weight, gradient and two slots of each element.
+    #[inline(always)]
+    fn with_two_slots(self) -> impl Iterator<Item = (&'a mut f32, f32, &'a mut f32, &'a mut f32)> {
+        let [first, second] = self.slots;
+        let gradient = self.gradient.iter().map(|g| g.get());
+        let pairs = self.weights.iter_mut().zip(gradient);
+        let slots = first.iter_mut().zip(second);
+        pairs.zip(slots).map(|((w, g), (a, b))| (w, g, a, b))
+    }
 }

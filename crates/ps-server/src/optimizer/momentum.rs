@@ -2,9 +2,8 @@
 //! Deep Learning", ICML 2013, section 2), in the form in which the rate stands outside the velocity.
 
 use shared_proto::job::Momentum;
-use shared_proto::payload::LeF32;
 
-use super::{Rule, Slots, Update, with_slot};
+use super::{Part, Rule, Slots, Update};
 
 impl Rule for Momentum {
     fn slots(&self) -> Slots {
@@ -14,19 +13,13 @@ impl Rule for Momentum {
         }
     }
 
-    fn apply(
-        &self,
-        update: Update,
-        weights: &mut [f32],
-        gradient: &[LeF32],
-        slots: [&mut [f32]; 2],
-    ) {
+    fn apply(&self, update: Update, part: Part) {
         let (rate, decay, mu) = (update.learning_rate, self.weight_decay, self.momentum);
         // How much of the newest gradient is counted once more.
         let look_ahead = if self.nesterov { 1.0 } else { 0.0 };
         let kept = if self.nesterov { mu } else { 1.0 };
         update.kernel.run(|| {
-            for (w, g, velocity) in with_slot(weights, gradient, slots) {
+            for (w, g, velocity) in part.with_slot() {
                 let g = g + decay * *w;
                 *velocity = mu * *velocity + g;
                 *w -= rate * (look_ahead * g + kept * *velocity);

@@ -2,9 +2,8 @@
 //! momentum where asked for.
 
 use shared_proto::job::RmsProp;
-use shared_proto::payload::LeF32;
 
-use super::{Rule, Slots, Update, with_slot, with_two_slots};
+use super::{Part, Rule, Slots, Update};
 
 impl Rule for RmsProp {
     fn slots(&self) -> Slots {
@@ -14,25 +13,19 @@ impl Rule for RmsProp {
         }
     }
 
-    fn apply(
-        &self,
-        update: Update,
-        weights: &mut [f32],
-        gradient: &[LeF32],
-        slots: [&mut [f32]; 2],
-    ) {
+    fn apply(&self, update: Update, part: Part) {
         let (rate, decay, mu) = (update.learning_rate, self.weight_decay, self.momentum);
         let (alpha, epsilon) = (self.alpha, self.epsilon);
         update.kernel.run(|| {
             if mu > 0.0 {
-                for (w, g, square, velocity) in with_two_slots(weights, gradient, slots) {
+                for (w, g, square, velocity) in part.with_two_slots() {
                     let g = g + decay * *w;
                     *square = alpha * *square + (1.0 - alpha) * g * g;
                     *velocity = mu * *velocity + g / (square.sqrt() + epsilon);
                     *w -= rate * *velocity;
                 }
             } else {
-                for (w, g, square) in with_slot(weights, gradient, slots) {
+                for (w, g, square) in part.with_slot() {
                     let g = g + decay * *w;
                     *square = alpha * *square + (1.0 - alpha) * g * g;
                     *w -= rate * (g / (square.sqrt() + epsilon));

@@ -1,9 +1,8 @@
 //! Stochastic gradient descent (Robbins and Monro, "A Stochastic Approximation Method", 1951).
 
 use shared_proto::job::Sgd;
-use shared_proto::payload::LeF32;
 
-use super::{Rule, Slots, Update};
+use super::{Part, Rule, Slots, Update};
 
 impl Rule for Sgd {
     fn slots(&self) -> Slots {
@@ -13,10 +12,10 @@ impl Rule for Sgd {
         }
     }
 
-    fn apply(&self, update: Update, weights: &mut [f32], gradient: &[LeF32], _: [&mut [f32]; 2]) {
+    fn apply(&self, update: Update, part: Part) {
         let (rate, decay) = (update.learning_rate, self.weight_decay);
         update.kernel.run(|| {
-            for (w, g) in weights.iter_mut().zip(gradient) {
+            for (w, g) in part.weights.iter_mut().zip(part.gradient) {
                 *w -= rate * (g.get() + decay * *w);
             }
         });
