@@ -155,9 +155,215 @@ fn a_worker_killed_while_training_loses_no_data() {
     );
 }
 
+/// What a run of `RECOVERS` has come to.
+fn model(dir: &tempfile::TempDir) -> Vec<u8> {
+    std::fs::read(dir.path().join("run/model.safetensors")).unwrap()
+}
+
+/// Slow enough to be killed in between, and checkpoints often enough to go back to one.
+fn recovers(mode: &str) -> String {
+    format!(
+        r#"
+epochs = 4
+[model]
+name = "odd"
+[optimizer]
+name = "momentum"
+[strategy]
+mode = "{mode}"
+[cluster]
+ps = 2
+workers = 2
+lease_seconds = 2.0
+[checkpoint]
+every_steps = 20
+"#
+    )
+}
+
+fn start(job: &str) -> Cluster {
+    let mut cluster = Cluster::start(program(), job, 2);
+    for _ in 0..2 {
+        cluster.add_worker(&[("TEST_STEP_MILLISECONDS", "10")]);
+    }
+    cluster
+}
+
+fn samples(cluster: &Cluster) -> u64 {
+    cluster.status()["samples"].as_u64().unwrap()
+}
+
 #[test]
-fn a_server_that_dies_ends_the_job_with_its_name() {
-    let job = "epochs = 10000\n[model]\nname = \"odd\"\n[cluster]\nps = 2\nworkers = 1\nlease_seconds = 1.0\n";
+fn in_sync_mode_a_run_with_dead_servers_equals_one_without() {
+    let job = recovers("sync");
+    let (expected, dir) = start(&job).finish();
+    let expected_model = model(&dir);
+
+    let mut cluster = start(&job);
+    for (server, after) in [(1, 1500), (0, 3000)] {
+        eventually(|| samples(&cluster) > after);
+        cluster.ps[server].kill();
+        cluster.restart_ps(server);
+    }
+    // All of them at once.
+    eventually(|| samples(&cluster) > 4000);
+    for server in [0, 1] {
+        cluster.ps[server].kill();
+    }
+    for server in [0, 1] {
+        cluster.restart_ps(server);
+    }
+    let (summary, dir) = cluster.finish();
+    assert_eq!(summary["samples"], expected["samples"]);
+    assert_eq!(summary["test_accuracy"], expected["test_accuracy"]);
+    assert_eq!(model(&dir), expected_model, "bit for bit");
+    let metrics = std::fs::read_to_string(dir.path().join("run/metrics.jsonl")).unwrap();
+    assert!(metrics.contains("\"event\":\"restored\""), "{metrics}");
+}
+
+#[test]
+fn a_server_that_dies_goes_back_alone_and_says_what_was_lost() {
+    let job = recovers("async");
+    let mut cluster = start(&job);
+    eventually(|| samples(&cluster) > 1500);
+    let before = cluster.status();
+    cluster.ps[1].kill();
+    cluster.restart_ps(1);
+    eventually(|| cluster.status()["lost_updates"].as_u64() > Some(0));
+    let after = cluster.status();
+    assert!(after["min_clock"].as_u64() >= before["min_clock"].as_u64());
+    assert!(after["samples"].as_u64() >= before["samples"].as_u64());
+    let (summary, dir) = cluster.finish();
+    // No sample is lost: the data is counted by the coordinator.
+    assert_eq!(summary["samples"], 4 * 1437);
+    assert!(summary["lost_updates"].as_u64() > Some(0), "{summary}");
+    let metrics = std::fs::read_to_string(dir.path().join("run/metrics.jsonl")).unwrap();
+    assert!(metrics.contains("\"event\":\"lost\""), "{metrics}");
+}
+
+#[test]
+fn a_coordinator_that_dies_comes_back_and_nobody_else_starts_again() {
+    for mode in ["sync", "async"] {
+        let job = recovers(mode);
+        let (expected, dir) = start(&job).finish();
+        let expected_model = model(&dir);
+
+        let mut cluster = start(&job);
+        for after in [1000, 2500, 4000] {
+            eventually(|| samples(&cluster) > after);
+            cluster.coordinator.kill();
+            cluster.restart_coordinator();
+        }
+        let (summary, dir) = cluster.finish();
+        assert_eq!(summary["lost_updates"], 0);
+        if mode == "sync" {
+            assert_eq!(summary["samples"], expected["samples"]);
+            assert_eq!(model(&dir), expected_model, "bit for bit");
+        }
+        let metrics = std::fs::read_to_string(dir.path().join("run/metrics.jsonl")).unwrap();
+        let left = |line: &&str| line.contains("\"left\"") && !line.contains("it has left");
+        assert_eq!(metrics.lines().find(left), None);
+    }
+}
+
+#[test]
+fn a_killed_worker_comes_back_under_its_name() {
+    let mut cluster = start(&recovers("bounded"));
+    eventually(|| samples(&cluster) > 1000);
+    cluster.workers[1].kill();
+    cluster.restart_worker(1, &[("TEST_STEP_MILLISECONDS", "10")]);
+    let back = |status: &serde_json::Value| {
+        let tasks = status["tasks"].as_array().unwrap();
+        let mut same = tasks.iter().filter(|task| task["identity"] == "worker-1");
+        same.any(|task| task["generation"] == 2 && task["clock"].as_u64() > Some(0))
+    };
+    eventually(|| back(&cluster.status()));
+    let (summary, _) = cluster.finish();
+    assert_eq!(summary["samples"], 4 * 1437);
+}
+
+#[test]
+fn a_job_goes_on_from_a_checkpoint_on_other_shards() {
+    let job = recovers("sync");
+    let (whole, dir) = start(&job).finish();
+    let expected = model(&dir);
+
+    // Half of it on two shards, the rest on three: the sums are the same.
+    let half = format!("steps = 50\n{job}");
+    let (_, first) = start(&half).finish();
+    let run = first.path().join("run");
+    let three = job.replace("ps = 2", "ps = 3");
+    let restore = ["--restore", run.to_str().unwrap()];
+    let mut cluster = Cluster::start_coordinator_with(program(), &three, 3, &restore);
+    for _ in 0..2 {
+        cluster.add_worker(&[]);
+    }
+    let (summary, dir) = cluster.finish();
+    assert_eq!(summary["samples"], whole["samples"]);
+    assert_eq!(model(&dir), expected, "bit for bit");
+}
+
+#[test]
+fn a_checkpoint_of_another_job_or_with_damage_is_refused_by_name() {
+    let job = recovers("sync");
+    let (_, dir) = start(&format!("steps = 50\n{job}")).finish();
+    let run = dir.path().join("run");
+    let refused = |job: &str, run: &std::path::Path| {
+        let other = tempfile::TempDir::new().unwrap();
+        let file = other.path().join("job.toml");
+        std::fs::write(&file, job).unwrap();
+        let output = program().run(&[
+            "train",
+            file.to_str().unwrap(),
+            "--run-dir",
+            other.path().join("run").to_str().unwrap(),
+            "--restore",
+            run.to_str().unwrap(),
+        ]);
+        assert!(!output.status.success());
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    };
+    let said = refused(&job.replace("momentum", "adam"), &run);
+    assert!(
+        said.contains("optimizer.name is momentum there, and adam here"),
+        "{said}"
+    );
+
+    // A byte of the newest is changed: it is named, and the one before offered.
+    let mut checkpoints: Vec<_> = std::fs::read_dir(run.join("checkpoints"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.is_dir())
+        .collect();
+    checkpoints.sort();
+    let newest = checkpoints.last().unwrap();
+    let part = newest.join("shard-0-part-0000.safetensors");
+    let mut bytes = std::fs::read(&part).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&part, bytes).unwrap();
+    let said = refused(&job, newest);
+    assert!(said.contains("shard-0-part-0000.safetensors"), "{said}");
+    let before = checkpoints[checkpoints.len() - 2].file_name().unwrap();
+    assert!(said.contains(before.to_str().unwrap()), "{said}");
+}
+
+#[test]
+fn gradients_that_are_not_finite_are_left_out_where_the_job_says_so() {
+    for mode in ["sync", "async"] {
+        let job = format!("non_finite = \"skip\"\n{}", recovers(mode));
+        let mut cluster = Cluster::start(program(), &job, 2);
+        cluster.add_worker(&[]);
+        cluster.add_worker(&[("TEST_NAN_AT", "20")]);
+        let (summary, _) = cluster.finish();
+        assert!(summary["skipped_steps"].as_u64() > Some(0), "{summary}");
+        assert_eq!(summary["samples"], 4 * 1437);
+        assert!(summary["test_accuracy"].as_f64() > Some(0.8), "{summary}");
+    }
+}
+
+#[test]
+fn without_checkpoints_a_server_that_dies_ends_the_job_with_its_name() {
+    let job = "epochs = 10000\n[checkpoint]\nenabled = false\n[model]\nname = \"odd\"\n[cluster]\nps = 2\nworkers = 1\nlease_seconds = 1.0\n";
     let mut cluster = Cluster::start(program(), job, 2);
     cluster.add_worker(&[]);
     eventually(|| cluster.status()["samples"].as_u64().unwrap() > 500);

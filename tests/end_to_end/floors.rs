@@ -3,17 +3,19 @@
 use std::path::Path;
 
 /// Each crate with those of ours that it may use.
-const FLOORS: [(&str, &[&str]); 7] = [
+const FLOORS: [(&str, &[&str]); 8] = [
     ("shared-proto", &[]),
+    ("checkpoint", &["shared-proto"]),
     ("daemon", &["shared-proto"]),
     ("ps-client", &["shared-proto"]),
-    ("ps-server", &["shared-proto", "daemon"]),
-    ("coordinator", &["shared-proto", "daemon"]),
+    ("ps-server", &["shared-proto", "checkpoint", "daemon"]),
+    ("coordinator", &["shared-proto", "checkpoint", "daemon"]),
     ("worker", &["shared-proto", "daemon", "ps-client"]),
     (
         "flambeau",
         &[
             "shared-proto",
+            "checkpoint",
             "daemon",
             "ps-client",
             "ps-server",

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod chaos;
 mod command_line;
 mod faults;
 mod floors;

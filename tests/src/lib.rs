@@ -172,13 +172,14 @@ fn read(path: &Path) -> String {
 #[derive(Debug)]
 pub struct Cluster {
     program: Program,
-    dir: TempDir,
     /// The coordinator.
     pub coordinator: Daemon,
     /// Parameter servers, in order of their start.
     pub ps: Vec<Daemon>,
     /// Workers, in order of their start.
     pub workers: Vec<Daemon>,
+    /// Last, so that it is still there when the daemons' logs are shown.
+    dir: TempDir,
 }
 
 impl Cluster {
@@ -189,6 +190,15 @@ impl Cluster {
 
     /// The same with more arguments for each process.
     pub fn start_with(program: Program, job: &str, ps: usize, more: &[&str]) -> Self {
+        Self::start_of(program, job, ps, (more, more))
+    }
+
+    /// The same with more arguments for the coordinator.
+    pub fn start_coordinator_with(program: Program, job: &str, ps: usize, more: &[&str]) -> Self {
+        Self::start_of(program, job, ps, (more, &[]))
+    }
+
+    fn start_of(program: Program, job: &str, ps: usize, more: (&[&str], &[&str])) -> Self {
         let dir = TempDir::new().unwrap();
         let file = dir.path().join("given.toml");
         std::fs::write(&file, job).unwrap();
@@ -200,7 +210,7 @@ impl Cluster {
             "--run-dir",
             run.to_str().unwrap(),
         ]);
-        arguments.extend(more);
+        arguments.extend(more.0);
         let log = dir.path().join("coordinator.log");
         let coordinator = Daemon::start(&program, log, &arguments, &[]);
         let mut cluster = Self {
@@ -211,7 +221,7 @@ impl Cluster {
             workers: Vec::new(),
         };
         for index in 0..ps {
-            let server = cluster.member("ps-server", &format!("ps-{index}"), more, &[]);
+            let server = cluster.member("ps-server", &format!("ps-{index}"), more.1, &[]);
             cluster.ps.push(server);
         }
         cluster
@@ -237,6 +247,34 @@ impl Cluster {
         arguments.extend(more);
         let log = self.dir.path().join(format!("{identity}.log"));
         Daemon::start(&self.program, log, &arguments, env)
+    }
+
+    /// Starts a server again, under its name.
+    pub fn restart_ps(&mut self, index: usize) {
+        let name = format!("ps-{index}");
+        self.ps[index] = self.member("ps-server", &name, &[], &[]);
+    }
+
+    /// Starts a worker again, under its name.
+    pub fn restart_worker(&mut self, index: usize, env: &[(&str, &str)]) {
+        let name = format!("worker-{index}");
+        self.workers[index] = self.member("worker", &name, &[], env);
+    }
+
+    /// Starts the coordinator again, where the others look for it.
+    pub fn restart_coordinator(&mut self) {
+        let address = self.coordinator.address();
+        let (file, run) = (self.dir.path().join("given.toml"), self.run_dir());
+        let arguments = [
+            "coordinator",
+            file.to_str().unwrap(),
+            "--listen",
+            &address,
+            "--run-dir",
+            run.to_str().unwrap(),
+        ];
+        let log = self.dir.path().join("coordinator-again.log");
+        self.coordinator = Daemon::start(&self.program, log, &arguments, &[]);
     }
 
     /// The run directory.

@@ -4,16 +4,21 @@
 //!
 //! - [`run`]: the process
 //! - `service`: the gRPC face; locks the cluster, asks it, publishes what has changed
+//! - `begin`: a fresh job, one from a checkpoint, or the one that an earlier process was at
 //! - `cluster`: what is decided, without sockets, clocks or threads
 //! - `placement`: blocks to shards; `splits`: data to workers
+//! - `state`: what a coordinator that starts again needs to know; `keeper`: checkpoints' manifests
 //! - `record`: `metrics.jsonl` and `summary.json` in the run directory
 
+mod begin;
 mod cluster;
+mod keeper;
 mod placement;
 mod record;
 mod run;
 mod service;
 mod splits;
+mod state;
 
 pub use record::Summary;
 pub use run::{CoordinatorError, Settings, read_job, run};

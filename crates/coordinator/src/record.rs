@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use shared_proto::job::{Job, run_dir};
+use shared_proto::wire;
 use tokio::fs::File;
 use tokio::io::{AsyncWriteExt, BufWriter};
 use tokio::sync::mpsc;
@@ -25,6 +26,40 @@ pub(crate) enum Record {
         seconds: f64,
         task: String,
         why: &'static str,
+    },
+    /// A checkpoint is whole.
+    Checkpoint {
+        seconds: f64,
+        number: u64,
+        steps: u64,
+    },
+    /// A shard, or in sync mode all of them and the training, went back to a checkpoint.
+    Restored {
+        seconds: f64,
+        checkpoint: u64,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        shard: Option<usize>,
+        /// Done from here on.
+        steps: u64,
+    },
+    /// A shard has loaded its values: updates beyond these versions, in earlier epochs, are lost.
+    Loaded {
+        seconds: f64,
+        shard: u32,
+        epoch: u64,
+        /// Variable, first block, last block, version.
+        versions: Vec<[u64; 4]>,
+    },
+    /// Updates of a worker that were acknowledged are not in the values that a shard was restored
+    /// to.
+    Lost {
+        seconds: f64,
+        task: String,
+        shard: u32,
+        /// Pairs of a block and a step.
+        updates: u64,
+        first_step: u64,
+        last_step: u64,
     },
     Began {
         ps: usize,
@@ -56,6 +91,22 @@ pub(crate) enum Record {
     },
 }
 
+impl Record {
+    pub(crate) fn loaded(seconds: f64, report: &wire::RestoreReport) -> Self {
+        let versions = report.blocks.iter().map(|restored| {
+            let range = restored.blocks.unwrap_or_default();
+            let [variable, first, last] = [range.variable, range.first, range.last].map(u64::from);
+            [variable, first, last, restored.version]
+        });
+        Self::Loaded {
+            seconds,
+            shard: report.shard,
+            epoch: report.epoch,
+            versions: versions.collect(),
+        }
+    }
+}
+
 /// How a job went: `summary.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
@@ -81,6 +132,12 @@ pub struct Summary {
     pub test_accuracy: Option<f64>,
     /// Of the last evaluation.
     pub test_loss: Option<f64>,
+    /// Updates (pairs of a block and a step) that were acknowledged and went with a server.
+    #[serde(default)]
+    pub lost_updates: u64,
+    /// Steps that were left out because their gradients were NaN or infinite.
+    #[serde(default)]
+    pub skipped_steps: u64,
     /// The largest lead of any pull that a shard answered, in steps.
     pub max_clock_lead: u64,
     /// Mean number of updates that a block took between a pull and the push made with it.
@@ -101,11 +158,17 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    /// Makes the run directory, with the job in it.
-    pub(crate) async fn open(dir: &Path, job: &Job) -> std::io::Result<Self> {
+    /// Makes the run directory, with the job in it. `again`: the run goes on.
+    pub(crate) async fn open(dir: &Path, job: &Job, again: bool) -> std::io::Result<Self> {
         tokio::fs::create_dir_all(dir).await?;
         tokio::fs::write(dir.join(run_dir::JOB), job.to_toml()).await?;
-        let file = File::create(dir.join(run_dir::METRICS)).await?;
+        let mut options = File::options();
+        options
+            .create(true)
+            .write(true)
+            .append(again)
+            .truncate(!again);
+        let file = options.open(dir.join(run_dir::METRICS)).await?;
         let (lines, queue) = mpsc::channel(QUEUE);
         Ok(Self {
             dir: dir.to_owned(),

@@ -5,21 +5,29 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use daemon::Ready;
+use checkpoint::CheckpointError;
 use daemon::process::Process;
 use daemon::settings::{JobFlags, ProcessSettings};
+use daemon::{Offload, Ready};
 use metrics::gauge;
 use shared_proto::ids::Role;
-use shared_proto::job::{Job, JobError};
+use shared_proto::job::{Job, JobError, run_dir};
 use shared_proto::transport::{self, Listen};
 use shared_proto::wire::coordinator_server::CoordinatorServer;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
+use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
-use tonic::transport::server::TcpIncoming;
+use tonic::transport::server::{Connected, TcpIncoming};
 
+use crate::begin::{Keeping, begin};
 use crate::cluster::Cluster;
+use crate::keeper::run_errands;
 use crate::record::Recorder;
 use crate::service::{Service, Shared};
+use crate::state::{State, StateError};
+
+type BoxFuture = std::pin::Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// How long the servers' last counters are waited for, and then the members' good-byes.
 const FAREWELL: Duration = Duration::from_secs(5);
@@ -39,6 +47,10 @@ pub struct Settings {
     /// Listen here; the address that all others are given.
     #[arg(long, env = "FLAMBEAU_LISTEN", default_value = "127.0.0.1:7070")]
     pub listen: SocketAddr,
+    /// Begin with a checkpoint: a run directory (its newest one), a checkpoint's folder, or the URL of
+    /// either. A coordinator that goes on with a run of its own does so without.
+    #[arg(long, env = "FLAMBEAU_RESTORE", value_name = "RUN_DIR|CHECKPOINT|URL")]
+    pub restore: Option<String>,
     /// What all processes can be told.
     #[command(flatten)]
     pub process: ProcessSettings,
@@ -77,6 +89,38 @@ pub enum CoordinatorError {
         dir: PathBuf,
         /// What the system says.
         error: std::io::Error,
+    },
+    /// What was kept of an earlier process cannot be used.
+    #[error(
+        "the coordinator's state {path:?} cannot be used: {error}; is another coordinator at work there? Give another --run-dir, or go on from its checkpoints with --restore"
+    )]
+    State {
+        /// Which file.
+        path: PathBuf,
+        /// What is wrong with it.
+        error: StateError,
+    },
+    /// The state cannot be written any more.
+    #[error("the coordinator's state cannot be written; the log has the reason")]
+    StateLost,
+    /// The run directory is another run's.
+    #[error("the run directory {dir:?} {what}")]
+    OtherRun {
+        /// Its path.
+        dir: PathBuf,
+        /// What it is, and what to do.
+        what: String,
+    },
+    /// The checkpoints cannot be used.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// The checkpoint to begin with does not fit.
+    #[error("cannot begin with {location}: {what}")]
+    Restore {
+        /// The checkpoint.
+        location: String,
+        /// Why not.
+        what: String,
     },
     /// The job failed.
     #[error("the job failed: {0}")]
@@ -132,59 +176,108 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), Coordinator
         error,
     };
     // Workers write there too; on this machine they may have been started anywhere.
-    job.run_dir = Some(std::path::absolute(&dir).map_err(run_dir)?);
-    let recorder = Recorder::open(&dir, &job).await.map_err(run_dir)?;
-    let shared = Shared::new(Cluster::new(job), recorder.lines());
-
-    let stop = CancellationToken::new();
-    let server = transport::server()
-        .add_service(CoordinatorServer::new(Service::new(
-            Arc::clone(&shared),
-            stop.clone(),
-        )))
-        .serve_with_incoming_shutdown(
-            TcpIncoming::from(listener).with_nodelay(Some(true)),
-            stop.clone().cancelled_owned(),
-        );
-    let server = tokio::spawn(server);
+    let dir = std::path::absolute(&dir).map_err(run_dir)?;
+    tokio::fs::create_dir_all(&dir).await.map_err(run_dir)?;
+    job.run_dir = Some(dir.clone());
+    let path = dir.join(run_dir::STATE);
+    let state = State::open(&path).map_err(|error| CoordinatorError::State { path, error })?;
+    let begun = begin(job, &dir, &state, settings.restore.as_deref()).await?;
+    let run = Run {
+        again: begun.again,
+        keeping: begun.keeping,
+        cluster: begun.cluster,
+        state,
+        dir: dir.clone(),
+        offload: Offload::Threads,
+    };
     Ready {
         address: Some(Listen::Tcp(address)),
         metrics: process.metrics,
     }
     .announce();
-    tracing::info!(%address, run_dir = %dir.display(), "coordinating");
+    tracing::info!(%address, run_dir = %dir.display(), again = run.again, "coordinating");
+    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+    run.serve(incoming, &process).await
+}
 
-    let ticking = tokio::spawn(
-        stop.clone()
-            .run_until_cancelled_owned(tick(Arc::clone(&shared))),
-    );
+/// A job that is begun, or gone on with.
+struct Run {
+    cluster: Cluster,
+    keeping: Option<Keeping>,
+    state: State,
+    dir: PathBuf,
+    again: bool,
+    offload: Offload,
+}
 
-    let ended = process
-        .shutdown
-        .run_until_cancelled(until_ended(&shared))
-        .await;
-    let mut error = String::new();
-    if ended.is_some() {
-        let summary = shared.look(|cluster, now| cluster.summary(now));
-        recorder.summarise(&summary).await.map_err(run_dir)?;
-        error = summary.error;
-        process.linger().await;
-        let all_left = until(&shared, |cluster| !cluster.anyone_there());
-        let _ = tokio::time::timeout(FAREWELL, all_left).await;
-    }
-    stop.cancel();
-    // Whoever does not hang up is hung up on.
-    let served = tokio::time::timeout(DRAIN, server).await;
-    let _ = ticking.await;
-    drop(shared);
-    let _ = tokio::time::timeout(DRAIN, recorder.close()).await;
-    if let Ok(Ok(outcome)) = served {
-        outcome?;
-    }
-    if error.is_empty() {
-        Ok(())
-    } else {
-        Err(CoordinatorError::JobFailed(error))
+impl Run {
+    async fn serve<S>(
+        self,
+        incoming: impl Stream<Item = std::io::Result<S>> + Send + 'static,
+        process: &Process,
+    ) -> Result<(), CoordinatorError>
+    where
+        S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
+    {
+        let dir = self.dir;
+        let run_dir = |error| CoordinatorError::RunDir {
+            dir: dir.clone(),
+            error,
+        };
+        let recorder = Recorder::open(&dir, self.cluster.job(), self.again);
+        let recorder = recorder.await.map_err(run_dir)?;
+        let shared = Shared::new(self.cluster, recorder.lines(), self.state, self.offload);
+
+        let stop = CancellationToken::new();
+        let server = transport::server()
+            .add_service(CoordinatorServer::new(Service::new(
+                Arc::clone(&shared),
+                stop.clone(),
+            )))
+            .serve_with_incoming_shutdown(incoming, stop.clone().cancelled_owned());
+        let server = tokio::spawn(server);
+        let beside = |work: BoxFuture| tokio::spawn(stop.clone().run_until_cancelled_owned(work));
+        let mut others = vec![beside(Box::pin(tick(Arc::clone(&shared))))];
+        if let Some(Keeping { store, keep }) = self.keeping {
+            let errands = run_errands(Arc::clone(&shared), store, keep);
+            others.push(beside(Box::pin(errands)));
+        }
+
+        let until_ended = async {
+            tokio::select! {
+                biased;
+                () = until_ended(&shared) => Ok(()),
+                () = shared.broken() => Err(CoordinatorError::StateLost),
+            }
+        };
+        let ended = process.shutdown.run_until_cancelled(until_ended).await;
+        let mut error = String::new();
+        if let Some(ended) = ended {
+            ended?;
+            let summary = shared.look(|cluster, now| cluster.summary(now));
+            recorder.summarise(&summary).await.map_err(run_dir)?;
+            error = summary.error;
+            process.linger().await;
+            let all_left = until(&shared, |cluster| !cluster.anyone_there());
+            let _ = tokio::time::timeout(FAREWELL, all_left).await;
+        }
+        stop.cancel();
+        // Whoever does not hang up is hung up on.
+        let served = tokio::time::timeout(DRAIN, server).await;
+        for other in others {
+            let _ = other.await;
+        }
+        let _ = tokio::time::timeout(DRAIN, shared.keep_all()).await;
+        drop(shared);
+        let _ = tokio::time::timeout(DRAIN, recorder.close()).await;
+        if let Ok(Ok(outcome)) = served {
+            outcome?;
+        }
+        if error.is_empty() {
+            Ok(())
+        } else {
+            Err(CoordinatorError::JobFailed(error))
+        }
     }
 }
 
@@ -209,10 +302,19 @@ async fn tick(shared: Arc<Shared>) {
     loop {
         ticks.tick().await;
         shared.ask(|cluster, now| cluster.tick(now)).await;
+        shared.keep_all().await;
         for role in [Role::Ps, Role::Worker] {
             let live = shared.look(|cluster, _| cluster.live_tasks(role));
             gauge!("flambeau_coordinator_live_tasks", "role" => role.to_string()).set(live as f64);
         }
+        let (starts, lost, orphans, newest) = shared.look(|cluster, now| cluster.faults(now));
+        gauge!("flambeau_coordinator_starts").set(starts as f64);
+        gauge!("flambeau_coordinator_lost_updates").set(lost as f64);
+        gauge!("flambeau_coordinator_shards_without_server").set(orphans as f64);
+        let number = newest.map_or(-1.0, |newest| newest.number as f64);
+        gauge!("flambeau_coordinator_checkpoint").set(number);
+        gauge!("flambeau_coordinator_checkpoint_age_seconds")
+            .set(newest.map_or(0.0, |newest| newest.age));
         let (steps, samples) = shared.look(|cluster, _| cluster.done());
         gauge!("flambeau_coordinator_steps").set(steps as f64);
         gauge!("flambeau_coordinator_samples").set(samples as f64);

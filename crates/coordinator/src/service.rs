@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use daemon::Offload;
 use metrics::counter;
 use parking_lot::Mutex;
 use shared_proto::blocks::VariableSpec;
@@ -17,8 +18,9 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
-use crate::cluster::{Cluster, Initialization, Work};
+use crate::cluster::{Changes, Cluster, Errand, Initialization, Work};
 use crate::record::Record;
+use crate::state::State;
 
 /// How long a call waits for something to come up before it answers "nothing yet".
 const LONG_POLL: Duration = Duration::from_secs(4);
@@ -35,22 +37,55 @@ pub(crate) struct Shared {
     /// Something has happened that may be work for those who wait.
     changed: Notify,
     records: mpsc::Sender<Record>,
+    state: Arc<State>,
+    offload: Offload,
+    /// What is kept in the state. Held by whoever writes it.
+    kept: tokio::sync::Mutex<Changes>,
+    /// The state cannot be written: nobody is answered any more.
+    broken: CancellationToken,
+}
+
+/// The time. In simulations it is not the system's.
+fn now() -> Instant {
+    tokio::time::Instant::now().into_std()
 }
 
 impl Shared {
-    pub(crate) fn new(cluster: Cluster, records: mpsc::Sender<Record>) -> Arc<Self> {
+    pub(crate) fn new(
+        cluster: Cluster,
+        records: mpsc::Sender<Record>,
+        state: State,
+        offload: Offload,
+    ) -> Arc<Self> {
         Arc::new(Self {
             cluster: Mutex::new(cluster),
             views: watch::channel(View::default()).0,
             changed: Notify::new(),
             records,
+            state: Arc::new(state),
+            offload,
+            kept: tokio::sync::Mutex::default(),
+            broken: CancellationToken::new(),
         })
     }
 
-    /// Asks the cluster something, and tells everybody what has changed by it.
+    /// Asks the cluster something, keeps what has to be kept, and then tells everybody.
     pub(crate) async fn ask<T>(&self, ask: impl FnOnce(&mut Cluster, Instant) -> T) -> T {
-        let (answer, records) = self.ask_quietly(ask);
+        let answer = self.ask_quietly(ask).await;
         self.changed.notify_waiters();
+        answer
+    }
+
+    /// Asks the cluster something, keeps what has to be kept, and then publishes the view if it is
+    /// new; wakes nobody else.
+    async fn ask_quietly<T>(&self, ask: impl FnOnce(&mut Cluster, Instant) -> T) -> T {
+        let (answer, urgent, records) = {
+            let mut cluster = self.cluster.lock();
+            let answer = ask(&mut cluster, now());
+            cluster.refresh_view();
+            (answer, cluster.changes().urgent, cluster.take_records())
+        };
+        self.settle(urgent).await;
         for record in records {
             // The recorder is gone only when the run directory could not be written: said there.
             let _ = self.records.send(record).await;
@@ -58,11 +93,41 @@ impl Shared {
         answer
     }
 
-    /// Asks the cluster something, and publishes the view if it is new; wakes nobody else.
-    fn ask_quietly<T>(&self, ask: impl FnOnce(&mut Cluster, Instant) -> T) -> (T, Vec<Record>) {
-        let mut cluster = self.cluster.lock();
-        let answer = ask(&mut cluster, Instant::now());
-        let view = cluster.refresh_view();
+    /// Returns when urgent changes up to this one are kept, and everybody can see them. Whoever
+    /// finds others waiting keeps theirs as well.
+    async fn settle(&self, urgent: u64) {
+        let mut kept = self.kept.lock().await;
+        if kept.urgent < urgent {
+            *kept = self.keep().await;
+        }
+        // Only what is kept may be seen; later changes publish their view themselves.
+        let cluster = self.cluster.lock();
+        if cluster.changes().urgent == kept.urgent {
+            self.publish(cluster.view());
+        }
+    }
+
+    /// Keeps what may be forgotten too, where there is something new.
+    pub(crate) async fn keep_all(&self) {
+        let mut kept = self.kept.lock().await;
+        if self.look(|cluster, _| cluster.changes()) != *kept {
+            *kept = self.keep().await;
+        }
+    }
+
+    async fn keep(&self) -> Changes {
+        let (saved, changes) = self.look(|cluster, now| (cluster.save_all(now), cluster.changes()));
+        let state = Arc::clone(&self.state);
+        if let Err(error) = self.offload.run(move || state.write(&saved)).await {
+            // To go on would be to promise what a restart forgets.
+            tracing::error!("the coordinator's state cannot be written: {error}; ending");
+            self.broken.cancel();
+            std::future::pending::<()>().await;
+        }
+        changes
+    }
+
+    fn publish(&self, view: &View) {
         self.views.send_if_modified(|current| {
             let newer = view.number > current.number;
             if newer {
@@ -70,7 +135,16 @@ impl Shared {
             }
             newer
         });
-        (answer, cluster.take_records())
+    }
+
+    /// Returns when the state cannot be written any more.
+    pub(crate) async fn broken(&self) {
+        self.broken.cancelled().await;
+    }
+
+    /// What is to be done with the store of checkpoints.
+    pub(crate) fn take_errand(&self) -> Option<Errand> {
+        self.cluster.lock().take_errand()
     }
 
     pub(crate) fn views(&self) -> watch::Receiver<View> {
@@ -79,7 +153,7 @@ impl Shared {
 
     /// Looks at the cluster without changing it.
     pub(crate) fn look<T>(&self, look: impl FnOnce(&Cluster, Instant) -> T) -> T {
-        look(&self.cluster.lock(), Instant::now())
+        look(&self.cluster.lock(), now())
     }
 
     /// Waits for the next change, or a moment.
@@ -93,18 +167,14 @@ impl Shared {
         mut ask: impl FnMut(&mut Cluster, Instant) -> Result<T, Refusal>,
         satisfies: impl Fn(&T) -> bool,
     ) -> Result<T, Refusal> {
-        let deadline = Instant::now() + LONG_POLL;
+        let deadline = now() + LONG_POLL;
         loop {
             let changed = self.changed.notified();
             tokio::pin!(changed);
             changed.as_mut().enable();
             // Whoever waits must not wake the others by looking.
-            let (answer, records) = self.ask_quietly(&mut ask);
-            for record in records {
-                let _ = self.records.send(record).await;
-            }
-            let answer = answer?;
-            if satisfies(&answer) || Instant::now() >= deadline {
+            let answer = self.ask_quietly(&mut ask).await?;
+            if satisfies(&answer) || now() >= deadline {
                 self.changed.notify_waiters();
                 return Ok(answer);
             }
@@ -191,6 +261,12 @@ impl Coordinator for Service {
             lease_milliseconds: cluster.lease().as_millis() as u64,
             view,
             job_toml: cluster.job().to_toml(),
+            checkpoints: cluster
+                .place()
+                .map_or_else(String::new, |place| place.location.clone()),
+            probe: cluster
+                .place()
+                .map_or_else(String::new, |place| place.probe.clone()),
         });
         Ok(Response::new(reply))
     }
@@ -207,7 +283,7 @@ impl Coordinator for Service {
             cluster.heartbeat(now, origin.task);
             Ok(())
         };
-        self.shared.ask_quietly(beat).0.map_err(refused)?;
+        self.shared.ask_quietly(beat).await.map_err(refused)?;
         let view = self.shared.views.borrow();
         Ok(Response::new(wire::HeartbeatReply {
             view: view.number.0,
@@ -385,6 +461,9 @@ fn take_report(
         Some(Report::Shard(report)) => cluster.report_shard(task, report),
         Some(Report::Evaluation(report)) => cluster.evaluated(now, task, report)?,
         Some(Report::Wait(report)) => cluster.waiting(task, report.on),
+        Some(Report::Checkpoint(report)) => cluster.shard_saved(now, report),
+        Some(Report::Restore(report)) => cluster.shard_restored(now, task, &report),
+        Some(Report::Lost(report)) => cluster.lost(now, task, &report),
         None => {
             let empty = "Report has no report in it";
             return Err(Refusal::new(Reason::Malformed, empty));

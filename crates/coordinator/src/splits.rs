@@ -4,10 +4,11 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use serde::{Deserialize, Serialize};
 use shared_proto::ids::Task;
 
 /// A piece of an epoch's positions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Split {
     pub(crate) id: u64,
     pub(crate) epoch: u32,
@@ -16,7 +17,7 @@ pub(crate) struct Split {
 }
 
 /// What is done, what is leased to whom, what is left.
-#[derive(Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Ledger {
     samples: u64,
     epochs: u32,
@@ -59,6 +60,25 @@ impl Ledger {
             returned: VecDeque::new(),
             leased: BTreeMap::new(),
             done: BTreeMap::new(),
+        }
+    }
+
+    /// The ledger with nothing leased: what is not done is to be handed out again.
+    pub(crate) fn at_rest(&self) -> Self {
+        let mut ledger = self.clone();
+        let holders: Vec<Task> = ledger.leased.values().map(|(task, _)| *task).collect();
+        for task in holders {
+            ledger.release(task);
+        }
+        ledger
+    }
+
+    /// The same under settings that may have changed since.
+    pub(crate) fn under(self, epochs: u32, budget: Option<u64>) -> Self {
+        Self {
+            epochs,
+            budget,
+            ..self
         }
     }
 

@@ -3,14 +3,18 @@
 //! - [`process`]: a main function: log, metrics, signals, exit code
 //! - [`settings`]: what all processes can be told, and a job's flags
 //! - [`membership`]: register with the coordinator, keep the lease, follow views, leave
+//! - [`Offload`]: where work goes that would hold up messages
 //! - [`http`]: `/metrics` and `/healthz`
 //!
 //! A role is a function `run(settings, process)` of its library; [`process::main`] wraps it.
 
 pub mod http;
 pub mod membership;
+mod offload;
 pub mod process;
 pub mod settings;
+
+pub use offload::Offload;
 
 use std::net::SocketAddr;
 

@@ -10,7 +10,7 @@ use backon::{ExponentialBuilder, Retryable};
 use shared_proto::ids::{Clock, Epoch, Generation, Origin, Role, Sequence, Task};
 use shared_proto::job::{Job, JobError};
 use shared_proto::refusal::{Reason, Refusal};
-use shared_proto::transport::{self, CALL_TIMEOUT, PROTOCOL_VERSION};
+use shared_proto::transport::{self, CALL_TIMEOUT, Network, PROTOCOL_VERSION, SystemNetwork};
 use shared_proto::view::{JobPhase, View};
 use shared_proto::wire;
 use shared_proto::wire::coordinator_client::CoordinatorClient;
@@ -80,6 +80,18 @@ impl Coordinator {
     /// # Errors
     /// If the address is none.
     pub fn at(address: &str, patience: Duration) -> Result<Self, MembershipError> {
+        Self::over(&SystemNetwork, address, patience)
+    }
+
+    /// The same over some network.
+    ///
+    /// # Errors
+    /// If the address is none.
+    pub fn over(
+        network: &dyn Network,
+        address: &str,
+        patience: Duration,
+    ) -> Result<Self, MembershipError> {
         let endpoint = transport::endpoint(address).map_err(|error| {
             MembershipError::Refused(format!(
                 "{address:?} is not an address: {error}; expected host:port"
@@ -87,7 +99,7 @@ impl Coordinator {
         })?;
         Ok(Self {
             address: address.to_owned(),
-            client: CoordinatorClient::new(endpoint.connect_lazy()),
+            client: CoordinatorClient::new(network.connect_lazily(endpoint)),
             patience,
         })
     }
@@ -194,6 +206,8 @@ pub struct Membership {
     pub task: Task,
     /// What is trained.
     pub job: Job,
+    /// Where checkpoints lie, and what the probe file there must say; none without checkpoints.
+    pub checkpoints: Option<(String, String)>,
     sender: Sender,
     standing: watch::Receiver<Standing>,
     _heartbeats: DropGuard,
@@ -264,6 +278,8 @@ impl Membership {
             coordinator,
             task,
             job,
+            checkpoints: (!reply.checkpoints.is_empty())
+                .then_some((reply.checkpoints, reply.probe)),
             sender,
             standing,
             _heartbeats: stop.drop_guard(),
@@ -292,6 +308,15 @@ impl Membership {
         {
             Ok(Standing::Lost(why)) => match &**why {
                 MembershipError::Superseded(why) => MembershipError::Superseded(why.clone()),
+                MembershipError::Unreachable {
+                    address,
+                    patience,
+                    reason,
+                } => MembershipError::Unreachable {
+                    address: address.clone(),
+                    patience: *patience,
+                    reason: reason.clone(),
+                },
                 why => MembershipError::Fenced(why.to_string()),
             },
             Ok(Standing::Failed(error)) => MembershipError::JobFailed(error.clone()),
@@ -413,11 +438,11 @@ async fn heartbeats(
                 return;
             }
             _ if last.elapsed() > coordinator.patience => {
-                let silence = last.elapsed().as_secs();
-                let silence = MembershipError::Fenced(format!(
-                    "nothing was heard from the coordinator at {} for {silence} s",
-                    coordinator.address
-                ));
+                let silence = MembershipError::Unreachable {
+                    address: coordinator.address.clone(),
+                    patience: coordinator.patience,
+                    reason: "heartbeats are not answered".to_owned(),
+                };
                 tell.send_replace(Standing::Lost(Arc::new(silence)));
                 return;
             }

@@ -43,7 +43,7 @@ pub struct MemberSettings {
     #[arg(long, env = "FLAMBEAU_IDENTITY")]
     pub identity: Option<String>,
     /// How many seconds to go on without hearing from the coordinator.
-    #[arg(long, env = "FLAMBEAU_PATIENCE_SECONDS", default_value_t = 60)]
+    #[arg(long, env = "FLAMBEAU_PATIENCE_SECONDS", default_value_t = 300)]
     pub patience_seconds: u64,
 }
 

@@ -12,7 +12,7 @@ use shared_proto::job::TEMPLATE;
 use worker::model::{Model, Registry};
 
 use crate::error::CommandError;
-use crate::{bench, eval, plot, status, train};
+use crate::{bench, checkpoint, eval, plot, status, train};
 
 /// Distributed training for candle.
 #[derive(Parser)]
@@ -32,6 +32,9 @@ enum Command {
     Plot(plot::Arguments),
     /// Show what a cluster is doing.
     Status(StatusArguments),
+    /// Look at checkpoints, check them, or take the weights out of one.
+    #[command(subcommand)]
+    Checkpoint(checkpoint::Command),
     /// Write a job file.
     #[command(subcommand)]
     Job(JobCommand),
@@ -131,6 +134,7 @@ impl App {
             Command::Eval(arguments) => finish(eval::run(&arguments, &registry)),
             Command::Plot(arguments) => finish(plot::run(&arguments)),
             Command::Status(arguments) => finish(show_status(&arguments)),
+            Command::Checkpoint(command) => finish(checkpoint::run(&command)),
             Command::Job(JobCommand::Init { path }) => finish(write_template(path)),
             Command::Bench(command) => finish(bench::run(command)),
             Command::Local(arguments) => finish(bench::local(arguments, &registry)),

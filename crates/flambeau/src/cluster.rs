@@ -39,9 +39,32 @@ const LONGEST_SOCKET_PATH: usize = 100;
 /// Lines of a dead process's log that are shown.
 const TAIL: usize = 12;
 
+/// What a process is started with.
+#[derive(Clone, Debug)]
+struct Start {
+    arguments: Vec<String>,
+    /// Threads for candle, where it uses it.
+    threads: Option<usize>,
+}
+
+impl Start {
+    fn new<const N: usize>(arguments: [&str; N]) -> Self {
+        Self {
+            arguments: arguments.map(str::to_owned).to_vec(),
+            threads: None,
+        }
+    }
+
+    fn with<const N: usize>(mut self, more: [&str; N]) -> Self {
+        self.arguments.extend(more.map(str::to_owned));
+        self
+    }
+}
+
 /// One process.
 struct Member {
     child: Child,
+    start: Start,
     log: PathBuf,
     /// How it has ended.
     exit: Option<ExitStatus>,
@@ -56,9 +79,23 @@ pub(crate) enum Transport {
     Unix,
 }
 
+/// How a cluster is started.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan<'a> {
+    /// Workers.
+    pub(crate) workers: u32,
+    /// Where they compute.
+    pub(crate) device: &'a str,
+    /// How they reach the servers.
+    pub(crate) transport: Transport,
+    /// The checkpoint to begin with.
+    pub(crate) restore: Option<&'a str>,
+}
+
 /// The processes of a job.
 pub(crate) struct LocalCluster {
     members: BTreeMap<TaskId, Member>,
+    logs: PathBuf,
     /// Of socket files: their paths must be short, and a run directory's may be long.
     sockets: TempDir,
     /// Where the coordinator listens.
@@ -68,13 +105,7 @@ pub(crate) struct LocalCluster {
 impl LocalCluster {
     /// Starts a coordinator, the job's number of servers, and some workers. The run directory,
     /// which the job names too, gets their logs.
-    pub(crate) async fn start(
-        job: &Job,
-        dir: &Path,
-        workers: u32,
-        device: &str,
-        transport: Transport,
-    ) -> Result<Self, CommandError> {
+    pub(crate) async fn start(job: &Job, dir: &Path, plan: Plan<'_>) -> Result<Self, CommandError> {
         let logs = dir.join("logs");
         std::fs::create_dir_all(&logs).map_err(CommandError::file(&logs))?;
         let job_file = dir.join(run_dir::JOB);
@@ -82,82 +113,136 @@ impl LocalCluster {
 
         let mut cluster = Self {
             members: BTreeMap::new(),
+            logs,
             sockets: tempfile::Builder::new()
                 .prefix("flambeau-")
                 .tempdir()
                 .map_err(CommandError::file("a folder for socket files"))?,
             coordinator: SocketAddr::from(([127, 0, 0, 1], 0)),
         };
-        let mut command = own("coordinator")?;
-        command.arg(&job_file).args(["--listen", "127.0.0.1:0"]);
-        let ready = cluster.spawn(COORDINATOR, command, &logs).await?;
+        let start = Start::new(["coordinator", &job_file.display().to_string()]);
+        let fresh = match plan.restore {
+            Some(checkpoint) => start.clone().with(["--restore", checkpoint]),
+            None => start.clone(),
+        };
+        let fresh = fresh.with(["--listen", "127.0.0.1:0"]);
+        let ready = cluster.spawn(COORDINATOR, fresh).await?;
         if let Some(Listen::Tcp(address)) = ready.and_then(|ready| ready.address) {
             cluster.coordinator = address;
         }
+        // Where it has to start again it is where the others look for it, and knows where it was.
+        if let Some(coordinator) = cluster.members.get_mut(&COORDINATOR) {
+            coordinator.start = start.with(["--listen", &cluster.coordinator.to_string()]);
+        }
 
         for index in 0..job.cluster.ps.unwrap_or(1) {
-            let mut command = cluster.member("ps-server")?;
+            let mut start = cluster.member("ps-server", Role::Ps, index);
             let file = cluster.sockets.path().join(format!("ps-{index}.sock"));
-            if transport == Transport::Unix && file.as_os_str().len() < LONGEST_SOCKET_PATH {
-                command.args(["--listen", &Listen::Unix(file).to_string()]);
+            if plan.transport == Transport::Unix && file.as_os_str().len() < LONGEST_SOCKET_PATH {
+                start = start.with(["--listen", &Listen::Unix(file).to_string()]);
             }
-            cluster.add(Role::Ps, index, command, &logs).await?;
+            cluster
+                .spawn(
+                    TaskId {
+                        role: Role::Ps,
+                        index,
+                    },
+                    start,
+                )
+                .await?;
         }
-        for index in 0..workers {
-            let mut command = cluster.member("worker")?;
-            command
-                .args(["--device", device])
-                .env("RAYON_NUM_THREADS", threads_each(workers).to_string());
-            cluster.add(Role::Worker, index, command, &logs).await?;
+        for index in 0..plan.workers {
+            let mut start = cluster.member("worker", Role::Worker, index);
+            start = start.with(["--device", plan.device]);
+            start.threads = Some(threads_each(plan.workers));
+            cluster
+                .spawn(
+                    TaskId {
+                        role: Role::Worker,
+                        index,
+                    },
+                    start,
+                )
+                .await?;
         }
         Ok(cluster)
     }
 
     /// A member of this cluster that is yet to be started.
-    fn member(&self, subcommand: &str) -> Result<Command, CommandError> {
-        let mut command = own(subcommand)?;
-        command.args(["--coordinator", &self.coordinator.to_string()]);
-        Ok(command)
+    fn member(&self, subcommand: &str, role: Role, index: u32) -> Start {
+        let identity = TaskId { role, index }.to_string();
+        let coordinator = self.coordinator.to_string();
+        Start::new([
+            subcommand,
+            "--coordinator",
+            &coordinator,
+            "--identity",
+            &identity,
+        ])
     }
 
-    async fn add(
-        &mut self,
-        role: Role,
-        index: u32,
-        mut command: Command,
-        logs: &Path,
-    ) -> Result<(), CommandError> {
-        let task = TaskId { role, index };
-        command.args(["--identity", &task.to_string()]);
-        self.spawn(task, command, logs).await.map(|_| ())
-    }
-
-    async fn spawn(
-        &mut self,
-        task: TaskId,
-        mut command: Command,
-        logs: &Path,
-    ) -> Result<Option<Ready>, CommandError> {
-        let failed = |reason: String| CommandError::Start {
-            name: task.to_string(),
-            reason,
+    /// Starts a process again that has ended; it goes on under its name.
+    pub(crate) fn restart(&mut self, task: TaskId) -> Result<(), CommandError> {
+        let Some(member) = self.members.get(&task) else {
+            return Ok(());
         };
-        let log = logs.join(format!("{task}.log"));
+        let start = member.start.clone();
+        let (mut child, log) = self.begin(task, &start, false)?;
+        if let Some(mut lines) = child.stdout.take() {
+            tokio::spawn(async move { tokio::io::copy(&mut lines, &mut tokio::io::sink()).await });
+        }
+        let member = Member {
+            child,
+            start,
+            log,
+            exit: None,
+        };
+        self.members.insert(task, member);
+        Ok(())
+    }
+
+    /// Starts a process, without waiting for a word of it.
+    fn begin(
+        &self,
+        task: TaskId,
+        start: &Start,
+        fresh: bool,
+    ) -> Result<(Child, PathBuf), CommandError> {
+        let log = self.logs.join(format!("{task}.log"));
         let file = std::fs::OpenOptions::new()
             .create(true)
             .append(true)
             .open(&log)
             .map_err(CommandError::file(&log))?;
-        file.set_len(0).map_err(CommandError::file(&log))?;
-        let path = log.clone();
-        let mut child = command
+        if fresh {
+            file.set_len(0).map_err(CommandError::file(&log))?;
+        }
+        let mut command = own()?;
+        if let Some(threads) = start.threads {
+            command.env("RAYON_NUM_THREADS", threads.to_string());
+        }
+        let child = command
+            .args(&start.arguments)
             .arg("--exit-with-stdin")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(file)
             .kill_on_drop(true)
-            .spawn()
-            .map_err(|error| failed(error.to_string()))?;
+            .spawn();
+        let failed = |error: std::io::Error| CommandError::Start {
+            name: task.to_string(),
+            reason: error.to_string(),
+        };
+        Ok((child.map_err(failed)?, log))
+    }
+
+    async fn spawn(&mut self, task: TaskId, start: Start) -> Result<Option<Ready>, CommandError> {
+        let failed = |reason: String| CommandError::Start {
+            name: task.to_string(),
+            reason,
+        };
+        let (mut child, log) = self.begin(task, &start, true)?;
+        let path = log.clone();
         let stdout = child.stdout.take();
         let stdout = stdout.ok_or_else(|| failed("it has no standard output".to_owned()))?;
         let mut lines = BufReader::new(stdout).lines();
@@ -171,6 +256,7 @@ impl LocalCluster {
         };
         let member = Member {
             child,
+            start,
             log: log.clone(),
             exit: None,
         };
@@ -215,12 +301,6 @@ impl LocalCluster {
         of_role
             .filter_map(|(_, member)| member.child.id())
             .collect()
-    }
-
-    /// How many processes of a role are running.
-    pub(crate) fn running(&self, role: Role) -> usize {
-        let of_role = self.members.iter().filter(|(task, _)| task.role == role);
-        of_role.filter(|(_, member)| member.exit.is_none()).count()
     }
 
     /// Waits for all to end by themselves; then tells those that are left to, and in the end makes
@@ -283,10 +363,9 @@ async fn ended(child: &mut Child) {
 }
 
 /// This executable, told only what is on its command line.
-fn own(subcommand: &str) -> Result<Command, CommandError> {
+fn own() -> Result<Command, CommandError> {
     let path = std::env::current_exe().map_err(CommandError::file("this executable"))?;
     let mut command = Command::new(path);
-    command.arg(subcommand);
     // Memory that messages were in is kept for the next ones, instead of being given back to the
     // system and faulted in anew every few milliseconds.
     if std::env::var_os(KEEP_MEMORY.0).is_none() {

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use checkpoint::CheckpointError;
 use coordinator::CoordinatorError;
 use daemon::membership::MembershipError;
 use worker::device::DeviceError;
@@ -17,6 +18,15 @@ pub(crate) enum CommandError {
     /// The coordinator does not answer.
     #[error(transparent)]
     Membership(#[from] MembershipError),
+    /// A checkpoint cannot be used.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// Some checkpoints are not as they were written.
+    #[error("{} damaged:\n  {}", damages.len(), damages.join("\n  "))]
+    Damaged {
+        /// What is wrong with each.
+        damages: Vec<String>,
+    },
     /// The model or its data cannot be used.
     #[error(transparent)]
     Replica(#[from] ReplicaError),

@@ -58,6 +58,12 @@ pub(crate) fn json(status: &wire::Status) -> Value {
         "seconds": status.seconds,
         "tasks": status.tasks.iter().map(task_json).collect::<Vec<_>>(),
         "shards": status.shards.iter().enumerate().map(shard_json).collect::<Vec<_>>(),
+        "checkpoint": status.checkpoint.map(|newest| json!({
+            "number": newest.number,
+            "clock": newest.clock,
+            "age_seconds": newest.age,
+        })),
+        "lost_updates": status.lost_updates,
         "evaluations": status.evaluations.iter().map(|e| json!({
             "data_epoch": e.data_epoch,
             "samples": e.samples,
@@ -121,6 +127,13 @@ pub(crate) fn table(status: &wire::Status) -> String {
         status.steps,
         status.min_clock
     );
+    if let Some(newest) = &status.checkpoint {
+        let _ = writeln!(
+            text,
+            "checkpoint {} of step {}, {:.0} s ago; {} updates lost",
+            newest.number, newest.clock, newest.age, status.lost_updates
+        );
+    }
     for reason in [&status.waiting_for, &status.error] {
         if !reason.is_empty() {
             let _ = writeln!(text, "{reason}");

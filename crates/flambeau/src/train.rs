@@ -1,5 +1,6 @@
 //! `flambeau train`: a whole cluster on this machine, from the first process to the last.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -8,13 +9,12 @@ use comfy_table::{Table, presets};
 use coordinator::{Summary, read_job};
 use daemon::membership::Coordinator;
 use serde::Serialize;
-use shared_proto::ids::Role;
+use shared_proto::ids::TaskId;
 use shared_proto::job::{DataKind, Job, run_dir};
-use shared_proto::view::JobPhase;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::app::{JobArguments, block_on};
-use crate::cluster::{COORDINATOR, LocalCluster, Transport};
+use crate::cluster::{COORDINATOR, LocalCluster, Plan, Transport};
 use crate::error::CommandError;
 use crate::progress::Progress;
 use crate::{metrics, plot, status};
@@ -28,6 +28,10 @@ const LOOK: Duration = Duration::from_millis(100);
 
 /// How long the coordinator may take to end a job that cannot go on.
 const GRACE: Duration = Duration::from_secs(3);
+
+/// A process that is killed more often than this, within that time, is not started again.
+const MOST_DEATHS: usize = 20;
+const DEATHS_WITHIN: Duration = Duration::from_secs(60);
 
 /// How long processes may take to end by themselves after the job.
 const FAREWELL: Duration = Duration::from_secs(12);
@@ -45,6 +49,10 @@ pub(crate) struct Arguments {
     /// No progress bars.
     #[arg(long)]
     pub(crate) quiet: bool,
+    /// Begin with a checkpoint: a run directory (its newest one), a checkpoint's folder, or the URL of
+    /// either.
+    #[arg(long, value_name = "RUN_DIR|CHECKPOINT|URL")]
+    pub(crate) restore: Option<String>,
 }
 
 /// What a run came to.
@@ -57,7 +65,8 @@ pub(crate) struct Outcome {
 
 pub(crate) fn run(arguments: Arguments) -> Result<(), CommandError> {
     let job = read_job(arguments.job.file.as_deref(), arguments.job.flags)?;
-    let outcome = train(job, &arguments.device, arguments.quiet)?;
+    let restore = arguments.restore.as_deref();
+    let outcome = train(job, &arguments.device, restore, arguments.quiet)?;
     plot::draw(&outcome.run_dir)?;
     if arguments.json {
         println!("{}", json(&outcome));
@@ -68,7 +77,12 @@ pub(crate) fn run(arguments: Arguments) -> Result<(), CommandError> {
 }
 
 /// Trains a job on a cluster of its own.
-pub(crate) fn train(mut job: Job, device: &str, quiet: bool) -> Result<Outcome, CommandError> {
+pub(crate) fn train(
+    mut job: Job,
+    device: &str,
+    restore: Option<&str>,
+    quiet: bool,
+) -> Result<Outcome, CommandError> {
     job.cluster.ps.get_or_insert(DEFAULT_PS);
     job.cluster.workers.get_or_insert(DEFAULT_WORKERS);
     let dir = match &job.run_dir {
@@ -78,11 +92,19 @@ pub(crate) fn train(mut job: Job, device: &str, quiet: bool) -> Result<Outcome, 
         }
         None => new_run_dir(&job)?,
     };
-    // A summary that lies there is another run's.
-    let _ = std::fs::remove_file(dir.join(run_dir::SUMMARY));
+    // What lies there is another run's.
+    for other in [run_dir::SUMMARY, run_dir::STATE] {
+        let _ = std::fs::remove_file(dir.join(other));
+    }
     let dir = dir.canonicalize().map_err(CommandError::file(&dir))?;
     job.run_dir = Some(dir.clone());
-    let summary = block_on(watch(&job, &dir, device, quiet))?;
+    let plan = Plan {
+        workers: job.cluster.workers.unwrap_or(1),
+        device,
+        transport: Transport::Unix,
+        restore,
+    };
+    let summary = block_on(watch(&job, &dir, plan, quiet))?;
     Ok(Outcome {
         summary,
         run_dir: dir,
@@ -112,12 +134,16 @@ fn new_run_dir(job: &Job) -> Result<PathBuf, CommandError> {
 }
 
 /// Starts the cluster, shows what it does, and sees it out.
-async fn watch(job: &Job, dir: &Path, device: &str, quiet: bool) -> Result<Summary, CommandError> {
+async fn watch(
+    job: &Job,
+    dir: &Path,
+    plan: Plan<'_>,
+    quiet: bool,
+) -> Result<Summary, CommandError> {
     let signals = |kind| signal(kind).map_err(CommandError::file("signals"));
     let mut interrupt = signals(SignalKind::interrupt())?;
     let mut terminate = signals(SignalKind::terminate())?;
-    let workers = job.cluster.workers.unwrap_or(1);
-    let mut cluster = LocalCluster::start(job, dir, workers, device, Transport::Unix).await?;
+    let mut cluster = LocalCluster::start(job, dir, plan).await?;
     let mut progress = Progress::new(quiet);
     let ended = tokio::select! {
         ended = follow(&mut cluster, &mut progress) => ended,
@@ -152,21 +178,21 @@ async fn watch(job: &Job, dir: &Path, device: &str, quiet: bool) -> Result<Summa
     }
 }
 
-/// Follows the job until the coordinator has ended.
+/// Follows the job until the coordinator has ended. Processes that are killed are started again.
 async fn follow(cluster: &mut LocalCluster, progress: &mut Progress) -> Result<(), CommandError> {
     let coordinator = Coordinator::at(&cluster.coordinator.to_string(), LOOK)?;
-    let mut training = false;
+    let mut deaths = Deaths::default();
     // A process without which the job cannot go on, and until when the coordinator may say so.
     let mut missing = None;
     loop {
         for (task, status) in cluster.ended() {
-            if task == COORDINATOR {
+            // What ends with a code has decided so; what a signal has ended has not.
+            let killed = status.code().is_none();
+            if killed && deaths.may_restart(task) {
+                progress.say(&format!("{task} was killed ({status}); started it again"));
+                cluster.restart(task)?;
+            } else if task == COORDINATOR {
                 return Ok(());
-            }
-            // An error of a worker's own (code 1) ends the job; others take over from one killed.
-            let killed = task.role == Role::Worker && !matches!(status.code(), Some(0 | 1));
-            if killed && training && cluster.running(Role::Worker) > 0 {
-                progress.say(&format!("{}The other workers go on.", cluster.died(task)));
             } else if !status.success() {
                 missing.get_or_insert((task, Instant::now() + GRACE));
             }
@@ -176,10 +202,23 @@ async fn follow(cluster: &mut LocalCluster, progress: &mut Progress) -> Result<(
             _ => {}
         }
         if let Ok(status) = status::fetch(&coordinator).await {
-            training = status.phase() == JobPhase::Training;
             progress.show(&status);
         }
         tokio::time::sleep(LOOK).await;
+    }
+}
+
+/// When processes were killed.
+#[derive(Default)]
+struct Deaths(BTreeMap<TaskId, Vec<Instant>>);
+
+impl Deaths {
+    /// Whether a process that was killed is to be started again: not if that happens all the time.
+    fn may_restart(&mut self, task: TaskId) -> bool {
+        let deaths = self.0.entry(task).or_default();
+        deaths.retain(|at| at.elapsed() < DEATHS_WITHIN);
+        deaths.push(Instant::now());
+        deaths.len() <= MOST_DEATHS
     }
 }
 

@@ -74,7 +74,10 @@ pub enum ClientError {
 impl ClientError {
     /// Whether registering again may help.
     pub fn is_retryable(&self) -> bool {
-        matches!(self, Self::Fenced(_) | Self::Moved { .. })
+        matches!(
+            self,
+            Self::Fenced(_) | Self::Moved { .. } | Self::Unreachable { .. }
+        )
     }
 }
 

@@ -66,6 +66,8 @@ mod tests {
         ShardMap {
             epoch: Epoch(1),
             addresses: vec![String::new(); shards as usize],
+            servers: Vec::new(),
+            sources: Vec::new(),
             variables: sizes.iter().enumerate().map(placed).collect(),
             block_elements: BLOCK_ELEMENTS,
             total_updates: 1,

@@ -4,15 +4,21 @@
 //!   [`ParameterServers::pull`] return at once, what they return is awaited later
 //! - `session`: the stream to one shard; opened again when it breaks, and all that was not answered
 //!   sent again, in order
+//! - [`Maps`]: where shards are; they move to other servers and addresses while a job runs
+//! - `losses`: what was acknowledged and went with a server
 //! - [`Frames`]: which blocks travel together
 
 mod error;
 mod frames;
+mod losses;
+mod maps;
 mod servers;
 mod session;
 
 pub use error::ClientError;
 pub use frames::Frames;
+pub use losses::Lost;
+pub use maps::{MapSource, Maps};
 pub use servers::{
     Acknowledgement, Gradients, Identity, ParameterServers, Pulled, PulledBlock, PushReceipt,
     WeightsTicket,

@@ -8,12 +8,15 @@ use bytes::Bytes;
 use shared_proto::blocks::{BlockId, ShardMap};
 use shared_proto::ids::{Clock, Origin, Sequence, Task, Version, ViewNumber};
 use shared_proto::payload::{self, Dtype, Elements, LeF32};
+use shared_proto::transport::Network;
 use shared_proto::wire;
 use shared_proto::wire::client_message::Kind;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 
 use crate::error::ClientError;
 use crate::frames::Frames;
+use crate::losses::Lost;
+use crate::maps::Maps;
 use crate::session::{Answer, Reply, Session, Target};
 
 /// As whom, and how long, a worker talks to the servers.
@@ -29,6 +32,10 @@ pub struct Identity {
     pub patience: Duration,
     /// Numbers in which weights and gradients travel.
     pub wire: Dtype,
+    /// How servers are reached.
+    pub network: Arc<dyn Network>,
+    /// Where to say what was lost with a server.
+    pub lost: mpsc::Sender<Lost>,
 }
 
 /// All shards of a job.
@@ -108,7 +115,8 @@ pub struct PulledBlock {
 
 impl ParameterServers {
     /// Opens a session with each shard, in the background.
-    pub fn connect(map: ShardMap, identity: &Identity) -> Self {
+    pub fn connect(maps: &Maps, identity: &Identity) -> Self {
+        let map = ShardMap::clone(&maps.newest());
         let origin = Origin {
             job: identity.job.clone(),
             task: identity.task,
@@ -116,9 +124,11 @@ impl ParameterServers {
             clock: Clock(0),
             sequence: Sequence(0),
         };
-        let target = |(shard, address): (u32, &String)| Target {
+        let target = |(shard, _): (u32, &String)| Target {
             shard,
-            address: address.clone(),
+            maps: maps.clone(),
+            network: Arc::clone(&identity.network),
+            lost: identity.lost.clone(),
             origin: origin.clone(),
             view: identity.view,
             patience: identity.patience,
@@ -415,6 +425,7 @@ mod tests {
     use super::*;
     use shared_proto::blocks::{PlacedVariable, VariableSpec};
     use shared_proto::ids::{Epoch, Generation, Role, TaskId};
+    use shared_proto::transport::SystemNetwork;
 
     fn servers(wire: Dtype) -> ParameterServers {
         let spec = VariableSpec {
@@ -425,6 +436,8 @@ mod tests {
             epoch: Epoch(1),
             // Nobody listens there: what is wrong must be found before anything is sent.
             addresses: vec!["127.0.0.1:1".to_owned()],
+            servers: Vec::new(),
+            sources: Vec::new(),
             variables: vec![PlacedVariable {
                 spec,
                 shards: vec![0],
@@ -445,8 +458,11 @@ mod tests {
             view: ViewNumber(1),
             patience: Duration::from_secs(60),
             wire,
+            network: Arc::new(SystemNetwork),
+            lost: mpsc::channel(1).0,
         };
-        ParameterServers::connect(map, &identity)
+        let (_, maps) = crate::MapSource::new(map);
+        ParameterServers::connect(&maps, &identity)
     }
 
     #[tokio::test]

@@ -8,14 +8,15 @@ use std::time::Duration;
 use backon::{BackoffBuilder, ExponentialBuilder};
 use http::header;
 use parking_lot::Mutex;
-use shared_proto::ids::{Origin, Task, ViewNumber};
+use shared_proto::blocks::ShardMap;
+use shared_proto::ids::{Clock, Epoch, Origin, Task, ViewNumber};
 use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::stream::{self, Encoded, Incoming as Messages, Sender};
-use shared_proto::transport::{self, CALL_TIMEOUT, PROTOCOL_VERSION};
+use shared_proto::transport::{self, CALL_TIMEOUT, Network, PROTOCOL_VERSION};
 use shared_proto::wire;
 use shared_proto::wire::client_message::Kind as Outgoing;
 use shared_proto::wire::server_message::Kind as Incoming;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::transport::Channel;
@@ -23,6 +24,8 @@ use tonic::{Code, Status};
 use tower::{Service, ServiceExt};
 
 use crate::error::{ClientError, refusal_of};
+use crate::losses::{Acknowledged, Lost};
+use crate::maps::Maps;
 
 /// Messages that may wait for the transport.
 const OUTGOING: usize = 4;
@@ -44,9 +47,10 @@ pub(crate) enum Answer {
     Weights(wire::Weights),
 }
 
-/// A message that is not answered, and where its answer goes.
+/// A message that is not answered, and where its answer goes. It is encoded for each stream anew:
+/// the epoch in it is the stream's.
 struct Request {
-    message: Encoded,
+    message: Outgoing,
     reply: oneshot::Sender<Result<Answer, ClientError>>,
     _permit: OwnedSemaphorePermit,
 }
@@ -69,7 +73,9 @@ impl Reply {
 #[derive(Clone)]
 pub(crate) struct Target {
     pub(crate) shard: u32,
-    pub(crate) address: String,
+    pub(crate) maps: Maps,
+    pub(crate) network: Arc<dyn Network>,
+    pub(crate) lost: mpsc::Sender<Lost>,
     pub(crate) origin: Origin,
     pub(crate) view: ViewNumber,
     pub(crate) patience: Duration,
@@ -90,7 +96,8 @@ struct State {
     /// By sequence, which is the order of sending.
     in_flight: BTreeMap<u64, Request>,
     /// The stream, while there is one and all that was to be sent again has been.
-    outgoing: Option<Sender>,
+    outgoing: Option<(Epoch, Sender)>,
+    acknowledged: Acknowledged,
     /// Why there will be no stream any more.
     closed: Option<ClientError>,
 }
@@ -126,7 +133,6 @@ impl Session {
         let Ok(permit) = Arc::clone(&self.permits).acquire_owned().await else {
             return answer;
         };
-        let message = Encoded::from(kind);
         let outgoing = {
             let mut state = self.state.lock();
             if let Some(error) = &state.closed {
@@ -134,7 +140,7 @@ impl Session {
                 return answer;
             }
             let request = Request {
-                message: message.clone(),
+                message: kind.clone(),
                 reply,
                 _permit: permit,
             };
@@ -142,11 +148,26 @@ impl Session {
             state.outgoing.clone()
         };
         // A message for which there is no stream, or whose stream breaks, is sent by the next one.
-        if let Some(outgoing) = outgoing {
-            let _ = outgoing.send(Ok(message)).await;
+        if let Some((epoch, outgoing)) = outgoing {
+            let _ = outgoing.send(Ok(encode(kind, epoch))).await;
         }
         answer
     }
+}
+
+/// A message as it travels on a stream of this epoch.
+fn encode(mut message: Outgoing, epoch: Epoch) -> Encoded {
+    let origin = match &mut message {
+        Outgoing::Hello(hello) => &mut hello.origin,
+        Outgoing::Initialize(initialize) => &mut initialize.origin,
+        Outgoing::Push(push) => &mut push.origin,
+        Outgoing::Pull(pull) => &mut pull.origin,
+        Outgoing::AskOutcome(ask) => &mut ask.origin,
+    };
+    if let Some(origin) = origin {
+        origin.epoch = epoch.0;
+    }
+    message.into()
 }
 
 /// Opens streams and reads from them.
@@ -160,19 +181,29 @@ struct Driver {
 enum End {
     /// It may be opened again.
     Broken(String),
+    /// It may, with a newer map.
+    Outdated(String),
     /// It may not.
     Fatal(ClientError),
 }
 
 impl Driver {
-    async fn run(self) {
+    async fn run(mut self) {
         let mut last_heard = Instant::now();
         let mut delays = backoff().build();
         let mut alarmed = false;
+        // In which epoch the shard's values were loaded that this worker has pushed to.
+        let mut values_of = None;
         loop {
-            let reason = match self.connect().await {
+            let map = self.target.maps.newest();
+            let source = map.sources.get(self.target.shard as usize);
+            let (reason, has_server) = match self.connect(&map).await {
                 Ok((outgoing, incoming)) => {
-                    let (end, heard) = self.exchange(outgoing, incoming).await;
+                    let loaded = source.map(|source| source.epoch);
+                    let restored = values_of.is_some() && values_of != loaded;
+                    values_of = loaded;
+                    let ended = self.exchange(&map, restored, outgoing, incoming);
+                    let (end, heard) = ended.await;
                     if heard {
                         last_heard = Instant::now();
                         delays = backoff().build();
@@ -180,42 +211,70 @@ impl Driver {
                     }
                     match end {
                         End::Fatal(error) => return self.fail(&error),
-                        End::Broken(reason) => reason,
+                        End::Broken(reason) | End::Outdated(reason) => (reason, true),
                     }
                 }
                 Err(End::Fatal(error)) => return self.fail(&error),
-                Err(End::Broken(reason)) => reason,
+                Err(End::Broken(reason)) => (reason, true),
+                Err(End::Outdated(reason)) => (reason, false),
             };
             let Target {
-                shard,
-                address,
-                patience,
-                ..
-            } = &self.target;
-            // Servers end their sessions when the job ends, before workers know: no reason to alarm.
-            if last_heard.elapsed() > ALARM && !std::mem::replace(&mut alarmed, true) {
-                tracing::warn!(shard, %address, reason, "a shard cannot be reached; trying on");
-            } else {
-                tracing::debug!(shard, %address, reason, "the session with a shard has ended");
+                shard, patience, ..
+            } = self.target;
+            if !has_server {
+                // The coordinator knows of it: patience is for what nobody knows.
+                last_heard = last_heard.max(Instant::now() - ALARM);
             }
-            if last_heard.elapsed() > *patience {
+            // Servers end their sessions when the job ends, before workers know: no reason to alarm.
+            if last_heard.elapsed() >= ALARM && !std::mem::replace(&mut alarmed, true) {
+                tracing::warn!(shard, reason, "a shard cannot be reached; trying on");
+                self.tell.send_replace(
+                    map.servers
+                        .get(shard as usize)
+                        .copied()
+                        .into_iter()
+                        .collect(),
+                );
+            } else {
+                tracing::debug!(shard, reason, "the session with a shard has ended");
+            }
+            if last_heard.elapsed() > patience {
+                let address = map
+                    .addresses
+                    .get(shard as usize)
+                    .cloned()
+                    .unwrap_or_default();
                 let error = ClientError::Unreachable {
-                    shard: *shard,
-                    address: address.clone(),
-                    patience: *patience,
+                    shard,
+                    address,
+                    patience,
                     reason,
                 };
                 return self.fail(&error);
             }
-            sleep(delays.next().unwrap_or(MOST_DELAY)).await;
+            self.target.maps.ask_beyond(&map);
+            let delay = delays.next().unwrap_or(MOST_DELAY);
+            tokio::select! {
+                biased;
+                () = self.target.maps.beyond(&map) => delays = backoff().build(),
+                () = sleep(delay) => {}
+            }
         }
     }
 
-    /// Opens a stream and greets.
-    async fn connect(&self) -> Result<(Sender, Messages<wire::ServerMessage>), End> {
+    /// Opens a stream to the shard's server and greets.
+    async fn connect(
+        &self,
+        map: &ShardMap,
+    ) -> Result<(Sender, Messages<wire::ServerMessage>), End> {
+        let address = match map.addresses.get(self.target.shard as usize) {
+            Some(address) if !address.is_empty() => address,
+            _ => return Err(End::Outdated("it has no server at present".to_owned())),
+        };
         let broken = |error: &dyn std::fmt::Display| End::Broken(error.to_string());
-        let endpoint = transport::endpoint(&self.target.address).map_err(|e| broken(&e))?;
-        let channel = endpoint.connect().await.map_err(|e| broken(&e))?;
+        let endpoint = transport::endpoint(address).map_err(|e| broken(&e))?;
+        let channel = timeout(CALL_TIMEOUT, self.target.network.connect(endpoint)).await;
+        let channel = channel.map_err(|e| broken(&e))?.map_err(|e| broken(&e))?;
         let (outgoing, body) = stream::body(OUTGOING, stream::End::Request);
         let hello = Outgoing::Hello(wire::Hello {
             protocol_version: PROTOCOL_VERSION,
@@ -223,7 +282,7 @@ impl Driver {
             view: self.target.view.0,
         });
         // The queue is new and empty, so this does not wait.
-        let _ = outgoing.send(Ok(hello.into())).await;
+        let _ = outgoing.send(Ok(encode(hello, map.epoch))).await;
         let greeted = async {
             let mut incoming = begin(channel, body).await?;
             Ok::<_, Status>((incoming.message().await?, incoming))
@@ -231,8 +290,8 @@ impl Driver {
         match timeout(2 * CALL_TIMEOUT, greeted).await {
             Ok(Ok((Some(first), incoming))) => match first.kind {
                 Some(Incoming::Welcome(welcome)) if welcome.shard != self.target.shard => {
-                    let epoch = welcome.epoch;
-                    Err(End::Fatal(ClientError::Moved { epoch }))
+                    let shard = welcome.shard;
+                    Err(End::Broken(format!("shard {shard} is at its address")))
                 }
                 Some(Incoming::Welcome(_)) => Ok((outgoing, incoming)),
                 _ => Err(End::Broken("it did not say welcome".to_owned())),
@@ -244,17 +303,21 @@ impl Driver {
     }
 
     /// Reads until the stream ends, and first sends again what was not answered.
-    /// Says how it ended, and whether there was any answer.
+    /// Says how it ended, and whether there was any answer. `restored`: the shard's values are not
+    /// those that this worker has pushed to.
     async fn exchange(
         &self,
+        map: &ShardMap,
+        restored: bool,
         outgoing: Sender,
         mut incoming: Messages<wire::ServerMessage>,
     ) -> (End, bool) {
         let mut heard = false;
-        let mut sent_again = std::pin::pin!(self.send_again(outgoing));
+        let mut sent_again = std::pin::pin!(self.send_again(map.epoch, restored, outgoing));
         let mut all_sent = false;
         let end = loop {
             tokio::select! {
+                biased;
                 message = incoming.message() => match message {
                     Ok(Some(message)) => {
                         heard = true;
@@ -272,8 +335,22 @@ impl Driver {
         (end, heard)
     }
 
-    /// Sends what is in flight, in order; then lets new messages through.
-    async fn send_again(&self, outgoing: Sender) {
+    /// Asks what of it is there, where values were restored; sends what is in flight, in order; then
+    /// lets new messages through.
+    async fn send_again(&self, epoch: Epoch, restored: bool, outgoing: Sender) {
+        let ask = match restored {
+            true => self.state.lock().acknowledged.to_ask(),
+            false => Vec::new(),
+        };
+        for blocks in ask {
+            let ask = Outgoing::AskOutcome(wire::AskOutcome {
+                origin: Some(self.target.origin.clone().into()),
+                blocks,
+            });
+            if outgoing.send(Ok(encode(ask, epoch))).await.is_err() {
+                return;
+            }
+        }
         let mut last = 0;
         loop {
             let next = {
@@ -282,13 +359,13 @@ impl Driver {
                 match rest.next() {
                     Some((sequence, request)) => (*sequence, request.message.clone()),
                     None => {
-                        state.outgoing = Some(outgoing);
+                        state.outgoing = Some((epoch, outgoing));
                         return;
                     }
                 }
             };
             last = next.0;
-            if outgoing.send(Ok(next.1)).await.is_err() {
+            if outgoing.send(Ok(encode(next.1, epoch))).await.is_err() {
                 return;
             }
         }
@@ -316,9 +393,12 @@ impl Driver {
                 let refusal = Refusal::new(refused.reason(), refused.message);
                 match refusal.reason {
                     Reason::NotInitialized => self.ask_again_later(refused.sequence),
+                    // It is sent again by the next stream, to where the newer map says.
+                    Reason::StaleEpoch => return Err(End::Outdated(refusal.message)),
                     _ => self.resolve(refused.sequence, Err(refusal.into())),
                 }
             }
+            Some(Incoming::Outcome(outcome)) => self.compare(&outcome),
             Some(Incoming::Welcome(_)) | None => {
                 return Err(End::Broken("it sent what is no answer".to_owned()));
             }
@@ -336,14 +416,47 @@ impl Driver {
                 let request = state.in_flight.get(&sequence);
                 (request.map(|r| r.message.clone()), state.outgoing.clone())
             };
-            if let (Some(message), Some(outgoing)) = (message, outgoing) {
-                let _ = outgoing.send(Ok(message)).await;
+            if let (Some(message), Some((epoch, outgoing))) = (message, outgoing) {
+                let _ = outgoing.send(Ok(encode(message, epoch))).await;
             }
         });
     }
 
+    /// What is not there of what was acknowledged is lost.
+    fn compare(&self, outcome: &wire::Outcome) {
+        let shard = self.target.shard;
+        let lost = self
+            .state
+            .lock()
+            .acknowledged
+            .compare(shard, &outcome.blocks);
+        if let Some(lost) = lost {
+            tracing::warn!(
+                shard,
+                updates = lost.updates,
+                first_step = lost.first.0,
+                last_step = lost.last.0,
+                "acknowledged updates went with a server"
+            );
+            if self.target.lost.try_send(lost).is_err() {
+                tracing::warn!(shard, "what was lost could not be reported");
+            }
+        }
+    }
+
     fn resolve(&self, sequence: u64, answer: Result<Answer, ClientError>) {
-        let request = self.state.lock().in_flight.remove(&sequence);
+        let request = {
+            let mut state = self.state.lock();
+            let request = state.in_flight.remove(&sequence);
+            if let (Some(Outgoing::Push(push)), Ok(Answer::Acknowledged(taken))) =
+                (request.as_ref().map(|request| &request.message), &answer)
+                && taken.level() == wire::AcknowledgementLevel::Applied
+            {
+                let clock = push.origin.as_ref().map_or(0, |origin| origin.clock);
+                state.acknowledged.note(Clock(clock), &taken.blocks);
+            }
+            request
+        };
         if let Some(request) = request {
             // Whoever does not wait for the answer does not need it.
             let _ = request.reply.send(answer);
@@ -397,6 +510,7 @@ fn backoff() -> ExponentialBuilder {
 
 fn end_of(status: &Status) -> End {
     match refusal_of(status) {
+        Some(refusal) if refusal.reason == Reason::StaleEpoch => End::Outdated(refusal.message),
         Some(refusal) => End::Fatal(refusal.into()),
         None => End::Broken(status.message().to_owned()),
     }

@@ -6,7 +6,9 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use shared_proto::ids::{Clock, Sequence, Task, Version};
+use checkpoint::{Mark, SavedBlock};
+use shared_proto::blocks::BlockId;
+use shared_proto::ids::{Clock, Origin, Sequence, Task, Version};
 use shared_proto::kernel::Kernel;
 use shared_proto::payload::{self, Elements, LeF32};
 use shared_proto::view::{Commit, View};
@@ -16,13 +18,14 @@ use crate::optimizer::{Part, Rule, Update};
 /// One block in memory.
 #[derive(Debug, Default)]
 pub(crate) struct Block {
-    /// Empty until initial values come. Shared with the answers that are being sent: an update
-    /// that meets one of them leaves it the old weights and goes on with a copy.
+    /// Empty until initial values come. Shared with the answers that are being sent, and with the
+    /// checkpoint that is being written: an update that meets one of them leaves it the old numbers
+    /// and goes on with a copy.
     weights: Arc<Vec<f32>>,
-    slots: Vec<f32>,
+    slots: Arc<Vec<f32>>,
     version: Version,
     /// The last message taken from each worker.
-    marks: Vec<(Task, Sequence)>,
+    marks: Vec<Mark>,
     staged: BTreeMap<Task, Staged>,
 }
 
@@ -51,7 +54,32 @@ impl Block {
         let mut weights = vec![0.0; values.len()];
         values.copy_to(&mut weights);
         self.weights = Arc::new(weights);
-        self.slots = vec![slots.initial; slots.count * values.len()];
+        self.slots = Arc::new(vec![slots.initial; slots.count * values.len()]);
+    }
+
+    /// The block as a checkpoint has it; its numbers are shared, not copied.
+    pub(crate) fn save(&self, id: BlockId) -> SavedBlock {
+        SavedBlock {
+            id,
+            version: self.version,
+            marks: self.marks.clone(),
+            weights: self.weights(),
+            slots: payload::share(&self.slots),
+        }
+    }
+
+    /// A block as it was saved.
+    pub(crate) fn restore(saved: SavedBlock) -> Self {
+        let numbers = |bytes: &Bytes| -> Arc<Vec<f32>> {
+            Arc::new(payload::elements(bytes).iter().map(|v| v.get()).collect())
+        };
+        Self {
+            weights: numbers(&saved.weights),
+            slots: numbers(&saved.slots),
+            version: saved.version,
+            marks: saved.marks,
+            staged: BTreeMap::new(),
+        }
     }
 
     pub(crate) fn initialized(&self) -> bool {
@@ -64,7 +92,7 @@ impl Block {
 
     /// Bytes of weights and slots.
     pub(crate) fn bytes(&self) -> usize {
-        size_of_val(&**self.weights) + size_of_val(&*self.slots)
+        size_of_val(&**self.weights) + size_of_val(&**self.slots)
     }
 
     /// The weights as they are now, to travel.
@@ -74,20 +102,24 @@ impl Block {
 
     /// Whether this message, or a later one, of the task has been taken already.
     pub(crate) fn has_taken(&self, task: Task, sequence: Sequence) -> bool {
-        self.marks
-            .iter()
-            .any(|(marked, last)| *marked == task && *last >= sequence)
+        self.mark_of(task)
+            .is_some_and(|mark| mark.sequence >= sequence)
+    }
+
+    /// The last message taken from a task.
+    pub(crate) fn mark_of(&self, task: Task) -> Option<&Mark> {
+        self.marks.iter().find(|mark| mark.task == task)
     }
 
     /// Marks a message as taken. Marks of those who are not in the view any more go: nothing of
     /// theirs is let in again.
-    fn mark(&mut self, task: Task, sequence: Sequence, view: &View) {
-        match self.marks.iter_mut().find(|(marked, _)| *marked == task) {
-            Some((_, last)) => *last = sequence,
+    fn mark(&mut self, mark: Mark, view: &View) {
+        match self.marks.iter_mut().find(|known| known.task == mark.task) {
+            Some(known) => *known = mark,
             None => {
                 self.marks
-                    .retain(|(marked, _)| view.workers.contains(marked));
-                self.marks.push((task, sequence));
+                    .retain(|known| view.workers.contains(&known.task));
+                self.marks.push(mark);
             }
         }
     }
@@ -95,7 +127,7 @@ impl Block {
     /// Applies a gradient at once.
     pub(crate) fn apply(
         &mut self,
-        (task, sequence): (Task, Sequence),
+        from: &Origin,
         view: &View,
         gradient: &Elements,
         based_on: Version,
@@ -103,7 +135,7 @@ impl Block {
         learning_rate: impl Fn(Version) -> f32,
     ) -> Applied {
         let staleness = self.version.0.saturating_sub(based_on.0);
-        self.mark(task, sequence, view);
+        self.mark(mark(from, self.version.next()), view);
         let mut update = self.begin_update(rule, learning_rate);
         gradient.for_parts(|range, part| update.apply(range, part));
         Applied {
@@ -113,20 +145,15 @@ impl Block {
     }
 
     /// Holds a gradient for the commit of its step.
-    pub(crate) fn stage(
-        &mut self,
-        (task, sequence): (Task, Sequence),
-        view: &View,
-        clock: Clock,
-        gradient: Elements,
-    ) {
-        self.mark(task, sequence, view);
-        self.staged.insert(task, Staged { clock, gradient });
+    pub(crate) fn stage(&mut self, from: &Origin, view: &View, gradient: Elements) {
+        self.mark(mark(from, self.version), view);
+        let clock = from.clock;
+        self.staged.insert(from.task, Staged { clock, gradient });
     }
 
     /// Applies the mean of the contributors' gradients, weighted by samples and summed in their
-    /// order; all that was staged is dropped. `mean` is scratch memory. A mean of no samples changes
-    /// nothing.
+    /// order; all that was staged is dropped. `mean` is scratch memory. A step without contributors
+    /// changes nothing.
     pub(crate) fn commit(
         &mut self,
         commit: &Commit,
@@ -134,6 +161,10 @@ impl Block {
         learning_rate: impl Fn(Version) -> f32,
         mean: &mut Vec<f32>,
     ) -> Result<(), NotStaged> {
+        if commit.contributors.is_empty() {
+            self.staged.clear();
+            return Ok(());
+        }
         let total: u64 = commit.contributors.iter().map(|(_, samples)| samples).sum();
         mean.clear();
         mean.resize(self.weights.len(), 0.0);
@@ -171,8 +202,20 @@ impl Block {
             rule,
             update,
             weights: Arc::make_mut(&mut self.weights).as_mut_slice(),
-            slots: rule.slots().split(&mut self.slots),
+            slots: rule
+                .slots()
+                .split(Arc::make_mut(&mut self.slots).as_mut_slice()),
         }
+    }
+}
+
+/// The mark of a message that made, or is staged on, a version.
+fn mark(from: &Origin, version: Version) -> Mark {
+    Mark {
+        task: from.task,
+        sequence: from.sequence,
+        clock: from.clock,
+        version,
     }
 }
 
@@ -204,8 +247,8 @@ impl Begun<'_> {
 mod tests {
     use super::*;
     use crate::optimizer::rule;
-    use shared_proto::ids::{Generation, Role, TaskId};
-    use shared_proto::job::{Optimizer, Sgd};
+    use shared_proto::ids::{Epoch, Generation, Role, TaskId};
+    use shared_proto::job::{Adam, Optimizer, Sgd};
 
     fn worker(index: u32, generation: u64) -> Task {
         Task {
@@ -214,6 +257,16 @@ mod tests {
                 index,
             },
             generation: Generation(generation),
+        }
+    }
+
+    fn from(task: Task, clock: u64, sequence: u64) -> Origin {
+        Origin {
+            job: "j".to_owned(),
+            task,
+            epoch: Epoch(1),
+            clock: Clock(clock),
+            sequence: Sequence(sequence),
         }
     }
 
@@ -243,7 +296,7 @@ mod tests {
         let (mut block, view) = (block(&[1.0, 2.0]), View::default());
         for (sequence, expected) in [(1, 0), (2, 1)] {
             let applied = block.apply(
-                (worker(0, 1), Sequence(sequence)),
+                &from(worker(0, 1), 0, sequence),
                 &view,
                 &gradient(&[1.0, -1.0]),
                 Version(0),
@@ -260,11 +313,44 @@ mod tests {
     fn weights_that_are_being_sent_stay_as_they_were() {
         let (mut block, view) = (block(&[1.0, 2.0]), View::default());
         let held = block.weights();
-        let from = (worker(0, 1), Sequence(1));
+        let from = from(worker(0, 1), 0, 1);
         let ones = gradient(&[1.0, 1.0]);
-        block.apply(from, &view, &ones, Version(0), &*sgd(), |_| 1.0);
+        block.apply(&from, &view, &ones, Version(0), &*sgd(), |_| 1.0);
         assert_eq!(held, payload::to_bytes(&[1.0, 2.0]));
         assert_eq!(block.weights(), payload::to_bytes(&[0.0, 1.0]));
+    }
+
+    #[test]
+    fn what_is_saved_stays_as_it_was_and_is_restored_whole() {
+        let adam = rule(&Optimizer::Adam(Adam::default()));
+        let (mut block, view) = (Block::default(), View::default());
+        block.initialize(&gradient(&[1.0, -2.0]), &*adam);
+        let push = |block: &mut Block, sequence| {
+            let from = from(worker(0, 3), sequence + 6, sequence);
+            let gradient = gradient(&[0.5, 4.0]);
+            block.apply(&from, &view, &gradient, Version(0), &*adam, |_| 0.1)
+        };
+        push(&mut block, 1);
+        let id = BlockId {
+            variable: 0,
+            index: 0,
+        };
+        let saved = block.save(id);
+        let before = weights(&block);
+        push(&mut block, 2);
+        assert_ne!(weights(&block), before);
+
+        let mut restored = Block::restore(saved);
+        assert_eq!(
+            (weights(&restored), restored.version()),
+            (before, Version(1))
+        );
+        assert!(restored.has_taken(worker(0, 3), Sequence(1)));
+        assert!(!restored.has_taken(worker(0, 3), Sequence(2)));
+        let mark = restored.mark_of(worker(0, 3)).unwrap();
+        assert_eq!((mark.clock, mark.version), (Clock(7), Version(1)));
+        push(&mut restored, 2);
+        assert_eq!(restored.save(id), block.save(id));
     }
 
     #[test]
@@ -276,7 +362,7 @@ mod tests {
                 workers: vec![task, worker(index + 1, 1)],
                 ..View::default()
             };
-            block.stage((task, Sequence(7)), &view, Clock(0), gradient(&[]));
+            block.stage(&from(task, 0, 7), &view, gradient(&[]));
             assert!(block.has_taken(task, Sequence(7)) && block.has_taken(task, Sequence(3)));
             assert!(!block.has_taken(task, Sequence(8)));
             assert!(!block.has_taken(worker(index, 2), Sequence(1)));
@@ -289,7 +375,7 @@ mod tests {
         let (mut block, view) = (block(&[0.0]), View::default());
         for (index, gradient) in [(0, 1.0), (1, 4.0), (2, 100.0)] {
             let gradient = self::gradient(&[gradient]);
-            block.stage((worker(index, 1), Sequence(1)), &view, Clock(5), gradient);
+            block.stage(&from(worker(index, 1), 5, 1), &view, gradient);
         }
         let mut commit = Commit {
             step: Clock(5),
@@ -299,6 +385,13 @@ mod tests {
         block.commit(&commit, &*sgd(), |_| 1.0, &mut mean).unwrap();
         assert_eq!(weights(&block), [-2.0]);
         assert!(block.version() == Version(1) && block.staged.is_empty());
+
+        let nobody = Commit {
+            step: Clock(6),
+            contributors: Vec::new(),
+        };
+        block.commit(&nobody, &*sgd(), |_| 1.0, &mut mean).unwrap();
+        assert_eq!((weights(&block), block.version()), (vec![-2.0], Version(1)));
 
         commit.step = Clock(6);
         let missing = block.commit(&commit, &*sgd(), |_| 1.0, &mut mean);

@@ -18,6 +18,10 @@ pub(crate) struct Counters {
     pub(crate) sessions: Gauge,
     pub(crate) live_workers: Gauge,
     pub(crate) staged_bytes: Gauge,
+    pub(crate) checkpoints: Counter,
+    pub(crate) failed_checkpoints: Counter,
+    pub(crate) checkpoint_seconds: Histogram,
+    pub(crate) restores: Counter,
     blocks: Gauge,
     held_bytes: Gauge,
     apply: Histogram,
@@ -44,6 +48,10 @@ impl Counters {
             sessions: gauge!("flambeau_ps_sessions"),
             live_workers: gauge!("flambeau_ps_live_workers"),
             staged_bytes: gauge!("flambeau_ps_staged_bytes"),
+            checkpoints: counter!("flambeau_ps_checkpoints_total"),
+            failed_checkpoints: counter!("flambeau_ps_failed_checkpoints_total"),
+            checkpoint_seconds: histogram!("flambeau_ps_checkpoint_seconds"),
+            restores: counter!("flambeau_ps_restores_total"),
             blocks: gauge!("flambeau_ps_blocks"),
             held_bytes: gauge!("flambeau_ps_held_bytes"),
             apply: histogram!("flambeau_ps_apply_seconds"),
@@ -79,7 +87,8 @@ impl Counters {
         self.refused.fetch_add(1, Relaxed);
     }
 
-    pub(crate) fn holds(&self, blocks: usize, bytes: usize) {
+    /// How many blocks are held, and how many bytes.
+    pub(crate) fn holds(&self, (blocks, bytes): (usize, usize)) {
         self.blocks.set(blocks as f64);
         self.held_bytes.set(bytes as f64);
         self.held[0].store(blocks as u64, Relaxed);

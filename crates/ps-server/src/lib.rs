@@ -6,19 +6,25 @@
 //! - `service`, `session`: a worker's stream; each message is read, handed to the shard, answered
 //! - `shard`: what a push and a pull do, on one screen: check, apply, new version
 //! - `gate`: whether a message's clock may pass, must wait, or is turned away
+//! - `store`: the blocks of an epoch
 //! - `block`: weights and slots under one lock, with version, dedup marks and staged gradients
+//! - `follow`: views, and what they ask for; `save`, `load`: checkpoints, while training goes on
 //! - [`optimizer`]: how a gradient changes weights; [`schedule`]: how fast
 
 mod block;
 mod counters;
+mod follow;
 mod gate;
 mod listener;
+mod load;
 pub mod optimizer;
 mod run;
+mod save;
 pub mod schedule;
 mod service;
 mod session;
 mod shard;
+mod store;
 mod threads;
 
 pub use run::{PsError, Settings, run};

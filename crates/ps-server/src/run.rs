@@ -4,28 +4,22 @@ use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::time::Duration;
 
-use daemon::Ready;
+use checkpoint::CheckpointError;
 use daemon::membership::{Coordinator, Membership, MembershipError, Registration};
 use daemon::process::Process;
 use daemon::settings::{AfterJob, MemberSettings, ProcessSettings};
-use shared_proto::blocks::ShardMap;
-use shared_proto::ids::{Epoch, Role, Task};
+use daemon::{Offload, Ready};
+use shared_proto::ids::{Role, Task};
 use shared_proto::refusal::Refusal;
 use shared_proto::transport::Listen;
-use shared_proto::view::{JobPhase, View};
-use shared_proto::wire;
-use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use crate::block::NotStaged;
+use crate::follow::Follower;
 use crate::listener::Listener;
 use crate::service::Sessions;
 use crate::shard::Shard;
 use crate::threads::SessionThreads;
-
-/// How often counters are handed in.
-const REPORT_EVERY: Duration = Duration::from_secs(1);
 
 /// How long sessions may take to end.
 const DRAIN: Duration = Duration::from_secs(2);
@@ -77,9 +71,17 @@ pub enum PsError {
     /// The coordinator's shard map makes no sense.
     #[error("the shard map cannot be read: {0}")]
     ShardMap(#[from] Refusal),
-    /// A commit has panicked; the log has the message.
-    #[error("applying a commit has panicked; this server's log has the message")]
-    Panicked,
+    /// The store of checkpoints cannot be used.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// The store of checkpoints is not the coordinator's.
+    #[error(
+        "this server does not see the checkpoints of the coordinator in {location}; set checkpoint.location to a folder that all of them share, or to an URL as in s3://bucket/folder, or checkpoint.enabled to false"
+    )]
+    OtherStore {
+        /// Where it looked.
+        location: String,
+    },
     /// A step was committed with a gradient that is not here.
     #[error(
         "step {step} was committed with a gradient of {task} that this shard does not have; its weights are not the job's any more"
@@ -116,9 +118,9 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), PsError> {
         role: Role::Ps,
         identity: member.identity(&settings.listen),
         metrics_address: coordinator.reachable(process.metrics).await?.to_string(),
-        address: advertised.clone(),
+        address: advertised,
     };
-    let join = Membership::join(coordinator, registration);
+    let join = Membership::join(coordinator.clone(), registration.clone());
     let Some(membership) = process.shutdown.run_until_cancelled(join).await else {
         return Ok(());
     };
@@ -140,7 +142,14 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), PsError> {
     let threads = SessionThreads::start(settings.threads(), &service, &stop).map_err(listen)?;
     let accepting = tokio::spawn(threads.accept(listener, stop.clone()));
 
-    let serve = serve(&shard, &membership, &advertised, &stop);
+    let follower = Follower {
+        shard,
+        coordinator,
+        registration,
+        offload: Offload::Threads,
+    };
+    let mut place = Some(membership);
+    let serve = follower.serve(&mut place, &stop);
     let outcome = process.shutdown.run_until_cancelled(serve).await;
     if matches!(outcome, Some(Ok(()))) && process.after_job == AfterJob::Wait {
         process.linger().await;
@@ -148,114 +157,9 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), PsError> {
     stop.cancel();
     sessions.close();
     let _ = tokio::time::timeout(DRAIN, sessions.wait()).await;
-    membership.leave(None).await;
+    if let Some(membership) = place {
+        membership.leave(None).await;
+    }
     let _ = tokio::time::timeout(DRAIN, accepting).await;
     outcome.unwrap_or(Ok(()))
-}
-
-/// Follows the coordinator until the job's end.
-async fn serve(
-    shard: &Arc<Shard>,
-    membership: &Membership,
-    address: &str,
-    stop: &CancellationToken,
-) -> Result<(), PsError> {
-    let mut views = membership.views(stop.clone());
-    let mut reports = tokio::time::interval(REPORT_EVERY);
-    let mut looked_up = Epoch(0);
-    loop {
-        tokio::select! {
-            view = next_view(&mut views) => {
-                let (phase, error) = (view.phase, view.error.clone());
-                catch_up(shard, membership, address, &mut looked_up, view).await?;
-                match phase {
-                    JobPhase::Done => {
-                        report(shard, membership, true).await;
-                        return Ok(());
-                    }
-                    JobPhase::Failed => {
-                        report(shard, membership, true).await;
-                        return Err(MembershipError::JobFailed(error).into());
-                    }
-                    _ => {}
-                }
-            }
-            _ = reports.tick() => report(shard, membership, false).await,
-            lost = membership.lost() => {
-                report(shard, membership, true).await;
-                return Err(lost.into());
-            }
-        }
-    }
-}
-
-async fn next_view(views: &mut watch::Receiver<View>) -> View {
-    if views.changed().await.is_err() {
-        // The stream of views ends only when this process does.
-        std::future::pending::<()>().await;
-    }
-    views.borrow_and_update().clone()
-}
-
-async fn catch_up(
-    shard: &Arc<Shard>,
-    membership: &Membership,
-    address: &str,
-    looked_up: &mut Epoch,
-    view: View,
-) -> Result<(), PsError> {
-    let mut map = None;
-    if view.epoch > *looked_up {
-        let reply = membership
-            .coordinator
-            .call(|mut c| async move { c.get_shard_map(wire::ShardMapRequest {}).await })
-            .await?;
-        let fresh = ShardMap::try_from(reply)?;
-        *looked_up = fresh.epoch;
-        let own = fresh.addresses.iter().position(|a| a == address);
-        match own {
-            Some(own) => {
-                tracing::info!(shard = own, epoch = fresh.epoch.0, "took a shard");
-                map = Some((own as u32, fresh));
-            }
-            None => tracing::info!(epoch = fresh.epoch.0, "holds no shard; stays as a spare"),
-        }
-    }
-    let step = view.commit.as_ref().map_or(0, |commit| commit.step.0);
-    let diverged = |missing: NotStaged| PsError::Diverged {
-        step,
-        task: missing.0,
-    };
-    if !shard.has_work_for(&view) {
-        return shard.follow(view, map).map_err(diverged);
-    }
-    // A commit updates every block: heartbeats go on beside it.
-    let shard = Arc::clone(shard);
-    let following = tokio::task::spawn_blocking(move || shard.follow(view, map));
-    following
-        .await
-        .map_err(|_| PsError::Panicked)?
-        .map_err(diverged)
-}
-
-async fn report(shard: &Shard, membership: &Membership, last: bool) {
-    let Some(number) = shard.followed().shard() else {
-        return;
-    };
-    let report = shard.counters.report(number, last);
-    let request = wire::ReportRequest {
-        origin: Some(membership.origin().into()),
-        report: Some(wire::report_request::Report::Shard(report)),
-    };
-    let sent = membership.coordinator.call(|mut c| {
-        let request = request.clone();
-        async move { c.report(request).await }
-    });
-    // The next report says it again; a coordinator that is gone is found out by the lease.
-    if let Err(error) = tokio::time::timeout(REPORT_EVERY, sent)
-        .await
-        .unwrap_or(Ok(wire::ReportReply {}))
-    {
-        tracing::debug!(%error, "could not report");
-    }
 }

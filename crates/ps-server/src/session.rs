@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status};
 
-use crate::gate::Admission;
+use crate::gate::{Admission, Gate};
 use crate::shard::{Followed, Shard};
 
 /// Pulls of one session that may wait at a time: more than the blocks of any model's shard that
@@ -77,6 +77,7 @@ impl Session {
     ) {
         self.shard.counters.sessions.increment(1.0);
         let served = tokio::select! {
+            biased;
             end = self.exchange(&mut incoming) => end,
             () = shutdown.cancelled() => End::Status(Status::unavailable("the server is shutting down; connect again")),
         };
@@ -89,12 +90,24 @@ impl Session {
     }
 
     async fn exchange(&mut self, incoming: &mut Messages<wire::ClientMessage>) -> End {
-        if let Err(end) = self.greet(incoming).await {
-            return end;
+        let epoch_over = match self.greet(incoming).await {
+            Ok(epoch_over) => epoch_over,
+            Err(end) => return end,
+        };
+        tokio::select! {
+            biased;
+            end = self.answer_all(incoming) => end,
+            () = epoch_over.cancelled() => End::Status(Status::unavailable(
+                "the shard map has changed; fetch it and connect again",
+            )),
         }
+    }
+
+    async fn answer_all(&mut self, incoming: &mut Messages<wire::ClientMessage>) -> End {
         loop {
             let tell = self.waiting.iter().filter_map(|w| w.tell).min();
             let handled = tokio::select! {
+                biased;
                 message = incoming.message() => match message {
                     Ok(Some(message)) => self.handle(message).await,
                     Ok(None) => return End::Gone,
@@ -113,7 +126,10 @@ impl Session {
     }
 
     /// Hello and Welcome.
-    async fn greet(&mut self, incoming: &mut Messages<wire::ClientMessage>) -> Result<(), End> {
+    async fn greet(
+        &mut self,
+        incoming: &mut Messages<wire::ClientMessage>,
+    ) -> Result<CancellationToken, End> {
         let first = match timeout(CATCH_UP, incoming.message()).await {
             Ok(Ok(Some(message))) => message,
             Ok(Ok(None)) => return Err(End::Gone),
@@ -125,44 +141,37 @@ impl Session {
             tracing::warn!(reason = refusal.label(), "refused a session: {refusal}");
             End::Status(refusal.into())
         };
-        let welcome = self
-            .welcome(first)
-            .await
-            .map_err(|r| refuse(&self.shard, r))?;
-        self.answer(Outgoing::Welcome(welcome)).await
-    }
-
-    async fn welcome(&mut self, first: wire::ClientMessage) -> Result<wire::Welcome, Refusal> {
-        let Some(Incoming::Hello(hello)) = first.kind else {
-            return Err(Refusal::new(
-                Reason::Malformed,
-                "a session begins with Hello; something else came first",
-            ));
-        };
-        if hello.protocol_version != PROTOCOL_VERSION {
-            return Err(Refusal::new(
-                Reason::WrongProtocolVersion,
-                format!(
-                    "the client speaks protocol version {}, this server {PROTOCOL_VERSION}; use the same release everywhere",
-                    hello.protocol_version
-                ),
-            ));
-        }
-        let origin = Origin::read(hello.origin.as_ref(), "Hello")?;
+        let hello = read_hello(first).map_err(|r| refuse(&self.shard, r))?;
+        let origin = Origin::read(hello.origin.as_ref(), "Hello");
+        let origin = origin.map_err(|r| refuse(&self.shard, r))?;
         self.peer = origin.task.to_string();
         let caught_up = |followed: &Followed| {
             followed.view.number.0 >= hello.view && followed.epoch() >= origin.epoch
         };
-        // What the worker knows from the coordinator arrives here by another way, soon.
-        let _ = timeout(CATCH_UP, self.followed.wait_for(caught_up)).await;
+        // What the worker knows from the coordinator arrives here by another way, soon; or it is
+        // still being loaded.
+        let caught_up = timeout(CATCH_UP, self.followed.wait_for(caught_up)).await;
+        if !matches!(caught_up, Ok(Ok(_))) {
+            let behind = "this server has not caught up with the coordinator; connect again";
+            return Err(End::Status(Status::unavailable(behind)));
+        }
+        drop(caught_up);
         let followed = self.followed.borrow_and_update().clone();
-        self.shard.gate.member(&origin, &followed.view)?;
+        let welcome = self.welcome(&origin, &followed);
+        let welcome = welcome.map_err(|r| refuse(&self.shard, r))?;
+        self.answer(Outgoing::Welcome(welcome)).await?;
+        Ok(followed.epoch_over)
+    }
+
+    fn welcome(&self, origin: &Origin, followed: &Followed) -> Result<wire::Welcome, Refusal> {
+        self.shard.gate.member(origin, &followed.view)?;
         let shard = followed.shard().ok_or_else(|| {
             Refusal::new(
                 Reason::StaleEpoch,
                 "this server holds no shard; fetch the shard map and go where it points",
             )
         })?;
+        Gate::epoch(origin, followed.epoch())?;
         tracing::info!(peer = %self.peer, generation = origin.task.generation.0, "a session has begun");
         Ok(wire::Welcome {
             protocol_version: PROTOCOL_VERSION,
@@ -192,6 +201,10 @@ impl Session {
                     Err(refusal) => self.refuse(sequence, refusal).await,
                 }
             }
+            Some(Incoming::AskOutcome(ask)) => match self.shard.outcome(&ask) {
+                Ok(outcome) => self.answer(Outgoing::Outcome(outcome)).await,
+                Err(refusal) => self.refuse(sequence(ask.origin.as_ref()), refusal).await,
+            },
             Some(Incoming::Hello(hello)) => {
                 let again = Refusal::new(Reason::Malformed, "Hello came a second time");
                 self.refuse(sequence(hello.origin.as_ref()), again).await
@@ -339,6 +352,25 @@ impl Session {
         tracing::warn!(peer = %self.peer, reason = refusal.label(), "refused: {refusal}");
         End::Status(refusal.into())
     }
+}
+
+fn read_hello(first: wire::ClientMessage) -> Result<wire::Hello, Refusal> {
+    let Some(Incoming::Hello(hello)) = first.kind else {
+        return Err(Refusal::new(
+            Reason::Malformed,
+            "a session begins with Hello; something else came first",
+        ));
+    };
+    if hello.protocol_version != PROTOCOL_VERSION {
+        return Err(Refusal::new(
+            Reason::WrongProtocolVersion,
+            format!(
+                "the client speaks protocol version {}, this server {PROTOCOL_VERSION}; use the same release everywhere",
+                hello.protocol_version
+            ),
+        ));
+    }
+    Ok(hello)
 }
 
 fn sequence(origin: Option<&wire::Origin>) -> u64 {

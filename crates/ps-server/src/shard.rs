@@ -5,39 +5,31 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Instant;
 
-use dashmap::DashMap;
-use parking_lot::{Mutex, RwLock};
-use shared_proto::blocks::{BlockId, ShardMap};
+use shared_proto::blocks::BlockId;
 use shared_proto::ids::{Epoch, Origin, Sequence, Version};
 use shared_proto::job::{Job, Mode, Schedule};
 use shared_proto::payload::{Dtype, Elements};
 use shared_proto::refusal::{Reason, Refusal};
-use shared_proto::transport::MAX_MESSAGE_BYTES;
 use shared_proto::view::{Commit, View};
 use shared_proto::wire;
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
-use crate::block::{Block, NotStaged};
+use crate::block::NotStaged;
 use crate::counters::Counters;
 use crate::gate::{Admission, Gate};
 use crate::optimizer::{Rule, rule};
+use crate::save::Saving;
 use crate::schedule::factor;
-
-/// The blocks of one epoch of the shard map.
-struct Store {
-    shard: u32,
-    map: ShardMap,
-    blocks: DashMap<BlockId, Mutex<Block>>,
-    /// Held while a step is committed, and shared while a pull is answered: a pull sees all of a
-    /// step or nothing of it.
-    committing: RwLock<()>,
-}
+use crate::store::{Store, not_initialized};
 
 /// A view that this shard has caught up with: it has the map, and has applied the commit.
 #[derive(Clone, Default)]
 pub(crate) struct Followed {
     pub(crate) view: Arc<View>,
     store: Option<Arc<Store>>,
+    /// Cancelled when the epoch is over: sessions of it end.
+    pub(crate) epoch_over: CancellationToken,
 }
 
 /// A shard of the variables.
@@ -72,10 +64,15 @@ impl Shard {
         }
     }
 
+    /// What the optimizer keeps beside each weight.
+    pub(crate) fn slots(&self) -> u32 {
+        self.rule.slots().count as u32
+    }
+
     /// Steps 5 to 7 for a push: check all of it, then update or stage block by block.
     pub(crate) fn push(&self, push: wire::Push) -> Result<wire::Acknowledged, Refusal> {
         let origin = Origin::read(push.origin.as_ref(), "Push")?;
-        let Followed { view, store } = self.followed();
+        let Followed { view, store, .. } = self.followed();
         let store = self.initialized(&origin, &view, store.as_ref())?;
         let (gradients, elsewhere) = self.check(store, &origin, &view, push.gradients)?;
 
@@ -86,25 +83,28 @@ impl Shard {
             gradient,
         } in gradients
         {
-            let Some(block) = store.blocks.get(&id) else {
+            let Some(block) = store.blocks.by_id.get(&id) else {
                 continue;
             };
             let mut block = block.lock();
-            let from = (origin.task, origin.sequence);
-            if block.has_taken(from.0, from.1) {
+            if block.has_taken(origin.task, origin.sequence) {
                 self.counters.duplicates.increment(1);
             } else if self.gate.strategy.mode == Mode::Sync {
                 self.counters
                     .staged_bytes
                     .increment(gradient.bytes() as f64);
-                block.stage(from, &view, origin.clock, gradient);
+                block.stage(&origin, &view, gradient);
             } else {
                 let began = Instant::now();
                 let rate = |version| self.learning_rate(store, version);
-                let applied = block.apply(from, &view, &gradient, based_on, &*self.rule, rate);
+                let applied = block.apply(&origin, &view, &gradient, based_on, &*self.rule, rate);
                 self.counters.applied(began.elapsed(), applied.staleness);
             }
-            taken.push(store.version(id, &block));
+            let mut version = store.version(id, &block);
+            if let Some(mark) = block.mark_of(origin.task) {
+                version.version = mark.version.0;
+            }
+            taken.push(version);
         }
         self.counters.pushes.increment(1);
         Ok(wire::Acknowledged {
@@ -137,14 +137,14 @@ impl Shard {
                 format!("weights are asked for as dtype {}; there are DTYPE_F32, DTYPE_BF16 and DTYPE_F16", pull.dtype),
             )
         })?;
-        let _whole_steps = store.committing.read();
+        let _whole_steps = store.blocks.committing.read();
         for known in &pull.blocks {
             let id = BlockId::read(known.block)?;
             if store.map.shard(id)? != store.shard {
                 weights.elsewhere.push(id.into());
                 continue;
             }
-            let Some(block) = store.blocks.get(&id) else {
+            let Some(block) = store.blocks.by_id.get(&id) else {
                 continue;
             };
             let block = block.lock();
@@ -179,6 +179,34 @@ impl Shard {
         Ok(weights)
     }
 
+    /// What has become of a worker's pushes to some blocks.
+    pub(crate) fn outcome(&self, ask: &wire::AskOutcome) -> Result<wire::Outcome, Refusal> {
+        let origin = Origin::read(ask.origin.as_ref(), "AskOutcome")?;
+        let Followed { view, store, .. } = self.followed();
+        let store = self.initialized(&origin, &view, store.as_ref())?;
+        let outcome = |id: &wire::BlockId| {
+            let id = BlockId::from(*id);
+            let Some(block) = store.blocks.by_id.get(&id) else {
+                store.map.range(id)?;
+                return Err(Refusal::new(
+                    Reason::UnknownBlock,
+                    format!("{} is not on shard {}", store.map.describe(id), store.shard),
+                ));
+            };
+            let block = block.lock();
+            let mark = block.mark_of(origin.task);
+            Ok(wire::BlockOutcome {
+                version: Some(store.version(id, &block)),
+                sequence: mark.map_or(0, |mark| mark.sequence.0),
+                clock: mark.map_or(0, |mark| mark.clock.0),
+            })
+        };
+        Ok(wire::Outcome {
+            request: origin.sequence.0,
+            blocks: ask.blocks.iter().map(outcome).collect::<Result<_, _>>()?,
+        })
+    }
+
     /// Whether a pull may be answered now.
     pub(crate) fn admit_pull(&self, origin: &Origin, followed: &Followed) -> Admission {
         let view = &followed.view;
@@ -194,7 +222,7 @@ impl Shard {
         initialize: wire::Initialize,
     ) -> Result<wire::Acknowledged, Refusal> {
         let origin = Origin::read(initialize.origin.as_ref(), "Initialize")?;
-        let Followed { view, store } = self.followed();
+        let Followed { view, store, .. } = self.followed();
         let store = self.store(&origin, &view, store.as_ref())?;
         if view.initializer != Some(origin.task) {
             return Err(Refusal::new(
@@ -217,7 +245,7 @@ impl Shard {
             ..wire::Acknowledged::default()
         };
         for (id, values) in checked {
-            match store.blocks.get(&id) {
+            match store.blocks.by_id.get(&id) {
                 Some(block) => {
                     let mut block = block.lock();
                     block.initialize(&values, &*self.rule);
@@ -226,8 +254,7 @@ impl Shard {
                 None => acknowledged.elsewhere.push(id.into()),
             }
         }
-        let bytes = store.blocks.iter().map(|block| block.lock().bytes()).sum();
-        self.counters.holds(store.blocks.len(), bytes);
+        self.counters.holds(store.size());
         Ok(acknowledged)
     }
 
@@ -236,37 +263,84 @@ impl Shard {
         view.commit.is_some() && self.followed.borrow().view.commit != view.commit
     }
 
-    /// Catches up with a view: applies its commit, if that is new, and lets the sessions see it.
-    /// `map` is the shard map of the view's epoch, where it differs from the one in force.
+    /// Catches up with a view: applies its commit, if that is new, begins its checkpoint, if that is
+    /// new, and lets the sessions see it. `store` is that of the view's epoch. Returns the checkpoint
+    /// that is to be written now.
     ///
     /// # Errors
     /// If a committed gradient is not here, so that this shard's weights would not be the job's.
-    pub(crate) fn follow(&self, view: View, map: Option<(u32, ShardMap)>) -> Result<(), NotStaged> {
+    pub(crate) fn follow(
+        &self,
+        mut view: View,
+        store: Option<Arc<Store>>,
+    ) -> Result<Option<Arc<Saving>>, NotStaged> {
         let before = self.followed();
-        let store = match map {
-            Some((shard, map)) => Some(Arc::new(Store::new(shard, map))),
-            None => before.store.clone(),
-        };
-        if let (Some(commit), Some(store)) = (&view.commit, &store)
-            && before.view.commit.as_ref() != Some(commit)
-        {
-            self.commit(commit, store)?;
+        let mut saving = None;
+        if let Some(store) = &store {
+            let same = before.store.as_ref();
+            if same.is_some_and(|before| Arc::ptr_eq(&before.blocks, &store.blocks)) {
+                // A coordinator that has started again may not know how far workers have come.
+                view.min_clock = view.min_clock.max(before.view.min_clock);
+            }
+            if before.view.checkpoint != view.checkpoint {
+                let order = view
+                    .checkpoint
+                    .filter(|order| order.epoch == store.map.epoch);
+                saving = order.map(|order| Arc::new(Saving::new(order)));
+                store.blocks.saving.lock().clone_from(&saving);
+            }
+            let new = |commit: &&Commit| before.view.commit.as_ref() != Some(*commit);
+            if let Some(commit) = view.commit.as_ref().filter(new) {
+                let whole = |saving: &&Arc<Saving>| saving.order.clock > commit.step;
+                self.commit(commit, store, saving.as_ref().filter(whole).is_some())?;
+            }
         }
         self.counters.live_workers.set(view.workers.len() as f64);
+        let epoch = store.as_ref().map_or(Epoch(0), |store| store.map.epoch);
+        let same_epoch = epoch == before.epoch();
         self.followed.send_replace(Followed {
             view: Arc::new(view),
             store,
+            epoch_over: match same_epoch {
+                true => before.epoch_over.clone(),
+                false => CancellationToken::new(),
+            },
         });
-        Ok(())
+        if !same_epoch {
+            before.epoch_over.cancel();
+        }
+        Ok(saving)
     }
 
-    fn commit(&self, commit: &Commit, store: &Store) -> Result<(), NotStaged> {
-        let _whole_steps = store.committing.write();
+    /// Holds nothing any more: another server may have the shard by now.
+    pub(crate) fn forget(&self) {
+        self.followed
+            .send_replace(Followed::default())
+            .epoch_over
+            .cancel();
+    }
+
+    /// Applies a step. `part_of_checkpoint`: the checkpoint that is being written is to have it.
+    fn commit(
+        &self,
+        commit: &Commit,
+        store: &Store,
+        part_of_checkpoint: bool,
+    ) -> Result<(), NotStaged> {
+        let saving = store.blocks.saving.lock().clone();
+        let saving = saving.filter(|_| !part_of_checkpoint);
+        let _whole_steps = store.blocks.committing.write();
         let mut mean = Vec::new();
-        for entry in &store.blocks {
+        for entry in &store.blocks.by_id {
+            if let Some(saving) = &saving {
+                saving.wait_for_room();
+            }
             let began = Instant::now();
             let rate = |version| self.learning_rate(store, version);
             let mut block = entry.lock();
+            if let Some(saving) = &saving {
+                saving.set_aside(*entry.key(), &block);
+            }
             block.commit(commit, &*self.rule, rate, &mut mean)?;
             self.counters.applied(began.elapsed(), 0);
         }
@@ -350,7 +424,7 @@ impl Shard {
                 elsewhere.push(id.into());
                 continue;
             }
-            if let Some(block) = store.blocks.get(&id) {
+            if let Some(block) = store.blocks.by_id.get(&id) {
                 let block = block.lock();
                 if !block.initialized() {
                     return Err(not_initialized(&store.map.describe(id)));
@@ -374,86 +448,6 @@ impl Shard {
         }
         Ok((checked, elsewhere))
     }
-}
-
-impl Store {
-    fn new(shard: u32, map: ShardMap) -> Self {
-        let blocks = map.blocks_of(shard);
-        Self {
-            shard,
-            blocks: blocks.map(|id| (id, Mutex::default())).collect(),
-            committing: RwLock::new(()),
-            map,
-        }
-    }
-
-    /// A pull names each block once, and no more than fits into a message.
-    fn check_pull(&self, pull: &wire::Pull) -> Result<(), Refusal> {
-        let mut named = HashSet::with_capacity(pull.blocks.len());
-        let mut bytes = 0;
-        for known in &pull.blocks {
-            let id = BlockId::read(known.block)?;
-            bytes += self.map.range(id)?.len() * size_of::<f32>();
-            if !named.insert(id) {
-                return Err(self.twice(id));
-            }
-        }
-        if bytes > MAX_MESSAGE_BYTES {
-            return Err(Refusal::new(
-                Reason::Oversized,
-                format!(
-                    "a pull asks for {bytes} bytes; a message has {MAX_MESSAGE_BYTES} at the most, so ask for fewer blocks at a time"
-                ),
-            ));
-        }
-        Ok(())
-    }
-
-    fn twice(&self, id: BlockId) -> Refusal {
-        let block = self.map.describe(id);
-        Refusal::new(
-            Reason::Malformed,
-            format!("{block} is named twice in one message; once is enough"),
-        )
-    }
-
-    fn version(&self, id: BlockId, block: &Block) -> wire::BlockVersion {
-        wire::BlockVersion {
-            block: Some(id.into()),
-            epoch: self.map.epoch.0,
-            version: block.version().0,
-        }
-    }
-
-    /// The values sent for a block: of the right size and kind, all finite.
-    fn read_values(
-        &self,
-        id: BlockId,
-        payload: Option<&wire::Payload>,
-    ) -> Result<Elements, Refusal> {
-        let expected = self.map.range(id)?.len();
-        let named = |refusal: Refusal| {
-            Refusal::new(
-                refusal.reason,
-                format!("{} {refusal}", self.map.describe(id)),
-            )
-        };
-        let values = Elements::read(payload, expected).map_err(named)?;
-        if !values.all_finite() {
-            return Err(named(Refusal::new(
-                Reason::NonFinite,
-                "holds NaN or infinity; lower the learning rate, clip gradients, or look at the data",
-            )));
-        }
-        Ok(values)
-    }
-}
-
-fn not_initialized(what: &str) -> Refusal {
-    Refusal::new(
-        Reason::NotInitialized,
-        format!("{what} has no values yet; an initialiser is at work, ask again"),
-    )
 }
 
 /// The epoch of the map in force; 0 before there is one.

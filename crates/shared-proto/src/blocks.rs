@@ -3,7 +3,9 @@
 use std::fmt;
 use std::ops::Range;
 
-use crate::ids::Epoch;
+use serde::{Deserialize, Serialize};
+
+use crate::ids::{Epoch, Task};
 use crate::refusal::{Reason, Refusal};
 use crate::wire;
 
@@ -53,7 +55,7 @@ impl BlockId {
 }
 
 /// A named dense tensor of `f32`.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VariableSpec {
     /// Its name, as in the model.
     pub name: String,
@@ -113,7 +115,7 @@ impl From<&VariableSpec> for wire::Variable {
 }
 
 /// A variable and where its blocks live.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlacedVariable {
     /// The variable.
     pub spec: VariableSpec,
@@ -121,13 +123,28 @@ pub struct PlacedVariable {
     pub shards: Vec<u32>,
 }
 
-/// Where everything lives, within one epoch.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Where a shard's values come from. A server that holds them since this epoch keeps what it has; any
+/// other loads them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Source {
+    /// The epoch in which they were, or are to be, loaded.
+    pub epoch: Epoch,
+    /// Where the checkpoint lies, and its number there; none if they come from the initialiser.
+    pub checkpoint: Option<(String, u64)>,
+}
+
+/// Where everything lives, within one epoch. Which block is on which shard does not change while a
+/// job runs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShardMap {
     /// Which map this is.
     pub epoch: Epoch,
-    /// Index i is the address of shard i's server, as host:port.
+    /// Index i is the address of shard i's server, as host:port; empty while it has none.
     pub addresses: Vec<String>,
+    /// Index i is the server of shard i, or the last one that it had.
+    pub servers: Vec<Task>,
+    /// Index i says where the values of shard i come from.
+    pub sources: Vec<Source>,
     /// Index i is the variable with number i; sorted by name.
     pub variables: Vec<PlacedVariable>,
     /// Elements in each block but the last of a variable.
@@ -205,11 +222,34 @@ impl ShardMap {
     }
 }
 
+impl From<&Source> for wire::ShardSource {
+    fn from(source: &Source) -> Self {
+        let (location, checkpoint) = source.checkpoint.clone().unwrap_or_default();
+        Self {
+            epoch: source.epoch.0,
+            location,
+            checkpoint,
+        }
+    }
+}
+
+impl From<wire::ShardSource> for Source {
+    fn from(source: wire::ShardSource) -> Self {
+        let checkpoint = (!source.location.is_empty()).then_some(source.checkpoint);
+        Self {
+            epoch: Epoch(source.epoch),
+            checkpoint: checkpoint.map(|number| (source.location, number)),
+        }
+    }
+}
+
 impl From<&ShardMap> for wire::ShardMap {
     fn from(map: &ShardMap) -> Self {
         Self {
             epoch: map.epoch.0,
             shard_addresses: map.addresses.clone(),
+            servers: map.servers.iter().copied().map(Into::into).collect(),
+            sources: map.sources.iter().map(Into::into).collect(),
             variables: map
                 .variables
                 .iter()
@@ -234,6 +274,14 @@ impl TryFrom<wire::ShardMap> for ShardMap {
         if block_elements == 0 {
             return Err(malformed("block_elements is 0".to_owned()));
         }
+        let shards = map.shard_addresses.len();
+        if map.servers.len() != shards || map.sources.len() != shards {
+            return Err(malformed(format!(
+                "{shards} shards have {} servers and {} sources; each needs one",
+                map.servers.len(),
+                map.sources.len()
+            )));
+        }
         let mut variables = Vec::with_capacity(map.variables.len());
         for placed in map.variables {
             let variable = placed
@@ -247,11 +295,7 @@ impl TryFrom<wire::ShardMap> for ShardMap {
                     spec.blocks(block_elements)
                 )));
             }
-            if let Some(shard) = placed
-                .shards
-                .iter()
-                .find(|s| **s as usize >= map.shard_addresses.len())
-            {
+            if let Some(shard) = placed.shards.iter().find(|s| **s as usize >= shards) {
                 return Err(malformed(format!(
                     "{spec} has a block on shard {shard}, which is not there"
                 )));
@@ -264,6 +308,12 @@ impl TryFrom<wire::ShardMap> for ShardMap {
         Ok(Self {
             epoch: Epoch(map.epoch),
             addresses: map.shard_addresses,
+            servers: map
+                .servers
+                .iter()
+                .map(Task::try_from)
+                .collect::<Result<_, _>>()?,
+            sources: map.sources.into_iter().map(Into::into).collect(),
             variables,
             block_elements,
             total_updates: map.total_updates,
@@ -274,11 +324,33 @@ impl TryFrom<wire::ShardMap> for ShardMap {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ids::{Generation, Role, TaskId};
+
+    fn server(index: u32) -> Task {
+        Task {
+            id: TaskId {
+                role: Role::Ps,
+                index,
+            },
+            generation: Generation(2),
+        }
+    }
 
     fn map() -> ShardMap {
         ShardMap {
             epoch: Epoch(1),
-            addresses: vec!["a:1".into(), "b:2".into()],
+            addresses: vec!["a:1".into(), String::new()],
+            servers: [0, 4].map(server).to_vec(),
+            sources: vec![
+                Source {
+                    epoch: Epoch(1),
+                    checkpoint: None,
+                },
+                Source {
+                    epoch: Epoch(3),
+                    checkpoint: Some(("s3://bucket/run".into(), 7)),
+                },
+            ],
             variables: vec![
                 PlacedVariable {
                     spec: VariableSpec {
@@ -337,6 +409,9 @@ mod tests {
         let mut short = wire.clone();
         short.variables[1].shards.pop();
         assert!(ShardMap::try_from(short).is_err());
+        let mut unserved = wire.clone();
+        unserved.servers.pop();
+        assert!(ShardMap::try_from(unserved).is_err());
         let mut astray = wire;
         astray.variables[1].shards[0] = 2;
         assert!(

@@ -4,10 +4,11 @@
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::str::FromStr;
 use std::time::Duration;
 
-use tonic::transport::{Endpoint, Server};
+use tonic::transport::{Channel, Endpoint, Server};
 
 /// Version of the protocol in `proto/`. Peers that speak another are refused.
 pub const PROTOCOL_VERSION: u32 = 1;
@@ -63,6 +64,33 @@ pub fn endpoint(address: &str) -> Result<Endpoint, tonic::transport::Error> {
         .http2_keep_alive_interval(KEEPALIVE.0)
         .keep_alive_timeout(KEEPALIVE.1)
         .tcp_nodelay(true))
+}
+
+/// How peers are reached: by the system's network, or by a simulated one.
+pub trait Network: fmt::Debug + Send + Sync {
+    /// Connects.
+    fn connect(&self, endpoint: Endpoint) -> Connecting;
+
+    /// A channel that connects when it is used, again where it has to.
+    fn connect_lazily(&self, endpoint: Endpoint) -> Channel;
+}
+
+/// A connection that is being made.
+pub type Connecting =
+    Pin<Box<dyn Future<Output = Result<Channel, tonic::transport::Error>> + Send>>;
+
+/// The system's network.
+#[derive(Clone, Copy, Debug)]
+pub struct SystemNetwork;
+
+impl Network for SystemNetwork {
+    fn connect(&self, endpoint: Endpoint) -> Connecting {
+        Box::pin(async move { endpoint.connect().await })
+    }
+
+    fn connect_lazily(&self, endpoint: Endpoint) -> Channel {
+        endpoint.connect_lazy()
+    }
 }
 
 /// What the address of a socket file begins with.

@@ -1,5 +1,7 @@
 //! What the coordinator has decided: the numbered statement that shards follow and enforce.
 
+use serde::{Deserialize, Serialize};
+
 use crate::ids::{Clock, Epoch, Task, ViewNumber};
 use crate::refusal::{Reason, Refusal};
 use crate::wire;
@@ -29,10 +31,23 @@ pub struct View {
     pub phase: JobPhase,
     /// Why the job failed; empty otherwise.
     pub error: String,
+    /// The newest checkpoint that was asked for.
+    pub checkpoint: Option<CheckpointOrder>,
+}
+
+/// A checkpoint that is to be written: in sync mode of one step, else of each block as it is reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CheckpointOrder {
+    /// Its number.
+    pub number: u64,
+    /// In which epoch; one that is over is not written any more.
+    pub epoch: Epoch,
+    /// Sync mode: how many steps are committed in it.
+    pub clock: Clock,
 }
 
 /// A step's gradients that count.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Commit {
     /// The clock of the step's pushes.
     pub step: Clock,
@@ -53,6 +68,7 @@ impl Default for View {
             commit: None,
             phase: JobPhase::Starting,
             error: String::new(),
+            checkpoint: None,
         }
     }
 }
@@ -88,6 +104,11 @@ impl From<&View> for wire::View {
             }),
             phase: view.phase.into(),
             error: view.error.clone(),
+            checkpoint: view.checkpoint.map(|order| wire::CheckpointOrder {
+                number: order.number,
+                epoch: order.epoch.0,
+                clock: order.clock.0,
+            }),
         }
     }
 }
@@ -127,6 +148,11 @@ impl TryFrom<wire::View> for View {
             commit: view.commit.map(commit).transpose()?,
             phase,
             error: view.error,
+            checkpoint: view.checkpoint.map(|order| CheckpointOrder {
+                number: order.number,
+                epoch: Epoch(order.epoch),
+                clock: Clock(order.clock),
+            }),
         })
     }
 }
@@ -159,6 +185,11 @@ mod tests {
             }),
             phase: JobPhase::Training,
             error: String::new(),
+            checkpoint: Some(CheckpointOrder {
+                number: 4,
+                epoch: Epoch(1),
+                clock: Clock(4),
+            }),
         };
         assert_eq!(View::try_from(wire::View::from(&view)).unwrap(), view);
     }

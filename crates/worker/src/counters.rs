@@ -14,6 +14,7 @@ pub(crate) struct Counters {
     pub(crate) gradient_norm: Gauge,
     pub(crate) clock: Gauge,
     pub(crate) registrations: Counter,
+    pub(crate) skipped: Counter,
     parts: [Histogram; 4],
     trained: AtomicBool,
 }
@@ -39,6 +40,7 @@ impl Counters {
             gradient_norm: gauge!("flambeau_worker_gradient_norm"),
             clock: gauge!("flambeau_worker_clock_steps"),
             registrations: counter!("flambeau_worker_registrations_total"),
+            skipped: counter!("flambeau_worker_skipped_steps_total"),
             parts: ["pull", "compute", "push", "wait"].map(part),
             trained: AtomicBool::new(false),
         }

@@ -37,6 +37,7 @@ struct Pending {
     place: Option<Place>,
     steps: u64,
     samples: u64,
+    skipped: u64,
     loss_sum: f64,
     times: Times,
 }
@@ -77,6 +78,7 @@ impl Reporter {
             pending.place = Some(place);
             pending.steps += 1;
             pending.samples += step.samples;
+            pending.skipped += u64::from(step.skipped);
             pending.loss_sum += step.loss;
             pending.times.add(&step.times);
         }
@@ -158,6 +160,7 @@ impl Reports {
             position: place.position,
             steps: pending.steps,
             samples: pending.samples,
+            skipped: pending.skipped,
             loss_sum: pending.loss_sum,
             times: Some(wire::StepTimes {
                 pull: times.pull.as_secs_f64(),

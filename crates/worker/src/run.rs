@@ -10,15 +10,15 @@ use daemon::membership::{Coordinator, Membership, MembershipError, Registration}
 use daemon::process::Process;
 use daemon::settings::{MemberSettings, ProcessSettings};
 use metrics::counter;
-use ps_client::{ClientError, ParameterServers};
+use ps_client::{ClientError, Lost, MapSource, ParameterServers};
 use shared_proto::blocks::ShardMap;
 use shared_proto::ids::{Clock, Epoch, Role, Task, ViewNumber, names};
 use shared_proto::job::{Job, JobError, run_dir};
 use shared_proto::refusal::Refusal;
-use shared_proto::transport::Listen;
+use shared_proto::transport::{Listen, SystemNetwork};
 use shared_proto::wire;
 use shared_proto::wire::lease_work_reply::Work;
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::counters::Counters;
@@ -30,7 +30,13 @@ use crate::step::{idle, step};
 use crate::strategy::{ParameterServer, Strategy};
 
 /// How long to wait before registering again.
-const REGISTER_AGAIN: Duration = Duration::from_millis(300);
+const REGISTER_AGAIN: Duration = Duration::from_millis(50);
+
+/// How long to wait between two looks at the shard map.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+
+/// Reports of losses that may wait to be sent.
+const LOSSES: usize = 64;
 
 /// What a worker can be told.
 #[derive(Clone, Debug, clap::Args)]
@@ -216,20 +222,28 @@ impl Worker {
             false => replica,
         };
         let epoch = map.epoch;
+        let (source, maps) = MapSource::new(map);
+        let (tell_lost, lost) = mpsc::channel(LOSSES);
         let mut servers = ParameterServers::connect(
-            map,
+            &maps,
             &ps_client::Identity {
                 job: job.name.clone(),
                 task: membership.task,
                 view,
                 patience: self.patience,
                 wire: job.strategy.wire.into(),
+                network: Arc::new(SystemNetwork),
+                lost: tell_lost,
             },
         );
         let stop = CancellationToken::new();
         let _stop = stop.clone().drop_guard();
         let waits = tell_waits(membership, servers.waiting_on());
-        tokio::spawn(async move { stop.run_until_cancelled(waits).await });
+        let maps = fetch_maps(membership, source);
+        let losses = tell_losses(membership, lost);
+        tokio::spawn(stop.clone().run_until_cancelled_owned(waits));
+        tokio::spawn(stop.clone().run_until_cancelled_owned(maps));
+        tokio::spawn(stop.run_until_cancelled_owned(losses));
         if ours {
             servers.initialize(&replica.values().await?).await?;
             finish_initialization(membership).await?;
@@ -366,6 +380,54 @@ fn tell_waits(
     }
 }
 
+/// Fetches the shard map when the present one does not serve any more.
+fn fetch_maps(membership: &Membership, source: MapSource) -> impl Future<Output = ()> + use<> {
+    let coordinator = membership.coordinator.clone();
+    async move {
+        loop {
+            source.wanted().await;
+            let call = coordinator
+                .call(|mut c| async move { c.get_shard_map(wire::ShardMapRequest {}).await });
+            match call.await.map(ShardMap::try_from) {
+                Ok(Ok(map)) => source.publish(map),
+                Ok(Err(error)) => tracing::warn!("the shard map cannot be read: {error}"),
+                Err(error) => tracing::debug!("the shard map cannot be fetched: {error}"),
+            }
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+    }
+}
+
+/// Tells the coordinator of updates that went with a server.
+fn tell_losses(
+    membership: &Membership,
+    mut losses: mpsc::Receiver<Lost>,
+) -> impl Future<Output = ()> + use<> {
+    let coordinator = membership.coordinator.clone();
+    let sender = membership.sender();
+    async move {
+        while let Some(lost) = losses.recv().await {
+            counter!("flambeau_worker_lost_updates_total").increment(lost.updates);
+            let request = wire::ReportRequest {
+                origin: Some(sender.origin(Epoch(0), Clock(0)).into()),
+                report: Some(wire::report_request::Report::Lost(wire::LostReport {
+                    shard: lost.shard,
+                    updates: lost.updates,
+                    first_step: lost.first.0,
+                    last_step: lost.last.0,
+                })),
+            };
+            let call = coordinator.call(|mut c| {
+                let request = request.clone();
+                async move { c.report(request).await }
+            });
+            if let Err(error) = call.await {
+                tracing::warn!(shard = lost.shard, "losses could not be reported: {error}");
+            }
+        }
+    }
+}
+
 /// A member at work.
 struct Trainer<'a, S> {
     job: Arc<Job>,
@@ -430,6 +492,7 @@ impl<S: Strategy> Trainer<'_, S> {
                 self.counters,
                 self.clock,
                 positions,
+                self.job.non_finite,
             );
             let finished = step.await?;
             self.clock = self.clock.next();

@@ -2,7 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+use ps_client::ClientError;
 use shared_proto::ids::Clock;
+use shared_proto::job::NonFinite;
 
 use crate::counters::{Counters, Times};
 use crate::replica::{Positions, Replica};
@@ -13,6 +15,8 @@ use crate::strategy::Strategy;
 pub(crate) struct Finished {
     pub(crate) samples: u64,
     pub(crate) loss: f64,
+    /// Its gradient was NaN or infinite, and has been left out.
+    pub(crate) skipped: bool,
     pub(crate) times: Times,
 }
 
@@ -23,6 +27,7 @@ pub(crate) async fn step(
     counters: &Counters,
     clock: Clock,
     positions: Positions,
+    non_finite: NonFinite,
 ) -> Result<Finished, WorkerError> {
     replica.prepare(positions).await;
 
@@ -37,7 +42,15 @@ pub(crate) async fn step(
     let compute = asked.elapsed();
 
     let handed_over = Instant::now();
-    strategy.push(clock, &computed.gradients).await?;
+    let pushed = strategy.push(clock, &computed.gradients).await;
+    let skipped = match pushed {
+        Err(error @ ClientError::NonFinite { .. }) if non_finite == NonFinite::Skip => {
+            counters.skipped.increment(1);
+            tracing::warn!("{error}; the step is left out");
+            true
+        }
+        pushed => pushed.map(|()| false)?,
+    };
 
     let times = Times {
         pull: pulled.saturating_sub(wait),
@@ -50,7 +63,9 @@ pub(crate) async fn step(
     counters.clock.set(clock.next().0 as f64);
     Ok(Finished {
         samples,
-        loss: computed.loss,
+        // One sum is made of all steps' losses.
+        loss: if skipped { 0.0 } else { computed.loss },
+        skipped,
         times,
     })
 }

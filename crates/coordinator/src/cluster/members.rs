@@ -1,8 +1,10 @@
 //! Who is there: registration, leases, generations.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use shared_proto::ids::{Clock, Generation, Role, Sequence, Task, TaskId};
+use shared_proto::blocks::ShardMap;
+use shared_proto::ids::{Clock, Role, Sequence, Task, TaskId};
 use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::view::JobPhase;
 use shared_proto::wire;
@@ -19,10 +21,13 @@ pub(crate) struct Member {
     pub(crate) seen: Instant,
     pub(crate) alive: bool,
     /// Why it is not alive.
-    pub(crate) gone: &'static str,
+    pub(crate) gone: String,
     /// Workers only.
     pub(crate) progress: Progress,
 }
+
+/// How long after a coordinator's restart, or a step back, workers may take to come back: a lease.
+pub(super) type Awaited = BTreeMap<TaskId, Instant>;
 
 /// A worker's part in the training.
 pub(crate) struct Progress {
@@ -31,6 +36,8 @@ pub(crate) struct Progress {
     pub(crate) active: bool,
     /// Has asked for work: knows the variables and can take part in a step.
     pub(crate) ready: bool,
+    /// The coordinator has started again: the worker may have come further than is known here.
+    pub(crate) uncertain: bool,
     /// Of the newest FinishStep, so that one sent again does not count again.
     pub(crate) finished: Sequence,
     /// When it last finished a step or took up work.
@@ -44,11 +51,23 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    fn new(now: Instant) -> Self {
+    /// A life after another: what was done stays counted.
+    fn after(earlier: &Self, now: Instant) -> Self {
+        Self {
+            samples: earlier.samples,
+            steps: earlier.steps,
+            times: earlier.times,
+            loss: earlier.loss,
+            ..Self::new(now)
+        }
+    }
+
+    pub(super) fn new(now: Instant) -> Self {
         Self {
             clock: Clock(0),
             active: false,
             ready: false,
+            uncertain: false,
             finished: Sequence(0),
             moved: now,
             samples: 0,
@@ -78,30 +97,31 @@ impl Cluster {
                 "only ps and worker processes register, each with an identity that is not empty",
             ));
         }
-        let earlier = self
-            .members
-            .values()
-            .find(|m| m.task.id.role == role && m.identity == request.identity)
-            .map(|m| m.task);
-        let task = match earlier {
+        let same = |m: &&Member| m.task.id.role == role && m.identity == request.identity;
+        let earlier = self.members.values().find(same).map(|m| m.task);
+        let (task, progress) = match earlier {
             Some(task) => {
-                self.remove(
-                    now,
-                    task.id,
-                    "superseded by a newer process of its identity",
-                );
-                Task {
-                    generation: task.generation.next(),
-                    ..task
+                let shard = self.shard_of(task);
+                let why = "superseded by a newer process of its identity";
+                self.remove_from_work(now, task.id, why);
+                let generation = task.generation.next();
+                let task = Task { generation, ..task };
+                // It takes the shard again under its new generation, without another being asked.
+                if let (Some(shard), Some(map)) = (shard, self.map_mut()) {
+                    map.servers[shard] = task;
                 }
+                let earlier = self.members.get(&task.id).map(|m| &m.progress);
+                let progress = earlier.map(|earlier| Progress::after(earlier, now));
+                (task, progress)
             }
-            None => Task {
-                id: TaskId {
-                    role,
-                    index: self.members.keys().filter(|id| id.role == role).count() as u32,
-                },
-                generation: Generation(1),
-            },
+            None => {
+                let index = self.members.keys().filter(|id| id.role == role).count() as u32;
+                let task = Task {
+                    id: TaskId { role, index },
+                    generation: self.first_generation,
+                };
+                (task, None)
+            }
         };
         let member = Member {
             task,
@@ -110,12 +130,18 @@ impl Cluster {
             metrics_address: request.metrics_address,
             seen: now,
             alive: true,
-            gone: "",
-            progress: Progress::new(now),
+            gone: String::new(),
+            progress: progress.unwrap_or_else(|| Progress::new(now)),
         };
         self.members.insert(task.id, member);
+        self.must_keep();
         if role == Role::Ps {
             self.last_ps_joined = Some(now);
+            // A shard without a server may be anybody's; its own comes first.
+            let orphan = self.shard_of(task).or_else(|| self.orphans().next());
+            if let Some(shard) = orphan.filter(|_| !self.ended()) {
+                self.seat(now, task, shard);
+            }
         }
         self.records.push(Record::Joined {
             seconds: self.seconds(now),
@@ -137,6 +163,7 @@ impl Cluster {
         if !error.is_empty() {
             self.fail(now, format!("{task}: {error}"));
         }
+        self.awaited.remove(&task.id);
         self.remove(now, task.id, "it has left");
     }
 
@@ -160,6 +187,20 @@ impl Cluster {
         for id in silent {
             self.remove(now, id, "nothing was heard from it");
         }
+        if self.step.is_none() {
+            self.save_if_due(now);
+            if self.sync() && self.phase == JobPhase::Training {
+                self.plan_step(now);
+            }
+        } else if !self.sync() {
+            self.save_if_due(now);
+        }
+        if self.orphans().next().is_some() || self.checkpoints.ending {
+            // Nobody can finish a step.
+            for member in self.members.values_mut() {
+                member.progress.moved = now;
+            }
+        }
         if self.phase != JobPhase::Training {
             return;
         }
@@ -177,12 +218,38 @@ impl Cluster {
         }
     }
 
+    /// Workers are to register again: the step that they are in will not be.
+    pub(super) fn put_out_workers(&mut self, now: Instant, why: &'static str) {
+        let workers: Vec<TaskId> = self.live(Role::Worker).map(|m| m.task.id).collect();
+        let until = now + self.lease();
+        for id in workers {
+            self.remove(now, id, why);
+            self.awaited.insert(id, until);
+        }
+    }
+
+    fn map_mut(&mut self) -> Option<&mut ShardMap> {
+        self.variables.as_mut()?.map.as_mut()
+    }
+
     fn remove(&mut self, now: Instant, id: TaskId, why: &'static str) {
+        let shard = self.members.get(&id).and_then(|m| self.shard_of(m.task));
+        let was_there = self.members.get(&id).is_some_and(|m| m.alive);
+        self.remove_from_work(now, id, why);
+        let task = self.members.get(&id).map(|m| m.task);
+        if let (Some(shard), Some(task)) = (shard.filter(|_| was_there), task)
+            && !self.ended()
+        {
+            self.orphan(now, shard, task);
+        }
+    }
+
+    fn remove_from_work(&mut self, now: Instant, id: TaskId, why: &'static str) {
         let Some(member) = self.members.get_mut(&id).filter(|m| m.alive) else {
             return;
         };
         member.alive = false;
-        member.gone = why;
+        member.gone = why.to_owned();
         member.progress.active = false;
         member.progress.ready = false;
         let task = member.task;
@@ -201,17 +268,12 @@ impl Cluster {
             ledger.release(task);
         }
         self.evaluations.release(task);
+        self.must_keep();
         self.leave_step(now, task);
-        if let Some(shard) = self.shard_of(task) {
-            self.fail(
-                now,
-                format!("{task}, the server of shard {shard}, is gone ({why}), and its values with it; start the job again"),
-            );
-        }
     }
 
-    fn shard_of(&self, task: Task) -> Option<usize> {
-        let servers = &self.variables.as_ref()?.servers;
+    pub(super) fn shard_of(&self, task: Task) -> Option<usize> {
+        let servers = &self.variables.as_ref()?.map.as_ref()?.servers;
         servers.iter().position(|server| *server == task)
     }
 }

@@ -3,11 +3,14 @@
 //!
 //! - `members`: who is there, leases, generations
 //! - `variables`: the model's variables, the shard map, initial values
+//! - `checkpoints`: when one is due, and going back to one; `saved`: what outlives this process
 //! - `training`: work handed out, steps finished, commits, the end
 //! - `status`, `outcome`: all of it for people, and what came of it
 
+mod checkpoints;
 mod members;
 mod outcome;
+mod saved;
 mod status;
 mod training;
 mod variables;
@@ -18,7 +21,7 @@ mod tests;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use shared_proto::ids::{Clock, Epoch, Origin, Role, Task, TaskId};
+use shared_proto::ids::{Clock, Epoch, Generation, Origin, Role, Task, TaskId};
 use shared_proto::job::{Job, Mode};
 use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::staleness::StalenessBound;
@@ -27,16 +30,23 @@ use shared_proto::wire;
 
 use crate::record::Record;
 use crate::splits::Ledger;
-use members::Member;
+use checkpoints::{Checkpoints, Start};
+use members::{Awaited, Member};
 use training::{Evaluations, Step, Tally};
 use variables::Variables;
 
+pub(crate) use checkpoints::{Errand, Kept, Place, Progress, difference};
+pub(crate) use saved::Saved;
 pub(crate) use training::Work;
 pub(crate) use variables::Initialization;
 
 /// The whole state.
 pub(crate) struct Cluster {
     job: Job,
+    /// How many times the coordinator has started.
+    generation: Generation,
+    /// Of tasks that register for the first time.
+    first_generation: Generation,
     members: BTreeMap<TaskId, Member>,
     /// When the newest server has joined; the shard map waits a little after that.
     last_ps_joined: Option<Instant>,
@@ -51,18 +61,39 @@ pub(crate) struct Cluster {
     phase: JobPhase,
     error: String,
     began: Option<Instant>,
+    /// Of training, before this process began.
+    earlier_seconds: f64,
+    /// Done before the run began, in the one that its checkpoint is of.
+    earlier_samples: u64,
     /// When the newest step was finished.
     last_finish: Option<Instant>,
     tally: Tally,
     shard_reports: BTreeMap<TaskId, wire::ShardReport>,
     view: View,
     records: Vec<Record>,
+    checkpoints: Checkpoints,
+    /// What the checkpoint looks like that the job begins with.
+    start: Option<Start>,
+    /// Workers that were put out and are expected back.
+    awaited: Awaited,
+    changes: Changes,
+}
+
+/// How much has changed that has to outlive this process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Changes {
+    /// Nobody may hear of these before they are kept.
+    pub(crate) urgent: u64,
+    /// These may be forgotten: somebody else knows of them, or they are done again.
+    pub(crate) others: u64,
 }
 
 impl Cluster {
     pub(crate) fn new(job: Job) -> Self {
         Self {
             job,
+            generation: Generation(1),
+            first_generation: Generation(1),
             members: BTreeMap::new(),
             last_ps_joined: None,
             ticked: None,
@@ -75,12 +106,43 @@ impl Cluster {
             phase: JobPhase::Starting,
             error: String::new(),
             began: None,
+            earlier_seconds: 0.0,
+            earlier_samples: 0,
             last_finish: None,
             tally: Tally::default(),
             shard_reports: BTreeMap::new(),
             view: View::default(),
             records: Vec::new(),
+            checkpoints: Checkpoints::default(),
+            start: None,
+            awaited: Awaited::new(),
+            changes: Changes::default(),
         }
+    }
+
+    /// Has checkpoints written, numbered from `next` on.
+    pub(crate) fn with_checkpoints(mut self, place: Place, next: u64) -> Self {
+        self.checkpoints.place = Some(place);
+        self.checkpoints.next = self.checkpoints.next.max(next);
+        self
+    }
+
+    /// Where checkpoints lie.
+    pub(crate) fn place(&self) -> Option<&Place> {
+        self.checkpoints.place.as_ref()
+    }
+
+    /// How much has changed that is to be kept.
+    pub(crate) fn changes(&self) -> Changes {
+        self.changes
+    }
+
+    fn must_keep(&mut self) {
+        self.changes.urgent += 1;
+    }
+
+    fn may_keep(&mut self) {
+        self.changes.others += 1;
     }
 
     pub(crate) fn job(&self) -> &Job {
@@ -114,6 +176,7 @@ impl Cluster {
             commit: self.commit.clone(),
             phase: self.phase,
             error: self.error.clone(),
+            checkpoint: self.checkpoints.order,
         };
         if fresh != self.view {
             self.view = View {
@@ -121,6 +184,11 @@ impl Cluster {
                 ..fresh
             };
         }
+        &self.view
+    }
+
+    /// The view as it was refreshed last.
+    pub(crate) fn view(&self) -> &View {
         &self.view
     }
 
@@ -207,6 +275,7 @@ impl Cluster {
         if !self.ended() {
             self.phase = JobPhase::Failed;
             self.error = error;
+            self.must_keep();
             self.record_end(now);
         }
     }

@@ -17,12 +17,40 @@ impl Cluster {
 
     /// Whether every server of a shard has reported since the job ended.
     pub(crate) fn all_shards_reported(&self) -> bool {
-        let servers = self.variables.as_ref().map_or(&[][..], |v| &v.servers);
+        let servers = self.servers();
         let live = |task: &&Task| self.members.get(&task.id).is_some_and(|m| m.alive);
         servers
             .iter()
             .filter(live)
             .all(|task| self.shard_reports.get(&task.id).is_some_and(|r| r.last))
+    }
+
+    /// Index i is the server of shard i.
+    pub(super) fn servers(&self) -> &[Task] {
+        let map = self.variables.as_ref().and_then(|v| v.map.as_ref());
+        map.map_or(&[], |map| &map.servers)
+    }
+
+    /// A worker tells which of its acknowledged updates went with a server.
+    pub(crate) fn lost(&mut self, now: Instant, task: Task, report: &wire::LostReport) {
+        self.tally.lost += report.updates;
+        self.must_keep();
+        tracing::warn!(
+            %task,
+            shard = report.shard,
+            updates = report.updates,
+            first_step = report.first_step,
+            last_step = report.last_step,
+            "updates are lost"
+        );
+        self.records.push(Record::Lost {
+            seconds: self.seconds(now),
+            task: task.to_string(),
+            shard: report.shard,
+            updates: report.updates,
+            first_step: report.first_step,
+            last_step: report.last_step,
+        });
     }
 
     /// Steps and samples done.
@@ -36,8 +64,8 @@ impl Cluster {
     }
 
     pub(crate) fn seconds(&self, now: Instant) -> f64 {
-        self.began
-            .map_or(0.0, |began| now.duration_since(began).as_secs_f64())
+        let since = |began| now.saturating_duration_since(began).as_secs_f64();
+        self.earlier_seconds + self.began.map_or(0.0, since)
     }
 
     pub(super) fn record_progress(&mut self, now: Instant, steps: u64) {
@@ -53,8 +81,18 @@ impl Cluster {
             samples: self.tally.samples,
             epoch: self.tally.samples as f64 / self.training_samples().max(1) as f64,
             loss: recent.loss_sum / recent.worker_steps.max(1) as f64,
-            samples_per_second: self.tally.samples as f64 / seconds.max(f64::MIN_POSITIVE),
+            samples_per_second: self.rate(seconds),
         });
+    }
+
+    /// Samples of this run in a second of it.
+    fn rate(&self, seconds: f64) -> f64 {
+        let samples = self.tally.samples.saturating_sub(self.earlier_samples);
+        if seconds > 0.0 {
+            samples as f64 / seconds
+        } else {
+            0.0
+        }
     }
 
     pub(super) fn record_end(&mut self, now: Instant) {
@@ -71,17 +109,14 @@ impl Cluster {
         let shards = || self.shard_reports.values();
         let updates: u64 = shards().map(|r| r.updates).sum();
         let staleness: u64 = shards().map(|r| r.staleness_sum).sum();
-        let training = match (self.began, self.last_finish) {
-            (Some(began), Some(last)) => last.duration_since(began).as_secs_f64(),
-            _ => 0.0,
-        };
+        let training = self.last_finish.map_or(0.0, |last| self.seconds(last));
         Summary {
             mode: self.job.strategy.mode.name().to_owned(),
             staleness: match self.bound() {
                 StalenessBound::Steps(bound) => Some(bound),
                 StalenessBound::Unbounded => None,
             },
-            ps: self.variables.as_ref().map_or(0, |v| v.servers.len()),
+            ps: self.servers().len(),
             workers: self
                 .members
                 .values()
@@ -91,9 +126,11 @@ impl Cluster {
             steps: self.tally.steps,
             samples: self.tally.samples,
             seconds: self.seconds(now),
-            samples_per_second: self.tally.samples as f64 / training.max(f64::MIN_POSITIVE),
+            samples_per_second: self.rate(training),
             test_accuracy: metric("accuracy"),
             test_loss: metric("loss"),
+            lost_updates: self.tally.lost,
+            skipped_steps: self.tally.skipped,
             max_clock_lead: shards().map(|r| r.max_clock_lead).max().unwrap_or(0),
             mean_gradient_staleness: staleness as f64 / updates.max(1) as f64,
             times: self.mean_times(),

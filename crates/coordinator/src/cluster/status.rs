@@ -61,6 +61,8 @@ impl Cluster {
                 .collect(),
             shards: self.shard_status(),
             evaluations: self.newest_evaluations(),
+            checkpoint: self.checkpoint_status(now),
+            lost_updates: self.tally.lost,
         }
     }
 
@@ -69,14 +71,25 @@ impl Cluster {
         done[done.len().saturating_sub(EVALUATIONS)..].to_vec()
     }
 
+    /// What went wrong and what there is against it: starts of a coordinator, lost updates, shards
+    /// without a server, the newest checkpoint.
+    pub(crate) fn faults(&self, now: Instant) -> (u64, u64, usize, Option<wire::CheckpointStatus>) {
+        let (starts, lost) = (self.generation.0, self.tally.lost);
+        (
+            starts,
+            lost,
+            self.orphans().count(),
+            self.checkpoint_status(now),
+        )
+    }
+
     /// Members of a role with a lease.
     pub(crate) fn live_tasks(&self, role: Role) -> usize {
         self.live(role).count()
     }
 
     fn shard_status(&self) -> Vec<wire::ShardStatus> {
-        let servers = self.variables.as_ref().map_or(&[][..], |v| &v.servers);
-        servers
+        self.servers()
             .iter()
             .map(|task| wire::ShardStatus {
                 server: Some((*task).into()),

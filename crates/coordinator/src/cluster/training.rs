@@ -1,8 +1,9 @@
 //! Work handed out, steps finished, commits, and the end of the job.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
 
+use serde::{Deserialize, Serialize};
 use shared_proto::ids::{Clock, Origin, Role, Task};
 use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::view::{Commit, JobPhase};
@@ -35,17 +36,20 @@ pub(crate) enum Work {
 }
 
 /// Sync mode: a step that is being made, and whose part is where.
-#[derive(Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Step {
     clock: Clock,
     parts: Vec<Part>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct Part {
     task: Task,
     /// Samples, once it is finished.
     finished: Option<u64>,
+    /// Its gradient was NaN or infinite, so it does not count.
+    #[serde(default)]
+    skipped: bool,
 }
 
 impl Step {
@@ -67,8 +71,8 @@ pub(crate) struct Evaluations {
     reported: Option<(u32, Task)>,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Evaluation {
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct Evaluation {
     epoch: u32,
     task: Task,
     /// Nothing is trained any more: the weights are the final ones.
@@ -76,6 +80,49 @@ struct Evaluation {
 }
 
 impl Evaluations {
+    /// Those of a job that goes on from where it was; what was at work is due.
+    pub(super) fn restored(due: &[u32], done: &[SavedEvaluation]) -> Self {
+        Self {
+            due: due.iter().copied().collect(),
+            done: done.iter().cloned().map(Into::into).collect(),
+            ..Self::default()
+        }
+    }
+
+    /// Those of a coordinator that has started again.
+    pub(super) fn resumed(
+        due: VecDeque<u32>,
+        at_work: Option<Evaluation>,
+        reported: Option<(u32, Task)>,
+        done: &[SavedEvaluation],
+    ) -> Self {
+        Self {
+            due,
+            at_work,
+            reported,
+            ..Self::restored(&[], done)
+        }
+    }
+
+    /// What is due, at work, and was reported last.
+    pub(super) fn parts(&self) -> (VecDeque<u32>, Option<Evaluation>, Option<(u32, Task)>) {
+        (self.due.clone(), self.at_work, self.reported)
+    }
+
+    /// Epochs to be evaluated, those at work included.
+    pub(super) fn all_due(&self) -> Vec<u32> {
+        let at_work = self.at_work.map(|at_work| at_work.epoch);
+        at_work
+            .into_iter()
+            .chain(self.due.iter().copied())
+            .collect()
+    }
+
+    /// What has come of those that are done.
+    pub(super) fn saved(&self) -> Vec<SavedEvaluation> {
+        self.done.iter().cloned().map(Into::into).collect()
+    }
+
     pub(crate) fn holder(&self) -> Option<Task> {
         self.at_work.map(|at_work| at_work.task)
     }
@@ -104,13 +151,58 @@ impl Evaluations {
     }
 }
 
+/// An evaluation's result, as it is kept.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct SavedEvaluation {
+    data_epoch: u32,
+    samples: u64,
+    metrics: BTreeMap<String, f64>,
+}
+
+impl From<wire::EvaluationReport> for SavedEvaluation {
+    fn from(report: wire::EvaluationReport) -> Self {
+        Self {
+            data_epoch: report.data_epoch,
+            samples: report.samples,
+            metrics: report.metrics.into_iter().collect(),
+        }
+    }
+}
+
+impl From<SavedEvaluation> for wire::EvaluationReport {
+    fn from(saved: SavedEvaluation) -> Self {
+        Self {
+            data_epoch: saved.data_epoch,
+            samples: saved.samples,
+            metrics: saved.metrics.into_iter().collect(),
+        }
+    }
+}
+
 /// What has been done, summed over workers.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     pub(crate) steps: u64,
     pub(crate) samples: u64,
+    /// Steps whose gradients were left out.
+    pub(crate) skipped: u64,
+    /// Updates that were acknowledged and went with a server.
+    pub(crate) lost: u64,
     /// Since the last line of metrics.
     pub(super) recent: Recent,
+}
+
+impl Tally {
+    /// Goes on from what a checkpoint has counted.
+    pub(super) fn take_up(&mut self, steps: u64, samples: u64) {
+        *self = Self {
+            steps,
+            samples,
+            skipped: self.skipped,
+            lost: self.lost,
+            recent: Recent::default(),
+        };
+    }
 }
 
 #[derive(Debug, Default)]
@@ -129,7 +221,6 @@ impl Cluster {
             return (work, min_clock);
         };
         let state = &mut member.progress;
-        state.ready = true;
         state.active = matches!(work, Work::Split(_));
         if !matches!(work, Work::Idle(_)) {
             state.moved = now;
@@ -143,10 +234,16 @@ impl Cluster {
         if self.ended() {
             return Work::Done;
         }
-        if let Some(member) = self.members.get_mut(&task.id) {
-            member.progress.ready = true;
+        if let Some(member) = self.members.get_mut(&task.id)
+            && !std::mem::replace(&mut member.progress.ready, true)
+        {
+            self.must_keep();
         }
+        self.awaited.remove(&task.id);
         self.begin(now);
+        if self.checkpoints.ending {
+            return Work::Idle("the last checkpoint is being written".to_owned());
+        }
         if self.phase != JobPhase::Training {
             return Work::Idle(self.missing());
         }
@@ -156,6 +253,7 @@ impl Cluster {
         }
         let exhausted = self.exhausted();
         if let Some(evaluation) = self.evaluations.lease(task, exhausted) {
+            self.must_keep();
             return Work::Evaluate {
                 epoch: evaluation.epoch,
                 save_model: evaluation.last,
@@ -167,7 +265,11 @@ impl Cluster {
         } else {
             let batches = self.split_batches();
             let ledger = self.ledger.as_mut();
-            ledger.and_then(|ledger| ledger.lease(task, batches))
+            let leased = ledger.and_then(|ledger| ledger.lease(task, batches));
+            if leased.is_some() {
+                self.must_keep();
+            }
+            leased
         };
         match split {
             Some(split) => Work::Split(split),
@@ -182,16 +284,18 @@ impl Cluster {
         "others finish their data".to_owned()
     }
 
-    fn begin(&mut self, now: Instant) {
+    pub(super) fn begin(&mut self, now: Instant) {
         let initialized = self.variables.as_ref().is_some_and(|v| v.initialized);
+        self.save_if_due(now);
         if self.phase == JobPhase::Starting && initialized && self.missing().is_empty() {
             self.phase = JobPhase::Training;
+            self.must_keep();
             self.began = Some(now);
             for member in self.members.values_mut() {
                 member.progress.moved = now;
             }
             self.records.push(Record::Began {
-                ps: self.variables.as_ref().map_or(0, |v| v.servers.len()),
+                ps: self.servers().len(),
                 workers: self.live(Role::Worker).count(),
                 training_samples: self.training_samples(),
             });
@@ -205,8 +309,9 @@ impl Cluster {
     }
 
     /// Sync mode: cuts the next step among the workers that are ready, if none is being made.
-    fn plan_step(&mut self, now: Instant) {
-        if self.step.is_some() || self.evaluations.pending() {
+    pub(super) fn plan_step(&mut self, now: Instant) {
+        let busy = self.step.is_some() || self.evaluations.pending() || self.checkpoints.ending;
+        if busy || self.still_awaited(now) {
             return;
         }
         let clock = self.update_min_clock();
@@ -225,6 +330,7 @@ impl Cluster {
             .map(|(task, _)| Part {
                 task,
                 finished: None,
+                skipped: false,
             })
             .collect();
         if parts.is_empty() {
@@ -236,6 +342,13 @@ impl Cluster {
             }
         }
         self.step = Some(Step { clock, parts });
+        self.must_keep();
+    }
+
+    /// Whether workers that were put out are expected back: the step is to be made with them.
+    fn still_awaited(&mut self, now: Instant) -> bool {
+        self.awaited.retain(|_, until| now < *until);
+        !self.awaited.is_empty()
     }
 
     /// Counts finished steps, once each.
@@ -256,7 +369,9 @@ impl Cluster {
         if origin.sequence <= member.progress.finished {
             return Ok(self.min_clock);
         }
-        if origin.clock.0 > member.progress.clock.0.saturating_add(request.steps) {
+        let reached = member.progress.clock.0.saturating_add(request.steps);
+        // A coordinator that has started again may not know how far workers have come.
+        if origin.clock.0 > reached && !member.progress.uncertain {
             return Err(Refusal::new(
                 Reason::FutureClock,
                 format!(
@@ -282,7 +397,8 @@ impl Cluster {
         self.count(now, origin, request, samples);
         self.evaluations.due.extend(complete);
         if self.sync() {
-            self.finish_part(now, task, samples);
+            self.must_keep();
+            self.finish_part(now, task, samples, request.skipped > 0);
         } else {
             self.tally.steps += request.steps;
             self.record_progress(now, request.steps);
@@ -330,11 +446,14 @@ impl Cluster {
         self.tally.samples += samples;
         self.tally.recent.worker_steps += request.steps;
         self.tally.recent.loss_sum += request.loss_sum;
+        self.tally.skipped += request.skipped;
+        self.may_keep();
         let Some(member) = self.members.get_mut(&origin.task.id) else {
             return;
         };
         let work = &mut member.progress;
         work.finished = origin.sequence;
+        work.uncertain = false;
         work.clock = work.clock.max(origin.clock);
         work.samples += samples;
         work.steps += request.steps;
@@ -355,10 +474,11 @@ impl Cluster {
         }
     }
 
-    fn finish_part(&mut self, now: Instant, task: Task, samples: u64) {
+    fn finish_part(&mut self, now: Instant, task: Task, samples: u64, skipped: bool) {
         let parts = self.step.as_mut().map(|step| step.parts.iter_mut());
         if let Some(part) = parts.and_then(|mut parts| parts.find(|p| p.task == task)) {
             part.finished = Some(samples);
+            part.skipped = skipped;
         }
         self.commit_if_complete(now);
     }
@@ -376,12 +496,14 @@ impl Cluster {
         let Some(step) = self.step.take_if(|step| step.unfinished().next().is_none()) else {
             return;
         };
+        self.must_keep();
         let contributors: Vec<(Task, u64)> = step
             .parts
             .iter()
+            .filter(|part| !part.skipped)
             .filter_map(|part| Some((part.task, part.finished?)))
             .collect();
-        if contributors.is_empty() {
+        if step.parts.is_empty() {
             // All who made it are gone; its data is back, and the step is made anew.
             if let Some(ledger) = &mut self.ledger {
                 ledger.refund(1);
@@ -395,6 +517,8 @@ impl Cluster {
             self.record_progress(now, 1);
         }
         self.schedule_last_evaluation();
+        self.update_min_clock();
+        self.save_if_due(now);
         self.plan_step(now);
     }
 
@@ -405,7 +529,7 @@ impl Cluster {
     }
 
     /// The end of the data is followed by an evaluation even where no epoch ends with it.
-    fn schedule_last_evaluation(&mut self) {
+    pub(super) fn schedule_last_evaluation(&mut self) {
         if self.exhausted() && !self.evaluations.pending() && self.step.is_none() {
             let epoch = self.ledger.as_ref().map_or(0, |ledger| ledger.epoch());
             self.evaluations.due.push_back(epoch);
@@ -445,9 +569,12 @@ impl Cluster {
         });
         self.evaluations.reported = Some((epoch, task));
         self.evaluations.done.push(report);
-        if evaluation.last {
-            self.phase = JobPhase::Done;
-            self.record_end(now);
+        self.must_keep();
+        if evaluation.last && self.checkpoints.place.is_some() {
+            self.checkpoints.ending = true;
+            self.save_if_due(now);
+        } else if evaluation.last {
+            self.end_well(now);
         } else {
             self.schedule_last_evaluation();
         }
@@ -455,6 +582,12 @@ impl Cluster {
             self.plan_step(now);
         }
         Ok(())
+    }
+
+    pub(super) fn end_well(&mut self, now: Instant) {
+        self.phase = JobPhase::Done;
+        self.must_keep();
+        self.record_end(now);
     }
 
     /// A worker tells whom it waits for.

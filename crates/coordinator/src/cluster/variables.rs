@@ -2,12 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use shared_proto::blocks::{BLOCK_ELEMENTS, ShardMap, VariableSpec};
+use serde::{Deserialize, Serialize};
+use shared_proto::blocks::{BLOCK_ELEMENTS, ShardMap, Source, VariableSpec};
 use shared_proto::ids::{Epoch, Role, Task};
 use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::view::JobPhase;
 
 use super::Cluster;
+use super::checkpoints::source;
 use super::members::Member;
 use crate::placement::{block_elements, place};
 use crate::splits::Ledger;
@@ -20,12 +22,11 @@ const SETTLE: Duration = Duration::from_secs(3);
 const MOST_BLOCKS: usize = 1 << 24;
 
 /// What the first worker has registered.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Variables {
     specs: Vec<VariableSpec>,
     training_samples: u64,
     evaluation_samples: u64,
-    /// Index i is the server of shard i.
-    pub(crate) servers: Vec<Task>,
     pub(crate) map: Option<ShardMap>,
     pub(crate) initializer: Option<Task>,
     pub(crate) initialized: bool,
@@ -62,16 +63,28 @@ impl Cluster {
                 compare_data(ours, (training_samples, evaluation_samples), task)?;
             }
             None => {
+                if self
+                    .start
+                    .as_ref()
+                    .is_some_and(|start| !start.is_of(&specs))
+                {
+                    return Err(Refusal::new(
+                        Reason::VariablesDiffer,
+                        format!(
+                            "{task} has another model than the checkpoint that the job begins with; look at [model] in the job"
+                        ),
+                    ));
+                }
                 self.variables = Some(Variables {
                     specs,
                     training_samples,
                     evaluation_samples,
-                    servers: Vec::new(),
                     map: None,
                     initializer: None,
                     initialized: false,
                     initialized_by: None,
                 });
+                self.must_keep();
             }
         }
         if let Some(missing) = self.cut_shard_map(now) {
@@ -83,12 +96,18 @@ impl Cluster {
         if variables.initialized {
             return Ok(Initialization::Done);
         }
-        let initializer = *variables.initializer.get_or_insert(task);
-        if initializer == task {
+        if variables.initializer.is_none() {
+            variables.initializer = Some(task);
+            self.must_keep();
             return Ok(Initialization::Yours);
         }
-        let pending = format!("{initializer} is sending the initial values");
-        Ok(Initialization::Pending(pending))
+        match variables.initializer {
+            Some(other) if other != task => {
+                let pending = format!("{other} is sending the initial values");
+                Ok(Initialization::Pending(pending))
+            }
+            _ => Ok(Initialization::Yours),
+        }
     }
 
     /// Marks the variables as having their initial values.
@@ -112,16 +131,16 @@ impl Cluster {
         variables.initialized = true;
         variables.initializer = None;
         variables.initialized_by = Some(task);
-        let training_samples = variables.training_samples;
-        let job = &self.job;
-        self.ledger = Some(Ledger::new(
-            training_samples,
-            job.epochs,
-            job.batch_size.into(),
-            job.steps,
-            self.sync(),
-        ));
+        let samples = variables.training_samples;
+        self.ledger = Some(self.fresh_ledger(samples));
+        self.must_keep();
         Ok(())
+    }
+
+    fn fresh_ledger(&self, samples: u64) -> Ledger {
+        let job = &self.job;
+        let batch = job.batch_size.into();
+        Ledger::new(samples, job.epochs, batch, job.steps, self.sync())
     }
 
     /// The shard map.
@@ -164,11 +183,22 @@ impl Cluster {
             None => {}
         }
         let addresses: Vec<String> = servers.iter().map(|m| m.address.clone()).collect();
+        let begin_with = self.start.as_ref().and(self.checkpoints.newest.clone());
         let servers: Vec<Task> = servers.iter().map(|m| m.task).collect();
         let workers = u64::from(self.job.cluster.workers.unwrap_or(1));
         let variables = self.variables.as_mut()?;
         let shards = servers.len() as u32;
-        let block_elements = block_elements(&variables.specs, shards);
+        let block_elements = match &self.start {
+            Some(start) => start.block_elements,
+            None => block_elements(&variables.specs, shards),
+        };
+        let source = match &begin_with {
+            Some(kept) => source(Epoch(1), kept),
+            None => Source {
+                epoch: Epoch(1),
+                checkpoint: None,
+            },
+        };
         tracing::info!(
             shards,
             variables = variables.specs.len(),
@@ -181,13 +211,30 @@ impl Cluster {
             variables: place(variables.specs.clone(), shards, block_elements),
             block_elements,
             total_updates: self.job.total_updates(variables.training_samples, workers),
+            sources: vec![source; servers.len()],
+            servers,
         });
-        variables.servers = servers;
+        if let Some(kept) = begin_with {
+            variables.initialized = true;
+            self.take_up(&kept.progress);
+        }
+        self.must_keep();
         None
     }
 
     /// What keeps training from beginning, or from going on; empty if nothing does.
     pub(crate) fn missing(&self) -> String {
+        if let Some(shard) = self.orphans().next() {
+            let map = self.variables.as_ref().and_then(|v| v.map.as_ref());
+            let gone = map.and_then(|map| self.members.get(&map.servers[shard].id));
+            let gone = gone.map_or_else(String::new, |m| {
+                format!(": {} is gone ({})", m.task, m.gone)
+            });
+            return format!("shard {shard} has no server{gone}; start it again");
+        }
+        if self.checkpoints.ending && !self.ended() {
+            return "the last checkpoint is being written".to_owned();
+        }
         let nobody = self.live(Role::Worker).next().is_none();
         if self.phase == JobPhase::Training && nobody {
             return "no worker is there; start one".to_owned();
@@ -213,6 +260,9 @@ impl Cluster {
                 None => "no worker has begun to send initial values".to_owned(),
             },
             Some(_) if ready < wanted => format!("{ready} of {wanted} workers are ready"),
+            Some(_) if self.checkpoints.place.is_some() && !self.checkpoints.first_written => {
+                "the first checkpoint is being written".to_owned()
+            }
             Some(_) => String::new(),
         }
     }

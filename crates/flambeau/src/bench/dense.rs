@@ -2,22 +2,24 @@
 //! real client, the real wire. Each size is measured in turns with plain TCP that does the same.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use comfy_table::{Table, presets};
 use daemon::membership::{Coordinator, Membership, Registration};
-use ps_client::{Gradients, ParameterServers, PushReceipt, WeightsTicket};
+use ps_client::{Gradients, MapSource, ParameterServers, PushReceipt, WeightsTicket};
 use serde::Serialize;
 use shared_proto::blocks::{ShardMap, VariableSpec};
 use shared_proto::ids::{Clock, Role, ViewNumber};
 use shared_proto::job::{Job, Mode, Optimizer, Wire};
 use shared_proto::payload::Dtype;
+use shared_proto::transport::SystemNetwork;
 use shared_proto::{payload, wire};
 
 use super::tcp::Reference;
 use super::{median, processes, quantile};
-use crate::cluster::{LocalCluster, Transport};
+use crate::cluster::{LocalCluster, Plan, Transport};
 use crate::error::CommandError;
 
 /// Turns that Flambeau and the references take; the median counts.
@@ -202,13 +204,20 @@ impl Bench {
         job.cluster.ps = Some(arguments.ps);
         // While the references are measured, nobody sends heartbeats.
         job.cluster.lease_seconds = job.cluster.stall_seconds;
+        job.checkpoint.enabled = false;
         let wire = format!("strategy.wire={:?}", arguments.wire);
         let mut job = job.with(&wire).map_err(|error| failed(&error))?;
         if let Some(optimizer) = Optimizer::named(&arguments.optimizer) {
             job.optimizer = optimizer;
         }
         let slots = ps_server::optimizer::rule(&job.optimizer).slots().count;
-        let cluster = LocalCluster::start(&job, dir.path(), 0, "cpu", arguments.transport).await?;
+        let plan = Plan {
+            workers: 0,
+            device: "cpu",
+            transport: arguments.transport,
+            restore: None,
+        };
+        let cluster = LocalCluster::start(&job, dir.path(), plan).await?;
         let mut workers = Vec::new();
         for index in 0..arguments.workers {
             workers.push(Worker::join(&cluster, index, size).await?);
@@ -300,9 +309,12 @@ impl Worker {
             view: ViewNumber(reply.view),
             patience: PATIENCE,
             wire: membership.job.strategy.wire.into(),
+            network: Arc::new(SystemNetwork),
+            lost: tokio::sync::mpsc::channel(1).0,
         };
         let map = map.map_err(|error| failed(&error))?;
-        let mut servers = ParameterServers::connect(map, &identity);
+        let (_, maps) = MapSource::new(map);
+        let mut servers = ParameterServers::connect(&maps, &identity);
         if reply.initialization() == wire::Initialization::Yours {
             let zeros = payload::to_bytes(&vec![0.0; elements]);
             servers.initialize(&[zeros]).await.map_err(|e| failed(&e))?;

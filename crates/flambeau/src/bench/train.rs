@@ -67,6 +67,7 @@ fn usual_job() -> Job {
     job.model.hidden = vec![512, 256];
     job.strategy.mode = Mode::Async;
     job.cluster.ps = Some(1);
+    job.checkpoint.enabled = false;
     job
 }
 
@@ -182,7 +183,7 @@ fn distributed(job: &Job, workers: u32) -> Result<Row, CommandError> {
     let mut job = job.clone();
     job.run_dir = Some(dir.path().to_owned());
     job.cluster.workers = Some(workers);
-    let summary = train::train(job, "cpu", true)?.summary;
+    let summary = train::train(job, "cpu", None, true)?.summary;
     let share = |name: &str| summary.times.get(name).copied();
     let plural = if workers == 1 { "" } else { "s" };
     let threads = match threads_each(workers) {

@@ -34,6 +34,8 @@ pub struct Job {
     pub steps: Option<u64>,
     /// Samples in a worker's step.
     pub batch_size: u32,
+    /// What becomes of a gradient that is NaN or infinite.
+    pub non_finite: NonFinite,
     /// Largest global norm of a worker's gradients; longer ones are scaled down to it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub clip_norm: Option<f32>,
@@ -54,6 +56,8 @@ pub struct Job {
     pub strategy: Strategy,
     /// How many processes.
     pub cluster: Cluster,
+    /// What is kept of the training, where and how often.
+    pub checkpoint: Checkpoint,
 }
 
 impl Default for Job {
@@ -64,6 +68,7 @@ impl Default for Job {
             epochs: 20,
             steps: None,
             batch_size: 32,
+            non_finite: NonFinite::Fail,
             clip_norm: None,
             log_every: 10,
             run_dir: None,
@@ -73,6 +78,7 @@ impl Default for Job {
             schedule: Schedule::default(),
             strategy: Strategy::default(),
             cluster: Cluster::default(),
+            checkpoint: Checkpoint::default(),
         }
     }
 }
@@ -262,6 +268,48 @@ impl Default for Cluster {
     }
 }
 
+/// What is kept of the training, where and how often.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Checkpoint {
+    /// Without checkpoints, the death of a server ends the job.
+    pub enabled: bool,
+    /// A folder, or an URL as in `s3://bucket/folder`, that the coordinator and all servers see.
+    /// Absent: a folder in the run directory.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub location: Option<String>,
+    /// Seconds between two checkpoints.
+    pub every_seconds: f64,
+    /// Steps between two checkpoints, summed over workers (in sync mode: committed steps), where
+    /// these come first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub every_steps: Option<u64>,
+    /// How many are kept; older ones are deleted.
+    pub keep: u32,
+}
+
+impl Default for Checkpoint {
+    fn default() -> Self {
+        Self {
+            enabled: true,
+            location: None,
+            every_seconds: 30.0,
+            every_steps: None,
+            keep: 3,
+        }
+    }
+}
+
+/// What becomes of a gradient that is NaN or infinite. It never reaches a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum NonFinite {
+    /// The job ends, with the variable's name.
+    Fail,
+    /// The step is left out and counted.
+    Skip,
+}
+
 /// Names of the files in a run directory.
 pub mod run_dir {
     /// The job as it ran.
@@ -272,6 +320,10 @@ pub mod run_dir {
     pub const SUMMARY: &str = "summary.json";
     /// Final weights under the variables' own names.
     pub const MODEL: &str = "model.safetensors";
+    /// The folder of checkpoints, where the job does not say another place.
+    pub const CHECKPOINTS: &str = "checkpoints";
+    /// What a coordinator that starts again needs to know.
+    pub const STATE: &str = "coordinator.redb";
     /// Loss and accuracy as a picture.
     pub const CURVES: &str = "curves.svg";
 }
@@ -467,6 +519,25 @@ impl Job {
             "cluster.stall_seconds",
             &stall,
             "must be at least cluster.lease_seconds",
+        )?;
+        let checkpoint = &self.checkpoint;
+        check(
+            positive(checkpoint.every_seconds),
+            "checkpoint.every_seconds",
+            &checkpoint.every_seconds,
+            "must be positive",
+        )?;
+        check(
+            checkpoint.every_steps != Some(0),
+            "checkpoint.every_steps",
+            &checkpoint.every_steps,
+            "must be at least 1, or absent",
+        )?;
+        check(
+            checkpoint.keep > 0,
+            "checkpoint.keep",
+            &checkpoint.keep,
+            "must be at least 1",
         )?;
         self.optimizer.validate()?;
         self.schedule.validate()

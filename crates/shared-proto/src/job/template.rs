@@ -10,6 +10,7 @@ seed = 1                # decides initial values, the order of samples, which ar
 epochs = 20             # passes over the training data
 #: steps = 1000         # stop after so many steps, summed over workers (sync: committed steps)
 batch_size = 32         # samples in a worker's step
+non_finite = "fail"     # fail | skip: what becomes of a step whose gradient is NaN or infinite
 #: clip_norm = 1.0      # scale a worker's gradients down to this global norm where they exceed it
 log_every = 10          # steps between two lines of metrics.jsonl, summed over workers
 #: run_dir = "runs/mine" # where the run is recorded; absent: a new folder under runs/
@@ -56,4 +57,11 @@ wire = "f32"            # f32 | bf16 | f16: numbers in which weights and gradien
 #: workers = 2          # workers that must be there before training begins; absent: 1
 lease_seconds = 10.0    # a process not heard of for so long is taken for dead
 stall_seconds = 600.0   # a worker that finishes no step for so long is put out
+
+[checkpoint]
+enabled = true          # without, the death of a parameter server ends the job
+#: location = "s3://bucket/run" # or a folder, seen by the coordinator and all servers; absent: in the run directory
+every_seconds = 30.0    # between two checkpoints
+#: every_steps = 1000   # or after so many steps, where these come first
+keep = 3                # older ones are deleted
 "##;

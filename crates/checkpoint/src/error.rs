@@ -1,0 +1,200 @@
+//! What can go wrong with a checkpoint, and what a message must not show.
+
+use std::io;
+
+use crate::store::folder_name;
+
+/// What can go wrong with a checkpoint, by what the caller does next.
+///
+/// None has a source: the errors of object stores quote requests and answers with keys in them.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CheckpointError {
+    /// The storage does not answer or does not do what it should. It may pass: try again.
+    #[error("{place}: {reason}")]
+    Storage {
+        /// File or folder.
+        place: String,
+        /// What the storage says.
+        reason: String,
+    },
+    /// The storage does not let us. A person has to look at credentials, region and permissions.
+    #[error("{place}: refused: {reason}")]
+    Denied {
+        /// File or folder.
+        place: String,
+        /// What the storage says.
+        reason: String,
+    },
+    /// The content is not what was written. Use the checkpoint before.
+    #[error("{file} is damaged: {reason}{}", before(instead.as_ref()))]
+    Damaged {
+        /// Which file.
+        file: String,
+        /// What is wrong with it.
+        reason: String,
+        /// The checkpoint before it: number and location.
+        instead: Option<(u64, String)>,
+    },
+    /// Use a newer program.
+    #[error(
+        "{file} was written by a newer release: format {format}, this program reads {}",
+        crate::FORMAT
+    )]
+    Newer {
+        /// Which file.
+        file: String,
+        /// Its format.
+        format: u64,
+    },
+    /// There is no such checkpoint, or none at all.
+    #[error("{0}")]
+    NotFound(String),
+    /// Checkpoints cannot lie there. Give another location.
+    #[error("{location:?} is no place for checkpoints: {reason}")]
+    Location {
+        /// As it was given, without user and password.
+        location: String,
+        /// Why not.
+        reason: String,
+    },
+}
+
+impl CheckpointError {
+    /// Whether the same call may succeed later.
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, Self::Storage { .. })
+    }
+
+    /// Whether an older checkpoint may serve instead.
+    pub fn is_damaged(&self) -> bool {
+        matches!(self, Self::Damaged { .. })
+    }
+
+    pub(crate) fn damaged(file: &str, reason: impl Into<String>) -> Self {
+        Self::Damaged {
+            file: file.to_owned(),
+            reason: reason.into(),
+            instead: None,
+        }
+    }
+
+    /// What the operating system says of a file.
+    pub(crate) fn io(place: &str, error: &io::Error) -> Self {
+        let (place, reason) = (place.to_owned(), error.to_string());
+        match error.kind() {
+            io::ErrorKind::NotFound => Self::NotFound(format!("{place}: {reason}")),
+            io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
+                Self::Denied { place, reason }
+            }
+            _ => Self::Storage { place, reason },
+        }
+    }
+}
+
+fn before(instead: Option<&(u64, String)>) -> String {
+    let Some((number, location)) = instead else {
+        return String::new();
+    };
+    format!(
+        "; {} before it is whole: --restore {location}",
+        folder_name(*number)
+    )
+}
+
+/// What no message may show: keys as they were configured.
+#[derive(Clone, Default)]
+pub(crate) struct Secrets(Vec<String>);
+
+impl Secrets {
+    /// The secret ones among environment variables.
+    pub(crate) fn of<'a>(variables: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
+        let secret = |name: &str| {
+            let name = name.to_ascii_uppercase();
+            ["ACCESS_KEY", "SECRET", "TOKEN"]
+                .iter()
+                .any(|part| name.contains(part))
+        };
+        let mut values: Vec<String> = variables
+            .into_iter()
+            .filter(|(name, value)| secret(name) && value.len() >= 4)
+            .map(|(_, value)| value.to_owned())
+            .collect();
+        // The longest first: one may be the beginning of another.
+        values.sort_by_key(|value| std::cmp::Reverse(value.len()));
+        Self(values)
+    }
+
+    /// What a store says about a place, fit to be shown.
+    pub(crate) fn explain(&self, place: &str, error: &object_store::Error) -> CheckpointError {
+        use object_store::Error as E;
+        let text = error.to_string();
+        let reason = self.hide(&summary(&text));
+        let place = self.hide(place);
+        if text.contains("NoSuchBucket") {
+            return CheckpointError::Location {
+                location: place,
+                reason: "there is no such bucket".to_owned(),
+            };
+        }
+        match error {
+            E::NotFound { .. } => CheckpointError::NotFound(format!("{place} is not there")),
+            E::PermissionDenied { .. } | E::Unauthenticated { .. } => {
+                CheckpointError::Denied { place, reason }
+            }
+            E::InvalidPath { .. } | E::UnknownConfigurationKey { .. } => {
+                CheckpointError::Location {
+                    location: place,
+                    reason,
+                }
+            }
+            _ if is_refusal(&text) => CheckpointError::Denied { place, reason },
+            _ => CheckpointError::Storage { place, reason },
+        }
+    }
+
+    /// The text without the secrets.
+    pub(crate) fn hide(&self, text: &str) -> String {
+        let hidden = |text: String, secret: &String| text.replace(secret, "(hidden)");
+        self.0.iter().fold(without_user(text), hidden)
+    }
+}
+
+/// Whether a server says that the same request will not do at another time either. Not all kinds of
+/// requests have errors of their own for it.
+fn is_refusal(text: &str) -> bool {
+    let Some((_, status)) = text.split_once("non-2xx status code: ") else {
+        return false;
+    };
+    status.starts_with('4') && !status.starts_with("408") && !status.starts_with("429")
+}
+
+/// Code and message of an S3 error, whose other elements repeat the request; other text as it is.
+fn summary(text: &str) -> String {
+    let element = |name: &str| {
+        let (_, rest) = text.split_once(&format!("<{name}>"))?;
+        let (content, _) = rest.split_once(&format!("</{name}>"))?;
+        Some(content.to_owned())
+    };
+    match (element("Code"), element("Message")) {
+        (Some(code), Some(message)) => format!("{code}: {message}"),
+        (Some(code), None) => code,
+        (None, _) => text.to_owned(),
+    }
+}
+
+/// URLs in a text without the user and password that they may have.
+pub(crate) fn without_user(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once("://") {
+        shown.push_str(before);
+        shown.push_str("://");
+        let end = after
+            .find(|c: char| matches!(c, '/' | '?' | '#' | '"' | ')') || c.is_whitespace())
+            .unwrap_or(after.len());
+        let host = after[..end].rfind('@').map_or(0, |at| at + 1);
+        rest = &after[host..];
+    }
+    shown + rest
+}

@@ -1,0 +1,278 @@
+//! What a person may give as a place of checkpoints, and which store that is.
+
+use std::path::{Path as FilePath, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use object_store::RetryConfig;
+use object_store::aws::AmazonS3Builder;
+use object_store::local::LocalFileSystem;
+use object_store::path::Path;
+
+use crate::error::{CheckpointError, Secrets, without_user};
+use crate::manifest::Manifest;
+use crate::store::{Store, folder_name, number_of};
+
+/// The folder of a run directory that has its checkpoints.
+const CHECKPOINTS: &str = "checkpoints";
+/// How often a request is sent again, and for how long: callers have deadlines of their own.
+const RETRIES: usize = 6;
+const RETRY_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Environment variables, as name and value.
+type Variables = [(String, String)];
+
+/// A location, taken apart.
+enum Place {
+    Folder(PathBuf),
+    Bucket { name: String, path: String },
+}
+
+impl Store {
+    /// A folder, made if missing, or an URL: `file:///folder` or `s3://bucket/folder`. What S3 needs
+    /// to know comes from the usual environment variables: `AWS_ACCESS_KEY_ID`,
+    /// `AWS_SECRET_ACCESS_KEY`, `AWS_REGION`, `AWS_ENDPOINT`, `AWS_ALLOW_HTTP`. Nothing is asked of S3
+    /// yet.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Location`], or the folder cannot be made.
+    pub fn open(location: &str) -> Result<Self, CheckpointError> {
+        Self::open_with(location, &environment())
+    }
+
+    /// As [`open`](Self::open), with these environment variables and not the process's.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_with(location: &str, variables: &Variables) -> Result<Self, CheckpointError> {
+        let place = Place::parse(location)?;
+        if let Place::Folder(folder) = &place {
+            std::fs::create_dir_all(folder)
+                .map_err(|error| CheckpointError::io(&folder.display().to_string(), &error))?;
+        }
+        place.store(variables)
+    }
+}
+
+/// The store of what a person names: a run directory with a folder `checkpoints`, a folder of
+/// checkpoints, or a single one, whose number comes with it. Makes no folder.
+///
+/// # Errors
+/// [`CheckpointError::NotFound`] tells what was looked for and where; or the store cannot be read.
+pub async fn resolve(location: &str) -> Result<(Store, Option<u64>), CheckpointError> {
+    resolve_with(location, &environment()).await
+}
+
+/// The checkpoint that a person names, or the newest good one where no single one is named.
+///
+/// # Errors
+/// As [`resolve`]; [`CheckpointError::Damaged`] of a single one tells which before it may serve.
+pub async fn load(location: &str) -> Result<(Store, Manifest), CheckpointError> {
+    let (store, number) = resolve(location).await?;
+    let manifest = load_from(&store, number).await?;
+    Ok((store, manifest))
+}
+
+/// As [`resolve`], with these environment variables.
+pub(crate) async fn resolve_with(
+    location: &str,
+    variables: &Variables,
+) -> Result<(Store, Option<u64>), CheckpointError> {
+    let place = Place::parse(location)?;
+    if let Some((parent, number)) = place.single() {
+        return Ok((parent.existing(variables)?, Some(number)));
+    }
+    let store = place.existing(variables)?;
+    let folders = store.folders().await?;
+    if folders.iter().any(|name| name == CHECKPOINTS) {
+        return Ok((store.below(CHECKPOINTS), None));
+    }
+    if folders.iter().any(|name| number_of(name).is_some()) {
+        return Ok((store, None));
+    }
+    Err(CheckpointError::NotFound(format!(
+        "no checkpoints at {}: neither a folder {CHECKPOINTS:?} (of a run) nor folders like {:?} are in it",
+        store.location(),
+        folder_name(12)
+    )))
+}
+
+/// A manifest out of a store.
+pub(crate) async fn load_from(
+    store: &Store,
+    number: Option<u64>,
+) -> Result<Manifest, CheckpointError> {
+    let Some(number) = number else {
+        return store.newest().await?.ok_or_else(|| {
+            CheckpointError::NotFound(format!(
+                "no whole checkpoint in {}: none of its folders has a good manifest.json",
+                store.location()
+            ))
+        });
+    };
+    match store.manifest(number).await {
+        Err(CheckpointError::NotFound(_)) => {
+            let listed = store.list().await?;
+            let there: Vec<String> = listed
+                .iter()
+                .filter(|l| l.complete)
+                .map(|l| folder_name(l.number))
+                .collect();
+            let there = match there.as_slice() {
+                [] => "no whole one is there".to_owned(),
+                names => format!("there are {}", names.join(", ")),
+            };
+            let unfinished = if listed.iter().any(|l| l.number == number) {
+                "is unfinished (it has no manifest.json)"
+            } else {
+                "is not there"
+            };
+            Err(CheckpointError::NotFound(format!(
+                "{} {unfinished}; {there}",
+                store.checkpoint_location(number)
+            )))
+        }
+        Err(error) => Err(store.advise(number, error).await),
+        Ok(manifest) => match store.check_present(&manifest).await {
+            Ok(()) => Ok(manifest),
+            Err(error) => Err(store.advise(number, error).await),
+        },
+    }
+}
+
+impl Place {
+    fn parse(location: &str) -> Result<Self, CheckpointError> {
+        let refused = |reason: &str| CheckpointError::Location {
+            location: without_user(location),
+            reason: reason.to_owned(),
+        };
+        if location.is_empty() {
+            return Err(refused("it is empty"));
+        }
+        let Some((scheme, rest)) = location.split_once("://") else {
+            let folder = std::path::absolute(location).map_err(|e| refused(&e.to_string()))?;
+            return Ok(Self::Folder(folder));
+        };
+        let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
+        if authority.contains('@') {
+            return Err(refused(
+                "a URL must not have a user or password in it; keys are taken from AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
+            ));
+        }
+        if let Some((plain, _)) = location.split_once(['?', '#']) {
+            // What follows may be a signature.
+            return Err(CheckpointError::Location {
+                location: without_user(plain),
+                reason: "a URL must not have a query or fragment".to_owned(),
+            });
+        }
+        match scheme.to_ascii_lowercase().as_str() {
+            "file" if !authority.is_empty() || path.is_empty() => Err(refused(
+                "a file's URL has three slashes, as in file:///data/checkpoints",
+            )),
+            "file" if path.contains('%') => Err(refused(
+                "escapes in a file's URL are not read; give the plain path",
+            )),
+            "file" => Ok(Self::Folder(FilePath::new("/").join(path))),
+            "s3" | "s3a" if authority.is_empty() => {
+                Err(refused("the bucket is missing, as in s3://bucket/folder"))
+            }
+            "s3" | "s3a" => Ok(Self::Bucket {
+                name: authority.to_owned(),
+                path: path.trim_matches('/').to_owned(),
+            }),
+            _ => Err(refused(
+                "give a folder, file:///folder or s3://bucket/folder",
+            )),
+        }
+    }
+
+    /// If it is that of a single checkpoint: the place of it and others, and its number.
+    fn single(&self) -> Option<(Self, u64)> {
+        match self {
+            Self::Folder(folder) => {
+                let number = number_of(folder.file_name()?.to_str()?)?;
+                Some((Self::Folder(folder.parent()?.to_owned()), number))
+            }
+            Self::Bucket { name, path } => {
+                let (parent, last) = path.rsplit_once('/').unwrap_or(("", path));
+                let parent = Self::Bucket {
+                    name: name.clone(),
+                    path: parent.to_owned(),
+                };
+                Some((parent, number_of(last)?))
+            }
+        }
+    }
+
+    /// The store, of a folder only if it is there.
+    fn existing(&self, variables: &Variables) -> Result<Store, CheckpointError> {
+        match self {
+            Self::Folder(folder) if !folder.is_dir() => Err(CheckpointError::NotFound(format!(
+                "no checkpoints at {}: there is no such folder",
+                folder.display()
+            ))),
+            _ => self.store(variables),
+        }
+    }
+
+    fn store(&self, variables: &Variables) -> Result<Store, CheckpointError> {
+        match self {
+            Self::Folder(folder) => {
+                let location = folder.display().to_string();
+                let objects = LocalFileSystem::new_with_prefix(folder)
+                    .map_err(|error| Secrets::default().explain(&location, &error))?;
+                Ok(Store::in_folder(
+                    Arc::new(objects),
+                    folder.clone(),
+                    location,
+                ))
+            }
+            Self::Bucket { name, path } => bucket(name, path, variables),
+        }
+    }
+}
+
+fn bucket(name: &str, path: &str, variables: &Variables) -> Result<Store, CheckpointError> {
+    let pairs = || variables.iter().map(|(k, v)| (k.as_str(), v.as_str()));
+    let secrets = Secrets::of(pairs());
+    let location = format!("s3://{name}/{path}")
+        .trim_end_matches('/')
+        .to_owned();
+    let refused = |reason: String| CheckpointError::Location {
+        location: secrets.hide(&location),
+        reason: secrets.hide(&reason),
+    };
+    let root = Path::parse(path).map_err(|error| refused(error.to_string()))?;
+    let builder = AmazonS3Builder::new().with_retry(RetryConfig {
+        max_retries: RETRIES,
+        retry_timeout: RETRY_TIMEOUT,
+        ..RetryConfig::default()
+    });
+    let known = pairs().filter_map(|(key, value)| {
+        let key = key
+            .strip_prefix("AWS_")
+            .is_some()
+            .then(|| key.to_ascii_lowercase())?;
+        Some((key.parse().ok()?, value))
+    });
+    let objects = known
+        .fold(builder, |builder, (key, value)| {
+            builder.with_config(key, value)
+        })
+        .with_bucket_name(name)
+        .build()
+        .map_err(|error| refused(error.to_string()))?;
+    Ok(Store::in_bucket(Arc::new(objects), root, location, secrets))
+}
+
+/// This process's environment, as far as it can be read.
+fn environment() -> Vec<(String, String)> {
+    let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
+        Some((name.into_string().ok()?, value.into_string().ok()?))
+    };
+    std::env::vars_os()
+        .filter_map(text)
+        .filter(|(name, _)| name.starts_with("AWS_"))
+        .collect()
+}

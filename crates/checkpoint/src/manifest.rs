@@ -1,0 +1,412 @@
+//! What a checkpoint is of, and its files with their checksums.
+
+use bytes::Bytes;
+use serde::{Deserialize, Serialize};
+use sha2::{Digest, Sha256};
+use shared_proto::blocks::{BlockId, VariableSpec};
+
+use crate::error::CheckpointError;
+use crate::part::SavedBlock;
+
+/// Version of the format that this program writes; newer ones are refused.
+pub const FORMAT: u32 = 1;
+
+/// The manifest of a checkpoint: `manifest.json`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Manifest {
+    /// Version of the format.
+    pub format: u32,
+    /// The checkpoint's number: grows within a run, from 0.
+    pub number: u64,
+    /// Name of the job.
+    pub job: String,
+    /// The job, as the text of its TOML file.
+    pub job_toml: String,
+    /// `sync`, `bounded` or `async`.
+    pub mode: String,
+    /// Epoch of the shard map in which it was written.
+    pub epoch: u64,
+    /// Sync mode: committed steps; else the min clock when it was begun.
+    pub clock: u64,
+    /// Steps finished, summed over workers; in sync mode, steps committed.
+    pub steps: u64,
+    /// Samples trained on.
+    pub samples: u64,
+    /// When it was begun, in seconds since 1970-01-01 00:00 UTC.
+    pub began: u64,
+    /// The variables, sorted by name: a block's variable is an index into them.
+    pub variables: Vec<SavedVariable>,
+    /// Elements in each block but the last of a variable.
+    pub block_elements: u64,
+    /// Arrays that the optimizer keeps beside each block's weights.
+    pub slots: u32,
+    /// Shards that it was written by.
+    pub shards: u32,
+    /// Its files.
+    pub files: Vec<FileEntry>,
+    /// Where the data stands, for the coordinator.
+    pub progress: serde_json::Value,
+    /// SHA-256 of this manifest's text as it is with this field empty, in hexadecimal. In all formats
+    /// it is the last field and stands on a line of its own, so that any program can check it.
+    pub checksum: String,
+}
+
+/// A variable.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SavedVariable {
+    /// Its name, as in the model.
+    pub name: String,
+    /// Elements along each dimension, outermost first.
+    pub shape: Vec<u64>,
+}
+
+/// A file of a checkpoint.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FileEntry {
+    /// Its name within the checkpoint.
+    pub name: String,
+    /// Its size.
+    pub bytes: u64,
+    /// SHA-256 of its content, in hexadecimal.
+    pub sha256: String,
+    /// The blocks in it.
+    pub blocks: Vec<BlockRange>,
+}
+
+/// Consecutive blocks of a variable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BlockRange {
+    /// The variable's number.
+    pub variable: u32,
+    /// Its first block.
+    pub first: u32,
+    /// Its last block.
+    pub last: u32,
+}
+
+/// What a manifest's text has before its checksum, and behind it.
+const BEFORE_CHECKSUM: &[u8] = b"\n  \"checksum\": \"";
+const AFTER_CHECKSUM: &[u8] = b"\"\n}\n";
+/// Digits of a SHA-256 in hexadecimal.
+const DIGITS: usize = 64;
+
+/// The one field that all formats have.
+#[derive(Deserialize)]
+struct AnyFormat {
+    format: u64,
+}
+
+impl Manifest {
+    /// The manifest as a file, with its checksum.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Damaged`] if it would be refused when read.
+    pub fn to_bytes(&self) -> Result<Bytes, CheckpointError> {
+        let refused = |reason| CheckpointError::damaged("the manifest to be written", reason);
+        self.check().map_err(refused)?;
+        let empty = Self {
+            checksum: String::new(),
+            ..self.clone()
+        };
+        let mut text =
+            serde_json::to_vec_pretty(&empty).map_err(|error| refused(error.to_string()))?;
+        text.push(b'\n');
+        let checksum = sha256(&text);
+        let place = text.len() - AFTER_CHECKSUM.len();
+        text.splice(place..place, checksum.into_bytes());
+        Ok(text.into())
+    }
+
+    /// Reads a manifest that [`to_bytes`](Self::to_bytes) has made; `what` names it in errors. Any
+    /// bytes may be given.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Damaged`] if it is not as it was written, or its files do not have each
+    /// block once; [`CheckpointError::Newer`].
+    pub fn read(bytes: &[u8], what: &str) -> Result<Self, CheckpointError> {
+        check_sum(bytes).map_err(|reason| CheckpointError::damaged(what, reason))?;
+        Self::parse(bytes, what)
+    }
+
+    /// As [`read`](Self::read), but does not look at the checksum.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read).
+    pub fn parse(bytes: &[u8], what: &str) -> Result<Self, CheckpointError> {
+        let wrong = |error: serde_json::Error| CheckpointError::damaged(what, error.to_string());
+        // Fields of a newer format are no damage: its number is looked at first.
+        let AnyFormat { format } = serde_json::from_slice(bytes).map_err(wrong)?;
+        if format > u64::from(FORMAT) {
+            return Err(CheckpointError::Newer {
+                file: what.to_owned(),
+                format,
+            });
+        }
+        let manifest: Self = serde_json::from_slice(bytes).map_err(wrong)?;
+        manifest
+            .check()
+            .map_err(|reason| CheckpointError::damaged(what, reason))?;
+        Ok(manifest)
+    }
+
+    /// Elements of a block; none if there is no such block.
+    pub fn elements(&self, id: BlockId) -> Option<u64> {
+        let variable = self.variables.get(id.variable as usize)?;
+        let start = u64::from(id.index).checked_mul(self.block_elements)?;
+        match variable.elements().checked_sub(start)? {
+            0 => None,
+            rest => Some(rest.min(self.block_elements)),
+        }
+    }
+
+    /// Bytes of all its files.
+    pub fn bytes(&self) -> u64 {
+        self.files
+            .iter()
+            .fold(0, |sum, file| sum.saturating_add(file.bytes))
+    }
+
+    /// Whether a file's blocks are those that its entry names, each of the right size. Whether the
+    /// numbers are finite is not looked at.
+    pub(crate) fn check_blocks(
+        &self,
+        entry: &FileEntry,
+        blocks: &[SavedBlock],
+    ) -> Result<(), String> {
+        let found = ranges(blocks.iter().map(|block| block.id));
+        if found != entry.blocks {
+            return Err("its blocks are not those that the manifest names".to_owned());
+        }
+        for block in blocks {
+            let BlockId { variable, index } = block.id;
+            let expected = self.elements(block.id).map(|n| n * size_of::<f32>() as u64);
+            if expected != Some(block.weights.len() as u64) {
+                return Err(format!(
+                    "block {index} of variable {variable} has {} bytes of weights; {} were expected",
+                    block.weights.len(),
+                    expected.unwrap_or_default()
+                ));
+            }
+            let slots = block.weights.len() as u64 * u64::from(self.slots);
+            if slots != block.slots.len() as u64 {
+                return Err(format!(
+                    "block {index} of variable {variable} has {} bytes of slots; {slots} were expected",
+                    block.slots.len()
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether it makes sense in itself.
+    fn check(&self) -> Result<(), String> {
+        if self.block_elements == 0 {
+            return Err("block_elements is 0".to_owned());
+        }
+        for (i, variable) in self.variables.iter().enumerate() {
+            let name = &variable.name;
+            if i > 0 && self.variables[i - 1].name >= *name {
+                return Err(format!("variable {name:?} is not in the order of names"));
+            }
+            // Weights and slots together have to fit into memory's address range.
+            let arrays = u64::from(self.slots) + 1;
+            let bytes = variable
+                .shape
+                .iter()
+                .try_fold(arrays * size_of::<f32>() as u64, |n, d| n.checked_mul(*d));
+            let blocks = variable.elements().div_ceil(self.block_elements);
+            if !matches!(bytes, Some(1..)) || blocks > u64::from(u32::MAX) {
+                return Err(format!(
+                    "variable {name:?} of shape {:?} is empty or too large",
+                    variable.shape
+                ));
+            }
+        }
+        self.check_files()
+    }
+
+    /// Its files must have each block of each variable once.
+    fn check_files(&self) -> Result<(), String> {
+        let mut names: Vec<&str> = self.files.iter().map(|file| file.name.as_str()).collect();
+        names.sort_unstable();
+        if let Some(name) = names.iter().find(|name| !is_file_name(name)) {
+            return Err(format!("{name:?} is no name of a file of a checkpoint"));
+        }
+        if let Some(twice) = names.windows(2).find(|pair| pair[0] == pair[1]) {
+            return Err(format!("file {:?} is named twice", twice[0]));
+        }
+        let mut ranges: Vec<(&BlockRange, &str)> = self
+            .files
+            .iter()
+            .flat_map(|file| file.blocks.iter().map(|range| (range, file.name.as_str())))
+            .collect();
+        ranges.sort_by_key(|(range, _)| (range.variable, range.first));
+        let mut ranges = ranges.into_iter().peekable();
+        for (number, variable) in (0u32..).zip(&self.variables) {
+            let blocks = variable.elements().div_ceil(self.block_elements);
+            let mut next = 0;
+            while let Some((range, _)) = ranges.next_if(|(range, _)| range.variable == number) {
+                let (first, last) = (u64::from(range.first), u64::from(range.last));
+                if last < first || last >= blocks {
+                    return Err(format!(
+                        "variable {:?} has {blocks} blocks, but {first} to {last} are named",
+                        variable.name
+                    ));
+                }
+                if first != next {
+                    let (what, block) = if first < next {
+                        ("twice", first)
+                    } else {
+                        ("in no file", next)
+                    };
+                    return Err(format!(
+                        "block {block} of variable {:?} is {what}",
+                        variable.name
+                    ));
+                }
+                next = last + 1;
+            }
+            if next != blocks {
+                return Err(format!(
+                    "block {next} of variable {:?} is in no file",
+                    variable.name
+                ));
+            }
+        }
+        match ranges.next() {
+            Some((range, file)) => Err(format!(
+                "file {file:?} has blocks of variable {}, which is not there",
+                range.variable
+            )),
+            None => Ok(()),
+        }
+    }
+}
+
+impl SavedVariable {
+    /// Number of elements.
+    pub fn elements(&self) -> u64 {
+        self.shape
+            .iter()
+            .fold(1, |product, size| product.saturating_mul(*size))
+    }
+}
+
+impl From<&VariableSpec> for SavedVariable {
+    fn from(spec: &VariableSpec) -> Self {
+        Self {
+            name: spec.name.clone(),
+            shape: spec.shape.iter().map(|size| *size as u64).collect(),
+        }
+    }
+}
+
+impl From<&SavedVariable> for VariableSpec {
+    fn from(variable: &SavedVariable) -> Self {
+        Self {
+            name: variable.name.clone(),
+            shape: variable.shape.iter().map(|size| *size as usize).collect(),
+        }
+    }
+}
+
+impl FileEntry {
+    /// What a manifest says of a file with these blocks.
+    pub fn of(name: &str, content: &Bytes, blocks: impl IntoIterator<Item = BlockId>) -> Self {
+        Self {
+            name: name.to_owned(),
+            bytes: content.len() as u64,
+            sha256: sha256(content),
+            blocks: ranges(blocks),
+        }
+    }
+
+    /// Whether this is the file's content.
+    pub(crate) fn check(&self, content: &[u8]) -> Result<(), String> {
+        let length = content.len() as u64;
+        if length < self.bytes {
+            return Err(format!("truncated: {length} of {} bytes", self.bytes));
+        }
+        if length > self.bytes {
+            return Err(format!("altered: {length} bytes instead of {}", self.bytes));
+        }
+        if sha256(content) != self.sha256 {
+            return Err("altered: its checksum is another".to_owned());
+        }
+        Ok(())
+    }
+}
+
+impl BlockRange {
+    /// The blocks in it.
+    pub fn ids(self) -> impl Iterator<Item = BlockId> {
+        let variable = self.variable;
+        (self.first..=self.last).map(move |index| BlockId { variable, index })
+    }
+}
+
+/// Blocks as ranges, sorted. One that is given twice makes a range of its own.
+fn ranges(blocks: impl IntoIterator<Item = BlockId>) -> Vec<BlockRange> {
+    let mut blocks: Vec<BlockId> = blocks.into_iter().collect();
+    blocks.sort_unstable();
+    let mut ranges: Vec<BlockRange> = Vec::new();
+    for BlockId { variable, index } in blocks {
+        match ranges.last_mut() {
+            Some(range)
+                if range.variable == variable && range.last.checked_add(1) == Some(index) =>
+            {
+                range.last = index;
+            }
+            _ => ranges.push(BlockRange {
+                variable,
+                first: index,
+                last: index,
+            }),
+        }
+    }
+    ranges
+}
+
+/// Whether a name is one that a file of a checkpoint may have: nothing that leads elsewhere.
+pub(crate) fn is_file_name(name: &str) -> bool {
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    !name.is_empty() && name.len() <= 200 && name.chars().all(plain) && !name.starts_with('.')
+}
+
+/// Whether a manifest's text has the checksum that it says.
+fn check_sum(text: &[u8]) -> Result<(), String> {
+    let truncated = || {
+        format!(
+            "truncated: {} bytes, the checksum not among them",
+            text.len()
+        )
+    };
+    let rest = text.strip_suffix(AFTER_CHECKSUM).ok_or_else(truncated)?;
+    let (rest, checksum) = rest.split_last_chunk::<DIGITS>().ok_or_else(truncated)?;
+    if !rest.ends_with(BEFORE_CHECKSUM) {
+        return Err(truncated());
+    }
+    let mut hash = Sha256::new();
+    hash.update(rest);
+    hash.update(AFTER_CHECKSUM);
+    if hexadecimal(&hash.finalize()).as_bytes() == checksum {
+        Ok(())
+    } else {
+        Err("altered: its checksum is another".to_owned())
+    }
+}
+
+fn sha256(bytes: &[u8]) -> String {
+    hexadecimal(&Sha256::digest(bytes))
+}
+
+fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,245 @@
+use proptest::prelude::*;
+use safetensors::SafeTensors;
+
+use super::*;
+use crate::suite::{block, manifest};
+
+fn any_bytes(length: usize) -> impl Strategy<Value = Bytes> {
+    prop::collection::vec(any::<u8>(), length).prop_map(Bytes::from)
+}
+
+fn any_mark() -> impl Strategy<Value = Mark> {
+    let role = prop_oneof![Just(Role::Coordinator), Just(Role::Ps), Just(Role::Worker)];
+    (role, any::<u32>(), any::<[u64; 4]>()).prop_map(|(role, index, [g, s, c, v])| Mark {
+        task: Task {
+            id: TaskId { role, index },
+            generation: Generation(g),
+        },
+        sequence: Sequence(s),
+        clock: Clock(c),
+        version: Version(v),
+    })
+}
+
+fn any_blocks() -> impl Strategy<Value = (u32, Vec<SavedBlock>)> {
+    let id = (any::<u32>(), any::<u32>());
+    (0u32..=3, prop::collection::btree_set(id, 0..5)).prop_flat_map(|(slots, ids)| {
+        let blocks: Vec<_> = ids
+            .into_iter()
+            .map(|(variable, index)| {
+                (0usize..9, any::<u64>()).prop_flat_map(move |(elements, version)| {
+                    let marks = prop::collection::vec(any_mark(), 0..4);
+                    let weights = any_bytes(4 * elements);
+                    let beside = any_bytes(4 * elements * slots as usize);
+                    (marks, weights, beside).prop_map(move |(marks, weights, slots)| SavedBlock {
+                        id: BlockId { variable, index },
+                        version: Version(version),
+                        marks,
+                        weights,
+                        slots,
+                    })
+                })
+            })
+            .collect();
+        (Just(slots), blocks)
+    })
+}
+
+fn sample() -> Bytes {
+    encode(&[block(0, 0, 3, 2, 1), block(3, 1, 2, 2, 7)], 2)
+}
+
+/// A file with this header and data.
+fn file(header: &str, data: usize) -> Bytes {
+    let mut file = (header.len() as u64).to_le_bytes().to_vec();
+    file.extend_from_slice(header.as_bytes());
+    file.resize(file.len() + data, 0);
+    file.into()
+}
+
+/// Why a file with one block of two elements, but for this header, is refused.
+fn refusal(header: &str, data: usize) -> String {
+    decode(&file(header, data), "a.safetensors")
+        .unwrap_err()
+        .to_string()
+}
+
+const CONTENTS: &str = r#""__metadata__":{"flambeau":"{\"format\":1,\"slots\":0,\"blocks\":[{\"variable\":0,\"index\":0,\"version\":1,\"marks\":[]}]}"}"#;
+
+proptest! {
+    #[test]
+    fn what_is_encoded_is_decoded((slots, blocks) in any_blocks()) {
+        let file = encode(&blocks, slots);
+        prop_assert_eq!(&encode(&blocks, slots), &file);
+        prop_assert_eq!(decode(&file, "a.safetensors").unwrap(), blocks);
+    }
+
+    #[test]
+    fn any_bytes_are_decoded_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        let _ = decode(&bytes.into(), "a.safetensors");
+    }
+
+    #[test]
+    fn any_header_is_decoded_or_refused(
+        offsets in prop::collection::vec((any::<u64>(), any::<u64>(), any::<u64>()), 1..4),
+    ) {
+        let tensor = |(i, (start, end, size)): (usize, &(u64, u64, u64))| {
+            format!(r#","0.{i}":{{"dtype":"F32","shape":[{size}],"data_offsets":[{start},{end}]}}"#)
+        };
+        let tensors: String = offsets.iter().enumerate().map(tensor).collect();
+        refusal(&format!("{{{CONTENTS}{tensors}}}"), 8);
+    }
+}
+
+#[test]
+fn weights_and_slots_share_the_files_memory() {
+    let file = sample();
+    let within = |part: &Bytes| file.as_ptr_range().contains(&part.as_ptr());
+    for block in decode(&file, "a.safetensors").unwrap() {
+        assert!(within(&block.weights) && within(&block.slots));
+    }
+}
+
+#[test]
+fn others_read_it_as_safetensors() {
+    let (first, second) = (block(0, 0, 3, 2, 1), block(12, 1, 2, 2, 7));
+    let file = encode(&[first.clone(), second.clone()], 2);
+    let tensors = SafeTensors::deserialize(&file).unwrap();
+    assert_eq!(tensors.len(), 4);
+    for block in [first, second] {
+        let elements = block.weights.len() / 4;
+        let weights = tensors.tensor(&name(block.id)).unwrap();
+        assert_eq!(weights.shape(), [elements]);
+        assert_eq!(weights.data(), block.weights);
+        let slots = tensors
+            .tensor(&format!("{}.slots", name(block.id)))
+            .unwrap();
+        assert_eq!(slots.shape(), [2, elements]);
+        assert_eq!(slots.data(), block.slots);
+        assert_eq!(slots.dtype(), safetensors::Dtype::F32);
+    }
+    assert_eq!(u64::from_le_bytes(*file.first_chunk().unwrap()) % 8, 0);
+}
+
+#[test]
+fn a_models_header_is_that_of_safetensors() {
+    use safetensors::tensor::TensorView;
+    let manifest = manifest(1, 0, 1);
+    let data = [0; 40];
+    let views = manifest.variables.iter().map(|variable| {
+        let shape: Vec<usize> = variable.shape.iter().map(|size| *size as usize).collect();
+        let bytes = &data[..variable.elements() as usize * 4];
+        let view = TensorView::new(safetensors::Dtype::F32, shape, bytes).unwrap();
+        (variable.name.clone(), view)
+    });
+    let whole = safetensors::serialize(views, None).unwrap();
+    let header = weights_header(&manifest);
+    assert_eq!(header, whole[..header.len()]);
+    assert_eq!(whole.len() - header.len(), 4 * (3 + 10 + 1));
+}
+
+#[test]
+fn a_truncated_file_is_refused_wherever_it_ends() {
+    let file = sample();
+    for end in 0..file.len() {
+        let error = decode(&file.slice(..end), "a.safetensors").unwrap_err();
+        let message = error.to_string();
+        assert!(
+            message.starts_with("a.safetensors is damaged") && message.contains("truncated"),
+            "{end}: {message}"
+        );
+    }
+}
+
+#[test]
+fn no_altered_byte_makes_it_panic() {
+    let file = sample();
+    for place in 0..file.len() {
+        for flip in [0x01, 0x10, 0x80, 0xff] {
+            let mut altered = file.to_vec();
+            altered[place] ^= flip;
+            let _ = decode(&altered.into(), "a.safetensors");
+        }
+    }
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_by_name() {
+    let weights = r#""0.0":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}"#;
+    assert!(decode(&file(&format!("{{{CONTENTS},{weights}}}"), 8), "a").is_ok());
+    let huge = "18446744073709551608";
+    let half = "9223372036854775808";
+    let cases = [
+        (format!("{{{weights}}}"), "no \"flambeau\""),
+        (format!("{{{CONTENTS}}}"), "8 bytes belong to no tensor"),
+        (
+            format!("{{{CONTENTS},{}}}", weights.replace("F32", "F16")),
+            "is F16 of shape",
+        ),
+        (
+            format!("{{{CONTENTS},{}}}", weights.replace("[2]", "[1,2]")),
+            "has shape [1, 2]",
+        ),
+        (
+            format!("{{{CONTENTS},{}}}", weights.replace("0.0", "0.1")),
+            "\"0.0\" is missing",
+        ),
+        (
+            format!("{{{CONTENTS},{}}}", weights.replace("[0,8]", "[4,8]")),
+            "0 was expected as the start",
+        ),
+        (
+            format!("{{{CONTENTS},{}}}", weights.replace("[2]", "[3]")),
+            "of shape [3] in 8 bytes",
+        ),
+        (
+            format!(
+                "{{{CONTENTS},{}}}",
+                weights.replace("8]", &format!("{huge}]"))
+            ),
+            "truncated",
+        ),
+        (
+            format!(
+                "{{{CONTENTS},{}}}",
+                weights.replace("[2]", &format!("[{half},{half}]"))
+            ),
+            "of shape",
+        ),
+        (
+            format!(
+                "{{{CONTENTS},{weights},{}}}",
+                r#""x":{"dtype":"F32","shape":[0],"data_offsets":[8,8]}"#
+            ),
+            "\"x\" is of no block",
+        ),
+        (
+            format!(
+                "{{{},{weights}}}",
+                CONTENTS.replace("slots\\\":0", "slots\\\":1")
+            ),
+            "\"0.0.slots\" is missing",
+        ),
+        (
+            format!("{{{},{weights}}}", CONTENTS.replace("version", "vision")),
+            "unknown field `vision`",
+        ),
+    ];
+    for (header, expected) in cases {
+        let message = refusal(&header, 8);
+        assert!(message.contains(expected), "{message} for {header}");
+    }
+    let mut long = sample().to_vec();
+    long[..8].copy_from_slice(&u64::MAX.to_le_bytes());
+    let error = decode(&long.into(), "a").unwrap_err();
+    assert!(error.to_string().contains("at most 100000000"), "{error}");
+}
+
+#[test]
+fn a_newer_format_is_said_to_be_one() {
+    let header = CONTENTS.replace("format\\\":1", "new\\\":[],\\\"format\\\":2");
+    assert_eq!(
+        refusal(&format!("{{{header}}}"), 0),
+        "a.safetensors was written by a newer release: format 2, this program reads 1"
+    );
+}

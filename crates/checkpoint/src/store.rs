@@ -1,0 +1,495 @@
+//! Where checkpoints lie: write, list, read, prune.
+
+use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use object_store::path::Path;
+use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
+
+use crate::error::{CheckpointError, Secrets};
+use crate::folder;
+use crate::manifest::{FileEntry, Manifest, is_file_name};
+use crate::part::{SavedBlock, decode};
+
+const MANIFEST: &str = "manifest.json";
+const PROBE: &str = "probe";
+const FOLDER: &str = "checkpoint-";
+/// Files larger than this are sent in parts of this size: no request takes too long.
+const REQUEST: usize = 16 << 20;
+
+/// A checkpoint of which something is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// Its number.
+    pub number: u64,
+    /// Whether it has a manifest. Without, it is being written, or its writer died.
+    pub complete: bool,
+}
+
+/// Name of a checkpoint's folder.
+pub fn folder_name(number: u64) -> String {
+    format!("{FOLDER}{number:012}")
+}
+
+/// The checkpoint that a folder of this name has.
+pub(crate) fn number_of(folder: &str) -> Option<u64> {
+    let number = folder.strip_prefix(FOLDER)?.parse().ok()?;
+    (folder_name(number) == folder).then_some(number)
+}
+
+/// A place where checkpoints lie.
+#[derive(Clone)]
+pub struct Store {
+    objects: Arc<dyn ObjectStore>,
+    /// Where in the objects.
+    root: Path,
+    /// The same, if it is a folder.
+    folder: Option<PathBuf>,
+    location: String,
+    secrets: Arc<Secrets>,
+    /// Whether hashing and file work may go to the runtime's blocking threads.
+    threads: bool,
+}
+
+impl fmt::Debug for Store {
+    /// The objects are left out: theirs has keys in it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Store").field(&self.location).finish()
+    }
+}
+
+impl Store {
+    /// Over any objects, named `location` in messages. Uses no threads.
+    pub fn over(objects: Arc<dyn ObjectStore>, location: &str) -> Self {
+        Self {
+            objects,
+            root: Path::default(),
+            folder: None,
+            location: location.to_owned(),
+            secrets: Arc::default(),
+            threads: false,
+        }
+    }
+
+    /// A folder that is there.
+    pub(crate) fn in_folder(
+        objects: Arc<dyn ObjectStore>,
+        folder: PathBuf,
+        location: String,
+    ) -> Self {
+        Self {
+            folder: Some(folder),
+            threads: true,
+            ..Self::over(objects, &location)
+        }
+    }
+
+    /// A bucket's objects below `root`.
+    pub(crate) fn in_bucket(
+        objects: Arc<dyn ObjectStore>,
+        root: Path,
+        location: String,
+        secrets: Secrets,
+    ) -> Self {
+        Self {
+            root,
+            secrets: Arc::new(secrets),
+            threads: true,
+            ..Self::over(objects, &location)
+        }
+    }
+
+    /// Where it is: an absolute path, or an URL. Has no credentials in it.
+    pub fn location(&self) -> &str {
+        &self.location
+    }
+
+    /// Where one checkpoint is: fit for [`load`](crate::load).
+    pub fn checkpoint_location(&self, number: u64) -> String {
+        self.place(&folder_name(number))
+    }
+
+    /// A part of the store, below one of its folders.
+    pub(crate) fn below(&self, name: &str) -> Self {
+        Self {
+            root: self.root.clone().join(name),
+            folder: self.folder.as_ref().map(|folder| folder.join(name)),
+            location: self.place(name),
+            ..self.clone()
+        }
+    }
+
+    /// Names of the folders in it.
+    pub(crate) async fn folders(&self) -> Result<Vec<String>, CheckpointError> {
+        let root = (!self.root.as_ref().is_empty()).then_some(&self.root);
+        let found = self.objects.list_with_delimiter(root).await;
+        let found = found.map_err(|error| self.secrets.explain(&self.location, &error))?;
+        let names = found.common_prefixes.iter().filter_map(Path::filename);
+        Ok(names.map(str::to_owned).collect())
+    }
+
+    /// Writes what [`read_probe`](Self::read_probe) reads.
+    ///
+    /// # Errors
+    /// If the store cannot be written to.
+    pub async fn write_probe(&self, token: &str) -> Result<(), CheckpointError> {
+        self.write("", PROBE, token.to_owned().into()).await
+    }
+
+    /// What the newest [`write_probe`](Self::write_probe) wrote, by whichever process.
+    ///
+    /// # Errors
+    /// If the store cannot be read.
+    pub async fn read_probe(&self) -> Result<Option<String>, CheckpointError> {
+        match self.read("", PROBE).await {
+            Ok(token) => Ok(Some(String::from_utf8_lossy(&token).into_owned())),
+            Err(CheckpointError::NotFound(_)) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Writes a file of a checkpoint that has no manifest yet. It appears whole or not at all; a file
+    /// of that name is replaced. Once this returns, it survives a crash.
+    ///
+    /// # Errors
+    /// If the store cannot be written to, or the name leads elsewhere.
+    pub async fn write_file(
+        &self,
+        checkpoint: u64,
+        name: &str,
+        content: Bytes,
+    ) -> Result<(), CheckpointError> {
+        if !is_file_name(name) || name == MANIFEST {
+            return Err(CheckpointError::Location {
+                location: name.to_owned(),
+                reason: "it is no name of a file of a checkpoint".to_owned(),
+            });
+        }
+        self.write(&folder_name(checkpoint), name, content).await
+    }
+
+    /// Writes a manifest, by which its checkpoint becomes complete, and returns it with its checksum.
+    /// All its files must have been written.
+    ///
+    /// # Errors
+    /// If the store cannot be written to; [`CheckpointError::Damaged`] if the checkpoint would not be
+    /// whole.
+    pub async fn write_manifest(&self, manifest: Manifest) -> Result<Manifest, CheckpointError> {
+        let bytes = manifest.to_bytes()?;
+        self.check_present(&manifest).await?;
+        let folder = folder_name(manifest.number);
+        let manifest = Manifest::read(&bytes, &self.place(&format!("{folder}/{MANIFEST}")))?;
+        self.write(&folder, MANIFEST, bytes).await?;
+        Ok(manifest)
+    }
+
+    /// A checkpoint's manifest.
+    ///
+    /// # Errors
+    /// [`CheckpointError::NotFound`] if there is none; [`CheckpointError::Damaged`] or
+    /// [`CheckpointError::Newer`]; or if the store cannot be read.
+    pub async fn manifest(&self, number: u64) -> Result<Manifest, CheckpointError> {
+        let folder = folder_name(number);
+        let what = self.place(&format!("{folder}/{MANIFEST}"));
+        let manifest = Manifest::read(&self.read(&folder, MANIFEST).await?, &what)?;
+        if manifest.number == number {
+            Ok(manifest)
+        } else {
+            let reason = format!(
+                "it is of {}, and not of the folder that it is in",
+                folder_name(manifest.number)
+            );
+            Err(CheckpointError::damaged(&what, reason))
+        }
+    }
+
+    /// All checkpoints of which something is there, by number.
+    ///
+    /// # Errors
+    /// If the store cannot be read.
+    pub async fn list(&self) -> Result<Vec<Listed>, CheckpointError> {
+        let folders = self.folders().await?;
+        let mut numbers: Vec<u64> = folders.iter().filter_map(|name| number_of(name)).collect();
+        numbers.sort_unstable();
+        let mut listed = Vec::new();
+        for number in numbers {
+            let files = self.files(number).await?;
+            listed.push(Listed {
+                number,
+                complete: files.iter().any(|(name, _)| name == MANIFEST),
+            });
+        }
+        Ok(listed)
+    }
+
+    /// The newest checkpoint that has a good manifest and files of the right sizes. Damaged ones are
+    /// passed over, with a warning.
+    ///
+    /// # Errors
+    /// If the store cannot be read, or the newest is of a newer format: to go on from an older one
+    /// would lose what a newer program has trained.
+    pub async fn newest(&self) -> Result<Option<Manifest>, CheckpointError> {
+        self.newest_of(|_| true).await
+    }
+
+    /// The newest good checkpoint below a number: see [`newest`](Self::newest).
+    ///
+    /// # Errors
+    /// As [`newest`](Self::newest).
+    pub async fn before(&self, number: u64) -> Result<Option<Manifest>, CheckpointError> {
+        self.newest_of(|other| other < number).await
+    }
+
+    async fn newest_of(
+        &self,
+        wanted: impl Fn(u64) -> bool,
+    ) -> Result<Option<Manifest>, CheckpointError> {
+        let folders = self.folders().await?;
+        let numbers = folders.iter().filter_map(|name| number_of(name));
+        let mut numbers: Vec<u64> = numbers.filter(|number| wanted(*number)).collect();
+        numbers.sort_unstable();
+        for number in numbers.into_iter().rev() {
+            match self.whole(number).await {
+                Ok(manifest) => return Ok(Some(manifest)),
+                Err(CheckpointError::Damaged { file, reason, .. }) => {
+                    tracing::warn!(file, reason, "a damaged checkpoint is passed over");
+                }
+                Err(CheckpointError::NotFound(_)) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(None)
+    }
+
+    /// A checkpoint's manifest, if all its files are there in their sizes.
+    async fn whole(&self, number: u64) -> Result<Manifest, CheckpointError> {
+        let manifest = self.manifest(number).await?;
+        self.check_present(&manifest).await?;
+        Ok(manifest)
+    }
+
+    /// Whether a checkpoint's files are there and have the right sizes; reads none of them.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Damaged`], or if the store cannot be read.
+    pub async fn check_present(&self, manifest: &Manifest) -> Result<(), CheckpointError> {
+        let files = self.files(manifest.number).await?;
+        for entry in &manifest.files {
+            let found = files.iter().find(|(name, _)| *name == entry.name);
+            let reason = match found {
+                None => "it is missing".to_owned(),
+                Some((_, bytes)) if *bytes < entry.bytes => {
+                    format!("truncated: {bytes} of {} bytes", entry.bytes)
+                }
+                Some((_, bytes)) if *bytes > entry.bytes => {
+                    format!("altered: {bytes} bytes instead of {}", entry.bytes)
+                }
+                Some(_) => continue,
+            };
+            let file = self.file_place(manifest.number, &entry.name);
+            return Err(CheckpointError::damaged(&file, reason));
+        }
+        Ok(())
+    }
+
+    /// The blocks of a checkpoint's file: complete, unaltered, those that the manifest names.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Damaged`], or if the store cannot be read.
+    pub async fn read_file(
+        &self,
+        manifest: &Manifest,
+        file: &FileEntry,
+    ) -> Result<Vec<SavedBlock>, CheckpointError> {
+        let place = self.file_place(manifest.number, &file.name);
+        let content = match self.read(&folder_name(manifest.number), &file.name).await {
+            Err(CheckpointError::NotFound(_)) => {
+                return Err(CheckpointError::damaged(&place, "it is missing"));
+            }
+            content => content?,
+        };
+        let (manifest, file) = (manifest.clone(), file.clone());
+        self.work(move || {
+            let damaged = |reason| CheckpointError::damaged(&place, reason);
+            file.check(&content).map_err(damaged)?;
+            let blocks = decode(&content, &place)?;
+            manifest.check_blocks(&file, &blocks).map_err(damaged)?;
+            Ok(blocks)
+        })
+        .await
+    }
+
+    /// Reads and checks all files of a checkpoint.
+    ///
+    /// # Errors
+    /// As [`read_file`](Self::read_file), of the first file that is damaged.
+    pub async fn verify(&self, manifest: &Manifest) -> Result<(), CheckpointError> {
+        for file in &manifest.files {
+            self.read_file(manifest, file).await?;
+        }
+        Ok(())
+    }
+
+    /// Removes all but the newest `keep` complete checkpoints (at least one stays), and what is
+    /// unfinished and older than the newest of them. Returns the numbers of what it removed.
+    ///
+    /// # Errors
+    /// If the store cannot be read or written to.
+    pub async fn prune(&self, keep: usize) -> Result<Vec<u64>, CheckpointError> {
+        let listed = self.list().await?;
+        let complete: Vec<u64> = listed
+            .iter()
+            .filter_map(|l| l.complete.then_some(l.number))
+            .collect();
+        let Some(newest) = complete.last() else {
+            return Ok(Vec::new());
+        };
+        let kept = &complete[complete.len().saturating_sub(keep.max(1))..];
+        let mut removed = Vec::new();
+        for Listed { number, .. } in listed {
+            if number < *newest && !kept.contains(&number) {
+                self.remove(number).await?;
+                removed.push(number);
+            }
+        }
+        Ok(removed)
+    }
+
+    /// To an error about a checkpoint's content, adds which one before it may serve instead.
+    pub async fn advise(&self, number: u64, error: CheckpointError) -> CheckpointError {
+        match error {
+            CheckpointError::Damaged { file, reason, .. } => {
+                // Without an answer the damage is still what has to be told.
+                let instead = self.before(number).await.ok().flatten();
+                CheckpointError::Damaged {
+                    file,
+                    reason,
+                    instead: instead.map(|m| (m.number, self.checkpoint_location(m.number))),
+                }
+            }
+            error => error,
+        }
+    }
+
+    /// The manifest goes first: half a removal leaves no checkpoint.
+    async fn remove(&self, number: u64) -> Result<(), CheckpointError> {
+        let name = folder_name(number);
+        if let Some(folder) = self.folder.as_ref().map(|folder| folder.join(&name)) {
+            let place = self.place(&name);
+            let removed = move || {
+                folder::remove(&folder, MANIFEST).map_err(|e| CheckpointError::io(&place, &e))
+            };
+            return self.work(removed).await;
+        }
+        let mut files = self.files(number).await?;
+        files.sort_by_key(|(file, _)| file != MANIFEST);
+        for (file, _) in files {
+            match self.objects.delete(&self.path(&name, &file)).await {
+                Ok(()) | Err(object_store::Error::NotFound { .. }) => {}
+                Err(error) => {
+                    let place = self.file_place(number, &file);
+                    return Err(self.secrets.explain(&place, &error));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Names and sizes of the files in a checkpoint's folder.
+    async fn files(&self, number: u64) -> Result<Vec<(String, u64)>, CheckpointError> {
+        let name = folder_name(number);
+        let found = self
+            .objects
+            .list_with_delimiter(Some(&self.root.clone().join(name.as_str())))
+            .await
+            .map_err(|error| self.secrets.explain(&self.place(&name), &error))?;
+        let file = |object: &object_store::ObjectMeta| {
+            Some((object.location.filename()?.to_owned(), object.size))
+        };
+        Ok(found.objects.iter().filter_map(file).collect())
+    }
+
+    pub(crate) async fn write(
+        &self,
+        folder: &str,
+        name: &str,
+        content: Bytes,
+    ) -> Result<(), CheckpointError> {
+        let place = self.place(&format!("{folder}/{name}"));
+        if let Some(root) = &self.folder {
+            let (folder, name) = (root.join(folder), name.to_owned());
+            let write = move || {
+                folder::write(&folder, &name, &content)
+                    .map_err(|error| CheckpointError::io(&place, &error))
+            };
+            return self.work(write).await;
+        }
+        self.put(&self.path(folder, name), content)
+            .await
+            .map_err(|error| self.secrets.explain(&place, &error))
+    }
+
+    async fn put(&self, path: &Path, mut content: Bytes) -> object_store::Result<()> {
+        if content.len() <= REQUEST {
+            self.objects.put(path, content.into()).await?;
+            return Ok(());
+        }
+        let mut upload = self.objects.put_multipart(path).await?;
+        while !content.is_empty() {
+            let part = content.split_to(content.len().min(REQUEST));
+            if let Err(error) = upload.put_part(PutPayload::from(part)).await {
+                // What was sent would be paid for; it cannot be seen in any case.
+                let _ = upload.abort().await;
+                return Err(error);
+            }
+        }
+        upload.complete().await?;
+        Ok(())
+    }
+
+    pub(crate) async fn read(&self, folder: &str, name: &str) -> Result<Bytes, CheckpointError> {
+        let explain = |error: object_store::Error| {
+            let place = self.place(&format!("{folder}/{name}"));
+            self.secrets.explain(&place, &error)
+        };
+        let found = self.objects.get(&self.path(folder, name)).await;
+        found.map_err(explain)?.bytes().await.map_err(explain)
+    }
+
+    fn path(&self, folder: &str, name: &str) -> Path {
+        let names = folder.split('/').filter(|part| !part.is_empty());
+        names
+            .chain([name])
+            .fold(self.root.clone(), |path, part| path.join(part))
+    }
+
+    /// How a file or folder in it is called in messages.
+    fn place(&self, name: &str) -> String {
+        let location = self.location.trim_end_matches('/');
+        format!("{location}/{}", name.trim_start_matches('/'))
+    }
+
+    fn file_place(&self, number: u64, name: &str) -> String {
+        self.place(&format!("{}/{name}", folder_name(number)))
+    }
+
+    /// Does work that would hold up other tasks.
+    async fn work<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> Result<T, CheckpointError> + Send + 'static,
+    ) -> Result<T, CheckpointError> {
+        if !self.threads {
+            return work();
+        }
+        tokio::task::spawn_blocking(work)
+            .await
+            .unwrap_or_else(|error| {
+                Err(CheckpointError::Storage {
+                    place: self.location.clone(),
+                    reason: error.to_string(),
+                })
+            })
+    }
+}

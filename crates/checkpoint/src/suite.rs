@@ -1,0 +1,114 @@
+//! One suite over all kinds of stores, and what its tests and others train with.
+
+mod corpus;
+mod locations;
+mod s3;
+mod stores;
+
+use bytes::Bytes;
+use shared_proto::blocks::BlockId;
+use shared_proto::ids::{Clock, Generation, Role, Sequence, Task, TaskId, Version};
+
+use crate::manifest::{FORMAT, FileEntry, Manifest, SavedVariable};
+use crate::part::{Mark, SavedBlock, encode};
+use crate::store::Store;
+
+/// Elements in a block of [`manifest`].
+const BLOCK_ELEMENTS: u64 = 4;
+
+/// Numbers that differ from each other and from those of other seeds.
+fn numbers(count: u64, seed: u64) -> Bytes {
+    let number = |i| (seed * 1000 + i) as f32 / 8.0;
+    (0..count).flat_map(|i| number(i).to_le_bytes()).collect()
+}
+
+/// A block with two marks.
+pub(crate) fn block(variable: u32, index: u32, elements: u64, slots: u32, seed: u64) -> SavedBlock {
+    let mark = |worker: u32| Mark {
+        task: Task {
+            id: TaskId {
+                role: Role::Worker,
+                index: worker,
+            },
+            generation: Generation(1),
+        },
+        sequence: Sequence(seed + u64::from(worker)),
+        clock: Clock(seed),
+        version: Version(seed * 2),
+    };
+    SavedBlock {
+        id: BlockId { variable, index },
+        version: Version(seed * 2 + 1),
+        marks: vec![mark(0), mark(1)],
+        weights: numbers(elements, seed),
+        slots: numbers(elements * u64::from(slots), seed + 1),
+    }
+}
+
+/// The blocks of a small model: of each file those that are in it.
+pub(crate) fn files(slots: u32, seed: u64) -> Vec<(&'static str, Vec<SavedBlock>)> {
+    let block = |variable, index, elements| block(variable, index, elements, slots, seed);
+    vec![
+        (
+            "shard-0-part-0000.safetensors",
+            vec![block(0, 0, 3), block(1, 1, 4), block(1, 2, 2)],
+        ),
+        (
+            "shard-1-part-0000.safetensors",
+            vec![block(1, 0, 4), block(2, 0, 1)],
+        ),
+    ]
+}
+
+/// The manifest of [`files`], without a checksum.
+pub(crate) fn manifest(number: u64, slots: u32, seed: u64) -> Manifest {
+    let variable = |name: &str, shape: &[u64]| SavedVariable {
+        name: name.to_owned(),
+        shape: shape.to_vec(),
+    };
+    Manifest {
+        format: FORMAT,
+        number,
+        job: "digits".to_owned(),
+        job_toml: "name = \"digits\"\n".to_owned(),
+        mode: "sync".to_owned(),
+        epoch: 1,
+        clock: seed,
+        steps: seed,
+        samples: seed * 32,
+        began: 1_790_000_000,
+        variables: vec![
+            variable("fc.bias", &[3]),
+            variable("fc.weight", &[2, 5]),
+            variable("scale", &[]),
+        ],
+        block_elements: BLOCK_ELEMENTS,
+        slots,
+        shards: 2,
+        files: files(slots, seed)
+            .into_iter()
+            .map(|(name, blocks)| {
+                let ids: Vec<BlockId> = blocks.iter().map(|block| block.id).collect();
+                FileEntry::of(name, &encode(&blocks, slots), ids)
+            })
+            .collect(),
+        // Not every reader of numbers gives this one back.
+        progress: serde_json::json!({"data_epoch": 2, "loss": 0.10000000000000002}),
+        checksum: String::new(),
+    }
+}
+
+/// Writes a checkpoint as a run does.
+pub(crate) async fn save(store: &Store, number: u64) -> Manifest {
+    save_files(store, number).await;
+    let manifest = manifest(number, 2, number);
+    store.write_manifest(manifest).await.unwrap()
+}
+
+/// Writes a checkpoint whose writer dies before the manifest.
+pub(crate) async fn save_files(store: &Store, number: u64) {
+    for (name, blocks) in files(2, number) {
+        let content = encode(&blocks, 2);
+        store.write_file(number, name, content).await.unwrap();
+    }
+}

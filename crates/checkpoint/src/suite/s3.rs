@@ -1,0 +1,261 @@
+//! A store over the S3 protocol: the suite against a real server of it, and what must not be shown.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+
+use super::{save, stores};
+use crate::error::{CheckpointError, without_user};
+use crate::location::{load_from, resolve_with};
+use crate::store::Store;
+
+const KEY: &str = "AKIAFLAMBEAUTEST0001";
+const SECRET: &str = "c3VjaCBhIHNlY3JldCBrZXk";
+const TOKEN: &str = "token-of-a-session-0001";
+
+fn variables(address: &str) -> Vec<(String, String)> {
+    [
+        ("AWS_ACCESS_KEY_ID", KEY),
+        ("AWS_SECRET_ACCESS_KEY", SECRET),
+        ("AWS_SESSION_TOKEN", TOKEN),
+        ("AWS_REGION", "us-east-1"),
+        ("AWS_ENDPOINT", address),
+        ("AWS_ALLOW_HTTP", "true"),
+        ("HOME", "/root"),
+    ]
+    .map(|(name, value)| (name.to_owned(), value.to_owned()))
+    .to_vec()
+}
+
+fn shows_no_key(text: &str) {
+    for secret in [KEY, SECRET, TOKEN, "hunter2"] {
+        assert!(!text.contains(secret), "{text}");
+    }
+}
+
+/// An S3 server of its own, ended with the test.
+struct Moto {
+    process: Child,
+    address: String,
+}
+
+impl Drop for Moto {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+impl Moto {
+    /// None where it is not installed: then the tests with it are left out, loudly.
+    fn start() -> Option<Self> {
+        let Some(program) = moto() else {
+            // Past the capture of the test's output.
+            let _ = writeln!(
+                std::io::stderr(),
+                "SKIPPED: checkpoints over the S3 protocol: moto_server was not found. \
+                 pip install 'moto[server]', then put it on the PATH or its path into FLAMBEAU_TEST_MOTO"
+            );
+            return None;
+        };
+        let mut process = Command::new(program)
+            .args(["-H", "127.0.0.1", "-p", "0"])
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(process.stderr.take().unwrap()).lines();
+        let address = lines
+            .find_map(|line| {
+                let line = line.unwrap();
+                let (_, address) = line.split_once("Running on ")?;
+                Some(address.trim().to_owned())
+            })
+            .expect("moto_server ended");
+        // It logs each request, and must not wait for a reader.
+        std::thread::spawn(move || lines.for_each(drop));
+        let moto = Self { process, address };
+        assert!(moto.request("PUT /bucket", "").contains("200"));
+        Some(moto)
+    }
+
+    fn request(&self, what: &str, body: &str) -> String {
+        let host = self.address.strip_prefix("http://").unwrap();
+        let mut stream = TcpStream::connect(host).unwrap();
+        write!(
+            stream,
+            "{what} HTTP/1.1\r\nHost: {host}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+            body.len()
+        )
+        .unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    }
+
+    fn open(&self, location: &str) -> Store {
+        Store::open_with(location, &variables(&self.address)).unwrap()
+    }
+}
+
+/// Where moto's server is.
+fn moto() -> Option<PathBuf> {
+    if let Some(program) = std::env::var_os("FLAMBEAU_TEST_MOTO") {
+        return Some(program.into());
+    }
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path)
+        .map(|folder| folder.join("moto_server"))
+        .find(|program| program.is_file())
+}
+
+#[tokio::test]
+async fn in_a_bucket() {
+    let Some(moto) = Moto::start() else { return };
+    let mut number = 0;
+    stores::suite(|| {
+        number += 1;
+        moto.open(&format!("s3://bucket/runs/{number}"))
+    })
+    .await;
+
+    // At the root of a bucket, and by what a person may name.
+    assert!(moto.request("PUT /other", "").contains("200"));
+    let variables = variables(&moto.address);
+    let store = moto.open("s3://other");
+    save(&store, 1).await;
+    save(&moto.open("s3://other/run/checkpoints"), 2).await;
+    let run = "s3://other/run/checkpoints";
+    for (location, expected) in [
+        ("s3://other", ("s3://other", None)),
+        ("s3://other/run", (run, None)),
+        ("s3://other/run/", (run, None)),
+        (run, (run, None)),
+        (
+            "s3://other/checkpoint-000000000001",
+            ("s3://other", Some(1)),
+        ),
+    ] {
+        let (store, number) = resolve_with(location, &variables).await.unwrap();
+        assert_eq!((store.location(), number), expected);
+        let manifest = load_from(&store, number).await.unwrap();
+        store.verify(&manifest).await.unwrap();
+    }
+    let error = resolve_with("s3://other/absent", &variables)
+        .await
+        .unwrap_err();
+    assert!(matches!(error, CheckpointError::NotFound(_)), "{error:?}");
+
+    let absent = moto.open("s3://no-such-bucket/x");
+    for error in [
+        absent.write_probe("x").await.unwrap_err(),
+        absent.list().await.unwrap_err(),
+    ] {
+        assert!(
+            error.to_string().ends_with("there is no such bucket"),
+            "{error:?}"
+        );
+        shows_no_key(&format!("{error} {error:?}"));
+    }
+
+    // From here on the server knows no key.
+    assert!(
+        moto.request("POST /moto-api/reset-auth", "0")
+            .contains("200")
+    );
+    for error in [
+        store.write_probe("x").await.unwrap_err(),
+        store.list().await.unwrap_err(),
+        store.manifest(1).await.unwrap_err(),
+    ] {
+        assert!(matches!(error, CheckpointError::Denied { .. }), "{error:?}");
+        assert!(error.to_string().contains("InvalidAccessKeyId"), "{error}");
+        assert!(error.to_string().starts_with("s3://other"), "{error}");
+        shows_no_key(&format!("{error} {error:?}"));
+    }
+}
+
+/// A server that quotes all it was sent, as S3 does of a request with a wrong signature.
+fn indiscreet(status: &'static str) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = format!("http://user:hunter2@{}", listener.local_addr().unwrap());
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let mut request = [0; 4096];
+            let length = stream.read(&mut request).unwrap();
+            let request = String::from_utf8_lossy(&request[..length]).into_owned();
+            let body = format!("{request} {KEY} {SECRET} {TOKEN} http://user:hunter2@host/x");
+            let _ = write!(
+                stream,
+                "HTTP/1.1 {status}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
+                body.len()
+            );
+        }
+    });
+    address
+}
+
+#[tokio::test]
+async fn no_message_shows_a_key() {
+    for status in ["403 Forbidden", "401 Unauthorized", "400 Bad Request"] {
+        let variables = variables(&indiscreet(status));
+        let store = Store::open_with("s3://bucket/run", &variables).unwrap();
+        shows_no_key(&format!("{store:?} {}", store.location()));
+        assert_eq!(format!("{store:?}"), "Store(\"s3://bucket/run\")");
+        for error in [
+            store.write_probe("x").await.unwrap_err(),
+            store.list().await.unwrap_err(),
+            store.manifest(1).await.unwrap_err(),
+        ] {
+            shows_no_key(&format!("{error} {error:?} {error:#?}"));
+            assert!(error.to_string().contains("(hidden)"), "{error}");
+            assert!(matches!(error, CheckpointError::Denied { .. }), "{error:?}");
+        }
+    }
+}
+
+#[test]
+fn a_location_with_a_password_is_refused_without_showing_it() {
+    for location in [
+        "s3://user:hunter2@bucket/run",
+        "s3://bucket/run?X-Amz-Signature=hunter2",
+        "http://user:hunter2@host/run",
+        "s3://hunter2@bucket",
+    ] {
+        let error = Store::open(location).unwrap_err();
+        assert!(matches!(error, CheckpointError::Location { .. }));
+        shows_no_key(&format!("{error} {error:?}"));
+    }
+}
+
+#[test]
+fn settings_that_make_no_sense_are_refused() {
+    let mut variables = variables("http://127.0.0.1:1");
+    variables.push(("AWS_ALLOW_HTTP".to_owned(), "perhaps".to_owned()));
+    let error = Store::open_with("s3://bucket/run", &variables).unwrap_err();
+    assert!(
+        matches!(error, CheckpointError::Location { .. }),
+        "{error:?}"
+    );
+    variables.retain(|(name, _)| name != "AWS_SECRET_ACCESS_KEY" && name != "AWS_ALLOW_HTTP");
+    let error = Store::open_with("s3://bucket/run", &variables).unwrap_err();
+    shows_no_key(&format!("{error} {error:?}"));
+}
+
+#[test]
+fn users_are_left_out_of_urls() {
+    let cases = [
+        ("s3://bucket/a@b", "s3://bucket/a@b"),
+        ("s3://u:p@bucket", "s3://bucket"),
+        (
+            "x http://u:p@w@h/x and s3://k@b y@z",
+            "x http://h/x and s3://b y@z",
+        ),
+        ("a://", "a://"),
+    ];
+    for (text, expected) in cases {
+        assert_eq!(without_user(text), expected);
+    }
+}

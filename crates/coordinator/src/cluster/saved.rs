@@ -1,0 +1,213 @@
+//! What a coordinator that starts again needs to know, and how it goes on from there.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+use shared_proto::ids::{Clock, Generation, Role, Sequence, Task, ViewNumber};
+use shared_proto::job::Job;
+use shared_proto::view::{CheckpointOrder, Commit, JobPhase};
+use shared_proto::wire;
+
+use super::Cluster;
+use super::checkpoints::Kept;
+use super::members::{Member, Progress};
+use super::training::{Evaluation, Evaluations, SavedEvaluation, Step};
+use super::variables::Variables;
+use crate::splits::Ledger;
+
+/// Views that one life of a coordinator may publish: the next begins beyond them.
+const VIEWS_IN_A_LIFE: u64 = 1 << 40;
+
+/// The cluster, to be kept.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Saved {
+    /// How many times the coordinator has started.
+    pub(crate) generation: Generation,
+    first_generation: Generation,
+    pub(crate) job_toml: String,
+    members: Vec<SavedMember>,
+    variables: Option<Variables>,
+    ledger: Option<Ledger>,
+    evaluations_due: VecDeque<u32>,
+    evaluation_at_work: Option<Evaluation>,
+    evaluation_reported: Option<(u32, Task)>,
+    evaluations: Vec<SavedEvaluation>,
+    step: Option<Step>,
+    commit: Option<Commit>,
+    min_clock: Clock,
+    phase: i32,
+    pub(crate) error: String,
+    seconds: f64,
+    earlier_samples: u64,
+    steps: u64,
+    samples: u64,
+    skipped: u64,
+    lost: u64,
+    next_checkpoint: u64,
+    order: Option<CheckpointOrder>,
+    newest: Option<Kept>,
+    first_written: bool,
+    ending: bool,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct SavedMember {
+    task: Task,
+    identity: String,
+    address: String,
+    metrics_address: String,
+    alive: bool,
+    gone: String,
+    clock: Clock,
+    active: bool,
+    ready: bool,
+    finished: Sequence,
+    samples: u64,
+    steps: u64,
+    /// Pull, compute, push, wait.
+    times: [f64; 4],
+}
+
+impl Saved {
+    /// Whether the job has ended.
+    pub(crate) fn ended(&self) -> bool {
+        matches!(self.phase(), JobPhase::Done | JobPhase::Failed)
+    }
+
+    fn phase(&self) -> JobPhase {
+        JobPhase::try_from(self.phase).unwrap_or(JobPhase::Starting)
+    }
+}
+
+impl From<&Member> for SavedMember {
+    fn from(member: &Member) -> Self {
+        let progress = &member.progress;
+        let times = progress.times;
+        Self {
+            task: member.task,
+            identity: member.identity.clone(),
+            address: member.address.clone(),
+            metrics_address: member.metrics_address.clone(),
+            alive: member.alive,
+            gone: member.gone.clone(),
+            clock: progress.clock,
+            active: progress.active,
+            ready: progress.ready,
+            finished: progress.finished,
+            samples: progress.samples,
+            steps: progress.steps,
+            times: [times.pull, times.compute, times.push, times.wait],
+        }
+    }
+}
+
+impl SavedMember {
+    fn member(self, now: Instant) -> Member {
+        let [pull, compute, push, wait] = self.times;
+        Member {
+            task: self.task,
+            identity: self.identity,
+            address: self.address,
+            metrics_address: self.metrics_address,
+            // Everybody has one full lease from now on.
+            seen: now,
+            alive: self.alive,
+            gone: self.gone,
+            progress: Progress {
+                clock: self.clock,
+                active: self.active,
+                ready: self.ready,
+                uncertain: true,
+                finished: self.finished,
+                samples: self.samples,
+                steps: self.steps,
+                times: wire::StepTimes {
+                    pull,
+                    compute,
+                    push,
+                    wait,
+                },
+                ..Progress::new(now)
+            },
+        }
+    }
+}
+
+impl Cluster {
+    /// All that has to survive.
+    pub(crate) fn save_all(&self, now: Instant) -> Saved {
+        let (due, at_work, reported) = self.evaluations.parts();
+        Saved {
+            generation: self.generation,
+            first_generation: self.first_generation,
+            earlier_samples: self.earlier_samples,
+            job_toml: self.job.to_toml(),
+            members: self.members.values().map(Into::into).collect(),
+            variables: self.variables.clone(),
+            ledger: self.ledger.clone(),
+            evaluations_due: due,
+            evaluation_at_work: at_work,
+            evaluation_reported: reported,
+            evaluations: self.evaluations.saved(),
+            step: self.step.clone(),
+            commit: self.commit.clone(),
+            min_clock: self.min_clock,
+            phase: self.phase.into(),
+            error: self.error.clone(),
+            seconds: self.seconds(now),
+            steps: self.tally.steps,
+            samples: self.tally.samples,
+            skipped: self.tally.skipped,
+            lost: self.tally.lost,
+            next_checkpoint: self.checkpoints.next,
+            order: self.checkpoints.order,
+            newest: self.checkpoints.newest.clone(),
+            first_written: self.checkpoints.first_written,
+            ending: self.checkpoints.ending,
+        }
+    }
+
+    /// A cluster that goes on from where an earlier coordinator was.
+    pub(crate) fn resume(job: Job, saved: Saved, now: Instant) -> Self {
+        let mut cluster = Self::new(job);
+        let phase = saved.phase();
+        cluster.generation = saved.generation.next();
+        cluster.view.number = ViewNumber(saved.generation.0 * VIEWS_IN_A_LIFE);
+        let members = saved.members.into_iter().map(|saved| saved.member(now));
+        cluster.members = members.map(|member| (member.task.id, member)).collect();
+        cluster.variables = saved.variables;
+        cluster.ledger = saved.ledger;
+        cluster.evaluations = Evaluations::resumed(
+            saved.evaluations_due,
+            saved.evaluation_at_work,
+            saved.evaluation_reported,
+            &saved.evaluations,
+        );
+        cluster.step = saved.step;
+        cluster.commit = saved.commit;
+        cluster.min_clock = saved.min_clock;
+        cluster.phase = phase;
+        cluster.error = saved.error;
+        cluster.first_generation = saved.first_generation;
+        cluster.earlier_seconds = saved.seconds;
+        cluster.earlier_samples = saved.earlier_samples;
+        if phase == JobPhase::Training {
+            cluster.began = Some(now);
+            cluster.last_finish = Some(now);
+        }
+        cluster.tally.take_up(saved.steps, saved.samples);
+        (cluster.tally.skipped, cluster.tally.lost) = (saved.skipped, saved.lost);
+        let checkpoints = &mut cluster.checkpoints;
+        checkpoints.next = saved.next_checkpoint;
+        checkpoints.newest = saved.newest;
+        checkpoints.first_written = saved.first_written;
+        checkpoints.ending = saved.ending;
+        // Nobody waits for what shards were writing; an order that they know is no new one.
+        checkpoints.order = saved.order;
+        let servers = cluster.live(Role::Ps).next().is_some();
+        cluster.last_ps_joined = servers.then_some(now);
+        cluster.must_keep();
+        cluster
+    }
+}

@@ -1,0 +1,77 @@
+//! A checkpoint's weights as one safetensors file, as a run's `model.safetensors` is.
+
+use std::io::{self, Write};
+use std::os::unix::fs::{FileExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use ::checkpoint::{Manifest, Store, weights_header};
+use indicatif::ProgressBar;
+
+use crate::error::CommandError;
+
+/// Writes them file by file, so that no more than one of the checkpoint's files is in memory. The
+/// output appears whole or not at all. Returns the bytes of weights.
+pub(crate) async fn write(
+    store: &Store,
+    manifest: &Manifest,
+    output: &Path,
+    force: bool,
+    bar: &ProgressBar,
+) -> Result<u64, CommandError> {
+    let wrong = || CommandError::file(output);
+    if !force && output.exists() {
+        return Err(wrong()(exists()));
+    }
+    let folder = match output.parent() {
+        Some(folder) if folder != Path::new("") => folder.to_owned(),
+        _ => PathBuf::from("."),
+    };
+    let mut file = tempfile::Builder::new()
+        .suffix(".partial")
+        .permissions(PermissionsExt::from_mode(0o666))
+        .tempfile_in(folder)
+        .map_err(wrong())?;
+    let header = weights_header(manifest);
+    file.write_all(&header).map_err(wrong())?;
+    let (starts, end) = starts(manifest, header.len() as u64);
+    for entry in &manifest.files {
+        for block in store.read_file(manifest, entry).await? {
+            let size = size_of::<f32>() as u64;
+            let within = u64::from(block.id.index) * manifest.block_elements * size;
+            let place = starts[block.id.variable as usize] + within;
+            let written = file.as_file().write_all_at(&block.weights, place);
+            written.map_err(wrong())?;
+        }
+        bar.inc(entry.bytes);
+    }
+    bar.finish_and_clear();
+    file.as_file().sync_all().map_err(wrong())?;
+    let persisted = if force {
+        file.persist(output)
+    } else {
+        file.persist_noclobber(output)
+    };
+    match persisted {
+        Ok(_) => Ok(end - header.len() as u64),
+        Err(error) if error.error.kind() == io::ErrorKind::AlreadyExists => Err(wrong()(exists())),
+        Err(error) => Err(wrong()(error.error)),
+    }
+}
+
+/// Where each variable begins, and where the last one ends.
+fn starts(manifest: &Manifest, header: u64) -> (Vec<u64>, u64) {
+    let mut end = header;
+    let mut starts = Vec::with_capacity(manifest.variables.len());
+    for variable in &manifest.variables {
+        starts.push(end);
+        end += variable.elements() * size_of::<f32>() as u64;
+    }
+    (starts, end)
+}
+
+fn exists() -> io::Error {
+    io::Error::new(
+        io::ErrorKind::AlreadyExists,
+        "it is there; --force replaces it",
+    )
+}

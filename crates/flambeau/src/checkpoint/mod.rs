@@ -1,0 +1,408 @@
+//! `flambeau checkpoint`: what checkpoints there are, what is in them, whether they are whole.
+
+mod export;
+#[cfg(test)]
+mod tests;
+
+use std::path::PathBuf;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use ::checkpoint::{
+    BlockRange, CheckpointError, FileEntry, Manifest, Store, folder_name, load, resolve,
+};
+use clap::{Args, Subcommand};
+use comfy_table::{Table, presets};
+use indicatif::{HumanBytes, HumanDuration, ProgressBar, ProgressDrawTarget};
+use serde_json::{Value, json};
+
+use crate::app::block_on;
+use crate::error::CommandError;
+
+#[derive(Clone, Debug, Subcommand)]
+pub(crate) enum Command {
+    /// List the checkpoints of a run.
+    Ls(Named),
+    /// Show what a checkpoint is of, and its files.
+    Show(Named),
+    /// Read checkpoints whole and compare them with their checksums.
+    Verify {
+        #[command(flatten)]
+        named: Named,
+        /// No progress bar.
+        #[arg(long)]
+        quiet: bool,
+    },
+    /// Write a checkpoint's weights as a safetensors file, under the variables' own names.
+    Export {
+        #[command(flatten)]
+        named: Named,
+        /// Where to write it.
+        #[arg(long, short, value_name = "FILE")]
+        output: PathBuf,
+        /// Replace a file that is there.
+        #[arg(long)]
+        force: bool,
+        /// No progress bar.
+        #[arg(long)]
+        quiet: bool,
+    },
+}
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Named {
+    /// A run directory, a folder of checkpoints, a single checkpoint, or the URL of one of these, as in
+    /// s3://bucket/folder.
+    location: String,
+    /// JSON instead of tables.
+    #[arg(long)]
+    json: bool,
+}
+
+pub(crate) fn run(command: &Command) -> Result<(), CommandError> {
+    block_on(async {
+        match command {
+            Command::Ls(named) => {
+                let found = list(&named.location).await?;
+                print(
+                    named,
+                    json!(found.iter().map(Found::json).collect::<Vec<_>>()),
+                    || list_table(&found),
+                );
+            }
+            Command::Show(named) => {
+                let (store, manifest) = pick(&named.location).await?;
+                print(named, manifest_json(&store, &manifest), || {
+                    manifest_text(&store, &manifest)
+                });
+            }
+            Command::Verify { named, quiet } => {
+                let verified = verify(&named.location, *quiet).await?;
+                let all: Vec<Value> = verified.iter().map(Verified::json).collect();
+                print(named, json!(all), || {
+                    let lines: Vec<String> = verified.iter().map(Verified::line).collect();
+                    lines.join("\n")
+                });
+                let damages: Vec<String> = verified.into_iter().flat_map(|v| v.damages).collect();
+                if !damages.is_empty() {
+                    return Err(CommandError::Damaged { damages });
+                }
+            }
+            Command::Export {
+                named,
+                output,
+                force,
+                quiet,
+            } => {
+                let (store, manifest) = pick(&named.location).await?;
+                let bar = bar(manifest.bytes(), *quiet);
+                let bytes = export::write(&store, &manifest, output, *force, &bar).await?;
+                let from = store.checkpoint_location(manifest.number);
+                let written = json!({
+                    "checkpoint": from,
+                    "output": output,
+                    "variables": manifest.variables.len(),
+                    "bytes": bytes,
+                });
+                print(named, written, || {
+                    let (output, size) = (output.display(), HumanBytes(bytes));
+                    format!("wrote {output}: {size} of weights, from {from}")
+                });
+            }
+        }
+        Ok(())
+    })
+}
+
+fn print(named: &Named, value: Value, text: impl FnOnce() -> String) {
+    if named.json {
+        println!("{value}");
+    } else {
+        println!("{}", text());
+    }
+}
+
+/// The checkpoint that a person names, or the newest whole one; newer ones that are damaged are told.
+async fn pick(location: &str) -> Result<(Store, Manifest), CommandError> {
+    let (_, number) = resolve(location).await?;
+    let (store, manifest) = load(location).await?;
+    if number.is_none() {
+        for listed in store.list().await? {
+            if listed.complete
+                && listed.number > manifest.number
+                && let Err(error) = check(&store, listed.number).await?
+            {
+                eprintln!("flambeau: passed over: {error}");
+            }
+        }
+    }
+    Ok((store, manifest))
+}
+
+/// A checkpoint's manifest, its files being there, or what is wrong with it. Errors of the storage end
+/// the command.
+async fn check(
+    store: &Store,
+    number: u64,
+) -> Result<Result<Manifest, CheckpointError>, CommandError> {
+    let checked = match store.manifest(number).await {
+        Ok(manifest) => store.check_present(&manifest).await.map(|()| manifest),
+        Err(error) => Err(error),
+    };
+    match checked {
+        Err(
+            error @ (CheckpointError::Damaged { .. }
+            | CheckpointError::Newer { .. }
+            | CheckpointError::NotFound(_)),
+        ) => Ok(Err(error)),
+        checked => Ok(Ok(checked?)),
+    }
+}
+
+/// What there is of a checkpoint.
+struct Found {
+    number: u64,
+    location: String,
+    /// None: unfinished.
+    manifest: Option<Result<Manifest, CheckpointError>>,
+}
+
+impl Found {
+    fn state(&self) -> String {
+        match &self.manifest {
+            None => "unfinished".to_owned(),
+            Some(Ok(_)) => "whole".to_owned(),
+            Some(Err(error @ CheckpointError::Newer { .. })) => error.to_string(),
+            Some(Err(CheckpointError::Damaged { file, reason, .. })) => {
+                let name = file.rsplit('/').next().unwrap_or(file);
+                format!("damaged: {name}: {reason}")
+            }
+            Some(Err(error)) => format!("damaged: {error}"),
+        }
+    }
+
+    fn json(&self) -> Value {
+        let mut value = json!({
+            "number": self.number,
+            "location": self.location,
+            "state": self.state(),
+        });
+        if let Some(Ok(m)) = &self.manifest {
+            value["clock"] = m.clock.into();
+            value["steps"] = m.steps.into();
+            value["samples"] = m.samples.into();
+            value["bytes"] = m.bytes().into();
+            value["began"] = m.began.into();
+        }
+        value
+    }
+}
+
+async fn list(location: &str) -> Result<Vec<Found>, CommandError> {
+    let (store, number) = resolve(location).await?;
+    let mut all = Vec::new();
+    for listed in store.list().await? {
+        if number.is_some_and(|number| number != listed.number) {
+            continue;
+        }
+        all.push(Found {
+            number: listed.number,
+            location: store.checkpoint_location(listed.number),
+            manifest: if listed.complete {
+                Some(check(&store, listed.number).await?)
+            } else {
+                None
+            },
+        });
+    }
+    match number {
+        Some(number) if all.is_empty() => {
+            let place = store.checkpoint_location(number);
+            Err(CheckpointError::NotFound(format!("{place} is not there")).into())
+        }
+        _ => Ok(all),
+    }
+}
+
+fn list_table(found: &[Found]) -> String {
+    let mut table = Table::new();
+    table
+        .load_preset(presets::NOTHING)
+        .set_header(["number", "step", "steps", "samples", "size", "age", "state"]);
+    for found in found {
+        let of = |text: fn(&Manifest) -> String| match &found.manifest {
+            Some(Ok(manifest)) => text(manifest),
+            _ => String::new(),
+        };
+        table.add_row([
+            found.number.to_string(),
+            of(|m| m.clock.to_string()),
+            of(|m| m.steps.to_string()),
+            of(|m| m.samples.to_string()),
+            of(|m| HumanBytes(m.bytes()).to_string()),
+            of(|m| HumanDuration(age(m)).to_string()),
+            found.state(),
+        ]);
+    }
+    table.trim_fmt()
+}
+
+/// Since it was begun; nothing by a clock that is behind.
+fn age(manifest: &Manifest) -> Duration {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.unwrap_or_default()
+        .saturating_sub(Duration::from_secs(manifest.began))
+}
+
+/// All but the job's text and where the data stands, which are for programs.
+fn manifest_json(store: &Store, manifest: &Manifest) -> Value {
+    let mut value = json!(manifest);
+    value["location"] = store.checkpoint_location(manifest.number).into();
+    value
+}
+
+fn manifest_text(store: &Store, m: &Manifest) -> String {
+    let elements: u64 = m.variables.iter().map(|v| v.elements()).sum();
+    let slots = match m.slots {
+        1 => "1 slot".to_owned(),
+        slots => format!("{slots} slots"),
+    };
+    let mut files = Table::new();
+    files
+        .load_preset(presets::NOTHING)
+        .set_header(["file", "size", "blocks", "sha256"]);
+    for file in &m.files {
+        let blocks: u64 = file.blocks.iter().map(count).sum();
+        files.add_row([
+            file.name.clone(),
+            HumanBytes(file.bytes).to_string(),
+            blocks.to_string(),
+            file.sha256.clone(),
+        ]);
+    }
+    format!(
+        "{place}\n\
+         job {:?}, {}: step {}, {} steps and {} samples in all, epoch {} of the shard map\n\
+         begun {} ago\n\
+         {} variables, {elements} weights, {slots} beside each, blocks of {} at the most\n\
+         {} in {} files of {} shards\n{files}",
+        m.job,
+        m.mode,
+        m.clock,
+        m.steps,
+        m.samples,
+        m.epoch,
+        HumanDuration(age(m)),
+        m.variables.len(),
+        m.block_elements,
+        HumanBytes(m.bytes()),
+        m.files.len(),
+        m.shards,
+        place = store.checkpoint_location(m.number),
+        files = files.trim_fmt(),
+    )
+}
+
+fn count(range: &BlockRange) -> u64 {
+    u64::from(range.last - range.first) + 1
+}
+
+/// What reading a checkpoint has shown.
+struct Verified {
+    location: String,
+    files: usize,
+    bytes: u64,
+    damages: Vec<String>,
+}
+
+impl Verified {
+    fn json(&self) -> Value {
+        json!({
+            "location": self.location,
+            "files": self.files,
+            "bytes": self.bytes,
+            "whole": self.damages.is_empty(),
+            "damages": self.damages,
+        })
+    }
+
+    fn line(&self) -> String {
+        let state = match self.damages.len() {
+            0 => "whole".to_owned(),
+            n => format!("{n} damaged"),
+        };
+        let (files, bytes) = (self.files, HumanBytes(self.bytes));
+        format!("{}: {state}, {files} files, {bytes}", self.location)
+    }
+}
+
+/// Reads the checkpoint that is named, or all that have a manifest; goes on after what is damaged.
+async fn verify(location: &str, quiet: bool) -> Result<Vec<Verified>, CommandError> {
+    let mut all = Vec::new();
+    let (store, _) = resolve(location).await?;
+    let found = list(location).await?;
+    let good = found
+        .iter()
+        .filter_map(|f| f.manifest.as_ref()?.as_ref().ok());
+    let bar = bar(good.map(Manifest::bytes).sum(), quiet);
+    for found in found {
+        // Its files may be read where only one of them is missing: each is told.
+        let manifest = match found.manifest {
+            None => continue,
+            Some(Ok(manifest)) => Ok(manifest),
+            Some(Err(_)) => store.manifest(found.number).await,
+        };
+        bar.set_message(folder_name(found.number));
+        let mut verified = Verified {
+            location: found.location,
+            files: 0,
+            bytes: 0,
+            damages: Vec::new(),
+        };
+        match manifest {
+            Err(error) if error.is_retryable() => return Err(error.into()),
+            Err(error) => verified.damages.push(error.to_string()),
+            Ok(manifest) => {
+                for file in &manifest.files {
+                    verified.read(&store, &manifest, file).await?;
+                    bar.inc(file.bytes);
+                }
+            }
+        }
+        all.push(verified);
+    }
+    bar.finish_and_clear();
+    if all.is_empty() {
+        let none = format!("nothing to verify: no finished checkpoint at {location}");
+        return Err(CheckpointError::NotFound(none).into());
+    }
+    Ok(all)
+}
+
+impl Verified {
+    async fn read(
+        &mut self,
+        store: &Store,
+        manifest: &Manifest,
+        file: &FileEntry,
+    ) -> Result<(), CommandError> {
+        self.files += 1;
+        self.bytes += file.bytes;
+        match store.read_file(manifest, file).await {
+            Err(error) if error.is_damaged() => self.damages.push(error.to_string()),
+            read => drop(read?),
+        }
+        Ok(())
+    }
+}
+
+/// A bar of bytes, on stderr if that is a terminal.
+fn bar(bytes: u64, quiet: bool) -> ProgressBar {
+    let target = if quiet {
+        ProgressDrawTarget::hidden()
+    } else {
+        ProgressDrawTarget::stderr_with_hz(10)
+    };
+    let bar = ProgressBar::with_draw_target(Some(bytes), target);
+    let template = "[{bar:30}] {bytes} of {total_bytes}, {bytes_per_sec} {msg}";
+    bar.with_style(crate::progress::style(template))
+}

@@ -1,0 +1,227 @@
+use std::path::Path;
+
+use ::checkpoint::{FORMAT, FileEntry, SavedBlock, SavedVariable, encode};
+use bytes::Bytes;
+use safetensors::SafeTensors;
+use shared_proto::blocks::BlockId;
+use shared_proto::ids::Version;
+
+use super::*;
+
+const FILE: &str = "shard-0-part-0000.safetensors";
+
+fn numbers(range: std::ops::Range<u32>) -> Bytes {
+    range.flat_map(|i| (i as f32).to_le_bytes()).collect()
+}
+
+/// A variable `b` of 2 x 5 in blocks of 4, and a scalar.
+async fn save(store: &Store, number: u64) {
+    let block = |variable, index, range| SavedBlock {
+        id: BlockId { variable, index },
+        version: Version(3),
+        marks: vec![],
+        slots: numbers(100..100 + range_len(&range)),
+        weights: numbers(range),
+    };
+    let files = [
+        (FILE, vec![block(0, 0, 0..4), block(0, 2, 8..10)]),
+        (
+            "shard-1-part-0000.safetensors",
+            vec![block(0, 1, 4..8), block(1, 0, 77..78)],
+        ),
+    ];
+    let mut entries = Vec::new();
+    for (name, blocks) in files {
+        let content = encode(&blocks, 1);
+        let ids: Vec<BlockId> = blocks.iter().map(|block| block.id).collect();
+        entries.push(FileEntry::of(name, &content, ids));
+        store.write_file(number, name, content).await.unwrap();
+    }
+    let variable = |name: &str, shape: &[u64]| SavedVariable {
+        name: name.to_owned(),
+        shape: shape.to_vec(),
+    };
+    let manifest = Manifest {
+        format: FORMAT,
+        number,
+        job: "digits".to_owned(),
+        job_toml: String::new(),
+        mode: "sync".to_owned(),
+        epoch: 1,
+        clock: 10 * number,
+        steps: 10 * number,
+        samples: 320 * number,
+        began: 1_700_000_000,
+        variables: vec![variable("b \"quoted\"", &[2, 5]), variable("c", &[])],
+        block_elements: 4,
+        slots: 1,
+        shards: 2,
+        files: entries,
+        progress: Value::Null,
+        checksum: String::new(),
+    };
+    store.write_manifest(manifest).await.unwrap();
+}
+
+fn range_len(range: &std::ops::Range<u32>) -> u32 {
+    range.end - range.start
+}
+
+/// A run with checkpoints 1, 2 and 3, of which 4 is unfinished.
+fn a_run() -> (tempfile::TempDir, String) {
+    let root = tempfile::tempdir().unwrap();
+    let run = root.path().to_str().unwrap().to_owned();
+    block_on(async {
+        let store = Store::open(&format!("{run}/checkpoints"))?;
+        for number in 1..=3 {
+            save(&store, number).await;
+        }
+        store.write_file(4, FILE, Bytes::new()).await?;
+        Ok(())
+    })
+    .unwrap();
+    (root, run)
+}
+
+fn named(location: &str) -> Named {
+    Named {
+        location: location.to_owned(),
+        json: true,
+    }
+}
+
+fn damage(run: &str, number: u64, file: &str) {
+    let path = format!("{run}/checkpoints/{}/{file}", folder_name(number));
+    let mut content = std::fs::read(&path).unwrap();
+    let middle = content.len() / 2;
+    content[middle] ^= 1;
+    std::fs::write(path, content).unwrap();
+}
+
+fn states(location: &str) -> Vec<String> {
+    let found = block_on(list(location)).unwrap();
+    assert_eq!(list_table(&found).lines().count(), found.len() + 1);
+    found.iter().map(Found::state).collect()
+}
+
+#[test]
+fn a_list_tells_what_is_whole() {
+    let (_root, run) = a_run();
+    damage(&run, 2, "manifest.json");
+    let missing = format!("{run}/checkpoints/{}/{FILE}", folder_name(3));
+    std::fs::remove_file(missing).unwrap();
+    let expected = [
+        "whole".to_owned(),
+        "damaged: manifest.json: altered: its checksum is another".to_owned(),
+        format!("damaged: {FILE}: it is missing"),
+        "unfinished".to_owned(),
+    ];
+    assert_eq!(states(&run), expected);
+    let one = format!("{run}/checkpoints/{}", folder_name(1));
+    assert_eq!(states(&one), ["whole"]);
+    let found = block_on(list(&one)).unwrap();
+    let value = found[0].json();
+    assert_eq!(value["steps"], 10);
+    assert_eq!(value["location"], one.as_str());
+    assert!(
+        run_with(&Command::Ls(named(&format!(
+            "{run}/checkpoints/{}",
+            folder_name(9)
+        ))))
+        .is_err()
+    );
+}
+
+fn run_with(command: &Command) -> Result<(), CommandError> {
+    super::run(command)
+}
+
+#[test]
+fn show_has_the_files() {
+    let (_root, run) = a_run();
+    let (store, manifest) = block_on(pick(&run)).unwrap();
+    assert_eq!(manifest.number, 3);
+    let text = manifest_text(&store, &manifest);
+    assert!(
+        text.contains("2 variables, 11 weights, 1 slot beside each"),
+        "{text}"
+    );
+    assert!(text.contains(&manifest.files[1].sha256), "{text}");
+    let value = manifest_json(&store, &manifest);
+    assert_eq!(value["files"][1]["name"], "shard-1-part-0000.safetensors");
+}
+
+#[test]
+fn verify_names_all_that_is_damaged() {
+    let (_root, run) = a_run();
+    let verify = |location: &str| {
+        run_with(&Command::Verify {
+            named: named(location),
+            quiet: true,
+        })
+    };
+    verify(&run).unwrap();
+    damage(&run, 1, FILE);
+    damage(&run, 3, "manifest.json");
+    let Err(CommandError::Damaged { damages }) = verify(&run) else {
+        panic!("it found no damage");
+    };
+    let place = |number| format!("{run}/checkpoints/{}", folder_name(number));
+    assert_eq!(damages.len(), 2);
+    assert!(damages[0].starts_with(&format!("{}/{FILE} is damaged: altered", place(1))));
+    assert!(damages[1].starts_with(&format!("{}/manifest.json is damaged", place(3))));
+    verify(&place(2)).unwrap();
+    assert!(verify(&place(1)).is_err());
+    assert!(verify(&place(4)).is_err());
+}
+
+fn export(location: &str, output: &Path, force: bool) -> Result<(), CommandError> {
+    run_with(&Command::Export {
+        named: named(location),
+        output: output.to_owned(),
+        force,
+        quiet: true,
+    })
+}
+
+#[test]
+fn an_export_is_what_safetensors_would_write() {
+    use safetensors::tensor::TensorView;
+    let (root, run) = a_run();
+    let output = root.path().join("model.safetensors");
+    export(&run, &output, false).unwrap();
+    let found = std::fs::read(&output).unwrap();
+    let (b, c) = (numbers(0..10), numbers(77..78));
+    let f32s = safetensors::Dtype::F32;
+    let views = [
+        (
+            "b \"quoted\"",
+            TensorView::new(f32s, vec![2, 5], &b).unwrap(),
+        ),
+        ("c", TensorView::new(f32s, vec![], &c).unwrap()),
+    ];
+    assert_eq!(found, safetensors::serialize(views, None).unwrap());
+    assert_eq!(SafeTensors::deserialize(&found).unwrap().len(), 2);
+
+    let refused = export(&run, &output, false).unwrap_err().to_string();
+    assert!(refused.contains("--force"), "{refused}");
+    std::fs::write(&output, "other").unwrap();
+    export(&run, &output, true).unwrap();
+    assert_eq!(std::fs::read(&output).unwrap(), found);
+}
+
+#[test]
+fn nothing_is_exported_from_what_is_damaged() {
+    let (root, run) = a_run();
+    damage(&run, 3, FILE);
+    let output = root.path().join("model.safetensors");
+    let error = export(&run, &output, false).unwrap_err();
+    assert!(error.to_string().contains("altered"), "{error}");
+    assert!(!output.exists());
+    let left = std::fs::read_dir(root.path()).unwrap().count();
+    assert_eq!(left, 1, "only the checkpoints");
+
+    // Where the newest one's manifest tells of the damage, the one before serves.
+    damage(&run, 3, "manifest.json");
+    export(&run, &output, false).unwrap();
+}

@@ -1,0 +1,73 @@
+//! The newest shard map. Sessions ask for a newer one when theirs does not serve any more; whoever
+//! talks to the coordinator fetches it.
+
+use std::sync::Arc;
+
+use shared_proto::blocks::ShardMap;
+use tokio::sync::{Notify, watch};
+
+/// The newest shard map, as sessions see it.
+#[derive(Clone, Debug)]
+pub struct Maps {
+    newest: watch::Receiver<Arc<ShardMap>>,
+    wanted: Arc<Notify>,
+}
+
+/// Where newer maps are handed in.
+#[derive(Debug)]
+pub struct MapSource {
+    newest: watch::Sender<Arc<ShardMap>>,
+    wanted: Arc<Notify>,
+}
+
+impl MapSource {
+    /// The first map, and those who look at it.
+    pub fn new(map: ShardMap) -> (Self, Maps) {
+        let (sender, newest) = watch::channel(Arc::new(map));
+        let wanted = Arc::new(Notify::new());
+        let source = Self {
+            newest: sender,
+            wanted: Arc::clone(&wanted),
+        };
+        (source, Maps { newest, wanted })
+    }
+
+    /// Waits until somebody wants a newer map.
+    pub async fn wanted(&self) {
+        self.wanted.notified().await;
+    }
+
+    /// Hands in a map. An older one changes nothing.
+    pub fn publish(&self, map: ShardMap) {
+        self.newest.send_if_modified(|newest| {
+            let newer = map.epoch > newest.epoch;
+            if newer {
+                *newest = Arc::new(map);
+            }
+            newer
+        });
+    }
+}
+
+impl Maps {
+    /// The newest map.
+    pub(crate) fn newest(&self) -> Arc<ShardMap> {
+        Arc::clone(&self.newest.borrow())
+    }
+
+    /// Asks for a newer one than this, if it is the newest.
+    pub(crate) fn ask_beyond(&self, map: &ShardMap) {
+        if self.newest.borrow().epoch == map.epoch {
+            self.wanted.notify_one();
+        }
+    }
+
+    /// Waits for a newer one than this.
+    pub(crate) async fn beyond(&mut self, map: &ShardMap) {
+        let newer = |newest: &Arc<ShardMap>| newest.epoch > map.epoch;
+        if self.newest.wait_for(newer).await.is_err() {
+            // Nobody hands maps in any more.
+            std::future::pending::<()>().await;
+        }
+    }
+}

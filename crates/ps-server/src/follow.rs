@@ -1,0 +1,396 @@
+//! A server's place in the job: it follows views, loads and writes checkpoints as they say, reports,
+//! and registers again where the cluster has gone on without it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use checkpoint::{FileEntry, Store as Checkpoints};
+use daemon::Offload;
+use daemon::membership::{Coordinator, Membership, MembershipError, Registration};
+use shared_proto::blocks::{ShardMap, Source};
+use shared_proto::ids::Epoch;
+use shared_proto::view::{JobPhase, View};
+use shared_proto::wire;
+use shared_proto::wire::report_request::Report;
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
+use tokio_util::sync::CancellationToken;
+
+use crate::block::NotStaged;
+use crate::load::{LoadError, load, versions};
+use crate::run::PsError;
+use crate::save::{EndOnDrop, Saving};
+use crate::shard::Shard;
+use crate::store::Store;
+
+/// How often counters are handed in.
+const REPORT_EVERY: Duration = Duration::from_secs(1);
+
+/// How long to wait before registering again.
+const REGISTER_AGAIN: Duration = Duration::from_millis(100);
+
+/// A member that serves a shard.
+pub(crate) struct Follower {
+    pub(crate) shard: Arc<Shard>,
+    pub(crate) coordinator: Coordinator,
+    pub(crate) registration: Registration,
+    pub(crate) offload: Offload,
+}
+
+/// What lasts as long as a registration.
+struct Post<'a> {
+    membership: &'a Membership,
+    /// The epoch whose map was fetched last.
+    looked_up: Epoch,
+    /// What is held in that epoch, if anything.
+    store: Option<Arc<Store>>,
+    /// The checkpoint that is being written.
+    writing: Option<AbortHandle>,
+}
+
+impl Drop for Post<'_> {
+    fn drop(&mut self) {
+        if let Some(writing) = self.writing.take() {
+            writing.abort();
+        }
+    }
+}
+
+impl Follower {
+    /// Serves until the job has ended, under as many registrations as it takes. What is left in
+    /// `place` is to be given back.
+    pub(crate) async fn serve(
+        &self,
+        place: &mut Option<Membership>,
+        stop: &CancellationToken,
+    ) -> Result<(), PsError> {
+        loop {
+            let membership = match place.take() {
+                Some(membership) => membership,
+                None => {
+                    let (coordinator, who) = (self.coordinator.clone(), self.registration.clone());
+                    Membership::join(coordinator, who).await?
+                }
+            };
+            let membership = place.insert(membership);
+            match self.serve_as(membership, stop).await {
+                Err(PsError::Membership(error)) if error.is_retryable() => {
+                    tracing::warn!("{error}; registering again");
+                    // The shard may have been given to another server by now.
+                    self.shard.forget();
+                    *place = None;
+                    tokio::time::sleep(REGISTER_AGAIN).await;
+                }
+                outcome => return outcome,
+            }
+        }
+    }
+
+    async fn serve_as(
+        &self,
+        membership: &Membership,
+        stop: &CancellationToken,
+    ) -> Result<(), PsError> {
+        let checkpoints = see_store(membership).await?;
+        let over = stop.child_token();
+        let _over = over.clone().drop_guard();
+        let mut views = membership.views(over);
+        let mut reports = tokio::time::interval(REPORT_EVERY);
+        let mut post = Post {
+            membership,
+            looked_up: Epoch(0),
+            store: None,
+            writing: None,
+        };
+        loop {
+            tokio::select! {
+                biased;
+                view = next_view(&mut views) => {
+                    let (phase, error) = (view.phase, view.error.clone());
+                    self.catch_up(&mut post, checkpoints.as_ref(), view).await?;
+                    match phase {
+                        JobPhase::Done => {
+                            self.report(membership, true).await;
+                            return Ok(());
+                        }
+                        JobPhase::Failed => {
+                            self.report(membership, true).await;
+                            return Err(MembershipError::JobFailed(error).into());
+                        }
+                        _ => {}
+                    }
+                }
+                _ = reports.tick() => self.report(membership, false).await,
+                lost = membership.lost() => {
+                    self.report(membership, true).await;
+                    return Err(lost.into());
+                }
+            }
+        }
+    }
+
+    async fn catch_up(
+        &self,
+        post: &mut Post<'_>,
+        checkpoints: Option<&Checkpoints>,
+        view: View,
+    ) -> Result<(), PsError> {
+        if view.epoch > post.looked_up {
+            let map = fetch_map(post.membership).await?;
+            let epoch = map.epoch;
+            if let Some(writing) = post.writing.take() {
+                writing.abort();
+            }
+            match self.take_post(post, map).await? {
+                Taken::Store(store) => post.store = store,
+                // The coordinator decides what is to be done, and says so in another epoch.
+                Taken::Failed => {
+                    post.looked_up = epoch;
+                    return Ok(());
+                }
+            }
+            post.looked_up = epoch;
+        }
+        if post.looked_up > view.epoch {
+            // The map is newer than the view: a newer view is on its way.
+            return Ok(());
+        }
+        let step = view.commit.as_ref().map_or(0, |commit| commit.step.0);
+        let diverged = |missing: NotStaged| PsError::Diverged {
+            step,
+            task: missing.0,
+        };
+        let (shard, store) = (Arc::clone(&self.shard), post.store.clone());
+        let saving = if shard.has_work_for(&view) {
+            // A commit updates every block: heartbeats go on beside it.
+            self.offload.run(move || shard.follow(view, store)).await
+        } else {
+            shard.follow(view, store)
+        };
+        if let (Some(saving), Some(store), Some(checkpoints)) =
+            (saving.map_err(diverged)?, &post.store, checkpoints)
+        {
+            let writing = self.write(
+                saving,
+                Arc::clone(store),
+                checkpoints.clone(),
+                post.membership,
+            );
+            if let Some(before) = post.writing.replace(tokio::spawn(writing).abort_handle()) {
+                before.abort();
+            }
+        }
+        Ok(())
+    }
+
+    /// What this server holds under a new map: what it held, where that is still what counts; else
+    /// what the map says that it is to load.
+    async fn take_post(&self, post: &Post<'_>, map: ShardMap) -> Result<Taken, PsError> {
+        let task = post.membership.task;
+        let Some(own) = map.servers.iter().position(|server| *server == task) else {
+            tracing::info!(epoch = map.epoch.0, "holds no shard; stays as a spare");
+            return Ok(Taken::Store(None));
+        };
+        let shard = own as u32;
+        let source = map.sources.get(own);
+        let held = post.store.as_ref().filter(|store| store.source() == source);
+        if let Some(store) = held {
+            return Ok(Taken::Store(Some(Arc::new(store.under(map)))));
+        }
+        let Some(Source {
+            epoch,
+            checkpoint: Some((location, number)),
+        }) = source.cloned()
+        else {
+            tracing::info!(shard, epoch = map.epoch.0, "took a shard");
+            let store = Arc::new(Store::empty(shard, map));
+            return Ok(Taken::Store(Some(store)));
+        };
+        let began = Instant::now();
+        let loaded = self.load(shard, map, &location, number).await;
+        let (blocks, error) = match &loaded {
+            Ok(store) => (versions(store), String::new()),
+            Err(error) => (Vec::new(), error.to_string()),
+        };
+        let report = wire::RestoreReport {
+            shard,
+            epoch: epoch.0,
+            blocks,
+            error,
+        };
+        send(post.membership, Report::Restore(report)).await?;
+        Ok(match loaded {
+            Ok(store) => {
+                self.shard.counters.restores.increment(1);
+                self.shard.counters.holds(store.size());
+                let seconds = began.elapsed().as_secs_f64();
+                tracing::info!(
+                    shard,
+                    checkpoint = number,
+                    location,
+                    seconds,
+                    "loaded a shard"
+                );
+                Taken::Store(Some(Arc::new(store)))
+            }
+            Err(error) => {
+                tracing::error!(shard, checkpoint = number, "cannot load a shard: {error}");
+                Taken::Failed
+            }
+        })
+    }
+
+    async fn load(
+        &self,
+        shard: u32,
+        map: ShardMap,
+        location: &str,
+        number: u64,
+    ) -> Result<Store, LoadError> {
+        let from = Checkpoints::open(location)?;
+        let loaded = async {
+            let manifest = from.manifest(number).await?;
+            let slots = self.shard.slots();
+            load(shard, map, &from, &manifest, slots, self.offload).await
+        };
+        let loaded = loaded.await;
+        if let Err(LoadError::Checkpoint(error)) = loaded {
+            return Err(from.advise(number, error).await.into());
+        }
+        loaded
+    }
+
+    /// Writes this shard's part of a checkpoint, and says so.
+    fn write(
+        &self,
+        saving: Arc<Saving>,
+        store: Arc<Store>,
+        to: Checkpoints,
+        membership: &Membership,
+    ) -> impl Future<Output = ()> + Send + 'static {
+        let (shard, offload) = (Arc::clone(&self.shard), self.offload);
+        let coordinator = membership.coordinator.clone();
+        let sender = membership.sender();
+        async move {
+            let _end = EndOnDrop(Arc::clone(&saving));
+            let began = Instant::now();
+            let written = saving.write(&store, &to, shard.slots(), offload).await;
+            let number = saving.order.number;
+            match &written {
+                Ok(files) => {
+                    shard.counters.checkpoints.increment(1);
+                    shard.counters.checkpoint_seconds.record(began.elapsed());
+                    let seconds = began.elapsed().as_secs_f64();
+                    tracing::info!(
+                        number,
+                        files = files.len(),
+                        seconds,
+                        "wrote a checkpoint's part"
+                    );
+                }
+                Err(error) => {
+                    shard.counters.failed_checkpoints.increment(1);
+                    tracing::error!(number, "a checkpoint cannot be written: {error}");
+                }
+            }
+            let request = wire::ReportRequest {
+                origin: Some(sender.origin(saving.order.epoch, Default::default()).into()),
+                report: Some(Report::Checkpoint(wire::CheckpointReport {
+                    number,
+                    shard: store.shard,
+                    slots: shard.slots(),
+                    error: written
+                        .as_ref()
+                        .err()
+                        .map(ToString::to_string)
+                        .unwrap_or_default(),
+                    files: written
+                        .unwrap_or_default()
+                        .into_iter()
+                        .map(wire_file)
+                        .collect(),
+                })),
+            };
+            let told = coordinator.call(|mut c| {
+                let request = request.clone();
+                async move { c.report(request).await }
+            });
+            if let Err(error) = told.await {
+                tracing::warn!(number, "could not report a checkpoint: {error}");
+            }
+        }
+    }
+
+    async fn report(&self, membership: &Membership, last: bool) {
+        let Some(number) = self.shard.followed().shard() else {
+            return;
+        };
+        let report = Report::Shard(self.shard.counters.report(number, last));
+        // The next report says it again; a coordinator that is gone is found out by the lease.
+        match tokio::time::timeout(REPORT_EVERY, send(membership, report)).await {
+            Ok(Err(error)) => tracing::debug!(%error, "could not report"),
+            Ok(Ok(())) | Err(_) => {}
+        }
+    }
+}
+
+enum Taken {
+    Store(Option<Arc<Store>>),
+    Failed,
+}
+
+/// Opens the store of checkpoints, and sees whether it is the coordinator's.
+async fn see_store(membership: &Membership) -> Result<Option<Checkpoints>, PsError> {
+    let Some((location, probe)) = &membership.checkpoints else {
+        return Ok(None);
+    };
+    let store = Checkpoints::open(location)?;
+    let found = store.read_probe().await?;
+    if found.as_deref() == Some(probe) {
+        return Ok(Some(store));
+    }
+    Err(PsError::OtherStore {
+        location: store.location().to_owned(),
+    })
+}
+
+async fn fetch_map(membership: &Membership) -> Result<ShardMap, PsError> {
+    let call = membership
+        .coordinator
+        .call(|mut c| async move { c.get_shard_map(wire::ShardMapRequest {}).await });
+    Ok(ShardMap::try_from(call.await?)?)
+}
+
+async fn send(membership: &Membership, report: Report) -> Result<(), MembershipError> {
+    let request = wire::ReportRequest {
+        origin: Some(membership.origin().into()),
+        report: Some(report),
+    };
+    let call = membership.coordinator.call(|mut c| {
+        let request = request.clone();
+        async move { c.report(request).await }
+    });
+    call.await.map(|_| ())
+}
+
+async fn next_view(views: &mut watch::Receiver<View>) -> View {
+    if views.changed().await.is_err() {
+        // The stream of views ends only when this process does.
+        std::future::pending::<()>().await;
+    }
+    views.borrow_and_update().clone()
+}
+
+fn wire_file(file: FileEntry) -> wire::CheckpointFile {
+    let range = |range: &checkpoint::BlockRange| wire::BlockRange {
+        variable: range.variable,
+        first: range.first,
+        last: range.last,
+    };
+    wire::CheckpointFile {
+        blocks: file.blocks.iter().map(range).collect(),
+        name: file.name,
+        bytes: file.bytes,
+        sha256: file.sha256,
+    }
+}

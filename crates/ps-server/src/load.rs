@@ -1,0 +1,108 @@
+//! A shard's values from a checkpoint, whichever shards have written it.
+
+use std::collections::HashSet;
+
+use checkpoint::{CheckpointError, FileEntry, Manifest, SavedVariable};
+use daemon::Offload;
+use shared_proto::blocks::{BlockId, PlacedVariable, ShardMap};
+use shared_proto::ids::Version;
+use shared_proto::wire;
+
+use crate::block::Block;
+use crate::store::Store;
+
+/// Why values cannot be loaded.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LoadError {
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// It is of another model or optimizer.
+    #[error("checkpoint {number} at {location} does not fit the job: {what}")]
+    OtherJob {
+        number: u64,
+        location: String,
+        what: &'static str,
+    },
+}
+
+/// Loads the blocks of `shard`.
+///
+/// # Errors
+/// As the variants of [`LoadError`] say.
+pub(crate) async fn load(
+    shard: u32,
+    map: ShardMap,
+    from: &checkpoint::Store,
+    manifest: &Manifest,
+    slots: u32,
+    offload: Offload,
+) -> Result<Store, LoadError> {
+    if let Some(what) = misfit(&map, manifest, slots) {
+        return Err(LoadError::OtherJob {
+            number: manifest.number,
+            location: from.location().to_owned(),
+            what,
+        });
+    }
+    let wanted: HashSet<BlockId> = map.blocks_of(shard).collect();
+    let has_wanted = |file: &&FileEntry| {
+        let mut ids = file.blocks.iter().flat_map(|range| {
+            let variable = range.variable;
+            (range.first..=range.last).map(move |index| BlockId { variable, index })
+        });
+        ids.any(|id| wanted.contains(&id))
+    };
+    let mut blocks = Vec::with_capacity(wanted.len());
+    for file in manifest.files.iter().filter(has_wanted) {
+        let saved = from.read_file(manifest, file).await?;
+        let ours = saved.into_iter().filter(|block| wanted.contains(&block.id));
+        let ours: Vec<_> = ours.collect();
+        let restored = offload.run(move || {
+            let restore = |saved: checkpoint::SavedBlock| (saved.id, Block::restore(saved));
+            ours.into_iter().map(restore).collect::<Vec<_>>()
+        });
+        blocks.extend(restored.await);
+    }
+    Ok(Store::loaded(shard, map, blocks))
+}
+
+/// What keeps a checkpoint from being loaded under a map, if anything does.
+fn misfit(map: &ShardMap, manifest: &Manifest, slots: u32) -> Option<&'static str> {
+    let same = |(ours, theirs): (&PlacedVariable, &SavedVariable)| {
+        let shape = ours.spec.shape.iter().map(|d| *d as u64);
+        ours.spec.name == theirs.name && shape.eq(theirs.shape.iter().copied())
+    };
+    let mut variables = map.variables.iter().zip(&manifest.variables);
+    if map.variables.len() != manifest.variables.len() || !variables.all(same) {
+        return Some("its variables are not the job's");
+    }
+    if manifest.slots != slots {
+        return Some("it is of another optimizer");
+    }
+    let blocks_differ = manifest.block_elements != map.block_elements as u64;
+    blocks_differ.then_some("its blocks have another size")
+}
+
+/// Which versions the blocks of a shard went back to, neighbours together.
+pub(crate) fn versions(store: &Store) -> Vec<wire::RestoredBlocks> {
+    let mut found: Vec<wire::RestoredBlocks> = Vec::new();
+    for id in store.map.blocks_of(store.shard) {
+        let block = store.blocks.by_id.get(&id);
+        let version = block.map_or(Version(0), |block| block.lock().version());
+        let last = found.last_mut().filter(|found| found.version == version.0);
+        match last.and_then(|found| found.blocks.as_mut()) {
+            Some(range) if range.variable == id.variable && range.last + 1 == id.index => {
+                range.last = id.index;
+            }
+            _ => found.push(wire::RestoredBlocks {
+                blocks: Some(wire::BlockRange {
+                    variable: id.variable,
+                    first: id.index,
+                    last: id.index,
+                }),
+                version: version.0,
+            }),
+        }
+    }
+    found
+}

@@ -1,0 +1,274 @@
+//! A checkpoint of a shard, while training goes on. Blocks are reached one by one; what is copied, is
+//! copied by the update that meets a block being written (see `Block`).
+//!
+//! In sync mode a checkpoint is one step on all shards: a commit that overtakes the writing sets the
+//! blocks aside that were not reached yet, some at a time, and waits where the store is slower.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use checkpoint::{CheckpointError, FileEntry, SavedBlock, encode};
+use daemon::Offload;
+use parking_lot::{Condvar, Mutex};
+use shared_proto::blocks::BlockId;
+use shared_proto::view::CheckpointOrder;
+
+use crate::block::Block;
+use crate::store::Store;
+
+/// Weights and slots in one file, as a rule: what is held for writing at a time.
+const FILE_BYTES: usize = 16 << 20;
+
+/// What commits may set aside.
+const ASIDE_BYTES: usize = 64 << 20;
+
+/// A checkpoint of a shard that is being written.
+pub(crate) struct Saving {
+    pub(crate) order: CheckpointOrder,
+    state: Mutex<State>,
+    room: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    reached: HashSet<BlockId>,
+    aside: HashMap<BlockId, SavedBlock>,
+    aside_bytes: usize,
+    /// Nothing is to be set aside any more.
+    over: bool,
+}
+
+fn size(block: &SavedBlock) -> usize {
+    block.weights.len() + block.slots.len()
+}
+
+impl Saving {
+    pub(crate) fn new(order: CheckpointOrder) -> Self {
+        Self {
+            order,
+            state: Mutex::default(),
+            room: Condvar::new(),
+        }
+    }
+
+    /// Waits until a block may be set aside; to be called without a block's lock.
+    pub(crate) fn wait_for_room(&self) {
+        let full = |state: &mut State| state.aside_bytes >= ASIDE_BYTES && !state.over;
+        let mut state = self.state.lock();
+        if full(&mut state) {
+            tracing::info!(
+                number = self.order.number,
+                "a step waits for the checkpoint that is being written"
+            );
+            self.room.wait_while(&mut state, full);
+        }
+    }
+
+    /// Keeps a block as it is before it changes, unless it is written already.
+    pub(crate) fn set_aside(&self, id: BlockId, block: &Block) {
+        let mut state = self.state.lock();
+        if !state.over && state.reached.insert(id) {
+            let saved = block.save(id);
+            state.aside_bytes += size(&saved);
+            state.aside.insert(id, saved);
+        }
+    }
+
+    /// The block as the checkpoint is to have it.
+    fn reach(&self, id: BlockId, block: &Block) -> SavedBlock {
+        let mut state = self.state.lock();
+        state.reached.insert(id);
+        match state.aside.remove(&id) {
+            Some(saved) => {
+                state.aside_bytes -= size(&saved);
+                self.room.notify_all();
+                saved
+            }
+            None => block.save(id),
+        }
+    }
+
+    /// Lets commits go on, whatever has come of it.
+    pub(crate) fn end(&self) {
+        let mut state = self.state.lock();
+        state.over = true;
+        state.aside.clear();
+        self.room.notify_all();
+    }
+
+    /// Writes the shard's files.
+    ///
+    /// # Errors
+    /// If the store cannot be written.
+    pub(crate) async fn write(
+        &self,
+        store: &Store,
+        to: &checkpoint::Store,
+        slots: u32,
+        offload: Offload,
+    ) -> Result<Vec<FileEntry>, CheckpointError> {
+        let mut files = Vec::new();
+        let mut ids = store.map.blocks_of(store.shard).peekable();
+        while ids.peek().is_some() {
+            let (mut blocks, mut bytes) = (Vec::new(), 0);
+            while bytes < FILE_BYTES
+                && let Some(id) = ids.next()
+            {
+                if let Some(block) = store.blocks.by_id.get(&id) {
+                    let saved = self.reach(id, &block.lock());
+                    bytes += size(&saved);
+                    blocks.push(saved);
+                }
+            }
+            let name = format!("shard-{}-part-{:04}.safetensors", store.shard, files.len());
+            let (file, content) = offload
+                .run(move || {
+                    let content = encode(&blocks, slots);
+                    let ids = blocks.iter().map(|block| block.id);
+                    (FileEntry::of(&name, &content, ids), content)
+                })
+                .await;
+            to.write_file(self.order.number, &file.name, content)
+                .await?;
+            files.push(file);
+        }
+        Ok(files)
+    }
+}
+
+/// Ends a checkpoint's claim on the blocks when it is over, or given up.
+pub(crate) struct EndOnDrop(pub(crate) Arc<Saving>);
+
+impl Drop for EndOnDrop {
+    fn drop(&mut self) {
+        self.0.end();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::optimizer::{Rule, rule};
+    use checkpoint::decode;
+    use shared_proto::blocks::{PlacedVariable, ShardMap, Source, VariableSpec};
+    use shared_proto::ids::{
+        Clock, Epoch, Generation, Origin, Role, Sequence, Task, TaskId, Version,
+    };
+    use shared_proto::job::{Momentum, Optimizer};
+    use shared_proto::payload::{self, Dtype, Elements};
+    use shared_proto::view::{Commit, View};
+
+    const BLOCKS: usize = 40;
+    const ELEMENTS: usize = 1 << 17;
+
+    fn worker() -> Task {
+        Task {
+            id: TaskId {
+                role: Role::Worker,
+                index: 0,
+            },
+            generation: Generation(1),
+        }
+    }
+
+    fn elements(value: f32) -> Elements {
+        Elements::of(payload::to_bytes(&vec![value; ELEMENTS]), Dtype::F32)
+    }
+
+    fn momentum() -> Box<dyn Rule> {
+        rule(&Optimizer::Momentum(Momentum::default()))
+    }
+
+    fn store() -> Store {
+        let map = ShardMap {
+            epoch: Epoch(1),
+            addresses: vec![String::new()],
+            servers: vec![worker()],
+            sources: vec![Source {
+                epoch: Epoch(1),
+                checkpoint: None,
+            }],
+            variables: vec![PlacedVariable {
+                spec: VariableSpec {
+                    name: "w".to_owned(),
+                    shape: vec![BLOCKS, ELEMENTS],
+                },
+                shards: vec![0; BLOCKS],
+            }],
+            block_elements: ELEMENTS,
+            total_updates: 1,
+        };
+        let store = Store::empty(0, map);
+        for block in &store.blocks.by_id {
+            block.lock().initialize(&elements(0.0), &*momentum());
+        }
+        store
+    }
+
+    /// What each commit does to all blocks, as `Shard::commit` does it.
+    fn commit(store: &Store, saving: &Saving, step: u64) {
+        for entry in &store.blocks.by_id {
+            saving.wait_for_room();
+            let mut block = entry.lock();
+            saving.set_aside(*entry.key(), &block);
+            let origin = Origin {
+                job: String::new(),
+                task: worker(),
+                epoch: Epoch(1),
+                clock: Clock(step),
+                sequence: Sequence(step + 1),
+            };
+            block.stage(&origin, &View::default(), elements(1.0));
+            let commit = Commit {
+                step: Clock(step),
+                contributors: vec![(worker(), 1)],
+            };
+            let rule = momentum();
+            block
+                .commit(&commit, &*rule, |_| 1.0, &mut Vec::new())
+                .unwrap();
+        }
+    }
+
+    /// 40 MB of blocks, of which commits may set 64 MiB aside or less: they wait, and the
+    /// checkpoint is of one step all the same.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_checkpoint_is_of_one_step_while_commits_go_on() {
+        let store = Arc::new(store());
+        let order = CheckpointOrder {
+            number: 3,
+            epoch: Epoch(1),
+            clock: Clock(1),
+        };
+        let none = Saving::new(order);
+        none.end();
+        commit(&store, &none, 0);
+        let saving = Arc::new(Saving::new(order));
+        let (others, training) = (Arc::clone(&store), Arc::clone(&saving));
+        let training = tokio::task::spawn_blocking(move || {
+            for step in 1..4 {
+                commit(&others, &training, step);
+            }
+        });
+        let dir = tempfile::tempdir().unwrap();
+        let to = checkpoint::Store::open(dir.path().to_str().unwrap()).unwrap();
+        let files = saving
+            .write(&store, &to, 1, Offload::Threads)
+            .await
+            .unwrap();
+        training.await.unwrap();
+        assert!(files.len() > 1);
+        let mut blocks = 0;
+        for file in &files {
+            let path = dir.path().join("checkpoint-000000000003").join(&file.name);
+            for saved in decode(&std::fs::read(path).unwrap().into(), &file.name).unwrap() {
+                blocks += 1;
+                assert_eq!(saved.version, Version(1));
+                assert_eq!(saved.weights, payload::to_bytes(&vec![-1.0; ELEMENTS]));
+                assert_eq!(saved.slots, payload::to_bytes(&vec![1.0; ELEMENTS]));
+            }
+        }
+        assert_eq!(blocks, BLOCKS);
+        assert!(saving.state.lock().aside.is_empty());
+    }
+}

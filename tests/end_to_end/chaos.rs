@@ -1,0 +1,208 @@
+//! `flambeau train` while processes of every role are killed, one after another.
+//!
+//! By hand with more of it: `FLAMBEAU_TEST_KILLS=200 FLAMBEAU_TEST_CHAOS_DATA=mnist cargo test --release
+//! -p tests --test end_to_end chaos -- --nocapture` tells how long each role took to come back.
+
+use std::collections::BTreeMap;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rand::seq::IndexedRandom;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use serde_json::Value;
+use tempfile::TempDir;
+use tests::{children, eventually, exists};
+
+use crate::{data_set, program};
+
+const ROLES: [&str; 3] = ["coordinator", "ps-server", "worker"];
+
+/// How many are killed, where nobody says another number.
+const KILLS: usize = 20;
+
+/// A run of `flambeau train` that is being watched.
+struct Run {
+    child: Child,
+    dir: TempDir,
+}
+
+/// One of its processes.
+#[derive(Clone, Debug)]
+struct Process {
+    id: u32,
+    role: &'static str,
+    arguments: String,
+}
+
+impl Run {
+    fn start(arguments: &[String]) -> Self {
+        let dir = TempDir::new().unwrap();
+        let run_dir = dir.path().join("run");
+        let mut all: Vec<&str> = vec!["train", "--json", "--run-dir", run_dir.to_str().unwrap()];
+        all.extend(arguments.iter().map(String::as_str));
+        let mut command: Command = program().command(&all);
+        let child = command
+            .stdout(Stdio::piped())
+            .stderr(std::fs::File::create(dir.path().join("said")).unwrap())
+            .spawn()
+            .unwrap();
+        Self { child, dir }
+    }
+
+    fn processes(&self) -> Vec<Process> {
+        let process = |id: u32| {
+            let arguments = std::fs::read_to_string(format!("/proc/{id}/cmdline")).ok()?;
+            let arguments = arguments.replace('\0', " ");
+            let role = ROLES
+                .into_iter()
+                .find(|role| arguments.split(' ').nth(1) == Some(*role))?;
+            Some(Process {
+                id,
+                role,
+                arguments,
+            })
+        };
+        children(self.child.id())
+            .into_iter()
+            .filter_map(process)
+            .collect()
+    }
+
+    /// What the cluster says of itself; nothing while it cannot.
+    fn status(&self) -> Option<Value> {
+        let processes = self.processes();
+        let coordinator = processes.iter().find_map(|process| {
+            let (_, rest) = process.arguments.split_once("--coordinator ")?;
+            rest.split(' ').next()
+        })?;
+        let output = program().run(&["status", "--json", "--coordinator", coordinator]);
+        serde_json::from_slice(&output.stdout).ok()
+    }
+
+    fn samples(&self) -> Option<u64> {
+        self.status()?["samples"].as_u64()
+    }
+
+    fn ended(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
+    }
+
+    fn finish(mut self) -> Value {
+        let mut stdout = self.child.stdout.take().unwrap();
+        let mut text = String::new();
+        std::io::Read::read_to_string(&mut stdout, &mut text).unwrap();
+        let status = self.child.wait().unwrap();
+        let said = std::fs::read_to_string(self.dir.path().join("said")).unwrap();
+        assert!(status.success(), "{status}: {said}");
+        serde_json::from_str(&text).unwrap()
+    }
+}
+
+fn accuracy(summary: &Value) -> f64 {
+    summary["test_accuracy"].as_f64().unwrap()
+}
+
+fn kilobytes(process: &Process) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", process.id));
+    let status = status.unwrap_or_default();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:"));
+    let number = line.and_then(|line| line.split_whitespace().nth(1));
+    number.map_or(0, |number| number.parse().unwrap())
+}
+
+#[test]
+fn killed_again_and_again_the_job_finishes_as_well() {
+    let told = |name: &str| std::env::var(name).ok();
+    let kills = told("FLAMBEAU_TEST_KILLS").map_or(KILLS, |number| number.parse().unwrap());
+    let seed = told("FLAMBEAU_TEST_SEED").map_or_else(rand::random, |seed| seed.parse().unwrap());
+    let mode = told("FLAMBEAU_TEST_CHAOS_MODE").unwrap_or_else(|| "bounded".to_owned());
+    println!("seed {seed}: {kills} kills, {mode}");
+    let mnist = told("FLAMBEAU_TEST_CHAOS_DATA").and_then(|name| data_set(&name));
+    let mut arguments: Vec<String> = match &mnist {
+        Some(folder) => vec![
+            "--data=mnist".to_owned(),
+            format!("--data-dir={}", folder.display()),
+        ],
+        None => vec!["--set=batch_size=4".to_owned()],
+    };
+    arguments.extend(
+        [
+            &format!("--mode={mode}"),
+            "--ps=2",
+            "--workers=2",
+            "--lease-seconds=2",
+            "--set=checkpoint.every_seconds=1",
+        ]
+        .map(str::to_owned),
+    );
+    // Long enough for the kills; what accuracy it comes to is asked of runs that nobody disturbs.
+    let epochs = match mnist {
+        Some(_) => 3 + kills as u32 / 4,
+        None => 30 + 3 * kills as u32,
+    };
+    arguments.push(format!("--epochs={epochs}"));
+    let undisturbed: f64 = (0..3)
+        .map(|_| accuracy(&Run::start(&arguments).finish()))
+        .sum::<f64>()
+        / 3.0;
+
+    let mut run = Run::start(&arguments);
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    let mut back = BTreeMap::<&str, Vec<Duration>>::new();
+    let mut memory = Vec::new();
+    let mut killed = Vec::new();
+    eventually(|| run.samples() > Some(0));
+    while killed.len() < kills && !run.ended() {
+        std::thread::sleep(Duration::from_millis(rng.random_range(300..1500)));
+        let Some(before) = run.samples() else {
+            continue;
+        };
+        let processes = run.processes();
+        memory.push(processes.iter().map(kilobytes).sum::<u64>());
+        let role = *ROLES.choose(&mut rng).unwrap();
+        let of_role: Vec<&Process> = processes.iter().filter(|p| p.role == role).collect();
+        let Some(victim) = of_role.choose(&mut rng) else {
+            continue;
+        };
+        let pid = rustix::process::Pid::from_raw(victim.id as i32).unwrap();
+        rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
+        killed.push(victim.id);
+        let at = Instant::now();
+        // In the modes other than sync samples are not counted back.
+        let further =
+            |run: &mut Run| run.samples().is_some_and(|samples| samples != before) || run.ended();
+        eventually(|| further(&mut run));
+        back.entry(role).or_default().push(at.elapsed());
+    }
+    let all: Vec<u32> = run.processes().iter().map(|process| process.id).collect();
+    let summary = run.finish();
+    eventually(|| !all.iter().chain(&killed).any(|id| exists(*id)));
+
+    for (role, times) in &mut back {
+        times.sort();
+        let (median, longest) = (times[times.len() / 2], times[times.len() - 1]);
+        println!(
+            "{role}: {} kills, training again after {median:.2?} (median), {longest:.2?} (longest)",
+            times.len()
+        );
+    }
+    let thirds = |part: usize| {
+        let third = (memory.len() / 3).max(1);
+        memory.iter().skip(part * third).take(third).sum::<u64>() / third as u64 / 1024
+    };
+    println!(
+        "memory of all processes, MiB: {} in the first third, {} in the last",
+        thirds(0),
+        thirds(2)
+    );
+    println!(
+        "accuracy {:.4}, undisturbed {undisturbed:.4}; {summary}",
+        accuracy(&summary)
+    );
+    assert_eq!(killed.len(), kills, "the job has ended before all kills");
+    assert!(
+        (accuracy(&summary) - undisturbed).abs()
+            <= 0.005 + if mnist.is_some() { 0.0 } else { 0.01 }
+    );
+}
