@@ -13,9 +13,11 @@ use std::path::PathBuf;
 
 use tests::Program;
 
-/// The program under test.
+/// The program under test, or another one that knows as much, as `FLAMBEAU_TEST_PROGRAM` says.
 pub(crate) fn program() -> Program {
-    Program(PathBuf::from(env!("CARGO_BIN_EXE_flambeau-under-test")))
+    let built = || env!("CARGO_BIN_EXE_flambeau-under-test").into();
+    let path = std::env::var_os("FLAMBEAU_TEST_PROGRAM").unwrap_or_else(built);
+    Program(PathBuf::from(path))
 }
 
 /// The folder of a real data set; none, said aloud, where it is not present.

@@ -6,12 +6,14 @@
 //! - `service`: the gRPC face; locks the cluster, asks it, publishes what has changed
 //! - `begin`: a fresh job, one from a checkpoint, or the one that an earlier process was at
 //! - `cluster`: what is decided, without sockets, clocks or threads
+//! - [`embedded`]: a coordinator without a process of its own, for simulations
 //! - `placement`: blocks to shards; `splits`: data to workers
 //! - `state`: what a coordinator that starts again needs to know; `keeper`: checkpoints' manifests
 //! - `record`: `metrics.jsonl` and `summary.json` in the run directory
 
 mod begin;
 mod cluster;
+pub mod embedded;
 mod keeper;
 mod placement;
 mod record;

@@ -30,7 +30,7 @@ use crate::state::{State, StateError};
 type BoxFuture = std::pin::Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// How long the servers' last counters are waited for, and then the members' good-byes.
-const FAREWELL: Duration = Duration::from_secs(5);
+pub(crate) const FAREWELL: Duration = Duration::from_secs(5);
 
 /// How long connections may take to end.
 const DRAIN: Duration = Duration::from_secs(2);
@@ -282,7 +282,7 @@ impl Run {
 }
 
 /// Waits for the end of the job, and then a little for the servers' last counters.
-async fn until_ended(shared: &Shared) {
+pub(crate) async fn until_ended(shared: &Shared) {
     until(shared, Cluster::ended).await;
     let reported = until(shared, Cluster::all_shards_reported);
     if tokio::time::timeout(FAREWELL, reported).await.is_err() {
@@ -290,14 +290,14 @@ async fn until_ended(shared: &Shared) {
     }
 }
 
-async fn until(shared: &Shared, holds: impl Fn(&Cluster) -> bool) {
+pub(crate) async fn until(shared: &Shared, holds: impl Fn(&Cluster) -> bool) {
     while !shared.look(|cluster, _| holds(cluster)) {
         shared.changed().await;
     }
 }
 
 /// Lets leases end, and keeps the gauges.
-async fn tick(shared: Arc<Shared>) {
+pub(crate) async fn tick(shared: Arc<Shared>) {
     let mut ticks = tokio::time::interval(TICK);
     loop {
         ticks.tick().await;

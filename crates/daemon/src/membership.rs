@@ -142,14 +142,14 @@ impl Coordinator {
                 ))),
             }
         };
+        let began = Instant::now();
         let backoff = ExponentialBuilder::default()
             .with_jitter()
             .with_min_delay(Duration::from_millis(20))
             .with_max_delay(Duration::from_secs(1))
-            .with_total_delay(Some(self.patience))
             .without_max_times();
         once.retry(backoff)
-            .when(may_pass)
+            .when(|status| may_pass(status) && began.elapsed() < self.patience)
             .notify(|status, _| tracing::debug!(%status, "the coordinator did not answer; trying again"))
             .await
             .map_err(|status| self.give_up(&status))
@@ -188,11 +188,16 @@ async fn local_ip(peer: &str) -> std::io::Result<IpAddr> {
     Ok(socket.local_addr()?.ip())
 }
 
-/// Whether the same call may go well later. `Unknown` is what a broken connection ends in.
+/// Whether the same call may go well later. `Unknown` and `Internal` are what a connection that breaks
+/// during a call ends in.
 fn may_pass(status: &Status) -> bool {
     let transient = matches!(
         status.code(),
-        Code::Unavailable | Code::DeadlineExceeded | Code::Unknown | Code::Cancelled
+        Code::Unavailable
+            | Code::DeadlineExceeded
+            | Code::Unknown
+            | Code::Internal
+            | Code::Cancelled
     );
     transient && Refusal::from_status(status).is_none()
 }

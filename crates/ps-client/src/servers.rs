@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use shared_proto::blocks::{BlockId, ShardMap};
-use shared_proto::ids::{Clock, Origin, Sequence, Task, Version, ViewNumber};
+use shared_proto::ids::{Clock, Epoch, Origin, Sequence, Task, Version, ViewNumber};
 use shared_proto::payload::{self, Dtype, Elements, LeF32};
 use shared_proto::transport::Network;
 use shared_proto::wire;
@@ -85,10 +85,10 @@ impl WeightsTicket {
 }
 
 /// A push that is safe on every shard.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Acknowledgement {
-    /// Blocks taken.
-    pub blocks: usize,
+    /// The blocks that have taken it, with the versions that it made.
+    pub blocks: Vec<wire::BlockVersion>,
 }
 
 /// How a pull went.
@@ -107,6 +107,8 @@ pub struct PulledBlock {
     pub variable: usize,
     /// The block's first element in it.
     pub start: usize,
+    /// The epoch in which its version counts.
+    pub epoch: Epoch,
     /// Its version.
     pub version: Version,
     /// As they came.
@@ -320,6 +322,7 @@ impl ParameterServers {
             blocks.push(PulledBlock {
                 variable: id.variable as usize,
                 start: range.start,
+                epoch: Epoch(version.epoch),
                 version: Version(version.version),
                 values: Elements::read(block.payload.as_ref(), range.len())?,
             });
@@ -406,14 +409,14 @@ impl PushReceipt {
     /// # Errors
     /// As the servers answer.
     pub async fn acknowledged(self) -> Result<Acknowledgement, ClientError> {
-        let mut blocks = 0;
+        let mut blocks = Vec::new();
         for reply in self.0 {
             if let Answer::Acknowledged(acknowledged) = reply.answer().await? {
                 if !acknowledged.elsewhere.is_empty() {
                     let epoch = acknowledged.epoch;
                     return Err(ClientError::Moved { epoch });
                 }
-                blocks += acknowledged.blocks.len();
+                blocks.extend(acknowledged.blocks);
             }
         }
         Ok(Acknowledgement { blocks })
@@ -424,7 +427,7 @@ impl PushReceipt {
 mod tests {
     use super::*;
     use shared_proto::blocks::{PlacedVariable, VariableSpec};
-    use shared_proto::ids::{Epoch, Generation, Role, TaskId};
+    use shared_proto::ids::{Generation, Role, TaskId};
     use shared_proto::transport::SystemNetwork;
 
     fn servers(wire: Dtype) -> ParameterServers {

@@ -17,6 +17,7 @@ use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::block::NotStaged;
+use crate::embedded::Opener;
 use crate::load::{LoadError, load, versions};
 use crate::run::PsError;
 use crate::save::{EndOnDrop, Saving};
@@ -35,6 +36,7 @@ pub(crate) struct Follower {
     pub(crate) coordinator: Coordinator,
     pub(crate) registration: Registration,
     pub(crate) offload: Offload,
+    pub(crate) open: Opener,
 }
 
 /// What lasts as long as a registration.
@@ -91,7 +93,7 @@ impl Follower {
         membership: &Membership,
         stop: &CancellationToken,
     ) -> Result<(), PsError> {
-        let checkpoints = see_store(membership).await?;
+        let checkpoints = self.see_store(membership).await?;
         let over = stop.child_token();
         let _over = over.clone().drop_guard();
         let mut views = membership.views(over);
@@ -127,6 +129,21 @@ impl Follower {
                 }
             }
         }
+    }
+
+    /// Opens the store of checkpoints, and sees whether it is the coordinator's.
+    async fn see_store(&self, membership: &Membership) -> Result<Option<Checkpoints>, PsError> {
+        let Some((location, probe)) = &membership.checkpoints else {
+            return Ok(None);
+        };
+        let store = (self.open)(location)?;
+        let found = store.read_probe().await?;
+        if found.as_deref() == Some(probe) {
+            return Ok(Some(store));
+        }
+        Err(PsError::OtherStore {
+            location: store.location().to_owned(),
+        })
     }
 
     async fn catch_up(
@@ -247,7 +264,7 @@ impl Follower {
         location: &str,
         number: u64,
     ) -> Result<Store, LoadError> {
-        let from = Checkpoints::open(location)?;
+        let from = (self.open)(location)?;
         let loaded = async {
             let manifest = from.manifest(number).await?;
             let slots = self.shard.slots();
@@ -337,21 +354,6 @@ impl Follower {
 enum Taken {
     Store(Option<Arc<Store>>),
     Failed,
-}
-
-/// Opens the store of checkpoints, and sees whether it is the coordinator's.
-async fn see_store(membership: &Membership) -> Result<Option<Checkpoints>, PsError> {
-    let Some((location, probe)) = &membership.checkpoints else {
-        return Ok(None);
-    };
-    let store = Checkpoints::open(location)?;
-    let found = store.read_probe().await?;
-    if found.as_deref() == Some(probe) {
-        return Ok(Some(store));
-    }
-    Err(PsError::OtherStore {
-        location: store.location().to_owned(),
-    })
 }
 
 async fn fetch_map(membership: &Membership) -> Result<ShardMap, PsError> {

@@ -9,10 +9,12 @@
 //! - `store`: the blocks of an epoch
 //! - `block`: weights and slots under one lock, with version, dedup marks and staged gradients
 //! - `follow`: views, and what they ask for; `save`, `load`: checkpoints, while training goes on
+//! - [`embedded`]: a server without a process of its own, for simulations
 //! - [`optimizer`]: how a gradient changes weights; [`schedule`]: how fast
 
 mod block;
 mod counters;
+pub mod embedded;
 mod follow;
 mod gate;
 mod listener;

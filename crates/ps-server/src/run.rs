@@ -147,6 +147,7 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), PsError> {
         coordinator,
         registration,
         offload: Offload::Threads,
+        open: Arc::new(checkpoint::Store::open),
     };
     let mut place = Some(membership);
     let serve = follower.serve(&mut place, &stop);

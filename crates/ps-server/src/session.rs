@@ -17,6 +17,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status};
 
+use crate::embedded::Fault;
 use crate::gate::{Admission, Gate};
 use crate::shard::{Followed, Shard};
 
@@ -185,7 +186,11 @@ impl Session {
         match message.kind {
             Some(Incoming::Push(push)) => {
                 let sequence = sequence(push.origin.as_ref());
-                match self.shard.push(push) {
+                let pushed = match self.shard.fault {
+                    Some(Fault::AcknowledgeBeforeApply) => push_later(&self.shard, push),
+                    _ => self.shard.push(push),
+                };
+                match pushed {
                     Ok(taken) => self.answer(Outgoing::Acknowledged(taken)).await,
                     Err(refusal) => self.refuse(sequence, refusal).await,
                 }
@@ -352,6 +357,29 @@ impl Session {
         tracing::warn!(peer = %self.peer, reason = refusal.label(), "refused: {refusal}");
         End::Status(refusal.into())
     }
+}
+
+/// What a server does that is wrong on purpose: it promises what it may forget.
+fn push_later(shard: &Arc<Shard>, push: wire::Push) -> Result<wire::Acknowledged, Refusal> {
+    let origin = Origin::read(push.origin.as_ref(), "Push")?;
+    let version = |gradient: &wire::Gradient| wire::BlockVersion {
+        block: gradient.block,
+        epoch: origin.epoch.0,
+        version: gradient.based_on_version + 1,
+    };
+    let acknowledged = wire::Acknowledged {
+        sequence: origin.sequence.0,
+        level: wire::AcknowledgementLevel::Applied.into(),
+        blocks: push.gradients.iter().map(version).collect(),
+        epoch: origin.epoch.0,
+        ..wire::Acknowledged::default()
+    };
+    let shard = Arc::clone(shard);
+    tokio::spawn(async move {
+        tokio::time::sleep(QUIET).await;
+        drop(shard.push(push));
+    });
+    Ok(acknowledged)
 }
 
 fn read_hello(first: wire::ClientMessage) -> Result<wire::Hello, Refusal> {

@@ -17,6 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::block::NotStaged;
 use crate::counters::Counters;
+use crate::embedded::Fault;
 use crate::gate::{Admission, Gate};
 use crate::optimizer::{Rule, rule};
 use crate::save::Saving;
@@ -40,6 +41,7 @@ pub(crate) struct Shard {
     base_rate: f32,
     schedule: Schedule,
     followed: watch::Sender<Followed>,
+    pub(crate) fault: Option<Fault>,
 }
 
 /// A gradient of a push that was found good.
@@ -51,7 +53,13 @@ struct Checked {
 
 impl Shard {
     pub(crate) fn new(job: &Job) -> Self {
+        Self::with_fault(job, None)
+    }
+
+    /// A shard with something wrong on purpose.
+    pub(crate) fn with_fault(job: &Job, fault: Option<Fault>) -> Self {
         Self {
+            fault,
             gate: Gate {
                 job: job.name.clone(),
                 strategy: job.strategy.clone(),
@@ -87,7 +95,8 @@ impl Shard {
                 continue;
             };
             let mut block = block.lock();
-            if block.has_taken(origin.task, origin.sequence) {
+            let taken_before = block.has_taken(origin.task, origin.sequence);
+            if taken_before && self.fault != Some(Fault::NoDedup) {
                 self.counters.duplicates.increment(1);
             } else if self.gate.strategy.mode == Mode::Sync {
                 self.counters

@@ -103,7 +103,7 @@ async fn serve(service: Sessions, mut queue: mpsc::Receiver<Connection>, stop: C
     }
 }
 
-async fn serve_all<S>(
+pub(crate) async fn serve_all<S>(
     service: Sessions,
     incoming: impl Stream<Item = io::Result<S>>,
     stop: CancellationToken,

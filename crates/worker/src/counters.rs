@@ -1,6 +1,5 @@
 //! What a worker counts for Prometheus.
 
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
@@ -16,7 +15,6 @@ pub(crate) struct Counters {
     pub(crate) registrations: Counter,
     pub(crate) skipped: Counter,
     parts: [Histogram; 4],
-    trained: AtomicBool,
 }
 
 /// Where a step's time went.
@@ -42,17 +40,10 @@ impl Counters {
             registrations: counter!("flambeau_worker_registrations_total"),
             skipped: counter!("flambeau_worker_skipped_steps_total"),
             parts: ["pull", "compute", "push", "wait"].map(part),
-            trained: AtomicBool::new(false),
         }
     }
 
-    /// Whether this process has made any step.
-    pub(crate) fn has_trained(&self) -> bool {
-        self.trained.load(Relaxed)
-    }
-
     pub(crate) fn step(&self, samples: u64, loss: f64, norm: f64, times: &Times) {
-        self.trained.store(true, Relaxed);
         self.steps.increment(1);
         self.samples.increment(samples);
         self.loss.set(loss);

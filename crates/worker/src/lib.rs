@@ -1,19 +1,23 @@
 //! The worker: batch, pull, forward and backward in candle, push. candle lives here and only here.
 //!
 //! The data's way goes through these modules in this order:
-//! - [`run`]: the process: registers, agrees on the variables, asks for work
+//! - [`run`]: the process
+//! - `member`: registers, agrees on the variables; `trainer`: asks for work
 //! - `step`: one training step: input, pull, compute, push
 //! - [`input`], [`shuffle`]: the data and the order in which it is taken
 //! - [`strategy`]: where weights come from and gradients go
 //! - [`replica`]: the model on its own thread; [`model`], [`models`]: what it computes
 //! - [`variables`]: the only place where bytes meet candle's memory
 //! - `reporter`: tells the coordinator of finished steps
+//! - [`embedded`]: a worker without a process and a model of its own, for simulations
 //! - [`local`]: the same job in one process, to compare with
 
 mod counters;
 pub mod device;
+pub mod embedded;
 pub mod input;
 pub mod local;
+mod member;
 pub mod model;
 pub mod models;
 pub mod replica;
@@ -22,6 +26,7 @@ mod run;
 pub mod shuffle;
 mod step;
 pub mod strategy;
+mod trainer;
 pub mod variables;
 
 pub use run::{Settings, WorkerError, run};

@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::JoinHandle;
 
 use bytes::Bytes;
@@ -91,15 +92,52 @@ enum Command {
     Save(PathBuf, Reply<()>),
 }
 
-/// The handle of a replica; its thread ends when this is dropped.
-pub struct Replica {
-    commands: mpsc::Sender<Command>,
-    thread: Mutex<Option<JoinHandle<()>>>,
+/// A worker's copy of the model, with its data.
+pub trait Replica {
     /// What it looks like.
-    pub description: Description,
+    fn description(&self) -> &Description;
+
+    /// Has the batch of a step put together, while the weights are on their way.
+    fn prepare(&self, positions: Positions) -> impl Future<Output = ()>;
+
+    /// Takes in weights; they count for what is asked for afterwards.
+    fn take_in(&self, blocks: Vec<PulledBlock>) -> impl Future<Output = ()>;
+
+    /// Computes the prepared step: loss and gradients.
+    ///
+    /// # Errors
+    /// The model's, a variable without a gradient, or weights that could not be taken in.
+    fn compute(&self) -> impl Future<Output = Result<Computed, ReplicaError>>;
+
+    /// Evaluates the weights on the held-out samples.
+    ///
+    /// # Errors
+    /// The model's, or weights that could not be taken in.
+    fn evaluate(&self) -> impl Future<Output = Result<Metrics, ReplicaError>>;
+
+    /// All variables' values.
+    ///
+    /// # Errors
+    /// The model's.
+    fn values(&self) -> impl Future<Output = Result<Vec<Bytes>, ReplicaError>>;
+
+    /// Writes the variables to a safetensors file.
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    fn save(&self, path: PathBuf) -> impl Future<Output = Result<(), ReplicaError>>;
 }
 
-impl Replica {
+/// A candle model on a thread of its own, which ends when this is dropped.
+pub struct ModelReplica {
+    commands: mpsc::Sender<Command>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+    description: Description,
+    /// Whether any step has been computed.
+    trained: AtomicBool,
+}
+
+impl ModelReplica {
     /// Reads the data and builds the model, on the thread where they stay.
     ///
     /// # Errors
@@ -129,53 +167,15 @@ impl Replica {
                 description: description?,
                 commands,
                 thread,
+                trained: AtomicBool::new(false),
             }),
             Err(_) => Err(panicked(&thread).await),
         }
     }
 
-    /// Has the batch of a step put together, while the weights are on their way.
-    pub async fn prepare(&self, positions: Positions) {
-        // A thread that is gone is found out by the next command that has an answer.
-        let _ = self.commands.send(Command::Prepare(positions)).await;
-    }
-
-    /// Where weights are to go; they count for what is asked for afterwards.
-    pub fn sink(&self) -> impl AsyncFnMut(Vec<PulledBlock>) + '_ {
-        // A thread that is gone is found out by the next command that has an answer.
-        async |blocks| drop(self.commands.send(Command::TakeIn(blocks)).await)
-    }
-
-    /// Computes the prepared step: loss and gradients.
-    ///
-    /// # Errors
-    /// candle's, a variable without a gradient, or weights that could not be taken in.
-    pub async fn compute(&self) -> Result<Computed, ReplicaError> {
-        self.ask(Command::Compute).await
-    }
-
-    /// Evaluates the weights on the held-out samples.
-    ///
-    /// # Errors
-    /// candle's, or weights that could not be taken in.
-    pub async fn evaluate(&self) -> Result<Metrics, ReplicaError> {
-        self.ask(Command::Evaluate).await
-    }
-
-    /// All variables' values.
-    ///
-    /// # Errors
-    /// candle's.
-    pub async fn values(&self) -> Result<Vec<Bytes>, ReplicaError> {
-        self.ask(Command::Values).await
-    }
-
-    /// Writes the variables to a safetensors file.
-    ///
-    /// # Errors
-    /// If it cannot be written.
-    pub async fn save(&self, path: PathBuf) -> Result<(), ReplicaError> {
-        self.ask(|reply| Command::Save(path, reply)).await
+    /// Whether any step has been computed.
+    pub(crate) fn has_trained(&self) -> bool {
+        self.trained.load(Relaxed)
     }
 
     async fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, ReplicaError> {
@@ -185,6 +185,39 @@ impl Replica {
             Ok(answer) => answer,
             Err(_) => Err(panicked(&self.thread).await),
         }
+    }
+}
+
+impl Replica for ModelReplica {
+    fn description(&self) -> &Description {
+        &self.description
+    }
+
+    async fn prepare(&self, positions: Positions) {
+        // A thread that is gone is found out by the next command that has an answer.
+        let _ = self.commands.send(Command::Prepare(positions)).await;
+    }
+
+    async fn take_in(&self, blocks: Vec<PulledBlock>) {
+        // As above.
+        let _ = self.commands.send(Command::TakeIn(blocks)).await;
+    }
+
+    async fn compute(&self) -> Result<Computed, ReplicaError> {
+        self.trained.store(true, Relaxed);
+        self.ask(Command::Compute).await
+    }
+
+    async fn evaluate(&self) -> Result<Metrics, ReplicaError> {
+        self.ask(Command::Evaluate).await
+    }
+
+    async fn values(&self) -> Result<Vec<Bytes>, ReplicaError> {
+        self.ask(Command::Values).await
+    }
+
+    async fn save(&self, path: PathBuf) -> Result<(), ReplicaError> {
+        self.ask(|reply| Command::Save(path, reply)).await
     }
 }
 

@@ -22,7 +22,7 @@ pub(crate) struct Finished {
 
 /// Makes the step after `clock` with the samples at `positions`.
 pub(crate) async fn step(
-    replica: &Replica,
+    replica: &impl Replica,
     strategy: &mut impl Strategy,
     counters: &Counters,
     clock: Clock,
@@ -32,7 +32,8 @@ pub(crate) async fn step(
     replica.prepare(positions).await;
 
     let asked = Instant::now();
-    let answered = strategy.pull(clock, replica.sink()).await?;
+    let take_in = async |blocks| replica.take_in(blocks).await;
+    let answered = strategy.pull(clock, take_in).await?;
     let pulled = asked.elapsed();
     // The weights were asked for before this step began, so part of the wait may lie behind us.
     let wait = answered.waited.min(pulled);
@@ -49,7 +50,7 @@ pub(crate) async fn step(
             tracing::warn!("{error}; the step is left out");
             true
         }
-        pushed => pushed.map(|()| false)?,
+        pushed => pushed.map(|_| false)?,
     };
 
     let times = Times {

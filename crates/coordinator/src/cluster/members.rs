@@ -181,7 +181,7 @@ impl Cluster {
         let silent: Vec<TaskId> = self
             .members
             .values()
-            .filter(|m| m.alive && now.duration_since(m.seen) > lease)
+            .filter(|m| m.alive && now.duration_since(m.seen) > lease && !self.endless_leases)
             .map(|m| m.task.id)
             .collect();
         for id in silent {

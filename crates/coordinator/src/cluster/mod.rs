@@ -77,6 +77,8 @@ pub(crate) struct Cluster {
     /// Workers that were put out and are expected back.
     awaited: Awaited,
     changes: Changes,
+    /// A fault to be found by the simulation.
+    endless_leases: bool,
 }
 
 /// How much has changed that has to outlive this process.
@@ -117,6 +119,7 @@ impl Cluster {
             start: None,
             awaited: Awaited::new(),
             changes: Changes::default(),
+            endless_leases: false,
         }
     }
 
@@ -124,6 +127,12 @@ impl Cluster {
     pub(crate) fn with_checkpoints(mut self, place: Place, next: u64) -> Self {
         self.checkpoints.place = Some(place);
         self.checkpoints.next = self.checkpoints.next.max(next);
+        self
+    }
+
+    /// With something wrong on purpose.
+    pub(crate) fn with_endless_leases(mut self) -> Self {
+        self.endless_leases = true;
         self
     }
 

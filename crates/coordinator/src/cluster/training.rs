@@ -286,7 +286,9 @@ impl Cluster {
 
     pub(super) fn begin(&mut self, now: Instant) {
         let initialized = self.variables.as_ref().is_some_and(|v| v.initialized);
-        self.save_if_due(now);
+        if self.phase == JobPhase::Starting {
+            self.save_if_due(now);
+        }
         if self.phase == JobPhase::Starting && initialized && self.missing().is_empty() {
             self.phase = JobPhase::Training;
             self.must_keep();

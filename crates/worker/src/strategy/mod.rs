@@ -7,7 +7,7 @@ pub use parameter_server::ParameterServer;
 
 use std::future::Future;
 
-use ps_client::{ClientError, Gradients, Pulled, PulledBlock};
+use ps_client::{Acknowledgement, ClientError, Gradients, Pulled, PulledBlock};
 use shared_proto::ids::Clock;
 
 /// A way to train together with others.
@@ -32,5 +32,5 @@ pub trait Strategy {
         &mut self,
         clock: Clock,
         gradients: &Gradients,
-    ) -> impl Future<Output = Result<(), ClientError>>;
+    ) -> impl Future<Output = Result<Acknowledgement, ClientError>>;
 }

@@ -1,6 +1,8 @@
 //! Variables on sharded parameter servers.
 
-use ps_client::{ClientError, Gradients, ParameterServers, Pulled, PulledBlock, WeightsTicket};
+use ps_client::{
+    Acknowledgement, ClientError, Gradients, ParameterServers, Pulled, PulledBlock, WeightsTicket,
+};
 use shared_proto::ids::Clock;
 
 use super::Strategy;
@@ -60,11 +62,14 @@ impl Strategy for ParameterServer {
         self.take_all(ticket, take).await
     }
 
-    async fn push(&mut self, clock: Clock, gradients: &Gradients) -> Result<(), ClientError> {
+    async fn push(
+        &mut self,
+        clock: Clock,
+        gradients: &Gradients,
+    ) -> Result<Acknowledgement, ClientError> {
         let next = clock.next();
         let (receipt, ticket) = self.servers.push_then_pull(clock, gradients, next).await?;
         self.next = Some((next, ticket));
-        receipt.acknowledged().await?;
-        Ok(())
+        receipt.acknowledged().await
     }
 }

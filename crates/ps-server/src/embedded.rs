@@ -1,0 +1,89 @@
+//! A parameter server without a process or threads of its own: for simulations.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use checkpoint::CheckpointError;
+use daemon::Offload;
+use daemon::membership::{Coordinator, Membership, Registration};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_stream::Stream;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tonic::transport::server::Connected;
+
+use crate::follow::Follower;
+use crate::run::PsError;
+use crate::service::Sessions;
+use crate::shard::Shard;
+use crate::threads::serve_all;
+
+/// Opens the store of checkpoints at a location.
+pub type Opener = Arc<dyn Fn(&str) -> Result<checkpoint::Store, CheckpointError> + Send + Sync>;
+
+/// What is wrong with a server on purpose, to see whether a test finds it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// It takes pushes that it has taken.
+    NoDedup,
+    /// It acknowledges pushes, and applies them a while later.
+    AcknowledgeBeforeApply,
+}
+
+/// Who it is, and how it reaches the others.
+pub struct Embedded {
+    /// Its coordinator.
+    pub coordinator: Coordinator,
+    /// As whom it registers.
+    pub registration: Registration,
+    /// Opens stores of checkpoints.
+    pub checkpoints: Opener,
+    /// What is wrong with it.
+    pub fault: Option<Fault>,
+}
+
+impl Embedded {
+    /// Serves a shard until the job has ended.
+    ///
+    /// # Errors
+    /// As the variants of [`PsError`] say.
+    pub async fn serve<S>(
+        self,
+        incoming: impl Stream<Item = io::Result<S>> + 'static,
+    ) -> Result<(), PsError>
+    where
+        S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
+    {
+        let who = self.registration.clone();
+        let membership = Membership::join(self.coordinator.clone(), who).await?;
+        let shard = Arc::new(Shard::with_fault(&membership.job, self.fault));
+        let stop = CancellationToken::new();
+        let _stop = stop.clone().drop_guard();
+        let sessions = TaskTracker::new();
+        let service = Sessions {
+            shard: Arc::clone(&shard),
+            sessions: sessions.clone(),
+            shutdown: stop.clone(),
+        };
+        let follower = Follower {
+            shard,
+            coordinator: self.coordinator,
+            registration: self.registration,
+            offload: Offload::Inline,
+            open: self.checkpoints,
+        };
+        let mut place = Some(membership);
+        let outcome = tokio::select! {
+            biased;
+            outcome = follower.serve(&mut place, &stop) => outcome,
+            _ = serve_all(service, incoming, stop.clone()) => Ok(()),
+        };
+        // Workers that are still told their last answers.
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        if let Some(membership) = place {
+            membership.leave(None).await;
+        }
+        outcome
+    }
+}

@@ -1,0 +1,71 @@
+//! A worker without a process, a thread or a candle model of its own: for simulations.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use daemon::membership::{Coordinator, Registration};
+use ps_client::ParameterServers;
+use shared_proto::job::Job;
+use shared_proto::transport::Network;
+
+use crate::counters::Counters;
+use crate::member::{Member, Replicas};
+use crate::replica::Replica;
+use crate::run::WorkerError;
+use crate::strategy::Strategy;
+
+/// Who it is, and how it reaches the others.
+#[derive(Debug)]
+pub struct Embedded {
+    /// Its coordinator.
+    pub coordinator: Coordinator,
+    /// As whom it registers.
+    pub registration: Registration,
+    /// How it reaches servers.
+    pub network: Arc<dyn Network>,
+    /// How long it goes on without hearing from one.
+    pub patience: Duration,
+}
+
+struct One<R>(Arc<R>);
+
+impl<R: Replica> Replicas for One<R> {
+    type Replica = R;
+
+    fn job(&self, job: &Job) -> Result<Job, WorkerError> {
+        Ok(job.clone())
+    }
+
+    async fn replica(&mut self, _: &Job, _: bool) -> Result<Arc<R>, WorkerError> {
+        Ok(Arc::clone(&self.0))
+    }
+}
+
+impl Embedded {
+    /// Works on the coordinator's job until it is done.
+    ///
+    /// # Errors
+    /// As the variants of [`WorkerError`] say.
+    pub async fn work<R: Replica, S: Strategy>(
+        self,
+        replica: R,
+        strategy: impl Fn(ParameterServers) -> S,
+    ) -> Result<(), WorkerError> {
+        let mut member = Member {
+            coordinator: self.coordinator,
+            registration: self.registration,
+            network: self.network,
+            patience: self.patience,
+            counters: Counters::new(),
+            replicas: One(Arc::new(replica)),
+            strategy,
+        };
+        let mut place = None;
+        let outcome = member.work(|| (), &mut place).await;
+        if let Some(membership) = place {
+            let error = outcome.as_ref().err().and_then(WorkerError::to_tell);
+            membership.leave(error.as_deref()).await;
+        }
+        outcome
+    }
+}

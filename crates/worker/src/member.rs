@@ -1,0 +1,273 @@
+//! A member of the cluster: registers, agrees on the variables, trains; again, where the cluster has
+//! gone on without it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use daemon::membership::{Coordinator, Membership, Registration};
+use metrics::counter;
+use ps_client::{Lost, MapSource, ParameterServers};
+use shared_proto::blocks::ShardMap;
+use shared_proto::ids::{Clock, Epoch, Task, ViewNumber, names};
+use shared_proto::job::Job;
+use shared_proto::transport::Network;
+use shared_proto::wire;
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
+
+use crate::counters::Counters;
+use crate::replica::{Description, Replica};
+use crate::reporter::Reporter;
+use crate::run::WorkerError;
+use crate::strategy::Strategy;
+use crate::trainer::Trainer;
+
+/// How long to wait before registering again.
+const REGISTER_AGAIN: Duration = Duration::from_millis(50);
+
+/// How long to wait between two looks at the shard map.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+
+/// Reports of losses that may wait to be sent.
+const LOSSES: usize = 64;
+
+/// Builds replicas for the jobs that come.
+pub(crate) trait Replicas {
+    type Replica: Replica;
+
+    /// The coordinator's job, with what this worker was told otherwise.
+    fn job(&self, job: &Job) -> Result<Job, WorkerError>;
+
+    /// The replica for a job: the one that is there, if it was built for it. A fresh one has not been
+    /// trained.
+    async fn replica(&mut self, job: &Job, fresh: bool) -> Result<Arc<Self::Replica>, WorkerError>;
+}
+
+/// A member, whatever it computes with and however it reaches the others.
+pub(crate) struct Member<R, W> {
+    pub(crate) coordinator: Coordinator,
+    pub(crate) registration: Registration,
+    pub(crate) network: Arc<dyn Network>,
+    pub(crate) patience: Duration,
+    pub(crate) counters: Counters,
+    pub(crate) replicas: R,
+    /// Makes a strategy of parameter servers.
+    pub(crate) strategy: W,
+}
+
+impl<R, W, S> Member<R, W>
+where
+    R: Replicas,
+    W: Fn(ParameterServers) -> S,
+    S: Strategy,
+{
+    /// Registers and works, until the job is done. What is left in `place` is to be given back.
+    pub(crate) async fn work(
+        &mut self,
+        registered: impl Fn(),
+        place: &mut Option<Membership>,
+    ) -> Result<(), WorkerError> {
+        let mut first = true;
+        loop {
+            self.counters.registrations.increment(1);
+            let join = Membership::join(self.coordinator.clone(), self.registration.clone());
+            let membership = place.insert(join.await?);
+            if std::mem::take(&mut first) {
+                registered();
+            }
+            let outcome = tokio::select! {
+                biased;
+                outcome = self.work_as(membership) => outcome,
+                lost = membership.lost() => Err(lost.into()),
+            };
+            match outcome {
+                Err(error) if error.is_retryable() => {
+                    tracing::warn!("{error}; registering again");
+                    tokio::time::sleep(REGISTER_AGAIN).await;
+                }
+                outcome => return outcome,
+            }
+        }
+    }
+
+    async fn work_as(&mut self, membership: &Membership) -> Result<(), WorkerError> {
+        let job = &self.replicas.job(&membership.job)?;
+        let replica = self.replicas.replica(job, false).await?;
+        let (map, view, ours) = register_variables(membership, replica.description()).await?;
+        let replica = match ours {
+            // Initial values are those of a replica that has not been trained.
+            true => self.replicas.replica(job, true).await?,
+            false => replica,
+        };
+        let epoch = map.epoch;
+        let (source, maps) = MapSource::new(map);
+        let (tell_lost, lost) = mpsc::channel(LOSSES);
+        let mut servers = ParameterServers::connect(
+            &maps,
+            &ps_client::Identity {
+                job: job.name.clone(),
+                task: membership.task,
+                view,
+                patience: self.patience,
+                wire: job.strategy.wire.into(),
+                network: Arc::clone(&self.network),
+                lost: tell_lost,
+            },
+        );
+        let stop = CancellationToken::new();
+        let _stop = stop.clone().drop_guard();
+        let waits = tell_waits(membership, servers.waiting_on());
+        let maps = fetch_maps(membership, source);
+        let losses = tell_losses(membership, lost);
+        tokio::spawn(stop.clone().run_until_cancelled_owned(waits));
+        tokio::spawn(stop.clone().run_until_cancelled_owned(maps));
+        tokio::spawn(stop.run_until_cancelled_owned(losses));
+        if ours {
+            servers.initialize(&replica.values().await?).await?;
+            finish_initialization(membership).await?;
+        }
+        let reporter = Reporter::start(membership.coordinator.clone(), membership.sender(), epoch);
+        let mut trainer = Trainer {
+            job,
+            membership,
+            replica: &*replica,
+            strategy: (self.strategy)(servers),
+            reporter,
+            counters: &self.counters,
+            clock: Clock(0),
+        };
+        trainer.train().await
+    }
+}
+
+/// States the variables and waits until there is a shard map and, unless they are ours to send,
+/// initial values.
+async fn register_variables(
+    membership: &Membership,
+    description: &Description,
+) -> Result<(ShardMap, ViewNumber, bool), WorkerError> {
+    let request = wire::RegisterVariablesRequest {
+        origin: Some(membership.origin().into()),
+        variables: description.variables.iter().map(Into::into).collect(),
+        training_samples: description.training_samples as u64,
+        evaluation_samples: description.evaluation_samples as u64,
+    };
+    let mut said = String::new();
+    loop {
+        let reply = membership
+            .coordinator
+            .call(|mut c| {
+                let request = request.clone();
+                async move { c.register_variables(request).await }
+            })
+            .await?;
+        let ours = match reply.initialization() {
+            wire::Initialization::Yours => true,
+            wire::Initialization::Done => false,
+            wire::Initialization::Pending | wire::Initialization::Unspecified => {
+                if said != reply.waiting_for {
+                    tracing::info!("waiting: {}", reply.waiting_for);
+                    said = reply.waiting_for;
+                }
+                continue;
+            }
+        };
+        let map = reply
+            .shard_map
+            .ok_or(WorkerError::Protocol("RegisterVariables"))?;
+        return Ok((ShardMap::try_from(map)?, ViewNumber(reply.view), ours));
+    }
+}
+
+async fn finish_initialization(membership: &Membership) -> Result<(), WorkerError> {
+    let request = wire::FinishInitializationRequest {
+        origin: Some(membership.origin().into()),
+    };
+    let call = membership.coordinator.call(|mut c| {
+        let request = request.clone();
+        async move { c.finish_initialization(request).await }
+    });
+    call.await?;
+    tracing::info!("sent the initial values");
+    Ok(())
+}
+
+/// Says for whom this worker waits, in the log, the metrics and to the coordinator.
+fn tell_waits(
+    membership: &Membership,
+    mut waiting_on: watch::Receiver<Vec<Task>>,
+) -> impl Future<Output = ()> + use<> {
+    let coordinator = membership.coordinator.clone();
+    let sender = membership.sender();
+    async move {
+        while waiting_on.changed().await.is_ok() {
+            let on = waiting_on.borrow_and_update().clone();
+            if !on.is_empty() {
+                tracing::info!(on = names(&on), "held back: waiting for slower workers");
+            }
+            for task in &on {
+                counter!("flambeau_worker_waits_total", "on" => task.to_string()).increment(1);
+            }
+            let request = wire::ReportRequest {
+                origin: Some(sender.origin(Epoch(0), Clock(0)).into()),
+                report: Some(wire::report_request::Report::Wait(wire::WaitReport {
+                    on: on.into_iter().map(Into::into).collect(),
+                })),
+            };
+            let call = coordinator.call(|mut c| {
+                let request = request.clone();
+                async move { c.report(request).await }
+            });
+            // Nothing depends on it.
+            let _ = call.await;
+        }
+    }
+}
+
+/// Fetches the shard map when the present one does not serve any more.
+fn fetch_maps(membership: &Membership, source: MapSource) -> impl Future<Output = ()> + use<> {
+    let coordinator = membership.coordinator.clone();
+    async move {
+        loop {
+            source.wanted().await;
+            let call = coordinator
+                .call(|mut c| async move { c.get_shard_map(wire::ShardMapRequest {}).await });
+            match call.await.map(ShardMap::try_from) {
+                Ok(Ok(map)) => source.publish(map),
+                Ok(Err(error)) => tracing::warn!("the shard map cannot be read: {error}"),
+                Err(error) => tracing::debug!("the shard map cannot be fetched: {error}"),
+            }
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+    }
+}
+
+/// Tells the coordinator of updates that went with a server.
+fn tell_losses(
+    membership: &Membership,
+    mut losses: mpsc::Receiver<Lost>,
+) -> impl Future<Output = ()> + use<> {
+    let coordinator = membership.coordinator.clone();
+    let sender = membership.sender();
+    async move {
+        while let Some(lost) = losses.recv().await {
+            counter!("flambeau_worker_lost_updates_total").increment(lost.updates);
+            let request = wire::ReportRequest {
+                origin: Some(sender.origin(Epoch(0), Clock(0)).into()),
+                report: Some(wire::report_request::Report::Lost(wire::LostReport {
+                    shard: lost.shard,
+                    updates: lost.updates,
+                    first_step: lost.first.0,
+                    last_step: lost.last.0,
+                })),
+            };
+            let call = coordinator.call(|mut c| {
+                let request = request.clone();
+                async move { c.report(request).await }
+            });
+            if let Err(error) = call.await {
+                tracing::warn!(shard = lost.shard, "losses could not be reported: {error}");
+            }
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! A member at work: asks for work, does it, tells what it has done.
+
+use std::time::Instant;
+
+use daemon::membership::{Membership, MembershipError};
+use shared_proto::ids::Clock;
+use shared_proto::job::{Job, run_dir};
+use shared_proto::wire;
+use shared_proto::wire::lease_work_reply::Work;
+
+use crate::counters::Counters;
+use crate::replica::{Positions, Replica};
+use crate::reporter::{Place, Reporter};
+use crate::run::WorkerError;
+use crate::step::{idle, step};
+use crate::strategy::Strategy;
+
+/// A member at work.
+pub(crate) struct Trainer<'a, R, S> {
+    pub(crate) job: &'a Job,
+    pub(crate) membership: &'a Membership,
+    pub(crate) replica: &'a R,
+    pub(crate) strategy: S,
+    pub(crate) reporter: Reporter,
+    pub(crate) counters: &'a Counters,
+    pub(crate) clock: Clock,
+}
+
+impl<R: Replica, S: Strategy> Trainer<'_, R, S> {
+    /// Works until the job is done.
+    pub(crate) async fn train(&mut self) -> Result<(), WorkerError> {
+        loop {
+            let asked = Instant::now();
+            let (work, clock) = self.lease_work().await?;
+            self.clock = self.clock.max(clock);
+            self.reporter.waited(&idle(asked.elapsed()));
+            match work {
+                Work::Split(split) => self.train_split(&split).await?,
+                Work::Evaluate(evaluate) => self.evaluate(&evaluate).await?,
+                Work::Idle(idle) => tracing::debug!(reason = idle.reason, "idle"),
+                Work::Done(done) if done.error.is_empty() => {
+                    tracing::info!("the job is done");
+                    return Ok(());
+                }
+                Work::Done(done) => return Err(MembershipError::JobFailed(done.error).into()),
+            }
+        }
+    }
+
+    async fn lease_work(&mut self) -> Result<(Work, Clock), WorkerError> {
+        let mut origin = self.membership.origin();
+        origin.clock = self.clock;
+        let request = wire::LeaseWorkRequest {
+            origin: Some(origin.into()),
+        };
+        let reply = self
+            .membership
+            .coordinator
+            .call(|mut c| {
+                let request = request.clone();
+                async move { c.lease_work(request).await }
+            })
+            .await?;
+        let work = reply.work.ok_or(WorkerError::Protocol("LeaseWork"))?;
+        Ok((work, Clock(reply.clock)))
+    }
+
+    async fn train_split(&mut self, split: &wire::Split) -> Result<(), WorkerError> {
+        let batch = u64::from(self.job.batch_size);
+        let mut start = split.start;
+        while start < split.end {
+            let positions = Positions {
+                epoch: split.data_epoch,
+                start,
+                end: split.end.min(start + batch),
+            };
+            let step = step(
+                self.replica,
+                &mut self.strategy,
+                self.counters,
+                self.clock,
+                positions,
+                self.job.non_finite,
+            );
+            let finished = step.await?;
+            self.clock = self.clock.next();
+            start = positions.end;
+            let place = Place {
+                clock: self.clock,
+                split: split.id,
+                position: start,
+            };
+            self.reporter.finished(place, &finished);
+        }
+        // The split is done when the coordinator knows so.
+        Ok(self.reporter.flush().await?)
+    }
+
+    async fn evaluate(&mut self, evaluate: &wire::Evaluate) -> Result<(), WorkerError> {
+        let replica = self.replica;
+        let take_in = async |blocks| replica.take_in(blocks).await;
+        self.strategy.pull_fresh(self.clock, take_in).await?;
+        let metrics = self.replica.evaluate().await?;
+        tracing::info!(epoch = evaluate.data_epoch + 1, ?metrics, "evaluated");
+        if evaluate.save_model
+            && let Some(dir) = &self.job.run_dir
+        {
+            self.replica.save(dir.join(run_dir::MODEL)).await?;
+        }
+        let request = wire::ReportRequest {
+            origin: Some(self.membership.origin().into()),
+            report: Some(wire::report_request::Report::Evaluation(
+                wire::EvaluationReport {
+                    data_epoch: evaluate.data_epoch,
+                    samples: self.replica.description().evaluation_samples as u64,
+                    metrics: metrics.into_iter().collect(),
+                },
+            )),
+        };
+        let call = self.membership.coordinator.call(|mut c| {
+            let request = request.clone();
+            async move { c.report(request).await }
+        });
+        call.await?;
+        Ok(())
+    }
+}

@@ -1,0 +1,99 @@
+//! The whole cluster under a simulated network and clock: seeded random schedules of partitions,
+//! delays, crashes and restarts of each role, and a checker that goes over what has happened.
+//!
+//! `FLAMBEAU_SIM_SEEDS=5000 cargo test -p tests --test simulation` runs more of them,
+//! `FLAMBEAU_SIM_SEED=17` one of them; with `RUST_LOG=info` it says what the roles say.
+
+#![allow(clippy::unwrap_used)]
+
+mod history;
+mod model;
+mod network;
+mod world;
+
+use std::process::Command;
+
+use world::{Planted, World};
+
+/// Seeds in the test command.
+const SEEDS: u64 = 200;
+
+/// Seeds that are run twice, in fresh processes.
+const TWICE: u64 = 20;
+
+/// Among so many seeds a planted fault must be found.
+const UNTIL_FOUND: u64 = 60;
+
+fn told(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|value| value.parse().unwrap())
+}
+
+#[test]
+fn under_any_schedule_what_was_promised_holds() {
+    let seeds = match told("FLAMBEAU_SIM_SEED") {
+        Some(seed) => {
+            let _ = tracing_subscriber::fmt()
+                .with_env_filter(tracing_subscriber::EnvFilter::from_default_env())
+                .try_init();
+            seed..seed + 1
+        }
+        None => 0..told("FLAMBEAU_SIM_SEEDS").unwrap_or(SEEDS),
+    };
+    for seed in seeds {
+        let (history, wrong) = World::new(seed, None).run();
+        if told("FLAMBEAU_SIM_SEED").is_some() {
+            println!("hash {:016x}\n{}", history.hash(), history.tail(usize::MAX));
+        }
+        assert!(
+            wrong.is_empty(),
+            "seed {seed}: {wrong:#?}\n{}FLAMBEAU_SIM_SEED={seed} replays it",
+            history.tail(60)
+        );
+    }
+}
+
+#[test]
+fn planted_faults_are_found() {
+    for planted in [
+        Planted::NoDedup,
+        Planted::AcknowledgeBeforeApply,
+        Planted::EndlessLeases,
+    ] {
+        let found = (0..UNTIL_FOUND).find_map(|seed| {
+            let (_, wrong) = World::new(seed, Some(planted)).run();
+            wrong.into_iter().next().map(|wrong| (seed, wrong))
+        });
+        println!("{planted:?}: {found:?}");
+        assert!(
+            found.is_some(),
+            "{planted:?} was not found in {UNTIL_FOUND} seeds"
+        );
+    }
+}
+
+/// The same seed in two fresh processes: the same history.
+#[test]
+fn a_seed_replays_exactly() {
+    if told("FLAMBEAU_SIM_SEED").is_some() {
+        return;
+    }
+    if !cfg!(tokio_unstable) {
+        eprintln!(
+            "SKIPPED: tokio takes seeds only with --cfg tokio_unstable, which RUSTFLAGS in the environment has taken away (.cargo/config.toml)"
+        );
+        return;
+    }
+    let hash = |seed: u64| {
+        let output = Command::new(std::env::current_exe().unwrap())
+            .args(["under_any_schedule", "--nocapture"])
+            .env("FLAMBEAU_SIM_SEED", seed.to_string())
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let line = text.lines().find_map(|line| line.strip_prefix("hash "));
+        line.unwrap_or_else(|| panic!("{text}")).to_owned()
+    };
+    for seed in 0..TWICE {
+        assert_eq!(hash(seed), hash(seed), "seed {seed}");
+    }
+}
