@@ -106,7 +106,8 @@ impl World {
         job.cluster.ps = Some(PS);
         job.cluster.workers = Some(WORKERS);
         job.cluster.lease_seconds = 2.0;
-        job.cluster.stall_seconds = 40.0;
+        // Longer than anything may take: it would mend what hangs.
+        job.cluster.stall_seconds = 1000.0;
         job.checkpoint.every_seconds = 1.0;
         let bound = match job.strategy.mode {
             Mode::Async => None,

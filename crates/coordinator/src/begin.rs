@@ -52,11 +52,20 @@ pub(crate) async fn begin(
     if let Some(keeping) = &keeping {
         let listed = keeping.store.list().await?;
         let next = listed.last().map_or(0, |last| last.number + 1);
-        let probe = format!("{:032x}", rand::random::<u128>());
+        let fresh = || format!("{:032x}", rand::random::<u128>());
+        let probe = cluster.known_probe().unwrap_or_else(fresh);
         keeping.store.write_probe(&probe).await?;
         let location = keeping.store.location().to_owned();
         cluster = cluster.with_checkpoints(Place { location, probe }, next);
     }
+    // Before anybody can hear of this coordinator: where it starts again it goes on with this.
+    let now = tokio::time::Instant::now().into_std();
+    state
+        .write(&cluster.save_all(now))
+        .map_err(|error| CoordinatorError::State {
+            path: dir.join(run_dir::STATE),
+            error,
+        })?;
     Ok(Begun {
         cluster,
         keeping,

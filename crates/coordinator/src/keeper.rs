@@ -1,11 +1,15 @@
 //! Does what the cluster wants of the store of checkpoints.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use checkpoint::{Manifest, Store};
 
 use crate::cluster::{Errand, Kept, Progress};
 use crate::service::Shared;
+
+/// How long to wait before a store that did not answer is asked again.
+const TRY_AGAIN: Duration = Duration::from_secs(1);
 
 /// Runs errands until it is dropped.
 pub(crate) async fn run_errands(shared: Arc<Shared>, store: Store, keep: usize) {
@@ -16,31 +20,40 @@ pub(crate) async fn run_errands(shared: Arc<Shared>, store: Store, keep: usize) 
             Some(Errand::FindBefore(damaged)) => {
                 let found = find_before(&store, &damaged).await;
                 shared
-                    .ask(|cluster, now| cluster.found(now, &damaged, found))
+                    .ask(|cluster, now| cluster.older_found(now, &damaged, found))
                     .await;
             }
         }
     }
 }
 
-async fn write(shared: &Shared, store: &Store, manifest: Manifest, keep: usize) {
+async fn write(shared: &Arc<Shared>, store: &Store, manifest: Manifest, keep: usize) {
     let number = manifest.number;
     let written = store.write_manifest(manifest).await;
     let written = written.map(|_| ()).map_err(|error| error.to_string());
-    let whole = written.is_ok();
-    shared
-        .ask(|cluster, now| cluster.saved(now, number, written))
+    let counts = shared
+        .ask(|cluster, now| cluster.manifest_written(now, number, written))
         .await;
-    if whole && let Err(error) = store.prune(keep).await {
+    // One that was given up meanwhile must not push out those that are gone back to.
+    if counts && let Err(error) = store.prune(keep).await {
         tracing::warn!("old checkpoints could not be deleted: {error}");
     }
 }
 
 async fn find_before(store: &Store, damaged: &Kept) -> Result<Kept, String> {
-    match store.before(damaged.number).await {
-        Ok(Some(manifest)) => kept(store, &manifest),
-        Ok(None) => Err("there is none before it".to_owned()),
-        Err(error) => Err(format!("those before it cannot be read: {error}")),
+    loop {
+        match store.before(damaged.number).await {
+            Ok(Some(manifest)) => return kept(store, &manifest),
+            Ok(None) => return Err("there is none before it".to_owned()),
+            Err(error) if error.is_retryable() => {
+                tracing::warn!(
+                    "looking for a checkpoint before {}: {error}",
+                    damaged.number
+                );
+                tokio::time::sleep(TRY_AGAIN).await;
+            }
+            Err(error) => return Err(format!("those before it cannot be read: {error}")),
+        }
     }
 }
 

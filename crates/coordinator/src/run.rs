@@ -220,12 +220,13 @@ impl Run {
         S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
     {
         let dir = self.dir;
-        let run_dir = |error| CoordinatorError::RunDir {
+        let had_ended = self.cluster.ended();
+        let run_dir_error = |error| CoordinatorError::RunDir {
             dir: dir.clone(),
             error,
         };
         let recorder = Recorder::open(&dir, self.cluster.job(), self.again);
-        let recorder = recorder.await.map_err(run_dir)?;
+        let recorder = recorder.await.map_err(run_dir_error)?;
         let shared = Shared::new(self.cluster, recorder.lines(), self.state, self.offload);
 
         let stop = CancellationToken::new();
@@ -255,8 +256,12 @@ impl Run {
         if let Some(ended) = ended {
             ended?;
             let summary = shared.look(|cluster, now| cluster.summary(now));
-            recorder.summarise(&summary).await.map_err(run_dir)?;
-            error = summary.error;
+            error.clone_from(&summary.error);
+            // One that had ended before knows less of it than the summary that is there.
+            if !(had_ended && dir.join(run_dir::SUMMARY).exists()) {
+                let written = recorder.summarise(&summary).await;
+                written.map_err(run_dir_error)?;
+            }
             process.linger().await;
             let all_left = until(&shared, |cluster| !cluster.anyone_there());
             let _ = tokio::time::timeout(FAREWELL, all_left).await;

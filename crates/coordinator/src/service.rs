@@ -7,7 +7,7 @@ use daemon::Offload;
 use metrics::counter;
 use parking_lot::Mutex;
 use shared_proto::blocks::VariableSpec;
-use shared_proto::ids::{Origin, Role, Task};
+use shared_proto::ids::{Origin, Role};
 use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::transport::PROTOCOL_VERSION;
 use shared_proto::view::View;
@@ -70,7 +70,10 @@ impl Shared {
     }
 
     /// Asks the cluster something, keeps what has to be kept, and then tells everybody.
-    pub(crate) async fn ask<T>(&self, ask: impl FnOnce(&mut Cluster, Instant) -> T) -> T {
+    pub(crate) async fn ask<T>(
+        self: &Arc<Self>,
+        ask: impl FnOnce(&mut Cluster, Instant) -> T,
+    ) -> T {
         let answer = self.ask_quietly(ask).await;
         self.changed.notify_waiters();
         answer
@@ -78,18 +81,23 @@ impl Shared {
 
     /// Asks the cluster something, keeps what has to be kept, and then publishes the view if it is
     /// new; wakes nobody else.
-    async fn ask_quietly<T>(&self, ask: impl FnOnce(&mut Cluster, Instant) -> T) -> T {
+    async fn ask_quietly<T>(self: &Arc<Self>, ask: impl FnOnce(&mut Cluster, Instant) -> T) -> T {
         let (answer, urgent, records) = {
             let mut cluster = self.cluster.lock();
             let answer = ask(&mut cluster, now());
             cluster.refresh_view();
             (answer, cluster.changes().urgent, cluster.take_records())
         };
-        self.settle(urgent).await;
-        for record in records {
-            // The recorder is gone only when the run directory could not be written: said there.
-            let _ = self.records.send(record).await;
-        }
+        let shared = Arc::clone(self);
+        // Whoever has asked may go away meanwhile; what it has changed is kept and told all the same.
+        let settled = tokio::spawn(async move {
+            shared.settle(urgent).await;
+            for record in records {
+                // The recorder is gone only when the run directory could not be written: said there.
+                let _ = shared.records.send(record).await;
+            }
+        });
+        let _ = settled.await;
         answer
     }
 
@@ -163,7 +171,7 @@ impl Shared {
 
     /// Asks until the answer satisfies, or for as long as a call may wait.
     async fn ask_until<T>(
-        &self,
+        self: &Arc<Self>,
         mut ask: impl FnMut(&mut Cluster, Instant) -> Result<T, Refusal>,
         satisfies: impl Fn(&T) -> bool,
     ) -> Result<T, Refusal> {
@@ -203,6 +211,7 @@ impl Service {
         let origin = Origin::read(origin, what).map_err(refused)?;
         let ask = |cluster: &mut Cluster, now| {
             cluster.admit(&origin)?;
+            cluster.hear_of(&origin);
             ask(cluster, now, &origin)
         };
         self.shared.ask(ask).await.map_err(refused)
@@ -218,6 +227,7 @@ impl Service {
         let origin = Origin::read(origin, what).map_err(refused)?;
         let ask = |cluster: &mut Cluster, now| {
             cluster.admit(&origin)?;
+            cluster.hear_of(&origin);
             ask(cluster, now, &origin)
         };
         self.shared.ask_until(ask, satisfies).await.map_err(refused)
@@ -277,9 +287,10 @@ impl Coordinator for Service {
     ) -> Answer<wire::HeartbeatReply> {
         let origin = Origin::read(request.into_inner().origin.as_ref(), "Heartbeat");
         let origin = origin.map_err(refused)?;
-        // No view changes by a heartbeat, so nobody is told.
+        // No work comes up by a heartbeat, so nobody is woken.
         let beat = |cluster: &mut Cluster, now| {
             cluster.admit(&origin)?;
+            cluster.hear_of(&origin);
             cluster.heartbeat(now, origin.task);
             Ok(())
         };
@@ -323,9 +334,9 @@ impl Coordinator for Service {
     }
 
     async fn get_shard_map(&self, _: Request<wire::ShardMapRequest>) -> Answer<wire::ShardMap> {
-        let map = self
-            .shared
-            .look(|cluster, _| cluster.shard_map().map(wire::ShardMap::from));
+        // Not before it is kept.
+        let map = |cluster: &mut Cluster, _| cluster.shard_map().map(wire::ShardMap::from);
+        let map = self.shared.ask_quietly(map).await;
         map.map(Response::new).map_err(refused)
     }
 
@@ -347,14 +358,15 @@ impl Coordinator for Service {
             )
             .await?;
         let view = self.shared.views.borrow().number.0;
-        let map = |cluster: &Cluster, _| cluster.shard_map().ok().map(Into::into);
+        let map = |cluster: &mut Cluster, _| cluster.shard_map().ok().map(Into::into);
+        let shard_map = self.shared.ask_quietly(map).await;
         let (initialization, waiting_for) = match initialization {
             Initialization::Yours => (wire::Initialization::Yours, String::new()),
             Initialization::Pending(what) => (wire::Initialization::Pending, what),
             Initialization::Done => (wire::Initialization::Done, String::new()),
         };
         Ok(Response::new(wire::RegisterVariablesReply {
-            shard_map: self.shared.look(map),
+            shard_map,
             view,
             initialization: initialization.into(),
             waiting_for,
@@ -412,7 +424,7 @@ impl Coordinator for Service {
     async fn report(&self, request: Request<wire::ReportRequest>) -> Answer<wire::ReportReply> {
         let wire::ReportRequest { origin, report } = request.into_inner();
         self.ask_as((origin.as_ref(), "Report"), |cluster, now, origin| {
-            take_report(cluster, now, origin.task, report)
+            take_report(cluster, now, origin, report)
         })
         .await?;
         Ok(Response::new(wire::ReportReply {}))
@@ -453,17 +465,18 @@ impl Coordinator for Service {
 fn take_report(
     cluster: &mut Cluster,
     now: Instant,
-    task: Task,
+    origin: &Origin,
     report: Option<wire::report_request::Report>,
 ) -> Result<(), Refusal> {
     use wire::report_request::Report;
+    let task = origin.task;
     match report {
         Some(Report::Shard(report)) => cluster.report_shard(task, report),
         Some(Report::Evaluation(report)) => cluster.evaluated(now, task, report)?,
         Some(Report::Wait(report)) => cluster.waiting(task, report.on),
-        Some(Report::Checkpoint(report)) => cluster.shard_saved(now, report),
+        Some(Report::Checkpoint(report)) => cluster.shard_saved(now, task, report),
         Some(Report::Restore(report)) => cluster.shard_restored(now, task, &report),
-        Some(Report::Lost(report)) => cluster.lost(now, task, &report),
+        Some(Report::Lost(report)) => cluster.lost(now, origin, &report),
         None => {
             let empty = "Report has no report in it";
             return Err(Refusal::new(Reason::Malformed, empty));

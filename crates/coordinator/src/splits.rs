@@ -63,6 +63,11 @@ impl Ledger {
         }
     }
 
+    /// Samples of the data.
+    pub(crate) fn samples(&self) -> u64 {
+        self.samples
+    }
+
     /// The ledger with nothing leased: what is not done is to be handed out again.
     pub(crate) fn at_rest(&self) -> Self {
         let mut ledger = self.clone();
@@ -177,7 +182,7 @@ impl Ledger {
 
     /// Whether there is nothing to hand out, and nothing out.
     pub(crate) fn exhausted(&self) -> bool {
-        let nothing_left = self.returned.is_empty() && self.epoch == self.epochs;
+        let nothing_left = self.returned.is_empty() && self.epoch >= self.epochs;
         self.leased.is_empty() && (nothing_left || self.budget == Some(0))
     }
 
@@ -209,7 +214,8 @@ impl Ledger {
                 end: stop,
             });
         }
-        if self.epoch == self.epochs {
+        // A job that goes on from a checkpoint may have fewer than that has done.
+        if self.epoch >= self.epochs {
             return None;
         }
         let (epoch, start) = (self.epoch, self.position);

@@ -293,7 +293,7 @@ impl Membership {
 
     /// This task as the sender of its next call.
     pub fn origin(&self) -> Origin {
-        self.sender.origin(Epoch(0), Clock(0))
+        self.sender.here()
     }
 
     /// This task as a sender of calls.
@@ -373,6 +373,7 @@ pub struct Sender {
     job: Arc<str>,
     task: Task,
     sequence: Arc<AtomicU64>,
+    clock: Arc<AtomicU64>,
 }
 
 impl Sender {
@@ -381,7 +382,19 @@ impl Sender {
             job: job.name.as_str().into(),
             task,
             sequence: Arc::default(),
+            clock: Arc::default(),
         }
+    }
+
+    /// Steps that this worker has finished: its calls tell of them from now on, so that a coordinator
+    /// that has started again knows.
+    pub fn set_clock(&self, clock: Clock) {
+        self.clock.store(clock.0, Relaxed);
+    }
+
+    /// As [`Self::origin`], at the clock that was set last.
+    pub fn here(&self) -> Origin {
+        self.origin(Epoch(0), Clock(self.clock.load(Relaxed)))
     }
 
     /// The origin of the next call.
@@ -428,7 +441,7 @@ async fn heartbeats(
         tokio::time::sleep(period).await;
         let mut client = coordinator.client.clone();
         let beat = client.heartbeat(wire::HeartbeatRequest {
-            origin: Some(sender.origin(Epoch(0), Clock(0)).into()),
+            origin: Some(sender.here().into()),
         });
         match tokio::time::timeout(period.max(Duration::from_secs(1)), beat).await {
             Ok(Ok(reply)) => {

@@ -33,15 +33,22 @@ fn number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     Ok(Option::deserialize(deserializer)?.unwrap_or(f64::NAN))
 }
 
-/// All lines of a run.
+/// All lines of a run. One that was cut short, where a coordinator was killed, is passed over.
 pub(crate) fn read(dir: &Path) -> Result<Vec<Line>, CommandError> {
     let path = dir.join(run_dir::METRICS);
     let text = std::fs::read_to_string(&path).map_err(CommandError::file(&path))?;
-    let line = |(number, line)| {
-        serde_json::from_str(line).map_err(|error| CommandError::Content {
-            path: path.clone(),
-            reason: format!("line {}: {error}", number + 1),
-        })
-    };
-    text.lines().enumerate().map(line).collect()
+    let mut lines = Vec::new();
+    for (number, line) in text.lines().enumerate() {
+        match serde_json::from_str(line) {
+            Ok(line) => lines.push(line),
+            Err(error) if error.is_eof() || !line.ends_with('}') => {}
+            Err(error) => {
+                return Err(CommandError::Content {
+                    path,
+                    reason: format!("line {}: {error}", number + 1),
+                });
+            }
+        }
+    }
+    Ok(lines)
 }

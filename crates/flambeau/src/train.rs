@@ -92,6 +92,14 @@ pub(crate) fn train(
         }
         None => new_run_dir(&job)?,
     };
+    let checkpoints = dir.join(run_dir::CHECKPOINTS);
+    let earlier = std::fs::read_dir(&checkpoints).is_ok_and(|mut dir| dir.next().is_some());
+    if earlier && restore.is_none() {
+        return Err(CommandError::Content {
+            path: checkpoints,
+            reason: "they are an earlier run's; go on from them with --restore, or give another --run-dir".to_owned(),
+        });
+    }
     // What lies there is another run's.
     for other in [run_dir::SUMMARY, run_dir::STATE] {
         let _ = std::fs::remove_file(dir.join(other));

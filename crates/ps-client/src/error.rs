@@ -84,7 +84,11 @@ impl ClientError {
 impl From<Refusal> for ClientError {
     fn from(refusal: Refusal) -> Self {
         match refusal.reason {
-            Reason::Fenced | Reason::StaleEpoch | Reason::StaleClock => Self::Fenced(refusal),
+            // A clock that the server cannot believe is one that a coordinator which has started again
+            // did not tell it of.
+            Reason::Fenced | Reason::StaleEpoch | Reason::StaleClock | Reason::FutureClock => {
+                Self::Fenced(refusal)
+            }
             Reason::Superseded => Self::Superseded(refusal),
             _ => Self::Refused(refusal),
         }

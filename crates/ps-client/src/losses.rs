@@ -25,7 +25,7 @@ pub struct Lost {
 /// What a shard has acknowledged to this worker.
 #[derive(Debug, Default)]
 pub(crate) struct Acknowledged {
-    /// For each block, the first step and the one after the last.
+    /// For each block, the first step that is not known to be lost, and the one after the last.
     steps: HashMap<BlockId, (Clock, Clock)>,
 }
 
@@ -35,6 +35,9 @@ impl Acknowledged {
         for version in blocks {
             if let Some(id) = version.block {
                 let steps = self.steps.entry(id.into()).or_insert((clock, clock));
+                if steps.0 == steps.1 {
+                    *steps = (clock, clock);
+                }
                 steps.1 = steps.1.max(clock.next());
             }
         }
@@ -75,7 +78,7 @@ impl Acknowledged {
             sum.updates += updates;
             sum.first = sum.first.min(taken);
             sum.last = sum.last.max(last);
-            *end = taken;
+            (*first, *end) = (taken, taken);
         }
         lost
     }
@@ -123,5 +126,12 @@ mod tests {
         };
         assert_eq!(lost, expected);
         assert_eq!(acknowledged.compare(7, &outcomes), None);
+        // What comes later can be lost too; what was lost before is not counted again.
+        acknowledged.note(Clock(9), &[version(1)]);
+        let again = acknowledged.compare(7, &[outcome(1, Some(6))]).unwrap();
+        assert_eq!(
+            (again.updates, again.first, again.last),
+            (1, Clock(9), Clock(9))
+        );
     }
 }

@@ -98,6 +98,8 @@ struct State {
     /// The stream, while there is one and all that was to be sent again has been.
     outgoing: Option<(Epoch, Sender)>,
     acknowledged: Acknowledged,
+    /// Outcomes that were asked for on this stream and have not come.
+    open_questions: usize,
     /// Why there will be no stream any more.
     closed: Option<ClientError>,
 }
@@ -201,9 +203,12 @@ impl Driver {
                 Ok((outgoing, incoming)) => {
                     let loaded = source.map(|source| source.epoch);
                     let restored = values_of.is_some() && values_of != loaded;
-                    values_of = loaded;
                     let ended = self.exchange(&map, restored, outgoing, incoming);
                     let (end, heard) = ended.await;
+                    // Where not all was answered, the next stream asks again.
+                    if !restored || self.state.lock().open_questions == 0 {
+                        values_of = loaded;
+                    }
                     if heard {
                         last_heard = Instant::now();
                         delays = backoff().build();
@@ -342,6 +347,7 @@ impl Driver {
             true => self.state.lock().acknowledged.to_ask(),
             false => Vec::new(),
         };
+        self.state.lock().open_questions = ask.len();
         for blocks in ask {
             let ask = Outgoing::AskOutcome(wire::AskOutcome {
                 origin: Some(self.target.origin.clone().into()),
@@ -425,11 +431,11 @@ impl Driver {
     /// What is not there of what was acknowledged is lost.
     fn compare(&self, outcome: &wire::Outcome) {
         let shard = self.target.shard;
-        let lost = self
-            .state
-            .lock()
-            .acknowledged
-            .compare(shard, &outcome.blocks);
+        let lost = {
+            let mut state = self.state.lock();
+            state.open_questions = state.open_questions.saturating_sub(1);
+            state.acknowledged.compare(shard, &outcome.blocks)
+        };
         if let Some(lost) = lost {
             tracing::warn!(
                 shard,

@@ -27,6 +27,9 @@ use crate::store::Store;
 /// How often counters are handed in.
 const REPORT_EVERY: Duration = Duration::from_secs(1);
 
+/// How long to wait before values that could not be loaded are tried again.
+const LOAD_AGAIN: Duration = Duration::from_secs(2);
+
 /// How long to wait before registering again.
 const REGISTER_AGAIN: Duration = Duration::from_millis(100);
 
@@ -48,6 +51,8 @@ struct Post<'a> {
     store: Option<Arc<Store>>,
     /// The checkpoint that is being written.
     writing: Option<AbortHandle>,
+    /// Values could not be loaded: the view that asks for them, and when to try again.
+    again: Option<(View, tokio::time::Instant)>,
 }
 
 impl Drop for Post<'_> {
@@ -103,8 +108,16 @@ impl Follower {
             looked_up: Epoch(0),
             store: None,
             writing: None,
+            again: None,
         };
         loop {
+            let again = post.again.as_ref().map(|(_, at)| *at);
+            let again = async {
+                match again {
+                    Some(at) => tokio::time::sleep_until(at).await,
+                    None => std::future::pending().await,
+                }
+            };
             tokio::select! {
                 biased;
                 view = next_view(&mut views) => {
@@ -122,6 +135,11 @@ impl Follower {
                         _ => {}
                     }
                 }
+                () = again => {
+                    if let Some((view, _)) = post.again.take() {
+                        self.catch_up(&mut post, checkpoints.as_ref(), view).await?;
+                    }
+                }
                 _ = reports.tick() => self.report(membership, false).await,
                 lost = membership.lost() => {
                     self.report(membership, true).await;
@@ -137,7 +155,15 @@ impl Follower {
             return Ok(None);
         };
         let store = (self.open)(location)?;
-        let found = store.read_probe().await?;
+        let found = loop {
+            match store.read_probe().await {
+                Err(error) if error.is_retryable() => {
+                    tracing::warn!("cannot see the checkpoints at present: {error}");
+                    tokio::time::sleep(LOAD_AGAIN).await;
+                }
+                found => break found?,
+            }
+        };
         if found.as_deref() == Some(probe) {
             return Ok(Some(store));
         }
@@ -160,12 +186,14 @@ impl Follower {
             }
             match self.take_post(post, map).await? {
                 Taken::Store(store) => post.store = store,
-                // The coordinator decides what is to be done, and says so in another epoch.
+                // The coordinator may decide for another checkpoint, in another epoch.
                 Taken::Failed => {
-                    post.looked_up = epoch;
+                    let at = tokio::time::Instant::now() + LOAD_AGAIN;
+                    post.again = Some((view, at));
                     return Ok(());
                 }
             }
+            post.again = None;
             post.looked_up = epoch;
         }
         if post.looked_up > view.epoch {
@@ -202,7 +230,7 @@ impl Follower {
 
     /// What this server holds under a new map: what it held, where that is still what counts; else
     /// what the map says that it is to load.
-    async fn take_post(&self, post: &Post<'_>, map: ShardMap) -> Result<Taken, PsError> {
+    async fn take_post(&self, post: &mut Post<'_>, map: ShardMap) -> Result<Taken, PsError> {
         let task = post.membership.task;
         let Some(own) = map.servers.iter().position(|server| *server == task) else {
             tracing::info!(epoch = map.epoch.0, "holds no shard; stays as a spare");
@@ -224,7 +252,20 @@ impl Follower {
             return Ok(Taken::Store(Some(store)));
         };
         let began = Instant::now();
+        // Not the old values and the new ones at once.
+        post.store = None;
+        self.shard.forget();
         let loaded = self.load(shard, map, &location, number).await;
+        if let Err(LoadError::Checkpoint(error)) = &loaded
+            && error.is_retryable()
+        {
+            tracing::warn!(
+                shard,
+                checkpoint = number,
+                "cannot load a shard at present: {error}"
+            );
+            return Ok(Taken::Failed);
+        }
         let (blocks, error) = match &loaded {
             Ok(store) => (versions(store), String::new()),
             Err(error) => (Vec::new(), error.to_string()),

@@ -10,10 +10,12 @@
 //! - `block`: weights and slots under one lock, with version, dedup marks and staged gradients
 //! - `follow`: views, and what they ask for; `save`, `load`: checkpoints, while training goes on
 //! - [`embedded`]: a server without a process of its own, for simulations
+//! - [`desk`]: a shard without sessions, for fuzzing
 //! - [`optimizer`]: how a gradient changes weights; [`schedule`]: how fast
 
 mod block;
 mod counters;
+pub mod desk;
 pub mod embedded;
 mod follow;
 mod gate;

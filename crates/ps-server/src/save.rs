@@ -6,6 +6,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use checkpoint::{CheckpointError, FileEntry, SavedBlock, encode};
 use daemon::Offload;
@@ -21,6 +22,9 @@ const FILE_BYTES: usize = 16 << 20;
 
 /// What commits may set aside.
 const ASIDE_BYTES: usize = 64 << 20;
+
+/// How long a commit waits for the store before the checkpoint is given up.
+const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
 /// A checkpoint of a shard that is being written.
 pub(crate) struct Saving {
@@ -60,7 +64,12 @@ impl Saving {
                 number = self.order.number,
                 "a step waits for the checkpoint that is being written"
             );
-            self.room.wait_while(&mut state, full);
+            let waited = self.room.wait_while_for(&mut state, full, LONGEST_WAIT);
+            if waited.timed_out() {
+                // Training matters more than this checkpoint.
+                state.over = true;
+                state.aside.clear();
+            }
         }
     }
 
@@ -130,6 +139,12 @@ impl Saving {
                 .await;
             to.write_file(self.order.number, &file.name, content)
                 .await?;
+            if self.state.lock().over {
+                return Err(CheckpointError::Storage {
+                    place: to.location().to_owned(),
+                    reason: format!("too slow: a step had waited for it for {LONGEST_WAIT:?}"),
+                });
+            }
             files.push(file);
         }
         Ok(files)

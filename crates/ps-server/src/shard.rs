@@ -28,7 +28,7 @@ use crate::store::{Store, not_initialized};
 #[derive(Clone, Default)]
 pub(crate) struct Followed {
     pub(crate) view: Arc<View>,
-    store: Option<Arc<Store>>,
+    pub(crate) store: Option<Arc<Store>>,
     /// Cancelled when the epoch is over: sessions of it end.
     pub(crate) epoch_over: CancellationToken,
 }
@@ -70,6 +70,11 @@ impl Shard {
             schedule: job.schedule.clone(),
             followed: watch::channel(Followed::default()).0,
         }
+    }
+
+    /// How gradients change weights.
+    pub(crate) fn rule(&self) -> &dyn Rule {
+        &*self.rule
     }
 
     /// What the optimizer keeps beside each weight.

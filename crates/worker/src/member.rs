@@ -8,7 +8,7 @@ use daemon::membership::{Coordinator, Membership, Registration};
 use metrics::counter;
 use ps_client::{Lost, MapSource, ParameterServers};
 use shared_proto::blocks::ShardMap;
-use shared_proto::ids::{Clock, Epoch, Task, ViewNumber, names};
+use shared_proto::ids::{Clock, Task, ViewNumber, names};
 use shared_proto::job::Job;
 use shared_proto::transport::Network;
 use shared_proto::wire;
@@ -209,7 +209,7 @@ fn tell_waits(
                 counter!("flambeau_worker_waits_total", "on" => task.to_string()).increment(1);
             }
             let request = wire::ReportRequest {
-                origin: Some(sender.origin(Epoch(0), Clock(0)).into()),
+                origin: Some(sender.here().into()),
                 report: Some(wire::report_request::Report::Wait(wire::WaitReport {
                     on: on.into_iter().map(Into::into).collect(),
                 })),
@@ -253,7 +253,7 @@ fn tell_losses(
         while let Some(lost) = losses.recv().await {
             counter!("flambeau_worker_lost_updates_total").increment(lost.updates);
             let request = wire::ReportRequest {
-                origin: Some(sender.origin(Epoch(0), Clock(0)).into()),
+                origin: Some(sender.here().into()),
                 report: Some(wire::report_request::Report::Lost(wire::LostReport {
                     shard: lost.shard,
                     updates: lost.updates,

@@ -84,6 +84,7 @@ impl<R: Replica, S: Strategy> Trainer<'_, R, S> {
             );
             let finished = step.await?;
             self.clock = self.clock.next();
+            self.membership.sender().set_clock(self.clock);
             start = positions.end;
             let place = Place {
                 clock: self.clock,

@@ -73,6 +73,8 @@ struct AtWork {
 pub(crate) struct Checkpoints {
     /// None: there are to be none.
     pub(crate) place: Option<Place>,
+    /// What the probe says since the first coordinator of this run.
+    pub(crate) known_probe: Option<String>,
     /// The number of the next.
     pub(crate) next: u64,
     pub(crate) order: Option<CheckpointOrder>,
@@ -85,6 +87,8 @@ pub(crate) struct Checkpoints {
     begun: Option<(Instant, u64)>,
     /// Not before.
     pub(crate) try_again: Option<Instant>,
+    /// Shards that were told to load values and have not said that they have.
+    pub(super) loading: BTreeSet<usize>,
     /// Nothing is trained any more: the job ends with the next one.
     pub(crate) ending: bool,
     errand: Option<Errand>,
@@ -95,15 +99,17 @@ impl Cluster {
     pub(crate) fn start_from(&mut self, location: String, manifest: &Manifest, progress: Progress) {
         self.first_generation = progress.generation.next();
         self.earlier_samples = progress.samples;
+        self.start = Some(Start {
+            variables: manifest.variables.clone(),
+            block_elements: manifest.block_elements as usize,
+            training_samples: progress.ledger.samples(),
+        });
         self.checkpoints.newest = Some(Kept {
             location,
             number: manifest.number,
             progress,
         });
-        self.start = Some(Start {
-            variables: manifest.variables.clone(),
-            block_elements: manifest.block_elements as usize,
-        });
+        self.must_keep();
     }
 
     /// What is to be done with the store; asked once.
@@ -121,6 +127,7 @@ impl Cluster {
             && !self.ended()
             && self.variables.as_ref().is_some_and(|v| v.initialized)
             && self.orphans().next().is_none()
+            && self.checkpoints.loading.is_empty()
     }
 
     /// Orders a checkpoint where one is due. In sync mode to be called between two steps.
@@ -204,7 +211,10 @@ impl Cluster {
     }
 
     /// A shard's part is written, or cannot be.
-    pub(crate) fn shard_saved(&mut self, now: Instant, report: wire::CheckpointReport) {
+    pub(crate) fn shard_saved(&mut self, now: Instant, task: Task, report: wire::CheckpointReport) {
+        if self.servers().get(report.shard as usize) != Some(&task) {
+            return;
+        }
         let generations = self.members.values().map(|m| m.task.generation);
         let generation = generations.max().unwrap_or_default();
         let checkpoints = &mut self.checkpoints;
@@ -229,16 +239,26 @@ impl Cluster {
     }
 
     /// A manifest is written, or cannot be.
-    pub(crate) fn saved(&mut self, now: Instant, number: u64, written: Result<(), String>) {
-        let is_it = |at_work: &mut AtWork| at_work.manifest.number == number;
-        if let Err(error) = written {
-            return self.not_saved(now, &error);
+    /// Returns whether the cluster counts on it.
+    pub(crate) fn manifest_written(
+        &mut self,
+        now: Instant,
+        number: u64,
+        written: Result<(), String>,
+    ) -> bool {
+        let is_it = |at_work: &&AtWork| at_work.manifest.number == number;
+        if self.ended() || self.checkpoints.at_work.as_ref().filter(is_it).is_none() {
+            return false;
         }
-        let Some(at_work) = self.checkpoints.at_work.take_if(is_it) else {
-            return;
+        if let Err(error) = written {
+            self.not_saved(now, &error);
+            return false;
+        }
+        let Some(at_work) = self.checkpoints.at_work.take() else {
+            return false;
         };
         let Some(place) = &self.checkpoints.place else {
-            return;
+            return false;
         };
         tracing::info!(
             number,
@@ -262,6 +282,7 @@ impl Cluster {
         } else {
             self.begin(now);
         }
+        true
     }
 
     fn not_saved(&mut self, now: Instant, why: &str) {
@@ -318,16 +339,20 @@ impl Cluster {
         }
         self.must_keep();
         if self.checkpoints.place.is_none() {
-            return self.fail(
-                now,
-                format!("{gone}, the server of shard {shard}, is gone, and its values with it: there are no checkpoints (checkpoint.enabled is false); start the job again"),
-            );
+            return self.fail_without_checkpoints(now, gone, shard);
         }
         let holds_none = |task: &Task| self.shard_of(*task).is_none();
         let spare = self.live(Role::Ps).map(|m| m.task).find(holds_none);
         if let Some(spare) = spare {
             self.seat(now, spare, shard);
         }
+    }
+
+    fn fail_without_checkpoints(&mut self, now: Instant, gone: Task, shard: usize) {
+        self.fail(
+            now,
+            format!("{gone}, the server of shard {shard}, is gone, and its values with it: there are no checkpoints (checkpoint.enabled is false); start the job again"),
+        );
     }
 
     /// Gives a server a shard, with values that are safe: those of the newest checkpoint.
@@ -348,9 +373,13 @@ impl Cluster {
         let epoch = map.epoch;
         tracing::info!(%server, shard, epoch = epoch.0, "gave a shard to a server");
         match newest.filter(|_| variables.initialized) {
+            None if variables.initialized && self.checkpoints.place.is_none() => {
+                self.fail_without_checkpoints(now, server, shard);
+            }
             Some(kept) if sync => self.go_back(now, &kept),
             Some(kept) => {
                 map.sources[shard] = source(epoch, &kept);
+                self.checkpoints.loading.insert(shard);
                 self.record_restore(now, kept.number, Some(shard));
             }
             None => self.initialize_anew(now, epoch),
@@ -363,6 +392,7 @@ impl Cluster {
         if let Some(map) = self.variables.as_mut().and_then(|v| v.map.as_mut()) {
             let source = source(map.epoch, kept);
             map.sources.fill(source);
+            self.checkpoints.loading = (0..map.sources.len()).collect();
         }
         self.take_up(&kept.progress);
         self.record_restore(now, kept.number, None);
@@ -425,6 +455,7 @@ impl Cluster {
             return;
         }
         if report.error.is_empty() {
+            self.checkpoints.loading.remove(&shard);
             self.records.push(Record::loaded(self.seconds(now), report));
             return;
         }
@@ -445,7 +476,12 @@ impl Cluster {
     }
 
     /// An older checkpoint was found, or there is none: the answer to [`Errand::FindBefore`].
-    pub(crate) fn found(&mut self, now: Instant, damaged: &Kept, found: Result<Kept, String>) {
+    pub(crate) fn older_found(
+        &mut self,
+        now: Instant,
+        damaged: &Kept,
+        found: Result<Kept, String>,
+    ) {
         if self.ended() {
             return;
         }
@@ -466,6 +502,7 @@ impl Cluster {
         );
         self.checkpoints.newest = Some(kept.clone());
         let sync = self.sync();
+        self.give_up_saving();
         let Some(map) = self.variables.as_mut().and_then(|v| v.map.as_mut()) else {
             return;
         };
@@ -484,10 +521,12 @@ impl Cluster {
     }
 }
 
-/// What the model of a checkpoint looks like, for a job that begins with it.
+/// What the model and the data of a checkpoint look like, for a job that begins with it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Start {
     variables: Vec<SavedVariable>,
     pub(crate) block_elements: usize,
+    pub(crate) training_samples: u64,
 }
 
 impl Start {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use shared_proto::blocks::ShardMap;
-use shared_proto::ids::{Clock, Role, Sequence, Task, TaskId};
+use shared_proto::ids::{Clock, Origin, Role, Sequence, Task, TaskId};
 use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::view::JobPhase;
 use shared_proto::wire;
@@ -40,6 +40,8 @@ pub(crate) struct Progress {
     pub(crate) uncertain: bool,
     /// Of the newest FinishStep, so that one sent again does not count again.
     pub(crate) finished: Sequence,
+    /// Of the newest report of losses, likewise.
+    pub(crate) told_lost: Sequence,
     /// When it last finished a step or took up work.
     pub(crate) moved: Instant,
     pub(crate) samples: u64,
@@ -69,6 +71,7 @@ impl Progress {
             ready: false,
             uncertain: false,
             finished: Sequence(0),
+            told_lost: Sequence(0),
             moved: now,
             samples: 0,
             steps: 0,
@@ -151,6 +154,18 @@ impl Cluster {
         Ok(task)
     }
 
+    /// A coordinator that has started again may not know how far a worker had come, while the worker
+    /// waits for its own clock to be counted.
+    pub(crate) fn hear_of(&mut self, origin: &Origin) {
+        if self.sync() {
+            return;
+        }
+        let member = self.members.get_mut(&origin.task.id);
+        if let Some(progress) = member.map(|m| &mut m.progress).filter(|p| p.uncertain) {
+            progress.clock = progress.clock.max(origin.clock);
+        }
+    }
+
     /// Renews a lease.
     pub(crate) fn heartbeat(&mut self, now: Instant, task: Task) {
         if let Some(member) = self.members.get_mut(&task.id) {
@@ -195,7 +210,8 @@ impl Cluster {
         } else if !self.sync() {
             self.save_if_due(now);
         }
-        if self.orphans().next().is_some() || self.checkpoints.ending {
+        let loading = !self.checkpoints.loading.is_empty();
+        if self.orphans().next().is_some() || loading || self.checkpoints.ending {
             // Nobody can finish a step.
             for member in self.members.values_mut() {
                 member.progress.moved = now;

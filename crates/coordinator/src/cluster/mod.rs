@@ -130,6 +130,11 @@ impl Cluster {
         self
     }
 
+    /// What the probe says, where an earlier coordinator has written it.
+    pub(crate) fn known_probe(&self) -> Option<String> {
+        self.checkpoints.known_probe.clone()
+    }
+
     /// With something wrong on purpose.
     pub(crate) fn with_endless_leases(mut self) -> Self {
         self.endless_leases = true;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use shared_proto::ids::Task;
+use shared_proto::ids::{Origin, Task};
 use shared_proto::staleness::StalenessBound;
 use shared_proto::wire;
 
@@ -32,8 +32,17 @@ impl Cluster {
     }
 
     /// A worker tells which of its acknowledged updates went with a server.
-    pub(crate) fn lost(&mut self, now: Instant, task: Task, report: &wire::LostReport) {
-        self.tally.lost += report.updates;
+    pub(crate) fn lost(&mut self, now: Instant, origin: &Origin, report: &wire::LostReport) {
+        let task = origin.task;
+        let Some(member) = self.members.get_mut(&task.id) else {
+            return;
+        };
+        // A report whose answer was lost comes again.
+        if origin.sequence <= member.progress.told_lost {
+            return;
+        }
+        member.progress.told_lost = origin.sequence;
+        self.tally.lost = self.tally.lost.saturating_add(report.updates);
         self.must_keep();
         tracing::warn!(
             %task,

@@ -4,13 +4,13 @@ use std::collections::VecDeque;
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
-use shared_proto::ids::{Clock, Generation, Role, Sequence, Task, ViewNumber};
+use shared_proto::ids::{Clock, Generation, Role, Sequence, Task, TaskId, ViewNumber};
 use shared_proto::job::Job;
 use shared_proto::view::{CheckpointOrder, Commit, JobPhase};
 use shared_proto::wire;
 
 use super::Cluster;
-use super::checkpoints::Kept;
+use super::checkpoints::{Kept, Start};
 use super::members::{Member, Progress};
 use super::training::{Evaluation, Evaluations, SavedEvaluation, Step};
 use super::variables::Variables;
@@ -49,6 +49,9 @@ pub(crate) struct Saved {
     newest: Option<Kept>,
     first_written: bool,
     ending: bool,
+    probe: Option<String>,
+    start: Option<Start>,
+    awaited: Vec<TaskId>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -63,6 +66,7 @@ struct SavedMember {
     active: bool,
     ready: bool,
     finished: Sequence,
+    told_lost: Sequence,
     samples: u64,
     steps: u64,
     /// Pull, compute, push, wait.
@@ -95,6 +99,7 @@ impl From<&Member> for SavedMember {
             active: progress.active,
             ready: progress.ready,
             finished: progress.finished,
+            told_lost: progress.told_lost,
             samples: progress.samples,
             steps: progress.steps,
             times: [times.pull, times.compute, times.push, times.wait],
@@ -120,6 +125,7 @@ impl SavedMember {
                 ready: self.ready,
                 uncertain: true,
                 finished: self.finished,
+                told_lost: self.told_lost,
                 samples: self.samples,
                 steps: self.steps,
                 times: wire::StepTimes {
@@ -165,6 +171,13 @@ impl Cluster {
             newest: self.checkpoints.newest.clone(),
             first_written: self.checkpoints.first_written,
             ending: self.checkpoints.ending,
+            probe: self
+                .checkpoints
+                .place
+                .as_ref()
+                .map(|place| place.probe.clone()),
+            start: self.start.clone(),
+            awaited: self.awaited.keys().copied().collect(),
         }
     }
 
@@ -198,7 +211,11 @@ impl Cluster {
         }
         cluster.tally.take_up(saved.steps, saved.samples);
         (cluster.tally.skipped, cluster.tally.lost) = (saved.skipped, saved.lost);
+        cluster.start = saved.start;
+        let until = now + cluster.lease();
+        cluster.awaited = saved.awaited.into_iter().map(|id| (id, until)).collect();
         let checkpoints = &mut cluster.checkpoints;
+        checkpoints.known_probe = saved.probe;
         checkpoints.next = saved.next_checkpoint;
         checkpoints.newest = saved.newest;
         checkpoints.first_written = saved.first_written;

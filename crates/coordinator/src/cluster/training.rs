@@ -402,7 +402,7 @@ impl Cluster {
             self.must_keep();
             self.finish_part(now, task, samples, request.skipped > 0);
         } else {
-            self.tally.steps += request.steps;
+            self.tally.steps = self.tally.steps.saturating_add(request.steps);
             self.record_progress(now, request.steps);
         }
         self.schedule_last_evaluation();
@@ -446,9 +446,10 @@ impl Cluster {
     ) {
         self.last_finish = Some(now);
         self.tally.samples += samples;
-        self.tally.recent.worker_steps += request.steps;
+        self.tally.recent.worker_steps =
+            self.tally.recent.worker_steps.saturating_add(request.steps);
         self.tally.recent.loss_sum += request.loss_sum;
-        self.tally.skipped += request.skipped;
+        self.tally.skipped = self.tally.skipped.saturating_add(request.skipped);
         self.may_keep();
         let Some(member) = self.members.get_mut(&origin.task.id) else {
             return;
@@ -458,7 +459,7 @@ impl Cluster {
         work.uncertain = false;
         work.clock = work.clock.max(origin.clock);
         work.samples += samples;
-        work.steps += request.steps;
+        work.steps = work.steps.saturating_add(request.steps);
         work.loss = request.loss_sum / request.steps.max(1) as f64;
         let seconds = now.duration_since(work.moved).as_secs_f64();
         if seconds > 0.0 {
@@ -587,6 +588,9 @@ impl Cluster {
     }
 
     pub(super) fn end_well(&mut self, now: Instant) {
+        if self.ended() {
+            return;
+        }
         self.phase = JobPhase::Done;
         self.must_keep();
         self.record_end(now);

@@ -63,6 +63,17 @@ impl Cluster {
                 compare_data(ours, (training_samples, evaluation_samples), task)?;
             }
             None => {
+                if let Some(start) = &self.start
+                    && start.training_samples != training_samples
+                {
+                    return Err(Refusal::new(
+                        Reason::DataDiffers,
+                        format!(
+                            "{task} has {training_samples} training samples, the checkpoint that the job begins with {}; give it the same data",
+                            start.training_samples
+                        ),
+                    ));
+                }
                 if self
                     .start
                     .as_ref()
@@ -216,6 +227,7 @@ impl Cluster {
         });
         if let Some(kept) = begin_with {
             variables.initialized = true;
+            self.checkpoints.loading = (0..shards as usize).collect();
             self.take_up(&kept.progress);
         }
         self.must_keep();
