@@ -28,6 +28,9 @@ const WORKERS: u32 = 3;
 const TROUBLE: Duration = Duration::from_secs(25);
 const PATIENCE: Duration = Duration::from_secs(180);
 
+/// When a worker dies for good, in some worlds.
+const DOOM: Duration = Duration::from_secs(4);
+
 /// How long processes go on without hearing from others.
 const MEMBER_PATIENCE: Duration = Duration::from_secs(60);
 
@@ -247,6 +250,9 @@ impl World {
         let mut next = Duration::from_millis(rng.random_range(500..3000));
         let mut to_mend: Vec<(Duration, Mend)> = Vec::new();
         let mut down = BTreeSet::new();
+        // In some worlds a worker dies for good: the others must not wait for it.
+        let mut doomed = (self.seed % 4 == 1).then_some("worker-1");
+        let mut dead = None;
         loop {
             let now = sim.elapsed();
             let (due, later): (Vec<_>, Vec<_>) =
@@ -262,7 +268,20 @@ impl World {
                 next = now + Duration::from_millis(rng.random_range(200..4000));
                 to_mend.extend(self.trouble(sim, names, &mut down, &mut rng));
             }
-            let ended = self.history.ended();
+            if let Some(name) = doomed.take_if(|_| now >= DOOM) {
+                self.history.add_at(
+                    now.as_millis() as u64,
+                    Event::Fault(format!("{name} dies for good")),
+                );
+                if !down.contains(name) {
+                    sim.crash(name);
+                }
+                down.insert(name.to_owned());
+                to_mend.retain(|(_, mend)| !matches!(mend, Mend::Start(down) if down == name));
+                dead = Some(name);
+            }
+            let mut ended = self.history.ended();
+            ended.extend(dead.map(str::to_owned));
             if names.iter().all(|name| ended.contains(name)) {
                 return Ok(());
             }
