@@ -29,9 +29,8 @@ const LOOK: Duration = Duration::from_millis(100);
 /// How long the coordinator may take to end a job that cannot go on.
 const GRACE: Duration = Duration::from_secs(3);
 
-/// A process that is killed more often than this, within that time, is not started again.
-const MOST_DEATHS: usize = 20;
-const DEATHS_WITHIN: Duration = Duration::from_secs(60);
+/// A process that is killed more often than this, while no step is finished, is not started again.
+const MOST_DEATHS: usize = 10;
 
 /// How long processes may take to end by themselves after the job.
 const FAREWELL: Duration = Duration::from_secs(12);
@@ -210,23 +209,36 @@ async fn follow(cluster: &mut LocalCluster, progress: &mut Progress) -> Result<(
             _ => {}
         }
         if let Ok(status) = status::fetch(&coordinator).await {
+            deaths.note(status.steps);
             progress.show(&status);
         }
         tokio::time::sleep(LOOK).await;
     }
 }
 
-/// When processes were killed.
+/// How often processes were killed since a step was finished.
 #[derive(Default)]
-struct Deaths(BTreeMap<TaskId, Vec<Instant>>);
+struct Deaths {
+    of: BTreeMap<TaskId, usize>,
+    steps: u64,
+}
 
 impl Deaths {
     /// Whether a process that was killed is to be started again: not if that happens all the time.
     fn may_restart(&mut self, task: TaskId) -> bool {
-        let deaths = self.0.entry(task).or_default();
-        deaths.retain(|at| at.elapsed() < DEATHS_WITHIN);
-        deaths.push(Instant::now());
-        deaths.len() <= MOST_DEATHS
+        let deaths = self.of.entry(task).or_default();
+        *deaths += 1;
+        *deaths <= MOST_DEATHS
+    }
+
+    /// Notes how many steps are finished.
+    fn note(&mut self, steps: u64) {
+        if steps != self.steps {
+            *self = Self {
+                steps,
+                ..Self::default()
+            };
+        }
     }
 }
 
