@@ -385,9 +385,9 @@ impl Follower {
         };
         let report = Report::Shard(self.shard.counters.report(number, last));
         // The next report says it again; a coordinator that is gone is found out by the lease.
-        match tokio::time::timeout(REPORT_EVERY, send(membership, report)).await {
-            Ok(Err(error)) => tracing::debug!(%error, "could not report"),
-            Ok(Ok(())) | Err(_) => {}
+        let sent = tokio::time::timeout(REPORT_EVERY, send(membership, report)).await;
+        if let Ok(Err(error)) = sent {
+            tracing::debug!(%error, "could not report");
         }
     }
 }
