@@ -6,13 +6,13 @@ use std::time::{Duration, Instant};
 use checkpoint::{BlockRange, FORMAT, FileEntry, Manifest, SavedVariable};
 use serde::{Deserialize, Serialize};
 use shared_proto::blocks::Source;
-use shared_proto::ids::{Clock, Epoch, Generation, Role, Task};
+use shared_proto::ids::{Clock, Epoch, Generation, Task};
 use shared_proto::job::Mode;
 use shared_proto::view::{CheckpointOrder, JobPhase};
 use shared_proto::wire;
 
 use super::Cluster;
-use super::training::{Evaluations, SavedEvaluation};
+use super::evaluations::SavedEvaluation;
 use crate::record::Record;
 use crate::splits::Ledger;
 
@@ -37,12 +37,12 @@ pub(crate) struct Kept {
 /// Where the training stands, as a checkpoint has it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Progress {
-    ledger: Ledger,
-    due: Vec<u32>,
-    evaluations: Vec<SavedEvaluation>,
+    pub(super) ledger: Ledger,
+    pub(super) due: Vec<u32>,
+    pub(super) evaluations: Vec<SavedEvaluation>,
     pub(crate) clock: Clock,
-    steps: u64,
-    samples: u64,
+    pub(super) steps: u64,
+    pub(super) samples: u64,
     /// The highest of any worker: later runs begin with higher ones, since blocks know the messages
     /// that they have taken by them.
     generation: Generation,
@@ -84,14 +84,14 @@ pub(crate) struct Checkpoints {
     /// Whether one of this run is there: training does not begin before.
     pub(crate) first_written: bool,
     /// When, and after how many steps, the newest was begun.
-    begun: Option<(Instant, u64)>,
+    pub(super) begun: Option<(Instant, u64)>,
     /// Not before.
     pub(crate) try_again: Option<Instant>,
     /// Shards that were told to load values and have not said that they have.
     pub(super) loading: BTreeSet<usize>,
     /// Nothing is trained any more: the job ends with the next one.
     pub(crate) ending: bool,
-    errand: Option<Errand>,
+    pub(super) errand: Option<Errand>,
 }
 
 impl Cluster {
@@ -316,208 +316,6 @@ impl Cluster {
             clock: newest.progress.clock.0,
             age: begun.unwrap_or_default().as_secs_f64(),
         })
-    }
-
-    /// Shards without a server.
-    pub(super) fn orphans(&self) -> impl Iterator<Item = usize> + '_ {
-        let map = self.variables.as_ref().and_then(|v| v.map.as_ref());
-        let addresses = map.map_or(&[][..], |map| &map.addresses);
-        let empty = |(_, address): &(usize, &String)| address.is_empty();
-        addresses
-            .iter()
-            .enumerate()
-            .filter(empty)
-            .map(|(shard, _)| shard)
-    }
-
-    /// A shard's server is gone: the shard has none until one comes for it.
-    pub(super) fn orphan(&mut self, now: Instant, shard: usize, gone: Task) {
-        self.give_up_saving();
-        if let Some(map) = self.variables.as_mut().and_then(|v| v.map.as_mut()) {
-            map.epoch = map.epoch.next();
-            map.addresses[shard].clear();
-        }
-        self.must_keep();
-        if self.checkpoints.place.is_none() {
-            return self.fail_without_checkpoints(now, gone, shard);
-        }
-        let holds_none = |task: &Task| self.shard_of(*task).is_none();
-        let spare = self.live(Role::Ps).map(|m| m.task).find(holds_none);
-        if let Some(spare) = spare {
-            self.seat(now, spare, shard);
-        }
-    }
-
-    fn fail_without_checkpoints(&mut self, now: Instant, gone: Task, shard: usize) {
-        self.fail(
-            now,
-            format!("{gone}, the server of shard {shard}, is gone, and its values with it: there are no checkpoints (checkpoint.enabled is false); start the job again"),
-        );
-    }
-
-    /// Gives a server a shard, with values that are safe: those of the newest checkpoint.
-    pub(super) fn seat(&mut self, now: Instant, server: Task, shard: usize) {
-        self.give_up_saving();
-        let address = self.members.get(&server.id).map(|m| m.address.clone());
-        let sync = self.sync();
-        let newest = self.checkpoints.newest.clone();
-        let Some(variables) = &mut self.variables else {
-            return;
-        };
-        let Some(map) = &mut variables.map else {
-            return;
-        };
-        map.epoch = map.epoch.next();
-        map.servers[shard] = server;
-        map.addresses[shard] = address.unwrap_or_default();
-        let epoch = map.epoch;
-        tracing::info!(%server, shard, epoch = epoch.0, "gave a shard to a server");
-        match newest.filter(|_| variables.initialized) {
-            None if variables.initialized && self.checkpoints.place.is_none() => {
-                self.fail_without_checkpoints(now, server, shard);
-            }
-            Some(kept) if sync => self.go_back(now, &kept),
-            Some(kept) => {
-                map.sources[shard] = source(epoch, &kept);
-                self.checkpoints.loading.insert(shard);
-                self.record_restore(now, kept.number, Some(shard));
-            }
-            None => self.initialize_anew(now, epoch),
-        }
-        self.must_keep();
-    }
-
-    /// All shards go back to a checkpoint, and the training with them.
-    fn go_back(&mut self, now: Instant, kept: &Kept) {
-        if let Some(map) = self.variables.as_mut().and_then(|v| v.map.as_mut()) {
-            let source = source(map.epoch, kept);
-            map.sources.fill(source);
-            self.checkpoints.loading = (0..map.sources.len()).collect();
-        }
-        self.take_up(&kept.progress);
-        self.record_restore(now, kept.number, None);
-        self.put_out_workers(now, "the job has gone back to a checkpoint");
-    }
-
-    /// There is no checkpoint yet: the initial values are sent once more.
-    fn initialize_anew(&mut self, now: Instant, epoch: Epoch) {
-        if let Some(variables) = &mut self.variables {
-            (variables.initialized, variables.initializer) = (false, None);
-            if let Some(map) = &mut variables.map {
-                map.sources.fill(Source {
-                    epoch,
-                    checkpoint: None,
-                });
-            }
-        }
-        self.put_out_workers(now, "the initial values are sent once more");
-    }
-
-    /// Makes a checkpoint's progress the job's.
-    pub(super) fn take_up(&mut self, progress: &Progress) {
-        let budget = self
-            .job
-            .steps
-            .map(|steps| steps.saturating_sub(progress.steps));
-        let ledger = progress.ledger.clone();
-        self.ledger = Some(ledger.under(self.job.epochs, budget));
-        self.evaluations = Evaluations::restored(&progress.due, &progress.evaluations);
-        (self.step, self.commit) = (None, None);
-        self.min_clock = progress.clock;
-        self.tally.take_up(progress.steps, progress.samples);
-        self.checkpoints.ending = false;
-        self.checkpoints.begun = None;
-        self.schedule_last_evaluation();
-    }
-
-    fn record_restore(&mut self, now: Instant, checkpoint: u64, shard: Option<usize>) {
-        self.records.push(Record::Restored {
-            seconds: self.seconds(now),
-            checkpoint,
-            shard,
-            steps: self.tally.steps,
-        });
-    }
-
-    /// A shard has loaded its values, or cannot: then an older checkpoint must do.
-    pub(crate) fn shard_restored(
-        &mut self,
-        now: Instant,
-        task: Task,
-        report: &wire::RestoreReport,
-    ) {
-        let shard = report.shard as usize;
-        let map = self.variables.as_ref().and_then(|v| v.map.as_ref());
-        let expected = map.is_some_and(|map| {
-            map.servers.get(shard) == Some(&task) && map.sources[shard].epoch.0 == report.epoch
-        });
-        if !expected {
-            return;
-        }
-        if report.error.is_empty() {
-            self.checkpoints.loading.remove(&shard);
-            self.records.push(Record::loaded(self.seconds(now), report));
-            return;
-        }
-        let Some(kept) = self.checkpoints.newest.clone() else {
-            return;
-        };
-        tracing::error!(shard, checkpoint = kept.number, "{}", report.error);
-        if !self.checkpoints.first_written {
-            let why = format!(
-                "the job cannot begin from checkpoint {}: {}",
-                kept.number, report.error
-            );
-            return self.fail(now, why);
-        }
-        self.checkpoints
-            .errand
-            .get_or_insert(Errand::FindBefore(Box::new(kept)));
-    }
-
-    /// An older checkpoint was found, or there is none: the answer to [`Errand::FindBefore`].
-    pub(crate) fn older_found(
-        &mut self,
-        now: Instant,
-        damaged: &Kept,
-        found: Result<Kept, String>,
-    ) {
-        if self.ended() {
-            return;
-        }
-        let kept = match found {
-            Ok(kept) => kept,
-            Err(why) => {
-                let number = damaged.number;
-                return self.fail(
-                    now,
-                    format!("checkpoint {number} cannot be loaded, and {why}"),
-                );
-            }
-        };
-        tracing::warn!(
-            damaged = damaged.number,
-            instead = kept.number,
-            "taking the checkpoint before"
-        );
-        self.checkpoints.newest = Some(kept.clone());
-        let sync = self.sync();
-        self.give_up_saving();
-        let Some(map) = self.variables.as_mut().and_then(|v| v.map.as_mut()) else {
-            return;
-        };
-        map.epoch = map.epoch.next();
-        if sync {
-            return self.go_back(now, &kept);
-        }
-        let epoch = map.epoch;
-        let of_damaged = |source: &&mut Source| {
-            source.checkpoint == Some((damaged.location.clone(), damaged.number))
-        };
-        for source in map.sources.iter_mut().filter(of_damaged) {
-            *source = self::source(epoch, &kept);
-        }
-        self.must_keep();
     }
 }
 

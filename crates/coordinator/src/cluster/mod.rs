@@ -3,13 +3,17 @@
 //!
 //! - `members`: who is there, leases, generations
 //! - `variables`: the model's variables, the shard map, initial values
-//! - `checkpoints`: when one is due, and going back to one; `saved`: what outlives this process
+//! - `checkpoints`: when one is due, what it is made of; `recovery`: going back to one
+//! - `saved`: what outlives this process
+//! - `evaluations`: those due, at work and done
 //! - `training`: work handed out, steps finished, commits, the end
 //! - `status`, `outcome`: all of it for people, and what came of it
 
 mod checkpoints;
+mod evaluations;
 mod members;
 mod outcome;
+mod recovery;
 mod saved;
 mod status;
 mod training;
@@ -31,8 +35,9 @@ use shared_proto::wire;
 use crate::record::Record;
 use crate::splits::Ledger;
 use checkpoints::{Checkpoints, Start};
+use evaluations::Evaluations;
 use members::{Awaited, Member};
-use training::{Evaluations, Step, Tally};
+use training::{Step, Tally};
 use variables::Variables;
 
 pub(crate) use checkpoints::{Errand, Kept, Place, Progress, difference};

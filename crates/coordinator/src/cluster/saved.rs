@@ -11,8 +11,9 @@ use shared_proto::wire;
 
 use super::Cluster;
 use super::checkpoints::{Kept, Start};
+use super::evaluations::{Evaluation, Evaluations, SavedEvaluation};
 use super::members::{Member, Progress};
-use super::training::{Evaluation, Evaluations, SavedEvaluation, Step};
+use super::training::Step;
 use super::variables::Variables;
 use crate::splits::Ledger;
 
