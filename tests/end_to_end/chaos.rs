@@ -156,7 +156,7 @@ fn killed_again_and_again_the_job_finishes_as_well() {
     // Long enough for the kills; what accuracy it comes to is asked of runs that nobody disturbs.
     let epochs = match mnist {
         Some(_) => 3 + kills as u32 / 5,
-        None => 30 + 3 * kills as u32,
+        None => 60 + 5 * kills as u32,
     };
     arguments.push(format!("--epochs={epochs}"));
     // What they come to may be known already.
