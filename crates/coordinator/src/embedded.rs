@@ -19,7 +19,8 @@ use crate::cluster::{Cluster, Place};
 use crate::keeper::run_errands;
 use crate::record::Summary;
 use crate::run::{CoordinatorError, tick, until, until_ended};
-use crate::service::{Service, Shared};
+use crate::service::Service;
+use crate::shared::Shared;
 use crate::state::State;
 
 /// Records that may wait to be taken.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use checkpoint::{Manifest, Store};
 
 use crate::cluster::{Errand, Kept, Progress};
-use crate::service::Shared;
+use crate::shared::Shared;
 
 /// How long to wait before a store that did not answer is asked again.
 const TRY_AGAIN: Duration = Duration::from_secs(1);

@@ -19,6 +19,7 @@ mod placement;
 mod record;
 mod run;
 mod service;
+mod shared;
 mod splits;
 mod state;
 

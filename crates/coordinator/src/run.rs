@@ -24,7 +24,8 @@ use crate::begin::{Keeping, begin};
 use crate::cluster::Cluster;
 use crate::keeper::run_errands;
 use crate::record::Recorder;
-use crate::service::{Service, Shared};
+use crate::service::Service;
+use crate::shared::Shared;
 use crate::state::{State, StateError};
 
 type BoxFuture = std::pin::Pin<Box<dyn Future<Output = ()> + Send>>;

@@ -4,10 +4,13 @@
 //!   [`ParameterServers::pull`] return at once, what they return is awaited later
 //! - `session`: the stream to one shard; opened again when it breaks, and all that was not answered
 //!   sent again, in order
+//! - `connection`: a stream, opened and greeted
 //! - [`Maps`]: where shards are; they move to other servers and addresses while a job runs
 //! - `losses`: what was acknowledged and went with a server
 //! - [`Frames`]: which blocks travel together
 
+mod checks;
+mod connection;
 mod error;
 mod frames;
 mod losses;

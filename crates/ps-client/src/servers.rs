@@ -7,7 +7,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use shared_proto::blocks::{BlockId, ShardMap};
 use shared_proto::ids::{Clock, Epoch, Origin, Sequence, Task, Version, ViewNumber};
-use shared_proto::payload::{self, Dtype, Elements, LeF32};
+use shared_proto::payload::{self, Dtype, Elements};
 use shared_proto::transport::Network;
 use shared_proto::wire;
 use shared_proto::wire::client_message::Kind;
@@ -40,12 +40,12 @@ pub struct Identity {
 
 /// All shards of a job.
 pub struct ParameterServers {
-    map: ShardMap,
+    pub(crate) map: ShardMap,
     frames: Arc<Frames>,
     sessions: Vec<Session>,
     waiting_on: watch::Receiver<Vec<Task>>,
     origin: Origin,
-    wire: Dtype,
+    pub(crate) wire: Dtype,
     /// What this worker's model holds of each block.
     known: HashMap<BlockId, wire::BlockVersion>,
 }
@@ -343,64 +343,6 @@ impl ParameterServers {
         let size = size_of::<f32>();
         Ok(values[id.variable as usize].slice(range.start * size..range.end * size))
     }
-
-    /// Nothing of a push is sent unless all of it may be.
-    fn check<'a>(
-        &self,
-        clock: Clock,
-        gradients: &'a Gradients,
-    ) -> Result<&'a [Bytes], ClientError> {
-        self.check_sizes(&gradients.values)?;
-        // No element is larger than the norm; a norm that is not a number says nothing.
-        let all_fit = gradients.norm < f64::from(self.wire.largest());
-        if !all_fit {
-            self.check_finite(clock, &gradients.values)?;
-            self.check_range(&gradients.values)?;
-        }
-        Ok(&gradients.values)
-    }
-
-    fn check_sizes(&self, values: &[Bytes]) -> Result<(), ClientError> {
-        for (index, variable) in self.map.variables.iter().enumerate() {
-            let found = values.get(index).map_or(0, Bytes::len);
-            let expected = variable.spec.elements() * size_of::<f32>();
-            if found != expected {
-                return Err(ClientError::WrongSize {
-                    variable: variable.spec.name.clone(),
-                    found,
-                    expected,
-                });
-            }
-        }
-        Ok(())
-    }
-
-    fn check_finite(&self, clock: Clock, values: &[Bytes]) -> Result<(), ClientError> {
-        match self.first_without(values, payload::all_finite) {
-            Some(variable) => Err(ClientError::NonFinite {
-                variable,
-                clock: clock.0,
-            }),
-            None => Ok(()),
-        }
-    }
-
-    fn check_range(&self, values: &[Bytes]) -> Result<(), ClientError> {
-        match self.first_without(values, |values| payload::all_fit(values, self.wire)) {
-            Some(variable) => Err(ClientError::TooLarge {
-                variable,
-                wire: self.wire.as_str_name(),
-            }),
-            None => Ok(()),
-        }
-    }
-
-    /// The name of the first variable whose values are not as they should be.
-    fn first_without(&self, values: &[Bytes], holds: impl Fn(&[LeF32]) -> bool) -> Option<String> {
-        let mut named = self.map.variables.iter().zip(values);
-        let found = named.find(|(_, values)| !holds(payload::elements(values)));
-        found.map(|(variable, _)| variable.spec.name.clone())
-    }
 }
 
 impl PushReceipt {
@@ -420,89 +362,5 @@ impl PushReceipt {
             }
         }
         Ok(Acknowledgement { blocks })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use shared_proto::blocks::{PlacedVariable, VariableSpec};
-    use shared_proto::ids::{Generation, Role, TaskId};
-    use shared_proto::transport::SystemNetwork;
-
-    fn servers(wire: Dtype) -> ParameterServers {
-        let spec = VariableSpec {
-            name: "w".to_owned(),
-            shape: vec![2],
-        };
-        let map = ShardMap {
-            epoch: Epoch(1),
-            // Nobody listens there: what is wrong must be found before anything is sent.
-            addresses: vec!["127.0.0.1:1".to_owned()],
-            servers: Vec::new(),
-            sources: Vec::new(),
-            variables: vec![PlacedVariable {
-                spec,
-                shards: vec![0],
-            }],
-            block_elements: 1 << 14,
-            total_updates: 1,
-        };
-        let id = TaskId {
-            role: Role::Worker,
-            index: 0,
-        };
-        let identity = Identity {
-            job: String::new(),
-            task: Task {
-                id,
-                generation: Generation(1),
-            },
-            view: ViewNumber(1),
-            patience: Duration::from_secs(60),
-            wire,
-            network: Arc::new(SystemNetwork),
-            lost: mpsc::channel(1).0,
-        };
-        let (_, maps) = crate::MapSource::new(map);
-        ParameterServers::connect(&maps, &identity)
-    }
-
-    #[tokio::test]
-    async fn what_cannot_travel_is_named_before_anything_is_sent() {
-        let push = async |wire, values: [f32; 2]| {
-            let gradients = Gradients {
-                values: vec![payload::to_bytes(&values)],
-                norm: values
-                    .iter()
-                    .map(|v| f64::from(*v).powi(2))
-                    .sum::<f64>()
-                    .sqrt(),
-            };
-            let pushed = servers(wire).push(Clock(3), &gradients).await;
-            pushed.map(drop).map_err(|error| error.to_string())
-        };
-        for (wire, fits, too_large) in [
-            (Dtype::F16, 65504.0, 65520.0),
-            (Dtype::Bf16, 3.38e38, f32::MAX),
-        ] {
-            // The norm of two such numbers is larger than what fits, each of them is not.
-            assert_eq!(push(wire, [fits, fits]).await, Ok(()));
-            let error = push(wire, [1.0, too_large]).await.unwrap_err();
-            assert!(
-                error.contains("\"w\"") && error.contains(wire.as_str_name()),
-                "{error}"
-            );
-        }
-        assert_eq!(push(Dtype::F32, [f32::MAX, f32::MAX]).await, Ok(()));
-        for wire in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
-            for wrong in [f32::NAN, f32::INFINITY] {
-                let error = push(wire, [1.0, wrong]).await.unwrap_err();
-                assert!(
-                    error.contains("NaN or infinity") && error.contains("clock 3"),
-                    "{error}"
-                );
-            }
-        }
     }
 }

@@ -6,29 +6,23 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBuilder};
-use http::header;
 use parking_lot::Mutex;
 use shared_proto::blocks::ShardMap;
 use shared_proto::ids::{Clock, Epoch, Origin, Task, ViewNumber};
 use shared_proto::refusal::{Reason, Refusal};
-use shared_proto::stream::{self, Encoded, Incoming as Messages, Sender};
-use shared_proto::transport::{self, CALL_TIMEOUT, Network, PROTOCOL_VERSION};
+use shared_proto::stream::{Incoming as Messages, Sender};
+use shared_proto::transport::Network;
 use shared_proto::wire;
 use shared_proto::wire::client_message::Kind as Outgoing;
 use shared_proto::wire::server_message::Kind as Incoming;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep};
 use tokio_util::sync::{CancellationToken, DropGuard};
-use tonic::transport::Channel;
-use tonic::{Code, Status};
-use tower::{Service, ServiceExt};
 
-use crate::error::{ClientError, refusal_of};
+use crate::connection::{End, encode, end_of, open};
+use crate::error::ClientError;
 use crate::losses::{Acknowledged, Lost};
 use crate::maps::Maps;
-
-/// Messages that may wait for the transport.
-const OUTGOING: usize = 4;
 
 /// Requests that may be under way: with blocks of 1 MiB, those of a shard of 32 GiB, pushed and
 /// pulled. A server holds back as many pulls of a session, and not more.
@@ -157,36 +151,11 @@ impl Session {
     }
 }
 
-/// A message as it travels on a stream of this epoch.
-fn encode(mut message: Outgoing, epoch: Epoch) -> Encoded {
-    let origin = match &mut message {
-        Outgoing::Hello(hello) => &mut hello.origin,
-        Outgoing::Initialize(initialize) => &mut initialize.origin,
-        Outgoing::Push(push) => &mut push.origin,
-        Outgoing::Pull(pull) => &mut pull.origin,
-        Outgoing::AskOutcome(ask) => &mut ask.origin,
-    };
-    if let Some(origin) = origin {
-        origin.epoch = epoch.0;
-    }
-    message.into()
-}
-
 /// Opens streams and reads from them.
 struct Driver {
     target: Target,
     tell: watch::Sender<Vec<Task>>,
     state: Arc<Mutex<State>>,
-}
-
-/// How a stream ended.
-enum End {
-    /// It may be opened again.
-    Broken(String),
-    /// It may, with a newer map.
-    Outdated(String),
-    /// It may not.
-    Fatal(ClientError),
 }
 
 impl Driver {
@@ -199,7 +168,7 @@ impl Driver {
         loop {
             let map = self.target.maps.newest();
             let source = map.sources.get(self.target.shard as usize);
-            let (reason, has_server) = match self.connect(&map).await {
+            let (reason, has_server) = match open(&self.target, &map).await {
                 Ok((outgoing, incoming)) => {
                     let loaded = source.map(|source| source.epoch);
                     let restored = values_of.is_some() && values_of != loaded;
@@ -264,46 +233,6 @@ impl Driver {
                 () = self.target.maps.beyond(&map) => delays = backoff().build(),
                 () = sleep(delay) => {}
             }
-        }
-    }
-
-    /// Opens a stream to the shard's server and greets.
-    async fn connect(
-        &self,
-        map: &ShardMap,
-    ) -> Result<(Sender, Messages<wire::ServerMessage>), End> {
-        let address = match map.addresses.get(self.target.shard as usize) {
-            Some(address) if !address.is_empty() => address,
-            _ => return Err(End::Outdated("it has no server at present".to_owned())),
-        };
-        let broken = |error: &dyn std::fmt::Display| End::Broken(error.to_string());
-        let endpoint = transport::endpoint(address).map_err(|e| broken(&e))?;
-        let channel = timeout(CALL_TIMEOUT, self.target.network.connect(endpoint)).await;
-        let channel = channel.map_err(|e| broken(&e))?.map_err(|e| broken(&e))?;
-        let (outgoing, body) = stream::body(OUTGOING, stream::End::Request);
-        let hello = Outgoing::Hello(wire::Hello {
-            protocol_version: PROTOCOL_VERSION,
-            origin: Some(self.target.origin.clone().into()),
-            view: self.target.view.0,
-        });
-        // The queue is new and empty, so this does not wait.
-        let _ = outgoing.send(Ok(encode(hello, map.epoch))).await;
-        let greeted = async {
-            let mut incoming = begin(channel, body).await?;
-            Ok::<_, Status>((incoming.message().await?, incoming))
-        };
-        match timeout(2 * CALL_TIMEOUT, greeted).await {
-            Ok(Ok((Some(first), incoming))) => match first.kind {
-                Some(Incoming::Welcome(welcome)) if welcome.shard != self.target.shard => {
-                    let shard = welcome.shard;
-                    Err(End::Broken(format!("shard {shard} is at its address")))
-                }
-                Some(Incoming::Welcome(_)) => Ok((outgoing, incoming)),
-                _ => Err(End::Broken("it did not say welcome".to_owned())),
-            },
-            Ok(Ok((None, _))) => Err(End::Broken("it closed the stream".to_owned())),
-            Ok(Err(status)) => Err(end_of(&status)),
-            Err(_) => Err(End::Broken("it did not answer the hello".to_owned())),
         }
     }
 
@@ -478,32 +407,6 @@ impl Driver {
     }
 }
 
-/// Calls the method `Session`.
-async fn begin(
-    mut channel: Channel,
-    body: tonic::body::Body,
-) -> Result<Messages<wire::ServerMessage>, Status> {
-    let request = http::Request::post(stream::SESSION_PATH)
-        .header(header::CONTENT_TYPE, stream::CONTENT_TYPE)
-        .header(header::TE, "trailers")
-        .body(body)
-        .map_err(|error| Status::internal(error.to_string()))?;
-    let ready = channel.ready().await;
-    let response = ready.map_err(|error| Status::unavailable(error.to_string()))?;
-    let response = response.call(request).await;
-    let response = response.map_err(|error| Status::unavailable(error.to_string()))?;
-    match Status::from_header_map(response.headers()) {
-        Some(status) if status.code() != Code::Ok => Err(status),
-        _ if !response.status().is_success() => {
-            let code = response.status();
-            Err(Status::unknown(format!(
-                "it answers with HTTP status {code}"
-            )))
-        }
-        _ => Ok(Messages::new(response.into_body())),
-    }
-}
-
 const MOST_DELAY: Duration = Duration::from_secs(2);
 
 fn backoff() -> ExponentialBuilder {
@@ -512,12 +415,4 @@ fn backoff() -> ExponentialBuilder {
         .with_min_delay(Duration::from_millis(20))
         .with_max_delay(MOST_DELAY)
         .without_max_times()
-}
-
-fn end_of(status: &Status) -> End {
-    match refusal_of(status) {
-        Some(refusal) if refusal.reason == Reason::StaleEpoch => End::Outdated(refusal.message),
-        Some(refusal) => End::Fatal(refusal.into()),
-        None => End::Broken(status.message().to_owned()),
-    }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use shared_proto::blocks::{BlockId, PlacedVariable, ShardMap, Source, VariableSpec};
-use shared_proto::ids::{Clock, Epoch, Generation, Origin, Role, Task, TaskId, ViewNumber};
+use shared_proto::ids::{Epoch, Generation, Origin, Role, Task, TaskId, ViewNumber};
 use shared_proto::job::{Job, Mode, Optimizer, Sgd};
 use shared_proto::payload::{self, Dtype, Elements};
 use shared_proto::refusal::{Reason, Refusal};
@@ -127,11 +127,6 @@ impl Desk {
             Some((block.version().0, bits(&block.weights())))
         };
         (0..2).filter_map(block).collect()
-    }
-
-    /// The clock of a step that is open.
-    pub fn clock(&self) -> Clock {
-        self.0.followed().view.min_clock
     }
 }
 

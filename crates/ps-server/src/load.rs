@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use checkpoint::{CheckpointError, FileEntry, Manifest, SavedVariable};
 use daemon::Offload;
-use shared_proto::blocks::{BlockId, PlacedVariable, ShardMap};
+use shared_proto::blocks::{BlockId, ShardMap};
 use shared_proto::ids::Version;
 use shared_proto::wire;
 
@@ -46,10 +46,7 @@ pub(crate) async fn load(
     }
     let wanted: HashSet<BlockId> = map.blocks_of(shard).collect();
     let has_wanted = |file: &&FileEntry| {
-        let mut ids = file.blocks.iter().flat_map(|range| {
-            let variable = range.variable;
-            (range.first..=range.last).map(move |index| BlockId { variable, index })
-        });
+        let mut ids = file.blocks.iter().flat_map(|range| range.ids());
         ids.any(|id| wanted.contains(&id))
     };
     let mut blocks = Vec::with_capacity(wanted.len());
@@ -68,12 +65,9 @@ pub(crate) async fn load(
 
 /// What keeps a checkpoint from being loaded under a map, if anything does.
 fn misfit(map: &ShardMap, manifest: &Manifest, slots: u32) -> Option<&'static str> {
-    let same = |(ours, theirs): (&PlacedVariable, &SavedVariable)| {
-        let shape = ours.spec.shape.iter().map(|d| *d as u64);
-        ours.spec.name == theirs.name && shape.eq(theirs.shape.iter().copied())
-    };
-    let mut variables = map.variables.iter().zip(&manifest.variables);
-    if map.variables.len() != manifest.variables.len() || !variables.all(same) {
+    let ours = map.variables.iter();
+    let ours = ours.map(|variable| SavedVariable::from(&variable.spec));
+    if !ours.eq(manifest.variables.iter().cloned()) {
         return Some("its variables are not the job's");
     }
     if manifest.slots != slots {

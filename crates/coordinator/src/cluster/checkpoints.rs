@@ -184,7 +184,7 @@ impl Cluster {
             variables: map
                 .variables
                 .iter()
-                .map(|v| saved_variable(&v.spec))
+                .map(|v| SavedVariable::from(&v.spec))
                 .collect(),
             block_elements: map.block_elements as u64,
             slots: 0,
@@ -333,7 +333,7 @@ impl Start {
         self.variables.len() == specs.len()
             && specs
                 .iter()
-                .map(saved_variable)
+                .map(SavedVariable::from)
                 .eq(self.variables.iter().cloned())
     }
 }
@@ -342,13 +342,6 @@ pub(super) fn source(epoch: Epoch, kept: &Kept) -> Source {
     Source {
         epoch,
         checkpoint: Some((kept.location.clone(), kept.number)),
-    }
-}
-
-fn saved_variable(spec: &shared_proto::blocks::VariableSpec) -> SavedVariable {
-    SavedVariable {
-        name: spec.name.clone(),
-        shape: spec.shape.iter().map(|d| *d as u64).collect(),
     }
 }
 

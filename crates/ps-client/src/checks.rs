@@ -1,0 +1,159 @@
+//! What is looked at before the first block of a push is sent: nothing of it is, unless all of it may be.
+
+use bytes::Bytes;
+use shared_proto::ids::Clock;
+use shared_proto::payload::{self, LeF32};
+
+use crate::error::ClientError;
+use crate::servers::{Gradients, ParameterServers};
+
+impl ParameterServers {
+    /// Nothing of a push is sent unless all of it may be.
+    pub(crate) fn check<'a>(
+        &self,
+        clock: Clock,
+        gradients: &'a Gradients,
+    ) -> Result<&'a [Bytes], ClientError> {
+        self.check_sizes(&gradients.values)?;
+        // No element is larger than the norm; a norm that is not a number says nothing.
+        let all_fit = gradients.norm < f64::from(self.wire.largest());
+        if !all_fit {
+            self.check_finite(clock, &gradients.values)?;
+            self.check_range(&gradients.values)?;
+        }
+        Ok(&gradients.values)
+    }
+
+    pub(crate) fn check_sizes(&self, values: &[Bytes]) -> Result<(), ClientError> {
+        for (index, variable) in self.map.variables.iter().enumerate() {
+            let found = values.get(index).map_or(0, Bytes::len);
+            let expected = variable.spec.elements() * size_of::<f32>();
+            if found != expected {
+                return Err(ClientError::WrongSize {
+                    variable: variable.spec.name.clone(),
+                    found,
+                    expected,
+                });
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn check_finite(&self, clock: Clock, values: &[Bytes]) -> Result<(), ClientError> {
+        match self.first_without(values, payload::all_finite) {
+            Some(variable) => Err(ClientError::NonFinite {
+                variable,
+                clock: clock.0,
+            }),
+            None => Ok(()),
+        }
+    }
+
+    fn check_range(&self, values: &[Bytes]) -> Result<(), ClientError> {
+        match self.first_without(values, |values| payload::all_fit(values, self.wire)) {
+            Some(variable) => Err(ClientError::TooLarge {
+                variable,
+                wire: self.wire.as_str_name(),
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// The name of the first variable whose values are not as they should be.
+    fn first_without(&self, values: &[Bytes], holds: impl Fn(&[LeF32]) -> bool) -> Option<String> {
+        let mut named = self.map.variables.iter().zip(values);
+        let found = named.find(|(_, values)| !holds(payload::elements(values)));
+        found.map(|(variable, _)| variable.spec.name.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use shared_proto::blocks::{PlacedVariable, ShardMap, VariableSpec};
+    use shared_proto::ids::{Epoch, Generation, Role, Task, TaskId, ViewNumber};
+    use shared_proto::payload::Dtype;
+    use shared_proto::transport::SystemNetwork;
+    use tokio::sync::mpsc;
+
+    use super::*;
+    use crate::servers::Identity;
+
+    fn servers(wire: Dtype) -> ParameterServers {
+        let spec = VariableSpec {
+            name: "w".to_owned(),
+            shape: vec![2],
+        };
+        let map = ShardMap {
+            epoch: Epoch(1),
+            // Nobody listens there: what is wrong must be found before anything is sent.
+            addresses: vec!["127.0.0.1:1".to_owned()],
+            servers: Vec::new(),
+            sources: Vec::new(),
+            variables: vec![PlacedVariable {
+                spec,
+                shards: vec![0],
+            }],
+            block_elements: 1 << 14,
+            total_updates: 1,
+        };
+        let id = TaskId {
+            role: Role::Worker,
+            index: 0,
+        };
+        let identity = Identity {
+            job: String::new(),
+            task: Task {
+                id,
+                generation: Generation(1),
+            },
+            view: ViewNumber(1),
+            patience: Duration::from_secs(60),
+            wire,
+            network: Arc::new(SystemNetwork),
+            lost: mpsc::channel(1).0,
+        };
+        let (_, maps) = crate::MapSource::new(map);
+        ParameterServers::connect(&maps, &identity)
+    }
+
+    #[tokio::test]
+    async fn what_cannot_travel_is_named_before_anything_is_sent() {
+        let push = async |wire, values: [f32; 2]| {
+            let gradients = Gradients {
+                values: vec![payload::to_bytes(&values)],
+                norm: values
+                    .iter()
+                    .map(|v| f64::from(*v).powi(2))
+                    .sum::<f64>()
+                    .sqrt(),
+            };
+            let pushed = servers(wire).push(Clock(3), &gradients).await;
+            pushed.map(drop).map_err(|error| error.to_string())
+        };
+        for (wire, fits, too_large) in [
+            (Dtype::F16, 65504.0, 65520.0),
+            (Dtype::Bf16, 3.38e38, f32::MAX),
+        ] {
+            // The norm of two such numbers is larger than what fits, each of them is not.
+            assert_eq!(push(wire, [fits, fits]).await, Ok(()));
+            let error = push(wire, [1.0, too_large]).await.unwrap_err();
+            assert!(
+                error.contains("\"w\"") && error.contains(wire.as_str_name()),
+                "{error}"
+            );
+        }
+        assert_eq!(push(Dtype::F32, [f32::MAX, f32::MAX]).await, Ok(()));
+        for wire in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
+            for wrong in [f32::NAN, f32::INFINITY] {
+                let error = push(wire, [1.0, wrong]).await.unwrap_err();
+                assert!(
+                    error.contains("NaN or infinity") && error.contains("clock 3"),
+                    "{error}"
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! A stream to a shard's server: opened, greeted, and how it may end.
+
+use http::header;
+use shared_proto::blocks::ShardMap;
+use shared_proto::ids::Epoch;
+use shared_proto::refusal::Reason;
+use shared_proto::stream::{self, Encoded, Incoming as Messages, Sender};
+use shared_proto::transport::{self, CALL_TIMEOUT, PROTOCOL_VERSION};
+use shared_proto::wire;
+use shared_proto::wire::client_message::Kind as Outgoing;
+use shared_proto::wire::server_message::Kind as Incoming;
+use tokio::time::timeout;
+use tonic::transport::Channel;
+use tonic::{Code, Status};
+use tower::{Service, ServiceExt};
+
+use crate::error::{ClientError, refusal_of};
+use crate::session::Target;
+
+/// Messages that may wait for the transport.
+const OUTGOING: usize = 4;
+
+/// How a stream ended.
+pub(crate) enum End {
+    /// It may be opened again.
+    Broken(String),
+    /// It may, with a newer map.
+    Outdated(String),
+    /// It may not.
+    Fatal(ClientError),
+}
+
+/// Opens a stream to the shard's server and greets.
+pub(crate) async fn open(
+    target: &Target,
+    map: &ShardMap,
+) -> Result<(Sender, Messages<wire::ServerMessage>), End> {
+    let address = match map.addresses.get(target.shard as usize) {
+        Some(address) if !address.is_empty() => address,
+        _ => return Err(End::Outdated("it has no server at present".to_owned())),
+    };
+    let broken = |error: &dyn std::fmt::Display| End::Broken(error.to_string());
+    let endpoint = transport::endpoint(address).map_err(|e| broken(&e))?;
+    let channel = timeout(CALL_TIMEOUT, target.network.connect(endpoint)).await;
+    let channel = channel.map_err(|e| broken(&e))?.map_err(|e| broken(&e))?;
+    let (outgoing, body) = stream::body(OUTGOING, stream::End::Request);
+    let hello = Outgoing::Hello(wire::Hello {
+        protocol_version: PROTOCOL_VERSION,
+        origin: Some(target.origin.clone().into()),
+        view: target.view.0,
+    });
+    // The queue is new and empty, so this does not wait.
+    let _ = outgoing.send(Ok(encode(hello, map.epoch))).await;
+    let greeted = async {
+        let mut incoming = begin(channel, body).await?;
+        Ok::<_, Status>((incoming.message().await?, incoming))
+    };
+    match timeout(2 * CALL_TIMEOUT, greeted).await {
+        Ok(Ok((Some(first), incoming))) => match first.kind {
+            Some(Incoming::Welcome(welcome)) if welcome.shard != target.shard => {
+                let shard = welcome.shard;
+                Err(End::Broken(format!("shard {shard} is at its address")))
+            }
+            Some(Incoming::Welcome(_)) => Ok((outgoing, incoming)),
+            _ => Err(End::Broken("it did not say welcome".to_owned())),
+        },
+        Ok(Ok((None, _))) => Err(End::Broken("it closed the stream".to_owned())),
+        Ok(Err(status)) => Err(end_of(&status)),
+        Err(_) => Err(End::Broken("it did not answer the hello".to_owned())),
+    }
+}
+
+/// A message as it travels on a stream of this epoch.
+pub(crate) fn encode(mut message: Outgoing, epoch: Epoch) -> Encoded {
+    let origin = match &mut message {
+        Outgoing::Hello(hello) => &mut hello.origin,
+        Outgoing::Initialize(initialize) => &mut initialize.origin,
+        Outgoing::Push(push) => &mut push.origin,
+        Outgoing::Pull(pull) => &mut pull.origin,
+        Outgoing::AskOutcome(ask) => &mut ask.origin,
+    };
+    if let Some(origin) = origin {
+        origin.epoch = epoch.0;
+    }
+    message.into()
+}
+
+/// Calls the method `Session`.
+async fn begin(
+    mut channel: Channel,
+    body: tonic::body::Body,
+) -> Result<Messages<wire::ServerMessage>, Status> {
+    let request = http::Request::post(stream::SESSION_PATH)
+        .header(header::CONTENT_TYPE, stream::CONTENT_TYPE)
+        .header(header::TE, "trailers")
+        .body(body)
+        .map_err(|error| Status::internal(error.to_string()))?;
+    let ready = channel.ready().await;
+    let response = ready.map_err(|error| Status::unavailable(error.to_string()))?;
+    let response = response.call(request).await;
+    let response = response.map_err(|error| Status::unavailable(error.to_string()))?;
+    match Status::from_header_map(response.headers()) {
+        Some(status) if status.code() != Code::Ok => Err(status),
+        _ if !response.status().is_success() => {
+            let code = response.status();
+            Err(Status::unknown(format!(
+                "it answers with HTTP status {code}"
+            )))
+        }
+        _ => Ok(Messages::new(response.into_body())),
+    }
+}
+
+pub(crate) fn end_of(status: &Status) -> End {
+    match refusal_of(status) {
+        Some(refusal) if refusal.reason == Reason::StaleEpoch => End::Outdated(refusal.message),
+        Some(refusal) => End::Fatal(refusal.into()),
+        None => End::Broken(status.message().to_owned()),
+    }
+}

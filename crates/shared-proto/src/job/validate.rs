@@ -1,0 +1,142 @@
+//! Whether a job's settings make sense.
+
+use super::{DataKind, Job, JobError};
+
+impl Job {
+    /// Checks that every setting makes sense.
+    ///
+    /// # Errors
+    /// The first setting that does not.
+    pub fn validate(&self) -> Result<(), JobError> {
+        let positive = |x: f64| x.is_finite() && x > 0.0;
+        let check = |ok: bool, field, value: &dyn std::fmt::Debug, expected| {
+            if ok {
+                return Ok(());
+            }
+            Err(JobError::Setting {
+                field,
+                value: format!("{value:?}"),
+                expected,
+            })
+        };
+        check(
+            !self.name.is_empty(),
+            "name",
+            &self.name,
+            "must not be empty",
+        )?;
+        check(
+            self.epochs > 0,
+            "epochs",
+            &self.epochs,
+            "must be at least 1",
+        )?;
+        check(
+            self.steps != Some(0),
+            "steps",
+            &self.steps,
+            "must be at least 1, or absent",
+        )?;
+        check(
+            self.batch_size > 0,
+            "batch_size",
+            &self.batch_size,
+            "must be at least 1",
+        )?;
+        check(
+            self.log_every > 0,
+            "log_every",
+            &self.log_every,
+            "must be at least 1",
+        )?;
+        let clip = self.clip_norm;
+        check(
+            clip.is_none_or(|c| positive(c.into())),
+            "clip_norm",
+            &clip,
+            "must be positive, or absent",
+        )?;
+        let data = &self.data;
+        let held_out = data.held_out;
+        check(
+            held_out > 0.0 && held_out < 1.0,
+            "data.held_out",
+            &held_out,
+            "must lie between 0 and 1",
+        )?;
+        let needs_dir = !matches!(data.kind, DataKind::Digits | DataKind::Random);
+        check(
+            !needs_dir || data.dir.is_some(),
+            "data.dir",
+            &data.dir,
+            "must say where the data's files are",
+        )?;
+        let model = &self.model;
+        check(
+            !model.name.is_empty(),
+            "model.name",
+            &model.name,
+            "must not be empty",
+        )?;
+        check(
+            !model.hidden.contains(&0),
+            "model.hidden",
+            &model.hidden,
+            "no layer may be empty",
+        )?;
+        check(
+            !model.channels.contains(&0),
+            "model.channels",
+            &model.channels,
+            "no layer may be empty",
+        )?;
+        let cluster = &self.cluster;
+        check(
+            cluster.ps != Some(0),
+            "cluster.ps",
+            &cluster.ps,
+            "must be at least 1, or absent",
+        )?;
+        check(
+            cluster.workers != Some(0),
+            "cluster.workers",
+            &cluster.workers,
+            "must be at least 1, or absent",
+        )?;
+        let lease = cluster.lease_seconds;
+        check(
+            (0.1..=3600.0).contains(&lease),
+            "cluster.lease_seconds",
+            &lease,
+            "must lie between 0.1 and 3600",
+        )?;
+        let stall = cluster.stall_seconds;
+        check(
+            stall.is_finite() && stall >= lease,
+            "cluster.stall_seconds",
+            &stall,
+            "must be at least cluster.lease_seconds",
+        )?;
+        let checkpoint = &self.checkpoint;
+        check(
+            positive(checkpoint.every_seconds),
+            "checkpoint.every_seconds",
+            &checkpoint.every_seconds,
+            "must be positive",
+        )?;
+        check(
+            checkpoint.every_steps != Some(0),
+            "checkpoint.every_steps",
+            &checkpoint.every_steps,
+            "must be at least 1, or absent",
+        )?;
+        check(
+            checkpoint.keep > 0,
+            "checkpoint.keep",
+            &checkpoint.keep,
+            "must be at least 1",
+        )?;
+        self.optimizer.validate()?;
+        self.schedule.validate()
+    }
+}
