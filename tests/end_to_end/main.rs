@@ -7,7 +7,9 @@ mod command_line;
 mod faults;
 mod floors;
 mod modes;
+mod network;
 mod protocol;
+mod security;
 
 use std::path::PathBuf;
 

@@ -6,6 +6,7 @@ use std::task::{Context, Poll};
 
 use http::Uri;
 use hyper_util::rt::TokioIo;
+use shared_proto::security::Security;
 use shared_proto::transport::{Connecting, Network};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::mpsc;
@@ -20,8 +21,10 @@ pub(crate) const PORT: u16 = 7000;
 /// Connections that may wait to be accepted.
 const WAITING: usize = 64;
 
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Simulated;
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Simulated {
+    security: Security,
+}
 
 async fn open(uri: Uri) -> io::Result<TokioIo<TcpStream>> {
     let address = (
@@ -42,6 +45,10 @@ impl Network for Simulated {
 
     fn connect_lazily(&self, endpoint: Endpoint) -> Channel {
         endpoint.connect_with_connector_lazy(tower::service_fn(open))
+    }
+
+    fn security(&self) -> &Security {
+        &self.security
     }
 }
 

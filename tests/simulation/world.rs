@@ -232,7 +232,7 @@ impl World {
                 let embedded = worker::embedded::Embedded {
                     coordinator: find_coordinator()?,
                     registration: registration(Role::Worker, &name),
-                    network: Arc::new(Simulated),
+                    network: Arc::new(Simulated::default()),
                     patience: MEMBER_PATIENCE,
                 };
                 let replica = Counting::new(&name, &history, step);
@@ -361,7 +361,11 @@ fn rng_kind(seed: u64, now: Duration) -> u32 {
 
 fn find_coordinator() -> Result<Coordinator, Box<dyn std::error::Error>> {
     let address = format!("coordinator:{PORT}");
-    Ok(Coordinator::over(&Simulated, &address, MEMBER_PATIENCE)?)
+    Ok(Coordinator::over(
+        &Simulated::default(),
+        &address,
+        MEMBER_PATIENCE,
+    )?)
 }
 
 fn registration(role: Role, name: &str) -> Registration {

@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::missing_panics_doc)]
 
 pub mod peer;
+pub mod relay;
 
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};

@@ -2,8 +2,10 @@
 //! worker would.
 
 use shared_proto::blocks::ShardMap;
+use shared_proto::ids::Role;
 use shared_proto::payload;
 use shared_proto::refusal::Reason;
+use shared_proto::security::Security;
 use shared_proto::transport;
 use shared_proto::wire::client_message::Kind as Outgoing;
 use shared_proto::wire::coordinator_client::CoordinatorClient;
@@ -42,7 +44,8 @@ pub fn variable(name: &str, elements: u64) -> wire::Variable {
 impl Peer {
     /// Registers as a worker.
     pub async fn join(coordinator: &str, identity: &str) -> Self {
-        let channel = transport::endpoint(coordinator)
+        let channel = Security::default()
+            .endpoint(coordinator, Role::Coordinator)
             .unwrap()
             .connect()
             .await
@@ -109,7 +112,8 @@ impl Peer {
 
     /// Opens a session with a shard, whatever the outcome.
     pub async fn try_open(&self, address: &str, hello: wire::Hello) -> Result<Session, Status> {
-        let channel = transport::endpoint(address)
+        let channel = Security::default()
+            .endpoint(address, Role::Ps)
             .unwrap()
             .connect()
             .await

@@ -14,6 +14,7 @@
 mod begin;
 mod cluster;
 pub mod embedded;
+mod gauges;
 mod keeper;
 mod placement;
 mod record;

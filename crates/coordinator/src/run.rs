@@ -9,19 +9,21 @@ use checkpoint::CheckpointError;
 use daemon::process::Process;
 use daemon::settings::{JobFlags, ProcessSettings};
 use daemon::{Offload, Ready};
-use metrics::gauge;
-use shared_proto::ids::Role;
 use shared_proto::job::{Job, JobError, run_dir};
+use shared_proto::security::{Security, SecurityError};
 use shared_proto::transport::{self, Listen};
 use shared_proto::wire::coordinator_server::CoordinatorServer;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
+use tonic::service::interceptor::InterceptedService;
 use tonic::transport::server::{Connected, TcpIncoming};
+use tonic::{Request, Status};
 
 use crate::begin::{Keeping, begin};
 use crate::cluster::Cluster;
+use crate::gauges::Gauges;
 use crate::keeper::run_errands;
 use crate::record::Recorder;
 use crate::service::Service;
@@ -83,6 +85,9 @@ pub enum CoordinatorError {
         /// What the system says.
         error: std::io::Error,
     },
+    /// It cannot be reached by those whom it should serve.
+    #[error(transparent)]
+    Security(#[from] SecurityError),
     /// The run directory cannot be written.
     #[error("cannot write the run directory {dir:?}: {error}; give another --run-dir")]
     RunDir {
@@ -162,6 +167,7 @@ pub fn read_job(path: Option<&Path>, flags: JobFlags) -> Result<Job, Coordinator
 /// # Errors
 /// As the variants of [`CoordinatorError`] say; a job that failed is one of them.
 pub async fn run(settings: Settings, process: Process) -> Result<(), CoordinatorError> {
+    process.security.for_listening()?;
     let mut job = settings.read_job()?;
     let listen = |error| CoordinatorError::Listen {
         address: settings.listen,
@@ -198,7 +204,12 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), Coordinator
     .announce();
     tracing::info!(%address, run_dir = %dir.display(), again = run.again, "coordinating");
     let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
-    run.serve(incoming, &process).await
+    if process.security.is_listening_encrypted() {
+        let incoming = Box::pin(process.security.secured(incoming));
+        run.serve(incoming, &process).await
+    } else {
+        run.serve(incoming, &process).await
+    }
 }
 
 /// A job that is begun, or gone on with.
@@ -231,11 +242,13 @@ impl Run {
         let shared = Shared::new(self.cluster, recorder.lines(), self.state, self.offload);
 
         let stop = CancellationToken::new();
+        let service =
+            Service::new(Arc::clone(&shared), stop.clone()).with_security(process.security.clone());
         let server = transport::server()
-            .add_service(CoordinatorServer::new(Service::new(
-                Arc::clone(&shared),
-                stop.clone(),
-            )))
+            .add_service(InterceptedService::new(
+                CoordinatorServer::new(service),
+                admit(process.security.clone()),
+            ))
             .serve_with_incoming_shutdown(incoming, stop.clone().cancelled_owned());
         let server = tokio::spawn(server);
         let beside = |work: BoxFuture| tokio::spawn(stop.clone().run_until_cancelled_owned(work));
@@ -287,6 +300,14 @@ impl Run {
     }
 }
 
+/// Lets through what carries the job's token.
+fn admit(security: Security) -> impl Fn(Request<()>) -> Result<Request<()>, Status> + Clone {
+    move |request| {
+        security.check_token(request.metadata().as_ref())?;
+        Ok(request)
+    }
+}
+
 /// Waits for the end of the job, and then a little for the servers' last counters.
 pub(crate) async fn until_ended(shared: &Shared) {
     until(shared, Cluster::ended).await;
@@ -305,27 +326,11 @@ pub(crate) async fn until(shared: &Shared, holds: impl Fn(&Cluster) -> bool) {
 /// Lets leases end, and keeps the gauges.
 pub(crate) async fn tick(shared: Arc<Shared>) {
     let mut ticks = tokio::time::interval(TICK);
+    let gauges = Gauges::new();
     loop {
         ticks.tick().await;
         shared.ask(|cluster, now| cluster.tick(now)).await;
         shared.keep_all().await;
-        for role in [Role::Ps, Role::Worker] {
-            let live = shared.look(|cluster, _| cluster.live_tasks(role));
-            gauge!("flambeau_coordinator_live_tasks", "role" => role.to_string()).set(live as f64);
-        }
-        let (starts, lost, orphans, newest) = shared.look(|cluster, now| cluster.faults(now));
-        gauge!("flambeau_coordinator_starts").set(starts as f64);
-        gauge!("flambeau_coordinator_lost_updates").set(lost as f64);
-        gauge!("flambeau_coordinator_shards_without_server").set(orphans as f64);
-        let number = newest.map_or(-1.0, |newest| newest.number as f64);
-        gauge!("flambeau_coordinator_checkpoint").set(number);
-        gauge!("flambeau_coordinator_checkpoint_age_seconds")
-            .set(newest.map_or(0.0, |newest| newest.age));
-        let (steps, samples) = shared.look(|cluster, _| cluster.done());
-        gauge!("flambeau_coordinator_steps").set(steps as f64);
-        gauge!("flambeau_coordinator_samples").set(samples as f64);
-        let view = shared.views().borrow().clone();
-        gauge!("flambeau_coordinator_view").set(view.number.0 as f64);
-        gauge!("flambeau_coordinator_min_clock_steps").set(view.min_clock.0 as f64);
+        shared.look(|cluster, now| gauges.show(cluster, now));
     }
 }

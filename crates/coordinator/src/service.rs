@@ -7,6 +7,7 @@ use metrics::counter;
 use shared_proto::blocks::VariableSpec;
 use shared_proto::ids::{Origin, Role};
 use shared_proto::refusal::{Reason, Refusal};
+use shared_proto::security::Security;
 use shared_proto::transport::PROTOCOL_VERSION;
 use shared_proto::wire;
 use shared_proto::wire::coordinator_server::Coordinator;
@@ -24,11 +25,21 @@ type Answer<T> = Result<Response<T>, Status>;
 pub(crate) struct Service {
     shared: Arc<Shared>,
     shutdown: CancellationToken,
+    security: Security,
 }
 
 impl Service {
     pub(crate) fn new(shared: Arc<Shared>, shutdown: CancellationToken) -> Self {
-        Self { shared, shutdown }
+        Self {
+            shared,
+            shutdown,
+            security: Security::default(),
+        }
+    }
+
+    /// The same, with certificates looked at.
+    pub(crate) fn with_security(self, security: Security) -> Self {
+        Self { security, ..self }
     }
 
     /// Asks on behalf of a member. Whoever is none is refused, under the same lock.
@@ -76,7 +87,7 @@ impl Coordinator for Service {
         &self,
         request: Request<wire::RegisterRequest>,
     ) -> Answer<wire::RegisterReply> {
-        let request = request.into_inner();
+        let (_, extensions, request) = request.into_parts();
         if request.protocol_version != PROTOCOL_VERSION {
             return Err(refused(Refusal::new(
                 Reason::WrongProtocolVersion,
@@ -87,6 +98,7 @@ impl Coordinator for Service {
             )));
         }
         let role = Role::try_from(request.role).map_err(refused)?;
+        self.security.check_role(&extensions, role)?;
         let shared = &self.shared;
         let task = shared
             .ask(|cluster, now| cluster.register(now, role, request))

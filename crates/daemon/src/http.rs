@@ -1,10 +1,12 @@
 //! `/metrics` for Prometheus and `/healthz` for whoever restarts what is ill.
 
-use std::net::SocketAddr;
+use std::io::{self, Read, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::time::Duration;
 
 use axum::Router;
 use axum::routing::get;
+use metrics::gauge;
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -21,6 +23,43 @@ const COUNTS: [f64; 12] = [
 
 /// How often samples of histograms are sorted into their buckets.
 const UPKEEP: Duration = Duration::from_secs(5);
+
+/// How long a health check waits.
+const HEALTH_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Asks the process that listens at `listen` whether it is well.
+///
+/// # Errors
+/// If it does not say so in time.
+pub fn ask_health(listen: SocketAddr) -> io::Result<()> {
+    let ip = match listen.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    };
+    let mut stream =
+        TcpStream::connect_timeout(&SocketAddr::new(ip, listen.port()), HEALTH_TIMEOUT)?;
+    stream.set_read_timeout(Some(HEALTH_TIMEOUT))?;
+    stream.write_all(b"GET /healthz HTTP/1.0\r\n\r\n")?;
+    let mut answer = [0; 64];
+    let length = stream.read(&mut answer)?;
+    let answer = String::from_utf8_lossy(&answer[..length]);
+    let line = answer.lines().next().unwrap_or_default();
+    if line.split(' ').nth(1) == Some("200") {
+        return Ok(());
+    }
+    Err(io::Error::other(format!("it answered {line:?}")))
+}
+
+/// Bytes of memory that this process may use: its container's, or the machine's.
+fn memory_limit() -> u64 {
+    let mut system = sysinfo::System::new();
+    system.refresh_memory();
+    let container = system.cgroup_limits().map(|limits| limits.total_memory);
+    container.map_or(system.total_memory(), |limit| {
+        limit.min(system.total_memory())
+    })
+}
 
 /// Makes this process record metrics.
 ///
@@ -45,6 +84,7 @@ pub async fn serve(
 ) -> std::io::Result<SocketAddr> {
     let listener = TcpListener::bind(listen).await?;
     let address = listener.local_addr()?;
+    gauge!("flambeau_memory_limit_bytes").set(memory_limit() as f64);
     let upkeep = metrics.clone();
     let process = metrics_process::Collector::default();
     let render = move || {
@@ -71,4 +111,39 @@ pub async fn serve(
         shutdown.run_until_cancelled(upkeep).await;
     });
     Ok(address)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn health_is_what_the_process_says() {
+        let stop = CancellationToken::new();
+        let recorder = PrometheusBuilder::new().build_recorder();
+        let any = SocketAddr::from(([0, 0, 0, 0], 0));
+        let address = serve(any, recorder.handle(), stop.clone()).await.unwrap();
+        let ask = async |address| {
+            tokio::task::spawn_blocking(move || ask_health(address))
+                .await
+                .unwrap()
+        };
+        ask(address).await.unwrap();
+        // Somebody who answers otherwise, and nobody.
+        let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let elsewhere = other.local_addr().unwrap();
+        let answer = std::thread::spawn(move || {
+            let (mut stream, _) = other.accept().unwrap();
+            stream.write_all(b"HTTP/1.0 503 busy\r\n\r\n").unwrap();
+        });
+        let error = ask(elsewhere).await.unwrap_err();
+        assert!(error.to_string().contains("503"), "{error}");
+        answer.join().unwrap();
+        assert!(ask(elsewhere).await.is_err());
+    }
+
+    #[test]
+    fn the_memory_limit_is_known() {
+        assert!(memory_limit() > 1 << 20);
+    }
 }

@@ -10,13 +10,15 @@ use backon::{ExponentialBuilder, Retryable};
 use shared_proto::ids::{Clock, Epoch, Generation, Origin, Role, Sequence, Task};
 use shared_proto::job::{Job, JobError};
 use shared_proto::refusal::{Reason, Refusal};
-use shared_proto::transport::{self, CALL_TIMEOUT, Network, PROTOCOL_VERSION, SystemNetwork};
+use shared_proto::security::{Credentials, Security, certificate_error, chain_of};
+use shared_proto::transport::{CALL_TIMEOUT, Network, PROTOCOL_VERSION, SystemNetwork};
 use shared_proto::view::{JobPhase, View};
 use shared_proto::wire;
 use shared_proto::wire::coordinator_client::CoordinatorClient;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
+use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
 use tonic::{Code, Request, Response, Status};
 
@@ -40,6 +42,16 @@ pub enum MembershipError {
         /// How long it was tried.
         patience: Duration,
         /// What the last try came to.
+        reason: String,
+    },
+    /// One of the two does not accept the other's certificate: give up.
+    #[error(
+        "this process and the coordinator at {address} do not trust each other: {reason}; look at --tls-ca, --tls-cert and --tls-key on both sides"
+    )]
+    Untrusted {
+        /// Where it should be.
+        address: String,
+        /// What is wrong with the certificates.
         reason: String,
     },
     /// The coordinator takes this process for dead, or another has its identity: register again.
@@ -70,17 +82,24 @@ impl MembershipError {
 #[derive(Clone, Debug)]
 pub struct Coordinator {
     address: String,
-    client: CoordinatorClient<Channel>,
+    client: Calls,
     patience: Duration,
 }
+
+/// Calls to a coordinator.
+pub type Calls = CoordinatorClient<InterceptedService<Channel, Credentials>>;
 
 impl Coordinator {
     /// The coordinator at `address`. Connects when first called.
     ///
     /// # Errors
     /// If the address is none.
-    pub fn at(address: &str, patience: Duration) -> Result<Self, MembershipError> {
-        Self::over(&SystemNetwork, address, patience)
+    pub fn at(
+        address: &str,
+        patience: Duration,
+        security: Security,
+    ) -> Result<Self, MembershipError> {
+        Self::over(&SystemNetwork::new(security), address, patience)
     }
 
     /// The same over some network.
@@ -92,14 +111,17 @@ impl Coordinator {
         address: &str,
         patience: Duration,
     ) -> Result<Self, MembershipError> {
-        let endpoint = transport::endpoint(address).map_err(|error| {
+        let security = network.security();
+        let endpoint = security.endpoint(address, Role::Coordinator);
+        let endpoint = endpoint.map_err(|error| {
             MembershipError::Refused(format!(
                 "{address:?} is not an address: {error}; expected host:port"
             ))
         })?;
+        let channel = network.connect_lazily(endpoint);
         Ok(Self {
             address: address.to_owned(),
-            client: CoordinatorClient::new(network.connect_lazily(endpoint)),
+            client: CoordinatorClient::with_interceptor(channel, security.credentials()),
             patience,
         })
     }
@@ -127,10 +149,7 @@ impl Coordinator {
     ///
     /// # Errors
     /// As the variants of [`MembershipError`] say.
-    pub async fn call<T, F>(
-        &self,
-        call: impl Fn(CoordinatorClient<Channel>) -> F,
-    ) -> Result<T, MembershipError>
+    pub async fn call<T, F>(&self, call: impl Fn(Calls) -> F) -> Result<T, MembershipError>
     where
         F: Future<Output = Result<Response<T>, Status>>,
     {
@@ -156,11 +175,14 @@ impl Coordinator {
     }
 
     fn give_up(&self, status: &Status) -> MembershipError {
-        if may_pass(status) {
+        let address = self.address.clone();
+        if let Some(reason) = certificate_error(status) {
+            MembershipError::Untrusted { address, reason }
+        } else if may_pass(status) {
             MembershipError::Unreachable {
-                address: self.address.clone(),
+                address,
                 patience: self.patience,
-                reason: status.message().to_owned(),
+                reason: chain_of(status),
             }
         } else {
             MembershipError::of(status)
@@ -199,7 +221,7 @@ fn may_pass(status: &Status) -> bool {
             | Code::Internal
             | Code::Cancelled
     );
-    transient && Refusal::from_status(status).is_none()
+    transient && Refusal::from_status(status).is_none() && certificate_error(status).is_none()
 }
 
 /// A registered task. Its lease is kept until this is dropped or [`Membership::leave`] is called.
@@ -475,7 +497,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_port_on_all_interfaces_is_reached_by_the_one_that_leads_to_the_coordinator() {
-        let coordinator = Coordinator::at("127.0.0.1:9", Duration::ZERO).unwrap();
+        let coordinator =
+            Coordinator::at("127.0.0.1:9", Duration::ZERO, Security::default()).unwrap();
         let all: SocketAddr = "0.0.0.0:7".parse().unwrap();
         let reachable = coordinator.reachable(all).await.unwrap();
         assert_eq!(reachable, "127.0.0.1:7".parse().unwrap());

@@ -5,13 +5,14 @@ use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use shared_proto::security::Security;
 use tokio::io::AsyncReadExt;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 
 use crate::http;
-use crate::settings::{AfterJob, ProcessSettings};
+use crate::settings::{AfterJob, LogFormat, ProcessSettings};
 
 /// How long a process may take to shut down once it has been told to.
 const DRAIN_DEADLINE: Duration = Duration::from_secs(10);
@@ -28,6 +29,8 @@ pub struct Process {
     pub metrics: SocketAddr,
     /// What to do when the job has ended.
     pub after_job: AfterJob,
+    /// What is shown to others and demanded of them.
+    pub security: Security,
 }
 
 impl Process {
@@ -47,6 +50,15 @@ pub fn main<E: Display>(
     settings: ProcessSettings,
     run: impl AsyncFnOnce(Process) -> Result<(), E>,
 ) -> ExitCode {
+    if settings.check_health {
+        return match http::ask_health(settings.metrics_listen) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                eprintln!("not well: {error}");
+                ExitCode::FAILURE
+            }
+        };
+    }
     let outcome = start(settings, run);
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -61,7 +73,11 @@ fn start<E: Display>(
     settings: ProcessSettings,
     run: impl AsyncFnOnce(Process) -> Result<(), E>,
 ) -> Result<(), String> {
-    log_to_stderr(&settings.log)?;
+    log_to_stderr(&settings.log, settings.log_format)?;
+    let security = settings
+        .security
+        .load()
+        .map_err(|error| error.to_string())?;
     // One thread does for what a process says; work that needs more has threads of its own.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -81,6 +97,7 @@ fn start<E: Display>(
             shutdown: shutdown.clone(),
             metrics,
             after_job: settings.after_job,
+            security,
         };
         let deadline = async {
             shutdown.cancelled().await;
@@ -103,15 +120,18 @@ fn start<E: Display>(
 ///
 /// # Errors
 /// If `filter` is no tracing filter.
-pub fn log_to_stderr(filter: &str) -> Result<(), String> {
+pub fn log_to_stderr(filter: &str, format: LogFormat) -> Result<(), String> {
     let filter = EnvFilter::try_new(filter)
         .map_err(|error| format!("--log {filter:?} is not a log filter: {error}"))?;
-    tracing_subscriber::fmt()
+    let log = tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
         .with_ansi(false)
-        .with_target(false)
-        .init();
+        .with_target(false);
+    match format {
+        LogFormat::Text => log.init(),
+        LogFormat::Json => log.json().flatten_event(true).init(),
+    }
     Ok(())
 }
 

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use shared_proto::job::{DataKind, Job, JobError, Mode, Optimizer, Wire};
+use shared_proto::security::{Security, SecurityError, SecurityFiles};
 use shared_proto::transport::Listen;
 
 /// What every process can be told.
@@ -15,12 +16,77 @@ pub struct ProcessSettings {
     /// What to log: error, warn, info, debug, trace, or a tracing filter.
     #[arg(long, env = "FLAMBEAU_LOG", default_value = "info")]
     pub log: String,
+    /// How log lines are written.
+    #[arg(long, env = "FLAMBEAU_LOG_FORMAT", default_value = "text")]
+    pub log_format: LogFormat,
     /// Exit, or stay healthy and idle, when the job has ended.
     #[arg(long, env = "FLAMBEAU_AFTER_JOB", default_value = "exit")]
     pub after_job: AfterJob,
     /// Shut down when standard input is closed: a parent that dies takes its children along.
     #[arg(long, hide = true)]
     pub exit_with_stdin: bool,
+    /// Ask the process that serves metrics at this --metrics-listen whether it is well, and exit with
+    /// 0 if so: what a container's health check runs.
+    #[arg(long)]
+    pub check_health: bool,
+    /// Who may talk to it.
+    #[command(flatten)]
+    pub security: SecuritySettings,
+}
+
+/// How log lines are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// What processes show to each other and demand. `flambeau certs` makes the files for a trial.
+#[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = "Security")]
+pub struct SecuritySettings {
+    /// The authority that has signed everybody's certificates, as PEM. With this, calls are encrypted.
+    #[arg(long, env = "FLAMBEAU_TLS_CA", value_name = "FILE")]
+    pub tls_ca: Option<PathBuf>,
+    /// This process's certificate, valid for the name ROLE.flambeau.
+    #[arg(long, env = "FLAMBEAU_TLS_CERT", value_name = "FILE")]
+    pub tls_cert: Option<PathBuf>,
+    /// Its private key.
+    #[arg(long, env = "FLAMBEAU_TLS_KEY", value_name = "FILE")]
+    pub tls_key: Option<PathBuf>,
+    /// Whether callers must have certificates too.
+    #[arg(long, env = "FLAMBEAU_TLS_CALLERS", default_value = "certified")]
+    pub tls_callers: Callers,
+    /// A file with the job's token, which every call must carry then.
+    #[arg(long, env = "FLAMBEAU_TOKEN_FILE", value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+}
+
+/// Whom a process that has certificates listens to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Callers {
+    /// Only those with certificates of the same authority.
+    Certified,
+    /// Anybody (who has the token, if there is one).
+    Any,
+}
+
+impl SecuritySettings {
+    /// Reads the files.
+    ///
+    /// # Errors
+    /// If one cannot be used.
+    pub fn load(&self) -> Result<Security, SecurityError> {
+        Security::load(&SecurityFiles {
+            authority: self.tls_ca.clone(),
+            certificate: self.tls_cert.clone(),
+            key: self.tls_key.clone(),
+            anonymous_callers: self.tls_callers == Callers::Any,
+            token: self.token_file.clone(),
+        })
+    }
 }
 
 /// What a process does when the job has ended.

@@ -7,12 +7,12 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand};
 use daemon::membership::Coordinator;
 use daemon::process;
-use daemon::settings::JobFlags;
+use daemon::settings::{JobFlags, SecuritySettings};
 use shared_proto::job::TEMPLATE;
 use worker::model::{Model, Registry};
 
 use crate::error::CommandError;
-use crate::{bench, checkpoint, eval, plot, status, train};
+use crate::{bench, certs, checkpoint, eval, plot, status, train};
 
 /// Distributed training for candle.
 #[derive(Parser)]
@@ -35,6 +35,8 @@ enum Command {
     /// Look at checkpoints, check them, or take the weights out of one.
     #[command(subcommand)]
     Checkpoint(checkpoint::Command),
+    /// Make a private authority, the roles' certificates and a token, for a trial.
+    Certs(certs::Arguments),
     /// Write a job file.
     #[command(subcommand)]
     Job(JobCommand),
@@ -73,6 +75,8 @@ struct StatusArguments {
     /// One JSON object instead of tables.
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    security: SecuritySettings,
 }
 
 /// The job that a command is about.
@@ -134,6 +138,7 @@ impl App {
             Command::Eval(arguments) => finish(eval::run(&arguments, &registry)),
             Command::Plot(arguments) => finish(plot::run(&arguments)),
             Command::Status(arguments) => finish(show_status(&arguments)),
+            Command::Certs(arguments) => finish(certs::run(&arguments)),
             Command::Checkpoint(command) => finish(checkpoint::run(&command)),
             Command::Job(JobCommand::Init { path }) => finish(write_template(path)),
             Command::Bench(command) => finish(bench::run(command)),
@@ -171,7 +176,8 @@ pub(crate) fn block_on<T>(
 fn show_status(arguments: &StatusArguments) -> Result<(), CommandError> {
     let patience = Duration::from_secs(3);
     block_on(async {
-        let coordinator = Coordinator::at(&arguments.coordinator, patience)?;
+        let coordinator =
+            Coordinator::at(&arguments.coordinator, patience, arguments.security.load()?)?;
         let status = status::fetch(&coordinator).await?;
         if arguments.json {
             println!("{}", status::json(&status));

@@ -10,12 +10,14 @@ use std::time::Duration;
 use daemon::Ready;
 use shared_proto::ids::{Role, TaskId};
 use shared_proto::job::{Job, run_dir};
+use shared_proto::security::Security;
 use shared_proto::transport::Listen;
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
+use crate::certs;
 use crate::error::CommandError;
 
 /// The coordinator among the processes.
@@ -35,6 +37,9 @@ pub(crate) const KEEP_MEMORY: (&str, &str) = ("MIMALLOC_PURGE_DELAY", "1000");
 
 /// Systems take paths of socket files below this; where TMPDIR is longer, ports serve as well.
 const LONGEST_SOCKET_PATH: usize = 100;
+
+/// How long a cluster's own certificates are valid.
+const CERTIFICATE_DAYS: u16 = 365;
 
 /// Lines of a dead process's log that are shown.
 const TAIL: usize = 12;
@@ -90,6 +95,8 @@ pub(crate) struct Plan<'a> {
     pub(crate) transport: Transport,
     /// The checkpoint to begin with.
     pub(crate) restore: Option<&'a str>,
+    /// Whether all calls are encrypted, between processes with certificates made for this cluster.
+    pub(crate) secure: bool,
 }
 
 /// The processes of a job.
@@ -98,6 +105,8 @@ pub(crate) struct LocalCluster {
     logs: PathBuf,
     /// Of socket files: their paths must be short, and a run directory's may be long.
     sockets: TempDir,
+    /// Where the certificates are.
+    certificates: Option<PathBuf>,
     /// Where the coordinator listens.
     pub(crate) coordinator: SocketAddr,
 }
@@ -111,16 +120,21 @@ impl LocalCluster {
         let job_file = dir.join(run_dir::JOB);
         std::fs::write(&job_file, job.to_toml()).map_err(CommandError::file(&job_file))?;
 
+        let sockets = tempfile::Builder::new().prefix("flambeau-").tempdir();
+        let sockets = sockets.map_err(CommandError::file("a folder for socket files"))?;
+        let certificates = plan.secure.then(|| sockets.path().join("certs"));
+        if let Some(dir) = &certificates {
+            certs::make(dir, CERTIFICATE_DAYS)?;
+        }
         let mut cluster = Self {
             members: BTreeMap::new(),
             logs,
-            sockets: tempfile::Builder::new()
-                .prefix("flambeau-")
-                .tempdir()
-                .map_err(CommandError::file("a folder for socket files"))?,
+            sockets,
+            certificates,
             coordinator: SocketAddr::from(([127, 0, 0, 1], 0)),
         };
         let start = Start::new(["coordinator", &job_file.display().to_string()]);
+        let start = cluster.secure(start, Role::Coordinator);
         let fresh = match plan.restore {
             Some(checkpoint) => start.clone().with(["--restore", checkpoint]),
             None => start.clone(),
@@ -138,7 +152,9 @@ impl LocalCluster {
         for index in 0..job.cluster.ps.unwrap_or(1) {
             let mut start = cluster.member("ps-server", Role::Ps, index);
             let file = cluster.sockets.path().join(format!("ps-{index}.sock"));
-            if plan.transport == Transport::Unix && file.as_os_str().len() < LONGEST_SOCKET_PATH {
+            // What goes through a socket file is not encrypted.
+            let unix = plan.transport == Transport::Unix && !plan.secure;
+            if unix && file.as_os_str().len() < LONGEST_SOCKET_PATH {
                 start = start.with(["--listen", &Listen::Unix(file).to_string()]);
             }
             cluster
@@ -172,13 +188,39 @@ impl LocalCluster {
     fn member(&self, subcommand: &str, role: Role, index: u32) -> Start {
         let identity = TaskId { role, index }.to_string();
         let coordinator = self.coordinator.to_string();
-        Start::new([
+        let start = Start::new([
             subcommand,
             "--coordinator",
             &coordinator,
             "--identity",
             &identity,
-        ])
+        ]);
+        self.secure(start, role)
+    }
+
+    /// What a process of a role is told about security.
+    fn secure(&self, start: Start, role: Role) -> Start {
+        let Some(dir) = &self.certificates else {
+            return start;
+        };
+        let files = certs::files(dir, role);
+        let flags = [
+            ("--tls-ca", files.authority),
+            ("--tls-cert", files.certificate),
+            ("--tls-key", files.key),
+            ("--token-file", files.token),
+        ];
+        flags.into_iter().fold(start, |start, (flag, file)| {
+            start.with([flag, &file.unwrap_or_default().display().to_string()])
+        })
+    }
+
+    /// What this process shows to the cluster's, as a worker would.
+    pub(crate) fn security(&self) -> Result<Security, CommandError> {
+        let Some(dir) = &self.certificates else {
+            return Ok(Security::default());
+        };
+        Ok(Security::load(&certs::files(dir, Role::Worker))?)
     }
 
     /// Starts a process again that has ended; it goes on under its name.
@@ -373,7 +415,7 @@ fn own() -> Result<Command, CommandError> {
     }
     for (name, _) in std::env::vars_os() {
         let ours = name.to_str().is_some_and(|n| n.starts_with("FLAMBEAU_"));
-        if ours && name != "FLAMBEAU_LOG" {
+        if ours && name != "FLAMBEAU_LOG" && name != "FLAMBEAU_LOG_FORMAT" {
             command.env_remove(name);
         }
     }

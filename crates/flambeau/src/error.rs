@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use checkpoint::CheckpointError;
 use coordinator::CoordinatorError;
 use daemon::membership::MembershipError;
+use shared_proto::security::SecurityError;
 use worker::device::DeviceError;
 use worker::replica::ReplicaError;
 
@@ -18,6 +19,9 @@ pub(crate) enum CommandError {
     /// The coordinator does not answer.
     #[error(transparent)]
     Membership(#[from] MembershipError),
+    /// Certificates or the token cannot be used.
+    #[error(transparent)]
+    Security(#[from] SecurityError),
     /// A checkpoint cannot be used.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),

@@ -30,6 +30,7 @@
 
 mod app;
 mod bench;
+mod certs;
 mod checkpoint;
 mod cluster;
 mod error;

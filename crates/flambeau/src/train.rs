@@ -52,6 +52,9 @@ pub(crate) struct Arguments {
     /// either.
     #[arg(long, value_name = "RUN_DIR|CHECKPOINT|URL")]
     pub(crate) restore: Option<String>,
+    /// Encrypt what travels between the processes, with certificates made for this run.
+    #[arg(long)]
+    pub(crate) secure: bool,
 }
 
 /// What a run came to.
@@ -65,7 +68,14 @@ pub(crate) struct Outcome {
 pub(crate) fn run(arguments: Arguments) -> Result<(), CommandError> {
     let job = read_job(arguments.job.file.as_deref(), arguments.job.flags)?;
     let restore = arguments.restore.as_deref();
-    let outcome = train(job, &arguments.device, restore, arguments.quiet)?;
+    let plan = Plan {
+        workers: 0,
+        device: &arguments.device,
+        transport: Transport::Unix,
+        restore,
+        secure: arguments.secure,
+    };
+    let outcome = train(job, plan, arguments.quiet)?;
     plot::draw(&outcome.run_dir)?;
     if arguments.json {
         println!("{}", json(&outcome));
@@ -75,11 +85,10 @@ pub(crate) fn run(arguments: Arguments) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// Trains a job on a cluster of its own.
+/// Trains a job on a cluster of its own, with the workers that the job says.
 pub(crate) fn train(
     mut job: Job,
-    device: &str,
-    restore: Option<&str>,
+    mut plan: Plan<'_>,
     quiet: bool,
 ) -> Result<Outcome, CommandError> {
     job.cluster.ps.get_or_insert(DEFAULT_PS);
@@ -93,7 +102,7 @@ pub(crate) fn train(
     };
     let checkpoints = dir.join(run_dir::CHECKPOINTS);
     let earlier = std::fs::read_dir(&checkpoints).is_ok_and(|mut dir| dir.next().is_some());
-    if earlier && restore.is_none() {
+    if earlier && plan.restore.is_none() {
         return Err(CommandError::Content {
             path: checkpoints,
             reason: "they are an earlier run's; go on from them with --restore, or give another --run-dir".to_owned(),
@@ -105,12 +114,7 @@ pub(crate) fn train(
     }
     let dir = dir.canonicalize().map_err(CommandError::file(&dir))?;
     job.run_dir = Some(dir.clone());
-    let plan = Plan {
-        workers: job.cluster.workers.unwrap_or(1),
-        device,
-        transport: Transport::Unix,
-        restore,
-    };
+    plan.workers = job.cluster.workers.unwrap_or(1);
     let summary = block_on(watch(&job, &dir, plan, quiet))?;
     Ok(Outcome {
         summary,
@@ -187,7 +191,7 @@ async fn watch(
 
 /// Follows the job until the coordinator has ended. Processes that are killed are started again.
 async fn follow(cluster: &mut LocalCluster, progress: &mut Progress) -> Result<(), CommandError> {
-    let coordinator = Coordinator::at(&cluster.coordinator.to_string(), LOOK)?;
+    let coordinator = Coordinator::at(&cluster.coordinator.to_string(), LOOK, cluster.security()?)?;
     let mut deaths = Deaths::default();
     // A process without which the job cannot go on, and until when the coordinator may say so.
     let mut missing = None;

@@ -112,7 +112,7 @@ mod tests {
             view: ViewNumber(1),
             patience: Duration::from_secs(60),
             wire,
-            network: Arc::new(SystemNetwork),
+            network: Arc::new(SystemNetwork::default()),
             lost: mpsc::channel(1).0,
         };
         let (_, maps) = crate::MapSource::new(map);

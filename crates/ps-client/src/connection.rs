@@ -3,9 +3,11 @@
 use http::header;
 use shared_proto::blocks::ShardMap;
 use shared_proto::ids::Epoch;
+use shared_proto::ids::Role;
 use shared_proto::refusal::Reason;
+use shared_proto::security::{Credentials, certificate_error, chain_of};
 use shared_proto::stream::{self, Encoded, Incoming as Messages, Sender};
-use shared_proto::transport::{self, CALL_TIMEOUT, PROTOCOL_VERSION};
+use shared_proto::transport::{CALL_TIMEOUT, PROTOCOL_VERSION};
 use shared_proto::wire;
 use shared_proto::wire::client_message::Kind as Outgoing;
 use shared_proto::wire::server_message::Kind as Incoming;
@@ -39,10 +41,19 @@ pub(crate) async fn open(
         Some(address) if !address.is_empty() => address,
         _ => return Err(End::Outdated("it has no server at present".to_owned())),
     };
-    let broken = |error: &dyn std::fmt::Display| End::Broken(error.to_string());
-    let endpoint = transport::endpoint(address).map_err(|e| broken(&e))?;
+    let failed = |error: tonic::transport::Error| match certificate_error(&error) {
+        Some(reason) => End::Fatal(ClientError::Untrusted {
+            shard: target.shard,
+            address: address.clone(),
+            reason,
+        }),
+        None => End::Broken(chain_of(&error)),
+    };
+    let security = target.network.security();
+    let endpoint = security.endpoint(address, Role::Ps).map_err(failed)?;
     let channel = timeout(CALL_TIMEOUT, target.network.connect(endpoint)).await;
-    let channel = channel.map_err(|e| broken(&e))?.map_err(|e| broken(&e))?;
+    let late = |error: tokio::time::error::Elapsed| End::Broken(error.to_string());
+    let channel = channel.map_err(late)?.map_err(failed)?;
     let (outgoing, body) = stream::body(OUTGOING, stream::End::Request);
     let hello = Outgoing::Hello(wire::Hello {
         protocol_version: PROTOCOL_VERSION,
@@ -52,7 +63,7 @@ pub(crate) async fn open(
     // The queue is new and empty, so this does not wait.
     let _ = outgoing.send(Ok(encode(hello, map.epoch))).await;
     let greeted = async {
-        let mut incoming = begin(channel, body).await?;
+        let mut incoming = begin(channel, body, &security.credentials()).await?;
         Ok::<_, Status>((incoming.message().await?, incoming))
     };
     match timeout(2 * CALL_TIMEOUT, greeted).await {
@@ -89,12 +100,14 @@ pub(crate) fn encode(mut message: Outgoing, epoch: Epoch) -> Encoded {
 async fn begin(
     mut channel: Channel,
     body: tonic::body::Body,
+    credentials: &Credentials,
 ) -> Result<Messages<wire::ServerMessage>, Status> {
-    let request = http::Request::post(stream::SESSION_PATH)
+    let mut request = http::Request::post(stream::SESSION_PATH)
         .header(header::CONTENT_TYPE, stream::CONTENT_TYPE)
         .header(header::TE, "trailers")
         .body(body)
         .map_err(|error| Status::internal(error.to_string()))?;
+    credentials.add(request.headers_mut());
     let ready = channel.ready().await;
     let response = ready.map_err(|error| Status::unavailable(error.to_string()))?;
     let response = response.call(request).await;
@@ -115,6 +128,13 @@ pub(crate) fn end_of(status: &Status) -> End {
     match refusal_of(status) {
         Some(refusal) if refusal.reason == Reason::StaleEpoch => End::Outdated(refusal.message),
         Some(refusal) => End::Fatal(refusal.into()),
+        None if matches!(
+            status.code(),
+            Code::Unauthenticated | Code::PermissionDenied
+        ) =>
+        {
+            End::Fatal(ClientError::NotAdmitted(status.message().to_owned()))
+        }
         None => End::Broken(status.message().to_owned()),
     }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBuilder};
+use metrics::counter;
 use parking_lot::Mutex;
 use shared_proto::blocks::ShardMap;
 use shared_proto::ids::{Clock, Epoch, Origin, Task, ViewNumber};
@@ -165,11 +166,14 @@ impl Driver {
         let mut alarmed = false;
         // In which epoch the shard's values were loaded that this worker has pushed to.
         let mut values_of = None;
+        let reconnections = counter!("flambeau_worker_reconnections_total");
+        let mut connected = false;
         loop {
             let map = self.target.maps.newest();
             let source = map.sources.get(self.target.shard as usize);
             let (reason, has_server) = match open(&self.target, &map).await {
                 Ok((outgoing, incoming)) => {
+                    reconnections.increment(u64::from(std::mem::replace(&mut connected, true)));
                     let loaded = source.map(|source| source.epoch);
                     let restored = values_of.is_some() && values_of != loaded;
                     let ended = self.exchange(&map, restored, outgoing, incoming);

@@ -7,6 +7,7 @@ use std::time::Duration;
 use checkpoint::CheckpointError;
 use daemon::Offload;
 use daemon::membership::{Coordinator, Membership, Registration};
+use shared_proto::security::Security;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
@@ -65,6 +66,7 @@ impl Embedded {
             shard: Arc::clone(&shard),
             sessions: sessions.clone(),
             shutdown: stop.clone(),
+            security: Security::default(),
         };
         let follower = Follower {
             shard,

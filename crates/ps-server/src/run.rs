@@ -11,6 +11,7 @@ use daemon::settings::{AfterJob, MemberSettings, ProcessSettings};
 use daemon::{Offload, Ready};
 use shared_proto::ids::{Role, Task};
 use shared_proto::refusal::Refusal;
+use shared_proto::security::SecurityError;
 use shared_proto::transport::Listen;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -65,6 +66,9 @@ pub enum PsError {
         /// What the system says.
         error: std::io::Error,
     },
+    /// It cannot be reached by those whom it should serve.
+    #[error(transparent)]
+    Security(#[from] SecurityError),
     /// The cluster does not want it, or cannot be reached.
     #[error(transparent)]
     Membership(#[from] MembershipError),
@@ -99,6 +103,7 @@ pub enum PsError {
 /// # Errors
 /// As the variants of [`PsError`] say.
 pub async fn run(settings: Settings, process: Process) -> Result<(), PsError> {
+    process.security.for_listening()?;
     let listen = |error| PsError::Listen {
         address: settings.listen.clone(),
         error,
@@ -108,7 +113,7 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), PsError> {
 
     let member = &settings.member;
     let patience = Duration::from_secs(member.patience_seconds);
-    let coordinator = Coordinator::at(&member.coordinator, patience)?;
+    let coordinator = Coordinator::at(&member.coordinator, patience, process.security.clone())?;
     let advertised = match (&settings.advertise, &address) {
         (Some(advertise), _) => advertise.clone(),
         (None, Listen::Tcp(address)) => coordinator.reachable(*address).await?.to_string(),
@@ -138,6 +143,7 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), PsError> {
         shard: Arc::clone(&shard),
         sessions: sessions.clone(),
         shutdown: stop.clone(),
+        security: process.security.clone(),
     };
     let threads = SessionThreads::start(settings.threads(), &service, &stop).map_err(listen)?;
     let accepting = tokio::spawn(threads.accept(listener, stop.clone()));

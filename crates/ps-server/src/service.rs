@@ -7,6 +7,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use http::{HeaderValue, Request, Response, header};
+use shared_proto::ids::Role;
+use shared_proto::security::Security;
 use shared_proto::stream::{self, End, Incoming};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -28,6 +30,7 @@ pub(crate) struct Sessions {
     pub(crate) shard: Arc<Shard>,
     pub(crate) sessions: TaskTracker,
     pub(crate) shutdown: CancellationToken,
+    pub(crate) security: Security,
 }
 
 impl NamedService for Sessions {
@@ -53,6 +56,13 @@ impl Sessions {
         if request.uri().path() != stream::SESSION_PATH {
             let path = request.uri().path();
             return Status::unimplemented(format!("there is no method {path}")).into_http();
+        }
+        let admitted = self.security.check_token(request.headers());
+        let admitted =
+            admitted.and_then(|()| self.security.check_role(request.extensions(), Role::Worker));
+        if let Err(status) = admitted {
+            tracing::warn!("a session was refused: {}", status.message());
+            return status.into_http();
         }
         let (answers, body) = stream::body(ANSWERS, End::Response);
         let session = Session::new(Arc::clone(&self.shard), answers);

@@ -90,7 +90,12 @@ async fn serve(service: Sessions, mut queue: mpsc::Receiver<Connection>, stop: C
             Connection::Tcp(stream) => Some(TcpStream::from_std(stream)),
             Connection::Unix(_) => None,
         });
-        serve_all(service, incoming, stop).await
+        if service.security.is_listening_encrypted() {
+            let incoming = Box::pin(service.security.secured(incoming));
+            serve_all(service, incoming, stop).await
+        } else {
+            serve_all(service, incoming, stop).await
+        }
     } else {
         let incoming = connections.filter_map(|connection| match connection {
             Connection::Unix(stream) => Some(UnixStream::from_std(stream)),

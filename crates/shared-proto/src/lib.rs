@@ -9,6 +9,7 @@
 //! - [`job`]: what is trained, one TOML file
 //! - [`refusal`]: why a message is turned away, on the wire and off it
 //! - [`view`]: what the coordinator has decided
+//! - [`security`]: certificates and the job's token
 //! - [`stream`]: messages on an HTTP/2 body, without copies of what they carry
 //! - [`transport`]: how both ends set up gRPC
 
@@ -18,6 +19,7 @@ pub mod job;
 pub mod kernel;
 pub mod payload;
 pub mod refusal;
+pub mod security;
 pub mod staleness;
 pub mod stream;
 pub mod transport;

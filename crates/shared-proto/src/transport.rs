@@ -8,6 +8,7 @@ use std::pin::Pin;
 use std::str::FromStr;
 use std::time::Duration;
 
+use crate::security::Security;
 use tonic::transport::{Channel, Endpoint, Server};
 
 /// Version of the protocol in `proto/`. Peers that speak another are refused.
@@ -46,15 +47,18 @@ pub fn server() -> Server {
         .tcp_nodelay(true)
 }
 
-/// The endpoint of a peer at `address`, given as host:port or as unix:PATH.
-///
-/// # Errors
-/// If the address is none.
-pub fn endpoint(address: &str) -> Result<Endpoint, tonic::transport::Error> {
+/// Whether a peer's address is the path of a socket file.
+pub(crate) fn is_socket_file(address: &str) -> bool {
+    address.starts_with(UNIX)
+}
+
+/// The endpoint of a peer at `address`, given as host:port or as unix:PATH; what secures calls is
+/// added by [`Security::endpoint`].
+pub(crate) fn endpoint(scheme: &str, address: &str) -> Result<Endpoint, tonic::transport::Error> {
     let uri = match address.strip_prefix(UNIX) {
         // Exactly what tonic takes away again.
         Some(path) => format!("{UNIX}//{path}"),
-        None => format!("http://{address}"),
+        None => format!("{scheme}://{address}"),
     };
     Ok(Endpoint::from_shared(uri)?
         .connect_timeout(CONNECT_TIMEOUT)
@@ -73,6 +77,9 @@ pub trait Network: fmt::Debug + Send + Sync {
 
     /// A channel that connects when it is used, again where it has to.
     fn connect_lazily(&self, endpoint: Endpoint) -> Channel;
+
+    /// What callers show there, and demand of those they call.
+    fn security(&self) -> &Security;
 }
 
 /// A connection that is being made.
@@ -80,8 +87,17 @@ pub type Connecting =
     Pin<Box<dyn Future<Output = Result<Channel, tonic::transport::Error>> + Send>>;
 
 /// The system's network.
-#[derive(Clone, Copy, Debug)]
-pub struct SystemNetwork;
+#[derive(Clone, Debug, Default)]
+pub struct SystemNetwork {
+    security: Security,
+}
+
+impl SystemNetwork {
+    /// With what is shown and demanded there.
+    pub fn new(security: Security) -> Self {
+        Self { security }
+    }
+}
 
 impl Network for SystemNetwork {
     fn connect(&self, endpoint: Endpoint) -> Connecting {
@@ -90,6 +106,10 @@ impl Network for SystemNetwork {
 
     fn connect_lazily(&self, endpoint: Endpoint) -> Channel {
         endpoint.connect_lazy()
+    }
+
+    fn security(&self) -> &Security {
+        &self.security
     }
 }
 

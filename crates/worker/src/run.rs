@@ -115,7 +115,11 @@ pub async fn run(
         })?;
     }
     let patience = Duration::from_secs(settings.member.patience_seconds);
-    let coordinator = Coordinator::at(&settings.member.coordinator, patience)?;
+    let coordinator = Coordinator::at(
+        &settings.member.coordinator,
+        patience,
+        process.security.clone(),
+    )?;
     let registration = Registration {
         role: Role::Worker,
         identity: settings
@@ -127,7 +131,7 @@ pub async fn run(
     let mut member = Member {
         coordinator,
         registration,
-        network: Arc::new(SystemNetwork),
+        network: Arc::new(SystemNetwork::new(process.security.clone())),
         patience,
         counters: Counters::new(),
         replicas: Builder {

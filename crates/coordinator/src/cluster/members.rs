@@ -10,6 +10,7 @@ use shared_proto::view::JobPhase;
 use shared_proto::wire;
 
 use super::Cluster;
+use crate::gauges;
 use crate::record::Record;
 
 /// One process of the job.
@@ -200,6 +201,9 @@ impl Cluster {
             .map(|m| m.task.id)
             .collect();
         for id in silent {
+            if !self.ended() {
+                gauges::lost_lease(id.role, 1);
+            }
             self.remove(now, id, "nothing was heard from it");
         }
         if self.step.is_none() {

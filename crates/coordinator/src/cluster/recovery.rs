@@ -9,6 +9,7 @@ use shared_proto::wire;
 use super::Cluster;
 use super::checkpoints::{Errand, Kept, Progress, source};
 use super::evaluations::Evaluations;
+use crate::gauges;
 use crate::record::Record;
 
 impl Cluster {
@@ -125,6 +126,7 @@ impl Cluster {
     }
 
     fn record_restore(&mut self, now: Instant, checkpoint: u64, shard: Option<usize>) {
+        gauges::recovered(1);
         self.records.push(Record::Restored {
             seconds: self.seconds(now),
             checkpoint,

@@ -83,6 +83,13 @@ impl Cluster {
         )
     }
 
+    /// The means of the newest evaluation, by name; none before the first.
+    pub(crate) fn newest_evaluation(&self) -> impl Iterator<Item = (&str, f64)> {
+        let newest = self.evaluations.done.last().into_iter();
+        let means = newest.flat_map(|evaluation| &evaluation.metrics);
+        means.map(|(name, value)| (name.as_str(), *value))
+    }
+
     /// Members of a role with a lease.
     pub(crate) fn live_tasks(&self, role: Role) -> usize {
         self.live(role).count()

@@ -51,6 +51,9 @@ pub(crate) struct Arguments {
     /// How the worker reaches the servers; the references always go through a port.
     #[arg(long, value_enum, default_value = "tcp")]
     transport: Transport,
+    /// Encrypt what travels between worker and servers; the references stay in the clear.
+    #[arg(long)]
+    secure: bool,
     /// Seconds of measurement for each size and each of the three ways.
     #[arg(long, default_value_t = 3.0)]
     seconds: f64,
@@ -216,6 +219,7 @@ impl Bench {
             device: "cpu",
             transport: arguments.transport,
             restore: None,
+            secure: arguments.secure,
         };
         let cluster = LocalCluster::start(&job, dir.path(), plan).await?;
         let mut workers = Vec::new();
@@ -273,7 +277,11 @@ impl Bench {
 impl Worker {
     /// Registers as a worker with one variable; the first one sends the initial values.
     async fn join(cluster: &LocalCluster, index: u32, size: usize) -> Result<Self, CommandError> {
-        let coordinator = Coordinator::at(&cluster.coordinator.to_string(), PATIENCE)?;
+        let coordinator = Coordinator::at(
+            &cluster.coordinator.to_string(),
+            PATIENCE,
+            cluster.security()?,
+        )?;
         let registration = Registration {
             role: Role::Worker,
             identity: format!("bench-{index}"),
@@ -309,7 +317,7 @@ impl Worker {
             view: ViewNumber(reply.view),
             patience: PATIENCE,
             wire: membership.job.strategy.wire.into(),
-            network: Arc::new(SystemNetwork),
+            network: Arc::new(SystemNetwork::new(cluster.security()?)),
             lost: tokio::sync::mpsc::channel(1).0,
         };
         let map = map.map_err(|error| failed(&error))?;

@@ -13,7 +13,7 @@ use worker::model::{Batch, Model, Registry, Setup};
 
 use super::median;
 use crate::app::JobArguments;
-use crate::cluster::{KEEP_MEMORY, threads_each};
+use crate::cluster::{KEEP_MEMORY, Plan, Transport, threads_each};
 use crate::error::CommandError;
 use crate::train;
 
@@ -169,7 +169,6 @@ fn single_process(job: &Job) -> Result<Row, CommandError> {
         .arg(&file)
         .env("RAYON_NUM_THREADS", "1")
         .env(KEEP_MEMORY.0, KEEP_MEMORY.1)
-        .env(KEEP_MEMORY.0, KEEP_MEMORY.1)
         .output()
         .map_err(|error| failed(error.to_string()))?;
     if !output.status.success() {
@@ -183,7 +182,14 @@ fn distributed(job: &Job, workers: u32) -> Result<Row, CommandError> {
     let mut job = job.clone();
     job.run_dir = Some(dir.path().to_owned());
     job.cluster.workers = Some(workers);
-    let summary = train::train(job, "cpu", None, true)?.summary;
+    let plan = Plan {
+        workers,
+        device: "cpu",
+        transport: Transport::Unix,
+        restore: None,
+        secure: false,
+    };
+    let summary = train::train(job, plan, true)?.summary;
     let share = |name: &str| summary.times.get(name).copied();
     let plural = if workers == 1 { "" } else { "s" };
     let threads = match threads_each(workers) {

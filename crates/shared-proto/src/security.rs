@@ -1,0 +1,413 @@
+//! Who may talk to whom: certificates of one private authority, and a job's token.
+//!
+//! A certificate is one role's: it is valid for the name `ROLE.flambeau`, wherever its holder runs.
+//! Callers ask for the name of the role that they mean to reach, so a worker's certificate makes
+//! nobody a server; who registers, or opens a session, must hold a certificate of its role.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::{Stream, StreamExt};
+use http::{Extensions, HeaderMap, HeaderValue, header};
+use metrics::counter;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{RootCertStore, ServerConfig};
+use subtle::ConstantTimeEq;
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
+use tonic::service::Interceptor;
+use tonic::transport::server::{TcpConnectInfo, TlsConnectInfo};
+use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
+use tonic::{Request, Status};
+
+use crate::ids::Role;
+use crate::transport;
+
+/// How long a caller may take to show its certificate.
+const HANDSHAKE: Duration = Duration::from_secs(5);
+
+/// Callers that may be showing theirs at the same time.
+const HANDSHAKES: usize = 256;
+
+/// What stands before the token.
+const BEARER: &str = "Bearer ";
+
+/// A TCP connection whose caller has shown its certificate, if one is demanded.
+pub type SecureStream = tokio_rustls::server::TlsStream<TcpStream>;
+
+/// The files that a process is given.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SecurityFiles {
+    /// The authority that has signed everybody's certificates.
+    pub authority: Option<PathBuf>,
+    /// This process's certificate.
+    pub certificate: Option<PathBuf>,
+    /// Its private key.
+    pub key: Option<PathBuf>,
+    /// Callers need no certificates, but those who listen have theirs.
+    pub anonymous_callers: bool,
+    /// The job's token.
+    pub token: Option<PathBuf>,
+}
+
+/// What a process shows to others and demands of them. By default nothing: calls travel in the clear.
+#[derive(Clone, Default)]
+pub struct Security {
+    caller: Option<ClientTlsConfig>,
+    listener: Option<TlsAcceptor>,
+    /// Callers must have certificates.
+    mutual: bool,
+    /// As it travels.
+    token: Option<HeaderValue>,
+}
+
+impl fmt::Debug for Security {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Security")
+            .field("calls_are_encrypted", &self.caller.is_some())
+            .field("listens_encrypted", &self.listener.is_some())
+            .field("callers_have_certificates", &self.mutual)
+            .field("token", &self.token.is_some())
+            .finish()
+    }
+}
+
+/// Why what secures a process cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SecurityError {
+    /// Some files are of use only together.
+    #[error("{0}")]
+    Incomplete(&'static str),
+    /// A file cannot be read.
+    #[error("cannot read {path:?}: {error}")]
+    Unreadable {
+        /// Its path.
+        path: PathBuf,
+        /// What the system says.
+        error: io::Error,
+    },
+    /// It does not hold what it should.
+    #[error("{path:?} cannot be used: {what}")]
+    Malformed {
+        /// Its path.
+        path: PathBuf,
+        /// What is wrong.
+        what: String,
+    },
+}
+
+impl Security {
+    /// Reads the files.
+    ///
+    /// # Errors
+    /// As the variants of [`SecurityError`] say.
+    pub fn load(files: &SecurityFiles) -> Result<Self, SecurityError> {
+        let token = files.token.as_deref().map(read_token).transpose()?;
+        let (Some(authority), certificate, key) =
+            (&files.authority, &files.certificate, &files.key)
+        else {
+            let some = files.certificate.is_some() || files.key.is_some();
+            return if some {
+                Err(SecurityError::Incomplete(
+                    "a certificate needs --tls-ca too: the authority by which others are recognised",
+                ))
+            } else {
+                Ok(Self {
+                    token,
+                    ..Self::default()
+                })
+            };
+        };
+        let ca = read(authority)?;
+        let mut caller = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(&ca));
+        let mut listener = None;
+        match (certificate, key) {
+            (Some(certificate), Some(key)) => {
+                let (chain, secret) = (read(certificate)?, read(key)?);
+                caller = caller.identity(Identity::from_pem(&chain, &secret));
+                let config = listening(
+                    (authority, &ca),
+                    (certificate, &chain),
+                    (key, &secret),
+                    files,
+                )?;
+                listener = Some(TlsAcceptor::from(Arc::new(config)));
+            }
+            (None, None) => {}
+            _ => {
+                return Err(SecurityError::Incomplete(
+                    "--tls-cert and --tls-key are of use only together",
+                ));
+            }
+        }
+        let security = Self {
+            caller: Some(caller),
+            listener,
+            mutual: !files.anonymous_callers,
+            token,
+        };
+        // What can be wrong with the files shows now, not at the first call.
+        let tried = security.endpoint("localhost:1", Role::Coordinator);
+        tried.map_err(|error| SecurityError::Malformed {
+            path: authority.clone(),
+            what: chain_of(&error),
+        })?;
+        Ok(security)
+    }
+
+    /// The endpoint of a peer of some role at `address`, given as host:port or as unix:PATH. Who may
+    /// use a socket file is a matter of its permissions: nothing is encrypted there.
+    ///
+    /// # Errors
+    /// If the address is none.
+    pub fn endpoint(&self, address: &str, role: Role) -> Result<Endpoint, tonic::transport::Error> {
+        match &self.caller {
+            Some(caller) if !transport::is_socket_file(address) => {
+                transport::endpoint("https", address)?
+                    .tls_config(caller.clone().domain_name(name_of(role)))
+            }
+            _ => transport::endpoint("http", address),
+        }
+    }
+
+    /// What a caller adds to its calls.
+    pub fn credentials(&self) -> Credentials {
+        Credentials(self.token.clone())
+    }
+
+    /// Whether callers at a port are to come encrypted.
+    pub fn is_listening_encrypted(&self) -> bool {
+        self.listener.is_some()
+    }
+
+    /// Fails where a port would be open to everybody though its callers are to have certificates.
+    ///
+    /// # Errors
+    /// If there is an authority, but no certificate to listen with.
+    pub fn for_listening(&self) -> Result<(), SecurityError> {
+        if self.caller.is_some() && self.listener.is_none() {
+            return Err(SecurityError::Incomplete(
+                "who listens needs --tls-cert and --tls-key, not only --tls-ca",
+            ));
+        }
+        Ok(())
+    }
+
+    /// The connections whose callers have shown what is demanded. Those that do not, or not in time,
+    /// are closed and counted; they hold nobody up. Nothing comes if nothing is demanded.
+    pub fn secured<S: Stream<Item = io::Result<TcpStream>>>(
+        &self,
+        incoming: S,
+    ) -> impl Stream<Item = io::Result<SecureStream>> + use<S> {
+        let acceptor = self.listener.clone();
+        let greet = move |connection: io::Result<TcpStream>| {
+            let acceptor = acceptor.clone();
+            async move {
+                let (connection, acceptor) = match (connection, acceptor) {
+                    (Ok(connection), Some(acceptor)) => (connection, acceptor),
+                    (Ok(_), None) => return None,
+                    (Err(error), _) => return Some(Err(error)),
+                };
+                let peer = connection.peer_addr().ok();
+                let error = match timeout(HANDSHAKE, acceptor.accept(connection)).await {
+                    Ok(Ok(stream)) => return Some(Ok(stream)),
+                    Ok(Err(error)) => error.to_string(),
+                    Err(_) => format!("nothing was shown within {HANDSHAKE:?}"),
+                };
+                refused("certificate");
+                tracing::warn!(
+                    ?peer,
+                    "a connection without the right certificate was closed: {error}"
+                );
+                None
+            }
+        };
+        let greeted = incoming.map(greet).buffer_unordered(HANDSHAKES);
+        greeted.filter_map(std::future::ready)
+    }
+
+    /// Whether a call has the token.
+    ///
+    /// # Errors
+    /// `Unauthenticated`, counted, if it has not.
+    pub fn check_token(&self, headers: &HeaderMap) -> Result<(), Status> {
+        let Some(token) = &self.token else {
+            return Ok(());
+        };
+        let shown = headers.get(header::AUTHORIZATION);
+        let shown = shown.map_or(&b""[..], HeaderValue::as_bytes);
+        if bool::from(token.as_bytes().ct_eq(shown)) {
+            return Ok(());
+        }
+        refused("token");
+        let what = if shown.is_empty() { "missing" } else { "wrong" };
+        Err(Status::unauthenticated(format!(
+            "the job's token is {what}; give every process the same --token-file"
+        )))
+    }
+
+    /// Whether a caller at a port has a certificate of this role, where certificates are demanded.
+    ///
+    /// # Errors
+    /// `PermissionDenied`, counted, if it has not.
+    pub fn check_role(&self, extensions: &Extensions, role: Role) -> Result<(), Status> {
+        let Some(info) = extensions.get::<TlsConnectInfo<TcpConnectInfo>>() else {
+            return Ok(());
+        };
+        if self.listener.is_none() || !self.mutual || has_role(info, role) {
+            return Ok(());
+        }
+        refused("certificate");
+        Err(Status::permission_denied(format!(
+            "the caller's certificate is not one of a {role}: it is not valid for {}",
+            name_of(role)
+        )))
+    }
+}
+
+/// What a caller adds to its calls.
+#[derive(Clone, Debug, Default)]
+pub struct Credentials(Option<HeaderValue>);
+
+impl Credentials {
+    /// Adds it.
+    pub fn add(&self, headers: &mut HeaderMap) {
+        if let Some(token) = &self.0 {
+            headers.insert(header::AUTHORIZATION, token.clone());
+        }
+    }
+}
+
+impl Interceptor for Credentials {
+    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
+        let mut headers = std::mem::take(request.metadata_mut()).into_headers();
+        self.add(&mut headers);
+        *request.metadata_mut() = tonic::metadata::MetadataMap::from_headers(headers);
+        Ok(request)
+    }
+}
+
+/// The name that a role's certificates are valid for.
+pub fn name_of(role: Role) -> String {
+    format!("{role}.flambeau")
+}
+
+/// What is wrong with the certificates of one of two peers, if an error comes from there: trying
+/// again does not help.
+pub fn certificate_error(error: &(dyn std::error::Error + 'static)) -> Option<String> {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        let inner = error
+            .downcast_ref::<io::Error>()
+            .and_then(io::Error::get_ref);
+        let tls = error
+            .downcast_ref::<rustls::Error>()
+            .or_else(|| inner.and_then(|inner| inner.downcast_ref()));
+        if let Some(tls) = tls {
+            return Some(tls.to_string());
+        }
+        next = error.source();
+    }
+    None
+}
+
+fn has_role(info: &TlsConnectInfo<TcpConnectInfo>, role: Role) -> bool {
+    let certificates = info.peer_certs();
+    let first = certificates.as_ref().and_then(|chain| chain.first());
+    let first = first.and_then(|der| webpki::EndEntityCert::try_from(der).ok());
+    let name = ServerName::try_from(name_of(role)).ok();
+    first
+        .zip(name)
+        .is_some_and(|(first, name)| first.verify_is_valid_for_subject_name(&name).is_ok())
+}
+
+fn refused(reason: &'static str) {
+    counter!("flambeau_refused_connections_total", "reason" => reason).increment(1);
+}
+
+fn listening(
+    (ca_path, ca): (&Path, &[u8]),
+    (chain_path, chain): (&Path, &[u8]),
+    (key_path, key): (&Path, &[u8]),
+    files: &SecurityFiles,
+) -> Result<ServerConfig, SecurityError> {
+    fn wrong(path: &Path, what: &impl fmt::Display) -> SecurityError {
+        SecurityError::Malformed {
+            path: path.to_owned(),
+            what: what.to_string(),
+        }
+    }
+    let mut roots = RootCertStore::empty();
+    for root in certificates(ca).map_err(|what| wrong(ca_path, &what))? {
+        roots.add(root).map_err(|error| wrong(ca_path, &error))?;
+    }
+    let chain = certificates(chain).map_err(|what| wrong(chain_path, &what))?;
+    let key = PrivateKeyDer::from_pem_slice(key).map_err(|error| wrong(key_path, &error))?;
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ServerConfig::builder_with_provider(Arc::clone(&provider))
+        .with_safe_default_protocol_versions()
+        .map_err(|error| wrong(chain_path, &error))?;
+    let config = if files.anonymous_callers {
+        config.with_no_client_auth()
+    } else {
+        let verifier = WebPkiClientVerifier::builder_with_provider(roots.into(), provider);
+        let verifier = verifier.build().map_err(|error| wrong(ca_path, &error))?;
+        config.with_client_cert_verifier(verifier)
+    };
+    let mut config = config
+        .with_single_cert(chain, key)
+        .map_err(|error| wrong(key_path, &error))?;
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    Ok(config)
+}
+
+fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
+    let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    match read {
+        Ok(none) if none.is_empty() => Err("there is no certificate in it".to_owned()),
+        Ok(certificates) => Ok(certificates),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, SecurityError> {
+    std::fs::read(path).map_err(|error| SecurityError::Unreadable {
+        path: path.to_owned(),
+        error,
+    })
+}
+
+fn read_token(path: &Path) -> Result<HeaderValue, SecurityError> {
+    let malformed = |what: &str| SecurityError::Malformed {
+        path: path.to_owned(),
+        what: what.to_owned(),
+    };
+    let text =
+        String::from_utf8(read(path)?).map_err(|_| malformed("a token is a line of text"))?;
+    let token = text.trim();
+    if token.is_empty() {
+        return Err(malformed("there is no token in it"));
+    }
+    let value = HeaderValue::from_str(&format!("{BEARER}{token}"));
+    let mut value = value.map_err(|_| malformed("a token is one line of visible ASCII"))?;
+    value.set_sensitive(true);
+    Ok(value)
+}
+
+/// An error with all that has caused it.
+pub fn chain_of(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        text = format!("{text}: {error}");
+        source = error.source();
+    }
+    text
+}

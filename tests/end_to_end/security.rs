@@ -1,0 +1,243 @@
+//! Certificates and the job's token: who has them trains as ever, nobody else is let in.
+
+use std::path::Path;
+use std::process::Output;
+
+use tests::{Daemon, eventually};
+
+use super::program;
+
+const JOB: &str = "epochs = 8\n[cluster]\nps = 1\nworkers = 1\n";
+
+/// Makes an authority, the roles' certificates and a token.
+fn certs(dir: &Path) {
+    let made = program().run(&["certs", "--dir", dir.to_str().unwrap()]);
+    assert!(made.status.success(), "{made:?}");
+}
+
+/// The environment of a process with the certificate of `role`.
+fn shows(dir: &Path, role: &str) -> Vec<(&'static str, String)> {
+    let file = |name: String| dir.join(name).to_str().unwrap().to_owned();
+    vec![
+        ("FLAMBEAU_TLS_CA", file("ca.pem".to_owned())),
+        ("FLAMBEAU_TLS_CERT", file(format!("{role}.pem"))),
+        ("FLAMBEAU_TLS_KEY", file(format!("{role}.key"))),
+        ("FLAMBEAU_TOKEN_FILE", file("token".to_owned())),
+    ]
+}
+
+fn without(mut env: Vec<(&'static str, String)>, names: &[&str]) -> Vec<(&'static str, String)> {
+    env.retain(|(name, _)| !names.contains(name));
+    env
+}
+
+fn with(
+    mut env: Vec<(&'static str, String)>,
+    name: &'static str,
+    value: &str,
+) -> Vec<(&'static str, String)> {
+    env.retain(|(other, _)| *other != name);
+    env.push((name, value.to_owned()));
+    env
+}
+
+/// A cluster whose processes have these environments.
+struct Secured {
+    coordinator: Daemon,
+    server: Daemon,
+    dir: tempfile::TempDir,
+}
+
+impl Secured {
+    fn start(coordinator: &[(&'static str, String)], server: &[(&'static str, String)]) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let (job, run) = (dir.path().join("job.toml"), dir.path().join("run"));
+        std::fs::write(&job, JOB).unwrap();
+        let arguments = [
+            "coordinator",
+            job.to_str().unwrap(),
+            "--listen",
+            "127.0.0.1:0",
+            "--run-dir",
+            run.to_str().unwrap(),
+        ];
+        let log = |name| dir.path().join(name);
+        let coordinator = Daemon::start(&program(), log("c"), &arguments, &borrowed(coordinator));
+        let address = coordinator.address();
+        let arguments = ["ps-server", "--coordinator", &address];
+        let server = Daemon::start(&program(), log("s"), &arguments, &borrowed(server));
+        Self {
+            coordinator,
+            server,
+            dir,
+        }
+    }
+
+    /// Runs a process that talks to the coordinator to its end.
+    fn run(&self, command: &str, env: &[(&'static str, String)]) -> Output {
+        let address = self.coordinator.address();
+        let mut command = program().command(&[command, "--coordinator", &address]);
+        let env = env.iter().map(|(name, value)| (*name, value.as_str()));
+        let patience = ("FLAMBEAU_PATIENCE_SECONDS", "2");
+        command.envs(env).envs([patience]).output().unwrap()
+    }
+
+    /// Fails unless the process was refused with these words.
+    fn refuses(&self, command: &str, env: &[(&'static str, String)], why: &str) {
+        let output = self.run(command, env);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{command}: {said}");
+        assert!(said.contains(why), "{command}: {why:?} is not in {said}");
+    }
+
+    /// Trains with a worker to the end.
+    fn finish(mut self, worker: &[(&'static str, String)]) {
+        let output = self.run("worker", worker);
+        assert!(output.status.success(), "{output:?}");
+        assert!(self.server.wait().success(), "{}", self.server.log());
+        assert!(self.coordinator.wait().success());
+        let summary = std::fs::read_to_string(self.dir.path().join("run/summary.json")).unwrap();
+        let summary: serde_json::Value = serde_json::from_str(&summary).unwrap();
+        assert!(
+            summary["test_accuracy"].as_f64().unwrap() > 0.9,
+            "{summary}"
+        );
+    }
+}
+
+fn borrowed<'a>(env: &'a [(&'static str, String)]) -> Vec<(&'static str, &'a str)> {
+    env.iter()
+        .map(|(name, value)| (*name, value.as_str()))
+        .collect()
+}
+
+fn counted(daemon: &Daemon, reason: &str) -> u64 {
+    let name = format!("flambeau_refused_connections_total{{reason=\"{reason}\"}} ");
+    let metrics = daemon.http("/metrics");
+    let line = metrics.lines().find_map(|line| line.strip_prefix(&name));
+    line.map_or(0, |count| count.parse().unwrap())
+}
+
+#[test]
+fn with_certificates_and_a_token_nobody_else_is_let_in() {
+    let dirs = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let [ours, theirs] = dirs.each_ref().map(|dir| dir.path());
+    certs(ours);
+    certs(theirs);
+    let cluster = Secured::start(&shows(ours, "coordinator"), &shows(ours, "ps"));
+
+    cluster.refuses("worker", &[], "could not be reached");
+    cluster.refuses(
+        "worker",
+        &shows(theirs, "worker"),
+        "do not trust each other",
+    );
+    let tls = ["FLAMBEAU_TLS_CERT", "FLAMBEAU_TLS_KEY"];
+    let anonymous = without(shows(ours, "worker"), &tls);
+    // Why it is not let in comes after the connection stands, and may not be read before that is closed.
+    cluster.refuses("worker", &anonymous, &cluster.coordinator.address());
+    assert!(counted(&cluster.coordinator, "certificate") >= 2);
+
+    // A worker's certificate makes nobody a server, and a server's nobody a worker.
+    let posing = shows(ours, "worker");
+    cluster.refuses("ps-server", &posing, "not valid for ps.flambeau");
+    cluster.refuses(
+        "worker",
+        &shows(ours, "ps"),
+        "not valid for worker.flambeau",
+    );
+
+    let token = theirs.join("token");
+    let wrong = with(
+        shows(ours, "worker"),
+        "FLAMBEAU_TOKEN_FILE",
+        token.to_str().unwrap(),
+    );
+    cluster.refuses("worker", &wrong, "token is wrong");
+    let missing = without(shows(ours, "worker"), &["FLAMBEAU_TOKEN_FILE"]);
+    cluster.refuses("status", &missing, "token is missing");
+    assert!(counted(&cluster.coordinator, "token") >= 2);
+
+    // The server does not take bytes in the clear either.
+    let mut plain = std::net::TcpStream::connect(cluster.server.address()).unwrap();
+    std::io::Write::write_all(&mut plain, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").unwrap();
+    eventually(|| counted(&cluster.server, "certificate") == 1);
+
+    let status = cluster.run("status", &shows(ours, "operator"));
+    assert!(status.status.success(), "{status:?}");
+    cluster.finish(&shows(ours, "worker"));
+}
+
+#[test]
+fn a_token_alone_and_certificates_of_servers_alone_serve_too() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    certs(dir);
+    let tls = ["FLAMBEAU_TLS_CA", "FLAMBEAU_TLS_CERT", "FLAMBEAU_TLS_KEY"];
+    let token = without(shows(dir, "worker"), &tls);
+    let cluster = Secured::start(&token, &token);
+    cluster.refuses("worker", &[], "token is missing");
+    cluster.finish(&token);
+
+    let open = |role| with(shows(dir, role), "FLAMBEAU_TLS_CALLERS", "any");
+    let cluster = Secured::start(&open("coordinator"), &open("ps"));
+    cluster.finish(&without(shows(dir, "worker"), &tls[1..]));
+}
+
+#[test]
+fn what_secures_a_process_is_checked_when_it_starts() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    certs(dir);
+    let again = program().run(&["certs", "--dir", dir.to_str().unwrap()]);
+    let said = String::from_utf8_lossy(&again.stdout);
+    assert!(said.contains("nothing was changed"), "{said}");
+    let empty = dir.join("empty");
+    std::fs::write(&empty, "\n").unwrap();
+    let empty = empty.to_str().unwrap();
+    let all = || shows(dir, "coordinator");
+    let cases = [
+        (without(all(), &["FLAMBEAU_TLS_KEY"]), "only together"),
+        (without(all(), &["FLAMBEAU_TLS_CA"]), "--tls-ca"),
+        (
+            without(all(), &["FLAMBEAU_TLS_CERT", "FLAMBEAU_TLS_KEY"]),
+            "who listens needs",
+        ),
+        (
+            with(all(), "FLAMBEAU_TLS_CA", empty),
+            "no certificate in it",
+        ),
+        (with(all(), "FLAMBEAU_TLS_KEY", empty), "cannot be used"),
+        (with(all(), "FLAMBEAU_TLS_CERT", "/nowhere"), "cannot read"),
+        (with(all(), "FLAMBEAU_TOKEN_FILE", empty), "no token"),
+    ];
+    for (env, why) in cases {
+        let mut command = program().command(&["coordinator", "--listen", "127.0.0.1:0"]);
+        let output = command.envs(env).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{why}: {said}");
+        assert!(said.contains(why), "{why:?} is not in {said}");
+    }
+}
+
+#[test]
+fn a_local_cluster_trains_encrypted() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().to_str().unwrap();
+    let output = program().run(&[
+        "train",
+        "--secure",
+        "--epochs",
+        "8",
+        "--json",
+        "--quiet",
+        "--run-dir",
+        run,
+    ]);
+    assert!(output.status.success(), "{output:?}");
+    let outcome: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert!(
+        outcome["test_accuracy"].as_f64().unwrap() > 0.9,
+        "{outcome}"
+    );
+}

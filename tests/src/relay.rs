@@ -1,0 +1,113 @@
+//! A slow and unreliable network in user space: a relay that passes each byte on after a while, and
+//! cuts connections at random.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock, mpsc};
+use std::thread::{sleep, spawn};
+use std::time::{Duration, Instant};
+
+/// Chunks that may be under way in one direction; beyond them the sender is held back.
+const UNDER_WAY: usize = 1024;
+
+/// What the network is like.
+#[derive(Clone, Copy, Debug)]
+pub struct Weather {
+    /// How long each byte takes, each way.
+    pub delay: Duration,
+    /// Connections live for between half of this and one and a half; for ever without.
+    pub life: Option<Duration>,
+    /// Decides how long.
+    pub seed: u64,
+}
+
+/// A relay to one address, which is named once it is known. It serves until the process ends.
+#[derive(Clone, Debug)]
+pub struct Relay {
+    address: SocketAddr,
+    target: Arc<OnceLock<SocketAddr>>,
+    cuts: Arc<AtomicUsize>,
+}
+
+impl Relay {
+    /// Listens on a free port.
+    pub fn start(weather: Weather) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let relay = Self {
+            address: listener.local_addr().unwrap(),
+            target: Arc::default(),
+            cuts: Arc::default(),
+        };
+        let accepting = relay.clone();
+        spawn(move || {
+            let mut random = fastrand::Rng::with_seed(weather.seed);
+            for caller in listener.incoming().flatten() {
+                let life = weather.life.map(|life| life.mul_f64(0.5 + random.f64()));
+                let relay = accepting.clone();
+                spawn(move || relay.serve(&caller, weather.delay, life));
+            }
+        });
+        relay
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> String {
+        self.address.to_string()
+    }
+
+    /// Says where it leads to. Callers that came before have waited for it.
+    pub fn lead_to(&self, target: &str) {
+        self.target.set(target.parse().unwrap()).unwrap();
+    }
+
+    /// Connections that it has cut.
+    pub fn cuts(&self) -> usize {
+        self.cuts.load(Relaxed)
+    }
+
+    fn serve(&self, caller: &TcpStream, delay: Duration, life: Option<Duration>) {
+        let Ok(called) = TcpStream::connect(self.target.wait()) else {
+            return;
+        };
+        let pair = [caller, &called];
+        if pair.iter().any(|side| side.set_nodelay(true).is_err()) {
+            return;
+        }
+        let [there, back] = [(caller, &called), (&called, caller)]
+            .map(|(from, to)| carry(from.try_clone().unwrap(), to.try_clone().unwrap(), delay));
+        if let Some(life) = life {
+            sleep(life);
+            for side in pair {
+                // Whoever has closed it already is not cut.
+                let _ = side.shutdown(Shutdown::Both);
+            }
+            self.cuts.fetch_add(1, Relaxed);
+        }
+        let _ = (there.join(), back.join());
+    }
+}
+
+/// Passes on what comes, in order, each piece when its time has come.
+fn carry(mut from: TcpStream, mut to: TcpStream, delay: Duration) -> std::thread::JoinHandle<()> {
+    let (sender, pieces) = mpsc::sync_channel::<(Instant, Vec<u8>)>(UNDER_WAY);
+    let reader = spawn(move || {
+        let mut buffer = vec![0; 64 << 10];
+        while let Ok(length @ 1..) = from.read(&mut buffer) {
+            let piece = (Instant::now() + delay, buffer[..length].to_vec());
+            if sender.send(piece).is_err() {
+                return;
+            }
+        }
+    });
+    spawn(move || {
+        for (due, piece) in pieces {
+            sleep(due.saturating_duration_since(Instant::now()));
+            if to.write_all(&piece).is_err() {
+                break;
+            }
+        }
+        let _ = to.shutdown(Shutdown::Both);
+        let _ = reader.join();
+    })
+}
