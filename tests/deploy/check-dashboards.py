@@ -1,0 +1,355 @@
+#!/usr/bin/env python3
+"""Checks Grafana's dashboards, and the rules and alerts beside them.
+
+    tests/deploy/check-dashboards.py
+    tests/deploy/check-dashboards.py --prometheus http://127.0.0.1:9090 --wait 60
+
+Without a Prometheus: that dashboards are whole and readable, and that every metric they name is
+documented. With one that scrapes a job in training: that every query of every panel, and every
+recording rule, gives data, and that alerts can be evaluated. Needs Python's standard library only.
+"""
+
+import argparse
+import json
+import math
+import pathlib
+import re
+import sys
+import time
+import typing
+import urllib.error
+import urllib.parse
+import urllib.request
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+# Metrics that Flambeau does not serve: Prometheus' own.
+EXPORTERS = {"up", "ALERTS"}
+
+# What Grafana puts in place of its variables.
+GRAFANA = {
+    "__rate_interval": "1m",
+    "__range": "5m",
+    "__interval": "15s",
+}
+
+WIDTH = 24
+PANEL_TYPES = {"timeseries", "stat", "bargauge", "gauge", "state-timeline", "heatmap", "table"}
+# Words of PromQL that are neither functions (those stand before a parenthesis) nor metrics.
+KEYWORDS = {
+    "and", "or", "unless", "by", "without", "on", "ignoring", "group_left", "group_right",
+    "offset", "bool", "inf", "nan",
+}  # fmt: skip
+
+
+class Query(typing.NamedTuple):
+    """A query, and where it stands."""
+
+    dashboard: str
+    panel: str
+    expr: str
+
+    @property
+    def place(self):
+        return f"{self.dashboard}: {self.panel}"
+
+
+class Rule(typing.NamedTuple):
+    """A recording rule or an alert."""
+
+    kind: str
+    name: str
+    expr: str
+
+
+def panels(dashboard):
+    """All panels, those of collapsed rows as well."""
+    for panel in dashboard.get("panels", []):
+        yield panel
+        yield from panels(panel)
+
+
+def read(folder):
+    """The dashboards of a folder, by file name."""
+    files = sorted(pathlib.Path(folder).glob("*.json"))
+    if not files:
+        raise SystemExit(f"no dashboards in {folder}")
+    return {file.name: json.loads(file.read_text()) for file in files}
+
+
+def substituted(expr):
+    """The query as Grafana would send it, with all values chosen of its variables."""
+    for name, value in GRAFANA.items():
+        expr = expr.replace(f"${{{name}}}", value).replace(f"${name}", value)
+    return re.sub(r"\$\{\w+(:\w+)?\}|\$\w+|\[\[\w+\]\]", ".*", expr)
+
+
+def queries(folder):
+    """Every query of every panel of the dashboards in a folder, ready to be executed."""
+    return [
+        Query(dashboard["title"], panel["title"], substituted(target["expr"]))
+        for dashboard in read(folder).values()
+        for panel in panels(dashboard)
+        for target in panel.get("targets", [])
+    ]
+
+
+def annotations(folder):
+    """The queries of annotations, which may be empty."""
+    return [
+        Query(dashboard["title"], "annotation " + annotation["name"], substituted(annotation["expr"]))
+        for dashboard in read(folder).values()
+        for annotation in dashboard.get("annotations", {}).get("list", [])
+    ]
+
+
+def rules(file):
+    """Recording rules and alerts of a file; their expressions are on one line or in a block."""
+    found, lines = [], pathlib.Path(file).read_text().splitlines()
+    heads = [
+        (number, re.match(r"( *)- (record|alert): (\S+)$", line)) for number, line in enumerate(lines)
+    ]
+    heads = [(number, head) for number, head in heads if head]
+    for (start, head), (end, _) in zip(heads, heads[1:] + [(len(lines), None)]):
+        expr = None
+        for number in range(start + 1, end):
+            if match := re.match(r"( +)expr: (.*)$", lines[number]):
+                indent, expr = len(match[1]), match[2]
+                if expr in ("|", ">", "|-", ">-"):
+                    block = []
+                    for line in lines[number + 1 : end]:
+                        if line.strip() and len(line) - len(line.lstrip()) <= indent:
+                            break
+                        block.append(line.strip())
+                    expr = " ".join(block).strip()
+                break
+        if not expr:
+            raise SystemExit(f"{file}: {head[3]} has no expression that can be read")
+        found.append(Rule(head[2], head[3], expr))
+    return found
+
+
+def metrics(expr):
+    """The metrics that a query names, histograms without the suffixes of their series."""
+    expr = re.sub(r'"(\\.|[^"\\])*"', '""', expr)
+    expr = re.sub(r"\{[^}]*\}", " ", expr)
+    expr = re.sub(r"\[[^\]]*\]", " ", expr)
+    expr = re.sub(r"\b(by|without|on|ignoring|group_left|group_right)\s*\([^)]*\)", " ", expr)
+    expr = re.sub(r"\boffset\s+\S+", " ", expr)
+    names = re.findall(r"(?<![\w:.$])([a-zA-Z_:][\w:]*)(?!\s*\(|[\w:])", expr)
+    return {name for name in names if name.lower() not in KEYWORDS}
+
+
+def documented(files):
+    """The metrics that stand in backticks in some pages."""
+    text = "\n".join(pathlib.Path(file).read_text() for file in files)
+    return set(re.findall(r"`([a-z_]+)(?:\{\w+(?:, *\w+)*\})?`", text))
+
+
+class Findings(list):
+    """What is wrong."""
+
+    def expect(self, holds, what):
+        if not holds:
+            self.append(what)
+
+
+def check_metrics(named, known, findings):
+    for place, expr in named:
+        for name in sorted(metrics(expr)):
+            plain = re.sub(r"_(bucket|sum|count)$", "", name)
+            findings.expect(
+                name in known or plain in known,
+                f"{place}: {name} is not documented in docs/metrics.md",
+            )
+
+
+def datasource_uid(folder):
+    """The uid under which Prometheus is provisioned."""
+    files = sorted((pathlib.Path(folder) / "provisioning" / "datasources").glob("*.y*ml"))
+    uids = [uid for file in files for uid in re.findall(r"(?m)^\s+uid: (\S+)$", file.read_text())]
+    if len(uids) != 1:
+        raise SystemExit(f"one datasource is to be provisioned in {folder}, not {len(uids)}")
+    return uids[0]
+
+
+def check_dashboard(name, dashboard, uid, findings):
+    def expect(holds, what):
+        findings.expect(holds, f"{name}: {what}")
+
+    for key in ("title", "uid", "description", "schemaVersion", "tags", "panels"):
+        expect(dashboard.get(key), f"no {key}")
+    expect(dashboard.get("schemaVersion", 0) >= 38, "schemaVersion is older than Grafana 10")
+    # Only in the database of one Grafana does a number mean something.
+    expect(dashboard.get("id") is None, "has a numeric id")
+    for where, found in datasources(dashboard):
+        expect(found == {"type": "prometheus", "uid": uid}, f"{where}: datasource {found}")
+    for annotation in dashboard.get("annotations", {}).get("list", []):
+        expect(annotation.get("expr"), "an annotation without a query")
+    variables = {v["name"] for v in dashboard.get("templating", {}).get("list", [])}
+
+    everything = list(panels(dashboard))
+    ids = [panel.get("id") for panel in everything]
+    expect(len(set(ids)) == len(ids) and None not in ids, "panels without an id of their own")
+    used = set()
+    for panel in everything:
+        if panel.get("type") != "row":
+            used |= check_panel(panel, expect)
+    expect(used <= variables, f"unknown variables {sorted(used - variables)}")
+    expect(used >= variables, f"unused variables {sorted(variables - used)}")
+    check_layout(dashboard["panels"], expect)
+
+
+def datasources(dashboard):
+    """Each place that must name a datasource, and what it names."""
+    for panel in panels(dashboard):
+        if panel.get("type") != "row":
+            yield panel.get("title"), panel.get("datasource")
+        for target in panel.get("targets", []):
+            yield panel.get("title"), target.get("datasource")
+    for variable in dashboard.get("templating", {}).get("list", []):
+        yield "variable " + variable["name"], variable.get("datasource")
+    for annotation in dashboard.get("annotations", {}).get("list", []):
+        yield "annotation " + annotation["name"], annotation.get("datasource")
+
+
+def check_panel(panel, expect):
+    """Checks a panel; returns the variables that it uses."""
+    title = panel.get("title")
+    expect(title, f"panel {panel.get('id')} has no title")
+    expect(panel.get("description"), f"{title}: no description")
+    expect(panel.get("type") in PANEL_TYPES, f"{title}: type {panel.get('type')!r}")
+    expect(panel.get("fieldConfig", {}).get("defaults", {}).get("unit"), f"{title}: no unit")
+    targets = panel.get("targets", [])
+    expect(targets, f"{title}: no queries")
+    ids = [target.get("refId") for target in targets]
+    expect(len(set(ids)) == len(ids) and all(ids), f"{title}: queries without a refId of their own")
+    used = set()
+    for target in targets:
+        expr = target.get("expr", "")
+        expect(expr, f"{title}: a query without an expression")
+        named = panel.get("type") == "stat" or target.get("legendFormat")
+        expect(named, f"{title}: a query without a legend")
+        used |= set(re.findall(r"\$\{?(\w+)", expr)) - set(GRAFANA)
+    return used
+
+
+def check_layout(shown, expect):
+    """Panels lie on the grid and not on each other."""
+    taken = {}
+    for panel in shown:
+        title, at = panel.get("title"), panel.get("gridPos", {})
+        if not all(isinstance(at.get(key), int) for key in "xywh"):
+            expect(False, f"{title}: no gridPos")
+            continue
+        inside = at["x"] >= 0 and at["y"] >= 0 and at["w"] > 0 and at["h"] > 0
+        expect(inside and at["x"] + at["w"] <= WIDTH, f"{title}: lies outside of the grid")
+        cells = [(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])]
+        on = {taken[cell] for cell in cells if cell in taken}
+        expect(not on, f"{title}: lies on {', '.join(sorted(map(str, on)))}")
+        taken.update(dict.fromkeys(cells, title))
+
+
+def execute(prometheus, expr):
+    """What is wrong with a query's answer: an error, or that it has no data."""
+    url = prometheus.rstrip("/") + "/api/v1/query"
+    body = urllib.parse.urlencode({"query": expr}).encode()
+    try:
+        with urllib.request.urlopen(url, body, timeout=30) as answer:
+            result = json.load(answer)["data"]["result"]
+    except urllib.error.HTTPError as error:
+        text = error.read().decode(errors="replace")
+        try:
+            text = json.loads(text)["error"]
+        except (ValueError, KeyError, TypeError):
+            pass
+        return f"error: {text.strip()}"
+    except (OSError, ValueError, KeyError) as error:
+        return f"error: {error}"
+    if not result:
+        return "no data"
+    # Grafana shows nothing of such a series.
+    if all(math.isnan(float(series["value"][1])) for series in result):
+        return "no data but NaN"
+    return None
+
+
+def execute_all(prometheus, wanted, wait):
+    """Executes (query, may be empty) pairs; those without data again until `wait` seconds are over."""
+    deadline = time.monotonic() + wait
+    while True:
+        failed = []
+        for query, may_be_empty in wanted:
+            wrong = execute(prometheus, query.expr)
+            if wrong and not (may_be_empty and wrong.startswith("no data")):
+                failed.append((query, may_be_empty, wrong))
+        if not failed or time.monotonic() >= deadline:
+            return [f"{query.place}: {wrong}\n    {query.expr}" for query, _, wrong in failed]
+        wanted = [(query, may_be_empty) for query, may_be_empty, _ in failed]
+        time.sleep(2)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--prometheus", metavar="URL", help="execute every query there")
+    parser.add_argument(
+        "--wait", metavar="SECONDS", type=float, default=0, help="for so long, ask again where there is no data"
+    )
+    parser.add_argument("--grafana", metavar="DIR", type=pathlib.Path, default=ROOT / "deploy" / "grafana")
+    parser.add_argument("--rules", metavar="DIR", type=pathlib.Path, default=ROOT / "deploy" / "prometheus")
+    parser.add_argument(
+        "--metrics", metavar="PAGE", action="append", help="page that documents metrics; may be repeated"
+    )
+    arguments = parser.parse_args()
+    folder = arguments.grafana / "dashboards"
+    pages = arguments.metrics or [ROOT / "docs" / "metrics.md"]
+
+    findings = Findings()
+    dashboards = read(folder)
+    uid = datasource_uid(arguments.grafana)
+    uids = [dashboard.get("uid") for dashboard in dashboards.values()]
+    findings.expect(len(set(uids)) == len(uids), "dashboards share a uid")
+    for name, dashboard in dashboards.items():
+        check_dashboard(name, dashboard, uid, findings)
+
+    shown, marked = queries(folder), annotations(folder)
+    found = [
+        rule
+        for file in sorted(arguments.rules.glob("*.yml"))
+        if file.name != "prometheus.yml"
+        for rule in rules(file)
+    ]
+    recorded = {rule.name: rule for rule in found if rule.kind == "record"}
+    named = [(query.place, query.expr) for query in shown + marked]
+    named += [(f"{rule.kind} {rule.name}", rule.expr) for rule in found]
+    named += [
+        (f"{dashboard['title']}: variable {variable['name']}", variable["definition"].partition("(")[2].partition(",")[0])
+        for dashboard in dashboards.values()
+        for variable in dashboard.get("templating", {}).get("list", [])
+    ]
+    check_metrics(named, documented(pages) | EXPORTERS | recorded.keys(), findings)
+    used = set().union(*(metrics(expr) for _, expr in named))
+    for name in sorted(recorded.keys() - used):
+        findings.append(f"record {name}: used by no dashboard or alert")
+
+    executed = 0
+    if arguments.prometheus:
+        wanted = [(query, False) for query in shown]
+        wanted += [(Query(rule.kind, rule.name, rule.expr), rule.kind == "alert") for rule in found]
+        wanted += [(query, True) for query in marked]
+        executed = len(wanted)
+        findings += execute_all(arguments.prometheus, wanted, arguments.wait)
+
+    for finding in findings:
+        print(finding, file=sys.stderr)
+    print(
+        f"{len(dashboards)} dashboards, {len(shown)} panel queries, {len(found)} rules and alerts, "
+        f"{len(used - recorded.keys())} metrics; "
+        f"{f'{executed} queries executed' if arguments.prometheus else 'nothing executed (no --prometheus)'}; "
+        f"{f'{len(findings)} findings' if findings else 'all well'}"
+    )
+    return 1 if findings else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
