@@ -388,3 +388,29 @@ fn daemons_by_hand_serve_metrics_and_stay_when_told_to() {
         "{summary}"
     );
 }
+
+#[test]
+fn with_json_each_line_is_an_object() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("run");
+    let arguments = [
+        "train",
+        "--epochs",
+        "2",
+        "--quiet",
+        "--run-dir",
+        run.to_str().unwrap(),
+    ];
+    let mut command = program().command(&arguments);
+    let output = command.env("FLAMBEAU_LOG_FORMAT", "json").output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    for log in std::fs::read_dir(run.join("logs")).unwrap() {
+        let text = std::fs::read_to_string(log.unwrap().path()).unwrap();
+        assert!(!text.is_empty());
+        for line in text.lines() {
+            let object: Value = serde_json::from_str(line).unwrap();
+            assert!(object["message"].is_string(), "{line}");
+            assert!(object["timestamp"].is_string(), "{line}");
+        }
+    }
+}

@@ -3,7 +3,13 @@
 use std::path::Path;
 use std::process::Output;
 
+use shared_proto::ids::Role;
+use shared_proto::security::{Security, SecurityFiles};
+use shared_proto::wire;
+use shared_proto::wire::coordinator_client::CoordinatorClient;
+use shared_proto::wire::parameter_server_client::ParameterServerClient;
 use tests::{Daemon, eventually};
+use tonic::Code;
 
 use super::program;
 
@@ -77,17 +83,18 @@ impl Secured {
     fn run(&self, command: &str, env: &[(&'static str, String)]) -> Output {
         let address = self.coordinator.address();
         let mut command = program().command(&[command, "--coordinator", &address]);
-        let env = env.iter().map(|(name, value)| (*name, value.as_str()));
-        let patience = ("FLAMBEAU_PATIENCE_SECONDS", "2");
-        command.envs(env).envs([patience]).output().unwrap()
+        command.envs(borrowed(env)).output().unwrap()
     }
 
-    /// Fails unless the process was refused with these words.
-    fn refuses(&self, command: &str, env: &[(&'static str, String)], why: &str) {
-        let output = self.run(command, env);
+    /// Fails unless the process was refused with these words, and that was counted.
+    fn refuses(&self, command: &str, env: &[(&'static str, String)], reason: &str, why: &str) {
+        let before = counted(&self.coordinator, reason);
+        let impatient = with(env.to_vec(), "FLAMBEAU_PATIENCE_SECONDS", "2");
+        let output = self.run(command, &impatient);
         let said = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{command}: {said}");
         assert!(said.contains(why), "{command}: {why:?} is not in {said}");
+        assert!(counted(&self.coordinator, reason) > before, "{command}");
     }
 
     /// Trains with a worker to the end.
@@ -126,42 +133,56 @@ fn with_certificates_and_a_token_nobody_else_is_let_in() {
     certs(theirs);
     let cluster = Secured::start(&shows(ours, "coordinator"), &shows(ours, "ps"));
 
-    cluster.refuses("worker", &[], "could not be reached");
-    cluster.refuses(
-        "worker",
-        &shows(theirs, "worker"),
-        "do not trust each other",
-    );
+    let (certificate, token) = ("certificate", "token");
+    let stranger = "do both or neither use --tls-ca?";
+    cluster.refuses("worker", &[], certificate, stranger);
+    let untrusted = "do not trust each other";
+    cluster.refuses("worker", &shows(theirs, "worker"), certificate, untrusted);
     let tls = ["FLAMBEAU_TLS_CERT", "FLAMBEAU_TLS_KEY"];
     let anonymous = without(shows(ours, "worker"), &tls);
-    // Why it is not let in comes after the connection stands, and may not be read before that is closed.
-    cluster.refuses("worker", &anonymous, &cluster.coordinator.address());
-    assert!(counted(&cluster.coordinator, "certificate") >= 2);
+    cluster.refuses("worker", &anonymous, certificate, untrusted);
 
     // A worker's certificate makes nobody a server, and a server's nobody a worker.
     let posing = shows(ours, "worker");
-    cluster.refuses("ps-server", &posing, "not valid for ps.flambeau");
-    cluster.refuses(
-        "worker",
-        &shows(ours, "ps"),
-        "not valid for worker.flambeau",
-    );
+    let why = "not valid for ps.flambeau";
+    cluster.refuses("ps-server", &posing, certificate, why);
+    let why = "not valid for worker.flambeau";
+    cluster.refuses("worker", &shows(ours, "ps"), certificate, why);
 
-    let token = theirs.join("token");
-    let wrong = with(
-        shows(ours, "worker"),
-        "FLAMBEAU_TOKEN_FILE",
-        token.to_str().unwrap(),
-    );
-    cluster.refuses("worker", &wrong, "token is wrong");
+    let other = theirs.join("token");
+    let other = other.to_str().unwrap();
+    let wrong = with(shows(ours, "worker"), "FLAMBEAU_TOKEN_FILE", other);
+    cluster.refuses("worker", &wrong, token, "token is wrong");
     let missing = without(shows(ours, "worker"), &["FLAMBEAU_TOKEN_FILE"]);
-    cluster.refuses("status", &missing, "token is missing");
-    assert!(counted(&cluster.coordinator, "token") >= 2);
+    cluster.refuses("status", &missing, token, "token is missing");
 
+    // Nor may somebody with a certificate speak for somebody else, or open a session as a server.
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let files = |role: &str, token: &Path| SecurityFiles {
+        authority: Some(ours.join("ca.pem")),
+        certificate: Some(ours.join(format!("{role}.pem"))),
+        key: Some(ours.join(format!("{role}.key"))),
+        anonymous_callers: false,
+        token: Some(token.join("token")),
+    };
+    let coordinator = cluster.coordinator.address();
+    let left = runtime.block_on(leave_as_worker(&coordinator, &files("operator", ours)));
+    assert_eq!(left, Code::PermissionDenied);
+    let server = cluster.server.address();
+    for (role, secret, reason, code) in [
+        ("ps", ours, certificate, Code::PermissionDenied),
+        ("worker", theirs, token, Code::Unauthenticated),
+    ] {
+        let before = counted(&cluster.server, reason);
+        let opened = runtime.block_on(open_session(&server, &files(role, secret)));
+        assert_eq!(opened, code, "{role}");
+        assert_eq!(counted(&cluster.server, reason), before + 1, "{role}");
+    }
     // The server does not take bytes in the clear either.
-    let mut plain = std::net::TcpStream::connect(cluster.server.address()).unwrap();
+    let before = counted(&cluster.server, certificate);
+    let mut plain = std::net::TcpStream::connect(server).unwrap();
     std::io::Write::write_all(&mut plain, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").unwrap();
-    eventually(|| counted(&cluster.server, "certificate") == 1);
+    eventually(|| counted(&cluster.server, certificate) == before + 1);
 
     let status = cluster.run("status", &shows(ours, "operator"));
     assert!(status.status.success(), "{status:?}");
@@ -176,7 +197,7 @@ fn a_token_alone_and_certificates_of_servers_alone_serve_too() {
     let tls = ["FLAMBEAU_TLS_CA", "FLAMBEAU_TLS_CERT", "FLAMBEAU_TLS_KEY"];
     let token = without(shows(dir, "worker"), &tls);
     let cluster = Secured::start(&token, &token);
-    cluster.refuses("worker", &[], "token is missing");
+    cluster.refuses("worker", &[], "token", "token is missing");
     cluster.finish(&token);
 
     let open = |role| with(shows(dir, role), "FLAMBEAU_TLS_CALLERS", "any");
@@ -207,6 +228,17 @@ fn what_secures_a_process_is_checked_when_it_starts() {
             with(all(), "FLAMBEAU_TLS_CA", empty),
             "no certificate in it",
         ),
+        (
+            with(
+                without(
+                    all(),
+                    &["FLAMBEAU_TLS_CA", "FLAMBEAU_TLS_CERT", "FLAMBEAU_TLS_KEY"],
+                ),
+                "FLAMBEAU_TLS_CALLERS",
+                "any",
+            ),
+            "--tls-callers need",
+        ),
         (with(all(), "FLAMBEAU_TLS_KEY", empty), "cannot be used"),
         (with(all(), "FLAMBEAU_TLS_CERT", "/nowhere"), "cannot read"),
         (with(all(), "FLAMBEAU_TOKEN_FILE", empty), "no token"),
@@ -223,21 +255,85 @@ fn what_secures_a_process_is_checked_when_it_starts() {
 #[test]
 fn a_local_cluster_trains_encrypted() {
     let dir = tempfile::tempdir().unwrap();
-    let run = dir.path().to_str().unwrap();
-    let output = program().run(&[
-        "train",
-        "--secure",
-        "--epochs",
-        "8",
-        "--json",
-        "--quiet",
-        "--run-dir",
-        run,
-    ]);
+    let run = dir.path().join("run");
+    let arguments = |epochs| {
+        let run = run.to_str().unwrap();
+        [
+            "train",
+            "--secure",
+            "--json",
+            "--quiet",
+            "--run-dir",
+            run,
+            "--epochs",
+            epochs,
+        ]
+    };
+    let output = program().run(&arguments("8"));
     assert!(output.status.success(), "{output:?}");
     let outcome: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert!(
         outcome["test_accuracy"].as_f64().unwrap() > 0.9,
         "{outcome}"
     );
+
+    // While it trains, nobody is answered in the clear.
+    std::fs::remove_dir_all(&run).unwrap();
+    let train = program().command(&arguments("10000")).spawn().unwrap();
+    let mut train = Running(train);
+    let log = run.join("logs/coordinator-0.log");
+    let mut address = None;
+    eventually(|| {
+        let log = std::fs::read_to_string(&log).unwrap_or_default();
+        let found = log.split_once("address=").map(|(_, rest)| rest.to_owned());
+        address = found.and_then(|rest| rest.split(' ').next().map(str::to_owned));
+        address.is_some()
+    });
+    let status = program().run(&["status", "--coordinator", &address.unwrap()]);
+    let said = String::from_utf8_lossy(&status.stderr);
+    assert!(said.contains("could not be reached"), "{said}");
+    tests::terminate(train.0.id());
+    assert_eq!(train.0.wait().unwrap().code(), Some(130));
+}
+
+/// A process that ends with the test.
+struct Running(std::process::Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+    }
+}
+
+/// What becomes of a good-bye in a worker's name.
+async fn leave_as_worker(address: &str, files: &SecurityFiles) -> Code {
+    let security = Security::load(files).unwrap();
+    let endpoint = security.endpoint(address, Role::Coordinator).unwrap();
+    let channel = endpoint.connect().await.unwrap();
+    let mut client = CoordinatorClient::with_interceptor(channel, security.credentials());
+    let origin = wire::Origin {
+        job: "job".to_owned(),
+        task: Some(wire::Task {
+            role: wire::Role::Worker.into(),
+            index: 0,
+            generation: 1,
+        }),
+        sequence: 1,
+        ..wire::Origin::default()
+    };
+    let request = wire::LeaveRequest {
+        origin: Some(origin),
+        error: "it is over".to_owned(),
+    };
+    client.leave(request).await.unwrap_err().code()
+}
+
+/// What becomes of a session with a server.
+async fn open_session(address: &str, files: &SecurityFiles) -> Code {
+    let security = Security::load(files).unwrap();
+    let endpoint = security.endpoint(address, Role::Ps).unwrap();
+    let channel = endpoint.connect().await.unwrap();
+    let mut client = ParameterServerClient::with_interceptor(channel, security.credentials());
+    let session = client.session(tokio_stream::empty()).await;
+    session.unwrap_err().code()
 }

@@ -78,11 +78,10 @@ impl Relay {
             .map(|(from, to)| carry(from.try_clone().unwrap(), to.try_clone().unwrap(), delay));
         if let Some(life) = life {
             sleep(life);
-            for side in pair {
-                // Whoever has closed it already is not cut.
-                let _ = side.shutdown(Shutdown::Both);
-            }
-            self.cuts.fetch_add(1, Relaxed);
+            // What both sides have closed already is not cut.
+            let cut = pair.map(|side| side.shutdown(Shutdown::Both).is_ok());
+            self.cuts
+                .fetch_add(usize::from(cut == [true, true]), Relaxed);
         }
         let _ = (there.join(), back.join());
     }

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use metrics::{Gauge, counter, gauge};
+use metrics::{Counter, Gauge, counter, gauge};
 use shared_proto::ids::Role;
 use shared_proto::view::JobPhase;
 
@@ -19,11 +19,14 @@ const PHASES: [(JobPhase, &str); 4] = [
 pub(crate) struct Gauges {
     live: [(Role, Gauge); 2],
     phases: [(JobPhase, Gauge); 4],
+    lost_servers: Counter,
+    lost_workers: Counter,
+    recoveries: Counter,
+    failed_checkpoints: Counter,
     starts: Gauge,
     lost_updates: Gauge,
     orphans: Gauge,
     checkpoint: Gauge,
-    checkpoint_age: Gauge,
     steps: Gauge,
     samples: Gauge,
     view: Gauge,
@@ -33,12 +36,7 @@ pub(crate) struct Gauges {
 impl Gauges {
     pub(crate) fn new() -> Self {
         let members = [Role::Ps, Role::Worker];
-        // Counters that nothing has raised yet are 0, not absent.
-        for role in members {
-            lost_lease(role, 0);
-        }
-        recovered(0);
-        counter!("flambeau_coordinator_failed_checkpoints_total").increment(0);
+        let lost = |role: Role| counter!("flambeau_coordinator_lost_leases_total", "role" => role.to_string());
         Self {
             live: members.map(|role| {
                 let gauge = gauge!("flambeau_coordinator_live_tasks", "role" => role.to_string());
@@ -47,11 +45,14 @@ impl Gauges {
             phases: PHASES.map(|(phase, name)| {
                 (phase, gauge!("flambeau_coordinator_phase", "phase" => name))
             }),
+            lost_servers: lost(Role::Ps),
+            lost_workers: lost(Role::Worker),
+            recoveries: counter!("flambeau_coordinator_recoveries_total"),
+            failed_checkpoints: counter!("flambeau_coordinator_failed_checkpoints_total"),
             starts: gauge!("flambeau_coordinator_starts"),
             lost_updates: gauge!("flambeau_coordinator_lost_updates"),
             orphans: gauge!("flambeau_coordinator_shards_without_server"),
             checkpoint: gauge!("flambeau_coordinator_checkpoint"),
-            checkpoint_age: gauge!("flambeau_coordinator_checkpoint_age_seconds"),
             steps: gauge!("flambeau_coordinator_steps"),
             samples: gauge!("flambeau_coordinator_samples"),
             view: gauge!("flambeau_coordinator_view"),
@@ -67,32 +68,31 @@ impl Gauges {
         for (phase, gauge) in &self.phases {
             gauge.set(f64::from(u8::from(view.phase == *phase)));
         }
-        let (starts, lost, orphans, newest) = cluster.faults(now);
-        self.starts.set(starts as f64);
-        self.lost_updates.set(lost as f64);
-        self.orphans.set(orphans as f64);
+        let mishaps = cluster.mishaps();
+        self.lost_servers.absolute(mishaps.lost_servers);
+        self.lost_workers.absolute(mishaps.lost_workers);
+        self.recoveries.absolute(mishaps.recoveries);
+        self.failed_checkpoints.absolute(mishaps.failed_checkpoints);
+        self.starts.set(cluster.starts() as f64);
+        self.lost_updates.set(cluster.lost_updates() as f64);
+        self.orphans.set(cluster.shards_without_server() as f64);
+        let newest = cluster.checkpoint_status(now);
         self.checkpoint
             .set(newest.map_or(-1.0, |newest| newest.number as f64));
-        self.checkpoint_age
-            .set(newest.map_or(0.0, |newest| newest.age));
+        if let Some(newest) = newest {
+            gauge!("flambeau_coordinator_checkpoint_age_seconds").set(newest.age);
+        }
         let (steps, samples) = cluster.done();
         self.steps.set(steps as f64);
         self.samples.set(samples as f64);
         self.view.set(view.number.0 as f64);
         self.min_clock.set(view.min_clock.0 as f64);
+        for (task, lead) in cluster.leads() {
+            let lead = lead.map_or(f64::NAN, |lead| lead as f64);
+            gauge!("flambeau_coordinator_clock_lead_steps", "task" => task.to_string()).set(lead);
+        }
         for (metric, value) in cluster.newest_evaluation() {
             gauge!("flambeau_coordinator_evaluation", "metric" => metric.to_owned()).set(value);
         }
     }
-}
-
-/// Members of a role whose lease has ended without a word.
-pub(crate) fn lost_lease(role: Role, members: u64) {
-    counter!("flambeau_coordinator_lost_leases_total", "role" => role.to_string())
-        .increment(members);
-}
-
-/// Times that shards went back to a checkpoint.
-pub(crate) fn recovered(times: u64) {
-    counter!("flambeau_coordinator_recoveries_total").increment(times);
 }

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use checkpoint::CheckpointError;
+use daemon::Offload;
 use daemon::process::Process;
 use daemon::settings::{JobFlags, ProcessSettings};
-use daemon::{Offload, Ready};
 use shared_proto::job::{Job, JobError, run_dir};
 use shared_proto::security::{Security, SecurityError};
 use shared_proto::transport::{self, Listen};
@@ -85,7 +85,7 @@ pub enum CoordinatorError {
         /// What the system says.
         error: std::io::Error,
     },
-    /// It cannot be reached by those whom it should serve.
+    /// What it shows to others and demands of them cannot be used.
     #[error(transparent)]
     Security(#[from] SecurityError),
     /// The run directory cannot be written.
@@ -197,11 +197,7 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), Coordinator
         dir: dir.clone(),
         offload: Offload::Threads,
     };
-    Ready {
-        address: Some(Listen::Tcp(address)),
-        metrics: process.metrics,
-    }
-    .announce();
+    process.announce(Some(Listen::Tcp(address)));
     tracing::info!(%address, run_dir = %dir.display(), again = run.again, "coordinating");
     let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
     if process.security.is_listening_encrypted() {
@@ -303,7 +299,7 @@ impl Run {
 /// Lets through what carries the job's token.
 fn admit(security: Security) -> impl Fn(Request<()>) -> Result<Request<()>, Status> + Clone {
     move |request| {
-        security.check_token(request.metadata().as_ref())?;
+        security.check_token(request.metadata().as_ref(), request.extensions())?;
         Ok(request)
     }
 }

@@ -14,7 +14,7 @@ use shared_proto::wire::coordinator_server::Coordinator;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
-use tonic::{Request, Response, Status};
+use tonic::{Extensions, Request, Response, Status};
 
 use crate::cluster::{Cluster, Initialization, Work};
 use crate::shared::Shared;
@@ -42,13 +42,21 @@ impl Service {
         Self { security, ..self }
     }
 
+    /// As whom a caller speaks; its certificate must be one of that role.
+    fn origin(&self, from: &From<'_>) -> Result<Origin, Status> {
+        let origin = Origin::read(from.origin, from.what).map_err(refused)?;
+        let role = origin.task.id.role;
+        self.security.check_role(from.extensions, role)?;
+        Ok(origin)
+    }
+
     /// Asks on behalf of a member. Whoever is none is refused, under the same lock.
     async fn ask_as<T>(
         &self,
-        (origin, what): (Option<&wire::Origin>, &str),
+        from: From<'_>,
         ask: impl FnOnce(&mut Cluster, Instant, &Origin) -> Result<T, Refusal>,
     ) -> Result<T, Status> {
-        let origin = Origin::read(origin, what).map_err(refused)?;
+        let origin = self.origin(&from)?;
         let ask = |cluster: &mut Cluster, now| {
             cluster.admit(&origin)?;
             cluster.hear_of(&origin);
@@ -60,17 +68,38 @@ impl Service {
     /// The same, until the answer satisfies, or for as long as a call may wait.
     async fn ask_as_until<T>(
         &self,
-        (origin, what): (Option<&wire::Origin>, &str),
+        from: From<'_>,
         mut ask: impl FnMut(&mut Cluster, Instant, &Origin) -> Result<T, Refusal>,
         satisfies: impl Fn(&T) -> bool,
     ) -> Result<T, Status> {
-        let origin = Origin::read(origin, what).map_err(refused)?;
+        let origin = self.origin(&from)?;
         let ask = |cluster: &mut Cluster, now| {
             cluster.admit(&origin)?;
             cluster.hear_of(&origin);
             ask(cluster, now, &origin)
         };
         self.shared.ask_until(ask, satisfies).await.map_err(refused)
+    }
+}
+
+/// Who says that it calls, and what.
+struct From<'a> {
+    origin: Option<&'a wire::Origin>,
+    extensions: &'a Extensions,
+    what: &'static str,
+}
+
+impl<'a> From<'a> {
+    fn new(
+        origin: &'a Option<wire::Origin>,
+        extensions: &'a Extensions,
+        what: &'static str,
+    ) -> Self {
+        Self {
+            origin: origin.as_ref(),
+            extensions,
+            what,
+        }
     }
 }
 
@@ -126,8 +155,8 @@ impl Coordinator for Service {
         &self,
         request: Request<wire::HeartbeatRequest>,
     ) -> Answer<wire::HeartbeatReply> {
-        let origin = Origin::read(request.into_inner().origin.as_ref(), "Heartbeat");
-        let origin = origin.map_err(refused)?;
+        let (_, extensions, request) = request.into_parts();
+        let origin = self.origin(&From::new(&request.origin, &extensions, "Heartbeat"))?;
         // No work comes up by a heartbeat, so nobody is woken.
         let beat = |cluster: &mut Cluster, now| {
             cluster.admit(&origin)?;
@@ -145,9 +174,9 @@ impl Coordinator for Service {
     }
 
     async fn leave(&self, request: Request<wire::LeaveRequest>) -> Answer<wire::LeaveReply> {
-        let request = request.into_inner();
+        let (_, extensions, request) = request.into_parts();
         self.ask_as(
-            (request.origin.as_ref(), "Leave"),
+            From::new(&request.origin, &extensions, "Leave"),
             |cluster, now, origin| {
                 cluster.leave(now, origin.task, request.error);
                 Ok(())
@@ -185,13 +214,13 @@ impl Coordinator for Service {
         &self,
         request: Request<wire::RegisterVariablesRequest>,
     ) -> Answer<wire::RegisterVariablesReply> {
-        let request = request.into_inner();
+        let (_, extensions, request) = request.into_parts();
         let specs = request.variables.iter().map(VariableSpec::read);
         let specs = specs.collect::<Result<Vec<_>, _>>().map_err(refused)?;
         let samples = (request.training_samples, request.evaluation_samples);
         let initialization = self
             .ask_as_until(
-                (request.origin.as_ref(), "RegisterVariables"),
+                From::new(&request.origin, &extensions, "RegisterVariables"),
                 |cluster, now, origin| {
                     cluster.register_variables(now, origin.task, specs.clone(), samples)
                 },
@@ -218,8 +247,8 @@ impl Coordinator for Service {
         &self,
         request: Request<wire::FinishInitializationRequest>,
     ) -> Answer<wire::FinishInitializationReply> {
-        let request = request.into_inner();
-        let from = (request.origin.as_ref(), "FinishInitialization");
+        let (_, extensions, request) = request.into_parts();
+        let from = From::new(&request.origin, &extensions, "FinishInitialization");
         self.ask_as(from, |cluster, _, origin| {
             cluster.finish_initialization(origin.task)
         })
@@ -231,10 +260,10 @@ impl Coordinator for Service {
         &self,
         request: Request<wire::LeaseWorkRequest>,
     ) -> Answer<wire::LeaseWorkReply> {
-        let request = request.into_inner();
+        let (_, extensions, request) = request.into_parts();
         let (work, clock) = self
             .ask_as_until(
-                (request.origin.as_ref(), "LeaseWork"),
+                From::new(&request.origin, &extensions, "LeaseWork"),
                 |cluster, now, origin| Ok(cluster.lease_work(now, origin.task)),
                 |(work, _)| !matches!(work, Work::Idle(_)),
             )
@@ -250,8 +279,8 @@ impl Coordinator for Service {
         &self,
         request: Request<wire::FinishStepRequest>,
     ) -> Answer<wire::FinishStepReply> {
-        let request = request.into_inner();
-        let from = (request.origin.as_ref(), "FinishStep");
+        let (_, extensions, request) = request.into_parts();
+        let from = From::new(&request.origin, &extensions, "FinishStep");
         let min_clock = self
             .ask_as(from, |cluster, now, origin| {
                 cluster.finish_step(now, origin, &request)
@@ -263,10 +292,12 @@ impl Coordinator for Service {
     }
 
     async fn report(&self, request: Request<wire::ReportRequest>) -> Answer<wire::ReportReply> {
-        let wire::ReportRequest { origin, report } = request.into_inner();
-        self.ask_as((origin.as_ref(), "Report"), |cluster, now, origin| {
-            take_report(cluster, now, origin, report)
-        })
+        let (_, extensions, request) = request.into_parts();
+        let wire::ReportRequest { origin, report } = request;
+        self.ask_as(
+            From::new(&origin, &extensions, "Report"),
+            |cluster, now, origin| take_report(cluster, now, origin, report),
+        )
         .await?;
         Ok(Response::new(wire::ReportReply {}))
     }
@@ -274,8 +305,8 @@ impl Coordinator for Service {
     type WatchStream = ReceiverStream<Result<wire::View, Status>>;
 
     async fn watch(&self, request: Request<wire::WatchRequest>) -> Answer<Self::WatchStream> {
-        let origin = Origin::read(request.into_inner().origin.as_ref(), "Watch");
-        let origin = origin.map_err(refused)?;
+        let (_, extensions, request) = request.into_parts();
+        let origin = self.origin(&From::new(&request.origin, &extensions, "Watch"))?;
         let admitted = self.shared.look(|cluster, _| cluster.admit(&origin));
         admitted.map_err(refused)?;
         // One view under way is enough: a slow reader gets the newest when it is ready for it.

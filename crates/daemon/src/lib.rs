@@ -18,6 +18,8 @@ pub use offload::Offload;
 
 use std::net::SocketAddr;
 
+use serde::{Deserialize, Serialize};
+use settings::LogFormat;
 use shared_proto::transport::Listen;
 
 /// Says, on one line of stdout, where a process listens. Whoever started it with port 0 reads it.
@@ -29,22 +31,46 @@ pub struct Ready {
     pub metrics: SocketAddr,
 }
 
+/// [`Ready`] among log lines that are JSON objects.
+#[derive(Serialize, Deserialize)]
+struct ReadyObject {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    listening: Option<String>,
+    metrics: SocketAddr,
+}
+
 impl Ready {
     const ADDRESS: &str = "listening on ";
     const METRICS: &str = "metrics on ";
 
-    /// Prints the line.
-    pub fn announce(&self) {
-        let address = self
-            .address
-            .as_ref()
-            .map(|a| format!("{}{a}, ", Self::ADDRESS))
-            .unwrap_or_default();
-        println!("{address}{}{}", Self::METRICS, self.metrics);
+    /// The line, in the format of the log beside it.
+    pub fn line(&self, format: LogFormat) -> String {
+        let address = self.address.as_ref().map(Listen::to_string);
+        match format {
+            LogFormat::Text => {
+                let address = address.map(|address| format!("{}{address}, ", Self::ADDRESS));
+                let address = address.unwrap_or_default();
+                format!("{address}{}{}", Self::METRICS, self.metrics)
+            }
+            LogFormat::Json => {
+                let object = ReadyObject {
+                    listening: address,
+                    metrics: self.metrics,
+                };
+                serde_json::to_string(&object).unwrap_or_default()
+            }
+        }
     }
 
     /// Reads the line; `None` if it is another.
     pub fn parse(line: &str) -> Option<Self> {
+        if let Ok(object) = serde_json::from_str::<ReadyObject>(line) {
+            let address = object.listening.map(|address| address.parse());
+            return Some(Self {
+                address: address.transpose().ok()?,
+                metrics: object.metrics,
+            });
+        }
         let (address, rest) = match line.strip_prefix(Self::ADDRESS) {
             Some(rest) => {
                 let (address, rest) = rest.split_once(", ")?;
@@ -63,13 +89,14 @@ mod tests {
 
     #[test]
     fn a_ready_line_is_read_back() {
-        let with = "listening on 127.0.0.1:7, metrics on 127.0.0.1:8";
-        let ready = Ready::parse(with).unwrap();
-        assert_eq!(ready.address, Some("127.0.0.1:7".parse().unwrap()));
-        let file = "listening on unix:/run/a.sock, metrics on 127.0.0.1:8";
-        let file = Ready::parse(file).and_then(|ready| ready.address);
-        assert_eq!(file, Some(Listen::Unix("/run/a.sock".into())));
-        assert_eq!(Ready::parse("metrics on [::1]:8").unwrap().address, None);
+        let metrics = "127.0.0.1:8".parse().unwrap();
+        for address in [Some("127.0.0.1:7"), Some("unix:/run/a.sock"), None] {
+            let address = address.map(|address| address.parse().unwrap());
+            let ready = Ready { address, metrics };
+            for format in [LogFormat::Text, LogFormat::Json] {
+                assert_eq!(Ready::parse(&ready.line(format)), Some(ready.clone()));
+            }
+        }
         assert_eq!(Ready::parse("something else"), None);
     }
 }

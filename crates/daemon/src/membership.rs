@@ -3,10 +3,11 @@
 use std::future::Future;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 use backon::{ExponentialBuilder, Retryable};
+use metrics::gauge;
 use shared_proto::ids::{Clock, Epoch, Generation, Origin, Role, Sequence, Task};
 use shared_proto::job::{Job, JobError};
 use shared_proto::refusal::{Reason, Refusal};
@@ -25,6 +26,9 @@ use tonic::{Code, Request, Response, Status};
 /// Heartbeats in one lease.
 const HEARTBEATS_PER_LEASE: u32 = 3;
 
+/// How long the coordinator may be silent before the log says so.
+const ALARM: Duration = Duration::from_secs(1);
+
 /// How long saying good-bye may take.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -34,7 +38,7 @@ const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 pub enum MembershipError {
     /// Nothing was heard for longer than the process's patience: give up.
     #[error(
-        "the coordinator at {address} could not be reached for {patience:?}: {reason}; is it running, and is the address right?"
+        "the coordinator at {address} could not be reached for {patience:?}: {reason}; is it running, is the address right, and do both or neither use --tls-ca?"
     )]
     Unreachable {
         /// Where it should be.
@@ -84,6 +88,8 @@ pub struct Coordinator {
     address: String,
     client: Calls,
     patience: Duration,
+    /// It has answered once: if it does not trust this process any more, that will be put right.
+    has_answered: Arc<AtomicBool>,
 }
 
 /// Calls to a coordinator.
@@ -123,6 +129,7 @@ impl Coordinator {
             address: address.to_owned(),
             client: CoordinatorClient::with_interceptor(channel, security.credentials()),
             patience,
+            has_answered: Arc::default(),
         })
     }
 
@@ -155,30 +162,52 @@ impl Coordinator {
     {
         let once = || async {
             match tokio::time::timeout(CALL_TIMEOUT, call(self.client.clone())).await {
-                Ok(answer) => answer.map(Response::into_inner),
+                Ok(answer) => {
+                    self.has_answered.fetch_or(answer.is_ok(), Relaxed);
+                    answer.map(Response::into_inner)
+                }
                 Err(_) => Err(Status::deadline_exceeded(format!(
                     "no answer for {CALL_TIMEOUT:?}"
                 ))),
             }
         };
         let began = Instant::now();
+        let mut alarmed = false;
         let backoff = ExponentialBuilder::default()
             .with_jitter()
             .with_min_delay(Duration::from_millis(20))
             .with_max_delay(Duration::from_secs(1))
             .without_max_times();
         once.retry(backoff)
-            .when(|status| may_pass(status) && began.elapsed() < self.patience)
-            .notify(|status, _| tracing::debug!(%status, "the coordinator did not answer; trying again"))
+            .when(|status| self.may_pass(status) && began.elapsed() < self.patience)
+            .notify(|status, _| {
+                if began.elapsed() >= ALARM && !std::mem::replace(&mut alarmed, true) {
+                    let (address, reason) = (&self.address, chain_of(status));
+                    tracing::warn!(
+                        address,
+                        reason,
+                        "the coordinator does not answer; trying on"
+                    );
+                }
+            })
             .await
             .map_err(|status| self.give_up(&status))
+    }
+
+    /// Whether the same call may go well later. While a cluster runs, certificates and tokens are
+    /// replaced one process at a time.
+    fn may_pass(&self, status: &Status) -> bool {
+        match distrusts(status) {
+            true => self.has_answered.load(Relaxed),
+            false => may_pass(status),
+        }
     }
 
     fn give_up(&self, status: &Status) -> MembershipError {
         let address = self.address.clone();
         if let Some(reason) = certificate_error(status) {
             MembershipError::Untrusted { address, reason }
-        } else if may_pass(status) {
+        } else if self.may_pass(status) {
             MembershipError::Unreachable {
                 address,
                 patience: self.patience,
@@ -221,7 +250,16 @@ fn may_pass(status: &Status) -> bool {
             | Code::Internal
             | Code::Cancelled
     );
-    transient && Refusal::from_status(status).is_none() && certificate_error(status).is_none()
+    transient && Refusal::from_status(status).is_none()
+}
+
+/// Whether one of two peers does not accept what the other shows.
+fn distrusts(status: &Status) -> bool {
+    let told = matches!(
+        status.code(),
+        Code::Unauthenticated | Code::PermissionDenied
+    );
+    told || certificate_error(status).is_some()
 }
 
 /// A registered task. Its lease is kept until this is dropped or [`Membership::leave`] is called.
@@ -293,6 +331,7 @@ impl Membership {
             .ok_or_else(|| MembershipError::Refused("it gave no task".to_owned()))?;
         let job = Job::from_toml(&reply.job_toml)?;
         let lease = Duration::from_millis(reply.lease_milliseconds);
+        gauge!("flambeau_task_info", "task" => task.to_string()).set(1.0);
         tracing::info!(%task, generation = task.generation.0, coordinator = %coordinator.address, "registered");
 
         let (tell, standing) = watch::channel(Standing::Member);
@@ -473,7 +512,7 @@ async fn heartbeats(
                     tell.send_replace(Standing::Failed(reply.error));
                 }
             }
-            Ok(Err(status)) if !may_pass(&status) => {
+            Ok(Err(status)) if !coordinator.may_pass(&status) => {
                 tell.send_replace(Standing::Lost(Arc::new(MembershipError::of(&status))));
                 return;
             }

@@ -5,12 +5,15 @@ use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use shared_proto::security::Security;
+use metrics::gauge;
+use shared_proto::security::{self, Security};
+use shared_proto::transport::Listen;
 use tokio::io::AsyncReadExt;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 
+use crate::Ready;
 use crate::http;
 use crate::settings::{AfterJob, LogFormat, ProcessSettings};
 
@@ -31,9 +34,20 @@ pub struct Process {
     pub after_job: AfterJob,
     /// What is shown to others and demanded of them.
     pub security: Security,
+    /// How what it says is written.
+    pub log_format: LogFormat,
 }
 
 impl Process {
+    /// Says where it listens, on a line of stdout (see [`Ready`]).
+    pub fn announce(&self, address: Option<Listen>) {
+        let ready = Ready {
+            address,
+            metrics: self.metrics,
+        };
+        println!("{}", ready.line(self.log_format));
+    }
+
     /// Stays until told to go, if that is what is to happen after the job.
     pub async fn linger(&self) {
         if self.after_job == AfterJob::Wait {
@@ -87,6 +101,10 @@ fn start<E: Display>(
         let shutdown = CancellationToken::new();
         watch_signals(&settings, shutdown.clone())?;
         let recorder = http::install_recorder().map_err(|error| error.to_string())?;
+        security::begin_to_count();
+        if let Some(expires) = security.expires() {
+            gauge!("flambeau_certificate_expires_timestamp_seconds").set(expires as f64);
+        }
         let listen = settings.metrics_listen;
         let metrics = http::serve(listen, recorder, shutdown.clone())
             .await
@@ -98,6 +116,7 @@ fn start<E: Display>(
             metrics,
             after_job: settings.after_job,
             security,
+            log_format: settings.log_format,
         };
         let deadline = async {
             shutdown.cancelled().await;
@@ -130,7 +149,11 @@ pub fn log_to_stderr(filter: &str, format: LogFormat) -> Result<(), String> {
         .with_target(false);
     match format {
         LogFormat::Text => log.init(),
-        LogFormat::Json => log.json().flatten_event(true).init(),
+        LogFormat::Json => {
+            log.json().flatten_event(true).init();
+            // A panic is one line too.
+            std::panic::set_hook(Box::new(|panic| tracing::error!("{panic}")));
+        }
     }
     Ok(())
 }

@@ -1,15 +1,15 @@
 //! `flambeau certs`: a private authority, a certificate for each role, and a job's token: what a trial
 //! needs. Those who have an authority of their own let it sign the same names.
 
-use std::fs::{self, OpenOptions};
+use std::fs;
 use std::io::Write;
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa,
-    KeyPair, KeyUsagePurpose,
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose,
 };
 use shared_proto::ids::Role;
 use shared_proto::security::{SecurityFiles, name_of};
@@ -22,32 +22,33 @@ const OPERATOR: &str = "operator";
 /// Random bytes in a token.
 const TOKEN_BYTES: usize = 32;
 
+/// Days that the authority is valid for; what it signs is renewed more often.
+const AUTHORITY_DAYS: u16 = 3650;
+
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Arguments {
-    /// The folder to write to. Where it has an authority already, nothing is changed.
+    /// The folder to write to. What is there is kept; delete a role's certificate to have it renewed.
     #[arg(long, default_value = "certs", value_name = "DIR")]
     dir: PathBuf,
-    /// Days that the certificates are valid for.
+    /// Days that the roles' certificates are valid for.
     #[arg(long, default_value_t = 365)]
     days: u16,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
-    let dir = &arguments.dir;
-    if dir.join(AUTHORITY).exists() {
-        println!("{} has certificates; nothing was changed", dir.display());
-        return Ok(());
+    let dir = arguments.dir.display();
+    match make(&arguments.dir, arguments.days)?.as_slice() {
+        [] => println!("{dir} has all that is needed; nothing was changed"),
+        made => println!(
+            "wrote {} to {dir}; give each process its own with --tls-ca, --tls-cert, --tls-key and --token-file, and keep {dir}/{AUTHORITY_KEY} to yourself",
+            made.join(", ")
+        ),
     }
-    make(dir, arguments.days)?;
-    println!(
-        "wrote an authority, certificates of the roles and a token to {}; give each process its own with --tls-ca, --tls-cert, --tls-key and --token-file, and keep {}/ca.key to yourself",
-        dir.display(),
-        dir.display()
-    );
     Ok(())
 }
 
 const AUTHORITY: &str = "ca.pem";
+const AUTHORITY_KEY: &str = "ca.key";
 const TOKEN: &str = "token";
 
 /// The files that a process of a role is given.
@@ -61,53 +62,88 @@ pub(crate) fn files(dir: &Path, role: Role) -> SecurityFiles {
     }
 }
 
-/// Makes all of them. The authority's certificate is written last: where it is, the others are.
+/// Makes those that are not there; returns the names of the files that were written.
 ///
 /// # Errors
-/// If a file cannot be written.
-pub(crate) fn make(dir: &Path, days: u16) -> Result<(), CommandError> {
-    let failed = |error: rcgen::Error| CommandError::Content {
-        path: dir.to_owned(),
-        reason: error.to_string(),
-    };
+/// If a file cannot be read or written.
+pub(crate) fn make(dir: &Path, days: u16) -> Result<Vec<String>, CommandError> {
     fs::create_dir_all(dir).map_err(CommandError::file(dir))?;
-    let mut authority = valid_for(days);
-    authority
-        .distinguished_name
-        .push(DnType::CommonName, "Flambeau's private authority");
-    authority.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
-    authority.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-    let key = KeyPair::generate().map_err(failed)?;
-    let authority = CertifiedIssuer::self_signed(authority, key).map_err(failed)?;
-
+    let mut made = Vec::new();
+    let authority = match dir.join(AUTHORITY).exists() {
+        true => known_authority(dir)?,
+        false => new_authority(dir, &mut made)?,
+    };
     let roles = [Role::Coordinator, Role::Ps, Role::Worker];
     let roles = roles.map(|role| (role.to_string(), name_of(role)));
     let operator = (OPERATOR.to_owned(), format!("{OPERATOR}.flambeau"));
     for (role, name) in roles.into_iter().chain([operator]) {
-        let mut params = valid_for(days);
-        params.distinguished_name.push(DnType::CommonName, &name);
-        params.subject_alt_names = CertificateParams::new([name])
-            .map_err(failed)?
-            .subject_alt_names;
-        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
-        params.extended_key_usages = vec![
-            ExtendedKeyUsagePurpose::ServerAuth,
-            ExtendedKeyUsagePurpose::ClientAuth,
-        ];
-        let key = KeyPair::generate().map_err(failed)?;
-        let certificate = params.signed_by(&key, &authority).map_err(failed)?;
-        write(
-            &dir.join(format!("{role}.key")),
-            &key.serialize_pem(),
-            0o600,
-        )?;
-        write(&dir.join(format!("{role}.pem")), &certificate.pem(), 0o644)?;
+        let (certificate, key) = (format!("{role}.pem"), format!("{role}.key"));
+        if !dir.join(&certificate).exists() {
+            let (pem, secret) = signed(&authority, &name, days).map_err(failed(dir))?;
+            // What is there without the other is half of an earlier attempt.
+            write(&dir.join(&key), &secret, SECRET)?;
+            write(&dir.join(&certificate), &pem, PUBLIC)?;
+            made.extend([certificate, key]);
+        }
     }
-    let token: [u8; TOKEN_BYTES] = rand::random();
-    let token: String = token.iter().map(|byte| format!("{byte:02x}")).collect();
-    write(&dir.join(TOKEN), &format!("{token}\n"), 0o600)?;
-    write(&dir.join("ca.key"), &authority.key().serialize_pem(), 0o600)?;
-    write(&dir.join(AUTHORITY), &authority.pem(), 0o644)
+    if !dir.join(TOKEN).exists() {
+        let token: [u8; TOKEN_BYTES] = rand::random();
+        let token: String = token.iter().map(|byte| format!("{byte:02x}")).collect();
+        write(&dir.join(TOKEN), &format!("{token}\n"), SECRET)?;
+        made.push(TOKEN.to_owned());
+    }
+    Ok(made)
+}
+
+type Authority = Issuer<'static, KeyPair>;
+
+fn failed(path: &Path) -> impl Fn(rcgen::Error) -> CommandError + '_ {
+    |error| CommandError::Content {
+        path: path.to_owned(),
+        reason: error.to_string(),
+    }
+}
+
+fn known_authority(dir: &Path) -> Result<Authority, CommandError> {
+    let read = |name| {
+        let path = dir.join(name);
+        fs::read_to_string(&path).map_err(CommandError::file(&path))
+    };
+    let key = KeyPair::from_pem(&read(AUTHORITY_KEY)?);
+    let key = key.map_err(failed(&dir.join(AUTHORITY_KEY)))?;
+    Issuer::from_ca_cert_pem(&read(AUTHORITY)?, key).map_err(failed(&dir.join(AUTHORITY)))
+}
+
+fn new_authority(dir: &Path, made: &mut Vec<String>) -> Result<Authority, CommandError> {
+    let mut params = valid_for(AUTHORITY_DAYS);
+    params
+        .distinguished_name
+        .push(DnType::CommonName, "Flambeau's private authority");
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    let key = KeyPair::generate().map_err(failed(dir))?;
+    let certificate = params.self_signed(&key).map_err(failed(dir))?;
+    write(&dir.join(AUTHORITY_KEY), &key.serialize_pem(), SECRET)?;
+    write(&dir.join(AUTHORITY), &certificate.pem(), PUBLIC)?;
+    made.extend([AUTHORITY, AUTHORITY_KEY].map(str::to_owned));
+    Ok(Issuer::new(params, key))
+}
+
+/// A certificate for a name, and its key.
+fn signed(authority: &Authority, name: &str, days: u16) -> Result<(String, String), rcgen::Error> {
+    let mut params = valid_for(days);
+    params.subject_alt_names = CertificateParams::new([name.to_owned()])?.subject_alt_names;
+    params.distinguished_name.push(DnType::CommonName, name);
+    params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+    params.extended_key_usages = vec![
+        ExtendedKeyUsagePurpose::ServerAuth,
+        ExtendedKeyUsagePurpose::ClientAuth,
+    ];
+    let key = KeyPair::generate()?;
+    Ok((
+        params.signed_by(&key, authority)?.pem(),
+        key.serialize_pem(),
+    ))
 }
 
 fn valid_for(days: u16) -> CertificateParams {
@@ -120,11 +156,49 @@ fn valid_for(days: u16) -> CertificateParams {
     params
 }
 
-/// Writes a file that nobody may read in between if nobody may in the end.
+/// Modes of files.
+const SECRET: u32 = 0o600;
+const PUBLIC: u32 = 0o644;
+
+/// Writes a file under a temporary name first, so that what has a name is whole, and nobody may read in
+/// between who may not in the end.
 fn write(path: &Path, text: &str, mode: u32) -> Result<(), CommandError> {
-    let mut options = OpenOptions::new();
-    options.write(true).create(true).truncate(true).mode(mode);
-    let mut file = options.open(path).map_err(CommandError::file(path))?;
+    let folder = path.parent().unwrap_or(Path::new("."));
+    let permissions = fs::Permissions::from_mode(mode);
+    let mut file = tempfile::Builder::new()
+        .permissions(permissions)
+        .tempfile_in(folder)
+        .map_err(CommandError::file(path))?;
     let written = file.write_all(text.as_bytes());
-    written.map_err(CommandError::file(path))
+    written.map_err(CommandError::file(path))?;
+    let kept = file.persist(path).map_err(|error| error.error);
+    kept.map(drop).map_err(CommandError::file(path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use shared_proto::security::Security;
+
+    #[test]
+    fn what_is_missing_is_made_and_the_rest_is_kept() {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path();
+        assert_eq!(make(dir, 30).unwrap().len(), 11);
+        assert_eq!(make(dir, 30).unwrap(), Vec::<String>::new());
+        for entry in fs::read_dir(dir).unwrap().map(Result::unwrap) {
+            let name = entry.file_name().into_string().unwrap();
+            let mode = entry.metadata().unwrap().permissions().mode() & 0o777;
+            let secret = name.ends_with(".key") || name == TOKEN;
+            assert_eq!(mode, if secret { SECRET } else { PUBLIC }, "{name}");
+        }
+        let load = || Security::load(&files(dir, Role::Ps)).unwrap();
+        let before = load().expires().unwrap();
+        let authority = fs::read(dir.join(AUTHORITY)).unwrap();
+        fs::remove_file(dir.join("ps.pem")).unwrap();
+        assert_eq!(make(dir, 90).unwrap(), ["ps.pem", "ps.key"]);
+        assert_eq!(fs::read(dir.join(AUTHORITY)).unwrap(), authority);
+        let later = load().expires().unwrap() - before;
+        assert!((later / 86_400 - 60).abs() <= 1, "{later} s later");
+    }
 }

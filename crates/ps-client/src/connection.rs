@@ -5,7 +5,7 @@ use shared_proto::blocks::ShardMap;
 use shared_proto::ids::Epoch;
 use shared_proto::ids::Role;
 use shared_proto::refusal::Reason;
-use shared_proto::security::{Credentials, certificate_error, chain_of};
+use shared_proto::security::{Credentials, chain_of};
 use shared_proto::stream::{self, Encoded, Incoming as Messages, Sender};
 use shared_proto::transport::{CALL_TIMEOUT, PROTOCOL_VERSION};
 use shared_proto::wire;
@@ -41,14 +41,7 @@ pub(crate) async fn open(
         Some(address) if !address.is_empty() => address,
         _ => return Err(End::Outdated("it has no server at present".to_owned())),
     };
-    let failed = |error: tonic::transport::Error| match certificate_error(&error) {
-        Some(reason) => End::Fatal(ClientError::Untrusted {
-            shard: target.shard,
-            address: address.clone(),
-            reason,
-        }),
-        None => End::Broken(chain_of(&error)),
-    };
+    let failed = |error: tonic::transport::Error| End::Broken(chain_of(&error));
     let security = target.network.security();
     let endpoint = security.endpoint(address, Role::Ps).map_err(failed)?;
     let channel = timeout(CALL_TIMEOUT, target.network.connect(endpoint)).await;
@@ -109,9 +102,9 @@ async fn begin(
         .map_err(|error| Status::internal(error.to_string()))?;
     credentials.add(request.headers_mut());
     let ready = channel.ready().await;
-    let response = ready.map_err(|error| Status::unavailable(error.to_string()))?;
+    let response = ready.map_err(|error| Status::unavailable(chain_of(&error)))?;
     let response = response.call(request).await;
-    let response = response.map_err(|error| Status::unavailable(error.to_string()))?;
+    let response = response.map_err(|error| Status::unavailable(chain_of(&error)))?;
     match Status::from_header_map(response.headers()) {
         Some(status) if status.code() != Code::Ok => Err(status),
         _ if !response.status().is_success() => {
@@ -128,13 +121,6 @@ pub(crate) fn end_of(status: &Status) -> End {
     match refusal_of(status) {
         Some(refusal) if refusal.reason == Reason::StaleEpoch => End::Outdated(refusal.message),
         Some(refusal) => End::Fatal(refusal.into()),
-        None if matches!(
-            status.code(),
-            Code::Unauthenticated | Code::PermissionDenied
-        ) =>
-        {
-            End::Fatal(ClientError::NotAdmitted(status.message().to_owned()))
-        }
         None => End::Broken(status.message().to_owned()),
     }
 }

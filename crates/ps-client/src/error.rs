@@ -66,21 +66,6 @@ pub enum ClientError {
         /// What the last try came to.
         reason: String,
     },
-    /// One of the two does not accept the other's certificate.
-    #[error(
-        "this process and the server of shard {shard} at {address} do not trust each other: {reason}; look at --tls-ca, --tls-cert and --tls-key on both sides"
-    )]
-    Untrusted {
-        /// Which shard.
-        shard: u32,
-        /// Where it is.
-        address: String,
-        /// What is wrong with the certificates.
-        reason: String,
-    },
-    /// The server does not take this process for one that may open sessions.
-    #[error("a server does not admit this process: {0}")]
-    NotAdmitted(String),
     /// The session was closed while the answer was awaited.
     #[error("the session with shard {0} is closed")]
     Closed(u32),

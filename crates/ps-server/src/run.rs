@@ -5,10 +5,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use checkpoint::CheckpointError;
+use daemon::Offload;
 use daemon::membership::{Coordinator, Membership, MembershipError, Registration};
 use daemon::process::Process;
 use daemon::settings::{AfterJob, MemberSettings, ProcessSettings};
-use daemon::{Offload, Ready};
 use shared_proto::ids::{Role, Task};
 use shared_proto::refusal::Refusal;
 use shared_proto::security::SecurityError;
@@ -66,7 +66,7 @@ pub enum PsError {
         /// What the system says.
         error: std::io::Error,
     },
-    /// It cannot be reached by those whom it should serve.
+    /// What it shows to others and demands of them cannot be used.
     #[error(transparent)]
     Security(#[from] SecurityError),
     /// The cluster does not want it, or cannot be reached.
@@ -130,11 +130,7 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), PsError> {
         return Ok(());
     };
     let membership = membership?;
-    Ready {
-        address: Some(address),
-        metrics: process.metrics,
-    }
-    .announce();
+    process.announce(Some(address));
 
     let stop = CancellationToken::new();
     let shard = Arc::new(Shard::new(&membership.job));

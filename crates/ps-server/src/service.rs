@@ -57,11 +57,10 @@ impl Sessions {
             let path = request.uri().path();
             return Status::unimplemented(format!("there is no method {path}")).into_http();
         }
-        let admitted = self.security.check_token(request.headers());
-        let admitted =
-            admitted.and_then(|()| self.security.check_role(request.extensions(), Role::Worker));
+        let (security, extensions) = (&self.security, request.extensions());
+        let admitted = security.check_token(request.headers(), extensions);
+        let admitted = admitted.and_then(|()| security.check_role(extensions, Role::Worker));
         if let Err(status) = admitted {
-            tracing::warn!("a session was refused: {}", status.message());
             return status.into_http();
         }
         let (answers, body) = stream::body(ANSWERS, End::Response);

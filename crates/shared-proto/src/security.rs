@@ -6,6 +6,7 @@
 
 use std::fmt;
 use std::io;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,11 +19,12 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig};
 use subtle::ConstantTimeEq;
+use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tonic::service::Interceptor;
-use tonic::transport::server::{TcpConnectInfo, TlsConnectInfo};
+use tonic::transport::server::{TcpConnectInfo, TlsConnectInfo, UdsConnectInfo};
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Request, Status};
 
@@ -33,7 +35,18 @@ use crate::transport;
 const HANDSHAKE: Duration = Duration::from_secs(5);
 
 /// Callers that may be showing theirs at the same time.
-const HANDSHAKES: usize = 256;
+const HANDSHAKES: usize = 1024;
+
+/// Reasons for refusing a connection or call.
+const CERTIFICATE: &str = "certificate";
+const TOKEN: &str = "token";
+const HANDSHAKE_BROKEN: &str = "handshake";
+
+/// What the words for a peer's refusal of a certificate begin with.
+const ALERT: &str = "received fatal alert: ";
+
+/// How long a caller that is refused may take to read why.
+const HANG_UP: Duration = Duration::from_secs(1);
 
 /// What stands before the token.
 const BEARER: &str = "Bearer ";
@@ -63,6 +76,8 @@ pub struct Security {
     listener: Option<TlsAcceptor>,
     /// Callers must have certificates.
     mutual: bool,
+    /// When the own certificate is no longer valid, in seconds since 1970.
+    expires: Option<i64>,
     /// As it travels.
     token: Option<HeaderValue>,
 }
@@ -114,9 +129,9 @@ impl Security {
             (&files.authority, &files.certificate, &files.key)
         else {
             let some = files.certificate.is_some() || files.key.is_some();
-            return if some {
+            return if some || files.anonymous_callers {
                 Err(SecurityError::Incomplete(
-                    "a certificate needs --tls-ca too: the authority by which others are recognised",
+                    "--tls-cert, --tls-key and --tls-callers need --tls-ca too: the authority by which others are recognised",
                 ))
             } else {
                 Ok(Self {
@@ -126,19 +141,21 @@ impl Security {
             };
         };
         let ca = read(authority)?;
+        let roots = roots(authority, &ca)?;
         let mut caller = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(&ca));
-        let mut listener = None;
+        let (mut listener, mut expires) = (None, None);
         match (certificate, key) {
             (Some(certificate), Some(key)) => {
                 let (chain, secret) = (read(certificate)?, read(key)?);
                 caller = caller.identity(Identity::from_pem(&chain, &secret));
                 let config = listening(
-                    (authority, &ca),
+                    (authority, roots),
                     (certificate, &chain),
                     (key, &secret),
                     files,
                 )?;
                 listener = Some(TlsAcceptor::from(Arc::new(config)));
+                expires = Some(end_of(certificate, &chain)?);
             }
             (None, None) => {}
             _ => {
@@ -151,6 +168,7 @@ impl Security {
             caller: Some(caller),
             listener,
             mutual: !files.anonymous_callers,
+            expires,
             token,
         };
         // What can be wrong with the files shows now, not at the first call.
@@ -166,7 +184,7 @@ impl Security {
     /// use a socket file is a matter of its permissions: nothing is encrypted there.
     ///
     /// # Errors
-    /// If the address is none.
+    /// If the address is none, or what is shown cannot be used.
     pub fn endpoint(&self, address: &str, role: Role) -> Result<Endpoint, tonic::transport::Error> {
         match &self.caller {
             Some(caller) if !transport::is_socket_file(address) => {
@@ -175,6 +193,11 @@ impl Security {
             }
             _ => transport::endpoint("http", address),
         }
+    }
+
+    /// When the own certificate is no longer valid, in seconds since 1970.
+    pub fn expires(&self) -> Option<i64> {
+        self.expires
     }
 
     /// What a caller adds to its calls.
@@ -200,8 +223,9 @@ impl Security {
         Ok(())
     }
 
-    /// The connections whose callers have shown what is demanded. Those that do not, or not in time,
-    /// are closed and counted; they hold nobody up. Nothing comes if nothing is demanded.
+    /// The connections whose callers have shown what is demanded, of a listener that has a certificate.
+    /// Those that do not, or not in time, are closed and counted. Up to 1,024 are greeted at
+    /// the same time; more wait for their turn, and each takes at most five seconds.
     pub fn secured<S: Stream<Item = io::Result<TcpStream>>>(
         &self,
         incoming: S,
@@ -212,20 +236,21 @@ impl Security {
             async move {
                 let (connection, acceptor) = match (connection, acceptor) {
                     (Ok(connection), Some(acceptor)) => (connection, acceptor),
+                    // Whoever calls it looks first.
                     (Ok(_), None) => return None,
                     (Err(error), _) => return Some(Err(error)),
                 };
                 let peer = connection.peer_addr().ok();
-                let error = match timeout(HANDSHAKE, acceptor.accept(connection)).await {
+                let accept = acceptor.accept(connection).into_fallible();
+                match timeout(HANDSHAKE, accept).await {
                     Ok(Ok(stream)) => return Some(Ok(stream)),
-                    Ok(Err(error)) => error.to_string(),
-                    Err(_) => format!("nothing was shown within {HANDSHAKE:?}"),
-                };
-                refused("certificate");
-                tracing::warn!(
-                    ?peer,
-                    "a connection without the right certificate was closed: {error}"
-                );
+                    Ok(Err((error, connection))) if certificate_error(&error).is_some() => {
+                        refused(CERTIFICATE, peer, &error);
+                        hang_up(connection).await;
+                    }
+                    Ok(Err((error, _))) => refused(HANDSHAKE_BROKEN, peer, &error),
+                    Err(_) => refused(HANDSHAKE_BROKEN, peer, &"nothing was shown in time"),
+                }
                 None
             }
         };
@@ -237,7 +262,7 @@ impl Security {
     ///
     /// # Errors
     /// `Unauthenticated`, counted, if it has not.
-    pub fn check_token(&self, headers: &HeaderMap) -> Result<(), Status> {
+    pub fn check_token(&self, headers: &HeaderMap, extensions: &Extensions) -> Result<(), Status> {
         let Some(token) = &self.token else {
             return Ok(());
         };
@@ -246,29 +271,28 @@ impl Security {
         if bool::from(token.as_bytes().ct_eq(shown)) {
             return Ok(());
         }
-        refused("token");
         let what = if shown.is_empty() { "missing" } else { "wrong" };
-        Err(Status::unauthenticated(format!(
-            "the job's token is {what}; give every process the same --token-file"
-        )))
+        let what = format!("the job's token is {what}; give every process the same --token-file");
+        refused(TOKEN, peer_of(extensions), &what);
+        Err(Status::unauthenticated(what))
     }
 
-    /// Whether a caller at a port has a certificate of this role, where certificates are demanded.
+    /// Whether a caller has a certificate of this role, where certificates are demanded. Callers
+    /// through a socket file need none.
     ///
     /// # Errors
     /// `PermissionDenied`, counted, if it has not.
     pub fn check_role(&self, extensions: &Extensions, role: Role) -> Result<(), Status> {
-        let Some(info) = extensions.get::<TlsConnectInfo<TcpConnectInfo>>() else {
-            return Ok(());
-        };
-        if self.listener.is_none() || !self.mutual || has_role(info, role) {
+        let through_file = extensions.get::<UdsConnectInfo>().is_some();
+        if self.listener.is_none() || !self.mutual || through_file || has_role(extensions, role) {
             return Ok(());
         }
-        refused("certificate");
-        Err(Status::permission_denied(format!(
+        let what = format!(
             "the caller's certificate is not one of a {role}: it is not valid for {}",
             name_of(role)
-        )))
+        );
+        refused(CERTIFICATE, peer_of(extensions), &what);
+        Err(Status::permission_denied(what))
     }
 }
 
@@ -299,8 +323,7 @@ pub fn name_of(role: Role) -> String {
     format!("{role}.flambeau")
 }
 
-/// What is wrong with the certificates of one of two peers, if an error comes from there: trying
-/// again does not help.
+/// What is wrong with the certificates of one of two peers, if an error comes from there.
 pub fn certificate_error(error: &(dyn std::error::Error + 'static)) -> Option<String> {
     let mut next = Some(error);
     while let Some(error) = next {
@@ -315,11 +338,14 @@ pub fn certificate_error(error: &(dyn std::error::Error + 'static)) -> Option<St
         }
         next = error.source();
     }
-    None
+    // A listener judges its caller's certificate when HTTP/2 has begun, which keeps only the words.
+    let words = chain_of(error);
+    words.find(ALERT).map(|at| words[at..].to_owned())
 }
 
-fn has_role(info: &TlsConnectInfo<TcpConnectInfo>, role: Role) -> bool {
-    let certificates = info.peer_certs();
+fn has_role(extensions: &Extensions, role: Role) -> bool {
+    let info = extensions.get::<TlsConnectInfo<TcpConnectInfo>>();
+    let certificates = info.and_then(TlsConnectInfo::peer_certs);
     let first = certificates.as_ref().and_then(|chain| chain.first());
     let first = first.and_then(|der| webpki::EndEntityCert::try_from(der).ok());
     let name = ServerName::try_from(name_of(role)).ok();
@@ -328,26 +354,63 @@ fn has_role(info: &TlsConnectInfo<TcpConnectInfo>, role: Role) -> bool {
         .is_some_and(|(first, name)| first.verify_is_valid_for_subject_name(&name).is_ok())
 }
 
-fn refused(reason: &'static str) {
-    counter!("flambeau_refused_connections_total", "reason" => reason).increment(1);
+fn peer_of(extensions: &Extensions) -> Option<SocketAddr> {
+    let secured = extensions.get::<TlsConnectInfo<TcpConnectInfo>>();
+    let plain = || extensions.get::<TcpConnectInfo>();
+    let tcp = secured.map(TlsConnectInfo::get_ref).or_else(plain);
+    tcp.and_then(TcpConnectInfo::remote_addr)
+}
+
+/// Ends a connection so that the other side can still read why.
+async fn hang_up(mut connection: TcpStream) {
+    let drain = async {
+        connection.shutdown().await?;
+        tokio::io::copy(&mut connection, &mut tokio::io::sink()).await
+    };
+    let _ = timeout(HANG_UP, drain).await;
+}
+
+fn refused(reason: &'static str, peer: Option<SocketAddr>, why: &dyn fmt::Display) {
+    count(reason, 1);
+    tracing::warn!(
+        reason,
+        peer = peer.map(tracing::field::display),
+        "refused: {why}"
+    );
+}
+
+fn count(reason: &'static str, refused: u64) {
+    counter!("flambeau_refused_connections_total", "reason" => reason).increment(refused);
+}
+
+/// Begins to count what is refused at 0: what is absent at first has no rate.
+pub fn begin_to_count() {
+    for reason in [CERTIFICATE, TOKEN, HANDSHAKE_BROKEN] {
+        count(reason, 0);
+    }
+}
+
+fn wrong(path: &Path, what: &impl fmt::Display) -> SecurityError {
+    SecurityError::Malformed {
+        path: path.to_owned(),
+        what: what.to_string(),
+    }
+}
+
+fn roots(path: &Path, pem: &[u8]) -> Result<RootCertStore, SecurityError> {
+    let mut roots = RootCertStore::empty();
+    for root in certificates(pem).map_err(|what| wrong(path, &what))? {
+        roots.add(root).map_err(|error| wrong(path, &error))?;
+    }
+    Ok(roots)
 }
 
 fn listening(
-    (ca_path, ca): (&Path, &[u8]),
+    (ca_path, roots): (&Path, RootCertStore),
     (chain_path, chain): (&Path, &[u8]),
     (key_path, key): (&Path, &[u8]),
     files: &SecurityFiles,
 ) -> Result<ServerConfig, SecurityError> {
-    fn wrong(path: &Path, what: &impl fmt::Display) -> SecurityError {
-        SecurityError::Malformed {
-            path: path.to_owned(),
-            what: what.to_string(),
-        }
-    }
-    let mut roots = RootCertStore::empty();
-    for root in certificates(ca).map_err(|what| wrong(ca_path, &what))? {
-        roots.add(root).map_err(|error| wrong(ca_path, &error))?;
-    }
     let chain = certificates(chain).map_err(|what| wrong(chain_path, &what))?;
     let key = PrivateKeyDer::from_pem_slice(key).map_err(|error| wrong(key_path, &error))?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -366,6 +429,14 @@ fn listening(
         .map_err(|error| wrong(key_path, &error))?;
     config.alpn_protocols = vec![b"h2".to_vec()];
     Ok(config)
+}
+
+/// When the first certificate of a chain is no longer valid.
+fn end_of(path: &Path, chain: &[u8]) -> Result<i64, SecurityError> {
+    let chain = certificates(chain).map_err(|what| wrong(path, &what))?;
+    let first = chain.first().map_or(&b""[..], AsRef::as_ref);
+    let (_, first) = x509_parser::parse_x509_certificate(first).map_err(|e| wrong(path, &e))?;
+    Ok(first.validity().not_after.timestamp())
 }
 
 fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {

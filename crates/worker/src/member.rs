@@ -250,8 +250,9 @@ fn tell_losses(
     let coordinator = membership.coordinator.clone();
     let sender = membership.sender();
     async move {
+        let counted = counter!("flambeau_worker_lost_updates_total");
         while let Some(lost) = losses.recv().await {
-            counter!("flambeau_worker_lost_updates_total").increment(lost.updates);
+            counted.increment(lost.updates);
             let request = wire::ReportRequest {
                 origin: Some(sender.here().into()),
                 report: Some(wire::report_request::Report::Lost(wire::LostReport {

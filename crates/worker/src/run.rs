@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use candle_core::Device;
-use daemon::Ready;
 use daemon::membership::{Coordinator, MembershipError, Registration};
 use daemon::process::Process;
 use daemon::settings::{MemberSettings, ProcessSettings};
@@ -143,11 +142,7 @@ pub async fn run(
         strategy: ParameterServer::new,
     };
     let ready = || {
-        Ready {
-            address: None,
-            metrics: process.metrics,
-        }
-        .announce();
+        process.announce(None);
     };
     let mut membership = None;
     let work = member.work(ready, &mut membership);

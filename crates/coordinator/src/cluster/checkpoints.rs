@@ -62,6 +62,7 @@ pub(crate) enum Errand {
 struct AtWork {
     manifest: Manifest,
     progress: Progress,
+    begun: Instant,
     /// Shards that have not reported.
     missing: BTreeSet<u32>,
     /// The job ends with it.
@@ -81,9 +82,11 @@ pub(crate) struct Checkpoints {
     at_work: Option<AtWork>,
     /// What the newest one is, or the one that the job has begun with.
     pub(crate) newest: Option<Kept>,
+    /// When that was begun, or at the latest: a coordinator that starts again does not know.
+    pub(super) newest_begun: Option<Instant>,
     /// Whether one of this run is there: training does not begin before.
     pub(crate) first_written: bool,
-    /// When, and after how many steps, the newest was begun.
+    /// When, and after how many steps, the last one was begun, whether it came to anything or not.
     pub(super) begun: Option<(Instant, u64)>,
     /// Not before.
     pub(crate) try_again: Option<Instant>,
@@ -204,6 +207,7 @@ impl Cluster {
         self.checkpoints.at_work = Some(AtWork {
             manifest,
             progress,
+            begun: now,
             missing,
             last: self.checkpoints.ending,
         });
@@ -275,6 +279,7 @@ impl Cluster {
             number,
             progress: at_work.progress,
         });
+        self.checkpoints.newest_begun = Some(at_work.begun);
         self.checkpoints.first_written = true;
         self.must_keep();
         if at_work.last {
@@ -291,7 +296,7 @@ impl Cluster {
         };
         let number = at_work.manifest.number;
         tracing::warn!(number, "a checkpoint could not be written: {why}");
-        metrics::counter!("flambeau_coordinator_failed_checkpoints_total").increment(1);
+        self.mishaps.failed_checkpoints += 1;
         self.checkpoints.errand = None;
         self.checkpoints.try_again = Some(now + TRY_AGAIN);
         if at_work.last {
@@ -310,11 +315,12 @@ impl Cluster {
     /// How old the newest checkpoint is, for people.
     pub(crate) fn checkpoint_status(&self, now: Instant) -> Option<wire::CheckpointStatus> {
         let newest = self.checkpoints.newest.as_ref()?;
-        let begun = self.checkpoints.begun.map(|(at, _)| now.duration_since(at));
+        let begun = self.checkpoints.newest_begun;
+        let age = begun.map(|begun| now.duration_since(begun));
         Some(wire::CheckpointStatus {
             number: newest.number,
             clock: newest.progress.clock.0,
-            age: begun.unwrap_or_default().as_secs_f64(),
+            age: age.unwrap_or_default().as_secs_f64(),
         })
     }
 }

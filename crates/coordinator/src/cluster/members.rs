@@ -10,7 +10,6 @@ use shared_proto::view::JobPhase;
 use shared_proto::wire;
 
 use super::Cluster;
-use crate::gauges;
 use crate::record::Record;
 
 /// One process of the job.
@@ -202,7 +201,10 @@ impl Cluster {
             .collect();
         for id in silent {
             if !self.ended() {
-                gauges::lost_lease(id.role, 1);
+                match id.role {
+                    Role::Ps => self.mishaps.lost_servers += 1,
+                    Role::Worker | Role::Coordinator => self.mishaps.lost_workers += 1,
+                }
             }
             self.remove(now, id, "nothing was heard from it");
         }
@@ -234,6 +236,7 @@ impl Cluster {
             })
             .collect();
         for id in stalled {
+            self.mishaps.lost_workers += 1;
             self.remove(now, id, "it finished no step for the stall time-out");
         }
     }

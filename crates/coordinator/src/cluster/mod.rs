@@ -37,6 +37,7 @@ use crate::splits::Ledger;
 use checkpoints::{Checkpoints, Start};
 use evaluations::Evaluations;
 use members::{Awaited, Member};
+use status::Mishaps;
 use training::{Step, Tally};
 use variables::Variables;
 
@@ -73,6 +74,7 @@ pub(crate) struct Cluster {
     /// When the newest step was finished.
     last_finish: Option<Instant>,
     tally: Tally,
+    mishaps: Mishaps,
     shard_reports: BTreeMap<TaskId, wire::ShardReport>,
     view: View,
     records: Vec<Record>,
@@ -117,6 +119,7 @@ impl Cluster {
             earlier_samples: 0,
             last_finish: None,
             tally: Tally::default(),
+            mishaps: Mishaps::default(),
             shard_reports: BTreeMap::new(),
             view: View::default(),
             records: Vec::new(),

@@ -9,7 +9,6 @@ use shared_proto::wire;
 use super::Cluster;
 use super::checkpoints::{Errand, Kept, Progress, source};
 use super::evaluations::Evaluations;
-use crate::gauges;
 use crate::record::Record;
 
 impl Cluster {
@@ -66,6 +65,7 @@ impl Cluster {
         map.servers[shard] = server;
         map.addresses[shard] = address.unwrap_or_default();
         let epoch = map.epoch;
+        self.mishaps.recoveries += 1;
         tracing::info!(%server, shard, epoch = epoch.0, "gave a shard to a server");
         match newest.filter(|_| variables.initialized) {
             None if variables.initialized && self.checkpoints.place.is_none() => {
@@ -126,7 +126,6 @@ impl Cluster {
     }
 
     fn record_restore(&mut self, now: Instant, checkpoint: u64, shard: Option<usize>) {
-        gauges::recovered(1);
         self.records.push(Record::Restored {
             seconds: self.seconds(now),
             checkpoint,

@@ -218,6 +218,7 @@ impl Cluster {
         let checkpoints = &mut cluster.checkpoints;
         checkpoints.known_probe = saved.probe;
         checkpoints.next = saved.next_checkpoint;
+        checkpoints.newest_begun = saved.newest.is_some().then_some(now);
         checkpoints.newest = saved.newest;
         checkpoints.first_written = saved.first_written;
         checkpoints.ending = saved.ending;

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use shared_proto::ids::Role;
+use shared_proto::ids::{Role, TaskId};
 use shared_proto::staleness::{StalenessBound, lead};
 use shared_proto::wire;
 
@@ -11,6 +11,19 @@ use super::members::Member;
 
 /// How many of the newest evaluations a status has.
 const EVALUATIONS: usize = 64;
+
+/// What went wrong since this coordinator started.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Mishaps {
+    /// Servers that were not heard of for a lease.
+    pub(crate) lost_servers: u64,
+    /// Workers that were not, or did not move.
+    pub(crate) lost_workers: u64,
+    /// Times that a shard's server was gone and another life took its values from elsewhere.
+    pub(crate) recoveries: u64,
+    /// Checkpoints that could not be written.
+    pub(crate) failed_checkpoints: u64,
+}
 
 impl Cluster {
     /// Who is there, and where.
@@ -71,16 +84,24 @@ impl Cluster {
         done[done.len().saturating_sub(EVALUATIONS)..].to_vec()
     }
 
-    /// What went wrong and what there is against it: starts of a coordinator, lost updates, shards
-    /// without a server, the newest checkpoint.
-    pub(crate) fn faults(&self, now: Instant) -> (u64, u64, usize, Option<wire::CheckpointStatus>) {
-        let (starts, lost) = (self.generation.0, self.tally.lost);
-        (
-            starts,
-            lost,
-            self.orphans().count(),
-            self.checkpoint_status(now),
-        )
+    /// What went wrong since this coordinator started.
+    pub(crate) fn mishaps(&self) -> Mishaps {
+        self.mishaps
+    }
+
+    /// Starts of a coordinator of this run.
+    pub(crate) fn starts(&self) -> u64 {
+        self.generation.0
+    }
+
+    /// Updates that were acknowledged and went with a server.
+    pub(crate) fn lost_updates(&self) -> u64 {
+        self.tally.lost
+    }
+
+    /// Shards that nobody serves.
+    pub(crate) fn shards_without_server(&self) -> usize {
+        self.orphans().count()
     }
 
     /// The means of the newest evaluation, by name; none before the first.
@@ -88,6 +109,20 @@ impl Cluster {
         let newest = self.evaluations.done.last().into_iter();
         let means = newest.flat_map(|evaluation| &evaluation.metrics);
         means.map(|(name, value)| (name.as_str(), *value))
+    }
+
+    /// How far each worker leads; not known of one that is gone.
+    pub(crate) fn leads(&self) -> impl Iterator<Item = (TaskId, Option<u64>)> {
+        let workers = self.members.values();
+        let workers = workers.filter(|member| member.task.id.role == Role::Worker);
+        workers.map(|worker| {
+            let work = &worker.progress;
+            let ahead = match work.active {
+                true => lead(work.clock, self.min_clock),
+                false => 0,
+            };
+            (worker.task.id, worker.alive.then_some(ahead))
+        })
     }
 
     /// Members of a role with a lease.
