@@ -1,0 +1,614 @@
+#!/usr/bin/env python3
+"""Runs docker-compose.yml with real containers, and does to them what happens to containers.
+
+    tests/compose/test_compose.py               everything; on two cores some seven minutes, and twenty more
+                                                where the images have to be built from the start
+    tests/compose/test_compose.py files images  some of it: files, images, plain, secure
+
+Needs a Docker engine, docker compose (v2) or docker-compose (1.29), and the images that Flambeau's are
+built on (tests/compose/base-images.sh provides them). Where there is no engine it says SKIPPED and why,
+and exits with 0. It uses a project, ports and image tags of its own, and takes down what it has brought up
+however it ends; the images stay, since their layers make the next run short.
+
+FLAMBEAU_TEST_DATA     a folder with data sets: MNIST is trained too if it is there
+FLAMBEAU_TEST_COMPOSE  the compose program to use, as in "docker-compose"
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import urllib.parse
+import urllib.request
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+LOGS = ROOT / "target" / "compose-test"
+TAG = "compose-test"
+
+# What the same jobs come to on one machine without containers (README.md, docs/benchmarks.md), and how
+# much less or more is the same.
+LOCAL_ACCURACY = {"digits": 0.964, "mnist": 0.974}
+TOLERANCE = 0.015
+
+# What is done to the long job takes so many seconds, with some to spare.
+LONG_SECONDS = 100
+SECURE_SECONDS = 40
+
+IMAGES = {
+    "coordinator": f"flambeau/coordinator:{TAG}",
+    "ps": f"flambeau/ps-server:{TAG}",
+    "worker": f"flambeau/worker:{TAG}",
+}
+PS_SERVER_MEGABYTES = 60
+BUILD_TOOLS = {"cargo", "rustc", "rustup", "gcc", "cc", "g++", "ld", "as", "make", "git"}
+SOURCES = re.compile(r"\.(rs|proto)$|(^|/)(Cargo\.(toml|lock)|Dockerfile[^/]*|\.git)(/|$)")
+SECRETS = re.compile(r"\.key$|(^|/)(\.env|id_[a-z0-9]+|credentials|token)$|^certs/.")
+
+BEGAN = time.monotonic()
+
+
+class Failure(Exception):
+    """Something is not as it should be."""
+
+
+def say(text):
+    print(f"[{time.monotonic() - BEGAN:6.1f} s] {text}", flush=True)
+
+
+def check(holds, what):
+    if not holds:
+        raise Failure(what)
+
+
+def run(*command, fine=True, **settings):
+    """Runs a command to its end; returns what it printed. `fine`: it must end with 0."""
+    done = subprocess.run(
+        command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **settings
+    )
+    if fine and done.returncode != 0:
+        raise Failure(f"{shlex.join(map(str, command))} ended with {done.returncode}:\n{done.stdout}")
+    return done.stdout
+
+
+def ends_with(*command, **settings):
+    """Runs a command to its end; returns its exit code and what it printed."""
+    done = subprocess.run(
+        command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, **settings
+    )
+    return done.returncode, done.stdout
+
+
+def until(what, seconds, holds):
+    """Waits until `holds()` gives something true, and returns it."""
+    deadline = time.monotonic() + seconds
+    while True:
+        found = holds()
+        if found:
+            return found
+        if time.monotonic() > deadline:
+            raise Failure(f"waited {seconds} s in vain: {what}")
+        time.sleep(0.5)
+
+
+def inspect(kind, name):
+    return json.loads(run("docker", kind, "inspect", name))[0]
+
+
+def free_port():
+    with socket.socket() as any_port:
+        any_port.bind(("127.0.0.1", 0))
+        return any_port.getsockname()[1]
+
+
+def compose_programs():
+    """The compose programs of this machine, the one to use first."""
+    if wanted := os.environ.get("FLAMBEAU_TEST_COMPOSE"):
+        return [shlex.split(wanted)]
+    programs = (["docker", "compose"], ["docker-compose"])
+    return [program for program in programs if answers([*program, "version"])]
+
+
+def answers(command):
+    try:
+        return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+class Project:
+    """A compose project of the file at the root: services, and what is known of their containers."""
+
+    def __init__(self, program, kind, profile=None):
+        self.program = program
+        self.name = f"flambeau-{kind}-{os.getpid()}"
+        self.suffix = f"-{profile}" if profile else ""
+        self.prometheus = f"http://127.0.0.1:{(prometheus_port := free_port())}"
+        # Nothing of the user's own settings counts.
+        mine = {k: v for k, v in os.environ.items() if not k.startswith(("FLAMBEAU_", "AWS_"))}
+        self.environment = mine | {
+            "FLAMBEAU_VERSION": TAG,
+            "FLAMBEAU_PORT": str(free_port()),
+            "PROMETHEUS_PORT": str(prometheus_port),
+            "COMPOSE_PROJECT_NAME": self.name,
+        }
+        if profile:
+            self.environment["COMPOSE_PROFILES"] = profile
+        if data := os.environ.get("FLAMBEAU_TEST_DATA"):
+            self.environment["FLAMBEAU_DATA_FOLDER"] = str(pathlib.Path(data).resolve())
+
+    def compose(self, *arguments, profiles=(), **settings):
+        choose = [word for profile in profiles for word in ("--profile", profile)]
+        with tempfile.NamedTemporaryFile(suffix=".env") as nothing:
+            command = [*self.program, "--env-file", nothing.name, "--file", "docker-compose.yml", *choose]
+            return run(*command, *arguments, cwd=ROOT, env=self.environment, **settings)
+
+    def up(self, ps, worker, *services):
+        """Brings up so many of each."""
+        scale = [f"--scale=ps{self.suffix}={ps}", f"--scale=worker{self.suffix}={worker}"]
+        services = [f"worker{self.suffix}", *services]
+        self.compose("up", "--detach", "--no-build", *scale, *services)
+
+    def containers(self, service, running=False):
+        labels = [f"com.docker.compose.project={self.name}", f"com.docker.compose.service={service}"]
+        filters = [f"--filter=label={label}" for label in labels]
+        return run("docker", "ps", "--quiet", *([] if running else ["--all"]), *filters).split()
+
+    def role(self, role, running=False):
+        return self.containers(role + self.suffix, running)
+
+    def roles(self):
+        return [c for role in ("coordinator", "ps", "worker") for c in self.role(role)]
+
+    def network(self):
+        return f"{self.name}_default"
+
+    def status(self):
+        """What `flambeau status` tells, or nothing while no coordinator answers."""
+        for coordinator in self.role("coordinator", running=True):
+            code, text = ends_with(
+                "docker", "exec", coordinator, "flambeau", "status", "--json"
+            )
+            if code == 0:
+                return json.loads(text)
+        return None
+
+    def live(self, role):
+        status = self.status() or {"tasks": []}
+        return sum(t["alive"] and t["task"].startswith(f"{role}-") for t in status["tasks"])
+
+    def await_live(self, role, number, seconds=60):
+        until(f"{number} of role {role} are live", seconds, lambda: self.live(role) == number)
+
+    def await_progress(self, seconds=90):
+        """Waits until a hundred more steps have been finished."""
+        steps = until("the coordinator answers", seconds, self.status)["steps"]
+        until("training goes on", seconds, lambda: (self.status() or {"steps": 0})["steps"] > steps + 100)
+
+    def query(self, expression):
+        """The values that Prometheus gives."""
+        url = f"{self.prometheus}/api/v1/query?" + urllib.parse.urlencode({"query": expression})
+        try:
+            with urllib.request.urlopen(url, timeout=10) as answer:
+                found = json.load(answer)["data"]["result"]
+        except OSError:
+            return []
+        return [float(series["value"][1]) for series in found]
+
+    def read(self, path):
+        """A file of the volume with the runs."""
+        volume = f"{self.name}_runs:/runs:ro"
+        command = ["docker", "run", "--rm", "--network=none", "--volume", volume, "--entrypoint", "cat"]
+        return run(*command, IMAGES["coordinator"], path)
+
+    def await_end(self, run_name, seconds):
+        """Waits for the end of the job; everybody must end well and stay so. Returns the summary."""
+
+        def ended():
+            states = {c: inspect("container", c)["State"] for c in self.roles()}
+            for container, state in states.items():
+                check(
+                    state["Running"] or state["Restarting"] or state["ExitCode"] == 0,
+                    f"container {container} has ended with {state['ExitCode']}",
+                )
+            return not any(state["Running"] or state["Restarting"] for state in states.values())
+
+        until("every role has ended", seconds, ended)
+        starts = [inspect("container", c)["State"]["StartedAt"] for c in self.roles()]
+        time.sleep(5)
+        check(ended(), "a role came back although the job has ended")
+        again = [inspect("container", c)["State"]["StartedAt"] for c in self.roles()]
+        check(starts == again, "a role was started again although the job has ended")
+        return json.loads(self.read(f"/runs/{run_name}/summary.json"))
+
+    def keep_logs(self):
+        LOGS.mkdir(parents=True, exist_ok=True)
+        text = self.compose("logs", "--no-color", "--timestamps", fine=False)
+        path = LOGS / f"{self.name}.log"
+        path.write_text(text)
+        say(f"the containers' logs are in {path}")
+
+    def down(self):
+        """Takes everything down, and looks whether something is left."""
+        profiles = ("gpu", "secure")
+        self.compose("down", "--volumes", "--remove-orphans", "--timeout", "15", profiles=profiles)
+        label = f"--filter=label=com.docker.compose.project={self.name}"
+        for kind, command in {
+            "containers": ("ps", "--all", "--quiet"),
+            "networks": ("network", "ls", "--quiet"),
+            "volumes": ("volume", "ls", "--quiet"),
+        }.items():
+            left = run("docker", *command, label).split()
+            check(not left, f"{kind} were left behind: {left}")
+        say("taken down; no container, network or volume is left")
+
+
+@contextlib.contextmanager
+def brought_up(program, kind, profile=None):
+    """A project that is taken down at the end, whatever happens."""
+    project = Project(program, kind, profile)
+    try:
+        yield project
+    except BaseException:
+        for last in (project.keep_logs, project.down):
+            try:
+                last()
+            except Failure as failure:
+                say(f"besides: {failure}")
+        raise
+    project.down()
+
+
+def kill_from_outside(container):
+    """SIGKILL for a container's main process, by its number on the host: `docker kill` would be taken for
+    a wish that it stays down."""
+    pid = inspect("container", container)["State"]["Pid"]
+    check(pid > 0, f"container {container} does not run")
+    base = re.search(r"^ARG BASE_IMAGE=(.*)$", dockerfile(), re.M).group(1)
+    run("docker", "run", "--rm", "--pid=host", "--network=none", base, "sh", "-c", f"kill -9 {pid}")
+
+
+def dockerfile():
+    return (ROOT / "deploy/docker/Dockerfile").read_text()
+
+
+# --- what is tested
+
+
+def test_files(programs):
+    """The compose file, .env.example and Prometheus' files are valid and fit together."""
+    for program in programs:
+        project = Project(program, "files")
+        for profiles in ((), ("gpu",), ("secure",), ("gpu", "secure")):
+            project.compose("config", "--quiet", profiles=profiles)
+        version = run(*program, "version", "--short").strip()
+        say(f"compose {version} accepts the file with no profile, gpu, secure, and both")
+
+    text = (ROOT / "docker-compose.yml").read_text()
+    settings = dict(re.findall(r"\$\{(\w+):-([^}]*)\}", text))
+    # Those that are passed on as they are have no default.
+    settings |= {name: "" for name in re.findall(r"^  ((?:FLAMBEAU|AWS)_\w+):$", text, re.M)}
+    example = dict(re.findall(r"^#(\w+)=(.*)$", (ROOT / ".env.example").read_text(), re.M))
+    check(settings.keys() == example.keys(), f"not in both: {sorted(settings.keys() ^ example.keys())}")
+    for name, default in settings.items():
+        check(default in ("", example[name]), f"{name} is {default} by default, and {example[name]} in .env.example")
+    say(f".env.example has the compose file's {len(settings)} settings, with their defaults")
+    the_rules_hold()
+
+
+def test_images(programs):
+    """The images are built by the compose file, and hold what they should."""
+    project = Project(programs[0], "images")
+    began = time.monotonic()
+    project.compose("build", "coordinator", "ps", "worker")
+    say(f"images built in {time.monotonic() - began:.0f} s")
+
+    base = re.search(r"^ARG BASE_IMAGE=(.*)$", dockerfile(), re.M).group(1)
+    base_bytes = inspect("image", base)["Size"]
+    for role, image in IMAGES.items():
+        found = inspect("image", image)
+        over = (found["Size"] - base_bytes) / 1e6
+        say(f"{image}: {found['Size'] / 1e6:.1f} MB, {over:.1f} over {base}")
+        if role == "ps":
+            check(over <= PS_SERVER_MEGABYTES, f"{image} is {over:.1f} MB over its base")
+        config = found["Config"]
+        check(config["User"] == "10001:10001", f"{image} runs as {config['User']!r}")
+        check(config.get("StopSignal") == "SIGTERM", f"{image} has no stop signal")
+        check("--check-health" in config["Healthcheck"]["Test"], f"{image} has no health check")
+        check(config["Labels"]["org.opencontainers.image.version"] == TAG, f"{image} has no version")
+        for setting in config["Env"]:
+            secret = re.search(r"SECRET|PASSWORD|TOKEN|KEY", setting.split("=")[0])
+            check(not secret, f"{image} has a secret in its environment: {setting}")
+        wrong = [path for path in files_of(image) if is_out_of_place(path)]
+        check(not wrong, f"{image} has what it should not: {wrong}")
+    say("no image has build tools, sources or secrets; all run as user 10001")
+
+
+def files_of(image):
+    """The names of an image's files."""
+    container = run("docker", "create", image).strip()
+    try:
+        with subprocess.Popen(["docker", "export", container], stdout=subprocess.PIPE) as export:
+            with tarfile.open(fileobj=export.stdout, mode="r|") as files:
+                return [file.name for file in files if not file.isdir()]
+    finally:
+        run("docker", "rm", container)
+
+
+def is_out_of_place(path):
+    tool = path.startswith(("usr/bin/", "usr/local/")) and path.rsplit("/", 1)[-1] in BUILD_TOOLS
+    return tool or SOURCES.search(path) or SECRETS.search(path)
+
+
+def test_plain(programs):
+    """Two servers and three workers train, whatever happens to them."""
+    with brought_up(programs[0], "plain") as project:
+        rate = the_job_that_ships(project)
+        if (pathlib.Path(project.environment.get("FLAMBEAU_DATA_FOLDER", "/nowhere")) / "mnist").is_dir():
+            mnist(project)
+        else:
+            say("SKIPPED: MNIST; FLAMBEAU_TEST_DATA names no folder that has it")
+        a_long_job(project, rate)
+
+
+def the_job_that_ships(project):
+    """The digits, as `docker compose up` trains them. Returns samples a second."""
+    project.up(2, 3, "prometheus")
+    summary = project.await_end("digits", 300)
+    expect_accuracy("digits", summary)
+    check(summary["ps"] == 2, f"the variables were spread over {summary['ps']} servers, not 2")
+    restarts = [inspect("container", c)["RestartCount"] for c in project.roles()]
+    check(not any(restarts), f"roles were restarted: {restarts}")
+    for container in project.roles():
+        for line in run("docker", "logs", container).splitlines():
+            check(is_json_object(line), f"a log line is no JSON object: {line!r}")
+    say("all roles ended with 0 and stay so; every log line is a JSON object")
+    # The end of a job is durable: whoever is started again hears of it, and ends.
+    project.up(2, 3)
+    again = project.await_end("digits", 120)
+    check(again == summary, "the job's summary is another one after it was brought up again")
+    say("brought up again, the ended job ended again at once")
+    return summary["samples_per_second"]
+
+
+def expect_accuracy(job, summary, longer=False):
+    """The local run's accuracy, or a better one if the job had more epochs."""
+    accuracy, local = summary["test_accuracy"], LOCAL_ACCURACY[job]
+    say(
+        f"{job}: accuracy {accuracy:.4f} (local {local}), {summary['ps']} ps, {summary['workers']} workers, "
+        f"{summary['steps']} steps in {summary['seconds']:.1f} s, {summary['samples_per_second']:.0f} samples/s"
+    )
+    near = accuracy >= local - TOLERANCE and (longer or accuracy <= local + TOLERANCE)
+    check(near, f"{job} came to {accuracy:.4f}, locally {local}")
+
+
+def is_json_object(line):
+    try:
+        return isinstance(json.loads(line), dict)
+    except ValueError:
+        return False
+
+
+def mnist(project):
+    project.environment["FLAMBEAU_JOB"] = "/jobs/mnist.toml"
+    project.up(2, 3)
+    expect_accuracy("mnist", project.await_end("mnist", 600))
+    del project.environment["FLAMBEAU_JOB"]
+
+
+def a_long_job(project, rate):
+    """A job that is long enough for all that happens to it."""
+    epochs = max(100, int(rate * LONG_SECONDS / 1437))
+    project.environment |= {
+        "FLAMBEAU_NAME": "long",
+        "FLAMBEAU_EPOCHS": str(epochs),
+        "FLAMBEAU_SET": "checkpoint.every_seconds=5",
+    }
+    began = time.monotonic()
+    project.up(2, 3)
+    project.await_live("ps", 2)
+    project.await_live("worker", 3)
+    until("training", 60, lambda: project.status()["phase"] == "training")
+    say(f"a job of {epochs} epochs trains on 2 servers and 3 workers")
+
+    containers_are_confined(project)
+    scale(project)
+    stop_and_start(project)
+    for role in ("ps", "worker", "coordinator"):
+        kill(project, role)
+    for role in ("worker", "ps"):
+        cut_off(project, role)
+    read_dashboards(project, began)
+
+    status = project.status()
+    check(status and status["phase"] == "training", "the job was too short for all that was done to it")
+    say(f"{status['samples'] / status['total_samples']:.0%} done, {status['lost_updates']} updates lost with servers")
+    expect_accuracy("digits", project.await_end("long", 1200), longer=True)
+    say(f"the long job ended well after {time.monotonic() - began:.0f} s")
+
+
+def containers_are_confined(project):
+    for container in project.roles():
+        found = inspect("container", container)
+        host, name = found["HostConfig"], found["Name"]
+        check(host["ReadonlyRootfs"], f"{name} can write its root file system")
+        check(host["CapDrop"] == ["ALL"], f"{name} has capabilities")
+        check("no-new-privileges:true" in host["SecurityOpt"], f"{name} can gain privileges")
+        check(host["Memory"] > 0, f"{name} has no memory limit")
+        user = run("docker", "exec", container, "sh", "-c", "id -u").strip()
+        check(user == "10001", f"{name} runs as {user}")
+        code, _ = ends_with("docker", "exec", container, "sh", "-c", "echo > /written")
+        check(code != 0, f"{name} wrote to its root file system")
+        healthy = lambda c=container: inspect("container", c)["State"]["Health"]["Status"] == "healthy"
+        until(f"{name} is healthy", 60, healthy)
+    limits = until(
+        "Prometheus knows the memory limits", 60, lambda: project.query('flambeau_memory_limit_bytes{role="ps"}')
+    )
+    check(limits == [2 * 1024**3] * len(limits), f"servers take their memory limit for {limits}")
+    say("all are healthy, run as user 10001 without capabilities, and cannot write their root file system")
+
+
+def scale(project):
+    for workers in (4, 2, 3):
+        began = time.monotonic()
+        project.up(2, workers)
+        project.await_live("worker", workers)
+        project.await_progress()
+        say(f"scaled to {workers} workers, {time.monotonic() - began:.1f} s until all took part and training went on")
+    found = lambda: project.query('count(up{role="worker"} == 1)') == [3]
+    until("Prometheus finds all workers by DNS", 60, found)
+
+
+def stop_and_start(project):
+    """A container that is told to stop says good-bye, in time and with 0, and is not brought back."""
+    worker = project.role("worker", running=True)[0]
+    began = time.monotonic()
+    run("docker", "stop", "--time", "10", worker)
+    took = time.monotonic() - began
+    state = inspect("container", worker)["State"]
+    check(state["ExitCode"] == 0, f"a worker that was told to stop ended with {state['ExitCode']}")
+    check(took < 10, f"a worker needed {took:.1f} s to stop")
+    project.await_live("worker", 2, 5)
+    run("docker", "start", worker)
+    project.await_live("worker", 3)
+    say(f"a worker that was told to stop ended with 0 after {took:.1f} s, and took part again when started")
+
+
+def kill(project, role):
+    container = project.role(role, running=True)[0]
+    before = inspect("container", container)
+    began = time.monotonic()
+    kill_from_outside(container)
+
+    def back():
+        found = inspect("container", container)
+        return found["RestartCount"] > before["RestartCount"] and found["State"]["Running"]
+
+    until(f"the killed {role} is brought back", 30, back)
+    project.await_live("ps", 2)
+    project.await_live("worker", 3)
+    project.await_progress()
+    say(f"killed a {role}: it is back, and training went on, after {time.monotonic() - began:.1f} s")
+
+
+def cut_off(project, role):
+    """A container loses its network for longer than its lease."""
+    container = project.role(role, running=True)[-1]
+    restarts = inspect("container", container)["RestartCount"]
+    others = project.live(role) - 1
+    run("docker", "network", "disconnect", project.network(), container)
+    began = time.monotonic()
+    project.await_live(role, others)
+    lost = time.monotonic() - began
+    if role == "worker":
+        project.await_progress()
+    # As compose connects it: under its service's name.
+    run("docker", "network", "connect", "--alias", role + project.suffix, project.network(), container)
+    began = time.monotonic()
+    project.await_live(role, others + 1, 120)
+    project.await_progress()
+    again = inspect("container", container)["RestartCount"] - restarts
+    say(
+        f"cut a {role} off: given up after {lost:.1f} s; {time.monotonic() - began:.1f} s after it was connected "
+        f"again it took part and training went on, with {again} restarts"
+    )
+
+
+def read_dashboards(project, began):
+    # Rates need a minute's samples of everybody, also of those that were restarted last.
+    time.sleep(max(0, 60 - (time.monotonic() - began)))
+    script = ROOT / "tests/deploy/check-dashboards.py"
+    text = run(sys.executable, str(script), "--prometheus", project.prometheus, "--wait", "90")
+    say(f"every dashboard's queries give data: {text.strip().splitlines()[-1]}")
+
+
+def the_rules_hold():
+    image = re.search(r"image: (prom/prometheus):\$\{[A-Z_]+:-(.*)\}", (ROOT / "docker-compose.yml").read_text())
+    promtool = ["docker", "run", "--rm", "--network=none", "--volume", f"{ROOT}:/work:ro", "--workdir=/work"]
+    promtool += ["--user=0:0", "--entrypoint=promtool", ":".join(image.groups())]
+    run(*promtool, "check", "config", "deploy/prometheus/prometheus.yml")
+    run(*promtool, "test", "rules", "tests/deploy/alerts_test.yml")
+    say("promtool accepts Prometheus' configuration, and the alerts' tests pass")
+
+
+def test_secure(programs):
+    """The same with TLS and a token; who has no certificate or another token stays outside."""
+    with brought_up(programs[0], "tls", "secure") as project:
+        project.up(2, 3, "prometheus")
+        summary = project.await_end("digits", 300)
+        expect_accuracy("digits", summary)
+
+        epochs = max(100, int(summary["samples_per_second"] * SECURE_SECONDS / 1437))
+        project.environment |= {"FLAMBEAU_NAME": "long", "FLAMBEAU_EPOCHS": str(epochs)}
+        project.up(2, 3)
+        project.await_live("worker", 3)
+        strangers_are_refused(project)
+        project.await_progress()
+        expect_accuracy("digits", project.await_end("long", 600), longer=True)
+        say("the secure job ended well")
+
+
+def strangers_are_refused(project):
+    tls = [f"--env=FLAMBEAU_TLS_{what}=/certs/{file}" for what, file in
+           (("CA", "ca.pem"), ("CERT", "worker.pem"), ("KEY", "worker.key"))]  # fmt: skip
+    strangers = {
+        "without a certificate": [],
+        "with a certificate and no token": tls,
+        "with a certificate and another token": [*tls, "--env=FLAMBEAU_TOKEN_FILE=/etc/hostname"],
+    }
+    for what, settings in strangers.items():
+        stranger = ["docker", "run", "--rm", "--read-only", "--network", project.network()]
+        stranger += ["--volume", f"{project.name}_certs:/certs:ro", "--env=FLAMBEAU_PATIENCE_SECONDS=5"]
+        began = time.monotonic()
+        code, text = ends_with(*stranger, *settings, IMAGES["worker"], timeout=60)
+        check(code == 1, f"a worker {what} ended with {code}: {text}")
+        reason = text.strip().splitlines()[-1]
+        say(f"a worker {what} was refused after {time.monotonic() - began:.1f} s: {reason}")
+    check(project.live("worker") == 3, "a stranger is a member")
+    for reason in ("certificate", "token"):
+        counted = f'sum(flambeau_refused_connections_total{{reason="{reason}"}}) > 0'
+        until(f"refusals for want of a {reason} are counted", 30, lambda q=counted: project.query(q))
+    say("the refusals are counted by reason")
+
+
+TESTS = {"files": test_files, "images": test_images, "plain": test_plain, "secure": test_secure}
+
+
+def skip(why):
+    print(f"SKIPPED: the containers of docker-compose.yml were NOT tested: {why}", flush=True)
+    sys.exit(0)
+
+
+def main():
+    wanted = sys.argv[1:] or list(TESTS)
+    if unknown := set(wanted) - set(TESTS):
+        sys.exit(f"no such test: {', '.join(sorted(unknown))}; there are {', '.join(TESTS)}")
+    if not answers(["docker", "version"]):
+        skip("no Docker engine answers (`docker version` fails)")
+    programs = compose_programs()
+    if not programs:
+        skip("neither `docker compose` nor `docker-compose` is installed")
+    # So that what was brought up is taken down then, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        for name in wanted:
+            say(f"--- {name}: {TESTS[name].__doc__}")
+            TESTS[name](programs)
+    except Failure as failure:
+        say(f"FAILED: {failure}")
+        sys.exit(1)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    say("all is well")
+
+
+if __name__ == "__main__":
+    main()
