@@ -371,11 +371,6 @@ def the_job_that_ships(project):
         for line in run("docker", "logs", container).splitlines():
             check(is_json_object(line), f"a log line is no JSON object: {line!r}")
     say("all roles ended with 0 and stay so; every log line is a JSON object")
-    # The end of a job is durable: whoever is started again hears of it, and ends.
-    project.up(2, 3)
-    again = project.await_end("digits", 120)
-    check(again == summary, "the job's summary is another one after it was brought up again")
-    say("brought up again, the ended job ended again at once")
     return summary["samples_per_second"]
 
 
@@ -533,7 +528,8 @@ def read_dashboards(project, began):
 def the_rules_hold():
     image = re.search(r"image: (prom/prometheus):\$\{[A-Z_]+:-(.*)\}", (ROOT / "docker-compose.yml").read_text())
     promtool = ["docker", "run", "--rm", "--network=none", "--volume", f"{ROOT}:/work:ro", "--workdir=/work"]
-    promtool += ["--user=0:0", "--entrypoint=promtool", ":".join(image.groups())]
+    # Its scratch data in memory: it syncs every write.
+    promtool += ["--user=0:0", "--tmpfs=/tmp", "--entrypoint=promtool", ":".join(image.groups())]
     run(*promtool, "check", "config", "deploy/prometheus/prometheus.yml")
     run(*promtool, "test", "rules", "tests/deploy/alerts_test.yml")
     say("promtool accepts Prometheus' configuration, and the alerts' tests pass")
