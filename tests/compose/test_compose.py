@@ -371,6 +371,11 @@ def the_job_that_ships(project):
         for line in run("docker", "logs", container).splitlines():
             check(is_json_object(line), f"a log line is no JSON object: {line!r}")
     say("all roles ended with 0 and stay so; every log line is a JSON object")
+    # The end of a job is durable: whoever is started again hears of it, and ends.
+    project.up(2, 3)
+    again = project.await_end("digits", 120)
+    check(again == summary, "the job's summary is another one after it was brought up again")
+    say("brought up again, the ended job ended again")
     return summary["samples_per_second"]
 
 

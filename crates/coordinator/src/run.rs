@@ -35,6 +35,9 @@ type BoxFuture = std::pin::Pin<Box<dyn Future<Output = ()> + Send>>;
 /// How long the servers' last counters are waited for, and then the members' good-byes.
 pub(crate) const FAREWELL: Duration = Duration::from_secs(5);
 
+/// How long a coordinator stays that is started again after the end of its job.
+const AFTERLIFE: Duration = Duration::from_secs(20);
+
 /// How long connections may take to end.
 const DRAIN: Duration = Duration::from_secs(2);
 
@@ -273,6 +276,10 @@ impl Run {
                 written.map_err(run_dir_error)?;
             }
             process.linger().await;
+            if had_ended {
+                // Whoever is started again with it is to hear that there is nothing to do.
+                let _ = tokio::time::timeout(AFTERLIFE, process.shutdown.cancelled()).await;
+            }
             let all_left = until(&shared, |cluster| !cluster.anyone_there());
             let _ = tokio::time::timeout(FAREWELL, all_left).await;
         }

@@ -26,6 +26,9 @@ use tonic::{Code, Request, Response, Status};
 /// Heartbeats in one lease.
 const HEARTBEATS_PER_LEASE: u32 = 3;
 
+/// How often a name that leads nowhere is looked up again.
+const LOOK_UP_AGAIN: Duration = Duration::from_millis(500);
+
 /// How long the coordinator may be silent before the log says so.
 const ALARM: Duration = Duration::from_secs(1);
 
@@ -134,7 +137,8 @@ impl Coordinator {
     }
 
     /// The address by which others reach a port that this process listens on: the one it listens
-    /// on, or where that is all of them, that of the interface which leads to the coordinator.
+    /// on, or where that is all of them, that of the interface which leads to the coordinator. Waits for
+    /// one while patience lasts.
     ///
     /// # Errors
     /// If no interface does.
@@ -142,12 +146,22 @@ impl Coordinator {
         if !listening.ip().is_unspecified() {
             return Ok(listening);
         }
-        match local_ip(&self.address).await {
-            Ok(ip) => Ok(SocketAddr::new(ip, listening.port())),
-            Err(error) => Err(MembershipError::Refused(format!(
-                "nothing leads to the coordinator at {}: {error}",
-                self.address
-            ))),
+        // Names of containers are known once those run.
+        let began = Instant::now();
+        loop {
+            match local_ip(&self.address).await {
+                Ok(ip) => return Ok(SocketAddr::new(ip, listening.port())),
+                Err(_) if began.elapsed() < self.patience => {
+                    tokio::time::sleep(LOOK_UP_AGAIN).await;
+                }
+                Err(error) => {
+                    return Err(MembershipError::Unreachable {
+                        address: self.address.clone(),
+                        patience: self.patience,
+                        reason: error.to_string(),
+                    });
+                }
+            }
         }
     }
 

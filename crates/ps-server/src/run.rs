@@ -114,15 +114,23 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), PsError> {
     let member = &settings.member;
     let patience = Duration::from_secs(member.patience_seconds);
     let coordinator = Coordinator::at(&member.coordinator, patience, process.security.clone())?;
-    let advertised = match (&settings.advertise, &address) {
-        (Some(advertise), _) => advertise.clone(),
-        (None, Listen::Tcp(address)) => coordinator.reachable(*address).await?.to_string(),
-        (None, Listen::Unix(_)) => address.to_string(),
+    let addresses = async {
+        let advertised = match (&settings.advertise, &address) {
+            (Some(advertise), _) => advertise.clone(),
+            (None, Listen::Tcp(address)) => coordinator.reachable(*address).await?.to_string(),
+            (None, Listen::Unix(_)) => address.to_string(),
+        };
+        let metrics = coordinator.reachable(process.metrics).await?;
+        Ok::<_, MembershipError>((advertised, metrics.to_string()))
     };
+    let Some(addresses) = process.shutdown.run_until_cancelled(addresses).await else {
+        return Ok(());
+    };
+    let (advertised, metrics_address) = addresses?;
     let registration = Registration {
         role: Role::Ps,
         identity: member.identity(&settings.listen),
-        metrics_address: coordinator.reachable(process.metrics).await?.to_string(),
+        metrics_address,
         address: advertised,
     };
     let join = Membership::join(coordinator.clone(), registration.clone());
