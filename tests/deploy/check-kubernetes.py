@@ -426,12 +426,14 @@ class Rendering:
             expected_job = {self.labels(role).get(spec["jobLabel"]) for role in ROLES}
             self.expect(expected_job == {"flambeau"}, f"PodMonitor: the label job becomes {expected_job}")
             for endpoint in spec["podMetricsEndpoints"]:
-                known = {"port", "path", "interval", "scrapeTimeout", "relabelings"}
+                known = {"port", "path", "interval", "scrapeTimeout", "relabelings", "honorLabels"}
                 self.expect(set(endpoint) <= known, f"PodMonitor: {set(endpoint) - known}")
                 self.expect((endpoint["port"], endpoint["path"]) == ("metrics", "/metrics"), "PodMonitor: endpoint")
                 label = "__meta_kubernetes_pod_label_" + re.sub(r"\W", "_", ROLE)
                 role = {"sourceLabels": [label], "targetLabel": "role"}
                 self.expect(endpoint["relabelings"] == [role], "PodMonitor: the label role")
+                # Else the coordinator's counts by role would be hidden by the label of its own pod.
+                self.expect(endpoint["honorLabels"] is True, "PodMonitor: honorLabels")
 
 
 def check_readme(folder):
