@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
 # What checkpoints take from training: pairs of the same job with and without them, one after the other, in turns.
 # 20 million parameters with Adam's slots (240 MB), a checkpoint every 10 s. Prints one line a pair and the medians.
-# Usage: scripts/measure-checkpoints.sh [PAIRS]
+# Usage: scripts/measure-checkpoints.sh [PAIRS [MODE]]
 set -euo pipefail
 cd "$(dirname "$0")/.."
-pairs=${1:-20}
+pairs=${1:-20} mode=${2:-async}
 cargo build --release --quiet
 runs=$(mktemp -d)
 trap 'rm -rf "$runs"' EXIT
 
 speed() { # checkpoint.enabled
-    target/release/flambeau train --ps 1 --workers 1 --mode async --data random --model mlp --hidden 4096,4096 \
+    target/release/flambeau train --ps 1 --workers 1 --mode "$mode" --data random --model mlp --hidden 4096,4096 \
         --steps 215 --set checkpoint.every_seconds=10 --set "checkpoint.enabled=$1" --run-dir "$runs/run" --json --quiet |
         grep -o '"samples_per_second":[0-9.]*' | cut -d: -f2
     rm -rf "$runs/run"

@@ -155,7 +155,7 @@ fn killed_again_and_again_the_job_finishes_as_well() {
     );
     // Long enough for the kills; what accuracy it comes to is asked of runs that nobody disturbs.
     let epochs = match mnist {
-        Some(_) => 3 + kills as u32 / 5,
+        Some(_) => 3 + 3 * kills as u32 / 10,
         None => 60 + 5 * kills as u32,
     };
     arguments.push(format!("--epochs={epochs}"));
@@ -224,13 +224,13 @@ fn killed_again_and_again_the_job_finishes_as_well() {
         thirds(0),
         thirds(2)
     );
+    assert!(thirds(2) <= thirds(0) + thirds(0) / 4, "memory grows");
     println!(
         "accuracy {:.4}, undisturbed {undisturbed:.4}; {summary}",
         accuracy(&summary)
     );
     assert_eq!(killed.len(), kills, "the job has ended before all kills");
-    assert!(
-        (accuracy(&summary) - undisturbed).abs()
-            <= 0.005 + if mnist.is_some() { 0.0 } else { 0.01 }
-    );
+    // The digits have 360 test samples: runs that nobody disturbs differ by more than half a point.
+    let tolerance = if mnist.is_some() { 0.005 } else { 0.015 };
+    assert!((accuracy(&summary) - undisturbed).abs() <= tolerance);
 }

@@ -414,3 +414,12 @@ fn with_json_each_line_is_an_object() {
         }
     }
 }
+
+#[test]
+fn a_daemon_that_does_not_know_what_to_log_says_so() {
+    let arguments = ["coordinator", "--log", "info,ps_server=loud"];
+    let output = program().command(&arguments).output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("ps_server=loud"), "{said}");
+}

@@ -59,15 +59,8 @@ impl Scene {
     }
 
     async fn weights(&mut self) -> (Vec<f32>, u64) {
-        // The view that marks the values as complete may be on its way.
-        loop {
-            let pull = self.peer.pull(0, &[W]);
-            match self.session.ask(Kind::Pull(pull)).await {
-                Answer::Weights(weights) => return tests::peer::values(&weights.blocks[0]),
-                Answer::Refused(refused) => assert_eq!(refused.reason(), Reason::NotInitialized),
-                other => panic!("{other:?}"),
-            }
-        }
+        let pull = self.peer.pull(0, &[W]);
+        self.session.weights(pull).await.remove(0)
     }
 
     async fn refused(&mut self, push: wire::Push) -> (Reason, String) {

@@ -8,7 +8,7 @@ use ps_client::{Acknowledgement, PulledBlock};
 use serde_json::Value;
 use worker::replica::Positions;
 
-use crate::model::{PUSHES, SAMPLES, VARIABLES};
+use crate::model::{EPOCHS, PUSHES, SAMPLES, VARIABLES};
 
 /// How close to the last evaluation a restore may be told of for it to be open which came first.
 const CLOSE: u64 = 2_000;
@@ -198,7 +198,6 @@ struct Facts {
     acknowledged: BTreeMap<usize, Vec<(usize, u64, u64)>>,
     /// Variable, epoch, version that it went back to, and whether this was close to the end.
     loads: Vec<(usize, u64, u64, bool)>,
-    epochs: BTreeSet<u32>,
 }
 
 impl Facts {
@@ -207,7 +206,6 @@ impl Facts {
         for (at, event) in events {
             match event {
                 Event::Computed { push, positions } => {
-                    facts.epochs.insert(positions.epoch);
                     facts.positions.insert(*push, *positions);
                 }
                 Event::Acknowledged { push, blocks } => {
@@ -308,7 +306,7 @@ impl Facts {
             ));
         }
         let samples: u64 = done.iter().map(|p: &&Positions| p.end - p.start).sum();
-        let expected = (SAMPLES * self.epochs.len()) as u64;
+        let expected = SAMPLES as u64 * u64::from(EPOCHS);
         if samples != expected {
             wrong.push(format!("{samples} samples count, {expected} were to"));
         }
@@ -324,9 +322,9 @@ impl Facts {
         for positions in done {
             visited.extend((positions.start..positions.end).map(|p| (positions.epoch, p)));
         }
-        for epoch in &self.epochs {
+        for epoch in 0..EPOCHS {
             for position in 0..SAMPLES as u64 {
-                if !visited.contains(&(*epoch, position)) {
+                if !visited.contains(&(epoch, position)) {
                     wrong.push(format!(
                         "sample {position} of epoch {epoch} was not visited"
                     ));

@@ -25,6 +25,9 @@ pub(crate) const PUSHES: usize = 4096;
 /// Training samples.
 pub(crate) const SAMPLES: usize = 300;
 
+/// Passes over them.
+pub(crate) const EPOCHS: u32 = 2;
+
 /// The worker's copy.
 pub(crate) struct Counting {
     name: String,

@@ -17,7 +17,7 @@ use shared_proto::job::{Job, Mode, Optimizer, Sgd};
 use turmoil::Sim;
 
 use crate::history::{Event, History};
-use crate::model::{Counting, Observed};
+use crate::model::{Counting, EPOCHS, Observed};
 use crate::network::{PORT, Simulated, incoming};
 
 /// Hosts of each role.
@@ -96,7 +96,7 @@ impl World {
     pub(crate) fn new(seed: u64, planted: Option<Planted>) -> Self {
         let mut job = Job {
             batch_size: 2,
-            epochs: 2,
+            epochs: EPOCHS,
             seed,
             optimizer: Optimizer::Sgd(Sgd {
                 learning_rate: 1.0,

@@ -1,6 +1,8 @@
 //! A worker made by hand: it speaks the protocol message by message, and can say what no real
 //! worker would.
 
+use std::time::{Duration, Instant};
+
 use shared_proto::blocks::ShardMap;
 use shared_proto::ids::Role;
 use shared_proto::payload;
@@ -16,6 +18,9 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
 use tonic::{Status, Streaming};
+
+/// How long a server may take to hear from the coordinator what the peer knows already.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A registered worker.
 pub struct Peer {
@@ -266,11 +271,20 @@ impl Session {
         }
     }
 
-    /// Pulls blocks and waits for their values and versions, in the order asked for.
+    /// Pulls blocks and waits for their values and versions, in the order asked for. Asks again while
+    /// the server has not heard yet that there are values.
     pub async fn weights(&mut self, pull: wire::Pull) -> Vec<(Vec<f32>, u64)> {
-        match self.ask(Outgoing::Pull(pull)).await {
-            Incoming::Weights(weights) => weights.blocks.iter().map(values).collect(),
-            other => panic!("no weights came: {other:?}"),
+        let begin = Instant::now();
+        loop {
+            match self.ask(Outgoing::Pull(pull.clone())).await {
+                Incoming::Weights(weights) => return weights.blocks.iter().map(values).collect(),
+                Incoming::Refused(refused)
+                    if refused.reason() == Reason::NotInitialized && begin.elapsed() < PATIENCE =>
+                {
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+                other => panic!("no weights came: {other:?}"),
+            }
         }
     }
 }

@@ -66,6 +66,12 @@ impl CheckpointError {
         matches!(self, Self::Storage { .. })
     }
 
+    /// Whether the store is at fault and not what lies in it: it may be mended while one waits, and
+    /// another checkpoint would be no better.
+    pub fn is_of_store(&self) -> bool {
+        matches!(self, Self::Storage { .. } | Self::Denied { .. })
+    }
+
     /// Whether an older checkpoint may serve instead.
     pub fn is_damaged(&self) -> bool {
         matches!(self, Self::Damaged { .. })

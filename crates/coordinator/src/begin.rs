@@ -50,12 +50,17 @@ pub(crate) async fn begin(
         None => start(job, dir, keeping.as_ref(), restore).await?,
     };
     if let Some(keeping) = &keeping {
-        let listed = keeping.store.list().await?;
-        let next = listed.last().map_or(0, |last| last.number + 1);
-        let fresh = || format!("{:032x}", rand::random::<u128>());
-        let probe = cluster.known_probe().unwrap_or_else(fresh);
-        keeping.store.write_probe(&probe).await?;
         let location = keeping.store.location().to_owned();
+        let (probe, next) = match cluster.known_probe() {
+            // All is known, so the store need not answer now.
+            Some(probe) => (probe, 0),
+            None => {
+                let listed = keeping.store.list().await?;
+                let probe = format!("{:032x}", rand::random::<u128>());
+                keeping.store.write_probe(&probe).await?;
+                (probe, listed.last().map_or(0, |last| last.number + 1))
+            }
+        };
         cluster = cluster.with_checkpoints(Place { location, probe }, next);
     }
     // Before anybody can hear of this coordinator: where it starts again it goes on with this.
@@ -87,7 +92,8 @@ fn go_on(job: Job, dir: &Path, saved: Saved) -> Result<Cluster, CoordinatorError
         dir: dir.to_owned(),
         what,
     };
-    if saved.job_toml != job.to_toml() {
+    // As it reads, not as text: a newer release may write settings that this one did not have.
+    if Job::from_toml(&saved.job_toml).ok().as_ref() != Some(&job) {
         return Err(other(
             "is that of a job with other settings; give another --run-dir, or the settings that it has in its job.toml".to_owned(),
         ));

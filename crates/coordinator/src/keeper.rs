@@ -45,7 +45,7 @@ async fn find_before(store: &Store, damaged: &Kept) -> Result<Kept, String> {
         match store.before(damaged.number).await {
             Ok(Some(manifest)) => return kept(store, &manifest),
             Ok(None) => return Err("there is none before it".to_owned()),
-            Err(error) if error.is_retryable() => {
+            Err(error) if error.is_of_store() => {
                 tracing::warn!(
                     "looking for a checkpoint before {}: {error}",
                     damaged.number

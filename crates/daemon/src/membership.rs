@@ -1,36 +1,25 @@
 //! A process's place in the cluster: it registers, keeps its lease, follows views, leaves.
 
-use std::future::Future;
-use std::net::{IpAddr, SocketAddr};
+mod coordinator;
+
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use backon::{ExponentialBuilder, Retryable};
+pub use coordinator::{Calls, Coordinator};
 use metrics::gauge;
 use shared_proto::ids::{Clock, Epoch, Generation, Origin, Role, Sequence, Task};
 use shared_proto::job::{Job, JobError};
-use shared_proto::refusal::{Reason, Refusal};
-use shared_proto::security::{Credentials, Security, certificate_error, chain_of};
-use shared_proto::transport::{CALL_TIMEOUT, Network, PROTOCOL_VERSION, SystemNetwork};
+use shared_proto::transport::PROTOCOL_VERSION;
 use shared_proto::view::{JobPhase, View};
 use shared_proto::wire;
-use shared_proto::wire::coordinator_client::CoordinatorClient;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
-use tonic::service::interceptor::InterceptedService;
-use tonic::transport::Channel;
-use tonic::{Code, Request, Response, Status};
+use tonic::{Request, Status};
 
 /// Heartbeats in one lease.
 const HEARTBEATS_PER_LEASE: u32 = 3;
-
-/// How often a name that leads nowhere is looked up again.
-const LOOK_UP_AGAIN: Duration = Duration::from_millis(500);
-
-/// How long the coordinator may be silent before the log says so.
-const ALARM: Duration = Duration::from_secs(1);
 
 /// How long saying good-bye may take.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -85,197 +74,6 @@ impl MembershipError {
     }
 }
 
-/// The coordinator, called with deadlines and, while it does not answer, again.
-#[derive(Clone, Debug)]
-pub struct Coordinator {
-    address: String,
-    client: Calls,
-    patience: Duration,
-    /// It has answered once: if it does not trust this process any more, that will be put right.
-    has_answered: Arc<AtomicBool>,
-}
-
-/// Calls to a coordinator.
-pub type Calls = CoordinatorClient<InterceptedService<Channel, Credentials>>;
-
-impl Coordinator {
-    /// The coordinator at `address`. Connects when first called.
-    ///
-    /// # Errors
-    /// If the address is none.
-    pub fn at(
-        address: &str,
-        patience: Duration,
-        security: Security,
-    ) -> Result<Self, MembershipError> {
-        Self::over(&SystemNetwork::new(security), address, patience)
-    }
-
-    /// The same over some network.
-    ///
-    /// # Errors
-    /// If the address is none.
-    pub fn over(
-        network: &dyn Network,
-        address: &str,
-        patience: Duration,
-    ) -> Result<Self, MembershipError> {
-        let security = network.security();
-        let endpoint = security.endpoint(address, Role::Coordinator);
-        let endpoint = endpoint.map_err(|error| {
-            MembershipError::Refused(format!(
-                "{address:?} is not an address: {error}; expected host:port"
-            ))
-        })?;
-        let channel = network.connect_lazily(endpoint);
-        Ok(Self {
-            address: address.to_owned(),
-            client: CoordinatorClient::with_interceptor(channel, security.credentials()),
-            patience,
-            has_answered: Arc::default(),
-        })
-    }
-
-    /// The address by which others reach a port that this process listens on: the one it listens
-    /// on, or where that is all of them, that of the interface which leads to the coordinator. Waits for
-    /// one while patience lasts.
-    ///
-    /// # Errors
-    /// If no interface does.
-    pub async fn reachable(&self, listening: SocketAddr) -> Result<SocketAddr, MembershipError> {
-        if !listening.ip().is_unspecified() {
-            return Ok(listening);
-        }
-        // Names of containers are known once those run.
-        let began = Instant::now();
-        loop {
-            match local_ip(&self.address).await {
-                Ok(ip) => return Ok(SocketAddr::new(ip, listening.port())),
-                Err(_) if began.elapsed() < self.patience => {
-                    tokio::time::sleep(LOOK_UP_AGAIN).await;
-                }
-                Err(error) => {
-                    return Err(MembershipError::Unreachable {
-                        address: self.address.clone(),
-                        patience: self.patience,
-                        reason: error.to_string(),
-                    });
-                }
-            }
-        }
-    }
-
-    /// Calls until there is an answer other than "not now", with backoff, for as long as the
-    /// process's patience lasts.
-    ///
-    /// # Errors
-    /// As the variants of [`MembershipError`] say.
-    pub async fn call<T, F>(&self, call: impl Fn(Calls) -> F) -> Result<T, MembershipError>
-    where
-        F: Future<Output = Result<Response<T>, Status>>,
-    {
-        let once = || async {
-            match tokio::time::timeout(CALL_TIMEOUT, call(self.client.clone())).await {
-                Ok(answer) => {
-                    self.has_answered.fetch_or(answer.is_ok(), Relaxed);
-                    answer.map(Response::into_inner)
-                }
-                Err(_) => Err(Status::deadline_exceeded(format!(
-                    "no answer for {CALL_TIMEOUT:?}"
-                ))),
-            }
-        };
-        let began = Instant::now();
-        let mut alarmed = false;
-        let backoff = ExponentialBuilder::default()
-            .with_jitter()
-            .with_min_delay(Duration::from_millis(20))
-            .with_max_delay(Duration::from_secs(1))
-            .without_max_times();
-        once.retry(backoff)
-            .when(|status| self.may_pass(status) && began.elapsed() < self.patience)
-            .notify(|status, _| {
-                if began.elapsed() >= ALARM && !std::mem::replace(&mut alarmed, true) {
-                    let (address, reason) = (&self.address, chain_of(status));
-                    tracing::warn!(
-                        address,
-                        reason,
-                        "the coordinator does not answer; trying on"
-                    );
-                }
-            })
-            .await
-            .map_err(|status| self.give_up(&status))
-    }
-
-    /// Whether the same call may go well later. While a cluster runs, certificates and tokens are
-    /// replaced one process at a time.
-    fn may_pass(&self, status: &Status) -> bool {
-        match distrusts(status) {
-            true => self.has_answered.load(Relaxed),
-            false => may_pass(status),
-        }
-    }
-
-    fn give_up(&self, status: &Status) -> MembershipError {
-        let address = self.address.clone();
-        if let Some(reason) = certificate_error(status) {
-            MembershipError::Untrusted { address, reason }
-        } else if self.may_pass(status) {
-            MembershipError::Unreachable {
-                address,
-                patience: self.patience,
-                reason: chain_of(status),
-            }
-        } else {
-            MembershipError::of(status)
-        }
-    }
-}
-
-impl MembershipError {
-    /// What a call comes to that will not go better if it is made again.
-    fn of(status: &Status) -> Self {
-        let message = status.message().to_owned();
-        let reason = Refusal::from_status(status).map(|refusal| refusal.reason);
-        match (reason, status.code()) {
-            (Some(Reason::Superseded), _) => Self::Superseded(message),
-            (_, Code::Aborted) => Self::Fenced(message),
-            _ => Self::Refused(message),
-        }
-    }
-}
-
-/// The address of the interface through which `peer` is reached. Nothing is sent.
-async fn local_ip(peer: &str) -> std::io::Result<IpAddr> {
-    let socket = tokio::net::UdpSocket::bind("0.0.0.0:0").await?;
-    socket.connect(peer).await?;
-    Ok(socket.local_addr()?.ip())
-}
-
-/// Whether the same call may go well later. `Unknown` and `Internal` are what a connection that breaks
-/// during a call ends in.
-fn may_pass(status: &Status) -> bool {
-    let transient = matches!(
-        status.code(),
-        Code::Unavailable
-            | Code::DeadlineExceeded
-            | Code::Unknown
-            | Code::Internal
-            | Code::Cancelled
-    );
-    transient && Refusal::from_status(status).is_none()
-}
-
-/// Whether one of two peers does not accept what the other shows.
-fn distrusts(status: &Status) -> bool {
-    let told = matches!(
-        status.code(),
-        Code::Unauthenticated | Code::PermissionDenied
-    );
-    told || certificate_error(status).is_some()
-}
-
 /// A registered task. Its lease is kept until this is dropped or [`Membership::leave`] is called.
 #[derive(Debug)]
 pub struct Membership {
@@ -309,9 +107,10 @@ pub struct Registration {
     pub role: Role,
     /// What stays the same over restarts.
     pub identity: String,
-    /// Where others reach it, as host:port; empty if it does not listen.
+    /// Where others reach it; empty if it does not listen. With 0.0.0.0 for a host: the address that leads
+    /// to the coordinator, looked up whenever it registers.
     pub address: String,
-    /// Where its metrics are served, as host:port.
+    /// Where its metrics are served, likewise.
     pub metrics_address: String,
 }
 
@@ -328,8 +127,8 @@ impl Membership {
             protocol_version: PROTOCOL_VERSION,
             role: wire::Role::from(registration.role).into(),
             identity: registration.identity,
-            address: registration.address,
-            metrics_address: registration.metrics_address,
+            address: coordinator.reachable(registration.address).await?,
+            metrics_address: coordinator.reachable(registration.metrics_address).await?,
         };
         let reply = coordinator
             .call(|mut c| {
@@ -541,21 +340,5 @@ async fn heartbeats(
             }
             _ => tracing::debug!("a heartbeat was not answered"),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[tokio::test]
-    async fn a_port_on_all_interfaces_is_reached_by_the_one_that_leads_to_the_coordinator() {
-        let coordinator =
-            Coordinator::at("127.0.0.1:9", Duration::ZERO, Security::default()).unwrap();
-        let all: SocketAddr = "0.0.0.0:7".parse().unwrap();
-        let reachable = coordinator.reachable(all).await.unwrap();
-        assert_eq!(reachable, "127.0.0.1:7".parse().unwrap());
-        let one: SocketAddr = "127.0.0.5:7".parse().unwrap();
-        assert_eq!(coordinator.reachable(one).await.unwrap(), one);
     }
 }

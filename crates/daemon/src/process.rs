@@ -73,8 +73,11 @@ pub fn main<E: Display>(
             }
         };
     }
-    let outcome = start(settings, run);
-    match outcome {
+    if let Err(message) = log_to_stderr(&settings.log, settings.log_format) {
+        eprintln!("{message}");
+        return ExitCode::FAILURE;
+    }
+    match start(settings, run) {
         Ok(()) => ExitCode::SUCCESS,
         Err(message) => {
             tracing::error!("{message}");
@@ -87,7 +90,6 @@ fn start<E: Display>(
     settings: ProcessSettings,
     run: impl AsyncFnOnce(Process) -> Result<(), E>,
 ) -> Result<(), String> {
-    log_to_stderr(&settings.log, settings.log_format)?;
     let security = settings
         .security
         .load()

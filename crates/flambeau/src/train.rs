@@ -1,6 +1,7 @@
 //! `flambeau train`: a whole cluster on this machine, from the first process to the last.
 
 use std::collections::BTreeMap;
+use std::fs::TryLockError;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -106,6 +107,15 @@ pub(crate) fn train(
         return Err(CommandError::Content {
             path: checkpoints,
             reason: "they are an earlier run's; go on from them with --restore, or give another --run-dir".to_owned(),
+        });
+    }
+    // Its lock would go with it.
+    let state = std::fs::File::open(dir.join(run_dir::STATE));
+    if state.is_ok_and(|state| matches!(state.try_lock(), Err(TryLockError::WouldBlock))) {
+        return Err(CommandError::Content {
+            path: dir,
+            reason: "another coordinator is at work there; end it, or give another --run-dir"
+                .to_owned(),
         });
     }
     // What lies there is another run's.
@@ -259,6 +269,10 @@ fn table(outcome: &Outcome) -> Table {
     };
     let percent =
         |share: Option<f64>| share.map_or("-".to_owned(), |s| format!("{:.2} %", 100.0 * s));
+    let lost = match summary.lost_updates {
+        0 => "none".to_owned(),
+        lost => format!("{lost}; metrics.jsonl says which"),
+    };
     let mut table = Table::new();
     table.load_preset(presets::NOTHING);
     for (name, value) in [
@@ -293,6 +307,7 @@ fn table(outcome: &Outcome) -> Table {
             "mean gradient staleness",
             format!("{:.2} updates", summary.mean_gradient_staleness),
         ),
+        ("updates lost", lost),
         ("run directory", shown(&outcome.run_dir)),
     ] {
         table.add_row([name, &value]);

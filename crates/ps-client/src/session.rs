@@ -251,7 +251,13 @@ impl Driver {
         mut incoming: Messages<wire::ServerMessage>,
     ) -> (End, bool) {
         let mut heard = false;
-        let mut sent_again = std::pin::pin!(self.send_again(map.epoch, restored, outgoing));
+        // Before anything is read: the stream may end at once, and then the next one is to ask.
+        let ask = match restored {
+            true => self.state.lock().acknowledged.to_ask(),
+            false => Vec::new(),
+        };
+        self.state.lock().open_questions = ask.len();
+        let mut sent_again = std::pin::pin!(self.send_again(map.epoch, ask, outgoing));
         let mut all_sent = false;
         let end = loop {
             tokio::select! {
@@ -273,14 +279,9 @@ impl Driver {
         (end, heard)
     }
 
-    /// Asks what of it is there, where values were restored; sends what is in flight, in order; then
-    /// lets new messages through.
-    async fn send_again(&self, epoch: Epoch, restored: bool, outgoing: Sender) {
-        let ask = match restored {
-            true => self.state.lock().acknowledged.to_ask(),
-            false => Vec::new(),
-        };
-        self.state.lock().open_questions = ask.len();
+    /// Asks what is there of these blocks; sends what is in flight, in order; then lets new messages
+    /// through.
+    async fn send_again(&self, epoch: Epoch, ask: Vec<Vec<wire::BlockId>>, outgoing: Sender) {
         for blocks in ask {
             let ask = Outgoing::AskOutcome(wire::AskOutcome {
                 origin: Some(self.target.origin.clone().into()),

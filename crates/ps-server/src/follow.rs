@@ -98,7 +98,11 @@ impl Follower {
         membership: &Membership,
         stop: &CancellationToken,
     ) -> Result<(), PsError> {
-        let checkpoints = self.see_store(membership).await?;
+        let checkpoints = tokio::select! {
+            biased;
+            lost = membership.lost() => return Err(lost.into()),
+            seen = self.see_store(membership) => seen?,
+        };
         let over = stop.child_token();
         let _over = over.clone().drop_guard();
         let mut views = membership.views(over);
@@ -206,26 +210,43 @@ impl Follower {
             task: missing.0,
         };
         let (shard, store) = (Arc::clone(&self.shard), post.store.clone());
-        let saving = if shard.has_work_for(&view) {
+        let mut saving = shard.begin_saving(&view, store.as_deref());
+        // A commit that is no part of the checkpoint may wait for its writer.
+        if let Some(saving) = saving.take_if(|saving| !saving.has(&view)) {
+            self.begin_writing(post, checkpoints, saving);
+        }
+        let followed = if shard.has_work_for(&view) {
             // A commit updates every block: heartbeats go on beside it.
             self.offload.run(move || shard.follow(view, store)).await
         } else {
             shard.follow(view, store)
         };
-        if let (Some(saving), Some(store), Some(checkpoints)) =
-            (saving.map_err(diverged)?, &post.store, checkpoints)
-        {
-            let writing = self.write(
-                saving,
-                Arc::clone(store),
-                checkpoints.clone(),
-                post.membership,
-            );
-            if let Some(before) = post.writing.replace(tokio::spawn(writing).abort_handle()) {
-                before.abort();
-            }
+        followed.map_err(diverged)?;
+        if let Some(saving) = saving {
+            self.begin_writing(post, checkpoints, saving);
         }
         Ok(())
+    }
+
+    /// Writes beside all else; what was being written is given up.
+    fn begin_writing(
+        &self,
+        post: &mut Post<'_>,
+        checkpoints: Option<&Checkpoints>,
+        saving: Arc<Saving>,
+    ) {
+        let (Some(store), Some(checkpoints)) = (&post.store, checkpoints) else {
+            return;
+        };
+        let writing = self.write(
+            saving,
+            Arc::clone(store),
+            checkpoints.clone(),
+            post.membership,
+        );
+        if let Some(before) = post.writing.replace(tokio::spawn(writing).abort_handle()) {
+            before.abort();
+        }
     }
 
     /// What this server holds under a new map: what it held, where that is still what counts; else
@@ -257,7 +278,7 @@ impl Follower {
         self.shard.forget();
         let loaded = self.load(shard, map, &location, number).await;
         if let Err(LoadError::Checkpoint(error)) = &loaded
-            && error.is_retryable()
+            && error.is_of_store()
         {
             tracing::warn!(
                 shard,

@@ -114,24 +114,12 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), PsError> {
     let member = &settings.member;
     let patience = Duration::from_secs(member.patience_seconds);
     let coordinator = Coordinator::at(&member.coordinator, patience, process.security.clone())?;
-    let addresses = async {
-        let advertised = match (&settings.advertise, &address) {
-            (Some(advertise), _) => advertise.clone(),
-            (None, Listen::Tcp(address)) => coordinator.reachable(*address).await?.to_string(),
-            (None, Listen::Unix(_)) => address.to_string(),
-        };
-        let metrics = coordinator.reachable(process.metrics).await?;
-        Ok::<_, MembershipError>((advertised, metrics.to_string()))
-    };
-    let Some(addresses) = process.shutdown.run_until_cancelled(addresses).await else {
-        return Ok(());
-    };
-    let (advertised, metrics_address) = addresses?;
+    let advertise = settings.advertise.clone();
     let registration = Registration {
         role: Role::Ps,
         identity: member.identity(&settings.listen),
-        metrics_address,
-        address: advertised,
+        address: advertise.unwrap_or_else(|| address.to_string()),
+        metrics_address: process.metrics.to_string(),
     };
     let join = Membership::join(coordinator.clone(), registration.clone());
     let Some(membership) = process.shutdown.run_until_cancelled(join).await else {

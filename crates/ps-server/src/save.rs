@@ -12,7 +12,7 @@ use checkpoint::{CheckpointError, FileEntry, SavedBlock, encode};
 use daemon::Offload;
 use parking_lot::{Condvar, Mutex};
 use shared_proto::blocks::BlockId;
-use shared_proto::view::CheckpointOrder;
+use shared_proto::view::{CheckpointOrder, Commit, View};
 
 use crate::block::Block;
 use crate::store::Store;
@@ -23,7 +23,7 @@ const FILE_BYTES: usize = 16 << 20;
 /// What commits may set aside.
 const ASIDE_BYTES: usize = 64 << 20;
 
-/// How long a commit waits for the store before the checkpoint is given up.
+/// How long a commit waits while nothing gets done before the checkpoint is given up.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
 /// A checkpoint of a shard that is being written.
@@ -53,6 +53,17 @@ impl Saving {
             state: Mutex::default(),
             room: Condvar::new(),
         }
+    }
+
+    /// Whether this step is part of the checkpoint.
+    pub(crate) fn is_to_have(&self, commit: &Commit) -> bool {
+        self.order.clock > commit.step
+    }
+
+    /// Whether the step that this view commits is part of the checkpoint.
+    pub(crate) fn has(&self, view: &View) -> bool {
+        let commit = view.commit.as_ref();
+        commit.is_some_and(|commit| self.is_to_have(commit))
     }
 
     /// Waits until a block may be set aside; to be called without a block's lock.
@@ -108,7 +119,7 @@ impl Saving {
     /// Writes the shard's files.
     ///
     /// # Errors
-    /// If the store cannot be written.
+    /// If the store cannot be written, has that checkpoint already, or a block has no values.
     pub(crate) async fn write(
         &self,
         store: &Store,
@@ -116,6 +127,15 @@ impl Saving {
         slots: u32,
         offload: Offload,
     ) -> Result<Vec<FileEntry>, CheckpointError> {
+        let refused = |reason: String| CheckpointError::Storage {
+            place: to.checkpoint_location(self.order.number),
+            reason,
+        };
+        match to.manifest(self.order.number).await {
+            Err(CheckpointError::NotFound(_)) => {}
+            Ok(_) => return Err(refused("it is whole already".to_owned())),
+            Err(error) => return Err(error),
+        }
         let mut files = Vec::new();
         let mut ids = store.map.blocks_of(store.shard).peekable();
         while ids.peek().is_some() {
@@ -125,6 +145,10 @@ impl Saving {
             {
                 if let Some(block) = store.blocks.by_id.get(&id) {
                     let saved = self.reach(id, &block.lock());
+                    if saved.weights.is_empty() {
+                        let id = store.map.describe(id);
+                        return Err(refused(format!("{id} has no values here")));
+                    }
                     bytes += size(&saved);
                     blocks.push(saved);
                 }
@@ -140,10 +164,9 @@ impl Saving {
             to.write_file(self.order.number, &file.name, content)
                 .await?;
             if self.state.lock().over {
-                return Err(CheckpointError::Storage {
-                    place: to.location().to_owned(),
-                    reason: format!("too slow: a step had waited for it for {LONGEST_WAIT:?}"),
-                });
+                return Err(refused(format!(
+                    "too slow: a step had waited for it for {LONGEST_WAIT:?}"
+                )));
             }
             files.push(file);
         }
@@ -171,7 +194,6 @@ mod tests {
     };
     use shared_proto::job::{Momentum, Optimizer};
     use shared_proto::payload::{self, Dtype, Elements};
-    use shared_proto::view::{Commit, View};
 
     const BLOCKS: usize = 40;
     const ELEMENTS: usize = 1 << 17;
@@ -243,6 +265,30 @@ mod tests {
                 .commit(&commit, &*rule, |_| 1.0, &mut Vec::new())
                 .unwrap();
         }
+    }
+
+    #[tokio::test]
+    async fn what_is_whole_and_what_has_no_values_is_not_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let to = checkpoint::Store::open(dir.path().to_str().unwrap()).unwrap();
+        let order = CheckpointOrder {
+            number: 3,
+            epoch: Epoch(1),
+            clock: Clock(0),
+        };
+        let write = async |store: &Store| {
+            let saving = Saving::new(order);
+            let written = saving.write(store, &to, 1, Offload::Threads).await;
+            written.map_err(|error| error.to_string())
+        };
+        let full = store();
+        let empty = Store::empty(0, full.map.clone());
+        let refused = write(&empty).await.unwrap_err();
+        assert!(refused.contains("has no values"), "{refused}");
+        write(&full).await.unwrap();
+        let path = dir.path().join("checkpoint-000000000003/manifest.json");
+        std::fs::write(path, "as if it was whole").unwrap();
+        write(&full).await.unwrap_err();
     }
 
     /// 40 MB of blocks, of which commits may set 64 MiB aside or less: they wait, and the

@@ -277,9 +277,19 @@ impl Shard {
         view.commit.is_some() && self.followed.borrow().view.commit != view.commit
     }
 
-    /// Catches up with a view: applies its commit, if that is new, begins its checkpoint, if that is
-    /// new, and lets the sessions see it. `store` is that of the view's epoch. Returns the checkpoint
-    /// that is to be written now.
+    /// The checkpoint that a view orders, if that is new: from now on commits leave it the blocks as
+    /// they were. `store` is that of the view's epoch.
+    pub(crate) fn begin_saving(&self, view: &View, store: Option<&Store>) -> Option<Arc<Saving>> {
+        let store = store.filter(|_| self.followed.borrow().view.checkpoint != view.checkpoint)?;
+        let order = view.checkpoint;
+        let order = order.filter(|order| order.epoch == store.map.epoch);
+        let saving = order.map(|order| Arc::new(Saving::new(order)));
+        store.blocks.saving.lock().clone_from(&saving);
+        saving
+    }
+
+    /// Catches up with a view: applies its commit, if that is new, and lets the sessions see it. `store` is
+    /// that of the view's epoch.
     ///
     /// # Errors
     /// If a committed gradient is not here, so that this shard's weights would not be the job's.
@@ -287,26 +297,17 @@ impl Shard {
         &self,
         mut view: View,
         store: Option<Arc<Store>>,
-    ) -> Result<Option<Arc<Saving>>, NotStaged> {
+    ) -> Result<(), NotStaged> {
         let before = self.followed();
-        let mut saving = None;
         if let Some(store) = &store {
             let same = before.store.as_ref();
             if same.is_some_and(|before| Arc::ptr_eq(&before.blocks, &store.blocks)) {
                 // A coordinator that has started again may not know how far workers have come.
                 view.min_clock = view.min_clock.max(before.view.min_clock);
             }
-            if before.view.checkpoint != view.checkpoint {
-                let order = view
-                    .checkpoint
-                    .filter(|order| order.epoch == store.map.epoch);
-                saving = order.map(|order| Arc::new(Saving::new(order)));
-                store.blocks.saving.lock().clone_from(&saving);
-            }
             let new = |commit: &&Commit| before.view.commit.as_ref() != Some(*commit);
             if let Some(commit) = view.commit.as_ref().filter(new) {
-                let whole = |saving: &&Arc<Saving>| saving.order.clock > commit.step;
-                self.commit(commit, store, saving.as_ref().filter(whole).is_some())?;
+                self.commit(commit, store)?;
             }
         }
         self.counters.live_workers.set(view.workers.len() as f64);
@@ -323,7 +324,7 @@ impl Shard {
         if !same_epoch {
             before.epoch_over.cancel();
         }
-        Ok(saving)
+        Ok(())
     }
 
     /// Holds nothing any more: another server may have the shard by now.
@@ -334,15 +335,10 @@ impl Shard {
             .cancel();
     }
 
-    /// Applies a step. `part_of_checkpoint`: the checkpoint that is being written is to have it.
-    fn commit(
-        &self,
-        commit: &Commit,
-        store: &Store,
-        part_of_checkpoint: bool,
-    ) -> Result<(), NotStaged> {
+    /// Applies a step.
+    fn commit(&self, commit: &Commit, store: &Store) -> Result<(), NotStaged> {
         let saving = store.blocks.saving.lock().clone();
-        let saving = saving.filter(|_| !part_of_checkpoint);
+        let saving = saving.filter(|saving| !saving.is_to_have(commit));
         let _whole_steps = store.blocks.committing.write();
         let mut mean = Vec::new();
         for entry in &store.blocks.by_id {

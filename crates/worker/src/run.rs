@@ -119,18 +119,13 @@ pub async fn run(
         patience,
         process.security.clone(),
     )?;
-    let metrics_address = coordinator.reachable(process.metrics);
-    let metrics_address = process.shutdown.run_until_cancelled(metrics_address).await;
-    let Some(metrics_address) = metrics_address else {
-        return Ok(());
-    };
     let registration = Registration {
         role: Role::Worker,
         identity: settings
             .member
             .identity(&Listen::Tcp(settings.process.metrics_listen)),
         address: String::new(),
-        metrics_address: metrics_address?.to_string(),
+        metrics_address: process.metrics.to_string(),
     };
     let mut member = Member {
         coordinator,

@@ -19,6 +19,9 @@ use crate::splits::Ledger;
 /// How long to wait after a checkpoint that could not be written.
 const TRY_AGAIN: Duration = Duration::from_secs(5);
 
+/// How often the last checkpoint is tried.
+const LAST_TRIES: u32 = 6;
+
 /// Where checkpoints lie, and how servers know that they see the same place.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
@@ -78,6 +81,8 @@ pub(crate) struct Checkpoints {
     pub(crate) known_probe: Option<String>,
     /// The number of the next.
     pub(crate) next: u64,
+    /// What the shards are to write; none once it is written or given up, so that a server that
+    /// comes later does not write what it does not have.
     pub(crate) order: Option<CheckpointOrder>,
     at_work: Option<AtWork>,
     /// What the newest one is, or the one that the job has begun with.
@@ -94,7 +99,20 @@ pub(crate) struct Checkpoints {
     pub(super) loading: BTreeSet<usize>,
     /// Nothing is trained any more: the job ends with the next one.
     pub(crate) ending: bool,
+    /// How often that one could not be written.
+    last_failures: u32,
     pub(super) errand: Option<Errand>,
+}
+
+impl Checkpoints {
+    /// Who is still at the last one.
+    pub(super) fn last_of(&self) -> String {
+        let missing = self.at_work.as_ref().map(|at_work| &at_work.missing);
+        match missing.and_then(BTreeSet::first) {
+            Some(shard) => format!("shard {shard} is writing its part of the last checkpoint"),
+            None => "the last checkpoint is being written".to_owned(),
+        }
+    }
 }
 
 impl Cluster {
@@ -261,6 +279,7 @@ impl Cluster {
         let Some(at_work) = self.checkpoints.at_work.take() else {
             return false;
         };
+        self.checkpoints.order = None;
         let Some(place) = &self.checkpoints.place else {
             return false;
         };
@@ -297,11 +316,31 @@ impl Cluster {
         let number = at_work.manifest.number;
         tracing::warn!(number, "a checkpoint could not be written: {why}");
         self.mishaps.failed_checkpoints += 1;
-        self.checkpoints.errand = None;
+        (self.checkpoints.errand, self.checkpoints.order) = (None, None);
         self.checkpoints.try_again = Some(now + TRY_AGAIN);
-        if at_work.last {
-            // What was trained is in the model's file; it does not help to wait for the store.
+        if !at_work.last {
+            return;
+        }
+        self.checkpoints.last_failures += 1;
+        if self.checkpoints.last_failures >= LAST_TRIES {
+            // What was trained is in the model's file, too.
+            tracing::error!("the job ends without its last checkpoint");
             self.end_well(now);
+        }
+    }
+
+    /// Gives a checkpoint up that some shards do not get written.
+    pub(super) fn give_up_if_slow(&mut self, now: Instant) {
+        let longest = Duration::from_secs_f64(self.job.cluster.stall_seconds);
+        let slow = |at_work: &&AtWork| now.duration_since(at_work.begun) > longest;
+        if let Some(at_work) = self.checkpoints.at_work.as_ref().filter(slow) {
+            let shards = at_work.missing.iter().map(ToString::to_string);
+            let shards: Vec<String> = shards.collect();
+            let who = match shards.as_slice() {
+                [] => "its manifest is".to_owned(),
+                shards => format!("the parts of shards {} are", shards.join(", ")),
+            };
+            self.not_saved(now, &format!("after {longest:?} {who} not written"));
         }
     }
 

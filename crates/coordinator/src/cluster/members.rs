@@ -208,6 +208,7 @@ impl Cluster {
             }
             self.remove(now, id, "nothing was heard from it");
         }
+        self.give_up_if_slow(now);
         if self.step.is_none() {
             self.save_if_due(now);
             if self.sync() && self.phase == JobPhase::Training {

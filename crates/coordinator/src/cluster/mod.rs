@@ -230,7 +230,12 @@ impl Cluster {
             self.commit.as_ref().map(|commit| commit.step.next())
         } else {
             let active = self.live(Role::Worker).filter(|m| m.progress.active);
-            active.map(|m| m.progress.clock).min()
+            // Where nobody has data, who evaluates must not wait for nobody.
+            let evaluator = || {
+                let member = self.members.get(&self.evaluations.holder()?.id)?;
+                Some(member.progress.clock)
+            };
+            active.map(|m| m.progress.clock).min().or_else(evaluator)
         };
         self.min_clock = self.min_clock.max(lowest.unwrap_or(self.min_clock));
         self.min_clock

@@ -157,6 +157,7 @@ impl Cluster {
         let Some(kept) = self.checkpoints.newest.clone() else {
             return;
         };
+        self.checkpoints.loading.insert(shard);
         tracing::error!(shard, checkpoint = kept.number, "{}", report.error);
         if !self.checkpoints.first_written {
             let why = format!(
@@ -206,11 +207,11 @@ impl Cluster {
             return self.go_back(now, &kept);
         }
         let epoch = map.epoch;
-        let of_damaged = |source: &&mut Source| {
-            source.checkpoint == Some((damaged.location.clone(), damaged.number))
-        };
-        for source in map.sources.iter_mut().filter(of_damaged) {
-            *source = self::source(epoch, &kept);
+        // Those that have loaded it go on from where they are.
+        for shard in &self.checkpoints.loading {
+            if let Some(source) = map.sources.get_mut(*shard) {
+                *source = self::source(epoch, &kept);
+            }
         }
         self.must_keep();
     }

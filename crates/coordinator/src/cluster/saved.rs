@@ -6,7 +6,7 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 use shared_proto::ids::{Clock, Generation, Role, Sequence, Task, TaskId, ViewNumber};
 use shared_proto::job::Job;
-use shared_proto::view::{CheckpointOrder, Commit, JobPhase};
+use shared_proto::view::{Commit, JobPhase};
 use shared_proto::wire;
 
 use super::Cluster;
@@ -46,7 +46,6 @@ pub(crate) struct Saved {
     skipped: u64,
     lost: u64,
     next_checkpoint: u64,
-    order: Option<CheckpointOrder>,
     newest: Option<Kept>,
     first_written: bool,
     ending: bool,
@@ -168,7 +167,6 @@ impl Cluster {
             skipped: self.tally.skipped,
             lost: self.tally.lost,
             next_checkpoint: self.checkpoints.next,
-            order: self.checkpoints.order,
             newest: self.checkpoints.newest.clone(),
             first_written: self.checkpoints.first_written,
             ending: self.checkpoints.ending,
@@ -222,8 +220,6 @@ impl Cluster {
         checkpoints.newest = saved.newest;
         checkpoints.first_written = saved.first_written;
         checkpoints.ending = saved.ending;
-        // Nobody waits for what shards were writing; an order that they know is no new one.
-        checkpoints.order = saved.order;
         let servers = cluster.live(Role::Ps).next().is_some();
         cluster.last_ps_joined = servers.then_some(now);
         cluster.must_keep();

@@ -11,6 +11,8 @@ use shared_proto::wire;
 
 use super::{Cluster, Initialization, Work};
 
+mod checkpoints;
+
 const SAMPLES: u64 = 40;
 
 /// A cluster at a time that is moved by hand.
@@ -409,4 +411,28 @@ fn a_server_that_is_gone_fails_the_job() {
         "{}",
         view.error
     );
+}
+
+#[test]
+fn who_evaluates_waits_for_nobody_where_nobody_has_data() {
+    let (mut scene, tasks) = Scene::training(Mode::Bounded, 2);
+    let (ahead, behind) = (tasks[0], tasks[1]);
+    while scene.split(ahead).0.epoch == 0 {
+        scene.finish(ahead);
+    }
+    // Both finish what they hold, and the one that is ahead asks first what comes next.
+    for task in [behind, ahead] {
+        let split = scene.split(task).0;
+        for _ in 0..(split.end - split.start).div_ceil(5) {
+            scene.finish(task);
+        }
+    }
+    let (Work::Evaluate { .. }, clock) = scene.work(ahead) else {
+        panic!("no evaluation is due");
+    };
+    assert!(matches!(scene.work(behind).0, Work::Split(_)));
+    assert!(scene.cluster.refresh_view().min_clock < clock);
+    let server = scene.server();
+    scene.pass(11, &[ahead, server]);
+    assert_eq!(scene.cluster.refresh_view().min_clock, clock);
 }

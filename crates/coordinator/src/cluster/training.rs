@@ -124,7 +124,7 @@ impl Cluster {
         self.awaited.remove(&task.id);
         self.begin(now);
         if self.checkpoints.ending {
-            return Work::Idle("the last checkpoint is being written".to_owned());
+            return Work::Idle(self.checkpoints.last_of());
         }
         if self.phase != JobPhase::Training {
             return Work::Idle(self.missing());
@@ -162,6 +162,9 @@ impl Cluster {
     fn idle_reason(&self) -> String {
         if let Some(Evaluation { epoch, task, .. }) = self.evaluations.at_work {
             return format!("{task} evaluates epoch {}", epoch + 1);
+        }
+        if let Some((gone, _)) = self.awaited.first_key_value() {
+            return format!("{gone} is given time to come back");
         }
         "others finish their data".to_owned()
     }

@@ -244,8 +244,11 @@ impl Cluster {
             });
             return format!("shard {shard} has no server{gone}; start it again");
         }
+        if let Some(shard) = self.checkpoints.loading.first() {
+            return format!("shard {shard} is loading its values from a checkpoint");
+        }
         if self.checkpoints.ending && !self.ended() {
-            return "the last checkpoint is being written".to_owned();
+            return self.checkpoints.last_of();
         }
         let nobody = self.live(Role::Worker).next().is_none();
         if self.phase == JobPhase::Training && nobody {

@@ -1,0 +1,130 @@
+//! Scenarios with checkpoints: written, tried again, damaged.
+
+use super::*;
+use crate::cluster::{Errand, Place};
+
+impl Scene {
+    /// With so many servers and a worker at work, and with checkpoints; the first one is written.
+    fn with_checkpoints(servers: u32) -> (Self, Vec<Task>, Task) {
+        let mut scene = Self::new(Mode::Async, Some(servers), 1);
+        let place = Place {
+            location: "here".to_owned(),
+            probe: String::new(),
+        };
+        scene.cluster = scene.cluster.with_checkpoints(place, 0);
+        let servers: Vec<Task> = (0..servers)
+            .map(|index| scene.join(Role::Ps, &format!("ps{index}")))
+            .collect();
+        let worker = scene.join(Role::Worker, "w");
+        assert_eq!(scene.variables(worker), Initialization::Yours);
+        scene.cluster.finish_initialization(worker).unwrap();
+        scene.cluster.tick(scene.now);
+        scene.save(&servers, "");
+        (scene, servers, worker)
+    }
+
+    /// All shards report the checkpoint that is ordered, the first one perhaps an error.
+    fn save(&mut self, servers: &[Task], error: &str) {
+        let order = self.cluster.refresh_view().checkpoint.unwrap();
+        for (shard, server) in (0..).zip(servers) {
+            let report = wire::CheckpointReport {
+                number: order.number,
+                shard,
+                error: if shard == 0 { error } else { "" }.to_owned(),
+                ..wire::CheckpointReport::default()
+            };
+            self.cluster.shard_saved(self.now, *server, report);
+        }
+        if let Some(Errand::Write(manifest)) = self.cluster.take_errand() {
+            let number = manifest.number;
+            assert!(self.cluster.manifest_written(self.now, number, Ok(())));
+        }
+        // A server that comes later must not write it again.
+        assert_eq!(self.cluster.refresh_view().checkpoint, None);
+    }
+
+    /// A server tells how loading its shard went.
+    fn restored(&mut self, server: Task, shard: u32, error: &str) {
+        let map = self.cluster.shard_map().unwrap();
+        let report = wire::RestoreReport {
+            shard,
+            epoch: map.sources[shard as usize].epoch.0,
+            error: error.to_owned(),
+            ..wire::RestoreReport::default()
+        };
+        self.cluster.shard_restored(self.now, server, &report);
+    }
+}
+
+#[test]
+fn a_damaged_checkpoint_takes_back_only_those_that_cannot_load_it() {
+    let (mut scene, servers, worker) = Scene::with_checkpoints(2);
+    let first = scene.cluster.checkpoints.newest.clone().unwrap();
+    scene.finish(worker);
+    let everybody = [servers[0], servers[1], worker];
+    scene.pass(31, &everybody);
+    scene.save(&servers, "");
+
+    let again = scene.join(Role::Ps, "ps1");
+    scene.restored(again, 1, "");
+    let other = scene.join(Role::Ps, "ps0");
+    scene.restored(other, 0, "its file is damaged");
+    let Some(Errand::FindBefore(damaged)) = scene.cluster.take_errand() else {
+        panic!("no older checkpoint is asked for");
+    };
+    assert_eq!(damaged.number, 1);
+    let well = scene.cluster.shard_map().unwrap().sources[1].clone();
+    scene.cluster.older_found(scene.now, &damaged, Ok(first));
+    let sources = scene.cluster.shard_map().unwrap().sources.clone();
+    assert_eq!(sources[1], well);
+    assert_eq!(sources[0].checkpoint, Some(("here".to_owned(), 0)));
+    assert!(scene.cluster.missing().contains("shard 0 is loading"));
+    // None is ordered while one is being loaded.
+    scene.finish(worker);
+    scene.pass(31, &[again, other, worker]);
+    assert_eq!(scene.cluster.refresh_view().checkpoint, None);
+    scene.restored(other, 0, "");
+    scene.pass(1, &[again, other, worker]);
+    assert_eq!(scene.cluster.refresh_view().checkpoint.unwrap().number, 2);
+}
+
+#[test]
+fn the_last_checkpoint_is_tried_again_a_few_times() {
+    for (failures, written) in [(2, true), (6, false)] {
+        let (mut scene, servers, worker) = Scene::with_checkpoints(1);
+        while scene.cluster.refresh_view().checkpoint.is_none() {
+            match scene.work(worker).0 {
+                Work::Split(_) => drop(scene.finish(worker)),
+                Work::Evaluate { epoch, .. } => scene.report(worker, epoch).unwrap(),
+                Work::Idle(_) | Work::Done => {}
+            }
+            scene.cluster.tick(scene.now);
+        }
+        for failure in 0..failures {
+            assert_eq!(scene.cluster.phase, JobPhase::Training, "{failure}");
+            assert!(scene.cluster.missing().contains("shard 0 is writing"));
+            scene.save(&servers, "no room");
+            scene.pass(6, &[servers[0], worker]);
+        }
+        if written {
+            scene.save(&servers, "");
+        }
+        assert_eq!(scene.cluster.phase, JobPhase::Done);
+        let newest = scene.cluster.checkpoints.newest.clone().unwrap();
+        assert_eq!(newest.number > 0, written);
+    }
+}
+
+#[test]
+fn a_checkpoint_that_a_shard_does_not_finish_is_given_up() {
+    let (mut scene, servers, worker) = Scene::with_checkpoints(1);
+    scene.finish(worker);
+    scene.pass(31, &[servers[0], worker]);
+    assert_eq!(scene.cluster.refresh_view().checkpoint.unwrap().number, 1);
+    for _ in 0..7 {
+        scene.pass(10, &[servers[0], worker]);
+        scene.finish(worker);
+    }
+    assert_eq!(scene.cluster.mishaps().failed_checkpoints, 1);
+    assert_eq!(scene.cluster.refresh_view().checkpoint.unwrap().number, 2);
+}

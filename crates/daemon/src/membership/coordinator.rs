@@ -1,0 +1,237 @@
+//! The coordinator as a process sees it: called again while it does not answer, given up in the end.
+
+use std::future::Future;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+
+use backon::{ExponentialBuilder, Retryable};
+use shared_proto::ids::Role;
+use shared_proto::refusal::{Reason, Refusal};
+use shared_proto::security::{Credentials, Security, certificate_error, chain_of};
+use shared_proto::transport::{CALL_TIMEOUT, Network, SystemNetwork};
+use shared_proto::wire::coordinator_client::CoordinatorClient;
+use tokio::time::Instant;
+use tonic::service::interceptor::InterceptedService;
+use tonic::transport::Channel;
+use tonic::{Code, Response, Status};
+
+use super::MembershipError;
+
+/// How often a name that leads nowhere is looked up again.
+const LOOK_UP_AGAIN: Duration = Duration::from_millis(500);
+
+/// How long the coordinator may be silent before the log says so.
+const ALARM: Duration = Duration::from_secs(1);
+
+/// The coordinator, called with deadlines and, while it does not answer, again.
+#[derive(Clone, Debug)]
+pub struct Coordinator {
+    pub(super) address: String,
+    pub(super) client: Calls,
+    pub(super) patience: Duration,
+    /// It has answered once: if it does not trust this process any more, that will be put right.
+    has_answered: Arc<AtomicBool>,
+}
+
+/// Calls to a coordinator.
+pub type Calls = CoordinatorClient<InterceptedService<Channel, Credentials>>;
+
+impl Coordinator {
+    /// The coordinator at `address`. Connects when first called.
+    ///
+    /// # Errors
+    /// If the address is none.
+    pub fn at(
+        address: &str,
+        patience: Duration,
+        security: Security,
+    ) -> Result<Self, MembershipError> {
+        Self::over(&SystemNetwork::new(security), address, patience)
+    }
+
+    /// The same over some network.
+    ///
+    /// # Errors
+    /// If the address is none.
+    pub fn over(
+        network: &dyn Network,
+        address: &str,
+        patience: Duration,
+    ) -> Result<Self, MembershipError> {
+        let security = network.security();
+        let endpoint = security.endpoint(address, Role::Coordinator);
+        let endpoint = endpoint.map_err(|error| {
+            MembershipError::Refused(format!(
+                "{address:?} is not an address: {error}; expected host:port"
+            ))
+        })?;
+        let channel = network.connect_lazily(endpoint);
+        Ok(Self {
+            address: address.to_owned(),
+            client: CoordinatorClient::with_interceptor(channel, security.credentials()),
+            patience,
+            has_answered: Arc::default(),
+        })
+    }
+
+    /// Where others reach what this process listens on: there, or where that is all interfaces, at the
+    /// one which leads to the coordinator. Waits for one while patience lasts.
+    ///
+    /// # Errors
+    /// If no interface does.
+    pub(super) async fn reachable(&self, address: String) -> Result<String, MembershipError> {
+        let port = match address.parse::<SocketAddr>() {
+            Ok(listening) if listening.ip().is_unspecified() => listening.port(),
+            _ => return Ok(address),
+        };
+        // Names of containers are known once those run.
+        let began = Instant::now();
+        loop {
+            match local_ip(&self.address).await {
+                Ok(ip) => return Ok(SocketAddr::new(ip, port).to_string()),
+                Err(_) if began.elapsed() < self.patience => {
+                    tokio::time::sleep(LOOK_UP_AGAIN).await;
+                }
+                Err(error) => {
+                    return Err(MembershipError::Unreachable {
+                        address: self.address.clone(),
+                        patience: self.patience,
+                        reason: error.to_string(),
+                    });
+                }
+            }
+        }
+    }
+
+    /// Calls until there is an answer other than "not now", with backoff, for as long as the
+    /// process's patience lasts.
+    ///
+    /// # Errors
+    /// As the variants of [`MembershipError`] say.
+    pub async fn call<T, F>(&self, call: impl Fn(Calls) -> F) -> Result<T, MembershipError>
+    where
+        F: Future<Output = Result<Response<T>, Status>>,
+    {
+        let once = || async {
+            match tokio::time::timeout(CALL_TIMEOUT, call(self.client.clone())).await {
+                Ok(answer) => {
+                    self.has_answered.fetch_or(answer.is_ok(), Relaxed);
+                    answer.map(Response::into_inner)
+                }
+                Err(_) => Err(Status::deadline_exceeded(format!(
+                    "no answer for {CALL_TIMEOUT:?}"
+                ))),
+            }
+        };
+        let began = Instant::now();
+        let mut alarmed = false;
+        let backoff = ExponentialBuilder::default()
+            .with_jitter()
+            .with_min_delay(Duration::from_millis(20))
+            .with_max_delay(Duration::from_secs(1))
+            .without_max_times();
+        once.retry(backoff)
+            .when(|status| self.may_pass(status) && began.elapsed() < self.patience)
+            .notify(|status, _| {
+                if began.elapsed() >= ALARM && !std::mem::replace(&mut alarmed, true) {
+                    let (address, reason) = (&self.address, chain_of(status));
+                    tracing::warn!(
+                        address,
+                        reason,
+                        "the coordinator does not answer; trying on"
+                    );
+                }
+            })
+            .await
+            .map_err(|status| self.give_up(&status))
+    }
+
+    /// Whether the same call may go well later. While a cluster runs, certificates and tokens are
+    /// replaced one process at a time.
+    pub(super) fn may_pass(&self, status: &Status) -> bool {
+        match distrusts(status) {
+            true => self.has_answered.load(Relaxed),
+            false => may_pass(status),
+        }
+    }
+
+    fn give_up(&self, status: &Status) -> MembershipError {
+        let address = self.address.clone();
+        if let Some(reason) = certificate_error(status) {
+            MembershipError::Untrusted { address, reason }
+        } else if self.may_pass(status) {
+            MembershipError::Unreachable {
+                address,
+                patience: self.patience,
+                reason: chain_of(status),
+            }
+        } else {
+            MembershipError::of(status)
+        }
+    }
+}
+
+impl MembershipError {
+    /// What a call comes to that will not go better if it is made again.
+    pub(super) fn of(status: &Status) -> Self {
+        let message = status.message().to_owned();
+        let reason = Refusal::from_status(status).map(|refusal| refusal.reason);
+        match (reason, status.code()) {
+            (Some(Reason::Superseded), _) => Self::Superseded(message),
+            (_, Code::Aborted) => Self::Fenced(message),
+            _ => Self::Refused(message),
+        }
+    }
+}
+
+/// The address of the interface through which `peer` is reached. Nothing is sent.
+async fn local_ip(peer: &str) -> std::io::Result<IpAddr> {
+    let socket = tokio::net::UdpSocket::bind("0.0.0.0:0").await?;
+    socket.connect(peer).await?;
+    Ok(socket.local_addr()?.ip())
+}
+
+/// Whether the same call may go well later. `Unknown` and `Internal` are what a connection that breaks
+/// during a call ends in.
+fn may_pass(status: &Status) -> bool {
+    let transient = matches!(
+        status.code(),
+        Code::Unavailable
+            | Code::DeadlineExceeded
+            | Code::Unknown
+            | Code::Internal
+            | Code::Cancelled
+    );
+    transient && Refusal::from_status(status).is_none()
+}
+
+/// Whether one of two peers does not accept what the other shows.
+fn distrusts(status: &Status) -> bool {
+    let told = matches!(
+        status.code(),
+        Code::Unauthenticated | Code::PermissionDenied
+    );
+    told || certificate_error(status).is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_port_on_all_interfaces_is_reached_by_the_one_that_leads_to_the_coordinator() {
+        let coordinator =
+            Coordinator::at("127.0.0.1:9", Duration::ZERO, Security::default()).unwrap();
+        for (listening, told) in [
+            ("0.0.0.0:7", "127.0.0.1:7"),
+            ("127.0.0.5:7", "127.0.0.5:7"),
+            ("unix:/run/ps.sock", "unix:/run/ps.sock"),
+            ("", ""),
+        ] {
+            let reachable = coordinator.reachable(listening.to_owned()).await.unwrap();
+            assert_eq!(reachable, told);
+        }
+    }
+}
