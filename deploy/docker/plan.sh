@@ -14,7 +14,7 @@ for manifest in crates/*/Cargo.toml tests/Cargo.toml; do
     cp "$manifest" "$plan/$package"
     : >"$plan/$package/src/lib.rs"
     if [ -e "$package/build.rs" ]; then program "$plan/$package/build.rs"; fi
-    # The programs, examples and tests that the manifest names.
+    # The programs, examples, tests and benches that the manifest names, each with its `path`.
     sed -n 's/^path = "\(.*\.rs\)"$/\1/p' "$manifest" | while read -r path; do
         program "$plan/$package/$path"
     done

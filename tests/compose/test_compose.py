@@ -296,10 +296,11 @@ def test_files(programs):
     settings = dict(re.findall(r"\$\{(\w+):-([^}]*)\}", text))
     # Those that are passed on as they are have no default.
     settings |= {name: "" for name in re.findall(r"^  ((?:FLAMBEAU|AWS)_\w+):$", text, re.M)}
-    example = dict(re.findall(r"^#(\w+)=(.*)$", (ROOT / ".env.example").read_text(), re.M))
-    check(settings.keys() == example.keys(), f"not in both: {sorted(settings.keys() ^ example.keys())}")
-    for name, default in settings.items():
-        check(default in ("", example[name]), f"{name} is {default} by default, and {example[name]} in .env.example")
+    # The volume of that name, which is no setting of the user's.
+    settings["FLAMBEAU_CERTS"] = ""
+    shown = re.findall(r"^#(: )?(\w+)=(.*)$", (ROOT / ".env.example").read_text(), re.M)
+    example = {name: "" if absent else value for absent, name, value in shown}
+    check(settings == example, f"not the same in both: {sorted(settings.items() ^ example.items())}")
     say(f".env.example has the compose file's {len(settings)} settings, with their defaults")
     the_rules_hold()
 
@@ -352,6 +353,7 @@ def test_plain(programs):
     """Two servers and three workers train, whatever happens to them."""
     with brought_up(programs[0], "plain") as project:
         rate = the_job_that_ships(project)
+        from_its_checkpoint(project)
         if (pathlib.Path(project.environment.get("FLAMBEAU_DATA_FOLDER", "/nowhere")) / "mnist").is_dir():
             mnist(project)
         else:
@@ -377,6 +379,19 @@ def the_job_that_ships(project):
     check(again == summary, "the job's summary is another one after it was brought up again")
     say("brought up again, the ended job ended again")
     return summary["samples_per_second"]
+
+
+def from_its_checkpoint(project):
+    """The same job goes on from its last checkpoint, on another number of servers."""
+    settings = {"FLAMBEAU_RUN_DIR": "/runs/second", "FLAMBEAU_RESTORE": "/runs/digits", "FLAMBEAU_EPOCHS": "24"}
+    project.environment |= settings
+    project.up(3, 2)
+    summary = project.await_end("second", 120)
+    for name in settings:
+        del project.environment[name]
+    check((summary["ps"], summary["epochs"]) == (3, 24), f"it was to end after 24 epochs on 3 servers: {summary}")
+    check(summary["seconds"] < 24 * 1437 / summary["samples_per_second"] / 2, f"it began anew: {summary}")
+    expect_accuracy("digits", summary, longer=True)
 
 
 def expect_accuracy(job, summary, longer=False):
@@ -497,6 +512,9 @@ def kill(project, role):
     project.await_live("worker", 3)
     project.await_progress()
     say(f"killed a {role}: it is back, and training went on, after {time.monotonic() - began:.1f} s")
+    if role == "worker":
+        alert = 'ALERTS{alertname="FlambeauWorkerLost", alertstate="firing"}'
+        until("Prometheus says that a worker was lost", 60, lambda: project.query(alert))
 
 
 def cut_off(project, role):
@@ -504,14 +522,18 @@ def cut_off(project, role):
     container = project.role(role, running=True)[-1]
     restarts = inspect("container", container)["RestartCount"]
     others = project.live(role) - 1
+    address = lambda: inspect("container", container)["NetworkSettings"]["Networks"][project.network()]["IPAddress"]
+    before = address()
     run("docker", "network", "disconnect", project.network(), container)
     began = time.monotonic()
     project.await_live(role, others)
     lost = time.monotonic() - began
     if role == "worker":
         project.await_progress()
-    # As compose connects it: under its service's name.
-    run("docker", "network", "connect", "--alias", role + project.suffix, project.network(), container)
+    # As compose connects it: under its service's name; where another container has taken its address meanwhile.
+    with other_container(project.network()):
+        run("docker", "network", "connect", "--alias", role + project.suffix, project.network(), container)
+    check(address() != before, f"the {role} is at the same address again")
     began = time.monotonic()
     project.await_live(role, others + 1, 120)
     project.await_progress()
@@ -520,6 +542,17 @@ def cut_off(project, role):
         f"cut a {role} off: given up after {lost:.1f} s; {time.monotonic() - began:.1f} s after it was connected "
         f"again it took part and training went on, with {again} restarts"
     )
+
+
+@contextlib.contextmanager
+def other_container(network):
+    """A container that has the network's first free address."""
+    base = re.search(r"^ARG BASE_IMAGE=(.*)$", dockerfile(), re.M).group(1)
+    container = run("docker", "run", "--detach", "--rm", "--network", network, base, "sleep", "60").strip()
+    try:
+        yield
+    finally:
+        run("docker", "kill", container)
 
 
 def read_dashboards(project, began):

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, clippy::missing_panics_doc)]
 
+pub mod distant;
 pub mod peer;
 pub mod relay;
 

@@ -69,16 +69,21 @@ pub(crate) fn files(dir: &Path, role: Role) -> SecurityFiles {
 pub(crate) fn make(dir: &Path, days: u16) -> Result<Vec<String>, CommandError> {
     fs::create_dir_all(dir).map_err(CommandError::file(dir))?;
     let mut made = Vec::new();
-    let authority = match dir.join(AUTHORITY).exists() {
-        true => known_authority(dir)?,
-        false => new_authority(dir, &mut made)?,
-    };
     let roles = [Role::Coordinator, Role::Ps, Role::Worker];
     let roles = roles.map(|role| (role.to_string(), name_of(role)));
     let operator = (OPERATOR.to_owned(), format!("{OPERATOR}.flambeau"));
-    for (role, name) in roles.into_iter().chain([operator]) {
-        let (certificate, key) = (format!("{role}.pem"), format!("{role}.key"));
-        if !dir.join(&certificate).exists() {
+    let mut missing = Vec::from(roles);
+    missing.push(operator);
+    missing.retain(|(role, _)| !dir.join(format!("{role}.pem")).exists());
+    let authority = match dir.join(AUTHORITY).exists() {
+        false => Some(new_authority(dir, &mut made)?),
+        // Who has nothing to be signed may keep the authority's key elsewhere.
+        true if missing.is_empty() => None,
+        true => Some(known_authority(dir)?),
+    };
+    if let Some(authority) = authority {
+        for (role, name) in missing {
+            let (certificate, key) = (format!("{role}.pem"), format!("{role}.key"));
             let (pem, secret) = signed(&authority, &name, days).map_err(failed(dir))?;
             // What is there without the other is half of an earlier attempt.
             write(&dir.join(&key), &secret, SECRET)?;
@@ -200,5 +205,11 @@ mod tests {
         assert_eq!(fs::read(dir.join(AUTHORITY)).unwrap(), authority);
         let later = load().expires().unwrap() - before;
         assert!((later / 86_400 - 60).abs() <= 1, "{later} s later");
+        // The authority's key is needed only to sign.
+        fs::remove_file(dir.join(AUTHORITY_KEY)).unwrap();
+        assert_eq!(make(dir, 90).unwrap(), Vec::<String>::new());
+        fs::remove_file(dir.join("ps.pem")).unwrap();
+        let refused = make(dir, 90).unwrap_err().to_string();
+        assert!(refused.contains(AUTHORITY_KEY), "{refused}");
     }
 }
