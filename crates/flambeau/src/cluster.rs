@@ -32,9 +32,6 @@ const START: Duration = Duration::from_secs(20);
 /// How long processes may take to end once they were told to.
 const DRAIN: Duration = Duration::from_secs(12);
 
-/// Milliseconds after which the allocator gives unused memory back.
-pub(crate) const KEEP_MEMORY: (&str, &str) = ("MIMALLOC_PURGE_DELAY", "1000");
-
 /// Systems take paths of socket files below this; where TMPDIR is longer, ports serve as well.
 const LONGEST_SOCKET_PATH: usize = 100;
 
@@ -408,11 +405,6 @@ async fn ended(child: &mut Child) {
 fn own() -> Result<Command, CommandError> {
     let path = std::env::current_exe().map_err(CommandError::file("this executable"))?;
     let mut command = Command::new(path);
-    // Memory that messages were in is kept for the next ones, instead of being given back to the
-    // system and faulted in anew every few milliseconds.
-    if std::env::var_os(KEEP_MEMORY.0).is_none() {
-        command.env(KEEP_MEMORY.0, KEEP_MEMORY.1);
-    }
     for (name, _) in std::env::vars_os() {
         let ours = name.to_str().is_some_and(|n| n.starts_with("FLAMBEAU_"));
         if ours && name != "FLAMBEAU_LOG" && name != "FLAMBEAU_LOG_FORMAT" {

@@ -10,6 +10,7 @@ use std::future::poll_fn;
 use std::marker::PhantomData;
 use std::pin::Pin;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use bytes_utils::SegmentedBuf;
@@ -18,6 +19,7 @@ use http_body::{Body, Frame};
 use prost::Message;
 use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint, key_len};
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 use tonic::{Code, Status};
 
 use crate::transport::MAX_MESSAGE_BYTES;
@@ -35,9 +37,12 @@ const PREFIX_BYTES: usize = 5;
 /// What is smaller than this is copied together: a frame of its own costs more.
 const SMALL_BYTES: usize = 64 << 10;
 
-/// How often a reader looks for more before its thread sleeps. A look costs about a microsecond;
-/// being woken costs more than all of them.
-const LOOKS: usize = 40;
+/// How often a reader looks for more before its thread sleeps, after a wait that was short. A look
+/// takes about a microsecond.
+const LOOKS: usize = 100;
+
+/// A wait is short where looks have found something, or the thread has slept no longer than this.
+const SHORT: Duration = Duration::from_micros(100);
 
 /// A message in the form in which it is sent. Clones share their memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -289,6 +294,8 @@ pub struct Incoming<M> {
     pieces: SegmentedBuf<Bytes>,
     /// Length of the message that is coming, once its prefix has.
     length: Option<usize>,
+    /// Whether the last wait was short: the next one then may be, too.
+    short_waits: bool,
     messages: PhantomData<M>,
 }
 
@@ -299,6 +306,7 @@ impl<M: Message + Default> Incoming<M> {
             body,
             pieces: SegmentedBuf::new(),
             length: None,
+            short_waits: true,
             messages: PhantomData,
         }
     }
@@ -335,16 +343,23 @@ impl<M: Message + Default> Incoming<M> {
         }
     }
 
-    /// The next frame. Looks again and again for a little while before it lets the thread sleep.
+    /// The next frame. Where waits are short it looks again and again before it lets the thread
+    /// sleep; where they are long that would take the core from those who compute.
     async fn frame(&mut self) -> Option<Result<Frame<Bytes>, Status>> {
         let mut poll = |context: &mut Context<'_>| Pin::new(&mut self.body).poll_frame(context);
-        for _ in 0..LOOKS {
+        let looks = if self.short_waits { LOOKS } else { 1 };
+        for _ in 0..looks {
             if let Poll::Ready(frame) = poll_fn(|context| Poll::Ready(poll(context))).await {
                 return frame;
             }
             tokio::task::yield_now().await;
         }
-        poll_fn(poll).await
+        let asleep = Instant::now();
+        // A wait that is given up counts as long.
+        self.short_waits = false;
+        let frame = poll_fn(poll).await;
+        self.short_waits = asleep.elapsed() < SHORT;
+        frame
     }
 
     fn decode(&mut self) -> Result<Option<M>, Status> {

@@ -13,7 +13,7 @@ use worker::model::{Batch, Model, Registry, Setup};
 
 use super::median;
 use crate::app::JobArguments;
-use crate::cluster::{KEEP_MEMORY, Plan, Transport, threads_each};
+use crate::cluster::{Plan, Transport, threads_each};
 use crate::error::CommandError;
 use crate::train;
 
@@ -168,7 +168,6 @@ fn single_process(job: &Job) -> Result<Row, CommandError> {
         .arg("local")
         .arg(&file)
         .env("RAYON_NUM_THREADS", "1")
-        .env(KEEP_MEMORY.0, KEEP_MEMORY.1)
         .output()
         .map_err(|error| failed(error.to_string()))?;
     if !output.status.success() {

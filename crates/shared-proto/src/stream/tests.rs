@@ -1,3 +1,6 @@
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use proptest::prelude::*;
 
 use super::*;
@@ -220,4 +223,66 @@ fn a_body_ends_with_its_status() {
         let end = incoming.message().await.unwrap_err();
         assert_eq!((end.code(), end.message()), (Code::Aborted, "over"));
     });
+}
+
+/// A body that counts how often it is asked for a frame.
+struct Asked {
+    frames: mpsc::Receiver<Bytes>,
+    times: Arc<AtomicUsize>,
+}
+
+impl Body for Asked {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        self.times.fetch_add(1, Ordering::Relaxed);
+        let frame = ready!(self.frames.poll_recv(context));
+        Poll::Ready(frame.map(|data| Ok(Frame::data(data))))
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_reader_looks_again_and_again_only_where_waits_are_short() {
+    const LONG: Duration = Duration::from_millis(1);
+    // Once in vain, once before the thread sleeps, once when it is woken.
+    const SLEEPS_AT_ONCE: usize = 3;
+    const SLEEPS_IN_THE_END: usize = LOOKS + 2;
+
+    let times = Arc::<AtomicUsize>::default();
+    let (sender, frames) = mpsc::channel(1);
+    let body = Asked {
+        frames,
+        times: Arc::clone(&times),
+    };
+    let mut incoming = Incoming::<wire::ServerMessage>::new(tonic::body::Body::new(body));
+    let Encoded(message) = server_message::Kind::Welcome(wire::Welcome::default()).into();
+    // How often a reader asks where the next message comes after so long.
+    let asked = async |incoming: &mut Incoming<wire::ServerMessage>, wait: Duration| {
+        let (sender, message) = (sender.clone(), message[0].clone());
+        tokio::spawn(async move {
+            for _ in 0..SLEEPS_AT_ONCE {
+                tokio::task::yield_now().await;
+            }
+            tokio::time::sleep(wait).await;
+            sender.send(message).await.unwrap();
+        });
+        let before = times.load(Ordering::Relaxed);
+        incoming.message().await.unwrap().unwrap();
+        times.load(Ordering::Relaxed) - before
+    };
+
+    assert_eq!(asked(&mut incoming, LONG).await, SLEEPS_IN_THE_END);
+    assert_eq!(asked(&mut incoming, LONG).await, SLEEPS_AT_ONCE);
+    assert_eq!(asked(&mut incoming, Duration::ZERO).await, SLEEPS_AT_ONCE);
+    assert!(asked(&mut incoming, Duration::ZERO).await < LOOKS);
+    assert_eq!(asked(&mut incoming, LONG).await, SLEEPS_IN_THE_END);
+    // A wait that is given up was long.
+    assert_eq!(asked(&mut incoming, Duration::ZERO).await, SLEEPS_AT_ONCE);
+    let given_up = tokio::time::timeout(LONG, incoming.message()).await;
+    assert!(given_up.is_err());
+    assert_eq!(asked(&mut incoming, LONG).await, SLEEPS_AT_ONCE);
 }
