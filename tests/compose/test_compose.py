@@ -296,7 +296,7 @@ def test_files(programs):
     settings = dict(re.findall(r"\$\{(\w+):-([^}]*)\}", text))
     # Those that are passed on as they are have no default.
     settings |= {name: "" for name in re.findall(r"^  ((?:FLAMBEAU|AWS)_\w+):$", text, re.M)}
-    # The volume of that name, which is no setting of the user's.
+    # What volumes' names begin with, which is no setting of the user's.
     settings["FLAMBEAU_CERTS"] = ""
     shown = re.findall(r"^#(: )?(\w+)=(.*)$", (ROOT / ".env.example").read_text(), re.M)
     example = {name: "" if absent else value for absent, name, value in shown}
@@ -592,7 +592,7 @@ def test_secure(programs):
 
 def strangers_are_refused(project):
     tls = [f"--env=FLAMBEAU_TLS_{what}=/certs/{file}" for what, file in
-           (("CA", "ca.pem"), ("CERT", "worker.pem"), ("KEY", "worker.key"))]  # fmt: skip
+           (("CA", "ca.crt"), ("CERT", "tls.crt"), ("KEY", "tls.key"))]  # fmt: skip
     strangers = {
         "without a certificate": [],
         "with a certificate and no token": tls,
@@ -600,7 +600,7 @@ def strangers_are_refused(project):
     }
     for what, settings in strangers.items():
         stranger = ["docker", "run", "--rm", "--read-only", "--network", project.network()]
-        stranger += ["--volume", f"{project.name}_certs:/certs:ro", "--env=FLAMBEAU_PATIENCE_SECONDS=5"]
+        stranger += ["--volume", f"{project.name}_certs-worker:/certs:ro", "--env=FLAMBEAU_PATIENCE_SECONDS=5"]
         began = time.monotonic()
         code, text = ends_with(*stranger, *settings, IMAGES["worker"], timeout=60)
         check(code == 1, f"a worker {what} ended with {code}: {text}")

@@ -307,9 +307,9 @@ class Rendering:
         if role == "worker" and self.name != "base":
             is_set("FLAMBEAU_DEVICE", "cuda:0" if "overlays/gpu" in self.name else "cpu")
         if "secure" in self.name:
-            is_set("FLAMBEAU_TLS_CA", "/certs/ca.pem")
-            is_set("FLAMBEAU_TLS_CERT", f"/certs/{role}.pem")
-            is_set("FLAMBEAU_TLS_KEY", f"/certs/{role}.key")
+            is_set("FLAMBEAU_TLS_CA", "/certs/ca.crt")
+            is_set("FLAMBEAU_TLS_CERT", "/certs/tls.crt")
+            is_set("FLAMBEAU_TLS_KEY", "/certs/tls.key")
             is_set("FLAMBEAU_TOKEN_FILE", "/certs/token")
             mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
             self.expect("/certs" in mounts, f"{role}: nothing is mounted at /certs")

@@ -23,12 +23,12 @@ fn certs(dir: &Path) {
 
 /// The environment of a process with the certificate of `role`.
 fn shows(dir: &Path, role: &str) -> Vec<(&'static str, String)> {
-    let file = |name: String| dir.join(name).to_str().unwrap().to_owned();
+    let file = |name| dir.join(role).join(name).to_str().unwrap().to_owned();
     vec![
-        ("FLAMBEAU_TLS_CA", file("ca.pem".to_owned())),
-        ("FLAMBEAU_TLS_CERT", file(format!("{role}.pem"))),
-        ("FLAMBEAU_TLS_KEY", file(format!("{role}.key"))),
-        ("FLAMBEAU_TOKEN_FILE", file("token".to_owned())),
+        ("FLAMBEAU_TLS_CA", file("ca.crt")),
+        ("FLAMBEAU_TLS_CERT", file("tls.crt")),
+        ("FLAMBEAU_TLS_KEY", file("tls.key")),
+        ("FLAMBEAU_TOKEN_FILE", file("token")),
     ]
 }
 
@@ -149,7 +149,7 @@ fn with_certificates_and_a_token_nobody_else_is_let_in() {
     let why = "not valid for worker.flambeau";
     cluster.refuses("worker", &shows(ours, "ps"), certificate, why);
 
-    let other = theirs.join("token");
+    let other = theirs.join("worker/token");
     let other = other.to_str().unwrap();
     let wrong = with(shows(ours, "worker"), "FLAMBEAU_TOKEN_FILE", other);
     cluster.refuses("worker", &wrong, token, "token is wrong");
@@ -159,11 +159,11 @@ fn with_certificates_and_a_token_nobody_else_is_let_in() {
     // Nor may somebody with a certificate speak for somebody else, or open a session as a server.
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let files = |role: &str, token: &Path| SecurityFiles {
-        authority: Some(ours.join("ca.pem")),
-        certificate: Some(ours.join(format!("{role}.pem"))),
-        key: Some(ours.join(format!("{role}.key"))),
+        authority: Some(ours.join(role).join("ca.crt")),
+        certificate: Some(ours.join(role).join("tls.crt")),
+        key: Some(ours.join(role).join("tls.key")),
         anonymous_callers: false,
-        token: Some(token.join("token")),
+        token: Some(token.join(role).join("token")),
     };
     let coordinator = cluster.coordinator.address();
     let left = runtime.block_on(leave_as_worker(&coordinator, &files("operator", ours)));

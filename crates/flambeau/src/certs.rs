@@ -1,5 +1,5 @@
-//! `flambeau certs`: a private authority, a certificate for each role, and a job's token: what a trial
-//! needs. Those who have an authority of their own let it sign the same names.
+//! `flambeau certs`: a private authority, and for each role a folder with a certificate and the job's
+//! token: what a trial needs. Those who have an authority of their own let it sign the same names.
 
 use std::fs;
 use std::io::Write;
@@ -27,7 +27,7 @@ const AUTHORITY_DAYS: u16 = 3650;
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Arguments {
-    /// The folder to write to. What is there is kept; delete a role's certificate to have it renewed.
+    /// The folder to write to. What is there is kept; delete a role's tls.crt to have it renewed.
     #[arg(long, default_value = "certs", value_name = "DIR")]
     dir: PathBuf,
     /// Days that the roles' certificates are valid for.
@@ -37,26 +37,34 @@ pub(crate) struct Arguments {
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     let dir = arguments.dir.display();
-    match make(&arguments.dir, arguments.days)?.as_slice() {
-        [] => println!("{dir} has all that is needed; nothing was changed"),
-        made => println!(
-            "wrote {} to {dir}; give each process its own with --tls-ca, --tls-cert, --tls-key and --token-file, and keep {dir}/{AUTHORITY_KEY} to yourself",
-            made.join(", ")
-        ),
+    let made = make(&arguments.dir, arguments.days)?;
+    if made.is_empty() {
+        println!("{dir} has all that is needed; nothing was changed");
+        return Ok(());
     }
+    for name in made {
+        println!("wrote {dir}/{name}");
+    }
+    println!(
+        "give each process its role's folder and no other, by --tls-ca, --tls-cert, --tls-key and --token-file; keep {AUTHORITY_KEY} to yourself"
+    );
     Ok(())
 }
 
-const AUTHORITY: &str = "ca.pem";
+// What the files are called in Kubernetes' secrets of certificates, too.
+const AUTHORITY: &str = "ca.crt";
 const AUTHORITY_KEY: &str = "ca.key";
+const CERTIFICATE: &str = "tls.crt";
+const KEY: &str = "tls.key";
 const TOKEN: &str = "token";
 
-/// The files that a process of a role is given.
+/// The files that a process of a role is given: all in a folder of its own.
 pub(crate) fn files(dir: &Path, role: Role) -> SecurityFiles {
+    let dir = dir.join(role.to_string());
     SecurityFiles {
         authority: Some(dir.join(AUTHORITY)),
-        certificate: Some(dir.join(format!("{role}.pem"))),
-        key: Some(dir.join(format!("{role}.key"))),
+        certificate: Some(dir.join(CERTIFICATE)),
+        key: Some(dir.join(KEY)),
         anonymous_callers: false,
         token: Some(dir.join(TOKEN)),
     }
@@ -67,37 +75,86 @@ pub(crate) fn files(dir: &Path, role: Role) -> SecurityFiles {
 /// # Errors
 /// If a file cannot be read or written.
 pub(crate) fn make(dir: &Path, days: u16) -> Result<Vec<String>, CommandError> {
-    fs::create_dir_all(dir).map_err(CommandError::file(dir))?;
-    let mut made = Vec::new();
+    let mut to = Folder { dir, made: vec![] };
     let roles = [Role::Coordinator, Role::Ps, Role::Worker];
-    let roles = roles.map(|role| (role.to_string(), name_of(role)));
-    let operator = (OPERATOR.to_owned(), format!("{OPERATOR}.flambeau"));
-    let mut missing = Vec::from(roles);
-    missing.push(operator);
-    missing.retain(|(role, _)| !dir.join(format!("{role}.pem")).exists());
-    let authority = match dir.join(AUTHORITY).exists() {
-        false => Some(new_authority(dir, &mut made)?),
-        // Who has nothing to be signed may keep the authority's key elsewhere.
-        true if missing.is_empty() => None,
-        true => Some(known_authority(dir)?),
-    };
-    if let Some(authority) = authority {
-        for (role, name) in missing {
-            let (certificate, key) = (format!("{role}.pem"), format!("{role}.key"));
-            let (pem, secret) = signed(&authority, &name, days).map_err(failed(dir))?;
-            // What is there without the other is half of an earlier attempt.
-            write(&dir.join(&key), &secret, SECRET)?;
-            write(&dir.join(&certificate), &pem, PUBLIC)?;
-            made.extend([certificate, key]);
+    let mut roles = Vec::from(roles.map(|role| (role.to_string(), name_of(role))));
+    roles.push((OPERATOR.to_owned(), format!("{OPERATOR}.flambeau")));
+
+    let lacks = |role: &str, file| !dir.join(role).join(file).exists();
+    let unsigned = |role: &str| lacks(role, CERTIFICATE) || lacks(role, KEY);
+    // One that has signed for others is not replaced: they would not trust each other.
+    let begin = !dir.join(AUTHORITY).exists() && roles.iter().all(|(role, _)| unsigned(role));
+    if begin {
+        to.write_authority()?;
+    }
+    // Who has nothing to be signed may keep the authority elsewhere.
+    if roles.iter().any(|(role, _)| unsigned(role)) {
+        let (pem, authority) = known_authority(dir)?;
+        for (role, name) in roles.iter().filter(|(role, _)| unsigned(role)) {
+            // Somebody may have put a second authority into it.
+            if begin || lacks(role, AUTHORITY) {
+                to.write(format!("{role}/{AUTHORITY}"), &pem, PUBLIC)?;
+            }
+            let (certificate, key) = signed(&authority, name, days).map_err(failed(dir))?;
+            to.write(format!("{role}/{KEY}"), &key, SECRET)?;
+            to.write(format!("{role}/{CERTIFICATE}"), &certificate, PUBLIC)?;
         }
     }
-    if !dir.join(TOKEN).exists() {
-        let token: [u8; TOKEN_BYTES] = rand::random();
-        let token: String = token.iter().map(|byte| format!("{byte:02x}")).collect();
-        write(&dir.join(TOKEN), &format!("{token}\n"), SECRET)?;
-        made.push(TOKEN.to_owned());
+    let (without, with): (Vec<_>, Vec<_>) = roles.iter().partition(|(role, _)| lacks(role, TOKEN));
+    if !without.is_empty() {
+        let token = match with.first() {
+            Some((role, _)) => read(&dir.join(role).join(TOKEN))?,
+            None => new_token(),
+        };
+        for (role, _) in without {
+            to.write(format!("{role}/{TOKEN}"), &token, SECRET)?;
+        }
     }
-    Ok(made)
+    Ok(to.made)
+}
+
+/// Where files are written to.
+struct Folder<'a> {
+    dir: &'a Path,
+    /// What was, by name.
+    made: Vec<String>,
+}
+
+impl Folder<'_> {
+    fn write_authority(&mut self) -> Result<(), CommandError> {
+        let (certificate, key) = new_authority().map_err(failed(self.dir))?;
+        self.write(AUTHORITY_KEY.to_owned(), &key, SECRET)?;
+        self.write(AUTHORITY.to_owned(), &certificate, PUBLIC)
+    }
+
+    /// Writes a file under a temporary name first, so that what has a name is whole, and nobody may
+    /// read in between who may not in the end.
+    fn write(&mut self, name: String, text: &str, mode: u32) -> Result<(), CommandError> {
+        let path = self.dir.join(&name);
+        let folder = path.parent().unwrap_or(self.dir);
+        fs::create_dir_all(folder).map_err(CommandError::file(folder))?;
+        let permissions = fs::Permissions::from_mode(mode);
+        let mut file = tempfile::Builder::new()
+            .permissions(permissions)
+            .tempfile_in(folder)
+            .map_err(CommandError::file(&path))?;
+        let written = file.write_all(text.as_bytes());
+        written.map_err(CommandError::file(&path))?;
+        let kept = file.persist(&path).map_err(|error| error.error);
+        kept.map(drop).map_err(CommandError::file(&path))?;
+        self.made.push(name);
+        Ok(())
+    }
+}
+
+fn read(path: &Path) -> Result<String, CommandError> {
+    fs::read_to_string(path).map_err(CommandError::file(path))
+}
+
+fn new_token() -> String {
+    let token: [u8; TOKEN_BYTES] = rand::random();
+    let token: String = token.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("{token}\n")
 }
 
 type Authority = Issuer<'static, KeyPair>;
@@ -109,29 +166,31 @@ fn failed(path: &Path) -> impl Fn(rcgen::Error) -> CommandError + '_ {
     }
 }
 
-fn known_authority(dir: &Path) -> Result<Authority, CommandError> {
-    let read = |name| {
-        let path = dir.join(name);
-        fs::read_to_string(&path).map_err(CommandError::file(&path))
-    };
-    let key = KeyPair::from_pem(&read(AUTHORITY_KEY)?);
-    let key = key.map_err(failed(&dir.join(AUTHORITY_KEY)))?;
-    Issuer::from_ca_cert_pem(&read(AUTHORITY)?, key).map_err(failed(&dir.join(AUTHORITY)))
+/// The authority's certificate, and what signs with it.
+fn known_authority(dir: &Path) -> Result<(String, Authority), CommandError> {
+    let (key, pem) = (dir.join(AUTHORITY_KEY), dir.join(AUTHORITY));
+    if let Some(path) = [&key, &pem].into_iter().find(|path| !path.exists()) {
+        return Err(CommandError::Content {
+            path: path.clone(),
+            reason: "it is not there to sign for the roles whose tls.crt or tls.key is missing; bring it back, or give another --dir to begin anew".to_owned(),
+        });
+    }
+    let secret = KeyPair::from_pem(&read(&key)?).map_err(failed(&key))?;
+    let certificate = read(&pem)?;
+    let authority = Issuer::from_ca_cert_pem(&certificate, secret).map_err(failed(&pem))?;
+    Ok((certificate, authority))
 }
 
-fn new_authority(dir: &Path, made: &mut Vec<String>) -> Result<Authority, CommandError> {
+/// A new authority's certificate, and its key.
+fn new_authority() -> Result<(String, String), rcgen::Error> {
     let mut params = valid_for(AUTHORITY_DAYS);
     params
         .distinguished_name
         .push(DnType::CommonName, "Flambeau's private authority");
     params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
     params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-    let key = KeyPair::generate().map_err(failed(dir))?;
-    let certificate = params.self_signed(&key).map_err(failed(dir))?;
-    write(&dir.join(AUTHORITY_KEY), &key.serialize_pem(), SECRET)?;
-    write(&dir.join(AUTHORITY), &certificate.pem(), PUBLIC)?;
-    made.extend([AUTHORITY, AUTHORITY_KEY].map(str::to_owned));
-    Ok(Issuer::new(params, key))
+    let key = KeyPair::generate()?;
+    Ok((params.self_signed(&key)?.pem(), key.serialize_pem()))
 }
 
 /// A certificate for a name, and its key.
@@ -165,51 +224,61 @@ fn valid_for(days: u16) -> CertificateParams {
 const SECRET: u32 = 0o600;
 const PUBLIC: u32 = 0o644;
 
-/// Writes a file under a temporary name first, so that what has a name is whole, and nobody may read in
-/// between who may not in the end.
-fn write(path: &Path, text: &str, mode: u32) -> Result<(), CommandError> {
-    let folder = path.parent().unwrap_or(Path::new("."));
-    let permissions = fs::Permissions::from_mode(mode);
-    let mut file = tempfile::Builder::new()
-        .permissions(permissions)
-        .tempfile_in(folder)
-        .map_err(CommandError::file(path))?;
-    let written = file.write_all(text.as_bytes());
-    written.map_err(CommandError::file(path))?;
-    let kept = file.persist(path).map_err(|error| error.error);
-    kept.map(drop).map_err(CommandError::file(path))
-}
-
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::*;
     use shared_proto::security::Security;
+
+    const NOTHING: [String; 0] = [];
 
     #[test]
     fn what_is_missing_is_made_and_the_rest_is_kept() {
         let dir = tempfile::tempdir().unwrap();
         let dir = dir.path();
-        assert_eq!(make(dir, 30).unwrap().len(), 11);
-        assert_eq!(make(dir, 30).unwrap(), Vec::<String>::new());
-        for entry in fs::read_dir(dir).unwrap().map(Result::unwrap) {
-            let name = entry.file_name().into_string().unwrap();
-            let mode = entry.metadata().unwrap().permissions().mode() & 0o777;
-            let secret = name.ends_with(".key") || name == TOKEN;
-            assert_eq!(mode, if secret { SECRET } else { PUBLIC }, "{name}");
+        assert_eq!(make(dir, 30).unwrap().len(), 2 + 4 * 4);
+        assert_eq!(make(dir, 30).unwrap(), NOTHING);
+        let authority = fs::read(dir.join(AUTHORITY)).unwrap();
+        let mut tokens = HashSet::new();
+        for role in ["coordinator", "ps", "worker", OPERATOR] {
+            for entry in fs::read_dir(dir.join(role)).unwrap().map(Result::unwrap) {
+                let name = entry.file_name().into_string().unwrap();
+                let mode = entry.metadata().unwrap().permissions().mode() & 0o777;
+                let secret = name == KEY || name == TOKEN;
+                assert_eq!(mode, if secret { SECRET } else { PUBLIC }, "{role}/{name}");
+            }
+            let its = |file| fs::read(dir.join(role).join(file)).unwrap();
+            assert_eq!(its(AUTHORITY), authority);
+            tokens.insert(its(TOKEN));
         }
+        assert_eq!(tokens.len(), 1);
         let load = || Security::load(&files(dir, Role::Ps)).unwrap();
         let before = load().expires().unwrap();
-        let authority = fs::read(dir.join(AUTHORITY)).unwrap();
-        fs::remove_file(dir.join("ps.pem")).unwrap();
-        assert_eq!(make(dir, 90).unwrap(), ["ps.pem", "ps.key"]);
+        fs::remove_file(dir.join("ps").join(CERTIFICATE)).unwrap();
+        fs::remove_file(dir.join("worker").join(TOKEN)).unwrap();
+        let renewed = make(dir, 90).unwrap();
+        assert_eq!(renewed, ["ps/tls.key", "ps/tls.crt", "worker/token"]);
         assert_eq!(fs::read(dir.join(AUTHORITY)).unwrap(), authority);
+        let token = fs::read(dir.join("worker").join(TOKEN)).unwrap();
+        assert!(tokens.contains(&token));
         let later = load().expires().unwrap() - before;
         assert!((later / 86_400 - 60).abs() <= 1, "{later} s later");
-        // The authority's key is needed only to sign.
-        fs::remove_file(dir.join(AUTHORITY_KEY)).unwrap();
-        assert_eq!(make(dir, 90).unwrap(), Vec::<String>::new());
-        fs::remove_file(dir.join("ps.pem")).unwrap();
+    }
+
+    #[test]
+    fn an_authority_that_is_elsewhere_is_needed_only_to_sign() {
+        let dir = tempfile::tempdir().unwrap();
+        let dir = dir.path();
+        make(dir, 30).unwrap();
+        for lost in [AUTHORITY_KEY, AUTHORITY] {
+            fs::remove_file(dir.join(lost)).unwrap();
+            assert_eq!(make(dir, 90).unwrap(), NOTHING);
+        }
+        // No other is made that the rest would not trust.
+        fs::remove_file(dir.join("ps").join(CERTIFICATE)).unwrap();
         let refused = make(dir, 90).unwrap_err().to_string();
         assert!(refused.contains(AUTHORITY_KEY), "{refused}");
+        assert!(!dir.join(AUTHORITY).exists());
     }
 }
