@@ -260,9 +260,10 @@ class Rendering:
         self.check_confinement(role, pod, container)
         self.check_volumes(role, pod, container)
 
-        for probe in ["startupProbe", "livenessProbe", "readinessProbe"]:
+        probes = {"startupProbe": "/healthz", "livenessProbe": "/healthz", "readinessProbe": "/readyz"}
+        for probe, path in probes.items():
             asked = container.get(probe, {}).get("httpGet")
-            self.expect(asked == {"path": "/healthz", "port": "metrics"}, f"{role}: {probe} asks {asked}")
+            self.expect(asked == {"path": path, "port": "metrics"}, f"{role}: {probe} asks {asked}")
         for which in ["requests", "limits"]:
             given = set(container.get("resources", {}).get(which, {}))
             self.expect(given >= {"cpu", "memory"}, f"{role}: {which} lack cpu or memory")

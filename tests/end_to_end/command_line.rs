@@ -361,6 +361,7 @@ fn daemons_by_hand_serve_metrics_and_stay_when_told_to() {
     ];
     for (daemon, names) in expected {
         assert!(daemon.http("/healthz").contains("200 OK"));
+        assert!(daemon.http("/readyz").contains("200 OK"));
         let metrics = daemon.http("/metrics");
         for name in names {
             assert!(metrics.contains(name), "{name} is not in {metrics}");

@@ -1,5 +1,7 @@
 //! Processes that die, and what of their work counts.
 
+use std::path::Path;
+
 use shared_proto::wire::client_message::Kind;
 use shared_proto::wire::server_message::Kind as Answer;
 use tests::peer::{Peer, variable};
@@ -239,6 +241,38 @@ fn a_server_that_dies_goes_back_alone_and_says_what_was_lost() {
     assert!(summary["lost_updates"].as_u64() > Some(0), "{summary}");
     let metrics = std::fs::read_to_string(dir.path().join("run/metrics.jsonl")).unwrap();
     assert!(metrics.contains("\"event\":\"lost\""), "{metrics}");
+}
+
+/// A rolling upgrade takes the next server once this one is ready.
+#[test]
+fn a_server_that_comes_back_is_ready_once_it_has_its_shard() {
+    let mut cluster = start(&recovers("async"));
+    eventually(|| samples(&cluster) > 1000);
+    assert!(cluster.ps[1].http("/readyz").contains("200 OK"));
+    cluster.ps[1].kill();
+    // Names that lead to themselves: what is there cannot be read at present.
+    let checkpoints = std::fs::read_dir(cluster.run_dir().join("checkpoints")).unwrap();
+    let manifests: Vec<_> = checkpoints
+        .map(|entry| entry.unwrap().path().join("manifest.json"))
+        .filter(|manifest| manifest.exists())
+        .collect();
+    let aside = |manifest: &Path| manifest.with_extension("aside");
+    for manifest in &manifests {
+        std::fs::rename(manifest, aside(manifest)).unwrap();
+        std::os::unix::fs::symlink("manifest.json", manifest).unwrap();
+    }
+    cluster.restart_ps(1);
+    let server = &cluster.ps[1];
+    eventually(|| server.log().contains("cannot load a shard at present"));
+    assert!(server.http("/healthz").contains("200 OK"));
+    assert!(server.http("/readyz").contains("503"));
+    for manifest in &manifests {
+        std::fs::rename(aside(manifest), manifest).unwrap();
+    }
+    eventually(|| server.http("/readyz").contains("200 OK"));
+    assert!(server.log().contains("loaded a shard"), "{}", server.log());
+    let (summary, _) = cluster.finish();
+    assert_eq!(summary["samples"], 4 * 1437);
 }
 
 #[test]

@@ -201,6 +201,7 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), Coordinator
         offload: Offload::Threads,
     };
     process.announce(Some(Listen::Tcp(address)));
+    process.readiness.set(true);
     tracing::info!(%address, run_dir = %dir.display(), again = run.again, "coordinating");
     let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
     if process.security.is_listening_encrypted() {

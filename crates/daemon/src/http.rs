@@ -1,10 +1,14 @@
-//! `/metrics` for Prometheus and `/healthz` for whoever restarts what is ill.
+//! `/metrics` for Prometheus, `/healthz` for whoever restarts what is ill, and `/readyz` for whoever waits
+//! until a process is at its post before he takes the next one away.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use axum::Router;
+use axum::http::StatusCode;
 use axum::routing::get;
 use metrics::gauge;
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
@@ -26,6 +30,24 @@ const UPKEEP: Duration = Duration::from_secs(5);
 
 /// How long a health check waits.
 const HEALTH_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Whether a process is at its post: in the cluster, and with all that it is to have there.
+#[derive(Clone, Debug, Default)]
+pub struct Readiness(Arc<AtomicBool>);
+
+impl Readiness {
+    /// From now on it is, or is not.
+    pub fn set(&self, ready: bool) {
+        self.0.store(ready, Relaxed);
+    }
+
+    fn answer(&self) -> (StatusCode, &'static str) {
+        match self.0.load(Relaxed) {
+            true => (StatusCode::OK, "ready\n"),
+            false => (StatusCode::SERVICE_UNAVAILABLE, "not ready\n"),
+        }
+    }
+}
 
 /// Asks the process that listens at `listen` whether it is well.
 ///
@@ -73,13 +95,14 @@ pub fn install_recorder() -> Result<PrometheusHandle, BuildError> {
         .install_recorder()
 }
 
-/// Serves `/metrics` and `/healthz` until `shutdown`; returns where.
+/// Serves `/metrics`, `/healthz` and `/readyz` until `shutdown`; returns where.
 ///
 /// # Errors
 /// If the address cannot be had.
 pub async fn serve(
     listen: SocketAddr,
     metrics: PrometheusHandle,
+    readiness: Readiness,
     shutdown: CancellationToken,
 ) -> std::io::Result<SocketAddr> {
     let listener = TcpListener::bind(listen).await?;
@@ -93,7 +116,8 @@ pub async fn serve(
     };
     let app = Router::new()
         .route("/metrics", get(move || async move { render() }))
-        .route("/healthz", get(|| async { "ok\n" }));
+        .route("/healthz", get(|| async { "ok\n" }))
+        .route("/readyz", get(move || async move { readiness.answer() }));
     let stop = shutdown.clone();
     tokio::spawn(async move {
         let serve = axum::serve(listener, app).with_graceful_shutdown(stop.cancelled_owned());
@@ -122,7 +146,8 @@ mod tests {
         let stop = CancellationToken::new();
         let recorder = PrometheusBuilder::new().build_recorder();
         let any = SocketAddr::from(([0, 0, 0, 0], 0));
-        let address = serve(any, recorder.handle(), stop.clone()).await.unwrap();
+        let address = serve(any, recorder.handle(), Readiness::default(), stop.clone());
+        let address = address.await.unwrap();
         let ask = async |address| {
             tokio::task::spawn_blocking(move || ask_health(address))
                 .await

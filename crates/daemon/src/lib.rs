@@ -4,7 +4,7 @@
 //! - [`settings`]: what all processes can be told, and a job's flags
 //! - [`membership`]: register with the coordinator, keep the lease, follow views, leave
 //! - [`Offload`]: where work goes that would hold up messages
-//! - [`http`]: `/metrics` and `/healthz`
+//! - [`http`]: `/metrics`, `/healthz` and `/readyz`
 //!
 //! A role is a function `run(settings, process)` of its library; [`process::main`] wraps it.
 

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 
 use crate::Ready;
-use crate::http;
+use crate::http::{self, Readiness};
 use crate::settings::{AfterJob, LogFormat, ProcessSettings};
 
 /// How long a process may take to shut down once it has been told to.
@@ -30,6 +30,8 @@ pub struct Process {
     pub shutdown: CancellationToken,
     /// Where metrics are served.
     pub metrics: SocketAddr,
+    /// Whether this process is at its post, for `/readyz`; not, to begin with.
+    pub readiness: Readiness,
     /// What to do when the job has ended.
     pub after_job: AfterJob,
     /// What is shown to others and demanded of them.
@@ -108,7 +110,8 @@ fn start<E: Display>(
             gauge!("flambeau_certificate_expires_timestamp_seconds").set(expires as f64);
         }
         let listen = settings.metrics_listen;
-        let metrics = http::serve(listen, recorder, shutdown.clone())
+        let readiness = Readiness::default();
+        let metrics = http::serve(listen, recorder, readiness.clone(), shutdown.clone())
             .await
             .map_err(|error| {
                 format!("cannot serve metrics on {listen}: {error}; give another --metrics-listen")
@@ -116,6 +119,7 @@ fn start<E: Display>(
         let process = Process {
             shutdown: shutdown.clone(),
             metrics,
+            readiness,
             after_job: settings.after_job,
             security,
             log_format: settings.log_format,

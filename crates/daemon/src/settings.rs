@@ -10,7 +10,7 @@ use shared_proto::transport::Listen;
 /// What every process can be told.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ProcessSettings {
-    /// Serve /metrics and /healthz here; port 0 takes a free one.
+    /// Serve /metrics, /healthz and /readyz here; port 0 takes a free one.
     #[arg(long, env = "FLAMBEAU_METRICS_LISTEN", default_value = "127.0.0.1:0")]
     pub metrics_listen: SocketAddr,
     /// What to log: error, warn, info, debug, trace, or a tracing filter.

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use checkpoint::CheckpointError;
 use daemon::Offload;
+use daemon::http::Readiness;
 use daemon::membership::{Coordinator, Membership, Registration};
 use shared_proto::security::Security;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -74,6 +75,7 @@ impl Embedded {
             registration: self.registration,
             offload: Offload::Inline,
             open: self.checkpoints,
+            readiness: Readiness::default(),
         };
         let mut place = Some(membership);
         let outcome = tokio::select! {

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use checkpoint::{FileEntry, Store as Checkpoints};
 use daemon::Offload;
+use daemon::http::Readiness;
 use daemon::membership::{Coordinator, Membership, MembershipError, Registration};
 use shared_proto::blocks::{ShardMap, Source};
 use shared_proto::ids::Epoch;
@@ -40,6 +41,8 @@ pub(crate) struct Follower {
     pub(crate) registration: Registration,
     pub(crate) offload: Offload,
     pub(crate) open: Opener,
+    /// Whether it holds what the cluster's map says: its values, or nothing as a spare.
+    pub(crate) readiness: Readiness,
 }
 
 /// What lasts as long as a registration.
@@ -83,6 +86,7 @@ impl Follower {
             match self.serve_as(membership, stop).await {
                 Err(PsError::Membership(error)) if error.is_retryable() => {
                     tracing::warn!("{error}; registering again");
+                    self.readiness.set(false);
                     // The shard may have been given to another server by now.
                     self.shard.forget();
                     *place = None;
@@ -183,6 +187,7 @@ impl Follower {
         view: View,
     ) -> Result<(), PsError> {
         if view.epoch > post.looked_up {
+            self.readiness.set(false);
             let map = fetch_map(post.membership).await?;
             let epoch = map.epoch;
             if let Some(writing) = post.writing.take() {
@@ -222,6 +227,7 @@ impl Follower {
             shard.follow(view, store)
         };
         followed.map_err(diverged)?;
+        self.readiness.set(true);
         if let Some(saving) = saving {
             self.begin_writing(post, checkpoints, saving);
         }

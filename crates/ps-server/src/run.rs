@@ -146,11 +146,14 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), PsError> {
         registration,
         offload: Offload::Threads,
         open: Arc::new(checkpoint::Store::open),
+        readiness: process.readiness.clone(),
     };
     let mut place = Some(membership);
     let serve = follower.serve(&mut place, &stop);
     let outcome = process.shutdown.run_until_cancelled(serve).await;
     if matches!(outcome, Some(Ok(()))) && process.after_job == AfterJob::Wait {
+        // Whatever it still held, nobody waits for it.
+        process.readiness.set(true);
         process.linger().await;
     }
     stop.cancel();

@@ -143,6 +143,7 @@ pub async fn run(
     };
     let ready = || {
         process.announce(None);
+        process.readiness.set(true);
     };
     let mut membership = None;
     let work = member.work(ready, &mut membership);
