@@ -30,6 +30,8 @@ pub(crate) fn data_set(name: &str) -> Option<PathBuf> {
     if folder.is_dir() {
         return Some(folder);
     }
-    eprintln!("SKIPPED: {name} is not present; set FLAMBEAU_TEST_DATA to the folder that has it");
+    tests::say(&format!(
+        "SKIPPED: {name} is not present; set FLAMBEAU_TEST_DATA to the folder that has it"
+    ));
     None
 }

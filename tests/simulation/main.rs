@@ -78,8 +78,8 @@ fn a_seed_replays_exactly() {
         return;
     }
     if !cfg!(tokio_unstable) {
-        eprintln!(
-            "SKIPPED: tokio takes seeds only with --cfg tokio_unstable, which RUSTFLAGS in the environment has taken away (.cargo/config.toml)"
+        tests::say(
+            "SKIPPED: tokio takes seeds only with --cfg tokio_unstable, which RUSTFLAGS in the environment has taken away (.cargo/config.toml)",
         );
         return;
     }

@@ -133,6 +133,12 @@ impl Drop for Daemon {
     }
 }
 
+/// Says something past the capture of a test's output.
+pub fn say(text: &str) {
+    use std::io::Write;
+    let _ = writeln!(std::io::stderr(), "{text}");
+}
+
 /// Sends SIGTERM.
 pub fn terminate(process: u32) {
     let pid = Pid::from_raw(process as i32).unwrap();
