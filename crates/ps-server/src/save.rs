@@ -20,15 +20,14 @@ use crate::store::Store;
 /// Weights and slots in one file, as a rule: what is held for writing at a time.
 const FILE_BYTES: usize = 16 << 20;
 
-/// What commits may set aside.
-const ASIDE_BYTES: usize = 64 << 20;
-
 /// How long a commit waits while nothing gets done before the checkpoint is given up.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
 /// A checkpoint of a shard that is being written.
 pub(crate) struct Saving {
     pub(crate) order: CheckpointOrder,
+    /// What commits may set aside.
+    most_aside: usize,
     state: Mutex<State>,
     room: Condvar,
 }
@@ -47,9 +46,10 @@ fn size(block: &SavedBlock) -> usize {
 }
 
 impl Saving {
-    pub(crate) fn new(order: CheckpointOrder) -> Self {
+    pub(crate) fn new(order: CheckpointOrder, most_aside: usize) -> Self {
         Self {
             order,
+            most_aside,
             state: Mutex::default(),
             room: Condvar::new(),
         }
@@ -68,7 +68,7 @@ impl Saving {
 
     /// Waits until a block may be set aside; to be called without a block's lock.
     pub(crate) fn wait_for_room(&self) {
-        let full = |state: &mut State| state.aside_bytes >= ASIDE_BYTES && !state.over;
+        let full = |state: &mut State| state.aside_bytes >= self.most_aside && !state.over;
         let mut state = self.state.lock();
         if full(&mut state) {
             tracing::info!(
@@ -242,12 +242,15 @@ mod tests {
         store
     }
 
-    /// What each commit does to all blocks, as `Shard::commit` does it.
-    fn commit(store: &Store, saving: &Saving, step: u64) {
+    /// What each commit does to all blocks, as `Shard::commit` does it. Returns the most bytes that were
+    /// aside.
+    fn commit(store: &Store, saving: &Saving, step: u64) -> usize {
+        let mut most = 0;
         for entry in &store.blocks.by_id {
             saving.wait_for_room();
             let mut block = entry.lock();
             saving.set_aside(*entry.key(), &block);
+            most = most.max(saving.state.lock().aside_bytes);
             let origin = Origin {
                 job: String::new(),
                 task: worker(),
@@ -265,6 +268,7 @@ mod tests {
                 .commit(&commit, &*rule, |_| 1.0, &mut Vec::new())
                 .unwrap();
         }
+        most
     }
 
     #[tokio::test]
@@ -277,7 +281,7 @@ mod tests {
             clock: Clock(0),
         };
         let write = async |store: &Store| {
-            let saving = Saving::new(order);
+            let saving = Saving::new(order, usize::MAX);
             let written = saving.write(store, &to, 1, Offload::Threads).await;
             written.map_err(|error| error.to_string())
         };
@@ -291,33 +295,43 @@ mod tests {
         write(&full).await.unwrap_err();
     }
 
-    /// 40 MB of blocks, of which commits may set 64 MiB aside or less: they wait, and the
-    /// checkpoint is of one step all the same.
+    /// Commits overtake the writer of 40 blocks, of which they may set four aside, or all.
     #[tokio::test(flavor = "multi_thread")]
     async fn a_checkpoint_is_of_one_step_while_commits_go_on() {
+        for blocks in [4, BLOCKS] {
+            let most_aside = blocks * 2 * ELEMENTS * size_of::<f32>();
+            assert_eq!(overtake(most_aside).await, most_aside);
+        }
+    }
+
+    /// Three commits, of which the writer hears when they have set aside what they may. Returns the most
+    /// bytes that were aside, once the checkpoint was found to be of the step before.
+    async fn overtake(most_aside: usize) -> usize {
         let store = Arc::new(store());
         let order = CheckpointOrder {
             number: 3,
             epoch: Epoch(1),
             clock: Clock(1),
         };
-        let none = Saving::new(order);
+        let none = Saving::new(order, most_aside);
         none.end();
         commit(&store, &none, 0);
-        let saving = Arc::new(Saving::new(order));
+        let saving = Arc::new(Saving::new(order, most_aside));
         let (others, training) = (Arc::clone(&store), Arc::clone(&saving));
         let training = tokio::task::spawn_blocking(move || {
-            for step in 1..4 {
-                commit(&others, &training, step);
-            }
+            let most = (1..4).map(|step| commit(&others, &training, step)).max();
+            most.unwrap()
         });
+        while saving.state.lock().aside_bytes < most_aside {
+            tokio::task::yield_now().await;
+        }
         let dir = tempfile::tempdir().unwrap();
         let to = checkpoint::Store::open(dir.path().to_str().unwrap()).unwrap();
         let files = saving
             .write(&store, &to, 1, Offload::Threads)
             .await
             .unwrap();
-        training.await.unwrap();
+        let most = training.await.unwrap();
         assert!(files.len() > 1);
         let mut blocks = 0;
         for file in &files {
@@ -331,5 +345,6 @@ mod tests {
         }
         assert_eq!(blocks, BLOCKS);
         assert!(saving.state.lock().aside.is_empty());
+        most
     }
 }

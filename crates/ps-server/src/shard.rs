@@ -40,6 +40,8 @@ pub(crate) struct Shard {
     rule: Box<dyn Rule>,
     base_rate: f32,
     schedule: Schedule,
+    /// What a checkpoint may set aside.
+    aside_bytes: usize,
     followed: watch::Sender<Followed>,
     pub(crate) fault: Option<Fault>,
 }
@@ -68,6 +70,7 @@ impl Shard {
             rule: rule(&job.optimizer),
             base_rate: *job.optimizer.clone().learning_rate_mut(),
             schedule: job.schedule.clone(),
+            aside_bytes: (job.checkpoint.aside_mebibytes as usize).saturating_mul(1 << 20),
             followed: watch::channel(Followed::default()).0,
         }
     }
@@ -283,7 +286,7 @@ impl Shard {
         let store = store.filter(|_| self.followed.borrow().view.checkpoint != view.checkpoint)?;
         let order = view.checkpoint;
         let order = order.filter(|order| order.epoch == store.map.epoch);
-        let saving = order.map(|order| Arc::new(Saving::new(order)));
+        let saving = order.map(|order| Arc::new(Saving::new(order, self.aside_bytes)));
         store.blocks.saving.lock().clone_from(&saving);
         saving
     }

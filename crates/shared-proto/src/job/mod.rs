@@ -287,6 +287,9 @@ pub struct Checkpoint {
     pub every_steps: Option<u64>,
     /// How many are kept; older ones are deleted.
     pub keep: u32,
+    /// Sync mode: MiB of its shard that a server may set aside, so that steps go on while it is
+    /// written. With more than that still to be written, they wait.
+    pub aside_mebibytes: u64,
 }
 
 impl Default for Checkpoint {
@@ -297,6 +300,7 @@ impl Default for Checkpoint {
             every_seconds: 30.0,
             every_steps: None,
             keep: 3,
+            aside_mebibytes: 64,
         }
     }
 }

@@ -64,4 +64,5 @@ enabled = true          # without, the death of a parameter server ends the job
 every_seconds = 30.0    # between two checkpoints
 #: every_steps = 1000   # or after so many steps, where these come first
 keep = 3                # older ones are deleted
+aside_mebibytes = 64    # sync mode: what a server may copy, so that steps go on while it is written; then they wait
 "##;

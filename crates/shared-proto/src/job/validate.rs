@@ -136,6 +136,12 @@ impl Job {
             &checkpoint.keep,
             "must be at least 1",
         )?;
+        check(
+            checkpoint.aside_mebibytes > 0,
+            "checkpoint.aside_mebibytes",
+            &checkpoint.aside_mebibytes,
+            "must be at least 1",
+        )?;
         self.optimizer.validate()?;
         self.schedule.validate()
     }
