@@ -582,15 +582,38 @@ def test_secure(programs):
 
         epochs = max(100, int(summary["samples_per_second"] * SECURE_SECONDS / 1437))
         project.environment |= {"FLAMBEAU_NAME": "long", "FLAMBEAU_EPOCHS": str(epochs)}
-        project.up(2, 3)
-        project.await_live("worker", 3)
-        strangers_are_refused(project)
-        project.await_progress()
-        expect_accuracy("digits", project.await_end("long", 600), longer=True)
-        say("the secure job ended well")
+        with own_certificates() as folder:
+            project.environment["FLAMBEAU_CERTS"] = f"{folder}/"
+            project.up(2, 3)
+            project.await_live("worker", 3)
+            keys_are_apart(project)
+            strangers_are_refused(project, f"{folder}/worker")
+            project.await_progress()
+            expect_accuracy("digits", project.await_end("long", 600), longer=True)
+        say("the secure job ended well, with certificates from a folder")
 
 
-def strangers_are_refused(project):
+@contextlib.contextmanager
+def own_certificates():
+    """A folder of certificates, made as docs/operations.md says."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        made = ["docker", "run", "--rm", "--user=0:0", "--volume", f"{folder}:/own", "--entrypoint=flambeau"]
+        run(*made, IMAGES["coordinator"], "certs", "--dir", "/own")
+        run("chown", "-R", "10001:10001", *(f"{folder}/{role}" for role in ("coordinator", "ps", "worker")))
+        yield folder
+
+
+def keys_are_apart(project):
+    for role in ("coordinator", "ps", "worker"):
+        for container in project.role(role, running=True):
+            files = run("docker", "exec", container, "find", "/certs", "-type", "f").split()
+            wanted = {f"/certs/{name}" for name in ("ca.crt", "tls.crt", "tls.key", "token")}
+            check(set(files) == wanted, f"a {role} sees {files}")
+    say("each container sees its role's key and no other")
+
+
+def strangers_are_refused(project, certificates):
     tls = [f"--env=FLAMBEAU_TLS_{what}=/certs/{file}" for what, file in
            (("CA", "ca.crt"), ("CERT", "tls.crt"), ("KEY", "tls.key"))]  # fmt: skip
     strangers = {
@@ -600,7 +623,7 @@ def strangers_are_refused(project):
     }
     for what, settings in strangers.items():
         stranger = ["docker", "run", "--rm", "--read-only", "--network", project.network()]
-        stranger += ["--volume", f"{project.name}_certs-worker:/certs:ro", "--env=FLAMBEAU_PATIENCE_SECONDS=5"]
+        stranger += ["--volume", f"{certificates}:/certs:ro", "--env=FLAMBEAU_PATIENCE_SECONDS=5"]
         began = time.monotonic()
         code, text = ends_with(*stranger, *settings, IMAGES["worker"], timeout=60)
         check(code == 1, f"a worker {what} ended with {code}: {text}")

@@ -16,9 +16,6 @@ use shared_proto::security::{SecurityFiles, name_of};
 
 use crate::error::CommandError;
 
-/// Who looks at a cluster without being part of it: `flambeau status`.
-const OPERATOR: &str = "operator";
-
 /// Random bytes in a token.
 const TOKEN_BYTES: usize = 32;
 
@@ -30,14 +27,64 @@ pub(crate) struct Arguments {
     /// The folder to write to. What is there is kept; delete a role's tls.crt to have it renewed.
     #[arg(long, default_value = "certs", value_name = "DIR")]
     dir: PathBuf,
+    /// For these alone; default: all.
+    #[arg(long = "role", value_name = "ROLE")]
+    roles: Vec<Holder>,
     /// Days that the roles' certificates are valid for.
     #[arg(long, default_value_t = 365)]
     days: u16,
 }
 
+/// Who holds a certificate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Holder {
+    Coordinator,
+    Ps,
+    Worker,
+    /// Who looks at a cluster without being part of it: `flambeau status`.
+    Operator,
+}
+
+/// Everybody.
+pub(crate) const ALL: [Holder; 4] = [
+    Holder::Coordinator,
+    Holder::Ps,
+    Holder::Worker,
+    Holder::Operator,
+];
+
+impl Holder {
+    /// The name of its folder.
+    fn folder(self) -> String {
+        match self.role() {
+            Some(role) => role.to_string(),
+            None => "operator".to_owned(),
+        }
+    }
+
+    /// The name that its certificate is valid for.
+    fn name(self) -> String {
+        self.role()
+            .map_or_else(|| "operator.flambeau".to_owned(), name_of)
+    }
+
+    fn role(self) -> Option<Role> {
+        match self {
+            Self::Coordinator => Some(Role::Coordinator),
+            Self::Ps => Some(Role::Ps),
+            Self::Worker => Some(Role::Worker),
+            Self::Operator => None,
+        }
+    }
+}
+
 pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     let dir = arguments.dir.display();
-    let made = make(&arguments.dir, arguments.days)?;
+    let holders = match arguments.roles.as_slice() {
+        [] => &ALL,
+        roles => roles,
+    };
+    let made = make(&arguments.dir, holders, arguments.days)?;
     if made.is_empty() {
         println!("{dir} has all that is needed; nothing was changed");
         return Ok(());
@@ -73,42 +120,52 @@ pub(crate) fn files(dir: &Path, role: Role) -> SecurityFiles {
 /// Makes those that are not there; returns the names of the files that were written.
 ///
 /// # Errors
-/// If a file cannot be read or written.
-pub(crate) fn make(dir: &Path, days: u16) -> Result<Vec<String>, CommandError> {
+/// If a file cannot be read or written, or there is no authority to sign with that the rest trusts.
+pub(crate) fn make(dir: &Path, holders: &[Holder], days: u16) -> Result<Vec<String>, CommandError> {
     let mut to = Folder { dir, made: vec![] };
-    let roles = [Role::Coordinator, Role::Ps, Role::Worker];
-    let mut roles = Vec::from(roles.map(|role| (role.to_string(), name_of(role))));
-    roles.push((OPERATOR.to_owned(), format!("{OPERATOR}.flambeau")));
-
-    let lacks = |role: &str, file| !dir.join(role).join(file).exists();
-    let unsigned = |role: &str| lacks(role, CERTIFICATE) || lacks(role, KEY);
+    let there = |holder: Holder, file: &str| dir.join(holder.folder()).join(file).exists();
+    let lacks = |holder: Holder, files: &[&str]| files.iter().any(|file| !there(holder, file));
+    let unsigned: Vec<Holder> = holders
+        .iter()
+        .copied()
+        .filter(|holder| lacks(*holder, &[AUTHORITY, CERTIFICATE, KEY]))
+        .collect();
     // One that has signed for others is not replaced: they would not trust each other.
-    let begin = !dir.join(AUTHORITY).exists() && roles.iter().all(|(role, _)| unsigned(role));
+    let mut signed_before = ALL.iter();
+    let begin =
+        !dir.join(AUTHORITY).exists() && !signed_before.any(|holder| there(*holder, CERTIFICATE));
     if begin {
         to.write_authority()?;
     }
     // Who has nothing to be signed may keep the authority elsewhere.
-    if roles.iter().any(|(role, _)| unsigned(role)) {
-        let (pem, authority) = known_authority(dir)?;
-        for (role, name) in roles.iter().filter(|(role, _)| unsigned(role)) {
+    if !unsigned.is_empty() {
+        let (pem, authority) = known_authority(dir, &unsigned)?;
+        for holder in unsigned {
+            let folder = holder.folder();
             // Somebody may have put a second authority into it.
-            if begin || lacks(role, AUTHORITY) {
-                to.write(format!("{role}/{AUTHORITY}"), &pem, PUBLIC)?;
+            if begin || !there(holder, AUTHORITY) {
+                to.write(format!("{folder}/{AUTHORITY}"), &pem, PUBLIC)?;
             }
-            let (certificate, key) = signed(&authority, name, days).map_err(failed(dir))?;
-            to.write(format!("{role}/{KEY}"), &key, SECRET)?;
-            to.write(format!("{role}/{CERTIFICATE}"), &certificate, PUBLIC)?;
+            if lacks(holder, &[CERTIFICATE, KEY]) {
+                expect_trust(&dir.join(&folder).join(AUTHORITY), &pem)?;
+                let pair = signed(&authority, &holder.name(), days).map_err(failed(dir))?;
+                // Whenever this ends: a certificate has its key.
+                let certificate = dir.join(&folder).join(CERTIFICATE);
+                if certificate.exists() {
+                    fs::remove_file(&certificate).map_err(CommandError::file(&certificate))?;
+                }
+                to.write(format!("{folder}/{KEY}"), &pair.1, SECRET)?;
+                to.write(format!("{folder}/{CERTIFICATE}"), &pair.0, PUBLIC)?;
+            }
         }
     }
-    let (without, with): (Vec<_>, Vec<_>) = roles.iter().partition(|(role, _)| lacks(role, TOKEN));
-    if !without.is_empty() {
-        let token = match with.first() {
-            Some((role, _)) => read(&dir.join(role).join(TOKEN))?,
-            None => new_token(),
-        };
-        for (role, _) in without {
-            to.write(format!("{role}/{TOKEN}"), &token, SECRET)?;
-        }
+    let mut with_token = ALL.iter();
+    let token = match with_token.find(|holder| there(**holder, TOKEN)) {
+        Some(holder) => read(&dir.join(holder.folder()).join(TOKEN))?,
+        None => new_token(),
+    };
+    for holder in holders.iter().filter(|holder| !there(**holder, TOKEN)) {
+        to.write(format!("{}/{TOKEN}", holder.folder()), &token, SECRET)?;
     }
     Ok(to.made)
 }
@@ -167,18 +224,35 @@ fn failed(path: &Path) -> impl Fn(rcgen::Error) -> CommandError + '_ {
 }
 
 /// The authority's certificate, and what signs with it.
-fn known_authority(dir: &Path) -> Result<(String, Authority), CommandError> {
+fn known_authority(dir: &Path, for_whom: &[Holder]) -> Result<(String, Authority), CommandError> {
     let (key, pem) = (dir.join(AUTHORITY_KEY), dir.join(AUTHORITY));
     if let Some(path) = [&key, &pem].into_iter().find(|path| !path.exists()) {
+        let folders: Vec<String> = for_whom.iter().map(|holder| holder.folder()).collect();
         return Err(CommandError::Content {
             path: path.clone(),
-            reason: "it is not there to sign for the roles whose tls.crt or tls.key is missing; bring it back, or give another --dir to begin anew".to_owned(),
+            reason: format!(
+                "it is not there, and {dir:?} lacks {AUTHORITY}, {CERTIFICATE} or {KEY} of: {}; bring the missing files, or the authority that has signed the others",
+                folders.join(", ")
+            ),
         });
     }
     let secret = KeyPair::from_pem(&read(&key)?).map_err(failed(&key))?;
     let certificate = read(&pem)?;
     let authority = Issuer::from_ca_cert_pem(&certificate, secret).map_err(failed(&pem))?;
     Ok((certificate, authority))
+}
+
+/// Refuses to sign for somebody who does not know the authority.
+fn expect_trust(path: &Path, authority: &str) -> Result<(), CommandError> {
+    if read(path)?.contains(authority.trim()) {
+        return Ok(());
+    }
+    Err(CommandError::Content {
+        path: path.to_owned(),
+        reason: format!(
+            "the {AUTHORITY} that would sign is not in it; bring the certificate and key that belong to it, or remove it"
+        ),
+    })
 }
 
 /// A new authority's certificate, and its key.
@@ -237,11 +311,11 @@ mod tests {
     fn what_is_missing_is_made_and_the_rest_is_kept() {
         let dir = tempfile::tempdir().unwrap();
         let dir = dir.path();
-        assert_eq!(make(dir, 30).unwrap().len(), 2 + 4 * 4);
-        assert_eq!(make(dir, 30).unwrap(), NOTHING);
+        assert_eq!(make(dir, &ALL, 30).unwrap().len(), 2 + 4 * 4);
+        assert_eq!(make(dir, &ALL, 30).unwrap(), NOTHING);
         let authority = fs::read(dir.join(AUTHORITY)).unwrap();
         let mut tokens = HashSet::new();
-        for role in ["coordinator", "ps", "worker", OPERATOR] {
+        for role in ["coordinator", "ps", "worker", "operator"] {
             for entry in fs::read_dir(dir.join(role)).unwrap().map(Result::unwrap) {
                 let name = entry.file_name().into_string().unwrap();
                 let mode = entry.metadata().unwrap().permissions().mode() & 0o777;
@@ -255,10 +329,17 @@ mod tests {
         assert_eq!(tokens.len(), 1);
         let load = || Security::load(&files(dir, Role::Ps)).unwrap();
         let before = load().expires().unwrap();
-        fs::remove_file(dir.join("ps").join(CERTIFICATE)).unwrap();
+        fs::remove_file(dir.join("ps").join(KEY)).unwrap();
         fs::remove_file(dir.join("worker").join(TOKEN)).unwrap();
-        let renewed = make(dir, 90).unwrap();
-        assert_eq!(renewed, ["ps/tls.key", "ps/tls.crt", "worker/token"]);
+        fs::remove_file(dir.join("coordinator").join(AUTHORITY)).unwrap();
+        let renewed = make(dir, &ALL, 90).unwrap();
+        let expected = [
+            "coordinator/ca.crt",
+            "ps/tls.key",
+            "ps/tls.crt",
+            "worker/token",
+        ];
+        assert_eq!(renewed, expected);
         assert_eq!(fs::read(dir.join(AUTHORITY)).unwrap(), authority);
         let token = fs::read(dir.join("worker").join(TOKEN)).unwrap();
         assert!(tokens.contains(&token));
@@ -267,18 +348,29 @@ mod tests {
     }
 
     #[test]
-    fn an_authority_that_is_elsewhere_is_needed_only_to_sign() {
-        let dir = tempfile::tempdir().unwrap();
-        let dir = dir.path();
-        make(dir, 30).unwrap();
+    fn only_an_authority_that_the_others_trust_signs() {
+        let dirs = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let [ours, theirs] = dirs.each_ref().map(|dir| dir.path());
+        make(ours, &[Holder::Ps], 30).unwrap();
+        assert!(!ours.join("worker").exists());
+        make(theirs, &ALL, 30).unwrap();
+        // One that is elsewhere is needed only to sign, and no other is made.
         for lost in [AUTHORITY_KEY, AUTHORITY] {
-            fs::remove_file(dir.join(lost)).unwrap();
-            assert_eq!(make(dir, 90).unwrap(), NOTHING);
+            fs::remove_file(ours.join(lost)).unwrap();
+            assert_eq!(make(ours, &[Holder::Ps], 90).unwrap(), NOTHING);
         }
-        // No other is made that the rest would not trust.
-        fs::remove_file(dir.join("ps").join(CERTIFICATE)).unwrap();
-        let refused = make(dir, 90).unwrap_err().to_string();
-        assert!(refused.contains(AUTHORITY_KEY), "{refused}");
-        assert!(!dir.join(AUTHORITY).exists());
+        let refused = make(ours, &ALL, 90).unwrap_err().to_string();
+        assert!(
+            refused.contains("coordinator, worker, operator"),
+            "{refused}"
+        );
+        assert!(!ours.join(AUTHORITY).exists());
+        // Nor does another one sign for somebody who knows the first alone.
+        for file in [AUTHORITY_KEY, AUTHORITY] {
+            fs::copy(theirs.join(file), ours.join(file)).unwrap();
+        }
+        fs::remove_file(ours.join("ps").join(CERTIFICATE)).unwrap();
+        let refused = make(ours, &[Holder::Ps], 90).unwrap_err().to_string();
+        assert!(refused.contains("ps/ca.crt"), "{refused}");
     }
 }

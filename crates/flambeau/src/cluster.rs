@@ -121,7 +121,7 @@ impl LocalCluster {
         let sockets = sockets.map_err(CommandError::file("a folder for socket files"))?;
         let certificates = plan.secure.then(|| sockets.path().join("certs"));
         if let Some(dir) = &certificates {
-            certs::make(dir, CERTIFICATE_DAYS)?;
+            certs::make(dir, &certs::ALL, CERTIFICATE_DAYS)?;
         }
         let mut cluster = Self {
             members: BTreeMap::new(),
