@@ -270,6 +270,17 @@ fn sigterm_ends_every_process_of_a_run() {
 }
 
 #[test]
+fn a_run_directory_in_which_a_coordinator_is_at_work_is_left_alone() {
+    let cluster = Cluster::start(program(), "[checkpoint]\nenabled = false\n", 1);
+    let dir = cluster.run_dir();
+    let refused = program().run(&["train", "--run-dir", dir.to_str().unwrap()]);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert_eq!(refused.status.code(), Some(1), "{said}");
+    assert!(said.contains("another coordinator is at work"), "{said}");
+    assert!(dir.join("coordinator.redb").exists());
+}
+
+#[test]
 fn a_child_that_dies_is_named_with_its_last_words() {
     let dir = tempfile::tempdir().unwrap();
     let mut command = program().command(&["train", "--model", "odd", "--run-dir"]);

@@ -27,6 +27,23 @@ pub(crate) async fn run_errands(shared: Arc<Shared>, store: Store, keep: usize) 
     }
 }
 
+/// Writes the probe by which servers know the store again, where somebody has deleted it.
+pub(crate) async fn renew_probe(store: Store, probe: String) {
+    let found = loop {
+        match store.read_probe().await {
+            Err(error) if error.is_of_store() => tokio::time::sleep(TRY_AGAIN).await,
+            found => break found,
+        }
+    };
+    if matches!(&found, Ok(Some(found)) if *found == probe) {
+        return;
+    }
+    match store.write_probe(&probe).await {
+        Ok(()) => tracing::warn!("the probe of the store of checkpoints was gone; wrote it again"),
+        Err(error) => tracing::warn!("the probe of the store cannot be written: {error}"),
+    }
+}
+
 async fn write(shared: &Arc<Shared>, store: &Store, manifest: Manifest, keep: usize) {
     let number = manifest.number;
     let written = store.write_manifest(manifest).await;

@@ -26,3 +26,4 @@ mod state;
 
 pub use record::Summary;
 pub use run::{CoordinatorError, Settings, read_job, run};
+pub use state::is_at_work;

@@ -145,6 +145,9 @@ pub struct Summary {
     /// Shares of the workers' time: `share_pull`, `share_compute`, `share_push`, `share_wait`.
     #[serde(flatten)]
     pub times: BTreeMap<String, f64>,
+    /// Why the last checkpoint could not be written; empty if it was.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub unsaved: String,
     /// Why the job failed; empty if it did not.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub error: String,

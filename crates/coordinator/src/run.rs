@@ -24,7 +24,7 @@ use tonic::{Request, Status};
 use crate::begin::{Keeping, begin};
 use crate::cluster::Cluster;
 use crate::gauges::Gauges;
-use crate::keeper::run_errands;
+use crate::keeper::{renew_probe, run_errands};
 use crate::record::Recorder;
 use crate::service::Service;
 use crate::shared::Shared;
@@ -233,6 +233,7 @@ impl Run {
     {
         let dir = self.dir;
         let had_ended = self.cluster.ended();
+        let probe = self.cluster.known_probe();
         let run_dir_error = |error| CoordinatorError::RunDir {
             dir: dir.clone(),
             error,
@@ -254,8 +255,11 @@ impl Run {
         let beside = |work: BoxFuture| tokio::spawn(stop.clone().run_until_cancelled_owned(work));
         let mut others = vec![beside(Box::pin(tick(Arc::clone(&shared))))];
         if let Some(Keeping { store, keep }) = self.keeping {
-            let errands = run_errands(Arc::clone(&shared), store, keep);
+            let errands = run_errands(Arc::clone(&shared), store.clone(), keep);
             others.push(beside(Box::pin(errands)));
+            if let Some(probe) = probe {
+                others.push(beside(Box::pin(renew_probe(store, probe))));
+            }
         }
 
         let until_ended = async {

@@ -343,7 +343,7 @@ fn take_report(
     use wire::report_request::Report;
     let task = origin.task;
     match report {
-        Some(Report::Shard(report)) => cluster.report_shard(task, report),
+        Some(Report::Shard(report)) => cluster.report_shard(now, task, report),
         Some(Report::Evaluation(report)) => cluster.evaluated(now, task, report)?,
         Some(Report::Wait(report)) => cluster.waiting(task, report.on),
         Some(Report::Checkpoint(report)) => cluster.shard_saved(now, task, report),

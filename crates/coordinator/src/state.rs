@@ -4,6 +4,8 @@ use std::path::Path;
 
 use redb::{Database, ReadableDatabase, StorageBackend, TableDefinition};
 
+use shared_proto::job::run_dir;
+
 use crate::cluster::Saved;
 
 const TABLE: TableDefinition<&str, &[u8]> = TableDefinition::new("flambeau");
@@ -11,6 +13,13 @@ const CLUSTER: &str = "cluster";
 
 /// The store of a coordinator's state.
 pub(crate) struct State(Database);
+
+/// Whether a coordinator is at work in a run directory.
+pub fn is_at_work(dir: &Path) -> bool {
+    let path = dir.join(run_dir::STATE);
+    let opened = path.exists().then(|| Database::open(path));
+    matches!(opened, Some(Err(redb::DatabaseError::DatabaseAlreadyOpen)))
+}
 
 /// Why the state cannot be read or written.
 #[derive(Debug, thiserror::Error)]

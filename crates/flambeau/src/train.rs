@@ -1,7 +1,6 @@
 //! `flambeau train`: a whole cluster on this machine, from the first process to the last.
 
 use std::collections::BTreeMap;
-use std::fs::TryLockError;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -109,9 +108,7 @@ pub(crate) fn train(
             reason: "they are an earlier run's; go on from them with --restore, or give another --run-dir".to_owned(),
         });
     }
-    // Its lock would go with it.
-    let state = std::fs::File::open(dir.join(run_dir::STATE));
-    if state.is_ok_and(|state| matches!(state.try_lock(), Err(TryLockError::WouldBlock))) {
+    if coordinator::is_at_work(&dir) {
         return Err(CommandError::Content {
             path: dir,
             reason: "another coordinator is at work there; end it, or give another --run-dir"
@@ -311,6 +308,12 @@ fn table(outcome: &Outcome) -> Table {
         ("run directory", shown(&outcome.run_dir)),
     ] {
         table.add_row([name, &value]);
+    }
+    if !summary.unsaved.is_empty() {
+        table.add_row([
+            "last checkpoint",
+            &format!("not written: {}", summary.unsaved),
+        ]);
     }
     table
 }

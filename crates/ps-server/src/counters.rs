@@ -30,6 +30,7 @@ pub(crate) struct Counters {
     lead: Histogram,
     // The same once more for the report: metrics cannot be read back.
     held: [AtomicU64; 2],
+    checkpoint_bytes: AtomicU64,
     updates: AtomicU64,
     staleness_sum: AtomicU64,
     max_lead: AtomicU64,
@@ -59,6 +60,7 @@ impl Counters {
             staleness: histogram!("flambeau_ps_gradient_staleness_updates"),
             lead: histogram!("flambeau_ps_clock_lead_steps"),
             held: [AtomicU64::new(0), AtomicU64::new(0)],
+            checkpoint_bytes: AtomicU64::new(0),
             updates: AtomicU64::new(0),
             staleness_sum: AtomicU64::new(0),
             max_lead: AtomicU64::new(0),
@@ -72,6 +74,11 @@ impl Counters {
         self.staleness.record(staleness as f64);
         self.updates.fetch_add(1, Relaxed);
         self.staleness_sum.fetch_add(staleness, Relaxed);
+    }
+
+    /// A file of a checkpoint was written.
+    pub(crate) fn wrote(&self, bytes: usize) {
+        self.checkpoint_bytes.fetch_add(bytes as u64, Relaxed);
     }
 
     /// A pull that was answered.
@@ -105,6 +112,7 @@ impl Counters {
             staleness_sum: self.staleness_sum.load(Relaxed),
             refused: self.refused.load(Relaxed),
             last,
+            checkpoint_bytes: self.checkpoint_bytes.load(Relaxed),
         }
     }
 }

@@ -283,26 +283,19 @@ impl Follower {
         post.store = None;
         self.shard.forget();
         let loaded = self.load(shard, map, &location, number).await;
-        if let Err(LoadError::Checkpoint(error)) = &loaded
-            && error.is_of_store()
-        {
-            tracing::warn!(
-                shard,
-                checkpoint = number,
-                "cannot load a shard at present: {error}"
-            );
-            return Ok(Taken::Failed);
-        }
-        let (blocks, error) = match &loaded {
-            Ok(store) => (versions(store), String::new()),
-            Err(error) => (Vec::new(), error.to_string()),
-        };
-        let report = wire::RestoreReport {
+        let mut report = wire::RestoreReport {
             shard,
             epoch: epoch.0,
-            blocks,
-            error,
+            ..wire::RestoreReport::default()
         };
+        match &loaded {
+            Ok(store) => report.blocks = versions(store),
+            Err(error) => {
+                tracing::error!(shard, checkpoint = number, "cannot load a shard: {error}");
+                report.error = error.to_string();
+                report.set_failure(error.failure());
+            }
+        }
         send(post.membership, Report::Restore(report)).await?;
         Ok(match loaded {
             Ok(store) => {
@@ -318,10 +311,7 @@ impl Follower {
                 );
                 Taken::Store(Some(Arc::new(store)))
             }
-            Err(error) => {
-                tracing::error!(shard, checkpoint = number, "cannot load a shard: {error}");
-                Taken::Failed
-            }
+            Err(_) => Taken::Failed,
         })
     }
 
@@ -359,7 +349,8 @@ impl Follower {
         async move {
             let _end = EndOnDrop(Arc::clone(&saving));
             let began = Instant::now();
-            let written = saving.write(&store, &to, shard.slots(), offload).await;
+            let (slots, counters) = (shard.slots(), &shard.counters);
+            let written = saving.write(&store, &to, slots, offload, counters).await;
             let number = saving.order.number;
             match &written {
                 Ok(files) => {

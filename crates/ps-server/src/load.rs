@@ -25,6 +25,17 @@ pub(crate) enum LoadError {
     },
 }
 
+impl LoadError {
+    /// The same for the coordinator.
+    pub(crate) fn failure(&self) -> wire::RestoreFailure {
+        match self {
+            Self::Checkpoint(CheckpointError::Denied { .. }) => wire::RestoreFailure::Denied,
+            Self::Checkpoint(error) if error.is_of_store() => wire::RestoreFailure::Unavailable,
+            Self::Checkpoint(_) | Self::OtherJob { .. } => wire::RestoreFailure::Unusable,
+        }
+    }
+}
+
 /// Loads the blocks of `shard`.
 ///
 /// # Errors

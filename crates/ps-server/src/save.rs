@@ -15,6 +15,7 @@ use shared_proto::blocks::BlockId;
 use shared_proto::view::{CheckpointOrder, Commit, View};
 
 use crate::block::Block;
+use crate::counters::Counters;
 use crate::store::Store;
 
 /// Weights and slots in one file, as a rule: what is held for writing at a time.
@@ -126,6 +127,7 @@ impl Saving {
         to: &checkpoint::Store,
         slots: u32,
         offload: Offload,
+        counters: &Counters,
     ) -> Result<Vec<FileEntry>, CheckpointError> {
         let refused = |reason: String| CheckpointError::Storage {
             place: to.checkpoint_location(self.order.number),
@@ -161,8 +163,10 @@ impl Saving {
                     (FileEntry::of(&name, &content, ids), content)
                 })
                 .await;
+            let bytes = content.len();
             to.write_file(self.order.number, &file.name, content)
                 .await?;
+            counters.wrote(bytes);
             if self.state.lock().over {
                 return Err(refused(format!(
                     "too slow: a step had waited for it for {LONGEST_WAIT:?}"
@@ -282,17 +286,43 @@ mod tests {
         };
         let write = async |store: &Store| {
             let saving = Saving::new(order, usize::MAX);
-            let written = saving.write(store, &to, 1, Offload::Threads).await;
-            written.map_err(|error| error.to_string())
+            let counters = Counters::new();
+            let written = saving.write(store, &to, 1, Offload::Threads, &counters);
+            let written = written.await.map_err(|error| error.to_string())?;
+            let bytes: u64 = written.iter().map(|file| file.bytes).sum();
+            assert_eq!(counters.report(0, false).checkpoint_bytes, bytes);
+            Ok::<_, String>(written)
         };
         let full = store();
         let empty = Store::empty(0, full.map.clone());
         let refused = write(&empty).await.unwrap_err();
         assert!(refused.contains("has no values"), "{refused}");
-        write(&full).await.unwrap();
-        let path = dir.path().join("checkpoint-000000000003/manifest.json");
-        std::fs::write(path, "as if it was whole").unwrap();
-        write(&full).await.unwrap_err();
+        let files = write(&full).await.unwrap();
+        let manifest = checkpoint::Manifest {
+            format: checkpoint::FORMAT,
+            number: order.number,
+            job: "j".to_owned(),
+            job_toml: String::new(),
+            mode: "sync".to_owned(),
+            epoch: 1,
+            clock: 0,
+            steps: 0,
+            samples: 0,
+            began: 0,
+            variables: vec![checkpoint::SavedVariable {
+                name: "w".to_owned(),
+                shape: vec![BLOCKS as u64, ELEMENTS as u64],
+            }],
+            block_elements: ELEMENTS as u64,
+            slots: 1,
+            shards: 1,
+            files,
+            progress: serde_json::Value::Null,
+            checksum: String::new(),
+        };
+        to.write_manifest(manifest).await.unwrap();
+        let refused = write(&full).await.unwrap_err();
+        assert!(refused.contains("whole already"), "{refused}");
     }
 
     /// Commits overtake the writer of 40 blocks, of which they may set four aside, or all.
@@ -328,7 +358,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let to = checkpoint::Store::open(dir.path().to_str().unwrap()).unwrap();
         let files = saving
-            .write(&store, &to, 1, Offload::Threads)
+            .write(&store, &to, 1, Offload::Threads, &Counters::new())
             .await
             .unwrap();
         let most = training.await.unwrap();

@@ -61,7 +61,7 @@ impl Embedded {
             strategy,
         };
         let mut place = None;
-        let outcome = member.work(|| (), &mut place).await;
+        let outcome = member.work(|_| (), &mut place).await;
         if let Some(membership) = place {
             let error = outcome.as_ref().err().and_then(WorkerError::to_tell);
             membership.leave(error.as_deref()).await;

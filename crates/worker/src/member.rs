@@ -61,20 +61,18 @@ where
     W: Fn(ParameterServers) -> S,
     S: Strategy,
 {
-    /// Registers and works, until the job is done. What is left in `place` is to be given back.
+    /// Registers and works, until the job is done; `registered` hears whether it is at present. What is
+    /// left in `place` is to be given back.
     pub(crate) async fn work(
         &mut self,
-        registered: impl Fn(),
+        registered: impl Fn(bool),
         place: &mut Option<Membership>,
     ) -> Result<(), WorkerError> {
-        let mut first = true;
         loop {
             self.counters.registrations.increment(1);
             let join = Membership::join(self.coordinator.clone(), self.registration.clone());
             let membership = place.insert(join.await?);
-            if std::mem::take(&mut first) {
-                registered();
-            }
+            registered(true);
             let outcome = tokio::select! {
                 biased;
                 outcome = self.work_as(membership) => outcome,
@@ -83,6 +81,7 @@ where
             match outcome {
                 Err(error) if error.is_retryable() => {
                     tracing::warn!("{error}; registering again");
+                    registered(false);
                     tokio::time::sleep(REGISTER_AGAIN).await;
                 }
                 outcome => return outcome,

@@ -1,7 +1,7 @@
 //! The process: what it is told, which device it has, how it ends.
 
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use candle_core::Device;
@@ -141,12 +141,15 @@ pub async fn run(
         },
         strategy: ParameterServer::new,
     };
-    let ready = || {
-        process.announce(None);
-        process.readiness.set(true);
+    let announced = Once::new();
+    let registered = |is: bool| {
+        process.readiness.set(is);
+        if is {
+            announced.call_once(|| process.announce(None));
+        }
     };
     let mut membership = None;
-    let work = member.work(ready, &mut membership);
+    let work = member.work(registered, &mut membership);
     let outcome = process.shutdown.run_until_cancelled(work).await;
     if matches!(outcome, Some(Ok(()))) {
         process.linger().await;

@@ -1,6 +1,6 @@
 //! Checkpoints: when one is due, what it is made of, and going back to one when a server is gone.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use checkpoint::{BlockRange, FORMAT, FileEntry, Manifest, SavedVariable};
@@ -18,9 +18,6 @@ use crate::splits::Ledger;
 
 /// How long to wait after a checkpoint that could not be written.
 const TRY_AGAIN: Duration = Duration::from_secs(5);
-
-/// How often the last checkpoint is tried.
-const LAST_TRIES: u32 = 6;
 
 /// Where checkpoints lie, and how servers know that they see the same place.
 #[derive(Clone, Debug)]
@@ -66,6 +63,8 @@ struct AtWork {
     manifest: Manifest,
     progress: Progress,
     begun: Instant,
+    /// When a shard last wrote something of it.
+    moved: Instant,
     /// Shards that have not reported.
     missing: BTreeSet<u32>,
     /// The job ends with it.
@@ -95,12 +94,15 @@ pub(crate) struct Checkpoints {
     pub(super) begun: Option<(Instant, u64)>,
     /// Not before.
     pub(crate) try_again: Option<Instant>,
-    /// Shards that were told to load values and have not said that they have.
-    pub(super) loading: BTreeSet<usize>,
+    /// Shards that were told to load values and have not said that they have; why they could not yet,
+    /// if they have tried.
+    pub(super) loading: BTreeMap<usize, String>,
     /// Nothing is trained any more: the job ends with the next one.
     pub(crate) ending: bool,
-    /// How often that one could not be written.
-    last_failures: u32,
+    /// Since when that one cannot be written, and why.
+    last_fails: Option<(Instant, String)>,
+    /// Why the job has ended without it; empty if it has not.
+    pub(crate) unsaved: String,
     pub(super) errand: Option<Errand>,
 }
 
@@ -108,9 +110,36 @@ impl Checkpoints {
     /// Who is still at the last one.
     pub(super) fn last_of(&self) -> String {
         let missing = self.at_work.as_ref().map(|at_work| &at_work.missing);
-        match missing.and_then(BTreeSet::first) {
-            Some(shard) => format!("shard {shard} is writing its part of the last checkpoint"),
-            None => "the last checkpoint is being written".to_owned(),
+        match (missing.and_then(BTreeSet::first), &self.last_fails) {
+            (Some(shard), _) => format!("shard {shard} is writing its part of the last checkpoint"),
+            (None, Some((_, why))) if self.at_work.is_none() => {
+                format!("the last checkpoint could not be written ({why}); it is tried again")
+            }
+            (None, _) => "the last checkpoint is being written".to_owned(),
+        }
+    }
+
+    /// Who has values to load, and why that takes long.
+    pub(super) fn loads(&self) -> Option<String> {
+        let (shard, why) = self.loading.first_key_value()?;
+        let why = match why.as_str() {
+            "" => String::new(),
+            why => format!(" ({why})"),
+        };
+        Some(format!(
+            "shard {shard} is loading its values from a checkpoint{why}"
+        ))
+    }
+
+    /// What comes after the last one starts anew: the training has gone back.
+    pub(super) fn not_last_any_more(&mut self) {
+        (self.ending, self.last_fails, self.begun) = (false, None, None);
+    }
+
+    /// This process was stopped for a while, and heard nothing.
+    pub(super) fn was_stopped(&mut self, gap: Duration) {
+        if let Some(at_work) = &mut self.at_work {
+            at_work.moved += gap;
         }
     }
 }
@@ -226,6 +255,7 @@ impl Cluster {
             manifest,
             progress,
             begun: now,
+            moved: now,
             missing,
             last: self.checkpoints.ending,
         });
@@ -249,6 +279,7 @@ impl Cluster {
         if !report.error.is_empty() {
             return self.not_saved(now, &format!("shard {}: {}", report.shard, report.error));
         }
+        at_work.moved = now;
         at_work.manifest.slots = report.slots;
         let files = report.files.into_iter().map(file_entry);
         at_work.manifest.files.extend(files);
@@ -321,26 +352,43 @@ impl Cluster {
         if !at_work.last {
             return;
         }
-        self.checkpoints.last_failures += 1;
-        if self.checkpoints.last_failures >= LAST_TRIES {
-            // What was trained is in the model's file, too.
-            tracing::error!("the job ends without its last checkpoint");
+        let since = self.checkpoints.last_fails.take();
+        let since = since.map_or(now, |(since, _)| since);
+        self.checkpoints.last_fails = Some((since, why.to_owned()));
+        if now.duration_since(since) >= self.stall() {
+            // What was trained is in the model's file, where the worker that wrote it keeps that.
+            tracing::error!("the job ends without its last checkpoint: {why}");
+            self.checkpoints.unsaved = why.to_owned();
             self.end_well(now);
         }
     }
 
-    /// Gives a checkpoint up that some shards do not get written.
-    pub(super) fn give_up_if_slow(&mut self, now: Instant) {
-        let longest = Duration::from_secs_f64(self.job.cluster.stall_seconds);
-        let slow = |at_work: &&AtWork| now.duration_since(at_work.begun) > longest;
-        if let Some(at_work) = self.checkpoints.at_work.as_ref().filter(slow) {
+    /// A server tells how much it has written.
+    pub(super) fn writes_on(&mut self, now: Instant, task: Task, report: &wire::ShardReport) {
+        let before = self.shard_reports.get(&task.id);
+        let more = report.checkpoint_bytes > before.map_or(0, |before| before.checkpoint_bytes);
+        let of_shard = self.servers().get(report.shard as usize) == Some(&task);
+        let at_work = self.checkpoints.at_work.as_mut();
+        if let Some(at_work) = at_work.filter(|_| of_shard && more) {
+            at_work.moved = now;
+        }
+    }
+
+    /// Gives a checkpoint up of which nothing is written any more.
+    pub(super) fn give_up_if_stuck(&mut self, now: Instant) {
+        let longest = self.stall();
+        let stuck = |at_work: &&AtWork| now.duration_since(at_work.moved) > longest;
+        if let Some(at_work) = self.checkpoints.at_work.as_ref().filter(stuck) {
             let shards = at_work.missing.iter().map(ToString::to_string);
             let shards: Vec<String> = shards.collect();
             let who = match shards.as_slice() {
                 [] => "its manifest is".to_owned(),
                 shards => format!("the parts of shards {} are", shards.join(", ")),
             };
-            self.not_saved(now, &format!("after {longest:?} {who} not written"));
+            self.not_saved(
+                now,
+                &format!("{who} not written, and for {longest:?} nothing was"),
+            );
         }
     }
 

@@ -1,7 +1,7 @@
 //! Who is there: registration, leases, generations.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use shared_proto::blocks::ShardMap;
 use shared_proto::ids::{Clock, Origin, Role, Sequence, Task, TaskId};
@@ -192,7 +192,9 @@ impl Cluster {
                 member.seen += gap;
                 member.progress.moved += gap;
             }
+            self.checkpoints.was_stopped(gap);
         }
+        self.awaited.retain(|_, until| now < *until);
         let silent: Vec<TaskId> = self
             .members
             .values()
@@ -208,7 +210,7 @@ impl Cluster {
             }
             self.remove(now, id, "nothing was heard from it");
         }
-        self.give_up_if_slow(now);
+        self.give_up_if_stuck(now);
         if self.step.is_none() {
             self.save_if_due(now);
             if self.sync() && self.phase == JobPhase::Training {
@@ -227,7 +229,7 @@ impl Cluster {
         if self.phase != JobPhase::Training {
             return;
         }
-        let stall = Duration::from_secs_f64(self.job.cluster.stall_seconds);
+        let stall = self.stall();
         let blamed = self.slowest().into_iter().chain(self.evaluations.holder());
         let stalled: Vec<TaskId> = blamed
             .map(|task| task.id)

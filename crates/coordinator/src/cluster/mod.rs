@@ -175,6 +175,11 @@ impl Cluster {
         Duration::from_secs_f64(self.job.cluster.lease_seconds)
     }
 
+    /// How long somebody may hold up others without getting on.
+    fn stall(&self) -> Duration {
+        Duration::from_secs_f64(self.job.cluster.stall_seconds)
+    }
+
     pub(crate) fn ended(&self) -> bool {
         matches!(self.phase, JobPhase::Done | JobPhase::Failed)
     }

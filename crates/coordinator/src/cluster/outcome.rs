@@ -11,7 +11,8 @@ use super::Cluster;
 use crate::record::{Record, Summary};
 
 impl Cluster {
-    pub(crate) fn report_shard(&mut self, task: Task, report: wire::ShardReport) {
+    pub(crate) fn report_shard(&mut self, now: Instant, task: Task, report: wire::ShardReport) {
+        self.writes_on(now, task, &report);
         self.shard_reports.insert(task.id, report);
     }
 
@@ -143,6 +144,7 @@ impl Cluster {
             max_clock_lead: shards().map(|r| r.max_clock_lead).max().unwrap_or(0),
             mean_gradient_staleness: staleness as f64 / updates.max(1) as f64,
             times: self.mean_times(),
+            unsaved: self.checkpoints.unsaved.clone(),
             error: self.error.clone(),
         }
     }

@@ -74,7 +74,7 @@ impl Cluster {
             Some(kept) if sync => self.go_back(now, &kept),
             Some(kept) => {
                 map.sources[shard] = source(epoch, &kept);
-                self.checkpoints.loading.insert(shard);
+                self.checkpoints.loading.insert(shard, String::new());
                 self.record_restore(now, kept.number, Some(shard));
             }
             None => self.initialize_anew(now, epoch),
@@ -87,7 +87,8 @@ impl Cluster {
         if let Some(map) = self.variables.as_mut().and_then(|v| v.map.as_mut()) {
             let source = source(map.epoch, kept);
             map.sources.fill(source);
-            self.checkpoints.loading = (0..map.sources.len()).collect();
+            let all = 0..map.sources.len();
+            self.checkpoints.loading = all.map(|shard| (shard, String::new())).collect();
         }
         self.take_up(&kept.progress);
         self.record_restore(now, kept.number, None);
@@ -120,8 +121,7 @@ impl Cluster {
         (self.step, self.commit) = (None, None);
         self.min_clock = progress.clock;
         self.tally.take_up(progress.steps, progress.samples);
-        self.checkpoints.ending = false;
-        self.checkpoints.begun = None;
+        self.checkpoints.not_last_any_more();
         self.schedule_last_evaluation();
     }
 
@@ -151,15 +151,26 @@ impl Cluster {
         }
         if report.error.is_empty() {
             self.checkpoints.loading.remove(&shard);
+            self.must_keep();
             self.records.push(Record::loaded(self.seconds(now), report));
             return;
         }
         let Some(kept) = self.checkpoints.newest.clone() else {
             return;
         };
-        self.checkpoints.loading.insert(shard);
-        tracing::error!(shard, checkpoint = kept.number, "{}", report.error);
-        if !self.checkpoints.first_written {
+        let error = report.error.clone();
+        let known = self.checkpoints.loading.insert(shard, error);
+        if known.as_ref() != Some(&report.error) {
+            tracing::error!(shard, checkpoint = kept.number, "{}", report.error);
+        }
+        let begun = self.checkpoints.first_written;
+        match report.failure() {
+            wire::RestoreFailure::Unavailable => return,
+            // An older one would be denied as well.
+            wire::RestoreFailure::Denied if begun => return,
+            wire::RestoreFailure::Denied | wire::RestoreFailure::Unusable => {}
+        }
+        if !begun {
             let why = format!(
                 "the job cannot begin from checkpoint {}: {}",
                 kept.number, report.error
@@ -199,20 +210,20 @@ impl Cluster {
         self.checkpoints.newest = Some(kept.clone());
         let sync = self.sync();
         self.give_up_saving();
+        self.must_keep();
         let Some(map) = self.variables.as_mut().and_then(|v| v.map.as_mut()) else {
             return;
         };
         map.epoch = map.epoch.next();
+        let epoch = map.epoch;
         if sync {
             return self.go_back(now, &kept);
         }
-        let epoch = map.epoch;
         // Those that have loaded it go on from where they are.
-        for shard in &self.checkpoints.loading {
+        for shard in self.checkpoints.loading.keys() {
             if let Some(source) = map.sources.get_mut(*shard) {
                 *source = self::source(epoch, &kept);
             }
         }
-        self.must_keep();
     }
 }

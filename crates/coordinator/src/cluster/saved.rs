@@ -52,6 +52,8 @@ pub(crate) struct Saved {
     probe: Option<String>,
     start: Option<Start>,
     awaited: Vec<TaskId>,
+    #[serde(default)]
+    loading: Vec<usize>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -177,6 +179,7 @@ impl Cluster {
                 .map(|place| place.probe.clone()),
             start: self.start.clone(),
             awaited: self.awaited.keys().copied().collect(),
+            loading: self.checkpoints.loading.keys().copied().collect(),
         }
     }
 
@@ -220,6 +223,8 @@ impl Cluster {
         checkpoints.newest = saved.newest;
         checkpoints.first_written = saved.first_written;
         checkpoints.ending = saved.ending;
+        let loading = saved.loading.into_iter();
+        checkpoints.loading = loading.map(|shard| (shard, String::new())).collect();
         let servers = cluster.live(Role::Ps).next().is_some();
         cluster.last_ps_joined = servers.then_some(now);
         cluster.must_keep();

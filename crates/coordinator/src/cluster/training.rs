@@ -198,7 +198,8 @@ impl Cluster {
     /// Sync mode: cuts the next step among the workers that are ready, if none is being made.
     pub(super) fn plan_step(&mut self, now: Instant) {
         let busy = self.step.is_some() || self.evaluations.pending() || self.checkpoints.ending;
-        if busy || self.still_awaited(now) {
+        // Workers that were put out are expected back: the step is to be made with them.
+        if busy || !self.awaited.is_empty() {
             return;
         }
         let clock = self.update_min_clock();
@@ -230,12 +231,6 @@ impl Cluster {
         }
         self.step = Some(Step { clock, parts });
         self.must_keep();
-    }
-
-    /// Whether workers that were put out are expected back: the step is to be made with them.
-    fn still_awaited(&mut self, now: Instant) -> bool {
-        self.awaited.retain(|_, until| now < *until);
-        !self.awaited.is_empty()
     }
 
     /// Counts finished steps, once each.

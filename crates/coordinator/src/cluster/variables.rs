@@ -227,7 +227,7 @@ impl Cluster {
         });
         if let Some(kept) = begin_with {
             variables.initialized = true;
-            self.checkpoints.loading = (0..shards as usize).collect();
+            self.checkpoints.loading = (0..shards as usize).map(|s| (s, String::new())).collect();
             self.take_up(&kept.progress);
         }
         self.must_keep();
@@ -244,10 +244,13 @@ impl Cluster {
             });
             return format!("shard {shard} has no server{gone}; start it again");
         }
-        if let Some(shard) = self.checkpoints.loading.first() {
-            return format!("shard {shard} is loading its values from a checkpoint");
+        if self.ended() {
+            return String::new();
         }
-        if self.checkpoints.ending && !self.ended() {
+        if let Some(loads) = self.checkpoints.loads() {
+            return loads;
+        }
+        if self.checkpoints.ending {
             return self.checkpoints.last_of();
         }
         let nobody = self.live(Role::Worker).next().is_none();

@@ -3,15 +3,18 @@
 use super::*;
 use crate::cluster::{Errand, Place};
 
+fn place() -> Place {
+    Place {
+        location: "here".to_owned(),
+        probe: String::new(),
+    }
+}
+
 impl Scene {
     /// With so many servers and a worker at work, and with checkpoints; the first one is written.
     fn with_checkpoints(servers: u32) -> (Self, Vec<Task>, Task) {
         let mut scene = Self::new(Mode::Async, Some(servers), 1);
-        let place = Place {
-            location: "here".to_owned(),
-            probe: String::new(),
-        };
-        scene.cluster = scene.cluster.with_checkpoints(place, 0);
+        scene.cluster = scene.cluster.with_checkpoints(place(), 0);
         let servers: Vec<Task> = (0..servers)
             .map(|index| scene.join(Role::Ps, &format!("ps{index}")))
             .collect();
@@ -45,14 +48,26 @@ impl Scene {
 
     /// A server tells how loading its shard went.
     fn restored(&mut self, server: Task, shard: u32, error: &str) {
+        self.failed(server, shard, error, wire::RestoreFailure::Unusable);
+    }
+
+    fn failed(&mut self, server: Task, shard: u32, error: &str, failure: wire::RestoreFailure) {
         let map = self.cluster.shard_map().unwrap();
         let report = wire::RestoreReport {
             shard,
             epoch: map.sources[shard as usize].epoch.0,
             error: error.to_owned(),
+            failure: failure.into(),
             ..wire::RestoreReport::default()
         };
         self.cluster.shard_restored(self.now, server, &report);
+    }
+
+    /// Another coordinator goes on from what this one has kept.
+    fn restart(&mut self) {
+        let saved = self.cluster.save_all(self.now);
+        let job = self.cluster.job().clone();
+        self.cluster = Cluster::resume(job, saved, self.now).with_checkpoints(place(), 0);
     }
 }
 
@@ -89,8 +104,69 @@ fn a_damaged_checkpoint_takes_back_only_those_that_cannot_load_it() {
 }
 
 #[test]
-fn the_last_checkpoint_is_tried_again_a_few_times() {
-    for (failures, written) in [(2, true), (6, false)] {
+fn a_restarted_coordinator_knows_who_is_loading() {
+    let (mut scene, servers, worker) = Scene::with_checkpoints(2);
+    let first = scene.cluster.checkpoints.newest.clone().unwrap();
+    scene.finish(worker);
+    scene.pass(31, &[servers[0], servers[1], worker]);
+    scene.save(&servers, "");
+    let again = [scene.join(Role::Ps, "ps0"), scene.join(Role::Ps, "ps1")];
+    scene.restart();
+    assert!(scene.cluster.missing().contains("shard 0 is loading"));
+
+    let before = scene.cluster.shard_map().unwrap().sources[1].epoch;
+    scene.restored(again[0], 0, "its file is damaged");
+    let Some(Errand::FindBefore(damaged)) = scene.cluster.take_errand() else {
+        panic!("no older checkpoint is asked for");
+    };
+    scene.cluster.older_found(scene.now, &damaged, Ok(first));
+    // Both go back to the one before; that the other cannot load the damaged one either is old news.
+    for source in &scene.cluster.shard_map().unwrap().sources {
+        assert_eq!(source.checkpoint, Some(("here".to_owned(), 0)));
+    }
+    let late = wire::RestoreReport {
+        shard: 1,
+        epoch: before.0,
+        error: "its file is damaged".to_owned(),
+        ..wire::RestoreReport::default()
+    };
+    scene.cluster.shard_restored(scene.now, again[1], &late);
+    assert!(scene.cluster.take_errand().is_none());
+    scene.restored(again[0], 0, "");
+    scene.restored(again[1], 1, "");
+    scene.restart();
+    assert!(!scene.cluster.missing().contains("loading"));
+}
+
+#[test]
+fn a_store_that_gives_nothing_is_waited_for_and_named() {
+    use wire::RestoreFailure::{Denied, Unavailable};
+    let (mut scene, _, _) = Scene::with_checkpoints(1);
+    let again = scene.join(Role::Ps, "ps0");
+    for (failure, why) in [(Unavailable, "no answer"), (Denied, "AccessDenied")] {
+        scene.failed(again, 0, why, failure);
+        assert!(scene.cluster.take_errand().is_none());
+        let missing = scene.cluster.missing();
+        assert!(
+            missing.contains("loading") && missing.contains(why),
+            "{missing}"
+        );
+    }
+    // A job that is to begin with a checkpoint, and may not read it.
+    scene.cluster.checkpoints.first_written = false;
+    scene.failed(again, 0, "no answer", Unavailable);
+    assert!(!scene.cluster.ended());
+    scene.failed(again, 0, "AccessDenied", Denied);
+    assert_eq!(scene.cluster.phase, JobPhase::Failed);
+    assert_eq!(scene.cluster.missing(), "");
+    let summary = scene.cluster.summary(scene.now);
+    assert!(summary.error.contains("AccessDenied"), "{}", summary.error);
+}
+
+#[test]
+fn the_last_checkpoint_is_tried_again_for_a_while() {
+    // Every six seconds, for sixty.
+    for (failures, written) in [(2, true), (11, false)] {
         let (mut scene, servers, worker) = Scene::with_checkpoints(1);
         while scene.cluster.refresh_view().checkpoint.is_none() {
             match scene.work(worker).0 {
@@ -112,19 +188,30 @@ fn the_last_checkpoint_is_tried_again_a_few_times() {
         assert_eq!(scene.cluster.phase, JobPhase::Done);
         let newest = scene.cluster.checkpoints.newest.clone().unwrap();
         assert_eq!(newest.number > 0, written);
+        let unsaved = scene.cluster.summary(scene.now).unsaved;
+        assert_eq!(unsaved.contains("no room"), !written, "{unsaved}");
     }
 }
 
 #[test]
-fn a_checkpoint_that_a_shard_does_not_finish_is_given_up() {
-    let (mut scene, servers, worker) = Scene::with_checkpoints(1);
-    scene.finish(worker);
-    scene.pass(31, &[servers[0], worker]);
-    assert_eq!(scene.cluster.refresh_view().checkpoint.unwrap().number, 1);
-    for _ in 0..7 {
-        scene.pass(10, &[servers[0], worker]);
+fn a_checkpoint_is_given_up_once_nothing_of_it_is_written() {
+    for writes in [false, true] {
+        let (mut scene, servers, worker) = Scene::with_checkpoints(1);
         scene.finish(worker);
+        scene.pass(31, &[servers[0], worker]);
+        assert_eq!(scene.cluster.refresh_view().checkpoint.unwrap().number, 1);
+        for turn in 0..7 {
+            let report = wire::ShardReport {
+                checkpoint_bytes: if writes { turn + 1 } else { 1 },
+                ..wire::ShardReport::default()
+            };
+            scene.cluster.report_shard(scene.now, servers[0], report);
+            scene.pass(10, &[servers[0], worker]);
+            scene.finish(worker);
+        }
+        let (failed, number) = if writes { (0, 1) } else { (1, 2) };
+        assert_eq!(scene.cluster.mishaps().failed_checkpoints, failed);
+        let order = scene.cluster.refresh_view().checkpoint.unwrap();
+        assert_eq!(order.number, number);
     }
-    assert_eq!(scene.cluster.mishaps().failed_checkpoints, 1);
-    assert_eq!(scene.cluster.refresh_view().checkpoint.unwrap().number, 2);
 }
