@@ -286,7 +286,11 @@ fn a_coordinator_that_dies_comes_back_and_nobody_else_starts_again() {
         for after in [1000, 2500, 4000] {
             eventually(|| samples(&cluster) > after);
             cluster.coordinator.kill();
+            // By which servers that come know the store: somebody has tidied up.
+            let probe = cluster.run_dir().join("checkpoints/probe");
+            std::fs::remove_file(&probe).unwrap();
             cluster.restart_coordinator();
+            eventually(|| probe.exists());
         }
         let (summary, dir) = cluster.finish();
         assert_eq!(summary["lost_updates"], 0);

@@ -35,10 +35,16 @@ pub(crate) async fn renew_probe(store: Store, probe: String) {
             found => break found,
         }
     };
-    if matches!(&found, Ok(Some(found)) if *found == probe) {
-        return;
-    }
-    match store.write_probe(&probe).await {
+    let written = match found {
+        Ok(Some(found)) if found == probe => return,
+        Ok(Some(_)) => {
+            tracing::warn!("another run has taken the store of checkpoints; give each its own");
+            return;
+        }
+        Ok(None) => store.write_probe(&probe).await,
+        Err(error) => Err(error),
+    };
+    match written {
         Ok(()) => tracing::warn!("the probe of the store of checkpoints was gone; wrote it again"),
         Err(error) => tracing::warn!("the probe of the store cannot be written: {error}"),
     }
