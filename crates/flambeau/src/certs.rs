@@ -130,24 +130,24 @@ pub(crate) fn make(dir: &Path, holders: &[Holder], days: u16) -> Result<Vec<Stri
         .copied()
         .filter(|holder| lacks(*holder, &[AUTHORITY, CERTIFICATE, KEY]))
         .collect();
-    // One that has signed for others is not replaced: they would not trust each other.
-    let mut signed_before = ALL.iter();
-    let begin =
-        !dir.join(AUTHORITY).exists() && !signed_before.any(|holder| there(*holder, CERTIFICATE));
-    if begin {
+    // One that others know is not replaced: they would not trust each other.
+    let known = |holder: &Holder| there(*holder, CERTIFICATE) || there(*holder, AUTHORITY);
+    if !dir.join(AUTHORITY).exists() && !ALL.iter().any(known) {
         to.write_authority()?;
     }
     // Who has nothing to be signed may keep the authority elsewhere.
     if !unsigned.is_empty() {
         let (pem, authority) = known_authority(dir, &unsigned)?;
+        for holder in ALL.iter().filter(|holder| there(**holder, AUTHORITY)) {
+            expect_trust(&dir.join(holder.folder()).join(AUTHORITY), &pem)?;
+        }
         for holder in unsigned {
             let folder = holder.folder();
             // Somebody may have put a second authority into it.
-            if begin || !there(holder, AUTHORITY) {
+            if !there(holder, AUTHORITY) {
                 to.write(format!("{folder}/{AUTHORITY}"), &pem, PUBLIC)?;
             }
             if lacks(holder, &[CERTIFICATE, KEY]) {
-                expect_trust(&dir.join(&folder).join(AUTHORITY), &pem)?;
                 let pair = signed(&authority, &holder.name(), days).map_err(failed(dir))?;
                 // Whenever this ends: a certificate has its key.
                 let certificate = dir.join(&folder).join(CERTIFICATE);
@@ -242,7 +242,7 @@ fn known_authority(dir: &Path, for_whom: &[Holder]) -> Result<(String, Authority
     Ok((certificate, authority))
 }
 
-/// Refuses to sign for somebody who does not know the authority.
+/// Refuses an authority that somebody does not know.
 fn expect_trust(path: &Path, authority: &str) -> Result<(), CommandError> {
     if read(path)?.contains(authority.trim()) {
         return Ok(());
@@ -250,7 +250,7 @@ fn expect_trust(path: &Path, authority: &str) -> Result<(), CommandError> {
     Err(CommandError::Content {
         path: path.to_owned(),
         reason: format!(
-            "the {AUTHORITY} that would sign is not in it; bring the certificate and key that belong to it, or remove it"
+            "the {AUTHORITY} that would sign is not in it, so that this role would not trust the others; bring the authority that is, or the missing files"
         ),
     })
 }
@@ -365,12 +365,18 @@ mod tests {
             "{refused}"
         );
         assert!(!ours.join(AUTHORITY).exists());
-        // Nor does another one sign for somebody who knows the first alone.
+        // Nor does another one sign where somebody knows the first alone, be it for others.
         for file in [AUTHORITY_KEY, AUTHORITY] {
             fs::copy(theirs.join(file), ours.join(file)).unwrap();
         }
-        fs::remove_file(ours.join("ps").join(CERTIFICATE)).unwrap();
-        let refused = make(ours, &[Holder::Ps], 90).unwrap_err().to_string();
+        let refused = make(ours, &ALL, 90).unwrap_err().to_string();
         assert!(refused.contains("ps/ca.crt"), "{refused}");
+        assert!(!ours.join("worker").exists());
+        // Nor does a new one.
+        for file in [AUTHORITY_KEY, AUTHORITY, "ps/tls.crt"] {
+            fs::remove_file(ours.join(file)).unwrap();
+        }
+        let refused = make(ours, &[Holder::Ps], 90).unwrap_err().to_string();
+        assert!(refused.contains(AUTHORITY_KEY), "{refused}");
     }
 }
