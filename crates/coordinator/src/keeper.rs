@@ -29,24 +29,32 @@ pub(crate) async fn run_errands(shared: Arc<Shared>, store: Store, keep: usize) 
 
 /// Writes the probe by which servers know the store again, where somebody has deleted it.
 pub(crate) async fn renew_probe(store: Store, probe: String) {
-    let found = loop {
-        match store.read_probe().await {
-            Err(error) if error.is_of_store() => tokio::time::sleep(TRY_AGAIN).await,
-            found => break found,
+    let mut warned = false;
+    loop {
+        let renewed = match store.read_probe().await {
+            Ok(Some(found)) => {
+                if found != probe {
+                    tracing::warn!(
+                        "another run has taken the store of checkpoints; give each its own"
+                    );
+                }
+                return;
+            }
+            Ok(None) => store.write_probe(&probe).await,
+            Err(error) => Err(error),
+        };
+        match renewed {
+            Ok(()) => {
+                tracing::warn!("the probe of the store of checkpoints was gone; wrote it again");
+                return;
+            }
+            Err(error) => {
+                if !std::mem::replace(&mut warned, true) {
+                    tracing::warn!("cannot see to the probe of the store of checkpoints: {error}");
+                }
+                tokio::time::sleep(TRY_AGAIN).await;
+            }
         }
-    };
-    let written = match found {
-        Ok(Some(found)) if found == probe => return,
-        Ok(Some(_)) => {
-            tracing::warn!("another run has taken the store of checkpoints; give each its own");
-            return;
-        }
-        Ok(None) => store.write_probe(&probe).await,
-        Err(error) => Err(error),
-    };
-    match written {
-        Ok(()) => tracing::warn!("the probe of the store of checkpoints was gone; wrote it again"),
-        Err(error) => tracing::warn!("the probe of the store cannot be written: {error}"),
     }
 }
 

@@ -257,7 +257,7 @@ impl Run {
         if let Some(Keeping { store, keep }) = self.keeping {
             let errands = run_errands(Arc::clone(&shared), store.clone(), keep);
             others.push(beside(Box::pin(errands)));
-            if let Some(probe) = probe {
+            if let Some(probe) = probe.filter(|_| !had_ended) {
                 others.push(beside(Box::pin(renew_probe(store, probe))));
             }
         }

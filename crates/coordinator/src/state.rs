@@ -15,10 +15,19 @@ const CLUSTER: &str = "cluster";
 pub(crate) struct State(Database);
 
 /// Whether a coordinator is at work in a run directory.
-pub fn is_at_work(dir: &Path) -> bool {
+///
+/// # Errors
+/// If what is kept there cannot be read.
+pub fn is_at_work(dir: &Path) -> Result<bool, StateError> {
     let path = dir.join(run_dir::STATE);
-    let opened = path.exists().then(|| Database::open(path));
-    matches!(opened, Some(Err(redb::DatabaseError::DatabaseAlreadyOpen)))
+    if !path.exists() {
+        return Ok(false);
+    }
+    match Database::open(path) {
+        Ok(_) => Ok(false),
+        Err(redb::DatabaseError::DatabaseAlreadyOpen) => Ok(true),
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Why the state cannot be read or written.

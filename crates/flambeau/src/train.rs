@@ -108,11 +108,18 @@ pub(crate) fn train(
             reason: "they are an earlier run's; go on from them with --restore, or give another --run-dir".to_owned(),
         });
     }
-    if coordinator::is_at_work(&dir) {
+    let in_the_way = match coordinator::is_at_work(&dir) {
+        Ok(false) => None,
+        Ok(true) => Some("another coordinator is at work there; end it".to_owned()),
+        Err(error) => Some(format!(
+            "{} cannot be opened: {error}; remove it",
+            run_dir::STATE
+        )),
+    };
+    if let Some(what) = in_the_way {
         return Err(CommandError::Content {
             path: dir,
-            reason: "another coordinator is at work there; end it, or give another --run-dir"
-                .to_owned(),
+            reason: format!("{what}, or give another --run-dir"),
         });
     }
     // What lies there is another run's.

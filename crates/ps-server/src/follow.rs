@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use checkpoint::{FileEntry, Store as Checkpoints};
+use checkpoint::Store as Checkpoints;
 use daemon::Offload;
 use daemon::http::Readiness;
 use daemon::membership::{Coordinator, Membership, MembershipError, Registration};
@@ -20,13 +20,11 @@ use tokio_util::sync::CancellationToken;
 use crate::block::NotStaged;
 use crate::embedded::Opener;
 use crate::load::{LoadError, load, versions};
+use crate::reports::{fetch_map, report, reports, send, tell_of_silence, wire_file};
 use crate::run::PsError;
 use crate::save::{EndOnDrop, Saving};
 use crate::shard::Shard;
 use crate::store::Store;
-
-/// How often counters are handed in.
-const REPORT_EVERY: Duration = Duration::from_secs(1);
 
 /// How long to wait before values that could not be loaded are tried again.
 const LOAD_AGAIN: Duration = Duration::from_secs(2);
@@ -54,6 +52,8 @@ struct Post<'a> {
     store: Option<Arc<Store>>,
     /// The checkpoint that is being written.
     writing: Option<AbortHandle>,
+    /// What the coordinator says by now.
+    views: watch::Receiver<View>,
     /// Values could not be loaded: the view that asks for them, and when to try again.
     again: Option<(View, tokio::time::Instant)>,
 }
@@ -109,13 +109,15 @@ impl Follower {
         };
         let over = stop.child_token();
         let _over = over.clone().drop_guard();
-        let mut views = membership.views(over);
-        let mut reports = tokio::time::interval(REPORT_EVERY);
+        let mut views = membership.views(over.clone());
+        // Beside all else: a commit may wait for a checkpoint, of which they show that it gets on.
+        tokio::spawn(over.run_until_cancelled_owned(reports(Arc::clone(&self.shard), membership)));
         let mut post = Post {
             membership,
             looked_up: Epoch(0),
             store: None,
             writing: None,
+            views: views.clone(),
             again: None,
         };
         loop {
@@ -133,11 +135,11 @@ impl Follower {
                     self.catch_up(&mut post, checkpoints.as_ref(), view).await?;
                     match phase {
                         JobPhase::Done => {
-                            self.report(membership, true).await;
+                            report(&self.shard, &membership.coordinator, &membership.sender(), true).await;
                             return Ok(());
                         }
                         JobPhase::Failed => {
-                            self.report(membership, true).await;
+                            report(&self.shard, &membership.coordinator, &membership.sender(), true).await;
                             return Err(MembershipError::JobFailed(error).into());
                         }
                         _ => {}
@@ -148,9 +150,8 @@ impl Follower {
                         self.catch_up(&mut post, checkpoints.as_ref(), view).await?;
                     }
                 }
-                _ = reports.tick() => self.report(membership, false).await,
                 lost = membership.lost() => {
-                    self.report(membership, true).await;
+                    report(&self.shard, &membership.coordinator, &membership.sender(), true).await;
                     return Err(lost.into());
                 }
             }
@@ -167,6 +168,9 @@ impl Follower {
             match store.read_probe().await {
                 Err(error) if error.is_retryable() => {
                     tracing::warn!("cannot see the checkpoints at present: {error}");
+                    if let Err(untold) = tell_of_silence(membership, &error).await {
+                        tracing::debug!(%untold, "could not report");
+                    }
                     tokio::time::sleep(LOAD_AGAIN).await;
                 }
                 found => break found?,
@@ -244,12 +248,7 @@ impl Follower {
         let (Some(store), Some(checkpoints)) = (&post.store, checkpoints) else {
             return;
         };
-        let writing = self.write(
-            saving,
-            Arc::clone(store),
-            checkpoints.clone(),
-            post.membership,
-        );
+        let writing = self.write(saving, Arc::clone(store), checkpoints.clone(), post);
         if let Some(before) = post.writing.replace(tokio::spawn(writing).abort_handle()) {
             before.abort();
         }
@@ -335,22 +334,30 @@ impl Follower {
         loaded
     }
 
-    /// Writes this shard's part of a checkpoint, and says so.
+    /// Writes this shard's part of a checkpoint, and says so; stops where it is not wanted any more.
     fn write(
         &self,
         saving: Arc<Saving>,
         store: Arc<Store>,
         to: Checkpoints,
-        membership: &Membership,
+        post: &Post<'_>,
     ) -> impl Future<Output = ()> + Send + 'static {
         let (shard, offload) = (Arc::clone(&self.shard), self.offload);
-        let coordinator = membership.coordinator.clone();
-        let sender = membership.sender();
+        let coordinator = post.membership.coordinator.clone();
+        let sender = post.membership.sender();
+        let mut views = post.views.clone();
         async move {
             let _end = EndOnDrop(Arc::clone(&saving));
             let began = Instant::now();
             let (slots, counters) = (shard.slots(), &shard.counters);
-            let written = saving.write(&store, &to, slots, offload, counters).await;
+            let written = tokio::select! {
+                biased;
+                _ = views.wait_for(|view| view.checkpoint != Some(saving.order)) => {
+                    tracing::warn!(number = saving.order.number, "a checkpoint was given up");
+                    return;
+                }
+                written = saving.write(&store, &to, slots, offload, counters) => written,
+            };
             let number = saving.order.number;
             match &written {
                 Ok(files) => {
@@ -396,42 +403,11 @@ impl Follower {
             }
         }
     }
-
-    async fn report(&self, membership: &Membership, last: bool) {
-        let Some(number) = self.shard.followed().shard() else {
-            return;
-        };
-        let report = Report::Shard(self.shard.counters.report(number, last));
-        // The next report says it again; a coordinator that is gone is found out by the lease.
-        let sent = tokio::time::timeout(REPORT_EVERY, send(membership, report)).await;
-        if let Ok(Err(error)) = sent {
-            tracing::debug!(%error, "could not report");
-        }
-    }
 }
 
 enum Taken {
     Store(Option<Arc<Store>>),
     Failed,
-}
-
-async fn fetch_map(membership: &Membership) -> Result<ShardMap, PsError> {
-    let call = membership
-        .coordinator
-        .call(|mut c| async move { c.get_shard_map(wire::ShardMapRequest {}).await });
-    Ok(ShardMap::try_from(call.await?)?)
-}
-
-async fn send(membership: &Membership, report: Report) -> Result<(), MembershipError> {
-    let request = wire::ReportRequest {
-        origin: Some(membership.origin().into()),
-        report: Some(report),
-    };
-    let call = membership.coordinator.call(|mut c| {
-        let request = request.clone();
-        async move { c.report(request).await }
-    });
-    call.await.map(|_| ())
 }
 
 async fn next_view(views: &mut watch::Receiver<View>) -> View {
@@ -440,18 +416,4 @@ async fn next_view(views: &mut watch::Receiver<View>) -> View {
         std::future::pending::<()>().await;
     }
     views.borrow_and_update().clone()
-}
-
-fn wire_file(file: FileEntry) -> wire::CheckpointFile {
-    let range = |range: &checkpoint::BlockRange| wire::BlockRange {
-        variable: range.variable,
-        first: range.first,
-        last: range.last,
-    };
-    wire::CheckpointFile {
-        blocks: file.blocks.iter().map(range).collect(),
-        name: file.name,
-        bytes: file.bytes,
-        sha256: file.sha256,
-    }
 }

@@ -22,6 +22,7 @@ mod gate;
 mod listener;
 mod load;
 pub mod optimizer;
+mod reports;
 mod run;
 mod save;
 pub mod schedule;

@@ -2,9 +2,10 @@
 //! copied by the update that meets a block being written (see `Block`).
 //!
 //! In sync mode a checkpoint is one step on all shards: a commit that overtakes the writing sets the
-//! blocks aside that were not reached yet, some at a time, and waits where the store is slower.
+//! blocks aside that were not reached yet, some at a time, and waits where the store is slower. What lies
+//! aside is written first, so that each file makes room for the commit that waits.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -36,7 +37,7 @@ pub(crate) struct Saving {
 #[derive(Default)]
 struct State {
     reached: HashSet<BlockId>,
-    aside: HashMap<BlockId, SavedBlock>,
+    aside: BTreeMap<BlockId, SavedBlock>,
     aside_bytes: usize,
     /// Nothing is to be set aside any more.
     over: bool,
@@ -67,9 +68,11 @@ impl Saving {
         commit.is_some_and(|commit| self.is_to_have(commit))
     }
 
-    /// Waits until a block may be set aside; to be called without a block's lock.
-    pub(crate) fn wait_for_room(&self) {
-        let full = |state: &mut State| state.aside_bytes >= self.most_aside && !state.over;
+    /// Waits until a block may be set aside, if it is to be; to be called without a block's lock.
+    pub(crate) fn wait_for_room(&self, id: BlockId) {
+        let full = |state: &mut State| {
+            state.aside_bytes >= self.most_aside && !state.over && !state.reached.contains(&id)
+        };
         let mut state = self.state.lock();
         if full(&mut state) {
             tracing::info!(
@@ -93,6 +96,12 @@ impl Saving {
             state.aside_bytes += size(&saved);
             state.aside.insert(id, saved);
         }
+    }
+
+    /// The next block to write, of those that remain in order.
+    fn next(&self, remaining: &mut impl Iterator<Item = BlockId>) -> Option<BlockId> {
+        let aside = self.state.lock().aside.keys().next().copied();
+        aside.or_else(|| remaining.next())
     }
 
     /// The block as the checkpoint is to have it.
@@ -139,13 +148,16 @@ impl Saving {
             Err(error) => return Err(error),
         }
         let mut files = Vec::new();
-        let mut ids = store.map.blocks_of(store.shard).peekable();
-        while ids.peek().is_some() {
+        let mut ids = store.map.blocks_of(store.shard);
+        let mut written = HashSet::new();
+        loop {
             let (mut blocks, mut bytes) = (Vec::new(), 0);
             while bytes < FILE_BYTES
-                && let Some(id) = ids.next()
+                && let Some(id) = self.next(&mut ids)
             {
-                if let Some(block) = store.blocks.by_id.get(&id) {
+                if let Some(block) = store.blocks.by_id.get(&id)
+                    && written.insert(id)
+                {
                     let saved = self.reach(id, &block.lock());
                     if saved.weights.is_empty() {
                         let id = store.map.describe(id);
@@ -154,6 +166,9 @@ impl Saving {
                     bytes += size(&saved);
                     blocks.push(saved);
                 }
+            }
+            if blocks.is_empty() {
+                return Ok(files);
             }
             let name = format!("shard-{}-part-{:04}.safetensors", store.shard, files.len());
             let (file, content) = offload
@@ -174,7 +189,6 @@ impl Saving {
             }
             files.push(file);
         }
-        Ok(files)
     }
 }
 
@@ -251,7 +265,7 @@ mod tests {
     fn commit(store: &Store, saving: &Saving, step: u64) -> usize {
         let mut most = 0;
         for entry in &store.blocks.by_id {
-            saving.wait_for_room();
+            saving.wait_for_room(*entry.key());
             let mut block = entry.lock();
             saving.set_aside(*entry.key(), &block);
             most = most.max(saving.state.lock().aside_bytes);

@@ -346,7 +346,7 @@ impl Shard {
         let mut mean = Vec::new();
         for entry in &store.blocks.by_id {
             if let Some(saving) = &saving {
-                saving.wait_for_room();
+                saving.wait_for_room(*entry.key());
             }
             let began = Instant::now();
             let rate = |version| self.learning_rate(store, version);

@@ -99,8 +99,10 @@ pub(crate) struct Checkpoints {
     pub(super) loading: BTreeMap<usize, String>,
     /// Nothing is trained any more: the job ends with the next one.
     pub(crate) ending: bool,
-    /// Since when that one cannot be written, and why.
-    last_fails: Option<(Instant, String)>,
+    /// Why none could be written since the newest; empty if none was tried in vain.
+    failed: String,
+    /// When the first was begun of those that the job was to end with, and that failed.
+    last_fails: Option<Instant>,
     /// Why the job has ended without it; empty if it has not.
     pub(crate) unsaved: String,
     pub(super) errand: Option<Errand>,
@@ -109,26 +111,40 @@ pub(crate) struct Checkpoints {
 impl Checkpoints {
     /// Who is still at the last one.
     pub(super) fn last_of(&self) -> String {
-        let missing = self.at_work.as_ref().map(|at_work| &at_work.missing);
-        match (missing.and_then(BTreeSet::first), &self.last_fails) {
-            (Some(shard), _) => format!("shard {shard} is writing its part of the last checkpoint"),
-            (None, Some((_, why))) if self.at_work.is_none() => {
-                format!("the last checkpoint could not be written ({why}); it is tried again")
+        let at_work = self.at_work.as_ref().filter(|at_work| at_work.last);
+        match at_work.and_then(|at_work| at_work.missing.first()) {
+            Some(shard) => format!("shard {shard} is writing its part of the last checkpoint"),
+            None => self.awaits("last"),
+        }
+    }
+
+    /// What is said while the first or last is waited for.
+    pub(super) fn awaits(&self, which: &str) -> String {
+        match self.failed.as_str() {
+            "" => format!("the {which} checkpoint is being written"),
+            why => {
+                format!("the {which} checkpoint could not be written ({why}); it is tried again")
             }
-            (None, _) => "the last checkpoint is being written".to_owned(),
         }
     }
 
     /// Who has values to load, and why that takes long.
     pub(super) fn loads(&self) -> Option<String> {
-        let (shard, why) = self.loading.first_key_value()?;
-        let why = match why.as_str() {
-            "" => String::new(),
-            why => format!(" ({why})"),
-        };
+        let mut in_vain = self.loading.iter().filter(|(_, why)| !why.is_empty());
+        if let Some((shard, why)) = in_vain.next() {
+            return Some(format!(
+                "shard {shard} cannot load its values from a checkpoint yet ({why})"
+            ));
+        }
+        let shard = self.loading.keys().next()?;
         Some(format!(
-            "shard {shard} is loading its values from a checkpoint{why}"
+            "shard {shard} is loading its values from a checkpoint"
         ))
+    }
+
+    /// Whether one is being written, which steps of sync mode may have to wait for.
+    pub(super) fn at_work(&self) -> bool {
+        self.at_work.is_some()
     }
 
     /// What comes after the last one starts anew: the training has gone back.
@@ -331,6 +347,7 @@ impl Cluster {
         });
         self.checkpoints.newest_begun = Some(at_work.begun);
         self.checkpoints.first_written = true;
+        self.checkpoints.failed.clear();
         self.must_keep();
         if at_work.last {
             self.end_well(now);
@@ -349,13 +366,13 @@ impl Cluster {
         self.mishaps.failed_checkpoints += 1;
         (self.checkpoints.errand, self.checkpoints.order) = (None, None);
         self.checkpoints.try_again = Some(now + TRY_AGAIN);
+        self.checkpoints.begun = None;
+        why.clone_into(&mut self.checkpoints.failed);
         if !at_work.last {
             return;
         }
-        let since = self.checkpoints.last_fails.take();
-        let since = since.map_or(now, |(since, _)| since);
-        self.checkpoints.last_fails = Some((since, why.to_owned()));
-        if now.duration_since(since) >= self.stall() {
+        let since = self.checkpoints.last_fails.get_or_insert(at_work.begun);
+        if now.duration_since(*since) >= self.stall() {
             // What was trained is in the model's file, where the worker that wrote it keeps that.
             tracing::error!("the job ends without its last checkpoint: {why}");
             self.checkpoints.unsaved = why.to_owned();

@@ -192,6 +192,9 @@ impl Cluster {
                 member.seen += gap;
                 member.progress.moved += gap;
             }
+            for until in self.awaited.values_mut() {
+                *until += gap;
+            }
             self.checkpoints.was_stopped(gap);
         }
         self.awaited.retain(|_, until| now < *until);
@@ -220,7 +223,9 @@ impl Cluster {
             self.save_if_due(now);
         }
         let loading = !self.checkpoints.loading.is_empty();
-        if self.orphans().next().is_some() || loading || self.checkpoints.ending {
+        // One that does not get on is given up.
+        let saving = self.sync() && self.checkpoints.at_work();
+        if self.orphans().next().is_some() || loading || saving || self.checkpoints.ending {
             // Nobody can finish a step.
             for member in self.members.values_mut() {
                 member.progress.moved = now;

@@ -158,9 +158,12 @@ impl Cluster {
         let Some(kept) = self.checkpoints.newest.clone() else {
             return;
         };
-        let error = report.error.clone();
-        let known = self.checkpoints.loading.insert(shard, error);
-        if known.as_ref() != Some(&report.error) {
+        // One that has loaded them has said this before, and it comes late.
+        let Some(known) = self.checkpoints.loading.get_mut(&shard) else {
+            return;
+        };
+        if *known != report.error {
+            known.clone_from(&report.error);
             tracing::error!(shard, checkpoint = kept.number, "{}", report.error);
         }
         let begun = self.checkpoints.first_written;
@@ -220,7 +223,8 @@ impl Cluster {
             return self.go_back(now, &kept);
         }
         // Those that have loaded it go on from where they are.
-        for shard in self.checkpoints.loading.keys() {
+        for (shard, why) in &mut self.checkpoints.loading {
+            why.clear();
             if let Some(source) = map.sources.get_mut(*shard) {
                 *source = self::source(epoch, &kept);
             }

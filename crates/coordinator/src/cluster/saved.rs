@@ -54,6 +54,8 @@ pub(crate) struct Saved {
     awaited: Vec<TaskId>,
     #[serde(default)]
     loading: Vec<usize>,
+    #[serde(default)]
+    unsaved: String,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -180,6 +182,7 @@ impl Cluster {
             start: self.start.clone(),
             awaited: self.awaited.keys().copied().collect(),
             loading: self.checkpoints.loading.keys().copied().collect(),
+            unsaved: self.checkpoints.unsaved.clone(),
         }
     }
 
@@ -223,6 +226,7 @@ impl Cluster {
         checkpoints.newest = saved.newest;
         checkpoints.first_written = saved.first_written;
         checkpoints.ending = saved.ending;
+        checkpoints.unsaved = saved.unsaved;
         let loading = saved.loading.into_iter();
         checkpoints.loading = loading.map(|shard| (shard, String::new())).collect();
         let servers = cluster.live(Role::Ps).next().is_some();

@@ -236,6 +236,9 @@ impl Cluster {
 
     /// What keeps training from beginning, or from going on; empty if nothing does.
     pub(crate) fn missing(&self) -> String {
+        if self.ended() {
+            return String::new();
+        }
         if let Some(shard) = self.orphans().next() {
             let map = self.variables.as_ref().and_then(|v| v.map.as_ref());
             let gone = map.and_then(|map| self.members.get(&map.servers[shard].id));
@@ -243,9 +246,6 @@ impl Cluster {
                 format!(": {} is gone ({})", m.task, m.gone)
             });
             return format!("shard {shard} has no server{gone}; start it again");
-        }
-        if self.ended() {
-            return String::new();
         }
         if let Some(loads) = self.checkpoints.loads() {
             return loads;
@@ -279,7 +279,7 @@ impl Cluster {
             },
             Some(_) if ready < wanted => format!("{ready} of {wanted} workers are ready"),
             Some(_) if self.checkpoints.place.is_some() && !self.checkpoints.first_written => {
-                "the first checkpoint is being written".to_owned()
+                self.checkpoints.awaits("first")
             }
             Some(_) => String::new(),
         }

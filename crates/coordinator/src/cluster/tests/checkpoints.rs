@@ -13,6 +13,13 @@ fn place() -> Place {
 impl Scene {
     /// With so many servers and a worker at work, and with checkpoints; the first one is written.
     fn with_checkpoints(servers: u32) -> (Self, Vec<Task>, Task) {
+        let (mut scene, servers, worker) = Self::before_the_first(servers);
+        scene.save(&servers, "");
+        (scene, servers, worker)
+    }
+
+    /// The same before that is written.
+    fn before_the_first(servers: u32) -> (Self, Vec<Task>, Task) {
         let mut scene = Self::new(Mode::Async, Some(servers), 1);
         scene.cluster = scene.cluster.with_checkpoints(place(), 0);
         let servers: Vec<Task> = (0..servers)
@@ -22,7 +29,6 @@ impl Scene {
         assert_eq!(scene.variables(worker), Initialization::Yours);
         scene.cluster.finish_initialization(worker).unwrap();
         scene.cluster.tick(scene.now);
-        scene.save(&servers, "");
         (scene, servers, worker)
     }
 
@@ -148,10 +154,14 @@ fn a_store_that_gives_nothing_is_waited_for_and_named() {
         assert!(scene.cluster.take_errand().is_none());
         let missing = scene.cluster.missing();
         assert!(
-            missing.contains("loading") && missing.contains(why),
+            missing.contains("shard 0 cannot load") && missing.contains(why),
             "{missing}"
         );
     }
+    scene.restored(again, 0, "");
+    scene.failed(again, 0, "late", Unavailable);
+    assert!(!scene.cluster.missing().contains("shard 0"));
+    let again = scene.join(Role::Ps, "ps0");
     // A job that is to begin with a checkpoint, and may not read it.
     scene.cluster.checkpoints.first_written = false;
     scene.failed(again, 0, "no answer", Unavailable);
@@ -161,6 +171,27 @@ fn a_store_that_gives_nothing_is_waited_for_and_named() {
     assert_eq!(scene.cluster.missing(), "");
     let summary = scene.cluster.summary(scene.now);
     assert!(summary.error.contains("AccessDenied"), "{}", summary.error);
+}
+
+#[test]
+fn one_that_failed_is_tried_again_soon() {
+    let (mut scene, servers, worker) = Scene::before_the_first(1);
+    scene.work(worker);
+    scene.save(&servers, "no room");
+    let missing = scene.cluster.missing();
+    assert!(
+        missing.contains("first checkpoint could not be written (shard 0: no room)"),
+        "{missing}"
+    );
+    scene.pass(6, &[servers[0], worker]);
+    scene.save(&servers, "");
+    assert_eq!(scene.cluster.missing(), "");
+    scene.finish(worker);
+    scene.pass(31, &[servers[0], worker]);
+    scene.save(&servers, "no room");
+    scene.pass(6, &[servers[0], worker]);
+    scene.save(&servers, "");
+    assert_eq!(scene.cluster.mishaps().failed_checkpoints, 2);
 }
 
 #[test]

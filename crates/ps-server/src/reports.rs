@@ -1,0 +1,112 @@
+//! What a server tells the coordinator of its shard, and asks about it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use checkpoint::{CheckpointError, FileEntry};
+use daemon::membership::{Coordinator, Membership, MembershipError, Sender};
+use shared_proto::blocks::ShardMap;
+use shared_proto::ids::Origin;
+use shared_proto::wire;
+use shared_proto::wire::report_request::Report;
+
+use crate::run::PsError;
+use crate::shard::Shard;
+
+/// How often counters are handed in.
+const REPORT_EVERY: Duration = Duration::from_secs(1);
+
+/// Hands counters in, again and again.
+pub(crate) fn reports(
+    shard: Arc<Shard>,
+    membership: &Membership,
+) -> impl Future<Output = ()> + Send + 'static {
+    let (coordinator, sender) = (membership.coordinator.clone(), membership.sender());
+    async move {
+        let mut ticks = tokio::time::interval(REPORT_EVERY);
+        loop {
+            ticks.tick().await;
+            report(&shard, &coordinator, &sender, false).await;
+        }
+    }
+}
+
+pub(crate) async fn fetch_map(membership: &Membership) -> Result<ShardMap, PsError> {
+    let call = membership
+        .coordinator
+        .call(|mut c| async move { c.get_shard_map(wire::ShardMapRequest {}).await });
+    Ok(ShardMap::try_from(call.await?)?)
+}
+
+/// Tells the coordinator why the shard that this server is to load is not loaded yet.
+pub(crate) async fn tell_of_silence(
+    membership: &Membership,
+    error: &CheckpointError,
+) -> Result<(), PsError> {
+    let map = fetch_map(membership).await?;
+    let own = map
+        .servers
+        .iter()
+        .position(|server| *server == membership.task);
+    let Some((shard, source)) = own.and_then(|own| Some((own, map.sources.get(own)?))) else {
+        return Ok(());
+    };
+    if source.checkpoint.is_some() {
+        let mut report = wire::RestoreReport {
+            shard: shard as u32,
+            epoch: source.epoch.0,
+            error: error.to_string(),
+            ..wire::RestoreReport::default()
+        };
+        report.set_failure(wire::RestoreFailure::Unavailable);
+        send(membership, Report::Restore(report)).await?;
+    }
+    Ok(())
+}
+
+/// Hands counters in; for the last time, if so.
+pub(crate) async fn report(shard: &Shard, coordinator: &Coordinator, sender: &Sender, last: bool) {
+    let Some(number) = shard.followed().shard() else {
+        return;
+    };
+    let report = Report::Shard(shard.counters.report(number, last));
+    // The next report says it again; a coordinator that is gone is found out by the lease.
+    let sent = send_as(coordinator, sender.here(), report);
+    if let Ok(Err(error)) = tokio::time::timeout(REPORT_EVERY, sent).await {
+        tracing::debug!(%error, "could not report");
+    }
+}
+
+pub(crate) async fn send(membership: &Membership, report: Report) -> Result<(), MembershipError> {
+    send_as(&membership.coordinator, membership.origin(), report).await
+}
+
+async fn send_as(
+    coordinator: &Coordinator,
+    origin: Origin,
+    report: Report,
+) -> Result<(), MembershipError> {
+    let request = wire::ReportRequest {
+        origin: Some(origin.into()),
+        report: Some(report),
+    };
+    let call = coordinator.call(|mut c| {
+        let request = request.clone();
+        async move { c.report(request).await }
+    });
+    call.await.map(|_| ())
+}
+
+pub(crate) fn wire_file(file: FileEntry) -> wire::CheckpointFile {
+    let range = |range: &checkpoint::BlockRange| wire::BlockRange {
+        variable: range.variable,
+        first: range.first,
+        last: range.last,
+    };
+    wire::CheckpointFile {
+        blocks: file.blocks.iter().map(range).collect(),
+        name: file.name,
+        bytes: file.bytes,
+        sha256: file.sha256,
+    }
+}
