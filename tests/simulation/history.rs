@@ -10,7 +10,8 @@ use worker::replica::Positions;
 
 use crate::model::{EPOCHS, PUSHES, SAMPLES, VARIABLES};
 
-/// How close to the last evaluation a restore may be told of for it to be open which came first.
+/// How long before the last evaluation began to pull a restore may be told of for it to be open which
+/// came first.
 const CLOSE: u64 = 2_000;
 
 /// Something that has happened.
@@ -25,8 +26,13 @@ pub(crate) enum Event {
     },
     /// What the coordinator has recorded.
     Recorded(Value),
-    /// The weights that were evaluated.
-    Evaluated(Vec<Vec<f32>>),
+    /// A worker pulls all weights, to evaluate them.
+    Pulls(String),
+    /// The weights that it has evaluated.
+    Evaluated {
+        name: String,
+        weights: Vec<Vec<f32>>,
+    },
     /// What was done to the run.
     Fault(#[allow(dead_code, reason = "for people, and for the hash")] String),
     /// A process has ended by itself.
@@ -140,7 +146,7 @@ impl History {
         let inner = self.0.lock().unwrap();
         let from = inner.events.len().saturating_sub(count);
         let line = |(at, event): &(u64, Event)| match event {
-            Event::Evaluated(_) => format!("{at} ms: evaluated\n"),
+            Event::Evaluated { name, .. } => format!("{at} ms: {name} has evaluated\n"),
             event => format!("{at} ms: {event:?}\n"),
         };
         inner.events[from..].iter().map(line).collect()
@@ -171,16 +177,26 @@ impl History {
             .iter()
             .enumerate()
             .rev()
-            .find_map(|(index, (at, event))| match event {
-                Event::Evaluated(weights) => Some((index, *at, weights)),
+            .find_map(|(index, (_, event))| match event {
+                Event::Evaluated { name, weights } => Some((index, name, weights)),
                 _ => None,
             });
-        let Some((index, at, weights)) = evaluated else {
+        let Some((index, name, weights)) = evaluated else {
             wrong.push("nothing was evaluated".to_owned());
             return wrong;
         };
+        // One shard's weights may have come long before another's.
+        let mut before = inner.events[..index].iter().rev();
+        let began = before.find_map(|(at, event)| match event {
+            Event::Pulls(by) if by == name => Some(*at),
+            _ => None,
+        });
+        let Some(began) = began else {
+            wrong.push(format!("{name} has evaluated what it did not pull"));
+            return wrong;
+        };
         let applied = |variable: usize, push: usize| f64::from(-weights[variable][push]);
-        let facts = Facts::of(&inner.events[..index], at);
+        let facts = Facts::of(&inner.events[..index], began);
         if sync {
             facts.check_sync(inner.pushes, applied, &mut wrong);
         } else {
@@ -196,12 +212,12 @@ struct Facts {
     positions: BTreeMap<usize, Positions>,
     /// Epoch and version of each block.
     acknowledged: BTreeMap<usize, Vec<(usize, u64, u64)>>,
-    /// Variable, epoch, version that it went back to, and whether this was close to the end.
+    /// Variable, epoch, version that it went back to, and whether this was close to the evaluation.
     loads: Vec<(usize, u64, u64, bool)>,
 }
 
 impl Facts {
-    fn of(events: &[(u64, Event)], end: u64) -> Self {
+    fn of(events: &[(u64, Event)], evaluation: u64) -> Self {
         let mut facts = Self::default();
         for (at, event) in events {
             match event {
@@ -215,7 +231,7 @@ impl Facts {
                     let epoch = record["epoch"].as_u64().unwrap();
                     for range in record["versions"].as_array().unwrap() {
                         let number = |i: usize| range[i].as_u64().unwrap();
-                        let close = at + CLOSE >= end;
+                        let close = at + CLOSE >= evaluation;
                         facts
                             .loads
                             .push((number(0) as usize, epoch, number(3), close));

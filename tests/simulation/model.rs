@@ -94,8 +94,10 @@ impl Replica for Counting {
     }
 
     async fn evaluate(&self) -> Result<Metrics, ReplicaError> {
-        self.history
-            .add(Event::Evaluated(self.weights.borrow().clone()));
+        self.history.add(Event::Evaluated {
+            name: self.name.clone(),
+            weights: self.weights.borrow().clone(),
+        });
         Ok([("loss".to_owned(), 0.0)].into())
     }
 
@@ -151,6 +153,7 @@ impl Strategy for Observed {
         clock: Clock,
         take: impl AsyncFnMut(Vec<PulledBlock>),
     ) -> Result<Pulled, ClientError> {
+        self.history.add(Event::Pulls(self.name.clone()));
         self.inner.pull_fresh(clock, take).await
     }
 
