@@ -4,9 +4,9 @@
 use std::path::Path;
 
 use checkpoint::Store;
-use shared_proto::job::{Job, run_dir};
+use shared_proto::job::{Job, Mode, run_dir};
 
-use crate::cluster::{Cluster, Place, Saved, difference};
+use crate::cluster::{Cluster, Place, Saved};
 use crate::keeper::progress;
 use crate::run::CoordinatorError;
 use crate::state::State;
@@ -159,4 +159,44 @@ async fn start(
     let mut cluster = Cluster::new(job);
     cluster.start_from(store.location().to_owned(), &manifest, progress);
     Ok(cluster)
+}
+
+/// What differs between the job and the one that a checkpoint was written by, where it must not.
+fn difference(ours: &Job, theirs: &Job) -> Option<String> {
+    let sync = |job: &Job| job.strategy.mode == Mode::Sync;
+    let fields = [
+        ("name", ours.name.clone(), theirs.name.clone()),
+        ("seed", ours.seed.to_string(), theirs.seed.to_string()),
+        (
+            "data.kind",
+            format!("{:?}", ours.data.kind),
+            format!("{:?}", theirs.data.kind),
+        ),
+        (
+            "model.name",
+            ours.model.name.clone(),
+            theirs.model.name.clone(),
+        ),
+        (
+            "optimizer.name",
+            ours.optimizer.name().to_owned(),
+            theirs.optimizer.name().to_owned(),
+        ),
+        (
+            "batch_size",
+            ours.batch_size.to_string(),
+            theirs.batch_size.to_string(),
+        ),
+        (
+            "strategy.mode = \"sync\"",
+            sync(ours).to_string(),
+            sync(theirs).to_string(),
+        ),
+    ];
+    fields
+        .into_iter()
+        .find(|(_, ours, theirs)| ours != theirs)
+        .map(|(field, ours, theirs)| {
+            format!("it is of another job: {field} is {theirs} there, and {ours} here")
+        })
 }

@@ -7,7 +7,6 @@ use checkpoint::{BlockRange, FORMAT, FileEntry, Manifest, SavedVariable};
 use serde::{Deserialize, Serialize};
 use shared_proto::blocks::Source;
 use shared_proto::ids::{Clock, Epoch, Generation, Task};
-use shared_proto::job::Mode;
 use shared_proto::view::{CheckpointOrder, JobPhase};
 use shared_proto::wire;
 
@@ -467,47 +466,4 @@ fn file_entry(file: wire::CheckpointFile) -> FileEntry {
         sha256: file.sha256,
         blocks: file.blocks.into_iter().map(range).collect(),
     }
-}
-
-/// What differs between the job and the one that a checkpoint was written by, where it must not.
-pub(crate) fn difference(
-    ours: &shared_proto::job::Job,
-    theirs: &shared_proto::job::Job,
-) -> Option<String> {
-    let sync = |job: &shared_proto::job::Job| job.strategy.mode == Mode::Sync;
-    let fields = [
-        ("name", ours.name.clone(), theirs.name.clone()),
-        ("seed", ours.seed.to_string(), theirs.seed.to_string()),
-        (
-            "data.kind",
-            format!("{:?}", ours.data.kind),
-            format!("{:?}", theirs.data.kind),
-        ),
-        (
-            "model.name",
-            ours.model.name.clone(),
-            theirs.model.name.clone(),
-        ),
-        (
-            "optimizer.name",
-            ours.optimizer.name().to_owned(),
-            theirs.optimizer.name().to_owned(),
-        ),
-        (
-            "batch_size",
-            ours.batch_size.to_string(),
-            theirs.batch_size.to_string(),
-        ),
-        (
-            "strategy.mode = \"sync\"",
-            sync(ours).to_string(),
-            sync(theirs).to_string(),
-        ),
-    ];
-    fields
-        .into_iter()
-        .find(|(_, ours, theirs)| ours != theirs)
-        .map(|(field, ours, theirs)| {
-            format!("it is of another job: {field} is {theirs} there, and {ours} here")
-        })
 }

@@ -41,7 +41,7 @@ use status::Mishaps;
 use training::{Step, Tally};
 use variables::Variables;
 
-pub(crate) use checkpoints::{Errand, Kept, Place, Progress, difference};
+pub(crate) use checkpoints::{Errand, Kept, Place, Progress};
 pub(crate) use saved::Saved;
 pub(crate) use training::Work;
 pub(crate) use variables::Initialization;
