@@ -9,6 +9,7 @@ mod floors;
 mod modes;
 mod network;
 mod protocol;
+mod replaced;
 mod security;
 
 use std::path::PathBuf;

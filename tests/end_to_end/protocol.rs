@@ -95,6 +95,35 @@ async fn a_push_sent_twice_is_applied_once() {
     );
 }
 
+/// A push is refused for a reason that may pass, later ones are applied, and it is sent again under its old
+/// number: to acknowledge it would be to promise what was never done.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_push_that_was_not_applied_is_never_acknowledged() {
+    let mut scene = Scene::new().await;
+    let mut refused = scene.peer.push(0, &[(W, vec![1.0; 4])]);
+    let good = refused.origin.clone().unwrap();
+    refused.origin.as_mut().unwrap().epoch += 1;
+    assert_eq!(scene.refused(refused.clone()).await.0, Reason::StaleEpoch);
+    let mut last = 0;
+    for _ in 0..2 {
+        let push = scene.peer.push(0, &[(W, vec![1.0; 4])]);
+        last = push.origin.as_ref().unwrap().sequence;
+        let answer = scene.session.ask(Kind::Push(push)).await;
+        assert!(matches!(answer, Answer::Acknowledged(_)), "{answer:?}");
+    }
+    refused.origin = Some(good);
+    assert_eq!(scene.refused(refused.clone()).await.0, Reason::OutOfOrder);
+    // Nor one without a number, or with a number that has come round.
+    for sequence in [0, 1] {
+        refused.origin.as_mut().unwrap().sequence = sequence;
+        let (reason, _) = scene.refused(refused.clone()).await;
+        let expected = [Reason::OutOfOrder, Reason::Malformed];
+        assert!(expected.contains(&reason), "{sequence}: {reason:?}");
+    }
+    let weights = scene.weights().await;
+    assert_eq!(weights, (vec![-2.0; 4], 2), "after push {last}");
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn what_has_not_changed_is_not_sent_again() {
     let mut scene = Scene::new().await;

@@ -6,6 +6,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod checker;
 mod history;
 mod model;
 mod network;

@@ -6,9 +6,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use bytes::Bytes;
-use ps_client::{Acknowledgement, ClientError, Gradients, ParameterServers, Pulled, PulledBlock};
+use ps_client::{
+    Acknowledgement, ClientError, Gradients, ParameterServers, Pulled, PulledBlock, Settled,
+};
 use shared_proto::blocks::VariableSpec;
-use shared_proto::ids::Clock;
+use shared_proto::ids::{Clock, ViewNumber};
 use shared_proto::payload;
 use worker::model::Metrics;
 use worker::replica::{Computed, Description, Positions, Replica, ReplicaError};
@@ -115,8 +117,6 @@ pub(crate) struct Observed {
     pub(crate) inner: ParameterServer,
     pub(crate) name: String,
     pub(crate) history: History,
-    /// The staleness bound.
-    pub(crate) bound: Option<u64>,
 }
 
 impl Observed {
@@ -125,7 +125,6 @@ impl Observed {
             inner: ParameterServer::new(servers),
             name: name.to_owned(),
             history: history.clone(),
-            bound: history.bound(),
         }
     }
 }
@@ -137,24 +136,18 @@ impl Strategy for Observed {
         take: impl AsyncFnMut(Vec<PulledBlock>),
     ) -> Result<Pulled, ClientError> {
         let pulled = self.inner.pull(clock, take).await?;
-        if let Some(bound) = self.bound {
-            let lead = clock.0.saturating_sub(pulled.min_clock.0);
-            if lead > bound {
-                let name = &self.name;
-                self.history
-                    .violation(format!("{name} leads by {lead}, the bound is {bound}"));
-            }
-        }
+        self.history.pulled_all(&self.name, clock.0);
         Ok(pulled)
     }
 
     async fn pull_fresh(
         &mut self,
         clock: Clock,
+        view: ViewNumber,
         take: impl AsyncFnMut(Vec<PulledBlock>),
     ) -> Result<Pulled, ClientError> {
         self.history.add(Event::Pulls(self.name.clone()));
-        self.inner.pull_fresh(clock, take).await
+        self.inner.pull_fresh(clock, view, take).await
     }
 
     async fn push(
@@ -163,7 +156,12 @@ impl Strategy for Observed {
         gradients: &Gradients,
     ) -> Result<Acknowledgement, ClientError> {
         let acknowledgement = self.inner.push(clock, gradients).await?;
-        self.history.acknowledged(&self.name, &acknowledgement);
+        self.history
+            .acknowledged(&self.name, clock.0, &acknowledgement.blocks);
         Ok(acknowledgement)
+    }
+
+    fn settled(&self) -> Settled {
+        self.inner.settled()
     }
 }

@@ -14,14 +14,17 @@ use rand_chacha::ChaCha8Rng;
 use redb::StorageBackend;
 use shared_proto::ids::Role;
 use shared_proto::job::{Job, Mode, Optimizer, Sgd};
+use shared_proto::payload;
 use turmoil::Sim;
 
+use crate::checker::check;
 use crate::history::{Event, History};
-use crate::model::{Counting, EPOCHS, Observed};
+use crate::model::{Counting, EPOCHS, Observed, PUSHES, VARIABLES};
 use crate::network::{PORT, Simulated, incoming};
 
-/// Hosts of each role.
-const PS: u32 = 2;
+/// Shards, hosts of servers (one of them is a spare, or comes with another's identity), and workers.
+const SHARDS: u32 = 2;
+const PS: u32 = 3;
 const WORKERS: u32 = 3;
 
 /// How long things are done to the cluster, and how long it may take from then on, simulated.
@@ -30,6 +33,9 @@ const PATIENCE: Duration = Duration::from_secs(180);
 
 /// When a worker dies for good, in some worlds.
 const DOOM: Duration = Duration::from_secs(4);
+
+/// When a second server starts under the identity of the first one, in some worlds.
+const MOVE: Duration = Duration::from_secs(6);
 
 /// How long processes go on without hearing from others.
 const MEMBER_PATIENCE: Duration = Duration::from_secs(60);
@@ -106,7 +112,7 @@ impl World {
         };
         job.strategy.mode = [Mode::Async, Mode::Bounded, Mode::Sync][(seed % 3) as usize];
         job.strategy.staleness = seed / 3 % 4;
-        job.cluster.ps = Some(PS);
+        job.cluster.ps = Some(SHARDS);
         job.cluster.workers = Some(WORKERS);
         job.cluster.lease_seconds = 2.0;
         // Longer than anything may take: it would mend what hangs.
@@ -117,11 +123,12 @@ impl World {
             Mode::Bounded => Some(job.strategy.staleness),
             Mode::Sync => Some(0),
         };
+        let sync = job.strategy.mode == Mode::Sync;
         Self {
             seed,
             planted,
             job,
-            history: History::with_bound(bound),
+            history: History::with_bound(bound, sync),
             state: Shared::default(),
             objects: Arc::default(),
         }
@@ -146,9 +153,31 @@ impl World {
             wrong.push(error);
         } else {
             let sync = self.job.strategy.mode == Mode::Sync;
-            wrong.extend(self.history.check(sync));
+            self.look_at_last_checkpoint();
+            wrong.extend(check(&self.history, sync));
         }
         (self.history, wrong)
+    }
+
+    /// Reads the newest checkpoint as anybody would who restores it.
+    fn look_at_last_checkpoint(&self) {
+        let store = Store::over(self.objects.clone(), "the store");
+        let read = async {
+            let manifest = store.newest().await.ok()??;
+            let mut weights = vec![vec![0.0; PUSHES]; VARIABLES];
+            for file in &manifest.files {
+                for block in store.read_file(&manifest, file).await.ok()? {
+                    let values = payload::elements(&block.weights).iter().map(|v| v.get());
+                    weights[block.id.variable as usize] = values.collect();
+                }
+            }
+            let number = manifest.number;
+            Some(Event::Checkpoint { number, weights })
+        };
+        let runtime = tokio::runtime::Builder::new_current_thread().build();
+        if let Some(event) = runtime.unwrap().block_on(read) {
+            self.history.add_at(u64::MAX, event);
+        }
     }
 
     fn hosts(&self, sim: &mut Sim<'_>) -> Vec<String> {
@@ -156,7 +185,15 @@ impl World {
         self.coordinator(sim);
         for index in 0..PS {
             let name = format!("ps-{index}");
-            self.ps(sim, &name);
+            // Somebody has started a second process with an identity that is in use.
+            let twice = index + 1 == PS && self.has_identity_twice();
+            let identity = if twice { "ps-0" } else { &name };
+            self.ps(
+                sim,
+                &name,
+                identity,
+                if twice { MOVE } else { Duration::ZERO },
+            );
             names.push(name);
         }
         for index in 0..WORKERS {
@@ -195,7 +232,12 @@ impl World {
         });
     }
 
-    fn ps(&self, sim: &mut Sim<'_>, name: &str) {
+    /// Whether two servers share an identity, instead of one being a spare.
+    fn has_identity_twice(&self) -> bool {
+        self.seed % 5 == 3
+    }
+
+    fn ps(&self, sim: &mut Sim<'_>, name: &str, identity: &str, after: Duration) {
         let (history, objects) = (self.history.clone(), Arc::clone(&self.objects));
         let fault = match self.planted {
             Some(Planted::NoDedup) => Some(ps_server::embedded::Fault::NoDedup),
@@ -204,13 +246,19 @@ impl World {
             }
             _ => None,
         };
-        let own = name.to_owned();
+        let own = (name.to_owned(), identity.to_owned());
         sim.host(name, move || {
-            let (history, objects, name) = (history.clone(), objects.clone(), own.clone());
+            let (history, objects, (name, identity)) =
+                (history.clone(), objects.clone(), own.clone());
             async move {
+                let elapsed = turmoil::sim_elapsed().unwrap_or_default();
+                tokio::time::sleep(after.saturating_sub(elapsed)).await;
                 let embedded = ps_server::embedded::Embedded {
                     coordinator: find_coordinator()?,
-                    registration: registration(Role::Ps, &name),
+                    registration: Registration {
+                        identity,
+                        ..registration(Role::Ps, &name)
+                    },
                     checkpoints: Arc::new(move |_| Ok(Store::over(objects.clone(), "the store"))),
                     fault,
                 };
@@ -312,10 +360,20 @@ impl World {
             .iter()
             .filter(|name| !down.contains(*name) && !ended.contains(*name))
             .collect();
-        let one = (*up.choose(rng)?).clone();
-        let other = (*up.choose(rng)?).clone();
+        let mut one = (*up.choose(rng)?).clone();
+        let mut other = (*up.choose(rng)?).clone();
+        let kind = rng_kind(self.seed, now);
+        if kind >= 10 {
+            // A server and the coordinator lose each other, while workers reach both.
+            let servers: Vec<&&String> = up.iter().filter(|name| name.starts_with("ps-")).collect();
+            one = servers.choose(rng)?.to_string();
+            other = "coordinator".to_owned();
+            if rng.random_bool(0.5) {
+                std::mem::swap(&mut one, &mut other);
+            }
+        }
         let mut until = |range| now + Duration::from_millis(rng.random_range(range));
-        match rng_kind(self.seed, now) {
+        match kind {
             0..4 => {
                 say(format!("{one} crashes"));
                 down.insert(one.clone());
@@ -332,6 +390,16 @@ impl World {
                 say(format!("{other} does not hear {one}"));
                 sim.partition_oneway(one.as_str(), other.as_str());
                 Some((until(100..6000), Mend::Repair(one, other)))
+            }
+            10..12 => {
+                say(format!("{one} and {other} are parted for long"));
+                sim.partition(one.as_str(), other.as_str());
+                Some((until(3000..15000), Mend::Repair(one, other)))
+            }
+            12..14 => {
+                say(format!("{other} does not hear {one} for long"));
+                sim.partition_oneway(one.as_str(), other.as_str());
+                Some((until(3000..15000), Mend::Repair(one, other)))
             }
             _ => {
                 say(format!("what {one} and {other} say to each other is late"));
@@ -353,10 +421,10 @@ impl World {
     }
 }
 
-/// A number below 10, by the seed and the time.
+/// A number below 14, by the seed and the time.
 fn rng_kind(seed: u64, now: Duration) -> u32 {
     let mixed = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ now.as_millis() as u64;
-    ChaCha8Rng::seed_from_u64(mixed).random_range(0..10)
+    ChaCha8Rng::seed_from_u64(mixed).random_range(0..14)
 }
 
 fn find_coordinator() -> Result<Coordinator, Box<dyn std::error::Error>> {

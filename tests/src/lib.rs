@@ -250,8 +250,19 @@ impl Cluster {
         more: &[&str],
         env: &[(&str, &str)],
     ) -> Daemon {
-        let coordinator = self.coordinator.address();
-        let mut arguments = vec![role, "--identity", identity, "--coordinator", &coordinator];
+        self.member_at(&self.coordinator.address(), role, identity, more, env)
+    }
+
+    /// Starts a member that reaches the coordinator at another address.
+    pub fn member_at(
+        &self,
+        coordinator: &str,
+        role: &str,
+        identity: &str,
+        more: &[&str],
+        env: &[(&str, &str)],
+    ) -> Daemon {
+        let mut arguments = vec![role, "--identity", identity, "--coordinator", coordinator];
         arguments.extend(more);
         let log = self.dir.path().join(format!("{identity}.log"));
         Daemon::start(&self.program, log, &arguments, env)

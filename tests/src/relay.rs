@@ -3,7 +3,7 @@
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::thread::{sleep, spawn};
 use std::time::{Duration, Instant};
@@ -28,6 +28,7 @@ pub struct Relay {
     address: SocketAddr,
     target: Arc<OnceLock<SocketAddr>>,
     cuts: Arc<AtomicUsize>,
+    silent: Arc<AtomicBool>,
 }
 
 impl Relay {
@@ -38,6 +39,7 @@ impl Relay {
             address: listener.local_addr().unwrap(),
             target: Arc::default(),
             cuts: Arc::default(),
+            silent: Arc::default(),
         };
         let accepting = relay.clone();
         spawn(move || {
@@ -61,6 +63,16 @@ impl Relay {
         self.target.set(target.parse().unwrap()).unwrap();
     }
 
+    /// Nothing gets through any more, and no connection ends: a cable that is pulled.
+    pub fn fall_silent(&self) {
+        self.silent.store(true, Relaxed);
+    }
+
+    /// What comes from now on gets through, and what was held back.
+    pub fn speak_again(&self) {
+        self.silent.store(false, Relaxed);
+    }
+
     /// Connections that it has cut.
     pub fn cuts(&self) -> usize {
         self.cuts.load(Relaxed)
@@ -74,8 +86,9 @@ impl Relay {
         if pair.iter().any(|side| side.set_nodelay(true).is_err()) {
             return;
         }
-        let [there, back] = [(caller, &called), (&called, caller)]
-            .map(|(from, to)| carry(from.try_clone().unwrap(), to.try_clone().unwrap(), delay));
+        let [there, back] = [(caller, &called), (&called, caller)].map(|(from, to)| {
+            self.carry(from.try_clone().unwrap(), to.try_clone().unwrap(), delay)
+        });
         if let Some(life) = life {
             sleep(life);
             // What both sides have closed already is not cut.
@@ -85,28 +98,37 @@ impl Relay {
         }
         let _ = (there.join(), back.join());
     }
-}
 
-/// Passes on what comes, in order, each piece when its time has come.
-fn carry(mut from: TcpStream, mut to: TcpStream, delay: Duration) -> std::thread::JoinHandle<()> {
-    let (sender, pieces) = mpsc::sync_channel::<(Instant, Vec<u8>)>(UNDER_WAY);
-    let reader = spawn(move || {
-        let mut buffer = vec![0; 64 << 10];
-        while let Ok(length @ 1..) = from.read(&mut buffer) {
-            let piece = (Instant::now() + delay, buffer[..length].to_vec());
-            if sender.send(piece).is_err() {
-                return;
+    /// Passes on what comes, in order, each piece when its time has come.
+    fn carry(
+        &self,
+        mut from: TcpStream,
+        mut to: TcpStream,
+        delay: Duration,
+    ) -> std::thread::JoinHandle<()> {
+        let silent = Arc::clone(&self.silent);
+        let (sender, pieces) = mpsc::sync_channel::<(Instant, Vec<u8>)>(UNDER_WAY);
+        let reader = spawn(move || {
+            let mut buffer = vec![0; 64 << 10];
+            while let Ok(length @ 1..) = from.read(&mut buffer) {
+                let piece = (Instant::now() + delay, buffer[..length].to_vec());
+                if sender.send(piece).is_err() {
+                    return;
+                }
             }
-        }
-    });
-    spawn(move || {
-        for (due, piece) in pieces {
-            sleep(due.saturating_duration_since(Instant::now()));
-            if to.write_all(&piece).is_err() {
-                break;
+        });
+        spawn(move || {
+            for (due, piece) in pieces {
+                sleep(due.saturating_duration_since(Instant::now()));
+                while silent.load(Relaxed) {
+                    sleep(Duration::from_millis(20));
+                }
+                if to.write_all(&piece).is_err() {
+                    break;
+                }
             }
-        }
-        let _ = to.shutdown(Shutdown::Both);
-        let _ = reader.join();
-    })
+            let _ = to.shutdown(Shutdown::Both);
+            let _ = reader.join();
+        })
+    }
 }

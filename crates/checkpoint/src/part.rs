@@ -22,10 +22,14 @@ pub struct Mark {
     pub task: Task,
     /// Number of the message.
     pub sequence: Sequence,
+    /// Number of the one that the block took before it; 0: none.
+    pub before: Sequence,
     /// The worker's clock in it.
     pub clock: Clock,
     /// The block's version that it made.
     pub version: Version,
+    /// How many messages of the worker the block has taken, in this life of it.
+    pub taken: u64,
 }
 
 /// A block as it is saved.
@@ -100,6 +104,10 @@ struct ContentsMark {
     sequence: u64,
     clock: u64,
     version: u64,
+    #[serde(default)]
+    taken: u64,
+    #[serde(default)]
+    before: u64,
 }
 
 #[derive(Deserialize)]
@@ -291,8 +299,8 @@ fn contents(blocks: &[SavedBlock], slots: u32) -> String {
     let mark = |m: &Mark| {
         let Task { id, generation } = m.task;
         format!(
-            r#"{{"role":"{}","index":{},"generation":{generation},"sequence":{},"clock":{},"version":{}}}"#,
-            id.role, id.index, m.sequence, m.clock, m.version
+            r#"{{"role":"{}","index":{},"generation":{generation},"sequence":{},"clock":{},"version":{},"taken":{},"before":{}}}"#,
+            id.role, id.index, m.sequence, m.clock, m.version, m.taken, m.before
         )
     };
     let block = |b: &SavedBlock| {
@@ -377,6 +385,8 @@ impl From<ContentsMark> for Mark {
             sequence: Sequence(mark.sequence),
             clock: Clock(mark.clock),
             version: Version(mark.version),
+            taken: mark.taken,
+            before: Sequence(mark.before),
         }
     }
 }

@@ -35,6 +35,8 @@ pub(crate) fn block(variable: u32, index: u32, elements: u64, slots: u32, seed: 
         sequence: Sequence(seed + u64::from(worker)),
         clock: Clock(seed),
         version: Version(seed * 2),
+        taken: 1,
+        before: Sequence(0),
     };
     SavedBlock {
         id: BlockId { variable, index },

@@ -58,8 +58,11 @@ pub(crate) enum Record {
         shard: u32,
         /// Pairs of a block and a step.
         updates: u64,
-        first_step: u64,
-        last_step: u64,
+        /// Not known of a worker that could not report by itself.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        first_step: Option<u64>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        last_step: Option<u64>,
     },
     Began {
         ps: usize,

@@ -50,6 +50,11 @@ impl Service {
         Ok(origin)
     }
 
+    /// Epoch of the newest shard map that may be seen.
+    fn epoch(&self) -> u64 {
+        self.shared.views.borrow().epoch.0
+    }
+
     /// Asks on behalf of a member. Whoever is none is refused, under the same lock.
     async fn ask_as<T>(
         &self,
@@ -170,6 +175,7 @@ impl Coordinator for Service {
             view: view.number.0,
             phase: view.phase.into(),
             error: view.error.clone(),
+            epoch: view.epoch.0,
         }))
     }
 
@@ -268,10 +274,12 @@ impl Coordinator for Service {
                 |(work, _)| !matches!(work, Work::Idle(_)),
             )
             .await?;
-        let error = self.shared.views.borrow().error.clone();
+        let view = self.shared.views.borrow();
         Ok(Response::new(wire::LeaseWorkReply {
             clock: clock.0,
-            work: Some(wire_work(work, error)),
+            epoch: view.epoch.0,
+            view: view.number.0,
+            work: Some(wire_work(work, view.error.clone())),
         }))
     }
 
@@ -288,6 +296,7 @@ impl Coordinator for Service {
             .await?;
         Ok(Response::new(wire::FinishStepReply {
             min_clock: min_clock.0,
+            epoch: self.epoch(),
         }))
     }
 
@@ -299,7 +308,9 @@ impl Coordinator for Service {
             |cluster, now, origin| take_report(cluster, now, origin, report),
         )
         .await?;
-        Ok(Response::new(wire::ReportReply {}))
+        Ok(Response::new(wire::ReportReply {
+            epoch: self.epoch(),
+        }))
     }
 
     type WatchStream = ReceiverStream<Result<wire::View, Status>>;
@@ -344,11 +355,11 @@ fn take_report(
     let task = origin.task;
     match report {
         Some(Report::Shard(report)) => cluster.report_shard(now, task, report),
-        Some(Report::Evaluation(report)) => cluster.evaluated(now, task, report)?,
+        Some(Report::Evaluation(report)) => cluster.evaluated(now, origin, report)?,
         Some(Report::Wait(report)) => cluster.waiting(task, report.on),
         Some(Report::Checkpoint(report)) => cluster.shard_saved(now, task, report),
         Some(Report::Restore(report)) => cluster.shard_restored(now, task, &report),
-        Some(Report::Lost(report)) => cluster.lost(now, origin, &report),
+        Some(Report::Lost(report)) => cluster.lost(now, origin, &report)?,
         None => {
             let empty = "Report has no report in it";
             return Err(Refusal::new(Reason::Malformed, empty));

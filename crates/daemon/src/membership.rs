@@ -8,6 +8,7 @@ use std::time::Duration;
 
 pub use coordinator::{Calls, Coordinator};
 use metrics::gauge;
+use parking_lot::Mutex;
 use shared_proto::ids::{Clock, Epoch, Generation, Origin, Role, Sequence, Task};
 use shared_proto::job::{Job, JobError};
 use shared_proto::transport::PROTOCOL_VERSION;
@@ -20,6 +21,9 @@ use tonic::{Request, Status};
 
 /// Heartbeats in one lease.
 const HEARTBEATS_PER_LEASE: u32 = 3;
+
+/// A process takes its lease for over when this part of it is left.
+const LEASE_MARGIN: u32 = 10;
 
 /// How long saying good-bye may take.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -53,6 +57,9 @@ pub enum MembershipError {
     /// The coordinator takes this process for dead, or another has its identity: register again.
     #[error("no longer a member of the cluster: {0}")]
     Fenced(String),
+    /// The shard map is newer than the one that the call goes by: move there, and call again.
+    #[error("the shard map is newer: {0}")]
+    Outdated(String),
     /// Another process has taken this one's identity: give up.
     #[error("superseded: {0}")]
     Superseded(String),
@@ -86,6 +93,7 @@ pub struct Membership {
     /// Where checkpoints lie, and what the probe file there must say; none without checkpoints.
     pub checkpoints: Option<(String, String)>,
     sender: Sender,
+    lease: Lease,
     standing: watch::Receiver<Standing>,
     _heartbeats: DropGuard,
 }
@@ -130,9 +138,11 @@ impl Membership {
             address: coordinator.reachable(registration.address).await?,
             metrics_address: coordinator.reachable(registration.metrics_address).await?,
         };
+        let sent = Mutex::new(Instant::now());
         let reply = coordinator
             .call(|mut c| {
                 let request = request.clone();
+                *sent.lock() = Instant::now();
                 async move { c.register(request).await }
             })
             .await?;
@@ -143,14 +153,15 @@ impl Membership {
             .filter(|task| task.id.role == registration.role && task.generation > Generation(0))
             .ok_or_else(|| MembershipError::Refused("it gave no task".to_owned()))?;
         let job = Job::from_toml(&reply.job_toml)?;
-        let lease = Duration::from_millis(reply.lease_milliseconds);
+        let length = Duration::from_millis(reply.lease_milliseconds);
+        let lease = Lease::of(length, *sent.lock());
         gauge!("flambeau_task_info", "task" => task.to_string()).set(1.0);
         tracing::info!(%task, generation = task.generation.0, coordinator = %coordinator.address, "registered");
 
         let (tell, standing) = watch::channel(Standing::Member);
         let stop = CancellationToken::new();
         let sender = Sender::new(&job, task);
-        let heart = heartbeats(coordinator.clone(), sender.clone(), lease, tell);
+        let heart = heartbeats(coordinator.clone(), sender.clone(), lease.clone(), tell);
         let stopped = stop.clone();
         tokio::spawn(async move { stopped.run_until_cancelled(heart).await });
         Ok(Self {
@@ -160,6 +171,7 @@ impl Membership {
             checkpoints: (!reply.checkpoints.is_empty())
                 .then_some((reply.checkpoints, reply.probe)),
             sender,
+            lease,
             standing,
             _heartbeats: stop.drop_guard(),
         })
@@ -173,6 +185,11 @@ impl Membership {
     /// This task as a sender of calls.
     pub fn sender(&self) -> Sender {
         self.sender.clone()
+    }
+
+    /// The lease as this process knows it.
+    pub fn lease(&self) -> Lease {
+        self.lease.clone()
     }
 
     /// Waits until the lease is lost, or the job has failed. Whoever waits for something else may
@@ -248,6 +265,7 @@ pub struct Sender {
     task: Task,
     sequence: Arc<AtomicU64>,
     clock: Arc<AtomicU64>,
+    epoch: Arc<watch::Sender<Epoch>>,
 }
 
 impl Sender {
@@ -257,7 +275,24 @@ impl Sender {
             task,
             sequence: Arc::default(),
             clock: Arc::default(),
+            epoch: Arc::new(watch::channel(Epoch(0)).0),
         }
+    }
+
+    /// Notes the epoch of the newest shard map, as an answer of the coordinator has it.
+    pub fn heard(&self, epoch: Epoch) {
+        self.epoch.send_if_modified(|newest| {
+            let newer = epoch > *newest;
+            if newer {
+                *newest = epoch;
+            }
+            newer
+        });
+    }
+
+    /// The epoch of the newest shard map that the coordinator has spoken of.
+    pub fn newest_epoch(&self) -> watch::Receiver<Epoch> {
+        self.epoch.subscribe()
     }
 
     /// Steps that this worker has finished: its calls tell of them from now on, so that a coordinator
@@ -303,16 +338,70 @@ async fn follow(
     Ok(())
 }
 
+/// How long a process may count on being a member, by its own clock. It ends a little before the coordinator
+/// gives the process up: the time runs from when a heartbeat was sent, not from when it arrived.
+#[derive(Clone, Debug)]
+pub struct Lease(Option<Arc<Term>>);
+
+#[derive(Debug)]
+struct Term {
+    began: Instant,
+    length: Duration,
+    /// Microseconds after `began`.
+    ends: AtomicU64,
+}
+
+impl Default for Lease {
+    /// A lease that never ends.
+    fn default() -> Self {
+        Self(None)
+    }
+}
+
+impl Lease {
+    /// A lease of this length that was renewed by a call sent at `sent`.
+    pub fn of(length: Duration, sent: Instant) -> Self {
+        let lease = Self(Some(Arc::new(Term {
+            began: sent,
+            length,
+            ends: AtomicU64::new(0),
+        })));
+        lease.renew(sent);
+        lease
+    }
+
+    /// Whether the coordinator may have given this process up.
+    pub fn is_over(&self) -> bool {
+        let Some(term) = &self.0 else { return false };
+        let ends = Duration::from_micros(term.ends.load(Relaxed));
+        Instant::now() >= term.began + ends
+    }
+
+    fn renew(&self, sent: Instant) {
+        if let Some(term) = &self.0 {
+            // Clocks do not run equally fast.
+            let lasts = term.length - term.length / LEASE_MARGIN;
+            let ends = sent.saturating_duration_since(term.began) + lasts;
+            term.ends.fetch_max(ends.as_micros() as u64, Relaxed);
+        }
+    }
+
+    fn length(&self) -> Duration {
+        self.0.as_ref().map_or(Duration::MAX, |term| term.length)
+    }
+}
+
 async fn heartbeats(
     coordinator: Coordinator,
     sender: Sender,
-    lease: Duration,
+    lease: Lease,
     tell: watch::Sender<Standing>,
 ) {
-    let period = lease / HEARTBEATS_PER_LEASE;
+    let period = lease.length() / HEARTBEATS_PER_LEASE;
     let mut last = Instant::now();
     loop {
         tokio::time::sleep(period).await;
+        let sent = Instant::now();
         let mut client = coordinator.client.clone();
         let beat = client.heartbeat(wire::HeartbeatRequest {
             origin: Some(sender.here().into()),
@@ -320,7 +409,9 @@ async fn heartbeats(
         match tokio::time::timeout(period.max(Duration::from_secs(1)), beat).await {
             Ok(Ok(reply)) => {
                 last = Instant::now();
+                lease.renew(sent);
                 let reply = reply.into_inner();
+                sender.heard(Epoch(reply.epoch));
                 if reply.phase() == JobPhase::Failed {
                     tell.send_replace(Standing::Failed(reply.error));
                 }

@@ -113,7 +113,7 @@ mod tests {
             patience: Duration::from_secs(60),
             wire,
             network: Arc::new(SystemNetwork::default()),
-            lost: mpsc::channel(1).0,
+            losses: mpsc::channel(1).0,
         };
         let (_, maps) = crate::MapSource::new(map);
         ParameterServers::connect(&maps, &identity)

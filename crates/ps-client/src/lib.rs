@@ -20,9 +20,9 @@ mod session;
 
 pub use error::ClientError;
 pub use frames::Frames;
-pub use losses::Lost;
+pub use losses::{Loss, Lost};
 pub use maps::{MapSource, Maps};
 pub use servers::{
     Acknowledgement, Gradients, Identity, ParameterServers, Pulled, PulledBlock, PushReceipt,
-    WeightsTicket,
+    Settled, WeightsTicket,
 };

@@ -3,8 +3,9 @@
 use std::collections::HashMap;
 
 use shared_proto::blocks::BlockId;
-use shared_proto::ids::Clock;
+use shared_proto::ids::{Clock, Epoch};
 use shared_proto::wire;
+use tokio::sync::oneshot;
 
 /// Blocks that are asked about in one message.
 const ASK_AT_ONCE: usize = 4096;
@@ -12,8 +13,6 @@ const ASK_AT_ONCE: usize = 4096;
 /// Updates that were acknowledged by a shard and are not in the values that it was restored to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lost {
-    /// The shard.
-    pub shard: u32,
     /// Pairs of a block and a step.
     pub updates: u64,
     /// The earliest step of which any block has lost the update.
@@ -22,30 +21,85 @@ pub struct Lost {
     pub last: Clock,
 }
 
-/// What a shard has acknowledged to this worker.
+impl Lost {
+    pub(crate) fn sum(one: Option<Self>, other: Option<Self>) -> Option<Self> {
+        let both = |one: Self, other: Self| Self {
+            updates: one.updates + other.updates,
+            first: one.first.min(other.first),
+            last: one.last.max(other.last),
+        };
+        one.map_or(other, |one| {
+            Some(other.map_or(one, |other| both(one, other)))
+        })
+    }
+}
+
+/// A loss to be reported.
+#[derive(Debug)]
+pub struct Loss {
+    /// The shard that has lost the updates.
+    pub shard: u32,
+    /// Epoch of the shard map in which the loss was found.
+    pub epoch: Epoch,
+    /// How much is lost.
+    pub lost: Lost,
+    /// To be answered when the coordinator knows of it: no step counts in the new epoch before.
+    pub told: oneshot::Sender<()>,
+}
+
+/// What a shard has acknowledged to this worker. A block takes this worker's pushes in order, and counts
+/// them, so the number of those it has taken tells which are there.
 #[derive(Debug, Default)]
 pub(crate) struct Acknowledged {
-    /// For each block, the first step that is not known to be lost, and the one after the last.
-    steps: HashMap<BlockId, (Clock, Clock)>,
+    blocks: HashMap<BlockId, Counts>,
+    /// Steps in the order of their pushes: from each of these on, the clock grows by one a push.
+    runs: Vec<Run>,
+    /// Pushes acknowledged.
+    pushes: u64,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Counts {
+    /// Pushes that were acknowledged.
+    acknowledged: u64,
+    /// Those of them that are known to be lost.
+    lost: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Run {
+    push: u64,
+    clock: Clock,
 }
 
 impl Acknowledged {
     /// Notes that updates of a step were applied.
     pub(crate) fn note(&mut self, clock: Clock, blocks: &[wire::BlockVersion]) {
         for version in blocks {
-            if let Some(id) = version.block {
-                let steps = self.steps.entry(id.into()).or_insert((clock, clock));
-                if steps.0 == steps.1 {
-                    *steps = (clock, clock);
+            let Some(id) = version.block else { continue };
+            let counts = self.blocks.entry(id.into()).or_default();
+            counts.acknowledged += 1;
+            if counts.acknowledged > self.pushes {
+                let follows = self.clock_of(self.pushes) == Some(clock);
+                if !follows {
+                    let push = self.pushes;
+                    self.runs.push(Run { push, clock });
                 }
-                steps.1 = steps.1.max(clock.next());
+                self.pushes += 1;
             }
         }
     }
 
+    /// The step of a push, counted from 0, if the present run goes on that far.
+    fn clock_of(&self, push: u64) -> Option<Clock> {
+        let after = self.runs.partition_point(|run| run.push <= push);
+        let run = self.runs[..after].last()?;
+        Some(Clock(run.clock.0 + (push - run.push)))
+    }
+
     /// The blocks to ask about, message by message.
     pub(crate) fn to_ask(&self) -> Vec<Vec<wire::BlockId>> {
-        let mut ids: Vec<BlockId> = self.steps.keys().copied().collect();
+        let mut ids: Vec<BlockId> = self.blocks.keys().copied().collect();
         ids.sort_unstable();
         let messages = ids.chunks(ASK_AT_ONCE);
         messages
@@ -54,31 +108,30 @@ impl Acknowledged {
     }
 
     /// Compares with what the shard has; what is lost is said once.
-    pub(crate) fn compare(&mut self, shard: u32, outcomes: &[wire::BlockOutcome]) -> Option<Lost> {
-        let mut lost: Option<Lost> = None;
+    pub(crate) fn compare(&mut self, outcomes: &[wire::BlockOutcome]) -> Option<Lost> {
+        let mut lost = None;
         for outcome in outcomes {
             let id = outcome.version.and_then(|version| version.block);
-            let Some((first, end)) = id.and_then(|id| self.steps.get_mut(&id.into())) else {
+            let Some(id) = id.map(BlockId::from) else {
                 continue;
             };
-            let taken = match outcome.sequence {
-                0 => *first,
-                _ => Clock(outcome.clock).next().max(*first),
+            let Some(counts) = self.blocks.get_mut(&id) else {
+                continue;
             };
-            if taken >= *end {
+            let missing = counts.acknowledged.saturating_sub(outcome.taken);
+            let updates = missing.saturating_sub(counts.lost);
+            if updates == 0 {
                 continue;
             }
-            let (updates, last) = (end.0 - taken.0, Clock(end.0 - 1));
-            let sum = lost.get_or_insert(Lost {
-                shard,
-                updates: 0,
-                first: taken,
-                last,
-            });
-            sum.updates += updates;
-            sum.first = sum.first.min(taken);
-            sum.last = sum.last.max(last);
-            (*first, *end) = (taken, taken);
+            counts.lost = missing;
+            let end = counts.acknowledged;
+            let clock = |push| self.clock_of(push).unwrap_or_default();
+            let more = Lost {
+                updates,
+                first: clock(end - updates),
+                last: clock(end - 1),
+            };
+            lost = Lost::sum(lost, Some(more));
         }
         lost
     }
@@ -100,12 +153,20 @@ mod tests {
         }
     }
 
-    fn outcome(index: u32, taken: Option<u64>) -> wire::BlockOutcome {
+    fn outcome(index: u32, taken: u64) -> wire::BlockOutcome {
         wire::BlockOutcome {
             version: Some(version(index)),
-            sequence: taken.map_or(0, |clock| clock + 1),
-            clock: taken.unwrap_or(0),
+            taken,
+            ..wire::BlockOutcome::default()
         }
+    }
+
+    fn lost(updates: u64, first: u64, last: u64) -> Option<Lost> {
+        Some(Lost {
+            updates,
+            first: Clock(first),
+            last: Clock(last),
+        })
     }
 
     #[test]
@@ -116,22 +177,23 @@ mod tests {
         }
         assert_eq!(acknowledged.to_ask()[0].len(), 3);
         // Block 0 has everything, block 1 has steps 5 and 6, block 2 nothing.
-        let outcomes = [outcome(0, Some(8)), outcome(1, Some(6)), outcome(2, None)];
-        let lost = acknowledged.compare(7, &outcomes).unwrap();
-        let expected = Lost {
-            shard: 7,
-            updates: 2 + 4,
-            first: Clock(5),
-            last: Clock(8),
-        };
-        assert_eq!(lost, expected);
-        assert_eq!(acknowledged.compare(7, &outcomes), None);
+        let outcomes = [outcome(0, 4), outcome(1, 2), outcome(2, 0)];
+        assert_eq!(acknowledged.compare(&outcomes), lost(2 + 4, 5, 8));
+        assert_eq!(acknowledged.compare(&outcomes), None);
         // What comes later can be lost too; what was lost before is not counted again.
         acknowledged.note(Clock(9), &[version(1)]);
-        let again = acknowledged.compare(7, &[outcome(1, Some(6))]).unwrap();
-        assert_eq!(
-            (again.updates, again.first, again.last),
-            (1, Clock(9), Clock(9))
-        );
+        assert_eq!(acknowledged.compare(&[outcome(1, 2)]), lost(1, 9, 9));
+    }
+
+    #[test]
+    fn a_clock_that_has_jumped_loses_no_more_than_was_pushed() {
+        let mut acknowledged = Acknowledged::default();
+        for clock in [0, 1, 50, 51, 52] {
+            acknowledged.note(Clock(clock), &[version(0), version(1)]);
+        }
+        let found = acknowledged.compare(&[outcome(0, 1), outcome(1, 5)]);
+        assert_eq!(found, lost(4, 1, 52));
+        // A push that was applied, and whose acknowledgement was lost, is taken beyond what is known.
+        assert_eq!(acknowledged.compare(&[outcome(1, 6)]), None);
     }
 }

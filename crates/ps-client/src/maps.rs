@@ -4,6 +4,7 @@
 use std::sync::Arc;
 
 use shared_proto::blocks::ShardMap;
+use shared_proto::ids::Epoch;
 use tokio::sync::{Notify, watch};
 
 /// The newest shard map, as sessions see it.
@@ -35,6 +36,11 @@ impl MapSource {
     /// Waits until somebody wants a newer map.
     pub async fn wanted(&self) {
         self.wanted.notified().await;
+    }
+
+    /// The epoch of the newest map.
+    pub fn epoch(&self) -> Epoch {
+        self.newest.borrow().epoch
     }
 
     /// Hands in a map. An older one changes nothing.

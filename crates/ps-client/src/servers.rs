@@ -15,9 +15,9 @@ use tokio::sync::{mpsc, watch};
 
 use crate::error::ClientError;
 use crate::frames::Frames;
-use crate::losses::Lost;
+use crate::losses::Loss;
 use crate::maps::Maps;
-use crate::session::{Answer, Reply, Session, Target};
+use crate::session::{Answer, Reply, Session, Settling, Target};
 
 /// As whom, and how long, a worker talks to the servers.
 #[derive(Clone, Debug)]
@@ -35,7 +35,7 @@ pub struct Identity {
     /// How servers are reached.
     pub network: Arc<dyn Network>,
     /// Where to say what was lost with a server.
-    pub lost: mpsc::Sender<Lost>,
+    pub losses: mpsc::Sender<Loss>,
 }
 
 /// All shards of a job.
@@ -79,6 +79,7 @@ impl WeightsTicket {
             pulled: Pulled {
                 min_clock: Clock(u64::MAX),
                 waited: Duration::ZERO,
+                epoch: Epoch(u64::MAX),
             },
         }
     }
@@ -98,6 +99,8 @@ pub struct Pulled {
     pub min_clock: Clock,
     /// How long a shard held it back.
     pub waited: Duration,
+    /// The lowest epoch of the shard map among the servers that answered.
+    pub epoch: Epoch,
 }
 
 /// A block's values.
@@ -130,7 +133,7 @@ impl ParameterServers {
             shard,
             maps: maps.clone(),
             network: Arc::clone(&identity.network),
-            lost: identity.lost.clone(),
+            losses: identity.losses.clone(),
             origin: origin.clone(),
             view: identity.view,
             patience: identity.patience,
@@ -154,6 +157,11 @@ impl ParameterServers {
     /// The shard map in force.
     pub fn map(&self) -> &ShardMap {
         &self.map
+    }
+
+    /// The epoch of the shard map that all sessions have settled in.
+    pub fn settled(&self) -> Settled {
+        Settled(self.sessions.iter().map(Session::settled).collect())
     }
 
     /// Whom this worker's pulls wait for; nobody, most of the time.
@@ -212,12 +220,12 @@ impl ParameterServers {
         Ok(PushReceipt(replies))
     }
 
-    /// Asks for the weights of the step after `clock`.
-    pub async fn pull(&mut self, clock: Clock) -> WeightsTicket {
+    /// Asks for the weights of the step after `clock`, of servers that follow `view` or a later one.
+    pub async fn pull(&mut self, clock: Clock, view: ViewNumber) -> WeightsTicket {
         let mut replies = Vec::new();
         let frames = Arc::clone(&self.frames);
         for (shard, blocks) in frames.in_turns() {
-            replies.push(self.pull_blocks(shard, blocks, clock).await);
+            replies.push(self.pull_blocks(shard, blocks, clock, view).await);
         }
         WeightsTicket::new(replies)
     }
@@ -238,7 +246,8 @@ impl ParameterServers {
         let frames = Arc::clone(&self.frames);
         for (shard, blocks) in frames.in_turns() {
             pushed.push(self.push_blocks(shard, blocks, clock, gradients).await?);
-            pulled.push(self.pull_blocks(shard, blocks, next).await);
+            let any = ViewNumber(0);
+            pulled.push(self.pull_blocks(shard, blocks, next, any).await);
         }
         Ok((PushReceipt(pushed), WeightsTicket::new(pulled)))
     }
@@ -270,7 +279,13 @@ impl ParameterServers {
         Ok(self.sessions[shard].send(sequence, message).await)
     }
 
-    async fn pull_blocks(&mut self, shard: usize, blocks: &[BlockId], clock: Clock) -> Reply {
+    async fn pull_blocks(
+        &mut self,
+        shard: usize,
+        blocks: &[BlockId],
+        clock: Clock,
+        view: ViewNumber,
+    ) -> Reply {
         let known = |id: &BlockId| {
             let nothing = wire::BlockVersion {
                 block: Some((*id).into()),
@@ -285,6 +300,7 @@ impl ParameterServers {
             origin: Some(origin.into()),
             blocks,
             dtype: self.wire.into(),
+            view: view.0,
         });
         self.sessions[shard].send(sequence, message).await
     }
@@ -313,6 +329,7 @@ impl ParameterServers {
         pulled.min_clock = pulled.min_clock.min(Clock(part.min_clock));
         let waited = Duration::try_from_secs_f64(part.waited).unwrap_or_default();
         pulled.waited = pulled.waited.max(waited);
+        pulled.epoch = pulled.epoch.min(Epoch(part.epoch));
         for block in part.blocks {
             let Some(version) = block.version else {
                 continue;
@@ -342,6 +359,38 @@ impl ParameterServers {
         let range = self.map.range(id)?;
         let size = size_of::<f32>();
         Ok(values[id.variable as usize].slice(range.start * size..range.end * size))
+    }
+}
+
+/// The epoch of the shard map that all of a worker's sessions have settled in: what it has been
+/// acknowledged is in the values of that epoch's servers, or reported lost.
+#[derive(Clone, Debug)]
+pub struct Settled(Vec<watch::Receiver<Settling>>);
+
+impl Settled {
+    /// The epoch at present; 0 before each session has had its first stream.
+    pub fn epoch(&self) -> Epoch {
+        let epochs = self.0.iter().map(|session| match &*session.borrow() {
+            Ok(epoch) => *epoch,
+            Err(_) => Epoch(0),
+        });
+        epochs.min().unwrap_or_default()
+    }
+
+    /// Waits until it is at least `epoch`.
+    ///
+    /// # Errors
+    /// If a session has ended.
+    pub async fn reaches(&mut self, epoch: Epoch) -> Result<(), ClientError> {
+        for (shard, session) in (0u32..).zip(&mut self.0) {
+            let there = |settled: &Settling| settled.as_ref().map_or(true, |at| *at >= epoch);
+            match session.wait_for(there).await.as_deref() {
+                Ok(Ok(_)) => {}
+                Ok(Err(error)) => return Err(error.clone()),
+                Err(_) => return Err(ClientError::Closed(shard)),
+            }
+        }
+        Ok(())
     }
 }
 

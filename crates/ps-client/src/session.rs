@@ -22,7 +22,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::connection::{End, encode, end_of, open};
 use crate::error::ClientError;
-use crate::losses::{Acknowledged, Lost};
+use crate::losses::{Acknowledged, Loss, Lost};
 use crate::maps::Maps;
 
 /// Requests that may be under way: with blocks of 1 MiB, those of a shard of 32 GiB, pushed and
@@ -41,6 +41,9 @@ pub(crate) enum Answer {
     Acknowledged(wire::Acknowledged),
     Weights(wire::Weights),
 }
+
+/// The newest epoch that a session has settled in, or why it has ended.
+pub(crate) type Settling = Result<Epoch, ClientError>;
 
 /// A message that is not answered, and where its answer goes. It is encoded for each stream anew:
 /// the epoch in it is the stream's.
@@ -70,7 +73,7 @@ pub(crate) struct Target {
     pub(crate) shard: u32,
     pub(crate) maps: Maps,
     pub(crate) network: Arc<dyn Network>,
-    pub(crate) lost: mpsc::Sender<Lost>,
+    pub(crate) losses: mpsc::Sender<Loss>,
     pub(crate) origin: Origin,
     pub(crate) view: ViewNumber,
     pub(crate) patience: Duration,
@@ -81,6 +84,7 @@ pub(crate) struct Session {
     shard: u32,
     state: Arc<Mutex<State>>,
     permits: Arc<Semaphore>,
+    settled: watch::Receiver<Settling>,
     /// Ends the reading task.
     _open: DropGuard,
 }
@@ -95,6 +99,8 @@ struct State {
     acknowledged: Acknowledged,
     /// Outcomes that were asked for on this stream and have not come.
     open_questions: usize,
+    /// Losses that the outcomes so far have shown, and that are not reported yet.
+    lost: Option<Lost>,
     /// Why there will be no stream any more.
     closed: Option<ClientError>,
 }
@@ -104,10 +110,12 @@ impl Session {
     pub(crate) fn open(target: Target, tell: watch::Sender<Vec<Task>>) -> Self {
         let shard = target.shard;
         let state = Arc::<Mutex<State>>::default();
+        let (settle, settled) = watch::channel(Ok(Epoch(0)));
         let driver = Driver {
             target,
             tell,
             state: Arc::clone(&state),
+            settle: Arc::new(settle),
         };
         let closed = CancellationToken::new();
         let until = closed.clone();
@@ -116,8 +124,15 @@ impl Session {
             shard,
             state,
             permits: Arc::new(Semaphore::new(MOST_IN_FLIGHT)),
+            settled,
             _open: closed.drop_guard(),
         }
+    }
+
+    /// The newest epoch that this session has settled in: it has had a stream to the shard's server of that
+    /// epoch, and all that this worker lost by the moves before is reported.
+    pub(crate) fn settled(&self) -> watch::Receiver<Settling> {
+        self.settled.clone()
     }
 
     /// Sends a message. Waits only while many others are on their way.
@@ -157,6 +172,7 @@ struct Driver {
     target: Target,
     tell: watch::Sender<Vec<Task>>,
     state: Arc<Mutex<State>>,
+    settle: Arc<watch::Sender<Settling>>,
 }
 
 impl Driver {
@@ -257,6 +273,11 @@ impl Driver {
             false => Vec::new(),
         };
         self.state.lock().open_questions = ask.len();
+        if ask.is_empty() {
+            self.settle_in(map.epoch);
+        }
+        let mut newest = self.target.maps.clone();
+        let mut newer_map = std::pin::pin!(newest.beyond(map));
         let mut sent_again = std::pin::pin!(self.send_again(map.epoch, ask, outgoing));
         let mut all_sent = false;
         let end = loop {
@@ -265,13 +286,15 @@ impl Driver {
                 message = incoming.message() => match message {
                     Ok(Some(message)) => {
                         heard = true;
-                        if let Err(end) = self.answered(message) {
+                        if let Err(end) = self.answered(message, map.epoch) {
                             break end;
                         }
                     }
                     Ok(None) => break End::Broken("it closed the stream".to_owned()),
                     Err(status) => break end_of(&status),
                 },
+                // The server that this stream leads to may have been replaced, and not know it.
+                () = &mut newer_map => break End::Outdated("there is a newer shard map".to_owned()),
                 () = &mut sent_again, if !all_sent => all_sent = true,
             }
         };
@@ -311,7 +334,7 @@ impl Driver {
         }
     }
 
-    fn answered(&self, message: wire::ServerMessage) -> Result<(), End> {
+    fn answered(&self, message: wire::ServerMessage, epoch: Epoch) -> Result<(), End> {
         match message.kind {
             Some(Incoming::Acknowledged(a)) => {
                 self.resolve(a.sequence, Ok(Answer::Acknowledged(a)));
@@ -338,7 +361,7 @@ impl Driver {
                     _ => self.resolve(refused.sequence, Err(refusal.into())),
                 }
             }
-            Some(Incoming::Outcome(outcome)) => self.compare(&outcome),
+            Some(Incoming::Outcome(outcome)) => self.compare(&outcome, epoch),
             Some(Incoming::Welcome(_)) | None => {
                 return Err(End::Broken("it sent what is no answer".to_owned()));
             }
@@ -362,26 +385,52 @@ impl Driver {
         });
     }
 
-    /// What is not there of what was acknowledged is lost.
-    fn compare(&self, outcome: &wire::Outcome) {
-        let shard = self.target.shard;
-        let lost = {
-            let mut state = self.state.lock();
-            state.open_questions = state.open_questions.saturating_sub(1);
-            state.acknowledged.compare(shard, &outcome.blocks)
-        };
-        if let Some(lost) = lost {
-            tracing::warn!(
-                shard,
-                updates = lost.updates,
-                first_step = lost.first.0,
-                last_step = lost.last.0,
-                "acknowledged updates went with a server"
-            );
-            if self.target.lost.try_send(lost).is_err() {
-                tracing::warn!(shard, "what was lost could not be reported");
-            }
+    /// What was acknowledged and is not there is lost. When all outcomes of the stream have come, reports
+    /// that, and settles in the stream's epoch.
+    fn compare(&self, outcome: &wire::Outcome, epoch: Epoch) {
+        let mut state = self.state.lock();
+        state.open_questions = state.open_questions.saturating_sub(1);
+        let more = state.acknowledged.compare(&outcome.blocks);
+        state.lost = Lost::sum(state.lost, more);
+        if state.open_questions > 0 {
+            return;
         }
+        let lost = state.lost.take();
+        drop(state);
+        match lost {
+            None => self.settle_in(epoch),
+            Some(lost) => self.report(lost, epoch),
+        }
+    }
+
+    /// Reports a loss, and settles in the epoch once the coordinator knows of it.
+    fn report(&self, lost: Lost, epoch: Epoch) {
+        let shard = self.target.shard;
+        tracing::warn!(
+            shard,
+            updates = lost.updates,
+            first_step = lost.first.0,
+            last_step = lost.last.0,
+            "acknowledged updates are lost with a server"
+        );
+        let (told, reported) = oneshot::channel();
+        let loss = Loss {
+            shard,
+            epoch,
+            lost,
+            told,
+        };
+        let (losses, settle) = (self.target.losses.clone(), Arc::clone(&self.settle));
+        tokio::spawn(async move {
+            // Where nobody takes reports any more, the worker's membership is over.
+            if losses.send(loss).await.is_ok() && reported.await.is_ok() {
+                raise(&settle, epoch);
+            }
+        });
+    }
+
+    fn settle_in(&self, epoch: Epoch) {
+        raise(&self.settle, epoch);
     }
 
     fn resolve(&self, sequence: u64, answer: Result<Answer, ClientError>) {
@@ -406,10 +455,21 @@ impl Driver {
     fn fail(&self, error: &ClientError) {
         let mut state = self.state.lock();
         state.closed = Some(error.clone());
+        drop(self.settle.send_replace(Err(error.clone())));
         for (_, request) in std::mem::take(&mut state.in_flight) {
             let _ = request.reply.send(Err(error.clone()));
         }
     }
+}
+
+fn raise(settled: &watch::Sender<Settling>, epoch: Epoch) {
+    settled.send_if_modified(|settled| match settled {
+        Ok(earlier) if *earlier < epoch => {
+            *earlier = epoch;
+            true
+        }
+        _ => false,
+    });
 }
 
 const MOST_DELAY: Duration = Duration::from_secs(2);

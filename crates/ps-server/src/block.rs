@@ -43,6 +43,20 @@ pub(crate) struct Applied {
     pub(crate) staleness: u64,
 }
 
+/// Marks of workers that are not in the view any more which a block keeps, the newest. By them it is known
+/// which updates of a dead worker a checkpoint has.
+const DEPARTED_MARKS: usize = 16;
+
+/// Whether a block has taken a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Taken {
+    No,
+    Yes,
+    /// It has taken two later ones of the same worker, or one but not this. Whether it has taken this one is
+    /// not known.
+    Unknown,
+}
+
 /// A commit names a gradient that is not staged here.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct NotStaged(pub(crate) Task);
@@ -100,10 +114,13 @@ impl Block {
         payload::share(&self.weights)
     }
 
-    /// Whether this message, or a later one, of the task has been taken already.
-    pub(crate) fn has_taken(&self, task: Task, sequence: Sequence) -> bool {
-        self.mark_of(task)
-            .is_some_and(|mark| mark.sequence >= sequence)
+    /// Whether this message of a task has been taken already.
+    pub(crate) fn has_taken(&self, task: Task, sequence: Sequence) -> Taken {
+        match self.mark_of(task) {
+            Some(mark) if [mark.sequence, mark.before].contains(&sequence) => Taken::Yes,
+            Some(mark) if mark.sequence > sequence => Taken::Unknown,
+            _ => Taken::No,
+        }
     }
 
     /// The last message taken from a task.
@@ -111,14 +128,36 @@ impl Block {
         self.marks.iter().find(|mark| mark.task == task)
     }
 
-    /// Marks a message as taken. Marks of those who are not in the view any more go: nothing of
-    /// theirs is let in again.
-    fn mark(&mut self, mark: Mark, view: &View) {
-        match self.marks.iter_mut().find(|known| known.task == mark.task) {
+    /// The marks of all workers whose messages the block has taken.
+    pub(crate) fn marks(&self) -> &[Mark] {
+        &self.marks
+    }
+
+    /// Marks a message as taken, which made or is staged on a version.
+    fn mark(&mut self, from: &Origin, version: Version, view: &View) {
+        let known = self.marks.iter_mut().find(|mark| mark.task == from.task);
+        let (taken, before) = match &known {
+            Some(known) => (known.taken + 1, known.sequence),
+            None => (1, Sequence(0)),
+        };
+        let mark = Mark {
+            task: from.task,
+            sequence: from.sequence,
+            before,
+            clock: from.clock,
+            version,
+            taken,
+        };
+        match known {
             Some(known) => *known = mark,
             None => {
-                self.marks
-                    .retain(|known| view.workers.contains(&known.task));
+                let departed = |mark: &Mark| !view.workers.contains(&mark.task);
+                let mut surplus = self.marks.iter().filter(|mark| departed(mark)).count();
+                self.marks.retain(|mark| {
+                    let drop = surplus > DEPARTED_MARKS && departed(mark);
+                    surplus -= usize::from(drop);
+                    !drop
+                });
                 self.marks.push(mark);
             }
         }
@@ -135,7 +174,7 @@ impl Block {
         learning_rate: impl Fn(Version) -> f32,
     ) -> Applied {
         let staleness = self.version.0.saturating_sub(based_on.0);
-        self.mark(mark(from, self.version.next()), view);
+        self.mark(from, self.version.next(), view);
         let mut update = self.begin_update(rule, learning_rate);
         gradient.for_parts(|range, part| update.apply(range, part));
         Applied {
@@ -146,7 +185,7 @@ impl Block {
 
     /// Holds a gradient for the commit of its step.
     pub(crate) fn stage(&mut self, from: &Origin, view: &View, gradient: Elements) {
-        self.mark(mark(from, self.version), view);
+        self.mark(from, self.version, view);
         let clock = from.clock;
         self.staged.insert(from.task, Staged { clock, gradient });
     }
@@ -206,16 +245,6 @@ impl Block {
                 .slots()
                 .split(Arc::make_mut(&mut self.slots).as_mut_slice()),
         }
-    }
-}
-
-/// The mark of a message that made, or is staged on, a version.
-fn mark(from: &Origin, version: Version) -> Mark {
-    Mark {
-        task: from.task,
-        sequence: from.sequence,
-        clock: from.clock,
-        version,
     }
 }
 
@@ -345,10 +374,11 @@ mod tests {
             (weights(&restored), restored.version()),
             (before, Version(1))
         );
-        assert!(restored.has_taken(worker(0, 3), Sequence(1)));
-        assert!(!restored.has_taken(worker(0, 3), Sequence(2)));
+        assert_eq!(restored.has_taken(worker(0, 3), Sequence(1)), Taken::Yes);
+        assert_eq!(restored.has_taken(worker(0, 3), Sequence(2)), Taken::No);
         let mark = restored.mark_of(worker(0, 3)).unwrap();
-        assert_eq!((mark.clock, mark.version), (Clock(7), Version(1)));
+        let found = (mark.clock, mark.version, mark.taken);
+        assert_eq!(found, (Clock(7), Version(1), 1));
         push(&mut restored, 2);
         assert_eq!(restored.save(id), block.save(id));
     }
@@ -363,11 +393,24 @@ mod tests {
                 ..View::default()
             };
             block.stage(&from(task, 0, 7), &view, gradient(&[]));
-            assert!(block.has_taken(task, Sequence(7)) && block.has_taken(task, Sequence(3)));
-            assert!(!block.has_taken(task, Sequence(8)));
-            assert!(!block.has_taken(worker(index, 2), Sequence(1)));
-            assert!(block.marks.len() <= 2);
+            assert_eq!(block.has_taken(task, Sequence(7)), Taken::Yes);
+            assert_eq!(block.has_taken(task, Sequence(3)), Taken::Unknown);
+            assert_eq!(block.has_taken(task, Sequence(8)), Taken::No);
+            assert_eq!(block.has_taken(worker(index, 2), Sequence(1)), Taken::No);
+            assert!(block.marks.len() <= 2 + DEPARTED_MARKS);
         }
+    }
+
+    #[test]
+    fn a_newcomer_that_an_older_view_lacks_keeps_its_mark() {
+        let mut block = block(&[0.0]);
+        let newer = View {
+            workers: vec![worker(0, 1), worker(1, 1)],
+            ..View::default()
+        };
+        block.stage(&from(worker(1, 1), 0, 5), &newer, gradient(&[]));
+        block.stage(&from(worker(0, 1), 0, 5), &View::default(), gradient(&[]));
+        assert_eq!(block.has_taken(worker(1, 1), Sequence(5)), Taken::Yes);
     }
 
     #[test]

@@ -97,7 +97,7 @@ impl Desk {
             Some(Kind::Pull(pull)) => {
                 let origin = Origin::read(pull.origin.as_ref(), "Pull")?;
                 let followed = shard.followed();
-                match shard.admit_pull(&origin, &followed) {
+                match shard.admit_pull(&pull, &origin, &followed) {
                     Admission::Proceed => shard.pull(&pull, &origin, &followed).map(drop),
                     Admission::Wait(_) => Ok(()),
                     Admission::Reject(refusal) => Err(refusal),
@@ -197,6 +197,7 @@ mod tests {
                 version: 0,
             }],
             dtype: wire::Dtype::Bf16.into(),
+            view: 0,
         });
         let initialize = Kind::Initialize(wire::Initialize {
             origin: origin(),

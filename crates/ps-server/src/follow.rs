@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::block::NotStaged;
 use crate::embedded::Opener;
-use crate::load::{LoadError, load, versions};
+use crate::load::{LoadError, load, versions, watermarks};
 use crate::reports::{fetch_map, report, reports, send, tell_of_silence, wire_file};
 use crate::run::PsError;
 use crate::save::{EndOnDrop, Saving};
@@ -107,6 +107,7 @@ impl Follower {
             lost = membership.lost() => return Err(lost.into()),
             seen = self.see_store(membership) => seen?,
         };
+        self.shard.answer_under(membership.lease());
         let over = stop.child_token();
         let _over = over.clone().drop_guard();
         let mut views = membership.views(over.clone());
@@ -288,7 +289,12 @@ impl Follower {
             ..wire::RestoreReport::default()
         };
         match &loaded {
-            Ok(store) => report.blocks = versions(store),
+            Ok(store) => {
+                report.blocks = versions(store);
+                if !self.shard.is_sync() {
+                    report.watermarks = watermarks(store);
+                }
+            }
             Err(error) => {
                 tracing::error!(shard, checkpoint = number, "cannot load a shard: {error}");
                 report.error = error.to_string();

@@ -1,11 +1,11 @@
 //! A shard's values from a checkpoint, whichever shards have written it.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
 use checkpoint::{CheckpointError, FileEntry, Manifest, SavedVariable};
 use daemon::Offload;
 use shared_proto::blocks::{BlockId, ShardMap};
-use shared_proto::ids::Version;
+use shared_proto::ids::{Task, Version};
 use shared_proto::wire;
 
 use crate::block::Block;
@@ -110,4 +110,20 @@ pub(crate) fn versions(store: &Store) -> Vec<wire::RestoredBlocks> {
         }
     }
     found
+}
+
+/// How many pushes of each worker the blocks have taken.
+pub(crate) fn watermarks(store: &Store) -> Vec<wire::Watermark> {
+    let mut blocks = BTreeMap::<(Task, u64), u64>::new();
+    for block in &store.blocks.by_id {
+        for mark in block.lock().marks() {
+            *blocks.entry((mark.task, mark.taken)).or_default() += 1;
+        }
+    }
+    let watermark = |((task, taken), blocks): ((Task, u64), u64)| wire::Watermark {
+        task: Some(task.into()),
+        taken,
+        blocks,
+    };
+    blocks.into_iter().map(watermark).collect()
 }

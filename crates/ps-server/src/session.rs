@@ -157,6 +157,7 @@ impl Session {
             return Err(End::Status(Status::unavailable(behind)));
         }
         drop(caught_up);
+        self.check_lease()?;
         let followed = self.followed.borrow_and_update().clone();
         let welcome = self.welcome(&origin, &followed);
         let welcome = welcome.map_err(|r| refuse(&self.shard, r))?;
@@ -182,7 +183,18 @@ impl Session {
         })
     }
 
+    /// Whether this server may still answer for its shard.
+    fn check_lease(&self) -> Result<(), End> {
+        if !self.followed.borrow().lease.is_over() {
+            return Ok(());
+        }
+        Err(End::Status(Status::unavailable(
+            "this server has not reached the coordinator for the length of its lease; its shard may live elsewhere, so fetch the shard map and connect again",
+        )))
+    }
+
     async fn handle(&mut self, message: wire::ClientMessage) -> Result<(), End> {
+        self.check_lease()?;
         match message.kind {
             Some(Incoming::Push(push)) => {
                 let sequence = sequence(push.origin.as_ref());
@@ -227,7 +239,7 @@ impl Session {
     async fn pull(&mut self, pull: wire::Pull, origin: Origin) -> Result<(), End> {
         let followed = self.shard.followed();
         let now = Instant::now();
-        match self.shard.admit_pull(&origin, &followed) {
+        match self.shard.admit_pull(&pull, &origin, &followed) {
             Admission::Proceed => self.send_weights(&pull, &origin, &followed, None).await,
             Admission::Reject(refusal) => self.refuse(origin.sequence.0, refusal).await,
             Admission::Wait(_) if self.waiting.len() >= MOST_WAITING => {
@@ -252,9 +264,13 @@ impl Session {
 
     /// The view has changed: answers the pulls that it lets through.
     async fn look_again(&mut self) -> Result<(), End> {
+        self.check_lease()?;
         let followed = self.followed.borrow_and_update().clone();
         for mut waiting in std::mem::take(&mut self.waiting) {
-            match self.shard.admit_pull(&waiting.origin, &followed) {
+            match self
+                .shard
+                .admit_pull(&waiting.pull, &waiting.origin, &followed)
+            {
                 Admission::Proceed => {
                     let (pull, origin) = (&waiting.pull, &waiting.origin);
                     self.send_weights(pull, origin, &followed, Some(waiting.since))

@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Instant;
 
+use daemon::membership::Lease;
 use shared_proto::blocks::BlockId;
 use shared_proto::ids::{Epoch, Origin, Sequence, Version};
 use shared_proto::job::{Job, Mode, Schedule};
@@ -15,7 +16,7 @@ use shared_proto::wire;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::block::NotStaged;
+use crate::block::{NotStaged, Taken};
 use crate::counters::Counters;
 use crate::embedded::Fault;
 use crate::gate::{Admission, Gate};
@@ -31,6 +32,8 @@ pub(crate) struct Followed {
     pub(crate) store: Option<Arc<Store>>,
     /// Cancelled when the epoch is over: sessions of it end.
     pub(crate) epoch_over: CancellationToken,
+    /// Without it the shard may have been given to another server, so nothing is answered.
+    pub(crate) lease: Lease,
 }
 
 /// A shard of the variables.
@@ -80,6 +83,11 @@ impl Shard {
         &*self.rule
     }
 
+    /// Whether steps are made by all workers together.
+    pub(crate) fn is_sync(&self) -> bool {
+        self.gate.strategy.mode == Mode::Sync
+    }
+
     /// What the optimizer keeps beside each weight.
     pub(crate) fn slots(&self) -> u32 {
         self.rule.slots().count as u32
@@ -104,9 +112,9 @@ impl Shard {
             };
             let mut block = block.lock();
             let taken_before = block.has_taken(origin.task, origin.sequence);
-            if taken_before && self.fault != Some(Fault::NoDedup) {
+            if taken_before == Taken::Yes && self.fault != Some(Fault::NoDedup) {
                 self.counters.duplicates.increment(1);
-            } else if self.gate.strategy.mode == Mode::Sync {
+            } else if self.is_sync() {
                 self.counters
                     .staged_bytes
                     .increment(gradient.bytes() as f64);
@@ -216,6 +224,7 @@ impl Shard {
                 version: Some(store.version(id, &block)),
                 sequence: mark.map_or(0, |mark| mark.sequence.0),
                 clock: mark.map_or(0, |mark| mark.clock.0),
+                taken: mark.map_or(0, |mark| mark.taken),
             })
         };
         Ok(wire::Outcome {
@@ -225,9 +234,15 @@ impl Shard {
     }
 
     /// Whether a pull may be answered now.
-    pub(crate) fn admit_pull(&self, origin: &Origin, followed: &Followed) -> Admission {
+    pub(crate) fn admit_pull(
+        &self,
+        pull: &wire::Pull,
+        origin: &Origin,
+        followed: &Followed,
+    ) -> Admission {
         let view = &followed.view;
         match self.initialized(origin, view, followed.store.as_ref()) {
+            Ok(_) if view.number.0 < pull.view => Admission::Wait(Vec::new()),
             Ok(_) => self.gate.pull(origin.task, origin.clock, view),
             Err(refusal) => Admission::Reject(refusal),
         }
@@ -323,11 +338,17 @@ impl Shard {
                 true => before.epoch_over.clone(),
                 false => CancellationToken::new(),
             },
+            lease: before.lease,
         });
         if !same_epoch {
             before.epoch_over.cancel();
         }
         Ok(())
+    }
+
+    /// Answers only while this lease lasts.
+    pub(crate) fn answer_under(&self, lease: Lease) {
+        self.followed.send_modify(|followed| followed.lease = lease);
     }
 
     /// Holds nothing any more: another server may have the shard by now.
@@ -442,7 +463,11 @@ impl Shard {
                 if !block.initialized() {
                     return Err(not_initialized(&store.map.describe(id)));
                 }
-                all_taken &= block.has_taken(origin.task, origin.sequence);
+                match block.has_taken(origin.task, origin.sequence) {
+                    Taken::Yes => {}
+                    Taken::No => all_taken = false,
+                    Taken::Unknown => return Err(out_of_order(origin, &store.map.describe(id))),
+                }
             }
             self.counters
                 .received_bytes
@@ -463,8 +488,19 @@ impl Shard {
     }
 }
 
-/// The epoch of the map in force; 0 before there is one.
+/// A refusal for a push that comes after a later one of its sender.
+fn out_of_order(origin: &Origin, block: &str) -> Refusal {
+    Refusal::new(
+        Reason::OutOfOrder,
+        format!(
+            "push {} of {} comes after a later one that {block} has taken; send what was not acknowledged again in order, and give a push that was refused a new number",
+            origin.sequence, origin.task
+        ),
+    )
+}
+
 impl Followed {
+    /// The epoch of the map in force; 0 before there is one.
     pub(crate) fn epoch(&self) -> Epoch {
         self.store
             .as_ref()

@@ -46,6 +46,7 @@ impl Refusal {
             | Reason::WrongDtype
             | Reason::NonFinite
             | Reason::Malformed
+            | Reason::OutOfOrder
             | Reason::VariablesDiffer
             | Reason::DataDiffers => Code::InvalidArgument,
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use daemon::membership::{Coordinator, Membership, Registration};
 use metrics::counter;
-use ps_client::{Lost, MapSource, ParameterServers};
+use ps_client::{Loss, MapSource, ParameterServers};
 use shared_proto::blocks::ShardMap;
 use shared_proto::ids::{Clock, Task, ViewNumber, names};
 use shared_proto::job::Job;
@@ -98,7 +98,6 @@ where
             true => self.replicas.replica(job, true).await?,
             false => replica,
         };
-        let epoch = map.epoch;
         let (source, maps) = MapSource::new(map);
         let (tell_lost, lost) = mpsc::channel(LOSSES);
         let mut servers = ParameterServers::connect(
@@ -110,7 +109,7 @@ where
                 patience: self.patience,
                 wire: job.strategy.wire.into(),
                 network: Arc::clone(&self.network),
-                lost: tell_lost,
+                losses: tell_lost,
             },
         );
         let stop = CancellationToken::new();
@@ -125,7 +124,8 @@ where
             servers.initialize(&replica.values().await?).await?;
             finish_initialization(membership).await?;
         }
-        let reporter = Reporter::start(membership.coordinator.clone(), membership.sender(), epoch);
+        let (coordinator, settled) = (membership.coordinator.clone(), servers.settled());
+        let reporter = Reporter::start(coordinator, membership.sender(), settled);
         let mut trainer = Trainer {
             job,
             membership,
@@ -223,12 +223,19 @@ fn tell_waits(
     }
 }
 
-/// Fetches the shard map when the present one does not serve any more.
+/// Fetches the shard map when the present one does not serve any more, or the coordinator has spoken of a
+/// newer one.
 fn fetch_maps(membership: &Membership, source: MapSource) -> impl Future<Output = ()> + use<> {
     let coordinator = membership.coordinator.clone();
+    let mut newest = membership.sender().newest_epoch();
     async move {
         loop {
-            source.wanted().await;
+            let epoch = source.epoch();
+            tokio::select! {
+                biased;
+                _ = newest.wait_for(|newest| *newest > epoch) => {}
+                () = source.wanted() => {}
+            }
             let call = coordinator
                 .call(|mut c| async move { c.get_shard_map(wire::ShardMapRequest {}).await });
             match call.await.map(ShardMap::try_from) {
@@ -241,21 +248,24 @@ fn fetch_maps(membership: &Membership, source: MapSource) -> impl Future<Output 
     }
 }
 
-/// Tells the coordinator of updates that went with a server.
+/// Tells the coordinator of updates that are lost with a server.
 fn tell_losses(
     membership: &Membership,
-    mut losses: mpsc::Receiver<Lost>,
+    mut losses: mpsc::Receiver<Loss>,
 ) -> impl Future<Output = ()> + use<> {
     let coordinator = membership.coordinator.clone();
     let sender = membership.sender();
     async move {
         let counted = counter!("flambeau_worker_lost_updates_total");
-        while let Some(lost) = losses.recv().await {
+        while let Some(loss) = losses.recv().await {
+            let (shard, lost) = (loss.shard, loss.lost);
             counted.increment(lost.updates);
+            let mut origin = sender.here();
+            origin.epoch = loss.epoch;
             let request = wire::ReportRequest {
-                origin: Some(sender.here().into()),
+                origin: Some(origin.into()),
                 report: Some(wire::report_request::Report::Lost(wire::LostReport {
-                    shard: lost.shard,
+                    shard,
                     updates: lost.updates,
                     first_step: lost.first.0,
                     last_step: lost.last.0,
@@ -265,8 +275,10 @@ fn tell_losses(
                 let request = request.clone();
                 async move { c.report(request).await }
             });
-            if let Err(error) = call.await {
-                tracing::warn!(shard = lost.shard, "losses could not be reported: {error}");
+            match call.await {
+                // A session that does not wait for it any more has ended.
+                Ok(_) => drop(loss.told.send(())),
+                Err(error) => tracing::warn!(shard, "losses could not be reported: {error}"),
             }
         }
     }

@@ -5,12 +5,14 @@ use std::sync::Arc;
 
 use daemon::membership::{Coordinator, MembershipError, Sender};
 use parking_lot::Mutex;
+use ps_client::Settled;
 use shared_proto::ids::{Clock, Epoch};
 use shared_proto::wire;
 use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::counters::Times;
+use crate::run::WorkerError;
 use crate::step::Finished;
 
 /// Where a split stands.
@@ -28,7 +30,7 @@ pub(crate) struct Reporter {
     handed_in: watch::Sender<u64>,
     /// Reports answered, or why they cannot be.
     answered: watch::Receiver<Result<u64, String>>,
-    failure: Arc<Mutex<Option<MembershipError>>>,
+    failure: Arc<Mutex<Option<WorkerError>>>,
     _stop: DropGuard,
 }
 
@@ -43,16 +45,16 @@ struct Pending {
 }
 
 impl Reporter {
-    pub(crate) fn start(coordinator: Coordinator, sender: Sender, epoch: Epoch) -> Self {
+    pub(crate) fn start(coordinator: Coordinator, sender: Sender, settled: Settled) -> Self {
         let pending = Arc::<Mutex<Pending>>::default();
-        let failure = Arc::<Mutex<Option<MembershipError>>>::default();
+        let failure = Arc::<Mutex<Option<WorkerError>>>::default();
         let (handed_in, counts) = watch::channel(0);
         let (tell, answered) = watch::channel(Ok(0));
         let stop = CancellationToken::new();
         let reports = Reports {
             coordinator,
             sender,
-            epoch,
+            settled,
             pending: Arc::clone(&pending),
             failure: Arc::clone(&failure),
         };
@@ -91,7 +93,7 @@ impl Reporter {
     }
 
     /// Waits until all that was handed in is answered.
-    pub(crate) async fn flush(&mut self) -> Result<(), MembershipError> {
+    pub(crate) async fn flush(&mut self) -> Result<(), WorkerError> {
         let handed_in = *self.handed_in.borrow();
         let done = |answered: &Result<u64, String>| match answered {
             Ok(count) => *count >= handed_in,
@@ -107,7 +109,7 @@ impl Reporter {
                 .failure
                 .lock()
                 .take()
-                .unwrap_or(MembershipError::Refused(reason))),
+                .unwrap_or(MembershipError::Refused(reason).into())),
         }
     }
 }
@@ -125,14 +127,14 @@ impl Times {
 struct Reports {
     coordinator: Coordinator,
     sender: Sender,
-    epoch: Epoch,
+    settled: Settled,
     pending: Arc<Mutex<Pending>>,
-    failure: Arc<Mutex<Option<MembershipError>>>,
+    failure: Arc<Mutex<Option<WorkerError>>>,
 }
 
 impl Reports {
     async fn send_all(
-        self,
+        mut self,
         mut counts: watch::Receiver<u64>,
         tell: watch::Sender<Result<u64, String>>,
     ) {
@@ -152,10 +154,13 @@ impl Reports {
         }
     }
 
-    async fn send(&self, place: Place, pending: Pending) -> Result<(), MembershipError> {
+    /// Says what is finished, by the shard map that the sessions have settled in. Where the coordinator has a
+    /// newer one, nothing counts until they have moved there and what was lost by that is reported.
+    async fn send(&mut self, place: Place, pending: Pending) -> Result<(), WorkerError> {
+        let mut origin = self.sender.origin(Epoch(0), place.clock);
         let times = pending.times;
-        let request = wire::FinishStepRequest {
-            origin: Some(self.sender.origin(self.epoch, place.clock).into()),
+        let mut request = wire::FinishStepRequest {
+            origin: None,
             split: place.split,
             position: place.position,
             steps: pending.steps,
@@ -169,10 +174,25 @@ impl Reports {
                 wait: times.wait.as_secs_f64(),
             }),
         };
-        let call = self.coordinator.call(|mut c| {
-            let request = request.clone();
-            async move { c.finish_step(request).await }
-        });
-        call.await.map(|_| ())
+        loop {
+            origin.epoch = self.settled.epoch();
+            request.origin = Some(origin.clone().into());
+            let call = self.coordinator.call(|mut c| {
+                let request = request.clone();
+                async move { c.finish_step(request).await }
+            });
+            match call.await {
+                Ok(reply) => {
+                    self.sender.heard(Epoch(reply.epoch));
+                    return Ok(());
+                }
+                Err(MembershipError::Outdated(_)) => {
+                    let newer = origin.epoch.next();
+                    self.sender.heard(newer);
+                    self.settled.reaches(newer).await?;
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use daemon::membership::{Membership, MembershipError};
-use shared_proto::ids::Clock;
+use shared_proto::ids::{Clock, Epoch, ViewNumber};
 use shared_proto::job::{Job, run_dir};
 use shared_proto::wire;
 use shared_proto::wire::lease_work_reply::Work;
@@ -31,12 +31,15 @@ impl<R: Replica, S: Strategy> Trainer<'_, R, S> {
     pub(crate) async fn train(&mut self) -> Result<(), WorkerError> {
         loop {
             let asked = Instant::now();
-            let (work, clock) = self.lease_work().await?;
-            self.clock = self.clock.max(clock);
+            let leased = self.lease_work().await?;
+            self.clock = self.clock.max(Clock(leased.clock));
+            let work = leased.work.ok_or(WorkerError::Protocol("LeaseWork"))?;
             self.reporter.waited(&idle(asked.elapsed()));
             match work {
                 Work::Split(split) => self.train_split(&split).await?,
-                Work::Evaluate(evaluate) => self.evaluate(&evaluate).await?,
+                Work::Evaluate(evaluate) => {
+                    self.evaluate(&evaluate, ViewNumber(leased.view)).await?
+                }
                 Work::Idle(idle) => tracing::debug!(reason = idle.reason, "idle"),
                 Work::Done(done) if done.error.is_empty() => {
                     tracing::info!("the job is done");
@@ -47,7 +50,7 @@ impl<R: Replica, S: Strategy> Trainer<'_, R, S> {
         }
     }
 
-    async fn lease_work(&mut self) -> Result<(Work, Clock), WorkerError> {
+    async fn lease_work(&mut self) -> Result<wire::LeaseWorkReply, WorkerError> {
         let mut origin = self.membership.origin();
         origin.clock = self.clock;
         let request = wire::LeaseWorkRequest {
@@ -61,8 +64,8 @@ impl<R: Replica, S: Strategy> Trainer<'_, R, S> {
                 async move { c.lease_work(request).await }
             })
             .await?;
-        let work = reply.work.ok_or(WorkerError::Protocol("LeaseWork"))?;
-        Ok((work, Clock(reply.clock)))
+        self.membership.sender().heard(Epoch(reply.epoch));
+        Ok(reply)
     }
 
     async fn train_split(&mut self, split: &wire::Split) -> Result<(), WorkerError> {
@@ -94,35 +97,57 @@ impl<R: Replica, S: Strategy> Trainer<'_, R, S> {
             self.reporter.finished(place, &finished);
         }
         // The split is done when the coordinator knows so.
-        Ok(self.reporter.flush().await?)
+        self.reporter.flush().await
     }
 
-    async fn evaluate(&mut self, evaluate: &wire::Evaluate) -> Result<(), WorkerError> {
+    /// Evaluates the weights as servers have them that follow `view`; again, where a shard has moved since.
+    async fn evaluate(
+        &mut self,
+        evaluate: &wire::Evaluate,
+        view: ViewNumber,
+    ) -> Result<(), WorkerError> {
         let replica = self.replica;
-        let take_in = async |blocks| replica.take_in(blocks).await;
-        self.strategy.pull_fresh(self.clock, take_in).await?;
-        let metrics = self.replica.evaluate().await?;
-        tracing::info!(epoch = evaluate.data_epoch + 1, ?metrics, "evaluated");
-        if evaluate.save_model
-            && let Some(dir) = &self.job.run_dir
-        {
-            self.replica.save(dir.join(run_dir::MODEL)).await?;
+        loop {
+            let take_in = async |blocks| replica.take_in(blocks).await;
+            let pulled = self.strategy.pull_fresh(self.clock, view, take_in).await?;
+            let metrics = self.replica.evaluate().await?;
+            tracing::info!(epoch = evaluate.data_epoch + 1, ?metrics, "evaluated");
+            if evaluate.save_model
+                && let Some(dir) = &self.job.run_dir
+            {
+                self.replica.save(dir.join(run_dir::MODEL)).await?;
+            }
+            let report = wire::EvaluationReport {
+                data_epoch: evaluate.data_epoch,
+                samples: self.replica.description().evaluation_samples as u64,
+                metrics: metrics.into_iter().collect(),
+            };
+            match self.report_evaluation(pulled.epoch, report).await {
+                Err(MembershipError::Outdated(_)) => {
+                    let newer = pulled.epoch.next();
+                    self.membership.sender().heard(newer);
+                    self.strategy.settled().reaches(newer).await?;
+                }
+                told => return Ok(told?),
+            }
         }
+    }
+
+    async fn report_evaluation(
+        &self,
+        epoch: Epoch,
+        report: wire::EvaluationReport,
+    ) -> Result<(), MembershipError> {
+        let mut origin = self.membership.origin();
+        origin.epoch = epoch;
         let request = wire::ReportRequest {
-            origin: Some(self.membership.origin().into()),
-            report: Some(wire::report_request::Report::Evaluation(
-                wire::EvaluationReport {
-                    data_epoch: evaluate.data_epoch,
-                    samples: self.replica.description().evaluation_samples as u64,
-                    metrics: metrics.into_iter().collect(),
-                },
-            )),
+            origin: Some(origin.into()),
+            report: Some(wire::report_request::Report::Evaluation(report)),
         };
         let call = self.membership.coordinator.call(|mut c| {
             let request = request.clone();
             async move { c.report(request).await }
         });
-        call.await?;
-        Ok(())
+        call.await.map(drop)
     }
 }

@@ -56,6 +56,43 @@ impl Model for Odd {
     }
 }
 
+/// A model whose weights count: each sample has a class of its own, and one more in that element of each
+/// variable is a visit. To be trained by SGD at a learning rate of one, a sample at a time.
+struct Visits(Vec<Tensor>);
+
+impl Model for Visits {
+    fn new(setup: &Setup, vars: VarBuilder) -> Result<Self> {
+        let zeros = candle_nn::init::ZERO;
+        let variable = |name| vars.get_with_hints(setup.classes, name, zeros);
+        Ok(Self(
+            ["a", "b", "c", "d"]
+                .map(variable)
+                .into_iter()
+                .collect::<Result<_>>()?,
+        ))
+    }
+
+    fn loss(&self, batch: &Batch) -> Result<Tensor> {
+        if let Some(milliseconds) = told("TEST_STEP_MILLISECONDS") {
+            std::thread::sleep(Duration::from_millis(milliseconds));
+        }
+        let classes = self.0[0].elem_count() as u32;
+        let all = Tensor::arange(0, classes, batch.targets.device())?;
+        let visited = all.broadcast_eq(&batch.targets.unsqueeze(1)?)?;
+        let visited = visited
+            .to_dtype(flambeau::candle_core::DType::F32)?
+            .sum(0)?;
+        let mut counted = Tensor::zeros((), visited.dtype(), visited.device())?;
+        for variable in &self.0 {
+            counted = (counted + (variable * &visited)?.sum_all()?)?;
+        }
+        counted.neg()
+    }
+}
+
 fn main() -> ExitCode {
-    App::new().model::<Odd>("odd").main()
+    App::new()
+        .model::<Odd>("odd")
+        .model::<Visits>("visits")
+        .main()
 }

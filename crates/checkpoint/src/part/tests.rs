@@ -10,7 +10,7 @@ fn any_bytes(length: usize) -> impl Strategy<Value = Bytes> {
 
 fn any_mark() -> impl Strategy<Value = Mark> {
     let role = prop_oneof![Just(Role::Coordinator), Just(Role::Ps), Just(Role::Worker)];
-    (role, any::<u32>(), any::<[u64; 4]>()).prop_map(|(role, index, [g, s, c, v])| Mark {
+    (role, any::<u32>(), any::<[u64; 6]>()).prop_map(|(role, index, [g, s, c, v, t, b])| Mark {
         task: Task {
             id: TaskId { role, index },
             generation: Generation(g),
@@ -18,6 +18,8 @@ fn any_mark() -> impl Strategy<Value = Mark> {
         sequence: Sequence(s),
         clock: Clock(c),
         version: Version(v),
+        taken: t,
+        before: Sequence(b),
     })
 }
 

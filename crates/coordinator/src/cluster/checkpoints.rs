@@ -265,6 +265,7 @@ impl Cluster {
             clock: progress.clock,
         });
         self.checkpoints.next = number + 1;
+        self.losses.ordered(number);
         self.checkpoints.begun = Some((now, progress.steps));
         self.checkpoints.at_work = Some(AtWork {
             manifest,
@@ -347,6 +348,8 @@ impl Cluster {
         self.checkpoints.newest_begun = Some(at_work.begun);
         self.checkpoints.first_written = true;
         self.checkpoints.failed.clear();
+        let kept = u64::from(self.job.checkpoint.keep);
+        self.losses.oldest(number.saturating_sub(kept));
         self.must_keep();
         if at_work.last {
             self.end_well(now);

@@ -46,6 +46,8 @@ pub(crate) struct Progress {
     pub(crate) moved: Instant,
     pub(crate) samples: u64,
     pub(crate) steps: u64,
+    /// Steps of this life that count and have changed the weights.
+    pub(crate) pushes: u64,
     pub(crate) loss: f64,
     pub(crate) samples_per_second: f64,
     pub(crate) times: wire::StepTimes,
@@ -75,6 +77,7 @@ impl Progress {
             moved: now,
             samples: 0,
             steps: 0,
+            pushes: 0,
             loss: f64::NAN,
             samples_per_second: 0.0,
             times: wire::StepTimes::default(),
@@ -283,7 +286,7 @@ impl Cluster {
         member.gone = why.to_owned();
         member.progress.active = false;
         member.progress.ready = false;
-        let task = member.task;
+        let (task, pushes) = (member.task, member.progress.pushes);
         if !self.ended() {
             tracing::warn!(%task, generation = task.generation.0, why, "a member is gone");
         }
@@ -300,6 +303,7 @@ impl Cluster {
         }
         self.evaluations.release(task);
         self.must_keep();
+        self.end_life(now, task, pushes);
         self.leave_step(now, task);
     }
 

@@ -5,12 +5,14 @@
 //! - `variables`: the model's variables, the shard map, initial values
 //! - `checkpoints`: when one is due, what it is made of; `recovery`: going back to one
 //! - `saved`: what outlives this process
+//! - `losses`: acknowledged updates that are lost with a server
 //! - `evaluations`: those due, at work and done
 //! - `training`: work handed out, steps finished, commits, the end
 //! - `status`, `outcome`: all of it for people, and what came of it
 
 mod checkpoints;
 mod evaluations;
+mod losses;
 mod members;
 mod outcome;
 mod recovery;
@@ -36,6 +38,7 @@ use crate::record::Record;
 use crate::splits::Ledger;
 use checkpoints::{Checkpoints, Start};
 use evaluations::Evaluations;
+use losses::Losses;
 use members::{Awaited, Member};
 use status::Mishaps;
 use training::{Step, Tally};
@@ -76,6 +79,7 @@ pub(crate) struct Cluster {
     tally: Tally,
     mishaps: Mishaps,
     shard_reports: BTreeMap<TaskId, wire::ShardReport>,
+    losses: Losses,
     view: View,
     records: Vec<Record>,
     checkpoints: Checkpoints,
@@ -121,6 +125,7 @@ impl Cluster {
             tally: Tally::default(),
             mishaps: Mishaps::default(),
             shard_reports: BTreeMap::new(),
+            losses: Losses::default(),
             view: View::default(),
             records: Vec::new(),
             checkpoints: Checkpoints::default(),
@@ -303,6 +308,24 @@ impl Cluster {
         ))
     }
 
+    /// Whether the sender goes by the shard map in force.
+    ///
+    /// # Errors
+    /// [`Reason::StaleEpoch`].
+    fn check_epoch(&self, origin: &Origin) -> Result<(), Refusal> {
+        let newest = self.epoch();
+        if origin.epoch == newest {
+            return Ok(());
+        }
+        Err(Refusal::new(
+            Reason::StaleEpoch,
+            format!(
+                "{} goes by the shard map of epoch {}, the newest is that of epoch {newest}; fetch it, open a session with each shard where it lives now, and call again",
+                origin.task, origin.epoch
+            ),
+        ))
+    }
+
     pub(crate) fn fail(&mut self, now: Instant, error: String) {
         if !self.ended() {
             self.phase = JobPhase::Failed;
@@ -311,4 +334,15 @@ impl Cluster {
             self.record_end(now);
         }
     }
+}
+
+/// A refusal for a call that comes after a later one of its sender, or has no number.
+fn out_of_order(origin: &Origin, call: &str) -> Refusal {
+    Refusal::new(
+        Reason::OutOfOrder,
+        format!(
+            "{call} {} of {} is not newer than the last that was taken; number calls from 1, each higher than the one before, and keep the number of a call that is made again",
+            origin.sequence, origin.task
+        ),
+    )
 }

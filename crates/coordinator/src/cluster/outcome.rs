@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use shared_proto::ids::{Origin, Task};
+use shared_proto::ids::Task;
 use shared_proto::staleness::StalenessBound;
 use shared_proto::wire;
 
@@ -30,37 +30,6 @@ impl Cluster {
     pub(super) fn servers(&self) -> &[Task] {
         let map = self.variables.as_ref().and_then(|v| v.map.as_ref());
         map.map_or(&[], |map| &map.servers)
-    }
-
-    /// A worker tells which of its acknowledged updates went with a server.
-    pub(crate) fn lost(&mut self, now: Instant, origin: &Origin, report: &wire::LostReport) {
-        let task = origin.task;
-        let Some(member) = self.members.get_mut(&task.id) else {
-            return;
-        };
-        // A report whose answer was lost comes again.
-        if origin.sequence <= member.progress.told_lost {
-            return;
-        }
-        member.progress.told_lost = origin.sequence;
-        self.tally.lost = self.tally.lost.saturating_add(report.updates);
-        self.must_keep();
-        tracing::warn!(
-            %task,
-            shard = report.shard,
-            updates = report.updates,
-            first_step = report.first_step,
-            last_step = report.last_step,
-            "updates are lost"
-        );
-        self.records.push(Record::Lost {
-            seconds: self.seconds(now),
-            task: task.to_string(),
-            shard: report.shard,
-            updates: report.updates,
-            first_step: report.first_step,
-            last_step: report.last_step,
-        });
     }
 
     /// Steps and samples done.
@@ -139,7 +108,7 @@ impl Cluster {
             samples_per_second: self.rate(training),
             test_accuracy: metric("accuracy"),
             test_loss: metric("loss"),
-            lost_updates: self.tally.lost,
+            lost_updates: self.losses.total,
             skipped_steps: self.tally.skipped,
             max_clock_lead: shards().map(|r| r.max_clock_lead).max().unwrap_or(0),
             mean_gradient_staleness: staleness as f64 / updates.max(1) as f64,

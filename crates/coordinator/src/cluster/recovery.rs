@@ -76,6 +76,7 @@ impl Cluster {
                 map.sources[shard] = source(epoch, &kept);
                 self.checkpoints.loading.insert(shard, String::new());
                 self.record_restore(now, kept.number, Some(shard));
+                self.evaluate_again_at_the_end();
             }
             None => self.initialize_anew(now, epoch),
         }
@@ -150,8 +151,11 @@ impl Cluster {
             return;
         }
         if report.error.is_empty() {
-            self.checkpoints.loading.remove(&shard);
+            let newly = self.checkpoints.loading.remove(&shard).is_some();
             self.must_keep();
+            if newly && let Some(from) = self.checkpoint_of(shard) {
+                self.derive_losses(now, report, from);
+            }
             self.records.push(Record::loaded(self.seconds(now), report));
             return;
         }
@@ -183,6 +187,13 @@ impl Cluster {
         self.checkpoints
             .errand
             .get_or_insert(Errand::FindBefore(Box::new(kept)));
+    }
+
+    /// The checkpoint that a shard's values were loaded from.
+    fn checkpoint_of(&self, shard: usize) -> Option<u64> {
+        let map = self.variables.as_ref()?.map.as_ref()?;
+        let (_, number) = map.sources.get(shard)?.checkpoint.as_ref()?;
+        Some(*number)
     }
 
     /// An older checkpoint was found, or there is none: the answer to [`Errand::FindBefore`].
@@ -229,5 +240,6 @@ impl Cluster {
                 *source = self::source(epoch, &kept);
             }
         }
+        self.evaluate_again_at_the_end();
     }
 }

@@ -12,6 +12,7 @@ use shared_proto::wire;
 use super::Cluster;
 use super::checkpoints::{Kept, Start};
 use super::evaluations::{Evaluation, Evaluations, SavedEvaluation};
+use super::losses::Losses;
 use super::members::{Member, Progress};
 use super::training::Step;
 use super::variables::Variables;
@@ -44,7 +45,8 @@ pub(crate) struct Saved {
     steps: u64,
     samples: u64,
     skipped: u64,
-    lost: u64,
+    #[serde(default)]
+    losses: Losses,
     next_checkpoint: u64,
     newest: Option<Kept>,
     first_written: bool,
@@ -73,6 +75,8 @@ struct SavedMember {
     told_lost: Sequence,
     samples: u64,
     steps: u64,
+    #[serde(default)]
+    pushes: u64,
     /// Pull, compute, push, wait.
     times: [f64; 4],
 }
@@ -106,6 +110,7 @@ impl From<&Member> for SavedMember {
             told_lost: progress.told_lost,
             samples: progress.samples,
             steps: progress.steps,
+            pushes: progress.pushes,
             times: [times.pull, times.compute, times.push, times.wait],
         }
     }
@@ -132,6 +137,7 @@ impl SavedMember {
                 told_lost: self.told_lost,
                 samples: self.samples,
                 steps: self.steps,
+                pushes: self.pushes,
                 times: wire::StepTimes {
                     pull,
                     compute,
@@ -169,7 +175,7 @@ impl Cluster {
             steps: self.tally.steps,
             samples: self.tally.samples,
             skipped: self.tally.skipped,
-            lost: self.tally.lost,
+            losses: self.losses.clone(),
             next_checkpoint: self.checkpoints.next,
             newest: self.checkpoints.newest.clone(),
             first_written: self.checkpoints.first_written,
@@ -215,7 +221,8 @@ impl Cluster {
             cluster.last_finish = Some(now);
         }
         cluster.tally.take_up(saved.steps, saved.samples);
-        (cluster.tally.skipped, cluster.tally.lost) = (saved.skipped, saved.lost);
+        cluster.tally.skipped = saved.skipped;
+        cluster.losses = saved.losses;
         cluster.start = saved.start;
         let until = now + cluster.lease();
         cluster.awaited = saved.awaited.into_iter().map(|id| (id, until)).collect();

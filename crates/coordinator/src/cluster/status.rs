@@ -75,7 +75,7 @@ impl Cluster {
             shards: self.shard_status(),
             evaluations: self.newest_evaluations(),
             checkpoint: self.checkpoint_status(now),
-            lost_updates: self.tally.lost,
+            lost_updates: self.losses.total,
         }
     }
 
@@ -96,7 +96,7 @@ impl Cluster {
 
     /// Updates that were acknowledged and went with a server.
     pub(crate) fn lost_updates(&self) -> u64 {
-        self.tally.lost
+        self.losses.total
     }
 
     /// Shards that nobody serves.

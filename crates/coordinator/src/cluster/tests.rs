@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use shared_proto::blocks::VariableSpec;
-use shared_proto::ids::{Clock, Epoch, Origin, Role, Sequence, Task};
+use shared_proto::ids::{Clock, Origin, Role, Sequence, Task};
 use shared_proto::job::{Job, Mode};
 use shared_proto::refusal::Reason;
 use shared_proto::view::JobPhase;
@@ -12,6 +12,7 @@ use shared_proto::wire;
 use super::{Cluster, Initialization, Work};
 
 mod checkpoints;
+mod losses;
 
 const SAMPLES: u64 = 40;
 
@@ -100,14 +101,7 @@ impl Scene {
         split: u64,
         position: u64,
     ) -> (Origin, wire::FinishStepRequest) {
-        self.sequence += 1;
-        let origin = Origin {
-            job: "flambeau".to_owned(),
-            task,
-            epoch: Epoch(1),
-            clock,
-            sequence: Sequence(self.sequence),
-        };
+        let origin = self.origin(task, clock);
         let request = wire::FinishStepRequest {
             split,
             position,
@@ -116,6 +110,18 @@ impl Scene {
             ..wire::FinishStepRequest::default()
         };
         (origin, request)
+    }
+
+    /// The next call of a member that goes by the newest shard map.
+    fn origin(&mut self, task: Task, clock: Clock) -> Origin {
+        self.sequence += 1;
+        Origin {
+            job: "flambeau".to_owned(),
+            task,
+            epoch: self.cluster.epoch(),
+            clock,
+            sequence: Sequence(self.sequence),
+        }
     }
 
     /// Lets time pass while these send heartbeats.
@@ -142,7 +148,8 @@ impl Scene {
             data_epoch,
             ..wire::EvaluationReport::default()
         };
-        self.cluster.evaluated(self.now, task, report)
+        let origin = self.origin(task, Clock(0));
+        self.cluster.evaluated(self.now, &origin, report)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
-use shared_proto::ids::{Clock, Origin, Role, Task};
+use shared_proto::ids::{Clock, Origin, Role, Sequence, Task};
 use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::view::{Commit, JobPhase};
 use shared_proto::wire;
@@ -68,8 +68,6 @@ pub(crate) struct Tally {
     pub(crate) samples: u64,
     /// Steps whose gradients were left out.
     pub(crate) skipped: u64,
-    /// Updates that were acknowledged and went with a server.
-    pub(crate) lost: u64,
     /// Since the last line of metrics.
     pub(super) recent: Recent,
 }
@@ -81,7 +79,6 @@ impl Tally {
             steps,
             samples,
             skipped: self.skipped,
-            lost: self.lost,
             recent: Recent::default(),
         };
     }
@@ -237,7 +234,8 @@ impl Cluster {
     ///
     /// # Errors
     /// [`Reason::Fenced`] if the split is not leased to the sender, [`Reason::FutureClock`] if it
-    /// cannot have come so far.
+    /// cannot have come so far, [`Reason::StaleEpoch`] if a shard has moved since: what its gradients
+    /// have changed may be gone.
     pub(crate) fn finish_step(
         &mut self,
         now: Instant,
@@ -248,9 +246,13 @@ impl Cluster {
         let Some(member) = self.members.get(&task.id) else {
             return Ok(self.min_clock);
         };
-        if origin.sequence <= member.progress.finished {
+        if origin.sequence == member.progress.finished && origin.sequence > Sequence(0) {
             return Ok(self.min_clock);
         }
+        if origin.sequence < member.progress.finished || origin.sequence == Sequence(0) {
+            return Err(super::out_of_order(origin, "FinishStep"));
+        }
+        self.check_epoch(origin)?;
         let reached = member.progress.clock.0.saturating_add(request.steps);
         // A coordinator that has started again may not know how far workers have come.
         if origin.clock.0 > reached && !member.progress.uncertain {
@@ -265,6 +267,7 @@ impl Cluster {
         if self.sync() {
             self.check_part(origin, request)?;
         }
+        self.check_numbers(task, request)?;
         let ledger = self.ledger.as_mut();
         let advanced = ledger.and_then(|l| l.advance(task, request.split, request.position));
         let Some((samples, complete)) = advanced else {
@@ -287,6 +290,29 @@ impl Cluster {
         }
         self.schedule_last_evaluation();
         Ok(self.update_min_clock())
+    }
+
+    /// The numbers of a report are such that they can be true.
+    fn check_numbers(&self, task: Task, request: &wire::FinishStepRequest) -> Result<(), Refusal> {
+        let held = self.ledger.as_ref().and_then(|ledger| ledger.held_by(task));
+        let done = held.map_or(0, |split| request.position.saturating_sub(split.start));
+        let times = request.times.unwrap_or_default();
+        let seconds = [times.pull, times.compute, times.push, times.wait];
+        let what = if request.steps == 0 || request.steps > done {
+            format!("finishes {} steps with {done} samples", request.steps)
+        } else if request.skipped > request.steps {
+            format!("skips {} of {} steps", request.skipped, request.steps)
+        } else if seconds.iter().any(|s| !s.is_finite() || *s < 0.0) {
+            "reports a time that is negative or no number".to_owned()
+        } else {
+            return Ok(());
+        };
+        Err(Refusal::new(
+            Reason::Malformed,
+            format!(
+                "{task} {what}; each step has at least one sample, and skipped steps are among them"
+            ),
+        ))
     }
 
     /// Sync mode: a part is finished whole, in the step that is being made.
@@ -340,6 +366,7 @@ impl Cluster {
         work.clock = work.clock.max(origin.clock);
         work.samples += samples;
         work.steps = work.steps.saturating_add(request.steps);
+        work.pushes += request.steps - request.skipped;
         work.loss = request.loss_sum / request.steps.max(1) as f64;
         let seconds = now.duration_since(work.moved).as_secs_f64();
         if seconds > 0.0 {
@@ -419,20 +446,32 @@ impl Cluster {
         }
     }
 
+    /// A shard has gone back after the last evaluation: neither that nor the model that was written with it
+    /// is of the weights that are there now, so both are made again before the job ends.
+    pub(super) fn evaluate_again_at_the_end(&mut self) {
+        if self.checkpoints.ending {
+            self.checkpoints.not_last_any_more();
+            self.evaluations.reported = None;
+            self.schedule_last_evaluation();
+        }
+    }
+
     /// Takes an evaluation's result; the last one ends the job.
     ///
     /// # Errors
-    /// [`Reason::Fenced`] if the evaluation is not leased to the sender.
+    /// [`Reason::Fenced`] if the evaluation is not leased to the sender, [`Reason::StaleEpoch`] if a shard
+    /// has moved since the weights were pulled.
     pub(crate) fn evaluated(
         &mut self,
         now: Instant,
-        task: Task,
+        origin: &Origin,
         report: wire::EvaluationReport,
     ) -> Result<(), Refusal> {
-        let epoch = report.data_epoch;
+        let (task, epoch) = (origin.task, report.data_epoch);
         if self.ended() || self.evaluations.reported == Some((epoch, task)) {
             return Ok(());
         }
+        self.check_epoch(origin)?;
         let mine = |e: &mut Evaluation| e.task == task && e.epoch == epoch;
         let Some(evaluation) = self.evaluations.at_work.take_if(mine) else {
             return Err(Refusal::new(

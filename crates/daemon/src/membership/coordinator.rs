@@ -180,6 +180,7 @@ impl MembershipError {
         let reason = Refusal::from_status(status).map(|refusal| refusal.reason);
         match (reason, status.code()) {
             (Some(Reason::Superseded), _) => Self::Superseded(message),
+            (Some(Reason::StaleEpoch), _) => Self::Outdated(message),
             (_, Code::Aborted) => Self::Fenced(message),
             _ => Self::Refused(message),
         }

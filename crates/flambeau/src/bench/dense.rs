@@ -318,7 +318,7 @@ impl Worker {
             patience: PATIENCE,
             wire: membership.job.strategy.wire.into(),
             network: Arc::new(SystemNetwork::new(cluster.security()?)),
-            lost: tokio::sync::mpsc::channel(1).0,
+            losses: tokio::sync::mpsc::channel(1).0,
         };
         let map = map.map_err(|error| failed(&error))?;
         let (_, maps) = MapSource::new(map);

@@ -7,8 +7,8 @@ pub use parameter_server::ParameterServer;
 
 use std::future::Future;
 
-use ps_client::{Acknowledgement, ClientError, Gradients, Pulled, PulledBlock};
-use shared_proto::ids::Clock;
+use ps_client::{Acknowledgement, ClientError, Gradients, Pulled, PulledBlock, Settled};
+use shared_proto::ids::{Clock, ViewNumber};
 
 /// A way to train together with others.
 pub trait Strategy {
@@ -19,10 +19,12 @@ pub trait Strategy {
         take: impl AsyncFnMut(Vec<PulledBlock>),
     ) -> impl Future<Output = Result<Pulled, ClientError>>;
 
-    /// Hands over the newest weights, whatever was asked for before.
+    /// Hands over the newest weights, whatever was asked for before, of servers that follow `view` or a
+    /// later one.
     fn pull_fresh(
         &mut self,
         clock: Clock,
+        view: ViewNumber,
         take: impl AsyncFnMut(Vec<PulledBlock>),
     ) -> impl Future<Output = Result<Pulled, ClientError>>;
 
@@ -33,4 +35,7 @@ pub trait Strategy {
         clock: Clock,
         gradients: &Gradients,
     ) -> impl Future<Output = Result<Acknowledgement, ClientError>>;
+
+    /// The epoch of the shard map by which what was handed over counts.
+    fn settled(&self) -> Settled;
 }

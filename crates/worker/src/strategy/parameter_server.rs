@@ -1,9 +1,10 @@
 //! Variables on sharded parameter servers.
 
 use ps_client::{
-    Acknowledgement, ClientError, Gradients, ParameterServers, Pulled, PulledBlock, WeightsTicket,
+    Acknowledgement, ClientError, Gradients, ParameterServers, Pulled, PulledBlock, Settled,
+    WeightsTicket,
 };
-use shared_proto::ids::Clock;
+use shared_proto::ids::{Clock, ViewNumber};
 
 use super::Strategy;
 
@@ -45,20 +46,21 @@ impl Strategy for ParameterServer {
         match self.next.take_if(|(asked, _)| *asked == clock) {
             Some((_, ticket)) => self.take_all(ticket, take).await,
             // The clock has jumped: what was asked for may be older by now than the bound allows.
-            None => self.pull_fresh(clock, take).await,
+            None => self.pull_fresh(clock, ViewNumber(0), take).await,
         }
     }
 
     async fn pull_fresh(
         &mut self,
         clock: Clock,
+        view: ViewNumber,
         mut take: impl AsyncFnMut(Vec<PulledBlock>),
     ) -> Result<Pulled, ClientError> {
         // What has not changed since is not sent again: both answers count, the later one more.
         if let Some((_, ticket)) = self.next.take() {
             self.take_all(ticket, &mut take).await?;
         }
-        let ticket = self.servers.pull(clock).await;
+        let ticket = self.servers.pull(clock, view).await;
         self.take_all(ticket, take).await
     }
 
@@ -71,5 +73,9 @@ impl Strategy for ParameterServer {
         let (receipt, ticket) = self.servers.push_then_pull(clock, gradients, next).await?;
         self.next = Some((next, ticket));
         receipt.acknowledged().await
+    }
+
+    fn settled(&self) -> Settled {
+        self.servers.settled()
     }
 }

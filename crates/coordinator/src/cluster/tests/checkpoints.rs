@@ -12,7 +12,7 @@ fn place() -> Place {
 
 impl Scene {
     /// With so many servers and a worker at work, and with checkpoints; the first one is written.
-    fn with_checkpoints(servers: u32) -> (Self, Vec<Task>, Task) {
+    pub(super) fn with_checkpoints(servers: u32) -> (Self, Vec<Task>, Task) {
         let (mut scene, servers, worker) = Self::before_the_first(servers);
         scene.save(&servers, "");
         (scene, servers, worker)
@@ -33,7 +33,7 @@ impl Scene {
     }
 
     /// All shards report the checkpoint that is ordered, the first one perhaps an error.
-    fn save(&mut self, servers: &[Task], error: &str) {
+    pub(super) fn save(&mut self, servers: &[Task], error: &str) {
         let order = self.cluster.refresh_view().checkpoint.unwrap();
         for (shard, server) in (0..).zip(servers) {
             let report = wire::CheckpointReport {

@@ -1,0 +1,157 @@
+//! A server that is cut off from the coordinator, while workers reach it: a spare takes its shard.
+
+use std::time::Duration;
+
+use safetensors::SafeTensors;
+use serde_json::Value;
+use tempfile::TempDir;
+use tests::relay::{Relay, Weather};
+use tests::{Cluster, Daemon, eventually};
+
+use crate::program;
+
+const SAMPLES: usize = 1500;
+const VARIABLES: usize = 4;
+const EPOCHS: usize = 2;
+
+/// As many classes as samples, so that each sample has an element of its own in each variable.
+fn data(dir: &TempDir) -> String {
+    let path = dir.path().join("visits.csv");
+    let rows: String = (0..SAMPLES).map(|i| format!("{i},{i}\n")).collect();
+    std::fs::write(&path, format!("x,class\n{rows}")).unwrap();
+    path.display().to_string()
+}
+
+fn job(mode: &str, data: &str) -> String {
+    format!(
+        r#"
+name = "visits"
+epochs = {EPOCHS}
+batch_size = 1
+[data]
+kind = "csv"
+dir = "{data}"
+label = "class"
+[model]
+name = "visits"
+[optimizer]
+name = "sgd"
+learning_rate = 1.0
+[strategy]
+mode = "{mode}"
+staleness = 2
+[cluster]
+ps = 2
+workers = 2
+lease_seconds = 2.0
+[checkpoint]
+every_seconds = 0.5
+"#
+    )
+}
+
+/// The weights of a file of safetensors, by variable.
+fn weights(path: &std::path::Path) -> Vec<(String, Vec<f32>)> {
+    let bytes = std::fs::read(path).unwrap();
+    let file = SafeTensors::deserialize(&bytes).unwrap();
+    let mut all: Vec<_> = file
+        .tensors()
+        .into_iter()
+        .map(|(name, tensor)| {
+            let values = tensor.data().chunks_exact(4);
+            let values = values.map(|v| f32::from_le_bytes(v.try_into().unwrap()));
+            (name, values.collect())
+        })
+        .collect();
+    all.sort_by(|a, b| a.0.cmp(&b.0));
+    all
+}
+
+/// Trains in a mode, replaces the server of a shard in between as `replace` says, and compares what comes of it
+/// with what was put in. Returns the summary.
+fn replaced(mode: &str, replace: impl FnOnce(&mut Cluster, &Relay) -> Option<Daemon>) -> Value {
+    let files = TempDir::new().unwrap();
+    let mut cluster = Cluster::start(program(), &job(mode, &data(&files)), 1);
+    let relay = Relay::start(Weather {
+        delay: Duration::ZERO,
+        life: None,
+        seed: 0,
+    });
+    relay.lead_to(&cluster.coordinator.address());
+    let cut_off = cluster.member_at(&relay.address(), "ps-server", "ps-1", &[], &[]);
+    for _ in 0..2 {
+        cluster.add_worker(&[("TEST_STEP_MILLISECONDS", "8")]);
+    }
+    let trained = |cluster: &Cluster| cluster.status()["samples"].as_u64().unwrap();
+    eventually(|| {
+        trained(&cluster) > 500 && cluster.status()["checkpoint"]["number"].as_u64() > Some(0)
+    });
+    let another = replace(&mut cluster, &relay);
+    cluster.ps.extend(another);
+    let (summary, dir) = cluster.finish();
+    drop(cut_off);
+
+    let run = dir.path().join("run");
+    let model = weights(&run.join("model.safetensors"));
+    let exported = dir.path().join("exported.safetensors");
+    let (run, exported) = (run.to_str().unwrap(), exported.to_str().unwrap());
+    let export = ["checkpoint", "export", run, "--output", exported];
+    let export = program().run(&export);
+    assert!(export.status.success(), "{export:?}");
+    let last = weights(std::path::Path::new(exported));
+    assert_eq!(last, model, "{mode}: the last checkpoint is not the model");
+
+    // Each visit is there, or was reported lost.
+    assert_eq!(model.len(), VARIABLES);
+    let visits: f32 = model.iter().flat_map(|(_, values)| values).sum();
+    let trained = summary["samples"].as_u64().unwrap();
+    let expected = trained * VARIABLES as u64 - summary["lost_updates"].as_u64().unwrap();
+    if mode == "sync" {
+        // A step is the mean of all workers' gradients; it is made whole or not at all.
+        let steps = summary["steps"].as_u64().unwrap();
+        assert!(
+            (visits - (steps * VARIABLES as u64) as f32).abs() < 0.01,
+            "{visits}: {summary}"
+        );
+        assert_eq!(summary["lost_updates"], 0);
+    } else {
+        assert_eq!(visits, expected as f32, "{mode}: {summary}");
+    }
+    summary
+}
+
+/// The way between a server and the coordinator is cut, and a spare is there.
+fn cut_off(mode: &str) {
+    let summary = replaced(mode, |cluster, relay| {
+        let spare = cluster.member("ps-server", "spare", &[], &[]);
+        relay.fall_silent();
+        eventually(|| cluster.status()["shards"][1]["server"] == "ps-2");
+        Some(spare)
+    });
+    println!("{mode}: {summary}");
+}
+
+#[test]
+fn a_server_that_is_cut_off_is_not_used_any_more_in_async_mode() {
+    cut_off("async");
+}
+
+#[test]
+fn a_server_that_is_cut_off_is_not_used_any_more_in_bounded_mode() {
+    cut_off("bounded");
+}
+
+#[test]
+fn a_server_that_is_cut_off_is_not_used_any_more_in_sync_mode() {
+    cut_off("sync");
+}
+
+/// Somebody starts a second server under the identity of the first one, which does not hear of it.
+#[test]
+fn a_server_whose_identity_is_taken_elsewhere_is_not_used_any_more() {
+    let summary = replaced("async", |cluster, relay| {
+        relay.fall_silent();
+        Some(cluster.member("ps-server", "ps-1", &[], &[]))
+    });
+    println!("{summary}");
+}
