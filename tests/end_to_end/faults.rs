@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use shared_proto::wire;
 use shared_proto::wire::client_message::Kind;
 use shared_proto::wire::server_message::Kind as Answer;
 use tests::peer::{Peer, variable};
@@ -55,7 +56,13 @@ async fn a_worker_killed_in_a_sync_step_counts_on_all_shards_or_on_none() {
                 let mut session = peer.open(&map.addresses[*shard as usize]).await;
                 let push = peer.push(0, &[((*id).into(), vec![gradient; 3])]);
                 let answer = session.ask(Kind::Push(push)).await;
-                assert!(matches!(answer, Answer::Acknowledged(_)), "{answer:?}");
+                let Answer::Acknowledged(acknowledged) = answer else {
+                    panic!("{answer:?}")
+                };
+                peer.receipts.push(wire::ShardReceipt {
+                    shard: *shard,
+                    receipt: acknowledged.receipt,
+                });
             }
         }
         if finished {
@@ -87,6 +94,57 @@ async fn a_worker_killed_in_a_sync_step_counts_on_all_shards_or_on_none() {
         }
         // The mean of 1 and 3, or 1 alone; once.
         assert_eq!(pulled, [(vec![expected; 3], 1), (vec![expected; 3], 1)]);
+    }
+}
+
+/// A worker says that it has finished its part of a step, and has pushed nothing, or to one shard alone.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_finishes_without_a_push_is_put_out_alone() {
+    for reached in [0, 1] {
+        let mut cluster = Cluster::start(program(), SYNC, 2);
+        let address = cluster.coordinator.address();
+        let variables = [variable("a", 3), variable("b", 3)];
+        let (mut good, mut bad) = (
+            Peer::join(&address, "x").await,
+            Peer::join(&address, "y").await,
+        );
+        let map = good.shard_map(&variables).await;
+        good.initialize(&map, 0.0).await;
+        bad.shard_map(&variables).await;
+        let blocks: Vec<_> = map.blocks().collect();
+        let (split, other) = tokio::join!(good.work(), bad.work());
+        for (peer, reached) in [(&mut good, 2), (&mut bad, reached)] {
+            for (id, shard) in &blocks[..reached] {
+                let mut session = peer.open(&map.addresses[*shard as usize]).await;
+                let push = peer.push(0, &[((*id).into(), vec![1.0; 3])]);
+                let Answer::Acknowledged(taken) = session.ask(Kind::Push(push)).await else {
+                    panic!("the push was refused")
+                };
+                peer.receipts.push(wire::ShardReceipt {
+                    shard: *shard,
+                    receipt: taken.receipt,
+                });
+            }
+        }
+        let refused = bad.finish(&other).await.unwrap_err();
+        assert_eq!(refused.code(), tonic::Code::InvalidArgument, "{refused}");
+        assert!(refused.message().contains("receipt"), "{refused}");
+        let beat = wire::HeartbeatRequest {
+            origin: Some(bad.origin.clone()),
+        };
+        let fenced = bad.coordinator.heartbeat(beat).await.unwrap_err();
+        assert_eq!(fenced.code(), tonic::Code::Aborted, "{fenced}");
+
+        // The other's step is committed without it, and both servers live.
+        good.finish(&split).await.unwrap();
+        for (id, shard) in &blocks {
+            let mut session = good.open(&map.addresses[*shard as usize]).await;
+            let pull = good.pull(1, &[(*id).into()]);
+            assert_eq!(session.weights(pull).await, [(vec![-1.0; 3], 1)]);
+        }
+        for server in &mut cluster.ps {
+            assert!(server.http("/healthz").contains("200 OK"));
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! A server that is cut off from the coordinator, while workers reach it: a spare takes its shard.
+//! Servers that are cut off, replaced or stopped while a job trains, and what of the work is there at its end.
 
 use std::time::Duration;
 
@@ -69,7 +69,10 @@ fn weights(path: &std::path::Path) -> Vec<(String, Vec<f32>)> {
 
 /// Trains in a mode, replaces the server of a shard in between as `replace` says, and compares what comes of it
 /// with what was put in. Returns the summary.
-fn replaced(mode: &str, replace: impl FnOnce(&mut Cluster, &Relay) -> Option<Daemon>) -> Value {
+fn replaced(
+    mode: &str,
+    replace: impl FnOnce(&mut Cluster, &Relay, &mut Daemon) -> Option<Daemon>,
+) -> Value {
     let files = TempDir::new().unwrap();
     let mut cluster = Cluster::start(program(), &job(mode, &data(&files)), 1);
     let relay = Relay::start(Weather {
@@ -78,7 +81,7 @@ fn replaced(mode: &str, replace: impl FnOnce(&mut Cluster, &Relay) -> Option<Dae
         seed: 0,
     });
     relay.lead_to(&cluster.coordinator.address());
-    let cut_off = cluster.member_at(&relay.address(), "ps-server", "ps-1", &[], &[]);
+    let mut server = cluster.member_at(&relay.address(), "ps-server", "ps-1", &[], &[]);
     for _ in 0..2 {
         cluster.add_worker(&[("TEST_STEP_MILLISECONDS", "8")]);
     }
@@ -86,10 +89,10 @@ fn replaced(mode: &str, replace: impl FnOnce(&mut Cluster, &Relay) -> Option<Dae
     eventually(|| {
         trained(&cluster) > 500 && cluster.status()["checkpoint"]["number"].as_u64() > Some(0)
     });
-    let another = replace(&mut cluster, &relay);
+    let another = replace(&mut cluster, &relay, &mut server);
     cluster.ps.extend(another);
     let (summary, dir) = cluster.finish();
-    drop(cut_off);
+    drop(server);
 
     let run = dir.path().join("run");
     let model = weights(&run.join("model.safetensors"));
@@ -122,7 +125,7 @@ fn replaced(mode: &str, replace: impl FnOnce(&mut Cluster, &Relay) -> Option<Dae
 
 /// The way between a server and the coordinator is cut, and a spare is there.
 fn cut_off(mode: &str) {
-    let summary = replaced(mode, |cluster, relay| {
+    let summary = replaced(mode, |cluster, relay, _| {
         let spare = cluster.member("ps-server", "spare", &[], &[]);
         relay.fall_silent();
         eventually(|| cluster.status()["shards"][1]["server"] == "ps-2");
@@ -149,9 +152,46 @@ fn a_server_that_is_cut_off_is_not_used_any_more_in_sync_mode() {
 /// Somebody starts a second server under the identity of the first one, which does not hear of it.
 #[test]
 fn a_server_whose_identity_is_taken_elsewhere_is_not_used_any_more() {
-    let summary = replaced("async", |cluster, relay| {
+    let summary = replaced("async", |cluster, relay, _| {
         relay.fall_silent();
         Some(cluster.member("ps-server", "ps-1", &[], &[]))
     });
     println!("{summary}");
+}
+
+/// A rolling upgrade: a server is told to stop, and another process takes its place.
+fn stopped(mode: &str) {
+    let summary = replaced(mode, |cluster, _, server| {
+        server.terminate();
+        assert!(server.wait().success(), "{}", server.log());
+        Some(cluster.member("ps-server", "ps-1", &[], &[]))
+    });
+    assert_eq!(summary["lost_updates"], 0, "{mode}: {summary}");
+}
+
+#[test]
+fn a_server_that_is_stopped_and_started_again_loses_nothing() {
+    stopped("async");
+    stopped("bounded");
+}
+
+#[test]
+fn the_same_in_sync_mode() {
+    stopped("sync");
+}
+
+/// The way to the coordinator is cut for longer than the lease, and nobody else takes the shard.
+#[test]
+fn a_server_that_was_cut_off_comes_back_with_its_values() {
+    for mode in ["async", "sync"] {
+        let summary = replaced(mode, |cluster, relay, server| {
+            relay.fall_silent();
+            let waits_for = || cluster.status()["waiting_for"].to_string();
+            eventually(|| waits_for().contains("has no server"));
+            relay.speak_again();
+            eventually(|| server.log().contains("registering again"));
+            None
+        });
+        assert_eq!(summary["lost_updates"], 0, "{mode}: {summary}");
+    }
 }

@@ -15,6 +15,7 @@ use redb::StorageBackend;
 use shared_proto::ids::Role;
 use shared_proto::job::{Job, Mode, Optimizer, Sgd};
 use shared_proto::payload;
+use tokio_util::sync::CancellationToken;
 use turmoil::Sim;
 
 use crate::checker::check;
@@ -261,6 +262,7 @@ impl World {
                     },
                     checkpoints: Arc::new(move |_| Ok(Store::over(objects.clone(), "the store"))),
                     fault,
+                    drain: CancellationToken::new(),
                 };
                 let outcome = embedded.serve(incoming().await?).await;
                 ended_by_itself(&history, &name, outcome.map_err(|error| error.to_string()));
@@ -442,6 +444,7 @@ fn registration(role: Role, name: &str) -> Registration {
         identity: name.to_owned(),
         address: format!("{name}:{PORT}"),
         metrics_address: String::new(),
+        holding: None,
     }
 }
 

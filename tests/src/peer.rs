@@ -30,6 +30,8 @@ pub struct Peer {
     pub origin: wire::Origin,
     /// The newest view that it has heard of.
     pub view: u64,
+    /// Sync mode: what the shards have acknowledged its gradient with, for the next step that it finishes.
+    pub receipts: Vec<wire::ShardReceipt>,
 }
 
 /// A session with a shard.
@@ -74,6 +76,7 @@ impl Peer {
                 ..wire::Origin::default()
             },
             view: reply.view,
+            receipts: Vec::new(),
         }
     }
 
@@ -237,6 +240,7 @@ impl Peer {
             position: split.end,
             steps: 1,
             samples: split.end - split.start,
+            receipts: std::mem::take(&mut self.receipts),
             ..wire::FinishStepRequest::default()
         };
         self.coordinator.finish_step(request).await.map(|_| ())
@@ -276,7 +280,11 @@ impl Session {
     pub async fn weights(&mut self, pull: wire::Pull) -> Vec<(Vec<f32>, u64)> {
         let begin = Instant::now();
         loop {
-            match self.ask(Outgoing::Pull(pull.clone())).await {
+            let mut answer = self.ask(Outgoing::Pull(pull.clone())).await;
+            while let Incoming::Waiting(_) = answer {
+                answer = self.receive().await.unwrap();
+            }
+            match answer {
                 Incoming::Weights(weights) => return weights.blocks.iter().map(values).collect(),
                 Incoming::Refused(refused)
                     if refused.reason() == Reason::NotInitialized && begin.elapsed() < PATIENCE =>

@@ -5,6 +5,7 @@ use std::path::Path;
 
 use checkpoint::Store;
 use shared_proto::job::{Job, Mode, run_dir};
+use shared_proto::receipt::ReceiptKey;
 
 use crate::cluster::{Cluster, Place, Saved};
 use crate::keeper::progress;
@@ -47,7 +48,10 @@ pub(crate) async fn begin(
     let again = saved.is_some();
     let mut cluster = match saved {
         Some(saved) => go_on(job, dir, saved)?,
-        None => start(job, dir, keeping.as_ref(), restore).await?,
+        None => {
+            let cluster = start(job, dir, keeping.as_ref(), restore).await?;
+            cluster.with_receipt_key(ReceiptKey(rand::random()))
+        }
     };
     if let Some(keeping) = &keeping {
         let location = keeping.store.location().to_owned();

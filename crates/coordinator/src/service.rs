@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use bytes::Bytes;
 use metrics::counter;
 use shared_proto::blocks::VariableSpec;
 use shared_proto::ids::{Origin, Role};
@@ -152,6 +153,10 @@ impl Coordinator for Service {
             probe: cluster
                 .place()
                 .map_or_else(String::new, |place| place.probe.clone()),
+            receipt_key: match role {
+                Role::Ps => Bytes::copy_from_slice(&cluster.receipt_key().0),
+                Role::Worker | Role::Coordinator => Bytes::new(),
+            },
         });
         Ok(Response::new(reply))
     }
@@ -177,6 +182,18 @@ impl Coordinator for Service {
             error: view.error.clone(),
             epoch: view.epoch.0,
         }))
+    }
+
+    async fn drain(&self, request: Request<wire::DrainRequest>) -> Answer<wire::DrainReply> {
+        let (_, extensions, request) = request.into_parts();
+        let done = self
+            .ask_as_until(
+                From::new(&request.origin, &extensions, "Drain"),
+                |cluster, now, origin| Ok(cluster.drain(now, origin.task)),
+                |done| *done,
+            )
+            .await?;
+        Ok(Response::new(wire::DrainReply { done }))
     }
 
     async fn leave(&self, request: Request<wire::LeaveRequest>) -> Answer<wire::LeaveReply> {

@@ -11,6 +11,7 @@ use metrics::gauge;
 use parking_lot::Mutex;
 use shared_proto::ids::{Clock, Epoch, Generation, Origin, Role, Sequence, Task};
 use shared_proto::job::{Job, JobError};
+use shared_proto::receipt::ReceiptKey;
 use shared_proto::transport::PROTOCOL_VERSION;
 use shared_proto::view::{JobPhase, View};
 use shared_proto::wire;
@@ -24,6 +25,9 @@ const HEARTBEATS_PER_LEASE: u32 = 3;
 
 /// A process takes its lease for over when this part of it is left.
 const LEASE_MARGIN: u32 = 10;
+
+/// How long the coordinator may take to answer a server that is about to stop.
+const DRAIN_CALL: Duration = Duration::from_secs(6);
 
 /// How long saying good-bye may take.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -92,6 +96,8 @@ pub struct Membership {
     pub job: Job,
     /// Where checkpoints lie, and what the probe file there must say; none without checkpoints.
     pub checkpoints: Option<(String, String)>,
+    /// Servers only: by which they make receipts.
+    pub receipt_key: Option<ReceiptKey>,
     sender: Sender,
     lease: Lease,
     standing: watch::Receiver<Standing>,
@@ -120,6 +126,8 @@ pub struct Registration {
     pub address: String,
     /// Where its metrics are served, likewise.
     pub metrics_address: String,
+    /// The values that a server still has, which was a member before.
+    pub holding: Option<wire::Holding>,
 }
 
 impl Membership {
@@ -137,6 +145,7 @@ impl Membership {
             identity: registration.identity,
             address: coordinator.reachable(registration.address).await?,
             metrics_address: coordinator.reachable(registration.metrics_address).await?,
+            holding: registration.holding,
         };
         let sent = Mutex::new(Instant::now());
         let reply = coordinator
@@ -170,6 +179,7 @@ impl Membership {
             job,
             checkpoints: (!reply.checkpoints.is_empty())
                 .then_some((reply.checkpoints, reply.probe)),
+            receipt_key: ReceiptKey::read(&reply.receipt_key),
             sender,
             lease,
             standing,
@@ -218,6 +228,31 @@ impl Membership {
             Ok(Standing::Failed(error)) => MembershipError::JobFailed(error.clone()),
             // The heartbeats have been stopped, so nothing is heard any more.
             Ok(Standing::Member) | Err(_) => std::future::pending().await,
+        }
+    }
+
+    /// Waits until a checkpoint has all of this server's shard, so that it may stop. Gives up when the
+    /// coordinator does not answer.
+    pub fn drained(&self) -> impl Future<Output = ()> + use<> {
+        let (mut client, sender) = (self.coordinator.client.clone(), self.sender());
+        async move {
+            loop {
+                let request = wire::DrainRequest {
+                    origin: Some(sender.here().into()),
+                };
+                match tokio::time::timeout(DRAIN_CALL, client.drain(request)).await {
+                    Ok(Ok(reply)) if !reply.get_ref().done => {}
+                    Ok(Ok(_)) => return,
+                    Ok(Err(status)) => {
+                        return tracing::warn!(%status, "stopping without a checkpoint");
+                    }
+                    Err(_) => {
+                        return tracing::warn!(
+                            "stopping without a checkpoint: the coordinator is silent"
+                        );
+                    }
+                }
+            }
         }
     }
 

@@ -17,9 +17,6 @@ use crate::Ready;
 use crate::http::{self, Readiness};
 use crate::settings::{AfterJob, LogFormat, ProcessSettings};
 
-/// How long a process may take to shut down once it has been told to.
-const DRAIN_DEADLINE: Duration = Duration::from_secs(10);
-
 /// Exit code of a process whose second signal cut its shutdown short: 128 + SIGTERM.
 const CUT_SHORT: i32 = 143;
 
@@ -28,6 +25,8 @@ const CUT_SHORT: i32 = 143;
 pub struct Process {
     /// Cancelled when the process is to shut down.
     pub shutdown: CancellationToken,
+    /// How long it may take from then on.
+    pub shutdown_within: Duration,
     /// Where metrics are served.
     pub metrics: SocketAddr,
     /// Whether this process is at its post, for `/readyz`; not, to begin with.
@@ -61,7 +60,7 @@ impl Process {
 
 /// Runs a role as this process: sets up the log, metrics and signals, and turns what comes of it
 /// into an exit code. SIGTERM, SIGINT, and where asked for the end of standard input, cancel
-/// [`Process::shutdown`]; the role then has ten seconds. A second signal ends the process at once.
+/// [`Process::shutdown`]; the role then has [`Process::shutdown_within`]. A second signal ends the process at once.
 pub fn main<E: Display>(
     settings: ProcessSettings,
     run: impl AsyncFnOnce(Process) -> Result<(), E>,
@@ -110,6 +109,7 @@ fn start<E: Display>(
             gauge!("flambeau_certificate_expires_timestamp_seconds").set(expires as f64);
         }
         let listen = settings.metrics_listen;
+        let within = Duration::from_secs(settings.shutdown_seconds);
         let readiness = Readiness::default();
         let metrics = http::serve(listen, recorder, readiness.clone(), shutdown.clone())
             .await
@@ -118,6 +118,7 @@ fn start<E: Display>(
             })?;
         let process = Process {
             shutdown: shutdown.clone(),
+            shutdown_within: within,
             metrics,
             readiness,
             after_job: settings.after_job,
@@ -126,13 +127,13 @@ fn start<E: Display>(
         };
         let deadline = async {
             shutdown.cancelled().await;
-            tokio::time::sleep(DRAIN_DEADLINE).await;
+            tokio::time::sleep(within).await;
         };
         tokio::select! {
             outcome = run(process) => outcome.map_err(|error| error.to_string()),
             () = deadline => Err(format!(
                 "did not shut down within {} s of being told to; gave up",
-                DRAIN_DEADLINE.as_secs()
+                within.as_secs()
             )),
         }
     });

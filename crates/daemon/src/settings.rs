@@ -13,6 +13,10 @@ pub struct ProcessSettings {
     /// Serve /metrics, /healthz and /readyz here; port 0 takes a free one.
     #[arg(long, env = "FLAMBEAU_METRICS_LISTEN", default_value = "127.0.0.1:0")]
     pub metrics_listen: SocketAddr,
+    /// How long the process may take to shut down after SIGTERM, in seconds. A server has a checkpoint written
+    /// in that time. Whatever sends the signal must wait a little longer before it kills.
+    #[arg(long, env = "FLAMBEAU_SHUTDOWN_SECONDS", default_value_t = 25)]
+    pub shutdown_seconds: u64,
     /// What to log: error, warn, info, debug, trace, or a tracing filter.
     #[arg(long, env = "FLAMBEAU_LOG", default_value = "info")]
     pub log: String,

@@ -90,6 +90,8 @@ impl WeightsTicket {
 pub struct Acknowledgement {
     /// The blocks that have taken it, with the versions that it made.
     pub blocks: Vec<wire::BlockVersion>,
+    /// Sync mode: each shard's receipt, for the coordinator.
+    pub receipts: Vec<wire::ShardReceipt>,
 }
 
 /// How a pull went.
@@ -400,16 +402,21 @@ impl PushReceipt {
     /// # Errors
     /// As the servers answer.
     pub async fn acknowledged(self) -> Result<Acknowledgement, ClientError> {
-        let mut blocks = Vec::new();
+        let (mut blocks, mut receipts) = (Vec::new(), Vec::new());
         for reply in self.0 {
+            let shard = reply.shard;
             if let Answer::Acknowledged(acknowledged) = reply.answer().await? {
                 if !acknowledged.elsewhere.is_empty() {
                     let epoch = acknowledged.epoch;
                     return Err(ClientError::Moved { epoch });
                 }
                 blocks.extend(acknowledged.blocks);
+                if !acknowledged.receipt.is_empty() {
+                    let receipt = acknowledged.receipt;
+                    receipts.push(wire::ShardReceipt { shard, receipt });
+                }
             }
         }
-        Ok(Acknowledgement { blocks })
+        Ok(Acknowledgement { blocks, receipts })
     }
 }

@@ -55,7 +55,7 @@ struct Request {
 
 /// A request's answer, to come.
 pub(crate) struct Reply {
-    shard: u32,
+    pub(crate) shard: u32,
     receiver: oneshot::Receiver<Result<Answer, ClientError>>,
 }
 

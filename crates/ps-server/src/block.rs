@@ -183,11 +183,12 @@ impl Block {
         }
     }
 
-    /// Holds a gradient for the commit of its step.
-    pub(crate) fn stage(&mut self, from: &Origin, view: &View, gradient: Elements) {
+    /// Holds a gradient for the commit of its step. Returns whether it is the first of its sender for that.
+    pub(crate) fn stage(&mut self, from: &Origin, view: &View, gradient: Elements) -> bool {
         self.mark(from, self.version, view);
         let clock = from.clock;
-        self.staged.insert(from.task, Staged { clock, gradient });
+        let before = self.staged.insert(from.task, Staged { clock, gradient });
+        before.is_none_or(|before| before.clock != clock)
     }
 
     /// Applies the mean of the contributors' gradients, weighted by samples and summed in their

@@ -43,6 +43,8 @@ pub struct Embedded {
     pub checkpoints: Opener,
     /// What is wrong with it.
     pub fault: Option<Fault>,
+    /// Cancelled when it is to stop.
+    pub drain: CancellationToken,
 }
 
 impl Embedded {
@@ -76,6 +78,7 @@ impl Embedded {
             offload: Offload::Inline,
             open: self.checkpoints,
             readiness: Readiness::default(),
+            drain: self.drain,
         };
         let mut place = Some(membership);
         let outcome = tokio::select! {

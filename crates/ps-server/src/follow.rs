@@ -9,7 +9,7 @@ use daemon::Offload;
 use daemon::http::Readiness;
 use daemon::membership::{Coordinator, Membership, MembershipError, Registration};
 use shared_proto::blocks::{ShardMap, Source};
-use shared_proto::ids::Epoch;
+use shared_proto::ids::{Epoch, Generation};
 use shared_proto::view::{JobPhase, View};
 use shared_proto::wire;
 use shared_proto::wire::report_request::Report;
@@ -41,6 +41,8 @@ pub(crate) struct Follower {
     pub(crate) open: Opener,
     /// Whether it holds what the cluster's map says: its values, or nothing as a spare.
     pub(crate) readiness: Readiness,
+    /// Cancelled when the process is to stop: what the shard has taken is saved first.
+    pub(crate) drain: CancellationToken,
 }
 
 /// What lasts as long as a registration.
@@ -74,21 +76,29 @@ impl Follower {
         place: &mut Option<Membership>,
         stop: &CancellationToken,
     ) -> Result<(), PsError> {
+        let mut held: Option<Held> = None;
         loop {
             let membership = match place.take() {
                 Some(membership) => membership,
                 None => {
-                    let (coordinator, who) = (self.coordinator.clone(), self.registration.clone());
-                    Membership::join(coordinator, who).await?
+                    let who = Registration {
+                        holding: held.as_ref().and_then(Held::to_tell),
+                        ..self.registration.clone()
+                    };
+                    Membership::join(self.coordinator.clone(), who).await?
                 }
             };
             let membership = place.insert(membership);
-            match self.serve_as(membership, stop).await {
+            let store = held.take().map(|held| held.store);
+            match self.serve_as(membership, store, stop).await {
                 Err(PsError::Membership(error)) if error.is_retryable() => {
                     tracing::warn!("{error}; registering again");
                     self.readiness.set(false);
-                    // The shard may have been given to another server by now.
-                    self.shard.forget();
+                    // The shard may have been given to another server by now, or not.
+                    held = self.shard.forget().map(|store| Held {
+                        store,
+                        generation: membership.task.generation,
+                    });
                     *place = None;
                     tokio::time::sleep(REGISTER_AGAIN).await;
                 }
@@ -100,6 +110,7 @@ impl Follower {
     async fn serve_as(
         &self,
         membership: &Membership,
+        store: Option<Arc<Store>>,
         stop: &CancellationToken,
     ) -> Result<(), PsError> {
         let checkpoints = tokio::select! {
@@ -107,7 +118,8 @@ impl Follower {
             lost = membership.lost() => return Err(lost.into()),
             seen = self.see_store(membership) => seen?,
         };
-        self.shard.answer_under(membership.lease());
+        self.shard
+            .answer_under(membership.lease(), membership.receipt_key);
         let over = stop.child_token();
         let _over = over.clone().drop_guard();
         let mut views = membership.views(over.clone());
@@ -116,11 +128,13 @@ impl Follower {
         let mut post = Post {
             membership,
             looked_up: Epoch(0),
-            store: None,
+            store,
             writing: None,
             views: views.clone(),
             again: None,
         };
+        let drained = CancellationToken::new();
+        let mut draining = false;
         loop {
             let again = post.again.as_ref().map(|(_, at)| *at);
             let again = async {
@@ -146,6 +160,11 @@ impl Follower {
                         _ => {}
                     }
                 }
+                () = self.drain.cancelled(), if !draining => {
+                    draining = true;
+                    self.begin_to_drain(membership, drained.clone());
+                }
+                () = drained.cancelled() => return Ok(()),
                 () = again => {
                     if let Some((view, _)) = post.again.take() {
                         self.catch_up(&mut post, checkpoints.as_ref(), view).await?;
@@ -157,6 +176,20 @@ impl Follower {
                 }
             }
         }
+    }
+
+    /// Takes no pushes any more, and has a checkpoint written that has all there are. In sync mode pushes are
+    /// taken on: the coordinator ends the step that is being made, and plans no other.
+    fn begin_to_drain(&self, membership: &Membership, drained: CancellationToken) {
+        tracing::info!("about to stop; waiting for a checkpoint of the shard");
+        if !self.shard.is_sync() {
+            self.shard.close();
+        }
+        let saved = membership.drained();
+        tokio::spawn(async move {
+            saved.await;
+            drained.cancel();
+        });
     }
 
     /// Opens the store of checkpoints, and sees whether it is the coordinator's.
@@ -281,7 +314,9 @@ impl Follower {
         let began = Instant::now();
         // Not the old values and the new ones at once.
         post.store = None;
-        self.shard.forget();
+        drop(self.shard.forget());
+        self.shard
+            .answer_under(post.membership.lease(), post.membership.receipt_key);
         let loaded = self.load(shard, map, &location, number).await;
         let mut report = wire::RestoreReport {
             shard,
@@ -408,6 +443,23 @@ impl Follower {
                 tracing::warn!(number, "could not report a checkpoint: {error}");
             }
         }
+    }
+}
+
+/// What a server still holds whose membership has ended.
+struct Held {
+    store: Arc<Store>,
+    generation: Generation,
+}
+
+impl Held {
+    fn to_tell(&self) -> Option<wire::Holding> {
+        let source = self.store.source()?;
+        Some(wire::Holding {
+            shard: self.store.shard,
+            source_epoch: source.epoch.0,
+            generation: self.generation.0,
+        })
     }
 }
 

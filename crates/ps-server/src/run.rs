@@ -120,6 +120,7 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), PsError> {
         identity: member.identity(&settings.listen),
         address: advertise.unwrap_or_else(|| address.to_string()),
         metrics_address: process.metrics.to_string(),
+        holding: None,
     };
     let join = Membership::join(coordinator.clone(), registration.clone());
     let Some(membership) = process.shutdown.run_until_cancelled(join).await else {
@@ -147,10 +148,28 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), PsError> {
         offload: Offload::Threads,
         open: Arc::new(checkpoint::Store::open),
         readiness: process.readiness.clone(),
+        drain: process.shutdown.clone(),
     };
     let mut place = Some(membership);
-    let serve = follower.serve(&mut place, &stop);
-    let outcome = process.shutdown.run_until_cancelled(serve).await;
+    let outcome = {
+        let mut serve = std::pin::pin!(follower.serve(&mut place, &stop));
+        let until_told = process.shutdown.run_until_cancelled(serve.as_mut()).await;
+        match until_told {
+            Some(outcome) => Some(outcome),
+            // What the shard has taken is saved before its process ends.
+            None => {
+                let within = process.shutdown_within.saturating_sub(2 * DRAIN);
+                let saved = tokio::time::timeout(within, serve).await;
+                if saved.is_err() {
+                    tracing::warn!(
+                        ?within,
+                        "stopping without a checkpoint: it takes too long; see --shutdown-seconds"
+                    );
+                }
+                saved.ok().filter(Result::is_err)
+            }
+        }
+    };
     if matches!(outcome, Some(Ok(()))) && process.after_job == AfterJob::Wait {
         // Whatever it still held, nobody waits for it.
         process.readiness.set(true);

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use shared_proto::ids::{Origin, Task, names};
+use shared_proto::ids::{Origin, Task, TaskId, names};
 use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::staleness::lead;
 use shared_proto::stream::{Incoming as Messages, Sender};
@@ -49,6 +49,8 @@ pub(crate) struct Session {
     waiting: Vec<Waiting>,
     /// Who is at the other end.
     peer: String,
+    /// As whom it has said Hello.
+    task: Option<TaskId>,
 }
 
 /// Why a session ends before the worker ends it.
@@ -67,6 +69,7 @@ impl Session {
             answers,
             waiting: Vec::new(),
             peer: "a peer that has not said hello".to_owned(),
+            task: None,
         }
     }
 
@@ -146,6 +149,7 @@ impl Session {
         let origin = Origin::read(hello.origin.as_ref(), "Hello");
         let origin = origin.map_err(|r| refuse(&self.shard, r))?;
         self.peer = origin.task.to_string();
+        self.task = Some(origin.task.id);
         let caught_up = |followed: &Followed| {
             followed.view.number.0 >= hello.view && followed.epoch() >= origin.epoch
         };
@@ -185,7 +189,13 @@ impl Session {
 
     /// Whether this server may still answer for its shard.
     fn check_lease(&self) -> Result<(), End> {
-        if !self.followed.borrow().lease.is_over() {
+        let followed = self.followed.borrow();
+        if followed.closed {
+            return Err(End::Status(Status::unavailable(
+                "this server is about to stop; connect again, to where the shard map says",
+            )));
+        }
+        if !followed.lease.is_over() {
             return Ok(());
         }
         Err(End::Status(Status::unavailable(
@@ -195,6 +205,18 @@ impl Session {
 
     async fn handle(&mut self, message: wire::ClientMessage) -> Result<(), End> {
         self.check_lease()?;
+        let origin = message.kind.as_ref().and_then(origin_of);
+        let sender = origin.and_then(|origin| Task::try_from(origin.task.as_ref()?).ok());
+        if let Some(sender) = sender.filter(|sender| Some(sender.id) != self.task) {
+            let other = Refusal::new(
+                Reason::Malformed,
+                format!(
+                    "a message of {sender} came in the session of {}; each task has a session of its own",
+                    self.peer
+                ),
+            );
+            return self.refuse(sequence(origin), other).await;
+        }
         match message.kind {
             Some(Incoming::Push(push)) => {
                 let sequence = sequence(push.origin.as_ref());
@@ -415,6 +437,16 @@ fn read_hello(first: wire::ClientMessage) -> Result<wire::Hello, Refusal> {
         ));
     }
     Ok(hello)
+}
+
+fn origin_of(kind: &Incoming) -> Option<&wire::Origin> {
+    match kind {
+        Incoming::Hello(hello) => hello.origin.as_ref(),
+        Incoming::Initialize(initialize) => initialize.origin.as_ref(),
+        Incoming::Push(push) => push.origin.as_ref(),
+        Incoming::Pull(pull) => pull.origin.as_ref(),
+        Incoming::AskOutcome(ask) => ask.origin.as_ref(),
+    }
 }
 
 fn sequence(origin: Option<&wire::Origin>) -> u64 {

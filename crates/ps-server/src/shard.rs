@@ -5,11 +5,13 @@ use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Instant;
 
+use bytes::Bytes;
 use daemon::membership::Lease;
 use shared_proto::blocks::BlockId;
 use shared_proto::ids::{Epoch, Origin, Sequence, Version};
 use shared_proto::job::{Job, Mode, Schedule};
 use shared_proto::payload::{Dtype, Elements};
+use shared_proto::receipt::ReceiptKey;
 use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::view::{Commit, View};
 use shared_proto::wire;
@@ -34,6 +36,10 @@ pub(crate) struct Followed {
     pub(crate) epoch_over: CancellationToken,
     /// Without it the shard may have been given to another server, so nothing is answered.
     pub(crate) lease: Lease,
+    /// By which receipts of whole gradients are made.
+    receipts: Option<ReceiptKey>,
+    /// The process is about to stop, and what it takes now would be lost.
+    pub(crate) closed: bool,
 }
 
 /// A shard of the variables.
@@ -96,11 +102,13 @@ impl Shard {
     /// Steps 5 to 7 for a push: check all of it, then update or stage block by block.
     pub(crate) fn push(&self, push: wire::Push) -> Result<wire::Acknowledged, Refusal> {
         let origin = Origin::read(push.origin.as_ref(), "Push")?;
-        let Followed { view, store, .. } = self.followed();
-        let store = self.initialized(&origin, &view, store.as_ref())?;
-        let (gradients, elsewhere) = self.check(store, &origin, &view, push.gradients)?;
+        let followed = self.followed();
+        let (view, store) = (&followed.view, followed.store.as_ref());
+        let store = self.initialized(&origin, view, store)?;
+        let (gradients, elsewhere) = self.check(store, &origin, view, push.gradients)?;
 
         let mut taken = Vec::with_capacity(gradients.len());
+        let mut newly_staged = 0;
         for Checked {
             block: id,
             based_on,
@@ -118,11 +126,11 @@ impl Shard {
                 self.counters
                     .staged_bytes
                     .increment(gradient.bytes() as f64);
-                block.stage(&origin, &view, gradient);
+                newly_staged += usize::from(block.stage(&origin, view, gradient));
             } else {
                 let began = Instant::now();
                 let rate = |version| self.learning_rate(store, version);
-                let applied = block.apply(&origin, &view, &gradient, based_on, &*self.rule, rate);
+                let applied = block.apply(&origin, view, &gradient, based_on, &*self.rule, rate);
                 self.counters.applied(began.elapsed(), applied.staleness);
             }
             let mut version = store.version(id, &block);
@@ -138,7 +146,24 @@ impl Shard {
             blocks: taken,
             elsewhere,
             epoch: store.map.epoch.0,
+            receipt: self.receipt(&followed, store, &origin, newly_staged),
         })
+    }
+
+    /// Sync mode: the receipt of a worker whose gradient is staged in all blocks; else empty.
+    fn receipt(
+        &self,
+        followed: &Followed,
+        store: &Store,
+        origin: &Origin,
+        newly_staged: usize,
+    ) -> Bytes {
+        if !self.is_sync() || !store.blocks.staged(origin.task, origin.clock, newly_staged) {
+            return Bytes::new();
+        }
+        let receipt = followed.receipts.as_ref();
+        let receipt = receipt.map(|key| key.receipt(store.shard, origin.task, origin.clock));
+        receipt.map_or_else(Bytes::new, |receipt| Bytes::copy_from_slice(&receipt))
     }
 
     /// Step 2 for a pull that was admitted: answers with what the asker does not have.
@@ -323,7 +348,7 @@ impl Shard {
                 // A coordinator that has started again may not know how far workers have come.
                 view.min_clock = view.min_clock.max(before.view.min_clock);
             }
-            let new = |commit: &&Commit| before.view.commit.as_ref() != Some(*commit);
+            let new = |commit: &&Commit| store.blocks.committed.lock().as_ref() != Some(*commit);
             if let Some(commit) = view.commit.as_ref().filter(new) {
                 self.commit(commit, store)?;
             }
@@ -339,6 +364,8 @@ impl Shard {
                 false => CancellationToken::new(),
             },
             lease: before.lease,
+            receipts: before.receipts,
+            closed: before.closed,
         });
         if !same_epoch {
             before.epoch_over.cancel();
@@ -347,16 +374,29 @@ impl Shard {
     }
 
     /// Answers only while this lease lasts.
-    pub(crate) fn answer_under(&self, lease: Lease) {
-        self.followed.send_modify(|followed| followed.lease = lease);
+    pub(crate) fn answer_under(&self, lease: Lease, receipts: Option<ReceiptKey>) {
+        self.followed.send_modify(|followed| {
+            followed.lease = lease;
+            followed.receipts = receipts;
+        });
     }
 
-    /// Holds nothing any more: another server may have the shard by now.
-    pub(crate) fn forget(&self) {
-        self.followed
-            .send_replace(Followed::default())
-            .epoch_over
-            .cancel();
+    /// Takes nothing any more; what it has taken is there to be saved.
+    pub(crate) fn close(&self) {
+        self.followed.send_modify(|followed| followed.closed = true);
+        self.followed().epoch_over.cancel();
+    }
+
+    /// Answers for nothing any more: another server may have the shard by now. Returns what it has held.
+    pub(crate) fn forget(&self) -> Option<Arc<Store>> {
+        let before = self.followed();
+        let after = Followed {
+            closed: before.closed,
+            ..Followed::default()
+        };
+        self.followed.send_replace(after);
+        before.epoch_over.cancel();
+        before.store
     }
 
     /// Applies a step.
@@ -378,6 +418,8 @@ impl Shard {
             block.commit(commit, &*self.rule, rate, &mut mean)?;
             self.counters.applied(began.elapsed(), 0);
         }
+        *store.blocks.committed.lock() = Some(commit.clone());
+        store.blocks.none_staged();
         self.counters.staged_bytes.set(0.0);
         Ok(())
     }

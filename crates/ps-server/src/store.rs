@@ -1,14 +1,16 @@
 //! The blocks that a shard holds, by the shard map of an epoch.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use dashmap::DashMap;
 use parking_lot::{Mutex, RwLock};
 use shared_proto::blocks::{BlockId, ShardMap, Source};
+use shared_proto::ids::{Clock, Task};
 use shared_proto::payload::Elements;
 use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::transport::MAX_MESSAGE_BYTES;
+use shared_proto::view::Commit;
 use shared_proto::wire;
 
 use crate::block::Block;
@@ -30,6 +32,10 @@ pub(crate) struct Blocks {
     pub(crate) committing: RwLock<()>,
     /// The checkpoint that is being written.
     pub(crate) saving: Mutex<Option<Arc<Saving>>>,
+    /// Sync mode: the newest step that the values have. It stays with them when this server registers again.
+    pub(crate) committed: Mutex<Option<Commit>>,
+    /// Sync mode: the step that each worker stages, and in how many blocks it has.
+    staged: Mutex<BTreeMap<Task, (Clock, usize)>>,
 }
 
 impl Blocks {
@@ -38,7 +44,26 @@ impl Blocks {
             by_id: blocks.map(|(id, block)| (id, Mutex::new(block))).collect(),
             committing: RwLock::new(()),
             saving: Mutex::new(None),
+            committed: Mutex::default(),
+            staged: Mutex::default(),
         }
+    }
+
+    /// Notes that a worker has staged its gradient of a step in so many more blocks. Returns whether it is
+    /// staged in all of them.
+    pub(crate) fn staged(&self, task: Task, clock: Clock, blocks: usize) -> bool {
+        let mut staged = self.staged.lock();
+        let (of, count) = staged.entry(task).or_insert((clock, 0));
+        if *of != clock {
+            (*of, *count) = (clock, 0);
+        }
+        *count += blocks;
+        *count == self.by_id.len()
+    }
+
+    /// Nothing is staged any more.
+    pub(crate) fn none_staged(&self) {
+        self.staged.lock().clear();
     }
 }
 

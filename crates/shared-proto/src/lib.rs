@@ -18,6 +18,7 @@ pub mod ids;
 pub mod job;
 pub mod kernel;
 pub mod payload;
+pub mod receipt;
 pub mod refusal;
 pub mod security;
 pub mod staleness;

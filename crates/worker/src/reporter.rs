@@ -42,6 +42,8 @@ struct Pending {
     skipped: u64,
     loss_sum: f64,
     times: Times,
+    /// Of the newest step: in sync mode a report has one.
+    receipts: Vec<wire::ShardReceipt>,
 }
 
 impl Reporter {
@@ -83,6 +85,7 @@ impl Reporter {
             pending.skipped += u64::from(step.skipped);
             pending.loss_sum += step.loss;
             pending.times.add(&step.times);
+            pending.receipts.clone_from(&step.receipts);
         }
         self.handed_in.send_modify(|count| *count += 1);
     }
@@ -167,6 +170,7 @@ impl Reports {
             samples: pending.samples,
             skipped: pending.skipped,
             loss_sum: pending.loss_sum,
+            receipts: pending.receipts,
             times: Some(wire::StepTimes {
                 pull: times.pull.as_secs_f64(),
                 compute: times.compute.as_secs_f64(),

@@ -126,6 +126,7 @@ pub async fn run(
             .identity(&Listen::Tcp(settings.process.metrics_listen)),
         address: String::new(),
         metrics_address: process.metrics.to_string(),
+        holding: None,
     };
     let mut member = Member {
         coordinator,

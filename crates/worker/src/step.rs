@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use ps_client::ClientError;
 use shared_proto::ids::Clock;
 use shared_proto::job::NonFinite;
+use shared_proto::wire;
 
 use crate::counters::{Counters, Times};
 use crate::replica::{Positions, Replica};
@@ -18,6 +19,8 @@ pub(crate) struct Finished {
     /// Its gradient was NaN or infinite, and has been left out.
     pub(crate) skipped: bool,
     pub(crate) times: Times,
+    /// Sync mode: the receipts of the shards that hold its gradient.
+    pub(crate) receipts: Vec<wire::ShardReceipt>,
 }
 
 /// Makes the step after `clock` with the samples at `positions`.
@@ -44,13 +47,13 @@ pub(crate) async fn step(
 
     let handed_over = Instant::now();
     let pushed = strategy.push(clock, &computed.gradients).await;
-    let skipped = match pushed {
+    let (skipped, receipts) = match pushed {
         Err(error @ ClientError::NonFinite { .. }) if non_finite == NonFinite::Skip => {
             counters.skipped.increment(1);
             tracing::warn!("{error}; the step is left out");
-            true
+            (true, Vec::new())
         }
-        pushed => pushed.map(|_| false)?,
+        pushed => (false, pushed?.receipts),
     };
 
     let times = Times {
@@ -68,6 +71,7 @@ pub(crate) async fn step(
         loss: if skipped { 0.0 } else { computed.loss },
         skipped,
         times,
+        receipts,
     })
 }
 

@@ -203,6 +203,7 @@ impl Cluster {
         let settings = &self.job.checkpoint;
         let due = match self.checkpoints.begun {
             _ if self.checkpoints.ending || !self.checkpoints.first_written => true,
+            _ if self.awaits_draining() => true,
             _ if self.phase != JobPhase::Training => false,
             None => true,
             Some((at, steps)) => {
@@ -266,6 +267,7 @@ impl Cluster {
         });
         self.checkpoints.next = number + 1;
         self.losses.ordered(number);
+        self.drains_into(number);
         self.checkpoints.begun = Some((now, progress.steps));
         self.checkpoints.at_work = Some(AtWork {
             manifest,
@@ -367,6 +369,7 @@ impl Cluster {
         tracing::warn!(number, "a checkpoint could not be written: {why}");
         self.mishaps.failed_checkpoints += 1;
         (self.checkpoints.errand, self.checkpoints.order) = (None, None);
+        self.drain_again();
         self.checkpoints.try_again = Some(now + TRY_AGAIN);
         self.checkpoints.begun = None;
         why.clone_into(&mut self.checkpoints.failed);
@@ -416,6 +419,7 @@ impl Cluster {
         self.checkpoints.at_work = None;
         self.checkpoints.errand = None;
         self.checkpoints.order = None;
+        self.drain_again();
     }
 
     /// How old the newest checkpoint is, for people.

@@ -211,7 +211,7 @@ impl Cluster {
     }
 
     /// The number of blocks that a shard has; 0 of one that is not there.
-    fn blocks_of(&self, shard: u32) -> u64 {
+    pub(super) fn blocks_of(&self, shard: u32) -> u64 {
         let map = self.variables.as_ref().and_then(|v| v.map.as_ref());
         map.map_or(0, |map| map.blocks_of(shard).count() as u64)
     }

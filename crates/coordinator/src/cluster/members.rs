@@ -105,6 +105,7 @@ impl Cluster {
         }
         let same = |m: &&Member| m.task.id.role == role && m.identity == request.identity;
         let earlier = self.members.values().find(same).map(|m| m.task);
+        let kept = self.kept_shard(earlier, request.holding.as_ref());
         let (task, progress) = match earlier {
             Some(task) => {
                 let shard = self.shard_of(task);
@@ -145,8 +146,10 @@ impl Cluster {
             self.last_ps_joined = Some(now);
             // A shard without a server may be anybody's; its own comes first.
             let orphan = self.shard_of(task).or_else(|| self.orphans().next());
-            if let Some(shard) = orphan.filter(|_| !self.ended()) {
-                self.seat(now, task, shard);
+            match orphan.filter(|_| !self.ended()) {
+                Some(shard) if kept == Some(shard) => self.seat_again(task, shard),
+                Some(shard) => self.seat(now, task, shard),
+                None => {}
             }
         }
         self.records.push(Record::Joined {
@@ -266,9 +269,10 @@ impl Cluster {
         self.variables.as_mut()?.map.as_mut()
     }
 
-    fn remove(&mut self, now: Instant, id: TaskId, why: &'static str) {
+    pub(super) fn remove(&mut self, now: Instant, id: TaskId, why: &'static str) {
         let shard = self.members.get(&id).and_then(|m| self.shard_of(m.task));
         let was_there = self.members.get(&id).is_some_and(|m| m.alive);
+        self.draining.remove(&id);
         self.remove_from_work(now, id, why);
         let task = self.members.get(&id).map(|m| m.task);
         if let (Some(shard), Some(task)) = (shard.filter(|_| was_there), task)

@@ -5,12 +5,14 @@
 //! - `variables`: the model's variables, the shard map, initial values
 //! - `checkpoints`: when one is due, what it is made of; `recovery`: going back to one
 //! - `saved`: what outlives this process
+//! - `drain`: servers that are about to stop
 //! - `losses`: acknowledged updates that are lost with a server
 //! - `evaluations`: those due, at work and done
 //! - `training`: work handed out, steps finished, commits, the end
 //! - `status`, `outcome`: all of it for people, and what came of it
 
 mod checkpoints;
+mod drain;
 mod evaluations;
 mod losses;
 mod members;
@@ -29,6 +31,7 @@ use std::time::{Duration, Instant};
 
 use shared_proto::ids::{Clock, Epoch, Generation, Origin, Role, Task, TaskId};
 use shared_proto::job::{Job, Mode};
+use shared_proto::receipt::ReceiptKey;
 use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::staleness::StalenessBound;
 use shared_proto::view::{Commit, JobPhase, View};
@@ -88,6 +91,9 @@ pub(crate) struct Cluster {
     /// Workers that were put out and are expected back.
     awaited: Awaited,
     changes: Changes,
+    /// Servers that are about to stop, and the checkpoint that has all of theirs, once it is ordered.
+    draining: BTreeMap<TaskId, Option<u64>>,
+    receipt_key: ReceiptKey,
     /// A fault to be found by the simulation.
     endless_leases: bool,
 }
@@ -132,6 +138,8 @@ impl Cluster {
             start: None,
             awaited: Awaited::new(),
             changes: Changes::default(),
+            draining: BTreeMap::new(),
+            receipt_key: ReceiptKey([0; 32]),
             endless_leases: false,
         }
     }
@@ -146,6 +154,17 @@ impl Cluster {
     /// What the probe says, where an earlier coordinator has written it.
     pub(crate) fn known_probe(&self) -> Option<String> {
         self.checkpoints.known_probe.clone()
+    }
+
+    /// With the key by which servers make receipts. A job keeps its first one.
+    pub(crate) fn with_receipt_key(mut self, key: ReceiptKey) -> Self {
+        self.receipt_key = key;
+        self
+    }
+
+    /// The key by which servers make receipts.
+    pub(crate) fn receipt_key(&self) -> ReceiptKey {
+        self.receipt_key
     }
 
     /// With something wrong on purpose.

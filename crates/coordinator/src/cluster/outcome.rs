@@ -12,6 +12,10 @@ use crate::record::{Record, Summary};
 
 impl Cluster {
     pub(crate) fn report_shard(&mut self, now: Instant, task: Task, report: wire::ShardReport) {
+        // A server that has not heard yet that it has another shard, or none.
+        if self.servers().get(report.shard as usize) != Some(&task) {
+            return;
+        }
         self.writes_on(now, task, &report);
         self.shard_reports.insert(task.id, report);
     }

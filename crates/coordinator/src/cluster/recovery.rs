@@ -49,6 +49,36 @@ impl Cluster {
         );
     }
 
+    /// The shard whose values a server still has that registers again: nothing else was given it since.
+    pub(super) fn kept_shard(
+        &self,
+        earlier: Option<Task>,
+        holding: Option<&wire::Holding>,
+    ) -> Option<usize> {
+        let holding = holding?;
+        let shard = self.shard_of(earlier.filter(|e| e.generation.0 == holding.generation)?)?;
+        let variables = self.variables.as_ref().filter(|v| v.initialized)?;
+        let source = variables.map.as_ref()?.sources.get(shard)?;
+        let same = holding.shard as usize == shard && holding.source_epoch == source.epoch.0;
+        // What it was told to load it may not have loaded.
+        let loaded = !self.checkpoints.loading.contains_key(&shard);
+        (same && loaded).then_some(shard)
+    }
+
+    /// Gives a server the shard back whose values it still has: nothing is lost, and nobody goes back.
+    pub(super) fn seat_again(&mut self, server: Task, shard: usize) {
+        self.give_up_saving();
+        let address = self.members.get(&server.id).map(|m| m.address.clone());
+        let Some(map) = self.variables.as_mut().and_then(|v| v.map.as_mut()) else {
+            return;
+        };
+        map.epoch = map.epoch.next();
+        map.servers[shard] = server;
+        map.addresses[shard] = address.unwrap_or_default();
+        tracing::info!(%server, shard, epoch = map.epoch.0, "a server is back, with its values");
+        self.must_keep();
+    }
+
     /// Gives a server a shard, with values that are safe: those of the newest checkpoint.
     pub(super) fn seat(&mut self, now: Instant, server: Task, shard: usize) {
         self.give_up_saving();

@@ -6,6 +6,7 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 use shared_proto::ids::{Clock, Generation, Role, Sequence, Task, TaskId, ViewNumber};
 use shared_proto::job::Job;
+use shared_proto::receipt::ReceiptKey;
 use shared_proto::view::{Commit, JobPhase};
 use shared_proto::wire;
 
@@ -47,6 +48,8 @@ pub(crate) struct Saved {
     skipped: u64,
     #[serde(default)]
     losses: Losses,
+    #[serde(default)]
+    receipt_key: [u8; 32],
     next_checkpoint: u64,
     newest: Option<Kept>,
     first_written: bool,
@@ -176,6 +179,7 @@ impl Cluster {
             samples: self.tally.samples,
             skipped: self.tally.skipped,
             losses: self.losses.clone(),
+            receipt_key: self.receipt_key.0,
             next_checkpoint: self.checkpoints.next,
             newest: self.checkpoints.newest.clone(),
             first_written: self.checkpoints.first_written,
@@ -223,6 +227,7 @@ impl Cluster {
         cluster.tally.take_up(saved.steps, saved.samples);
         cluster.tally.skipped = saved.skipped;
         cluster.losses = saved.losses;
+        cluster.receipt_key = ReceiptKey(saved.receipt_key);
         cluster.start = saved.start;
         let until = now + cluster.lease();
         cluster.awaited = saved.awaited.into_iter().map(|id| (id, until)).collect();

@@ -107,9 +107,22 @@ impl Scene {
             position,
             steps: 1,
             samples: 5,
+            receipts: self.receipts(task, clock),
             ..wire::FinishStepRequest::default()
         };
         (origin, request)
+    }
+
+    /// The receipts of the step before a clock.
+    fn receipts(&self, task: Task, clock: Clock) -> Vec<wire::ShardReceipt> {
+        let key = self.cluster.receipt_key();
+        let step = Clock(clock.0.saturating_sub(1));
+        let receipt = |shard| wire::ShardReceipt {
+            shard,
+            receipt: key.receipt(shard, task, step).to_vec().into(),
+        };
+        let shards = self.cluster.servers().len() as u32;
+        (0..shards).map(receipt).collect()
     }
 
     /// The next call of a member that goes by the newest shard map.
@@ -146,6 +159,7 @@ impl Scene {
     ) -> Result<(), shared_proto::refusal::Refusal> {
         let report = wire::EvaluationReport {
             data_epoch,
+            metrics: [("loss".to_owned(), 0.5)].into(),
             ..wire::EvaluationReport::default()
         };
         let origin = self.origin(task, Clock(0));

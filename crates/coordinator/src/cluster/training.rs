@@ -195,6 +195,8 @@ impl Cluster {
     /// Sync mode: cuts the next step among the workers that are ready, if none is being made.
     pub(super) fn plan_step(&mut self, now: Instant) {
         let busy = self.step.is_some() || self.evaluations.pending() || self.checkpoints.ending;
+        // A server that is about to stop is to have no part of a step.
+        let busy = busy || !self.draining.is_empty();
         // Workers that were put out are expected back: the step is to be made with them.
         if busy || !self.awaited.is_empty() {
             return;
@@ -268,6 +270,15 @@ impl Cluster {
             self.check_part(origin, request)?;
         }
         self.check_numbers(task, request)?;
+        if let Err(refusal) = self.check_receipts(origin, request) {
+            // Its gradient cannot count on all shards, and the others must not wait for it.
+            self.remove(
+                now,
+                task.id,
+                "it finished a step without a receipt of each shard",
+            );
+            return Err(refusal);
+        }
         let ledger = self.ledger.as_mut();
         let advanced = ledger.and_then(|l| l.advance(task, request.split, request.position));
         let Some((samples, complete)) = advanced else {
@@ -290,6 +301,39 @@ impl Cluster {
         }
         self.schedule_last_evaluation();
         Ok(self.update_min_clock())
+    }
+
+    /// Sync mode: all shards hold the gradient.
+    fn check_receipts(
+        &self,
+        origin: &Origin,
+        request: &wire::FinishStepRequest,
+    ) -> Result<(), Refusal> {
+        if !self.sync() || request.skipped > 0 {
+            return Ok(());
+        }
+        // Finished steps count the one whose gradient this is.
+        let clock = Clock(origin.clock.0.saturating_sub(1));
+        let holds = |shard: &u32| {
+            let mut given = request
+                .receipts
+                .iter()
+                .filter(|given| given.shard == *shard);
+            let key = self.receipt_key;
+            given.any(|given| key.verifies(&given.receipt, *shard, origin.task, clock))
+        };
+        let shards = 0..self.servers().len() as u32;
+        let mut with_blocks = shards.filter(|shard| self.blocks_of(*shard) > 0);
+        match with_blocks.find(|shard| !holds(shard)) {
+            None => Ok(()),
+            Some(shard) => Err(Refusal::new(
+                Reason::Malformed,
+                format!(
+                    "{} says that it has finished step {clock} without the receipt of shard {shard} for its gradient; push to all blocks, and hand in what the shards acknowledge with. Register again",
+                    origin.task
+                ),
+            )),
+        }
     }
 
     /// The numbers of a report are such that they can be true.
@@ -472,6 +516,12 @@ impl Cluster {
             return Ok(());
         }
         self.check_epoch(origin)?;
+        if !report.metrics.contains_key("loss") {
+            return Err(Refusal::new(
+                Reason::Malformed,
+                format!("the evaluation of {task} has no metric \"loss\"; each has one"),
+            ));
+        }
         let mine = |e: &mut Evaluation| e.task == task && e.epoch == epoch;
         let Some(evaluation) = self.evaluations.at_work.take_if(mine) else {
             return Err(Refusal::new(

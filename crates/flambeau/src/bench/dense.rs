@@ -287,6 +287,7 @@ impl Worker {
             identity: format!("bench-{index}"),
             address: String::new(),
             metrics_address: String::new(),
+            holding: None,
         };
         let membership = Membership::join(coordinator, registration).await?;
         let elements = size / size_of::<f32>();
