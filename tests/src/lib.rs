@@ -271,9 +271,14 @@ impl Cluster {
 
     /// Starts the coordinator again, where the others look for it.
     pub fn restart_coordinator(&mut self) {
+        self.restart_coordinator_with(&[]);
+    }
+
+    /// The same with more arguments.
+    pub fn restart_coordinator_with(&mut self, more: &[&str]) {
         let address = self.coordinator.address();
         let (file, run) = (self.dir.path().join("given.toml"), self.run_dir());
-        let arguments = [
+        let mut arguments = vec![
             "coordinator",
             file.to_str().unwrap(),
             "--listen",
@@ -281,6 +286,7 @@ impl Cluster {
             "--run-dir",
             run.to_str().unwrap(),
         ];
+        arguments.extend(more);
         let log = self.dir.path().join("coordinator-again.log");
         self.coordinator = Daemon::start(&self.program, log, &arguments, &[]);
     }

@@ -27,6 +27,20 @@ pub(crate) enum Record {
         task: String,
         why: &'static str,
     },
+    /// A worker cannot work; the job goes on without it.
+    CannotWork {
+        seconds: f64,
+        task: String,
+        /// `data`, `model`, `device`, `run_directory`, `memory` or `refused`.
+        failure: String,
+        reason: String,
+    },
+    /// A job that had failed goes on.
+    TakenUp {
+        seconds: f64,
+        /// Why it had failed.
+        error: String,
+    },
     /// A checkpoint is whole.
     Checkpoint {
         seconds: f64,

@@ -178,7 +178,7 @@ impl Coordinator for Service {
         self.ask_as(
             From::new(&request.origin, &extensions, "Leave"),
             |cluster, now, origin| {
-                cluster.leave(now, origin.task, request.error);
+                cluster.leave(now, origin.task, &request);
                 Ok(())
             },
         )

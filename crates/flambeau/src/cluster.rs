@@ -334,6 +334,12 @@ impl LocalCluster {
         ended
     }
 
+    /// Whether any worker is running.
+    pub(crate) fn has_workers(&self) -> bool {
+        let mut members = self.members.iter();
+        members.any(|(task, member)| task.role == Role::Worker && member.exit.is_none())
+    }
+
     /// The process numbers of those of a role that are running.
     pub(crate) fn processes(&self, role: Role) -> Vec<u32> {
         let of_role = self.members.iter().filter(|(task, _)| task.role == role);

@@ -91,7 +91,16 @@ fn task_json(status: &wire::TaskStatus) -> Value {
         "loss": status.loss,
         "activity": status.activity,
         "waiting_on": waits.iter().map(Task::to_string).collect::<Vec<_>>(),
+        "trouble": status.trouble,
+        "failure": failure(status),
     })
+}
+
+/// What a worker lacks, in a word; none if it can work.
+fn failure(status: &wire::TaskStatus) -> Option<String> {
+    let name = status.failure().as_str_name();
+    let name = name.strip_prefix("WORKER_FAILURE_").unwrap_or(name);
+    (status.failure() != wire::WorkerFailure::Unspecified).then(|| name.to_ascii_lowercase())
 }
 
 fn shard_json((shard, status): (usize, &wire::ShardStatus)) -> Value {
@@ -148,6 +157,9 @@ pub(crate) fn table(status: &wire::Status) -> String {
         let waiter = task_of(task.task.as_ref().and_then(|t| t.task.as_ref()));
         if let (Some(waiter), false) = (waiter, waits.is_empty()) {
             let _ = writeln!(text, "{waiter} waits for {}", names(&waits));
+        }
+        if let (Some(worker), Some(failure)) = (waiter, failure(task)) {
+            let _ = writeln!(text, "{worker} cannot work ({failure}): {}", task.trouble);
         }
     }
     text

@@ -11,6 +11,7 @@ use daemon::membership::Coordinator;
 use serde::Serialize;
 use shared_proto::ids::TaskId;
 use shared_proto::job::{DataKind, Job, run_dir};
+use shared_proto::view::JobPhase;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::app::{JobArguments, block_on};
@@ -209,6 +210,8 @@ async fn follow(cluster: &mut LocalCluster, progress: &mut Progress) -> Result<(
     let mut deaths = Deaths::default();
     // A process without which the job cannot go on, and until when the coordinator may say so.
     let mut missing = None;
+    // Before it begins, training waits for all workers that the job asks for.
+    let mut training = false;
     loop {
         for (task, status) in cluster.ended() {
             // What ends with a code has decided so; what a signal has ended has not.
@@ -218,6 +221,12 @@ async fn follow(cluster: &mut LocalCluster, progress: &mut Progress) -> Result<(
                 cluster.restart(task)?;
             } else if task == COORDINATOR {
                 return Ok(());
+            } else if worker::cannot_work(status.code()) {
+                if !(training && cluster.has_workers()) {
+                    return Err(cluster.died(task));
+                }
+                progress.say(&cluster.died(task).to_string());
+                progress.say(&format!("{task} cannot work; the others go on without it"));
             } else if !status.success() {
                 missing.get_or_insert((task, Instant::now() + GRACE));
             }
@@ -228,6 +237,7 @@ async fn follow(cluster: &mut LocalCluster, progress: &mut Progress) -> Result<(
         }
         if let Ok(status) = status::fetch(&coordinator).await {
             deaths.note(status.steps);
+            training |= status.phase() == JobPhase::Training;
             progress.show(&status);
         }
         tokio::time::sleep(LOOK).await;

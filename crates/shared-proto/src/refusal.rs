@@ -1,5 +1,6 @@
 //! Why a message is turned away. A refusal changes nothing, and tells a person what to do.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use tonic::{Code, Status};
@@ -65,6 +66,22 @@ impl Refusal {
         let reason = Reason::try_from(number.parse::<i32>().ok()?).ok()?;
         Some(Self::new(reason, status.message()))
     }
+}
+
+/// The most bytes of a text from elsewhere that go into a message for people.
+pub const LONGEST_TEXT: usize = 1000;
+
+/// A text from elsewhere, cut where it is longer than [`LONGEST_TEXT`].
+pub fn brief(text: &str) -> Cow<'_, str> {
+    if text.len() <= LONGEST_TEXT {
+        return Cow::Borrowed(text);
+    }
+    let mut end = LONGEST_TEXT;
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    let begin = &text[..end];
+    Cow::Owned(format!("{begin}... ({} bytes)", text.len()))
 }
 
 impl From<Refusal> for Status {

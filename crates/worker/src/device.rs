@@ -2,7 +2,7 @@
 
 use std::str::FromStr;
 
-use candle_core::Device;
+use candle_core::{Device, DeviceLocation};
 
 /// What was asked for: `auto`, `cpu` or `cuda:N`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +59,15 @@ pub fn open(choice: Choice) -> Result<Device, DeviceError> {
         Choice::Cuda(index) => {
             Device::new_cuda(index).map_err(|source| DeviceError::Cuda { index, source })
         }
+    }
+}
+
+/// A device's name, as it is asked for.
+pub fn name(device: &Device) -> String {
+    match device.location() {
+        DeviceLocation::Cpu => "cpu".to_owned(),
+        DeviceLocation::Cuda { gpu_id } => format!("cuda:{gpu_id}"),
+        DeviceLocation::Metal { gpu_id } => format!("metal:{gpu_id}"),
     }
 }
 

@@ -7,6 +7,7 @@
 //! - `saved`: what outlives this process
 //! - `evaluations`: those due, at work and done
 //! - `training`: work handed out, steps finished, commits, the end
+//! - `unable`: workers that cannot work, and a job that has none that can
 //! - `status`, `outcome`: all of it for people, and what came of it
 
 mod checkpoints;
@@ -17,6 +18,7 @@ mod recovery;
 mod saved;
 mod status;
 mod training;
+mod unable;
 mod variables;
 
 #[cfg(test)]
@@ -39,6 +41,7 @@ use evaluations::Evaluations;
 use members::{Awaited, Member};
 use status::Mishaps;
 use training::{Step, Tally};
+use unable::Unable;
 use variables::Variables;
 
 pub(crate) use checkpoints::{Errand, Kept, Place, Progress};
@@ -83,6 +86,7 @@ pub(crate) struct Cluster {
     start: Option<Start>,
     /// Workers that were put out and are expected back.
     awaited: Awaited,
+    unable: Unable,
     changes: Changes,
     /// A fault to be found by the simulation.
     endless_leases: bool,
@@ -126,6 +130,7 @@ impl Cluster {
             checkpoints: Checkpoints::default(),
             start: None,
             awaited: Awaited::new(),
+            unable: Unable::default(),
             changes: Changes::default(),
             endless_leases: false,
         }

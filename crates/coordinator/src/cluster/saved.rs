@@ -14,6 +14,7 @@ use super::checkpoints::{Kept, Start};
 use super::evaluations::{Evaluation, Evaluations, SavedEvaluation};
 use super::members::{Member, Progress};
 use super::training::Step;
+use super::unable::{SavedUnable, Unable};
 use super::variables::Variables;
 use crate::splits::Ledger;
 
@@ -56,6 +57,8 @@ pub(crate) struct Saved {
     loading: Vec<usize>,
     #[serde(default)]
     unsaved: String,
+    #[serde(default)]
+    unable: SavedUnable,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -78,11 +81,6 @@ struct SavedMember {
 }
 
 impl Saved {
-    /// Whether the job has ended.
-    pub(crate) fn ended(&self) -> bool {
-        matches!(self.phase(), JobPhase::Done | JobPhase::Failed)
-    }
-
     fn phase(&self) -> JobPhase {
         JobPhase::try_from(self.phase).unwrap_or(JobPhase::Starting)
     }
@@ -183,6 +181,7 @@ impl Cluster {
             awaited: self.awaited.keys().copied().collect(),
             loading: self.checkpoints.loading.keys().copied().collect(),
             unsaved: self.checkpoints.unsaved.clone(),
+            unable: self.unable.saved(),
         }
     }
 
@@ -231,6 +230,7 @@ impl Cluster {
         checkpoints.loading = loading.map(|shard| (shard, String::new())).collect();
         let servers = cluster.live(Role::Ps).next().is_some();
         cluster.last_ps_joined = servers.then_some(now);
+        cluster.unable = Unable::resumed(saved.unable, now);
         cluster.must_keep();
         cluster
     }

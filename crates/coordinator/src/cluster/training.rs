@@ -122,6 +122,7 @@ impl Cluster {
             self.must_keep();
         }
         self.awaited.remove(&task.id);
+        self.unable.can_work(task.id);
         self.begin(now);
         if self.checkpoints.ending {
             return Work::Idle(self.checkpoints.last_of());

@@ -255,7 +255,8 @@ pub struct Cluster {
     /// A process that has not been heard of for so long is taken for dead.
     pub lease_seconds: f64,
     /// A worker that is heard of, but finishes no step for so long, is put out; a checkpoint of which
-    /// nothing is written for so long is given up, the last one once it has failed for so long.
+    /// nothing is written for so long is given up, the last one once it has failed for so long. A job in
+    /// which no worker can work for so long fails.
     pub stall_seconds: f64,
 }
 
