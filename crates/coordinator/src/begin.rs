@@ -173,8 +173,8 @@ fn difference(ours: &Job, theirs: &Job) -> Option<String> {
         ("seed", ours.seed.to_string(), theirs.seed.to_string()),
         (
             "data.kind",
-            format!("{:?}", ours.data.kind),
-            format!("{:?}", theirs.data.kind),
+            ours.data.kind.name().to_owned(),
+            theirs.data.kind.name().to_owned(),
         ),
         (
             "model.name",

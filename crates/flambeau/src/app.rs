@@ -134,7 +134,7 @@ impl App {
             Command::Worker(settings) => process::main(settings.process.clone(), async |process| {
                 worker::run(settings, registry, process).await
             }),
-            Command::Train(arguments) => finish(train::run(arguments)),
+            Command::Train(arguments) => finish(train::run(arguments, &registry)),
             Command::Eval(arguments) => finish(eval::run(&arguments, &registry)),
             Command::Plot(arguments) => finish(plot::run(&arguments)),
             Command::Status(arguments) => finish(show_status(&arguments)),

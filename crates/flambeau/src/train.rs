@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -10,9 +11,11 @@ use coordinator::{Summary, read_job};
 use daemon::membership::Coordinator;
 use serde::Serialize;
 use shared_proto::ids::TaskId;
-use shared_proto::job::{DataKind, Job, run_dir};
+use shared_proto::job::{Job, run_dir};
 use shared_proto::view::JobPhase;
 use tokio::signal::unix::{SignalKind, signal};
+use worker::model::Registry;
+use worker::replica::ModelReplica;
 
 use crate::app::{JobArguments, block_on};
 use crate::cluster::{COORDINATOR, LocalCluster, Plan, Transport};
@@ -33,8 +36,8 @@ const GRACE: Duration = Duration::from_secs(3);
 /// A process that is killed more often than this, while no step is finished, is not started again.
 const MOST_DEATHS: usize = 10;
 
-/// How long processes may take to end by themselves after the job.
-const FAREWELL: Duration = Duration::from_secs(12);
+/// Updates beyond which a gradient points to where the weights were rather than to where they should go.
+const TOO_STALE: f64 = 32.0;
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Arguments {
@@ -66,8 +69,9 @@ pub(crate) struct Outcome {
     pub(crate) run_dir: PathBuf,
 }
 
-pub(crate) fn run(arguments: Arguments) -> Result<(), CommandError> {
+pub(crate) fn run(arguments: Arguments, registry: &Registry) -> Result<(), CommandError> {
     let job = read_job(arguments.job.file.as_deref(), arguments.job.flags)?;
+    check(&job, registry, &arguments.device)?;
     let restore = arguments.restore.as_deref();
     let plan = Plan {
         workers: 0,
@@ -83,7 +87,37 @@ pub(crate) fn run(arguments: Arguments) -> Result<(), CommandError> {
     } else {
         println!("{}", table(&outcome).trim_fmt());
     }
+    if let Some(warning) = stale(&outcome.summary) {
+        eprintln!("flambeau: {warning}");
+    }
     Ok(())
+}
+
+/// Finds out whether a worker could work at all, before any process or folder is made: its device, its
+/// data and its model. What is wrong is said as the worker would say it.
+fn check(job: &Job, registry: &Registry, device: &str) -> Result<(), CommandError> {
+    let device = worker::device::open(device.parse()?)?;
+    let replica = ModelReplica::start(Arc::new(job.clone()), registry.clone(), device);
+    block_on(async { Ok(replica.await?) })?;
+    Ok(())
+}
+
+/// What is to be said where gradients were too old to help.
+fn stale(summary: &Summary) -> Option<String> {
+    let updates = summary.mean_gradient_staleness;
+    if updates <= TOO_STALE {
+        return None;
+    }
+    let useful = summary.times.get("share_compute");
+    let useful = useful.map_or(String::new(), |share| {
+        format!(
+            " The workers computed for {:.0} % of their time.",
+            100.0 * share
+        )
+    });
+    Some(format!(
+        "a gradient was {updates:.0} updates behind the weights that it was applied to, in the mean; beyond some {TOO_STALE:.0} it helps little, whatever the staleness bound is, since that counts the steps of one worker and not the updates of all.{useful} Fewer workers, a larger --batch-size or --mode sync make more of the same time."
+    ))
 }
 
 /// Trains a job on a cluster of its own, with the workers that the job says.
@@ -141,13 +175,7 @@ pub(crate) fn train(
 fn new_run_dir(job: &Job) -> Result<PathBuf, CommandError> {
     let runs = Path::new("runs");
     std::fs::create_dir_all(runs).map_err(CommandError::file(runs))?;
-    let data = match job.data.kind {
-        DataKind::Digits => "digits",
-        DataKind::Mnist => "mnist",
-        DataKind::FashionMnist => "fashion-mnist",
-        DataKind::Csv => "csv",
-        DataKind::Random => "random",
-    };
+    let data = job.data.kind.name();
     let mut number = 1u32;
     loop {
         let dir = runs.join(format!("{data}-{}-{number}", job.model.name));
@@ -177,14 +205,11 @@ async fn watch(
         _ = terminate.recv() => Err(CommandError::Interrupted),
     };
     progress.close();
-    let patience = if ended.is_ok() {
-        FAREWELL
-    } else {
-        Duration::ZERO
-    };
-    // A second Ctrl-C does not wait: the processes are killed as the cluster is dropped.
+    // Who was in the cluster has left it before the coordinator ended. Who had not come yet would look for
+    // its coordinator in vain. A second Ctrl-C does not wait: the processes are killed as the cluster is
+    // dropped.
     tokio::select! {
-        () = cluster.stop(patience) => {}
+        () = cluster.stop() => {}
         _ = interrupt.recv() => return Err(CommandError::Interrupted),
     }
     ended?;
@@ -343,4 +368,28 @@ fn shown(path: &Path) -> String {
         .unwrap_or_else(|| path.to_owned())
         .display()
         .to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn summary(staleness: f64) -> Summary {
+        let summary = serde_json::json!({
+            "mode": "bounded", "staleness": 4, "ps": 2, "workers": 300, "epochs": 1, "steps": 1, "samples": 1,
+            "seconds": 1.0, "samples_per_second": 1.0, "test_accuracy": null, "test_loss": null,
+            "max_clock_lead": 4, "mean_gradient_staleness": staleness, "share_compute": 0.08,
+        });
+        serde_json::from_value(summary).unwrap()
+    }
+
+    #[test]
+    fn gradients_that_are_too_old_to_help_are_told_at_the_end() {
+        let said = stale(&summary(245.0)).unwrap();
+        assert!(
+            said.contains("245 updates") && said.contains("8 %"),
+            "{said}"
+        );
+        assert_eq!(stale(&summary(7.0)), None);
+    }
 }

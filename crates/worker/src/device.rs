@@ -4,6 +4,8 @@ use std::str::FromStr;
 
 use candle_core::{Device, DeviceLocation};
 
+use crate::model::plain;
+
 /// What was asked for: `auto`, `cpu` or `cuda:N`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Choice {
@@ -23,7 +25,10 @@ pub enum DeviceError {
     #[error("{0:?} is no device; expected auto, cpu or cuda:N")]
     Unknown(String),
     /// The GPU does not answer, or this program was not built for it.
-    #[error("cuda:{index} cannot be used: {source}; docs/cuda.md tells how to build for GPUs")]
+    #[error(
+        "cuda:{index} cannot be used: {}; docs/cuda.md tells how to build for GPUs",
+        plain(source)
+    )]
     Cuda {
         /// Its number.
         index: usize,
