@@ -46,6 +46,9 @@ impl Service {
     fn origin(&self, from: &From<'_>) -> Result<Origin, Status> {
         let origin = Origin::read(from.origin, from.what).map_err(refused)?;
         let role = origin.task.id.role;
+        if from.role.is_some_and(|expected| expected != role) {
+            return Err(refused(not_for(from.what, &origin)));
+        }
         self.security.check_role(from.extensions, role)?;
         Ok(origin)
     }
@@ -87,6 +90,8 @@ struct From<'a> {
     origin: Option<&'a wire::Origin>,
     extensions: &'a Extensions,
     what: &'static str,
+    /// The only role that makes this call; absent where both do.
+    role: Option<Role>,
 }
 
 impl<'a> From<'a> {
@@ -99,8 +104,74 @@ impl<'a> From<'a> {
             origin: origin.as_ref(),
             extensions,
             what,
+            role: None,
         }
     }
+
+    /// A call that only workers make.
+    fn worker(self) -> Self {
+        Self {
+            role: Some(Role::Worker),
+            ..self
+        }
+    }
+}
+
+/// A call that the sender's role does not make.
+fn not_for(what: &str, origin: &Origin) -> Refusal {
+    Refusal::new(
+        Reason::Malformed,
+        format!(
+            "{what} is not a call of a {}, but {} has sent it",
+            origin.task.id.role, origin.task
+        ),
+    )
+}
+
+/// The most bytes of an identity or an address.
+const LONGEST_NAME: usize = 256;
+
+/// The most means of an evaluation.
+const MOST_METRICS: usize = 256;
+
+/// Refuses names that no process has.
+fn check_lengths(request: &wire::RegisterRequest) -> Result<(), Refusal> {
+    for (field, value) in [
+        ("identity", &request.identity),
+        ("address", &request.address),
+        ("metrics_address", &request.metrics_address),
+    ] {
+        if value.len() > LONGEST_NAME {
+            return Err(Refusal::new(
+                Reason::Oversized,
+                format!(
+                    "Register has {field} of {} bytes; the coordinator takes {LONGEST_NAME} at the most",
+                    value.len()
+                ),
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses an evaluation with more, or longer, names of metrics than a model has.
+fn check_metrics(report: &wire::EvaluationReport) -> Result<(), Refusal> {
+    let too_long = |name: &&String| name.len() > LONGEST_NAME;
+    let longest = report.metrics.keys().find(too_long).map(String::len);
+    if longest.is_none() && report.metrics.len() <= MOST_METRICS {
+        return Ok(());
+    }
+    Err(Refusal::new(
+        Reason::Oversized,
+        format!(
+            "the evaluation of epoch {} has {} metrics{}; the coordinator takes {MOST_METRICS}, with names of {LONGEST_NAME} bytes at the most",
+            report.data_epoch,
+            report.metrics.len(),
+            longest.map_or(String::new(), |bytes| format!(
+                ", one with a name of {bytes} bytes"
+            ))
+        ),
+    ))
 }
 
 /// Counts what is refused.
@@ -126,6 +197,7 @@ impl Coordinator for Service {
                 ),
             )));
         }
+        check_lengths(&request).map_err(refused)?;
         let role = Role::try_from(request.role).map_err(refused)?;
         self.security.check_role(&extensions, role)?;
         let shared = &self.shared;
@@ -220,7 +292,7 @@ impl Coordinator for Service {
         let samples = (request.training_samples, request.evaluation_samples);
         let initialization = self
             .ask_as_until(
-                From::new(&request.origin, &extensions, "RegisterVariables"),
+                From::new(&request.origin, &extensions, "RegisterVariables").worker(),
                 |cluster, now, origin| {
                     cluster.register_variables(now, origin.task, specs.clone(), samples)
                 },
@@ -248,7 +320,7 @@ impl Coordinator for Service {
         request: Request<wire::FinishInitializationRequest>,
     ) -> Answer<wire::FinishInitializationReply> {
         let (_, extensions, request) = request.into_parts();
-        let from = From::new(&request.origin, &extensions, "FinishInitialization");
+        let from = From::new(&request.origin, &extensions, "FinishInitialization").worker();
         self.ask_as(from, |cluster, _, origin| {
             cluster.finish_initialization(origin.task)
         })
@@ -263,7 +335,7 @@ impl Coordinator for Service {
         let (_, extensions, request) = request.into_parts();
         let (work, clock) = self
             .ask_as_until(
-                From::new(&request.origin, &extensions, "LeaseWork"),
+                From::new(&request.origin, &extensions, "LeaseWork").worker(),
                 |cluster, now, origin| Ok(cluster.lease_work(now, origin.task)),
                 |(work, _)| !matches!(work, Work::Idle(_)),
             )
@@ -280,7 +352,7 @@ impl Coordinator for Service {
         request: Request<wire::FinishStepRequest>,
     ) -> Answer<wire::FinishStepReply> {
         let (_, extensions, request) = request.into_parts();
-        let from = From::new(&request.origin, &extensions, "FinishStep");
+        let from = From::new(&request.origin, &extensions, "FinishStep").worker();
         let min_clock = self
             .ask_as(from, |cluster, now, origin| {
                 cluster.finish_step(now, origin, &request)
@@ -342,9 +414,24 @@ fn take_report(
 ) -> Result<(), Refusal> {
     use wire::report_request::Report;
     let task = origin.task;
+    let (what, role) = match &report {
+        Some(Report::Shard(_)) => ("Report of a shard", Role::Ps),
+        Some(Report::Checkpoint(_)) => ("Report of a checkpoint", Role::Ps),
+        Some(Report::Restore(_)) => ("Report of a restore", Role::Ps),
+        Some(Report::Evaluation(_)) => ("Report of an evaluation", Role::Worker),
+        Some(Report::Wait(_)) => ("Report of a wait", Role::Worker),
+        Some(Report::Lost(_)) => ("Report of losses", Role::Worker),
+        None => ("Report", task.id.role),
+    };
+    if role != task.id.role {
+        return Err(not_for(what, origin));
+    }
     match report {
         Some(Report::Shard(report)) => cluster.report_shard(now, task, report),
-        Some(Report::Evaluation(report)) => cluster.evaluated(now, task, report)?,
+        Some(Report::Evaluation(report)) => {
+            check_metrics(&report)?;
+            cluster.evaluated(now, task, report)?;
+        }
         Some(Report::Wait(report)) => cluster.waiting(task, report.on),
         Some(Report::Checkpoint(report)) => cluster.shard_saved(now, task, report),
         Some(Report::Restore(report)) => cluster.shard_restored(now, task, &report),
