@@ -12,6 +12,7 @@ mod network;
 mod protocol;
 mod security;
 mod start;
+mod stop;
 mod unable;
 
 use std::path::PathBuf;

@@ -13,7 +13,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use daemon::Ready;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -143,6 +143,12 @@ pub fn say(text: &str) {
 pub fn terminate(process: u32) {
     let pid = Pid::from_raw(process as i32).unwrap();
     kill_process(pid, Signal::TERM).unwrap();
+}
+
+/// Sends SIGINT to a process and all of its group, as Ctrl-C on a terminal does.
+pub fn interrupt_group(process: u32) {
+    let pid = Pid::from_raw(process as i32).unwrap();
+    kill_process_group(pid, Signal::INT).unwrap();
 }
 
 /// Whether a process exists (and is no zombie).

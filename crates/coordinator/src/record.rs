@@ -159,6 +159,9 @@ pub struct Summary {
     /// Shares of the workers' time: `share_pull`, `share_compute`, `share_push`, `share_wait`.
     #[serde(flatten)]
     pub times: BTreeMap<String, f64>,
+    /// It was told to end before its data did.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub stopped: bool,
     /// Why the last checkpoint could not be written; empty if it was.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub unsaved: String,

@@ -399,6 +399,14 @@ impl Coordinator for Service {
         Ok(Response::new(ReceiverStream::new(stream)))
     }
 
+    async fn stop(&self, request: Request<wire::StopRequest>) -> Answer<wire::StopReply> {
+        let (_, extensions, request) = request.into_parts();
+        self.security.check_role(&extensions, Role::Worker)?;
+        let stop = |cluster: &mut Cluster, now| cluster.stop(now, &request.job);
+        self.shared.ask(stop).await.map_err(refused)?;
+        Ok(Response::new(wire::StopReply {}))
+    }
+
     async fn get_status(&self, _: Request<wire::StatusRequest>) -> Answer<wire::Status> {
         Ok(Response::new(
             self.shared.look(|cluster, now| cluster.status(now)),

@@ -155,7 +155,7 @@ fn finish(outcome: Result<(), CommandError>) -> ExitCode {
             eprintln!("flambeau: {error}");
             match error {
                 // As shells say of what SIGINT has ended.
-                CommandError::Interrupted => ExitCode::from(130),
+                CommandError::Interrupted | CommandError::Stopped { .. } => ExitCode::from(130),
                 _ => ExitCode::FAILURE,
             }
         }

@@ -266,6 +266,8 @@ impl LocalCluster {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(file)
+            // Ctrl-C on a terminal reaches this process alone, which then ends the job in good order.
+            .process_group(0)
             .kill_on_drop(true)
             .spawn();
         let failed = |error: std::io::Error| CommandError::Start {

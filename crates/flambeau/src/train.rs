@@ -13,6 +13,7 @@ use serde::Serialize;
 use shared_proto::ids::TaskId;
 use shared_proto::job::{Job, run_dir};
 use shared_proto::view::JobPhase;
+use shared_proto::wire;
 use tokio::signal::unix::{SignalKind, signal};
 use worker::model::Registry;
 use worker::replica::ModelReplica;
@@ -82,6 +83,12 @@ pub(crate) fn run(arguments: Arguments, registry: &Registry) -> Result<(), Comma
     };
     let outcome = train(job, plan, arguments.quiet)?;
     plot::draw(&outcome.run_dir)?;
+    let summary = &outcome.summary;
+    let stopped = summary.stopped.then(|| CommandError::Stopped {
+        samples: summary.samples,
+        kept: shown(&outcome.run_dir),
+        command: going_on(&outcome.run_dir, &arguments.device, arguments.secure),
+    });
     if arguments.json {
         println!("{}", json(&outcome));
     } else {
@@ -90,7 +97,7 @@ pub(crate) fn run(arguments: Arguments, registry: &Registry) -> Result<(), Comma
     if let Some(warning) = stale(&outcome.summary) {
         eprintln!("flambeau: {warning}");
     }
-    Ok(())
+    stopped.map_or(Ok(()), Err)
 }
 
 /// Finds out whether a worker could work at all, before any process or folder is made: its device, its
@@ -199,10 +206,20 @@ async fn watch(
     let mut terminate = signals(SignalKind::terminate())?;
     let mut cluster = LocalCluster::start(job, dir, plan).await?;
     let mut progress = Progress::new(quiet);
-    let ended = tokio::select! {
-        ended = follow(&mut cluster, &mut progress) => ended,
-        _ = interrupt.recv() => Err(CommandError::Interrupted),
-        _ = terminate.recv() => Err(CommandError::Interrupted),
+    let coordinator = Coordinator::at(&cluster.coordinator.to_string(), LOOK, cluster.security()?)?;
+    let mut interrupted = false;
+    let mut following = Following::default();
+    let ended = loop {
+        tokio::select! {
+            ended = follow(&mut cluster, &coordinator, &mut progress, &mut following) => break ended,
+            _ = interrupt.recv() => {
+                if interrupted || !stop(&coordinator, &job.name, &progress).await {
+                    break Err(CommandError::Interrupted);
+                }
+                interrupted = true;
+            }
+            _ = terminate.recv() => break Err(CommandError::Interrupted),
+        }
     };
     progress.close();
     // Who was in the cluster has left it before the coordinator ended. Who had not come yet would look for
@@ -230,13 +247,17 @@ async fn watch(
 }
 
 /// Follows the job until the coordinator has ended. Processes that are killed are started again.
-async fn follow(cluster: &mut LocalCluster, progress: &mut Progress) -> Result<(), CommandError> {
-    let coordinator = Coordinator::at(&cluster.coordinator.to_string(), LOOK, cluster.security()?)?;
-    let mut deaths = Deaths::default();
-    // A process without which the job cannot go on, and until when the coordinator may say so.
-    let mut missing = None;
-    // Before it begins, training waits for all workers that the job asks for.
-    let mut training = false;
+async fn follow(
+    cluster: &mut LocalCluster,
+    coordinator: &Coordinator,
+    progress: &mut Progress,
+    following: &mut Following,
+) -> Result<(), CommandError> {
+    let Following {
+        deaths,
+        missing,
+        training,
+    } = following;
     loop {
         for (task, status) in cluster.ended() {
             // What ends with a code has decided so; what a signal has ended has not.
@@ -247,7 +268,7 @@ async fn follow(cluster: &mut LocalCluster, progress: &mut Progress) -> Result<(
             } else if task == COORDINATOR {
                 return Ok(());
             } else if worker::cannot_work(status.code()) {
-                if !(training && cluster.has_workers()) {
+                if !(*training && cluster.has_workers()) {
                     return Err(cluster.died(task));
                 }
                 progress.say(&cluster.died(task).to_string());
@@ -256,17 +277,81 @@ async fn follow(cluster: &mut LocalCluster, progress: &mut Progress) -> Result<(
                 missing.get_or_insert((task, Instant::now() + GRACE));
             }
         }
-        match missing {
+        match *missing {
             Some((task, until)) if Instant::now() >= until => return Err(cluster.died(task)),
             _ => {}
         }
-        if let Ok(status) = status::fetch(&coordinator).await {
+        if let Ok(status) = status::fetch(coordinator).await {
             deaths.note(status.steps);
-            training |= status.phase() == JobPhase::Training;
+            *training |= status.phase() == JobPhase::Training;
             progress.show(&status);
         }
         tokio::time::sleep(LOOK).await;
     }
+}
+
+/// Asks the coordinator to end the job in good order; whether it does.
+async fn stop(coordinator: &Coordinator, job: &str, progress: &Progress) -> bool {
+    let call = coordinator.call(|mut c| {
+        let job = job.to_owned();
+        async move { c.stop(wire::StopRequest { job }).await }
+    });
+    if let Err(error) = call.await {
+        progress.say(&format!("the job cannot be stopped in good order: {error}"));
+        return false;
+    }
+    progress.say(
+        "stopping: workers finish the data that they hold, then the model and a checkpoint are written; Ctrl-C again ends at once",
+    );
+    true
+}
+
+/// What is known of a job that is followed.
+#[derive(Default)]
+struct Following {
+    deaths: Deaths,
+    /// A process without which the job cannot go on, and until when the coordinator may say so.
+    missing: Option<(TaskId, Instant)>,
+    /// Before it begins, training waits for all workers that the job asks for.
+    training: bool,
+}
+
+/// The command that goes on with a run that was stopped.
+fn going_on(dir: &Path, device: &str, secure: bool) -> String {
+    let quoted = |path: &Path| {
+        let text = shown(path);
+        let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+".contains(c);
+        match text.chars().all(plain) {
+            true => text,
+            false => format!("'{}'", text.replace('\'', r"'\''")),
+        }
+    };
+    let program = std::env::args_os().next().unwrap_or_default();
+    let mut command = format!(
+        "{} train {} --restore {} --run-dir {}",
+        quoted(Path::new(&program)),
+        quoted(&dir.join(run_dir::JOB)),
+        quoted(dir),
+        quoted(&next_dir(dir)),
+    );
+    if device != "auto" {
+        command += &format!(" --device {device}");
+    }
+    if secure {
+        command += " --secure";
+    }
+    command
+}
+
+/// A folder beside a run's that is not there yet.
+fn next_dir(dir: &Path) -> PathBuf {
+    let name = dir.file_name().unwrap_or_default().to_string_lossy();
+    let folder = |number: u32| dir.with_file_name(format!("{name}-{number}"));
+    let mut number = 2;
+    while folder(number).exists() {
+        number += 1;
+    }
+    folder(number)
 }
 
 /// How often processes were killed since a step was finished.

@@ -8,6 +8,7 @@
 //! - `evaluations`: those due, at work and done
 //! - `training`: work handed out, steps finished, commits, the end
 //! - `unable`: workers that cannot work, and a job that has none that can
+//! - `stop`: a job that ends before its data does
 //! - `status`, `outcome`: all of it for people, and what came of it
 
 mod checkpoints;
@@ -17,6 +18,7 @@ mod outcome;
 mod recovery;
 mod saved;
 mod status;
+mod stop;
 mod training;
 mod unable;
 mod variables;
@@ -87,6 +89,8 @@ pub(crate) struct Cluster {
     /// Workers that were put out and are expected back.
     awaited: Awaited,
     unable: Unable,
+    /// Told to end before the data does.
+    stopping: bool,
     changes: Changes,
     /// A fault to be found by the simulation.
     endless_leases: bool,
@@ -131,6 +135,7 @@ impl Cluster {
             start: None,
             awaited: Awaited::new(),
             unable: Unable::default(),
+            stopping: false,
             changes: Changes::default(),
             endless_leases: false,
         }

@@ -59,6 +59,8 @@ pub(crate) struct Saved {
     unsaved: String,
     #[serde(default)]
     unable: SavedUnable,
+    #[serde(default)]
+    stopping: bool,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -182,6 +184,7 @@ impl Cluster {
             loading: self.checkpoints.loading.keys().copied().collect(),
             unsaved: self.checkpoints.unsaved.clone(),
             unable: self.unable.saved(),
+            stopping: self.stopping,
         }
     }
 
@@ -231,6 +234,7 @@ impl Cluster {
         let servers = cluster.live(Role::Ps).next().is_some();
         cluster.last_ps_joined = servers.then_some(now);
         cluster.unable = Unable::resumed(saved.unable, now);
+        cluster.stopping = saved.stopping;
         cluster.must_keep();
         cluster
     }

@@ -12,6 +12,7 @@ use shared_proto::wire;
 use super::{Cluster, Initialization, Work};
 
 mod checkpoints;
+mod stop;
 mod unable;
 
 const SAMPLES: u64 = 40;
