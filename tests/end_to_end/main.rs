@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod calls;
 mod chaos;
 mod command_line;
 mod faults;
@@ -11,6 +12,9 @@ mod network;
 mod protocol;
 mod replaced;
 mod security;
+mod start;
+mod stop;
+mod unable;
 
 use std::path::PathBuf;
 

@@ -324,6 +324,7 @@ async fn leave_as_worker(address: &str, files: &SecurityFiles) -> Code {
     let request = wire::LeaveRequest {
         origin: Some(origin),
         error: "it is over".to_owned(),
+        ..wire::LeaveRequest::default()
     };
     client.leave(request).await.unwrap_err().code()
 }

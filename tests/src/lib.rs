@@ -13,7 +13,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use daemon::Ready;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -143,6 +143,12 @@ pub fn say(text: &str) {
 pub fn terminate(process: u32) {
     let pid = Pid::from_raw(process as i32).unwrap();
     kill_process(pid, Signal::TERM).unwrap();
+}
+
+/// Sends SIGINT to a process and all of its group, as Ctrl-C on a terminal does.
+pub fn interrupt_group(process: u32) {
+    let pid = Pid::from_raw(process as i32).unwrap();
+    kill_process_group(pid, Signal::INT).unwrap();
 }
 
 /// Whether a process exists (and is no zombie).
@@ -282,9 +288,14 @@ impl Cluster {
 
     /// Starts the coordinator again, where the others look for it.
     pub fn restart_coordinator(&mut self) {
+        self.restart_coordinator_with(&[]);
+    }
+
+    /// The same with more arguments.
+    pub fn restart_coordinator_with(&mut self, more: &[&str]) {
         let address = self.coordinator.address();
         let (file, run) = (self.dir.path().join("given.toml"), self.run_dir());
-        let arguments = [
+        let mut arguments = vec![
             "coordinator",
             file.to_str().unwrap(),
             "--listen",
@@ -292,6 +303,7 @@ impl Cluster {
             "--run-dir",
             run.to_str().unwrap(),
         ];
+        arguments.extend(more);
         let log = self.dir.path().join("coordinator-again.log");
         self.coordinator = Daemon::start(&self.program, log, &arguments, &[]);
     }

@@ -51,6 +51,11 @@ pub fn variable(name: &str, elements: u64) -> wire::Variable {
 impl Peer {
     /// Registers as a worker.
     pub async fn join(coordinator: &str, identity: &str) -> Self {
+        Self::join_as(coordinator, wire::Role::Worker, identity).await
+    }
+
+    /// Registers as a process of this role.
+    pub async fn join_as(coordinator: &str, role: wire::Role, identity: &str) -> Self {
         let channel = Security::default()
             .endpoint(coordinator, Role::Coordinator)
             .unwrap()
@@ -61,7 +66,7 @@ impl Peer {
         let reply = coordinator
             .register(wire::RegisterRequest {
                 protocol_version: transport::PROTOCOL_VERSION,
-                role: wire::Role::Worker.into(),
+                role: role.into(),
                 identity: identity.to_owned(),
                 ..wire::RegisterRequest::default()
             })

@@ -27,6 +27,15 @@ pub(crate) struct Begun {
     pub(crate) again: bool,
 }
 
+/// How the operator wants a coordinator to begin.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Wish<'a> {
+    /// The checkpoint to begin with, where the run directory has no run yet.
+    pub(crate) restore: Option<&'a str>,
+    /// Go on with a job that has failed.
+    pub(crate) take_up: bool,
+}
+
 /// Begins a job, or goes on with the one that is kept in `state`.
 ///
 /// # Errors
@@ -35,7 +44,7 @@ pub(crate) async fn begin(
     job: Job,
     dir: &Path,
     state: &State,
-    restore: Option<&str>,
+    wish: Wish<'_>,
 ) -> Result<Begun, CoordinatorError> {
     let keeping = match job.checkpoint.enabled {
         false => None,
@@ -49,7 +58,7 @@ pub(crate) async fn begin(
     let mut cluster = match saved {
         Some(saved) => go_on(job, dir, saved)?,
         None => {
-            let cluster = start(job, dir, keeping.as_ref(), restore).await?;
+            let cluster = start(job, dir, keeping.as_ref(), wish.restore).await?;
             cluster.with_receipt_key(ReceiptKey(rand::random()))
         }
     };
@@ -69,6 +78,11 @@ pub(crate) async fn begin(
     }
     // Before anybody can hear of this coordinator: where it starts again it goes on with this.
     let now = tokio::time::Instant::now().into_std();
+    if wish.take_up || cluster.failed_without_workers() {
+        cluster.take_up_failed(now);
+    } else if cluster.ended() {
+        tracing::info!("the job has ended already: {}", cluster.how_it_ended());
+    }
     state
         .write(&cluster.save_all(now))
         .map_err(|error| CoordinatorError::State {
@@ -101,16 +115,6 @@ fn go_on(job: Job, dir: &Path, saved: Saved) -> Result<Cluster, CoordinatorError
         return Err(other(
             "is that of a job with other settings; give another --run-dir, or the settings that it has in its job.toml".to_owned(),
         ));
-    }
-    if saved.ended() {
-        tracing::info!(
-            "the job has ended already: {}",
-            if saved.error.is_empty() {
-                "well"
-            } else {
-                &saved.error
-            }
-        );
     }
     let now = tokio::time::Instant::now().into_std();
     Ok(Cluster::resume(job, saved, now))
@@ -173,8 +177,8 @@ fn difference(ours: &Job, theirs: &Job) -> Option<String> {
         ("seed", ours.seed.to_string(), theirs.seed.to_string()),
         (
             "data.kind",
-            format!("{:?}", ours.data.kind),
-            format!("{:?}", theirs.data.kind),
+            ours.data.kind.name().to_owned(),
+            theirs.data.kind.name().to_owned(),
         ),
         (
             "model.name",

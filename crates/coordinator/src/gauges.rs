@@ -23,6 +23,7 @@ pub(crate) struct Gauges {
     lost_workers: Counter,
     recoveries: Counter,
     failed_checkpoints: Counter,
+    unable: Gauge,
     starts: Gauge,
     lost_updates: Gauge,
     orphans: Gauge,
@@ -49,6 +50,7 @@ impl Gauges {
             lost_workers: lost(Role::Worker),
             recoveries: counter!("flambeau_coordinator_recoveries_total"),
             failed_checkpoints: counter!("flambeau_coordinator_failed_checkpoints_total"),
+            unable: gauge!("flambeau_coordinator_workers_unable"),
             starts: gauge!("flambeau_coordinator_starts"),
             lost_updates: gauge!("flambeau_coordinator_lost_updates"),
             orphans: gauge!("flambeau_coordinator_shards_without_server"),
@@ -73,6 +75,11 @@ impl Gauges {
         self.lost_workers.absolute(mishaps.lost_workers);
         self.recoveries.absolute(mishaps.recoveries);
         self.failed_checkpoints.absolute(mishaps.failed_checkpoints);
+        self.unable.set(cluster.workers_unable(now) as f64);
+        for (failure, times) in cluster.worker_failures() {
+            counter!("flambeau_coordinator_worker_failures_total", "failure" => failure.clone())
+                .absolute(times);
+        }
         self.starts.set(cluster.starts() as f64);
         self.lost_updates.set(cluster.lost_updates() as f64);
         self.orphans.set(cluster.shards_without_server() as f64);

@@ -27,6 +27,20 @@ pub(crate) enum Record {
         task: String,
         why: &'static str,
     },
+    /// A worker cannot work; the job goes on without it.
+    CannotWork {
+        seconds: f64,
+        task: String,
+        /// `data`, `model`, `device`, `run_directory`, `memory` or `refused`.
+        failure: String,
+        reason: String,
+    },
+    /// A job that had failed goes on.
+    TakenUp {
+        seconds: f64,
+        /// Why it had failed.
+        error: String,
+    },
     /// A checkpoint is whole.
     Checkpoint {
         seconds: f64,
@@ -148,6 +162,9 @@ pub struct Summary {
     /// Shares of the workers' time: `share_pull`, `share_compute`, `share_push`, `share_wait`.
     #[serde(flatten)]
     pub times: BTreeMap<String, f64>,
+    /// It was told to end before its data did.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub stopped: bool,
     /// Why the last checkpoint could not be written; empty if it was.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub unsaved: String,

@@ -21,7 +21,7 @@ use tonic::service::interceptor::InterceptedService;
 use tonic::transport::server::{Connected, TcpIncoming};
 use tonic::{Request, Status};
 
-use crate::begin::{Keeping, begin};
+use crate::begin::{Keeping, Wish, begin};
 use crate::cluster::Cluster;
 use crate::gauges::Gauges;
 use crate::keeper::{renew_probe, run_errands};
@@ -57,6 +57,10 @@ pub struct Settings {
     /// either. A coordinator that goes on with a run of its own does so without.
     #[arg(long, env = "FLAMBEAU_RESTORE", value_name = "RUN_DIR|CHECKPOINT|URL")]
     pub restore: Option<String>,
+    /// Go on with the job of the run directory although it has failed: from its newest checkpoint.
+    /// A job that failed because no worker could work is taken up without this.
+    #[arg(long, env = "FLAMBEAU_TAKE_UP")]
+    pub take_up: bool,
     /// What all processes can be told.
     #[command(flatten)]
     pub process: ProcessSettings,
@@ -139,6 +143,8 @@ pub enum CoordinatorError {
     Transport(#[from] tonic::transport::Error),
 }
 
+impl daemon::process::Failure for CoordinatorError {}
+
 impl Settings {
     /// The job: flags over file over defaults.
     ///
@@ -191,7 +197,11 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), Coordinator
     job.run_dir = Some(dir.clone());
     let path = dir.join(run_dir::STATE);
     let state = State::open(&path).map_err(|error| CoordinatorError::State { path, error })?;
-    let begun = begin(job, &dir, &state, settings.restore.as_deref()).await?;
+    let wish = Wish {
+        restore: settings.restore.as_deref(),
+        take_up: settings.take_up,
+    };
+    let begun = begin(job, &dir, &state, wish).await?;
     let run = Run {
         again: begun.again,
         keeping: begun.keeping,
@@ -280,7 +290,10 @@ impl Run {
                 let written = recorder.summarise(&summary).await;
                 written.map_err(run_dir_error)?;
             }
-            process.linger().await;
+            // Where workers are missing, the next start takes the job up: not by a process that stays.
+            if !shared.look(|cluster, _| cluster.failed_without_workers()) {
+                process.linger().await;
+            }
             if had_ended {
                 // Whoever is started again with it is to hear that there is nothing to do.
                 let _ = tokio::time::timeout(AFTERLIFE, process.shutdown.cancelled()).await;

@@ -47,6 +47,9 @@ impl Service {
     fn origin(&self, from: &From<'_>) -> Result<Origin, Status> {
         let origin = Origin::read(from.origin, from.what).map_err(refused)?;
         let role = origin.task.id.role;
+        if from.role.is_some_and(|expected| expected != role) {
+            return Err(refused(not_for(from.what, &origin)));
+        }
         self.security.check_role(from.extensions, role)?;
         Ok(origin)
     }
@@ -93,6 +96,8 @@ struct From<'a> {
     origin: Option<&'a wire::Origin>,
     extensions: &'a Extensions,
     what: &'static str,
+    /// The only role that makes this call; absent where both do.
+    role: Option<Role>,
 }
 
 impl<'a> From<'a> {
@@ -105,8 +110,82 @@ impl<'a> From<'a> {
             origin: origin.as_ref(),
             extensions,
             what,
+            role: None,
         }
     }
+
+    /// A call that only servers make.
+    fn server(self) -> Self {
+        Self {
+            role: Some(Role::Ps),
+            ..self
+        }
+    }
+
+    /// A call that only workers make.
+    fn worker(self) -> Self {
+        Self {
+            role: Some(Role::Worker),
+            ..self
+        }
+    }
+}
+
+/// A call that the sender's role does not make.
+fn not_for(what: &str, origin: &Origin) -> Refusal {
+    Refusal::new(
+        Reason::Malformed,
+        format!(
+            "{what} is not a call of a {}, but {} has sent it",
+            origin.task.id.role, origin.task
+        ),
+    )
+}
+
+/// The most bytes of an identity or an address.
+const LONGEST_NAME: usize = 256;
+
+/// The most means of an evaluation.
+const MOST_METRICS: usize = 256;
+
+/// Refuses names that no process has.
+fn check_lengths(request: &wire::RegisterRequest) -> Result<(), Refusal> {
+    for (field, value) in [
+        ("identity", &request.identity),
+        ("address", &request.address),
+        ("metrics_address", &request.metrics_address),
+    ] {
+        if value.len() > LONGEST_NAME {
+            return Err(Refusal::new(
+                Reason::Oversized,
+                format!(
+                    "Register has {field} of {} bytes; the coordinator takes {LONGEST_NAME} at the most",
+                    value.len()
+                ),
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses an evaluation with more, or longer, names of metrics than a model has.
+fn check_metrics(report: &wire::EvaluationReport) -> Result<(), Refusal> {
+    let too_long = |name: &&String| name.len() > LONGEST_NAME;
+    let longest = report.metrics.keys().find(too_long).map(String::len);
+    if longest.is_none() && report.metrics.len() <= MOST_METRICS {
+        return Ok(());
+    }
+    Err(Refusal::new(
+        Reason::Oversized,
+        format!(
+            "the evaluation of epoch {} has {} metrics{}; the coordinator takes {MOST_METRICS}, with names of {LONGEST_NAME} bytes at the most",
+            report.data_epoch,
+            report.metrics.len(),
+            longest.map_or(String::new(), |bytes| format!(
+                ", one with a name of {bytes} bytes"
+            ))
+        ),
+    ))
 }
 
 /// Counts what is refused.
@@ -132,6 +211,7 @@ impl Coordinator for Service {
                 ),
             )));
         }
+        check_lengths(&request).map_err(refused)?;
         let role = Role::try_from(request.role).map_err(refused)?;
         self.security.check_role(&extensions, role)?;
         let shared = &self.shared;
@@ -188,7 +268,7 @@ impl Coordinator for Service {
         let (_, extensions, request) = request.into_parts();
         let done = self
             .ask_as_until(
-                From::new(&request.origin, &extensions, "Drain"),
+                From::new(&request.origin, &extensions, "Drain").server(),
                 |cluster, now, origin| Ok(cluster.drain(now, origin.task)),
                 |done| *done,
             )
@@ -201,7 +281,7 @@ impl Coordinator for Service {
         self.ask_as(
             From::new(&request.origin, &extensions, "Leave"),
             |cluster, now, origin| {
-                cluster.leave(now, origin.task, request.error);
+                cluster.leave(now, origin.task, &request);
                 Ok(())
             },
         )
@@ -243,7 +323,7 @@ impl Coordinator for Service {
         let samples = (request.training_samples, request.evaluation_samples);
         let initialization = self
             .ask_as_until(
-                From::new(&request.origin, &extensions, "RegisterVariables"),
+                From::new(&request.origin, &extensions, "RegisterVariables").worker(),
                 |cluster, now, origin| {
                     cluster.register_variables(now, origin.task, specs.clone(), samples)
                 },
@@ -271,7 +351,7 @@ impl Coordinator for Service {
         request: Request<wire::FinishInitializationRequest>,
     ) -> Answer<wire::FinishInitializationReply> {
         let (_, extensions, request) = request.into_parts();
-        let from = From::new(&request.origin, &extensions, "FinishInitialization");
+        let from = From::new(&request.origin, &extensions, "FinishInitialization").worker();
         self.ask_as(from, |cluster, _, origin| {
             cluster.finish_initialization(origin.task)
         })
@@ -286,7 +366,7 @@ impl Coordinator for Service {
         let (_, extensions, request) = request.into_parts();
         let (work, clock) = self
             .ask_as_until(
-                From::new(&request.origin, &extensions, "LeaseWork"),
+                From::new(&request.origin, &extensions, "LeaseWork").worker(),
                 |cluster, now, origin| Ok(cluster.lease_work(now, origin.task)),
                 |(work, _)| !matches!(work, Work::Idle(_)),
             )
@@ -305,7 +385,7 @@ impl Coordinator for Service {
         request: Request<wire::FinishStepRequest>,
     ) -> Answer<wire::FinishStepReply> {
         let (_, extensions, request) = request.into_parts();
-        let from = From::new(&request.origin, &extensions, "FinishStep");
+        let from = From::new(&request.origin, &extensions, "FinishStep").worker();
         let min_clock = self
             .ask_as(from, |cluster, now, origin| {
                 cluster.finish_step(now, origin, &request)
@@ -355,6 +435,14 @@ impl Coordinator for Service {
         Ok(Response::new(ReceiverStream::new(stream)))
     }
 
+    async fn stop(&self, request: Request<wire::StopRequest>) -> Answer<wire::StopReply> {
+        let (_, extensions, request) = request.into_parts();
+        self.security.check_role(&extensions, Role::Worker)?;
+        let stop = |cluster: &mut Cluster, now| cluster.stop(now, &request.job);
+        self.shared.ask(stop).await.map_err(refused)?;
+        Ok(Response::new(wire::StopReply {}))
+    }
+
     async fn get_status(&self, _: Request<wire::StatusRequest>) -> Answer<wire::Status> {
         Ok(Response::new(
             self.shared.look(|cluster, now| cluster.status(now)),
@@ -370,9 +458,24 @@ fn take_report(
 ) -> Result<(), Refusal> {
     use wire::report_request::Report;
     let task = origin.task;
+    let (what, role) = match &report {
+        Some(Report::Shard(_)) => ("Report of a shard", Role::Ps),
+        Some(Report::Checkpoint(_)) => ("Report of a checkpoint", Role::Ps),
+        Some(Report::Restore(_)) => ("Report of a restore", Role::Ps),
+        Some(Report::Evaluation(_)) => ("Report of an evaluation", Role::Worker),
+        Some(Report::Wait(_)) => ("Report of a wait", Role::Worker),
+        Some(Report::Lost(_)) => ("Report of losses", Role::Worker),
+        None => ("Report", task.id.role),
+    };
+    if role != task.id.role {
+        return Err(not_for(what, origin));
+    }
     match report {
         Some(Report::Shard(report)) => cluster.report_shard(now, task, report),
-        Some(Report::Evaluation(report)) => cluster.evaluated(now, origin, report)?,
+        Some(Report::Evaluation(report)) => {
+            check_metrics(&report)?;
+            cluster.evaluated(now, origin, report)?;
+        }
         Some(Report::Wait(report)) => cluster.waiting(task, report.on),
         Some(Report::Checkpoint(report)) => cluster.shard_saved(now, task, report),
         Some(Report::Restore(report)) => cluster.shard_restored(now, task, &report),

@@ -180,6 +180,11 @@ impl Ledger {
         self.budget = self.budget.map(|budget| budget + steps);
     }
 
+    /// Whether nobody holds data.
+    pub(crate) fn is_at_rest(&self) -> bool {
+        self.leased.is_empty()
+    }
+
     /// Whether there is nothing to hand out, and nothing out.
     pub(crate) fn exhausted(&self) -> bool {
         let nothing_left = self.returned.is_empty() && self.epoch >= self.epochs;

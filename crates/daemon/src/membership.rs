@@ -32,6 +32,9 @@ const DRAIN_CALL: Duration = Duration::from_secs(6);
 /// How long saying good-bye may take.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// How long telling the coordinator of an error may take.
+const TELL_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// What can go wrong between a process and its coordinator; split by what the process does next.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -258,13 +261,25 @@ impl Membership {
 
     /// Gives the lease back. With an error, says that the job cannot go on because of it.
     pub async fn leave(self, error: Option<&str>) {
+        let error = error.unwrap_or_default();
+        self.leave_because(wire::WorkerFailure::Unspecified, error)
+            .await;
+    }
+
+    /// Gives the lease back, and says what keeps this worker from working.
+    pub async fn leave_because(self, failure: wire::WorkerFailure, error: &str) {
         let request = wire::LeaveRequest {
             origin: Some(self.origin().into()),
-            error: error.unwrap_or_default().to_owned(),
+            error: error.to_owned(),
+            failure: failure.into(),
         };
         // The coordinator may have gone before us, and the lease ends by itself.
         let mut client = self.coordinator.client.clone();
-        let left = tokio::time::timeout(LEAVE_TIMEOUT, client.leave(request)).await;
+        let patience = match error.is_empty() {
+            true => LEAVE_TIMEOUT,
+            false => TELL_TIMEOUT,
+        };
+        let left = tokio::time::timeout(patience, client.leave(request)).await;
         if !matches!(left, Ok(Ok(_))) {
             tracing::debug!("could not say good-bye to the coordinator");
         }

@@ -58,10 +58,30 @@ impl Process {
     }
 }
 
+/// How a role's error ends its process.
+pub trait Failure: Display {
+    /// The process's exit code.
+    fn exit_code(&self) -> u8 {
+        1
+    }
+}
+
+/// Why a process ends, and with which code.
+struct Ending {
+    message: String,
+    code: u8,
+}
+
+impl From<String> for Ending {
+    fn from(message: String) -> Self {
+        Self { message, code: 1 }
+    }
+}
+
 /// Runs a role as this process: sets up the log, metrics and signals, and turns what comes of it
 /// into an exit code. SIGTERM, SIGINT, and where asked for the end of standard input, cancel
 /// [`Process::shutdown`]; the role then has [`Process::shutdown_within`]. A second signal ends the process at once.
-pub fn main<E: Display>(
+pub fn main<E: Failure>(
     settings: ProcessSettings,
     run: impl AsyncFnOnce(Process) -> Result<(), E>,
 ) -> ExitCode {
@@ -80,17 +100,17 @@ pub fn main<E: Display>(
     }
     match start(settings, run) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(message) => {
+        Err(Ending { message, code }) => {
             tracing::error!("{message}");
-            ExitCode::FAILURE
+            ExitCode::from(code)
         }
     }
 }
 
-fn start<E: Display>(
+fn start<E: Failure>(
     settings: ProcessSettings,
     run: impl AsyncFnOnce(Process) -> Result<(), E>,
-) -> Result<(), String> {
+) -> Result<(), Ending> {
     let security = settings
         .security
         .load()
@@ -130,11 +150,14 @@ fn start<E: Display>(
             tokio::time::sleep(within).await;
         };
         tokio::select! {
-            outcome = run(process) => outcome.map_err(|error| error.to_string()),
-            () = deadline => Err(format!(
+            outcome = run(process) => outcome.map_err(|error| Ending {
+                message: error.to_string(),
+                code: error.exit_code(),
+            }),
+            () = deadline => Err(Ending::from(format!(
                 "did not shut down within {} s of being told to; gave up",
                 within.as_secs()
-            )),
+            ))),
         }
     });
     // What still runs was told to stop and had its time.

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use shared_proto::job::{DataKind, Job, JobError, Mode, Optimizer, Wire};
+use shared_proto::job::{DataKind, Job, JobError, Mode, Optimizer, Strategy, Wire};
 use shared_proto::security::{Security, SecurityError, SecurityFiles};
 use shared_proto::transport::Listen;
 
@@ -142,7 +142,7 @@ pub struct JobFlags {
     /// Name of the job.
     #[arg(long, env = "FLAMBEAU_NAME")]
     pub name: Option<String>,
-    /// Data set: digits, mnist, fashion-mnist or csv.
+    /// Data set: digits, mnist, fashion-mnist, csv, or random (for measurements).
     #[arg(long, env = "FLAMBEAU_DATA", value_parser = named::<DataKind>)]
     pub data: Option<DataKind>,
     /// Where the data's files are.
@@ -181,13 +181,23 @@ pub struct JobFlags {
     #[arg(long, env = "FLAMBEAU_OPTIMIZER", value_name = "NAME", value_parser = Optimizer::NAMES)]
     pub optimizer: Option<String>,
     /// Step size.
-    #[arg(long, env = "FLAMBEAU_LEARNING_RATE", value_name = "X")]
+    #[arg(
+        long,
+        env = "FLAMBEAU_LEARNING_RATE",
+        value_name = "X",
+        allow_negative_numbers = true
+    )]
     pub learning_rate: Option<f32>,
     /// Samples in a worker's step.
     #[arg(long, env = "FLAMBEAU_BATCH_SIZE", value_name = "B")]
     pub batch_size: Option<u32>,
     /// Largest global norm of a worker's gradients.
-    #[arg(long, env = "FLAMBEAU_CLIP_NORM", value_name = "X")]
+    #[arg(
+        long,
+        env = "FLAMBEAU_CLIP_NORM",
+        value_name = "X",
+        allow_negative_numbers = true
+    )]
     pub clip_norm: Option<f32>,
     /// Passes over the training data.
     #[arg(long, env = "FLAMBEAU_EPOCHS", value_name = "E")]
@@ -199,7 +209,12 @@ pub struct JobFlags {
     #[arg(long, env = "FLAMBEAU_SEED", value_name = "S")]
     pub seed: Option<u64>,
     /// A process not heard of for so long is taken for dead.
-    #[arg(long, env = "FLAMBEAU_LEASE_SECONDS", value_name = "X")]
+    #[arg(
+        long,
+        env = "FLAMBEAU_LEASE_SECONDS",
+        value_name = "X",
+        allow_negative_numbers = true
+    )]
     pub lease_seconds: Option<f64>,
     /// Where the run is recorded.
     #[arg(long, env = "FLAMBEAU_RUN_DIR", value_name = "DIR")]
@@ -248,7 +263,14 @@ impl JobFlags {
         set_some(&mut job.cluster.workers, self.workers);
         if let Some(staleness) = self.staleness {
             job.strategy.staleness = staleness;
-            job.strategy.mode = Mode::Bounded;
+            job.strategy.mode = self.mode.unwrap_or(Mode::Bounded);
+            if job.strategy.mode != Mode::Bounded {
+                return Err(JobError::staleness_unused(&job.strategy));
+            }
+        }
+        if self.mode.is_some_and(|mode| mode != job.strategy.mode) {
+            // A bound that the file gives to another mode is not meant for this one.
+            job.strategy.staleness = Strategy::default().staleness;
         }
         set(&mut job.strategy.mode, self.mode);
         set(&mut job.strategy.wire, self.wire);
@@ -267,6 +289,7 @@ impl JobFlags {
         for setting in &self.set {
             job = job.with(setting)?;
         }
+        job.check_staleness_counts()?;
         job.validate()?;
         Ok(job)
     }
@@ -298,6 +321,39 @@ mod tests {
         };
         let job = other.over(None).unwrap();
         assert!(matches!(job.optimizer, Optimizer::Sgd(sgd) if sgd.learning_rate == 0.3));
+    }
+
+    #[test]
+    fn a_staleness_bound_that_would_not_count_is_refused_with_both_settings() {
+        let flags = |mode, staleness| JobFlags {
+            mode,
+            staleness,
+            ..JobFlags::default()
+        };
+        let file = |text: &str| Some(Job::parse(text).unwrap());
+        let sync = "[strategy]\nmode = \"sync\"\nstaleness = 3";
+        for refused in [
+            flags(Some(Mode::Sync), Some(3)).over(None),
+            // The default, but given.
+            flags(Some(Mode::Async), Some(4)).over(None),
+            flags(None, None).over(file(sync)),
+        ] {
+            let error = refused.unwrap_err().to_string();
+            assert!(
+                error.contains("`strategy.staleness` is") && error.contains("`strategy.mode`"),
+                "{error}"
+            );
+        }
+        let bounded = "[strategy]\nmode = \"bounded\"\nstaleness = 8";
+        let job = flags(Some(Mode::Sync), None).over(file(bounded)).unwrap();
+        assert_eq!(job.strategy.mode, Mode::Sync);
+        let job = flags(None, Some(3))
+            .over(file("[strategy]\nmode = \"sync\""))
+            .unwrap();
+        assert_eq!(
+            (job.strategy.mode, job.strategy.staleness),
+            (Mode::Bounded, 3)
+        );
     }
 
     #[test]

@@ -134,7 +134,7 @@ impl App {
             Command::Worker(settings) => process::main(settings.process.clone(), async |process| {
                 worker::run(settings, registry, process).await
             }),
-            Command::Train(arguments) => finish(train::run(arguments)),
+            Command::Train(arguments) => finish(train::run(arguments, &registry)),
             Command::Eval(arguments) => finish(eval::run(&arguments, &registry)),
             Command::Plot(arguments) => finish(plot::run(&arguments)),
             Command::Status(arguments) => finish(show_status(&arguments)),
@@ -155,7 +155,7 @@ fn finish(outcome: Result<(), CommandError>) -> ExitCode {
             eprintln!("flambeau: {error}");
             match error {
                 // As shells say of what SIGINT has ended.
-                CommandError::Interrupted => ExitCode::from(130),
+                CommandError::Interrupted | CommandError::Stopped { .. } => ExitCode::from(130),
                 _ => ExitCode::FAILURE,
             }
         }

@@ -266,6 +266,8 @@ impl LocalCluster {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(file)
+            // Ctrl-C on a terminal reaches this process alone, which then ends the job in good order.
+            .process_group(0)
             .kill_on_drop(true)
             .spawn();
         let failed = |error: std::io::Error| CommandError::Start {
@@ -334,6 +336,12 @@ impl LocalCluster {
         ended
     }
 
+    /// Whether any worker is running.
+    pub(crate) fn has_workers(&self) -> bool {
+        let mut members = self.members.iter();
+        members.any(|(task, member)| task.role == Role::Worker && member.exit.is_none())
+    }
+
     /// The process numbers of those of a role that are running.
     pub(crate) fn processes(&self, role: Role) -> Vec<u32> {
         let of_role = self.members.iter().filter(|(task, _)| task.role == role);
@@ -342,28 +350,26 @@ impl LocalCluster {
             .collect()
     }
 
-    /// Waits for all to end by themselves; then tells those that are left to, and in the end makes
-    /// them.
-    pub(crate) async fn stop(&mut self, patience: Duration) {
-        self.wait(patience).await;
+    /// Tells all that are left to end, and in the end makes them.
+    pub(crate) async fn stop(&mut self) {
         for member in self.members.values_mut() {
             drop(member.child.stdin.take());
         }
-        self.wait(DRAIN).await;
+        self.wait().await;
         for member in self.members.values_mut().filter(|m| m.exit.is_none()) {
             let _ = member.child.kill().await;
         }
         self.ended();
     }
 
-    async fn wait(&mut self, patience: Duration) {
+    async fn wait(&mut self) {
         let all_gone = async {
             while self.members.values().any(|member| member.exit.is_none()) {
                 self.ended();
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         };
-        let _ = timeout(patience, all_gone).await;
+        let _ = timeout(DRAIN, all_gone).await;
     }
 
     /// The process whose name an error begins with, if it has ended badly.

@@ -79,6 +79,18 @@ pub(crate) enum CommandError {
     /// The user has ended it.
     #[error("interrupted")]
     Interrupted,
+    /// The user has ended it in good order.
+    #[error(
+        "stopped after {samples} samples; the model so far, a checkpoint and the curves are in {kept}; this goes on from there:\n  {command}"
+    )]
+    Stopped {
+        /// Trained on.
+        samples: u64,
+        /// The run directory.
+        kept: String,
+        /// What to type.
+        command: String,
+    },
     /// A picture cannot be drawn.
     #[error("cannot draw {path:?}: {reason}")]
     Plot {

@@ -11,6 +11,15 @@ use crate::metrics::{self, Line};
 
 const SIZE: (u32, u32) = (900, 420);
 
+/// What a chart's title and the names of its lines take of its height.
+const HEAD: i32 = 40;
+
+/// How far from the left edge the title begins.
+const LEGEND_LEFT: i32 = 64;
+
+/// Lines of at most so many points show each of them.
+const MOST_DOTS: usize = 60;
+
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Arguments {
     /// The run directory, with metrics.jsonl.
@@ -87,7 +96,10 @@ fn loss(area: &Painting, curves: &Curves) -> Result<(), PaintError> {
     axes(area, "loss", &chart)
 }
 
+/// A chart under its title and the names of its lines, which cover none of them.
 fn axes(area: &Painting, title: &str, lines: &[Curve]) -> Result<(), PaintError> {
+    let (head, area) = area.split_vertically(HEAD);
+    legend(&head, title, lines)?;
     let points = || lines.iter().flat_map(|(_, points, _)| points.iter());
     let finite = |values: &mut dyn Iterator<Item = f64>| {
         let finite = values.filter(|v| v.is_finite());
@@ -98,28 +110,86 @@ fn axes(area: &Painting, title: &str, lines: &[Curve]) -> Result<(), PaintError>
     let (_, end) = finite(&mut points().map(|p| p.0)).unwrap_or((0.0, 1.0));
     let (low, high) = finite(&mut points().map(|p| p.1)).unwrap_or((0.0, 1.0));
     let margin = ((high - low) * 0.05).max(1e-3);
-    let mut chart = ChartBuilder::on(area)
-        .caption(title, ("sans-serif", 18))
+    let end = end.max(1.0);
+    let mut chart = ChartBuilder::on(&area)
         .margin(12)
+        .margin_top(4)
         .x_label_area_size(34)
         .y_label_area_size(52)
-        .build_cartesian_2d(0.0..end.max(1.0), low - margin..high + margin)?;
+        // A little more on the right, so that the last point is seen whole.
+        .build_cartesian_2d(0.0..end * 1.02, low - margin..high + margin)?;
     chart
         .configure_mesh()
         .x_desc("epochs")
         .light_line_style(WHITE)
         .draw()?;
-    for (name, points, color) in lines {
-        let color = *color;
-        let points = points.iter().copied().filter(|p| p.1.is_finite());
-        chart
-            .draw_series(LineSeries::new(points, color.stroke_width(2)))?
-            .label(*name)
-            .legend(move |(x, y)| PathElement::new([(x, y), (x + 16, y)], color.stroke_width(2)));
+    for (_, points, color) in lines {
+        let finite = || points.iter().copied().filter(|p| p.1.is_finite());
+        chart.draw_series(LineSeries::new(finite(), color.stroke_width(2)))?;
+        // A single point makes no line.
+        if points.len() <= MOST_DOTS {
+            chart.draw_series(finite().map(|point| Circle::new(point, 3, color.filled())))?;
+        }
     }
-    chart
-        .configure_series_labels()
-        .background_style(WHITE.mix(0.8))
-        .draw()?;
     Ok(())
+}
+
+/// The title, and beside it the name of each line in its colour.
+fn legend(area: &Painting, title: &str, lines: &[Curve]) -> Result<(), PaintError> {
+    let font = ("sans-serif", 18).into_font();
+    area.draw(&Text::new(title.to_owned(), (LEGEND_LEFT, 14), font))?;
+    for ((name, _, color), i) in lines.iter().zip(0i32..) {
+        let left = LEGEND_LEFT + 100 + i * 140;
+        area.draw(&PathElement::new(
+            [(left, 23), (left + 18, 23)],
+            color.stroke_width(2),
+        ))?;
+        area.draw(&Circle::new((left + 9, 23), 3, color.filled()))?;
+        let font = ("sans-serif", 13).into_font();
+        area.draw(&Text::new((*name).to_owned(), (left + 24, 17), font))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn picture(lines: &str) -> String {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join(run_dir::METRICS), lines).unwrap();
+        draw(dir.path()).unwrap();
+        std::fs::read_to_string(dir.path().join(run_dir::CURVES)).unwrap()
+    }
+
+    const EVALUATION: &str =
+        r#"{"event":"evaluation","epoch":1,"metrics":{"loss":0.5,"accuracy":0.9}}"#;
+
+    /// Where the circles of a picture are, those of the names left out.
+    fn dots(picture: &str) -> usize {
+        let below = |circle: &&str| {
+            let y = circle
+                .split("cy=\"")
+                .nth(1)
+                .and_then(|y| y.split('"').next());
+            y.is_some_and(|y| y.parse::<i32>().unwrap() > HEAD)
+        };
+        picture.split("<circle").skip(1).filter(below).count()
+    }
+
+    #[test]
+    fn an_epoch_is_a_point() {
+        assert_eq!(dots(&picture(EVALUATION)), 2, "its loss and its accuracy");
+    }
+
+    #[test]
+    fn names_stand_above_the_curves() {
+        let picture = picture(EVALUATION);
+        for name in ["test loss", "training loss", "test accuracy"] {
+            let text = picture.split("<text").find(|text| text.contains(name));
+            let y = text.unwrap().split("y=\"").nth(1).unwrap();
+            let y: f64 = y.split('"').next().unwrap().parse().unwrap();
+            assert!(y < f64::from(HEAD), "{name} at {y}");
+        }
+    }
 }

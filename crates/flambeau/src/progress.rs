@@ -3,10 +3,15 @@
 use std::collections::BTreeMap;
 
 use crate::metrics::Line;
+use crate::status::harmless;
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use shared_proto::ids::{Role, Task, names};
 use shared_proto::view::JobPhase;
 use shared_proto::wire;
+
+/// The bar of the whole job, and that of a worker: a line each, of 80 columns at the most.
+const WHOLE: &str = "{prefix:<12} [{bar:20}] {percent:>3} % {wide_msg}";
+const WORKER: &str = "{prefix:<10} [{bar:8}] {wide_msg}";
 
 /// Bars on stderr; where that is no terminal, a line for each evaluation.
 pub(crate) struct Progress {
@@ -28,7 +33,7 @@ impl Progress {
         };
         let bars = MultiProgress::with_draw_target(target);
         let whole = bars.add(ProgressBar::new(1));
-        whole.set_style(style("{prefix:<10} [{bar:30}] {percent:>3} % {msg}"));
+        whole.set_style(style(WHOLE));
         whole.set_prefix("starting");
         Self {
             bars,
@@ -43,7 +48,8 @@ impl Progress {
     /// Shows how things stand.
     pub(crate) fn show(&mut self, status: &wire::Status) {
         if status.phase() == JobPhase::Starting {
-            self.whole.set_message(status.waiting_for.clone());
+            self.whole
+                .set_message(harmless(&status.waiting_for).into_owned());
             return;
         }
         self.whole.set_length(status.total_samples.max(1));
@@ -84,7 +90,7 @@ impl Progress {
     ) {
         let mut metrics: Vec<_> = metrics.into_iter().collect();
         metrics.sort_by_key(|(name, _)| *name);
-        let named = |(name, value): (&String, &f64)| format!("  {name} {value:.4}");
+        let named = |(name, value): (&String, &f64)| format!("  {} {value:.4}", harmless(name));
         let metrics: String = metrics.into_iter().map(named).collect();
         self.say(&format!("epoch {epoch:>3}:{metrics}"));
         self.evaluations += 1;
@@ -100,27 +106,14 @@ impl Progress {
         }
         let bar = self.workers.entry(task.id.index).or_insert_with(|| {
             let bar = self.bars.add(ProgressBar::new(1));
-            bar.set_style(style("{prefix:<10} [{bar:30}] {msg}"));
+            bar.set_style(style(WORKER));
             bar.set_prefix(task.to_string());
             bar
         });
         // The worker's share of all that is done.
         bar.set_length(all.max(1));
         bar.set_position(status.samples);
-        let waiting: Vec<Task> = status
-            .waiting_on
-            .iter()
-            .filter_map(|task| Task::try_from(task).ok())
-            .collect();
-        let activity = if waiting.is_empty() {
-            status.activity.clone()
-        } else {
-            format!("waiting for {}", names(&waiting))
-        };
-        bar.set_message(format!(
-            "step {:>6}  loss {:.4}  {:>6.0} samples/s  +{} ahead  {activity}",
-            status.clock, status.loss, status.samples_per_second, status.lead
-        ));
+        bar.set_message(worker_line(status));
     }
 
     /// Says something, above the bars.
@@ -142,8 +135,49 @@ impl Progress {
     }
 }
 
+/// What a worker does, in the room that its bar leaves.
+fn worker_line(status: &wire::TaskStatus) -> String {
+    let waiting: Vec<Task> = status
+        .waiting_on
+        .iter()
+        .filter_map(|task| Task::try_from(task).ok())
+        .collect();
+    let activity = if waiting.is_empty() {
+        harmless(&status.activity).into_owned()
+    } else {
+        format!("waiting for {}", names(&waiting))
+    };
+    format!(
+        "step {:>5}, loss {:.4}, {:>5.0}/s, +{} ahead, {activity}",
+        status.clock, status.loss, status.samples_per_second, status.lead
+    )
+}
+
 pub(crate) fn style(template: &str) -> ProgressStyle {
     ProgressStyle::with_template(template)
         .unwrap_or_else(|_| ProgressStyle::default_bar())
         .progress_chars("=> ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_worker_has_one_line_of_80_columns() {
+        let status = wire::TaskStatus {
+            activity: "evaluating".to_owned(),
+            clock: 12345,
+            loss: 0.1234,
+            samples_per_second: 12345.0,
+            lead: 4,
+            ..wire::TaskStatus::default()
+        };
+        // The prefix, the bar in its brackets, and spaces; `wide_msg` cuts what is longer.
+        let before = 10 + 1 + (8 + 2) + 1;
+        let line = worker_line(&status);
+        assert!(before + line.chars().count() <= 80, "{line}");
+        assert!(line.ends_with("+4 ahead, evaluating"), "{line}");
+        assert!(WORKER.ends_with("{wide_msg}") && WHOLE.ends_with("{wide_msg}"));
+    }
 }

@@ -1,5 +1,6 @@
 //! `flambeau status`: what a cluster is doing.
 
+use std::borrow::Cow;
 use std::fmt::Write as _;
 
 use comfy_table::{Table, presets};
@@ -91,7 +92,16 @@ fn task_json(status: &wire::TaskStatus) -> Value {
         "loss": status.loss,
         "activity": status.activity,
         "waiting_on": waits.iter().map(Task::to_string).collect::<Vec<_>>(),
+        "trouble": status.trouble,
+        "failure": failure(status),
     })
+}
+
+/// What a worker lacks, in a word; none if it can work.
+fn failure(status: &wire::TaskStatus) -> Option<String> {
+    let name = status.failure().as_str_name();
+    let name = name.strip_prefix("WORKER_FAILURE_").unwrap_or(name);
+    (status.failure() != wire::WorkerFailure::Unspecified).then(|| name.to_ascii_lowercase())
 }
 
 fn shard_json((shard, status): (usize, &wire::ShardStatus)) -> Value {
@@ -105,6 +115,18 @@ fn shard_json((shard, status): (usize, &wire::ShardStatus)) -> Value {
         "max_clock_lead": report.max_clock_lead,
         "refused": report.refused,
     })
+}
+
+/// Text from other processes, with what would act on a terminal shown as an escape.
+pub(crate) fn harmless(text: &str) -> Cow<'_, str> {
+    if !text.contains(char::is_control) {
+        return Cow::Borrowed(text);
+    }
+    let escaped = text.chars().map(|c| match c.is_control() {
+        true => c.escape_default().to_string(),
+        false => c.to_string(),
+    });
+    Cow::Owned(escaped.collect())
 }
 
 /// Tables for people.
@@ -136,7 +158,7 @@ pub(crate) fn table(status: &wire::Status) -> String {
     }
     for reason in [&status.waiting_for, &status.error] {
         if !reason.is_empty() {
-            let _ = writeln!(text, "{reason}");
+            let _ = writeln!(text, "{}", harmless(reason));
         }
     }
     let _ = writeln!(text, "{}", tasks_table(status).trim_fmt());
@@ -148,6 +170,13 @@ pub(crate) fn table(status: &wire::Status) -> String {
         let waiter = task_of(task.task.as_ref().and_then(|t| t.task.as_ref()));
         if let (Some(waiter), false) = (waiter, waits.is_empty()) {
             let _ = writeln!(text, "{waiter} waits for {}", names(&waits));
+        }
+        if let (Some(worker), Some(failure)) = (waiter, failure(task)) {
+            let _ = writeln!(
+                text,
+                "{worker} cannot work ({failure}): {}",
+                harmless(&task.trouble)
+            );
         }
     }
     text
@@ -172,17 +201,33 @@ fn tasks_table(status: &wire::Status) -> Table {
         let id = task_of(place.task.as_ref());
         let worker = task.activity != "serving";
         let of_worker = |text: String| if worker { text } else { String::new() };
+        // One that has not worked since the coordinator started has nothing to show.
+        let at_work = task.loss.is_finite() || task.clock > 0;
+        let of_work = |text: String| {
+            if at_work {
+                of_worker(text)
+            } else {
+                String::new()
+            }
+        };
+        let finite = |text: String| {
+            if task.loss.is_finite() {
+                text
+            } else {
+                String::new()
+            }
+        };
         table.add_row([
             id.map_or(String::new(), |t| t.to_string()),
             id.map_or(String::new(), |t| t.generation.to_string()),
-            place.address,
-            place.metrics_address,
+            harmless(&place.address).into_owned(),
+            harmless(&place.metrics_address).into_owned(),
             format!("{:.1} s ago", task.heartbeat_age),
-            task.activity.clone(),
-            of_worker(task.clock.to_string()),
-            of_worker(task.lead.to_string()),
-            of_worker(format!("{:.4}", task.loss)),
-            of_worker(format!("{:.0}", task.samples_per_second)),
+            harmless(&task.activity).into_owned(),
+            of_work(task.clock.to_string()),
+            of_work(task.lead.to_string()),
+            of_work(finite(format!("{:.4}", task.loss))),
+            of_work(finite(format!("{:.0}", task.samples_per_second))),
         ]);
     }
     table
@@ -212,4 +257,49 @@ fn shards_table(status: &wire::Status) -> Table {
         ]);
     }
     table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn worker(loss: f64, clock: u64, address: &str) -> wire::Status {
+        let task = wire::ClusterTask {
+            task: Some(wire::Task {
+                role: wire::Role::Worker.into(),
+                index: 0,
+                generation: 1,
+            }),
+            metrics_address: address.to_owned(),
+            ..wire::ClusterTask::default()
+        };
+        wire::Status {
+            tasks: vec![wire::TaskStatus {
+                task: Some(task),
+                activity: "idle".to_owned(),
+                loss,
+                clock,
+                ..wire::TaskStatus::default()
+            }],
+            ..wire::Status::default()
+        }
+    }
+
+    #[test]
+    fn a_worker_that_has_not_worked_shows_no_figures() {
+        let text = table(&worker(f64::NAN, 0, "x"));
+        assert!(!text.contains("NaN"), "{text}");
+        let row = text.lines().find(|line| line.contains("worker-0")).unwrap();
+        assert!(row.trim_end().ends_with("idle"), "{row:?}");
+        assert!(table(&worker(0.5, 7, "x")).contains("0.5000"));
+    }
+
+    #[test]
+    fn what_other_processes_say_cannot_act_on_the_terminal() {
+        let mut status = worker(0.5, 7, "host\u{1b}[2J:1\u{7}");
+        status.error = "bad\rgood".to_owned();
+        let text = table(&status);
+        assert!(!text.contains(['\u{1b}', '\u{7}', '\r']), "{text:?}");
+        assert!(text.contains("host\\u{1b}[2J:1\\u{7}"), "{text}");
+    }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -10,8 +11,12 @@ use coordinator::{Summary, read_job};
 use daemon::membership::Coordinator;
 use serde::Serialize;
 use shared_proto::ids::TaskId;
-use shared_proto::job::{DataKind, Job, run_dir};
+use shared_proto::job::{Job, run_dir};
+use shared_proto::view::JobPhase;
+use shared_proto::wire;
 use tokio::signal::unix::{SignalKind, signal};
+use worker::model::Registry;
+use worker::replica::ModelReplica;
 
 use crate::app::{JobArguments, block_on};
 use crate::cluster::{COORDINATOR, LocalCluster, Plan, Transport};
@@ -32,8 +37,8 @@ const GRACE: Duration = Duration::from_secs(3);
 /// A process that is killed more often than this, while no step is finished, is not started again.
 const MOST_DEATHS: usize = 10;
 
-/// How long processes may take to end by themselves after the job.
-const FAREWELL: Duration = Duration::from_secs(12);
+/// Updates beyond which a gradient points to where the weights were rather than to where they should go.
+const TOO_STALE: f64 = 32.0;
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Arguments {
@@ -65,8 +70,9 @@ pub(crate) struct Outcome {
     pub(crate) run_dir: PathBuf,
 }
 
-pub(crate) fn run(arguments: Arguments) -> Result<(), CommandError> {
+pub(crate) fn run(arguments: Arguments, registry: &Registry) -> Result<(), CommandError> {
     let job = read_job(arguments.job.file.as_deref(), arguments.job.flags)?;
+    check(&job, registry, &arguments.device)?;
     let restore = arguments.restore.as_deref();
     let plan = Plan {
         workers: 0,
@@ -77,12 +83,48 @@ pub(crate) fn run(arguments: Arguments) -> Result<(), CommandError> {
     };
     let outcome = train(job, plan, arguments.quiet)?;
     plot::draw(&outcome.run_dir)?;
+    let summary = &outcome.summary;
+    let stopped = summary.stopped.then(|| CommandError::Stopped {
+        samples: summary.samples,
+        kept: shown(&outcome.run_dir),
+        command: going_on(&outcome.run_dir, &arguments.device, arguments.secure),
+    });
     if arguments.json {
         println!("{}", json(&outcome));
     } else {
         println!("{}", table(&outcome).trim_fmt());
     }
+    if let Some(warning) = stale(&outcome.summary) {
+        eprintln!("flambeau: {warning}");
+    }
+    stopped.map_or(Ok(()), Err)
+}
+
+/// Finds out whether a worker could work at all, before any process or folder is made: its device, its
+/// data and its model. What is wrong is said as the worker would say it.
+fn check(job: &Job, registry: &Registry, device: &str) -> Result<(), CommandError> {
+    let device = worker::device::open(device.parse()?)?;
+    let replica = ModelReplica::start(Arc::new(job.clone()), registry.clone(), device);
+    block_on(async { Ok(replica.await?) })?;
     Ok(())
+}
+
+/// What is to be said where gradients were too old to help.
+fn stale(summary: &Summary) -> Option<String> {
+    let updates = summary.mean_gradient_staleness;
+    if updates <= TOO_STALE {
+        return None;
+    }
+    let useful = summary.times.get("share_compute");
+    let useful = useful.map_or(String::new(), |share| {
+        format!(
+            " The workers computed for {:.0} % of their time.",
+            100.0 * share
+        )
+    });
+    Some(format!(
+        "a gradient was {updates:.0} updates behind the weights that it was applied to, in the mean; beyond some {TOO_STALE:.0} it helps little, whatever the staleness bound is, since that counts the steps of one worker and not the updates of all.{useful} Fewer workers, a larger --batch-size or --mode sync make more of the same time."
+    ))
 }
 
 /// Trains a job on a cluster of its own, with the workers that the job says.
@@ -140,13 +182,7 @@ pub(crate) fn train(
 fn new_run_dir(job: &Job) -> Result<PathBuf, CommandError> {
     let runs = Path::new("runs");
     std::fs::create_dir_all(runs).map_err(CommandError::file(runs))?;
-    let data = match job.data.kind {
-        DataKind::Digits => "digits",
-        DataKind::Mnist => "mnist",
-        DataKind::FashionMnist => "fashion-mnist",
-        DataKind::Csv => "csv",
-        DataKind::Random => "random",
-    };
+    let data = job.data.kind.name();
     let mut number = 1u32;
     loop {
         let dir = runs.join(format!("{data}-{}-{number}", job.model.name));
@@ -170,20 +206,27 @@ async fn watch(
     let mut terminate = signals(SignalKind::terminate())?;
     let mut cluster = LocalCluster::start(job, dir, plan).await?;
     let mut progress = Progress::new(quiet);
-    let ended = tokio::select! {
-        ended = follow(&mut cluster, &mut progress) => ended,
-        _ = interrupt.recv() => Err(CommandError::Interrupted),
-        _ = terminate.recv() => Err(CommandError::Interrupted),
+    let coordinator = Coordinator::at(&cluster.coordinator.to_string(), LOOK, cluster.security()?)?;
+    let mut interrupted = false;
+    let mut following = Following::default();
+    let ended = loop {
+        tokio::select! {
+            ended = follow(&mut cluster, &coordinator, &mut progress, &mut following) => break ended,
+            _ = interrupt.recv() => {
+                if interrupted || !stop(&coordinator, &job.name, &progress).await {
+                    break Err(CommandError::Interrupted);
+                }
+                interrupted = true;
+            }
+            _ = terminate.recv() => break Err(CommandError::Interrupted),
+        }
     };
     progress.close();
-    let patience = if ended.is_ok() {
-        FAREWELL
-    } else {
-        Duration::ZERO
-    };
-    // A second Ctrl-C does not wait: the processes are killed as the cluster is dropped.
+    // Who was in the cluster has left it before the coordinator ended. Who had not come yet would look for
+    // its coordinator in vain. A second Ctrl-C does not wait: the processes are killed as the cluster is
+    // dropped.
     tokio::select! {
-        () = cluster.stop(patience) => {}
+        () = cluster.stop() => {}
         _ = interrupt.recv() => return Err(CommandError::Interrupted),
     }
     ended?;
@@ -204,11 +247,17 @@ async fn watch(
 }
 
 /// Follows the job until the coordinator has ended. Processes that are killed are started again.
-async fn follow(cluster: &mut LocalCluster, progress: &mut Progress) -> Result<(), CommandError> {
-    let coordinator = Coordinator::at(&cluster.coordinator.to_string(), LOOK, cluster.security()?)?;
-    let mut deaths = Deaths::default();
-    // A process without which the job cannot go on, and until when the coordinator may say so.
-    let mut missing = None;
+async fn follow(
+    cluster: &mut LocalCluster,
+    coordinator: &Coordinator,
+    progress: &mut Progress,
+    following: &mut Following,
+) -> Result<(), CommandError> {
+    let Following {
+        deaths,
+        missing,
+        training,
+    } = following;
     loop {
         for (task, status) in cluster.ended() {
             // What ends with a code has decided so; what a signal has ended has not.
@@ -218,20 +267,91 @@ async fn follow(cluster: &mut LocalCluster, progress: &mut Progress) -> Result<(
                 cluster.restart(task)?;
             } else if task == COORDINATOR {
                 return Ok(());
+            } else if worker::cannot_work(status.code()) {
+                if !(*training && cluster.has_workers()) {
+                    return Err(cluster.died(task));
+                }
+                progress.say(&cluster.died(task).to_string());
+                progress.say(&format!("{task} cannot work; the others go on without it"));
             } else if !status.success() {
                 missing.get_or_insert((task, Instant::now() + GRACE));
             }
         }
-        match missing {
+        match *missing {
             Some((task, until)) if Instant::now() >= until => return Err(cluster.died(task)),
             _ => {}
         }
-        if let Ok(status) = status::fetch(&coordinator).await {
+        if let Ok(status) = status::fetch(coordinator).await {
             deaths.note(status.steps);
+            *training |= status.phase() == JobPhase::Training;
             progress.show(&status);
         }
         tokio::time::sleep(LOOK).await;
     }
+}
+
+/// Asks the coordinator to end the job in good order; whether it does.
+async fn stop(coordinator: &Coordinator, job: &str, progress: &Progress) -> bool {
+    let call = coordinator.call(|mut c| {
+        let job = job.to_owned();
+        async move { c.stop(wire::StopRequest { job }).await }
+    });
+    if let Err(error) = call.await {
+        progress.say(&format!("the job cannot be stopped in good order: {error}"));
+        return false;
+    }
+    progress.say(
+        "stopping: workers finish the data that they hold, then the model and a checkpoint are written; Ctrl-C again ends at once",
+    );
+    true
+}
+
+/// What is known of a job that is followed.
+#[derive(Default)]
+struct Following {
+    deaths: Deaths,
+    /// A process without which the job cannot go on, and until when the coordinator may say so.
+    missing: Option<(TaskId, Instant)>,
+    /// Before it begins, training waits for all workers that the job asks for.
+    training: bool,
+}
+
+/// The command that goes on with a run that was stopped.
+fn going_on(dir: &Path, device: &str, secure: bool) -> String {
+    let quoted = |path: &Path| {
+        let text = shown(path);
+        let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+".contains(c);
+        match text.chars().all(plain) {
+            true => text,
+            false => format!("'{}'", text.replace('\'', r"'\''")),
+        }
+    };
+    let program = std::env::args_os().next().unwrap_or_default();
+    let mut command = format!(
+        "{} train {} --restore {} --run-dir {}",
+        quoted(Path::new(&program)),
+        quoted(&dir.join(run_dir::JOB)),
+        quoted(dir),
+        quoted(&next_dir(dir)),
+    );
+    if device != "auto" {
+        command += &format!(" --device {device}");
+    }
+    if secure {
+        command += " --secure";
+    }
+    command
+}
+
+/// A folder beside a run's that is not there yet.
+fn next_dir(dir: &Path) -> PathBuf {
+    let name = dir.file_name().unwrap_or_default().to_string_lossy();
+    let folder = |number: u32| dir.with_file_name(format!("{name}-{number}"));
+    let mut number = 2;
+    while folder(number).exists() {
+        number += 1;
+    }
+    folder(number)
 }
 
 /// How often processes were killed since a step was finished.
@@ -333,4 +453,28 @@ fn shown(path: &Path) -> String {
         .unwrap_or_else(|| path.to_owned())
         .display()
         .to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn summary(staleness: f64) -> Summary {
+        let summary = serde_json::json!({
+            "mode": "bounded", "staleness": 4, "ps": 2, "workers": 300, "epochs": 1, "steps": 1, "samples": 1,
+            "seconds": 1.0, "samples_per_second": 1.0, "test_accuracy": null, "test_loss": null,
+            "max_clock_lead": 4, "mean_gradient_staleness": staleness, "share_compute": 0.08,
+        });
+        serde_json::from_value(summary).unwrap()
+    }
+
+    #[test]
+    fn gradients_that_are_too_old_to_help_are_told_at_the_end() {
+        let said = stale(&summary(245.0)).unwrap();
+        assert!(
+            said.contains("245 updates") && said.contains("8 %"),
+            "{said}"
+        );
+        assert_eq!(stale(&summary(7.0)), None);
+    }
 }

@@ -98,6 +98,8 @@ pub enum PsError {
     },
 }
 
+impl daemon::process::Failure for PsError {}
+
 /// Serves one shard of a job.
 ///
 /// # Errors

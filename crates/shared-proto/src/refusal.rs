@@ -1,5 +1,6 @@
 //! Why a message is turned away. A refusal changes nothing, and tells a person what to do.
 
+use std::borrow::Cow;
 use std::fmt;
 
 use tonic::{Code, Status};
@@ -24,7 +25,7 @@ impl Refusal {
     pub fn new(reason: Reason, message: impl fmt::Display) -> Self {
         Self {
             reason,
-            message: message.to_string(),
+            message: shortened(message.to_string()),
         }
     }
 
@@ -68,6 +69,50 @@ impl Refusal {
     }
 }
 
+/// The most bytes of a text from elsewhere that go into a message for people.
+pub const LONGEST_TEXT: usize = 1000;
+
+/// The most bytes of a refusal's message.
+const LONGEST_MESSAGE: usize = 4000;
+
+/// How much of the end of a longer one is kept: that is what tells what to do.
+const KEPT_END: usize = 1000;
+
+/// A message with its middle left out where it is too long: it may echo what a sender has sent.
+fn shortened(message: String) -> String {
+    if message.len() <= LONGEST_MESSAGE {
+        return message;
+    }
+    let begin = up_to(&message, LONGEST_MESSAGE - KEPT_END);
+    let mut from = message.len() - KEPT_END;
+    while !message.is_char_boundary(from) {
+        from += 1;
+    }
+    let left_out = from - begin.len();
+    format!(
+        "{begin}... ({left_out} bytes left out) ...{}",
+        &message[from..]
+    )
+}
+
+/// The longest part of a text from its begin on that has at most `most` bytes.
+fn up_to(text: &str, most: usize) -> &str {
+    let mut end = most.min(text.len());
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}
+
+/// A text from elsewhere, cut where it is longer than [`LONGEST_TEXT`].
+pub fn brief(text: &str) -> Cow<'_, str> {
+    if text.len() <= LONGEST_TEXT {
+        return Cow::Borrowed(text);
+    }
+    let begin = up_to(text, LONGEST_TEXT);
+    Cow::Owned(format!("{begin}... ({} bytes)", text.len()))
+}
+
 impl From<Refusal> for Status {
     fn from(refusal: Refusal) -> Self {
         let mut status = Status::new(refusal.code(), refusal.message);
@@ -89,6 +134,20 @@ mod tests {
         assert_eq!(status.code(), Code::InvalidArgument);
         assert_eq!(Refusal::from_status(&status), Some(refusal));
         assert_eq!(Refusal::from_status(&Status::internal("x")), None);
+    }
+
+    #[test]
+    fn a_message_that_echoes_megabytes_is_short_and_keeps_what_to_do() {
+        let name = "\u{fc}".repeat(1 << 20);
+        let message = format!("job {name:?} is none of ours; give it another address");
+        let refusal = Refusal::new(Reason::ForeignJob, message);
+        assert!(refusal.message.len() < LONGEST_MESSAGE + 100);
+        assert!(refusal.message.starts_with("job \"\u{fc}"));
+        assert!(refusal.message.ends_with("give it another address"));
+        assert!(refusal.message.contains("bytes left out"));
+        let short = Refusal::new(Reason::ForeignJob, "short");
+        assert_eq!(short.message, "short");
+        assert!(brief(&name).len() < LONGEST_TEXT + 100);
     }
 
     #[test]

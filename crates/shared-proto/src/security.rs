@@ -472,13 +472,24 @@ fn read_token(path: &Path) -> Result<HeaderValue, SecurityError> {
     Ok(value)
 }
 
-/// An error with all that has caused it.
-pub fn chain_of(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
+/// An error with all that has caused it, each once, in words for people.
+pub fn chain_of(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = said(error);
     let mut source = error.source();
     while let Some(error) = source {
-        text = format!("{text}: {error}");
+        let more = said(error);
+        if !text.contains(&more) {
+            text = format!("{text}: {more}");
+        }
         source = error.source();
     }
     text
+}
+
+/// What one error says. A status would show its cause as a value of the program.
+fn said(error: &(dyn std::error::Error + 'static)) -> String {
+    match error.downcast_ref::<Status>() {
+        Some(status) => status.message().to_owned(),
+        None => error.to_string(),
+    }
 }

@@ -2,7 +2,9 @@
 
 use std::str::FromStr;
 
-use candle_core::Device;
+use candle_core::{Device, DeviceLocation};
+
+use crate::model::plain;
 
 /// What was asked for: `auto`, `cpu` or `cuda:N`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,7 +25,10 @@ pub enum DeviceError {
     #[error("{0:?} is no device; expected auto, cpu or cuda:N")]
     Unknown(String),
     /// The GPU does not answer, or this program was not built for it.
-    #[error("cuda:{index} cannot be used: {source}; docs/cuda.md tells how to build for GPUs")]
+    #[error(
+        "cuda:{index} cannot be used: {}; docs/cuda.md tells how to build for GPUs",
+        plain(source)
+    )]
     Cuda {
         /// Its number.
         index: usize,
@@ -59,6 +64,15 @@ pub fn open(choice: Choice) -> Result<Device, DeviceError> {
         Choice::Cuda(index) => {
             Device::new_cuda(index).map_err(|source| DeviceError::Cuda { index, source })
         }
+    }
+}
+
+/// A device's name, as it is asked for.
+pub fn name(device: &Device) -> String {
+    match device.location() {
+        DeviceLocation::Cpu => "cpu".to_owned(),
+        DeviceLocation::Cuda { gpu_id } => format!("cuda:{gpu_id}"),
+        DeviceLocation::Metal { gpu_id } => format!("metal:{gpu_id}"),
     }
 }
 

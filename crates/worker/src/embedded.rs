@@ -11,7 +11,7 @@ use shared_proto::transport::Network;
 use crate::counters::Counters;
 use crate::member::{Member, Replicas};
 use crate::replica::Replica;
-use crate::run::WorkerError;
+use crate::run::{WorkerError, leave};
 use crate::strategy::Strategy;
 
 /// Who it is, and how it reaches the others.
@@ -63,8 +63,7 @@ impl Embedded {
         let mut place = None;
         let outcome = member.work(|_| (), &mut place).await;
         if let Some(membership) = place {
-            let error = outcome.as_ref().err().and_then(WorkerError::to_tell);
-            membership.leave(error.as_deref()).await;
+            leave(membership, Some(&outcome)).await;
         }
         outcome
     }

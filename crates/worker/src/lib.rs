@@ -8,6 +8,7 @@
 //! - [`strategy`]: where weights come from and gradients go
 //! - [`replica`]: the model on its own thread; [`model`], [`models`]: what it computes
 //! - [`variables`]: the only place where bytes meet candle's memory
+//! - `trouble`: which errors are this worker's own, and which the job's
 //! - `reporter`: tells the coordinator of finished steps
 //! - [`embedded`]: a worker without a process and a model of its own, for simulations
 //! - [`local`]: the same job in one process, to compare with
@@ -27,6 +28,8 @@ pub mod shuffle;
 mod step;
 pub mod strategy;
 mod trainer;
+mod trouble;
 pub mod variables;
 
 pub use run::{Settings, WorkerError, run};
+pub use trouble::cannot_work;

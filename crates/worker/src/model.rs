@@ -184,6 +184,18 @@ impl Registry {
     }
 }
 
+/// What a candle error says, without the frames that `RUST_BACKTRACE` adds to it.
+pub(crate) fn plain(error: &candle_core::Error) -> String {
+    match error {
+        candle_core::Error::WithBacktrace { inner, .. } => plain(inner),
+        candle_core::Error::Context { inner, context } => format!("{context}: {}", plain(inner)),
+        candle_core::Error::WithPath { inner, path } => {
+            format!("{}: {}", path.display(), plain(inner))
+        }
+        error => error.to_string(),
+    }
+}
+
 /// Why there is no model.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -199,7 +211,7 @@ pub enum ModelError {
         known: String,
     },
     /// The model could not be built.
-    #[error("model {name:?} cannot be built: {source}")]
+    #[error("model {name:?} cannot be built: {}", plain(source))]
     Build {
         /// Its name.
         name: String,

@@ -15,7 +15,7 @@ use shared_proto::job::Job;
 use tokio::sync::{mpsc, oneshot};
 
 use crate::input::{self, Dataset, InputError};
-use crate::model::{Batch, Metrics, Model, ModelError, Registry, Setup};
+use crate::model::{Batch, Metrics, Model, ModelError, Registry, Setup, plain};
 use crate::models::layers::backward;
 use crate::shuffle::order;
 use crate::variables::{Variables, VariablesError};
@@ -40,7 +40,7 @@ pub enum ReplicaError {
     #[error(transparent)]
     Variables(#[from] VariablesError),
     /// candle failed while computing.
-    #[error("the model failed: {0}")]
+    #[error("the model failed: {}", plain(.0))]
     Compute(#[from] candle_core::Error),
     /// The model, or what reads its data, has panicked.
     #[error("the model panicked: {0}")]

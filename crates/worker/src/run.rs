@@ -1,12 +1,13 @@
 //! The process: what it is told, which device it has, how it ends.
 
+use std::borrow::Borrow;
 use std::path::PathBuf;
 use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use candle_core::Device;
-use daemon::membership::{Coordinator, MembershipError, Registration};
-use daemon::process::Process;
+use daemon::membership::{Coordinator, Membership, MembershipError, Registration};
+use daemon::process::{Failure, Process};
 use daemon::settings::{MemberSettings, ProcessSettings};
 use ps_client::ClientError;
 use shared_proto::ids::Role;
@@ -20,6 +21,10 @@ use crate::member::{Member, Replicas};
 use crate::model::Registry;
 use crate::replica::{ModelReplica, ReplicaError};
 use crate::strategy::ParameterServer;
+use crate::trouble::CANNOT_WORK;
+
+/// How long a worker that cannot work tries to tell the coordinator.
+const TELL: Duration = Duration::from_secs(15);
 
 /// What a worker can be told.
 #[derive(Clone, Debug, clap::Args)]
@@ -51,7 +56,10 @@ pub enum WorkerError {
     /// A server does not answer, or refuses.
     #[error(transparent)]
     Ps(#[from] ClientError),
-    /// The data or the model is at fault.
+    /// The data cannot be read, or the model cannot be built.
+    #[error(transparent)]
+    Build(ReplicaError),
+    /// The model failed while it computed.
     #[error(transparent)]
     Replica(#[from] ReplicaError),
     /// The device cannot be had.
@@ -74,17 +82,23 @@ pub enum WorkerError {
     /// The job makes no sense with this worker's settings.
     #[error(transparent)]
     Job(#[from] JobError),
+    /// This worker cannot work, others may.
+    #[error(
+        "this worker cannot work: {0}; the job goes on without it: remove the cause and start this worker again"
+    )]
+    CannotWork(Box<WorkerError>),
+}
+
+impl Failure for WorkerError {
+    fn exit_code(&self) -> u8 {
+        match self {
+            Self::CannotWork(_) => CANNOT_WORK,
+            _ => 1,
+        }
+    }
 }
 
 impl WorkerError {
-    /// What the coordinator is to be told of it: what is not this worker's fault it knows.
-    pub(crate) fn to_tell(&self) -> Option<String> {
-        match self {
-            Self::Membership(_) => None,
-            error => Some(error.to_string()),
-        }
-    }
-
     /// Whether registering again may help.
     pub(crate) fn is_retryable(&self) -> bool {
         match self {
@@ -104,15 +118,7 @@ pub async fn run(
     registry: Registry,
     process: Process,
 ) -> Result<(), WorkerError> {
-    let device = device::open(settings.device)?;
-    tracing::info!(device = ?device.location(), "computing");
-    if let Some(dir) = &settings.run_dir {
-        // Better now than when the final weights are to be written.
-        std::fs::create_dir_all(dir).map_err(|error| WorkerError::RunDir {
-            dir: dir.clone(),
-            error,
-        })?;
-    }
+    let prepared = prepare(&settings);
     let patience = Duration::from_secs(settings.member.patience_seconds);
     let coordinator = Coordinator::at(
         &settings.member.coordinator,
@@ -127,6 +133,13 @@ pub async fn run(
         address: String::new(),
         metrics_address: process.metrics.to_string(),
         holding: None,
+    };
+    let device = match prepared {
+        Ok(device) => device,
+        Err(error) => {
+            tell(coordinator, registration, &error, &process).await;
+            return Err(error.explained());
+        }
     };
     let mut member = Member {
         coordinator,
@@ -155,14 +168,57 @@ pub async fn run(
     if matches!(outcome, Some(Ok(()))) {
         process.linger().await;
     }
-    let error = match &outcome {
-        Some(Err(error)) => error.to_tell(),
-        Some(Ok(())) | None => None,
+    let Some(membership) = membership else {
+        // It has never been let in, so it is no worker of the job that cannot work.
+        return outcome.unwrap_or(Ok(()));
     };
-    if let Some(membership) = membership {
-        membership.leave(error.as_deref()).await;
+    leave(membership, outcome.as_ref()).await;
+    outcome.unwrap_or(Ok(())).map_err(WorkerError::explained)
+}
+
+/// What a worker needs of its host before it can ask for anything.
+fn prepare(settings: &Settings) -> Result<Device, WorkerError> {
+    let device = device::open(settings.device)?;
+    tracing::info!(device = device::name(&device), "computing");
+    if let Some(dir) = &settings.run_dir {
+        // Better now than when the final weights are to be written.
+        std::fs::create_dir_all(dir).map_err(|error| WorkerError::RunDir {
+            dir: dir.clone(),
+            error,
+        })?;
     }
-    outcome.unwrap_or(Ok(()))
+    Ok(device)
+}
+
+/// Registers only to say why this worker cannot work. The process ends in any case.
+async fn tell(
+    coordinator: Coordinator,
+    registration: Registration,
+    error: &WorkerError,
+    process: &Process,
+) {
+    let telling = async {
+        match Membership::join(coordinator, registration).await {
+            Ok(membership) => leave(membership, Some(&Err(error))).await,
+            Err(unheard) => tracing::warn!("the coordinator cannot be told: {unheard}"),
+        }
+    };
+    let telling = tokio::time::timeout(TELL, telling);
+    if let Some(Err(_)) = process.shutdown.run_until_cancelled(telling).await {
+        tracing::warn!("the coordinator does not answer, so it is not told");
+    }
+}
+
+/// Leaves the cluster, and says what is wrong if something is.
+pub(crate) async fn leave<E: Borrow<WorkerError>>(
+    membership: Membership,
+    outcome: Option<&Result<(), E>>,
+) {
+    let error = outcome.and_then(|outcome| outcome.as_ref().err());
+    match error.and_then(|error| error.borrow().to_tell()) {
+        Some(told) => membership.leave_because(told.failure, &told.error).await,
+        None => membership.leave(None).await,
+    }
 }
 
 /// Builds replicas for the jobs that come.
@@ -199,7 +255,8 @@ impl Replicas for Builder {
         }
         self.built = None;
         let (registry, device) = (self.registry.clone(), self.device.clone());
-        let replica = ModelReplica::start(Arc::clone(&job), registry, device).await?;
+        let replica = ModelReplica::start(Arc::clone(&job), registry, device).await;
+        let replica = replica.map_err(WorkerError::Build)?;
         let replica = Arc::new(replica);
         self.built = Some((job, Arc::clone(&replica)));
         Ok(replica)

@@ -26,7 +26,7 @@ use shared_proto::blocks::VariableSpec;
 use shared_proto::kernel::Kernel;
 use shared_proto::payload::{self, Dtype, Elements};
 
-use crate::model::ModelError;
+use crate::model::{ModelError, plain};
 
 /// A model's variables, sorted by name: a variable's number is the same in every process.
 #[derive(Debug)]
@@ -158,8 +158,11 @@ impl Variables {
             }
             let mut partial = OsString::from(path);
             partial.push(".partial");
+            // Readable for those for whom other files of this process are; safetensors makes a private one.
+            let usual = File::create(&partial)?.metadata()?.permissions();
             safetensors::serialize_to_file(views, None, Path::new(&partial))
                 .map_err(io::Error::other)?;
+            std::fs::set_permissions(&partial, usual)?;
             File::open(&partial)?.sync_all()?;
             std::fs::rename(&partial, path)
         };
@@ -273,7 +276,7 @@ pub enum VariablesError {
         differences: String,
     },
     /// candle failed.
-    #[error("candle: {0}")]
+    #[error("candle: {}", plain(.0))]
     Candle(#[from] Error),
 }
 

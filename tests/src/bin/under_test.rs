@@ -13,8 +13,10 @@ use flambeau::{App, Batch, Metrics, Model, Setup, classification_metrics};
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// A linear model whose step takes as many milliseconds as `TEST_STEP_MILLISECONDS` says, which
-/// computes NaN from the step on that `TEST_NAN_AT` says, and panics at that of `TEST_PANIC_AT`.
+/// A linear model whose step takes as many milliseconds as `TEST_STEP_MILLISECONDS` says, and 300 while
+/// the file that `TEST_SLOW_WHILE` names is there, which
+/// computes NaN from the step on that `TEST_NAN_AT` says, and panics at that of `TEST_PANIC_AT`. With
+/// `TEST_NO_MODEL` it cannot be built, nor by the process whose identity `TEST_NO_MODEL_FOR` names.
 struct Odd {
     linear: Linear,
     step: std::cell::Cell<u64>,
@@ -26,6 +28,11 @@ fn told(name: &str) -> Option<u64> {
 
 impl Model for Odd {
     fn new(setup: &Setup, vars: VarBuilder) -> Result<Self> {
+        let for_whom = std::env::var("TEST_NO_MODEL_FOR");
+        let is_meant = for_whom.is_ok_and(|name| std::env::args().any(|a| a == name));
+        if told("TEST_NO_MODEL").is_some() || is_meant {
+            return Err(flambeau::candle_core::Error::msg("told to be none"));
+        }
         let features = setup.sample_shape.iter().product();
         Ok(Self {
             linear: candle_nn::linear(features, setup.classes, vars.pp("line"))?,
@@ -37,6 +44,10 @@ impl Model for Odd {
         let step = self.step.replace(self.step.get() + 1);
         if let Some(milliseconds) = told("TEST_STEP_MILLISECONDS") {
             std::thread::sleep(Duration::from_millis(milliseconds));
+        }
+        let slow_while = std::env::var_os("TEST_SLOW_WHILE");
+        if slow_while.is_some_and(|file| std::path::Path::new(&file).exists()) {
+            std::thread::sleep(Duration::from_millis(300));
         }
         assert!(
             told("TEST_PANIC_AT") != Some(step),

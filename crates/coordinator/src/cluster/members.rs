@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use shared_proto::blocks::ShardMap;
 use shared_proto::ids::{Clock, Origin, Role, Sequence, Task, TaskId};
-use shared_proto::refusal::{Reason, Refusal};
+use shared_proto::refusal::{Reason, Refusal, brief};
 use shared_proto::view::JobPhase;
 use shared_proto::wire;
 
@@ -179,13 +179,17 @@ impl Cluster {
         }
     }
 
-    /// Gives a lease back. A worker that leaves with an error ends the job.
-    pub(crate) fn leave(&mut self, now: Instant, task: Task, error: String) {
-        if !error.is_empty() {
-            self.fail(now, format!("{task}: {error}"));
+    /// Gives a lease back. A worker that cannot work leaves alone; any other error ends the job.
+    pub(crate) fn leave(&mut self, now: Instant, task: Task, request: &wire::LeaveRequest) {
+        let mut why = "it has left";
+        if task.id.role == Role::Worker && request.failure() != wire::WorkerFailure::Unspecified {
+            why = "it cannot work";
+            self.cannot_work(now, task, request.failure(), &request.error);
+        } else if !request.error.is_empty() {
+            self.fail(now, format!("{task}: {}", brief(&request.error)));
         }
         self.awaited.remove(&task.id);
-        self.remove(now, task.id, "it has left");
+        self.remove(now, task.id, why);
     }
 
     /// Ends leases that have run out, and puts out workers that hold others up without moving.
@@ -202,6 +206,7 @@ impl Cluster {
                 *until += gap;
             }
             self.checkpoints.was_stopped(gap);
+            self.unable.was_stopped(gap);
         }
         self.awaited.retain(|_, until| now < *until);
         let silent: Vec<TaskId> = self
@@ -220,6 +225,7 @@ impl Cluster {
             self.remove(now, id, "nothing was heard from it");
         }
         self.give_up_if_stuck(now);
+        self.fail_without_workers(now);
         if self.step.is_none() {
             self.save_if_due(now);
             if self.sync() && self.phase == JobPhase::Training {

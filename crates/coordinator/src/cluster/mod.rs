@@ -9,6 +9,8 @@
 //! - `losses`: acknowledged updates that are lost with a server
 //! - `evaluations`: those due, at work and done
 //! - `training`: work handed out, steps finished, commits, the end
+//! - `unable`: workers that cannot work, and a job that has none that can
+//! - `stop`: a job that ends before its data does
 //! - `status`, `outcome`: all of it for people, and what came of it
 
 mod checkpoints;
@@ -20,7 +22,9 @@ mod outcome;
 mod recovery;
 mod saved;
 mod status;
+mod stop;
 mod training;
+mod unable;
 mod variables;
 
 #[cfg(test)]
@@ -45,6 +49,7 @@ use losses::Losses;
 use members::{Awaited, Member};
 use status::Mishaps;
 use training::{Step, Tally};
+use unable::Unable;
 use variables::Variables;
 
 pub(crate) use checkpoints::{Errand, Kept, Place, Progress};
@@ -90,6 +95,9 @@ pub(crate) struct Cluster {
     start: Option<Start>,
     /// Workers that were put out and are expected back.
     awaited: Awaited,
+    unable: Unable,
+    /// Told to end before the data does.
+    stopping: bool,
     changes: Changes,
     /// Servers that are about to stop, and the checkpoint that has all of theirs, once it is ordered.
     draining: BTreeMap<TaskId, Option<u64>>,
@@ -137,6 +145,8 @@ impl Cluster {
             checkpoints: Checkpoints::default(),
             start: None,
             awaited: Awaited::new(),
+            unable: Unable::default(),
+            stopping: false,
             changes: Changes::default(),
             draining: BTreeMap::new(),
             receipt_key: ReceiptKey([0; 32]),

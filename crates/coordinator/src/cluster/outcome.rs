@@ -117,6 +117,7 @@ impl Cluster {
             max_clock_lead: shards().map(|r| r.max_clock_lead).max().unwrap_or(0),
             mean_gradient_staleness: staleness as f64 / updates.max(1) as f64,
             times: self.mean_times(),
+            stopped: self.stopping,
             unsaved: self.checkpoints.unsaved.clone(),
             error: self.error.clone(),
         }

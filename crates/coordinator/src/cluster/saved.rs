@@ -16,6 +16,7 @@ use super::evaluations::{Evaluation, Evaluations, SavedEvaluation};
 use super::losses::Losses;
 use super::members::{Member, Progress};
 use super::training::Step;
+use super::unable::{SavedUnable, Unable};
 use super::variables::Variables;
 use crate::splits::Ledger;
 
@@ -61,6 +62,10 @@ pub(crate) struct Saved {
     loading: Vec<usize>,
     #[serde(default)]
     unsaved: String,
+    #[serde(default)]
+    unable: SavedUnable,
+    #[serde(default)]
+    stopping: bool,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -85,11 +90,6 @@ struct SavedMember {
 }
 
 impl Saved {
-    /// Whether the job has ended.
-    pub(crate) fn ended(&self) -> bool {
-        matches!(self.phase(), JobPhase::Done | JobPhase::Failed)
-    }
-
     fn phase(&self) -> JobPhase {
         JobPhase::try_from(self.phase).unwrap_or(JobPhase::Starting)
     }
@@ -193,6 +193,8 @@ impl Cluster {
             awaited: self.awaited.keys().copied().collect(),
             loading: self.checkpoints.loading.keys().copied().collect(),
             unsaved: self.checkpoints.unsaved.clone(),
+            unable: self.unable.saved(),
+            stopping: self.stopping,
         }
     }
 
@@ -243,6 +245,8 @@ impl Cluster {
         checkpoints.loading = loading.map(|shard| (shard, String::new())).collect();
         let servers = cluster.live(Role::Ps).next().is_some();
         cluster.last_ps_joined = servers.then_some(now);
+        cluster.unable = Unable::resumed(saved.unable, now);
+        cluster.stopping = saved.stopping;
         cluster.must_keep();
         cluster
     }

@@ -169,6 +169,8 @@ impl Cluster {
             activity: activity.to_owned(),
             waiting_on,
             times: Some(work.times),
+            trouble: self.unable.reason(member.task.id).to_owned(),
+            failure: self.unable.failure(member.task.id).into(),
         }
     }
 }

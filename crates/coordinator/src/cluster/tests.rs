@@ -13,6 +13,8 @@ use super::{Cluster, Initialization, Work};
 
 mod checkpoints;
 mod losses;
+mod stop;
+mod unable;
 
 const SAMPLES: u64 = 40;
 

@@ -119,6 +119,7 @@ impl Cluster {
             self.must_keep();
         }
         self.awaited.remove(&task.id);
+        self.unable.can_work(task.id);
         self.begin(now);
         if self.checkpoints.ending {
             return Work::Idle(self.checkpoints.last_of());
@@ -130,6 +131,7 @@ impl Cluster {
         if let Some(split) = held {
             return Work::Split(split);
         }
+        self.evaluate_when_at_rest();
         let exhausted = self.exhausted();
         if let Some(evaluation) = self.evaluations.lease(task, exhausted) {
             self.must_keep();
@@ -141,6 +143,8 @@ impl Cluster {
         let split = if self.sync() {
             self.plan_step(now);
             self.ledger.as_ref().and_then(|ledger| ledger.held_by(task))
+        } else if self.stopping {
+            None
         } else {
             let batches = self.split_batches();
             let ledger = self.ledger.as_mut();
@@ -194,9 +198,10 @@ impl Cluster {
 
     /// Sync mode: cuts the next step among the workers that are ready, if none is being made.
     pub(super) fn plan_step(&mut self, now: Instant) {
-        let busy = self.step.is_some() || self.evaluations.pending() || self.checkpoints.ending;
+        let ending = self.stopping || self.checkpoints.ending;
         // A server that is about to stop is to have no part of a step.
-        let busy = busy || !self.draining.is_empty();
+        let ending = ending || !self.draining.is_empty();
+        let busy = self.step.is_some() || self.evaluations.pending() || ending;
         // Workers that were put out are expected back: the step is to be made with them.
         if busy || !self.awaited.is_empty() {
             return;
@@ -476,10 +481,10 @@ impl Cluster {
         self.plan_step(now);
     }
 
+    /// Whether nothing is trained any more.
     fn exhausted(&self) -> bool {
-        self.ledger
-            .as_ref()
-            .is_some_and(|ledger| ledger.exhausted())
+        let ledger = self.ledger.as_ref();
+        ledger.is_some_and(|ledger| ledger.exhausted() || self.stopping && ledger.is_at_rest())
     }
 
     /// The end of the data is followed by an evaluation even where no epoch ends with it.

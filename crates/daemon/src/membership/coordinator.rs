@@ -220,6 +220,20 @@ fn distrusts(status: &Status) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use shared_proto::wire;
+
+    #[tokio::test]
+    async fn a_coordinator_that_is_not_there_is_told_without_values_of_the_program() {
+        // Port 9 is discard's; nobody listens there.
+        let coordinator =
+            Coordinator::at("127.0.0.1:9", Duration::ZERO, Security::default()).unwrap();
+        let call = coordinator.call(|mut c| async move { c.get_job(wire::JobRequest {}).await });
+        let said = call.await.unwrap_err().to_string();
+        assert!(said.contains("refused"), "{said}");
+        for value in ["source:", "ConnectError(", "Os {", "message:"] {
+            assert!(!said.contains(value), "{said}");
+        }
+    }
 
     #[tokio::test]
     async fn a_port_on_all_interfaces_is_reached_by_the_one_that_leads_to_the_coordinator() {

@@ -270,7 +270,7 @@ impl Bench {
     }
 
     async fn stop(mut self) {
-        self.cluster.stop(Duration::ZERO).await;
+        self.cluster.stop().await;
     }
 }
 

@@ -225,9 +225,15 @@ async fn list(location: &str) -> Result<Vec<Found>, CommandError> {
 
 fn list_table(found: &[Found]) -> String {
     let mut table = Table::new();
-    table
-        .load_preset(presets::NOTHING)
-        .set_header(["number", "step", "steps", "samples", "size", "age", "state"]);
+    table.load_preset(presets::NOTHING).set_header([
+        "number",
+        "clock",
+        "steps in all",
+        "samples",
+        "size",
+        "age",
+        "state",
+    ]);
     for found in found {
         let of = |text: fn(&Manifest) -> String| match &found.manifest {
             Some(Ok(manifest)) => text(manifest),

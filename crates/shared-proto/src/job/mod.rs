@@ -126,6 +126,19 @@ pub enum DataKind {
     Random,
 }
 
+impl DataKind {
+    /// The name in job files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Digits => "digits",
+            Self::Mnist => "mnist",
+            Self::FashionMnist => "fashion-mnist",
+            Self::Csv => "csv",
+            Self::Random => "random",
+        }
+    }
+}
+
 /// What learns.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -255,7 +268,8 @@ pub struct Cluster {
     /// A process that has not been heard of for so long is taken for dead.
     pub lease_seconds: f64,
     /// A worker that is heard of, but finishes no step for so long, is put out; a checkpoint of which
-    /// nothing is written for so long is given up, the last one once it has failed for so long.
+    /// nothing is written for so long is given up, the last one once it has failed for so long. A job in
+    /// which no worker can work for so long fails.
     pub stall_seconds: f64,
 }
 
@@ -351,6 +365,35 @@ pub enum JobError {
         /// What it should be.
         expected: &'static str,
     },
+    /// A setting is given that does not count beside another.
+    #[error(
+        "job setting `{field}` is {value}, but it does not count with `{other}` {other_value}; {advice}"
+    )]
+    Unused {
+        /// Where it stands, as in the file.
+        field: &'static str,
+        /// What it is.
+        value: String,
+        /// The other setting.
+        other: &'static str,
+        /// What that is.
+        other_value: String,
+        /// What to do.
+        advice: &'static str,
+    },
+}
+
+impl JobError {
+    /// A staleness bound was given to a job that has none.
+    pub fn staleness_unused(strategy: &Strategy) -> Self {
+        Self::Unused {
+            field: "strategy.staleness",
+            value: strategy.staleness.to_string(),
+            other: "strategy.mode",
+            other_value: format!("{:?}", strategy.mode.name()),
+            advice: "leave it out, or set the mode to \"bounded\"",
+        }
+    }
 }
 
 impl Job {

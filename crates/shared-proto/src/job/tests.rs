@@ -69,7 +69,8 @@ fn settings_without_sense_are_named_with_their_value() {
             "step_every",
             "0",
         ),
-        ("[data]\nkind = \"mnist\"", "data.dir", "None"),
+        ("[data]\nkind = \"mnist\"", "data.dir", "absent"),
+        ("steps = 0", "steps", "is 0,"),
     ] {
         let error = Job::from_toml(text).unwrap_err().to_string();
         assert!(error.contains(field) && error.contains(value), "{error}");

@@ -1,21 +1,61 @@
 //! Whether a job's settings make sense.
 
-use super::{DataKind, Job, JobError};
+use std::path::PathBuf;
+
+use super::{DataKind, Job, JobError, Mode, Strategy};
+
+/// A setting's value in words for people.
+trait Shown {
+    fn shown(&self) -> String;
+}
+
+macro_rules! shown_as_in_the_file {
+    ($($kind:ty),*) => {
+        $(impl Shown for $kind {
+            fn shown(&self) -> String {
+                format!("{self:?}")
+            }
+        })*
+    };
+}
+
+shown_as_in_the_file!(String, PathBuf, Vec<usize>, u32, u64, f32, f64);
+
+impl<T: Shown> Shown for Option<T> {
+    fn shown(&self) -> String {
+        self.as_ref().map_or("absent".to_owned(), T::shown)
+    }
+}
 
 impl Job {
+    /// Refuses a staleness bound where none counts: whoever gives one expects it to.
+    ///
+    /// # Errors
+    /// [`JobError::Unused`] names both settings.
+    pub fn check_staleness_counts(&self) -> Result<(), JobError> {
+        let strategy = &self.strategy;
+        let default = Strategy::default().staleness;
+        match strategy.mode {
+            Mode::Sync | Mode::Async if strategy.staleness != default => {
+                Err(JobError::staleness_unused(strategy))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Checks that every setting makes sense.
     ///
     /// # Errors
     /// The first setting that does not.
     pub fn validate(&self) -> Result<(), JobError> {
         let positive = |x: f64| x.is_finite() && x > 0.0;
-        let check = |ok: bool, field, value: &dyn std::fmt::Debug, expected| {
+        let check = |ok: bool, field, value: &dyn Shown, expected| {
             if ok {
                 return Ok(());
             }
             Err(JobError::Setting {
                 field,
-                value: format!("{value:?}"),
+                value: value.shown(),
                 expected,
             })
         };

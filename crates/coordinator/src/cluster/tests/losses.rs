@@ -81,7 +81,9 @@ fn losses_of_a_worker_that_lives_are_its_own_to_report() {
     scene.lost(worker, 2).unwrap();
     assert_eq!(scene.lost_records(), [2]);
     // It leaves; what it has reported is not derived once more.
-    scene.cluster.leave(scene.now, worker, String::new());
+    scene
+        .cluster
+        .leave(scene.now, worker, &wire::LeaveRequest::default());
     assert_eq!(scene.cluster.lost_updates(), 2);
 }
 

@@ -1,0 +1,69 @@
+//! Jobs that are told to end early.
+
+use super::*;
+
+#[test]
+fn a_stopped_job_hands_out_no_more_data_and_evaluates_what_it_has() {
+    for mode in [Mode::Sync, Mode::Bounded, Mode::Async] {
+        let (mut scene, tasks) = Scene::training(mode, 2);
+        for task in &tasks {
+            scene.split(*task);
+        }
+        scene.cluster.stop(scene.now, "flambeau").unwrap();
+        // What is handed out is finished.
+        for task in &tasks {
+            while let (Work::Split(_), _) = scene.work(*task) {
+                scene.finish(*task);
+            }
+        }
+        let done = scene.cluster.done().1;
+        assert!(done > 0 && done < 2 * SAMPLES, "{mode:?}: {done}");
+        let works = tasks.iter().map(|task| (*task, scene.work(*task).0));
+        let works: Vec<_> = works.collect();
+        let evaluator = works.iter().find_map(|(task, work)| match work {
+            Work::Evaluate { epoch, save_model } => Some((*task, *epoch, *save_model)),
+            _ => None,
+        });
+        let (task, epoch, save_model) = evaluator.unwrap_or_else(|| panic!("{mode:?}: {works:?}"));
+        assert!(save_model, "{mode:?}");
+        scene.report(task, epoch).unwrap();
+        assert_eq!(scene.cluster.refresh_view().phase, JobPhase::Done);
+        let summary = scene.cluster.summary(scene.now);
+        assert!(summary.stopped && summary.error.is_empty());
+    }
+}
+
+#[test]
+fn a_worker_that_dies_with_data_does_not_keep_a_stopped_job_from_ending() {
+    let (mut scene, tasks) = Scene::training(Mode::Async, 2);
+    for task in &tasks {
+        scene.split(*task);
+    }
+    scene.cluster.stop(scene.now, "flambeau").unwrap();
+    let leave = wire::LeaveRequest::default();
+    scene.cluster.leave(scene.now, tasks[1], &leave);
+    while let (Work::Split(_), _) = scene.work(tasks[0]) {
+        scene.finish(tasks[0]);
+    }
+    let work = scene.work(tasks[0]).0;
+    assert!(
+        matches!(
+            work,
+            Work::Evaluate {
+                save_model: true,
+                ..
+            }
+        ),
+        "{work:?}"
+    );
+}
+
+#[test]
+fn a_job_that_has_not_begun_cannot_be_stopped_nor_can_another() {
+    let mut scene = Scene::new(Mode::Async, Some(1), 1);
+    let refused = scene.cluster.stop(scene.now, "flambeau").unwrap_err();
+    assert_eq!(refused.reason, Reason::NotInitialized);
+    let (mut scene, _) = Scene::training(Mode::Async, 1);
+    let refused = scene.cluster.stop(scene.now, "other").unwrap_err();
+    assert_eq!(refused.reason, Reason::ForeignJob);
+}

@@ -1,0 +1,138 @@
+//! Workers that cannot work.
+
+use super::*;
+use shared_proto::wire::WorkerFailure;
+
+impl Scene {
+    fn cannot_work(&mut self, task: Task) {
+        let request = wire::LeaveRequest {
+            error: "/data has no train-images".to_owned(),
+            failure: WorkerFailure::Data.into(),
+            ..wire::LeaveRequest::default()
+        };
+        self.cluster.leave(self.now, task, &request);
+    }
+
+    fn live_on(&mut self, seconds: u64) {
+        for _ in 0..seconds {
+            self.now += Duration::from_secs(1);
+            for task in self.servers_and_workers() {
+                self.cluster.heartbeat(self.now, task);
+            }
+            self.cluster.tick(self.now);
+        }
+    }
+
+    fn servers_and_workers(&self) -> Vec<Task> {
+        let live = self.cluster.members.values().filter(|m| m.alive);
+        live.map(|m| m.task).collect()
+    }
+
+    fn task_status(&self, task: Task) -> wire::TaskStatus {
+        let status = self.cluster.status(self.now);
+        let mut tasks = status.tasks.into_iter();
+        let id = Some(wire::Task::from(task));
+        tasks
+            .find(|t| t.task.as_ref().and_then(|t| t.task) == id)
+            .unwrap()
+    }
+}
+
+#[test]
+fn a_worker_that_cannot_work_leaves_alone_and_its_data_is_done_by_others() {
+    for mode in [Mode::Sync, Mode::Bounded, Mode::Async] {
+        let (mut scene, tasks) = Scene::training(mode, 2);
+        scene.split(tasks[1]);
+        scene.cannot_work(tasks[1]);
+        assert_eq!(scene.cluster.refresh_view().phase, JobPhase::Training);
+        assert_eq!(scene.cluster.workers_unable(scene.now), 1);
+        let status = scene.task_status(tasks[1]);
+        assert_eq!(status.failure(), WorkerFailure::Data);
+        assert!(status.trouble.contains("train-images"), "{status:?}");
+        let mut done = 0;
+        while let (Work::Split(_), _) = scene.work(tasks[0]) {
+            scene.finish(tasks[0]);
+            done += 1;
+            assert!(done < 100);
+        }
+        assert_eq!(scene.cluster.done().1, SAMPLES, "one epoch, {mode:?}");
+
+        // Started again with its data, it is one like any other.
+        let again = scene.join(Role::Worker, "w1");
+        scene.variables(again);
+        scene.work(again);
+        assert_eq!(scene.cluster.workers_unable(scene.now), 0);
+        assert_eq!(scene.task_status(again).trouble, "");
+    }
+}
+
+#[test]
+fn a_job_fails_once_no_worker_could_work_for_the_stall_time() {
+    let mut scene = Scene::new(Mode::Bounded, Some(1), 2);
+    scene.join(Role::Ps, "ps");
+    for name in ["w0", "w1"] {
+        let task = scene.join(Role::Worker, name);
+        scene.cannot_work(task);
+    }
+    scene.live_on(50);
+    // One tries again, with as little success; it gives no reason to begin anew.
+    let again = scene.join(Role::Worker, "w1");
+    scene.cannot_work(again);
+    assert_eq!(scene.cluster.refresh_view().phase, JobPhase::Starting);
+    // A third may be reading its data.
+    let third = scene.join(Role::Worker, "w2");
+    scene.live_on(30);
+    assert_eq!(scene.cluster.refresh_view().phase, JobPhase::Starting);
+    scene.cannot_work(third);
+    scene.live_on(1);
+    assert!(scene.cluster.failed_without_workers());
+    let error = scene.cluster.status(scene.now).error;
+    assert!(
+        error.contains("worker-0: /data has no train-images"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_job_with_a_worker_that_can_work_does_not_fail() {
+    let (mut scene, tasks) = Scene::training(Mode::Bounded, 2);
+    scene.cannot_work(tasks[1]);
+    scene.live_on(30);
+    scene.finish(tasks[0]);
+    scene.live_on(45);
+    assert_eq!(scene.cluster.refresh_view().phase, JobPhase::Training);
+    // Whoever was taken away for good is no alarm for ever.
+    assert_eq!(scene.cluster.workers_unable(scene.now), 0);
+}
+
+#[test]
+fn a_failed_job_is_taken_up_again() {
+    let (mut scene, tasks) = Scene::training(Mode::Async, 1);
+    scene.finish(tasks[0]);
+    let server = scene.servers_and_workers()[0];
+    assert_eq!(server.id.role, Role::Ps);
+    scene.cannot_work(tasks[0]);
+    scene.live_on(61);
+    assert!(scene.cluster.failed_without_workers());
+    let leave = wire::LeaveRequest::default();
+    scene.cluster.leave(scene.now, server, &leave);
+    let done = scene.cluster.done();
+
+    let saved = scene.cluster.save_all(scene.now);
+    let job = scene.cluster.job().clone();
+    scene.cluster = Cluster::resume(job, saved, scene.now).with_checkpoints(
+        super::super::Place {
+            location: "here".to_owned(),
+            probe: "p".to_owned(),
+        },
+        0,
+    );
+    assert!(scene.cluster.failed_without_workers());
+    scene.cluster.take_up_failed(scene.now);
+    assert_eq!(scene.cluster.refresh_view().phase, JobPhase::Training);
+    assert_eq!(scene.cluster.done(), done);
+    let missing = scene.cluster.missing();
+    assert!(missing.contains("shard 0 has no server"), "{missing}");
+    scene.join(Role::Ps, "ps");
+    assert_eq!(scene.cluster.orphans().count(), 0);
+}

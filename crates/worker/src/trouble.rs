@@ -1,0 +1,137 @@
+//! Which errors are a worker's own, and which the job's: on the first the worker leaves alone, the
+//! second every worker would meet.
+
+use daemon::membership::MembershipError;
+use shared_proto::wire::WorkerFailure;
+
+use crate::replica::ReplicaError;
+use crate::run::WorkerError;
+use crate::variables::VariablesError;
+
+/// Exit code of a worker that cannot work while others can.
+pub(crate) const CANNOT_WORK: u8 = 3;
+
+/// Whether a worker that has ended with this code cannot work, while others can.
+pub fn cannot_work(code: Option<i32>) -> bool {
+    code == Some(CANNOT_WORK.into())
+}
+
+/// What the coordinator is told of an error.
+#[derive(Debug)]
+pub(crate) struct Told {
+    pub(crate) failure: WorkerFailure,
+    pub(crate) error: String,
+}
+
+impl WorkerError {
+    /// What the coordinator is to be told of it; nothing of what the coordinator said itself.
+    pub(crate) fn to_tell(&self) -> Option<Told> {
+        let failure = self.failure();
+        match self {
+            Self::Membership(_) if failure == WorkerFailure::Unspecified => None,
+            error => Some(Told {
+                failure,
+                error: error.to_string(),
+            }),
+        }
+    }
+
+    /// What keeps this worker from working; unspecified where every worker would meet the same.
+    fn failure(&self) -> WorkerFailure {
+        match self {
+            Self::Membership(MembershipError::Refused(_)) => WorkerFailure::Refused,
+            Self::Membership(_) | Self::Ps(_) => WorkerFailure::Unspecified,
+            Self::Build(error) if error.is_out_of_memory() => WorkerFailure::Memory,
+            Self::Build(ReplicaError::Input(_)) => WorkerFailure::Data,
+            Self::Build(ReplicaError::Thread(_)) => WorkerFailure::Memory,
+            Self::Build(_) => WorkerFailure::Model,
+            Self::Replica(error) => error.failure_in_a_step(),
+            Self::Device(_) => WorkerFailure::Device,
+            Self::RunDir { .. } => WorkerFailure::RunDirectory,
+            Self::ShardMap(_) | Self::Protocol(_) | Self::Job(_) => WorkerFailure::Refused,
+            Self::CannotWork(_) => WorkerFailure::Unspecified,
+        }
+    }
+
+    /// The same error for people, with what becomes of the job.
+    pub(crate) fn explained(self) -> Self {
+        match self.failure() {
+            WorkerFailure::Unspecified => self,
+            _ => Self::CannotWork(Box::new(self)),
+        }
+    }
+}
+
+impl ReplicaError {
+    fn failure_in_a_step(&self) -> WorkerFailure {
+        match self {
+            error if error.is_out_of_memory() => WorkerFailure::Memory,
+            Self::Input(_) => WorkerFailure::Data,
+            Self::Variables(VariablesError::File { .. }) => WorkerFailure::RunDirectory,
+            // The same batch and weights would fail on every worker.
+            _ => WorkerFailure::Unspecified,
+        }
+    }
+
+    /// Whether the device had no memory left. candle hands on the driver's words.
+    fn is_out_of_memory(&self) -> bool {
+        let text = self.to_string().to_ascii_lowercase();
+        ["out of memory", "out_of_memory"]
+            .iter()
+            .any(|words| text.contains(words))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::input::InputError;
+
+    #[test]
+    fn a_workers_own_troubles_are_told_from_the_jobs() {
+        let candle = |text: &str| ReplicaError::Compute(candle_core::Error::msg(text));
+        let memory = "DriverError(CUDA_ERROR_OUT_OF_MEMORY, \"out of memory\")";
+        let no_disk = || VariablesError::File {
+            action: "written",
+            path: "model.safetensors".into(),
+            source: std::io::Error::other("disk"),
+        };
+        for (error, expected) in [
+            (
+                WorkerError::Build(InputError::NoPlace.into()),
+                WorkerFailure::Data,
+            ),
+            (WorkerError::Build(candle("shape")), WorkerFailure::Model),
+            (WorkerError::Build(candle(memory)), WorkerFailure::Memory),
+            (WorkerError::Replica(candle(memory)), WorkerFailure::Memory),
+            (
+                WorkerError::Replica(no_disk().into()),
+                WorkerFailure::RunDirectory,
+            ),
+            (
+                WorkerError::Replica(candle("shape")),
+                WorkerFailure::Unspecified,
+            ),
+            (
+                WorkerError::Replica(ReplicaError::Panicked("x".to_owned())),
+                WorkerFailure::Unspecified,
+            ),
+            (
+                WorkerError::Membership(MembershipError::Refused("other data".to_owned())),
+                WorkerFailure::Refused,
+            ),
+        ] {
+            let told = error.to_tell().unwrap();
+            assert_eq!(told.failure, expected, "{error}");
+            let own = expected != WorkerFailure::Unspecified;
+            let explained = error.explained();
+            assert_eq!(
+                daemon::process::Failure::exit_code(&explained) == CANNOT_WORK,
+                own
+            );
+            assert_eq!(explained.to_string().contains("cannot work"), own);
+        }
+        let failed = WorkerError::Membership(MembershipError::JobFailed("x".to_owned()));
+        assert!(failed.to_tell().is_none());
+    }
+}

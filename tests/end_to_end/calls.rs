@@ -1,0 +1,122 @@
+//! Whose calls the coordinator takes, and how much in them.
+
+use shared_proto::refusal::{Reason, Refusal};
+use shared_proto::wire;
+use tests::Cluster;
+use tests::peer::{Peer, variable};
+
+use crate::program;
+
+/// A cluster with a server and a hand-made worker, whose model has its initial values.
+async fn begun() -> (Cluster, Peer) {
+    let job = "name = \"t\"\n[cluster]\nps = 1\nworkers = 1\n";
+    let cluster = Cluster::start(program(), job, 1);
+    let mut worker = Peer::join(&cluster.coordinator.address(), "x").await;
+    let map = worker.shard_map(&[variable("w", 4)]).await;
+    worker.initialize(&map, 0.0).await;
+    (cluster, worker)
+}
+
+/// What a coordinator says to a call that it must refuse.
+fn refusal_of<T: std::fmt::Debug>(answer: Result<T, tonic::Status>) -> Refusal {
+    let status = answer.expect_err("it was not refused");
+    Refusal::from_status(&status).unwrap_or_else(|| panic!("{status}"))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_call_of_another_role_is_refused_and_changes_nothing() {
+    use shared_proto::wire::report_request::Report;
+    let (cluster, mut worker) = begun().await;
+    let address = cluster.coordinator.address();
+    let mut server = Peer::join_as(&address, wire::Role::Ps, "spare").await;
+    let asked = server.coordinator.lease_work(wire::LeaseWorkRequest {
+        origin: Some(server.origin.clone()),
+    });
+    let refusal = refusal_of(asked.await);
+    assert_eq!(refusal.reason, Reason::Malformed);
+    assert!(
+        refusal.message.contains("LeaseWork") && refusal.message.contains("ps-1"),
+        "{refusal}"
+    );
+    let registered = server.register_variables(vec![variable("w", 4)]).await;
+    assert_eq!(refusal_of(registered).reason, Reason::Malformed);
+    let finished = wire::FinishStepRequest {
+        origin: Some(server.origin.clone()),
+        ..wire::FinishStepRequest::default()
+    };
+    let finished = server.coordinator.finish_step(finished).await;
+    assert_eq!(refusal_of(finished).reason, Reason::Malformed);
+
+    let from_worker = [
+        Report::Shard(wire::ShardReport {
+            updates: u64::MAX,
+            ..wire::ShardReport::default()
+        }),
+        Report::Checkpoint(wire::CheckpointReport::default()),
+        Report::Restore(wire::RestoreReport::default()),
+    ];
+    let from_server = [
+        Report::Evaluation(wire::EvaluationReport::default()),
+        Report::Wait(wire::WaitReport::default()),
+        Report::Lost(wire::LostReport {
+            updates: 7,
+            ..wire::LostReport::default()
+        }),
+    ];
+    let reports = from_worker.map(|report| (&worker, report));
+    let others = from_server.map(|report| (&server, report));
+    for (peer, report) in reports.into_iter().chain(others) {
+        let request = wire::ReportRequest {
+            origin: Some(peer.origin.clone()),
+            report: Some(report),
+        };
+        let told = peer.coordinator.clone().report(request).await;
+        assert_eq!(refusal_of(told).reason, Reason::Malformed);
+    }
+    let status = cluster.status();
+    assert_eq!(status["lost_updates"], 0, "{status}");
+    assert_eq!(status["shards"][0]["updates"], 0, "{status}");
+    // The worker goes on to work.
+    worker.work().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn long_strings_are_refused_or_cut() {
+    let (cluster, worker) = begun().await;
+    let mut coordinator = worker.coordinator.clone();
+    let long = "x".repeat(3 << 20);
+    let registered = coordinator.register(wire::RegisterRequest {
+        protocol_version: shared_proto::transport::PROTOCOL_VERSION,
+        role: wire::Role::Worker.into(),
+        identity: long.clone(),
+        ..wire::RegisterRequest::default()
+    });
+    let refusal = refusal_of(registered.await);
+    assert_eq!(refusal.reason, Reason::Oversized);
+    assert!(refusal.message.contains("identity"), "{refusal}");
+
+    let mut foreign = worker.origin.clone();
+    foreign.job = long.clone();
+    let origin = Some(foreign);
+    let beat = coordinator.heartbeat(wire::HeartbeatRequest { origin });
+    let refusal = refusal_of(beat.await);
+    assert_eq!(refusal.reason, Reason::ForeignJob);
+    assert!(refusal.message.len() < 5000, "{}", refusal.message.len());
+    assert!(refusal.message.contains("give it another"), "{refusal}");
+
+    let metrics = std::iter::once((long.clone(), 0.5)).collect();
+    let report = wire::ReportRequest {
+        origin: Some(worker.origin.clone()),
+        report: Some(wire::report_request::Report::Evaluation(
+            wire::EvaluationReport {
+                metrics,
+                ..wire::EvaluationReport::default()
+            },
+        )),
+    };
+    let refusal = refusal_of(coordinator.report(report).await);
+    assert_eq!(refusal.reason, Reason::Oversized);
+    let log = cluster.coordinator.log();
+    let longest = log.lines().map(str::len).max();
+    assert!(longest < Some(10_000), "{longest:?}");
+}
