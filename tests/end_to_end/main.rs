@@ -10,6 +10,7 @@ mod modes;
 mod network;
 mod protocol;
 mod security;
+mod stores;
 
 use std::path::PathBuf;
 

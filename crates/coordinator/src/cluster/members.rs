@@ -118,7 +118,7 @@ impl Cluster {
                 (task, progress)
             }
             None => {
-                let index = self.members.keys().filter(|id| id.role == role).count() as u32;
+                let index = self.new_index(role);
                 let task = Task {
                     id: TaskId { role, index },
                     generation: self.first_generation,
@@ -137,6 +137,7 @@ impl Cluster {
             progress: progress.unwrap_or_else(|| Progress::new(now)),
         };
         self.members.insert(task.id, member);
+        self.forget_the_dead();
         self.must_keep();
         if role == Role::Ps {
             self.last_ps_joined = Some(now);

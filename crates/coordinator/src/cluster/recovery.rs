@@ -103,6 +103,7 @@ impl Cluster {
                 map.sources.fill(Source {
                     epoch,
                     checkpoint: None,
+                    run: String::new(),
                 });
             }
         }

@@ -11,6 +11,7 @@ use shared_proto::wire;
 
 use super::{Cluster, Initialization, Work};
 
+mod bounds;
 mod checkpoints;
 
 const SAMPLES: u64 = 40;
