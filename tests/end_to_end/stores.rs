@@ -100,6 +100,8 @@ fn a_metric_that_is_no_number_is_kept_and_gone_on_with() {
     verify(&location);
     let restore = ["--restore", location.to_str().unwrap()];
     let mut cluster = start(&job, &restore);
+    // The one of the checkpoint, until the next is made.
+    eventually(|| loss(&cluster).is_some());
     assert_eq!(loss(&cluster).unwrap(), "NaN");
     let before = newest(&cluster);
     eventually(|| newest(&cluster) > before);
