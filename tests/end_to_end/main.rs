@@ -14,6 +14,7 @@ mod replaced;
 mod security;
 mod start;
 mod stop;
+mod stores;
 mod unable;
 
 use std::path::PathBuf;

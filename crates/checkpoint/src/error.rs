@@ -26,6 +26,27 @@ pub enum CheckpointError {
         /// What the storage says.
         reason: String,
     },
+    /// There is no room. Make some, or wait: it may pass.
+    #[error("{place}: no room: {reason}")]
+    Full {
+        /// File or folder.
+        place: String,
+        /// What the storage says.
+        reason: String,
+    },
+    /// What was to be created is there already, and is not what was to be written. Nothing was changed.
+    #[error("{0} is there already, and is another writer's")]
+    Exists(String),
+    /// Another run is at work at the location. Give this one another location, or end the other.
+    #[error(
+        "another run is at work at {location}: {owner}; give this run another checkpoint.location, or end the other one"
+    )]
+    Taken {
+        /// The location.
+        location: String,
+        /// The other run, for people.
+        owner: String,
+    },
     /// The content is not what was written. Use the checkpoint before.
     #[error("{file} is damaged: {reason}{}", before(instead.as_ref()))]
     Damaged {
@@ -63,13 +84,18 @@ pub enum CheckpointError {
 impl CheckpointError {
     /// Whether the same call may succeed later.
     pub fn is_retryable(&self) -> bool {
-        matches!(self, Self::Storage { .. })
+        matches!(self, Self::Storage { .. } | Self::Full { .. })
     }
 
     /// Whether the store is at fault and not what lies in it: it may be mended while one waits, and
     /// another checkpoint would be no better.
     pub fn is_of_store(&self) -> bool {
-        matches!(self, Self::Storage { .. } | Self::Denied { .. })
+        matches!(self, Self::Denied { .. }) || self.is_retryable()
+    }
+
+    /// Whether there is no room.
+    pub fn is_full(&self) -> bool {
+        matches!(self, Self::Full { .. })
     }
 
     /// Whether an older checkpoint may serve instead.
@@ -92,6 +118,9 @@ impl CheckpointError {
             io::ErrorKind::NotFound => Self::NotFound(format!("{place}: {reason}")),
             io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
                 Self::Denied { place, reason }
+            }
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                Self::Full { place, reason }
             }
             _ => Self::Storage { place, reason },
         }
@@ -143,7 +172,11 @@ impl Secrets {
                 reason: "there is no such bucket".to_owned(),
             };
         }
+        if is_full(&text) {
+            return CheckpointError::Full { place, reason };
+        }
         match error {
+            E::AlreadyExists { .. } => CheckpointError::Exists(place),
             E::NotFound { .. } => CheckpointError::NotFound(format!("{place} is not there")),
             E::PermissionDenied { .. } | E::Unauthenticated { .. } => {
                 CheckpointError::Denied { place, reason }
@@ -164,6 +197,12 @@ impl Secrets {
         let hidden = |text: String, secret: &String| text.replace(secret, "(hidden)");
         self.0.iter().fold(without_user(text), hidden)
     }
+}
+
+/// Whether a server says that it has no room. S3 has no code for it; others have.
+fn is_full(text: &str) -> bool {
+    let codes = ["QuotaExceeded", "StorageFull", "InsufficientStorage"];
+    codes.iter().any(|code| text.contains(code)) || text.contains("non-2xx status code: 507")
 }
 
 /// Whether a server says that the same request will not do at another time either. Not all kinds of

@@ -4,8 +4,17 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
 
+/// What happens to a file that is there under the name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// It is replaced.
+    Replace,
+    /// It stays, and writing fails with [`io::ErrorKind::AlreadyExists`].
+    Create,
+}
+
 /// Writes a file under another name, then gives it its own. Makes its folder, if missing.
-pub(crate) fn write(folder: &Path, name: &str, content: &[u8]) -> io::Result<()> {
+pub(crate) fn write(folder: &Path, name: &str, content: &[u8], mode: Mode) -> io::Result<()> {
     if !folder.is_dir() {
         std::fs::create_dir_all(folder)?;
         if let Some(parent) = folder.parent() {
@@ -20,16 +29,29 @@ pub(crate) fn write(folder: &Path, name: &str, content: &[u8]) -> io::Result<()>
     let mut file = file.tempfile_in(folder)?;
     file.write_all(content)?;
     file.as_file().sync_all()?;
-    file.persist(folder.join(name))
-        .map_err(|error| error.error)?;
+    let path = folder.join(name);
+    match mode {
+        Mode::Replace => file.persist(path),
+        // One step of the file system, so that of two writers one fails.
+        Mode::Create => file.persist_noclobber(path),
+    }
+    .map_err(|error| error.error)?;
     sync(folder)
 }
 
-/// Removes a checkpoint's folder, its manifest first: half a removal leaves no checkpoint.
-pub(crate) fn remove(folder: &Path, manifest: &str) -> io::Result<()> {
-    absent_is_fine(std::fs::remove_file(folder.join(manifest)))?;
-    absent_is_fine(sync(folder))?;
-    absent_is_fine(std::fs::remove_dir_all(folder))
+/// Removes files in their order, the first for good before the others, and the folder if nothing is left
+/// in it.
+pub(crate) fn remove(folder: &Path, files: &[String]) -> io::Result<()> {
+    for (i, file) in files.iter().enumerate() {
+        absent_is_fine(std::fs::remove_file(folder.join(file)))?;
+        if i == 0 {
+            absent_is_fine(sync(folder))?;
+        }
+    }
+    match std::fs::remove_dir(folder) {
+        Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => Ok(()),
+        removed => absent_is_fine(removed),
+    }
 }
 
 fn absent_is_fine(outcome: io::Result<()>) -> io::Result<()> {

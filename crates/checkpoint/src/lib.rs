@@ -2,10 +2,11 @@
 //!
 //! ```text
 //! LOCATION/                          a folder, or an URL as in s3://bucket/folder
-//!   probe                            by it all roles know that they see the same store
+//!   owner-000000000001               the run that writes here; by it all roles know the store again
+//!   pulse-000000000001               shows that this run lives
 //!   checkpoint-000000000012/
-//!     shard-1-part-0000.safetensors  blocks of shard 1: weights, slots, versions, marks
-//!     manifest.json                  written last: without it there is no checkpoint
+//!     shard-1-part-0000-RUN.safetensors  blocks of shard 1: weights, slots, versions, marks
+//!     manifest.json                      written last: without it there is no checkpoint
 //! ```
 //!
 //! A checkpoint's files are never changed once its manifest is there. `docs/checkpoints.md` has the
@@ -13,7 +14,8 @@
 //!
 //! - `manifest`: what a checkpoint is of, and its files with their checksums
 //! - `part`: blocks to safetensors and back
-//! - `store`: where checkpoints lie: write, list, read, prune
+//! - `store`: where checkpoints lie: write, read, find; `store/tidy`: list, prune; `store/owner`: which
+//!   run writes there
 //! - `location`: what a person may give as a place, and which store that is
 //! - `folder`: writes to a folder that survive a crash
 //! - `error`: what can go wrong, and what a message must not show
@@ -31,4 +33,4 @@ pub use error::CheckpointError;
 pub use location::{load, resolve};
 pub use manifest::{BlockRange, FORMAT, FileEntry, Manifest, SavedVariable};
 pub use part::{Mark, SavedBlock, decode, encode, weights_header};
-pub use store::{Listed, Store, folder_name};
+pub use store::{BEAT, Claim, DEAD_AFTER, Listed, Store, folder_name};

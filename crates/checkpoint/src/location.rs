@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use object_store::RetryConfig;
-use object_store::aws::AmazonS3Builder;
+use object_store::aws::{AmazonS3Builder, S3ConditionalPut};
 use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 
@@ -261,6 +261,8 @@ fn bucket(name: &str, path: &str, variables: &Variables) -> Result<Store, Checkp
             builder.with_config(key, value)
         })
         .with_bucket_name(name)
+        // Two runs at one location are told apart by it.
+        .with_conditional_put(S3ConditionalPut::ETagMatch)
         .build()
         .map_err(|error| refused(error.to_string()))?;
     Ok(Store::in_bucket(Arc::new(objects), root, location, secrets))

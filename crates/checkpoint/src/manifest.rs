@@ -9,7 +9,7 @@ use crate::error::CheckpointError;
 use crate::part::SavedBlock;
 
 /// Version of the format that this program writes; newer ones are refused.
-pub const FORMAT: u32 = 1;
+pub const FORMAT: u32 = 2;
 
 /// The manifest of a checkpoint: `manifest.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -19,6 +19,9 @@ pub struct Manifest {
     pub format: u32,
     /// The checkpoint's number: grows within a run, from 0.
     pub number: u64,
+    /// The id of the run that wrote it; empty in format 1.
+    #[serde(default)]
+    pub run: String,
     /// Name of the job.
     pub job: String,
     /// The job, as the text of its TOML file.

@@ -6,27 +6,23 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use object_store::path::Path;
-use object_store::{ObjectStore, ObjectStoreExt, PutPayload};
+use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutPayload};
 
 use crate::error::{CheckpointError, Secrets};
-use crate::folder;
+use crate::folder::{self, Mode};
 use crate::manifest::{FileEntry, Manifest, is_file_name};
 use crate::part::{SavedBlock, decode};
 
+mod owner;
+mod tidy;
+
+pub use owner::{BEAT, Claim, DEAD_AFTER};
+pub use tidy::Listed;
+
 const MANIFEST: &str = "manifest.json";
-const PROBE: &str = "probe";
 const FOLDER: &str = "checkpoint-";
 /// Files larger than this are sent in parts of this size: no request takes too long.
 const REQUEST: usize = 16 << 20;
-
-/// A checkpoint of which something is there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Listed {
-    /// Its number.
-    pub number: u64,
-    /// Whether it has a manifest. Without, it is being written, or its writer died.
-    pub complete: bool,
-}
 
 /// Name of a checkpoint's folder.
 pub fn folder_name(number: u64) -> String {
@@ -49,6 +45,8 @@ pub struct Store {
     folder: Option<PathBuf>,
     location: String,
     secrets: Arc<Secrets>,
+    /// Whose parts are written.
+    run: String,
     /// Whether hashing and file work may go to the runtime's blocking threads.
     threads: bool,
 }
@@ -69,6 +67,7 @@ impl Store {
             folder: None,
             location: location.to_owned(),
             secrets: Arc::default(),
+            run: String::new(),
             threads: false,
         }
     }
@@ -111,6 +110,21 @@ impl Store {
         self.place(&folder_name(number))
     }
 
+    /// The same place for a run, by whose id its parts are named: whatever else goes wrong, no run
+    /// overwrites another's.
+    #[must_use]
+    pub fn of_run(self, run: &str) -> Self {
+        Self {
+            run: run.to_owned(),
+            ..self
+        }
+    }
+
+    /// The run that writes here, as [`of_run`](Self::of_run) was told.
+    pub fn run(&self) -> &str {
+        &self.run
+    }
+
     /// A part of the store, below one of its folders.
     pub(crate) fn below(&self, name: &str) -> Self {
         Self {
@@ -128,26 +142,6 @@ impl Store {
         let found = found.map_err(|error| self.secrets.explain(&self.location, &error))?;
         let names = found.common_prefixes.iter().filter_map(Path::filename);
         Ok(names.map(str::to_owned).collect())
-    }
-
-    /// Writes what [`read_probe`](Self::read_probe) reads.
-    ///
-    /// # Errors
-    /// If the store cannot be written to.
-    pub async fn write_probe(&self, token: &str) -> Result<(), CheckpointError> {
-        self.write("", PROBE, token.to_owned().into()).await
-    }
-
-    /// What the newest [`write_probe`](Self::write_probe) wrote, by whichever process.
-    ///
-    /// # Errors
-    /// If the store cannot be read.
-    pub async fn read_probe(&self) -> Result<Option<String>, CheckpointError> {
-        match self.read("", PROBE).await {
-            Ok(token) => Ok(Some(String::from_utf8_lossy(&token).into_owned())),
-            Err(CheckpointError::NotFound(_)) => Ok(None),
-            Err(error) => Err(error),
-        }
     }
 
     /// Writes a file of a checkpoint that has no manifest yet. It appears whole or not at all; a file
@@ -170,19 +164,28 @@ impl Store {
         self.write(&folder_name(checkpoint), name, content).await
     }
 
-    /// Writes a manifest, by which its checkpoint becomes complete, and returns it with its checksum.
-    /// All its files must have been written.
+    /// Writes a manifest, by which its checkpoint becomes complete, reads it back, and returns it with
+    /// its checksum. All its files must have been written. A manifest that is there is never replaced.
     ///
     /// # Errors
     /// If the store cannot be written to; [`CheckpointError::Damaged`] if the checkpoint would not be
-    /// whole.
+    /// whole; [`CheckpointError::Exists`] if another writer has made a checkpoint of that number.
     pub async fn write_manifest(&self, manifest: Manifest) -> Result<Manifest, CheckpointError> {
         let bytes = manifest.to_bytes()?;
         self.check_present(&manifest).await?;
         let folder = folder_name(manifest.number);
-        let manifest = Manifest::read(&bytes, &self.place(&format!("{folder}/{MANIFEST}")))?;
-        self.write(&folder, MANIFEST, bytes).await?;
-        Ok(manifest)
+        let place = self.place(&format!("{folder}/{MANIFEST}"));
+        let expected = Manifest::read(&bytes, &place)?;
+        match self.create(&folder, MANIFEST, bytes.clone()).await {
+            // A request that was sent again may have met its own first try.
+            Ok(()) | Err(CheckpointError::Exists(_)) => {}
+            Err(error) => return Err(error),
+        }
+        if self.read(&folder, MANIFEST).await? == bytes {
+            Ok(expected)
+        } else {
+            Err(CheckpointError::Exists(place))
+        }
     }
 
     /// A checkpoint's manifest.
@@ -205,25 +208,6 @@ impl Store {
         }
     }
 
-    /// All checkpoints of which something is there, by number.
-    ///
-    /// # Errors
-    /// If the store cannot be read.
-    pub async fn list(&self) -> Result<Vec<Listed>, CheckpointError> {
-        let folders = self.folders().await?;
-        let mut numbers: Vec<u64> = folders.iter().filter_map(|name| number_of(name)).collect();
-        numbers.sort_unstable();
-        let mut listed = Vec::new();
-        for number in numbers {
-            let files = self.files(number).await?;
-            listed.push(Listed {
-                number,
-                complete: files.iter().any(|(name, _)| name == MANIFEST),
-            });
-        }
-        Ok(listed)
-    }
-
     /// The newest checkpoint that has a good manifest and files of the right sizes. Damaged ones are
     /// passed over, with a warning.
     ///
@@ -231,7 +215,7 @@ impl Store {
     /// If the store cannot be read, or the newest is of a newer format: to go on from an older one
     /// would lose what a newer program has trained.
     pub async fn newest(&self) -> Result<Option<Manifest>, CheckpointError> {
-        self.newest_of(|_| true).await
+        self.newest_of(|_| true, |_| true).await
     }
 
     /// The newest good checkpoint below a number: see [`newest`](Self::newest).
@@ -239,20 +223,34 @@ impl Store {
     /// # Errors
     /// As [`newest`](Self::newest).
     pub async fn before(&self, number: u64) -> Result<Option<Manifest>, CheckpointError> {
-        self.newest_of(|other| other < number).await
+        self.before_of(number, |_| true).await
+    }
+
+    /// The newest good checkpoint below a number, of those that are `wanted`.
+    ///
+    /// # Errors
+    /// As [`newest`](Self::newest).
+    pub async fn before_of(
+        &self,
+        number: u64,
+        wanted: impl Fn(&Manifest) -> bool,
+    ) -> Result<Option<Manifest>, CheckpointError> {
+        self.newest_of(|other| other < number, wanted).await
     }
 
     async fn newest_of(
         &self,
-        wanted: impl Fn(u64) -> bool,
+        numbered: impl Fn(u64) -> bool,
+        wanted: impl Fn(&Manifest) -> bool,
     ) -> Result<Option<Manifest>, CheckpointError> {
         let folders = self.folders().await?;
         let numbers = folders.iter().filter_map(|name| number_of(name));
-        let mut numbers: Vec<u64> = numbers.filter(|number| wanted(*number)).collect();
+        let mut numbers: Vec<u64> = numbers.filter(|number| numbered(*number)).collect();
         numbers.sort_unstable();
         for number in numbers.into_iter().rev() {
             match self.whole(number).await {
-                Ok(manifest) => return Ok(Some(manifest)),
+                Ok(manifest) if wanted(&manifest) => return Ok(Some(manifest)),
+                Ok(_) => {}
                 Err(CheckpointError::Damaged { file, reason, .. }) => {
                     tracing::warn!(file, reason, "a damaged checkpoint is passed over");
                 }
@@ -332,31 +330,6 @@ impl Store {
         Ok(())
     }
 
-    /// Removes all but the newest `keep` complete checkpoints (at least one stays), and what is
-    /// unfinished and older than the newest of them. Returns the numbers of what it removed.
-    ///
-    /// # Errors
-    /// If the store cannot be read or written to.
-    pub async fn prune(&self, keep: usize) -> Result<Vec<u64>, CheckpointError> {
-        let listed = self.list().await?;
-        let complete: Vec<u64> = listed
-            .iter()
-            .filter_map(|l| l.complete.then_some(l.number))
-            .collect();
-        let Some(newest) = complete.last() else {
-            return Ok(Vec::new());
-        };
-        let kept = &complete[complete.len().saturating_sub(keep.max(1))..];
-        let mut removed = Vec::new();
-        for Listed { number, .. } in listed {
-            if number < *newest && !kept.contains(&number) {
-                self.remove(number).await?;
-                removed.push(number);
-            }
-        }
-        Ok(removed)
-    }
-
     /// To an error about a checkpoint's content, adds which one before it may serve instead.
     pub async fn advise(&self, number: u64, error: CheckpointError) -> CheckpointError {
         match error {
@@ -373,30 +346,6 @@ impl Store {
         }
     }
 
-    /// The manifest goes first: half a removal leaves no checkpoint.
-    async fn remove(&self, number: u64) -> Result<(), CheckpointError> {
-        let name = folder_name(number);
-        if let Some(folder) = self.folder.as_ref().map(|folder| folder.join(&name)) {
-            let place = self.place(&name);
-            let removed = move || {
-                folder::remove(&folder, MANIFEST).map_err(|e| CheckpointError::io(&place, &e))
-            };
-            return self.work(removed).await;
-        }
-        let mut files = self.files(number).await?;
-        files.sort_by_key(|(file, _)| file != MANIFEST);
-        for (file, _) in files {
-            match self.objects.delete(&self.path(&name, &file)).await {
-                Ok(()) | Err(object_store::Error::NotFound { .. }) => {}
-                Err(error) => {
-                    let place = self.file_place(number, &file);
-                    return Err(self.secrets.explain(&place, &error));
-                }
-            }
-        }
-        Ok(())
-    }
-
     /// Names and sizes of the files in a checkpoint's folder.
     async fn files(&self, number: u64) -> Result<Vec<(String, u64)>, CheckpointError> {
         let name = folder_name(number);
@@ -411,24 +360,55 @@ impl Store {
         Ok(found.objects.iter().filter_map(file).collect())
     }
 
+    /// Writes a file, in place of one that is there.
     pub(crate) async fn write(
         &self,
         folder: &str,
         name: &str,
         content: Bytes,
     ) -> Result<(), CheckpointError> {
+        self.write_as(folder, name, content, Mode::Replace).await
+    }
+
+    /// Writes a file that must not be there: of two writers at most one succeeds.
+    async fn create(
+        &self,
+        folder: &str,
+        name: &str,
+        content: Bytes,
+    ) -> Result<(), CheckpointError> {
+        self.write_as(folder, name, content, Mode::Create).await
+    }
+
+    async fn write_as(
+        &self,
+        folder: &str,
+        name: &str,
+        content: Bytes,
+        mode: Mode,
+    ) -> Result<(), CheckpointError> {
         let place = self.place(&format!("{folder}/{name}"));
         if let Some(root) = &self.folder {
             let (folder, name) = (root.join(folder), name.to_owned());
-            let write = move || {
-                folder::write(&folder, &name, &content)
-                    .map_err(|error| CheckpointError::io(&place, &error))
+            let write = move || match folder::write(&folder, &name, &content, mode) {
+                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {
+                    Err(CheckpointError::Exists(place))
+                }
+                written => written.map_err(|error| CheckpointError::io(&place, &error)),
             };
             return self.work(write).await;
         }
-        self.put(&self.path(folder, name), content)
-            .await
-            .map_err(|error| self.secrets.explain(&place, &error))
+        let path = self.path(folder, name);
+        match mode {
+            Mode::Replace => self.put(&path, content).await,
+            Mode::Create => {
+                let put = self
+                    .objects
+                    .put_opts(&path, content.into(), PutMode::Create.into());
+                put.await.map(drop)
+            }
+        }
+        .map_err(|error| self.secrets.explain(&place, &error))
     }
 
     async fn put(&self, path: &Path, mut content: Bytes) -> object_store::Result<()> {

@@ -2,6 +2,7 @@
 
 mod corpus;
 mod locations;
+mod owners;
 mod s3;
 mod stores;
 
@@ -11,7 +12,7 @@ use shared_proto::ids::{Clock, Generation, Role, Sequence, Task, TaskId, Version
 
 use crate::manifest::{FORMAT, FileEntry, Manifest, SavedVariable};
 use crate::part::{Mark, SavedBlock, encode};
-use crate::store::Store;
+use crate::store::{Claim, Store};
 
 /// Elements in a block of [`manifest`].
 const BLOCK_ELEMENTS: u64 = 4;
@@ -71,6 +72,7 @@ pub(crate) fn manifest(number: u64, slots: u32, seed: u64) -> Manifest {
     Manifest {
         format: FORMAT,
         number,
+        run: String::new(),
         job: "digits".to_owned(),
         job_toml: "name = \"digits\"\n".to_owned(),
         mode: "sync".to_owned(),
@@ -97,6 +99,18 @@ pub(crate) fn manifest(number: u64, slots: u32, seed: u64) -> Manifest {
         // Not every reader of numbers gives this one back.
         progress: serde_json::json!({"data_epoch": 2, "loss": 0.10000000000000002}),
         checksum: String::new(),
+    }
+}
+
+/// A run's claim to a store.
+pub(crate) fn claim(run: &str, term: u64) -> Claim {
+    Claim {
+        term,
+        run: run.to_owned(),
+        process: format!("{run}'s"),
+        job: "digits".to_owned(),
+        since: 1_790_000_000,
+        coordinator: "alpha (127.0.0.1:7070)".to_owned(),
     }
 }
 

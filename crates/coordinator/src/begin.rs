@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use checkpoint::Store;
+use checkpoint::{Claim, DEAD_AFTER, Store};
 use shared_proto::job::{Job, Mode, run_dir};
 use shared_proto::receipt::ReceiptKey;
 
@@ -17,6 +17,8 @@ pub(crate) struct Keeping {
     pub(crate) store: Store,
     /// How many are kept.
     pub(crate) keep: usize,
+    /// By which the run owns the store; without a number while it is still to be made.
+    pub(crate) claim: Claim,
 }
 
 /// A job that is begun, or gone on with.
@@ -28,54 +30,54 @@ pub(crate) struct Begun {
 }
 
 /// How the operator wants a coordinator to begin.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(crate) struct Wish<'a> {
     /// The checkpoint to begin with, where the run directory has no run yet.
     pub(crate) restore: Option<&'a str>,
     /// Go on with a job that has failed.
     pub(crate) take_up: bool,
+    /// Where this coordinator is, for people.
+    pub(crate) here: String,
 }
 
 /// Begins a job, or goes on with the one that is kept in `state`.
 ///
 /// # Errors
-/// If the run directory is another run's, or checkpoints cannot be read or written.
+/// If the run directory is another run's, another run is at work where the checkpoints are to lie, or
+/// checkpoints cannot be read or written.
 pub(crate) async fn begin(
     job: Job,
     dir: &Path,
     state: &State,
     wish: Wish<'_>,
 ) -> Result<Begun, CoordinatorError> {
-    let keeping = match job.checkpoint.enabled {
-        false => None,
-        true => Some(open(&job, dir)?),
-    };
-    let saved = state.read().map_err(|error| CoordinatorError::State {
+    let unreadable = |error| CoordinatorError::State {
         path: dir.join(run_dir::STATE),
         error,
-    })?;
+    };
+    let saved = state.read().map_err(unreadable)?;
     let again = saved.is_some();
+    let known = saved.as_ref().and_then(Saved::run);
+    let run = known.unwrap_or_else(|| format!("{:016x}", rand::random::<u64>()));
+    let mut keeping = match job.checkpoint.enabled {
+        false => None,
+        true => Some(open(&job, dir, &run, wish.here)?),
+    };
     let mut cluster = match saved {
-        Some(saved) => go_on(job, dir, saved)?,
+        // All is known, so the store need not answer now.
+        Some(saved) => {
+            let cluster = go_on(job, dir, saved)?;
+            match &keeping {
+                Some(keeping) => cluster.with_checkpoints(keeping.place(), 0),
+                None => cluster,
+            }
+        }
         None => {
-            let cluster = start(job, dir, keeping.as_ref(), wish.restore).await?;
+            let cluster = start(job, dir, keeping.as_mut(), wish.restore).await?;
             cluster.with_receipt_key(ReceiptKey(rand::random()))
         }
     };
-    if let Some(keeping) = &keeping {
-        let location = keeping.store.location().to_owned();
-        let (probe, next) = match cluster.known_probe() {
-            // All is known, so the store need not answer now.
-            Some(probe) => (probe, 0),
-            None => {
-                let listed = keeping.store.list().await?;
-                let probe = format!("{:032x}", rand::random::<u128>());
-                keeping.store.write_probe(&probe).await?;
-                (probe, listed.last().map_or(0, |last| last.number + 1))
-            }
-        };
-        cluster = cluster.with_checkpoints(Place { location, probe }, next);
-    }
+    tracing::info!(run, "this run's id");
     // Before anybody can hear of this coordinator: where it starts again it goes on with this.
     let now = tokio::time::Instant::now().into_std();
     if wish.take_up || cluster.failed_without_workers() {
@@ -83,12 +85,7 @@ pub(crate) async fn begin(
     } else if cluster.ended() {
         tracing::info!("the job has ended already: {}", cluster.how_it_ended());
     }
-    state
-        .write(&cluster.save_all(now))
-        .map_err(|error| CoordinatorError::State {
-            path: dir.join(run_dir::STATE),
-            error,
-        })?;
+    state.write(&cluster.save_all(now)).map_err(unreadable)?;
     Ok(Begun {
         cluster,
         keeping,
@@ -96,13 +93,56 @@ pub(crate) async fn begin(
     })
 }
 
-fn open(job: &Job, dir: &Path) -> Result<Keeping, CoordinatorError> {
+impl Keeping {
+    fn place(&self) -> Place {
+        Place {
+            location: self.store.location().to_owned(),
+            probe: self.claim.run.clone(),
+        }
+    }
+}
+
+fn open(job: &Job, dir: &Path, run: &str, here: String) -> Result<Keeping, CoordinatorError> {
     let beside = || dir.join(run_dir::CHECKPOINTS).display().to_string();
     let location = job.checkpoint.location.clone().unwrap_or_else(beside);
     Ok(Keeping {
-        store: Store::open(&location)?,
+        store: Store::open(&location)?.of_run(run),
         keep: job.checkpoint.keep as usize,
+        claim: claim(job, run, here),
     })
+}
+
+/// A claim that has no number yet.
+pub(crate) fn claim(job: &Job, run: &str, here: String) -> Claim {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    Claim {
+        term: 0,
+        run: run.to_owned(),
+        process: format!("{:016x}", rand::random::<u64>()),
+        job: job.name.clone(),
+        since: since.map_or(0, |since| since.as_secs()),
+        coordinator: here,
+    }
+}
+
+/// A run of its own, which owns its store of checkpoints from now on.
+async fn start(
+    job: Job,
+    dir: &Path,
+    keeping: Option<&mut Keeping>,
+    restore: Option<&str>,
+) -> Result<Cluster, CoordinatorError> {
+    let Some(keeping) = keeping else {
+        return start_cluster(job, dir, None, restore).await;
+    };
+    let store = keeping.store.clone();
+    // First of all: nothing is to be changed, or read, where another run is at work.
+    let before = store.watch_owner(&keeping.claim.run, DEAD_AFTER).await?;
+    let cluster = start_cluster(job, dir, Some(&store), restore).await?;
+    keeping.claim = store.claim(keeping.claim.clone(), before.as_ref()).await?;
+    let listed = store.list().await?;
+    let next = listed.last().map_or(0, |last| last.number + 1);
+    Ok(cluster.with_checkpoints(keeping.place(), next))
 }
 
 fn go_on(job: Job, dir: &Path, saved: Saved) -> Result<Cluster, CoordinatorError> {
@@ -120,26 +160,21 @@ fn go_on(job: Job, dir: &Path, saved: Saved) -> Result<Cluster, CoordinatorError
     Ok(Cluster::resume(job, saved, now))
 }
 
-async fn start(
+async fn start_cluster(
     job: Job,
     dir: &Path,
-    keeping: Option<&Keeping>,
+    ours: Option<&Store>,
     restore: Option<&str>,
 ) -> Result<Cluster, CoordinatorError> {
     let Some(location) = restore else {
-        if let Some(keeping) = keeping
-            && keeping
-                .store
-                .list()
-                .await?
-                .iter()
-                .any(|listed| listed.complete)
+        if let Some(ours) = ours
+            && ours.list().await?.iter().any(|listed| listed.complete)
         {
             return Err(CoordinatorError::OtherRun {
                 dir: dir.to_owned(),
                 what: format!(
                     "has checkpoints of an earlier run in {}; go on from them with --restore, or give another --run-dir",
-                    keeping.store.location()
+                    ours.location()
                 ),
             });
         }

@@ -15,8 +15,9 @@ use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::server::Connected;
 
+use crate::begin::claim;
 use crate::cluster::{Cluster, Place};
-use crate::keeper::run_errands;
+use crate::keeper::{keep_claim, run_errands};
 use crate::record::Summary;
 use crate::run::{CoordinatorError, tick, until, until_ended};
 use crate::service::Service;
@@ -64,12 +65,16 @@ impl<B: StorageBackend> Embedded<B> {
             }
             None => Cluster::new(self.job.clone()),
         };
-        let listed = self.checkpoints.list().await?;
+        let run = format!("{:016x}", self.job.seed);
+        let store = self.checkpoints.of_run(&run);
+        let listed = store.list().await?;
         let place = Place {
-            location: self.checkpoints.location().to_owned(),
-            probe: "the only store".to_owned(),
+            location: store.location().to_owned(),
+            probe: run.clone(),
         };
-        self.checkpoints.write_probe(&place.probe).await?;
+        let before = store.owner().await?;
+        let claim = claim(&self.job, &run, "(simulated)".to_owned());
+        let claim = store.claim(claim, before.as_ref()).await?;
         let next = listed.last().map_or(0, |last| last.number + 1);
         cluster = cluster.with_checkpoints(place, next);
         if self.endless_leases {
@@ -85,8 +90,11 @@ impl<B: StorageBackend> Embedded<B> {
             .serve_with_incoming_shutdown(incoming, stop.clone().cancelled_owned());
         tokio::spawn(server);
         let keep = self.job.checkpoint.keep as usize;
-        let errands = run_errands(Arc::clone(&shared), self.checkpoints, keep);
+        let errands = run_errands(Arc::clone(&shared), store.clone(), keep);
         tokio::spawn(stop.clone().run_until_cancelled_owned(errands));
+        let held = Arc::new(parking_lot::Mutex::new(claim));
+        let claims = keep_claim(Arc::clone(&shared), store, held);
+        tokio::spawn(stop.clone().run_until_cancelled_owned(claims));
         tokio::spawn(
             stop.clone()
                 .run_until_cancelled_owned(tick(Arc::clone(&shared))),

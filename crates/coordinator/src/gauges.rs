@@ -28,6 +28,7 @@ pub(crate) struct Gauges {
     lost_updates: Gauge,
     orphans: Gauge,
     checkpoint: Gauge,
+    store_full: Gauge,
     steps: Gauge,
     samples: Gauge,
     view: Gauge,
@@ -55,6 +56,7 @@ impl Gauges {
             lost_updates: gauge!("flambeau_coordinator_lost_updates"),
             orphans: gauge!("flambeau_coordinator_shards_without_server"),
             checkpoint: gauge!("flambeau_coordinator_checkpoint"),
+            store_full: gauge!("flambeau_coordinator_checkpoint_store_full"),
             steps: gauge!("flambeau_coordinator_steps"),
             samples: gauge!("flambeau_coordinator_samples"),
             view: gauge!("flambeau_coordinator_view"),
@@ -83,6 +85,8 @@ impl Gauges {
         self.starts.set(cluster.starts() as f64);
         self.lost_updates.set(cluster.lost_updates() as f64);
         self.orphans.set(cluster.shards_without_server() as f64);
+        self.store_full
+            .set(f64::from(u8::from(cluster.is_store_full())));
         let newest = cluster.checkpoint_status(now);
         self.checkpoint
             .set(newest.map_or(-1.0, |newest| newest.number as f64));

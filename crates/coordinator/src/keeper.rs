@@ -1,11 +1,11 @@
-//! Does what the cluster wants of the store of checkpoints.
+//! Does what the cluster wants of the store of checkpoints, and keeps the run its owner.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use checkpoint::{Manifest, Store};
+use checkpoint::{BEAT, CheckpointError, Claim, Manifest, Store};
 
-use crate::cluster::{Errand, Kept, Progress};
+use crate::cluster::{Errand, Failure, Kept, Progress, Sweep};
 use crate::shared::Shared;
 
 /// How long to wait before a store that did not answer is asked again.
@@ -15,44 +15,84 @@ const TRY_AGAIN: Duration = Duration::from_secs(1);
 pub(crate) async fn run_errands(shared: Arc<Shared>, store: Store, keep: usize) {
     loop {
         match shared.take_errand() {
-            None => shared.changed().await,
             Some(Errand::Write(manifest)) => write(&shared, &store, *manifest, keep).await,
             Some(Errand::FindBefore(damaged)) => {
-                let found = find_before(&store, &damaged).await;
+                let found = find_before(&shared, &store, &damaged).await;
                 shared
                     .ask(|cluster, now| cluster.older_found(now, &damaged, found))
                     .await;
             }
+            None => match shared.take_sweep() {
+                Some(what) => sweep(&store, what).await,
+                None => shared.changed().await,
+            },
         }
     }
 }
 
-/// Writes the probe by which servers know the store again, where somebody has deleted it.
-pub(crate) async fn renew_probe(store: Store, probe: String) {
+/// Shows others that this run lives, and finds out where another has taken its place. Claims the place
+/// first, if an earlier coordinator of the run has done so or the claim was deleted. Returns when it has
+/// lost it.
+pub(crate) async fn keep_claim(
+    shared: Arc<Shared>,
+    store: Store,
+    held: Arc<parking_lot::Mutex<Claim>>,
+) {
     let mut warned = false;
+    let mut beats = 1;
     loop {
-        let renewed = match store.read_probe().await {
-            Ok(Some(found)) => {
-                if found != probe {
-                    tracing::warn!(
-                        "another run has taken the store of checkpoints; give each its own"
-                    );
-                }
-                return;
-            }
-            Ok(None) => store.write_probe(&probe).await,
-            Err(error) => Err(error),
-        };
-        match renewed {
-            Ok(()) => {
-                tracing::warn!("the probe of the store of checkpoints was gone; wrote it again");
-                return;
+        beats += 1;
+        let claim = held.lock().clone();
+        match renew(&store, &claim, beats).await {
+            Ok(Renewed::Still) => warned = false,
+            Ok(Renewed::Again(claim)) => *held.lock() = claim,
+            Ok(Renewed::Lost(other)) => {
+                let by = store.taken(&other).to_string();
+                return shared
+                    .ask(|cluster, now| cluster.taken_over(now, &by))
+                    .await;
             }
             Err(error) => {
                 if !std::mem::replace(&mut warned, true) {
-                    tracing::warn!("cannot see to the probe of the store of checkpoints: {error}");
+                    tracing::warn!("cannot show that this run owns its checkpoints: {error}");
                 }
                 tokio::time::sleep(TRY_AGAIN).await;
+                continue;
+            }
+        }
+        tokio::time::sleep(BEAT).await;
+    }
+}
+
+enum Renewed {
+    Still,
+    /// Under another number.
+    Again(Claim),
+    Lost(Claim),
+}
+
+async fn renew(store: &Store, claim: &Claim, beat: u64) -> Result<Renewed, CheckpointError> {
+    let owner = store.owner().await?;
+    match owner {
+        Some(owner) if owner == *claim => {
+            store.beat(claim, beat).await?;
+            Ok(Renewed::Still)
+        }
+        // An earlier coordinator of this run, which may still be there, is superseded.
+        Some(owner) if owner.run == claim.run && owner.term >= claim.term && claim.term > 0 => {
+            Ok(Renewed::Lost(owner))
+        }
+        Some(owner) if owner.run != claim.run => Ok(Renewed::Lost(owner)),
+        before => {
+            if before.is_none() && claim.term > 0 {
+                tracing::warn!("the claim to the store of checkpoints was gone; made it again");
+            }
+            let claimed = store.claim(claim.clone(), before.as_ref()).await;
+            match claimed {
+                Ok(claim) => Ok(Renewed::Again(claim)),
+                // The next look tells whose it is.
+                Err(CheckpointError::Taken { .. }) => Ok(Renewed::Still),
+                Err(error) => Err(error),
             }
         }
     }
@@ -60,8 +100,13 @@ pub(crate) async fn renew_probe(store: Store, probe: String) {
 
 async fn write(shared: &Arc<Shared>, store: &Store, manifest: Manifest, keep: usize) {
     let number = manifest.number;
-    let written = store.write_manifest(manifest).await;
-    let written = written.map(|_| ()).map_err(|error| error.to_string());
+    let written = async {
+        match store.owner().await? {
+            Some(other) if other.run != manifest.run => Err(store.taken(&other)),
+            _ => store.write_manifest(manifest).await,
+        }
+    };
+    let written = written.await.map(drop).map_err(|e| Failure::from(&e));
     let counts = shared
         .ask(|cluster, now| cluster.manifest_written(now, number, written))
         .await;
@@ -71,9 +116,20 @@ async fn write(shared: &Arc<Shared>, store: &Store, manifest: Manifest, keep: us
     }
 }
 
-async fn find_before(store: &Store, damaged: &Kept) -> Result<Kept, String> {
+/// What cannot be deleted now is tried again with the next one that fails.
+async fn sweep(store: &Store, what: Sweep) {
+    match store.sweep(|number| what.is_given_up(number)).await {
+        Ok(removed) if removed.is_empty() => {}
+        Ok(removed) => tracing::info!(?removed, "deleted checkpoints that were not finished"),
+        Err(error) => tracing::warn!("unfinished checkpoints could not be deleted: {error}"),
+    }
+}
+
+async fn find_before(shared: &Shared, store: &Store, damaged: &Kept) -> Result<Kept, String> {
+    let lineage = shared.look(|cluster, _| cluster.lineage());
+    let ours = |manifest: &Manifest| lineage.has(store.location(), manifest);
     loop {
-        match store.before(damaged.number).await {
+        match store.before_of(damaged.number, ours).await {
             Ok(Some(manifest)) => return kept(store, &manifest),
             Ok(None) => return Err("there is none before it".to_owned()),
             Err(error) if error.is_of_store() => {
@@ -94,6 +150,7 @@ pub(crate) fn kept(store: &Store, manifest: &Manifest) -> Result<Kept, String> {
         location: store.location().to_owned(),
         number: manifest.number,
         progress: progress(manifest)?,
+        run: manifest.run.clone(),
     })
 }
 
@@ -105,4 +162,12 @@ pub(crate) fn progress(manifest: &Manifest) -> Result<Progress, String> {
             manifest.number
         )
     })
+}
+
+/// Whether a job can begin with a checkpoint, as far as its manifest tells.
+///
+/// # Errors
+/// Says what in it cannot be read.
+pub fn can_begin_with(manifest: &Manifest) -> Result<(), String> {
+    progress(manifest).map(drop)
 }

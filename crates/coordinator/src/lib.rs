@@ -24,6 +24,7 @@ mod shared;
 mod splits;
 mod state;
 
+pub use keeper::can_begin_with;
 pub use record::Summary;
 pub use run::{CoordinatorError, Settings, read_job, run};
 pub use state::is_at_work;

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use shared_proto::job::{Job, run_dir};
-use shared_proto::wire;
+use shared_proto::{number, wire};
 use tokio::fs::File;
 use tokio::io::{AsyncWriteExt, BufWriter};
 use tokio::sync::mpsc;
@@ -18,11 +18,13 @@ const QUEUE: usize = 1024;
 #[serde(tag = "event", rename_all = "snake_case")]
 pub(crate) enum Record {
     Joined {
+        #[serde(with = "number")]
         seconds: f64,
         task: String,
         generation: u64,
     },
     Left {
+        #[serde(with = "number")]
         seconds: f64,
         task: String,
         why: &'static str,
@@ -43,12 +45,14 @@ pub(crate) enum Record {
     },
     /// A checkpoint is whole.
     Checkpoint {
+        #[serde(with = "number")]
         seconds: f64,
         number: u64,
         steps: u64,
     },
     /// A shard, or in sync mode all of them and the training, went back to a checkpoint.
     Restored {
+        #[serde(with = "number")]
         seconds: f64,
         checkpoint: u64,
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -58,6 +62,7 @@ pub(crate) enum Record {
     },
     /// A shard has loaded its values: updates beyond these versions, in earlier epochs, are lost.
     Loaded {
+        #[serde(with = "number")]
         seconds: f64,
         shard: u32,
         epoch: u64,
@@ -67,6 +72,7 @@ pub(crate) enum Record {
     /// Updates of a worker that were acknowledged are not in the values that a shard was restored
     /// to.
     Lost {
+        #[serde(with = "number")]
         seconds: f64,
         task: String,
         shard: u32,
@@ -84,25 +90,32 @@ pub(crate) enum Record {
         training_samples: u64,
     },
     Steps {
+        #[serde(with = "number")]
         seconds: f64,
         /// Done since the begin.
         steps: u64,
         samples: u64,
         /// Passes over the data, with fraction.
+        #[serde(with = "number")]
         epoch: f64,
         /// Mean over the steps since the last such line.
+        #[serde(with = "number")]
         loss: f64,
+        #[serde(with = "number")]
         samples_per_second: f64,
     },
     Evaluation {
+        #[serde(with = "number")]
         seconds: f64,
         /// From 1.
         epoch: u32,
         steps: u64,
         samples: u64,
+        #[serde(with = "number::map")]
         metrics: BTreeMap<String, f64>,
     },
     Ended {
+        #[serde(with = "number")]
         seconds: f64,
         error: String,
     },
@@ -142,12 +155,16 @@ pub struct Summary {
     /// Samples trained on.
     pub samples: u64,
     /// From the begin of training to the end of the job.
+    #[serde(with = "number")]
     pub seconds: f64,
     /// Samples over the time from the begin of training to the last step.
+    #[serde(with = "number")]
     pub samples_per_second: f64,
     /// Of the last evaluation, where the model has an accuracy.
+    #[serde(default, with = "number::option")]
     pub test_accuracy: Option<f64>,
     /// Of the last evaluation.
+    #[serde(default, with = "number::option")]
     pub test_loss: Option<f64>,
     /// Updates (pairs of a block and a step) that were acknowledged and went with a server.
     #[serde(default)]
@@ -158,9 +175,10 @@ pub struct Summary {
     /// The largest lead of any pull that a shard answered, in steps.
     pub max_clock_lead: u64,
     /// Mean number of updates that a block took between a pull and the push made with it.
+    #[serde(with = "number")]
     pub mean_gradient_staleness: f64,
     /// Shares of the workers' time: `share_pull`, `share_compute`, `share_push`, `share_wait`.
-    #[serde(flatten)]
+    #[serde(flatten, with = "number::map")]
     pub times: BTreeMap<String, f64>,
     /// It was told to end before its data did.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -223,9 +241,13 @@ impl Recorder {
 
 async fn write(file: File, mut queue: mpsc::Receiver<Record>) {
     let mut file = BufWriter::new(file);
+    // Lines that could not be written, where the disk is full: it may have room again later.
+    let mut lost = 0u64;
     while let Some(record) = queue.recv().await {
         let written = async {
-            let mut line = serde_json::to_vec(&record).map_err(std::io::Error::other)?;
+            // The last line may have been cut short.
+            let mut line = if lost > 0 { vec![b'\n'] } else { Vec::new() };
+            serde_json::to_writer(&mut line, &record).map_err(std::io::Error::other)?;
             line.push(b'\n');
             file.write_all(&line).await?;
             if queue.is_empty() {
@@ -233,9 +255,18 @@ async fn write(file: File, mut queue: mpsc::Receiver<Record>) {
             }
             Ok::<_, std::io::Error>(())
         };
-        if let Err(error) = written.await {
-            tracing::error!(%error, "metrics cannot be written");
-            return;
+        match written.await {
+            Ok(()) if lost == 0 => {}
+            Ok(()) => {
+                tracing::warn!(lost, "metrics can be written again; lines are missing");
+                lost = 0;
+            }
+            Err(error) => {
+                if lost == 0 {
+                    tracing::error!(%error, "metrics cannot be written at present");
+                }
+                lost += 1;
+            }
         }
     }
     if let Err(error) = file.flush().await {

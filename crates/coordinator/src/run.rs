@@ -5,10 +5,11 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use checkpoint::CheckpointError;
+use checkpoint::{CheckpointError, Claim, Store};
 use daemon::Offload;
 use daemon::process::Process;
 use daemon::settings::{JobFlags, ProcessSettings};
+use parking_lot::Mutex;
 use shared_proto::job::{Job, JobError, run_dir};
 use shared_proto::security::{Security, SecurityError};
 use shared_proto::transport::{self, Listen};
@@ -24,7 +25,7 @@ use tonic::{Request, Status};
 use crate::begin::{Keeping, Wish, begin};
 use crate::cluster::Cluster;
 use crate::gauges::Gauges;
-use crate::keeper::{renew_probe, run_errands};
+use crate::keeper::{keep_claim, run_errands};
 use crate::record::Recorder;
 use crate::service::Service;
 use crate::shared::Shared;
@@ -197,11 +198,19 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), Coordinator
     job.run_dir = Some(dir.clone());
     let path = dir.join(run_dir::STATE);
     let state = State::open(&path).map_err(|error| CoordinatorError::State { path, error })?;
+    let host =
+        hostname::get().map_or_else(|_| "?".into(), |host| host.to_string_lossy().into_owned());
     let wish = Wish {
         restore: settings.restore.as_deref(),
         take_up: settings.take_up,
+        here: format!("{host} ({address})"),
     };
-    let begun = begin(job, &dir, &state, wish).await?;
+    // It may watch for a while whether another run is at work.
+    let begun = begin(job, &dir, &state, wish);
+    let Some(begun) = process.shutdown.run_until_cancelled(begun).await else {
+        return Ok(());
+    };
+    let begun = begun?;
     let run = Run {
         again: begun.again,
         keeping: begun.keeping,
@@ -243,7 +252,6 @@ impl Run {
     {
         let dir = self.dir;
         let had_ended = self.cluster.ended();
-        let probe = self.cluster.known_probe();
         let run_dir_error = |error| CoordinatorError::RunDir {
             dir: dir.clone(),
             error,
@@ -264,11 +272,15 @@ impl Run {
         let server = tokio::spawn(server);
         let beside = |work: BoxFuture| tokio::spawn(stop.clone().run_until_cancelled_owned(work));
         let mut others = vec![beside(Box::pin(tick(Arc::clone(&shared))))];
-        if let Some(Keeping { store, keep }) = self.keeping {
+        let mut owned = None;
+        if let Some(Keeping { store, keep, claim }) = self.keeping {
             let errands = run_errands(Arc::clone(&shared), store.clone(), keep);
             others.push(beside(Box::pin(errands)));
-            if let Some(probe) = probe.filter(|_| !had_ended) {
-                others.push(beside(Box::pin(renew_probe(store, probe))));
+            if !had_ended {
+                let claim = Arc::new(Mutex::new(claim));
+                owned = Some((store.clone(), Arc::clone(&claim)));
+                let claims = keep_claim(Arc::clone(&shared), store, claim);
+                others.push(beside(Box::pin(claims)));
             }
         }
 
@@ -283,6 +295,7 @@ impl Run {
         let mut error = String::new();
         if let Some(ended) = ended {
             ended?;
+            shared.release_reserve();
             let summary = shared.look(|cluster, now| cluster.summary(now));
             error.clone_from(&summary.error);
             // One that had ended before knows less of it than the summary that is there.
@@ -307,6 +320,10 @@ impl Run {
         for other in others {
             let _ = other.await;
         }
+        if let Some((store, claim)) = owned {
+            let claim = claim.lock().clone();
+            release(&store, &claim).await;
+        }
         let _ = tokio::time::timeout(DRAIN, shared.keep_all()).await;
         drop(shared);
         let _ = tokio::time::timeout(DRAIN, recorder.close()).await;
@@ -318,6 +335,21 @@ impl Run {
         } else {
             Err(CoordinatorError::JobFailed(error))
         }
+    }
+}
+
+/// Gives the place of the checkpoints up, so that the next run there need not wait.
+async fn release(store: &Store, claim: &Claim) {
+    let released = async {
+        if store.owner().await?.as_ref() == Some(claim) {
+            store.release(claim).await?;
+        }
+        Ok::<_, CheckpointError>(())
+    };
+    match tokio::time::timeout(DRAIN, released).await {
+        Ok(Ok(())) => {}
+        Ok(Err(error)) => tracing::warn!("the checkpoints' place is not given up: {error}"),
+        Err(_) => tracing::warn!("the checkpoints' place is not given up: no answer"),
     }
 }
 

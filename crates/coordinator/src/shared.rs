@@ -10,7 +10,7 @@ use shared_proto::view::View;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::cluster::{Changes, Cluster, Errand};
+use crate::cluster::{Changes, Cluster, Errand, Sweep};
 use crate::record::Record;
 use crate::state::State;
 
@@ -146,6 +146,16 @@ impl Shared {
     /// What is to be done with the store of checkpoints.
     pub(crate) fn take_errand(&self) -> Option<Errand> {
         self.cluster.lock().take_errand()
+    }
+
+    /// What is to be deleted from the store of checkpoints.
+    pub(crate) fn take_sweep(&self) -> Option<Sweep> {
+        self.cluster.lock().take_sweep(now())
+    }
+
+    /// The job has ended, so the room that is kept free for the state may be used by others.
+    pub(crate) fn release_reserve(&self) {
+        self.state.release();
     }
 
     pub(crate) fn views(&self) -> watch::Receiver<View> {

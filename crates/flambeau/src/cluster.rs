@@ -26,8 +26,9 @@ pub(crate) const COORDINATOR: TaskId = TaskId {
     index: 0,
 };
 
-/// How long a process may take until it listens.
-const START: Duration = Duration::from_secs(20);
+/// How long a process may take until it listens. A coordinator may watch for 15 s whether another run is at
+/// work where its checkpoints are to lie.
+const START: Duration = Duration::from_secs(60);
 
 /// How long processes may take to end once they were told to.
 const DRAIN: Duration = Duration::from_secs(12);

@@ -1,9 +1,11 @@
 //! `flambeau eval`: a run's final weights, evaluated again.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use clap::Args;
 use shared_proto::job::{Job, run_dir};
+use shared_proto::number::Number;
 use worker::device;
 use worker::local::evaluate_file;
 use worker::model::Registry;
@@ -39,11 +41,11 @@ pub(crate) fn run(arguments: &Arguments, registry: &Registry) -> Result<(), Comm
     let weights = arguments.run_dir.join(run_dir::MODEL);
     let metrics = evaluate_file(&job, registry, &device, &weights)?;
     if arguments.json {
-        let named: serde_json::Map<_, _> = metrics
+        let named: BTreeMap<_, _> = metrics
             .into_iter()
-            .map(|(name, value)| (format!("test_{name}"), value.into()))
+            .map(|(name, value)| (format!("test_{name}"), Number(value)))
             .collect();
-        println!("{}", serde_json::Value::Object(named));
+        println!("{}", serde_json::json!(named));
     } else {
         for (name, value) in metrics {
             println!("test {name} {value:.4}");

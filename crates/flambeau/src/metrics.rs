@@ -3,8 +3,9 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
 use shared_proto::job::run_dir;
+use shared_proto::number::{self, Number};
 
 use crate::error::CommandError;
 
@@ -13,8 +14,9 @@ use crate::error::CommandError;
 #[serde(tag = "event", rename_all = "snake_case")]
 pub(crate) enum Line {
     Steps {
+        #[serde(with = "number")]
         epoch: f64,
-        #[serde(deserialize_with = "number")]
+        #[serde(with = "number")]
         loss: f64,
     },
     Evaluation {
@@ -23,14 +25,6 @@ pub(crate) enum Line {
     },
     #[serde(other)]
     Other,
-}
-
-/// A number that JSON has as null where it is not finite.
-#[derive(Clone, Copy, Debug, Deserialize)]
-pub(crate) struct Number(#[serde(deserialize_with = "number")] pub(crate) f64);
-
-fn number<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
-    Ok(Option::deserialize(deserializer)?.unwrap_or(f64::NAN))
 }
 
 /// All lines of a run. One that was cut short, where a coordinator was killed, is passed over.

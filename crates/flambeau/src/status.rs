@@ -1,12 +1,14 @@
 //! `flambeau status`: what a cluster is doing.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 use comfy_table::{Table, presets};
 use daemon::membership::Coordinator;
 use serde_json::{Value, json};
 use shared_proto::ids::{Task, names};
+use shared_proto::number::Number;
 use shared_proto::view::JobPhase;
 use shared_proto::wire;
 
@@ -56,19 +58,22 @@ pub(crate) fn json(status: &wire::Status) -> Value {
         "samples": status.samples,
         "total_samples": status.total_samples,
         "steps": status.steps,
-        "seconds": status.seconds,
+        "seconds": Number(status.seconds),
         "tasks": status.tasks.iter().map(task_json).collect::<Vec<_>>(),
         "shards": status.shards.iter().enumerate().map(shard_json).collect::<Vec<_>>(),
         "checkpoint": status.checkpoint.map(|newest| json!({
             "number": newest.number,
             "clock": newest.clock,
-            "age_seconds": newest.age,
+            "age_seconds": Number(newest.age),
         })),
+        "run": status.run,
+        "checkpoint_error": status.checkpoint_error,
+        "checkpoint_store_full": status.checkpoint_store_full,
         "lost_updates": status.lost_updates,
         "evaluations": status.evaluations.iter().map(|e| json!({
             "data_epoch": e.data_epoch,
             "samples": e.samples,
-            "metrics": e.metrics,
+            "metrics": e.metrics.iter().map(|(name, mean)| (name, Number(*mean))).collect::<BTreeMap<_, _>>(),
         })).collect::<Vec<_>>(),
     })
 }
@@ -84,12 +89,12 @@ fn task_json(status: &wire::TaskStatus) -> Value {
         "address": place.address,
         "metrics_address": place.metrics_address,
         "alive": status.alive,
-        "heartbeat_age_seconds": status.heartbeat_age,
+        "heartbeat_age_seconds": Number(status.heartbeat_age),
         "clock": status.clock,
         "lead": status.lead,
         "samples": status.samples,
-        "samples_per_second": status.samples_per_second,
-        "loss": status.loss,
+        "samples_per_second": Number(status.samples_per_second),
+        "loss": Number(status.loss),
         "activity": status.activity,
         "waiting_on": waits.iter().map(Task::to_string).collect::<Vec<_>>(),
         "trouble": status.trouble,
@@ -156,7 +161,7 @@ pub(crate) fn table(status: &wire::Status) -> String {
             newest.number, newest.clock, newest.age, status.lost_updates
         );
     }
-    for reason in [&status.waiting_for, &status.error] {
+    for reason in [&status.waiting_for, &status.checkpoint_error, &status.error] {
         if !reason.is_empty() {
             let _ = writeln!(text, "{}", harmless(reason));
         }

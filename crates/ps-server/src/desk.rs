@@ -54,6 +54,7 @@ impl Desk {
             sources: vec![Source {
                 epoch: Epoch(1),
                 checkpoint: None,
+                run: String::new(),
             }],
             variables: vec![PlacedVariable {
                 spec: VariableSpec {

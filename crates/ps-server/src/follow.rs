@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use checkpoint::Store as Checkpoints;
+use checkpoint::{CheckpointError, Store as Checkpoints};
 use daemon::Offload;
 use daemon::http::Readiness;
 use daemon::membership::{Coordinator, Membership, MembershipError, Registration};
@@ -211,7 +211,7 @@ impl Follower {
             }
         };
         if found.as_deref() == Some(probe) {
-            return Ok(Some(store));
+            return Ok(Some(store.of_run(probe)));
         }
         Err(PsError::OtherStore {
             location: store.location().to_owned(),
@@ -305,6 +305,7 @@ impl Follower {
         let Some(Source {
             epoch,
             checkpoint: Some((location, number)),
+            ..
         }) = source.cloned()
         else {
             tracing::info!(shard, epoch = map.epoch.0, "took a shard");
@@ -423,6 +424,7 @@ impl Follower {
                     number,
                     shard: store.shard,
                     slots: shard.slots(),
+                    store_full: written.as_ref().is_err_and(CheckpointError::is_full),
                     error: written
                         .as_ref()
                         .err()

@@ -48,7 +48,10 @@ pub(crate) async fn load(
     slots: u32,
     offload: Offload,
 ) -> Result<Store, LoadError> {
-    if let Some(what) = misfit(&map, manifest, slots) {
+    let run = map.sources.get(shard as usize).map(|source| &source.run);
+    let of_another = run.is_some_and(|run| !run.is_empty() && *run != manifest.run);
+    let of_another = of_another.then_some("it is another run's");
+    if let Some(what) = of_another.or_else(|| misfit(&map, manifest, slots)) {
         return Err(LoadError::OtherJob {
             number: manifest.number,
             location: from.location().to_owned(),

@@ -147,7 +147,41 @@ impl Saving {
             Ok(_) => return Err(refused("it is whole already".to_owned())),
             Err(error) => return Err(error),
         }
+        match to.owner().await? {
+            Some(other) if other.run != to.run() => return Err(to.taken(&other)),
+            _ => {}
+        }
         let mut files = Vec::new();
+        let written = self.write_files(store, to, slots, (offload, counters), &mut files);
+        match written.await {
+            Ok(()) => Ok(files),
+            Err(error) => {
+                // They would take room that is wanted for the next try. What is left, the coordinator
+                // deletes.
+                for file in &files {
+                    if let Err(error) = to.remove_file(self.order.number, &file.name).await {
+                        tracing::debug!(file = file.name, "not deleted: {error}");
+                        break;
+                    }
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Writes them, and tells one by one in `files` which are there.
+    async fn write_files(
+        &self,
+        store: &Store,
+        to: &checkpoint::Store,
+        slots: u32,
+        (offload, counters): (Offload, &Counters),
+        files: &mut Vec<FileEntry>,
+    ) -> Result<(), CheckpointError> {
+        let refused = |reason: String| CheckpointError::Storage {
+            place: to.checkpoint_location(self.order.number),
+            reason,
+        };
         let mut ids = store.map.blocks_of(store.shard);
         let mut written = HashSet::new();
         loop {
@@ -168,9 +202,9 @@ impl Saving {
                 }
             }
             if blocks.is_empty() {
-                return Ok(files);
+                return Ok(());
             }
-            let name = format!("shard-{}-part-{:04}.safetensors", store.shard, files.len());
+            let name = to.part_name(store.shard, files.len());
             let (file, content) = offload
                 .run(move || {
                     let content = encode(&blocks, slots);
@@ -182,12 +216,12 @@ impl Saving {
             to.write_file(self.order.number, &file.name, content)
                 .await?;
             counters.wrote(bytes);
+            files.push(file);
             if self.state.lock().over {
                 return Err(refused(format!(
                     "too slow: a step had waited for it for {LONGEST_WAIT:?}"
                 )));
             }
-            files.push(file);
         }
     }
 }
@@ -242,6 +276,7 @@ mod tests {
             sources: vec![Source {
                 epoch: Epoch(1),
                 checkpoint: None,
+                run: String::new(),
             }],
             variables: vec![PlacedVariable {
                 spec: VariableSpec {
@@ -315,6 +350,7 @@ mod tests {
         let manifest = checkpoint::Manifest {
             format: checkpoint::FORMAT,
             number: order.number,
+            run: String::new(),
             job: "j".to_owned(),
             job_toml: String::new(),
             mode: "sync".to_owned(),

@@ -131,6 +131,9 @@ pub struct Source {
     pub epoch: Epoch,
     /// Where the checkpoint lies, and its number there; none if they come from the initialiser.
     pub checkpoint: Option<(String, u64)>,
+    /// The run that has written the checkpoint; empty if it is not known.
+    #[serde(default)]
+    pub run: String,
 }
 
 /// Where everything lives, within one epoch. Which block is on which shard does not change while a
@@ -229,6 +232,7 @@ impl From<&Source> for wire::ShardSource {
             epoch: source.epoch.0,
             location,
             checkpoint,
+            run: source.run.clone(),
         }
     }
 }
@@ -239,6 +243,7 @@ impl From<wire::ShardSource> for Source {
         Self {
             epoch: Epoch(source.epoch),
             checkpoint: checkpoint.map(|number| (source.location, number)),
+            run: source.run,
         }
     }
 }
@@ -345,10 +350,12 @@ mod tests {
                 Source {
                     epoch: Epoch(1),
                     checkpoint: None,
+                    run: String::new(),
                 },
                 Source {
                     epoch: Epoch(3),
                     checkpoint: Some(("s3://bucket/run".into(), 7)),
+                    run: "3f9c".into(),
                 },
             ],
             variables: vec![

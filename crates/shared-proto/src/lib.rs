@@ -4,6 +4,7 @@
 //! - [`ids`]: who and when: tasks, clocks, versions
 //! - [`blocks`]: how variables are cut into blocks, and the shard map
 //! - [`payload`]: tensors as bytes
+//! - [`number`]: floating-point numbers in JSON
 //! - [`kernel`]: instructions chosen for the CPU
 //! - [`staleness`]: how far a worker may lead
 //! - [`job`]: what is trained, one TOML file
@@ -17,6 +18,7 @@ pub mod blocks;
 pub mod ids;
 pub mod job;
 pub mod kernel;
+pub mod number;
 pub mod payload;
 pub mod receipt;
 pub mod refusal;

@@ -63,14 +63,23 @@ fn every_truncation_and_every_altered_byte_is_found() {
 }
 
 #[test]
+fn format_1_has_no_run() {
+    let mut value = serde_json::to_value(manifest(12, 2, 5)).unwrap();
+    value["format"] = 1.into();
+    value.as_object_mut().unwrap().remove("run").unwrap();
+    let read = Manifest::parse(value.to_string().as_bytes(), WHAT).unwrap();
+    assert_eq!((read.format, read.run.as_str()), (1, ""));
+}
+
+#[test]
 fn a_newer_format_is_said_to_be_one_whatever_its_fields() {
     let mut value = serde_json::to_value(manifest(12, 2, 5)).unwrap();
-    value["format"] = 2.into();
+    value["format"] = 3.into();
     value["a_new_field"] = true.into();
     let error = Manifest::parse(value.to_string().as_bytes(), WHAT).unwrap_err();
     assert_eq!(
         error.to_string(),
-        format!("{WHAT} was written by a newer release: format 2, this program reads 1")
+        format!("{WHAT} was written by a newer release: format 3, this program reads 2")
     );
     assert!(!error.is_retryable() && !error.is_damaged());
 }

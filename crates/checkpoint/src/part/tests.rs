@@ -239,9 +239,9 @@ fn what_makes_no_sense_is_refused_by_name() {
 
 #[test]
 fn a_newer_format_is_said_to_be_one() {
-    let header = CONTENTS.replace("format\\\":1", "new\\\":[],\\\"format\\\":2");
+    let header = CONTENTS.replace("format\\\":1", "new\\\":[],\\\"format\\\":3");
     assert_eq!(
         refusal(&format!("{{{header}}}"), 0),
-        "a.safetensors was written by a newer release: format 2, this program reads 1"
+        "a.safetensors was written by a newer release: format 3, this program reads 2"
     );
 }

@@ -5,7 +5,7 @@ use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
-use super::{save, stores};
+use super::{owners, save, stores};
 use crate::error::{CheckpointError, without_user};
 use crate::location::{load_from, resolve_with};
 use crate::store::Store;
@@ -120,6 +120,12 @@ async fn in_a_bucket() {
     })
     .await;
 
+    owners::suite_with_time(|| {
+        number += 1;
+        moto.open(&format!("s3://bucket/runs/{number}"))
+    })
+    .await;
+
     // At the root of a bucket, and by what a person may name.
     assert!(moto.request("PUT /other", "").contains("200"));
     let variables = variables(&moto.address);
@@ -149,7 +155,7 @@ async fn in_a_bucket() {
 
     let absent = moto.open("s3://no-such-bucket/x");
     for error in [
-        absent.write_probe("x").await.unwrap_err(),
+        absent.try_claim(&super::claim("x", 1)).await.unwrap_err(),
         absent.list().await.unwrap_err(),
     ] {
         assert!(
@@ -165,7 +171,7 @@ async fn in_a_bucket() {
             .contains("200")
     );
     for error in [
-        store.write_probe("x").await.unwrap_err(),
+        store.try_claim(&super::claim("x", 1)).await.unwrap_err(),
         store.list().await.unwrap_err(),
         store.manifest(1).await.unwrap_err(),
     ] {
@@ -205,7 +211,7 @@ async fn no_message_shows_a_key() {
         shows_no_key(&format!("{store:?} {}", store.location()));
         assert_eq!(format!("{store:?}"), "Store(\"s3://bucket/run\")");
         for error in [
-            store.write_probe("x").await.unwrap_err(),
+            store.try_claim(&super::claim("x", 1)).await.unwrap_err(),
             store.list().await.unwrap_err(),
             store.manifest(1).await.unwrap_err(),
         ] {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use object_store::memory::InMemory;
 
-use super::{block, files, manifest, save, save_files};
+use super::{block, claim, files, manifest, owners, save, save_files};
 use crate::error::CheckpointError;
 use crate::manifest::{FileEntry, Manifest};
 use crate::part::encode;
@@ -27,15 +27,16 @@ pub(super) async fn suite(mut new: impl FnMut() -> Store) {
     finds_damaged_files(new()).await;
     large_files(new()).await;
     names(new()).await;
+    owners::suite(new).await;
 }
 
 async fn probes(store: Store) {
     assert_eq!(store.read_probe().await.unwrap(), None);
     assert_eq!(store.list().await.unwrap(), []);
     assert_eq!(store.newest().await.unwrap(), None);
-    store.write_probe("run 7").await.unwrap();
-    store.write_probe("run 8").await.unwrap();
-    assert_eq!(store.read_probe().await.unwrap().unwrap(), "run 8");
+    let first = store.claim(claim("7", 0), None).await.unwrap();
+    store.claim(claim("8", 0), Some(&first)).await.unwrap();
+    assert_eq!(store.read_probe().await.unwrap().unwrap(), "8");
     assert_eq!(store.clone().list().await.unwrap(), []);
 }
 
@@ -141,12 +142,12 @@ async fn refuses_manifests(store: Store) {
     .await;
     read("it is of checkpoint-000000000002").await;
 
-    let newer = resealed(&manifest(1, 2, 1), "\"format\": 1,", "\"format\": 2,");
+    let newer = resealed(&manifest(1, 2, 1), "\"format\": 2,", "\"format\": 3,");
     overwrite(&store, 1, "manifest.json", |content| *content = newer).await;
-    read("was written by a newer release: format 2, this program reads 1").await;
+    read("was written by a newer release: format 3, this program reads 2").await;
     // Going on from an older one would be the loss of what a newer program has trained.
     let newest = store.newest().await.unwrap_err();
-    assert!(matches!(newest, CheckpointError::Newer { format: 2, .. }));
+    assert!(matches!(newest, CheckpointError::Newer { format: 3, .. }));
 
     // A manifest is not written before its files.
     let early = store.write_manifest(manifest(6, 2, 1)).await.unwrap_err();
@@ -272,6 +273,12 @@ async fn in_a_folder() {
         let store = Store::open(location).unwrap();
         assert_eq!(store.location(), location);
         store
+    })
+    .await;
+    owners::suite_with_time(|| {
+        number += 1;
+        let folder = root.path().join(number.to_string());
+        Store::open(folder.to_str().unwrap()).unwrap()
     })
     .await;
     partial_files(root.path());

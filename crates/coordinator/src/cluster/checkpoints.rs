@@ -11,14 +11,13 @@ use shared_proto::view::{CheckpointOrder, JobPhase};
 use shared_proto::wire;
 
 use super::Cluster;
+use super::backoff::Backoff;
 use super::evaluations::SavedEvaluation;
+use super::failures::Failure;
 use crate::record::Record;
 use crate::splits::Ledger;
 
-/// How long to wait after a checkpoint that could not be written.
-const TRY_AGAIN: Duration = Duration::from_secs(5);
-
-/// Where checkpoints lie, and how servers know that they see the same place.
+/// Where checkpoints lie, and the run's id, by which servers know that they see the same place.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
     pub(crate) location: String,
@@ -31,6 +30,9 @@ pub(crate) struct Kept {
     pub(crate) location: String,
     pub(crate) number: u64,
     pub(crate) progress: Progress,
+    /// The run that has written it; empty if an earlier release did.
+    #[serde(default)]
+    pub(crate) run: String,
 }
 
 /// Where the training stands, as a checkpoint has it.
@@ -47,6 +49,24 @@ pub(crate) struct Progress {
     generation: Generation,
 }
 
+impl Progress {
+    /// As a manifest has it. Whoever goes on from there reads the same.
+    ///
+    /// # Errors
+    /// Says what would be read as something else.
+    fn to_value(&self) -> Result<serde_json::Value, String> {
+        let wrong = |error: serde_json::Error| error.to_string();
+        let value = serde_json::to_value(self).map_err(wrong)?;
+        let text = serde_json::to_string(&value).map_err(wrong)?;
+        let read: Self = serde_json::from_str(&text).map_err(wrong)?;
+        if serde_json::to_value(read).map_err(wrong)? == value {
+            Ok(value)
+        } else {
+            Err("something in it comes back as something else".to_owned())
+        }
+    }
+}
+
 /// What the cluster wants of the store.
 #[derive(Debug)]
 pub(crate) enum Errand {
@@ -58,16 +78,22 @@ pub(crate) enum Errand {
 
 /// A checkpoint that the shards are writing.
 #[derive(Debug)]
-struct AtWork {
+pub(super) struct AtWork {
     manifest: Manifest,
     progress: Progress,
-    begun: Instant,
+    pub(super) begun: Instant,
     /// When a shard last wrote something of it.
-    moved: Instant,
+    pub(super) moved: Instant,
     /// Shards that have not reported.
-    missing: BTreeSet<u32>,
+    pub(super) missing: BTreeSet<u32>,
     /// The job ends with it.
-    last: bool,
+    pub(super) last: bool,
+}
+
+impl AtWork {
+    pub(super) fn number(&self) -> u64 {
+        self.manifest.number
+    }
 }
 
 /// All about them.
@@ -75,14 +101,12 @@ struct AtWork {
 pub(crate) struct Checkpoints {
     /// None: there are to be none.
     pub(crate) place: Option<Place>,
-    /// What the probe says since the first coordinator of this run.
-    pub(crate) known_probe: Option<String>,
     /// The number of the next.
     pub(crate) next: u64,
     /// What the shards are to write; none once it is written or given up, so that a server that
     /// comes later does not write what it does not have.
     pub(crate) order: Option<CheckpointOrder>,
-    at_work: Option<AtWork>,
+    pub(super) at_work: Option<AtWork>,
     /// What the newest one is, or the one that the job has begun with.
     pub(crate) newest: Option<Kept>,
     /// When that was begun, or at the latest: a coordinator that starts again does not know.
@@ -99,12 +123,18 @@ pub(crate) struct Checkpoints {
     /// Nothing is trained any more: the job ends with the next one.
     pub(crate) ending: bool,
     /// Why none could be written since the newest; empty if none was tried in vain.
-    failed: String,
+    pub(super) failed: String,
+    /// That was since there was no room.
+    pub(super) full: bool,
+    pub(super) backoff: Backoff,
     /// When the first was begun of those that the job was to end with, and that failed.
-    last_fails: Option<Instant>,
+    pub(super) last_fails: Option<Instant>,
     /// Why the job has ended without it; empty if it has not.
     pub(crate) unsaved: String,
     pub(super) errand: Option<Errand>,
+    /// What was given up is to be deleted, and when that is to be done once more.
+    pub(super) sweep: bool,
+    pub(super) sweep_again: Option<Instant>,
 }
 
 impl Checkpoints {
@@ -168,11 +198,13 @@ impl Cluster {
             variables: manifest.variables.clone(),
             block_elements: manifest.block_elements as usize,
             training_samples: progress.ledger.samples(),
+            from: Some((location.clone(), manifest.number, manifest.run.clone())),
         });
         self.checkpoints.newest = Some(Kept {
             location,
             number: manifest.number,
             progress,
+            run: manifest.run.clone(),
         });
         self.must_keep();
     }
@@ -239,6 +271,7 @@ impl Cluster {
         let manifest = Manifest {
             format: FORMAT,
             number,
+            run: self.run().to_owned(),
             job: self.job.name.clone(),
             job_toml: self.job.to_toml(),
             mode: self.job.strategy.mode.name().to_owned(),
@@ -268,6 +301,8 @@ impl Cluster {
         self.checkpoints.next = number + 1;
         self.losses.ordered(number);
         self.drains_into(number);
+        // What earlier ones left may be in the way.
+        self.checkpoints.sweep |= !self.checkpoints.failed.is_empty();
         self.checkpoints.begun = Some((now, progress.steps));
         self.checkpoints.at_work = Some(AtWork {
             manifest,
@@ -285,8 +320,10 @@ impl Cluster {
         if self.servers().get(report.shard as usize) != Some(&task) {
             return;
         }
+        // Of those that are forgotten, all were below the first one.
+        let forgotten = Generation(self.first_generation.0.saturating_sub(1));
         let generations = self.members.values().map(|m| m.task.generation);
-        let generation = generations.max().unwrap_or_default();
+        let generation = generations.max().unwrap_or_default().max(forgotten);
         let checkpoints = &mut self.checkpoints;
         let Some(at_work) = &mut checkpoints.at_work else {
             return;
@@ -295,7 +332,11 @@ impl Cluster {
             return;
         }
         if !report.error.is_empty() {
-            return self.not_saved(now, &format!("shard {}: {}", report.shard, report.error));
+            let failure = Failure {
+                why: format!("shard {}: {}", report.shard, report.error),
+                full: report.store_full,
+            };
+            return self.not_saved(now, failure);
         }
         at_work.moved = now;
         at_work.manifest.slots = report.slots;
@@ -304,7 +345,13 @@ impl Cluster {
         if at_work.missing.is_empty() {
             at_work.manifest.files.sort_by(|a, b| a.name.cmp(&b.name));
             at_work.progress.generation = generation;
-            at_work.manifest.progress = serde_json::to_value(&at_work.progress).unwrap_or_default();
+            match at_work.progress.to_value() {
+                Ok(progress) => at_work.manifest.progress = progress,
+                Err(error) => {
+                    let why = format!("where the training stands cannot be written: {error}");
+                    return self.not_saved(now, Failure { why, full: false });
+                }
+            }
             checkpoints.errand = Some(Errand::Write(Box::new(at_work.manifest.clone())));
         }
     }
@@ -315,14 +362,14 @@ impl Cluster {
         &mut self,
         now: Instant,
         number: u64,
-        written: Result<(), String>,
+        written: Result<(), Failure>,
     ) -> bool {
         let is_it = |at_work: &&AtWork| at_work.manifest.number == number;
         if self.ended() || self.checkpoints.at_work.as_ref().filter(is_it).is_none() {
             return false;
         }
-        if let Err(error) = written {
-            self.not_saved(now, &error);
+        if let Err(failure) = written {
+            self.not_saved(now, failure);
             return false;
         }
         let Some(at_work) = self.checkpoints.at_work.take() else {
@@ -346,12 +393,17 @@ impl Cluster {
             location: place.location.clone(),
             number,
             progress: at_work.progress,
+            run: at_work.manifest.run,
         });
         self.checkpoints.newest_begun = Some(at_work.begun);
         self.checkpoints.first_written = true;
         self.checkpoints.failed.clear();
+        self.checkpoints.full = false;
+        self.checkpoints.backoff.succeeded();
         let kept = u64::from(self.job.checkpoint.keep);
-        self.losses.oldest(number.saturating_sub(kept));
+        let members = &self.members;
+        let living = |task: Task| members.get(&task.id).is_some_and(|m| m.task == task);
+        self.losses.oldest(number.saturating_sub(kept), living);
         self.must_keep();
         if at_work.last {
             self.end_well(now);
@@ -359,30 +411,6 @@ impl Cluster {
             self.begin(now);
         }
         true
-    }
-
-    fn not_saved(&mut self, now: Instant, why: &str) {
-        let Some(at_work) = self.checkpoints.at_work.take() else {
-            return;
-        };
-        let number = at_work.manifest.number;
-        tracing::warn!(number, "a checkpoint could not be written: {why}");
-        self.mishaps.failed_checkpoints += 1;
-        (self.checkpoints.errand, self.checkpoints.order) = (None, None);
-        self.drain_again();
-        self.checkpoints.try_again = Some(now + TRY_AGAIN);
-        self.checkpoints.begun = None;
-        why.clone_into(&mut self.checkpoints.failed);
-        if !at_work.last {
-            return;
-        }
-        let since = self.checkpoints.last_fails.get_or_insert(at_work.begun);
-        if now.duration_since(*since) >= self.stall() {
-            // What was trained is in the model's file, where the worker that wrote it keeps that.
-            tracing::error!("the job ends without its last checkpoint: {why}");
-            self.checkpoints.unsaved = why.to_owned();
-            self.end_well(now);
-        }
     }
 
     /// A server tells how much it has written.
@@ -394,32 +422,6 @@ impl Cluster {
         if let Some(at_work) = at_work.filter(|_| of_shard && more) {
             at_work.moved = now;
         }
-    }
-
-    /// Gives a checkpoint up of which nothing is written any more.
-    pub(super) fn give_up_if_stuck(&mut self, now: Instant) {
-        let longest = self.stall();
-        let stuck = |at_work: &&AtWork| now.duration_since(at_work.moved) > longest;
-        if let Some(at_work) = self.checkpoints.at_work.as_ref().filter(stuck) {
-            let shards = at_work.missing.iter().map(ToString::to_string);
-            let shards: Vec<String> = shards.collect();
-            let who = match shards.as_slice() {
-                [] => "its manifest is".to_owned(),
-                shards => format!("the parts of shards {} are", shards.join(", ")),
-            };
-            self.not_saved(
-                now,
-                &format!("{who} not written, and for {longest:?} nothing was"),
-            );
-        }
-    }
-
-    /// The shards have changed: what they were writing is not completed.
-    pub(super) fn give_up_saving(&mut self) {
-        self.checkpoints.at_work = None;
-        self.checkpoints.errand = None;
-        self.checkpoints.order = None;
-        self.drain_again();
     }
 
     /// How old the newest checkpoint is, for people.
@@ -441,6 +443,9 @@ pub(crate) struct Start {
     variables: Vec<SavedVariable>,
     pub(crate) block_elements: usize,
     pub(crate) training_samples: u64,
+    /// Where it lies, its number, and the run that has written it.
+    #[serde(default)]
+    pub(super) from: Option<(String, u64, String)>,
 }
 
 impl Start {
@@ -458,6 +463,7 @@ pub(super) fn source(epoch: Epoch, kept: &Kept) -> Source {
     Source {
         epoch,
         checkpoint: Some((kept.location.clone(), kept.number)),
+        run: kept.run.clone(),
     }
 }
 

@@ -6,6 +6,10 @@ use serde::{Deserialize, Serialize};
 use shared_proto::ids::Task;
 use shared_proto::wire;
 
+/// How many of the newest results are kept, in the state, in manifests and for status. All of them are
+/// in `metrics.jsonl`.
+const KEPT: usize = 64;
+
 /// Evaluations that are due, at work, or done.
 #[derive(Debug, Default)]
 pub(crate) struct Evaluations {
@@ -29,7 +33,7 @@ impl Evaluations {
     pub(super) fn restored(due: &[u32], done: &[SavedEvaluation]) -> Self {
         Self {
             due: due.iter().copied().collect(),
-            done: done.iter().cloned().map(Into::into).collect(),
+            done: newest(done).iter().cloned().map(Into::into).collect(),
             ..Self::default()
         }
     }
@@ -68,6 +72,13 @@ impl Evaluations {
         self.done.iter().cloned().map(Into::into).collect()
     }
 
+    /// Keeps a result.
+    pub(super) fn add(&mut self, report: wire::EvaluationReport) {
+        self.done.push(report);
+        let older = self.done.len().saturating_sub(KEPT);
+        self.done.drain(..older);
+    }
+
     pub(crate) fn holder(&self) -> Option<Task> {
         self.at_work.map(|at_work| at_work.task)
     }
@@ -96,11 +107,25 @@ impl Evaluations {
     }
 }
 
+#[cfg(test)]
+impl super::Cluster {
+    /// An evaluation has come to this.
+    pub(crate) fn add_evaluation(&mut self, report: wire::EvaluationReport) {
+        self.evaluations.add(report);
+    }
+}
+
+/// Those of a list that are kept.
+fn newest<T>(done: &[T]) -> &[T] {
+    &done[done.len().saturating_sub(KEPT)..]
+}
+
 /// An evaluation's result, as it is kept.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SavedEvaluation {
     data_epoch: u32,
     samples: u64,
+    #[serde(with = "shared_proto::number::map")]
     metrics: BTreeMap<String, f64>,
 }
 

@@ -66,12 +66,17 @@ impl Losses {
         }
     }
 
-    /// No checkpoint before this one will be gone back to.
-    pub(super) fn oldest(&mut self, checkpoint: u64) {
+    /// No checkpoint before this one will be gone back to. What is known of lives that all later ones have is
+    /// forgotten, unless it is of a worker that lives.
+    pub(super) fn oldest(&mut self, checkpoint: u64, living: impl Fn(Task) -> bool) {
         let open = |life: &Life| life.covered_from.is_none_or(|from| from > checkpoint);
         self.lives.retain(open);
         let surplus = self.lives.len().saturating_sub(MOST_LIVES);
         self.lives.drain(..surplus);
+        let lives = &self.lives;
+        let over = |task: Task| lives.iter().any(|life| life.task == task);
+        self.found
+            .retain(|found| living(found.task) || over(found.task));
     }
 }
 

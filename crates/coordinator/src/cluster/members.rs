@@ -122,7 +122,7 @@ impl Cluster {
                 (task, progress)
             }
             None => {
-                let index = self.members.keys().filter(|id| id.role == role).count() as u32;
+                let index = self.new_index(role);
                 let task = Task {
                     id: TaskId { role, index },
                     generation: self.first_generation,
@@ -141,6 +141,7 @@ impl Cluster {
             progress: progress.unwrap_or_else(|| Progress::new(now)),
         };
         self.members.insert(task.id, member);
+        self.forget_the_dead();
         self.must_keep();
         if role == Role::Ps {
             self.last_ps_joined = Some(now);

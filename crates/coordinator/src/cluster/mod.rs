@@ -1,9 +1,10 @@
 //! What the coordinator decides, as plain data: calls come in with the time, answers go out, and
 //! the view and the records that result are fetched by the caller.
 //!
-//! - `members`: who is there, leases, generations
+//! - `members`: who is there, leases, generations; `forgotten`: who is gone for good
 //! - `variables`: the model's variables, the shard map, initial values
-//! - `checkpoints`: when one is due, what it is made of; `recovery`: going back to one
+//! - `checkpoints`: when one is due, what it is made of; `failures`, `backoff`: those that come to nothing;
+//!   `recovery`: going back to one
 //! - `saved`: what outlives this process
 //! - `drain`: servers that are about to stop
 //! - `losses`: acknowledged updates that are lost with a server
@@ -13,9 +14,12 @@
 //! - `stop`: a job that ends before its data does
 //! - `status`, `outcome`: all of it for people, and what came of it
 
+mod backoff;
 mod checkpoints;
 mod drain;
 mod evaluations;
+mod failures;
+mod forgotten;
 mod losses;
 mod members;
 mod outcome;
@@ -43,8 +47,10 @@ use shared_proto::wire;
 
 use crate::record::Record;
 use crate::splits::Ledger;
+use backoff::Backoff;
 use checkpoints::{Checkpoints, Start};
 use evaluations::Evaluations;
+use forgotten::Forgotten;
 use losses::Losses;
 use members::{Awaited, Member};
 use status::Mishaps;
@@ -53,6 +59,7 @@ use unable::Unable;
 use variables::Variables;
 
 pub(crate) use checkpoints::{Errand, Kept, Place, Progress};
+pub(crate) use failures::{Failure, Sweep};
 pub(crate) use saved::Saved;
 pub(crate) use training::Work;
 pub(crate) use variables::Initialization;
@@ -65,6 +72,7 @@ pub(crate) struct Cluster {
     /// Of tasks that register for the first time.
     first_generation: Generation,
     members: BTreeMap<TaskId, Member>,
+    forgotten: Forgotten,
     /// When the newest server has joined; the shard map waits a little after that.
     last_ps_joined: Option<Instant>,
     ticked: Option<Instant>,
@@ -122,6 +130,7 @@ impl Cluster {
             generation: Generation(1),
             first_generation: Generation(1),
             members: BTreeMap::new(),
+            forgotten: Forgotten::default(),
             last_ps_joined: None,
             ticked: None,
             variables: None,
@@ -156,14 +165,19 @@ impl Cluster {
 
     /// Has checkpoints written, numbered from `next` on.
     pub(crate) fn with_checkpoints(mut self, place: Place, next: u64) -> Self {
+        let bytes = place.probe.bytes();
+        let seed = bytes.fold(0, |seed: u64, byte| seed.rotate_left(8) ^ u64::from(byte));
+        self.checkpoints.backoff = Backoff::seeded(seed);
+        // What an earlier coordinator of this run has left.
+        self.checkpoints.sweep = true;
         self.checkpoints.place = Some(place);
         self.checkpoints.next = self.checkpoints.next.max(next);
         self
     }
 
-    /// What the probe says, where an earlier coordinator has written it.
-    pub(crate) fn known_probe(&self) -> Option<String> {
-        self.checkpoints.known_probe.clone()
+    /// The run's id; empty without checkpoints.
+    pub(crate) fn run(&self) -> &str {
+        self.place().map_or("", |place| &place.probe)
     }
 
     /// With the key by which servers make receipts. A job keeps its first one.

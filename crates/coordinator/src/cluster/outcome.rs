@@ -90,8 +90,10 @@ impl Cluster {
         let last = self.evaluations.done.last();
         let metric = |name: &str| last.and_then(|e| e.metrics.get(name)).copied();
         let shards = || self.shard_reports.values();
-        let updates: u64 = shards().map(|r| r.updates).sum();
-        let staleness: u64 = shards().map(|r| r.staleness_sum).sum();
+        let gone = &self.forgotten;
+        let updates: u64 = shards().map(|r| r.updates).sum::<u64>() + gone.updates;
+        let staleness: u64 = shards().map(|r| r.staleness_sum).sum::<u64>() + gone.staleness_sum;
+        let lead = shards().map(|r| r.max_clock_lead).max().unwrap_or(0);
         let training = self.last_finish.map_or(0.0, |last| self.seconds(last));
         Summary {
             mode: self.job.strategy.mode.name().to_owned(),
@@ -100,11 +102,12 @@ impl Cluster {
                 StalenessBound::Unbounded => None,
             },
             ps: self.servers().len(),
-            workers: self
-                .members
-                .values()
-                .filter(|m| m.progress.steps > 0)
-                .count(),
+            workers: gone.workers
+                + self
+                    .members
+                    .values()
+                    .filter(|m| m.progress.steps > 0)
+                    .count(),
             epochs: self.job.epochs,
             steps: self.tally.steps,
             samples: self.tally.samples,
@@ -114,7 +117,7 @@ impl Cluster {
             test_loss: metric("loss"),
             lost_updates: self.losses.total,
             skipped_steps: self.tally.skipped,
-            max_clock_lead: shards().map(|r| r.max_clock_lead).max().unwrap_or(0),
+            max_clock_lead: lead.max(gone.max_clock_lead),
             mean_gradient_staleness: staleness as f64 / updates.max(1) as f64,
             times: self.mean_times(),
             stopped: self.stopping,
@@ -128,11 +131,12 @@ impl Cluster {
         let sum = |part: fn(&wire::StepTimes) -> f64| -> f64 {
             self.members.values().map(|m| part(&m.progress.times)).sum()
         };
+        let [pull, compute, push, wait] = self.forgotten.times();
         let parts = [
-            ("pull", sum(|t| t.pull)),
-            ("compute", sum(|t| t.compute)),
-            ("push", sum(|t| t.push)),
-            ("wait", sum(|t| t.wait)),
+            ("pull", pull + sum(|t| t.pull)),
+            ("compute", compute + sum(|t| t.compute)),
+            ("push", push + sum(|t| t.push)),
+            ("wait", wait + sum(|t| t.wait)),
         ];
         let whole: f64 = parts.iter().map(|(_, seconds)| seconds).sum();
         let share = |(name, seconds): (&str, f64)| {

@@ -134,6 +134,7 @@ impl Cluster {
                 map.sources.fill(Source {
                     epoch,
                     checkpoint: None,
+                    run: String::new(),
                 });
             }
         }

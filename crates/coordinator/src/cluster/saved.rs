@@ -6,6 +6,7 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 use shared_proto::ids::{Clock, Generation, Role, Sequence, Task, TaskId, ViewNumber};
 use shared_proto::job::Job;
+use shared_proto::number::Number;
 use shared_proto::receipt::ReceiptKey;
 use shared_proto::view::{Commit, JobPhase};
 use shared_proto::wire;
@@ -13,6 +14,7 @@ use shared_proto::wire;
 use super::Cluster;
 use super::checkpoints::{Kept, Start};
 use super::evaluations::{Evaluation, Evaluations, SavedEvaluation};
+use super::forgotten::Forgotten;
 use super::losses::Losses;
 use super::members::{Member, Progress};
 use super::training::Step;
@@ -31,6 +33,8 @@ pub(crate) struct Saved {
     first_generation: Generation,
     pub(crate) job_toml: String,
     members: Vec<SavedMember>,
+    #[serde(default)]
+    forgotten: Forgotten,
     variables: Option<Variables>,
     ledger: Option<Ledger>,
     evaluations_due: VecDeque<u32>,
@@ -42,6 +46,7 @@ pub(crate) struct Saved {
     min_clock: Clock,
     phase: i32,
     pub(crate) error: String,
+    #[serde(with = "shared_proto::number")]
     seconds: f64,
     earlier_samples: u64,
     steps: u64,
@@ -86,10 +91,15 @@ struct SavedMember {
     #[serde(default)]
     pushes: u64,
     /// Pull, compute, push, wait.
-    times: [f64; 4],
+    times: [Number; 4],
 }
 
 impl Saved {
+    /// The run's id, where it has one.
+    pub(crate) fn run(&self) -> Option<String> {
+        self.probe.clone()
+    }
+
     fn phase(&self) -> JobPhase {
         JobPhase::try_from(self.phase).unwrap_or(JobPhase::Starting)
     }
@@ -114,14 +124,14 @@ impl From<&Member> for SavedMember {
             samples: progress.samples,
             steps: progress.steps,
             pushes: progress.pushes,
-            times: [times.pull, times.compute, times.push, times.wait],
+            times: [times.pull, times.compute, times.push, times.wait].map(Number),
         }
     }
 }
 
 impl SavedMember {
     fn member(self, now: Instant) -> Member {
-        let [pull, compute, push, wait] = self.times;
+        let [pull, compute, push, wait] = self.times.map(|time| time.0);
         Member {
             task: self.task,
             identity: self.identity,
@@ -163,6 +173,7 @@ impl Cluster {
             earlier_samples: self.earlier_samples,
             job_toml: self.job.to_toml(),
             members: self.members.values().map(Into::into).collect(),
+            forgotten: self.forgotten.clone(),
             variables: self.variables.clone(),
             ledger: self.ledger.clone(),
             evaluations_due: due,
@@ -206,6 +217,7 @@ impl Cluster {
         cluster.view.number = ViewNumber(saved.generation.0 * VIEWS_IN_A_LIFE);
         let members = saved.members.into_iter().map(|saved| saved.member(now));
         cluster.members = members.map(|member| (member.task.id, member)).collect();
+        cluster.forgotten = saved.forgotten;
         cluster.variables = saved.variables;
         cluster.ledger = saved.ledger;
         cluster.evaluations = Evaluations::resumed(
@@ -234,7 +246,6 @@ impl Cluster {
         let until = now + cluster.lease();
         cluster.awaited = saved.awaited.into_iter().map(|id| (id, until)).collect();
         let checkpoints = &mut cluster.checkpoints;
-        checkpoints.known_probe = saved.probe;
         checkpoints.next = saved.next_checkpoint;
         checkpoints.newest_begun = saved.newest.is_some().then_some(now);
         checkpoints.newest = saved.newest;
@@ -247,6 +258,8 @@ impl Cluster {
         cluster.last_ps_joined = servers.then_some(now);
         cluster.unable = Unable::resumed(saved.unable, now);
         cluster.stopping = saved.stopping;
+        // An earlier release has kept them all.
+        cluster.forget_the_dead();
         cluster.must_keep();
         cluster
     }

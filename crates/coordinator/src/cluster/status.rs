@@ -9,9 +9,6 @@ use shared_proto::wire;
 use super::Cluster;
 use super::members::Member;
 
-/// How many of the newest evaluations a status has.
-const EVALUATIONS: usize = 64;
-
 /// What went wrong since this coordinator started.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Mishaps {
@@ -73,15 +70,13 @@ impl Cluster {
                 .map(|m| self.task_status(now, m))
                 .collect(),
             shards: self.shard_status(),
-            evaluations: self.newest_evaluations(),
+            evaluations: self.evaluations.done.clone(),
             checkpoint: self.checkpoint_status(now),
             lost_updates: self.losses.total,
+            run: self.run().to_owned(),
+            checkpoint_error: self.checkpoint_error(now),
+            checkpoint_store_full: self.is_store_full(),
         }
-    }
-
-    fn newest_evaluations(&self) -> Vec<wire::EvaluationReport> {
-        let done = &self.evaluations.done;
-        done[done.len().saturating_sub(EVALUATIONS)..].to_vec()
     }
 
     /// What went wrong since this coordinator started.

@@ -11,6 +11,7 @@ use shared_proto::wire;
 
 use super::{Cluster, Initialization, Work};
 
+mod bounds;
 mod checkpoints;
 mod losses;
 mod stop;

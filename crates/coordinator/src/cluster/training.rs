@@ -545,7 +545,7 @@ impl Cluster {
             metrics: report.metrics.clone().into_iter().collect(),
         });
         self.evaluations.reported = Some((epoch, task));
-        self.evaluations.done.push(report);
+        self.evaluations.add(report);
         self.must_keep();
         if evaluation.last && self.checkpoints.place.is_some() {
             self.checkpoints.ending = true;

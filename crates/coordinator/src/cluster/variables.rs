@@ -208,6 +208,7 @@ impl Cluster {
             None => Source {
                 epoch: Epoch(1),
                 checkpoint: None,
+                run: String::new(),
             },
         };
         tracing::info!(

@@ -187,6 +187,7 @@ impl Found {
             "state": self.state(),
         });
         if let Some(Ok(m)) = &self.manifest {
+            value["run"] = m.run.as_str().into();
             value["clock"] = m.clock.into();
             value["steps"] = m.steps.into();
             value["samples"] = m.samples.into();
@@ -288,7 +289,7 @@ fn manifest_text(store: &Store, m: &Manifest) -> String {
     format!(
         "{place}\n\
          job {:?}, {}: step {}, {} steps and {} samples in all, epoch {} of the shard map\n\
-         begun {} ago\n\
+         run {}, begun {} ago\n\
          {} variables, {elements} weights, {slots} beside each, blocks of {} at the most\n\
          {} in {} files of {} shards\n{files}",
         m.job,
@@ -297,6 +298,7 @@ fn manifest_text(store: &Store, m: &Manifest) -> String {
         m.steps,
         m.samples,
         m.epoch,
+        if m.run.is_empty() { "unknown" } else { &m.run },
         HumanDuration(age(m)),
         m.variables.len(),
         m.block_elements,
@@ -358,6 +360,7 @@ async fn verify(location: &str, quiet: bool) -> Result<Vec<Verified>, CommandErr
             Some(Err(_)) => store.manifest(found.number).await,
         };
         bar.set_message(folder_name(found.number));
+        let location = found.location.clone();
         let mut verified = Verified {
             location: found.location,
             files: 0,
@@ -371,6 +374,11 @@ async fn verify(location: &str, quiet: bool) -> Result<Vec<Verified>, CommandErr
                 for file in &manifest.files {
                     verified.read(&store, &manifest, file).await?;
                     bar.inc(file.bytes);
+                }
+                if let Err(reason) = coordinator::can_begin_with(&manifest) {
+                    verified
+                        .damages
+                        .push(format!("{location} is damaged: {reason}"));
                 }
             }
         }

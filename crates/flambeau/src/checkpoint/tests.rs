@@ -44,6 +44,7 @@ async fn save(store: &Store, number: u64) {
     let manifest = Manifest {
         format: FORMAT,
         number,
+        run: String::new(),
         job: "digits".to_owned(),
         job_toml: String::new(),
         mode: "sync".to_owned(),
@@ -57,7 +58,16 @@ async fn save(store: &Store, number: u64) {
         slots: 1,
         shards: 2,
         files: entries,
-        progress: Value::Null,
+        progress: json!({
+            "ledger": {
+                "samples": 100, "epochs": 1, "batch": 10, "budget": null, "shared_steps": false,
+                "next_id": 1, "epoch": 0, "position": 0, "returned": [], "leased": {}, "done": {},
+            },
+            // As earlier releases have written what is not finite.
+            "due": [],
+            "evaluations": [{"data_epoch": 0, "samples": 10, "metrics": {"loss": null}}],
+            "clock": 10, "steps": 10, "samples": 100, "generation": 1,
+        }),
         checksum: String::new(),
     };
     store.write_manifest(manifest).await.unwrap();

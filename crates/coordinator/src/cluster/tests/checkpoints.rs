@@ -196,8 +196,8 @@ fn one_that_failed_is_tried_again_soon() {
 
 #[test]
 fn the_last_checkpoint_is_tried_again_for_a_while() {
-    // Every six seconds, for sixty.
-    for (failures, written) in [(2, true), (11, false)] {
+    // For sixty seconds, however often that is.
+    for (failures, written) in [(2, true), (usize::MAX, false)] {
         let (mut scene, servers, worker) = Scene::with_checkpoints(1);
         while scene.cluster.refresh_view().checkpoint.is_none() {
             match scene.work(worker).0 {
@@ -207,14 +207,21 @@ fn the_last_checkpoint_is_tried_again_for_a_while() {
             }
             scene.cluster.tick(scene.now);
         }
-        for failure in 0..failures {
-            assert_eq!(scene.cluster.phase, JobPhase::Training, "{failure}");
+        let (begin, mut failed) = (scene.now, 0);
+        while failed < failures && scene.cluster.phase == JobPhase::Training {
             assert!(scene.cluster.missing().contains("shard 0 is writing"));
             scene.save(&servers, "no room");
-            scene.pass(6, &[servers[0], worker]);
+            failed += 1;
+            while scene.cluster.refresh_view().checkpoint.is_none() && !scene.cluster.ended() {
+                scene.pass(1, &[servers[0], worker]);
+            }
         }
         if written {
             scene.save(&servers, "");
+        } else {
+            assert!((4..=12).contains(&failed), "{failed} tries");
+            let took = scene.now.duration_since(begin).as_secs();
+            assert!((59..=61).contains(&took), "{took} s");
         }
         assert_eq!(scene.cluster.phase, JobPhase::Done);
         let newest = scene.cluster.checkpoints.newest.clone().unwrap();
@@ -245,4 +252,93 @@ fn a_checkpoint_is_given_up_once_nothing_of_it_is_written() {
         let order = scene.cluster.refresh_view().checkpoint.unwrap();
         assert_eq!(order.number, number);
     }
+}
+
+#[test]
+fn one_that_fails_again_and_again_is_tried_ever_more_rarely_and_swept_away() {
+    let (mut scene, servers, worker) = Scene::with_checkpoints(1);
+    // What an earlier coordinator may have left.
+    let sweep = scene.cluster.take_sweep(scene.now).unwrap();
+    assert!(!sweep.is_given_up(1));
+    scene.finish(worker);
+    let mut waits = Vec::new();
+    for failure in 1..=12u64 {
+        let mut waited = 0;
+        while scene.cluster.refresh_view().checkpoint.is_none() {
+            scene.pass(1, &[servers[0], worker]);
+            waited += 1;
+        }
+        waits.push(waited);
+        // While it is under way, it is no rubbish; those before it are.
+        let under_way = scene.cluster.take_sweep(scene.now);
+        assert!(under_way.is_none_or(|sweep| !sweep.is_given_up(failure)));
+        let number = scene.cluster.refresh_view().checkpoint.unwrap().number;
+        assert_eq!(number, failure);
+        scene.save(&servers, "no room");
+        let sweep = scene.cluster.take_sweep(scene.now).unwrap();
+        assert!(sweep.is_given_up(failure) && !sweep.is_given_up(failure + 1));
+        assert_eq!(scene.cluster.take_sweep(scene.now), None);
+        // A server may have written to its end what it was at.
+        let later = scene.now + Duration::from_secs(11);
+        assert!(scene.cluster.take_sweep(later).is_some());
+    }
+    for (i, wait) in waits[1..].iter().enumerate() {
+        let longest = (5u64 << i).min(300);
+        assert!(
+            (longest / 2..=longest + 1).contains(wait),
+            "wait {i}: {waits:?}"
+        );
+    }
+    // Once it goes well, it begins anew.
+    while scene.cluster.refresh_view().checkpoint.is_none() {
+        scene.pass(1, &[servers[0], worker]);
+    }
+    scene.save(&servers, "");
+    assert_eq!(scene.cluster.checkpoint_error(scene.now), "");
+}
+
+#[test]
+fn a_full_store_is_named() {
+    let (mut scene, servers, worker) = Scene::with_checkpoints(1);
+    scene.finish(worker);
+    scene.pass(31, &[servers[0], worker]);
+    let number = scene.cluster.refresh_view().checkpoint.unwrap().number;
+    let report = wire::CheckpointReport {
+        number,
+        error: "/data/x: no room".to_owned(),
+        store_full: true,
+        ..wire::CheckpointReport::default()
+    };
+    scene.cluster.shard_saved(scene.now, servers[0], report);
+    let status = scene.cluster.status(scene.now);
+    assert!(status.checkpoint_store_full);
+    let error = status.checkpoint_error;
+    for part in [
+        "store of checkpoints is full",
+        "shard 0: /data/x",
+        "once",
+        "tried again in ",
+    ] {
+        assert!(error.contains(part), "{part:?} is not in {error:?}");
+    }
+    scene.pass(6, &[servers[0], worker]);
+    scene.save(&servers, "");
+    let status = scene.cluster.status(scene.now);
+    assert!(!status.checkpoint_store_full && status.checkpoint_error.is_empty());
+}
+
+#[test]
+fn a_run_that_was_taken_over_writes_no_more_and_says_so() {
+    let (mut scene, servers, worker) = Scene::with_checkpoints(1);
+    scene.finish(worker);
+    scene.pass(31, &[servers[0], worker]);
+    assert!(scene.cluster.refresh_view().checkpoint.is_some());
+    scene
+        .cluster
+        .taken_over(scene.now, "another run is at work at here: run 7");
+    assert_eq!(scene.cluster.refresh_view().checkpoint, None);
+    assert_eq!(scene.cluster.phase, JobPhase::Failed);
+    assert!(scene.cluster.summary(scene.now).error.contains("run 7"));
+    assert!(scene.cluster.take_errand().is_none());
+    assert!(scene.cluster.take_sweep(scene.now).is_none());
 }

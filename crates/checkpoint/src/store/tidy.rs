@@ -1,0 +1,164 @@
+//! What lies in a store, and what of it is deleted.
+
+use object_store::ObjectStoreExt;
+
+use super::{MANIFEST, Store, folder_name, number_of};
+use crate::error::CheckpointError;
+use crate::folder;
+
+/// A checkpoint of which something is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Listed {
+    /// Its number.
+    pub number: u64,
+    /// Whether it has a manifest. Without, it is being written, or its writer died.
+    pub complete: bool,
+}
+
+impl Store {
+    /// The name of a part that a shard writes: it has the run's id in it.
+    pub fn part_name(&self, shard: u32, part: usize) -> String {
+        match self.run.as_str() {
+            "" => format!("shard-{shard}-part-{part:04}.safetensors"),
+            run => format!("shard-{shard}-part-{part:04}-{run}.safetensors"),
+        }
+    }
+
+    /// Whether a file in a checkpoint's folder may be this run's: a part of its own, or a manifest, which
+    /// is nobody's without parts. Files that are being written have more behind their names.
+    fn may_be_own(&self, name: &str) -> bool {
+        name.starts_with(MANIFEST) || run_of(name) == Some(&self.run)
+    }
+
+    /// All checkpoints of which something is there, by number.
+    ///
+    /// # Errors
+    /// If the store cannot be read.
+    pub async fn list(&self) -> Result<Vec<Listed>, CheckpointError> {
+        let folders = self.folders().await?;
+        let mut numbers: Vec<u64> = folders.iter().filter_map(|name| number_of(name)).collect();
+        numbers.sort_unstable();
+        let mut listed = Vec::new();
+        for number in numbers {
+            let files = self.files(number).await?;
+            listed.push(Listed {
+                number,
+                complete: files.iter().any(|(name, _)| name == MANIFEST),
+            });
+        }
+        Ok(listed)
+    }
+
+    /// Removes all but the newest `keep` complete checkpoints of this run (at least one stays), and what
+    /// is unfinished of it and older than the newest of them. Returns the numbers of what it removed.
+    /// What other runs have written stays.
+    ///
+    /// # Errors
+    /// If the store cannot be read or written to.
+    pub async fn prune(&self, keep: usize) -> Result<Vec<u64>, CheckpointError> {
+        let own = self.own().await?;
+        let complete: Vec<u64> = own
+            .iter()
+            .filter(|o| o.complete)
+            .map(|o| o.number)
+            .collect();
+        let Some(newest) = complete.last() else {
+            return Ok(Vec::new());
+        };
+        let kept = &complete[complete.len().saturating_sub(keep.max(1))..];
+        let surplus = |own: &Own| own.number < *newest && !kept.contains(&own.number);
+        self.remove_all(own.iter().filter(|own| surplus(own))).await
+    }
+
+    /// Removes what this run has not finished, of those that are `given_up`. Returns their numbers.
+    ///
+    /// # Errors
+    /// If the store cannot be read or written to.
+    pub async fn sweep(&self, given_up: impl Fn(u64) -> bool) -> Result<Vec<u64>, CheckpointError> {
+        let own = self.own().await?;
+        let unfinished = |own: &&Own| !own.complete && given_up(own.number);
+        self.remove_all(own.iter().filter(unfinished)).await
+    }
+
+    /// Removes a file of a checkpoint that has no manifest.
+    ///
+    /// # Errors
+    /// If the store cannot be written to.
+    pub async fn remove_file(&self, number: u64, name: &str) -> Result<(), CheckpointError> {
+        self.remove(&folder_name(number), &[name.to_owned()]).await
+    }
+
+    /// What is this run's, by number: all files are, or there is none.
+    async fn own(&self) -> Result<Vec<Own>, CheckpointError> {
+        let folders = self.folders().await?;
+        let mut numbers: Vec<u64> = folders.iter().filter_map(|name| number_of(name)).collect();
+        numbers.sort_unstable();
+        let mut own = Vec::new();
+        for number in numbers {
+            let files = self.files(number).await?;
+            let mut files: Vec<String> = files.into_iter().map(|(name, _)| name).collect();
+            if files.iter().all(|name| self.may_be_own(name)) {
+                // The manifest goes first: half a removal leaves no checkpoint.
+                files.sort_by_key(|name| name != MANIFEST);
+                own.push(Own {
+                    number,
+                    complete: files.first().is_some_and(|name| name == MANIFEST),
+                    files,
+                });
+            }
+        }
+        Ok(own)
+    }
+
+    async fn remove_all(
+        &self,
+        which: impl Iterator<Item = &Own>,
+    ) -> Result<Vec<u64>, CheckpointError> {
+        let mut removed = Vec::new();
+        for own in which {
+            self.remove(&folder_name(own.number), &own.files).await?;
+            removed.push(own.number);
+        }
+        Ok(removed)
+    }
+
+    /// Removes files of a folder in their order.
+    pub(super) async fn remove(
+        &self,
+        folder: &str,
+        files: &[String],
+    ) -> Result<(), CheckpointError> {
+        if let Some(root) = &self.folder {
+            let (path, files) = (root.join(folder), files.to_vec());
+            let place = self.place(folder);
+            let removed =
+                move || folder::remove(&path, &files).map_err(|e| CheckpointError::io(&place, &e));
+            return self.work(removed).await;
+        }
+        for file in files {
+            match self.objects.delete(&self.path(folder, file)).await {
+                Ok(()) | Err(object_store::Error::NotFound { .. }) => {}
+                Err(error) => {
+                    let place = self.place(&format!("{folder}/{file}"));
+                    return Err(self.secrets.explain(&place, &error));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whose a part is by its name; of earlier releases' parts nobody's.
+fn run_of(name: &str) -> Option<&str> {
+    let (_, rest) = name.strip_prefix("shard-")?.split_once("-part-")?;
+    let (rest, _) = rest.split_once(".safetensors")?;
+    Some(rest.split_once('-').map_or("", |(_, run)| run))
+}
+
+/// A checkpoint of this run.
+struct Own {
+    number: u64,
+    complete: bool,
+    /// The manifest first.
+    files: Vec<String>,
+}

@@ -1,0 +1,196 @@
+//! Checkpoints that come to nothing: tried again later, and what was written of them deleted.
+
+use std::time::{Duration, Instant};
+
+use checkpoint::{CheckpointError, Manifest};
+
+use super::Cluster;
+use super::checkpoints::{AtWork, Checkpoints};
+
+/// When what was given up is looked for once more: a server may write to its end what it is at.
+const LATE: Duration = Duration::from_secs(10);
+
+/// Why a checkpoint could not be written.
+#[derive(Clone, Debug)]
+pub(crate) struct Failure {
+    pub(crate) why: String,
+    /// There is no room.
+    pub(crate) full: bool,
+}
+
+impl From<&CheckpointError> for Failure {
+    fn from(error: &CheckpointError) -> Self {
+        Self {
+            why: error.to_string(),
+            full: error.is_full(),
+        }
+    }
+}
+
+/// What of this run has no manifest and will get none.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Sweep {
+    below: u64,
+    under_way: Option<u64>,
+}
+
+impl Sweep {
+    /// Whether a checkpoint was given up.
+    pub(crate) fn is_given_up(&self, number: u64) -> bool {
+        number < self.below && Some(number) != self.under_way
+    }
+}
+
+/// What the training comes from.
+#[derive(Clone, Debug)]
+pub(crate) struct Lineage {
+    run: String,
+    /// Where the checkpoint lies that the job began with, its number, and its run.
+    from: Option<(String, u64, String)>,
+}
+
+impl Lineage {
+    /// Whether a checkpoint is one that the training went through. Earlier releases' do not tell.
+    pub(crate) fn has(&self, location: &str, manifest: &Manifest) -> bool {
+        let earlier = |(place, number, run): &(String, u64, String)| {
+            place == location && manifest.number <= *number && manifest.run == *run
+        };
+        manifest.run.is_empty()
+            || manifest.run == self.run
+            || self.from.as_ref().is_some_and(earlier)
+    }
+}
+
+impl Checkpoints {
+    fn sweep_now_and_later(&mut self, now: Instant) {
+        self.sweep = true;
+        self.sweep_again = Some(now + LATE);
+    }
+}
+
+impl Cluster {
+    /// What the training comes from, to find a checkpoint to go back to.
+    pub(crate) fn lineage(&self) -> Lineage {
+        Lineage {
+            run: self.run().to_owned(),
+            from: self.start.as_ref().and_then(|start| start.from.clone()),
+        }
+    }
+
+    /// What is to be deleted of checkpoints that were given up; asked once.
+    pub(crate) fn take_sweep(&mut self, now: Instant) -> Option<Sweep> {
+        let checkpoints = &mut self.checkpoints;
+        let again = checkpoints.sweep_again.take_if(|at| now >= *at).is_some();
+        let wanted = std::mem::take(&mut checkpoints.sweep) || again;
+        let at_work = checkpoints.at_work.as_ref();
+        wanted.then(|| Sweep {
+            below: checkpoints.next,
+            under_way: at_work.map(AtWork::number),
+        })
+    }
+
+    pub(super) fn not_saved(&mut self, now: Instant, failure: Failure) {
+        let stall = self.stall();
+        self.drain_again();
+        let checkpoints = &mut self.checkpoints;
+        let Some(at_work) = checkpoints.at_work.take() else {
+            return;
+        };
+        let why = failure.why;
+        tracing::warn!(
+            number = at_work.number(),
+            "a checkpoint could not be written: {why}"
+        );
+        self.mishaps.failed_checkpoints += 1;
+        (checkpoints.errand, checkpoints.order) = (None, None);
+        checkpoints.sweep_now_and_later(now);
+        let mut again = checkpoints.backoff.failed(now);
+        checkpoints.begun = None;
+        why.clone_into(&mut checkpoints.failed);
+        checkpoints.full = failure.full;
+        if at_work.last {
+            let since = *checkpoints.last_fails.get_or_insert(at_work.begun);
+            // The last one is tried once more at the end of that time.
+            again = again.min((since + stall).max(now));
+        }
+        checkpoints.try_again = Some(again);
+        let over = |since: Instant| now.duration_since(since) >= stall;
+        if at_work.last && checkpoints.last_fails.is_some_and(over) {
+            // What was trained is in the model's file, where the worker that wrote it keeps that.
+            tracing::error!("the job ends without its last checkpoint: {why}");
+            checkpoints.unsaved = why;
+            self.end_well(now);
+        }
+    }
+
+    /// Gives a checkpoint up of which nothing is written any more.
+    pub(super) fn give_up_if_stuck(&mut self, now: Instant) {
+        let longest = self.stall();
+        let stuck = |at_work: &&AtWork| now.duration_since(at_work.moved) > longest;
+        if let Some(at_work) = self.checkpoints.at_work.as_ref().filter(stuck) {
+            let shards = at_work.missing.iter().map(ToString::to_string);
+            let shards: Vec<String> = shards.collect();
+            let who = match shards.as_slice() {
+                [] => "its manifest is".to_owned(),
+                shards => format!("the parts of shards {} are", shards.join(", ")),
+            };
+            let seconds = longest.as_secs_f64();
+            let why = format!("{who} not written, and for {seconds} s nothing was");
+            self.not_saved(now, Failure { why, full: false });
+        }
+    }
+
+    /// The shards have changed: what they were writing is not completed.
+    pub(super) fn give_up_saving(&mut self) {
+        let checkpoints = &mut self.checkpoints;
+        if checkpoints.at_work.take().is_some() {
+            checkpoints.sweep = true;
+        }
+        checkpoints.errand = None;
+        checkpoints.order = None;
+        self.drain_again();
+    }
+
+    /// Another run has taken the place of the checkpoints: this one writes no more there.
+    pub(crate) fn taken_over(&mut self, now: Instant, by: &str) {
+        if self.ended() {
+            return;
+        }
+        self.give_up_saving();
+        self.checkpoints.sweep = false;
+        tracing::error!("{by}");
+        self.fail(
+            now,
+            format!(
+                "{by}. This run writes no more there and ends; its own checkpoints stay as they are"
+            ),
+        );
+    }
+
+    /// Why no checkpoint could be written since the newest, for people; empty if none has failed.
+    pub(crate) fn checkpoint_error(&self, now: Instant) -> String {
+        let checkpoints = &self.checkpoints;
+        if checkpoints.failed.is_empty() || self.ended() {
+            return String::new();
+        }
+        let what = match checkpoints.full {
+            true => "the store of checkpoints is full",
+            false => "checkpoints cannot be written",
+        };
+        let tries = match checkpoints.backoff.failures() {
+            1 => "once".to_owned(),
+            failures => format!("{failures} times in a row"),
+        };
+        let wait = |at: Instant| at.saturating_duration_since(now).as_secs();
+        let again = match checkpoints.try_again.map(wait) {
+            Some(seconds @ 1..) => format!("tried again in {seconds} s"),
+            _ => "tried again now".to_owned(),
+        };
+        format!("{what} ({}); failed {tries}, {again}", checkpoints.failed)
+    }
+
+    /// Whether checkpoints fail since there is no room for them.
+    pub(crate) fn is_store_full(&self) -> bool {
+        self.checkpoints.full && !self.ended()
+    }
+}
