@@ -5,7 +5,9 @@
 mod chaos;
 mod command_line;
 mod faults;
+mod flood;
 mod floors;
+mod hostile;
 mod modes;
 mod network;
 mod protocol;

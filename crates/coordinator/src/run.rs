@@ -8,7 +8,8 @@ use std::time::Duration;
 use checkpoint::CheckpointError;
 use daemon::Offload;
 use daemon::process::Process;
-use daemon::settings::{JobFlags, ProcessSettings};
+use daemon::settings::{ConnectionSettings, JobFlags, ProcessSettings};
+use shared_proto::connections::{Caller, Connections, Port};
 use shared_proto::job::{Job, JobError, run_dir};
 use shared_proto::security::{Security, SecurityError};
 use shared_proto::transport::{self, Listen};
@@ -18,10 +19,11 @@ use tokio::net::TcpListener;
 use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
 use tonic::service::interceptor::InterceptedService;
-use tonic::transport::server::{Connected, TcpIncoming};
+use tonic::transport::server::Connected;
 use tonic::{Request, Status};
 
 use crate::begin::{Keeping, begin};
+use crate::callers::Counted;
 use crate::cluster::Cluster;
 use crate::gauges::Gauges;
 use crate::keeper::{renew_probe, run_errands};
@@ -41,6 +43,12 @@ const AFTERLIFE: Duration = Duration::from_secs(20);
 /// How long connections may take to end.
 const DRAIN: Duration = Duration::from_secs(2);
 
+/// Calls of one connection at a time. A member makes a few.
+const MOST_STREAMS: u32 = 64;
+
+/// How long a call may take to begin with its answer: one whose request never comes whole ends then.
+const MOST_TIME: Duration = Duration::from_secs(30);
+
 /// How often leases are looked at.
 const TICK: Duration = Duration::from_millis(100);
 
@@ -57,6 +65,9 @@ pub struct Settings {
     /// either. A coordinator that goes on with a run of its own does so without.
     #[arg(long, env = "FLAMBEAU_RESTORE", value_name = "RUN_DIR|CHECKPOINT|URL")]
     pub restore: Option<String>,
+    /// How many may be connected.
+    #[command(flatten)]
+    pub connections: ConnectionSettings,
     /// What all processes can be told.
     #[command(flatten)]
     pub process: ProcessSettings,
@@ -203,7 +214,8 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), Coordinator
     process.announce(Some(Listen::Tcp(address)));
     process.readiness.set(true);
     tracing::info!(%address, run_dir = %dir.display(), again = run.again, "coordinating");
-    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+    let connections = Connections::new(Port::Coordinator, settings.connections.limits());
+    let incoming = Box::pin(connections.incoming(listener));
     if process.security.is_listening_encrypted() {
         let incoming = Box::pin(process.security.secured(incoming));
         run.serve(incoming, &process).await
@@ -246,10 +258,12 @@ impl Run {
         let service =
             Service::new(Arc::clone(&shared), stop.clone()).with_security(process.security.clone());
         let server = transport::server()
-            .add_service(InterceptedService::new(
+            .max_concurrent_streams(MOST_STREAMS)
+            .timeout(MOST_TIME)
+            .add_service(Counted(InterceptedService::new(
                 CoordinatorServer::new(service),
                 admit(process.security.clone()),
-            ))
+            )))
             .serve_with_incoming_shutdown(incoming, stop.clone().cancelled_owned());
         let server = tokio::spawn(server);
         let beside = |work: BoxFuture| tokio::spawn(stop.clone().run_until_cancelled_owned(work));
@@ -312,6 +326,10 @@ impl Run {
 fn admit(security: Security) -> impl Fn(Request<()>) -> Result<Request<()>, Status> + Clone {
     move |request| {
         security.check_token(request.metadata().as_ref(), request.extensions())?;
+        // Its message may take a while to come.
+        Caller::of(request.extensions())
+            .into_iter()
+            .for_each(Caller::called);
         Ok(request)
     }
 }

@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 
 use crate::Ready;
+use crate::descriptors;
 use crate::http::{self, Readiness};
 use crate::settings::{AfterJob, LogFormat, ProcessSettings};
 
@@ -92,6 +93,7 @@ fn start<E: Display>(
     settings: ProcessSettings,
     run: impl AsyncFnOnce(Process) -> Result<(), E>,
 ) -> Result<(), String> {
+    descriptors::raise();
     let security = settings
         .security
         .load()

@@ -68,6 +68,7 @@ impl Embedded {
             sessions: sessions.clone(),
             shutdown: stop.clone(),
             security: Security::default(),
+            greeted: Arc::default(),
         };
         let follower = Follower {
             shard,

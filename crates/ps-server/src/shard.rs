@@ -19,6 +19,7 @@ use crate::block::NotStaged;
 use crate::counters::Counters;
 use crate::embedded::Fault;
 use crate::gate::{Admission, Gate};
+use crate::limits;
 use crate::optimizer::{Rule, rule};
 use crate::save::Saving;
 use crate::schedule::factor;
@@ -110,7 +111,7 @@ impl Shard {
                 self.counters
                     .staged_bytes
                     .increment(gradient.bytes() as f64);
-                block.stage(&origin, &view, gradient);
+                block.stage(&origin, &view, limits::own(gradient));
             } else {
                 let began = Instant::now();
                 let rate = |version| self.learning_rate(store, version);
@@ -201,6 +202,7 @@ impl Shard {
         let origin = Origin::read(ask.origin.as_ref(), "AskOutcome")?;
         let Followed { view, store, .. } = self.followed();
         let store = self.initialized(&origin, &view, store.as_ref())?;
+        limits::check_asked(ask, store)?;
         let outcome = |id: &wire::BlockId| {
             let id = BlockId::from(*id);
             let Some(block) = store.blocks.by_id.get(&id) else {
@@ -255,6 +257,7 @@ impl Shard {
             let id = BlockId::read(part.block)?;
             checked.push((id, store.read_values(id, part.payload.as_ref())?));
         }
+        limits::each_once(checked.iter().map(|(id, _)| *id), store)?;
         let mut acknowledged = wire::Acknowledged {
             sequence: origin.sequence.0,
             level: wire::AcknowledgementLevel::Applied.into(),
