@@ -82,9 +82,9 @@ async fn a_push_sent_twice_is_applied_once() {
         assert_eq!(acknowledged.blocks.len(), 1);
     }
     // Over another stream too, and though a later one has been applied since.
-    let mut again = scene.peer.open(&scene.map.addresses[0]).await;
+    scene.session = scene.peer.open(&scene.map.addresses[0]).await;
     for push in [push, later] {
-        let answer = again.ask(Kind::Push(push)).await;
+        let answer = scene.session.ask(Kind::Push(push)).await;
         assert!(matches!(answer, Answer::Acknowledged(_)), "{answer:?}");
     }
     assert_eq!(scene.weights().await, (vec![-3.0; 4], 2));

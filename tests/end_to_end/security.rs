@@ -16,13 +16,13 @@ use super::program;
 const JOB: &str = "epochs = 8\n[cluster]\nps = 1\nworkers = 1\n";
 
 /// Makes an authority, the roles' certificates and a token.
-fn certs(dir: &Path) {
+pub(crate) fn certs(dir: &Path) {
     let made = program().run(&["certs", "--dir", dir.to_str().unwrap()]);
     assert!(made.status.success(), "{made:?}");
 }
 
 /// The environment of a process with the certificate of `role`.
-fn shows(dir: &Path, role: &str) -> Vec<(&'static str, String)> {
+pub(crate) fn shows(dir: &Path, role: &str) -> Vec<(&'static str, String)> {
     let file = |name| dir.join(role).join(name).to_str().unwrap().to_owned();
     vec![
         ("FLAMBEAU_TLS_CA", file("ca.crt")),

@@ -82,6 +82,14 @@ impl Daemon {
         self.ready.address.as_ref().unwrap().to_string()
     }
 
+    /// The most memory that it has had resident so far, in MiB.
+    pub fn peak_memory(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        let kibibytes = peak.unwrap().trim().trim_end_matches(" kB");
+        kibibytes.parse::<u64>().unwrap() >> 10
+    }
+
     /// What it has logged.
     pub fn log(&self) -> String {
         read(&self.log)
@@ -112,6 +120,7 @@ impl Daemon {
     pub fn http(&self, path: &str) -> String {
         use std::io::{Read, Write};
         let mut stream = std::net::TcpStream::connect(self.ready.metrics).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
         write!(
             stream,
             "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"

@@ -12,6 +12,7 @@
 //! - `record`: `metrics.jsonl` and `summary.json` in the run directory
 
 mod begin;
+mod callers;
 mod cluster;
 pub mod embedded;
 mod gauges;

@@ -8,8 +8,9 @@ use std::time::Duration;
 use checkpoint::{CheckpointError, Claim, Store};
 use daemon::Offload;
 use daemon::process::Process;
-use daemon::settings::{JobFlags, ProcessSettings};
+use daemon::settings::{ConnectionSettings, JobFlags, ProcessSettings};
 use parking_lot::Mutex;
+use shared_proto::connections::{Caller, Connections, Port};
 use shared_proto::job::{Job, JobError, run_dir};
 use shared_proto::security::{Security, SecurityError};
 use shared_proto::transport::{self, Listen};
@@ -19,10 +20,11 @@ use tokio::net::TcpListener;
 use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
 use tonic::service::interceptor::InterceptedService;
-use tonic::transport::server::{Connected, TcpIncoming};
+use tonic::transport::server::Connected;
 use tonic::{Request, Status};
 
 use crate::begin::{Keeping, Wish, begin};
+use crate::callers::Counted;
 use crate::cluster::Cluster;
 use crate::gauges::Gauges;
 use crate::keeper::{keep_claim, run_errands};
@@ -41,6 +43,12 @@ const AFTERLIFE: Duration = Duration::from_secs(20);
 
 /// How long connections may take to end.
 const DRAIN: Duration = Duration::from_secs(2);
+
+/// Calls of one connection at a time. A member makes a few.
+const MOST_STREAMS: u32 = 64;
+
+/// How long a call may take to begin with its answer: one whose request never comes whole ends then.
+const MOST_TIME: Duration = Duration::from_secs(30);
 
 /// How often leases are looked at.
 const TICK: Duration = Duration::from_millis(100);
@@ -62,6 +70,9 @@ pub struct Settings {
     /// A job that failed because no worker could work is taken up without this.
     #[arg(long, env = "FLAMBEAU_TAKE_UP")]
     pub take_up: bool,
+    /// How many may be connected.
+    #[command(flatten)]
+    pub connections: ConnectionSettings,
     /// What all processes can be told.
     #[command(flatten)]
     pub process: ProcessSettings,
@@ -222,7 +233,8 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), Coordinator
     process.announce(Some(Listen::Tcp(address)));
     process.readiness.set(true);
     tracing::info!(%address, run_dir = %dir.display(), again = run.again, "coordinating");
-    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+    let connections = Connections::new(Port::Coordinator, settings.connections.limits());
+    let incoming = Box::pin(connections.incoming(listener));
     if process.security.is_listening_encrypted() {
         let incoming = Box::pin(process.security.secured(incoming));
         run.serve(incoming, &process).await
@@ -264,10 +276,12 @@ impl Run {
         let service =
             Service::new(Arc::clone(&shared), stop.clone()).with_security(process.security.clone());
         let server = transport::server()
-            .add_service(InterceptedService::new(
+            .max_concurrent_streams(MOST_STREAMS)
+            .timeout(MOST_TIME)
+            .add_service(Counted(InterceptedService::new(
                 CoordinatorServer::new(service),
                 admit(process.security.clone()),
-            ))
+            )))
             .serve_with_incoming_shutdown(incoming, stop.clone().cancelled_owned());
         let server = tokio::spawn(server);
         let beside = |work: BoxFuture| tokio::spawn(stop.clone().run_until_cancelled_owned(work));
@@ -357,6 +371,10 @@ async fn release(store: &Store, claim: &Claim) {
 fn admit(security: Security) -> impl Fn(Request<()>) -> Result<Request<()>, Status> + Clone {
     move |request| {
         security.check_token(request.metadata().as_ref(), request.extensions())?;
+        // Its message may take a while to come.
+        Caller::of(request.extensions())
+            .into_iter()
+            .for_each(Caller::called);
         Ok(request)
     }
 }

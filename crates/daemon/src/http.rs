@@ -8,12 +8,18 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use axum::Router;
+use axum::body::Body;
 use axum::http::StatusCode;
 use axum::routing::get;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto::Builder;
+use hyper_util::service::TowerToHyperService;
 use metrics::gauge;
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
+use shared_proto::connections::{Connections, Guarded, Limits, Port};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
+use tower::ServiceExt;
 
 /// Histogram buckets for `_seconds`, from 10 microseconds to 100 seconds.
 const SECONDS: [f64; 15] = [
@@ -30,6 +36,12 @@ const UPKEEP: Duration = Duration::from_secs(5);
 
 /// How long a health check waits.
 const HEALTH_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Connections at a time. One that makes no request gives way to newer ones.
+pub const CONNECTIONS: usize = 64;
+
+/// How long the next request of a connection may take to come.
+const NEXT_REQUEST: Duration = Duration::from_secs(30);
 
 /// Whether a process is at its post: in the cluster, and with all that it is to have there.
 #[derive(Clone, Debug, Default)]
@@ -118,13 +130,7 @@ pub async fn serve(
         .route("/metrics", get(move || async move { render() }))
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(move || async move { readiness.answer() }));
-    let stop = shutdown.clone();
-    tokio::spawn(async move {
-        let serve = axum::serve(listener, app).with_graceful_shutdown(stop.cancelled_owned());
-        if let Err(error) = serve.await {
-            tracing::error!(%error, "the metrics endpoint has ended");
-        }
-    });
+    tokio::spawn(answer_all(listener, app, shutdown.clone()));
     tokio::spawn(async move {
         let upkeep = async {
             loop {
@@ -135,6 +141,36 @@ pub async fn serve(
         shutdown.run_until_cancelled(upkeep).await;
     });
     Ok(address)
+}
+
+/// Serves connections until `shutdown`.
+async fn answer_all(listener: TcpListener, app: Router, shutdown: CancellationToken) {
+    let connections = Connections::new(Port::Metrics, Limits::without_members(CONNECTIONS));
+    let mut http = Builder::new(TokioExecutor::new()).http1_only();
+    http.http1()
+        .timer(TokioTimer::new())
+        .header_read_timeout(NEXT_REQUEST);
+    let accept = async {
+        loop {
+            let (stream, place) = connections.accept(&listener).await;
+            let stream = Guarded::new(stream, place);
+            let caller = stream.caller().clone();
+            let app = app
+                .clone()
+                .map_request(move |request: axum::http::Request<_>| {
+                    caller.called();
+                    request.map(Body::new)
+                });
+            let service = TowerToHyperService::new(app);
+            let serve = http.serve_connection(TokioIo::new(stream), service);
+            let serve = shutdown
+                .clone()
+                .run_until_cancelled_owned(serve.into_owned());
+            // Whoever asks badly, or goes, is no concern of ours.
+            tokio::spawn(async { drop(serve.await) });
+        }
+    };
+    shutdown.run_until_cancelled(accept).await;
 }
 
 #[cfg(test)]

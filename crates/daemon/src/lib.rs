@@ -8,6 +8,7 @@
 //!
 //! A role is a function `run(settings, process)` of its library; [`process::main`] wraps it.
 
+mod descriptors;
 pub mod http;
 pub mod membership;
 mod offload;

@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 
 use crate::Ready;
+use crate::descriptors;
 use crate::http::{self, Readiness};
 use crate::settings::{AfterJob, LogFormat, ProcessSettings};
 
@@ -111,6 +112,7 @@ fn start<E: Failure>(
     settings: ProcessSettings,
     run: impl AsyncFnOnce(Process) -> Result<(), E>,
 ) -> Result<(), Ending> {
+    descriptors::raise();
     let security = settings
         .security
         .load()

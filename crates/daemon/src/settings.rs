@@ -3,9 +3,12 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use shared_proto::connections::Limits;
 use shared_proto::job::{DataKind, Job, JobError, Mode, Optimizer, Strategy, Wire};
 use shared_proto::security::{Security, SecurityError, SecurityFiles};
 use shared_proto::transport::Listen;
+
+use crate::descriptors;
 
 /// What every process can be told.
 #[derive(Clone, Debug, clap::Args)]
@@ -90,6 +93,30 @@ impl SecuritySettings {
             anonymous_callers: self.tls_callers == Callers::Any,
             token: self.token_file.clone(),
         })
+    }
+}
+
+/// How many connections a port takes.
+#[derive(Clone, Debug, Default, clap::Args)]
+#[command(next_help_heading = "Connections")]
+pub struct ConnectionSettings {
+    /// Connections at a time. Default: what the limit of open files allows, 16384 at the most. A
+    /// quarter, 256 at the most, is for callers that have not shown yet who they are; the rest is for
+    /// members.
+    #[arg(long, env = "FLAMBEAU_MAX_CONNECTIONS", value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
+    pub max_connections: Option<u32>,
+    /// Connections from one address at a time. Default: three quarters of all. Workers behind one
+    /// gateway share an address.
+    #[arg(long, env = "FLAMBEAU_MAX_CONNECTIONS_PER_ADDRESS", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub max_connections_per_address: Option<u32>,
+}
+
+impl ConnectionSettings {
+    /// The limits of a port, within what this process may have open.
+    pub fn limits(&self) -> Limits {
+        let [total, per_address] = [self.max_connections, self.max_connections_per_address]
+            .map(|number| number.map(|number| number as usize));
+        descriptors::limits(total, per_address)
     }
 }
 

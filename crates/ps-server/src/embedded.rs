@@ -70,6 +70,7 @@ impl Embedded {
             sessions: sessions.clone(),
             shutdown: stop.clone(),
             security: Security::default(),
+            greeted: Arc::default(),
         };
         let follower = Follower {
             shard,

@@ -19,6 +19,7 @@ pub mod desk;
 pub mod embedded;
 mod follow;
 mod gate;
+mod limits;
 mod listener;
 mod load;
 pub mod optimizer;

@@ -6,13 +6,14 @@ use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream as StdUnix;
 use std::path::PathBuf;
 
+use shared_proto::connections::{Connections, Place};
 use shared_proto::transport::Listen;
 use tokio::net::{TcpListener, UnixListener};
 
 /// A connection on its way to the thread that will serve it.
 pub(crate) enum Connection {
-    Tcp(StdTcp),
-    Unix(StdUnix),
+    Tcp(StdTcp, Place),
+    Unix(StdUnix, Place),
 }
 
 /// Accepts connections.
@@ -58,14 +59,20 @@ impl Listener {
         })
     }
 
-    pub(crate) async fn accept(&self) -> io::Result<Connection> {
+    /// The next connection that there is a place for.
+    ///
+    /// # Errors
+    /// If the connection cannot be taken to another thread.
+    pub(crate) async fn accept(&self, connections: &Connections) -> io::Result<Connection> {
         match self {
             Self::Tcp(listener) => {
-                let stream = listener.accept().await?.0;
-                stream.set_nodelay(true)?;
-                stream.into_std().map(Connection::Tcp)
+                let (stream, place) = connections.accept(listener).await;
+                Ok(Connection::Tcp(stream.into_std()?, place))
             }
-            Self::Unix(_, listener) => listener.accept().await?.0.into_std().map(Connection::Unix),
+            Self::Unix(_, listener) => {
+                let (stream, place) = connections.accept(listener).await;
+                Ok(Connection::Unix(stream.into_std()?, place))
+            }
         }
     }
 }
@@ -79,6 +86,7 @@ fn abandoned(path: &std::path::Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use shared_proto::connections::{Limits, Port};
 
     #[tokio::test]
     async fn a_socket_file_is_replaced_only_if_nobody_listens() {
@@ -93,8 +101,9 @@ mod tests {
         assert_eq!(taken.kind(), io::ErrorKind::AddrInUse);
 
         let client = StdUnix::connect(&path).unwrap();
-        let accepted = listener.accept().await.unwrap();
-        assert!(matches!(accepted, Connection::Unix(_)));
+        let connections = Connections::new(Port::Data, Limits::of(8, None));
+        let accepted = listener.accept(&connections).await.unwrap();
+        assert!(matches!(accepted, Connection::Unix(..)));
         drop((client, listener));
         assert!(!path.exists());
 

@@ -8,7 +8,8 @@ use checkpoint::CheckpointError;
 use daemon::Offload;
 use daemon::membership::{Coordinator, Membership, MembershipError, Registration};
 use daemon::process::Process;
-use daemon::settings::{AfterJob, MemberSettings, ProcessSettings};
+use daemon::settings::{AfterJob, ConnectionSettings, MemberSettings, ProcessSettings};
+use shared_proto::connections::{Connections, Port};
 use shared_proto::ids::{Role, Task};
 use shared_proto::refusal::Refusal;
 use shared_proto::security::SecurityError;
@@ -42,6 +43,9 @@ pub struct Settings {
     /// How it finds its cluster.
     #[command(flatten)]
     pub member: MemberSettings,
+    /// How many may be connected.
+    #[command(flatten)]
+    pub connections: ConnectionSettings,
     /// What all processes can be told.
     #[command(flatten)]
     pub process: ProcessSettings,
@@ -139,9 +143,11 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), PsError> {
         sessions: sessions.clone(),
         shutdown: stop.clone(),
         security: process.security.clone(),
+        greeted: Arc::default(),
     };
     let threads = SessionThreads::start(settings.threads(), &service, &stop).map_err(listen)?;
-    let accepting = tokio::spawn(threads.accept(listener, stop.clone()));
+    let connections = Connections::new(Port::Data, settings.connections.limits());
+    let accepting = tokio::spawn(threads.accept(listener, connections, stop.clone()));
 
     let follower = Follower {
         shard,

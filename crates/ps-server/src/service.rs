@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use http::{HeaderValue, Request, Response, header};
+use shared_proto::connections::Caller;
 use shared_proto::ids::Role;
 use shared_proto::security::Security;
 use shared_proto::stream::{self, End, Incoming};
@@ -17,6 +18,7 @@ use tonic::body::Body;
 use tonic::server::NamedService;
 use tower::Service;
 
+use crate::limits::Greeted;
 use crate::session::Session;
 use crate::shard::Shard;
 
@@ -31,6 +33,7 @@ pub(crate) struct Sessions {
     pub(crate) sessions: TaskTracker,
     pub(crate) shutdown: CancellationToken,
     pub(crate) security: Security,
+    pub(crate) greeted: Arc<Greeted>,
 }
 
 impl NamedService for Sessions {
@@ -63,8 +66,11 @@ impl Sessions {
         if let Err(status) = admitted {
             return status.into_http();
         }
+        let caller = Caller::of(extensions).cloned();
+        caller.iter().for_each(Caller::called);
         let (answers, body) = stream::body(ANSWERS, End::Response);
-        let session = Session::new(Arc::clone(&self.shard), answers);
+        let entrance = Arc::clone(&self.greeted).entrance(caller);
+        let session = Session::new(Arc::clone(&self.shard), answers, entrance);
         let incoming = Incoming::new(request.into_body());
         self.sessions
             .spawn(session.serve(incoming, self.shutdown.clone()));

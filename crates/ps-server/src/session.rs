@@ -19,6 +19,7 @@ use tonic::{Code, Status};
 
 use crate::embedded::Fault;
 use crate::gate::{Admission, Gate};
+use crate::limits::{self, Entrance};
 use crate::shard::{Followed, Shard};
 
 /// Pulls of one session that may wait at a time: more than the blocks of any model's shard that
@@ -36,9 +37,12 @@ struct Waiting {
     pull: wire::Pull,
     origin: Origin,
     since: Instant,
-    on: Vec<Task>,
+    /// Shared by all pulls that wait for the same.
+    on: Arc<[Task]>,
     /// When to tell the worker; none once it knows.
     tell: Option<Instant>,
+    /// In bytes.
+    cost: usize,
 }
 
 /// One worker's stream.
@@ -47,6 +51,10 @@ pub(crate) struct Session {
     followed: watch::Receiver<Followed>,
     answers: Sender,
     waiting: Vec<Waiting>,
+    /// Bytes of all that waits, and whom the last of it waits for.
+    waiting_cost: usize,
+    waiting_on: Arc<[Task]>,
+    entrance: Entrance,
     /// Who is at the other end.
     peer: String,
     /// As whom it has said Hello.
@@ -62,12 +70,15 @@ enum End {
 }
 
 impl Session {
-    pub(crate) fn new(shard: Arc<Shard>, answers: Sender) -> Self {
+    pub(crate) fn new(shard: Arc<Shard>, answers: Sender, entrance: Entrance) -> Self {
         Self {
             followed: shard.subscribe(),
             shard,
             answers,
             waiting: Vec::new(),
+            waiting_cost: 0,
+            waiting_on: Arc::default(),
+            entrance,
             peer: "a peer that has not said hello".to_owned(),
             task: None,
         }
@@ -94,15 +105,20 @@ impl Session {
     }
 
     async fn exchange(&mut self, incoming: &mut Messages<wire::ClientMessage>) -> End {
-        let epoch_over = match self.greet(incoming).await {
-            Ok(epoch_over) => epoch_over,
+        incoming.bound(limits::HELLO);
+        let (epoch_over, replaced) = match self.greet(incoming).await {
+            Ok(until) => until,
             Err(end) => return end,
         };
+        incoming.bound(limits::of_messages(self.shard.followed().store.as_ref()));
         tokio::select! {
             biased;
             end = self.answer_all(incoming) => end,
             () = epoch_over.cancelled() => End::Status(Status::unavailable(
                 "the shard map has changed; fetch it and connect again",
+            )),
+            () = replaced.cancelled() => End::Status(Status::unavailable(
+                "the worker has opened another session, or is not in the view any more",
             )),
         }
     }
@@ -133,7 +149,7 @@ impl Session {
     async fn greet(
         &mut self,
         incoming: &mut Messages<wire::ClientMessage>,
-    ) -> Result<CancellationToken, End> {
+    ) -> Result<(CancellationToken, CancellationToken), End> {
         let first = match timeout(CATCH_UP, incoming.message()).await {
             Ok(Ok(Some(message))) => message,
             Ok(Ok(None)) => return Err(End::Gone),
@@ -165,8 +181,10 @@ impl Session {
         let followed = self.followed.borrow_and_update().clone();
         let welcome = self.welcome(&origin, &followed);
         let welcome = welcome.map_err(|r| refuse(&self.shard, r))?;
+        let replaced = self.entrance.admit(origin.task, &followed.view);
+        let replaced = replaced.map_err(End::Status)?;
         self.answer(Outgoing::Welcome(welcome)).await?;
-        Ok(followed.epoch_over)
+        Ok((followed.epoch_over, replaced))
     }
 
     fn welcome(&self, origin: &Origin, followed: &Followed) -> Result<wire::Welcome, Refusal> {
@@ -264,15 +282,20 @@ impl Session {
         match self.shard.admit_pull(&pull, &origin, &followed) {
             Admission::Proceed => self.send_weights(&pull, &origin, &followed, None).await,
             Admission::Reject(refusal) => self.refuse(origin.sequence.0, refusal).await,
-            Admission::Wait(_) if self.waiting.len() >= MOST_WAITING => {
+            Admission::Wait(_) if !self.has_room_for(&pull, &followed) => {
                 let many = Refusal::new(
                     Reason::TooManyRequests,
-                    format!("{MOST_WAITING} pulls of this session are waiting; wait for answers"),
+                    format!(
+                        "{} pulls of this session are waiting, as many as there is memory for; wait for answers",
+                        self.waiting.len()
+                    ),
                 );
                 self.refuse(origin.sequence.0, many).await
             }
             Admission::Wait(on) => {
-                self.waiting.push(Waiting {
+                let on = self.shared(on);
+                self.put_aside(Waiting {
+                    cost: size_of::<Waiting>() + limits::cost(&pull),
                     pull,
                     origin,
                     since: now,
@@ -284,10 +307,30 @@ impl Session {
         }
     }
 
+    fn has_room_for(&self, pull: &wire::Pull, followed: &Followed) -> bool {
+        let cost = size_of::<Waiting>() + limits::cost(pull);
+        let taken = self.waiting_cost + cost;
+        self.waiting.len() < MOST_WAITING && taken <= limits::of_waiting(followed.store.as_ref())
+    }
+
+    fn put_aside(&mut self, waiting: Waiting) {
+        self.waiting_cost += waiting.cost;
+        self.waiting.push(waiting);
+    }
+
+    /// Tasks in the memory of those before, where they are the same.
+    fn shared(&mut self, on: Vec<Task>) -> Arc<[Task]> {
+        if *self.waiting_on != *on {
+            self.waiting_on = on.into();
+        }
+        Arc::clone(&self.waiting_on)
+    }
+
     /// The view has changed: answers the pulls that it lets through.
     async fn look_again(&mut self) -> Result<(), End> {
         self.check_lease()?;
         let followed = self.followed.borrow_and_update().clone();
+        self.waiting_cost = 0;
         for mut waiting in std::mem::take(&mut self.waiting) {
             match self
                 .shard
@@ -302,11 +345,11 @@ impl Session {
                     self.refuse(waiting.origin.sequence.0, refusal).await?;
                 }
                 Admission::Wait(on) => {
-                    if on != waiting.on {
-                        waiting.on = on;
+                    if *on != *waiting.on {
+                        waiting.on = self.shared(on);
                         waiting.tell = Some(waiting.tell.unwrap_or_else(Instant::now));
                     }
-                    self.waiting.push(waiting);
+                    self.put_aside(waiting);
                 }
             }
         }
@@ -317,19 +360,18 @@ impl Session {
     async fn tell(&mut self) -> Result<(), End> {
         let now = Instant::now();
         let min_clock = self.shard.followed().view.min_clock;
-        let mut due = Vec::new();
-        for waiting in &mut self.waiting {
-            if waiting.tell.take_if(|at| *at <= now).is_some() {
-                due.push(wire::Waiting {
-                    request: waiting.origin.sequence.0,
-                    on: waiting.on.iter().copied().map(Into::into).collect(),
-                    min_clock: min_clock.0,
-                });
-                tracing::debug!(peer = %self.peer, on = names(&waiting.on), "a pull waits");
+        for index in 0..self.waiting.len() {
+            let waiting = &mut self.waiting[index];
+            if waiting.tell.take_if(|at| *at <= now).is_none() {
+                continue;
             }
-        }
-        for waiting in due {
-            self.answer(Outgoing::Waiting(waiting)).await?;
+            let answer = wire::Waiting {
+                request: waiting.origin.sequence.0,
+                on: waiting.on.iter().copied().map(Into::into).collect(),
+                min_clock: min_clock.0,
+            };
+            tracing::debug!(peer = %self.peer, on = names(&*waiting.on), "a pull waits");
+            self.answer(Outgoing::Waiting(answer)).await?;
         }
         Ok(())
     }
@@ -376,7 +418,7 @@ impl Session {
             Code::OutOfRange => Refusal::new(
                 Reason::Oversized,
                 format!(
-                    "{} sent a message larger than {MAX_MESSAGE_BYTES} bytes: {}; cut pushes into smaller messages",
+                    "{} sent a message larger than this server takes: {}; cut it into smaller ones, of {MAX_MESSAGE_BYTES} bytes at the most",
                     self.peer,
                     status.message()
                 ),

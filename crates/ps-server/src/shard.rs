@@ -22,6 +22,7 @@ use crate::block::{NotStaged, Taken};
 use crate::counters::Counters;
 use crate::embedded::Fault;
 use crate::gate::{Admission, Gate};
+use crate::limits;
 use crate::optimizer::{Rule, rule};
 use crate::save::Saving;
 use crate::schedule::factor;
@@ -126,6 +127,7 @@ impl Shard {
                 self.counters
                     .staged_bytes
                     .increment(gradient.bytes() as f64);
+                let gradient = limits::own(gradient);
                 newly_staged += usize::from(block.stage(&origin, view, gradient));
             } else {
                 let began = Instant::now();
@@ -234,6 +236,7 @@ impl Shard {
         let origin = Origin::read(ask.origin.as_ref(), "AskOutcome")?;
         let Followed { view, store, .. } = self.followed();
         let store = self.initialized(&origin, &view, store.as_ref())?;
+        limits::check_asked(ask, store)?;
         let outcome = |id: &wire::BlockId| {
             let id = BlockId::from(*id);
             let Some(block) = store.blocks.by_id.get(&id) else {
@@ -295,6 +298,7 @@ impl Shard {
             let id = BlockId::read(part.block)?;
             checked.push((id, store.read_values(id, part.payload.as_ref())?));
         }
+        limits::each_once(checked.iter().map(|(id, _)| *id), store)?;
         let mut acknowledged = wire::Acknowledged {
             sequence: origin.sequence.0,
             level: wire::AcknowledgementLevel::Applied.into(),

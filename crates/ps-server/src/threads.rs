@@ -5,6 +5,7 @@
 use std::io;
 use std::thread::JoinHandle;
 
+use shared_proto::connections::{Connections, Guarded};
 use shared_proto::transport;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
@@ -19,6 +20,9 @@ use crate::service::Sessions;
 
 /// Connections that may wait for a thread to take them.
 const WAITING: usize = 64;
+
+/// Streams of one connection at a time. Workers open one.
+const MOST_STREAMS: u32 = 4;
 
 /// Threads that serve sessions.
 pub(crate) struct SessionThreads {
@@ -57,17 +61,18 @@ impl SessionThreads {
 
     /// Accepts connections, and gives them to the threads in turns, until `stop`; then waits for
     /// the threads to end.
-    pub(crate) async fn accept(self, listener: Listener, stop: CancellationToken) {
+    pub(crate) async fn accept(
+        self,
+        listener: Listener,
+        places: Connections,
+        stop: CancellationToken,
+    ) {
         let connections = self.connections;
         let accept = async {
             for thread in connections.iter().cycle() {
-                match listener.accept().await {
-                    // A thread ends only with all of them.
-                    Ok(connection) => drop(thread.send(connection).await),
-                    Err(error) => {
-                        tracing::warn!(%error, "a connection could not be accepted");
-                        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
-                    }
+                // One that cannot be taken along is closed. A thread ends only with all of them.
+                if let Ok(connection) = listener.accept(&places).await {
+                    drop(thread.send(connection).await);
                 }
             }
         };
@@ -83,12 +88,14 @@ async fn serve(service: Sessions, mut queue: mpsc::Receiver<Connection>, stop: C
     let Some(first) = stop.run_until_cancelled(queue.recv()).await.flatten() else {
         return;
     };
-    let first_kind = matches!(first, Connection::Tcp(_));
+    let first_kind = matches!(first, Connection::Tcp(..));
     let connections = tokio_stream::once(first).chain(ReceiverStream::new(queue));
     let served = if first_kind {
         let incoming = connections.filter_map(|connection| match connection {
-            Connection::Tcp(stream) => Some(TcpStream::from_std(stream)),
-            Connection::Unix(_) => None,
+            Connection::Tcp(stream, place) => {
+                Some(TcpStream::from_std(stream).map(|stream| Guarded::new(stream, place)))
+            }
+            Connection::Unix(..) => None,
         });
         if service.security.is_listening_encrypted() {
             let incoming = Box::pin(service.security.secured(incoming));
@@ -98,8 +105,10 @@ async fn serve(service: Sessions, mut queue: mpsc::Receiver<Connection>, stop: C
         }
     } else {
         let incoming = connections.filter_map(|connection| match connection {
-            Connection::Unix(stream) => Some(UnixStream::from_std(stream)),
-            Connection::Tcp(_) => None,
+            Connection::Unix(stream, place) => {
+                Some(UnixStream::from_std(stream).map(|stream| Guarded::new(stream, place)))
+            }
+            Connection::Tcp(..) => None,
         });
         serve_all(service, incoming, stop).await
     };
@@ -117,6 +126,7 @@ where
     S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
 {
     transport::server()
+        .max_concurrent_streams(MOST_STREAMS)
         .add_service(service)
         .serve_with_incoming_shutdown(incoming, stop.cancelled_owned())
         .await

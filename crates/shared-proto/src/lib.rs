@@ -10,11 +10,13 @@
 //! - [`job`]: what is trained, one TOML file
 //! - [`refusal`]: why a message is turned away, on the wire and off it
 //! - [`view`]: what the coordinator has decided
+//! - [`connections`]: how many a port takes, of whom, and for how long
 //! - [`security`]: certificates and the job's token
 //! - [`stream`]: messages on an HTTP/2 body, without copies of what they carry
 //! - [`transport`]: how both ends set up gRPC
 
 pub mod blocks;
+pub mod connections;
 pub mod ids;
 pub mod job;
 pub mod kernel;

@@ -171,6 +171,15 @@ impl Elements {
         self.bytes.len()
     }
 
+    /// The same in memory of their own.
+    #[must_use]
+    pub fn copied(&self) -> Self {
+        Self {
+            dtype: self.dtype,
+            bytes: Bytes::copy_from_slice(&self.bytes),
+        }
+    }
+
     /// Whether none is NaN or infinite.
     pub fn all_finite(&self) -> bool {
         match self.dtype {

@@ -24,10 +24,11 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tonic::service::Interceptor;
-use tonic::transport::server::{TcpConnectInfo, TlsConnectInfo, UdsConnectInfo};
+use tonic::transport::server::TlsConnectInfo;
 use tonic::transport::{Certificate, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Request, Status};
 
+use crate::connections::{Caller, Guarded};
 use crate::ids::Role;
 use crate::transport;
 
@@ -52,7 +53,7 @@ const HANG_UP: Duration = Duration::from_secs(1);
 const BEARER: &str = "Bearer ";
 
 /// A TCP connection whose caller has shown its certificate, if one is demanded.
-pub type SecureStream = tokio_rustls::server::TlsStream<TcpStream>;
+pub type SecureStream = tokio_rustls::server::TlsStream<Guarded<TcpStream>>;
 
 /// The files that a process is given.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -224,14 +225,16 @@ impl Security {
     }
 
     /// The connections whose callers have shown what is demanded, of a listener that has a certificate.
-    /// Those that do not, or not in time, are closed and counted. Up to 1,024 are greeted at
-    /// the same time; more wait for their turn, and each takes at most five seconds.
-    pub fn secured<S: Stream<Item = io::Result<TcpStream>>>(
+    /// Those that do not, or not in time, are closed and counted; those whose certificate was demanded
+    /// are members. Up to 1,024 are greeted at the same time; more wait for their turn, and each
+    /// takes at most five seconds.
+    pub fn secured<S: Stream<Item = io::Result<Guarded<TcpStream>>>>(
         &self,
         incoming: S,
     ) -> impl Stream<Item = io::Result<SecureStream>> + use<S> {
         let acceptor = self.listener.clone();
-        let greet = move |connection: io::Result<TcpStream>| {
+        let mutual = self.mutual;
+        let greet = move |connection: io::Result<Guarded<TcpStream>>| {
             let acceptor = acceptor.clone();
             async move {
                 let (connection, acceptor) = match (connection, acceptor) {
@@ -240,9 +243,11 @@ impl Security {
                     (Ok(_), None) => return None,
                     (Err(error), _) => return Some(Err(error)),
                 };
-                let peer = connection.peer_addr().ok();
+                let caller = connection.caller().clone();
+                let peer = caller.peer();
                 let accept = acceptor.accept(connection).into_fallible();
                 match timeout(HANDSHAKE, accept).await {
+                    Ok(Ok(_)) if mutual && !caller.admit() => {}
                     Ok(Ok(stream)) => return Some(Ok(stream)),
                     Ok(Err((error, connection))) if certificate_error(&error).is_some() => {
                         refused(CERTIFICATE, peer, &error);
@@ -258,10 +263,10 @@ impl Security {
         greeted.filter_map(std::future::ready)
     }
 
-    /// Whether a call has the token.
+    /// Whether a call has the token. Whoever has it is a member.
     ///
     /// # Errors
-    /// `Unauthenticated`, counted, if it has not.
+    /// `Unauthenticated`, counted, if it has not; `ResourceExhausted` if all places are taken.
     pub fn check_token(&self, headers: &HeaderMap, extensions: &Extensions) -> Result<(), Status> {
         let Some(token) = &self.token else {
             return Ok(());
@@ -269,7 +274,10 @@ impl Security {
         let shown = headers.get(header::AUTHORIZATION);
         let shown = shown.map_or(&b""[..], HeaderValue::as_bytes);
         if bool::from(token.as_bytes().ct_eq(shown)) {
-            return Ok(());
+            return match Caller::of(extensions) {
+                Some(caller) if !caller.admit() => Err(crowded()),
+                _ => Ok(()),
+            };
         }
         let what = if shown.is_empty() { "missing" } else { "wrong" };
         let what = format!("the job's token is {what}; give every process the same --token-file");
@@ -283,7 +291,7 @@ impl Security {
     /// # Errors
     /// `PermissionDenied`, counted, if it has not.
     pub fn check_role(&self, extensions: &Extensions, role: Role) -> Result<(), Status> {
-        let through_file = extensions.get::<UdsConnectInfo>().is_some();
+        let through_file = Caller::of(extensions).is_some_and(|caller| caller.peer().is_none());
         if self.listener.is_none() || !self.mutual || through_file || has_role(extensions, role) {
             return Ok(());
         }
@@ -343,8 +351,15 @@ pub fn certificate_error(error: &(dyn std::error::Error + 'static)) -> Option<St
     words.find(ALERT).map(|at| words[at..].to_owned())
 }
 
+/// What a caller is told for whom there is no place among the members.
+pub fn crowded() -> Status {
+    Status::resource_exhausted(
+        "all places of this port are taken; raise --max-connections, or use more servers",
+    )
+}
+
 fn has_role(extensions: &Extensions, role: Role) -> bool {
-    let info = extensions.get::<TlsConnectInfo<TcpConnectInfo>>();
+    let info = extensions.get::<TlsConnectInfo<Caller>>();
     let certificates = info.and_then(TlsConnectInfo::peer_certs);
     let first = certificates.as_ref().and_then(|chain| chain.first());
     let first = first.and_then(|der| webpki::EndEntityCert::try_from(der).ok());
@@ -355,14 +370,11 @@ fn has_role(extensions: &Extensions, role: Role) -> bool {
 }
 
 fn peer_of(extensions: &Extensions) -> Option<SocketAddr> {
-    let secured = extensions.get::<TlsConnectInfo<TcpConnectInfo>>();
-    let plain = || extensions.get::<TcpConnectInfo>();
-    let tcp = secured.map(TlsConnectInfo::get_ref).or_else(plain);
-    tcp.and_then(TcpConnectInfo::remote_addr)
+    Caller::of(extensions).and_then(Caller::peer)
 }
 
 /// Ends a connection so that the other side can still read why.
-async fn hang_up(mut connection: TcpStream) {
+async fn hang_up(mut connection: Guarded<TcpStream>) {
     let drain = async {
         connection.shutdown().await?;
         tokio::io::copy(&mut connection, &mut tokio::io::sink()).await

@@ -22,8 +22,12 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tonic::{Code, Status};
 
-use crate::transport::MAX_MESSAGE_BYTES;
+use crate::stream::bounds::count_parts;
 use crate::wire::{self, client_message, payload::Values, server_message};
+
+mod bounds;
+
+pub use bounds::Bounds;
 
 /// The path of the method `Session` of the service `ParameterServer`.
 pub const SESSION_PATH: &str = "/flambeau.v1.ParameterServer/Session";
@@ -36,6 +40,10 @@ const PREFIX_BYTES: usize = 5;
 
 /// What is smaller than this is copied together: a frame of its own costs more.
 const SMALL_BYTES: usize = 64 << 10;
+
+/// A frame smaller than this is copied to those before it: each frame that is kept costs memory of its
+/// own, however few bytes it has.
+const TINY_BYTES: usize = 1 << 10;
 
 /// How often a reader looks for more before its thread sleeps, after a wait that was short. A look
 /// takes about a microsecond.
@@ -292,6 +300,9 @@ pub struct Incoming<M> {
     body: tonic::body::Body,
     /// Bytes that have come and are of no finished message.
     pieces: SegmentedBuf<Bytes>,
+    /// Those that came last, in tiny frames.
+    tiny: BytesMut,
+    bounds: Bounds,
     /// Length of the message that is coming, once its prefix has.
     length: Option<usize>,
     /// Whether the last wait was short: the next one then may be, too.
@@ -305,9 +316,36 @@ impl<M: Message + Default> Incoming<M> {
         Self {
             body,
             pieces: SegmentedBuf::new(),
+            tiny: BytesMut::new(),
+            bounds: Bounds::default(),
             length: None,
             short_waits: true,
             messages: PhantomData,
+        }
+    }
+
+    /// From now on messages are to keep within these bounds. What is read ahead already counts too.
+    pub fn bound(&mut self, bounds: Bounds) {
+        self.bounds = bounds;
+    }
+
+    fn take(&mut self, data: Bytes) {
+        // A message that has come whole in its frame is decoded there.
+        if data.len() < TINY_BYTES && self.remaining() > 0 {
+            return self.tiny.put(data);
+        }
+        self.gather();
+        self.pieces.push(data);
+    }
+
+    /// Bytes that have come and are of no finished message.
+    fn remaining(&self) -> usize {
+        self.pieces.remaining() + self.tiny.len()
+    }
+
+    fn gather(&mut self) {
+        if !self.tiny.is_empty() {
+            self.pieces.push(self.tiny.split().freeze());
         }
     }
 
@@ -325,7 +363,7 @@ impl<M: Message + Default> Incoming<M> {
             let frame = self.frame().await;
             match frame {
                 Some(Ok(frame)) => match frame.into_data() {
-                    Ok(data) => self.pieces.push(data),
+                    Ok(data) => self.take(data),
                     Err(frame) => {
                         let trailers = frame.into_trailers().unwrap_or_default();
                         match Status::from_header_map(&trailers) {
@@ -335,7 +373,7 @@ impl<M: Message + Default> Incoming<M> {
                     }
                 },
                 Some(Err(status)) => return Err(status),
-                None if self.pieces.has_remaining() || self.length.is_some() => {
+                None if self.remaining() > 0 || self.length.is_some() => {
                     return Err(Status::internal("the stream ended within a message"));
                 }
                 None => return Ok(None),
@@ -365,24 +403,29 @@ impl<M: Message + Default> Incoming<M> {
     fn decode(&mut self) -> Result<Option<M>, Status> {
         let length = match self.length {
             Some(length) => length,
-            None if self.pieces.remaining() < PREFIX_BYTES => return Ok(None),
+            None if self.remaining() < PREFIX_BYTES => return Ok(None),
             None => {
+                self.gather();
                 if self.pieces.get_u8() != 0 {
                     return Err(Status::internal(
                         "a message is compressed; send it as it is",
                     ));
                 }
                 let length = self.pieces.get_u32() as usize;
-                if length > MAX_MESSAGE_BYTES {
+                if length > self.bounds.bytes {
                     return Err(Status::out_of_range(format!("it has {length} bytes")));
                 }
                 *self.length.insert(length)
             }
         };
-        if self.pieces.remaining() < length {
+        if self.remaining() < length {
             return Ok(None);
         }
+        self.gather();
         self.length = None;
+        if self.bounds.parts < usize::MAX {
+            count_parts(self.pieces.clone().take(length), self.bounds.parts)?;
+        }
         // What lies in one piece is decoded faster as that.
         let message = match self.pieces.chunk().len() >= length {
             true => M::decode(self.pieces.copy_to_bytes(length)),

@@ -1,0 +1,61 @@
+//! Whose connections are members': those by which a call has succeeded that only members make.
+
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use http::{Request, Response};
+use shared_proto::connections::Caller;
+use shared_proto::security::crowded;
+use tonic::body::Body;
+use tonic::codegen;
+use tonic::server::NamedService;
+use tonic::{Code, Status};
+use tower::Service;
+
+/// Calls that anybody may make: whoever makes no other is no member.
+const OPEN: [&str; 3] = ["GetStatus", "GetClusterSpec", "GetJob"];
+
+/// A service that tells its connections apart.
+#[derive(Clone)]
+pub(crate) struct Counted<S>(pub(crate) S);
+
+impl<S: NamedService> NamedService for Counted<S> {
+    const NAME: &'static str = S::NAME;
+}
+
+impl<S, B> Service<Request<Body>> for Counted<S>
+where
+    S: Service<Request<Body>, Response = Response<B>, Error = Infallible>,
+    S::Future: Send + 'static,
+    B: codegen::Body<Data = codegen::Bytes> + Send + 'static,
+    B::Error: Into<codegen::StdError>,
+{
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.0.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let caller = Caller::of(request.extensions()).cloned();
+        let method = request.uri().path().rsplit('/').next().unwrap_or_default();
+        let of_members = !OPEN.contains(&method);
+        let answer = self.0.call(request);
+        Box::pin(async move {
+            let response = answer.await?.map(Body::new);
+            let good = Status::from_header_map(response.headers())
+                .is_none_or(|status| status.code() == Code::Ok);
+            match caller {
+                Some(caller) if good && of_members && !caller.admit() => Ok(crowded().into_http()),
+                Some(caller) if good => {
+                    caller.called();
+                    Ok(response)
+                }
+                _ => Ok(response),
+            }
+        })
+    }
+}

@@ -1,0 +1,79 @@
+//! How many files and connections this process may have open.
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use shared_proto::connections::Limits;
+
+use crate::http;
+
+/// Descriptors kept for files, for connections of this process's own, and for those that are being
+/// closed.
+const RESERVE: usize = 128;
+
+/// Connections that a port takes at the most, however many descriptors there are.
+const MOST_CONNECTIONS: usize = 16_384;
+
+/// Descriptors to ask the system for where it sets no limit.
+const ENOUGH: u64 = 65_536;
+
+/// Raises the limit of open descriptors as far as the system lets an ordinary process.
+pub(crate) fn raise() {
+    let limit = getrlimit(Resource::Nofile);
+    let maximum = limit.maximum.unwrap_or(ENOUGH);
+    if limit.current.is_none_or(|current| current >= maximum) {
+        return;
+    }
+    let raised = Rlimit {
+        current: Some(maximum),
+        maximum: limit.maximum,
+    };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        tracing::warn!(%error, "the limit of open files cannot be raised");
+    }
+}
+
+/// What a role's port may have of them, unless other numbers are asked for.
+pub(crate) fn limits(total: Option<usize>, per_address: Option<usize>) -> Limits {
+    let descriptors = getrlimit(Resource::Nofile).current;
+    let descriptors = descriptors.map_or(usize::MAX, |limit| limit as usize);
+    let room = room(descriptors);
+    if let Some(total) = total.filter(|total| *total > room) {
+        tracing::warn!(
+            max_connections = total,
+            open_files = descriptors,
+            room,
+            "there are fewer descriptors than --max-connections; raise the limit of open files"
+        );
+    }
+    Limits::of(total.unwrap_or(MOST_CONNECTIONS).min(room), per_address)
+}
+
+/// The connections that a process with so many descriptors has room for.
+fn room(descriptors: usize) -> usize {
+    let kept = (RESERVE + http::CONNECTIONS).min(descriptors / 2);
+    descriptors - kept
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn descriptors_are_left_for_files_and_metrics() {
+        assert_eq!(room(1024), 832);
+        assert_eq!(room(100), 50);
+        let limits = limits(Some(400), None);
+        assert_eq!(
+            (limits.total, limits.newcomers, limits.per_address),
+            (400, 100, 300)
+        );
+        assert!(super::limits(None, Some(7)).total <= MOST_CONNECTIONS);
+    }
+
+    #[test]
+    fn the_limit_is_raised_to_what_is_allowed() {
+        raise();
+        let limit = getrlimit(Resource::Nofile);
+        let most = limit.maximum.unwrap_or(ENOUGH);
+        assert!(limit.current.is_none_or(|current| current >= most));
+    }
+}

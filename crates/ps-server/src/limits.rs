@@ -1,0 +1,203 @@
+//! What a session may cost, whatever is sent: how large messages are, how much of them waits, and how
+//! many sessions a worker has. ARCHITECTURE.md ("Memory of a server") has the sum.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use shared_proto::blocks::BlockId;
+use shared_proto::connections::Caller;
+use shared_proto::ids::{Task, TaskId};
+use shared_proto::payload::Elements;
+use shared_proto::refusal::{Reason, Refusal};
+use shared_proto::security::crowded;
+use shared_proto::stream::Bounds;
+use shared_proto::view::View;
+use shared_proto::wire;
+use tokio_util::sync::CancellationToken;
+use tonic::Status;
+
+use crate::store::Store;
+
+/// What may come before the session is admitted.
+pub(crate) const HELLO: Bounds = Bounds {
+    bytes: 16 << 10,
+    parts: 64,
+};
+
+/// Parts that a message may have besides those that name blocks.
+const OTHER_PARTS: usize = 16;
+
+/// Blocks in one message, however many the map has. That many full ones are 128 GiB; of the smallest
+/// ones no more fit into a message of values.
+const MOST_BLOCKS: usize = 131_072;
+
+/// Blocks that can be asked about at once: the answer is to fit into a message.
+const MOST_ASKED: usize = 32_768;
+
+/// Bytes of pulls that may wait in a session, whatever the shard holds.
+const WAITING_BYTES: usize = 2 << 20;
+
+/// Bytes of pulls that may wait besides, for each block of the map: its worker may ask for each by
+/// itself, and once more when the min clock has jumped.
+const WAITING_BYTES_A_BLOCK: usize = 1 << 10;
+
+/// A gradient smaller than this is copied out of its message when it is staged: otherwise a few bytes
+/// would hold all that came with them.
+const OWNED_BYTES: usize = 256 << 10;
+
+/// What a message of a session may be.
+pub(crate) fn of_messages(store: Option<&Arc<Store>>) -> Bounds {
+    Bounds {
+        parts: blocks(store).min(MOST_BLOCKS) + OTHER_PARTS,
+        ..Bounds::default()
+    }
+}
+
+fn blocks(store: Option<&Arc<Store>>) -> usize {
+    let variables = store.map_or(&[][..], |store| &store.map.variables);
+    variables.iter().map(|variable| variable.shards.len()).sum()
+}
+
+/// Bytes that the waiting pulls of a session may have together.
+pub(crate) fn of_waiting(store: Option<&Arc<Store>>) -> usize {
+    WAITING_BYTES.saturating_add(blocks(store).saturating_mul(WAITING_BYTES_A_BLOCK))
+}
+
+/// What a pull costs while it waits, besides its place in the queue.
+pub(crate) fn cost(pull: &wire::Pull) -> usize {
+    let job = pull
+        .origin
+        .as_ref()
+        .map_or(0, |origin| origin.job.capacity());
+    // The job's name is there twice.
+    2 * job + pull.blocks.capacity() * size_of::<wire::BlockVersion>()
+}
+
+/// Fails where blocks are named twice, or more of them than an answer has room for.
+pub(crate) fn check_asked(ask: &wire::AskOutcome, store: &Store) -> Result<(), Refusal> {
+    if ask.blocks.len() > MOST_ASKED {
+        let what = format!(
+            "{} blocks are asked about at once; {MOST_ASKED} is the most, so ask in several messages",
+            ask.blocks.len()
+        );
+        return Err(Refusal::new(Reason::Oversized, what));
+    }
+    each_once(ask.blocks.iter().map(|id| BlockId::from(*id)), store)
+}
+
+/// Fails where a block is named twice.
+pub(crate) fn each_once(
+    ids: impl ExactSizeIterator<Item = BlockId>,
+    store: &Store,
+) -> Result<(), Refusal> {
+    let mut named = HashSet::with_capacity(ids.len());
+    for id in ids {
+        if !named.insert(id) {
+            return Err(store.twice(id));
+        }
+    }
+    Ok(())
+}
+
+/// A gradient that does not hold the message that it came in, if that may be much larger.
+pub(crate) fn own(gradient: Elements) -> Elements {
+    match gradient.bytes() < OWNED_BYTES {
+        true => gradient.copied(),
+        false => gradient,
+    }
+}
+
+/// The sessions that were admitted: one of each worker.
+#[derive(Default)]
+pub(crate) struct Greeted(Mutex<HashMap<TaskId, (Task, CancellationToken)>>);
+
+impl Greeted {
+    /// The way in for a session.
+    pub(crate) fn entrance(self: Arc<Self>, caller: Option<Caller>) -> Entrance {
+        Entrance {
+            greeted: self,
+            caller,
+        }
+    }
+
+    /// Ends the worker's other session, and those of workers that are not in the view any more.
+    fn begin(&self, task: Task, view: &View) -> CancellationToken {
+        let mut sessions = self.0.lock();
+        sessions.retain(|_, (other, session)| {
+            let stays = view.workers.contains(other) && other.id != task.id;
+            if !stays {
+                session.cancel();
+            }
+            stays
+        });
+        let session = CancellationToken::new();
+        sessions.insert(task.id, (task, session.clone()));
+        session
+    }
+}
+
+/// By whom a session was opened, and what becomes of those before it.
+pub(crate) struct Entrance {
+    greeted: Arc<Greeted>,
+    caller: Option<Caller>,
+}
+
+impl Entrance {
+    /// Lets in a worker of the view. The token is cancelled when another session takes its place.
+    ///
+    /// # Errors
+    /// If there is no place among the members.
+    pub(crate) fn admit(&self, task: Task, view: &View) -> Result<CancellationToken, Status> {
+        if self.caller.as_ref().is_some_and(|caller| !caller.admit()) {
+            return Err(crowded());
+        }
+        Ok(self.greeted.begin(task, view))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use shared_proto::ids::{Generation, Role};
+    use shared_proto::payload::{self, Dtype};
+
+    fn worker(index: u32, generation: u64) -> Task {
+        Task {
+            id: TaskId {
+                role: Role::Worker,
+                index,
+            },
+            generation: Generation(generation),
+        }
+    }
+
+    fn view(workers: &[Task]) -> View {
+        View {
+            workers: workers.to_vec(),
+            ..View::default()
+        }
+    }
+
+    #[test]
+    fn a_worker_has_one_session_and_those_who_are_gone_have_none() {
+        let greeted = Greeted::default();
+        let both = view(&[worker(0, 1), worker(1, 1)]);
+        let first = greeted.begin(worker(0, 1), &both);
+        let other = greeted.begin(worker(1, 1), &both);
+        let second = greeted.begin(worker(0, 1), &both);
+        assert!(first.is_cancelled() && !other.is_cancelled() && !second.is_cancelled());
+        let again = greeted.begin(worker(0, 2), &view(&[worker(0, 2)]));
+        assert!(second.is_cancelled() && other.is_cancelled() && !again.is_cancelled());
+        assert_eq!(greeted.0.lock().len(), 1);
+    }
+
+    #[test]
+    fn a_small_gradient_does_not_hold_its_message() {
+        let message = payload::to_bytes(&vec![1.0; 1 << 16]);
+        let part = Elements::of(message.slice(..8), Dtype::F32);
+        let owned = own(part);
+        assert_eq!(owned.bytes(), 8);
+        assert!(message.is_unique());
+    }
+}

@@ -1,0 +1,165 @@
+//! A connection that ends when it has asked for nothing in time, or has to make room.
+
+use std::io::{self, IoSlice};
+use std::pin::Pin;
+use std::sync::atomic::Ordering::Relaxed;
+use std::task::{Context, Poll, ready};
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::time::{Instant, Sleep, sleep_until};
+use tonic::transport::server::Connected;
+
+use super::pool::Standing;
+use super::{Caller, FIRST_BYTES, IDLE, OPENING, Place};
+
+/// What is read at a time from a connection that is no member's.
+const PIECE_BYTES: usize = 4 << 10;
+
+/// A connection with its place at a port.
+pub struct Guarded<S> {
+    io: S,
+    place: Place,
+    opened: Instant,
+    /// When to look whether there was a request; only for newcomers.
+    alarm: Option<Pin<Box<Sleep>>>,
+    /// Bytes read since its last request, which was that of this turn.
+    read: (u64, usize),
+}
+
+impl<S> Guarded<S> {
+    /// A connection that was accepted.
+    pub fn new(io: S, place: Place) -> Self {
+        Self {
+            io,
+            place,
+            opened: Instant::now(),
+            alarm: None,
+            read: (0, 0),
+        }
+    }
+
+    /// Whose it is.
+    pub fn caller(&self) -> &Caller {
+        &self.place.0
+    }
+
+    fn is_members(&self) -> bool {
+        self.caller().connection.standing() == Standing::Member
+    }
+
+    /// Fails if the connection is over: its place was taken, or its time is up.
+    fn stay(&mut self, context: &mut Context<'_>) -> io::Result<()> {
+        let Caller { connection, pool } = &self.place.0;
+        connection.reader.register(context.waker());
+        loop {
+            if connection.is_dropped() {
+                return Err(io::Error::new(
+                    io::ErrorKind::ConnectionAborted,
+                    "the connection has lost its place",
+                ));
+            }
+            if connection.standing() == Standing::Member {
+                self.alarm = None;
+                return Ok(());
+            }
+            let deadline = match pool.idle(connection) {
+                None => self.opened + OPENING,
+                Some(idle) => Instant::now() + IDLE.saturating_sub(idle),
+            };
+            if deadline <= Instant::now() {
+                pool.end_silent(connection);
+                continue;
+            }
+            let alarm = self
+                .alarm
+                .get_or_insert_with(|| Box::pin(sleep_until(deadline)));
+            match alarm.as_mut().poll(context) {
+                Poll::Pending => return Ok(()),
+                Poll::Ready(()) => alarm.as_mut().reset(deadline),
+            }
+        }
+    }
+
+    /// How many bytes a newcomer may still send before it is to ask for something.
+    fn allowance(&mut self) -> usize {
+        let Caller { connection, pool } = &self.place.0;
+        let turn = connection.turn.load(Relaxed);
+        if self.read.0 != turn {
+            self.read = (turn, 0);
+        }
+        let most = match connection.standing() {
+            Standing::Silent => FIRST_BYTES,
+            Standing::Caller => pool.port.bytes_of_callers(),
+            Standing::Member => usize::MAX,
+        };
+        most.saturating_sub(self.read.1)
+    }
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Guarded<S> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        if self.is_members() {
+            return Pin::new(&mut self.io).poll_read(context, buffer);
+        }
+        self.stay(context)?;
+        let most = self.allowance().min(buffer.remaining()).min(PIECE_BYTES);
+        if most == 0 && buffer.remaining() > 0 {
+            // It is read on when it is admitted, or ends.
+            return Poll::Pending;
+        }
+        let mut piece = [0; PIECE_BYTES];
+        let mut piece = ReadBuf::new(&mut piece[..most]);
+        ready!(Pin::new(&mut self.io).poll_read(context, &mut piece))?;
+        buffer.put_slice(piece.filled());
+        self.read.1 += piece.filled().len();
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Guarded<S> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        if !self.is_members() {
+            self.stay(context)?;
+        }
+        Pin::new(&mut self.io).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        if !self.is_members() {
+            self.stay(context)?;
+        }
+        Pin::new(&mut self.io).poll_write_vectored(context, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(context)
+    }
+}
+
+impl<S> Connected for Guarded<S> {
+    type ConnectInfo = Caller;
+
+    fn connect_info(&self) -> Caller {
+        self.caller().clone()
+    }
+}
