@@ -214,7 +214,7 @@ async fn bad_messages_are_refused_by_name_and_change_nothing() {
             "job \"other\"",
         ),
         (|p| task(p).generation = 9, Reason::Fenced, "generation 9"),
-        (|p| task(p).index = 5, Reason::Fenced, "worker-5"),
+        (|p| task(p).index = 5, Reason::Malformed, "worker-5"),
         (|p| origin(p).epoch = 3, Reason::StaleEpoch, "epoch 3"),
         (|p| origin(p).clock = 3, Reason::FutureClock, "clock 3"),
         (|p| p.origin = None, Reason::Malformed, "origin"),

@@ -23,6 +23,11 @@ fn data(dir: &TempDir) -> String {
 }
 
 fn job(mode: &str, data: &str) -> String {
+    let bound = if mode == "bounded" {
+        "staleness = 2"
+    } else {
+        ""
+    };
     format!(
         r#"
 name = "visits"
@@ -39,7 +44,7 @@ name = "sgd"
 learning_rate = 1.0
 [strategy]
 mode = "{mode}"
-staleness = 2
+{bound}
 [cluster]
 ps = 2
 workers = 2

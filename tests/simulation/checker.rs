@@ -201,7 +201,7 @@ impl Facts {
     }
 
     /// As many updates are reported lost as are missing of those that were acknowledged. What a worker had
-    /// not told the coordinator of when it died may be left out: its samples are visited again.
+    /// not told the coordinator of when it died, or was put out, may be left out: its samples are visited by another.
     fn check_reports(
         &self,
         events: &[(u64, Event)],
@@ -217,9 +217,9 @@ impl Facts {
             .sum();
         let visited_again = |push: &usize| {
             let own = &self.positions[push];
-            let later = self.positions.range(push + 1..);
-            let mut later = later.map(|(_, other)| other);
-            later.any(|other| {
+            let mut others = self.acknowledged.keys().filter(|other| *other != push);
+            others.any(|other| {
+                let other = &self.positions[other];
                 other.epoch == own.epoch && other.start < own.end && own.start < other.end
             })
         };

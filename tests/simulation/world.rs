@@ -44,9 +44,8 @@ const MEMBER_PATIENCE: Duration = Duration::from_secs(60);
 /// Something wrong on purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Planted {
-    NoDedup,
-    AcknowledgeBeforeApply,
-    EndlessLeases,
+    Coordinator(coordinator::embedded::Fault),
+    Server(ps_server::embedded::Fault),
 }
 
 /// A run of one seed.
@@ -208,7 +207,10 @@ impl World {
     fn coordinator(&self, sim: &mut Sim<'_>) {
         let (job, history, state) = (self.job.clone(), self.history.clone(), self.state.clone());
         let objects = Arc::clone(&self.objects);
-        let endless_leases = self.planted == Some(Planted::EndlessLeases);
+        let fault = match self.planted {
+            Some(Planted::Coordinator(fault)) => Some(fault),
+            _ => None,
+        };
         sim.host("coordinator", move || {
             let (job, history, state) = (job.clone(), history.clone(), state.clone());
             let checkpoints = Store::over(objects.clone(), "the store");
@@ -217,7 +219,7 @@ impl World {
                     job,
                     storage: state,
                     checkpoints,
-                    endless_leases,
+                    fault,
                 };
                 let recorded = history.clone();
                 let tell = move |record| recorded.add(Event::Recorded(record));
@@ -241,10 +243,7 @@ impl World {
     fn ps(&self, sim: &mut Sim<'_>, name: &str, identity: &str, after: Duration) {
         let (history, objects) = (self.history.clone(), Arc::clone(&self.objects));
         let fault = match self.planted {
-            Some(Planted::NoDedup) => Some(ps_server::embedded::Fault::NoDedup),
-            Some(Planted::AcknowledgeBeforeApply) => {
-                Some(ps_server::embedded::Fault::AcknowledgeBeforeApply)
-            }
+            Some(Planted::Server(fault)) => Some(fault),
             _ => None,
         };
         let own = (name.to_owned(), identity.to_owned());

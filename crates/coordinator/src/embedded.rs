@@ -27,6 +27,27 @@ use crate::state::State;
 /// Records that may wait to be taken.
 const RECORDS: usize = 1024;
 
+/// What is wrong with a coordinator on purpose, to see whether a test finds it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// Its leases never end.
+    EndlessLeases,
+    /// Steps and evaluations count, whatever shard map they go by.
+    AnyEpoch,
+    /// The min clock is that of the fastest worker.
+    FastestMinClock,
+    /// What workers report lost is not counted.
+    SilentLosses,
+    /// What workers lack that have died is not derived.
+    ForgottenLives,
+    /// A shard that goes back while the last checkpoint is written leaves the model as it is.
+    StaleModel,
+    /// What a dead worker has not done is not given to others.
+    LostData,
+    /// Generations do not grow when a process registers again.
+    OneGeneration,
+}
+
 /// A job, and what outlives its coordinators.
 pub struct Embedded<B> {
     /// The job.
@@ -35,8 +56,8 @@ pub struct Embedded<B> {
     pub storage: B,
     /// Where checkpoints lie.
     pub checkpoints: Store,
-    /// Something wrong on purpose, to see whether a test finds it: leases never end.
-    pub endless_leases: bool,
+    /// Something wrong on purpose, to see whether a test finds it.
+    pub fault: Option<Fault>,
 }
 
 impl<B: StorageBackend> Embedded<B> {
@@ -77,8 +98,8 @@ impl<B: StorageBackend> Embedded<B> {
         let claim = store.claim(claim, before.as_ref()).await?;
         let next = listed.last().map_or(0, |last| last.number + 1);
         cluster = cluster.with_checkpoints(place, next);
-        if self.endless_leases {
-            cluster = cluster.with_endless_leases();
+        if let Some(fault) = self.fault {
+            cluster = cluster.with_fault(fault);
         }
         let (records, mut queue) = mpsc::channel(RECORDS);
         let shared = Shared::new(cluster, records, state, Offload::Inline);

@@ -4,7 +4,7 @@
 //! - [`run`]: the process
 //! - `listener`: a port, or a socket file; `threads`: where sessions live
 //! - `service`, `session`: a worker's stream; each message is read, handed to the shard, answered
-//! - `shard`: what a push and a pull do, on one screen: check, apply, new version
+//! - `shard`: what a push and a pull do, on one screen: check, apply, new version; `checks`: what may be wrong
 //! - `gate`: whether a message's clock may pass, must wait, or is turned away
 //! - `store`: the blocks of an epoch
 //! - `block`: weights and slots under one lock, with version, dedup marks and staged gradients
@@ -14,6 +14,7 @@
 //! - [`optimizer`]: how a gradient changes weights; [`schedule`]: how fast
 
 mod block;
+mod checks;
 mod counters;
 pub mod desk;
 pub mod embedded;

@@ -1,14 +1,13 @@
 //! What a push and a pull do: steps 5 to 7 of the data's way. Each block is locked by itself and
 //! updated inline in the task that received the gradient.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
 use daemon::membership::Lease;
 use shared_proto::blocks::BlockId;
-use shared_proto::ids::{Epoch, Origin, Sequence, Version};
+use shared_proto::ids::{Epoch, Origin, Version};
 use shared_proto::job::{Job, Mode, Schedule};
 use shared_proto::payload::{Dtype, Elements};
 use shared_proto::receipt::ReceiptKey;
@@ -19,6 +18,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::block::{NotStaged, Taken};
+use crate::checks::Checked;
 use crate::counters::Counters;
 use crate::embedded::Fault;
 use crate::gate::{Admission, Gate};
@@ -54,13 +54,6 @@ pub(crate) struct Shard {
     aside_bytes: usize,
     followed: watch::Sender<Followed>,
     pub(crate) fault: Option<Fault>,
-}
-
-/// A gradient of a push that was found good.
-struct Checked {
-    block: BlockId,
-    based_on: Version,
-    gradient: Elements,
 }
 
 impl Shard {
@@ -271,6 +264,7 @@ impl Shard {
         let view = &followed.view;
         match self.initialized(origin, view, followed.store.as_ref()) {
             Ok(_) if view.number.0 < pull.view => Admission::Wait(Vec::new()),
+            Ok(_) if self.fault == Some(Fault::NoGate) => Admission::Proceed,
             Ok(_) => self.gate.pull(origin.task, origin.clock, view),
             Err(refusal) => Admission::Reject(refusal),
         }
@@ -448,101 +442,6 @@ impl Shard {
     fn learning_rate(&self, store: &Store, version: Version) -> f32 {
         self.base_rate * factor(&self.schedule, version.0, store.map.total_updates)
     }
-
-    /// The store, for a sender who is in the view and goes by its map.
-    fn store<'a>(
-        &self,
-        origin: &Origin,
-        view: &View,
-        store: Option<&'a Arc<Store>>,
-    ) -> Result<&'a Store, Refusal> {
-        self.gate.member(origin, view)?;
-        let store = store.ok_or_else(|| not_initialized("the shard map"))?;
-        Gate::epoch(origin, store.map.epoch)?;
-        Ok(store)
-    }
-
-    fn initialized<'a>(
-        &self,
-        origin: &Origin,
-        view: &View,
-        store: Option<&'a Arc<Store>>,
-    ) -> Result<&'a Store, Refusal> {
-        let store = self.store(origin, view, store)?;
-        if view.initialized {
-            Ok(store)
-        } else {
-            Err(not_initialized("the job"))
-        }
-    }
-
-    /// Step 5: everything that can be wrong with a push is found before anything is changed.
-    fn check(
-        &self,
-        store: &Store,
-        origin: &Origin,
-        view: &View,
-        gradients: Vec<wire::Gradient>,
-    ) -> Result<(Vec<Checked>, Vec<wire::BlockId>), Refusal> {
-        let mut checked = Vec::with_capacity(gradients.len());
-        let mut elsewhere = Vec::new();
-        let mut all_taken = true;
-        if origin.sequence == Sequence(0) {
-            return Err(Refusal::new(
-                Reason::Malformed,
-                "a push has no sequence number; they begin with 1",
-            ));
-        }
-        let mut named = HashSet::with_capacity(gradients.len());
-        for gradient in gradients {
-            let id = BlockId::read(gradient.block)?;
-            if !named.insert(id) {
-                return Err(store.twice(id));
-            }
-            let values = store.read_values(id, gradient.payload.as_ref())?;
-            if store.map.shard(id)? != store.shard {
-                elsewhere.push(id.into());
-                continue;
-            }
-            if let Some(block) = store.blocks.by_id.get(&id) {
-                let block = block.lock();
-                if !block.initialized() {
-                    return Err(not_initialized(&store.map.describe(id)));
-                }
-                match block.has_taken(origin.task, origin.sequence) {
-                    Taken::Yes => {}
-                    Taken::No => all_taken = false,
-                    Taken::Unknown => return Err(out_of_order(origin, &store.map.describe(id))),
-                }
-            }
-            self.counters
-                .received_bytes
-                .increment(values.bytes() as u64);
-            checked.push(Checked {
-                block: id,
-                based_on: Version(gradient.based_on_version),
-                gradient: values,
-            });
-        }
-        // What was taken before is acknowledged again, though its step may be over by now.
-        if !all_taken
-            && let Admission::Reject(refusal) = self.gate.push(origin.task, origin.clock, view)
-        {
-            return Err(refusal);
-        }
-        Ok((checked, elsewhere))
-    }
-}
-
-/// A refusal for a push that comes after a later one of its sender.
-fn out_of_order(origin: &Origin, block: &str) -> Refusal {
-    Refusal::new(
-        Reason::OutOfOrder,
-        format!(
-            "push {} of {} comes after a later one that {block} has taken; send what was not acknowledged again in order, and give a push that was refused a new number",
-            origin.sequence, origin.task
-        ),
-    )
 }
 
 impl Followed {

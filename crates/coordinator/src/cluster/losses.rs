@@ -9,6 +9,7 @@ use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::wire;
 
 use super::Cluster;
+use crate::embedded::Fault;
 use crate::record::Record;
 
 /// Lives of workers that are over whose pushes are remembered; the oldest are forgotten first.
@@ -134,6 +135,9 @@ impl Cluster {
             ));
         }
         member.progress.told_lost = origin.sequence;
+        if self.has(Fault::SilentLosses) {
+            return Ok(());
+        }
         let found = self.losses.entry(report.shard, task);
         found.reported = found.reported.saturating_add(report.updates);
         let steps = (report.first_step, report.last_step);
@@ -144,7 +148,7 @@ impl Cluster {
     /// A shard was restored: what its blocks lack of the steps that count is lost. Workers that live say so
     /// themselves; for the others it is said here, now or when their life ends.
     pub(super) fn derive_losses(&mut self, now: Instant, report: &wire::RestoreReport, from: u64) {
-        if self.sync() {
+        if self.sync() || self.has(Fault::ForgottenLives) {
             return;
         }
         let blocks = self.blocks_of(report.shard);

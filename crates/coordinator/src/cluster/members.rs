@@ -10,6 +10,7 @@ use shared_proto::view::JobPhase;
 use shared_proto::wire;
 
 use super::Cluster;
+use crate::embedded::Fault;
 use crate::record::Record;
 
 /// One process of the job.
@@ -111,7 +112,10 @@ impl Cluster {
                 let shard = self.shard_of(task);
                 let why = "superseded by a newer process of its identity";
                 self.remove_from_work(now, task.id, why);
-                let generation = task.generation.next();
+                let generation = match self.has(Fault::OneGeneration) {
+                    true => task.generation,
+                    false => task.generation.next(),
+                };
                 let task = Task { generation, ..task };
                 // It takes the shard again under its new generation, without another being asked.
                 if let (Some(shard), Some(map)) = (shard, self.map_mut()) {
@@ -213,7 +217,9 @@ impl Cluster {
         let silent: Vec<TaskId> = self
             .members
             .values()
-            .filter(|m| m.alive && now.duration_since(m.seen) > lease && !self.endless_leases)
+            .filter(|m| {
+                m.alive && now.duration_since(m.seen) > lease && !self.has(Fault::EndlessLeases)
+            })
             .map(|m| m.task.id)
             .collect();
         for id in silent {
@@ -309,7 +315,8 @@ impl Cluster {
         if let Some(variables) = &mut self.variables {
             variables.initializer = variables.initializer.filter(|t| *t != task);
         }
-        if let Some(ledger) = &mut self.ledger {
+        let released = !self.has(Fault::LostData);
+        if let Some(ledger) = self.ledger.as_mut().filter(|_| released) {
             ledger.release(task);
         }
         self.evaluations.release(task);

@@ -10,6 +10,7 @@ use shared_proto::wire;
 
 use super::Cluster;
 use super::evaluations::Evaluation;
+use crate::embedded::Fault;
 use crate::record::Record;
 use crate::splits::Split;
 
@@ -38,7 +39,7 @@ pub(crate) enum Work {
 /// Sync mode: a step that is being made, and whose part is where.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Step {
-    clock: Clock,
+    pub(super) clock: Clock,
     parts: Vec<Part>,
 }
 
@@ -308,90 +309,6 @@ impl Cluster {
         Ok(self.update_min_clock())
     }
 
-    /// Sync mode: all shards hold the gradient.
-    fn check_receipts(
-        &self,
-        origin: &Origin,
-        request: &wire::FinishStepRequest,
-    ) -> Result<(), Refusal> {
-        if !self.sync() || request.skipped > 0 {
-            return Ok(());
-        }
-        // Finished steps count the one whose gradient this is.
-        let clock = Clock(origin.clock.0.saturating_sub(1));
-        let holds = |shard: &u32| {
-            let mut given = request
-                .receipts
-                .iter()
-                .filter(|given| given.shard == *shard);
-            let key = self.receipt_key;
-            given.any(|given| key.verifies(&given.receipt, *shard, origin.task, clock))
-        };
-        let shards = 0..self.servers().len() as u32;
-        let mut with_blocks = shards.filter(|shard| self.blocks_of(*shard) > 0);
-        match with_blocks.find(|shard| !holds(shard)) {
-            None => Ok(()),
-            Some(shard) => Err(Refusal::new(
-                Reason::Malformed,
-                format!(
-                    "{} says that it has finished step {clock} without the receipt of shard {shard} for its gradient; push to all blocks, and hand in what the shards acknowledge with. Register again",
-                    origin.task
-                ),
-            )),
-        }
-    }
-
-    /// The numbers of a report are such that they can be true.
-    fn check_numbers(&self, task: Task, request: &wire::FinishStepRequest) -> Result<(), Refusal> {
-        let held = self.ledger.as_ref().and_then(|ledger| ledger.held_by(task));
-        let done = held.map_or(0, |split| request.position.saturating_sub(split.start));
-        let times = request.times.unwrap_or_default();
-        let seconds = [times.pull, times.compute, times.push, times.wait];
-        let what = if request.steps == 0 || request.steps > done {
-            format!("finishes {} steps with {done} samples", request.steps)
-        } else if request.skipped > request.steps {
-            format!("skips {} of {} steps", request.skipped, request.steps)
-        } else if seconds.iter().any(|s| !s.is_finite() || *s < 0.0) {
-            "reports a time that is negative or no number".to_owned()
-        } else {
-            return Ok(());
-        };
-        Err(Refusal::new(
-            Reason::Malformed,
-            format!(
-                "{task} {what}; each step has at least one sample, and skipped steps are among them"
-            ),
-        ))
-    }
-
-    /// Sync mode: a part is finished whole, in the step that is being made.
-    fn check_part(
-        &self,
-        origin: &Origin,
-        request: &wire::FinishStepRequest,
-    ) -> Result<(), Refusal> {
-        let task = origin.task;
-        let mine = |step: &&Step| step.unfinished().any(|unfinished| unfinished == task);
-        let step = self.step.as_ref().filter(mine);
-        let held = self.ledger.as_ref().and_then(|ledger| ledger.held_by(task));
-        match (step, held) {
-            (Some(step), Some(split))
-                if request.steps == 1
-                    && request.position == split.end
-                    && origin.clock == step.clock.next() =>
-            {
-                Ok(())
-            }
-            _ => Err(Refusal::new(
-                Reason::Fenced,
-                format!(
-                    "{task} says that it has finished {} steps and split {} up to position {}, at clock {}; in sync mode a worker finishes its whole part of the open step, once",
-                    request.steps, request.split, request.position, origin.clock
-                ),
-            )),
-        }
-    }
-
     fn count(
         &mut self,
         now: Instant,
@@ -498,7 +415,7 @@ impl Cluster {
     /// A shard has gone back after the last evaluation: neither that nor the model that was written with it
     /// is of the weights that are there now, so both are made again before the job ends.
     pub(super) fn evaluate_again_at_the_end(&mut self) {
-        if self.checkpoints.ending {
+        if self.checkpoints.ending && !self.has(Fault::StaleModel) {
             self.checkpoints.not_last_any_more();
             self.evaluations.reported = None;
             self.schedule_last_evaluation();

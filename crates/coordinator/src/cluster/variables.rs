@@ -18,8 +18,15 @@ use crate::splits::Ledger;
 /// for this long.
 const SETTLE: Duration = Duration::from_secs(3);
 
-/// Blocks that a job may have: 16 TiB of weights.
-const MOST_BLOCKS: usize = 1 << 24;
+/// What a shard map may have, in bytes: it travels in one control message of at most 4 MiB.
+const MOST_MAP_BYTES: usize = (4 << 20) - (256 << 10);
+
+/// What each variable has in a shard map beside its name, its shape and its blocks, at the most.
+const VARIABLE_BYTES: usize = 24;
+
+/// What each dimension of a variable, and each of its blocks, has there at the most.
+const DIMENSION_BYTES: usize = 10;
+const PLACE_BYTES: usize = 2;
 
 /// What the first worker has registered.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -295,10 +302,23 @@ fn check(specs: &[VariableSpec], training_samples: u64) -> Result<(), Refusal> {
     if training_samples == 0 {
         return malformed("the data has no training samples; look at [data] in the job".to_owned());
     }
-    let blocks: usize = specs.iter().map(|spec| spec.blocks(BLOCK_ELEMENTS)).sum();
-    if blocks > MOST_BLOCKS {
-        return malformed(format!(
-            "the model has {blocks} blocks of 1 MiB; this coordinator places {MOST_BLOCKS} at the most"
+    let bytes = |spec: &VariableSpec| {
+        let shape = spec.shape.len().saturating_mul(DIMENSION_BYTES);
+        let blocks = spec.blocks(BLOCK_ELEMENTS).saturating_mul(PLACE_BYTES);
+        [spec.name.len(), VARIABLE_BYTES, shape, blocks]
+            .iter()
+            .fold(0usize, |sum, more| sum.saturating_add(*more))
+    };
+    let bytes = specs.iter().map(bytes).fold(0usize, usize::saturating_add);
+    if bytes > MOST_MAP_BYTES {
+        let blocks = specs.iter().map(|spec| spec.blocks(BLOCK_ELEMENTS));
+        return Err(Refusal::new(
+            Reason::Oversized,
+            format!(
+                "the shard map of a model with {} variables and {} blocks of 1 MiB has about {bytes} bytes; a control message holds {MOST_MAP_BYTES}: use fewer variables, or smaller ones",
+                specs.len(),
+                blocks.fold(0usize, usize::saturating_add)
+            ),
         ));
     }
     for pair in specs.windows(2) {
