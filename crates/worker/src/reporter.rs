@@ -57,6 +57,7 @@ impl Reporter {
             coordinator,
             sender,
             settled,
+            pushes: 0,
             pending: Arc::clone(&pending),
             failure: Arc::clone(&failure),
         };
@@ -131,6 +132,8 @@ struct Reports {
     coordinator: Coordinator,
     sender: Sender,
     settled: Settled,
+    /// Steps told of so far whose gradients were pushed.
+    pushes: u64,
     pending: Arc<Mutex<Pending>>,
     failure: Arc<Mutex<Option<WorkerError>>>,
 }
@@ -161,6 +164,7 @@ impl Reports {
     /// newer one, nothing counts until they have moved there and what was lost by that is reported.
     async fn send(&mut self, place: Place, pending: Pending) -> Result<(), WorkerError> {
         let mut origin = self.sender.origin(Epoch(0), place.clock);
+        self.pushes += pending.steps - pending.skipped;
         let times = pending.times;
         let mut request = wire::FinishStepRequest {
             origin: None,
@@ -171,6 +175,7 @@ impl Reports {
             skipped: pending.skipped,
             loss_sum: pending.loss_sum,
             receipts: pending.receipts,
+            pushes: self.pushes,
             times: Some(wire::StepTimes {
                 pull: times.pull.as_secs_f64(),
                 compute: times.compute.as_secs_f64(),

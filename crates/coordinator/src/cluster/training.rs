@@ -332,7 +332,9 @@ impl Cluster {
         work.clock = work.clock.max(origin.clock);
         work.samples += samples;
         work.steps = work.steps.saturating_add(request.steps);
-        work.pushes += request.steps - request.skipped;
+        // A coordinator that has started again may have forgotten some.
+        let told = request.pushes.min(origin.clock.0);
+        work.pushes = told.max(work.pushes + request.steps - request.skipped);
         work.loss = request.loss_sum / request.steps.max(1) as f64;
         let seconds = now.duration_since(work.moved).as_secs_f64();
         if seconds > 0.0 {
