@@ -13,8 +13,8 @@ from pathlib import Path
 from flambeau.v1 import coordinator_pb2 as c
 from flambeau.v1 import types_pb2 as t
 
-import client
 import order
+from wire import Coordinator
 
 PROGRAM = os.environ.get("FLAMBEAU_PROGRAM", "target/debug/flambeau")
 # Deadline of what is waited for; generous, for no test is decided by speed.
@@ -93,7 +93,7 @@ class Cluster:
                 "coordinator", str(folder / "job.toml"), "--listen", "127.0.0.1:0", "--ps", "2",
                 "--workers", str(workers), "--run-dir", str(self.run))
             self.address = self.coordinator.address
-            self.calls = client.Coordinator(self.address)
+            self.calls = Coordinator(self.address)
             self.ps = []
             for number in range(2):
                 self.ps.append(self.server(number))

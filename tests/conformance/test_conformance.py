@@ -9,9 +9,9 @@ from flambeau.v1 import coordinator_pb2 as c
 from flambeau.v1 import parameter_server_pb2 as p
 from flambeau.v1 import types_pb2 as t
 
-import client
 import order
-from client import Refused, Stream, Worker, block_id, from_bytes, key
+from client import Worker
+from wire import Broken, Refused, Stream, block_id, from_bytes, key, to_bytes
 from cluster import Cluster, Counting, beside, eventually, job
 
 
@@ -170,7 +170,7 @@ class Raw(unittest.TestCase):
                           clock=0, sequence=sequence)
         for field, other in more.items():
             getattr(origin, field).CopyFrom(other) if field == "task" else setattr(origin, field, other)
-        payload = t.Payload(dtype=t.DTYPE_F32, dense=client.to_bytes([value] * 3))
+        payload = t.Payload(dtype=t.DTYPE_F32, dense=to_bytes([value] * 3))
         return p.Push(origin=origin, gradients=[p.Gradient(block=block_id((0, 0)), payload=payload)])
 
     def bias(self, stream):
@@ -211,7 +211,7 @@ class Raw(unittest.TestCase):
         self.refused(stream, t.REASON_MALFORMED, push=self.push(0))
         self.refused(stream, t.REASON_STALE_EPOCH, push=self.push(1001, epoch=worker.map.epoch + 1))
         wrong = self.push(1001)
-        wrong.gradients[0].payload.dense = client.to_bytes([1.0])
+        wrong.gradients[0].payload.dense = to_bytes([1.0])
         self.refused(stream, t.REASON_WRONG_SHAPE, push=wrong)
         wrong = self.push(1001)
         wrong.gradients[0].block.variable = 9
@@ -234,7 +234,7 @@ class Raw(unittest.TestCase):
         self.assertEqual(first.ask(push=self.push(1001)).acknowledged.level, p.ACKNOWLEDGEMENT_LEVEL_APPLIED)
         # Had this acknowledgement been lost, the worker would send again. A newer session ends the older one.
         stream = self.open()
-        with self.assertRaises(client.Broken):
+        with self.assertRaises(Broken):
             first.receive()
         for _ in range(3):
             acknowledged = stream.ask(push=self.push(1001)).acknowledged
