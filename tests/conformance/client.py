@@ -4,8 +4,12 @@ It trains whatever model it is given: values and gradients are arrays of floats,
 """
 
 import collections
+import json
+import os
+import struct
 import threading
 import time
+import tomllib
 from array import array
 
 import grpc
@@ -66,6 +70,7 @@ class Worker:
         reply = self.coordinator.call("Register", c.RegisterRequest(
             protocol_version=PROTOCOL_VERSION, role=t.ROLE_WORKER, identity=identity))
         self.job, self.task, self.view = reply.job, reply.task, reply.view
+        self.settings = tomllib.loads(reply.job_toml)
         self.lease_seconds = reply.lease_milliseconds / 1000
         self.sequence, self.clock, self.newest_epoch = 0, 0, 0
         self.numbers = threading.Lock()
@@ -347,9 +352,27 @@ class Worker:
         self.clock += 1
         self.finish(split, end, end - start, self.model.loss(self.values), receipts)
 
+    def save(self):
+        """Writes the weights to the run directory, as safetensors."""
+        header, offset = {}, 0
+        for (name, shape), values in zip(self.model.variables, self.values):
+            end = offset + 4 * len(values)
+            header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [offset, end]}
+            offset = end
+        header = json.dumps(header).encode()
+        header += b" " * (-len(header) % 8)
+        path = os.path.join(self.settings["run_dir"], "model.safetensors")
+        with open(path + ".partial", "wb") as file:
+            file.write(struct.pack("<Q", len(header)) + header + b"".join(map(to_bytes, self.values)))
+            file.flush()
+            os.fsync(file.fileno())
+        os.rename(path + ".partial", path)
+
     def evaluate(self, reply):
         while True:
             epoch = self.pull(self.clock, reply.view)
+            if reply.evaluate.save_model:
+                self.save()
             report = c.EvaluationReport(
                 data_epoch=reply.evaluate.data_epoch, samples=self.model.evaluation_samples,
                 metrics={"loss": self.model.loss(self.values)})

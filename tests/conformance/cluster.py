@@ -14,7 +14,7 @@ from flambeau.v1 import coordinator_pb2 as c
 from flambeau.v1 import types_pb2 as t
 
 import order
-from wire import Coordinator
+from wire import Coordinator, from_bytes
 
 PROGRAM = os.environ.get("FLAMBEAU_PROGRAM", "target/debug/flambeau")
 # Deadline of what is waited for; generous, for no test is decided by speed.
@@ -141,6 +141,15 @@ class Cluster:
             if code != 0 and not process.killed:
                 raise AssertionError(f"{process.child.args} ended with code {code}\n{process.tail()}")
         return json.loads((self.run / "summary.json").read_text())
+
+
+    def model(self):
+        """The final weights as the worker that evaluated last has saved them: shape and values of each variable."""
+        content = (self.run / "model.safetensors").read_bytes()
+        length = int.from_bytes(content[:8], "little")
+        header, data = json.loads(content[8:8 + length]), content[8 + length:]
+        return {name: (entry["shape"], from_bytes(data[slice(*entry["data_offsets"])]))
+                for name, entry in header.items()}
 
 
 def eventually(condition, what):

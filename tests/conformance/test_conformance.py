@@ -67,8 +67,10 @@ class Runs(unittest.TestCase):
             models = [Counting(samples) for _ in range(workers)]
             runs = [lambda i=i: trained(cluster, models[i], f"python-{i}", kind) for i in range(workers)]
             done = beside(*runs)
-            summary = cluster.finish()
+            summary, saved = cluster.finish(), cluster.model()
         (last,) = [worker for worker in done if worker.model.final]
+        self.assertEqual([saved[name] for name, _ in last.model.variables],
+                         [(shape, values) for (_, shape), values in zip(last.model.variables, last.model.final)])
         self.check(last, summary, samples * epochs // 10, samples, epochs)
         self.assertEqual(sum(worker.pushes for worker in done), samples * epochs // 10)
         self.assertEqual(summary["mode"], mode)
@@ -93,6 +95,9 @@ class Runs(unittest.TestCase):
     def test_streams_that_are_cut_in_sync_mode(self):
         done, _ = self.run_of("sync", 1, kind=Cutting)
         self.assertGreater(done[0].cuts, 10)
+
+    def test_in_sync_mode_a_second_push_replaces_the_first(self):
+        self.run_of("sync", 1, kind=Twice)
 
     def test_in_sync_mode_a_step_is_the_weighted_mean_in_rank_order(self):
         # Steps of 10 and 10, then of 10 and 5 samples.
@@ -123,6 +128,15 @@ class Ranked(Counting):
         self.ones[0] = array("f", [0.1 + rank, 0.7 / (rank + 1), -3.3 * rank])
 
 
+class Twice(Worker):
+    """Pushes something else first, in each step."""
+
+    def push(self, clock, gradients):
+        super().push(clock, [array("f", [9.0]) * len(values) for values in gradients])
+        self.pushes -= 1
+        return super().push(clock, gradients)
+
+
 class Cutting(Worker):
     """Closes the stream after sending a push, before it reads the answer; sometimes at once, sometimes when the
     server may have answered."""
@@ -138,11 +152,13 @@ class Cutting(Worker):
         return super().answer(shard, sequence)
 
 
-class Raw(unittest.TestCase):
-    """Single messages, by hand."""
+class ByHand(unittest.TestCase):
+    """Single messages of a worker that holds a split at clock 0."""
+
+    mode, bound = "async", None
 
     def setUp(self):
-        self.cluster = Cluster(job("async", 100), 1)
+        self.cluster = Cluster(job(self.mode, 100, staleness=self.bound), 1)
         self.addCleanup(self.cluster.end)
         self.worker = Worker(self.cluster.address, "python", Counting(100))
         self.addCleanup(self.worker.stop)
@@ -192,6 +208,37 @@ class Raw(unittest.TestCase):
             call()
         self.assertEqual(t.Reason.Name(caught.exception.reason), t.Reason.Name(reason), caught.exception)
 
+
+class Bound(ByHand):
+    mode, bound = "bounded", 2
+
+    def pull(self, clock):
+        return p.Pull(origin=self.worker.origin(clock, self.worker.map.epoch),
+                      blocks=[t.BlockVersion(block=block_id((0, 0)))])
+
+    def test_a_clock_is_admitted_up_to_the_min_clock_and_the_bound(self):
+        stream = self.open()
+        answer = stream.ask(pull=self.pull(2))
+        self.assertEqual((answer.WhichOneof("kind"), answer.weights.min_clock), ("weights", 0))
+        late = self.pull(3)
+        stream.send(pull=late)
+        waiting = stream.receive().waiting
+        self.assertEqual((waiting.request, waiting.min_clock), (late.origin.sequence, 0))
+        self.assertEqual([task.index for task in waiting.on], [self.worker.task.index])
+        self.refused(stream, t.REASON_FUTURE_CLOCK, pull=self.pull(4))
+        self.refused(stream, t.REASON_FUTURE_CLOCK, push=self.push(1001, clock=3))
+        self.assertEqual(stream.ask(push=self.push(1002, clock=2)).acknowledged.sequence, 1002)
+        # The first step is counted, so the pull that waits is answered, with what was pushed meanwhile.
+        split = self.work.split
+        self.cluster.calls.call("FinishStep", c.FinishStepRequest(
+            origin=self.worker.origin(1, self.worker.map.epoch), split=split.id, position=split.start + 10,
+            steps=1, samples=10, loss_sum=1.0))
+        weights = stream.receive().weights
+        self.assertEqual((weights.request, weights.min_clock), (late.origin.sequence, 1))
+        self.assertEqual(weights.blocks[0].version.version, 1)
+
+
+class Refusals(ByHand):
     def test_what_is_wrong_is_refused_by_reason_and_changes_nothing(self):
         calls, worker = self.cluster.calls, self.worker
         register = c.RegisterRequest(protocol_version=2, role=t.ROLE_WORKER, identity="newer")
