@@ -47,8 +47,10 @@ class Process:
     def __init__(self, arguments, log):
         self.log = log
         with open(log, "w") as file:
+            # It ends with its input, and so with this process, however that ends.
             self.child = subprocess.Popen(
-                [PROGRAM, *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=file, text=True)
+                [PROGRAM, *arguments, "--exit-with-stdin"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                stderr=file, text=True)
         self.line, self.killed = None, False
         reader = threading.Thread(target=self._read, daemon=True)
         reader.start()
@@ -76,6 +78,7 @@ class Process:
     def end(self):
         if self.child.poll() is None:
             self.kill()
+        self.child.stdin.close()
         self.child.stdout.close()
 
 
