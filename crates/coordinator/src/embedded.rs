@@ -32,8 +32,6 @@ const RECORDS: usize = 1024;
 pub enum Fault {
     /// Its leases never end.
     EndlessLeases,
-    /// Steps and evaluations count, whatever shard map they go by.
-    AnyEpoch,
     /// The min clock is that of the fastest worker.
     FastestMinClock,
     /// What workers report lost is not counted.

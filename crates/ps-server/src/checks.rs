@@ -11,7 +11,6 @@ use shared_proto::view::View;
 use shared_proto::wire;
 
 use crate::block::Taken;
-use crate::embedded::Fault;
 use crate::gate::{Admission, Gate};
 use crate::shard::Shard;
 use crate::store::{Store, not_initialized};
@@ -31,9 +30,7 @@ impl Shard {
         view: &View,
         store: Option<&'a Arc<Store>>,
     ) -> Result<&'a Store, Refusal> {
-        if self.fault != Some(Fault::NoFence) {
-            self.gate.member(origin, view)?;
-        }
+        self.gate.member(origin, view)?;
         let store = store.ok_or_else(|| not_initialized("the shard map"))?;
         Gate::epoch(origin, store.map.epoch)?;
         Ok(store)

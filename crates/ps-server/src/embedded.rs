@@ -31,12 +31,8 @@ pub enum Fault {
     NoDedup,
     /// It acknowledges pushes, and applies them a while later.
     AcknowledgeBeforeApply,
-    /// It answers on when its lease is over, and its sessions outlive their epoch.
-    OutlivesItsLease,
     /// It admits pulls beyond the bound.
     NoGate,
-    /// It applies pushes of workers that are not in the view.
-    NoFence,
 }
 
 /// Who it is, and how it reaches the others.

@@ -213,7 +213,7 @@ impl Session {
                 "this server is about to stop; connect again, to where the shard map says",
             )));
         }
-        if !followed.lease.is_over() || self.shard.fault == Some(Fault::OutlivesItsLease) {
+        if !followed.lease.is_over() {
             return Ok(());
         }
         Err(End::Status(Status::unavailable(

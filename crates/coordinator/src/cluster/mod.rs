@@ -368,7 +368,7 @@ impl Cluster {
     /// [`Reason::StaleEpoch`].
     fn check_epoch(&self, origin: &Origin) -> Result<(), Refusal> {
         let newest = self.epoch();
-        if origin.epoch == newest || self.has(Fault::AnyEpoch) {
+        if origin.epoch == newest {
             return Ok(());
         }
         Err(Refusal::new(
