@@ -16,10 +16,10 @@ impl Cluster {
         if self.ended() || self.place().is_none() || !initialized || !holds {
             return true;
         }
-        if !self.draining.contains_key(&server.id) {
+        self.draining.entry(server.id).or_insert_with(|| {
             tracing::info!(%server, "a server is about to stop; its shard is saved");
-            self.draining.insert(server.id, None);
-        }
+            None
+        });
         // In sync mode a checkpoint is of the time between two steps.
         if self.step.is_none() {
             self.save_if_due(now);
