@@ -1,5 +1,7 @@
 //! Several runs at one location: in memory, in a folder, in a bucket.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use super::{claim, files, manifest};
@@ -143,10 +145,15 @@ fn numbers(listed: &[Listed]) -> Vec<u64> {
 async fn a_live_owner_is_found(store: Store) {
     let a = store.claim(claim("a", 0), None).await.unwrap();
     // It shows that it lives, however slow this machine is.
-    let (other, stop) = (store.clone(), a.clone());
+    let (other, own) = (store.clone(), a.clone());
+    let dead = Arc::new(AtomicBool::new(false));
+    let died = Arc::clone(&dead);
     let beating = tokio::spawn(async move {
         for beat in 2.. {
-            other.beat(&stop, beat).await.unwrap();
+            if died.load(Relaxed) {
+                return;
+            }
+            other.beat(&own, beat).await.unwrap();
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     });
@@ -154,8 +161,9 @@ async fn a_live_owner_is_found(store: Store) {
     let lives = lives.unwrap_err();
     assert!(matches!(lives, CheckpointError::Taken { .. }), "{lives}");
     assert_eq!(store.owner().await.unwrap(), Some(a.clone()));
-    beating.abort();
-    let _ = beating.await;
+    // Aborted it could leave a write behind that ends later.
+    dead.store(true, Relaxed);
+    beating.await.unwrap();
 
     // It is dead. Nothing but time tells.
     let brief = Duration::from_millis(700);
