@@ -15,6 +15,7 @@ mod protocol;
 mod replaced;
 mod security;
 mod start;
+mod steps;
 mod stop;
 mod stores;
 mod unable;

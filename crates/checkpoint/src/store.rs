@@ -110,8 +110,8 @@ impl Store {
         self.place(&folder_name(number))
     }
 
-    /// The same place for a run, by whose id its parts are named: whatever else goes wrong, no run
-    /// overwrites another's.
+    /// Returns the store for one run. The names of its parts contain the run's id, so that no run can
+    /// overwrite the parts of another.
     #[must_use]
     pub fn of_run(self, run: &str) -> Self {
         Self {

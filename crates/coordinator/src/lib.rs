@@ -4,6 +4,7 @@
 //!
 //! - [`run`]: the process
 //! - `service`: the gRPC face; locks the cluster, asks it, publishes what has changed
+//! - `limits`: how long the names in a call may be
 //! - `begin`: a fresh job, one from a checkpoint, or the one that an earlier process was at
 //! - `cluster`: what is decided, without sockets, clocks or threads
 //! - [`embedded`]: a coordinator without a process of its own, for simulations
@@ -17,6 +18,7 @@ mod cluster;
 pub mod embedded;
 mod gauges;
 mod keeper;
+mod limits;
 mod placement;
 mod record;
 mod run;

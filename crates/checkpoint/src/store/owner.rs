@@ -25,7 +25,7 @@ use crate::error::CheckpointError;
 /// How often an owner raises its counter.
 pub const BEAT: Duration = Duration::from_secs(3);
 
-/// An owner whose counter stands still for so long counts as dead.
+/// An owner is dead when its counter has not changed for this long.
 pub const DEAD_AFTER: Duration = Duration::from_secs(15);
 
 /// How often a counter is looked at while it is watched.

@@ -55,7 +55,7 @@ async fn claims(store: Store) {
     assert_eq!(again.term, 2);
     assert_ne!(store.owner().await.unwrap(), Some(a.clone()));
 
-    // After a clean end nobody waits.
+    // After a clean end the location is free at once.
     store.release(&again).await.unwrap();
     let before = store.watch_owner("b", Duration::MAX).await.unwrap();
     assert_eq!(before.as_ref(), Some(&again));

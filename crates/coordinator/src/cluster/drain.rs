@@ -34,7 +34,7 @@ impl Cluster {
         self.draining.values().any(Option::is_none)
     }
 
-    /// A checkpoint is ordered: it has all of the shards whose servers take nothing any more.
+    /// Notes that a checkpoint is ordered. It contains every push to the shards of draining servers.
     pub(super) fn drains_into(&mut self, checkpoint: u64) {
         for number in self.draining.values_mut() {
             number.get_or_insert(checkpoint);

@@ -17,7 +17,7 @@ impl Cluster {
         if !self.sync() || request.skipped > 0 {
             return Ok(());
         }
-        // Finished steps count the one whose gradient this is.
+        // The clock includes the step that this call finishes.
         let clock = Clock(origin.clock.0.saturating_sub(1));
         let holds = |shard: &u32| {
             let mut given = request

@@ -12,7 +12,7 @@ use super::Cluster;
 use crate::embedded::Fault;
 use crate::record::Record;
 
-/// Lives of workers that are over whose pushes are remembered; the oldest are forgotten first.
+/// The number of ended worker generations whose pushes are kept; the oldest are dropped first.
 const MOST_LIVES: usize = 4096;
 
 /// A worker's life, a generation of its task, that is over.
@@ -115,7 +115,7 @@ impl Cluster {
         let Some(member) = self.members.get_mut(&task.id) else {
             return Ok(());
         };
-        // A report whose answer was lost comes again.
+        // A client that lost the answer sends the same report again.
         if origin.sequence == member.progress.told_lost && origin.sequence > Sequence(0) {
             return Ok(());
         }

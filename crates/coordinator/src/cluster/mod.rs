@@ -1,7 +1,7 @@
 //! What the coordinator decides, as plain data: calls come in with the time, answers go out, and
 //! the view and the records that result are fetched by the caller.
 //!
-//! - `members`: who is there, leases, generations; `forgotten`: who is gone for good
+//! - `members`: who is there, leases, generations; `forgotten`: totals of members that are no longer tracked
 //! - `variables`: the model's variables, the shard map, initial values
 //! - `checkpoints`: when one is due, what it is made of; `failures`, `backoff`: those that come to nothing;
 //!   `recovery`: going back to one

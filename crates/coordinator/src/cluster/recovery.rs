@@ -49,7 +49,7 @@ impl Cluster {
         );
     }
 
-    /// The shard whose values a server still has that registers again: nothing else was given it since.
+    /// Returns the shard that a returning server still holds in memory, if no other server was assigned to it.
     pub(super) fn kept_shard(
         &self,
         earlier: Option<Task>,

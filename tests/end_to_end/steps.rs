@@ -1,0 +1,189 @@
+//! Steps of sync mode and initial values, message by message, with workers that stop in between.
+
+use shared_proto::blocks::{BlockId, ShardMap};
+use shared_proto::wire;
+use shared_proto::wire::client_message::Kind;
+use shared_proto::wire::server_message::Kind as Answer;
+use tests::Cluster;
+use tests::peer::{Peer, variable};
+
+use crate::program;
+
+/// Two shards, a block on each; sync mode, a short lease.
+const SYNC: &str = r#"
+name = "t"
+batch_size = 4
+[optimizer]
+name = "sgd"
+learning_rate = 1.0
+[strategy]
+mode = "sync"
+[cluster]
+ps = 2
+workers = 2
+lease_seconds = 1.0
+"#;
+
+/// Pushes the gradient of step 0 to these blocks, and keeps the receipts.
+async fn stage(peer: &mut Peer, map: &ShardMap, blocks: &[(BlockId, u32)], gradient: f32) {
+    for (id, shard) in blocks {
+        let mut session = peer.open(&map.addresses[*shard as usize]).await;
+        let push = peer.push(0, &[((*id).into(), vec![gradient; 3])]);
+        let answer = session.ask(Kind::Push(push)).await;
+        let Answer::Acknowledged(acknowledged) = answer else {
+            panic!("{answer:?}")
+        };
+        peer.receipts.push(wire::ShardReceipt {
+            shard: *shard,
+            receipt: acknowledged.receipt,
+        });
+    }
+}
+
+/// A worker stages its gradient and dies: before it has reached every shard, after that, or after
+/// the coordinator knows. In the first two cases it counts on no shard, in the last on both.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_killed_in_a_sync_step_counts_on_all_shards_or_on_none() {
+    for (shards_reached, finished, expected) in
+        [(1, false, -1.0), (2, false, -1.0), (2, true, -2.0)]
+    {
+        let cluster = Cluster::start(program(), SYNC, 2);
+        let address = cluster.coordinator.address();
+        let variables = [variable("a", 3), variable("b", 3)];
+        let (mut stays, mut dies) = (
+            Peer::join(&address, "x").await,
+            Peer::join(&address, "y").await,
+        );
+        let map = stays.shard_map(&variables).await;
+        stays.initialize(&map, 0.0).await;
+        dies.shard_map(&variables).await;
+        let blocks: Vec<_> = map.blocks().collect();
+        assert_eq!(
+            blocks.iter().map(|(_, shard)| shard).sum::<u32>(),
+            1,
+            "one block on each shard"
+        );
+
+        // Both take part in step 0.
+        let (split, other) = tokio::join!(stays.work(), dies.work());
+        for (peer, gradient, reach) in [(&mut stays, 1.0, 2), (&mut dies, 3.0, shards_reached)] {
+            stage(peer, &map, &blocks[..reach], gradient).await;
+        }
+        if finished {
+            dies.finish(&other).await.unwrap();
+        }
+        // It says nothing any more, and its lease ends. The other finishes and keeps its own.
+        stays.finish(&split).await.unwrap();
+        let mut pulled = Vec::new();
+        for (id, shard) in &blocks {
+            let mut session = stays.open(&map.addresses[*shard as usize]).await;
+            let pull = stays.pull(1, &[(*id).into()]);
+            session.send(Kind::Pull(pull)).await;
+            loop {
+                let beat = shared_proto::wire::HeartbeatRequest {
+                    origin: Some(stays.origin.clone()),
+                };
+                stays.coordinator.heartbeat(beat).await.unwrap();
+                let answer =
+                    tokio::time::timeout(std::time::Duration::from_millis(200), session.receive());
+                match answer.await {
+                    Ok(Ok(Answer::Weights(weights))) => {
+                        pulled.push(tests::peer::values(&weights.blocks[0]));
+                        break;
+                    }
+                    Ok(Ok(Answer::Waiting(_))) | Err(_) => {}
+                    Ok(other) => panic!("{other:?}"),
+                }
+            }
+        }
+        // The mean of 1 and 3, or 1 alone; once.
+        assert_eq!(pulled, [(vec![expected; 3], 1), (vec![expected; 3], 1)]);
+    }
+}
+
+/// A worker says that it has finished its part of a step, and has pushed nothing, or to one shard alone.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_worker_that_finishes_without_a_push_is_put_out_alone() {
+    for reached in [0, 1] {
+        let mut cluster = Cluster::start(program(), SYNC, 2);
+        let address = cluster.coordinator.address();
+        let variables = [variable("a", 3), variable("b", 3)];
+        let (mut good, mut bad) = (
+            Peer::join(&address, "x").await,
+            Peer::join(&address, "y").await,
+        );
+        let map = good.shard_map(&variables).await;
+        good.initialize(&map, 0.0).await;
+        bad.shard_map(&variables).await;
+        let blocks: Vec<_> = map.blocks().collect();
+        let (split, other) = tokio::join!(good.work(), bad.work());
+        for (peer, reached) in [(&mut good, 2), (&mut bad, reached)] {
+            stage(peer, &map, &blocks[..reached], 1.0).await;
+        }
+        let refused = bad.finish(&other).await.unwrap_err();
+        assert_eq!(refused.code(), tonic::Code::InvalidArgument, "{refused}");
+        assert!(refused.message().contains("receipt"), "{refused}");
+        let beat = wire::HeartbeatRequest {
+            origin: Some(bad.origin.clone()),
+        };
+        let fenced = bad.coordinator.heartbeat(beat).await.unwrap_err();
+        assert_eq!(fenced.code(), tonic::Code::Aborted, "{fenced}");
+
+        // The other's step is committed without it, and both servers live.
+        good.finish(&split).await.unwrap();
+        for (id, shard) in &blocks {
+            let mut session = good.open(&map.addresses[*shard as usize]).await;
+            let pull = good.pull(1, &[(*id).into()]);
+            assert_eq!(session.weights(pull).await, [(vec![-1.0; 3], 1)]);
+        }
+        for server in &mut cluster.ps {
+            assert!(server.http("/healthz").contains("200 OK"));
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dead_initialisers_successor_starts_over() {
+    let cluster = Cluster::start(program(), &SYNC.replace("workers = 2", "workers = 1"), 2);
+    let address = cluster.coordinator.address();
+    let variables = [variable("a", 3), variable("b", 3)];
+    let mut first = Peer::join(&address, "x").await;
+    let map = first.shard_map(&variables).await;
+    // It sends half of the values, and dies. A process of its identity takes its place.
+    let (id, shard) = map.blocks().next().unwrap();
+    let mut session = first.open(&map.addresses[shard as usize]).await;
+    let initialize = shared_proto::wire::Initialize {
+        origin: Some(first.next(0)),
+        blocks: vec![shared_proto::wire::BlockPayload {
+            block: Some(id.into()),
+            payload: Some(shared_proto::payload::dense(
+                shared_proto::payload::to_bytes(&[9.0; 3]),
+            )),
+        }],
+    };
+    session.ask(Kind::Initialize(initialize)).await;
+    let mut second = Peer::join(&address, "x").await;
+    assert_eq!(second.origin.task.unwrap().generation, 2);
+    second.shard_map(&variables).await;
+
+    // Nothing is handed out until the coordinator has marked the values as complete.
+    let mut session = second.open(&map.addresses[shard as usize]).await;
+    let pull = second.pull(0, &[id.into()]);
+    let (reason, _) = session.refused(Kind::Pull(pull)).await;
+    assert_eq!(reason, shared_proto::refusal::Reason::NotInitialized);
+
+    second.initialize(&map, 5.0).await;
+    for (id, shard) in map.blocks() {
+        let mut session = second.open(&map.addresses[shard as usize]).await;
+        let pull = second.pull(0, &[id.into()]);
+        assert_eq!(session.weights(pull).await, [(vec![5.0; 3], 0)]);
+    }
+    // The first is fenced everywhere.
+    let refused =
+        first
+            .coordinator
+            .finish_initialization(shared_proto::wire::FinishInitializationRequest {
+                origin: Some(first.origin.clone()),
+            });
+    assert_eq!(refused.await.unwrap_err().code(), tonic::Code::Aborted);
+}
