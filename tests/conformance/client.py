@@ -4,6 +4,7 @@ It trains whatever model it is given: values and gradients are arrays of floats,
 """
 
 import collections
+import hashlib
 import json
 import os
 import struct
@@ -27,7 +28,7 @@ MESSAGE_BYTES = 100_000
 
 
 class Shard:
-    """What a worker has sent to a shard, and what the shard has answered. Outlives streams and servers."""
+    """A worker's messages to a shard, and the shard's answers. Outlives streams and servers."""
 
     def __init__(self, number):
         self.number = number
@@ -48,7 +49,7 @@ class Shard:
                 self.acknowledged[key(version.block)].append(push.origin.clock)
 
     def newly_lost(self, outcomes):
-        """Compares what was acknowledged with what the blocks have: clocks of the updates that are lost."""
+        """Compares what was acknowledged with what the blocks have. Returns the clocks of the lost updates."""
         clocks = []
         for outcome in outcomes:
             block = key(outcome.version.block)
@@ -146,7 +147,7 @@ class Worker:
         return t.Payload(dtype=t.DTYPE_F32, dense=to_bytes(values[block[0]][start:end]))
 
     def messages(self):
-        """Each shard's blocks, cut into messages."""
+        """Returns each shard's blocks, cut into messages."""
         parts = {}
         for variable, placed in enumerate(self.map.variables):
             for index, shard in enumerate(placed.shards):
@@ -175,7 +176,7 @@ class Worker:
         shard.stream.send(**kind)
 
     def answer(self, shard, sequence):
-        """The answer to a message. Opens streams again, as often as they break."""
+        """Returns the answer to a message. Opens streams again, as often as they break."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             if time.monotonic() > deadline:
@@ -219,8 +220,8 @@ class Worker:
         return sequence, value
 
     def open(self, shard):
-        """Fetches the map, greets; after a restore finds out what is lost, and says so; then sends again what
-        was not answered, in order, under its old numbers."""
+        """Fetches the map and opens a stream. After a restore finds out what is lost, and reports it. Then sends
+        again what was not answered, in order, under its old numbers."""
         self.take_map(self.coordinator.call("GetShardMap", c.ShardMapRequest()))
         address = self.map.shard_addresses[shard.number]
         if not address:
@@ -267,7 +268,7 @@ class Worker:
             shard.stream = None
 
     def settle(self):
-        """Moves all sessions to the newest map; what was lost by that is reported then."""
+        """Moves all sessions to the newest map, and reports what was lost by that."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
             self.take_map(self.coordinator.call("GetShardMap", c.ShardMapRequest()))
@@ -286,7 +287,7 @@ class Worker:
     # Training.
 
     def pull(self, clock, view=0):
-        """Brings the worker's values up to date. The lowest epoch of the answers."""
+        """Brings the worker's values up to date. Returns the lowest epoch of the answers."""
         sent, epochs = [], []
         for shard, blocks in self.messages():
             known = [self.known.get(block, t.BlockVersion(block=block_id(block))) for block in blocks]
@@ -304,7 +305,7 @@ class Worker:
         return min(epochs)
 
     def push(self, clock, gradients):
-        """Pushes a step's gradients. The receipts of the shards, in sync mode."""
+        """Pushes a step's gradients. Returns the receipts of the shards, in sync mode."""
         sent, receipts = [], []
         for shard, blocks in self.messages():
             parts = [p.Gradient(block=block_id(block), payload=self.payload(gradients, block),
@@ -319,7 +320,7 @@ class Worker:
         return receipts
 
     def finish(self, split, position, samples, loss, receipts=(), **more):
-        """Says that a step is finished; moves to the newest map first where the coordinator demands it."""
+        """Reports a finished step. Moves to the newest map first where the coordinator demands it."""
         request = c.FinishStepRequest(
             origin=self.origin(), split=split.id, position=position, steps=1, samples=samples,
             loss_sum=loss, receipts=receipts, **more)
@@ -353,7 +354,7 @@ class Worker:
         self.finish(split, end, end - start, self.model.loss(self.values), receipts)
 
     def save(self):
-        """Writes the weights to the run directory, as safetensors."""
+        """Writes the weights to the run directory, as safetensors. Returns the file's SHA-256."""
         header, offset = {}, 0
         for (name, shape), values in zip(self.model.variables, self.values):
             end = offset + 4 * len(values)
@@ -367,15 +368,17 @@ class Worker:
             file.flush()
             os.fsync(file.fileno())
         os.rename(path + ".partial", path)
+        with open(path, "rb") as file:
+            return hashlib.file_digest(file, "sha256").digest()
 
     def evaluate(self, reply):
         while True:
             epoch = self.pull(self.clock, reply.view)
-            if reply.evaluate.save_model:
-                self.save()
             report = c.EvaluationReport(
                 data_epoch=reply.evaluate.data_epoch, samples=self.model.evaluation_samples,
                 metrics={"loss": self.model.loss(self.values)})
+            if reply.evaluate.save_model:
+                report.model_sha256 = self.save()
             try:
                 self.coordinator.call("Report", c.ReportRequest(
                     origin=self.origin(epoch=epoch), evaluation=report))
@@ -411,7 +414,7 @@ class Worker:
         self.coordinator.channel.close()
 
     def stop(self):
-        """Falls silent: no heartbeats, no streams."""
+        """Stops the heartbeats and closes the streams."""
         self.stopped.set()
         self.heart.join(2 * CALL_SECONDS)
         for shard in self.shards:

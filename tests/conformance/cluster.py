@@ -138,7 +138,7 @@ class Cluster:
         self.folder.cleanup()
 
     def finish(self):
-        """Waits until all processes that were not killed have ended well. The summary."""
+        """Waits until all processes that were not killed have ended well. Returns the summary."""
         for process in self.processes:
             code = process.child.wait(DEADLINE)
             if code != 0 and not process.killed:
@@ -147,7 +147,7 @@ class Cluster:
 
 
     def model(self):
-        """The final weights as the worker that evaluated last has saved them: shape and values of each variable."""
+        """Returns the final weights, as the last evaluation has saved them: shape and values of each variable."""
         content = (self.run / "model.safetensors").read_bytes()
         length = int.from_bytes(content[:8], "little")
         header, data = json.loads(content[8:8 + length]), content[8 + length:]

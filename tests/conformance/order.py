@@ -13,7 +13,7 @@ def _quarter(state, a, b, c, d):
 
 
 def words(key):
-    """The stream of ChaCha8 under a key of 32 bytes, as numbers of 32 bits."""
+    """Yields the stream of ChaCha8 under a key of 32 bytes, as numbers of 32 bits."""
     constants = struct.unpack("<4I", b"expand 32-byte k")
     counter = 0
     while True:
@@ -30,7 +30,7 @@ def words(key):
 
 
 def below(stream, count):
-    """A number below `count`, drawn as Rust's rand 0.9 does (Canon's method with 32 bits)."""
+    """Returns a number below `count`, drawn as Rust's rand 0.9 does (Canon's method with 32 bits)."""
     product = next(stream) * count
     result, low = product >> 32, product & MASK
     if low > (1 << 32) - count:
@@ -39,7 +39,7 @@ def below(stream, count):
 
 
 def permutation(seed, data_epoch, purpose, samples):
-    """The samples 0..samples, shuffled. `purpose` is 0 for a pass over the data, 1 for what is held out."""
+    """Returns 0..samples, shuffled. `purpose` is 0 for a pass over the data, 1 for the held-out samples."""
     stream = words(struct.pack("<QIB19x", seed, data_epoch, purpose))
     order = list(range(samples))
     for last in range(samples - 1, 0, -1):
@@ -49,5 +49,5 @@ def permutation(seed, data_epoch, purpose, samples):
 
 
 def order(seed, data_epoch, samples):
-    """Sample numbers in the order of a pass over the data."""
+    """Returns sample numbers in the order of a pass over the data."""
     return permutation(seed, data_epoch, 0, samples)

@@ -16,7 +16,7 @@ from cluster import Cluster, Counting, beside, eventually, job
 
 
 def work(worker, **hooks):
-    """Works as a worker until the job is done. The worker."""
+    """Works as a worker until the job is done. Returns the worker."""
     try:
         worker.start()
         error = worker.train(**hooks)
@@ -29,7 +29,7 @@ def work(worker, **hooks):
 
 
 def trained(cluster, model, identity, kind=Worker, **hooks):
-    """Joins as a worker and works until the job is done. The worker."""
+    """Joins as a worker and works until the job is done. Returns the worker."""
     return work(kind(cluster.address, identity, model), **hooks)
 
 
@@ -291,7 +291,7 @@ class Refusals(ByHand):
         self.assertEqual((outcome.sequence, outcome.clock, outcome.taken), (1001, 0, 1))
 
     def outcome(self):
-        """What the block says, in a session of its own."""
+        """Returns the outcome of the block, asked for in a session of its own."""
         stream = self.open()
         ask = p.AskOutcome(origin=self.worker.origin(0, self.worker.map.epoch), blocks=[block_id((0, 0))])
         (outcome,) = stream.ask(ask_outcome=ask).outcome.blocks
@@ -357,7 +357,7 @@ class Faults(unittest.TestCase):
                 def push(self, clock, gradients):
                     if clock != death:
                         return super().push(clock, gradients)
-                    # The messages are on their way when the server dies; nobody has read an answer.
+                    # The messages are on their way when the server dies; no answer has been read.
                     for shard in self.shards:
                         if shard.stream is None:
                             self.open(shard)
@@ -396,7 +396,7 @@ class Faults(unittest.TestCase):
 
             def each_step(worker):
                 if worker.clock == death - 3:
-                    # So the last three steps are in no checkpoint, and the first 20 are.
+                    # The last three steps are in no checkpoint, and the first 20 are.
                     eventually(lambda: cluster.status().checkpoint.number >= 1, "checkpoint 1 is whole")
 
             worker = trained(cluster, model, "python", Bereft, each_step=each_step)

@@ -1,4 +1,4 @@
-"""What the client stands on: calls to the coordinator, streams to servers, refusals, payloads."""
+"""The client's transport: calls to the coordinator, streams to servers, refusals, payloads."""
 
 import contextlib
 import queue
@@ -34,7 +34,7 @@ class Broken(Exception):
 
 
 def refusal_of(error):
-    """The refusal that a gRPC error carries in its metadata, if it carries one."""
+    """Returns the refusal that a gRPC error carries in its metadata, if it carries one."""
     for key, value in error.trailing_metadata() or ():
         if key == REASON_KEY:
             return Refused(int(value), error.code(), error.details())

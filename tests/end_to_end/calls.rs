@@ -1,7 +1,9 @@
-//! Whose calls the coordinator takes, and how much in them.
+//! Calls that the coordinator refuses: those of another role, and those with long strings.
 
 use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::wire;
+use shared_proto::wire::client_message::Kind;
+use shared_proto::wire::server_message::Kind as Answer;
 use tests::Cluster;
 use tests::peer::{Peer, variable};
 
@@ -9,15 +11,20 @@ use crate::program;
 
 /// A cluster with a server and a hand-made worker, whose model has its initial values.
 async fn begun() -> (Cluster, Peer) {
-    let job = "name = \"t\"\n[cluster]\nps = 1\nworkers = 1\n";
-    let cluster = Cluster::start(program(), job, 1);
+    begun_with("").await
+}
+
+/// The same, of a job with more settings.
+async fn begun_with(settings: &str) -> (Cluster, Peer) {
+    let job = format!("name = \"t\"\n[cluster]\nps = 1\nworkers = 1\n{settings}");
+    let cluster = Cluster::start(program(), &job, 1);
     let mut worker = Peer::join(&cluster.coordinator.address(), "x").await;
     let map = worker.shard_map(&[variable("w", 4)]).await;
     worker.initialize(&map, 0.0).await;
     (cluster, worker)
 }
 
-/// What a coordinator says to a call that it must refuse.
+/// Returns the coordinator's refusal of a call.
 fn refusal_of<T: std::fmt::Debug>(answer: Result<T, tonic::Status>) -> Refusal {
     let status = answer.expect_err("it was not refused");
     Refusal::from_status(&status).unwrap_or_else(|| panic!("{status}"))
@@ -119,4 +126,67 @@ async fn long_strings_are_refused_or_cut() {
     let log = cluster.coordinator.log();
     let longest = log.lines().map(str::len).max();
     assert!(longest < Some(10_000), "{longest:?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn addresses_that_lead_nowhere_are_refused() {
+    let (cluster, worker) = begun().await;
+    let mut coordinator = worker.coordinator.clone();
+    for (role, address, metrics_address) in [
+        (wire::Role::Ps, "", ""),
+        (wire::Role::Ps, "nonsense", ""),
+        (wire::Role::Ps, "host\u{1b}[2J:7001", ""),
+        (wire::Role::Ps, "unix:", ""),
+        (wire::Role::Ps, "host:7001", "host"),
+        (wire::Role::Worker, "", "host:0"),
+    ] {
+        let registered = coordinator.register(wire::RegisterRequest {
+            protocol_version: shared_proto::transport::PROTOCOL_VERSION,
+            role: role.into(),
+            identity: "y".to_owned(),
+            address: address.to_owned(),
+            metrics_address: metrics_address.to_owned(),
+            ..wire::RegisterRequest::default()
+        });
+        let refusal = refusal_of(registered.await);
+        assert_eq!(
+            refusal.reason,
+            Reason::Malformed,
+            "{address:?} {metrics_address:?}"
+        );
+        assert!(refusal.message.contains("host:port"), "{refusal}");
+    }
+    assert_eq!(cluster.status()["tasks"].as_array().unwrap().len(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_finite_gradient_that_makes_weights_infinite_ends_the_job_with_the_variable() {
+    for mode in ["async", "sync"] {
+        let settings = format!(
+            "[strategy]\nmode = \"{mode}\"\n[optimizer]\nname = \"sgd\"\nlearning_rate = 10.0\n"
+        );
+        let (mut cluster, mut worker) = begun_with(&settings).await;
+        let split = worker.work().await;
+        let server = cluster.ps[0].address();
+        let mut session = worker.open(&server).await;
+        let block = wire::BlockId::default();
+        let push = worker.push(0, &[(block, vec![3e38; 4])]);
+        let Answer::Acknowledged(acknowledged) = session.ask(Kind::Push(push)).await else {
+            panic!("a finite gradient is taken");
+        };
+        worker.receipts = vec![wire::ShardReceipt {
+            shard: 0,
+            receipt: acknowledged.receipt,
+        }];
+        // In sync mode the step is committed now; in async mode the job may have ended before.
+        let _ = worker.finish(&split).await;
+        for daemon in [&mut cluster.coordinator, &mut cluster.ps[0]] {
+            assert!(!daemon.wait().success(), "{mode}: {}", daemon.log());
+            let log = daemon.log();
+            assert!(
+                log.contains("values of variable \"w\" on ps-0"),
+                "{mode}: {log}"
+            );
+        }
+    }
 }

@@ -1,4 +1,4 @@
-//! Processes that die, and what of their work counts.
+//! Processes that die, and how much of their work counts.
 
 use std::path::Path;
 
@@ -18,7 +18,7 @@ fn a_worker_killed_while_training_loses_no_data() {
     let mut dead = cluster.workers.pop().unwrap();
     assert!(!dead.wait().success());
     let (summary, dir) = cluster.finish();
-    // What it had not told the coordinator of was done again by the others.
+    // The others did again the samples that it had not reported.
     assert_eq!(summary["samples"], 3 * 1437);
     let metrics = std::fs::read_to_string(dir.path().join("run/metrics.jsonl")).unwrap();
     assert!(
@@ -27,7 +27,7 @@ fn a_worker_killed_while_training_loses_no_data() {
     );
 }
 
-/// What a run of `RECOVERS` has come to.
+/// The outcome of a run of `RECOVERS`.
 fn model(dir: &tempfile::TempDir) -> Vec<u8> {
     std::fs::read(dir.path().join("run/model.safetensors")).unwrap()
 }
@@ -131,7 +131,7 @@ fn a_server_that_comes_back_is_ready_once_it_has_its_shard() {
     eventually(|| samples(&cluster) > 1000);
     assert!(cluster.ps[1].http("/readyz").contains("200 OK"));
     cluster.ps[1].kill();
-    // Names that lead to themselves: what is there cannot be read at present.
+    // Links that lead to themselves: the files cannot be read at present.
     let checkpoints = std::fs::read_dir(cluster.run_dir().join("checkpoints")).unwrap();
     let manifests: Vec<_> = checkpoints
         .map(|entry| entry.unwrap().path().join("manifest.json"))
@@ -167,7 +167,7 @@ fn a_coordinator_that_dies_comes_back_and_nobody_else_starts_again() {
         for after in [1000, 2500, 4000] {
             eventually(|| samples(&cluster) > after);
             cluster.coordinator.kill();
-            // By which servers that come know the store: somebody has tidied up.
+            // Servers recognise the store by these files; an operator has deleted them.
             let checkpoints = cluster.run_dir().join("checkpoints");
             let owners = || files(&checkpoints, "owner-");
             for owner in owners() {
@@ -251,7 +251,7 @@ fn a_checkpoint_of_another_job_or_with_damage_is_refused_by_name() {
         "{said}"
     );
 
-    // A byte of the newest is changed: it is named, and the one before offered.
+    // A byte of the newest checkpoint is changed: it is named, and the one before is offered.
     let mut checkpoints: Vec<_> = std::fs::read_dir(run.join("checkpoints"))
         .unwrap()
         .map(|entry| entry.unwrap().path())

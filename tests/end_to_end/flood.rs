@@ -1,5 +1,5 @@
-//! Floods of connections that ask for nothing, against daemons with few descriptors: while a job
-//! trains, it goes on, its checkpoints are written, and whoever belongs to it gets in.
+//! Floods of connections that make no requests, against daemons with few descriptors. The job trains on,
+//! its checkpoints are written, and its members get in.
 
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
@@ -16,8 +16,8 @@ use crate::security::{certs, shows};
 /// Descriptors of each daemon.
 const DESCRIPTORS: &str = "1024";
 
-/// Connections of a flood: more than a daemon has descriptors, and no more than it and the system
-/// together let in.
+/// The connections of a flood: more than a daemon has descriptors, and no more than the daemon and the
+/// system's backlog take together.
 const FLOOD: usize = 1500;
 
 /// A job that does not end by itself; checkpoints come often.
@@ -154,7 +154,7 @@ impl Flooded {
     }
 }
 
-/// A figure of a daemon's metrics; 0 where it has none.
+/// Returns a figure of a daemon's metrics; 0 where it has none.
 fn figure(daemon: &Daemon, name: &str) -> f64 {
     let text = daemon.http("/metrics");
     assert!(
@@ -169,7 +169,7 @@ fn in_the_clear(_: &Path, _: &str) -> Environment {
     Environment::new()
 }
 
-/// Many sockets on this side take many descriptors.
+/// Raises this process's limit of descriptors: a flood takes many.
 fn have_descriptors(count: u64) {
     let limit = getrlimit(Resource::Nofile);
     if limit.current.is_some_and(|current| current < count) {
@@ -232,7 +232,7 @@ fn a_job_trains_on_while_its_ports_are_flooded() {
         let dropped =
             format!("flambeau_dropped_connections_total{{port=\"{port}\",reason=\"crowded\"}}");
         assert!(figure(daemon, &dropped) > 500.0, "{dropped}");
-        // Those that nobody displaces go by themselves.
+        // Connections that are not displaced end by themselves.
         let _silent = Flood::new(100, tcp(daemon.address()));
         let silent =
             format!("flambeau_dropped_connections_total{{port=\"{port}\",reason=\"silent\"}}");

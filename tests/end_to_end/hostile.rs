@@ -1,4 +1,4 @@
-//! What a worker of the job may make a server hold, if it is out to do harm: little, and the others go on.
+//! Workers of the job that try to fill a server's memory: it holds little, and the others go on.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use tonic::Code;
 
 use crate::program;
 
-/// A job of which no worker may be ahead.
+/// A job in which no worker may be ahead.
 const JOB: &str = r#"
 name = "t"
 [optimizer]
@@ -33,11 +33,11 @@ workers = 1
 lease_seconds = 300.0
 "#;
 
-/// Memory that a server with one small block may have had at any time, in MiB: 25 for itself, and a
-/// session's 16 for each of a few that end while the next one begins.
+/// The most memory of a server with one small block at any time, in MiB: 25 for itself, and 16 for each of
+/// a few sessions that end while the next one begins.
 const MOST_MEMORY: u64 = 128;
 
-/// How long a server is listened to that may have nothing to say.
+/// How long to wait for an answer that may not come.
 const SILENCE: Duration = Duration::from_secs(1);
 
 const W: wire::BlockId = wire::BlockId {
@@ -45,7 +45,7 @@ const W: wire::BlockId = wire::BlockId {
     index: 0,
 };
 
-/// A cluster with a worker that is out to do harm, and one that works.
+/// A cluster with a hostile worker and an honest one.
 struct Scene {
     cluster: Cluster,
     hostile: Peer,
@@ -76,7 +76,8 @@ impl Scene {
         self.hostile.open(&self.map.addresses[0]).await
     }
 
-    /// The honest worker pushes for the `pushes`th time, and the server holds little.
+    /// Checks that the weights have `pushes` pushes, that the honest worker can push once more, and that the
+    /// server holds little.
     async fn is_well(&mut self, pushes: u16) {
         let mut session = self.honest.open(&self.map.addresses[0]).await;
         let pull = self.honest.pull(0, &[W]);
@@ -89,7 +90,7 @@ impl Scene {
         assert!(memory < MOST_MEMORY, "the server has had {memory} MiB");
     }
 
-    /// A pull of the next step's weights, which is to wait.
+    /// Returns a pull of the next step's weights, which must wait.
     fn early_pull(&mut self, blocks: Vec<wire::BlockVersion>) -> Kind {
         Kind::Pull(wire::Pull {
             origin: Some(self.hostile.next(1)),
@@ -99,7 +100,7 @@ impl Scene {
     }
 }
 
-/// Sends a message that ends the session, and says as what.
+/// Sends a message that ends the session. Returns the status.
 async fn ended_by(mut session: Session, kind: Kind) -> (Code, String) {
     session.send(kind).await;
     loop {
@@ -141,7 +142,7 @@ async fn pulls_that_wait_are_counted_by_what_they_hold() {
         let known = vec![wire::BlockVersion::default(); 12];
         session.send(scene.early_pull(known)).await;
     }
-    // The first refusal says that there is no room; those before it wait.
+    // The pulls before the first refusal wait.
     let refused = loop {
         match timeout(PATIENCE, session.receive()).await {
             Ok(Ok(Answer::Refused(refused))) => break refused,
@@ -200,7 +201,7 @@ async fn a_worker_has_one_session_and_a_connection_few_streams() {
     let pull = scene.hostile.pull(0, &[W]);
     second.weights(pull).await;
 
-    // Streams that say nothing: the connection lets a few of them begin.
+    // The connection lets only a few silent streams begin.
     let endpoint = Security::default().endpoint(&scene.map.addresses[0], Role::Ps);
     let client = ParameterServerClient::new(endpoint.unwrap().connect().await.unwrap());
     let open = |_| {

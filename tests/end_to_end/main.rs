@@ -11,6 +11,8 @@ mod floors;
 mod hostile;
 mod modes;
 mod network;
+mod next_job;
+mod planted;
 mod protocol;
 mod replaced;
 mod security;

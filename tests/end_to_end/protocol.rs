@@ -1,4 +1,4 @@
-//! What the wire promises: a push counts once, and what is wrong is refused by name and changes
+//! The promises of the protocol: a push counts once, and a bad message is refused by name and changes
 //! nothing.
 
 use std::time::Duration;
@@ -95,8 +95,8 @@ async fn a_push_sent_twice_is_applied_once() {
     );
 }
 
-/// A push is refused for a reason that may pass, later ones are applied, and it is sent again under its old
-/// number: to acknowledge it would be to promise what was never done.
+/// A push is refused for a reason that may pass, later ones are applied, and the first is sent again under
+/// its old number. It was never applied, so it must not be acknowledged.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_push_that_was_not_applied_is_never_acknowledged() {
     let mut scene = Scene::new().await;
@@ -113,7 +113,7 @@ async fn a_push_that_was_not_applied_is_never_acknowledged() {
     }
     refused.origin = Some(good);
     assert_eq!(scene.refused(refused.clone()).await.0, Reason::OutOfOrder);
-    // Nor one without a number, or with a number that has come round.
+    // A push without a number, or with an old number, is not acknowledged either.
     for sequence in [0, 1] {
         refused.origin.as_mut().unwrap().sequence = sequence;
         let (reason, _) = scene.refused(refused.clone()).await;
@@ -159,7 +159,7 @@ async fn bad_messages_are_refused_by_name_and_change_nothing() {
         index: 0,
     };
     let of = |block: wire::BlockId, values: &[f32]| vec![(block, values.to_vec())];
-    // Each is one thing away from a good push; what is good in it must not be applied either.
+    // Each has one mistake; its good parts must not be applied either.
     let cases = [
         (
             of(W, &[1.0; 3]),
@@ -236,7 +236,7 @@ async fn bad_messages_are_refused_by_name_and_change_nothing() {
         blocks: Vec::new(),
     };
     let (reason, _) = scene.session.refused(Kind::Initialize(initialize)).await;
-    assert_eq!(reason, Reason::Fenced);
+    assert_eq!(reason, Reason::NotLeased);
     for (pull, expected) in [
         (scene.peer.pull(9, &[W]), Reason::FutureClock),
         (scene.peer.pull(0, &[W, W]), Reason::Malformed),
@@ -252,7 +252,7 @@ async fn bad_messages_are_refused_by_name_and_change_nothing() {
         metrics.contains("flambeau_ps_refused_total{reason=\"wrong_shape\"} 1"),
         "{metrics}"
     );
-    // And the session still works.
+    // The session still works.
     let answer = scene.session.ask(Kind::Push(good)).await;
     assert!(matches!(answer, Answer::Acknowledged(_)), "{answer:?}");
     assert_eq!(scene.weights().await, (vec![-1.0; 4], 1));
@@ -447,7 +447,7 @@ async fn a_worker_that_does_not_read_is_held_back() {
     assert!(unanswered < PAIRS, "nothing holds it back");
     let grown = resident() - before;
     assert!(grown < 64.0, "the server has grown by {grown} MiB");
-    // Nor does it keep much for answers of a few bytes each.
+    // The server does not keep much for answers of a few bytes each either.
     let mut other = Peer::join(&cluster.coordinator.address(), "y").await;
     other.shard_map(&[variable("w", ELEMENTS as u64)]).await;
     let mut silent = other.open(&map.addresses[0]).await;
@@ -467,7 +467,7 @@ async fn a_worker_that_does_not_read_is_held_back() {
     assert!(silent.receive().await.is_ok());
     let grown = resident() - before;
     assert!(grown < 64.0, "the server has grown by {grown} MiB");
-    // Whoever reads again gets everything.
+    // A worker that reads again gets everything.
     for _ in 0..unanswered {
         let answer = session.receive().await.unwrap();
         let good = matches!(answer, Answer::Acknowledged(_) | Answer::Weights(_));

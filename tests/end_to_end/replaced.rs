@@ -1,4 +1,5 @@
-//! Servers that are cut off, replaced or stopped while a job trains, and what of the work is there at its end.
+//! Servers that are cut off, replaced or stopped while a job trains. At its end the weights, and the losses
+//! reported, must account for all of the work.
 
 use std::time::Duration;
 
@@ -14,7 +15,8 @@ const SAMPLES: usize = 1500;
 const VARIABLES: usize = 4;
 const EPOCHS: usize = 2;
 
-/// As many classes as samples, so that each sample has an element of its own in each variable.
+/// Writes a data set with as many classes as samples, so that each sample has an element of its own in each
+/// variable. Returns its path.
 fn data(dir: &TempDir) -> String {
     let path = dir.path().join("visits.csv");
     let rows: String = (0..SAMPLES).map(|i| format!("{i},{i}\n")).collect();
@@ -55,7 +57,7 @@ every_seconds = 0.5
     )
 }
 
-/// The weights of a file of safetensors, by variable.
+/// Returns the weights in a file of safetensors, by variable.
 fn weights(path: &std::path::Path) -> Vec<(String, Vec<f32>)> {
     let bytes = std::fs::read(path).unwrap();
     let file = SafeTensors::deserialize(&bytes).unwrap();
@@ -72,8 +74,8 @@ fn weights(path: &std::path::Path) -> Vec<(String, Vec<f32>)> {
     all
 }
 
-/// Trains in a mode, replaces the server of a shard in between as `replace` says, and compares what comes of it
-/// with what was put in. Returns the summary.
+/// Trains in a mode, calls `replace` in between on the server of a shard, and compares the final weights with
+/// the samples that were trained on. Returns the summary.
 fn replaced(
     mode: &str,
     replace: impl FnOnce(&mut Cluster, &Relay, &mut Daemon) -> Option<Daemon>,
@@ -128,7 +130,7 @@ fn replaced(
     summary
 }
 
-/// The way between a server and the coordinator is cut, and a spare is there.
+/// Cuts the connection between a server and the coordinator, while there is a spare.
 fn cut_off(mode: &str) {
     let summary = replaced(mode, |cluster, relay, _| {
         let spare = cluster.member("ps-server", "spare", &[], &[]);
@@ -154,7 +156,7 @@ fn a_server_that_is_cut_off_is_not_used_any_more_in_sync_mode() {
     cut_off("sync");
 }
 
-/// Somebody starts a second server under the identity of the first one, which does not hear of it.
+/// A second server starts under the identity of the first one, which does not hear of it.
 #[test]
 fn a_server_whose_identity_is_taken_elsewhere_is_not_used_any_more() {
     let summary = replaced("async", |cluster, relay, _| {
@@ -185,7 +187,7 @@ fn the_same_in_sync_mode() {
     stopped("sync");
 }
 
-/// The way to the coordinator is cut for longer than the lease, and nobody else takes the shard.
+/// The connection to the coordinator is cut for longer than the lease, and no other server takes the shard.
 #[test]
 fn a_server_that_was_cut_off_comes_back_with_its_values() {
     for mode in ["async", "sync"] {

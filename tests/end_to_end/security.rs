@@ -1,4 +1,4 @@
-//! Certificates and the job's token: who has them trains as ever, nobody else is let in.
+//! Certificates and the job's token: processes that have them train, and no others get in.
 
 use std::path::Path;
 use std::process::Output;
@@ -142,7 +142,7 @@ fn with_certificates_and_a_token_nobody_else_is_let_in() {
     let anonymous = without(shows(ours, "worker"), &tls);
     cluster.refuses("worker", &anonymous, certificate, untrusted);
 
-    // A worker's certificate makes nobody a server, and a server's nobody a worker.
+    // A worker's certificate makes no process a server, and a server's none a worker.
     let posing = shows(ours, "worker");
     let why = "not valid for ps.flambeau";
     cluster.refuses("ps-server", &posing, certificate, why);
@@ -156,7 +156,7 @@ fn with_certificates_and_a_token_nobody_else_is_let_in() {
     let missing = without(shows(ours, "worker"), &["FLAMBEAU_TOKEN_FILE"]);
     cluster.refuses("status", &missing, token, "token is missing");
 
-    // Nor may somebody with a certificate speak for somebody else, or open a session as a server.
+    // A process may not speak for another role, nor open a session with a server's certificate.
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let files = |role: &str, token: &Path| SecurityFiles {
         authority: Some(ours.join(role).join("ca.crt")),
@@ -277,7 +277,7 @@ fn a_local_cluster_trains_encrypted() {
         "{outcome}"
     );
 
-    // While it trains, nobody is answered in the clear.
+    // While the job trains, no caller is answered in the clear.
     std::fs::remove_dir_all(&run).unwrap();
     let train = program().command(&arguments("10000")).spawn().unwrap();
     let mut train = Running(train);
@@ -305,7 +305,7 @@ impl Drop for Running {
     }
 }
 
-/// What becomes of a good-bye in a worker's name.
+/// Calls Leave in a worker's name. Returns the status.
 async fn leave_as_worker(address: &str, files: &SecurityFiles) -> Code {
     let security = Security::load(files).unwrap();
     let endpoint = security.endpoint(address, Role::Coordinator).unwrap();
@@ -329,7 +329,7 @@ async fn leave_as_worker(address: &str, files: &SecurityFiles) -> Code {
     client.leave(request).await.unwrap_err().code()
 }
 
-/// What becomes of a session with a server.
+/// Opens a session with a server. Returns the status.
 async fn open_session(address: &str, files: &SecurityFiles) -> Code {
     let security = Security::load(files).unwrap();
     let endpoint = security.endpoint(address, Role::Ps).unwrap();

@@ -1,4 +1,4 @@
-//! Runs that cannot begin, and what they leave.
+//! Runs that cannot begin: their messages, and the files that they leave.
 
 use std::os::unix::fs::PermissionsExt;
 

@@ -72,7 +72,7 @@ async fn a_worker_killed_in_a_sync_step_counts_on_all_shards_or_on_none() {
         if finished {
             dies.finish(&other).await.unwrap();
         }
-        // It says nothing any more, and its lease ends. The other finishes and keeps its own.
+        // `dies` falls silent, and its lease ends. `stays` finishes and keeps its lease.
         stays.finish(&split).await.unwrap();
         let mut pulled = Vec::new();
         for (id, shard) in &blocks {
@@ -149,7 +149,7 @@ async fn a_dead_initialisers_successor_starts_over() {
     let variables = [variable("a", 3), variable("b", 3)];
     let mut first = Peer::join(&address, "x").await;
     let map = first.shard_map(&variables).await;
-    // It sends half of the values, and dies. A process of its identity takes its place.
+    // It sends half of the values, and dies. Another process with its identity takes its place.
     let (id, shard) = map.blocks().next().unwrap();
     let mut session = first.open(&map.addresses[shard as usize]).await;
     let initialize = shared_proto::wire::Initialize {

@@ -1,4 +1,4 @@
-//! Ctrl-C: what was done is kept, and can be gone on with.
+//! Ctrl-C keeps the work that was done, and the job can go on from there.
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
@@ -12,7 +12,7 @@ use crate::program;
 
 const ALL: u64 = 4 * 1437;
 
-/// A run in a group of its own, as a terminal gives to what is typed.
+/// Starts a run in a process group of its own, as a shell does for a command.
 fn train(dir: &Path, mode: &str, env: (&str, &str)) -> Child {
     let run = dir.to_str().unwrap();
     let mut command = program().command(&["train", "--model", "odd", "--epochs", "4"]);
@@ -64,7 +64,7 @@ fn ctrl_c_keeps_what_was_done_and_the_run_goes_on_from_there() {
         assert!(samples > 0 && samples < ALL, "{summary}");
         assert!(!summary["test_accuracy"].is_null(), "{summary}");
 
-        // The very command that it says.
+        // Runs the command that it has printed.
         let command = said.lines().find(|line| line.contains(" --restore "));
         let words: Vec<&str> = command.unwrap().split_whitespace().collect();
         let output = program()
@@ -84,7 +84,7 @@ fn ctrl_c_keeps_what_was_done_and_the_run_goes_on_from_there() {
 fn a_second_ctrl_c_ends_at_once() {
     let dir = tempfile::tempdir().unwrap();
     let run = dir.path().join("run");
-    // What a worker holds takes it most of a minute.
+    // A worker needs most of a minute for the data that it holds.
     let mut process = train(&run, "async", ("TEST_STEP_MILLISECONDS", "8000"));
     until_it_trains(&run);
     let processes = children(process.id());

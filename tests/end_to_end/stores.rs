@@ -1,4 +1,5 @@
-//! Where checkpoints lie: shared with another run, full, not writable; and numbers that JSON does not have.
+//! Stores of checkpoints that are shared with another run, full, or not writable; and metrics that JSON has no
+//! numbers for.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,7 +10,7 @@ use tests::{Cluster, Daemon, Program, eventually, say};
 
 use crate::program;
 
-/// A job that goes on for as long as it is let, with a checkpoint every few steps.
+/// A job that does not end by itself, with a checkpoint every few steps.
 fn endless(location: &Path) -> String {
     format!(
         r#"
@@ -30,7 +31,7 @@ location = "{}"
     )
 }
 
-/// A cluster at work, which may begin with a checkpoint.
+/// Starts a cluster with a worker; `restore` names the checkpoint to begin with.
 fn start(job: &str, restore: &[&str]) -> Cluster {
     let mut cluster = Cluster::start_coordinator_with(program(), job, 1, restore);
     cluster.add_worker(&[("TEST_STEP_MILLISECONDS", "10")]);
@@ -100,7 +101,7 @@ fn a_metric_that_is_no_number_is_kept_and_gone_on_with() {
     verify(&location);
     let restore = ["--restore", location.to_str().unwrap()];
     let mut cluster = start(&job, &restore);
-    // The one of the checkpoint, until the next is made.
+    // The evaluation of the checkpoint counts until the next one is made.
     eventually(|| loss(&cluster).is_some());
     assert_eq!(loss(&cluster).unwrap(), "NaN");
     let before = newest(&cluster);
@@ -118,8 +119,8 @@ fn two_runs_at_one_location_do_each_other_no_harm() {
     eventually(|| newest(&first) > 2);
     let id = first.status()["run"].as_str().unwrap().to_owned();
 
-    // While it lives, another finds it and changes nothing. One that lies elsewhere may begin with its
-    // checkpoints.
+    // While the first run lives, a second one at its location ends and changes nothing. A run at another
+    // location may begin with its checkpoints.
     let file = dir.path().join("job.toml");
     std::fs::write(&file, &job).unwrap();
     for more in [&restore[..], &[]] {
@@ -143,7 +144,7 @@ fn two_runs_at_one_location_do_each_other_no_harm() {
     let of_first = |m: &Value| m["run"] == id.as_str();
     assert!(manifests(&location).iter().all(of_first));
 
-    // It goes on, and may start again.
+    // The first run goes on, and its coordinator may start again.
     let before = newest(&first);
     eventually(|| newest(&first) > before);
     first.coordinator.kill();
@@ -153,7 +154,8 @@ fn two_runs_at_one_location_do_each_other_no_harm() {
     eventually(|| newest(&first) > before);
     kill(&mut first);
 
-    // It is dead: the next one waits for a while, then goes on beyond it and leaves it what it has.
+    // Once it is dead, the next run waits for a while, goes on with higher numbers, and leaves the first
+    // one's checkpoints alone.
     let left = manifests(&location);
     let mut second = start(&job, &restore);
     let highest = left.last().unwrap()["number"].as_u64().unwrap();
@@ -166,7 +168,7 @@ fn two_runs_at_one_location_do_each_other_no_harm() {
     assert!(of_second.iter().all(|m| !of_first(m)), "{of_second:?}");
     verify(&location);
 
-    // The first one comes back all the same, and finds that its place is taken.
+    // The first run comes back, and finds that its location is taken.
     first.restart_coordinator();
     assert!(!first.coordinator.wait().success());
     let log = first.coordinator.log();
@@ -179,12 +181,12 @@ fn two_runs_at_one_location_do_each_other_no_harm() {
     kill(&mut second);
 }
 
-/// A server that cannot write files beyond a small size, as one with a full disk of its own.
+/// Returns a program that cannot write files beyond a small size, as on a full disk.
 fn cramped(dir: &Path) -> Program {
     use std::os::unix::fs::PermissionsExt;
     let Program(built) = program();
     let script = dir.join("cramped");
-    // What is too large fails, and does not end the process.
+    // A write that is too large fails, and does not end the process.
     let text = format!(
         "#!/bin/sh\ntrap '' XFSZ\nulimit -f 64\nexec '{}' \"$@\"\n",
         built.display()
@@ -207,7 +209,7 @@ fn bytes(folder: &Path) -> u64 {
     entries.map(|entry| size(entry.unwrap().path())).sum()
 }
 
-/// Weights and slots of a shard are about 1.2 MB.
+/// A job whose shards have about 1.2 MB of weights and slots each.
 const LARGE: &str = r#"
 steps = 40
 [data]
@@ -260,7 +262,7 @@ fn a_server_that_cannot_write_does_not_fill_the_store() {
     let error = cluster.status()["checkpoint_error"].to_string();
     assert!(error.contains("times in a row, tried again"), "{error}");
     eventually(|| bytes(&location) < 64 << 10);
-    // One that can write comes in its place.
+    // A server that can write comes in its place.
     cluster.ps[1].kill();
     cluster.restart_ps(1);
     let (summary, _) = cluster.finish();
@@ -322,7 +324,7 @@ fn a_full_store_is_named_and_gone_on_with_once_it_has_room() {
     verify(&location);
 }
 
-/// Everything on one disk, which others fill while the job trains: the coordinator goes on and ends well.
+/// Other files fill the disk of the run directory while the job trains: the coordinator goes on and ends well.
 #[test]
 fn a_coordinator_on_a_full_disk_goes_on_to_the_end() {
     let Some(disk) = SmallDisk::mount(16 << 10) else {

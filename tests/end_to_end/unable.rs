@@ -1,4 +1,4 @@
-//! Workers that cannot work, and jobs that have none that can.
+//! Workers that cannot work, and jobs without a worker that can.
 
 use std::path::Path;
 use std::process::Output;
@@ -8,7 +8,7 @@ use tests::{Cluster, eventually};
 
 use crate::program;
 
-/// Slow enough that others come and go while it trains.
+/// A job slow enough that workers come and go while it trains.
 fn job(data: &Path) -> String {
     format!(
         r#"
@@ -50,10 +50,10 @@ fn data() -> tempfile::TempDir {
     dir
 }
 
-/// What a worker lacks, its arguments and environment, and what its message names.
+/// The failure of a worker, its arguments and environment, and a text that its message contains.
 type Case<'a> = (&'a str, &'a [&'a str], &'a [(&'a str, &'a str)], &'a str);
 
-/// A worker of its own, to its end.
+/// Runs a worker to its end.
 fn worker(cluster: &Cluster, name: &str, more: &[&str], env: &[(&str, &str)]) -> Output {
     let address = cluster.coordinator.address();
     let mut arguments = vec!["worker", "--coordinator", &address, "--identity", name];
@@ -89,8 +89,20 @@ fn a_worker_that_cannot_work_is_rejected_alone_and_joins_once_it_can() {
     let empty = tempfile::tempdir().unwrap();
     let nothing = empty.path().to_str().unwrap();
     let file = data.path().join("train.csv/run");
-    let cases: [Case; 4] = [
+    // As many samples, of which one differs.
+    let other = tempfile::tempdir().unwrap();
+    let text = std::fs::read_to_string(data.path().join("train.csv")).unwrap();
+    let changed = text.replacen("0,1,", "0.5,1,", 1);
+    assert_ne!(changed, text);
+    std::fs::write(other.path().join("train.csv"), changed).unwrap();
+    let cases: [Case; 5] = [
         ("data", &["--data-dir", nothing], &[], nothing),
+        (
+            "refused",
+            &["--data-dir", other.path().to_str().unwrap()],
+            &[],
+            "digest",
+        ),
         ("device", &["--device", "cuda:7"], &[], "cuda:7"),
         (
             "run_directory",
@@ -125,7 +137,7 @@ fn a_worker_that_cannot_work_is_rejected_alone_and_joins_once_it_can() {
     let table = String::from_utf8_lossy(&table.stdout).into_owned();
     assert!(table.contains("cannot work (data): "), "{table}");
 
-    // Its data is there now.
+    // The same worker has its data now.
     let again = cluster.member("worker", "data", &[], &slow(&brake));
     cluster.workers.push(again);
     eventually(|| task(&cluster.status(), "data")["samples"].as_u64() > Some(0));
@@ -157,7 +169,7 @@ fn a_job_that_no_worker_can_work_on_fails_and_goes_on_when_it_is_started_again()
     let output = worker(&cluster, "bad", &["--data-dir", nothing], &[]);
     assert_eq!(output.status.code(), Some(3), "{}", said(&output));
     let before = samples(&cluster);
-    // Though it is told to stay after the job: what is started again takes the job up.
+    // It ends though it is told to stay after the job: the next start takes the job up.
     assert!(!cluster.coordinator.wait().success());
     let log = cluster.coordinator.log();
     assert!(
@@ -190,7 +202,7 @@ fn a_job_that_is_at_fault_itself_fails_and_is_taken_up_when_told_to() {
     assert!(!cluster.coordinator.wait().success());
     let log = cluster.coordinator.log();
     assert!(log.contains("line.bias"), "{log}");
-    // By itself it does not go on: every worker would meet the same.
+    // A coordinator that starts again does not go on by itself: every worker would fail likewise.
     cluster.restart_coordinator();
     assert_eq!(cluster.status()["phase"], "failed");
     cluster.coordinator.kill();

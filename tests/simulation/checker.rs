@@ -3,300 +3,459 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use shared_proto::job::NonFinite;
 use worker::replica::Positions;
 
-use crate::history::{Event, History};
-use crate::model::{EPOCHS, SAMPLES, VARIABLES};
-
-/// How long before the last evaluation began to pull a restore may be told of for it to be open which
-/// came first.
-const CLOSE: u64 = 2_000;
+use crate::history::{Event, History, Saved};
+use crate::model::{EPOCHS, SAMPLES, Shape};
+use crate::plan::Plan;
 
 /// All that was promised and is not so.
-pub(crate) fn check(history: &History, sync: bool) -> Vec<String> {
+pub(crate) fn check(history: &History, sync: bool, plan: &Plan) -> Vec<String> {
     let (events, pushes) = history.events();
-    let mut wrong: Vec<String> = events
-        .iter()
-        .filter_map(|(_, event)| fault(event))
-        .collect();
-    let evaluated = events
-        .iter()
-        .enumerate()
-        .rev()
-        .find_map(|(index, (_, event))| match event {
-            Event::Evaluated { name, weights } => Some((index, name, weights)),
-            _ => None,
-        });
-    let Some((index, name, weights)) = evaluated else {
+    let mut wrong = Vec::new();
+    for (index, (_, event)) in events.iter().enumerate() {
+        wrong.extend(fault(event, &events[..index], plan));
+    }
+    if job_failed(&events) {
+        // For a reason that it is to fail for; else that is said above.
+        return wrong;
+    }
+    let evaluated = events.iter().rev().find_map(|(_, event)| match event {
+        Event::Evaluated {
+            run,
+            epoch,
+            weights,
+            ..
+        } => Some((*run, *epoch, weights)),
+        _ => None,
+    });
+    let Some((last, epoch, weights)) = evaluated else {
         wrong.push("nothing was evaluated".to_owned());
         return wrong;
     };
-    // One shard's weights may have come long before another's.
-    let mut before = events[..index].iter().rev();
-    let began = before.find_map(|(at, event)| match event {
-        Event::Pulls(by) if by == name => Some(*at),
-        _ => None,
-    });
-    let Some(began) = began else {
-        wrong.push(format!("{name} has evaluated what it did not pull"));
+    let runs = Run::all(&events, history.shape());
+    if last + 1 != runs.len() {
+        wrong.push(format!("run {last} was evaluated last, of {}", runs.len()));
         return wrong;
+    }
+    for restored in runs.iter().filter_map(|run| run.restored) {
+        let content = Content::of_checkpoint(restored, &runs);
+        if !sync {
+            content.check_each(pushes, &runs, &mut wrong);
+        }
+        content.check_earlier(&runs, &mut wrong);
+    }
+    let content = Content {
+        what: "the model".to_owned(),
+        run: last,
+        epoch,
+        versions: None,
+        weights,
     };
-    let applied = |variable: usize, push: usize| f64::from(-weights[variable][push]);
-    let facts = Facts::of(&events[..index], began);
+    content.check_earlier(&runs, &mut wrong);
     if sync {
-        facts.check_sync(pushes, applied, &mut wrong);
+        check_sync(&content, &runs, pushes, &mut wrong);
     } else {
-        facts.check_each(pushes, applied, &mut wrong);
-        facts.check_lacking(&events, &mut wrong);
-        facts.check_reports(&events, applied, &mut wrong);
+        content.check_each(pushes, &runs, &mut wrong);
+        check_lacking(&events, &runs, &mut wrong);
+        check_reports(&content, &runs, &mut wrong);
+        check_visited(counted(&runs).into_iter(), &runs, &mut wrong);
     }
     check_last_checkpoint(&events, weights, &mut wrong);
     wrong
 }
 
-/// What an event says is wrong by itself.
-fn fault(event: &Event) -> Option<String> {
+/// What an event says is wrong by itself, after these others.
+fn fault(event: &Event, before: &[(u64, Event)], plan: &Plan) -> Option<String> {
     match event {
         Event::Violation(what) => Some(what.clone()),
         Event::Ended {
             name,
             outcome: Err(error),
         } => {
-            // A process that was cut off at the end of the job finds nobody who could tell it. Of two with
-            // one identity, the older ends.
-            let expected = ["could not be reached", "superseded"];
-            let expected = expected.iter().any(|what| error.contains(what));
-            (!expected).then(|| format!("{name}: {error}"))
+            let mut before = before.iter().map(|(_, event)| event);
+            let coordinator_has_ended = before
+                .clone()
+                .any(|event| matches!(event, Event::Ended { name, .. } if name == "coordinator"));
+            let poisoned =
+                before.any(|event| matches!(event, Event::Computed { finite: false, .. }));
+            let failed = plan.non_finite == Some(NonFinite::Fail)
+                && poisoned
+                && error.contains("the gradient of variable \"v1\"");
+            // A process that was cut off at the end of the job finds nobody who could tell it.
+            let unreachable = error.contains("could not be reached") && coordinator_has_ended;
+            // Of two with one identity, the older ends.
+            let twins = ["ps-0", "ps-2"].contains(&name.as_str()) && plan.identity_twice;
+            let superseded = error.contains("superseded") && twins;
+            (!unreachable && !superseded && !failed).then(|| format!("{name}: {error}"))
+        }
+        Event::Second {
+            refused,
+            has_written,
+        } => {
+            let refusal = refused.as_deref().unwrap_or_default();
+            let right = refusal.contains("another run is at work at") && !has_written;
+            (!right).then(|| {
+                format!(
+                    "the second coordinator was refused with {refused:?}; it has written to the store: {has_written}"
+                )
+            })
         }
         _ => None,
     }
+}
+
+/// Whether the job has ended without a result.
+fn job_failed(events: &[(u64, Event)]) -> bool {
+    events.iter().any(|(_, event)| {
+        matches!(event, Event::Ended { name, outcome: Err(_) } if name == "coordinator")
+    })
 }
 
 /// The last checkpoint and the last evaluation, with which the model is written, hold the same weights.
 fn check_last_checkpoint(events: &[(u64, Event)], evaluated: &[Vec<f32>], wrong: &mut Vec<String>) {
     let saved = events.iter().find_map(|(_, event)| match event {
-        Event::Checkpoint { number, weights } => Some((number, weights)),
+        Event::Checkpoint(saved) => Some(saved),
         _ => None,
     });
-    let Some((number, saved)) = saved else {
+    let Some(saved) = saved else {
         wrong.push("there is no last checkpoint".to_owned());
         return;
     };
-    for (variable, (saved, evaluated)) in saved.iter().zip(evaluated).enumerate() {
-        let differ = saved.iter().zip(evaluated).filter(|(s, e)| s != e).count();
+    for (block, (weights, evaluated)) in saved.weights.iter().zip(evaluated).enumerate() {
+        let differ = weights
+            .iter()
+            .zip(evaluated)
+            .filter(|(s, e)| s != e)
+            .count();
         if differ > 0 {
             wrong.push(format!(
-                "the last checkpoint, {number}, differs from the model in {differ} elements of variable {variable}"
+                "the last checkpoint, {}, differs from the model in {differ} elements of block {block}",
+                saved.number
             ));
         }
     }
 }
 
-/// What a history comes to.
+/// An update: the block, and the epoch and the version in which it was acknowledged.
+type Update = (usize, u64, u64);
+
+/// What has happened in a run of the job, from a coordinator's beginning to the loss of its state.
 #[derive(Default)]
-struct Facts {
+struct Run<'a> {
+    restored: Option<&'a Saved>,
     positions: BTreeMap<usize, Positions>,
-    /// Epoch and version of each block.
-    acknowledged: BTreeMap<usize, Vec<(usize, u64, u64)>>,
-    /// Variable, epoch, version that it went back to, and whether this was close to the evaluation.
-    loads: Vec<(usize, u64, u64, bool)>,
+    /// Those that are no numbers.
+    poisoned: BTreeSet<usize>,
+    /// When, and as what.
+    acknowledged: BTreeMap<usize, (u64, &'a [Update])>,
+    /// Blocks that went back: in which epoch, and to which version.
+    loads: Vec<Update>,
+    /// When each checkpoint was whole.
+    checkpoints: BTreeMap<u64, u64>,
+    /// Updates that are lost, as the summary says.
+    reported: u64,
 }
 
-impl Facts {
-    fn of(events: &[(u64, Event)], evaluation: u64) -> Self {
-        let mut facts = Self::default();
+impl<'a> Run<'a> {
+    fn all(events: &'a [(u64, Event)], shape: Shape) -> Vec<Self> {
+        let mut runs: Vec<Self> = Vec::new();
+        let mut run_of = BTreeMap::new();
         for (at, event) in events {
             match event {
-                Event::Computed { push, positions } => {
-                    facts.positions.insert(*push, *positions);
+                Event::Run { restored, .. } => runs.push(Self {
+                    restored: restored.as_ref(),
+                    ..Self::default()
+                }),
+                Event::Computed {
+                    push,
+                    run,
+                    positions,
+                    finite,
+                } => {
+                    run_of.insert(*push, *run);
+                    if !finite {
+                        runs[*run].poisoned.insert(*push);
+                    }
+                    runs[*run].positions.insert(*push, *positions);
                 }
                 Event::Acknowledged { push, blocks, .. } => {
-                    facts.acknowledged.insert(*push, blocks.clone());
+                    let run = &mut runs[run_of[push]];
+                    run.acknowledged.insert(*push, (*at, blocks));
                 }
-                Event::Recorded(record) if record["event"] == "loaded" => {
-                    let epoch = record["epoch"].as_u64().unwrap();
-                    for range in record["versions"].as_array().unwrap() {
-                        let number = |i: usize| range[i].as_u64().unwrap();
-                        let close = at + CLOSE >= evaluation;
-                        facts
-                            .loads
-                            .push((number(0) as usize, epoch, number(3), close));
+                Event::Recorded(record) => {
+                    if let Some(run) = runs.last_mut() {
+                        run.record(*at, record, shape);
+                    }
+                }
+                Event::Summary { lost } => {
+                    if let Some(run) = runs.last_mut() {
+                        run.reported = *lost;
                     }
                 }
                 _ => {}
             }
         }
-        facts
+        runs
     }
 
-    /// Whether an acknowledged update was reported lost; none where that is open.
-    fn lost(&self, (variable, epoch, version): (usize, u64, u64)) -> Option<bool> {
-        let mut by = self
-            .loads
-            .iter()
-            .filter(|(loaded, at, to, _)| *loaded == variable && *at > epoch && *to < version);
-        match by.clone().any(|(_, _, _, close)| !close) {
-            true => Some(true),
-            false if by.next().is_some() => None,
-            false => Some(false),
+    fn record(&mut self, at: u64, record: &serde_json::Value, shape: Shape) {
+        let number = |value: &serde_json::Value| value.as_u64().unwrap();
+        match record["event"].as_str() {
+            Some("loaded") => {
+                let epoch = number(&record["epoch"]);
+                for range in record["versions"].as_array().unwrap() {
+                    let variable = number(&range[0]) as usize;
+                    for index in number(&range[1])..=number(&range[2]) {
+                        let block = shape.block(variable, index as usize);
+                        self.loads.push((block, epoch, number(&range[3])));
+                    }
+                }
+            }
+            Some("checkpoint") => {
+                self.checkpoints.insert(number(&record["number"]), at);
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Weights, and what they are to hold.
+struct Content<'a> {
+    /// For people.
+    what: String,
+    /// The run that they are of, and the epoch.
+    run: usize,
+    epoch: u64,
+    /// Of each block, where they are a checkpoint's.
+    versions: Option<&'a [u64]>,
+    weights: &'a [Vec<f32>],
+}
+
+impl<'a> Content<'a> {
+    fn of_checkpoint(saved: &'a Saved, runs: &[Run<'_>]) -> Self {
+        debug_assert!(saved.run < runs.len());
+        Self {
+            what: format!("checkpoint {}", saved.number),
+            run: saved.run,
+            epoch: saved.epoch,
+            versions: Some(&saved.versions),
+            weights: &saved.weights,
         }
     }
 
-    /// Each acknowledged update is there once, unless it was reported lost; each other one once at
+    fn applied(&self, block: usize, push: usize) -> f64 {
+        f64::from(-self.weights[block][push])
+    }
+
+    /// Whether an acknowledged update may not be there: the block was reported to have gone back behind it,
+    /// or the checkpoint is older. None where that is open: it went back in an epoch that not all of these
+    /// weights are of.
+    fn lacks(&self, run: &Run<'_>, update: Update) -> Option<bool> {
+        let (block, epoch, version) = update;
+        if let Some(versions) = self.versions
+            && (epoch > self.epoch || version > versions[block])
+        {
+            return Some(true);
+        }
+        let loads = run.loads.iter();
+        let mut behind = loads.filter(|(v, at, to)| *v == block && *at > epoch && *to < version);
+        if behind.clone().any(|(_, at, _)| *at <= self.epoch) {
+            return Some(true);
+        }
+        match behind.next().filter(|_| self.versions.is_none()) {
+            Some(_) => None,
+            None => Some(false),
+        }
+    }
+
+    /// Each acknowledged update of the run is there once, unless it was reported lost; each other one once at
     /// the most.
-    fn check_each(
-        &self,
-        pushes: usize,
-        applied: impl Fn(usize, usize) -> f64,
-        wrong: &mut Vec<String>,
-    ) {
-        for push in 0..pushes {
-            for variable in 0..VARIABLES {
-                let times = applied(variable, push);
-                let acknowledged = self
-                    .acknowledged
-                    .get(&push)
-                    .and_then(|blocks| blocks.iter().find(|(id, _, _)| *id == variable).copied());
-                let lost = acknowledged.map(|block| self.lost(block));
+    fn check_each(&self, pushes: usize, runs: &[Run<'_>], wrong: &mut Vec<String>) {
+        let run = &runs[self.run];
+        for push in (0..pushes).filter(|push| run.positions.contains_key(push)) {
+            for block in 0..self.weights.len() {
+                let times = self.applied(block, push);
+                let acknowledged = run.acknowledged.get(&push);
+                let update = acknowledged
+                    .and_then(|(_, blocks)| blocks.iter().find(|(id, _, _)| *id == block));
+                let lost = update.map(|update| self.lacks(run, *update));
                 let right = match lost {
+                    _ if run.poisoned.contains(&push) => times == 0.0,
                     Some(Some(false)) => times == 1.0,
                     Some(Some(true)) => times == 0.0,
                     Some(None) | None => times == 0.0 || times == 1.0,
                 };
                 if !right {
                     wrong.push(format!(
-                        "push {push} was applied {times} times to variable {variable}; acknowledged as {acknowledged:?}, reported lost: {lost:?}"
+                        "in {} push {push} was applied {times} times to block {block}; acknowledged as {update:?}, reported lost: {lost:?}",
+                        self.what
                     ));
                 }
             }
         }
-        let done = self
-            .acknowledged
-            .keys()
-            .filter_map(|push| self.positions.get(push));
-        self.check_visited(done, wrong);
     }
 
-    /// What a pull lacked of acknowledged pushes was reported lost.
-    fn check_lacking(&self, events: &[(u64, Event)], wrong: &mut Vec<String>) {
-        for (at, event) in events {
-            let Event::Lacks {
-                name,
-                clock,
-                missing,
-            } = event
-            else {
-                continue;
-            };
-            for (push, variable) in missing {
-                let blocks = &self.acknowledged[push];
-                let block = blocks.iter().find(|(id, _, _)| id == variable).copied();
-                if block.map(|block| self.lost(block)) == Some(Some(false)) {
+    /// Of earlier runs there is what the run has begun with; of later ones nothing.
+    fn check_earlier(&self, runs: &[Run<'_>], wrong: &mut Vec<String>) {
+        let base = runs[self.run].restored;
+        let others = runs.iter().enumerate().filter(|(run, _)| *run != self.run);
+        let pushes = others.flat_map(|(run, of)| of.positions.keys().map(move |push| (run, *push)));
+        for (run, push) in pushes {
+            for block in 0..self.weights.len() {
+                let times = self.applied(block, push);
+                let base = base.filter(|_| run < self.run);
+                let expected = base.map_or(0.0, |base| f64::from(-base.weights[block][push]));
+                if times != expected {
                     wrong.push(format!(
-                        "at {at} ms {name} has pulled for clock {clock} what lacks the acknowledged push {push} on variable {variable}, {block:?}"
+                        "in {} push {push} of run {run} counts {times} on block {block}, and {expected} where run {} has begun",
+                        self.what, self.run
                     ));
                 }
             }
         }
     }
+}
 
-    /// As many updates are reported lost as are missing of those that were acknowledged. What a worker had
-    /// not told the coordinator of when it died, or was put out, may be left out: its samples are visited by another.
-    fn check_reports(
-        &self,
-        events: &[(u64, Event)],
-        applied: impl Fn(usize, usize) -> f64,
-        wrong: &mut Vec<String>,
-    ) {
-        let reported: u64 = events
-            .iter()
-            .filter_map(|(_, event)| match event {
-                Event::Recorded(record) if record["event"] == "lost" => record["updates"].as_u64(),
-                _ => None,
-            })
-            .sum();
-        let visited_again = |push: &usize| {
-            let own = &self.positions[push];
-            let mut others = self.acknowledged.keys().filter(|other| *other != push);
-            others.any(|other| {
-                let other = &self.positions[other];
-                other.epoch == own.epoch && other.start < own.end && own.start < other.end
-            })
+/// What a pull lacked of acknowledged pushes was reported lost.
+fn check_lacking(events: &[(u64, Event)], runs: &[Run<'_>], wrong: &mut Vec<String>) {
+    for (at, event) in events {
+        let Event::Lacks {
+            name,
+            run,
+            clock,
+            missing,
+        } = event
+        else {
+            continue;
         };
-        // One that not all shards have acknowledged may have been lost by those that had.
-        let partly = self.positions.keys();
-        let partly = partly.filter(|push| !self.acknowledged.contains_key(push));
-        let partly =
-            partly.map(|push| (0..VARIABLES).filter(|v| applied(*v, *push) == 0.0).count());
-        let partly: u64 = partly.map(|absent| absent as u64).sum();
-        let (mut missing, mut untold) = (0, 0);
-        for (push, blocks) in &self.acknowledged {
-            let absent = |(variable, _, _): &&(usize, u64, u64)| applied(*variable, *push) == 0.0;
-            let absent = blocks.iter().filter(absent).count() as u64;
-            missing += absent;
-            untold += if visited_again(push) { absent } else { 0 };
-        }
-        if reported > missing + partly || reported + untold < missing {
-            wrong.push(format!(
-                "{reported} updates were reported lost; {missing} that were acknowledged are missing, {untold} of them may be left out, {partly} more are missing that some shard may have acknowledged"
-            ));
-        }
-    }
-
-    /// Each step has the same contributors on all shards, and their weights sum up to one.
-    fn check_sync(
-        &self,
-        pushes: usize,
-        applied: impl Fn(usize, usize) -> f64,
-        wrong: &mut Vec<String>,
-    ) {
-        let mut sum = 0.0;
-        let mut done = Vec::new();
-        for push in 0..pushes {
-            let first = applied(0, push);
-            sum += first;
-            for variable in 1..VARIABLES {
-                let other = applied(variable, push);
-                if other != first {
-                    wrong.push(format!(
-                        "push {push} counts {first} on variable 0, {other} on variable {variable}"
-                    ));
-                }
-            }
-            if first > 0.0 {
-                done.extend(self.positions.get(&push));
+        let run = &runs[*run];
+        for (push, block) in missing {
+            let (_, blocks) = &run.acknowledged[push];
+            let update = blocks.iter().find(|(id, _, _)| id == block);
+            let is_behind = |(id, epoch, version): &Update| {
+                let mut loads = run.loads.iter();
+                loads.any(|(v, at, to)| v == id && at > epoch && to < version)
+            };
+            if !update.is_some_and(is_behind) {
+                wrong.push(format!(
+                    "at {at} ms {name} has pulled for clock {clock} what lacks the acknowledged push {push} on block {block}, {update:?}"
+                ));
             }
         }
-        let off = (sum - sum.round()).abs();
-        if off > 1e-3 {
-            wrong.push(format!(
-                "the weights of all contributors sum up to {sum}, no whole number"
-            ));
-        }
-        let samples: u64 = done.iter().map(|p: &&Positions| p.end - p.start).sum();
-        let expected = SAMPLES as u64 * u64::from(EPOCHS);
-        if samples != expected {
-            wrong.push(format!("{samples} samples count, {expected} were to"));
-        }
-        self.check_visited(done.into_iter(), wrong);
     }
+}
 
-    fn check_visited<'a>(
-        &self,
-        done: impl Iterator<Item = &'a Positions>,
-        wrong: &mut Vec<String>,
-    ) {
-        let mut visited = BTreeSet::new();
-        for positions in done {
-            visited.extend((positions.start..positions.end).map(|p| (positions.epoch, p)));
+/// As many updates are reported lost as are missing of those that were acknowledged. What a worker had
+/// not told the coordinator of when it died, or was put out, may be left out: its samples are visited by another.
+fn check_reports(content: &Content<'_>, runs: &[Run<'_>], wrong: &mut Vec<String>) {
+    let run = &runs[content.run];
+    let absent = |push: usize| {
+        let absent = (0..content.weights.len()).filter(|v| content.applied(*v, push) == 0.0);
+        absent.count() as u64
+    };
+    let visited_again = |push: &usize| {
+        let own = &run.positions[push];
+        let mut others = run.acknowledged.keys().filter(|other| *other != push);
+        others.any(|other| {
+            let other = &run.positions[other];
+            other.epoch == own.epoch && other.start < own.end && own.start < other.end
+        })
+    };
+    // One that not all shards have acknowledged may have been lost by those that had.
+    let partly = run.positions.keys();
+    let partly = partly.filter(|push| !run.acknowledged.contains_key(push));
+    let partly: u64 = partly.map(|push| absent(*push)).sum();
+    let (mut missing, mut untold) = (0, 0);
+    for push in run.acknowledged.keys() {
+        missing += absent(*push);
+        untold += if visited_again(push) {
+            absent(*push)
+        } else {
+            0
+        };
+    }
+    let reported = run.reported;
+    if reported > missing + partly || reported + untold < missing {
+        wrong.push(format!(
+            "{reported} updates were reported lost; {missing} that were acknowledged are missing, {untold} of them may be left out, {partly} more are missing that some shard may have acknowledged"
+        ));
+    }
+}
+
+/// Each step has the same contributors on all shards, and their weights sum up to one.
+fn check_sync(content: &Content<'_>, runs: &[Run<'_>], pushes: usize, wrong: &mut Vec<String>) {
+    let mut sum = 0.0;
+    let mut done = Vec::new();
+    for push in 0..pushes {
+        let first = content.applied(0, push);
+        sum += first;
+        for block in 1..content.weights.len() {
+            let other = content.applied(block, push);
+            if other != first {
+                wrong.push(format!(
+                    "push {push} counts {first} on block 0, {other} on block {block}"
+                ));
+            }
         }
-        for epoch in 0..EPOCHS {
-            for position in 0..SAMPLES as u64 {
-                if !visited.contains(&(epoch, position)) {
-                    wrong.push(format!(
-                        "sample {position} of epoch {epoch} was not visited"
-                    ));
-                }
+        if first > 0.0 {
+            done.extend(runs.iter().find_map(|run| run.positions.get(&push)));
+        }
+    }
+    let off = (sum - sum.round()).abs();
+    if off > 1e-3 {
+        wrong.push(format!(
+            "the weights of all contributors sum up to {sum}, no whole number"
+        ));
+    }
+    let samples: u64 = done.iter().map(|p: &&Positions| p.end - p.start).sum();
+    let visited = visited(done.iter().copied());
+    if samples != visited.len() as u64 {
+        let once = visited.len();
+        wrong.push(format!("{samples} samples count, {once} were to"));
+    }
+    check_visited(done.into_iter(), runs, wrong);
+}
+
+/// What was acknowledged and counts: all of the last run, and of those that it goes back to what was there when
+/// the checkpoint was whole.
+fn counted<'a>(runs: &'a [Run<'_>]) -> Vec<&'a Positions> {
+    let mut counted = Vec::new();
+    let (mut run, mut until) = (runs.len() - 1, u64::MAX);
+    loop {
+        let of = &runs[run];
+        let acknowledged = of.acknowledged.iter().filter(|(_, (at, _))| *at <= until);
+        counted.extend(acknowledged.filter_map(|(push, _)| of.positions.get(push)));
+        let Some(restored) = of.restored else {
+            return counted;
+        };
+        run = restored.run;
+        let whole = runs[run].checkpoints.get(&restored.number);
+        until = whole.copied().unwrap_or(u64::MAX);
+    }
+}
+
+/// The samples of steps, by epoch and position.
+fn visited<'a>(steps: impl Iterator<Item = &'a Positions>) -> BTreeSet<(u32, u64)> {
+    let samples = |step: &'a Positions| (step.start..step.end).map(|p| (step.epoch, p));
+    steps.flat_map(samples).collect()
+}
+
+/// Each sample is of a step that counts, or of one that was left out because its gradient was no number.
+fn check_visited<'a>(
+    done: impl Iterator<Item = &'a Positions>,
+    runs: &'a [Run<'_>],
+    wrong: &mut Vec<String>,
+) {
+    let poisoned = |run: &'a Run<'_>| run.poisoned.iter().map(|push| &run.positions[push]);
+    let visited = visited(done.chain(runs.iter().flat_map(poisoned)));
+    for epoch in 0..EPOCHS {
+        for position in 0..SAMPLES as u64 {
+            if !visited.contains(&(epoch, position)) {
+                wrong.push(format!(
+                    "sample {position} of epoch {epoch} was not visited"
+                ));
             }
         }
     }

@@ -6,16 +6,40 @@ use std::sync::{Arc, Mutex};
 
 use ps_client::PulledBlock;
 use serde_json::Value;
+use shared_proto::ids::Epoch;
 use shared_proto::wire::BlockVersion;
 use worker::replica::Positions;
 
-use crate::model::{PUSHES, VARIABLES};
+use crate::model::{PUSHES, Shape, counters};
+
+/// What a checkpoint holds.
+#[derive(Clone, Debug)]
+pub(crate) struct Saved {
+    pub(crate) number: u64,
+    /// The run that has written it.
+    pub(crate) run: usize,
+    pub(crate) epoch: u64,
+    /// Of each block, as its weights are.
+    pub(crate) versions: Vec<u64>,
+    pub(crate) weights: Vec<Vec<f32>>,
+}
 
 /// Something that has happened.
 #[derive(Clone, Debug)]
 pub(crate) enum Event {
-    /// A worker has computed a gradient, that of this push.
-    Computed { push: usize, positions: Positions },
+    /// A coordinator has begun a run of the job: with a checkpoint, or from the beginning.
+    Run {
+        number: usize,
+        restored: Option<Saved>,
+    },
+    /// A worker has computed a gradient, that of this push, as a member of this run.
+    Computed {
+        push: usize,
+        run: usize,
+        positions: Positions,
+        /// Whether it is a number; if not, it is not to be pushed.
+        finite: bool,
+    },
     /// All shards have acknowledged it, as the gradient of the step after this clock: epoch and version
     /// of each block.
     Acknowledged {
@@ -25,29 +49,44 @@ pub(crate) enum Event {
         blocks: Vec<(usize, u64, u64)>,
     },
     /// A worker has pulled weights that lack acknowledged pushes which they should hold: pairs of a push
-    /// and a variable.
+    /// and a block.
     Lacks {
         name: String,
+        run: usize,
         clock: u64,
         missing: Vec<(usize, usize)>,
     },
     /// What the coordinator has recorded.
     Recorded(Value),
-    /// A worker pulls all weights, to evaluate them.
-    Pulls(String),
-    /// The weights that it has evaluated.
+    /// How many updates the coordinator's summary says are lost.
+    Summary { lost: u64 },
+    /// The weights that a worker has evaluated, and the lowest epoch of the answers that they came in.
     Evaluated {
         name: String,
+        run: usize,
+        epoch: u64,
         weights: Vec<Vec<f32>>,
     },
     /// What was done to the run.
     Fault(#[allow(dead_code, reason = "for people, and for the hash")] String),
-    /// The weights of the newest checkpoint that is whole, when everything has ended.
-    Checkpoint { number: u64, weights: Vec<Vec<f32>> },
+    /// The newest checkpoint that is whole, when everything has ended.
+    Checkpoint(Saved),
     /// A process has ended by itself.
     Ended {
         name: String,
         outcome: Result<(), String>,
+    },
+    /// A process has ended because of the store or the disk, and is started again.
+    Exited {
+        #[allow(dead_code, reason = "for people, and for the hash")]
+        name: String,
+        #[allow(dead_code, reason = "for people, and for the hash")]
+        error: String,
+    },
+    /// The second coordinator has ended: why, and whether it has written to the store.
+    Second {
+        refused: Option<String>,
+        has_written: bool,
     },
     /// Something that was promised is not so.
     Violation(String),
@@ -58,16 +97,54 @@ struct Inner {
     /// With the simulated time, in milliseconds.
     events: Vec<(u64, Event)>,
     pushes: usize,
+    ended: BTreeSet<String>,
+    exits: Vec<String>,
+    /// Runs of the job so far.
+    runs: usize,
+    /// The coordinator has no run in its state.
+    has_run: bool,
+    /// The run has a checkpoint of its own.
+    has_checkpoint: bool,
+    /// The job has ended, well or not.
+    job_is_over: bool,
+    /// What the run has begun with.
+    base: Option<Vec<Vec<f32>>>,
+    /// Of which run each push is.
+    run_of: Vec<usize>,
+    /// The run that each worker is a member of.
+    member_of: BTreeMap<String, usize>,
     /// Each worker's push that is under way.
     under_way: BTreeMap<String, usize>,
-    /// The newest version that each worker has pulled: by worker and variable.
-    pulled: BTreeMap<(String, usize), (u64, u64)>,
-    /// What each worker's model holds.
+    /// The newest version that each worker has pulled: by worker and block.
+    pulled: BTreeMap<(String, usize), (usize, u64, u64)>,
+    /// What each worker's model holds, and the epoch of what it has pulled to evaluate.
     held: BTreeMap<String, Vec<Vec<f32>>>,
-    /// Acknowledged pushes: who made them, and the clock.
-    acknowledged: BTreeMap<usize, (String, u64)>,
-    bound: Option<u64>,
-    sync: bool,
+    fresh: BTreeMap<String, u64>,
+    /// Acknowledged pushes: who made them, the clock, and the run.
+    acknowledged: BTreeMap<usize, (String, u64, usize)>,
+    rules: Rules,
+}
+
+/// What a world goes by.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rules {
+    /// The staleness bound, if there is one.
+    pub(crate) bound: Option<u64>,
+    pub(crate) sync: bool,
+    pub(crate) shape: Shape,
+    /// Which pushes come to no number, if any: every so many.
+    pub(crate) poisoned: Option<usize>,
+}
+
+impl Default for Rules {
+    fn default() -> Self {
+        Self {
+            bound: None,
+            sync: false,
+            shape: Shape::SMALL,
+            poisoned: None,
+        }
+    }
 }
 
 /// Shared by all who take part.
@@ -75,55 +152,129 @@ struct Inner {
 pub(crate) struct History(Arc<Mutex<Inner>>);
 
 impl History {
-    pub(crate) fn with_bound(bound: Option<u64>, sync: bool) -> Self {
+    pub(crate) fn under(rules: Rules) -> Self {
         let history = Self::default();
-        {
-            let mut inner = history.0.lock().unwrap();
-            (inner.bound, inner.sync) = (bound, sync);
-        }
+        history.0.lock().unwrap().rules = rules;
         history
+    }
+
+    pub(crate) fn shape(&self) -> Shape {
+        self.0.lock().unwrap().rules.shape
     }
 
     pub(crate) fn add(&self, event: Event) {
         let at = turmoil::sim_elapsed().unwrap_or_default().as_millis() as u64;
-        self.0.lock().unwrap().events.push((at, event));
+        self.add_at(at, event);
     }
 
     pub(crate) fn add_at(&self, at: u64, event: Event) {
-        self.0.lock().unwrap().events.push((at, event));
+        let mut inner = self.0.lock().unwrap();
+        match &event {
+            Event::Ended { name, .. } => drop(inner.ended.insert(name.clone())),
+            Event::Recorded(record) if record["event"] == "checkpoint" => {
+                inner.has_checkpoint = true;
+            }
+            Event::Recorded(record) if record["event"] == "ended" => inner.job_is_over = true,
+            _ => {}
+        }
+        inner.events.push((at, event));
     }
 
     pub(crate) fn violation(&self, what: String) {
         self.add(Event::Violation(what));
     }
 
-    pub(crate) fn computed(&self, worker: &str, positions: Positions) -> usize {
-        let push = {
+    /// A process has ended because of the store or the disk.
+    pub(crate) fn exited(&self, name: &str, error: String) {
+        self.0.lock().unwrap().exits.push(name.to_owned());
+        let name = name.to_owned();
+        self.add(Event::Exited { name, error });
+    }
+
+    /// Those that are to be started again; told once.
+    pub(crate) fn take_exits(&self) -> Vec<String> {
+        std::mem::take(&mut self.0.lock().unwrap().exits)
+    }
+
+    /// Whether a coordinator that starts now has no run to go on with, and the number of the run that it would
+    /// begin.
+    pub(crate) fn next_run(&self) -> (bool, usize) {
+        let inner = self.0.lock().unwrap();
+        (!inner.has_run, inner.runs)
+    }
+
+    /// A coordinator is at work on a run that it has begun.
+    pub(crate) fn begin_run(&self, number: usize, restored: Option<Saved>) {
+        {
+            let mut inner = self.0.lock().unwrap();
+            inner.runs = number + 1;
+            inner.has_run = true;
+            inner.has_checkpoint = false;
+            inner.base = restored.as_ref().map(|saved| saved.weights.clone());
+        }
+        self.add(Event::Run { number, restored });
+    }
+
+    /// The coordinator's state is lost.
+    pub(crate) fn lose_run(&self) {
+        self.0.lock().unwrap().has_run = false;
+    }
+
+    /// Whether the job has ended, well or not.
+    pub(crate) fn job_is_over(&self) -> bool {
+        self.0.lock().unwrap().job_is_over
+    }
+
+    /// Whether the run has a checkpoint of its own.
+    pub(crate) fn has_checkpoint(&self) -> bool {
+        self.0.lock().unwrap().has_checkpoint
+    }
+
+    /// A worker has registered, with the run that is at work.
+    pub(crate) fn registered(&self, worker: &str) {
+        let mut inner = self.0.lock().unwrap();
+        let run = inner.runs.saturating_sub(1);
+        inner.member_of.insert(worker.to_owned(), run);
+    }
+
+    pub(crate) fn computed(&self, worker: &str, positions: Positions) -> (usize, bool) {
+        let (push, run, finite) = {
             let mut inner = self.0.lock().unwrap();
             inner.pushes += 1;
             let push = inner.pushes - 1;
             inner.under_way.insert(worker.to_owned(), push);
-            push
+            let run = inner.member_of[worker];
+            inner.run_of.push(run);
+            let poisoned = inner.rules.poisoned;
+            let finite = poisoned.is_none_or(|every| push % every + 1 != every);
+            (push, run, finite)
         };
         assert!(
             push < PUSHES,
             "the run has more pushes than can be told apart"
         );
-        self.add(Event::Computed { push, positions });
-        push
+        self.add(Event::Computed {
+            push,
+            run,
+            positions,
+            finite,
+        });
+        (push, finite)
     }
 
     pub(crate) fn acknowledged(&self, worker: &str, clock: u64, blocks: &[BlockVersion]) {
         let push = {
             let mut inner = self.0.lock().unwrap();
             let push = inner.under_way[worker];
-            let by = (worker.to_owned(), clock);
+            let by = (worker.to_owned(), clock, inner.member_of[worker]);
             inner.acknowledged.insert(push, by);
             push
         };
+        let shape = self.shape();
         let block = |version: &BlockVersion| {
             let id = version.block.unwrap_or_default();
-            (id.variable as usize, version.epoch, version.version)
+            let block = shape.block(id.variable as usize, id.index as usize);
+            (block, version.epoch, version.version)
         };
         let blocks = blocks.iter().map(block).collect();
         self.add(Event::Acknowledged {
@@ -134,19 +285,21 @@ impl History {
     }
 
     pub(crate) fn pulled(&self, worker: &str, block: &PulledBlock) {
-        let version = (block.epoch.0, block.version.0);
-        let key = (worker.to_owned(), block.variable);
-        let before = {
+        let number = self.shape().block_at(block.variable, block.start);
+        let key = (worker.to_owned(), number);
+        let (before, version) = {
             let mut inner = self.0.lock().unwrap();
-            let empty = || vec![vec![0.0; PUSHES]; VARIABLES];
+            let run = inner.member_of[worker];
+            let version = (run, block.epoch.0, block.version.0);
+            let blocks = inner.rules.shape.all_blocks();
+            let empty = || vec![vec![0.0; PUSHES]; blocks];
             let held = inner.held.entry(worker.to_owned()).or_insert_with(empty);
-            block.values.copy_to(&mut held[block.variable]);
-            inner.pulled.insert(key, version)
+            held[number] = counters(&block.values);
+            (inner.pulled.insert(key, version), version)
         };
         if before.is_some_and(|before| before > version) {
             self.violation(format!(
-                "{worker} has pulled variable {} in version {version:?} after {before:?}",
-                block.variable
+                "{worker} has pulled block {number} in version {version:?} after {before:?}"
             ));
         }
     }
@@ -154,25 +307,56 @@ impl History {
     /// A worker has all weights for the step after `clock`. They hold its own acknowledged pushes, and
     /// those of others that are older than the bound allows: judged by what is in them.
     pub(crate) fn pulled_all(&self, worker: &str, clock: u64) {
-        let missing: Vec<(usize, usize)> = {
+        let (missing, run, wrong) = {
             let inner = self.0.lock().unwrap();
-            let Some(held) = inner.held.get(worker).filter(|_| !inner.sync) else {
+            let Some(held) = inner.held.get(worker) else {
                 return;
             };
-            let due = |(by, made): &(String, u64)| {
-                by == worker || inner.bound.is_some_and(|bound| made + bound < clock)
-            };
-            let acknowledged = inner.acknowledged.iter().filter(|(_, by)| due(by));
-            let pairs = acknowledged.flat_map(|(push, _)| (0..VARIABLES).map(|v| (*push, v)));
-            pairs.filter(|(push, v)| held[*v][*push] == 0.0).collect()
+            let run = inner.member_of[worker];
+            let wrong = inner.wrong_in(held, run);
+            (inner.missing_in(held, worker, run, clock), run, wrong)
         };
+        if let Some(wrong) = wrong {
+            self.violation(format!("{worker} has pulled for clock {clock}: {wrong}"));
+        }
         if !missing.is_empty() {
             self.add(Event::Lacks {
                 name: worker.to_owned(),
+                run,
                 clock,
                 missing,
             });
         }
+    }
+
+    /// A worker has pulled all weights to evaluate them.
+    pub(crate) fn pulled_fresh(&self, worker: &str, epoch: Epoch) {
+        let wrong = {
+            let mut inner = self.0.lock().unwrap();
+            inner.fresh.insert(worker.to_owned(), epoch.0);
+            let run = inner.member_of[worker];
+            let held = inner.held.get(worker);
+            held.and_then(|held| inner.wrong_in(held, run))
+        };
+        if let Some(wrong) = wrong {
+            self.violation(format!("{worker} has pulled to evaluate: {wrong}"));
+        }
+    }
+
+    /// A worker has evaluated what it holds.
+    pub(crate) fn evaluated(&self, worker: &str) {
+        let (run, epoch, weights) = {
+            let inner = self.0.lock().unwrap();
+            let weights = inner.held[worker].clone();
+            (inner.member_of[worker], inner.fresh[worker], weights)
+        };
+        let name = worker.to_owned();
+        self.add(Event::Evaluated {
+            name,
+            run,
+            epoch,
+            weights,
+        });
     }
 
     /// What has happened, with the simulated time in milliseconds, and how many pushes there were.
@@ -181,14 +365,9 @@ impl History {
         (inner.events.clone(), inner.pushes)
     }
 
-    /// Those that have ended by themselves.
-    pub(crate) fn ended(&self) -> BTreeSet<String> {
-        let inner = self.0.lock().unwrap();
-        let ended = inner.events.iter().filter_map(|(_, event)| match event {
-            Event::Ended { name, .. } => Some(name.clone()),
-            _ => None,
-        });
-        ended.collect()
+    /// Whether a process has ended by itself.
+    pub(crate) fn has_ended(&self, name: &str) -> bool {
+        self.0.lock().unwrap().ended.contains(name)
     }
 
     /// Equal histories have equal ones.
@@ -205,12 +384,73 @@ impl History {
         let inner = self.0.lock().unwrap();
         let from = inner.events.len().saturating_sub(count);
         let line = |(at, event): &(u64, Event)| match event {
-            Event::Evaluated { name, .. } => format!("{at} ms: {name} has evaluated\n"),
-            Event::Checkpoint { number, .. } => {
-                format!("{at} ms: checkpoint {number} is the last\n")
+            Event::Evaluated { name, epoch, .. } => {
+                format!("{at} ms: {name} has evaluated in epoch {epoch}\n")
+            }
+            Event::Checkpoint(saved) => {
+                format!("{at} ms: checkpoint {} is the last\n", saved.number)
+            }
+            Event::Run { number, restored } => {
+                let from = restored.as_ref().map(|saved| (saved.run, saved.number));
+                format!("{at} ms: run {number} has begun, with checkpoint {from:?}\n")
             }
             event => format!("{at} ms: {event:?}\n"),
         };
         inner.events[from..].iter().map(line).collect()
+    }
+}
+
+impl Inner {
+    /// What weights that a worker has pulled must not hold, whatever else they hold.
+    fn wrong_in(&self, held: &[Vec<f32>], run: usize) -> Option<String> {
+        for push in 0..self.pushes {
+            let first = held[0][push];
+            // Of an earlier run there is what this one has begun with, whatever has come since.
+            if self.run_of[push] < run && run + 1 == self.runs {
+                let base = |v: usize| self.base.as_ref().map_or(0.0, |base| base[v][push]);
+                if let Some(block) = (0..held.len()).find(|v| held[*v][push] != base(*v)) {
+                    return Some(format!(
+                        "push {push} of an earlier run counts {} on block {block}, and {} in the checkpoint that the run has begun with",
+                        held[block][push],
+                        base(block)
+                    ));
+                }
+            }
+            for (block, values) in held.iter().enumerate() {
+                let value = values[push];
+                if self.rules.sync && value != first {
+                    return Some(format!(
+                        "push {push} counts {first} on block 0, {value} on block {block}"
+                    ));
+                }
+                if !self.rules.sync && value != 0.0 && value != -1.0 {
+                    return Some(format!(
+                        "push {push} was applied {} times to block {block}",
+                        -value
+                    ));
+                }
+            }
+        }
+        None
+    }
+
+    /// What they must hold and do not: pairs of a push and a block.
+    fn missing_in(
+        &self,
+        held: &[Vec<f32>],
+        worker: &str,
+        run: usize,
+        clock: u64,
+    ) -> Vec<(usize, usize)> {
+        if self.rules.sync {
+            return Vec::new();
+        }
+        let due = |(by, made, of): &(String, u64, usize)| {
+            *of == run
+                && (by == worker || self.rules.bound.is_some_and(|bound| made + bound < clock))
+        };
+        let acknowledged = self.acknowledged.iter().filter(|(_, by)| due(by));
+        let pairs = acknowledged.flat_map(|(push, _)| (0..held.len()).map(|v| (*push, v)));
+        pairs.filter(|(push, v)| held[*v][*push] == 0.0).collect()
     }
 }

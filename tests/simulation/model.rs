@@ -1,5 +1,5 @@
 //! A model whose weights tell which pushes were applied: push number p is a gradient of one in element
-//! p of every variable, so with a learning rate of one the element counts how often it was applied.
+//! p of every block, so with a learning rate of one the element counts how often it was applied.
 
 use std::cell::RefCell;
 use std::path::PathBuf;
@@ -11,15 +11,74 @@ use ps_client::{
 };
 use shared_proto::blocks::VariableSpec;
 use shared_proto::ids::{Clock, ViewNumber};
-use shared_proto::payload;
+use shared_proto::payload::{self, Elements};
 use worker::model::Metrics;
 use worker::replica::{Computed, Description, Positions, Replica, ReplicaError};
 use worker::strategy::{ParameterServer, Strategy};
 
-use crate::history::{Event, History};
+use crate::history::History;
 
-/// Variables, of one block each.
+/// Variables.
 pub(crate) const VARIABLES: usize = 4;
+
+/// How large variables are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shape {
+    /// Of each variable.
+    blocks: usize,
+    block_elements: usize,
+}
+
+impl Shape {
+    /// One block each, all of them in one message.
+    pub(crate) const SMALL: Self = Self {
+        blocks: 1,
+        block_elements: PUSHES,
+    };
+
+    /// Blocks of the size that the coordinator chooses for them, and more on each shard than a message holds.
+    pub(crate) const LARGE: Self = Self {
+        blocks: 3,
+        block_elements: 1 << 16,
+    };
+
+    /// All blocks of all variables.
+    pub(crate) const fn all_blocks(self) -> usize {
+        VARIABLES * self.blocks
+    }
+
+    /// The number of a variable's block among all.
+    pub(crate) const fn block(self, variable: usize, index: usize) -> usize {
+        variable * self.blocks + index
+    }
+
+    /// The number of the block that begins with this element.
+    pub(crate) const fn block_at(self, variable: usize, start: usize) -> usize {
+        self.block(variable, start / self.block_elements)
+    }
+
+    /// Elements of a variable.
+    const fn elements(self) -> usize {
+        self.blocks * self.block_elements
+    }
+
+    /// A gradient of one in the push's element of every block.
+    fn gradient(self, push: usize) -> Bytes {
+        let mut gradient = vec![0.0; self.elements()];
+        for block in gradient.chunks_mut(self.block_elements) {
+            block[push] = 1.0;
+        }
+        payload::to_bytes(&gradient)
+    }
+}
+
+/// What each element of a block that counts holds.
+pub(crate) fn counters(values: &Elements) -> Vec<f32> {
+    let mut all = vec![0.0; values.len()];
+    values.copy_to(&mut all);
+    all.truncate(PUSHES);
+    all
+}
 
 /// The most pushes in a run.
 pub(crate) const PUSHES: usize = 4096;
@@ -36,7 +95,6 @@ pub(crate) struct Counting {
     history: History,
     step: Duration,
     description: Description,
-    weights: RefCell<Vec<Vec<f32>>>,
     prepared: RefCell<Option<Positions>>,
 }
 
@@ -44,7 +102,7 @@ impl Counting {
     pub(crate) fn new(name: &str, history: &History, step: Duration) -> Self {
         let spec = |index| VariableSpec {
             name: format!("v{index}"),
-            shape: vec![PUSHES],
+            shape: vec![history.shape().elements()],
         };
         Self {
             name: name.to_owned(),
@@ -54,8 +112,8 @@ impl Counting {
                 variables: (0..VARIABLES).map(spec).collect(),
                 training_samples: SAMPLES,
                 evaluation_samples: 1,
+                data_digest: Default::default(),
             },
-            weights: RefCell::new(vec![vec![0.0; PUSHES]; VARIABLES]),
             prepared: RefCell::default(),
         }
     }
@@ -73,9 +131,6 @@ impl Replica for Counting {
     async fn take_in(&self, blocks: Vec<PulledBlock>) {
         for block in blocks {
             self.history.pulled(&self.name, &block);
-            block
-                .values
-                .copy_to(&mut self.weights.borrow_mut()[block.variable]);
         }
     }
 
@@ -83,28 +138,27 @@ impl Replica for Counting {
         tokio::time::sleep(self.step).await;
         let positions = self.prepared.borrow_mut().take();
         let positions = positions.ok_or_else(|| ReplicaError::Panicked("nothing".to_owned()))?;
-        let push = self.history.computed(&self.name, positions);
-        let mut gradient = vec![0.0; PUSHES];
-        gradient[push] = 1.0;
+        let (push, finite) = self.history.computed(&self.name, positions);
+        let shape = self.history.shape();
+        let mut values = vec![shape.gradient(push); VARIABLES];
+        if !finite {
+            values[1] = payload::to_bytes(&vec![f32::NAN; shape.elements()]);
+        }
+        let norm = if finite { 2.0 } else { f64::NAN };
         Ok(Computed {
             loss: 0.0,
-            gradients: Gradients {
-                values: vec![payload::to_bytes(&gradient); VARIABLES],
-                norm: 2.0,
-            },
+            gradients: Gradients { values, norm },
         })
     }
 
     async fn evaluate(&self) -> Result<Metrics, ReplicaError> {
-        self.history.add(Event::Evaluated {
-            name: self.name.clone(),
-            weights: self.weights.borrow().clone(),
-        });
+        self.history.evaluated(&self.name);
         Ok([("loss".to_owned(), 0.0)].into())
     }
 
     async fn values(&self) -> Result<Vec<Bytes>, ReplicaError> {
-        Ok(vec![payload::to_bytes(&vec![0.0; PUSHES]); VARIABLES])
+        let zeros = vec![0.0; self.history.shape().elements()];
+        Ok(vec![payload::to_bytes(&zeros); VARIABLES])
     }
 
     async fn save(&self, _: PathBuf) -> Result<(), ReplicaError> {
@@ -120,7 +174,9 @@ pub(crate) struct Observed {
 }
 
 impl Observed {
+    /// Of a worker that has just registered.
     pub(crate) fn new(servers: ParameterServers, name: &str, history: &History) -> Self {
+        history.registered(name);
         Self {
             inner: ParameterServer::new(servers),
             name: name.to_owned(),
@@ -146,8 +202,9 @@ impl Strategy for Observed {
         view: ViewNumber,
         take: impl AsyncFnMut(Vec<PulledBlock>),
     ) -> Result<Pulled, ClientError> {
-        self.history.add(Event::Pulls(self.name.clone()));
-        self.inner.pull_fresh(clock, view, take).await
+        let pulled = self.inner.pull_fresh(clock, view, take).await?;
+        self.history.pulled_fresh(&self.name, pulled.epoch);
+        Ok(pulled)
     }
 
     async fn push(

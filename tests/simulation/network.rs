@@ -2,7 +2,7 @@
 
 use std::io;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use http::Uri;
 use hyper_util::rt::TokioIo;
@@ -15,36 +15,58 @@ use tonic::transport::server::Connected;
 use tonic::transport::{Channel, Endpoint};
 use turmoil::net::{TcpListener, TcpStream};
 
+use crate::pause::Pause;
+use crate::repeat::Repeats;
+
 /// The port on which every role listens.
 pub(crate) const PORT: u16 = 7000;
 
 /// Connections that may wait to be accepted.
 const WAITING: usize = 64;
 
+/// How a host reaches the others.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Simulated {
     security: Security,
+    pause: Pause,
 }
 
-async fn open(uri: Uri) -> io::Result<TokioIo<TcpStream>> {
-    let address = (
-        uri.host().unwrap_or_default(),
-        uri.port_u16().unwrap_or(PORT),
-    );
-    TcpStream::connect(address).await.map(TokioIo::new)
+impl Simulated {
+    pub(crate) fn of(pause: Pause) -> Self {
+        Self {
+            pause,
+            ..Self::default()
+        }
+    }
+
+    fn connector(
+        &self,
+    ) -> impl tower::Service<Uri, Response = TokioIo<Connection>, Error = io::Error, Future: Send>
+    + Send
+    + 'static {
+        let pause = self.pause.clone();
+        tower::service_fn(move |uri: Uri| {
+            let pause = pause.clone();
+            async move {
+                let host = uri.host().unwrap_or_default();
+                let address = (host, uri.port_u16().unwrap_or(PORT));
+                pause.running().await;
+                let stream = TcpStream::connect(address).await?;
+                let stream = Box::new(stream);
+                Ok(TokioIo::new(Connection { stream, pause }))
+            }
+        })
+    }
 }
 
 impl Network for Simulated {
     fn connect(&self, endpoint: Endpoint) -> Connecting {
-        Box::pin(async move {
-            endpoint
-                .connect_with_connector(tower::service_fn(open))
-                .await
-        })
+        let connector = self.connector();
+        Box::pin(async move { endpoint.connect_with_connector(connector).await })
     }
 
     fn connect_lazily(&self, endpoint: Endpoint) -> Channel {
-        endpoint.connect_with_connector_lazy(tower::service_fn(open))
+        endpoint.connect_with_connector_lazy(self.connector())
     }
 
     fn security(&self) -> &Security {
@@ -53,12 +75,27 @@ impl Network for Simulated {
 }
 
 /// Connections that come in on this host.
-pub(crate) async fn incoming() -> io::Result<ReceiverStream<io::Result<Connection>>> {
+pub(crate) async fn incoming(
+    pause: Pause,
+    repeats: Option<Repeats>,
+) -> io::Result<ReceiverStream<io::Result<Connection>>> {
     let listener = TcpListener::bind(("0.0.0.0", PORT)).await?;
     let (sender, queue) = mpsc::channel(WAITING);
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
-            if sender.send(Ok(Connection(stream))).await.is_err() {
+            let pause = pause.clone();
+            let connection = Connection {
+                stream: Box::new(stream),
+                pause: pause.clone(),
+            };
+            let connection = match &repeats {
+                Some(repeats) => Connection {
+                    stream: Box::new(repeats.behind(connection)),
+                    pause,
+                },
+                None => connection,
+            };
+            if sender.send(Ok(connection)).await.is_err() {
                 return;
             }
         }
@@ -66,7 +103,16 @@ pub(crate) async fn incoming() -> io::Result<ReceiverStream<io::Result<Connectio
     Ok(ReceiverStream::new(queue))
 }
 
-pub(crate) struct Connection(TcpStream);
+/// What bytes come and go by.
+trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
+
+/// A connection of a process, silent while that is stopped.
+pub(crate) struct Connection {
+    stream: Box<dyn Stream>,
+    pause: Pause,
+}
 
 impl Connected for Connection {
     type ConnectInfo = ();
@@ -80,7 +126,8 @@ impl AsyncRead for Connection {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_read(context, buffer)
+        ready!(self.pause.poll_running(context));
+        Pin::new(&mut self.stream).poll_read(context, buffer)
     }
 }
 
@@ -90,14 +137,16 @@ impl AsyncWrite for Connection {
         context: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.0).poll_write(context, bytes)
+        ready!(self.pause.poll_running(context));
+        Pin::new(&mut self.stream).poll_write(context, bytes)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_flush(context)
+        Pin::new(&mut self.stream).poll_flush(context)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.0).poll_shutdown(context)
+        ready!(self.pause.poll_running(context));
+        Pin::new(&mut self.stream).poll_shutdown(context)
     }
 }

@@ -77,12 +77,12 @@ impl Daemon {
         Self { child, ready, log }
     }
 
-    /// Its address, as host:port.
+    /// Returns its address, as host:port.
     pub fn address(&self) -> String {
         self.ready.address.as_ref().unwrap().to_string()
     }
 
-    /// The most memory that it has had resident so far, in MiB.
+    /// Returns the most memory that it has had resident so far, in MiB.
     pub fn peak_memory(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
@@ -90,12 +90,12 @@ impl Daemon {
         kibibytes.parse::<u64>().unwrap() >> 10
     }
 
-    /// What it has logged.
+    /// Returns its log.
     pub fn log(&self) -> String {
         read(&self.log)
     }
 
-    /// Ends it at once, without a chance to say good-bye.
+    /// Kills it, so that it cannot leave in good order.
     pub fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -116,7 +116,7 @@ impl Daemon {
         status.unwrap()
     }
 
-    /// What `/path` of its metrics endpoint says.
+    /// Returns the answer of its metrics endpoint to `/path`.
     pub fn http(&self, path: &str) -> String {
         use std::io::{Read, Write};
         let mut stream = std::net::TcpStream::connect(self.ready.metrics).unwrap();
@@ -142,7 +142,7 @@ impl Drop for Daemon {
     }
 }
 
-/// Says something past the capture of a test's output.
+/// Prints a line past the capture of a test's output.
 pub fn say(text: &str) {
     use std::io::Write;
     let _ = writeln!(std::io::stderr(), "{text}");
@@ -160,7 +160,7 @@ pub fn interrupt_group(process: u32) {
     kill_process_group(pid, Signal::INT).unwrap();
 }
 
-/// Whether a process exists (and is no zombie).
+/// Returns whether a process exists (and is no zombie).
 pub fn exists(process: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat"));
     stat.is_ok_and(|stat| !stat.contains(") Z "))
@@ -206,17 +206,17 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// A coordinator for the job and `ps` servers.
+    /// Starts a coordinator for the job and `ps` servers.
     pub fn start(program: Program, job: &str, ps: usize) -> Self {
         Self::start_with(program, job, ps, &[])
     }
 
-    /// The same with more arguments for each process.
+    /// Starts a coordinator and `ps` servers with more arguments for each process.
     pub fn start_with(program: Program, job: &str, ps: usize, more: &[&str]) -> Self {
         Self::start_of(program, job, ps, (more, more))
     }
 
-    /// The same with more arguments for the coordinator.
+    /// Starts a coordinator with more arguments, and `ps` servers.
     pub fn start_coordinator_with(program: Program, job: &str, ps: usize, more: &[&str]) -> Self {
         Self::start_of(program, job, ps, (more, &[]))
     }
@@ -295,12 +295,12 @@ impl Cluster {
         self.workers[index] = self.member("worker", &name, &[], env);
     }
 
-    /// Starts the coordinator again, where the others look for it.
+    /// Starts the coordinator again, at its address.
     pub fn restart_coordinator(&mut self) {
         self.restart_coordinator_with(&[]);
     }
 
-    /// The same with more arguments.
+    /// Starts the coordinator again, at its address, with more arguments.
     pub fn restart_coordinator_with(&mut self, more: &[&str]) {
         let address = self.coordinator.address();
         let (file, run) = (self.dir.path().join("given.toml"), self.run_dir());

@@ -26,11 +26,11 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub struct Peer {
     /// The coordinator.
     pub coordinator: CoordinatorClient<Channel>,
-    /// As whom it speaks.
+    /// The origin of its messages.
     pub origin: wire::Origin,
     /// The newest view that it has heard of.
     pub view: u64,
-    /// Sync mode: what the shards have acknowledged its gradient with, for the next step that it finishes.
+    /// Sync mode: the receipts of its gradient, for the next step that it finishes.
     pub receipts: Vec<wire::ShardReceipt>,
 }
 
@@ -68,6 +68,11 @@ impl Peer {
                 protocol_version: transport::PROTOCOL_VERSION,
                 role: role.into(),
                 identity: identity.to_owned(),
+                address: match role {
+                    // Port 9 is discard's: nothing listens there.
+                    wire::Role::Ps => "127.0.0.1:9".to_owned(),
+                    _ => String::new(),
+                },
                 ..wire::RegisterRequest::default()
             })
             .await
@@ -95,6 +100,7 @@ impl Peer {
             variables,
             training_samples: 1000,
             evaluation_samples: 10,
+            ..Default::default()
         };
         let reply = self
             .coordinator
@@ -149,7 +155,7 @@ impl Peer {
         Ok(Session { outgoing, incoming })
     }
 
-    /// What a worker says first.
+    /// Returns the first message of a session.
     pub fn hello(&self) -> wire::Hello {
         wire::Hello {
             protocol_version: transport::PROTOCOL_VERSION,

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 /// Chunks that may be under way in one direction; beyond them the sender is held back.
 const UNDER_WAY: usize = 1024;
 
-/// What the network is like.
+/// The properties of the network.
 #[derive(Clone, Copy, Debug)]
 pub struct Weather {
     /// How long each byte takes, each way.
@@ -53,7 +53,7 @@ impl Relay {
         relay
     }
 
-    /// Where it listens.
+    /// Returns the address that it listens on.
     pub fn address(&self) -> String {
         self.address.to_string()
     }
@@ -63,12 +63,12 @@ impl Relay {
         self.target.set(target.parse().unwrap()).unwrap();
     }
 
-    /// Nothing gets through any more, and no connection ends: a cable that is pulled.
+    /// Lets nothing through, and ends no connection: a cable that is pulled.
     pub fn fall_silent(&self) {
         self.silent.store(true, Relaxed);
     }
 
-    /// What comes from now on gets through, and what was held back.
+    /// Lets everything through again, and all that was held back.
     pub fn speak_again(&self) {
         self.silent.store(false, Relaxed);
     }
@@ -91,7 +91,7 @@ impl Relay {
         });
         if let Some(life) = life {
             sleep(life);
-            // What both sides have closed already is not cut.
+            // A connection that both sides have closed already is not cut.
             let cut = pair.map(|side| side.shutdown(Shutdown::Both).is_ok());
             self.cuts
                 .fetch_add(usize::from(cut == [true, true]), Relaxed);

@@ -1,40 +1,40 @@
-//! What can go wrong with a checkpoint, and what a message must not show.
+//! The errors of checkpoints, and the secrets that no message shows.
 
 use std::io;
 
 use crate::store::folder_name;
 
-/// What can go wrong with a checkpoint, by what the caller does next.
+/// An error of a checkpoint. The variants differ in what the caller does next.
 ///
-/// None has a source: the errors of object stores quote requests and answers with keys in them.
+/// No variant has a source: the errors of object stores quote requests and answers with keys in them.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CheckpointError {
-    /// The storage does not answer or does not do what it should. It may pass: try again.
+    /// The storage does not answer, or fails. The fault may pass: try again.
     #[error("{place}: {reason}")]
     Storage {
         /// File or folder.
         place: String,
-        /// What the storage says.
+        /// The storage's message.
         reason: String,
     },
-    /// The storage does not let us. A person has to look at credentials, region and permissions.
+    /// The storage refuses access. A person has to check credentials, region and permissions.
     #[error("{place}: refused: {reason}")]
     Denied {
         /// File or folder.
         place: String,
-        /// What the storage says.
+        /// The storage's message.
         reason: String,
     },
-    /// There is no room. Make some, or wait: it may pass.
+    /// The storage is full. Free some space, or wait.
     #[error("{place}: no room: {reason}")]
     Full {
         /// File or folder.
         place: String,
-        /// What the storage says.
+        /// The storage's message.
         reason: String,
     },
-    /// What was to be created is there already, and is not what was to be written. Nothing was changed.
+    /// The file to be created exists already, with other content. Nothing was changed.
     #[error("{0} is there already, and is another writer's")]
     Exists(String),
     /// Another run is at work at the location. Give this one another location, or end the other.
@@ -44,20 +44,20 @@ pub enum CheckpointError {
     Taken {
         /// The location.
         location: String,
-        /// The other run, for people.
+        /// A description of the other run.
         owner: String,
     },
-    /// The content is not what was written. Use the checkpoint before.
+    /// The content is not what was written. Use an older checkpoint.
     #[error("{file} is damaged: {reason}{}", before(instead.as_ref()))]
     Damaged {
         /// Which file.
         file: String,
-        /// What is wrong with it.
+        /// Why the file counts as damaged.
         reason: String,
-        /// The checkpoint before it: number and location.
+        /// The number and location of an older checkpoint that is whole.
         instead: Option<(u64, String)>,
     },
-    /// Use a newer program.
+    /// A newer release wrote the file. Use a program of that release.
     #[error(
         "{file} was written by a newer release: format {format}, this program reads {}",
         crate::FORMAT
@@ -65,40 +65,40 @@ pub enum CheckpointError {
     Newer {
         /// Which file.
         file: String,
-        /// Its format.
+        /// The file's format.
         format: u64,
     },
     /// There is no such checkpoint, or none at all.
     #[error("{0}")]
     NotFound(String),
-    /// Checkpoints cannot lie there. Give another location.
+    /// The location cannot hold checkpoints. Give another one.
     #[error("{location:?} is no place for checkpoints: {reason}")]
     Location {
-        /// As it was given, without user and password.
+        /// The location as it was given, without user and password.
         location: String,
-        /// Why not.
+        /// Why the location cannot hold checkpoints.
         reason: String,
     },
 }
 
 impl CheckpointError {
-    /// Whether the same call may succeed later.
+    /// Returns whether the same call may succeed later.
     pub fn is_retryable(&self) -> bool {
         matches!(self, Self::Storage { .. } | Self::Full { .. })
     }
 
-    /// Whether the store is at fault and not what lies in it: it may be mended while one waits, and
+    /// Returns whether the store is at fault rather than its content. The store may recover, and
     /// another checkpoint would be no better.
     pub fn is_of_store(&self) -> bool {
         matches!(self, Self::Denied { .. }) || self.is_retryable()
     }
 
-    /// Whether there is no room.
+    /// Returns whether the storage is full.
     pub fn is_full(&self) -> bool {
         matches!(self, Self::Full { .. })
     }
 
-    /// Whether an older checkpoint may serve instead.
+    /// Returns whether an older checkpoint may serve instead.
     pub fn is_damaged(&self) -> bool {
         matches!(self, Self::Damaged { .. })
     }
@@ -111,7 +111,7 @@ impl CheckpointError {
         }
     }
 
-    /// What the operating system says of a file.
+    /// Converts the operating system's error about a file.
     pub(crate) fn io(place: &str, error: &io::Error) -> Self {
         let (place, reason) = (place.to_owned(), error.to_string());
         match error.kind() {
@@ -137,12 +137,12 @@ fn before(instead: Option<&(u64, String)>) -> String {
     )
 }
 
-/// What no message may show: keys as they were configured.
+/// The configured keys, which no message may show.
 #[derive(Clone, Default)]
 pub(crate) struct Secrets(Vec<String>);
 
 impl Secrets {
-    /// The secret ones among environment variables.
+    /// Collects the secret values among environment variables.
     pub(crate) fn of<'a>(variables: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
         let secret = |name: &str| {
             let name = name.to_ascii_uppercase();
@@ -160,7 +160,7 @@ impl Secrets {
         Self(values)
     }
 
-    /// What a store says about a place, fit to be shown.
+    /// Converts a store's error about a place, with the secrets hidden.
     pub(crate) fn explain(&self, place: &str, error: &object_store::Error) -> CheckpointError {
         use object_store::Error as E;
         let text = error.to_string();
@@ -192,21 +192,21 @@ impl Secrets {
         }
     }
 
-    /// The text without the secrets.
+    /// Returns the text with the secrets hidden.
     pub(crate) fn hide(&self, text: &str) -> String {
         let hidden = |text: String, secret: &String| text.replace(secret, "(hidden)");
         self.0.iter().fold(without_user(text), hidden)
     }
 }
 
-/// Whether a server says that it has no room. S3 has no code for it; others have.
+/// Returns whether a server's error says that it is full. S3 has no code for this; other servers have.
 fn is_full(text: &str) -> bool {
     let codes = ["QuotaExceeded", "StorageFull", "InsufficientStorage"];
     codes.iter().any(|code| text.contains(code)) || text.contains("non-2xx status code: 507")
 }
 
-/// Whether a server says that the same request will not do at another time either. Not all kinds of
-/// requests have errors of their own for it.
+/// Returns whether a server's error says that the same request would fail later too. `object_store`
+/// has variants of its own for some such errors only.
 fn is_refusal(text: &str) -> bool {
     let Some((_, status)) = text.split_once("non-2xx status code: ") else {
         return false;
@@ -214,7 +214,8 @@ fn is_refusal(text: &str) -> bool {
     status.starts_with('4') && !status.starts_with("408") && !status.starts_with("429")
 }
 
-/// Code and message of an S3 error, whose other elements repeat the request; other text as it is.
+/// Returns the code and the message of an S3 error, whose other elements repeat the request. Returns
+/// other text unchanged.
 fn summary(text: &str) -> String {
     let element = |name: &str| {
         let (_, rest) = text.split_once(&format!("<{name}>"))?;
@@ -228,7 +229,7 @@ fn summary(text: &str) -> String {
     }
 }
 
-/// URLs in a text without the user and password that they may have.
+/// Removes user and password from the URLs in a text.
 pub(crate) fn without_user(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     let mut rest = text;

@@ -1,19 +1,19 @@
-//! Writes to a folder that survive a crash: what is there under its name is whole, and stays.
+//! Writes to a folder that survive a crash: a file that has its final name is whole and durable.
 
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
 
-/// What happens to a file that is there under the name.
+/// The treatment of an existing file of the same name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// It is replaced.
+    /// The existing file is replaced.
     Replace,
-    /// It stays, and writing fails with [`io::ErrorKind::AlreadyExists`].
+    /// The existing file stays, and writing fails with [`io::ErrorKind::AlreadyExists`].
     Create,
 }
 
-/// Writes a file under another name, then gives it its own. Makes its folder, if missing.
+/// Writes a file under a temporary name and renames it. Creates the folder if it is missing.
 pub(crate) fn write(folder: &Path, name: &str, content: &[u8], mode: Mode) -> io::Result<()> {
     if !folder.is_dir() {
         std::fs::create_dir_all(folder)?;
@@ -23,7 +23,7 @@ pub(crate) fn write(folder: &Path, name: &str, content: &[u8], mode: Mode) -> io
     }
     let mut file = tempfile::Builder::new();
     file.prefix(name).suffix(".partial");
-    // As any other file, and not for the owner alone: other users of a shared folder restore from it.
+    // Readable like any other file, not only by its owner: other users of a shared folder restore from it.
     #[cfg(unix)]
     file.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
     let mut file = file.tempfile_in(folder)?;
@@ -32,15 +32,15 @@ pub(crate) fn write(folder: &Path, name: &str, content: &[u8], mode: Mode) -> io
     let path = folder.join(name);
     match mode {
         Mode::Replace => file.persist(path),
-        // One step of the file system, so that of two writers one fails.
+        // The rename is atomic, so of two writers one fails.
         Mode::Create => file.persist_noclobber(path),
     }
     .map_err(|error| error.error)?;
     sync(folder)
 }
 
-/// Removes files in their order, the first for good before the others, and the folder if nothing is left
-/// in it.
+/// Removes files in order, and then the folder if it is empty. The first removal is durable before the
+/// others begin.
 pub(crate) fn remove(folder: &Path, files: &[String]) -> io::Result<()> {
     for (i, file) in files.iter().enumerate() {
         absent_is_fine(std::fs::remove_file(folder.join(file)))?;
@@ -61,7 +61,7 @@ fn absent_is_fine(outcome: io::Result<()>) -> io::Result<()> {
     }
 }
 
-/// Puts a folder's names on disk.
+/// Syncs a folder, so that its entries are durable.
 fn sync(folder: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()
 }

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! LOCATION/                          a folder, or an URL as in s3://bucket/folder
-//!   owner-000000000001               the run that writes here; by it all roles know the store again
-//!   pulse-000000000001               shows that this run lives
+//!   owner-000000000001               the run that owns the location; all roles check it
+//!   pulse-000000000001               a counter that shows that this run is alive
 //!   checkpoint-000000000012/
 //!     shard-1-part-0000-RUN.safetensors  blocks of shard 1: weights, slots, versions, marks
 //!     manifest.json                      written last: without it there is no checkpoint
@@ -12,13 +12,13 @@
 //! A checkpoint's files are never changed once its manifest is there. `docs/checkpoints.md` has the
 //! format.
 //!
-//! - `manifest`: what a checkpoint is of, and its files with their checksums
+//! - `manifest`: the description of a checkpoint: job, progress, files and checksums
 //! - `part`: blocks to safetensors and back
-//! - `store`: where checkpoints lie: write, read, find; `store/tidy`: list, prune; `store/owner`: which
-//!   run writes there
-//! - `location`: what a person may give as a place, and which store that is
+//! - `store`: writes, reads and finds checkpoints; `store/tidy`: lists and deletes them;
+//!   `store/owner`: the run that owns a location
+//! - `location`: the locations that a user may give, and their stores
 //! - `folder`: writes to a folder that survive a crash
-//! - `error`: what can go wrong, and what a message must not show
+//! - `error`: errors, and the secrets that no message shows
 
 mod error;
 mod folder;
@@ -31,6 +31,6 @@ mod suite;
 
 pub use error::CheckpointError;
 pub use location::{load, resolve};
-pub use manifest::{BlockRange, FORMAT, FileEntry, Manifest, SavedVariable};
+pub use manifest::{BlockRange, FORMAT, FileEntry, Manifest, SavedVariable, hexadecimal};
 pub use part::{Mark, SavedBlock, decode, encode, weights_header};
 pub use store::{BEAT, Claim, DEAD_AFTER, Listed, Store, folder_name};

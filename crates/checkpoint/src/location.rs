@@ -1,4 +1,4 @@
-//! What a person may give as a place of checkpoints, and which store that is.
+//! The locations that a user may give for checkpoints, and their stores.
 
 use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
@@ -15,24 +15,24 @@ use crate::store::{Store, folder_name, number_of};
 
 /// The folder of a run directory that has its checkpoints.
 const CHECKPOINTS: &str = "checkpoints";
-/// How often a request is sent again, and for how long: callers have deadlines of their own.
+/// How often, and for how long, a request is retried. Callers have deadlines of their own.
 const RETRIES: usize = 6;
 const RETRY_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Environment variables, as name and value.
 type Variables = [(String, String)];
 
-/// A location, taken apart.
+/// A parsed location.
 enum Place {
     Folder(PathBuf),
     Bucket { name: String, path: String },
 }
 
 impl Store {
-    /// A folder, made if missing, or an URL: `file:///folder` or `s3://bucket/folder`. What S3 needs
-    /// to know comes from the usual environment variables: `AWS_ACCESS_KEY_ID`,
-    /// `AWS_SECRET_ACCESS_KEY`, `AWS_REGION`, `AWS_ENDPOINT`, `AWS_ALLOW_HTTP`. Nothing is asked of S3
-    /// yet.
+    /// Opens a folder, which is created if it is missing, or a URL: `file:///folder` or
+    /// `s3://bucket/folder`. The settings of S3 come from the usual environment variables:
+    /// `AWS_ACCESS_KEY_ID`, `AWS_SECRET_ACCESS_KEY`, `AWS_REGION`, `AWS_ENDPOINT`, `AWS_ALLOW_HTTP`.
+    /// Sends no request to S3.
     ///
     /// # Errors
     /// [`CheckpointError::Location`], or the folder cannot be made.
@@ -40,7 +40,8 @@ impl Store {
         Self::open_with(location, &environment())
     }
 
-    /// As [`open`](Self::open), with these environment variables and not the process's.
+    /// Opens a location as [`open`](Self::open) does, with the given environment variables instead of
+    /// the process's.
     ///
     /// # Errors
     /// As [`open`](Self::open).
@@ -54,26 +55,26 @@ impl Store {
     }
 }
 
-/// The store of what a person names: a run directory with a folder `checkpoints`, a folder of
-/// checkpoints, or a single one, whose number comes with it. Makes no folder.
+/// Returns the store at a location: a run directory with a folder `checkpoints`, a folder of
+/// checkpoints, or a single checkpoint, whose number comes with it. Creates no folder.
 ///
 /// # Errors
-/// [`CheckpointError::NotFound`] tells what was looked for and where; or the store cannot be read.
+/// [`CheckpointError::NotFound`] names what was looked for and where; or the store cannot be read.
 pub async fn resolve(location: &str) -> Result<(Store, Option<u64>), CheckpointError> {
     resolve_with(location, &environment()).await
 }
 
-/// The checkpoint that a person names, or the newest good one where no single one is named.
+/// Returns the checkpoint at a location, or the newest good one if the location names no single one.
 ///
 /// # Errors
-/// As [`resolve`]; [`CheckpointError::Damaged`] of a single one tells which before it may serve.
+/// As [`resolve`]. [`CheckpointError::Damaged`] of a single one names an older one that may serve.
 pub async fn load(location: &str) -> Result<(Store, Manifest), CheckpointError> {
     let (store, number) = resolve(location).await?;
     let manifest = load_from(&store, number).await?;
     Ok((store, manifest))
 }
 
-/// As [`resolve`], with these environment variables.
+/// Resolves a location as [`resolve`] does, with the given environment variables.
 pub(crate) async fn resolve_with(
     location: &str,
     variables: &Variables,
@@ -97,7 +98,7 @@ pub(crate) async fn resolve_with(
     )))
 }
 
-/// A manifest out of a store.
+/// Reads the manifest of a number, or of the newest good checkpoint, from a store.
 pub(crate) async fn load_from(
     store: &Store,
     number: Option<u64>,
@@ -160,7 +161,7 @@ impl Place {
             ));
         }
         if let Some((plain, _)) = location.split_once(['?', '#']) {
-            // What follows may be a signature.
+            // The query of a URL may contain a signature.
             return Err(CheckpointError::Location {
                 location: without_user(plain),
                 reason: "a URL must not have a query or fragment".to_owned(),
@@ -187,7 +188,7 @@ impl Place {
         }
     }
 
-    /// If it is that of a single checkpoint: the place of it and others, and its number.
+    /// Returns the parent and the number, if the place is that of a single checkpoint.
     fn single(&self) -> Option<(Self, u64)> {
         match self {
             Self::Folder(folder) => {
@@ -205,7 +206,7 @@ impl Place {
         }
     }
 
-    /// The store, of a folder only if it is there.
+    /// Returns the store. A folder must exist.
     fn existing(&self, variables: &Variables) -> Result<Store, CheckpointError> {
         match self {
             Self::Folder(folder) if !folder.is_dir() => Err(CheckpointError::NotFound(format!(
@@ -261,14 +262,14 @@ fn bucket(name: &str, path: &str, variables: &Variables) -> Result<Store, Checkp
             builder.with_config(key, value)
         })
         .with_bucket_name(name)
-        // Two runs at one location are told apart by it.
+        // Claims rely on it: of two runs that create the same file, one fails.
         .with_conditional_put(S3ConditionalPut::ETagMatch)
         .build()
         .map_err(|error| refused(error.to_string()))?;
     Ok(Store::in_bucket(Arc::new(objects), root, location, secrets))
 }
 
-/// This process's environment, as far as it can be read.
+/// Returns the process's environment variables that are valid Unicode.
 fn environment() -> Vec<(String, String)> {
     let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
         Some((name.into_string().ok()?, value.into_string().ok()?))

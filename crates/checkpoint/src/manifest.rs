@@ -1,4 +1,4 @@
-//! What a checkpoint is of, and its files with their checksums.
+//! The description of a checkpoint, and its files with their checksums.
 
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
@@ -91,7 +91,7 @@ pub struct BlockRange {
     pub last: u32,
 }
 
-/// What a manifest's text has before its checksum, and behind it.
+/// The text of a manifest before its checksum, and after it.
 const BEFORE_CHECKSUM: &[u8] = b"\n  \"checksum\": \"";
 const AFTER_CHECKSUM: &[u8] = b"\"\n}\n";
 /// Digits of a SHA-256 in hexadecimal.
@@ -104,7 +104,7 @@ struct AnyFormat {
 }
 
 impl Manifest {
-    /// The manifest as a file, with its checksum.
+    /// Encodes the manifest as a file, with its checksum.
     ///
     /// # Errors
     /// [`CheckpointError::Damaged`] if it would be refused when read.
@@ -135,13 +135,13 @@ impl Manifest {
         Self::parse(bytes, what)
     }
 
-    /// As [`read`](Self::read), but does not look at the checksum.
+    /// Reads a manifest as [`read`](Self::read) does, without verifying the checksum.
     ///
     /// # Errors
     /// As [`read`](Self::read).
     pub fn parse(bytes: &[u8], what: &str) -> Result<Self, CheckpointError> {
         let wrong = |error: serde_json::Error| CheckpointError::damaged(what, error.to_string());
-        // Fields of a newer format are no damage: its number is looked at first.
+        // The fields of a newer format are no damage, so its number is checked first.
         let AnyFormat { format } = serde_json::from_slice(bytes).map_err(wrong)?;
         if format > u64::from(FORMAT) {
             return Err(CheckpointError::Newer {
@@ -156,7 +156,7 @@ impl Manifest {
         Ok(manifest)
     }
 
-    /// Elements of a block; none if there is no such block.
+    /// Returns the number of elements of a block; none if there is no such block.
     pub fn elements(&self, id: BlockId) -> Option<u64> {
         let variable = self.variables.get(id.variable as usize)?;
         let start = u64::from(id.index).checked_mul(self.block_elements)?;
@@ -166,15 +166,15 @@ impl Manifest {
         }
     }
 
-    /// Bytes of all its files.
+    /// Returns the size of all its files in bytes.
     pub fn bytes(&self) -> u64 {
         self.files
             .iter()
             .fold(0, |sum, file| sum.saturating_add(file.bytes))
     }
 
-    /// Whether a file's blocks are those that its entry names, each of the right size. Whether the
-    /// numbers are finite is not looked at.
+    /// Checks that a file's blocks are those that its entry names, each of the right size. Does not
+    /// check that the numbers are finite.
     pub(crate) fn check_blocks(
         &self,
         entry: &FileEntry,
@@ -205,7 +205,7 @@ impl Manifest {
         Ok(())
     }
 
-    /// Whether it makes sense in itself.
+    /// Checks that the manifest is consistent in itself.
     fn check(&self) -> Result<(), String> {
         if self.block_elements == 0 {
             return Err("block_elements is 0".to_owned());
@@ -232,7 +232,7 @@ impl Manifest {
         self.check_files()
     }
 
-    /// Its files must have each block of each variable once.
+    /// Checks that the files contain each block of each variable exactly once.
     fn check_files(&self) -> Result<(), String> {
         let mut names: Vec<&str> = self.files.iter().map(|file| file.name.as_str()).collect();
         names.sort_unstable();
@@ -291,7 +291,7 @@ impl Manifest {
 }
 
 impl SavedVariable {
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn elements(&self) -> u64 {
         self.shape
             .iter()
@@ -318,7 +318,7 @@ impl From<&SavedVariable> for VariableSpec {
 }
 
 impl FileEntry {
-    /// What a manifest says of a file with these blocks.
+    /// Returns the entry of a file with this content and these blocks.
     pub fn of(name: &str, content: &Bytes, blocks: impl IntoIterator<Item = BlockId>) -> Self {
         Self {
             name: name.to_owned(),
@@ -328,7 +328,7 @@ impl FileEntry {
         }
     }
 
-    /// Whether this is the file's content.
+    /// Checks that this is the file's content.
     pub(crate) fn check(&self, content: &[u8]) -> Result<(), String> {
         let length = content.len() as u64;
         if length < self.bytes {
@@ -352,7 +352,7 @@ impl BlockRange {
     }
 }
 
-/// Blocks as ranges, sorted. One that is given twice makes a range of its own.
+/// Returns blocks as sorted ranges. A block that is given twice makes a range of its own.
 fn ranges(blocks: impl IntoIterator<Item = BlockId>) -> Vec<BlockRange> {
     let mut blocks: Vec<BlockId> = blocks.into_iter().collect();
     blocks.sort_unstable();
@@ -374,13 +374,13 @@ fn ranges(blocks: impl IntoIterator<Item = BlockId>) -> Vec<BlockRange> {
     ranges
 }
 
-/// Whether a name is one that a file of a checkpoint may have: nothing that leads elsewhere.
+/// Returns whether a file of a checkpoint may have this name: a plain name that leads nowhere else.
 pub(crate) fn is_file_name(name: &str) -> bool {
     let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     !name.is_empty() && name.len() <= 200 && name.chars().all(plain) && !name.starts_with('.')
 }
 
-/// Whether a manifest's text has the checksum that it says.
+/// Returns whether a manifest's text matches the checksum in it.
 fn check_sum(text: &[u8]) -> Result<(), String> {
     let truncated = || {
         format!(
@@ -407,7 +407,8 @@ fn sha256(bytes: &[u8]) -> String {
     hexadecimal(&Sha256::digest(bytes))
 }
 
-fn hexadecimal(bytes: &[u8]) -> String {
+/// Bytes as lower-case hexadecimal digits.
+pub fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 

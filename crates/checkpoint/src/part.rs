@@ -11,6 +11,7 @@ use bytes::Bytes;
 use serde::Deserialize;
 use shared_proto::blocks::BlockId;
 use shared_proto::ids::{Clock, Generation, Role, Sequence, Task, TaskId, Version};
+use shared_proto::planted;
 
 use crate::error::CheckpointError;
 use crate::manifest::{FORMAT, Manifest};
@@ -18,32 +19,32 @@ use crate::manifest::{FORMAT, Manifest};
 /// The last message that a block has taken from a worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark {
-    /// The worker, in one of its lives.
+    /// The worker, in one of its generations.
     pub task: Task,
     /// Number of the message.
     pub sequence: Sequence,
-    /// Number of the one that the block took before it; 0: none.
+    /// The number of the message that the block took before this one; 0 if there is none.
     pub before: Sequence,
-    /// The worker's clock in it.
+    /// The worker's clock in the message.
     pub clock: Clock,
-    /// The block's version that it made.
+    /// The version of the block that the message made.
     pub version: Version,
-    /// How many messages of the worker the block has taken, in this life of it.
+    /// The number of messages that the block has taken from the worker in this generation.
     pub taken: u64,
 }
 
 /// A block as it is saved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SavedBlock {
-    /// Which block.
+    /// The block's id.
     pub id: BlockId,
     /// Its version.
     pub version: Version,
-    /// Messages that it has taken, so that none is applied twice after a restore.
+    /// The last message taken from each worker, so that none is applied twice after a restore.
     pub marks: Vec<Mark>,
     /// Its weights, as little-endian `f32`.
     pub weights: Bytes,
-    /// What the optimizer keeps beside them: arrays of the weights' length, one behind the other.
+    /// The optimizer's slots: arrays of the weights' length, one after the other.
     pub slots: Bytes,
 }
 
@@ -51,7 +52,7 @@ pub struct SavedBlock {
 const LENGTH: usize = size_of::<u64>();
 /// The largest header that safetensors allows.
 const MAX_HEADER: u64 = 100_000_000;
-/// The key of our metadata.
+/// The key of Flambeau's metadata in the header.
 const KEY: &str = "flambeau";
 
 /// A tensor in a header.
@@ -118,10 +119,10 @@ enum SavedRole {
     Worker,
 }
 
-/// Blocks as one safetensors file. The same blocks always make the same bytes.
+/// Encodes blocks as one safetensors file. The same blocks always give the same bytes.
 ///
-/// `slots` is how many arrays each block has beside its weights; what does not agree with it makes a
-/// file that [`decode`] refuses.
+/// `slots` is the number of arrays that each block has beside its weights. A block with another
+/// number makes a file that [`decode`] refuses.
 pub fn encode(blocks: &[SavedBlock], slots: u32) -> Bytes {
     let contents = contents(blocks, slots);
     let mut header = HeaderText::new(Some(&contents));
@@ -146,8 +147,8 @@ pub fn encode(blocks: &[SavedBlock], slots: u32) -> Bytes {
     file.into()
 }
 
-/// How a safetensors file with the variables alone begins, under their own names and shapes, as a
-/// run's `model.safetensors` is: the weights follow, in the manifest's order.
+/// Returns the beginning of a safetensors file that has the variables alone, under their own names and
+/// shapes, like a run's `model.safetensors`. The weights follow it in the manifest's order.
 pub fn weights_header(manifest: &Manifest) -> Bytes {
     let mut header = HeaderText::new(None);
     for variable in &manifest.variables {
@@ -157,8 +158,8 @@ pub fn weights_header(manifest: &Manifest) -> Bytes {
     header.finish().into()
 }
 
-/// The blocks of a file that [`encode`] has made; `what` names it in errors. Weights and slots share
-/// the file's memory. Any bytes may be given: nothing in them is believed before it is checked.
+/// Decodes a file that [`encode`] has made; `what` names it in errors. Weights and slots share the
+/// file's memory. Any bytes may be given: everything in them is checked before it is used.
 ///
 /// # Errors
 /// [`CheckpointError::Damaged`] or [`CheckpointError::Newer`].
@@ -190,7 +191,7 @@ pub fn decode(bytes: &Bytes, what: &str) -> Result<Vec<SavedBlock>, CheckpointEr
     }
 }
 
-/// Header and data of a safetensors file.
+/// Splits a safetensors file into header and data.
 fn split(bytes: &Bytes) -> Result<(Header, Bytes), String> {
     let truncated = || format!("truncated: {} bytes, the header not whole", bytes.len());
     let length = bytes.first_chunk::<LENGTH>().ok_or_else(truncated)?;
@@ -207,7 +208,7 @@ fn split(bytes: &Bytes) -> Result<(Header, Bytes), String> {
     Ok((header, bytes.slice(end..)))
 }
 
-/// The tensors must be of `f32` and fill the data without gaps.
+/// Checks that the tensors are `f32` and fill the data without gaps.
 fn check_offsets(tensors: &BTreeMap<String, Tensor>, length: u64) -> Result<(), String> {
     let mut sorted: Vec<(&String, &Tensor)> = tensors.iter().collect();
     sorted.sort_by_key(|(_, tensor)| tensor.data_offsets);
@@ -293,8 +294,8 @@ fn name(id: BlockId) -> String {
     format!("{}.{}", id.variable, id.index)
 }
 
-/// What is said of the blocks beside their numbers. Of digits and plain words alone, so it is written
-/// as it is; a map of `serde_json` would leave the order to a feature.
+/// Returns the JSON text about the blocks. It has digits and plain words alone, so nothing is escaped.
+/// It is written by hand because the order in a map of `serde_json` depends on a feature.
 fn contents(blocks: &[SavedBlock], slots: u32) -> String {
     let mark = |m: &Mark| {
         let Task { id, generation } = m.task;
@@ -304,7 +305,9 @@ fn contents(blocks: &[SavedBlock], slots: u32) -> String {
         )
     };
     let block = |b: &SavedBlock| {
-        let marks: Vec<String> = b.marks.iter().map(mark).collect();
+        let marks = b.marks.iter();
+        let marks = marks.filter(|_| !planted!(MarksNotSaved));
+        let marks: Vec<String> = marks.map(mark).collect();
         format!(
             r#"{{"variable":{},"index":{},"version":{},"marks":[{}]}}"#,
             b.id.variable,
@@ -351,7 +354,7 @@ impl HeaderText {
         self.offset = end;
     }
 
-    /// Its length and the header, filled up so that the data is aligned.
+    /// Returns the header after its length, padded so that the data is aligned.
     fn finish(mut self) -> Vec<u8> {
         self.text.push('}');
         let length = self.text.len().next_multiple_of(LENGTH);
@@ -362,7 +365,7 @@ impl HeaderText {
     }
 }
 
-/// A JSON string.
+/// Quotes a text as a JSON string.
 fn quoted(text: &str) -> serde_json::Value {
     text.into()
 }

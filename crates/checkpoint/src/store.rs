@@ -1,4 +1,4 @@
-//! Where checkpoints lie: write, list, read, prune.
+//! The store of checkpoints: writes, finds and reads them.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -21,45 +21,45 @@ pub use tidy::Listed;
 
 const MANIFEST: &str = "manifest.json";
 const FOLDER: &str = "checkpoint-";
-/// Files larger than this are sent in parts of this size: no request takes too long.
+/// Larger files are uploaded in parts of this size, so that no request takes too long.
 const REQUEST: usize = 16 << 20;
 
-/// Name of a checkpoint's folder.
+/// Returns the name of a checkpoint's folder.
 pub fn folder_name(number: u64) -> String {
     format!("{FOLDER}{number:012}")
 }
 
-/// The checkpoint that a folder of this name has.
+/// Returns the number of the checkpoint in a folder of this name.
 pub(crate) fn number_of(folder: &str) -> Option<u64> {
     let number = folder.strip_prefix(FOLDER)?.parse().ok()?;
     (folder_name(number) == folder).then_some(number)
 }
 
-/// A place where checkpoints lie.
+/// A location that holds checkpoints.
 #[derive(Clone)]
 pub struct Store {
     objects: Arc<dyn ObjectStore>,
-    /// Where in the objects.
+    /// The path of the location within the objects.
     root: Path,
-    /// The same, if it is a folder.
+    /// The path of the location in the file system, if it is a folder.
     folder: Option<PathBuf>,
     location: String,
     secrets: Arc<Secrets>,
-    /// Whose parts are written.
+    /// The id of the run that writes through this store.
     run: String,
-    /// Whether hashing and file work may go to the runtime's blocking threads.
+    /// True if hashing and file access run on the runtime's blocking threads.
     threads: bool,
 }
 
 impl fmt::Debug for Store {
-    /// The objects are left out: theirs has keys in it.
+    /// Leaves out the objects, whose own `Debug` shows keys.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Store").field(&self.location).finish()
     }
 }
 
 impl Store {
-    /// Over any objects, named `location` in messages. Uses no threads.
+    /// A store over any objects, named `location` in messages. Uses no threads.
     pub fn over(objects: Arc<dyn ObjectStore>, location: &str) -> Self {
         Self {
             objects,
@@ -72,7 +72,7 @@ impl Store {
         }
     }
 
-    /// A folder that is there.
+    /// A store in an existing folder.
     pub(crate) fn in_folder(
         objects: Arc<dyn ObjectStore>,
         folder: PathBuf,
@@ -85,7 +85,7 @@ impl Store {
         }
     }
 
-    /// A bucket's objects below `root`.
+    /// A store over a bucket's objects below `root`.
     pub(crate) fn in_bucket(
         objects: Arc<dyn ObjectStore>,
         root: Path,
@@ -100,12 +100,12 @@ impl Store {
         }
     }
 
-    /// Where it is: an absolute path, or an URL. Has no credentials in it.
+    /// Returns the location, an absolute path or a URL without credentials.
     pub fn location(&self) -> &str {
         &self.location
     }
 
-    /// Where one checkpoint is: fit for [`load`](crate::load).
+    /// Returns the location of one checkpoint, which [`load`](crate::load) accepts.
     pub fn checkpoint_location(&self, number: u64) -> String {
         self.place(&folder_name(number))
     }
@@ -120,12 +120,12 @@ impl Store {
         }
     }
 
-    /// The run that writes here, as [`of_run`](Self::of_run) was told.
+    /// Returns the id that [`of_run`](Self::of_run) was given.
     pub fn run(&self) -> &str {
         &self.run
     }
 
-    /// A part of the store, below one of its folders.
+    /// Returns the store below one of this store's folders.
     pub(crate) fn below(&self, name: &str) -> Self {
         Self {
             root: self.root.clone().join(name),
@@ -135,7 +135,7 @@ impl Store {
         }
     }
 
-    /// Names of the folders in it.
+    /// Returns the names of the folders in the store.
     pub(crate) async fn folders(&self) -> Result<Vec<String>, CheckpointError> {
         let root = (!self.root.as_ref().is_empty()).then_some(&self.root);
         let found = self.objects.list_with_delimiter(root).await;
@@ -144,8 +144,8 @@ impl Store {
         Ok(names.map(str::to_owned).collect())
     }
 
-    /// Writes a file of a checkpoint that has no manifest yet. It appears whole or not at all; a file
-    /// of that name is replaced. Once this returns, it survives a crash.
+    /// Writes a file of a checkpoint that has no manifest yet. The file appears whole or not at all, and
+    /// replaces an existing one of that name. Once this returns, it survives a crash.
     ///
     /// # Errors
     /// If the store cannot be written to, or the name leads elsewhere.
@@ -164,8 +164,8 @@ impl Store {
         self.write(&folder_name(checkpoint), name, content).await
     }
 
-    /// Writes a manifest, by which its checkpoint becomes complete, reads it back, and returns it with
-    /// its checksum. All its files must have been written. A manifest that is there is never replaced.
+    /// Writes a manifest, which completes its checkpoint, reads it back, and returns it with its
+    /// checksum. All its files must have been written. Never replaces an existing manifest.
     ///
     /// # Errors
     /// If the store cannot be written to; [`CheckpointError::Damaged`] if the checkpoint would not be
@@ -177,7 +177,7 @@ impl Store {
         let place = self.place(&format!("{folder}/{MANIFEST}"));
         let expected = Manifest::read(&bytes, &place)?;
         match self.create(&folder, MANIFEST, bytes.clone()).await {
-            // A request that was sent again may have met its own first try.
+            // A retried request may have found the file that its own first attempt created.
             Ok(()) | Err(CheckpointError::Exists(_)) => {}
             Err(error) => return Err(error),
         }
@@ -188,7 +188,7 @@ impl Store {
         }
     }
 
-    /// A checkpoint's manifest.
+    /// Reads a checkpoint's manifest.
     ///
     /// # Errors
     /// [`CheckpointError::NotFound`] if there is none; [`CheckpointError::Damaged`] or
@@ -208,17 +208,17 @@ impl Store {
         }
     }
 
-    /// The newest checkpoint that has a good manifest and files of the right sizes. Damaged ones are
-    /// passed over, with a warning.
+    /// Finds the newest checkpoint that has a good manifest and files of the right sizes. Skips damaged
+    /// ones with a warning.
     ///
     /// # Errors
-    /// If the store cannot be read, or the newest is of a newer format: to go on from an older one
-    /// would lose what a newer program has trained.
+    /// If the store cannot be read, or if the newest is of a newer format: an older one would lose the
+    /// training of the newer program.
     pub async fn newest(&self) -> Result<Option<Manifest>, CheckpointError> {
         self.newest_of(|_| true, |_| true).await
     }
 
-    /// The newest good checkpoint below a number: see [`newest`](Self::newest).
+    /// Finds the newest good checkpoint below a number, as [`newest`](Self::newest) does.
     ///
     /// # Errors
     /// As [`newest`](Self::newest).
@@ -226,7 +226,7 @@ impl Store {
         self.before_of(number, |_| true).await
     }
 
-    /// The newest good checkpoint below a number, of those that are `wanted`.
+    /// Finds the newest good checkpoint below a number that is `wanted`.
     ///
     /// # Errors
     /// As [`newest`](Self::newest).
@@ -261,14 +261,14 @@ impl Store {
         Ok(None)
     }
 
-    /// A checkpoint's manifest, if all its files are there in their sizes.
+    /// Reads a checkpoint's manifest and checks that all its files exist with the right sizes.
     async fn whole(&self, number: u64) -> Result<Manifest, CheckpointError> {
         let manifest = self.manifest(number).await?;
         self.check_present(&manifest).await?;
         Ok(manifest)
     }
 
-    /// Whether a checkpoint's files are there and have the right sizes; reads none of them.
+    /// Checks that a checkpoint's files exist and have the right sizes, without reading them.
     ///
     /// # Errors
     /// [`CheckpointError::Damaged`], or if the store cannot be read.
@@ -292,7 +292,8 @@ impl Store {
         Ok(())
     }
 
-    /// The blocks of a checkpoint's file: complete, unaltered, those that the manifest names.
+    /// Reads a checkpoint's file and checks that it is unaltered and has the blocks that the manifest
+    /// names.
     ///
     /// # Errors
     /// [`CheckpointError::Damaged`], or if the store cannot be read.
@@ -330,11 +331,11 @@ impl Store {
         Ok(())
     }
 
-    /// To an error about a checkpoint's content, adds which one before it may serve instead.
+    /// Adds an older checkpoint that may serve instead to an error about a checkpoint's content.
     pub async fn advise(&self, number: u64, error: CheckpointError) -> CheckpointError {
         match error {
             CheckpointError::Damaged { file, reason, .. } => {
-                // Without an answer the damage is still what has to be told.
+                // If none can be found, the damage is reported all the same.
                 let instead = self.before(number).await.ok().flatten();
                 CheckpointError::Damaged {
                     file,
@@ -346,7 +347,7 @@ impl Store {
         }
     }
 
-    /// Names and sizes of the files in a checkpoint's folder.
+    /// Returns the names and sizes of the files in a checkpoint's folder.
     async fn files(&self, number: u64) -> Result<Vec<(String, u64)>, CheckpointError> {
         let name = folder_name(number);
         let found = self
@@ -360,7 +361,7 @@ impl Store {
         Ok(found.objects.iter().filter_map(file).collect())
     }
 
-    /// Writes a file, in place of one that is there.
+    /// Writes a file. Replaces an existing one.
     pub(crate) async fn write(
         &self,
         folder: &str,
@@ -370,7 +371,7 @@ impl Store {
         self.write_as(folder, name, content, Mode::Replace).await
     }
 
-    /// Writes a file that must not be there: of two writers at most one succeeds.
+    /// Creates a file that must not exist. Of two writers at most one succeeds.
     async fn create(
         &self,
         folder: &str,
@@ -420,7 +421,7 @@ impl Store {
         while !content.is_empty() {
             let part = content.split_to(content.len().min(REQUEST));
             if let Err(error) = upload.put_part(PutPayload::from(part)).await {
-                // What was sent would be paid for; it cannot be seen in any case.
+                // An upload that is not aborted stays in the bucket, invisible and paid for.
                 let _ = upload.abort().await;
                 return Err(error);
             }
@@ -445,7 +446,7 @@ impl Store {
             .fold(self.root.clone(), |path, part| path.join(part))
     }
 
-    /// How a file or folder in it is called in messages.
+    /// Returns the name of a file or folder in the store for messages.
     fn place(&self, name: &str) -> String {
         let location = self.location.trim_end_matches('/');
         format!("{location}/{}", name.trim_start_matches('/'))
@@ -455,7 +456,7 @@ impl Store {
         self.place(&format!("{}/{name}", folder_name(number)))
     }
 
-    /// Does work that would hold up other tasks.
+    /// Runs work that would block other tasks.
     async fn work<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> Result<T, CheckpointError> + Send + 'static,

@@ -1,4 +1,4 @@
-//! One suite over all kinds of stores, and what its tests and others train with.
+//! One suite over all kinds of stores, and the checkpoints that it and other tests use.
 
 mod corpus;
 mod locations;
@@ -48,7 +48,7 @@ pub(crate) fn block(variable: u32, index: u32, elements: u64, slots: u32, seed: 
     }
 }
 
-/// The blocks of a small model: of each file those that are in it.
+/// The blocks of a small model, file by file.
 pub(crate) fn files(slots: u32, seed: u64) -> Vec<(&'static str, Vec<SavedBlock>)> {
     let block = |variable, index, elements| block(variable, index, elements, slots, seed);
     vec![
@@ -96,7 +96,7 @@ pub(crate) fn manifest(number: u64, slots: u32, seed: u64) -> Manifest {
                 FileEntry::of(name, &encode(&blocks, slots), ids)
             })
             .collect(),
-        // Not every reader of numbers gives this one back.
+        // Some JSON parsers do not return exactly this number.
         progress: serde_json::json!({"data_epoch": 2, "loss": 0.10000000000000002}),
         checksum: String::new(),
     }

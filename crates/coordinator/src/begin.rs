@@ -1,9 +1,10 @@
-//! How a coordinator comes to its job: a fresh one, one that begins with a checkpoint, or the one that
-//! an earlier process in the run directory was at.
+//! The beginning of a coordinator: with a fresh job, with a checkpoint, or with the state that an earlier
+//! process has left in the run directory.
 
 use std::path::Path;
 
-use checkpoint::{Claim, DEAD_AFTER, Store};
+use checkpoint::{CheckpointError, Claim, DEAD_AFTER, Manifest, Store};
+use shared_proto::ids::RunId;
 use shared_proto::job::{Job, Mode, run_dir};
 use shared_proto::receipt::ReceiptKey;
 
@@ -12,39 +13,81 @@ use crate::keeper::progress;
 use crate::run::CoordinatorError;
 use crate::state::State;
 
-/// What a coordinator does with the store of checkpoints.
+/// The store of checkpoints, and the coordinator's part in it.
 pub(crate) struct Keeping {
     pub(crate) store: Store,
-    /// How many are kept.
+    /// The number of checkpoints to keep.
     pub(crate) keep: usize,
-    /// By which the run owns the store; without a number while it is still to be made.
+    /// The run's claim to the store. Its number is 0 until it is made.
     pub(crate) claim: Claim,
 }
 
-/// A job that is begun, or gone on with.
+/// A job that was begun or resumed.
 pub(crate) struct Begun {
     pub(crate) cluster: Cluster,
     pub(crate) keeping: Option<Keeping>,
-    /// An earlier process was at it.
+    /// True if an earlier process has worked on it.
     pub(crate) again: bool,
 }
 
-/// How the operator wants a coordinator to begin.
-#[derive(Clone, Debug, Default)]
+/// The operator's options for the beginning.
+#[derive(Debug)]
 pub(crate) struct Wish<'a> {
-    /// The checkpoint to begin with, where the run directory has no run yet.
-    pub(crate) restore: Option<&'a str>,
-    /// Go on with a job that has failed.
+    /// The store of checkpoints; none if the job writes none.
+    pub(crate) checkpoints: Option<Store>,
+    /// The checkpoint to begin with, if the run directory has no run yet.
+    pub(crate) restore: Option<Restore<'a>>,
+    /// True to resume a job that has failed.
     pub(crate) take_up: bool,
-    /// Where this coordinator is, for people.
+    /// The id of the run, if the run directory has none yet.
+    pub(crate) run: String,
+    /// The host and address of this coordinator. Only shown.
     pub(crate) here: String,
 }
 
-/// Begins a job, or goes on with the one that is kept in `state`.
+/// A checkpoint to begin with.
+#[derive(Debug)]
+pub(crate) enum Restore<'a> {
+    /// The one in a run directory or a checkpoint's folder, or at the URL of either.
+    At(&'a str),
+    /// The newest one in a store.
+    NewestOf(Store),
+}
+
+impl Restore<'_> {
+    async fn load(self) -> Result<(Store, Manifest), CheckpointError> {
+        match self {
+            Self::At(location) => checkpoint::load(location).await,
+            Self::NewestOf(store) => match store.newest().await? {
+                Some(manifest) => Ok((store, manifest)),
+                None => {
+                    let location = store.location();
+                    let reason = format!("{location} has no checkpoint that is whole");
+                    Err(CheckpointError::NotFound(reason))
+                }
+            },
+        }
+    }
+}
+
+/// Opens the store of a job's checkpoints, if the job writes any.
 ///
 /// # Errors
-/// If the run directory is another run's, another run is at work where the checkpoints are to lie, or
-/// checkpoints cannot be read or written.
+/// If the location cannot be used.
+pub(crate) fn open_store(job: &Job, dir: &Path) -> Result<Option<Store>, CheckpointError> {
+    if !job.checkpoint.enabled {
+        return Ok(None);
+    }
+    let beside = || dir.join(run_dir::CHECKPOINTS).display().to_string();
+    let location = job.checkpoint.location.clone().unwrap_or_else(beside);
+    Store::open(&location).map(Some)
+}
+
+/// Begins a job, or resumes the one in `state`.
+///
+/// # Errors
+/// If the run directory belongs to another run, if another run owns the location of the checkpoints, or
+/// if checkpoints cannot be read or written.
 pub(crate) async fn begin(
     job: Job,
     dir: &Path,
@@ -58,13 +101,14 @@ pub(crate) async fn begin(
     let saved = state.read().map_err(unreadable)?;
     let again = saved.is_some();
     let known = saved.as_ref().and_then(Saved::run);
-    let run = known.unwrap_or_else(|| format!("{:016x}", rand::random::<u64>()));
-    let mut keeping = match job.checkpoint.enabled {
-        false => None,
-        true => Some(open(&job, dir, &run, wish.here)?),
-    };
+    let run = known.unwrap_or(wish.run);
+    let mut keeping = wish.checkpoints.map(|store| Keeping {
+        store: store.of_run(&run),
+        keep: job.checkpoint.keep as usize,
+        claim: claim(&job, &run, wish.here),
+    });
     let mut cluster = match saved {
-        // All is known, so the store need not answer now.
+        // The state has everything, so the store need not answer now.
         Some(saved) => {
             let cluster = go_on(job, dir, saved)?;
             match &keeping {
@@ -77,8 +121,9 @@ pub(crate) async fn begin(
             cluster.with_receipt_key(ReceiptKey(rand::random()))
         }
     };
+    cluster = cluster.with_run(RunId::of(&run));
     tracing::info!(run, "this run's id");
-    // Before anybody can hear of this coordinator: where it starts again it goes on with this.
+    // Persisted before the coordinator is reachable, so that a restart resumes from here.
     let now = tokio::time::Instant::now().into_std();
     if wish.take_up || cluster.failed_without_workers() {
         cluster.take_up_failed(now);
@@ -102,18 +147,8 @@ impl Keeping {
     }
 }
 
-fn open(job: &Job, dir: &Path, run: &str, here: String) -> Result<Keeping, CoordinatorError> {
-    let beside = || dir.join(run_dir::CHECKPOINTS).display().to_string();
-    let location = job.checkpoint.location.clone().unwrap_or_else(beside);
-    Ok(Keeping {
-        store: Store::open(&location)?.of_run(run),
-        keep: job.checkpoint.keep as usize,
-        claim: claim(job, run, here),
-    })
-}
-
-/// A claim that has no number yet.
-pub(crate) fn claim(job: &Job, run: &str, here: String) -> Claim {
+/// Returns a claim that has no number yet.
+fn claim(job: &Job, run: &str, here: String) -> Claim {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     Claim {
         term: 0,
@@ -125,18 +160,18 @@ pub(crate) fn claim(job: &Job, run: &str, here: String) -> Claim {
     }
 }
 
-/// A run of its own, which owns its store of checkpoints from now on.
+/// Begins a new run, which owns its store of checkpoints from now on.
 async fn start(
     job: Job,
     dir: &Path,
     keeping: Option<&mut Keeping>,
-    restore: Option<&str>,
+    restore: Option<Restore<'_>>,
 ) -> Result<Cluster, CoordinatorError> {
     let Some(keeping) = keeping else {
         return start_cluster(job, dir, None, restore).await;
     };
     let store = keeping.store.clone();
-    // First of all: nothing is to be changed, or read, where another run is at work.
+    // Comes first: where another run is at work, nothing may be read or changed.
     let before = store.watch_owner(&keeping.claim.run, DEAD_AFTER).await?;
     let cluster = start_cluster(job, dir, Some(&store), restore).await?;
     keeping.claim = store.claim(keeping.claim.clone(), before.as_ref()).await?;
@@ -150,7 +185,7 @@ fn go_on(job: Job, dir: &Path, saved: Saved) -> Result<Cluster, CoordinatorError
         dir: dir.to_owned(),
         what,
     };
-    // As it reads, not as text: a newer release may write settings that this one did not have.
+    // Compares the parsed jobs, because another release may write other settings into the text.
     if Job::from_toml(&saved.job_toml).ok().as_ref() != Some(&job) {
         return Err(other(
             "is that of a job with other settings; give another --run-dir, or the settings that it has in its job.toml".to_owned(),
@@ -164,9 +199,9 @@ async fn start_cluster(
     job: Job,
     dir: &Path,
     ours: Option<&Store>,
-    restore: Option<&str>,
+    restore: Option<Restore<'_>>,
 ) -> Result<Cluster, CoordinatorError> {
-    let Some(location) = restore else {
+    let Some(restore) = restore else {
         if let Some(ours) = ours
             && ours.list().await?.iter().any(|listed| listed.complete)
         {
@@ -180,7 +215,7 @@ async fn start_cluster(
         }
         return Ok(Cluster::new(job));
     };
-    let (store, manifest) = checkpoint::load(location).await?;
+    let (store, manifest) = restore.load().await?;
     let refused = |what: String| CoordinatorError::Restore {
         location: store.checkpoint_location(manifest.number),
         what,
@@ -194,7 +229,7 @@ async fn start_cluster(
         return Err(store.advise(manifest.number, error).await.into());
     }
     tracing::info!(
-        location,
+        location = store.location(),
         number = manifest.number,
         steps = manifest.steps,
         "beginning with a checkpoint"
@@ -204,7 +239,7 @@ async fn start_cluster(
     Ok(cluster)
 }
 
-/// What differs between the job and the one that a checkpoint was written by, where it must not.
+/// Returns the first setting that must agree between the job and a checkpoint's job but does not.
 fn difference(ours: &Job, theirs: &Job) -> Option<String> {
     let sync = |job: &Job| job.strategy.mode == Mode::Sync;
     let fields = [

@@ -1,4 +1,4 @@
-//! Whose connections are members': those by which a call has succeeded that only members make.
+//! Marks a connection as a member's once a call has succeeded on it that only members make.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -13,10 +13,10 @@ use tonic::server::NamedService;
 use tonic::{Code, Status};
 use tower::Service;
 
-/// Calls that anybody may make: whoever makes no other is no member.
-const OPEN: [&str; 3] = ["GetStatus", "GetClusterSpec", "GetJob"];
+/// Calls that anybody may make. They do not make a connection a member's.
+const OPEN: [&str; 4] = ["GetStatus", "GetClusterSpec", "GetJob", "GetShardMap"];
 
-/// A service that tells its connections apart.
+/// A service that distinguishes the connections of members from others.
 #[derive(Clone)]
 pub(crate) struct Counted<S>(pub(crate) S);
 
@@ -43,6 +43,11 @@ where
         let caller = Caller::of(request.extensions()).cloned();
         let method = request.uri().path().rsplit('/').next().unwrap_or_default();
         let of_members = !OPEN.contains(&method);
+        // A call that was carried out is not to be answered with a refusal.
+        let full = of_members && caller.as_ref().is_some_and(|caller| !caller.has_room());
+        if full {
+            return Box::pin(async { Ok(crowded().into_http()) });
+        }
         let answer = self.0.call(request);
         Box::pin(async move {
             let response = answer.await?.map(Body::new);

@@ -1,5 +1,6 @@
-//! A coordinator without a process, files or threads of its own: for simulations.
+//! A coordinator without a process, files or threads of its own, for simulations.
 
+use std::path::Path;
 use std::sync::Arc;
 
 use checkpoint::Store;
@@ -15,11 +16,10 @@ use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::server::Connected;
 
-use crate::begin::claim;
-use crate::cluster::{Cluster, Place};
+use crate::begin::{Keeping, Restore, Wish, begin};
 use crate::keeper::{keep_claim, run_errands};
 use crate::record::Summary;
-use crate::run::{CoordinatorError, tick, until, until_ended};
+use crate::run::{CoordinatorError, FAREWELL, release, tick, until, until_ended};
 use crate::service::Service;
 use crate::shared::Shared;
 use crate::state::State;
@@ -27,43 +27,27 @@ use crate::state::State;
 /// Records that may wait to be taken.
 const RECORDS: usize = 1024;
 
-/// What is wrong with a coordinator on purpose, to see whether a test finds it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
-    /// Its leases never end.
-    EndlessLeases,
-    /// The min clock is that of the fastest worker.
-    FastestMinClock,
-    /// What workers report lost is not counted.
-    SilentLosses,
-    /// What workers lack that have died is not derived.
-    ForgottenLives,
-    /// A shard that goes back while the last checkpoint is written leaves the model as it is.
-    StaleModel,
-    /// What a dead worker has not done is not given to others.
-    LostData,
-    /// Generations do not grow when a process registers again.
-    OneGeneration,
-}
-
-/// A job, and what outlives its coordinators.
+/// A job, and the storage that outlives its coordinators.
 pub struct Embedded<B> {
     /// The job.
     pub job: Job,
-    /// Where the state is kept.
+    /// The storage of the state.
     pub storage: B,
-    /// Where checkpoints lie.
+    /// The store of checkpoints.
     pub checkpoints: Store,
-    /// Something wrong on purpose, to see whether a test finds it.
-    pub fault: Option<Fault>,
+    /// True to begin with the newest checkpoint, if `storage` has no run yet.
+    pub restore: bool,
+    /// The id of the run, if `storage` has none yet.
+    pub run: String,
 }
 
 impl<B: StorageBackend> Embedded<B> {
-    /// Coordinates the job to its end, and hands each record of it to `tell`, as a line of
-    /// `metrics.jsonl` would have it.
+    /// Coordinates the job to its end, and passes each record to `tell` as in a line of `metrics.jsonl`. Only
+    /// these and the answers to calls are tasks of their own.
     ///
     /// # Errors
-    /// If the state cannot be read.
+    /// If the state cannot be read or written, another run owns the store of checkpoints, or there is
+    /// nothing in it to begin with.
     pub async fn coordinate<S>(
         self,
         incoming: impl Stream<Item = std::io::Result<S>> + Send + 'static,
@@ -72,33 +56,22 @@ impl<B: StorageBackend> Embedded<B> {
     where
         S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
     {
-        let unreadable = |error| CoordinatorError::State {
-            path: "(in memory)".into(),
+        let place = Path::new("(in memory)");
+        let state = State::over(self.storage).map_err(|error| CoordinatorError::State {
+            path: place.to_owned(),
             error,
+        })?;
+        let store = self.checkpoints;
+        let wish = Wish {
+            checkpoints: Some(store.clone()),
+            restore: self.restore.then(|| Restore::NewestOf(store)),
+            take_up: false,
+            run: self.run,
+            here: "(simulated)".to_owned(),
         };
-        let state = State::over(self.storage).map_err(unreadable)?;
-        let mut cluster = match state.read().map_err(unreadable)? {
-            Some(saved) => {
-                let now = tokio::time::Instant::now().into_std();
-                Cluster::resume(self.job.clone(), saved, now)
-            }
-            None => Cluster::new(self.job.clone()),
-        };
-        let run = format!("{:016x}", self.job.seed);
-        let store = self.checkpoints.of_run(&run);
-        let listed = store.list().await?;
-        let place = Place {
-            location: store.location().to_owned(),
-            probe: run.clone(),
-        };
-        let before = store.owner().await?;
-        let claim = claim(&self.job, &run, "(simulated)".to_owned());
-        let claim = store.claim(claim, before.as_ref()).await?;
-        let next = listed.last().map_or(0, |last| last.number + 1);
-        cluster = cluster.with_checkpoints(place, next);
-        if let Some(fault) = self.fault {
-            cluster = cluster.with_fault(fault);
-        }
+        let begun = begin(self.job, place, &state, wish).await?;
+        let cluster = begun.cluster;
+        let had_ended = cluster.ended();
         let (records, mut queue) = mpsc::channel(RECORDS);
         let shared = Shared::new(cluster, records, state, Offload::Inline);
         let stop = CancellationToken::new();
@@ -106,27 +79,56 @@ impl<B: StorageBackend> Embedded<B> {
         let service = Service::new(Arc::clone(&shared), stop.clone());
         let server = transport::server()
             .add_service(CoordinatorServer::new(service))
-            .serve_with_incoming_shutdown(incoming, stop.clone().cancelled_owned());
-        tokio::spawn(server);
-        let keep = self.job.checkpoint.keep as usize;
-        let errands = run_errands(Arc::clone(&shared), store.clone(), keep);
-        tokio::spawn(stop.clone().run_until_cancelled_owned(errands));
-        let held = Arc::new(parking_lot::Mutex::new(claim));
-        let claims = keep_claim(Arc::clone(&shared), store, held);
-        tokio::spawn(stop.clone().run_until_cancelled_owned(claims));
-        tokio::spawn(
-            stop.clone()
-                .run_until_cancelled_owned(tick(Arc::clone(&shared))),
-        );
+            .serve_with_incoming_shutdown(incoming, stop.cancelled_owned());
+        let keeping = begun.keeping.map(|Keeping { store, keep, claim }| {
+            let claim = Arc::new(parking_lot::Mutex::new(claim));
+            (store, keep, claim)
+        });
+        let checkpoints = async {
+            if let Some((store, keep, claim)) = &keeping {
+                let errands = run_errands(Arc::clone(&shared), store.clone(), *keep);
+                let claims = keep_claim(
+                    Arc::clone(&shared),
+                    store.clone(),
+                    Arc::clone(claim),
+                    CancellationToken::new(),
+                );
+                let claims = async {
+                    if !had_ended {
+                        claims.await;
+                    }
+                };
+                tokio::join!(errands, claims);
+            }
+        };
+        // Persisted records are passed on, however the coordinator ends.
         tokio::spawn(async move {
             while let Some(record) = queue.recv().await {
                 tell(serde_json::to_value(record).unwrap_or_default());
             }
         });
-        until_ended(&shared).await;
-        let summary = shared.look(|cluster, now| cluster.summary(now));
-        let all_left = until(&shared, |cluster| !cluster.anyone_there());
-        let _ = tokio::time::timeout(crate::run::FAREWELL, all_left).await;
+        let ended = async {
+            tokio::select! {
+                biased;
+                () = until_ended(&shared) => {}
+                () = shared.broken() => return Err(CoordinatorError::StateLost),
+            }
+            let summary = shared.look(|cluster, now| cluster.summary(now));
+            let all_left = until(&shared, |cluster| !cluster.anyone_there());
+            let _ = tokio::time::timeout(FAREWELL, all_left).await;
+            Ok(summary)
+        };
+        let summary = tokio::select! {
+            biased;
+            ended = ended => ended?,
+            _ = async { tokio::join!(server, checkpoints, tick(Arc::clone(&shared))) } => {
+                return Err(CoordinatorError::StateLost);
+            }
+        };
+        if let Some((store, _, claim)) = keeping.filter(|_| !had_ended) {
+            let claim = claim.lock().clone();
+            release(&store, &claim).await;
+        }
         Ok(summary)
     }
 }

@@ -1,4 +1,4 @@
-//! What Prometheus is shown of a cluster.
+//! The metrics of a cluster for Prometheus.
 
 use std::time::Instant;
 
@@ -15,13 +15,12 @@ const PHASES: [(JobPhase, &str); 4] = [
     (JobPhase::Failed, "failed"),
 ];
 
-/// Handles, built once.
+/// Handles of the metrics, built once.
 pub(crate) struct Gauges {
     live: [(Role, Gauge); 2],
     phases: [(JobPhase, Gauge); 4],
     lost_servers: Counter,
     lost_workers: Counter,
-    recoveries: Counter,
     failed_checkpoints: Counter,
     unable: Gauge,
     starts: Gauge,
@@ -31,6 +30,7 @@ pub(crate) struct Gauges {
     store_full: Gauge,
     steps: Gauge,
     samples: Gauge,
+    total_samples: Gauge,
     view: Gauge,
     min_clock: Gauge,
 }
@@ -49,7 +49,6 @@ impl Gauges {
             }),
             lost_servers: lost(Role::Ps),
             lost_workers: lost(Role::Worker),
-            recoveries: counter!("flambeau_coordinator_recoveries_total"),
             failed_checkpoints: counter!("flambeau_coordinator_failed_checkpoints_total"),
             unable: gauge!("flambeau_coordinator_workers_unable"),
             starts: gauge!("flambeau_coordinator_starts"),
@@ -59,6 +58,7 @@ impl Gauges {
             store_full: gauge!("flambeau_coordinator_checkpoint_store_full"),
             steps: gauge!("flambeau_coordinator_steps"),
             samples: gauge!("flambeau_coordinator_samples"),
+            total_samples: gauge!("flambeau_coordinator_total_samples"),
             view: gauge!("flambeau_coordinator_view"),
             min_clock: gauge!("flambeau_coordinator_min_clock_steps"),
         }
@@ -75,8 +75,11 @@ impl Gauges {
         let mishaps = cluster.mishaps();
         self.lost_servers.absolute(mishaps.lost_servers);
         self.lost_workers.absolute(mishaps.lost_workers);
-        self.recoveries.absolute(mishaps.recoveries);
         self.failed_checkpoints.absolute(mishaps.failed_checkpoints);
+        for (server, times) in cluster.recoveries() {
+            counter!("flambeau_coordinator_recoveries_total", "server" => server.to_string())
+                .absolute(times);
+        }
         self.unable.set(cluster.workers_unable(now) as f64);
         for (failure, times) in cluster.worker_failures() {
             counter!("flambeau_coordinator_worker_failures_total", "failure" => failure.clone())
@@ -96,6 +99,7 @@ impl Gauges {
         let (steps, samples) = cluster.done();
         self.steps.set(steps as f64);
         self.samples.set(samples as f64);
+        self.total_samples.set(cluster.total_samples() as f64);
         self.view.set(view.number.0 as f64);
         self.min_clock.set(view.min_clock.0 as f64);
         for (task, lead) in cluster.leads() {

@@ -1,4 +1,4 @@
-//! Does what the cluster wants of the store of checkpoints, and keeps the run its owner.
+//! Carries out the cluster's errands in the store of checkpoints, and keeps up the run's claim to it.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -7,11 +7,12 @@ use checkpoint::{BEAT, CheckpointError, Claim, Manifest, Store};
 
 use crate::cluster::{Errand, Failure, Kept, Progress, Sweep};
 use crate::shared::Shared;
+use tokio_util::sync::CancellationToken;
 
-/// How long to wait before a store that did not answer is asked again.
+/// The pause before a store that did not answer is asked again.
 const TRY_AGAIN: Duration = Duration::from_secs(1);
 
-/// Runs errands until it is dropped.
+/// Runs errands until the future is dropped.
 pub(crate) async fn run_errands(shared: Arc<Shared>, store: Store, keep: usize) {
     loop {
         match shared.take_errand() {
@@ -30,18 +31,20 @@ pub(crate) async fn run_errands(shared: Arc<Shared>, store: Store, keep: usize) 
     }
 }
 
-/// Shows others that this run lives, and finds out where another has taken its place. Claims the place
-/// first, if an earlier coordinator of the run has done so or the claim was deleted. Returns when it has
-/// lost it.
+/// Raises the counter of the run's claim, and checks whether another run has superseded it. Makes a new claim
+/// if this process has none yet or the claim's file was deleted. Returns when the claim is lost, or between two
+/// writes after `stop`: a write that is dropped goes on, and may undo what the caller does next.
 pub(crate) async fn keep_claim(
     shared: Arc<Shared>,
     store: Store,
     held: Arc<parking_lot::Mutex<Claim>>,
+    stop: CancellationToken,
 ) {
     let mut warned = false;
     let mut beats = 1;
     loop {
         beats += 1;
+        let mut pause = BEAT;
         let claim = held.lock().clone();
         match renew(&store, &claim, beats).await {
             Ok(Renewed::Still) => warned = false,
@@ -56,17 +59,19 @@ pub(crate) async fn keep_claim(
                 if !std::mem::replace(&mut warned, true) {
                     tracing::warn!("cannot show that this run owns its checkpoints: {error}");
                 }
-                tokio::time::sleep(TRY_AGAIN).await;
-                continue;
+                pause = TRY_AGAIN;
             }
         }
-        tokio::time::sleep(BEAT).await;
+        let slept = stop.run_until_cancelled(tokio::time::sleep(pause));
+        if slept.await.is_none() {
+            return;
+        }
     }
 }
 
 enum Renewed {
     Still,
-    /// Under another number.
+    /// The claim was made again, under another number.
     Again(Claim),
     Lost(Claim),
 }
@@ -78,7 +83,7 @@ async fn renew(store: &Store, claim: &Claim, beat: u64) -> Result<Renewed, Check
             store.beat(claim, beat).await?;
             Ok(Renewed::Still)
         }
-        // An earlier coordinator of this run, which may still be there, is superseded.
+        // Another coordinator process of this run has claimed the store since.
         Some(owner) if owner.run == claim.run && owner.term >= claim.term && claim.term > 0 => {
             Ok(Renewed::Lost(owner))
         }
@@ -90,7 +95,7 @@ async fn renew(store: &Store, claim: &Claim, beat: u64) -> Result<Renewed, Check
             let claimed = store.claim(claim.clone(), before.as_ref()).await;
             match claimed {
                 Ok(claim) => Ok(Renewed::Again(claim)),
-                // The next look tells whose it is.
+                // The next check tells which run has it.
                 Err(CheckpointError::Taken { .. }) => Ok(Renewed::Still),
                 Err(error) => Err(error),
             }
@@ -110,13 +115,13 @@ async fn write(shared: &Arc<Shared>, store: &Store, manifest: Manifest, keep: us
     let counts = shared
         .ask(|cluster, now| cluster.manifest_written(now, number, written))
         .await;
-    // One that was given up meanwhile must not push out those that are gone back to.
+    // A checkpoint that was given up meanwhile must not displace those that the job may go back to.
     if counts && let Err(error) = store.prune(keep).await {
         tracing::warn!("old checkpoints could not be deleted: {error}");
     }
 }
 
-/// What cannot be deleted now is tried again with the next one that fails.
+/// Deletes the files of given-up checkpoints. After an error they are deleted with those of the next one.
 async fn sweep(store: &Store, what: Sweep) {
     match store.sweep(|number| what.is_given_up(number)).await {
         Ok(removed) if removed.is_empty() => {}
@@ -144,7 +149,7 @@ async fn find_before(shared: &Shared, store: &Store, damaged: &Kept) -> Result<K
     }
 }
 
-/// A checkpoint as one to go back to.
+/// Returns a checkpoint as one that the job can go back to.
 pub(crate) fn kept(store: &Store, manifest: &Manifest) -> Result<Kept, String> {
     Ok(Kept {
         location: store.location().to_owned(),
@@ -154,7 +159,7 @@ pub(crate) fn kept(store: &Store, manifest: &Manifest) -> Result<Kept, String> {
     })
 }
 
-/// Where the training stands in a checkpoint.
+/// Reads the progress of the training from a manifest.
 pub(crate) fn progress(manifest: &Manifest) -> Result<Progress, String> {
     serde_json::from_value(manifest.progress.clone()).map_err(|error| {
         format!(
@@ -164,10 +169,10 @@ pub(crate) fn progress(manifest: &Manifest) -> Result<Progress, String> {
     })
 }
 
-/// Whether a job can begin with a checkpoint, as far as its manifest tells.
+/// Checks that a job can begin with a checkpoint, as far as its manifest shows.
 ///
 /// # Errors
-/// Says what in it cannot be read.
+/// Names what cannot be read.
 pub fn can_begin_with(manifest: &Manifest) -> Result<(), String> {
     progress(manifest).map(drop)
 }

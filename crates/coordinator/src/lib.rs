@@ -1,16 +1,16 @@
-//! The coordinator: one address that everybody is given. It alone decides who is live, where blocks
-//! live, who works on which data, which step is committed, and when the job has ended; it says so
-//! in numbered views, which shards follow.
+//! The coordinator, whose address all other processes are given. It alone decides which members are live,
+//! where blocks live, which worker has which data, which step is committed, and when the job has ended. It
+//! publishes these decisions in numbered views, which shards follow.
 //!
 //! - [`run`]: the process
 //! - `service`: the gRPC face; locks the cluster, asks it, publishes what has changed
-//! - `limits`: how long the names in a call may be
-//! - `begin`: a fresh job, one from a checkpoint, or the one that an earlier process was at
-//! - `cluster`: what is decided, without sockets, clocks or threads
+//! - `callers`: the connections of members; `limits`: limits of names in calls
+//! - `begin`: begins with a fresh job, a checkpoint, or the state of an earlier process
+//! - `cluster`: the decisions, without sockets, clocks or threads; `shared`: the cluster under its lock
 //! - [`embedded`]: a coordinator without a process of its own, for simulations
 //! - `placement`: blocks to shards; `splits`: data to workers
-//! - `state`: what a coordinator that starts again needs to know; `keeper`: checkpoints' manifests
-//! - `record`: `metrics.jsonl` and `summary.json` in the run directory
+//! - `state`: the state that outlives a process; `keeper`: manifests, and the claim to the store
+//! - `record`: `metrics.jsonl` and `summary.json` in the run directory; `gauges`: metrics
 
 mod begin;
 mod callers;

@@ -1,15 +1,20 @@
-//! Limits on what a caller may name: the coordinator keeps and shows these strings.
+//! Limits of the names in calls, which the coordinator stores and shows.
 
+use shared_proto::ids::Role;
 use shared_proto::refusal::{Reason, Refusal};
+use shared_proto::transport;
 use shared_proto::wire;
 
-/// The most bytes of an identity or an address.
+/// The most bytes of an identity, an address or the name of a metric.
 const LONGEST_NAME: usize = 256;
+
+/// Bytes of a SHA-256.
+pub(crate) const DIGEST_BYTES: usize = 32;
 
 /// The most means of an evaluation.
 const MOST_METRICS: usize = 256;
 
-/// Refuses names that no process has.
+/// Refuses a registration with names that are too long.
 pub(crate) fn check_lengths(request: &wire::RegisterRequest) -> Result<(), Refusal> {
     for (field, value) in [
         ("identity", &request.identity),
@@ -29,7 +34,27 @@ pub(crate) fn check_lengths(request: &wire::RegisterRequest) -> Result<(), Refus
     Ok(())
 }
 
-/// Refuses an evaluation with more, or longer, names of metrics than a model has.
+/// Refuses addresses that lead nowhere: members are told of them.
+pub(crate) fn check_addresses(role: Role, request: &wire::RegisterRequest) -> Result<(), Refusal> {
+    let needed = role == Role::Ps;
+    for (field, address, needed) in [
+        ("address", &request.address, needed),
+        ("metrics_address", &request.metrics_address, false),
+    ] {
+        let absent = address.is_empty() && !needed;
+        if !absent && !transport::is_address(address) {
+            return Err(Refusal::new(
+                Reason::Malformed,
+                format!(
+                    "Register has {field} {address:?}; expected host:port or unix:PATH, such as ps-0.example:7001"
+                ),
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Refuses an evaluation with too many metrics, or with names that are too long.
 pub(crate) fn check_metrics(report: &wire::EvaluationReport) -> Result<(), Refusal> {
     let too_long = |name: &&String| name.len() > LONGEST_NAME;
     let longest = report.metrics.keys().find(too_long).map(String::len);

@@ -98,6 +98,18 @@ mod tests {
         assert_eq!(block_elements(&large, 2), FULL_BLOCK_ELEMENTS);
     }
 
+    #[test]
+    fn blocks_are_as_large_as_spreading_allows() {
+        let of = |elements: usize, shards| block_elements(&specs(&[elements]), shards);
+        // A full block has 4 KiB less than 1 MiB; one of a small model has 64 KiB.
+        let full = ((1 << 20) - (4 << 10)) / size_of::<f32>();
+        let least = (64 << 10) / size_of::<f32>();
+        assert_eq!((of(100, 1), of(1 << 28, 3)), (full, full));
+        assert_eq!(of(100, 2), least);
+        // Eight blocks for each of two shards.
+        assert_eq!(of(16 * 2 * least, 2), 2 * least);
+    }
+
     proptest! {
         #[test]
         fn every_block_has_a_shard_and_none_is_overloaded(

@@ -1,4 +1,4 @@
-//! The run directory: `metrics.jsonl` while the job goes on, `summary.json` at its end.
+//! The run directory: `metrics.jsonl` while the job runs, `summary.json` at its end.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -10,10 +10,10 @@ use tokio::fs::File;
 use tokio::io::{AsyncWriteExt, BufWriter};
 use tokio::sync::mpsc;
 
-/// Lines that may wait to be written; beyond that, who produces them waits.
+/// The number of lines that may wait to be written. Beyond that, the sender waits.
 const QUEUE: usize = 1024;
 
-/// A line of `metrics.jsonl`. Seconds count from the begin of training.
+/// A line of `metrics.jsonl`. Seconds count from the beginning of training.
 #[derive(Clone, Debug, Serialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub(crate) enum Record {
@@ -31,16 +31,18 @@ pub(crate) enum Record {
     },
     /// A worker cannot work; the job goes on without it.
     CannotWork {
+        #[serde(with = "number")]
         seconds: f64,
         task: String,
         /// `data`, `model`, `device`, `run_directory`, `memory` or `refused`.
         failure: String,
         reason: String,
     },
-    /// A job that had failed goes on.
+    /// A failed job is resumed.
     TakenUp {
+        #[serde(with = "number")]
         seconds: f64,
-        /// Why it had failed.
+        /// Why the job had failed.
         error: String,
     },
     /// A checkpoint is whole.
@@ -57,7 +59,7 @@ pub(crate) enum Record {
         checkpoint: u64,
         #[serde(skip_serializing_if = "Option::is_none")]
         shard: Option<usize>,
-        /// Done from here on.
+        /// Steps done, at which the training continues.
         steps: u64,
     },
     /// A shard has loaded its values: updates beyond these versions, in earlier epochs, are lost.
@@ -78,7 +80,7 @@ pub(crate) enum Record {
         shard: u32,
         /// Pairs of a block and a step.
         updates: u64,
-        /// Not known of a worker that could not report by itself.
+        /// Absent where the worker could not report the loss itself.
         #[serde(skip_serializing_if = "Option::is_none")]
         first_step: Option<u64>,
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -92,7 +94,7 @@ pub(crate) enum Record {
     Steps {
         #[serde(with = "number")]
         seconds: f64,
-        /// Done since the begin.
+        /// Steps done since the beginning.
         steps: u64,
         samples: u64,
         /// Passes over the data, with fraction.
@@ -107,7 +109,7 @@ pub(crate) enum Record {
     Evaluation {
         #[serde(with = "number")]
         seconds: f64,
-        /// From 1.
+        /// The pass over the data, from 1.
         epoch: u32,
         steps: u64,
         samples: u64,
@@ -137,7 +139,7 @@ impl Record {
     }
 }
 
-/// How a job went: `summary.json`.
+/// The summary of a job: `summary.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Summary {
     /// `sync`, `bounded` or `async`.
@@ -154,19 +156,22 @@ pub struct Summary {
     pub steps: u64,
     /// Samples trained on.
     pub samples: u64,
-    /// From the begin of training to the end of the job.
+    /// Seconds from the beginning of training to the end of the job.
     #[serde(with = "number")]
     pub seconds: f64,
-    /// Samples over the time from the begin of training to the last step.
+    /// Samples divided by the seconds from the beginning of training to the last step.
     #[serde(with = "number")]
     pub samples_per_second: f64,
-    /// Of the last evaluation, where the model has an accuracy.
+    /// The accuracy of the last evaluation, if the model has one.
     #[serde(default, with = "number::option")]
     pub test_accuracy: Option<f64>,
-    /// Of the last evaluation.
+    /// The loss of the last evaluation.
     #[serde(default, with = "number::option")]
     pub test_loss: Option<f64>,
-    /// Updates (pairs of a block and a step) that were acknowledged and went with a server.
+    /// SHA-256 of `model.safetensors`, in hexadecimal; empty if the job has ended without it.
+    #[serde(default)]
+    pub model_sha256: String,
+    /// Updates (pairs of a block and a step) that were acknowledged and lost with a server.
     #[serde(default)]
     pub lost_updates: u64,
     /// Steps that were left out because their gradients were NaN or infinite.
@@ -180,7 +185,7 @@ pub struct Summary {
     /// Shares of the workers' time: `share_pull`, `share_compute`, `share_push`, `share_wait`.
     #[serde(flatten, with = "number::map")]
     pub times: BTreeMap<String, f64>,
-    /// It was told to end before its data did.
+    /// True if it was told to end before its data did.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stopped: bool,
     /// Why the last checkpoint could not be written; empty if it was.
@@ -199,7 +204,7 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    /// Makes the run directory, with the job in it. `again`: the run goes on.
+    /// Creates the run directory and writes the job to it. If `again`, the run is resumed, and its metrics are kept.
     pub(crate) async fn open(dir: &Path, job: &Job, again: bool) -> std::io::Result<Self> {
         tokio::fs::create_dir_all(dir).await?;
         tokio::fs::write(dir.join(run_dir::JOB), job.to_toml()).await?;
@@ -230,7 +235,7 @@ impl Recorder {
         tokio::fs::rename(unfinished, self.dir.join(run_dir::SUMMARY)).await
     }
 
-    /// Writes what is left. All other senders must be gone, for the queue ends with the last one.
+    /// Writes the remaining lines. All other senders must be dropped, because the queue ends with the last one.
     pub(crate) async fn close(self) {
         drop(self.lines);
         if self.writer.await.is_err() {
@@ -241,7 +246,7 @@ impl Recorder {
 
 async fn write(file: File, mut queue: mpsc::Receiver<Record>) {
     let mut file = BufWriter::new(file);
-    // Lines that could not be written, where the disk is full: it may have room again later.
+    // The number of lines that could not be written, since the disk is full. It may have room again later.
     let mut lost = 0u64;
     while let Some(record) = queue.recv().await {
         let written = async {

@@ -23,7 +23,7 @@ use tonic::service::interceptor::InterceptedService;
 use tonic::transport::server::Connected;
 use tonic::{Request, Status};
 
-use crate::begin::{Keeping, Wish, begin};
+use crate::begin::{Keeping, Restore, Wish, begin, open_store};
 use crate::callers::Counted;
 use crate::cluster::Cluster;
 use crate::gauges::Gauges;
@@ -35,45 +35,45 @@ use crate::state::{State, StateError};
 
 type BoxFuture = std::pin::Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// How long the servers' last counters are waited for, and then the members' good-byes.
+/// How long the coordinator waits for the servers' last reports, and then for the members to leave.
 pub(crate) const FAREWELL: Duration = Duration::from_secs(5);
 
-/// How long a coordinator stays that is started again after the end of its job.
+/// How long a coordinator stays if it is restarted after the end of its job.
 const AFTERLIFE: Duration = Duration::from_secs(20);
 
 /// How long connections may take to end.
 const DRAIN: Duration = Duration::from_secs(2);
 
-/// Calls of one connection at a time. A member makes a few.
+/// The most concurrent calls of one connection. A member makes a few.
 const MOST_STREAMS: u32 = 64;
 
-/// How long a call may take to begin with its answer: one whose request never comes whole ends then.
+/// How long a call may take until its answer begins. It ends a call whose request never arrives whole.
 const MOST_TIME: Duration = Duration::from_secs(30);
 
-/// How often leases are looked at.
+/// How often leases are checked.
 const TICK: Duration = Duration::from_millis(100);
 
-/// What the coordinator can be told.
+/// The settings of a coordinator.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Settings {
     /// The job file; `flambeau job init` writes one. Default: digits, MLP.
     #[arg(env = "FLAMBEAU_JOB", value_name = "JOB.toml")]
     pub job_file: Option<PathBuf>,
-    /// Listen here; the address that all others are given.
+    /// Listen on this address, which all other processes are given.
     #[arg(long, env = "FLAMBEAU_LISTEN", default_value = "127.0.0.1:7070")]
     pub listen: SocketAddr,
     /// Begin with a checkpoint: a run directory (its newest one), a checkpoint's folder, or the URL of
-    /// either. A coordinator that goes on with a run of its own does so without.
+    /// either. Ignored if the run directory already has a run to resume.
     #[arg(long, env = "FLAMBEAU_RESTORE", value_name = "RUN_DIR|CHECKPOINT|URL")]
     pub restore: Option<String>,
-    /// Go on with the job of the run directory although it has failed: from its newest checkpoint.
-    /// A job that failed because no worker could work is taken up without this.
+    /// Resume a failed job of the run directory from its newest checkpoint. A job that failed because no
+    /// worker could work is resumed without this.
     #[arg(long, env = "FLAMBEAU_TAKE_UP")]
     pub take_up: bool,
-    /// How many may be connected.
+    /// Limits of connections.
     #[command(flatten)]
     pub connections: ConnectionSettings,
-    /// What all processes can be told.
+    /// The settings of all processes.
     #[command(flatten)]
     pub process: ProcessSettings,
     /// Overrides of the job file.
@@ -81,7 +81,7 @@ pub struct Settings {
     pub job: JobFlags,
 }
 
-/// Why the coordinator ended otherwise than well.
+/// Why the coordinator failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CoordinatorError {
@@ -90,21 +90,21 @@ pub enum CoordinatorError {
     JobFile {
         /// Its path.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         error: std::io::Error,
     },
     /// The job makes no sense.
     #[error(transparent)]
     Job(#[from] JobError),
-    /// The address cannot be had.
+    /// The address cannot be listened on.
     #[error("cannot listen on {address}: {error}; give another --listen")]
     Listen {
         /// Where it should listen.
         address: SocketAddr,
-        /// What the system says.
+        /// The system's error.
         error: std::io::Error,
     },
-    /// What it shows to others and demands of them cannot be used.
+    /// The certificates or the token cannot be used.
     #[error(transparent)]
     Security(#[from] SecurityError),
     /// The run directory cannot be written.
@@ -112,28 +112,28 @@ pub enum CoordinatorError {
     RunDir {
         /// Its path.
         dir: PathBuf,
-        /// What the system says.
+        /// The system's error.
         error: std::io::Error,
     },
-    /// What was kept of an earlier process cannot be used.
+    /// The state of an earlier process cannot be used.
     #[error(
         "the coordinator's state {path:?} cannot be used: {error}; is another coordinator at work there? Give another --run-dir, or go on from its checkpoints with --restore"
     )]
     State {
-        /// Which file.
+        /// The state's file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// Why it cannot be used.
         error: StateError,
     },
     /// The state cannot be written any more.
     #[error("the coordinator's state cannot be written; the log has the reason")]
     StateLost,
-    /// The run directory is another run's.
+    /// The run directory belongs to another run.
     #[error("the run directory {dir:?} {what}")]
     OtherRun {
         /// Its path.
         dir: PathBuf,
-        /// What it is, and what to do.
+        /// The content of the run directory, and the remedy.
         what: String,
     },
     /// The checkpoints cannot be used.
@@ -144,13 +144,13 @@ pub enum CoordinatorError {
     Restore {
         /// The checkpoint.
         location: String,
-        /// Why not.
+        /// Why it does not fit.
         what: String,
     },
     /// The job failed.
     #[error("the job failed: {0}")]
     JobFailed(String),
-    /// The server broke.
+    /// The gRPC server failed.
     #[error("the server has ended: {0}")]
     Transport(#[from] tonic::transport::Error),
 }
@@ -158,7 +158,7 @@ pub enum CoordinatorError {
 impl daemon::process::Failure for CoordinatorError {}
 
 impl Settings {
-    /// The job: flags over file over defaults.
+    /// Reads the job. Flags override the file, which overrides the defaults.
     ///
     /// # Errors
     /// If the file cannot be read or the job makes no sense.
@@ -167,7 +167,7 @@ impl Settings {
     }
 }
 
-/// The job of a file (or the default job) with flags put over it.
+/// Reads the job of a file, or takes the default job, and applies the flags.
 ///
 /// # Errors
 /// If the file cannot be read or the job makes no sense.
@@ -177,7 +177,7 @@ pub fn read_job(path: Option<&Path>, flags: JobFlags) -> Result<Job, Coordinator
             path: path.to_owned(),
             error,
         })?;
-        // The flags may add what makes the file valid, so it is checked with them.
+        // The flags may supply what the file lacks, so both are validated together.
         Ok::<_, CoordinatorError>(Job::parse(&text)?)
     });
     Ok(flags.over(file.transpose()?)?)
@@ -203,7 +203,7 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), Coordinator
         dir: dir.clone(),
         error,
     };
-    // Workers write there too; on this machine they may have been started anywhere.
+    // Workers write there too, and may have another working directory.
     let dir = std::path::absolute(&dir).map_err(run_dir)?;
     tokio::fs::create_dir_all(&dir).await.map_err(run_dir)?;
     job.run_dir = Some(dir.clone());
@@ -212,11 +212,13 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), Coordinator
     let host =
         hostname::get().map_or_else(|_| "?".into(), |host| host.to_string_lossy().into_owned());
     let wish = Wish {
-        restore: settings.restore.as_deref(),
+        checkpoints: open_store(&job, &dir)?,
+        restore: settings.restore.as_deref().map(Restore::At),
         take_up: settings.take_up,
+        run: format!("{:016x}", rand::random::<u64>()),
         here: format!("{host} ({address})"),
     };
-    // It may watch for a while whether another run is at work.
+    // May take a while, if it watches whether another run is alive.
     let begun = begin(job, &dir, &state, wish);
     let Some(begun) = process.shutdown.run_until_cancelled(begun).await else {
         return Ok(());
@@ -243,7 +245,7 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), Coordinator
     }
 }
 
-/// A job that is begun, or gone on with.
+/// A job to be served.
 struct Run {
     cluster: Cluster,
     keeping: Option<Keeping>,
@@ -286,15 +288,15 @@ impl Run {
         let server = tokio::spawn(server);
         let beside = |work: BoxFuture| tokio::spawn(stop.clone().run_until_cancelled_owned(work));
         let mut others = vec![beside(Box::pin(tick(Arc::clone(&shared))))];
-        let mut owned = None;
+        let (mut owned, mut owned_by) = (None, None);
         if let Some(Keeping { store, keep, claim }) = self.keeping {
             let errands = run_errands(Arc::clone(&shared), store.clone(), keep);
             others.push(beside(Box::pin(errands)));
             if !had_ended {
                 let claim = Arc::new(Mutex::new(claim));
                 owned = Some((store.clone(), Arc::clone(&claim)));
-                let claims = keep_claim(Arc::clone(&shared), store, claim);
-                others.push(beside(Box::pin(claims)));
+                let claims = keep_claim(Arc::clone(&shared), store, claim, stop.clone());
+                owned_by = Some(tokio::spawn(claims));
             }
         }
 
@@ -312,27 +314,31 @@ impl Run {
             shared.release_reserve();
             let summary = shared.look(|cluster, now| cluster.summary(now));
             error.clone_from(&summary.error);
-            // One that had ended before knows less of it than the summary that is there.
+            // If the job had ended before this process started, the existing summary knows more.
             if !(had_ended && dir.join(run_dir::SUMMARY).exists()) {
                 let written = recorder.summarise(&summary).await;
                 written.map_err(run_dir_error)?;
             }
-            // Where workers are missing, the next start takes the job up: not by a process that stays.
+            // A job that failed without workers is resumed by the next start, so this process must end.
             if !shared.look(|cluster, _| cluster.failed_without_workers()) {
                 process.linger().await;
             }
             if had_ended {
-                // Whoever is started again with it is to hear that there is nothing to do.
+                // Processes that are restarted together with it learn that the job has ended.
                 let _ = tokio::time::timeout(AFTERLIFE, process.shutdown.cancelled()).await;
             }
             let all_left = until(&shared, |cluster| !cluster.anyone_there());
             let _ = tokio::time::timeout(FAREWELL, all_left).await;
         }
         stop.cancel();
-        // Whoever does not hang up is hung up on.
+        // Connections that clients do not close are dropped.
         let served = tokio::time::timeout(DRAIN, server).await;
         for other in others {
             let _ = other.await;
+        }
+        if let Some(claims) = owned_by {
+            // The store may not answer.
+            let _ = tokio::time::timeout(DRAIN, claims).await;
         }
         if let Some((store, claim)) = owned {
             let claim = claim.lock().clone();
@@ -352,8 +358,8 @@ impl Run {
     }
 }
 
-/// Gives the place of the checkpoints up, so that the next run there need not wait.
-async fn release(store: &Store, claim: &Claim) {
+/// Releases the location of the checkpoints, so that the next run there need not wait.
+pub(crate) async fn release(store: &Store, claim: &Claim) {
     let released = async {
         if store.owner().await?.as_ref() == Some(claim) {
             store.release(claim).await?;
@@ -362,16 +368,18 @@ async fn release(store: &Store, claim: &Claim) {
     };
     match tokio::time::timeout(DRAIN, released).await {
         Ok(Ok(())) => {}
-        Ok(Err(error)) => tracing::warn!("the checkpoints' place is not given up: {error}"),
-        Err(_) => tracing::warn!("the checkpoints' place is not given up: no answer"),
+        Ok(Err(error)) => tracing::warn!("cannot release the location of the checkpoints: {error}"),
+        Err(_) => tracing::warn!(
+            "cannot release the location of the checkpoints: the store does not answer"
+        ),
     }
 }
 
-/// Lets through what carries the job's token.
+/// Returns an interceptor that refuses calls without the job's token.
 fn admit(security: Security) -> impl Fn(Request<()>) -> Result<Request<()>, Status> + Clone {
     move |request| {
         security.check_token(request.metadata().as_ref(), request.extensions())?;
-        // Its message may take a while to come.
+        // The connection may stay longer, because the message may take a while to arrive.
         Caller::of(request.extensions())
             .into_iter()
             .for_each(Caller::called);
@@ -379,7 +387,7 @@ fn admit(security: Security) -> impl Fn(Request<()>) -> Result<Request<()>, Stat
     }
 }
 
-/// Waits for the end of the job, and then a little for the servers' last counters.
+/// Waits for the end of the job, and then a little for the servers' last reports.
 pub(crate) async fn until_ended(shared: &Shared) {
     until(shared, Cluster::ended).await;
     let reported = until(shared, Cluster::all_shards_reported);
@@ -394,7 +402,7 @@ pub(crate) async fn until(shared: &Shared, holds: impl Fn(&Cluster) -> bool) {
     }
 }
 
-/// Lets leases end, and keeps the gauges.
+/// Ends leases, persists changes and updates the gauges, again and again.
 pub(crate) async fn tick(shared: Arc<Shared>) {
     let mut ticks = tokio::time::interval(TICK);
     let gauges = Gauges::new();

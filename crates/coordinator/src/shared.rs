@@ -1,10 +1,11 @@
-//! The cluster under its lock: asked, kept on disk, and only then shown to those who listen.
+//! The cluster under its lock. Its changes are persisted before any process sees them.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use daemon::Offload;
 use parking_lot::Mutex;
+use shared_proto::planted;
 use shared_proto::refusal::Refusal;
 use shared_proto::view::View;
 use tokio::sync::{Notify, mpsc, watch};
@@ -14,28 +15,28 @@ use crate::cluster::{Changes, Cluster, Errand, Sweep};
 use crate::record::Record;
 use crate::state::State;
 
-/// How long a call waits for something to come up before it answers "nothing yet".
+/// How long a call waits for a result before it answers that there is none yet.
 const LONG_POLL: Duration = Duration::from_secs(4);
 
-/// How often a waiting call looks again at what changes with time alone.
+/// How often a waiting call checks for changes that come with time alone.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
-/// The cluster and those who listen to it.
+/// The cluster, its state on disk, and the channels by which its changes are published.
 pub(crate) struct Shared {
     cluster: Mutex<Cluster>,
     pub(crate) views: watch::Sender<View>,
-    /// Something has happened that may be work for those who wait.
+    /// Wakes waiting calls after a change.
     changed: Notify,
     records: mpsc::Sender<Record>,
     state: Arc<State>,
     offload: Offload,
-    /// What is kept in the state. Held by whoever writes it.
+    /// The changes that are persisted. Locked while the state is written.
     kept: tokio::sync::Mutex<Changes>,
-    /// The state cannot be written: nobody is answered any more.
+    /// Cancelled when the state cannot be written. No call is answered from then on.
     broken: CancellationToken,
 }
 
-/// The time. In simulations it is not the system's.
+/// Returns the time of tokio's clock, which in simulations is not the system's.
 fn now() -> Instant {
     tokio::time::Instant::now().into_std()
 }
@@ -59,7 +60,7 @@ impl Shared {
         })
     }
 
-    /// Asks the cluster something, keeps what has to be kept, and then tells everybody.
+    /// Asks the cluster, persists urgent changes, publishes the view if it is new, and wakes waiting calls.
     pub(crate) async fn ask<T>(
         self: &Arc<Self>,
         ask: impl FnOnce(&mut Cluster, Instant) -> T,
@@ -69,8 +70,7 @@ impl Shared {
         answer
     }
 
-    /// Asks the cluster something, keeps what has to be kept, and then publishes the view if it is
-    /// new; wakes nobody else.
+    /// Asks the cluster, persists urgent changes, and publishes the view if it is new. Wakes no waiting call.
     pub(crate) async fn ask_quietly<T>(
         self: &Arc<Self>,
         ask: impl FnOnce(&mut Cluster, Instant) -> T,
@@ -82,11 +82,11 @@ impl Shared {
             (answer, cluster.changes().urgent, cluster.take_records())
         };
         let shared = Arc::clone(self);
-        // Whoever has asked may go away meanwhile; what it has changed is kept and told all the same.
+        // A task of its own, so that the changes are persisted and published even if the caller is cancelled.
         let settled = tokio::spawn(async move {
             shared.settle(urgent).await;
             for record in records {
-                // The recorder is gone only when the run directory could not be written: said there.
+                // Fails only if the recorder has ended, which has logged why.
                 let _ = shared.records.send(record).await;
             }
         });
@@ -94,21 +94,24 @@ impl Shared {
         answer
     }
 
-    /// Returns when urgent changes up to this one are kept, and everybody can see them. Whoever
-    /// finds others waiting keeps theirs as well.
+    /// Returns when urgent changes up to this count are persisted and published. One write persists the changes
+    /// of all calls that wait.
     async fn settle(&self, urgent: u64) {
         let mut kept = self.kept.lock().await;
         if kept.urgent < urgent {
-            *kept = self.keep().await;
+            *kept = match planted!(AnsweredBeforeKept) {
+                true => self.look(|cluster, _| cluster.changes()),
+                false => self.keep().await,
+            };
         }
-        // Only what is kept may be seen; later changes publish their view themselves.
+        // Only persisted changes may be seen. The calls that made later changes publish their view.
         let cluster = self.cluster.lock();
         if cluster.changes().urgent == kept.urgent {
             self.publish(cluster.view());
         }
     }
 
-    /// Keeps what may be forgotten too, where there is something new.
+    /// Persists all changes, if there are new ones.
     pub(crate) async fn keep_all(&self) {
         let mut kept = self.kept.lock().await;
         if self.look(|cluster, _| cluster.changes()) != *kept {
@@ -120,7 +123,7 @@ impl Shared {
         let (saved, changes) = self.look(|cluster, now| (cluster.save_all(now), cluster.changes()));
         let state = Arc::clone(&self.state);
         if let Err(error) = self.offload.run(move || state.write(&saved)).await {
-            // To go on would be to promise what a restart forgets.
+            // Answers from here on could promise what a restart forgets.
             tracing::error!("the coordinator's state cannot be written: {error}; ending");
             self.broken.cancel();
             std::future::pending::<()>().await;
@@ -143,17 +146,17 @@ impl Shared {
         self.broken.cancelled().await;
     }
 
-    /// What is to be done with the store of checkpoints.
+    /// Takes the next task for the store of checkpoints.
     pub(crate) fn take_errand(&self) -> Option<Errand> {
         self.cluster.lock().take_errand()
     }
 
-    /// What is to be deleted from the store of checkpoints.
+    /// Takes the order to delete the files of given-up checkpoints, if there is one.
     pub(crate) fn take_sweep(&self) -> Option<Sweep> {
         self.cluster.lock().take_sweep(now())
     }
 
-    /// The job has ended, so the room that is kept free for the state may be used by others.
+    /// Releases the disk space that is reserved for the state, because the job has ended.
     pub(crate) fn release_reserve(&self) {
         self.state.release();
     }
@@ -167,12 +170,12 @@ impl Shared {
         look(&self.cluster.lock(), now())
     }
 
-    /// Waits for the next change, or a moment.
+    /// Waits for the next change, at most for [`LOOK_AGAIN`].
     pub(crate) async fn changed(&self) {
         let _ = tokio::time::timeout(LOOK_AGAIN, self.changed.notified()).await;
     }
 
-    /// Asks until the answer satisfies, or for as long as a call may wait.
+    /// Asks the cluster until the answer satisfies, or for as long as a call may wait.
     pub(crate) async fn ask_until<T>(
         self: &Arc<Self>,
         mut ask: impl FnMut(&mut Cluster, Instant) -> Result<T, Refusal>,
@@ -183,7 +186,7 @@ impl Shared {
             let changed = self.changed.notified();
             tokio::pin!(changed);
             changed.as_mut().enable();
-            // Whoever waits must not wake the others by looking.
+            // A waiting call must not wake the others each time it asks.
             let answer = self.ask_quietly(&mut ask).await?;
             if satisfies(&answer) || now() >= deadline {
                 self.changed.notify_waiters();

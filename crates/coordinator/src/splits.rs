@@ -6,6 +6,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 use shared_proto::ids::Task;
+use shared_proto::planted;
 
 /// A piece of an epoch's positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -16,7 +17,7 @@ pub(crate) struct Split {
     pub(crate) end: u64,
 }
 
-/// What is done, what is leased to whom, what is left.
+/// The positions that are done, leased to a worker, or left.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Ledger {
     samples: u64,
@@ -24,17 +25,18 @@ pub(crate) struct Ledger {
     batch: u64,
     /// Steps that may still be handed out.
     budget: Option<u64>,
-    /// Whether workers share each step, so that one of them gone does not undo it.
+    /// True if all workers share each step, so that a step stays charged when one of them is gone.
     shared_steps: bool,
     next_id: u64,
-    /// Where fresh positions begin.
+    /// The epoch of the next fresh position.
     epoch: u32,
+    /// The next fresh position.
     position: u64,
-    /// Given back by workers that left; handed out before fresh ones.
+    /// Ranges given back by workers that left. They are leased before fresh ones.
     returned: VecDeque<(u32, u64, u64)>,
-    /// `start` is the first position not done.
+    /// The leased splits by id. `start` is the first position that is not done.
     leased: BTreeMap<u64, (Task, Split)>,
-    /// Done positions of each epoch that is not complete.
+    /// The number of done positions of each epoch that is not complete.
     done: BTreeMap<u32, u64>,
 }
 
@@ -63,12 +65,12 @@ impl Ledger {
         }
     }
 
-    /// Samples of the data.
+    /// Returns the number of samples of the data.
     pub(crate) fn samples(&self) -> u64 {
         self.samples
     }
 
-    /// The ledger with nothing leased: what is not done is to be handed out again.
+    /// Returns the ledger with nothing leased, so that positions that are not done are leased again.
     pub(crate) fn at_rest(&self) -> Self {
         let mut ledger = self.clone();
         let holders: Vec<Task> = ledger.leased.values().map(|(task, _)| *task).collect();
@@ -78,7 +80,7 @@ impl Ledger {
         ledger
     }
 
-    /// The same under settings that may have changed since.
+    /// Returns the ledger with other settings.
     pub(crate) fn under(self, epochs: u32, budget: Option<u64>) -> Self {
         Self {
             epochs,
@@ -87,7 +89,7 @@ impl Ledger {
         }
     }
 
-    /// The epoch that fresh splits are handed out of.
+    /// Returns the epoch of fresh splits.
     pub(crate) fn epoch(&self) -> u32 {
         self.epoch.min(self.epochs - 1)
     }
@@ -101,8 +103,8 @@ impl Ledger {
         Some(split)
     }
 
-    /// Takes one step's data, the same number of samples for each of `ranks` workers in order
-    /// while there are enough; whoever is left without any has no split.
+    /// Takes one step's data, the same number of samples for each of `ranks` workers in order while there are
+    /// enough. The last ranks may get no split.
     pub(crate) fn lease_step(&mut self, ranks: &[Task]) -> Vec<(Task, Split)> {
         if self.budget == Some(0) {
             return Vec::new();
@@ -131,15 +133,15 @@ impl Ledger {
         splits
     }
 
-    /// The split that a worker holds, from its first position that is not done.
+    /// Returns the split that a worker holds, from its first position that is not done.
     pub(crate) fn held_by(&self, task: Task) -> Option<Split> {
         let mut held = self.leased.values().filter(|(holder, _)| *holder == task);
         held.next().map(|(_, split)| *split)
     }
 
-    /// Notes that all positions of a split before `position` are done. Returns how many are newly
-    /// so, and the epoch if it is complete by that; `None` if the split is not leased to `task`
-    /// or has no such position.
+    /// Notes that all positions of a split before `position` are done. Returns the number of newly done ones,
+    /// and the epoch if that completes it; `None` if the split is not leased to `task` or has no such
+    /// position.
     pub(crate) fn advance(
         &mut self,
         task: Task,
@@ -164,7 +166,7 @@ impl Ledger {
         Some((newly, complete.then_some(epoch)))
     }
 
-    /// Takes back what a worker has not done.
+    /// Takes back the positions that a worker has not done.
     pub(crate) fn release(&mut self, task: Task) {
         while let Some(split) = self.held_by(task) {
             self.leased.remove(&split.id);
@@ -175,17 +177,17 @@ impl Ledger {
         }
     }
 
-    /// Says that steps which were handed out will not be made.
+    /// Returns steps to the budget that were leased and will not be made.
     pub(crate) fn refund(&mut self, steps: u64) {
         self.budget = self.budget.map(|budget| budget + steps);
     }
 
-    /// Whether nobody holds data.
+    /// Returns whether no worker holds data.
     pub(crate) fn is_at_rest(&self) -> bool {
         self.leased.is_empty()
     }
 
-    /// Whether there is nothing to hand out, and nothing out.
+    /// Returns whether no data is left to lease, and none is leased.
     pub(crate) fn exhausted(&self) -> bool {
         let nothing_left = self.returned.is_empty() && self.epoch >= self.epochs;
         self.leased.is_empty() && (nothing_left || self.budget == Some(0))
@@ -197,17 +199,21 @@ impl Ledger {
     }
 
     fn new_id(&mut self) -> u64 {
+        let id = self.next_id;
         self.next_id += 1;
-        self.next_id - 1
+        id
     }
 
-    /// Up to `most` positions in one piece: returned ones first, then fresh ones.
+    /// Takes up to `most` positions in one piece, returned ones before fresh ones.
     fn take(&mut self, most: u64) -> Option<Split> {
         if most == 0 {
             return None;
         }
         if let Some((epoch, start, end)) = self.returned.pop_front() {
             let stop = end.min(start + most);
+            if planted!(SplitTwice) && self.next_id.is_multiple_of(2) {
+                self.returned.push_back((epoch, start, stop));
+            }
             if stop < end {
                 self.returned.push_front((epoch, stop, end));
             }
@@ -219,7 +225,7 @@ impl Ledger {
                 end: stop,
             });
         }
-        // A job that goes on from a checkpoint may have fewer than that has done.
+        // A job that begins with a checkpoint may have fewer epochs than the checkpoint has done.
         if self.epoch >= self.epochs {
             return None;
         }
@@ -257,7 +263,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever workers do and wherever they stop, every position of every epoch is done once.
+        /// Every position of every epoch is done once, whatever workers do and wherever they stop.
         #[test]
         fn each_sample_is_visited_once_an_epoch(
             samples in 1u64..60,
@@ -320,6 +326,69 @@ mod tests {
         assert_eq!((rest.start, rest.end), (10, 30));
         ledger.advance(worker(1), rest.id, 30).unwrap();
         assert!(ledger.exhausted());
+    }
+
+    #[test]
+    fn at_rest_all_that_is_not_done_is_to_be_handed_out_within_the_budget() {
+        let mut ledger = Ledger::new(10, 2, 2, Some(9), false);
+        assert!(ledger.is_at_rest());
+        let split = ledger.lease(worker(0), 2).unwrap();
+        ledger.lease(worker(1), 1).unwrap();
+        ledger.advance(worker(0), split.id, 2).unwrap();
+
+        let mut rest = ledger.at_rest();
+        assert!(rest.is_at_rest() && !ledger.is_at_rest());
+        assert_eq!(rest.samples(), 10);
+        let pieces = std::iter::from_fn(|| rest.lease(worker(2), 5));
+        let pieces: Vec<_> = pieces.map(|s| (s.epoch, s.start, s.end)).collect();
+        // One of the nine steps is done, so eight are left.
+        assert_eq!(pieces, [(0, 2, 4), (0, 4, 6), (0, 6, 10), (1, 0, 8)]);
+    }
+
+    #[test]
+    fn a_budget_counts_the_steps_that_workers_share_once() {
+        let mut ledger = Ledger::new(100, 1, 4, Some(2), true);
+        let ranks = [worker(0), worker(1)];
+        for _ in 0..2 {
+            let step = ledger.lease_step(&ranks);
+            assert_eq!(step.len(), 2);
+            assert!(!ledger.exhausted());
+            for (task, split) in step {
+                ledger.advance(task, split.id, split.end).unwrap();
+            }
+        }
+        assert!(ledger.exhausted() && ledger.lease_step(&ranks).is_empty());
+
+        // A step that nobody finishes is made again.
+        ledger.refund(1);
+        assert_eq!(ledger.lease_step(&ranks).len(), 2);
+        for task in ranks {
+            ledger.release(task);
+        }
+        assert!(ledger.lease_step(&ranks).is_empty());
+        ledger.refund(1);
+        let starts = ledger.lease_step(&ranks);
+        let starts: Vec<_> = starts.iter().map(|(_, split)| split.start).collect();
+        assert_eq!(starts, [16], "what was given back comes first");
+    }
+
+    #[test]
+    fn a_run_that_goes_on_keeps_to_its_own_epochs_and_budget() {
+        let mut ledger = Ledger::new(4, 3, 2, None, false);
+        for epoch in 0..2 {
+            assert_eq!(ledger.epoch(), epoch);
+            let split = ledger.lease(worker(0), 2).unwrap();
+            ledger.advance(worker(0), split.id, 4).unwrap();
+        }
+        let mut fewer = ledger.clone().under(2, None);
+        assert_eq!(fewer.epoch(), 1);
+        assert!(fewer.exhausted() && fewer.lease(worker(0), 1).is_none());
+
+        let mut limited = ledger.under(5, Some(1));
+        assert_eq!(limited.epoch(), 2);
+        let split = limited.lease(worker(0), 2).unwrap();
+        assert_eq!((split.epoch, split.start, split.end), (2, 0, 2));
+        assert!(limited.lease(worker(1), 1).is_none());
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What outlives a coordinator: kept in an embedded transactional store in the run directory.
+//! The state that outlives a coordinator, in an embedded transactional store in the run directory.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -13,24 +13,24 @@ use crate::cluster::Saved;
 const TABLE: TableDefinition<&str, &[u8]> = TableDefinition::new("flambeau");
 const CLUSTER: &str = "cluster";
 
-/// What is kept free for the state beside it. A state is bounded, and redb writes a changed one beside
-/// the old one before it drops that.
+/// The disk space that is reserved for the state. The state's size is bounded, and redb writes a new state
+/// before it frees the old one.
 const RESERVE_BYTES: usize = 4 << 20;
 
-/// After how many writes a reserve that was released is made again, if there is room by then.
+/// The number of writes after which a released reserve is made again, if there is room.
 const RESERVE_AGAIN: u32 = 256;
 
 /// The store of a coordinator's state.
 pub(crate) struct State {
     database: Mutex<Option<Database>>,
-    /// Of a state in a file.
+    /// The reserve; none for a state that is not in a file.
     reserve: Option<Mutex<Reserve>>,
 }
 
-/// Whether a coordinator is at work in a run directory.
+/// Returns whether a coordinator is at work in a run directory.
 ///
 /// # Errors
-/// If what is kept there cannot be read.
+/// If the state in it cannot be opened.
 pub fn is_at_work(dir: &Path) -> Result<bool, StateError> {
     let path = dir.join(run_dir::STATE);
     if !path.exists() {
@@ -50,10 +50,8 @@ pub enum StateError {
     /// The store fails, or is not what this release writes.
     #[error("{0}")]
     Store(Box<redb::Error>),
-    /// The state would not be read by the next process as it is.
-    #[error(
-        "what is to be written is not read back as it is ({0}); this is a fault of the program"
-    )]
+    /// The next process would not read the state as it was written.
+    #[error("the state does not read back as it was written ({0}); this is a bug in Flambeau")]
     NotReadBack(String),
 }
 
@@ -64,7 +62,7 @@ impl<E: Into<redb::Error>> From<E> for StateError {
 }
 
 impl StateError {
-    /// Whether there is no room for it.
+    /// Returns whether the disk is full.
     fn is_full(&self) -> bool {
         use io::ErrorKind::{QuotaExceeded, StorageFull};
         match self {
@@ -77,8 +75,7 @@ impl StateError {
 }
 
 impl State {
-    /// Opens the file, or makes it. If the disk is full, the room that an earlier process has set aside
-    /// for the state is used.
+    /// Opens or creates the file. If the disk is full, uses the reserve that an earlier process has made.
     ///
     /// # Errors
     /// If it cannot be read or written, or another process has it open.
@@ -88,7 +85,7 @@ impl State {
             Err(error) if error.is_full() && reserve.release() => Database::create(path)?,
             opened => opened?,
         };
-        // Only now: whoever has the state open owns the reserve as well.
+        // Made only now, because the process that has the state open owns the reserve too.
         reserve.make();
         Ok(Self {
             database: Mutex::new(Some(database)),
@@ -96,7 +93,7 @@ impl State {
         })
     }
 
-    /// State over other storage: for simulations.
+    /// Creates a state over other storage, for simulations.
     ///
     /// # Errors
     /// If it cannot be read or written.
@@ -108,7 +105,7 @@ impl State {
         })
     }
 
-    /// What was kept, if anything.
+    /// Reads the stored state, if there is one.
     pub(crate) fn read(&self) -> Result<Option<Saved>, StateError> {
         let database = self.database.lock();
         let Some(database) = &*database else {
@@ -129,11 +126,11 @@ impl State {
         })?))
     }
 
-    /// Keeps the cluster: when this returns, it outlives the process and the machine. If the disk is
-    /// full, the room that is set aside for this is used.
+    /// Persists the state of the cluster. Once this returns, it survives a crash of the process and the machine.
+    /// If the disk is full, uses the reserve.
     ///
     /// # Errors
-    /// If it cannot be written, or the next process could not read it; then the state is as it was.
+    /// If it cannot be written, or the next process could not read it. The stored state is then unchanged.
     pub(crate) fn write(&self, saved: &Saved) -> Result<(), StateError> {
         let bytes = encode(saved)?;
         let mut database = self.database.lock();
@@ -151,7 +148,7 @@ impl State {
                     "no room for the coordinator's state ({error}); used the room set aside for it in {}. Make room on that disk",
                     reserve.path.display()
                 );
-                // After a failed write the store takes no other until it is opened again.
+                // After a failed write the store must be opened again.
                 drop(database.take());
                 let again = database.insert(Database::create(&reserve.state)?);
                 put(again, &bytes)
@@ -164,7 +161,7 @@ impl State {
         }
     }
 
-    /// Gives the room back that is set aside: the job has ended.
+    /// Releases the reserve for good, because the job has ended.
     pub(crate) fn release(&self) {
         if let Some(reserve) = &self.reserve {
             let mut reserve = reserve.lock();
@@ -178,13 +175,13 @@ fn closed() -> StateError {
     redb::Error::Corrupted("it could not be opened again after a failed write".to_owned()).into()
 }
 
-/// The state as bytes, which are known to be read back to the same.
+/// Encodes the state, and checks that it reads back the same.
 fn encode(saved: &Saved) -> Result<Vec<u8>, StateError> {
     let wrong = |error: serde_json::Error| StateError::NotReadBack(error.to_string());
     let bytes = serde_json::to_vec(saved).map_err(wrong)?;
     let read: Saved = serde_json::from_slice(&bytes).map_err(wrong)?;
     if serde_json::to_vec(&read).map_err(wrong)? != bytes {
-        let what = "something in it comes back as something else".to_owned();
+        let what = "a value changes when it is read back".to_owned();
         return Err(StateError::NotReadBack(what));
     }
     Ok(bytes)
@@ -196,13 +193,13 @@ fn put(database: &Database, bytes: &[u8]) -> Result<(), StateError> {
     Ok(writing.commit()?)
 }
 
-/// A file that takes room which the state may need one day. Checkpoints and logs on the same disk may
-/// fill it; then this file is deleted, and the state is written in its place.
+/// A file that reserves disk space for the state. If checkpoints or logs fill the disk, this file is deleted
+/// and the state is written in its place.
 struct Reserve {
     path: PathBuf,
     state: PathBuf,
     held: bool,
-    /// Whether it is to be made again once it was released.
+    /// True if a released reserve is made again.
     wanted: bool,
     writes: u32,
 }
@@ -219,19 +216,19 @@ impl Reserve {
         }
     }
 
-    /// Deletes it. Returns whether there was anything to delete.
+    /// Deletes the file. Returns whether that has freed space.
     fn release(&mut self) -> bool {
         std::mem::take(&mut self.held) && std::fs::remove_file(&self.path).is_ok()
     }
 
-    /// Makes it, if there is room: with a disk as full as that the coordinator works all the same.
+    /// Creates the file, if there is room. The coordinator works without it too.
     fn make(&mut self) {
         let found = std::fs::metadata(&self.path);
         self.held = found.is_ok_and(|found| found.len() == RESERVE_BYTES as u64);
         if self.held {
             return;
         }
-        // Written and not only sized: a file with holes takes no room.
+        // Written, because a sparse file takes no room.
         let made = File::create(&self.path).and_then(|mut file| {
             let zeros = vec![0; RESERVE_BYTES];
             file.write_all(&zeros)?;
@@ -245,7 +242,7 @@ impl Reserve {
         }
     }
 
-    /// Makes it again some time after it was released.
+    /// Creates a released reserve again after [`RESERVE_AGAIN`] writes.
     fn see_to(&mut self) {
         if self.held || !self.wanted {
             return;
@@ -268,7 +265,7 @@ mod tests {
     use shared_proto::wire;
     use std::time::Instant;
 
-    /// A cluster whose evaluation has come to these numbers.
+    /// Returns a cluster whose evaluation has these numbers.
     fn evaluated(numbers: [f64; 4]) -> Saved {
         let mut cluster = Cluster::new(Job::default());
         let request = wire::RegisterRequest {
@@ -324,7 +321,7 @@ mod tests {
         assert!(metrics(&saved).iter().all(|metric| metric.is_nan()));
     }
 
-    /// A disk of a few MiB, unmounted with the test. None where it cannot be mounted.
+    /// A disk of a few MiB, unmounted at the end of the test.
     struct SmallDisk(tempfile::TempDir);
 
     impl SmallDisk {
@@ -338,7 +335,7 @@ mod tests {
             if mounted {
                 return Some(Self(dir));
             }
-            // Past the capture of the test's output.
+            // Written to the real stderr, which the test harness does not capture.
             let _ = writeln!(
                 io::stderr(),
                 "SKIPPED: the state on a full disk: no tmpfs can be mounted here (root can)"
@@ -346,7 +343,7 @@ mod tests {
             None
         }
 
-        /// Takes all the room that there is.
+        /// Fills the disk.
         fn fill(&self) {
             let mut file = File::create(self.0.path().join("others")).unwrap();
             while file.write_all(&[1; 4096]).is_ok() {}
@@ -375,7 +372,7 @@ mod tests {
         assert_eq!(reserve.metadata().unwrap().len(), RESERVE_BYTES as u64);
         state.write(&evaluated([1.0; 4])).unwrap();
         disk.fill();
-        // Much more than what the store's file has room for.
+        // Much more than fits into the store's file.
         for round in 0..200 {
             let mut cluster = Cluster::new(Job::default());
             for member in 0..300 {
@@ -394,7 +391,7 @@ mod tests {
         }
         assert!(!reserve.exists(), "the disk was not full");
         drop(state);
-        // The next coordinator finds it, on a disk that is full still.
+        // The next coordinator reads it, although the disk is still full.
         let state = State::open(&path).unwrap();
         assert_eq!(metrics(&state.read().unwrap().unwrap()), [199.0]);
         std::fs::remove_file(disk.0.path().join("others")).unwrap();

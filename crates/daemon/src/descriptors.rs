@@ -1,15 +1,15 @@
-//! How many files and connections this process may have open.
+//! The limits on open files and connections of this process.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use shared_proto::connections::Limits;
 
 use crate::http;
 
-/// Descriptors kept for files, for connections of this process's own, and for those that are being
-/// closed.
+/// The descriptors kept for files, for connections that this process opens, and for connections that
+/// are being closed.
 const RESERVE: usize = 128;
 
-/// Connections that a port takes at the most, however many descriptors there are.
+/// The most connections of a port, however many descriptors there are.
 const MOST_CONNECTIONS: usize = 16_384;
 
 /// Descriptors to ask the system for where it sets no limit.
@@ -31,7 +31,8 @@ pub(crate) fn raise() {
     }
 }
 
-/// What a role's port may have of them, unless other numbers are asked for.
+/// Returns the limits of a role's port: those that are asked for, or the default, within the
+/// descriptors that there are.
 pub(crate) fn limits(total: Option<usize>, per_address: Option<usize>) -> Limits {
     let descriptors = getrlimit(Resource::Nofile).current;
     let descriptors = descriptors.map_or(usize::MAX, |limit| limit as usize);
@@ -47,7 +48,7 @@ pub(crate) fn limits(total: Option<usize>, per_address: Option<usize>) -> Limits
     Limits::of(total.unwrap_or(MOST_CONNECTIONS).min(room), per_address)
 }
 
-/// The connections that a process with so many descriptors has room for.
+/// Returns the number of connections for which a process with so many descriptors has room.
 fn room(descriptors: usize) -> usize {
     let kept = (RESERVE + http::CONNECTIONS).min(descriptors / 2);
     descriptors - kept

@@ -1,5 +1,5 @@
-//! `/metrics` for Prometheus, `/healthz` for whoever restarts what is ill, and `/readyz` for whoever waits
-//! until a process is at its post before he takes the next one away.
+//! The HTTP server of a process: `/metrics` for Prometheus, `/healthz` for supervisors that restart an
+//! unhealthy process, and `/readyz` for rolling upgrades that wait until a process is ready.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
@@ -37,18 +37,18 @@ const UPKEEP: Duration = Duration::from_secs(5);
 /// How long a health check waits.
 const HEALTH_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Connections at a time. One that makes no request gives way to newer ones.
+/// The most connections at a time. One that makes no request gives way to newer ones.
 pub const CONNECTIONS: usize = 64;
 
-/// How long the next request of a connection may take to come.
+/// The longest time until the next request of a connection.
 const NEXT_REQUEST: Duration = Duration::from_secs(30);
 
-/// Whether a process is at its post: in the cluster, and with all that it is to have there.
+/// The readiness of a process: it is in the cluster, and has all that it needs there.
 #[derive(Clone, Debug, Default)]
 pub struct Readiness(Arc<AtomicBool>);
 
 impl Readiness {
-    /// From now on it is, or is not.
+    /// Sets whether the process is ready.
     pub fn set(&self, ready: bool) {
         self.0.store(ready, Relaxed);
     }
@@ -85,8 +85,8 @@ pub fn ask_health(listen: SocketAddr) -> io::Result<()> {
     Err(io::Error::other(format!("it answered {line:?}")))
 }
 
-/// Bytes of memory that this process may use: its container's, or the machine's.
-fn memory_limit() -> u64 {
+/// Returns the bytes of memory that this process may use: its container's, or the machine's.
+pub fn memory_limit() -> u64 {
     let mut system = sysinfo::System::new();
     system.refresh_memory();
     let container = system.cgroup_limits().map(|limits| limits.total_memory);
@@ -107,10 +107,10 @@ pub fn install_recorder() -> Result<PrometheusHandle, BuildError> {
         .install_recorder()
 }
 
-/// Serves `/metrics`, `/healthz` and `/readyz` until `shutdown`; returns where.
+/// Serves `/metrics`, `/healthz` and `/readyz` until `shutdown`. Returns the address.
 ///
 /// # Errors
-/// If the address cannot be had.
+/// If the address is not available.
 pub async fn serve(
     listen: SocketAddr,
     metrics: PrometheusHandle,
@@ -166,7 +166,7 @@ async fn answer_all(listener: TcpListener, app: Router, shutdown: CancellationTo
             let serve = shutdown
                 .clone()
                 .run_until_cancelled_owned(serve.into_owned());
-            // Whoever asks badly, or goes, is no concern of ours.
+            // A bad request, or a broken connection, concerns its caller alone.
             tokio::spawn(async { drop(serve.await) });
         }
     };
@@ -190,7 +190,7 @@ mod tests {
                 .unwrap()
         };
         ask(address).await.unwrap();
-        // Somebody who answers otherwise, and nobody.
+        // A listener that gives another answer, and none at all.
         let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let elsewhere = other.local_addr().unwrap();
         let answer = std::thread::spawn(move || {

@@ -1,7 +1,7 @@
-//! What each role's process does around its work, the same for all of them.
+//! The process around each role's work, the same for all roles.
 //!
 //! - [`process`]: a main function: log, metrics, signals, exit code
-//! - [`settings`]: what all processes can be told, and a job's flags
+//! - [`settings`]: the settings of all processes, and a job's flags
 //! - [`membership`]: register with the coordinator, keep the lease, follow views, leave
 //! - [`Offload`]: where work goes that would hold up messages
 //! - [`http`]: `/metrics`, `/healthz` and `/readyz`
@@ -15,6 +15,7 @@ mod offload;
 pub mod process;
 pub mod settings;
 
+pub use http::memory_limit;
 pub use offload::Offload;
 
 use std::net::SocketAddr;
@@ -23,12 +24,13 @@ use serde::{Deserialize, Serialize};
 use settings::LogFormat;
 use shared_proto::transport::Listen;
 
-/// Says, on one line of stdout, where a process listens. Whoever started it with port 0 reads it.
+/// The addresses of a process, which it prints on one line of stdout. A parent that has started it with
+/// port 0 reads them there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ready {
-    /// Where the role itself listens; absent for those that do not.
+    /// The address on which the role listens; absent for a role that does not.
     pub address: Option<Listen>,
-    /// Where metrics are served.
+    /// The address of its metrics.
     pub metrics: SocketAddr,
 }
 

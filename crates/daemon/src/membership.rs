@@ -9,8 +9,9 @@ use std::time::Duration;
 pub use coordinator::{Calls, Coordinator};
 use metrics::gauge;
 use parking_lot::Mutex;
-use shared_proto::ids::{Clock, Epoch, Generation, Origin, Role, Sequence, Task};
+use shared_proto::ids::{Clock, Epoch, Generation, Origin, Role, RunId, Sequence, Task};
 use shared_proto::job::{Job, JobError};
+use shared_proto::planted;
 use shared_proto::receipt::ReceiptKey;
 use shared_proto::transport::PROTOCOL_VERSION;
 use shared_proto::view::{JobPhase, View};
@@ -23,19 +24,25 @@ use tonic::{Request, Status};
 /// Heartbeats in one lease.
 const HEARTBEATS_PER_LEASE: u32 = 3;
 
-/// A process takes its lease for over when this part of it is left.
+/// The pause after a heartbeat without an answer is one part in this many of the usual one.
+const SOONER: u32 = 8;
+
+/// A process takes its lease for over when less than one part in this many is left.
 const LEASE_MARGIN: u32 = 10;
 
 /// How long the coordinator may take to answer a server that is about to stop.
 const DRAIN_CALL: Duration = Duration::from_secs(6);
 
-/// How long saying good-bye may take.
+/// The pause before a coordinator that did not answer is asked again.
+const DRAIN_AGAIN: Duration = Duration::from_millis(200);
+
+/// How long the call that gives a lease back may take.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// How long telling the coordinator of an error may take.
 const TELL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What can go wrong between a process and its coordinator; split by what the process does next.
+/// An error between a process and its coordinator. The variants differ in what the process does next.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MembershipError {
@@ -44,11 +51,11 @@ pub enum MembershipError {
         "the coordinator at {address} could not be reached for {patience:?}: {reason}; is it running, is the address right, and do both or neither use --tls-ca?"
     )]
     Unreachable {
-        /// Where it should be.
+        /// The coordinator's address.
         address: String,
-        /// How long it was tried.
+        /// How long the process tried.
         patience: Duration,
-        /// What the last try came to.
+        /// The error of the last try.
         reason: String,
     },
     /// One of the two does not accept the other's certificate: give up.
@@ -56,15 +63,15 @@ pub enum MembershipError {
         "this process and the coordinator at {address} do not trust each other: {reason}; look at --tls-ca, --tls-cert and --tls-key on both sides"
     )]
     Untrusted {
-        /// Where it should be.
+        /// The coordinator's address.
         address: String,
-        /// What is wrong with the certificates.
+        /// The error in the certificates.
         reason: String,
     },
     /// The coordinator takes this process for dead, or another has its identity: register again.
     #[error("no longer a member of the cluster: {0}")]
     Fenced(String),
-    /// The shard map is newer than the one that the call goes by: move there, and call again.
+    /// The shard map is newer than the caller's: move to the newer one, and call again.
     #[error("the shard map is newer: {0}")]
     Outdated(String),
     /// Another process has taken this one's identity: give up.
@@ -76,13 +83,13 @@ pub enum MembershipError {
     /// The job has failed: give up.
     #[error("the job failed: {0}")]
     JobFailed(String),
-    /// The job that the coordinator sent makes no sense here.
+    /// The job that the coordinator sent cannot be read.
     #[error("the coordinator's job cannot be read: {0}")]
     Job(#[from] JobError),
 }
 
 impl MembershipError {
-    /// Whether registering again may help.
+    /// Returns whether registering again may help.
     pub fn is_retryable(&self) -> bool {
         matches!(self, Self::Fenced(_))
     }
@@ -91,15 +98,17 @@ impl MembershipError {
 /// A registered task. Its lease is kept until this is dropped or [`Membership::leave`] is called.
 #[derive(Debug)]
 pub struct Membership {
-    /// For calls of the role's own.
+    /// The coordinator, for calls of the role's own.
     pub coordinator: Coordinator,
     /// This process.
     pub task: Task,
-    /// What is trained.
+    /// The run of which the process is a member.
+    pub run: RunId,
+    /// The job.
     pub job: Job,
-    /// Where checkpoints lie, and what the probe file there must say; none without checkpoints.
+    /// The location of the checkpoints, and the run that owns it; none without checkpoints.
     pub checkpoints: Option<(String, String)>,
-    /// Servers only: by which they make receipts.
+    /// The key of receipts; servers only.
     pub receipt_key: Option<ReceiptKey>,
     sender: Sender,
     lease: Lease,
@@ -107,7 +116,7 @@ pub struct Membership {
     _heartbeats: DropGuard,
 }
 
-/// What the last heartbeat has told.
+/// The standing of a process, as the last heartbeat has shown it.
 #[derive(Clone, Debug)]
 enum Standing {
     Member,
@@ -117,20 +126,22 @@ enum Standing {
     Failed(String),
 }
 
-/// Who registers.
+/// The data by which a process registers.
 #[derive(Clone, Debug)]
 pub struct Registration {
-    /// What for.
+    /// The role of the process.
     pub role: Role,
-    /// What stays the same over restarts.
+    /// The name of the process, which stays the same over restarts.
     pub identity: String,
-    /// Where others reach it; empty if it does not listen. With 0.0.0.0 for a host: the address that leads
-    /// to the coordinator, looked up whenever it registers.
+    /// The address at which others reach the process; empty if it does not listen. The host 0.0.0.0 stands
+    /// for the interface that leads to the coordinator, looked up at each registration.
     pub address: String,
-    /// Where its metrics are served, likewise.
+    /// The address of its metrics; 0.0.0.0 has the same meaning there.
     pub metrics_address: String,
-    /// The values that a server still has, which was a member before.
+    /// The values that a returning server still has.
     pub holding: Option<wire::Holding>,
+    /// Servers only: the bytes of values that there is memory for; 0 if it is not known.
+    pub capacity_bytes: u64,
 }
 
 impl Membership {
@@ -149,6 +160,9 @@ impl Membership {
             address: coordinator.reachable(registration.address).await?,
             metrics_address: coordinator.reachable(registration.metrics_address).await?,
             holding: registration.holding,
+            process: coordinator.process,
+            attempt: coordinator.next_attempt(),
+            capacity_bytes: registration.capacity_bytes,
         };
         let sent = Mutex::new(Instant::now());
         let reply = coordinator
@@ -167,18 +181,25 @@ impl Membership {
         let job = Job::from_toml(&reply.job_toml)?;
         let length = Duration::from_millis(reply.lease_milliseconds);
         let lease = Lease::of(length, *sent.lock());
-        gauge!("flambeau_task_info", "task" => task.to_string()).set(1.0);
+        // Added and not set: a process that registers again may be the same task as before.
+        let shown = gauge!("flambeau_task_info", "task" => task.to_string());
+        shown.increment(1.0);
         tracing::info!(%task, generation = task.generation.0, coordinator = %coordinator.address, "registered");
 
         let (tell, standing) = watch::channel(Standing::Member);
         let stop = CancellationToken::new();
-        let sender = Sender::new(&job, task);
+        let run = RunId(reply.run);
+        let sender = Sender::new(&job, run, task);
         let heart = heartbeats(coordinator.clone(), sender.clone(), lease.clone(), tell);
         let stopped = stop.clone();
-        tokio::spawn(async move { stopped.run_until_cancelled(heart).await });
+        tokio::spawn(async move {
+            stopped.run_until_cancelled(heart).await;
+            shown.decrement(1.0);
+        });
         Ok(Self {
             coordinator,
             task,
+            run,
             job,
             checkpoints: (!reply.checkpoints.is_empty())
                 .then_some((reply.checkpoints, reply.probe)),
@@ -190,23 +211,23 @@ impl Membership {
         })
     }
 
-    /// This task as the sender of its next call.
+    /// Returns the origin of this task's next call.
     pub fn origin(&self) -> Origin {
         self.sender.here()
     }
 
-    /// This task as a sender of calls.
+    /// Returns this task as a sender of calls.
     pub fn sender(&self) -> Sender {
         self.sender.clone()
     }
 
-    /// The lease as this process knows it.
+    /// Returns the lease as this process knows it.
     pub fn lease(&self) -> Lease {
         self.lease.clone()
     }
 
-    /// Waits until the lease is lost, or the job has failed. Whoever waits for something else may
-    /// never get it then.
+    /// Waits until the lease is lost, or the job has failed. Wait for this beside anything else: after
+    /// that, nothing else may ever come.
     pub async fn lost(&self) -> MembershipError {
         let mut standing = self.standing.clone();
         let member = |standing: &Standing| matches!(standing, Standing::Member);
@@ -234,10 +255,11 @@ impl Membership {
         }
     }
 
-    /// Waits until a checkpoint has all of this server's shard, so that it may stop. Gives up when the
-    /// coordinator does not answer.
+    /// Waits until a checkpoint has all of this server's shard, so that it may stop. Gives up when the coordinator
+    /// refuses.
     pub fn drained(&self) -> impl Future<Output = ()> + use<> {
-        let (mut client, sender) = (self.coordinator.client.clone(), self.sender());
+        let (coordinator, sender) = (self.coordinator.clone(), self.sender());
+        let mut client = coordinator.client.clone();
         async move {
             loop {
                 let request = wire::DrainRequest {
@@ -246,14 +268,13 @@ impl Membership {
                 match tokio::time::timeout(DRAIN_CALL, client.drain(request)).await {
                     Ok(Ok(reply)) if !reply.get_ref().done => {}
                     Ok(Ok(_)) => return,
+                    Ok(Err(status)) if coordinator.may_pass(&status) => {
+                        tokio::time::sleep(DRAIN_AGAIN).await;
+                    }
                     Ok(Err(status)) => {
                         return tracing::warn!(%status, "stopping without a checkpoint");
                     }
-                    Err(_) => {
-                        return tracing::warn!(
-                            "stopping without a checkpoint: the coordinator is silent"
-                        );
-                    }
+                    Err(_) => {}
                 }
             }
         }
@@ -281,7 +302,7 @@ impl Membership {
         };
         let left = tokio::time::timeout(patience, client.leave(request)).await;
         if !matches!(left, Ok(Ok(_))) {
-            tracing::debug!("could not say good-bye to the coordinator");
+            tracing::debug!("could not give the lease back to the coordinator");
         }
     }
 
@@ -308,10 +329,11 @@ impl Membership {
     }
 }
 
-/// A task that sends calls: numbers them, over all its parts.
+/// The sender of a task's calls. Clones share the numbering of calls.
 #[derive(Clone, Debug)]
 pub struct Sender {
     job: Arc<str>,
+    run: RunId,
     task: Task,
     sequence: Arc<AtomicU64>,
     clock: Arc<AtomicU64>,
@@ -319,9 +341,10 @@ pub struct Sender {
 }
 
 impl Sender {
-    fn new(job: &Job, task: Task) -> Self {
+    fn new(job: &Job, run: RunId, task: Task) -> Self {
         Self {
             job: job.name.as_str().into(),
+            run,
             task,
             sequence: Arc::default(),
             clock: Arc::default(),
@@ -340,26 +363,27 @@ impl Sender {
         });
     }
 
-    /// The epoch of the newest shard map that the coordinator has spoken of.
+    /// Returns a watch on the epoch of the newest shard map that the coordinator has named.
     pub fn newest_epoch(&self) -> watch::Receiver<Epoch> {
         self.epoch.subscribe()
     }
 
-    /// Steps that this worker has finished: its calls tell of them from now on, so that a coordinator
-    /// that has started again knows.
+    /// Sets the number of steps that this worker has finished. Its calls name it from now on, so that a
+    /// coordinator that has started again knows.
     pub fn set_clock(&self, clock: Clock) {
         self.clock.store(clock.0, Relaxed);
     }
 
-    /// As [`Self::origin`], at the clock that was set last.
+    /// Returns the origin of the next call, at the clock that was set last and without an epoch.
     pub fn here(&self) -> Origin {
         self.origin(Epoch(0), Clock(self.clock.load(Relaxed)))
     }
 
-    /// The origin of the next call.
+    /// Returns the origin of the next call.
     pub fn origin(&self, epoch: Epoch, clock: Clock) -> Origin {
         Origin {
             job: self.job.to_string(),
+            run: self.run,
             task: self.task,
             epoch,
             clock,
@@ -388,8 +412,8 @@ async fn follow(
     Ok(())
 }
 
-/// How long a process may count on being a member, by its own clock. It ends a little before the coordinator
-/// gives the process up: the time runs from when a heartbeat was sent, not from when it arrived.
+/// The time for which a process may count on being a member, by its own clock. It ends a little before the
+/// coordinator gives the process up: it runs from when a heartbeat was sent, not from when it arrived.
 #[derive(Clone, Debug)]
 pub struct Lease(Option<Arc<Term>>);
 
@@ -409,7 +433,7 @@ impl Default for Lease {
 }
 
 impl Lease {
-    /// A lease of this length that was renewed by a call sent at `sent`.
+    /// Returns a lease of this length that a call sent at `sent` has renewed.
     pub fn of(length: Duration, sent: Instant) -> Self {
         let lease = Self(Some(Arc::new(Term {
             began: sent,
@@ -420,9 +444,12 @@ impl Lease {
         lease
     }
 
-    /// Whether the coordinator may have given this process up.
+    /// Returns whether the coordinator may have given this process up.
     pub fn is_over(&self) -> bool {
         let Some(term) = &self.0 else { return false };
+        if planted!(NeverReplaced) {
+            return false;
+        }
         let ends = Duration::from_micros(term.ends.load(Relaxed));
         Instant::now() >= term.began + ends
     }
@@ -449,16 +476,19 @@ async fn heartbeats(
 ) {
     let period = lease.length() / HEARTBEATS_PER_LEASE;
     let mut last = Instant::now();
+    let mut pause = period;
     loop {
-        tokio::time::sleep(period).await;
+        tokio::time::sleep(pause).await;
+        pause = period / SOONER;
         let sent = Instant::now();
         let mut client = coordinator.client.clone();
         let beat = client.heartbeat(wire::HeartbeatRequest {
             origin: Some(sender.here().into()),
         });
-        match tokio::time::timeout(period.max(Duration::from_secs(1)), beat).await {
+        match tokio::time::timeout(period / 2, beat).await {
             Ok(Ok(reply)) => {
                 last = Instant::now();
+                pause = period;
                 lease.renew(sent);
                 let reply = reply.into_inner();
                 sender.heard(Epoch(reply.epoch));

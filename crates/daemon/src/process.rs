@@ -16,32 +16,33 @@ use tracing_subscriber::EnvFilter;
 use crate::Ready;
 use crate::descriptors;
 use crate::http::{self, Readiness};
+use crate::membership::{Membership, MembershipError};
 use crate::settings::{AfterJob, LogFormat, ProcessSettings};
 
 /// Exit code of a process whose second signal cut its shutdown short: 128 + SIGTERM.
 const CUT_SHORT: i32 = 143;
 
-/// What a role's `run` is given.
+/// The process of a role, for its `run`.
 #[derive(Clone, Debug)]
 pub struct Process {
     /// Cancelled when the process is to shut down.
     pub shutdown: CancellationToken,
-    /// How long it may take from then on.
+    /// How long it may take to shut down.
     pub shutdown_within: Duration,
-    /// Where metrics are served.
+    /// The address of the metrics.
     pub metrics: SocketAddr,
-    /// Whether this process is at its post, for `/readyz`; not, to begin with.
+    /// The readiness that `/readyz` shows; not ready at first.
     pub readiness: Readiness,
-    /// What to do when the job has ended.
+    /// The action once the job has ended.
     pub after_job: AfterJob,
-    /// What is shown to others and demanded of them.
+    /// The credentials of this process, and those that it demands of its callers.
     pub security: Security,
-    /// How what it says is written.
+    /// The format of log lines.
     pub log_format: LogFormat,
 }
 
 impl Process {
-    /// Says where it listens, on a line of stdout (see [`Ready`]).
+    /// Prints where it listens, on a line of stdout (see [`Ready`]).
     pub fn announce(&self, address: Option<Listen>) {
         let ready = Ready {
             address,
@@ -50,24 +51,40 @@ impl Process {
         println!("{}", ready.line(self.log_format));
     }
 
-    /// Stays until told to go, if that is what is to happen after the job.
+    /// Waits for the shutdown, if the process is to stay after the job.
     pub async fn linger(&self) {
         if self.after_job == AfterJob::Wait {
             tracing::info!("the job has ended; waiting to be told to go");
             self.shutdown.cancelled().await;
         }
     }
+
+    /// Stays after the job, if that is what is to happen, until told to go or until the membership ends: its
+    /// coordinator has started again, or another with another job has its place. Returns whether to register again.
+    pub async fn next_job(&self, membership: &Membership) -> bool {
+        if self.after_job == AfterJob::Exit {
+            return false;
+        }
+        tracing::info!("the job has ended; waiting for the next one, or to be told to go");
+        match self.shutdown.run_until_cancelled(membership.lost()).await {
+            None | Some(MembershipError::Superseded(_)) => false,
+            Some(lost) => {
+                tracing::info!("{lost}; registering again");
+                true
+            }
+        }
+    }
 }
 
 /// How a role's error ends its process.
 pub trait Failure: Display {
-    /// The process's exit code.
+    /// Returns the process's exit code.
     fn exit_code(&self) -> u8 {
         1
     }
 }
 
-/// Why a process ends, and with which code.
+/// The error with which a process ends, and its exit code.
 struct Ending {
     message: String,
     code: u8,
@@ -117,7 +134,7 @@ fn start<E: Failure>(
         .security
         .load()
         .map_err(|error| error.to_string())?;
-    // One thread does for what a process says; work that needs more has threads of its own.
+    // One thread suffices for a process's messages; work that needs more has threads of its own.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -162,7 +179,7 @@ fn start<E: Failure>(
             ))),
         }
     });
-    // What still runs was told to stop and had its time.
+    // Tasks that still run were told to stop, and had their time.
     runtime.shutdown_background();
     outcome
 }

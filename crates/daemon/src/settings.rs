@@ -1,4 +1,4 @@
-//! What all processes can be told, by flag or by environment variable, and a job's flags.
+//! The settings of all processes, by flag or by environment variable, and a job's flags.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use shared_proto::transport::Listen;
 
 use crate::descriptors;
 
-/// What every process can be told.
+/// The settings of every process.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ProcessSettings {
     /// Serve /metrics, /healthz and /readyz here; port 0 takes a free one.
@@ -36,7 +36,7 @@ pub struct ProcessSettings {
     /// 0 if so: what a container's health check runs.
     #[arg(long)]
     pub check_health: bool,
-    /// Who may talk to it.
+    /// The settings of TLS and the token.
     #[command(flatten)]
     pub security: SecuritySettings,
 }
@@ -50,7 +50,7 @@ pub enum LogFormat {
     Json,
 }
 
-/// What processes show to each other and demand. `flambeau certs` makes the files for a trial.
+/// The credentials of processes, and those that they demand. `flambeau certs` makes the files for a trial.
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Security")]
 pub struct SecuritySettings {
@@ -71,12 +71,12 @@ pub struct SecuritySettings {
     pub token_file: Option<PathBuf>,
 }
 
-/// Whom a process that has certificates listens to.
+/// The callers that a process with certificates serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Callers {
     /// Only those with certificates of the same authority.
     Certified,
-    /// Anybody (who has the token, if there is one).
+    /// All callers (with the token, if there is one).
     Any,
 }
 
@@ -96,12 +96,12 @@ impl SecuritySettings {
     }
 }
 
-/// How many connections a port takes.
+/// The limits on connections of a port.
 #[derive(Clone, Debug, Default, clap::Args)]
 #[command(next_help_heading = "Connections")]
 pub struct ConnectionSettings {
     /// Connections at a time. Default: what the limit of open files allows, 16384 at the most. A
-    /// quarter, 256 at the most, is for callers that have not shown yet who they are; the rest is for
+    /// quarter, 256 at the most, is for callers that are not members yet; the rest is for
     /// members.
     #[arg(long, env = "FLAMBEAU_MAX_CONNECTIONS", value_name = "N", value_parser = clap::value_parser!(u32).range(2..))]
     pub max_connections: Option<u32>,
@@ -112,7 +112,7 @@ pub struct ConnectionSettings {
 }
 
 impl ConnectionSettings {
-    /// The limits of a port, within what this process may have open.
+    /// Returns the limits of a port, within the files that this process may have open.
     pub fn limits(&self) -> Limits {
         let [total, per_address] = [self.max_connections, self.max_connections_per_address]
             .map(|number| number.map(|number| number as usize));
@@ -120,7 +120,7 @@ impl ConnectionSettings {
     }
 }
 
-/// What a process does when the job has ended.
+/// The action of a process when the job has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum AfterJob {
     /// Exit, with code 0 if it ended well.

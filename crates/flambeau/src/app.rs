@@ -117,7 +117,7 @@ impl App {
         }
     }
 
-    /// Does what the command line says.
+    /// Runs the command that the command line names.
     pub fn main(self) -> ExitCode {
         let registry = self.registry;
         match Arguments::parse().command {
@@ -154,7 +154,7 @@ fn finish(outcome: Result<(), CommandError>) -> ExitCode {
         Err(error) => {
             eprintln!("flambeau: {error}");
             match error {
-                // As shells say of what SIGINT has ended.
+                // The exit code that shells give to a process that SIGINT has ended.
                 CommandError::Interrupted | CommandError::Stopped { .. } => ExitCode::from(130),
                 _ => ExitCode::FAILURE,
             }

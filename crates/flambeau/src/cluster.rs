@@ -1,5 +1,5 @@
-//! A cluster on this machine: its processes, started from this very executable, talking over
-//! socket files or loopback. Whatever happens to this process, they end: each holds the other end of a pipe.
+//! A cluster on this machine. Its processes run this very executable and communicate over socket files or
+//! loopback. They end with this process, however it ends, because each reads from a pipe that closes then.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -20,33 +20,34 @@ use tokio::time::timeout;
 use crate::certs;
 use crate::error::CommandError;
 
-/// The coordinator among the processes.
+/// The coordinator's place among the processes.
 pub(crate) const COORDINATOR: TaskId = TaskId {
     role: Role::Coordinator,
     index: 0,
 };
 
-/// How long a process may take until it listens. A coordinator may watch for 15 s whether another run is at
-/// work where its checkpoints are to lie.
+/// How long a process may take until it listens. A coordinator may watch for 15 s whether another run owns
+/// the location of its checkpoints.
 const START: Duration = Duration::from_secs(60);
 
-/// How long processes may take to end once they were told to.
+/// How long processes may take to end after they are told to.
 const DRAIN: Duration = Duration::from_secs(12);
 
-/// Systems take paths of socket files below this; where TMPDIR is longer, ports serve as well.
+/// The length below which every system accepts the path of a socket file. With a longer TMPDIR, ports are
+/// used.
 const LONGEST_SOCKET_PATH: usize = 100;
 
 /// How long a cluster's own certificates are valid.
 const CERTIFICATE_DAYS: u16 = 365;
 
-/// Lines of a dead process's log that are shown.
+/// The number of lines of a dead process's log that are shown.
 const TAIL: usize = 12;
 
-/// What a process is started with.
+/// The arguments of a process.
 #[derive(Clone, Debug)]
 struct Start {
     arguments: Vec<String>,
-    /// Threads for candle, where it uses it.
+    /// The number of threads for candle; none for processes without it.
     threads: Option<usize>,
 }
 
@@ -69,7 +70,7 @@ struct Member {
     child: Child,
     start: Start,
     log: PathBuf,
-    /// How it has ended.
+    /// Its exit status, once it has ended.
     exit: Option<ExitStatus>,
 }
 
@@ -85,15 +86,15 @@ pub(crate) enum Transport {
 /// How a cluster is started.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan<'a> {
-    /// Workers.
+    /// The number of workers.
     pub(crate) workers: u32,
-    /// Where they compute.
+    /// The device on which they compute.
     pub(crate) device: &'a str,
-    /// How they reach the servers.
+    /// The transport between workers and servers.
     pub(crate) transport: Transport,
     /// The checkpoint to begin with.
     pub(crate) restore: Option<&'a str>,
-    /// Whether all calls are encrypted, between processes with certificates made for this cluster.
+    /// True if all calls are encrypted, with certificates made for this cluster.
     pub(crate) secure: bool,
 }
 
@@ -101,11 +102,11 @@ pub(crate) struct Plan<'a> {
 pub(crate) struct LocalCluster {
     members: BTreeMap<TaskId, Member>,
     logs: PathBuf,
-    /// Of socket files: their paths must be short, and a run directory's may be long.
+    /// The folder of socket files. It is not in the run directory, whose path may be too long for them.
     sockets: TempDir,
-    /// Where the certificates are.
+    /// The folder of the certificates; none without encryption.
     certificates: Option<PathBuf>,
-    /// Where the coordinator listens.
+    /// The address on which the coordinator listens.
     pub(crate) coordinator: SocketAddr,
 }
 
@@ -142,7 +143,7 @@ impl LocalCluster {
         if let Some(Listen::Tcp(address)) = ready.and_then(|ready| ready.address) {
             cluster.coordinator = address;
         }
-        // Where it has to start again it is where the others look for it, and knows where it was.
+        // If it is restarted, it listens on the same address and resumes from its state.
         if let Some(coordinator) = cluster.members.get_mut(&COORDINATOR) {
             coordinator.start = start.with(["--listen", &cluster.coordinator.to_string()]);
         }
@@ -150,7 +151,7 @@ impl LocalCluster {
         for index in 0..job.cluster.ps.unwrap_or(1) {
             let mut start = cluster.member("ps-server", Role::Ps, index);
             let file = cluster.sockets.path().join(format!("ps-{index}.sock"));
-            // What goes through a socket file is not encrypted.
+            // Traffic through a socket file is not encrypted.
             let unix = plan.transport == Transport::Unix && !plan.secure;
             if unix && file.as_os_str().len() < LONGEST_SOCKET_PATH {
                 start = start.with(["--listen", &Listen::Unix(file).to_string()]);
@@ -182,7 +183,7 @@ impl LocalCluster {
         Ok(cluster)
     }
 
-    /// A member of this cluster that is yet to be started.
+    /// Returns the arguments of a server or worker of this cluster.
     fn member(&self, subcommand: &str, role: Role, index: u32) -> Start {
         let identity = TaskId { role, index }.to_string();
         let coordinator = self.coordinator.to_string();
@@ -196,7 +197,7 @@ impl LocalCluster {
         self.secure(start, role)
     }
 
-    /// What a process of a role is told about security.
+    /// Adds the security arguments of a role.
     fn secure(&self, start: Start, role: Role) -> Start {
         let Some(dir) = &self.certificates else {
             return start;
@@ -213,7 +214,7 @@ impl LocalCluster {
         })
     }
 
-    /// What this process shows to the cluster's, as a worker would.
+    /// Returns the credentials with which this process calls the cluster, those of a worker.
     pub(crate) fn security(&self) -> Result<Security, CommandError> {
         let Some(dir) = &self.certificates else {
             return Ok(Security::default());
@@ -221,7 +222,7 @@ impl LocalCluster {
         Ok(Security::load(&certs::files(dir, Role::Worker))?)
     }
 
-    /// Starts a process again that has ended; it goes on under its name.
+    /// Restarts a process that has ended, under the same name.
     pub(crate) fn restart(&mut self, task: TaskId) -> Result<(), CommandError> {
         let Some(member) = self.members.get(&task) else {
             return Ok(());
@@ -241,7 +242,7 @@ impl LocalCluster {
         Ok(())
     }
 
-    /// Starts a process, without waiting for a word of it.
+    /// Starts a process without waiting until it listens.
     fn begin(
         &self,
         task: TaskId,
@@ -267,7 +268,8 @@ impl LocalCluster {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(file)
-            // Ctrl-C on a terminal reaches this process alone, which then ends the job in good order.
+            // A process group of its own, so that Ctrl-C on a terminal reaches this process alone, which then
+            // ends the job in good order.
             .process_group(0)
             .kill_on_drop(true)
             .spawn();
@@ -288,7 +290,7 @@ impl LocalCluster {
         let stdout = child.stdout.take();
         let stdout = stdout.ok_or_else(|| failed("it has no standard output".to_owned()))?;
         let mut lines = BufReader::new(stdout).lines();
-        // Without its coordinator nobody says anything.
+        // Without its coordinator no process says that it listens.
         let line = match self.members.get_mut(&COORDINATOR) {
             Some(coordinator) => tokio::select! {
                 line = timeout(START, lines.next_line()) => line,
@@ -305,7 +307,7 @@ impl LocalCluster {
         self.members.insert(task, member);
         let ready = match line {
             Ok(Ok(Some(line))) => Ready::parse(&line),
-            // It has ended, which is found out by whoever looks for that.
+            // It has ended. `ended` reports that.
             Ok(_) if task != COORDINATOR => return Ok(None),
             Ok(_) | Err(_) => None,
         };
@@ -315,7 +317,7 @@ impl LocalCluster {
                 tail(&log)
             ))
         })?;
-        // What a model prints goes to the log.
+        // The output of a model goes to the log.
         tokio::spawn(async move {
             let mut more = lines.into_inner();
             if let Ok(file) = tokio::fs::OpenOptions::new().append(true).open(&path).await {
@@ -325,7 +327,7 @@ impl LocalCluster {
         Ok(Some(ready))
     }
 
-    /// Those that have ended since this was last asked, and how.
+    /// Returns the processes that have ended since the last call, with their exit status.
     pub(crate) fn ended(&mut self) -> Vec<(TaskId, ExitStatus)> {
         let mut ended = Vec::new();
         for (task, member) in self.members.iter_mut().filter(|(_, m)| m.exit.is_none()) {
@@ -337,13 +339,13 @@ impl LocalCluster {
         ended
     }
 
-    /// Whether any worker is running.
+    /// Returns whether any worker is running.
     pub(crate) fn has_workers(&self) -> bool {
         let mut members = self.members.iter();
         members.any(|(task, member)| task.role == Role::Worker && member.exit.is_none())
     }
 
-    /// The process numbers of those of a role that are running.
+    /// Returns the process ids of the running processes of a role.
     pub(crate) fn processes(&self, role: Role) -> Vec<u32> {
         let of_role = self.members.iter().filter(|(task, _)| task.role == role);
         of_role
@@ -351,7 +353,7 @@ impl LocalCluster {
             .collect()
     }
 
-    /// Tells all that are left to end, and in the end makes them.
+    /// Tells all remaining processes to end, and kills those that do not.
     pub(crate) async fn stop(&mut self) {
         for member in self.members.values_mut() {
             drop(member.child.stdin.take());
@@ -373,18 +375,18 @@ impl LocalCluster {
         let _ = timeout(DRAIN, all_gone).await;
     }
 
-    /// The process whose name an error begins with, if it has ended badly.
+    /// Returns the process whose name an error begins with, if it has failed.
     pub(crate) fn culprit(&self, error: &str) -> Option<TaskId> {
         let named = |task: &&TaskId| error.starts_with(&task.to_string());
         let mut named = self.members.keys().filter(named);
-        // The longest name: worker-1 is not worker-11.
+        // The longest matching name: an error of worker-11 begins with worker-1 too.
         named.next_back().copied().filter(|task| {
             let exit = self.members.get(task).and_then(|member| member.exit);
             exit.is_some_and(|status| !status.success())
         })
     }
 
-    /// How a process has ended, and its last words.
+    /// Returns the error for a process that has ended, with the end of its log.
     pub(crate) fn died(&self, task: TaskId) -> CommandError {
         let member = self.members.get(&task);
         let log = member.map(|member| member.log.clone()).unwrap_or_default();
@@ -401,14 +403,14 @@ impl LocalCluster {
     }
 }
 
-/// Waits for a process's end. Its own `wait` would close its standard input first.
+/// Waits for a process's end. `Child::wait` would close its standard input first.
 async fn ended(child: &mut Child) {
     while matches!(child.try_wait(), Ok(None)) {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
 
-/// This executable, told only what is on its command line.
+/// Returns a command that runs this executable, without the settings in this process's environment.
 fn own() -> Result<Command, CommandError> {
     let path = std::env::current_exe().map_err(CommandError::file("this executable"))?;
     let mut command = Command::new(path);
@@ -421,7 +423,7 @@ fn own() -> Result<Command, CommandError> {
     Ok(command)
 }
 
-/// Threads that each of some workers may compute with, so that they share the cores.
+/// Returns the number of threads with which each worker computes, so that they share the cores.
 pub(crate) fn threads_each(workers: u32) -> usize {
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     (cores / workers.max(1) as usize).max(1)

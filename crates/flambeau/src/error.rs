@@ -1,4 +1,4 @@
-//! What can end a command otherwise than well.
+//! The errors of commands.
 
 use std::path::PathBuf;
 
@@ -9,7 +9,7 @@ use shared_proto::security::SecurityError;
 use worker::device::DeviceError;
 use worker::replica::ReplicaError;
 
-/// What can end a command otherwise than well.
+/// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub(crate) enum CommandError {
@@ -28,35 +28,35 @@ pub(crate) enum CommandError {
     /// Some checkpoints are not as they were written.
     #[error("{} damaged:\n  {}", damages.len(), damages.join("\n  "))]
     Damaged {
-        /// What is wrong with each.
+        /// The damage of each.
         damages: Vec<String>,
     },
     /// The model or its data cannot be used.
     #[error(transparent)]
     Replica(#[from] ReplicaError),
-    /// The device cannot be had.
+    /// The device cannot be used.
     #[error(transparent)]
     Device(#[from] DeviceError),
     /// A file cannot be read or written.
     #[error("{path:?}: {error}")]
     File {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// What the system says.
+        /// The system's error.
         error: std::io::Error,
     },
     /// A file is not what it should be.
     #[error("{path:?} is not valid: {reason}")]
     Content {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// Why not.
+        /// Why it is not valid.
         reason: String,
     },
     /// A process of the cluster could not be started.
     #[error("cannot start {name}: {reason}")]
     Start {
-        /// Which.
+        /// The process.
         name: String,
         /// Why not.
         reason: String,
@@ -64,9 +64,9 @@ pub(crate) enum CommandError {
     /// A process of the cluster died.
     #[error("{name} {status}; its last lines ({log}):\n{tail}", log = log.display())]
     Died {
-        /// Which.
+        /// The process.
         name: String,
-        /// How.
+        /// How it has ended.
         status: String,
         /// Its log.
         log: PathBuf,
@@ -81,20 +81,20 @@ pub(crate) enum CommandError {
     Interrupted,
     /// The user has ended it in good order.
     #[error(
-        "stopped after {samples} samples; the model so far, a checkpoint and the curves are in {kept}; this goes on from there:\n  {command}"
+        "stopped after {samples} samples; the model so far and the curves are in {kept}; {next}"
     )]
     Stopped {
-        /// Trained on.
+        /// The number of samples trained on.
         samples: u64,
         /// The run directory.
         kept: String,
-        /// What to type.
-        command: String,
+        /// How the run can be continued, with the command, or why it cannot.
+        next: String,
     },
     /// A picture cannot be drawn.
     #[error("cannot draw {path:?}: {reason}")]
     Plot {
-        /// Which.
+        /// The file.
         path: PathBuf,
         /// Why not.
         reason: String,
@@ -102,7 +102,7 @@ pub(crate) enum CommandError {
 }
 
 impl CommandError {
-    /// For errors about a file.
+    /// Returns a conversion of system errors about a file.
     pub(crate) fn file(path: impl Into<PathBuf>) -> impl FnOnce(std::io::Error) -> Self {
         let path = path.into();
         move |error| Self::File { path, error }

@@ -9,7 +9,7 @@ use shared_proto::number::{self, Number};
 
 use crate::error::CommandError;
 
-/// The lines that are shown to people.
+/// The lines that commands show.
 #[derive(Debug, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub(crate) enum Line {
@@ -27,7 +27,7 @@ pub(crate) enum Line {
     Other,
 }
 
-/// All lines of a run. One that was cut short, where a coordinator was killed, is passed over.
+/// Reads all lines of a run. Skips lines that were cut short when a coordinator was killed.
 pub(crate) fn read(dir: &Path) -> Result<Vec<Line>, CommandError> {
     let path = dir.join(run_dir::METRICS);
     let text = std::fs::read_to_string(&path).map_err(CommandError::file(&path))?;

@@ -11,13 +11,13 @@ use crate::metrics::{self, Line};
 
 const SIZE: (u32, u32) = (900, 420);
 
-/// What a chart's title and the names of its lines take of its height.
+/// The height of a chart's title and legend.
 const HEAD: i32 = 40;
 
-/// How far from the left edge the title begins.
+/// The distance of the title from the left edge.
 const LEGEND_LEFT: i32 = 64;
 
-/// Lines of at most so many points show each of them.
+/// The most points of a line that are drawn as dots.
 const MOST_DOTS: usize = 60;
 
 #[derive(Clone, Debug, Args)]
@@ -96,7 +96,7 @@ fn loss(area: &Painting, curves: &Curves) -> Result<(), PaintError> {
     axes(area, "loss", &chart)
 }
 
-/// A chart under its title and the names of its lines, which cover none of them.
+/// Draws a chart below its title and legend, so that these cover no line.
 fn axes(area: &Painting, title: &str, lines: &[Curve]) -> Result<(), PaintError> {
     let (head, area) = area.split_vertically(HEAD);
     legend(&head, title, lines)?;
@@ -116,7 +116,7 @@ fn axes(area: &Painting, title: &str, lines: &[Curve]) -> Result<(), PaintError>
         .margin_top(4)
         .x_label_area_size(34)
         .y_label_area_size(52)
-        // A little more on the right, so that the last point is seen whole.
+        // A margin on the right, so that the last dot is drawn whole.
         .build_cartesian_2d(0.0..end * 1.02, low - margin..high + margin)?;
     chart
         .configure_mesh()
@@ -134,7 +134,7 @@ fn axes(area: &Painting, title: &str, lines: &[Curve]) -> Result<(), PaintError>
     Ok(())
 }
 
-/// The title, and beside it the name of each line in its colour.
+/// Draws the title, and beside it the name of each line in its colour.
 fn legend(area: &Painting, title: &str, lines: &[Curve]) -> Result<(), PaintError> {
     let font = ("sans-serif", 18).into_font();
     area.draw(&Text::new(title.to_owned(), (LEGEND_LEFT, 14), font))?;
@@ -165,7 +165,7 @@ mod tests {
     const EVALUATION: &str =
         r#"{"event":"evaluation","epoch":1,"metrics":{"loss":0.5,"accuracy":0.9}}"#;
 
-    /// Where the circles of a picture are, those of the names left out.
+    /// Counts the circles of a picture, without those of the legend.
     fn dots(picture: &str) -> usize {
         let below = |circle: &&str| {
             let y = circle

@@ -1,4 +1,4 @@
-//! What a person sees while a job runs: a bar for each worker, and one for the epochs.
+//! The progress bars of a job: one for each worker, and one for the epochs.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +13,7 @@ use shared_proto::wire;
 const WHOLE: &str = "{prefix:<12} [{bar:20}] {percent:>3} % {wide_msg}";
 const WORKER: &str = "{prefix:<10} [{bar:8}] {wide_msg}";
 
-/// Bars on stderr; where that is no terminal, a line for each evaluation.
+/// Bars on stderr, or a line for each evaluation if that is no terminal.
 pub(crate) struct Progress {
     bars: MultiProgress,
     whole: ProgressBar,
@@ -45,7 +45,7 @@ impl Progress {
         }
     }
 
-    /// Shows how things stand.
+    /// Shows a status.
     pub(crate) fn show(&mut self, status: &wire::Status) {
         if status.phase() == JobPhase::Starting {
             self.whole
@@ -62,7 +62,7 @@ impl Progress {
         for task in &status.tasks {
             self.show_worker(task, status.samples);
         }
-        // A status has only the newest.
+        // A status has only the newest evaluations.
         let new = |e: &&wire::EvaluationReport| self.shown.is_none_or(|shown| e.data_epoch > shown);
         for evaluation in status.evaluations.iter().filter(new).collect::<Vec<_>>() {
             self.evaluated(evaluation.data_epoch + 1, &evaluation.metrics);
@@ -70,7 +70,7 @@ impl Progress {
         }
     }
 
-    /// Shows what went by since the last look at the cluster, and takes the bars away.
+    /// Shows the evaluations since the last status, and removes the bars.
     pub(crate) fn finish(&mut self, lines: &[Line]) {
         self.close();
         let evaluations = lines.iter().filter_map(|line| match line {
@@ -110,13 +110,13 @@ impl Progress {
             bar.set_prefix(task.to_string());
             bar
         });
-        // The worker's share of all that is done.
+        // The worker's share of all samples that are done.
         bar.set_length(all.max(1));
         bar.set_position(status.samples);
         bar.set_message(worker_line(status));
     }
 
-    /// Says something, above the bars.
+    /// Prints a text above the bars.
     pub(crate) fn say(&self, text: &str) {
         if self.quiet {
             return;
@@ -128,14 +128,14 @@ impl Progress {
         }
     }
 
-    /// Takes the bars away.
+    /// Removes the bars.
     pub(crate) fn close(&mut self) {
         let _ = self.bars.clear();
         self.bars.set_draw_target(ProgressDrawTarget::hidden());
     }
 }
 
-/// What a worker does, in the room that its bar leaves.
+/// Describes what a worker does, in the room beside its bar.
 fn worker_line(status: &wire::TaskStatus) -> String {
     let waiting: Vec<Task> = status
         .waiting_on

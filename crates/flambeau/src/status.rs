@@ -14,7 +14,7 @@ use shared_proto::wire;
 
 use crate::error::CommandError;
 
-/// Asks the coordinator.
+/// Fetches the status from the coordinator.
 pub(crate) async fn fetch(coordinator: &Coordinator) -> Result<wire::Status, CommandError> {
     let call = coordinator.call(|mut c| async move { c.get_status(wire::StatusRequest {}).await });
     Ok(call.await?)
@@ -41,7 +41,7 @@ fn waits(status: &wire::TaskStatus) -> Vec<Task> {
         .collect()
 }
 
-/// One JSON object, with all that the tables have.
+/// Returns the status as one JSON object.
 pub(crate) fn json(status: &wire::Status) -> Value {
     json!({
         "job": status.job,
@@ -102,7 +102,7 @@ fn task_json(status: &wire::TaskStatus) -> Value {
     })
 }
 
-/// What a worker lacks, in a word; none if it can work.
+/// Returns what a worker lacks in a word; none if it can work.
 fn failure(status: &wire::TaskStatus) -> Option<String> {
     let name = status.failure().as_str_name();
     let name = name.strip_prefix("WORKER_FAILURE_").unwrap_or(name);
@@ -110,7 +110,7 @@ fn failure(status: &wire::TaskStatus) -> Option<String> {
 }
 
 fn shard_json((shard, status): (usize, &wire::ShardStatus)) -> Value {
-    let report = status.report.unwrap_or_default();
+    let report = status.report.clone().unwrap_or_default();
     json!({
         "shard": shard,
         "server": task_of(status.server.as_ref()).map(|t| t.to_string()),
@@ -119,10 +119,11 @@ fn shard_json((shard, status): (usize, &wire::ShardStatus)) -> Value {
         "updates": report.updates,
         "max_clock_lead": report.max_clock_lead,
         "refused": report.refused,
+        "non_finite": report.non_finite,
     })
 }
 
-/// Text from other processes, with what would act on a terminal shown as an escape.
+/// Escapes the control characters in text from other processes, so that they do not act on the terminal.
 pub(crate) fn harmless(text: &str) -> Cow<'_, str> {
     if !text.contains(char::is_control) {
         return Cow::Borrowed(text);
@@ -134,7 +135,7 @@ pub(crate) fn harmless(text: &str) -> Cow<'_, str> {
     Cow::Owned(escaped.collect())
 }
 
-/// Tables for people.
+/// Returns the status as tables.
 pub(crate) fn table(status: &wire::Status) -> String {
     let mut text = String::new();
     let bound = match (status.mode.as_str(), status.staleness) {
@@ -169,6 +170,15 @@ pub(crate) fn table(status: &wire::Status) -> String {
     let _ = writeln!(text, "{}", tasks_table(status).trim_fmt());
     if !status.shards.is_empty() {
         let _ = writeln!(text, "{}", shards_table(status).trim_fmt());
+    }
+    for (shard, status) in status.shards.iter().enumerate() {
+        if let Some(report) = status.report.as_ref().filter(|r| !r.non_finite.is_empty()) {
+            let _ = writeln!(
+                text,
+                "shard {shard} has values of {} that are NaN or infinite",
+                harmless(&report.non_finite)
+            );
+        }
     }
     for task in &status.tasks {
         let waits = waits(task);
@@ -206,7 +216,7 @@ fn tasks_table(status: &wire::Status) -> Table {
         let id = task_of(place.task.as_ref());
         let worker = task.activity != "serving";
         let of_worker = |text: String| if worker { text } else { String::new() };
-        // One that has not worked since the coordinator started has nothing to show.
+        // A worker that has not worked since the coordinator started has no figures.
         let at_work = task.loss.is_finite() || task.clock > 0;
         let of_work = |text: String| {
             if at_work {
@@ -250,7 +260,7 @@ fn shards_table(status: &wire::Status) -> Table {
         "refused",
     ]);
     for (shard, status) in status.shards.iter().enumerate() {
-        let report = status.report.unwrap_or_default();
+        let report = status.report.clone().unwrap_or_default();
         table.add_row([
             shard.to_string(),
             task_of(status.server.as_ref()).map_or(String::new(), |t| t.to_string()),

@@ -11,7 +11,7 @@ use coordinator::{Summary, read_job};
 use daemon::membership::Coordinator;
 use serde::Serialize;
 use shared_proto::ids::TaskId;
-use shared_proto::job::{Job, run_dir};
+use shared_proto::job::{Checkpoint, Job, run_dir};
 use shared_proto::view::JobPhase;
 use shared_proto::wire;
 use tokio::signal::unix::{SignalKind, signal};
@@ -24,20 +24,20 @@ use crate::error::CommandError;
 use crate::progress::Progress;
 use crate::{metrics, plot, status};
 
-/// Parameter servers and workers where the job does not say how many.
+/// The numbers of parameter servers and workers of a job that gives none.
 const DEFAULT_PS: u32 = 2;
 const DEFAULT_WORKERS: u32 = 2;
 
-/// How often the cluster is looked at.
+/// How often the cluster's status is fetched.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// How long the coordinator may take to end a job that cannot go on.
 const GRACE: Duration = Duration::from_secs(3);
 
-/// A process that is killed more often than this, while no step is finished, is not started again.
+/// The number of times that a process is restarted while no step is finished.
 const MOST_DEATHS: usize = 10;
 
-/// Updates beyond which a gradient points to where the weights were rather than to where they should go.
+/// The mean gradient staleness, in updates, beyond which gradients help little.
 const TOO_STALE: f64 = 32.0;
 
 #[derive(Clone, Debug, Args)]
@@ -62,7 +62,7 @@ pub(crate) struct Arguments {
     pub(crate) secure: bool,
 }
 
-/// What a run came to.
+/// The outcome of a run.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Outcome {
     #[serde(flatten)]
@@ -74,6 +74,7 @@ pub(crate) fn run(arguments: Arguments, registry: &Registry) -> Result<(), Comma
     let job = read_job(arguments.job.file.as_deref(), arguments.job.flags)?;
     check(&job, registry, &arguments.device)?;
     let restore = arguments.restore.as_deref();
+    let checkpoint = job.checkpoint.clone();
     let plan = Plan {
         workers: 0,
         device: &arguments.device,
@@ -87,7 +88,7 @@ pub(crate) fn run(arguments: Arguments, registry: &Registry) -> Result<(), Comma
     let stopped = summary.stopped.then(|| CommandError::Stopped {
         samples: summary.samples,
         kept: shown(&outcome.run_dir),
-        command: going_on(&outcome.run_dir, &arguments.device, arguments.secure),
+        next: next(&outcome, &checkpoint, &arguments.device, arguments.secure),
     });
     if arguments.json {
         println!("{}", json(&outcome));
@@ -100,8 +101,11 @@ pub(crate) fn run(arguments: Arguments, registry: &Registry) -> Result<(), Comma
     stopped.map_or(Ok(()), Err)
 }
 
-/// Finds out whether a worker could work at all, before any process or folder is made: its device, its
-/// data and its model. What is wrong is said as the worker would say it.
+/// Checks that a worker could work, before any process or folder is created: its device, its data and its
+/// model.
+///
+/// # Errors
+/// The error that the worker would end with.
 fn check(job: &Job, registry: &Registry, device: &str) -> Result<(), CommandError> {
     let device = worker::device::open(device.parse()?)?;
     let replica = ModelReplica::start(Arc::new(job.clone()), registry.clone(), device);
@@ -109,7 +113,7 @@ fn check(job: &Job, registry: &Registry, device: &str) -> Result<(), CommandErro
     Ok(())
 }
 
-/// What is to be said where gradients were too old to help.
+/// Returns a warning if gradients were too stale to help.
 fn stale(summary: &Summary) -> Option<String> {
     let updates = summary.mean_gradient_staleness;
     if updates <= TOO_STALE {
@@ -123,11 +127,11 @@ fn stale(summary: &Summary) -> Option<String> {
         )
     });
     Some(format!(
-        "a gradient was {updates:.0} updates behind the weights that it was applied to, in the mean; beyond some {TOO_STALE:.0} it helps little, whatever the staleness bound is, since that counts the steps of one worker and not the updates of all.{useful} Fewer workers, a larger --batch-size or --mode sync make more of the same time."
+        "gradients were {updates:.0} updates old on average when they were applied; beyond some {TOO_STALE:.0} they help little. The staleness bound does not prevent this: it limits the steps of one worker, not the updates of all.{useful} Fewer workers, a larger --batch-size or --mode sync make better use of the same time."
     ))
 }
 
-/// Trains a job on a cluster of its own, with the workers that the job says.
+/// Trains a job on a cluster of its own, with the number of workers that the job gives.
 pub(crate) fn train(
     mut job: Job,
     mut plan: Plan<'_>,
@@ -164,7 +168,7 @@ pub(crate) fn train(
             reason: format!("{what}, or give another --run-dir"),
         });
     }
-    // What lies there is another run's.
+    // These files belong to an earlier run.
     for other in [run_dir::SUMMARY, run_dir::STATE] {
         let _ = std::fs::remove_file(dir.join(other));
     }
@@ -178,7 +182,7 @@ pub(crate) fn train(
     })
 }
 
-/// `runs/digits-mlp-1`, or the next number that is free.
+/// Creates `runs/digits-mlp-1`, or the next folder whose number is free.
 fn new_run_dir(job: &Job) -> Result<PathBuf, CommandError> {
     let runs = Path::new("runs");
     std::fs::create_dir_all(runs).map_err(CommandError::file(runs))?;
@@ -194,7 +198,7 @@ fn new_run_dir(job: &Job) -> Result<PathBuf, CommandError> {
     }
 }
 
-/// Starts the cluster, shows what it does, and sees it out.
+/// Starts the cluster, shows its progress, and ends it.
 async fn watch(
     job: &Job,
     dir: &Path,
@@ -204,7 +208,11 @@ async fn watch(
     let signals = |kind| signal(kind).map_err(CommandError::file("signals"));
     let mut interrupt = signals(SignalKind::interrupt())?;
     let mut terminate = signals(SignalKind::terminate())?;
-    let mut cluster = LocalCluster::start(job, dir, plan).await?;
+    let mut cluster = tokio::select! {
+        started = LocalCluster::start(job, dir, plan) => started?,
+        _ = interrupt.recv() => return Err(CommandError::Interrupted),
+        _ = terminate.recv() => return Err(CommandError::Interrupted),
+    };
     let mut progress = Progress::new(quiet);
     let coordinator = Coordinator::at(&cluster.coordinator.to_string(), LOOK, cluster.security()?)?;
     let mut interrupted = false;
@@ -222,9 +230,8 @@ async fn watch(
         }
     };
     progress.close();
-    // Who was in the cluster has left it before the coordinator ended. Who had not come yet would look for
-    // its coordinator in vain. A second Ctrl-C does not wait: the processes are killed as the cluster is
-    // dropped.
+    // The members left before the coordinator ended. A process that had not joined yet would wait for its
+    // coordinator in vain, so it is told to end. On Ctrl-C the processes are killed, as the cluster is dropped.
     tokio::select! {
         () = cluster.stop() => {}
         _ = interrupt.recv() => return Err(CommandError::Interrupted),
@@ -246,7 +253,7 @@ async fn watch(
     }
 }
 
-/// Follows the job until the coordinator has ended. Processes that are killed are started again.
+/// Follows the job until the coordinator has ended. Restarts processes that are killed.
 async fn follow(
     cluster: &mut LocalCluster,
     coordinator: &Coordinator,
@@ -260,7 +267,7 @@ async fn follow(
     } = following;
     loop {
         for (task, status) in cluster.ended() {
-            // What ends with a code has decided so; what a signal has ended has not.
+            // A process with an exit code has ended by itself. A signal has killed the others.
             let killed = status.code().is_none();
             if killed && deaths.may_restart(task) {
                 progress.say(&format!("{task} was killed ({status}); started it again"));
@@ -290,7 +297,7 @@ async fn follow(
     }
 }
 
-/// Asks the coordinator to end the job in good order; whether it does.
+/// Asks the coordinator to end the job in good order. Returns whether it does.
 async fn stop(coordinator: &Coordinator, job: &str, progress: &Progress) -> bool {
     let call = coordinator.call(|mut c| {
         let job = job.to_owned();
@@ -306,18 +313,36 @@ async fn stop(coordinator: &Coordinator, job: &str, progress: &Progress) -> bool
     true
 }
 
-/// What is known of a job that is followed.
+/// The state of following a job.
 #[derive(Default)]
 struct Following {
     deaths: Deaths,
-    /// A process without which the job cannot go on, and until when the coordinator may say so.
+    /// A process that has failed, and the time until which the coordinator may end the job because of it.
     missing: Option<(TaskId, Instant)>,
-    /// Before it begins, training waits for all workers that the job asks for.
+    /// True if training has begun. Before that it waits for all workers of the job.
     training: bool,
 }
 
-/// The command that goes on with a run that was stopped.
-fn going_on(dir: &Path, device: &str, secure: bool) -> String {
+/// Says how a stopped run can be continued.
+fn next(outcome: &Outcome, checkpoint: &Checkpoint, device: &str, secure: bool) -> String {
+    if !checkpoint.enabled {
+        return "it cannot be continued: there are no checkpoints (checkpoint.enabled is false)"
+            .to_owned();
+    }
+    let from = match &*outcome.summary.unsaved {
+        "" => "this goes on from the last checkpoint".to_owned(),
+        why => format!(
+            "the last checkpoint could not be written ({why}); this goes on from the one before"
+        ),
+    };
+    let place = checkpoint.location.as_deref().map(Path::new);
+    let dir = &outcome.run_dir;
+    let command = going_on(dir, place.unwrap_or(dir), device, secure);
+    format!("{from}:\n  {command}")
+}
+
+/// Returns the command that continues a stopped run from its newest checkpoint.
+fn going_on(dir: &Path, restore: &Path, device: &str, secure: bool) -> String {
     let quoted = |path: &Path| {
         let text = shown(path);
         let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+".contains(c);
@@ -331,7 +356,7 @@ fn going_on(dir: &Path, device: &str, secure: bool) -> String {
         "{} train {} --restore {} --run-dir {}",
         quoted(Path::new(&program)),
         quoted(&dir.join(run_dir::JOB)),
-        quoted(dir),
+        quoted(restore),
         quoted(&next_dir(dir)),
     );
     if device != "auto" {
@@ -343,7 +368,7 @@ fn going_on(dir: &Path, device: &str, secure: bool) -> String {
     command
 }
 
-/// A folder beside a run's that is not there yet.
+/// Returns a folder beside a run's that does not exist yet.
 fn next_dir(dir: &Path) -> PathBuf {
     let name = dir.file_name().unwrap_or_default().to_string_lossy();
     let folder = |number: u32| dir.with_file_name(format!("{name}-{number}"));
@@ -354,7 +379,7 @@ fn next_dir(dir: &Path) -> PathBuf {
     folder(number)
 }
 
-/// How often processes were killed since a step was finished.
+/// The number of times that each process was killed since a step was finished.
 #[derive(Default)]
 struct Deaths {
     of: BTreeMap<TaskId, usize>,
@@ -362,14 +387,14 @@ struct Deaths {
 }
 
 impl Deaths {
-    /// Whether a process that was killed is to be started again: not if that happens all the time.
+    /// Counts a death. Returns whether the process is restarted, which it is not if it dies again and again.
     fn may_restart(&mut self, task: TaskId) -> bool {
         let deaths = self.of.entry(task).or_default();
         *deaths += 1;
         *deaths <= MOST_DEATHS
     }
 
-    /// Notes how many steps are finished.
+    /// Notes the number of finished steps.
     fn note(&mut self, steps: u64) {
         if steps != self.steps {
             *self = Self {
@@ -445,7 +470,7 @@ fn table(outcome: &Outcome) -> Table {
     table
 }
 
-/// A path as seen from here.
+/// Shows a path relative to the working directory, if it lies inside.
 fn shown(path: &Path) -> String {
     let here = std::env::current_dir().ok();
     let inside = here.and_then(|here| path.strip_prefix(here).ok().map(Path::to_owned));

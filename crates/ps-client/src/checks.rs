@@ -1,4 +1,4 @@
-//! What is looked at before the first block of a push is sent: nothing of it is, unless all of it may be.
+//! Checks of a push before its first block is sent: all of it is sent, or nothing.
 
 use bytes::Bytes;
 use shared_proto::ids::Clock;
@@ -8,7 +8,7 @@ use crate::error::ClientError;
 use crate::servers::{Gradients, ParameterServers};
 
 impl ParameterServers {
-    /// Nothing of a push is sent unless all of it may be.
+    /// Checks all values of a push, and returns them.
     pub(crate) fn check<'a>(
         &self,
         clock: Clock,
@@ -59,7 +59,7 @@ impl ParameterServers {
         }
     }
 
-    /// The name of the first variable whose values are not as they should be.
+    /// Returns the name of the first variable whose values are not as they should be.
     fn first_without(&self, values: &[Bytes], holds: impl Fn(&[LeF32]) -> bool) -> Option<String> {
         let mut named = self.map.variables.iter().zip(values);
         let found = named.find(|(_, values)| !holds(payload::elements(values)));
@@ -73,7 +73,7 @@ mod tests {
     use std::time::Duration;
 
     use shared_proto::blocks::{PlacedVariable, ShardMap, VariableSpec};
-    use shared_proto::ids::{Epoch, Generation, Role, Task, TaskId, ViewNumber};
+    use shared_proto::ids::{Epoch, Generation, Role, RunId, Task, TaskId, ViewNumber};
     use shared_proto::payload::Dtype;
     use shared_proto::transport::SystemNetwork;
     use tokio::sync::mpsc;
@@ -88,7 +88,7 @@ mod tests {
         };
         let map = ShardMap {
             epoch: Epoch(1),
-            // Nobody listens there: what is wrong must be found before anything is sent.
+            // Nothing listens there: an error must be found before anything is sent.
             addresses: vec!["127.0.0.1:1".to_owned()],
             servers: Vec::new(),
             sources: Vec::new(),
@@ -105,6 +105,7 @@ mod tests {
         };
         let identity = Identity {
             job: String::new(),
+            run: RunId::default(),
             task: Task {
                 id,
                 generation: Generation(1),

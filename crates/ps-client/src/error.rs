@@ -66,6 +66,9 @@ pub enum ClientError {
         /// What the last try came to.
         reason: String,
     },
+    /// The coordinator has not taken the report of updates that were lost with a server.
+    #[error("the coordinator has not taken the report of updates that shard {0} has lost")]
+    Unreported(u32),
     /// The session was closed while the answer was awaited.
     #[error("the session with shard {0} is closed")]
     Closed(u32),
@@ -76,7 +79,7 @@ impl ClientError {
     pub fn is_retryable(&self) -> bool {
         matches!(
             self,
-            Self::Fenced(_) | Self::Moved { .. } | Self::Unreachable { .. }
+            Self::Fenced(_) | Self::Moved { .. } | Self::Unreachable { .. } | Self::Unreported(_)
         )
     }
 }
@@ -86,9 +89,11 @@ impl From<Refusal> for ClientError {
         match refusal.reason {
             // A clock that the server cannot believe is one that a coordinator which has started again
             // did not tell it of.
-            Reason::Fenced | Reason::StaleEpoch | Reason::StaleClock | Reason::FutureClock => {
-                Self::Fenced(refusal)
-            }
+            Reason::Fenced
+            | Reason::NotLeased
+            | Reason::StaleEpoch
+            | Reason::StaleClock
+            | Reason::FutureClock => Self::Fenced(refusal),
             Reason::Superseded => Self::Superseded(refusal),
             _ => Self::Refused(refusal),
         }

@@ -6,7 +6,8 @@
 //!   sent again, in order
 //! - `connection`: a stream, opened and greeted
 //! - [`Maps`]: where shards are; they move to other servers and addresses while a job runs
-//! - `losses`: what was acknowledged and went with a server
+//! - `losses`: acknowledged updates that were lost with a server
+//! - `checks`: checks of a push before any of it is sent
 //! - [`Frames`]: which blocks travel together
 
 mod checks;

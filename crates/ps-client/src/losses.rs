@@ -1,4 +1,4 @@
-//! Which of a worker's acknowledged updates are gone, when a shard's values were restored.
+//! The acknowledged updates of a worker that a restored shard lacks.
 
 use std::collections::HashMap;
 
@@ -43,26 +43,26 @@ pub struct Loss {
     pub epoch: Epoch,
     /// How much is lost.
     pub lost: Lost,
-    /// To be answered when the coordinator knows of it: no step counts in the new epoch before.
+    /// Answered once the coordinator knows of the loss: no step counts in the new epoch before that.
     pub told: oneshot::Sender<()>,
 }
 
-/// What a shard has acknowledged to this worker. A block takes this worker's pushes in order, and counts
-/// them, so the number of those it has taken tells which are there.
+/// The pushes that a shard has acknowledged to this worker. A block takes them in order and counts them,
+/// so its count tells which of them it has.
 #[derive(Debug, Default)]
 pub(crate) struct Acknowledged {
     blocks: HashMap<BlockId, Counts>,
-    /// Steps in the order of their pushes: from each of these on, the clock grows by one a push.
+    /// The clocks of the pushes, as runs within which the clock grows by one with each push.
     runs: Vec<Run>,
-    /// Pushes acknowledged.
+    /// The number of pushes of which any block was acknowledged.
     pushes: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Counts {
-    /// Pushes that were acknowledged.
+    /// The number of pushes that were acknowledged.
     acknowledged: u64,
-    /// Those of them that are known to be lost.
+    /// The number of acknowledged pushes that are known to be lost.
     lost: u64,
 }
 
@@ -90,14 +90,14 @@ impl Acknowledged {
         }
     }
 
-    /// The step of a push, counted from 0, if the present run goes on that far.
+    /// Returns the clock of a push, if its run goes on that far. Pushes count from 0.
     fn clock_of(&self, push: u64) -> Option<Clock> {
         let after = self.runs.partition_point(|run| run.push <= push);
         let run = self.runs[..after].last()?;
         Some(Clock(run.clock.0 + (push - run.push)))
     }
 
-    /// The blocks to ask about, message by message.
+    /// Returns the blocks to ask about, one list for each message.
     pub(crate) fn to_ask(&self) -> Vec<Vec<wire::BlockId>> {
         let mut ids: Vec<BlockId> = self.blocks.keys().copied().collect();
         ids.sort_unstable();
@@ -107,7 +107,7 @@ impl Acknowledged {
             .collect()
     }
 
-    /// Compares with what the shard has; what is lost is said once.
+    /// Compares what was acknowledged with what the shard has. Returns each lost update once.
     pub(crate) fn compare(&mut self, outcomes: &[wire::BlockOutcome]) -> Option<Lost> {
         let mut lost = None;
         for outcome in outcomes {

@@ -1,5 +1,5 @@
-//! The newest shard map. Sessions ask for a newer one when theirs does not serve any more; whoever
-//! talks to the coordinator fetches it.
+//! The newest shard map. Sessions ask for a newer one when theirs no longer serves; the task that calls
+//! the coordinator fetches it.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ pub struct Maps {
     wanted: Arc<Notify>,
 }
 
-/// Where newer maps are handed in.
+/// The sender of newer maps.
 #[derive(Debug)]
 pub struct MapSource {
     newest: watch::Sender<Arc<ShardMap>>,
@@ -22,7 +22,7 @@ pub struct MapSource {
 }
 
 impl MapSource {
-    /// The first map, and those who look at it.
+    /// Returns a sender of maps and their receiver, which begins with this map.
     pub fn new(map: ShardMap) -> (Self, Maps) {
         let (sender, newest) = watch::channel(Arc::new(map));
         let wanted = Arc::new(Notify::new());
@@ -33,12 +33,12 @@ impl MapSource {
         (source, Maps { newest, wanted })
     }
 
-    /// Waits until somebody wants a newer map.
+    /// Waits until a session wants a newer map.
     pub async fn wanted(&self) {
         self.wanted.notified().await;
     }
 
-    /// The epoch of the newest map.
+    /// Returns the epoch of the newest map.
     pub fn epoch(&self) -> Epoch {
         self.newest.borrow().epoch
     }
@@ -72,7 +72,7 @@ impl Maps {
     pub(crate) async fn beyond(&mut self, map: &ShardMap) {
         let newer = |newest: &Arc<ShardMap>| newest.epoch > map.epoch;
         if self.newest.wait_for(newer).await.is_err() {
-            // Nobody hands maps in any more.
+            // The sender of maps is gone.
             std::future::pending::<()>().await;
         }
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use shared_proto::blocks::{BlockId, ShardMap};
-use shared_proto::ids::{Clock, Epoch, Origin, Sequence, Task, Version, ViewNumber};
+use shared_proto::ids::{Clock, Epoch, Origin, RunId, Sequence, Task, Version, ViewNumber};
 use shared_proto::payload::{self, Dtype, Elements};
 use shared_proto::transport::Network;
 use shared_proto::wire;
@@ -19,11 +19,13 @@ use crate::losses::Loss;
 use crate::maps::Maps;
 use crate::session::{Answer, Reply, Session, Settling, Target};
 
-/// As whom, and how long, a worker talks to the servers.
+/// The settings of a worker's sessions with the servers.
 #[derive(Clone, Debug)]
 pub struct Identity {
     /// Name of the job.
     pub job: String,
+    /// The run that this worker is a member of.
+    pub run: RunId,
     /// This worker.
     pub task: Task,
     /// The newest view it knows of.
@@ -32,9 +34,9 @@ pub struct Identity {
     pub patience: Duration,
     /// Numbers in which weights and gradients travel.
     pub wire: Dtype,
-    /// How servers are reached.
+    /// The network by which servers are reached.
     pub network: Arc<dyn Network>,
-    /// Where to say what was lost with a server.
+    /// The receiver of losses with a server.
     pub losses: mpsc::Sender<Loss>,
 }
 
@@ -46,17 +48,17 @@ pub struct ParameterServers {
     waiting_on: watch::Receiver<Vec<Task>>,
     origin: Origin,
     pub(crate) wire: Dtype,
-    /// What this worker's model holds of each block.
+    /// The version of each block that this worker's model holds.
     known: HashMap<BlockId, wire::BlockVersion>,
 }
 
 /// The gradients of one step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gradients {
-    /// One for each variable, in the order of the map: all its elements in little-endian `f32`.
+    /// One entry for each variable, in the order of the map: all its elements in little-endian `f32`.
     pub values: Vec<Bytes>,
     /// Their global norm, before it was clipped. No element is larger, so where the norm fits into the
-    /// numbers on the wire nobody has to look through the elements.
+    /// numbers on the wire the elements need no check.
     pub norm: f64,
 }
 
@@ -68,7 +70,7 @@ pub struct PushReceipt(Vec<Reply>);
 #[must_use = "weights that were asked for must be taken"]
 pub struct WeightsTicket {
     replies: VecDeque<Reply>,
-    /// How it went, as far as it has come.
+    /// The outcome of the pull so far.
     pub pulled: Pulled,
 }
 
@@ -94,7 +96,7 @@ pub struct Acknowledgement {
     pub receipts: Vec<wire::ShardReceipt>,
 }
 
-/// How a pull went.
+/// The outcome of a pull.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pulled {
     /// The lowest min clock by which a shard judged it.
@@ -114,9 +116,9 @@ pub struct PulledBlock {
     pub start: usize,
     /// The epoch in which its version counts.
     pub epoch: Epoch,
-    /// Its version.
+    /// The block's version.
     pub version: Version,
-    /// As they came.
+    /// The values as received.
     pub values: Elements,
 }
 
@@ -126,6 +128,7 @@ impl ParameterServers {
         let map = ShardMap::clone(&maps.newest());
         let origin = Origin {
             job: identity.job.clone(),
+            run: identity.run,
             task: identity.task,
             epoch: map.epoch,
             clock: Clock(0),
@@ -156,17 +159,17 @@ impl ParameterServers {
         }
     }
 
-    /// The shard map in force.
+    /// Returns the shard map in force.
     pub fn map(&self) -> &ShardMap {
         &self.map
     }
 
-    /// The epoch of the shard map that all sessions have settled in.
+    /// Returns a watch on the epoch of the shard map that all sessions have settled in.
     pub fn settled(&self) -> Settled {
         Settled(self.sessions.iter().map(Session::settled).collect())
     }
 
-    /// Whom this worker's pulls wait for; nobody, most of the time.
+    /// Returns a watch on the tasks that this worker's pulls wait for; mostly there are none.
     pub fn waiting_on(&self) -> watch::Receiver<Vec<Task>> {
         self.waiting_on.clone()
     }
@@ -312,7 +315,7 @@ impl ParameterServers {
     /// count as known from then on, so they must get into the caller's model.
     ///
     /// # Errors
-    /// As the servers answer.
+    /// As the variants of [`ClientError`] say.
     pub async fn next_weights(
         &mut self,
         ticket: &mut WeightsTicket,
@@ -356,7 +359,7 @@ impl ParameterServers {
         self.origin.clone()
     }
 
-    /// The part of a variable's values that is a block's.
+    /// Returns the part of a variable's values that is a block's.
     fn slice(&self, values: &[Bytes], id: BlockId) -> Result<Bytes, ClientError> {
         let range = self.map.range(id)?;
         let size = size_of::<f32>();
@@ -370,7 +373,7 @@ impl ParameterServers {
 pub struct Settled(Vec<watch::Receiver<Settling>>);
 
 impl Settled {
-    /// The epoch at present; 0 before each session has had its first stream.
+    /// Returns the epoch at present; 0 before each session has had its first stream.
     pub fn epoch(&self) -> Epoch {
         let epochs = self.0.iter().map(|session| match &*session.borrow() {
             Ok(epoch) => *epoch,
@@ -400,7 +403,7 @@ impl PushReceipt {
     /// Waits until every shard concerned has acknowledged.
     ///
     /// # Errors
-    /// As the servers answer.
+    /// As the variants of [`ClientError`] say.
     pub async fn acknowledged(self) -> Result<Acknowledgement, ClientError> {
         let (mut blocks, mut receipts) = (Vec::new(), Vec::new());
         for reply in self.0 {

@@ -10,13 +10,14 @@ use metrics::counter;
 use parking_lot::Mutex;
 use shared_proto::blocks::ShardMap;
 use shared_proto::ids::{Clock, Epoch, Origin, Task, ViewNumber};
+use shared_proto::planted;
 use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::stream::{Incoming as Messages, Sender};
 use shared_proto::transport::Network;
 use shared_proto::wire;
 use shared_proto::wire::client_message::Kind as Outgoing;
 use shared_proto::wire::server_message::Kind as Incoming;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -25,8 +26,8 @@ use crate::error::ClientError;
 use crate::losses::{Acknowledged, Loss, Lost};
 use crate::maps::Maps;
 
-/// Requests that may be under way: with blocks of 1 MiB, those of a shard of 32 GiB, pushed and
-/// pulled. A server holds back as many pulls of a session, and not more.
+/// The most requests under way: with blocks of 1 MiB, those of a shard of 32 GiB, pushed and pulled. A
+/// server bounds the waiting pulls of a session by the same number, and by their bytes.
 const MOST_IN_FLIGHT: usize = 65_536;
 
 /// How long a shard may be unreachable before that is worth a warning.
@@ -35,7 +36,7 @@ const ALARM: Duration = Duration::from_secs(1);
 /// How long to wait before asking again for what is not initialised yet.
 const NOT_YET: Duration = Duration::from_millis(20);
 
-/// What a shard answers to one request.
+/// A shard's answer to one request.
 #[derive(Debug)]
 pub(crate) enum Answer {
     Acknowledged(wire::Acknowledged),
@@ -53,7 +54,7 @@ struct Request {
     _permit: OwnedSemaphorePermit,
 }
 
-/// A request's answer, to come.
+/// The answer to a request, once it comes.
 pub(crate) struct Reply {
     pub(crate) shard: u32,
     receiver: oneshot::Receiver<Result<Answer, ClientError>>,
@@ -67,7 +68,7 @@ impl Reply {
     }
 }
 
-/// How to reach a shard, and as whom.
+/// A shard, and the settings of the session with it.
 #[derive(Clone)]
 pub(crate) struct Target {
     pub(crate) shard: u32,
@@ -89,24 +90,28 @@ pub(crate) struct Session {
     _open: DropGuard,
 }
 
-/// What the writing and the reading end share.
+/// The state that the writing and the reading end share.
 #[derive(Default)]
 struct State {
-    /// By sequence, which is the order of sending.
+    /// The requests that were not answered, by sequence, which is the order of sending.
     in_flight: BTreeMap<u64, Request>,
-    /// The stream, while there is one and all that was to be sent again has been.
+    /// The stream, once all that was not answered has been sent again on it.
     outgoing: Option<(Epoch, Sender)>,
     acknowledged: Acknowledged,
-    /// Outcomes that were asked for on this stream and have not come.
+    /// The number of outcomes that were asked for on this stream and have not come.
     open_questions: usize,
     /// Losses that the outcomes so far have shown, and that are not reported yet.
     lost: Option<Lost>,
-    /// Why there will be no stream any more.
+    /// The number of reports of losses that the coordinator has not taken yet.
+    reports: usize,
+    /// The newest epoch that the session has reached; it has settled there once all losses are reported.
+    reached: Epoch,
+    /// The error that has ended the session.
     closed: Option<ClientError>,
 }
 
 impl Session {
-    /// Opens a session; connects in the background. Tells whom this worker's pulls wait for.
+    /// Opens a session, which connects in the background. `tell` gets the tasks that its pulls wait for.
     pub(crate) fn open(target: Target, tell: watch::Sender<Vec<Task>>) -> Self {
         let shard = target.shard;
         let state = Arc::<Mutex<State>>::default();
@@ -116,6 +121,7 @@ impl Session {
             tell,
             state: Arc::clone(&state),
             settle: Arc::new(settle),
+            answered: Notify::new(),
         };
         let closed = CancellationToken::new();
         let until = closed.clone();
@@ -129,8 +135,8 @@ impl Session {
         }
     }
 
-    /// The newest epoch that this session has settled in: it has had a stream to the shard's server of that
-    /// epoch, and all that this worker lost by the moves before is reported.
+    /// Returns a watch on the newest epoch that this session has settled in: it has had a stream to the
+    /// shard's server of that epoch, and all that this worker lost by the moves before is reported.
     pub(crate) fn settled(&self) -> watch::Receiver<Settling> {
         self.settled.clone()
     }
@@ -173,6 +179,8 @@ struct Driver {
     tell: watch::Sender<Vec<Task>>,
     state: Arc<Mutex<State>>,
     settle: Arc<watch::Sender<Settling>>,
+    /// Notified when all outcomes that a stream has asked for have come.
+    answered: Notify,
 }
 
 impl Driver {
@@ -180,7 +188,7 @@ impl Driver {
         let mut last_heard = Instant::now();
         let mut delays = backoff().build();
         let mut alarmed = false;
-        // In which epoch the shard's values were loaded that this worker has pushed to.
+        // The epoch in which the values were loaded that this worker has pushed to.
         let mut values_of = None;
         let reconnections = counter!("flambeau_worker_reconnections_total");
         let mut connected = false;
@@ -192,6 +200,7 @@ impl Driver {
                     reconnections.increment(u64::from(std::mem::replace(&mut connected, true)));
                     let loaded = source.map(|source| source.epoch);
                     let restored = values_of.is_some() && values_of != loaded;
+                    let restored = restored && !planted!(SettlesUnasked);
                     let ended = self.exchange(&map, restored, outgoing, incoming);
                     let (end, heard) = ended.await;
                     // Where not all was answered, the next stream asks again.
@@ -216,10 +225,10 @@ impl Driver {
                 shard, patience, ..
             } = self.target;
             if !has_server {
-                // The coordinator knows of it: patience is for what nobody knows.
+                // The coordinator knows that the shard has no server; patience is for other failures.
                 last_heard = last_heard.max(Instant::now() - ALARM);
             }
-            // Servers end their sessions when the job ends, before workers know: no reason to alarm.
+            // Servers end their sessions at the job's end, before workers know; that is no alarm.
             if last_heard.elapsed() >= ALARM && !std::mem::replace(&mut alarmed, true) {
                 tracing::warn!(shard, reason, "a shard cannot be reached; trying on");
                 self.tell.send_replace(
@@ -256,9 +265,9 @@ impl Driver {
         }
     }
 
-    /// Reads until the stream ends, and first sends again what was not answered.
-    /// Says how it ended, and whether there was any answer. `restored`: the shard's values are not
-    /// those that this worker has pushed to.
+    /// Sends again what was not answered, and reads until the stream ends. Returns how it ended, and
+    /// whether there was any answer. `restored`: the shard's values are not those that this worker has
+    /// pushed to.
     async fn exchange(
         &self,
         map: &ShardMap,
@@ -267,7 +276,7 @@ impl Driver {
         mut incoming: Messages<wire::ServerMessage>,
     ) -> (End, bool) {
         let mut heard = false;
-        // Before anything is read: the stream may end at once, and then the next one is to ask.
+        // Set before anything is read: if the stream ends at once, the next one must ask.
         let ask = match restored {
             true => self.state.lock().acknowledged.to_ask(),
             false => Vec::new(),
@@ -293,8 +302,8 @@ impl Driver {
                     Ok(None) => break End::Broken("it closed the stream".to_owned()),
                     Err(status) => break end_of(&status),
                 },
-                // The server that this stream leads to may have been replaced, and not know it.
-                () = &mut newer_map => break End::Outdated("there is a newer shard map".to_owned()),
+                // The server of this stream may have been replaced without knowing it.
+                () = &mut newer_map, if !planted!(NeverReplaced) => break End::Outdated("there is a newer shard map".to_owned()),
                 () = &mut sent_again, if !all_sent => all_sent = true,
             }
         };
@@ -302,8 +311,8 @@ impl Driver {
         (end, heard)
     }
 
-    /// Asks what is there of these blocks; sends what is in flight, in order; then lets new messages
-    /// through.
+    /// Asks what these blocks have taken, and waits for the outcomes: they must not count the pushes that are sent
+    /// again. Then sends the requests in flight in order, and lets new messages through.
     async fn send_again(&self, epoch: Epoch, ask: Vec<Vec<wire::BlockId>>, outgoing: Sender) {
         for blocks in ask {
             let ask = Outgoing::AskOutcome(wire::AskOutcome {
@@ -314,7 +323,10 @@ impl Driver {
                 return;
             }
         }
-        let mut last = 0;
+        while self.state.lock().open_questions > 0 {
+            self.answered.notified().await;
+        }
+        let mut last = if planted!(SentOnce) { u64::MAX - 1 } else { 0 };
         loop {
             let next = {
                 let mut state = self.state.lock();
@@ -356,8 +368,10 @@ impl Driver {
                 let refusal = Refusal::new(refused.reason(), refused.message);
                 match refusal.reason {
                     Reason::NotInitialized => self.ask_again_later(refused.sequence),
-                    // It is sent again by the next stream, to where the newer map says.
+                    // The next stream sends it again, to the server of the newer map.
                     Reason::StaleEpoch => return Err(End::Outdated(refusal.message)),
+                    // Only questions about outcomes have no number. The next stream asks again.
+                    _ if refused.sequence == 0 => return Err(End::Broken(refusal.message)),
                     _ => self.resolve(refused.sequence, Err(refusal.into())),
                 }
             }
@@ -369,7 +383,7 @@ impl Driver {
         Ok(())
     }
 
-    /// The initialiser is at work: asks again in a moment.
+    /// Sends a request again in a moment: the initialiser is at work.
     fn ask_again_later(&self, sequence: u64) {
         let state = Arc::clone(&self.state);
         tokio::spawn(async move {
@@ -385,8 +399,8 @@ impl Driver {
         });
     }
 
-    /// What was acknowledged and is not there is lost. When all outcomes of the stream have come, reports
-    /// that, and settles in the stream's epoch.
+    /// Counts the acknowledged pushes that blocks lack as lost. Once all outcomes of the stream have come,
+    /// reports the losses and settles in the stream's epoch.
     fn compare(&self, outcome: &wire::Outcome, epoch: Epoch) {
         let mut state = self.state.lock();
         state.open_questions = state.open_questions.saturating_sub(1);
@@ -397,6 +411,7 @@ impl Driver {
         }
         let lost = state.lost.take();
         drop(state);
+        self.answered.notify_one();
         match lost {
             None => self.settle_in(epoch),
             Some(lost) => self.report(lost, epoch),
@@ -421,16 +436,33 @@ impl Driver {
             told,
         };
         let (losses, settle) = (self.target.losses.clone(), Arc::clone(&self.settle));
+        let state = Arc::clone(&self.state);
+        {
+            let mut state = state.lock();
+            state.reports += 1;
+            state.reached = state.reached.max(epoch);
+        }
         tokio::spawn(async move {
-            // Where nobody takes reports any more, the worker's membership is over.
-            if losses.send(loss).await.is_ok() && reported.await.is_ok() {
-                raise(&settle, epoch);
+            if losses.send(loss).await.is_err() || reported.await.is_err() {
+                // The coordinator has refused the report, or the worker's membership is over.
+                drop(settle.send_replace(Err(ClientError::Unreported(shard))));
+                return;
+            }
+            let mut state = state.lock();
+            state.reports -= 1;
+            if state.reports == 0 {
+                raise(&settle, state.reached);
             }
         });
     }
 
+    /// Settles in an epoch, once all losses are reported.
     fn settle_in(&self, epoch: Epoch) {
-        raise(&self.settle, epoch);
+        let mut state = self.state.lock();
+        state.reached = state.reached.max(epoch);
+        if state.reports == 0 {
+            raise(&self.settle, state.reached);
+        }
     }
 
     fn resolve(&self, sequence: u64, answer: Result<Answer, ClientError>) {
@@ -447,7 +479,7 @@ impl Driver {
             request
         };
         if let Some(request) = request {
-            // Whoever does not wait for the answer does not need it.
+            // A caller that no longer waits does not need the answer.
             let _ = request.reply.send(answer);
         }
     }

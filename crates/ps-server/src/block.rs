@@ -1,5 +1,5 @@
-//! A block: weights and slots with their version, the marks by which a push sent again is known,
-//! and in sync mode the gradients staged for the open step. All of it changes under one lock.
+//! A block: weights and slots with their version, the marks that identify a push sent again, and in
+//! sync mode the gradients staged for the open step. All of it changes under one lock.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -11,6 +11,7 @@ use shared_proto::blocks::BlockId;
 use shared_proto::ids::{Clock, Origin, Sequence, Task, Version};
 use shared_proto::kernel::Kernel;
 use shared_proto::payload::{self, Elements, LeF32};
+use shared_proto::planted;
 use shared_proto::view::{Commit, View};
 
 use crate::optimizer::{Part, Rule, Update};
@@ -27,6 +28,8 @@ pub(crate) struct Block {
     /// The last message taken from each worker.
     marks: Vec<Mark>,
     staged: BTreeMap<Task, Staged>,
+    /// An update has made a weight or a slot NaN or infinite.
+    non_finite: bool,
 }
 
 #[derive(Debug)]
@@ -35,7 +38,7 @@ struct Staged {
     gradient: Elements,
 }
 
-/// What an applied gradient has done.
+/// The outcome of an applied gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Applied {
     pub(crate) version: Version,
@@ -43,17 +46,26 @@ pub(crate) struct Applied {
     pub(crate) staleness: u64,
 }
 
-/// Marks of workers that are not in the view any more which a block keeps, the newest. By them it is known
-/// which updates of a dead worker a checkpoint has.
+/// The number of marks that a block keeps of workers that have left the view; the oldest are dropped
+/// first. They tell which updates of a dead worker a checkpoint has.
 const DEPARTED_MARKS: usize = 16;
 
-/// Whether a block has taken a message.
+/// The effect of a staged gradient.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Staging {
+    /// Whether it is its sender's first in the step.
+    pub(crate) is_first: bool,
+    /// The bytes of the gradient that it has replaced.
+    pub(crate) replaced_bytes: usize,
+}
+
+/// The answer to the question whether a block has taken a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Taken {
     No,
     Yes,
-    /// It has taken two later ones of the same worker, or one but not this. Whether it has taken this one is
-    /// not known.
+    /// The block has taken a later message of the same worker, and remembers only the last two: it may
+    /// have taken this one or not.
     Unknown,
 }
 
@@ -82,7 +94,7 @@ impl Block {
         }
     }
 
-    /// A block as it was saved.
+    /// Restores a block from a checkpoint.
     pub(crate) fn restore(saved: SavedBlock) -> Self {
         let numbers = |bytes: &Bytes| -> Arc<Vec<f32>> {
             Arc::new(payload::elements(bytes).iter().map(|v| v.get()).collect())
@@ -93,11 +105,17 @@ impl Block {
             version: saved.version,
             marks: saved.marks,
             staged: BTreeMap::new(),
+            non_finite: false,
         }
     }
 
     pub(crate) fn initialized(&self) -> bool {
         !self.weights.is_empty()
+    }
+
+    /// Whether no update has made a weight or a slot NaN or infinite.
+    pub(crate) fn is_finite(&self) -> bool {
+        !self.non_finite
     }
 
     pub(crate) fn version(&self) -> Version {
@@ -109,31 +127,34 @@ impl Block {
         size_of_val(&**self.weights) + size_of_val(&**self.slots)
     }
 
-    /// The weights as they are now, to travel.
+    /// Returns the weights as they are now, to be sent.
     pub(crate) fn weights(&self) -> Bytes {
         payload::share(&self.weights)
     }
 
-    /// Whether this message of a task has been taken already.
+    /// Returns whether the block has taken this message of a task.
     pub(crate) fn has_taken(&self, task: Task, sequence: Sequence) -> Taken {
         match self.mark_of(task) {
             Some(mark) if [mark.sequence, mark.before].contains(&sequence) => Taken::Yes,
-            Some(mark) if mark.sequence > sequence => Taken::Unknown,
+            Some(mark) if mark.sequence > sequence => match planted!(LateIsTaken) {
+                true => Taken::Yes,
+                false => Taken::Unknown,
+            },
             _ => Taken::No,
         }
     }
 
-    /// The last message taken from a task.
+    /// Returns the mark of the last message taken from a task.
     pub(crate) fn mark_of(&self, task: Task) -> Option<&Mark> {
         self.marks.iter().find(|mark| mark.task == task)
     }
 
-    /// The marks of all workers whose messages the block has taken.
+    /// Returns the marks of all workers whose messages the block has taken.
     pub(crate) fn marks(&self) -> &[Mark] {
         &self.marks
     }
 
-    /// Marks a message as taken, which made or is staged on a version.
+    /// Marks a message as taken. `version` is the one that it makes, or on which it is staged.
     fn mark(&mut self, from: &Origin, version: Version, view: &View) {
         let known = self.marks.iter_mut().find(|mark| mark.task == from.task);
         let (taken, before) = match &known {
@@ -183,12 +204,15 @@ impl Block {
         }
     }
 
-    /// Holds a gradient for the commit of its step. Returns whether it is the first of its sender for that.
-    pub(crate) fn stage(&mut self, from: &Origin, view: &View, gradient: Elements) -> bool {
+    /// Holds a gradient for the commit of its step, in place of an earlier one of its sender.
+    pub(crate) fn stage(&mut self, from: &Origin, view: &View, gradient: Elements) -> Staging {
         self.mark(from, self.version, view);
         let clock = from.clock;
         let before = self.staged.insert(from.task, Staged { clock, gradient });
-        before.is_none_or(|before| before.clock != clock)
+        Staging {
+            is_first: before.as_ref().is_none_or(|before| before.clock != clock),
+            replaced_bytes: before.map_or(0, |before| before.gradient.bytes()),
+        }
     }
 
     /// Applies the mean of the contributors' gradients, weighted by samples and summed in their
@@ -237,10 +261,13 @@ impl Block {
             number: self.version.0 + 1,
             kernel: Kernel::best(),
         };
-        self.version = self.version.next();
+        if !planted!(SameVersion) {
+            self.version = self.version.next();
+        }
         Begun {
             rule,
             update,
+            non_finite: &mut self.non_finite,
             weights: Arc::make_mut(&mut self.weights).as_mut_slice(),
             slots: rule
                 .slots()
@@ -253,31 +280,54 @@ impl Block {
 struct Begun<'a> {
     rule: &'a dyn Rule,
     update: Update,
+    non_finite: &'a mut bool,
     weights: &'a mut [f32],
     slots: [&'a mut [f32]; 2],
 }
 
+/// Elements that are updated at a time: they are in the first-level cache when the result is checked.
+const PART: usize = 2048;
+
 impl Begun<'_> {
     fn apply(&mut self, range: Range<usize>, gradient: &[LeF32]) {
+        for (start, gradient) in range.step_by(PART).zip(gradient.chunks(PART)) {
+            self.apply_part(start..start + gradient.len(), gradient);
+        }
+    }
+
+    fn apply_part(&mut self, range: Range<usize>, gradient: &[LeF32]) {
         let slots = self
             .slots
             .each_mut()
             .map(|slot| slot.get_mut(range.clone()).unwrap_or_default());
-        let weights = &mut self.weights[range];
         let part = Part {
-            weights,
+            weights: &mut self.weights[range.clone()],
             gradient,
             slots,
         };
         self.rule.apply(self.update, part);
+        let [first, second] = &self.slots;
+        let slots = [first, second].map(|slot| slot.get(range.clone()).unwrap_or_default());
+        let finite = |values: &[f32]| all_finite(self.update.kernel, values);
+        *self.non_finite |=
+            !(finite(&self.weights[range.clone()]) && slots.into_iter().all(finite));
     }
+}
+
+fn all_finite(kernel: Kernel, values: &[f32]) -> bool {
+    let exponents = || {
+        values
+            .iter()
+            .fold(0, |most, v| most.max(v.to_bits() & 0x7fff_ffff))
+    };
+    kernel.run(exponents) < f32::INFINITY.to_bits()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::optimizer::rule;
-    use shared_proto::ids::{Epoch, Generation, Role, TaskId};
+    use shared_proto::ids::{Epoch, Generation, Role, RunId, TaskId};
     use shared_proto::job::{Adam, Optimizer, Sgd};
 
     fn worker(index: u32, generation: u64) -> Task {
@@ -293,6 +343,7 @@ mod tests {
     fn from(task: Task, clock: u64, sequence: u64) -> Origin {
         Origin {
             job: "j".to_owned(),
+            run: RunId::default(),
             task,
             epoch: Epoch(1),
             clock: Clock(clock),
@@ -319,6 +370,42 @@ mod tests {
         let mut block = Block::default();
         block.initialize(&gradient(values), &*sgd());
         block
+    }
+
+    #[test]
+    fn finite_gradients_that_make_a_value_infinite_are_noticed_wherever_it_is() {
+        let length = 2 * PART + 3;
+        for (place, rule, gradient_value) in [
+            (0, sgd(), f32::MAX),
+            (PART, sgd(), f32::MAX),
+            (length - 1, sgd(), f32::MAX),
+            // The weight stays finite, but never changes again: its second moment is infinite.
+            (PART - 1, rule(&Optimizer::Adam(Adam::default())), 1e30),
+        ] {
+            let mut block = Block::default();
+            block.initialize(&gradient(&vec![1.0; length]), &*rule);
+            let mut values = vec![0.0; length];
+            let (from, view) = (|sequence| from(worker(0, 1), 0, sequence), View::default());
+            block.apply(
+                &from(1),
+                &view,
+                &gradient(&values),
+                Version(0),
+                &*rule,
+                |_| 2.0,
+            );
+            assert!(block.is_finite());
+            values[place] = gradient_value;
+            block.apply(
+                &from(2),
+                &view,
+                &gradient(&values),
+                Version(1),
+                &*rule,
+                |_| 2.0,
+            );
+            assert!(!block.is_finite(), "{place}");
+        }
     }
 
     #[test]
@@ -400,6 +487,71 @@ mod tests {
             assert_eq!(block.has_taken(worker(index, 2), Sequence(1)), Taken::No);
             assert!(block.marks.len() <= 2 + DEPARTED_MARKS);
         }
+    }
+
+    #[test]
+    fn marks_of_those_who_live_and_of_the_newest_departed_stay() {
+        let mut block = block(&[0.0]);
+        let stays = worker(100, 1);
+        for index in 0..40 {
+            let comes = worker(index, 1);
+            let view = View {
+                workers: vec![comes, stays],
+                ..View::default()
+            };
+            if index == 0 {
+                block.stage(&from(stays, 0, 7), &view, gradient(&[]));
+            }
+            block.stage(&from(comes, 0, 7), &view, gradient(&[]));
+        }
+        let has = |task| block.has_taken(task, Sequence(7)) == Taken::Yes;
+        assert!(has(stays) && has(worker(39, 1)));
+        let departed: Vec<u32> = (0..39).filter(|index| has(worker(*index, 1))).collect();
+        assert_eq!(
+            departed,
+            (39 - DEPARTED_MARKS as u32..39).collect::<Vec<_>>()
+        );
+        assert_eq!(block.marks().len(), DEPARTED_MARKS + 2);
+    }
+
+    #[test]
+    fn a_block_counts_what_it_has_taken_of_each_worker() {
+        let (mut block, view) = (block(&[0.0]), View::default());
+        for (index, sequence) in [(0, 1), (1, 1), (0, 4)] {
+            let from = from(worker(index, 1), sequence, sequence);
+            block.apply(&from, &view, &gradient(&[1.0]), Version(0), &*sgd(), |_| {
+                1.0
+            });
+        }
+        let mark = block.mark_of(worker(0, 1)).unwrap();
+        let found = (mark.taken, mark.before, mark.version, mark.clock);
+        assert_eq!(found, (2, Sequence(1), Version(3), Clock(4)));
+        // The last two are known; of what came between them nothing is.
+        let taken = [1, 2, 4, 5].map(|number| block.has_taken(worker(0, 1), Sequence(number)));
+        assert_eq!(taken, [Taken::Yes, Taken::Unknown, Taken::Yes, Taken::No]);
+    }
+
+    #[test]
+    fn a_block_has_a_size_once_it_has_values() {
+        let adam = rule(&Optimizer::Adam(Adam::default()));
+        let mut block = Block::default();
+        assert!(!block.initialized() && block.bytes() == 0);
+        block.initialize(&gradient(&[1.0, 2.0, 3.0]), &*adam);
+        // Three weights, and two slots for each.
+        assert!(block.initialized() && block.bytes() == 9 * size_of::<f32>());
+    }
+
+    #[test]
+    fn a_gradient_is_the_first_of_its_step_once() {
+        let (mut block, view) = (block(&[0.0]), View::default());
+        let mut stage = |clock, sequence| {
+            let from = from(worker(0, 1), clock, sequence);
+            block.stage(&from, &view, gradient(&[1.0]))
+        };
+        assert_eq!(
+            [stage(5, 1), stage(5, 2), stage(6, 3)].map(|staging| staging.is_first),
+            [true, false, true]
+        );
     }
 
     #[test]

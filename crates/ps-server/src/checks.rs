@@ -1,4 +1,4 @@
-//! Step 5 of the data's way: everything that can be wrong with a message is found before anything is changed.
+//! Step 5 of the data's way: a message is checked as a whole before anything changes.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -23,7 +23,7 @@ pub(crate) struct Checked {
 }
 
 impl Shard {
-    /// The store, for a sender who is in the view and goes by its map.
+    /// Returns the store to a sender that is in the view and goes by its map.
     pub(crate) fn store<'a>(
         &self,
         origin: &Origin,
@@ -36,6 +36,7 @@ impl Shard {
         Ok(store)
     }
 
+    /// Returns the store as [`Self::store`] does, once the variables have their values.
     pub(crate) fn initialized<'a>(
         &self,
         origin: &Origin,
@@ -50,7 +51,7 @@ impl Shard {
         }
     }
 
-    /// Step 5: everything that can be wrong with a push is found before anything is changed.
+    /// Checks all gradients of a push. Returns those of this shard, and the blocks that live elsewhere.
     pub(crate) fn check(
         &self,
         store: &Store,
@@ -98,7 +99,7 @@ impl Shard {
                 gradient: values,
             });
         }
-        // What was taken before is acknowledged again, though its step may be over by now.
+        // A push that was taken before is acknowledged again, even if its step is over.
         if !all_taken
             && let Admission::Reject(refusal) = self.gate.push(origin.task, origin.clock, view)
         {
@@ -108,8 +109,8 @@ impl Shard {
     }
 }
 
-/// A refusal for a push that comes after a later one of its sender.
-fn out_of_order(origin: &Origin, block: &str) -> Refusal {
+/// Returns the refusal of a push that comes after a later one of its sender.
+pub(crate) fn out_of_order(origin: &Origin, block: &str) -> Refusal {
     Refusal::new(
         Reason::OutOfOrder,
         format!(

@@ -102,7 +102,8 @@ impl Counters {
         self.held[1].store(bytes as u64, Relaxed);
     }
 
-    pub(crate) fn report(&self, shard: u32, last: bool) -> wire::ShardReport {
+    /// The report of the shard, in which a variable may have values that are not finite.
+    pub(crate) fn report(&self, shard: u32, non_finite: String, last: bool) -> wire::ShardReport {
         wire::ShardReport {
             shard,
             blocks: self.held[0].load(Relaxed),
@@ -113,6 +114,7 @@ impl Counters {
             refused: self.refused.load(Relaxed),
             last,
             checkpoint_bytes: self.checkpoint_bytes.load(Relaxed),
+            non_finite,
         }
     }
 }

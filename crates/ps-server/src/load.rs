@@ -1,4 +1,4 @@
-//! A shard's values from a checkpoint, whichever shards have written it.
+//! Loads a shard's values from a checkpoint, whichever shards have written it.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -16,7 +16,7 @@ use crate::store::Store;
 pub(crate) enum LoadError {
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// It is of another model or optimizer.
+    /// The checkpoint is of another run, model or optimizer.
     #[error("checkpoint {number} at {location} does not fit the job: {what}")]
     OtherJob {
         number: u64,
@@ -26,7 +26,7 @@ pub(crate) enum LoadError {
 }
 
 impl LoadError {
-    /// The same for the coordinator.
+    /// Returns the kind of failure, for the coordinator.
     pub(crate) fn failure(&self) -> wire::RestoreFailure {
         match self {
             Self::Checkpoint(CheckpointError::Denied { .. }) => wire::RestoreFailure::Denied,
@@ -77,7 +77,7 @@ pub(crate) async fn load(
     Ok(Store::loaded(shard, map, blocks))
 }
 
-/// What keeps a checkpoint from being loaded under a map, if anything does.
+/// Returns why a checkpoint cannot be loaded under a map, if it cannot.
 fn misfit(map: &ShardMap, manifest: &Manifest, slots: u32) -> Option<&'static str> {
     let ours = map.variables.iter();
     let ours = ours.map(|variable| SavedVariable::from(&variable.spec));
@@ -91,7 +91,7 @@ fn misfit(map: &ShardMap, manifest: &Manifest, slots: u32) -> Option<&'static st
     blocks_differ.then_some("its blocks have another size")
 }
 
-/// Which versions the blocks of a shard went back to, neighbours together.
+/// Returns the versions that the blocks of a shard went back to; neighbours of one version share an entry.
 pub(crate) fn versions(store: &Store) -> Vec<wire::RestoredBlocks> {
     let mut found: Vec<wire::RestoredBlocks> = Vec::new();
     for id in store.map.blocks_of(store.shard) {
@@ -115,7 +115,7 @@ pub(crate) fn versions(store: &Store) -> Vec<wire::RestoredBlocks> {
     found
 }
 
-/// How many pushes of each worker the blocks have taken.
+/// Returns how many blocks have taken how many pushes of each worker.
 pub(crate) fn watermarks(store: &Store) -> Vec<wire::Watermark> {
     let mut blocks = BTreeMap::<(Task, u64), u64>::new();
     for block in &store.blocks.by_id {

@@ -32,9 +32,13 @@ pub(crate) fn reports(
 }
 
 pub(crate) async fn fetch_map(membership: &Membership) -> Result<ShardMap, PsError> {
-    let call = membership
-        .coordinator
-        .call(|mut c| async move { c.get_shard_map(wire::ShardMapRequest {}).await });
+    let request = wire::ShardMapRequest {
+        origin: Some(membership.origin().into()),
+    };
+    let call = membership.coordinator.call(|mut c| {
+        let request = request.clone();
+        async move { c.get_shard_map(request).await }
+    });
     Ok(ShardMap::try_from(call.await?)?)
 }
 
@@ -66,10 +70,11 @@ pub(crate) async fn tell_of_silence(
 
 /// Hands counters in; for the last time, if so.
 pub(crate) async fn report(shard: &Shard, coordinator: &Coordinator, sender: &Sender, last: bool) {
-    let Some(number) = shard.followed().shard() else {
+    let Some(store) = shard.followed().store else {
         return;
     };
-    let report = Report::Shard(shard.counters.report(number, last));
+    let report = shard.counters.report(store.shard, store.non_finite(), last);
+    let report = Report::Shard(report);
     // The next report says it again; a coordinator that is gone is found out by the lease.
     let sent = send_as(coordinator, sender.here(), report);
     if let Ok(Err(error)) = tokio::time::timeout(REPORT_EVERY, sent).await {

@@ -1,14 +1,14 @@
 //! The process: registers, follows views, serves, reports, and ends when the job does.
 
 use std::num::NonZeroUsize;
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use checkpoint::CheckpointError;
 use daemon::Offload;
 use daemon::membership::{Coordinator, Membership, MembershipError, Registration};
 use daemon::process::Process;
-use daemon::settings::{AfterJob, ConnectionSettings, MemberSettings, ProcessSettings};
+use daemon::settings::{ConnectionSettings, MemberSettings, ProcessSettings};
 use shared_proto::connections::{Connections, Port};
 use shared_proto::ids::{Role, Task};
 use shared_proto::refusal::Refusal;
@@ -26,7 +26,7 @@ use crate::threads::SessionThreads;
 /// How long sessions may take to end.
 const DRAIN: Duration = Duration::from_secs(2);
 
-/// What a parameter server can be told.
+/// The settings of a parameter server.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Settings {
     /// Listen here for workers: IP:PORT, where port 0 takes a free one, or unix:PATH, a socket file
@@ -40,13 +40,17 @@ pub struct Settings {
     /// Threads that serve workers. Default: as many as there are cores.
     #[arg(long, env = "FLAMBEAU_THREADS")]
     pub threads: Option<NonZeroUsize>,
-    /// How it finds its cluster.
+    /// Memory for weights, optimizer state and staged gradients, in MiB: a model that needs more is refused.
+    /// Default: nine tenths of the memory that the container or the machine has.
+    #[arg(long, env = "FLAMBEAU_CAPACITY_MEBIBYTES")]
+    pub capacity_mebibytes: Option<u64>,
+    /// The settings by which it finds its cluster.
     #[command(flatten)]
     pub member: MemberSettings,
-    /// How many may be connected.
+    /// The limits on connections.
     #[command(flatten)]
     pub connections: ConnectionSettings,
-    /// What all processes can be told.
+    /// The settings of every process.
     #[command(flatten)]
     pub process: ProcessSettings,
 }
@@ -56,24 +60,31 @@ impl Settings {
         let cores = std::thread::available_parallelism();
         self.threads.or(cores.ok()).map_or(1, NonZeroUsize::get)
     }
+
+    fn capacity_bytes(&self) -> u64 {
+        match self.capacity_mebibytes {
+            Some(mebibytes) => mebibytes.saturating_mul(1 << 20),
+            None => daemon::memory_limit() / 10 * 9,
+        }
+    }
 }
 
-/// Why a parameter server ended otherwise than well.
+/// An error that ends a parameter server.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum PsError {
-    /// The address cannot be had.
+    /// The server cannot listen on its address.
     #[error("cannot listen on {address}: {error}; give another --listen")]
     Listen {
-        /// Where it should listen.
+        /// The address.
         address: Listen,
-        /// What the system says.
+        /// The system's error.
         error: std::io::Error,
     },
-    /// What it shows to others and demands of them cannot be used.
+    /// The files for TLS or the token cannot be used.
     #[error(transparent)]
     Security(#[from] SecurityError),
-    /// The cluster does not want it, or cannot be reached.
+    /// The coordinator refuses the server, or cannot be reached.
     #[error(transparent)]
     Membership(#[from] MembershipError),
     /// The coordinator's shard map makes no sense.
@@ -87,29 +98,40 @@ pub enum PsError {
         "this server does not see the checkpoints of the coordinator in {location}; set checkpoint.location to a folder that all of them share, or to an URL as in s3://bucket/folder, or checkpoint.enabled to false"
     )]
     OtherStore {
-        /// Where it looked.
+        /// The store that the server sees.
         location: String,
     },
-    /// A step was committed with a gradient that is not here.
+    /// A step was committed with a gradient that this shard does not have.
     #[error(
         "step {step} was committed with a gradient of {task} that this shard does not have; its weights are not the job's any more"
     )]
     Diverged {
         /// The step.
         step: u64,
-        /// Whose gradient is missing.
+        /// The worker whose gradient is missing.
         task: Task,
     },
 }
 
 impl daemon::process::Failure for PsError {}
 
-/// Serves one shard of a job.
+/// Serves one shard of a job, and where processes stay after the job, of the next ones.
 ///
 /// # Errors
 /// As the variants of [`PsError`] say.
 pub async fn run(settings: Settings, process: Process) -> Result<(), PsError> {
     process.security.for_listening()?;
+    let announced = Once::new();
+    while serve_job(&settings, &process, &announced).await? {}
+    Ok(())
+}
+
+/// Serves one shard of the job that the coordinator has. Returns whether another job is to be served.
+async fn serve_job(
+    settings: &Settings,
+    process: &Process,
+    announced: &Once,
+) -> Result<bool, PsError> {
     let listen = |error| PsError::Listen {
         address: settings.listen.clone(),
         error,
@@ -127,13 +149,14 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), PsError> {
         address: advertise.unwrap_or_else(|| address.to_string()),
         metrics_address: process.metrics.to_string(),
         holding: None,
+        capacity_bytes: settings.capacity_bytes(),
     };
     let join = Membership::join(coordinator.clone(), registration.clone());
     let Some(membership) = process.shutdown.run_until_cancelled(join).await else {
-        return Ok(());
+        return Ok(false);
     };
     let membership = membership?;
-    process.announce(Some(address));
+    announced.call_once(|| process.announce(Some(address)));
 
     let stop = CancellationToken::new();
     let shard = Arc::new(Shard::new(&membership.job));
@@ -164,9 +187,9 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), PsError> {
         let until_told = process.shutdown.run_until_cancelled(serve.as_mut()).await;
         match until_told {
             Some(outcome) => Some(outcome),
-            // What the shard has taken is saved before its process ends.
+            // A checkpoint saves what the shard has taken before its process ends.
             None => {
-                let within = process.shutdown_within.saturating_sub(2 * DRAIN);
+                let within = process.shutdown_within.saturating_sub(3 * DRAIN);
                 let saved = tokio::time::timeout(within, serve).await;
                 if saved.is_err() {
                     tracing::warn!(
@@ -178,17 +201,18 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), PsError> {
             }
         }
     };
-    if matches!(outcome, Some(Ok(()))) && process.after_job == AfterJob::Wait {
-        // Whatever it still held, nobody waits for it.
+    let mut next_job = false;
+    if let (Some(Ok(())), Some(membership)) = (&outcome, &place) {
+        // No rolling upgrade is to wait for a server whose job has ended.
         process.readiness.set(true);
-        process.linger().await;
+        next_job = process.next_job(membership).await;
     }
     stop.cancel();
     sessions.close();
     let _ = tokio::time::timeout(DRAIN, sessions.wait()).await;
-    if let Some(membership) = place {
+    if let Some(membership) = place.filter(|_| !next_job) {
         membership.leave(None).await;
     }
     let _ = tokio::time::timeout(DRAIN, accepting).await;
-    outcome.unwrap_or(Ok(()))
+    outcome.unwrap_or(Ok(())).map(|()| next_job)
 }

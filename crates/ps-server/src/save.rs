@@ -1,9 +1,9 @@
-//! A checkpoint of a shard, while training goes on. Blocks are reached one by one; what is copied, is
-//! copied by the update that meets a block being written (see `Block`).
+//! Writes a checkpoint of a shard while training goes on. Blocks are reached one by one. An update that
+//! meets a block being written leaves it the old values and goes on with a copy (see `Block`).
 //!
-//! In sync mode a checkpoint is one step on all shards: a commit that overtakes the writing sets the
-//! blocks aside that were not reached yet, some at a time, and waits where the store is slower. What lies
-//! aside is written first, so that each file makes room for the commit that waits.
+//! In sync mode a checkpoint is of one step on all shards: a commit that overtakes the writer sets aside
+//! the blocks that were not reached yet, as many as it may, and waits where the store is slower. Blocks
+//! set aside are written first, so that each file makes room for the waiting commit.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -13,23 +13,27 @@ use checkpoint::{CheckpointError, FileEntry, SavedBlock, encode};
 use daemon::Offload;
 use parking_lot::{Condvar, Mutex};
 use shared_proto::blocks::BlockId;
+use shared_proto::job::NonFinite;
+use shared_proto::payload;
 use shared_proto::view::{CheckpointOrder, Commit, View};
 
 use crate::block::Block;
 use crate::counters::Counters;
 use crate::store::Store;
 
-/// Weights and slots in one file, as a rule: what is held for writing at a time.
+/// The bytes of weights and slots in one file, as a rule, and so in memory for writing at a time.
 const FILE_BYTES: usize = 16 << 20;
 
-/// How long a commit waits while nothing gets done before the checkpoint is given up.
+/// The longest time that a commit waits for room before the checkpoint is given up.
 const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
 /// A checkpoint of a shard that is being written.
 pub(crate) struct Saving {
     pub(crate) order: CheckpointOrder,
-    /// What commits may set aside.
+    /// The bytes that commits may set aside.
     most_aside: usize,
+    /// Whether values that are NaN or infinite may be written.
+    non_finite: NonFinite,
     state: Mutex<State>,
     room: Condvar,
 }
@@ -43,32 +47,38 @@ struct State {
     over: bool,
 }
 
+fn is_finite(block: &SavedBlock) -> bool {
+    let mut values = [&block.weights, &block.slots].into_iter();
+    values.all(|values| payload::all_finite(payload::elements(values)))
+}
+
 fn size(block: &SavedBlock) -> usize {
     block.weights.len() + block.slots.len()
 }
 
 impl Saving {
-    pub(crate) fn new(order: CheckpointOrder, most_aside: usize) -> Self {
+    pub(crate) fn new(order: CheckpointOrder, most_aside: usize, non_finite: NonFinite) -> Self {
         Self {
             order,
             most_aside,
+            non_finite,
             state: Mutex::default(),
             room: Condvar::new(),
         }
     }
 
-    /// Whether this step is part of the checkpoint.
+    /// Returns whether this step is part of the checkpoint.
     pub(crate) fn is_to_have(&self, commit: &Commit) -> bool {
         self.order.clock > commit.step
     }
 
-    /// Whether the step that this view commits is part of the checkpoint.
+    /// Returns whether the step that this view commits is part of the checkpoint.
     pub(crate) fn has(&self, view: &View) -> bool {
         let commit = view.commit.as_ref();
         commit.is_some_and(|commit| self.is_to_have(commit))
     }
 
-    /// Waits until a block may be set aside, if it is to be; to be called without a block's lock.
+    /// Waits until there is room to set a block aside, if it must be. The caller holds no block's lock.
     pub(crate) fn wait_for_room(&self, id: BlockId) {
         let full = |state: &mut State| {
             state.aside_bytes >= self.most_aside && !state.over && !state.reached.contains(&id)
@@ -98,13 +108,13 @@ impl Saving {
         }
     }
 
-    /// The next block to write, of those that remain in order.
+    /// Returns the next block to write: one that was set aside, else the next of those that remain.
     fn next(&self, remaining: &mut impl Iterator<Item = BlockId>) -> Option<BlockId> {
         let aside = self.state.lock().aside.keys().next().copied();
         aside.or_else(|| remaining.next())
     }
 
-    /// The block as the checkpoint is to have it.
+    /// Returns the block as it is in the checkpoint.
     fn reach(&self, id: BlockId, block: &Block) -> SavedBlock {
         let mut state = self.state.lock();
         state.reached.insert(id);
@@ -118,7 +128,7 @@ impl Saving {
         }
     }
 
-    /// Lets commits go on, whatever has come of it.
+    /// Ends the checkpoint, written or not, so that commits no longer wait for it.
     pub(crate) fn end(&self) {
         let mut state = self.state.lock();
         state.over = true;
@@ -129,7 +139,8 @@ impl Saving {
     /// Writes the shard's files.
     ///
     /// # Errors
-    /// If the store cannot be written, has that checkpoint already, or a block has no values.
+    /// If the store cannot be written, has that checkpoint already, or a block has no values, or some that may not
+    /// be written.
     pub(crate) async fn write(
         &self,
         store: &Store,
@@ -156,8 +167,8 @@ impl Saving {
         match written.await {
             Ok(()) => Ok(files),
             Err(error) => {
-                // They would take room that is wanted for the next try. What is left, the coordinator
-                // deletes.
+                // They would take room that the next try needs. The coordinator deletes those that
+                // remain.
                 for file in &files {
                     if let Err(error) = to.remove_file(self.order.number, &file.name).await {
                         tracing::debug!(file = file.name, "not deleted: {error}");
@@ -169,7 +180,7 @@ impl Saving {
         }
     }
 
-    /// Writes them, and tells one by one in `files` which are there.
+    /// Writes the shard's files, and adds each one to `files` once it is written.
     async fn write_files(
         &self,
         store: &Store,
@@ -182,6 +193,7 @@ impl Saving {
             place: to.checkpoint_location(self.order.number),
             reason,
         };
+        let refuses = self.non_finite == NonFinite::Fail;
         let mut ids = store.map.blocks_of(store.shard);
         let mut written = HashSet::new();
         loop {
@@ -207,11 +219,19 @@ impl Saving {
             let name = to.part_name(store.shard, files.len());
             let (file, content) = offload
                 .run(move || {
+                    let wrong = refuses.then(|| blocks.iter().find(|block| !is_finite(block)));
+                    if let Some(block) = wrong.flatten() {
+                        return Err(block.id);
+                    }
                     let content = encode(&blocks, slots);
                     let ids = blocks.iter().map(|block| block.id);
-                    (FileEntry::of(&name, &content, ids), content)
+                    Ok((FileEntry::of(&name, &content, ids), content))
                 })
-                .await;
+                .await
+                .map_err(|id| {
+                    let id = store.map.describe(id);
+                    refused(format!("{id} has values that are NaN or infinite"))
+                })?;
             let bytes = content.len();
             to.write_file(self.order.number, &file.name, content)
                 .await?;
@@ -242,7 +262,7 @@ mod tests {
     use checkpoint::decode;
     use shared_proto::blocks::{PlacedVariable, ShardMap, Source, VariableSpec};
     use shared_proto::ids::{
-        Clock, Epoch, Generation, Origin, Role, Sequence, Task, TaskId, Version,
+        Clock, Epoch, Generation, Origin, Role, RunId, Sequence, Task, TaskId, Version,
     };
     use shared_proto::job::{Momentum, Optimizer};
     use shared_proto::payload::{self, Dtype, Elements};
@@ -295,8 +315,7 @@ mod tests {
         store
     }
 
-    /// What each commit does to all blocks, as `Shard::commit` does it. Returns the most bytes that were
-    /// aside.
+    /// Commits a step in all blocks, as `Shard::commit` does. Returns the most bytes that were set aside.
     fn commit(store: &Store, saving: &Saving, step: u64) -> usize {
         let mut most = 0;
         for entry in &store.blocks.by_id {
@@ -306,6 +325,7 @@ mod tests {
             most = most.max(saving.state.lock().aside_bytes);
             let origin = Origin {
                 job: String::new(),
+                run: RunId::default(),
                 task: worker(),
                 epoch: Epoch(1),
                 clock: Clock(step),
@@ -334,12 +354,15 @@ mod tests {
             clock: Clock(0),
         };
         let write = async |store: &Store| {
-            let saving = Saving::new(order, usize::MAX);
+            let saving = Saving::new(order, usize::MAX, NonFinite::Fail);
             let counters = Counters::new();
             let written = saving.write(store, &to, 1, Offload::Threads, &counters);
             let written = written.await.map_err(|error| error.to_string())?;
             let bytes: u64 = written.iter().map(|file| file.bytes).sum();
-            assert_eq!(counters.report(0, false).checkpoint_bytes, bytes);
+            assert_eq!(
+                counters.report(0, String::new(), false).checkpoint_bytes,
+                bytes
+            );
             Ok::<_, String>(written)
         };
         let full = store();
@@ -375,6 +398,36 @@ mod tests {
         assert!(refused.contains("whole already"), "{refused}");
     }
 
+    #[tokio::test]
+    async fn values_that_are_not_finite_are_written_only_where_the_job_goes_on_with_them() {
+        let dir = tempfile::tempdir().unwrap();
+        let to = checkpoint::Store::open(dir.path().to_str().unwrap()).unwrap();
+        let store = store();
+        let id = store.map.blocks_of(0).last().unwrap();
+        let entry = store.blocks.by_id.get(&id).unwrap();
+        entry
+            .lock()
+            .initialize(&elements(f32::INFINITY), &*momentum());
+        drop(entry);
+        for (number, non_finite, is_written) in
+            [(3, NonFinite::Fail, false), (4, NonFinite::Skip, true)]
+        {
+            let order = CheckpointOrder {
+                number,
+                epoch: Epoch(1),
+                clock: Clock(0),
+            };
+            let (saving, counters) = (Saving::new(order, usize::MAX, non_finite), Counters::new());
+            let written = saving.write(&store, &to, 1, Offload::Threads, &counters);
+            let written = written.await.map_err(|error| error.to_string());
+            assert_eq!(written.is_ok(), is_written);
+            if let Err(refused) = written {
+                let named = refused.contains("variable \"w\"") && refused.contains("infinite");
+                assert!(named, "{refused}");
+            }
+        }
+    }
+
     /// Commits overtake the writer of 40 blocks, of which they may set four aside, or all.
     #[tokio::test(flavor = "multi_thread")]
     async fn a_checkpoint_is_of_one_step_while_commits_go_on() {
@@ -384,8 +437,8 @@ mod tests {
         }
     }
 
-    /// Three commits, of which the writer hears when they have set aside what they may. Returns the most
-    /// bytes that were aside, once the checkpoint was found to be of the step before.
+    /// Makes three commits, and starts the writer once they have set aside as much as they may. Checks
+    /// that the checkpoint is of the step before. Returns the most bytes that were set aside.
     async fn overtake(most_aside: usize) -> usize {
         let store = Arc::new(store());
         let order = CheckpointOrder {
@@ -393,10 +446,10 @@ mod tests {
             epoch: Epoch(1),
             clock: Clock(1),
         };
-        let none = Saving::new(order, most_aside);
+        let none = Saving::new(order, most_aside, NonFinite::Fail);
         none.end();
         commit(&store, &none, 0);
-        let saving = Arc::new(Saving::new(order, most_aside));
+        let saving = Arc::new(Saving::new(order, most_aside, NonFinite::Fail));
         let (others, training) = (Arc::clone(&store), Arc::clone(&saving));
         let training = tokio::task::spawn_blocking(move || {
             let most = (1..4).map(|step| commit(&others, &training, step)).max();

@@ -1,4 +1,4 @@
-//! The gRPC face: one session a stream. It is written by hand where gRPC libraries generate it,
+//! The gRPC service: each stream is a session. It is written by hand where gRPC libraries generate it,
 //! because those copy each message once more on its way in and out (see `shared_proto::stream`).
 
 use std::convert::Infallible;

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use shared_proto::ids::{Origin, Task, TaskId, names};
+use shared_proto::planted;
+use shared_proto::quiet::Quiet;
 use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::staleness::lead;
 use shared_proto::stream::{Incoming as Messages, Sender};
@@ -17,16 +19,15 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status};
 
-use crate::embedded::Fault;
 use crate::gate::{Admission, Gate};
 use crate::limits::{self, Entrance};
 use crate::shard::{Followed, Shard};
 
-/// Pulls of one session that may wait at a time: more than the blocks of any model's shard that
-/// are asked for one by one make sense.
+/// The most pulls of one session that may wait at a time: more than a worker needs that asks for each
+/// block of a large shard by itself.
 const MOST_WAITING: usize = 65_536;
 
-/// How long a pull waits before the worker is told for whom.
+/// The time after which a worker learns for which tasks its pull waits.
 const QUIET: Duration = Duration::from_millis(100);
 
 /// How long a session waits for its shard to follow the view that the worker knows.
@@ -37,11 +38,11 @@ struct Waiting {
     pull: wire::Pull,
     origin: Origin,
     since: Instant,
-    /// Shared by all pulls that wait for the same.
+    /// The tasks that the pull waits for, shared by all pulls that wait for the same.
     on: Arc<[Task]>,
     /// When to tell the worker; none once it knows.
     tell: Option<Instant>,
-    /// In bytes.
+    /// The bytes that the pull takes while it waits.
     cost: usize,
 }
 
@@ -51,13 +52,14 @@ pub(crate) struct Session {
     followed: watch::Receiver<Followed>,
     answers: Sender,
     waiting: Vec<Waiting>,
-    /// Bytes of all that waits, and whom the last of it waits for.
+    /// The bytes that all waiting pulls take.
     waiting_cost: usize,
+    /// The tasks that the newest waiting pull waits for.
     waiting_on: Arc<[Task]>,
     entrance: Entrance,
-    /// Who is at the other end.
+    /// The name of the other end, for the log.
     peer: String,
-    /// As whom it has said Hello.
+    /// The task that Hello named.
     task: Option<TaskId>,
 }
 
@@ -65,7 +67,7 @@ pub(crate) struct Session {
 enum End {
     /// The worker is gone.
     Gone,
-    /// It is told this.
+    /// The worker gets this status.
     Status(Status),
 }
 
@@ -99,7 +101,7 @@ impl Session {
         self.shard.counters.sessions.decrement(1.0);
         if let End::Status(status) = served {
             tracing::debug!(peer = %self.peer, %status, "a session has ended");
-            // Whoever does not read any more does not get it.
+            // A worker that no longer reads does not get it.
             let _ = timeout(QUIET, self.answers.send(Err(status))).await;
         }
     }
@@ -145,7 +147,8 @@ impl Session {
         }
     }
 
-    /// Hello and Welcome.
+    /// Exchanges Hello and Welcome. Returns a token that is cancelled when the epoch is over, and one that
+    /// is cancelled when another session replaces this one.
     async fn greet(
         &mut self,
         incoming: &mut Messages<wire::ClientMessage>,
@@ -169,7 +172,7 @@ impl Session {
         let caught_up = |followed: &Followed| {
             followed.view.number.0 >= hello.view && followed.epoch() >= origin.epoch
         };
-        // What the worker knows from the coordinator arrives here by another way, soon; or it is
+        // The view that the worker knows is still on its way to this server, or the shard's values are
         // still being loaded.
         let caught_up = timeout(CATCH_UP, self.followed.wait_for(caught_up)).await;
         if !matches!(caught_up, Ok(Ok(_))) {
@@ -205,7 +208,7 @@ impl Session {
         })
     }
 
-    /// Whether this server may still answer for its shard.
+    /// Fails where this server may not answer for its shard: it is about to stop, or its lease is over.
     fn check_lease(&self) -> Result<(), End> {
         let followed = self.followed.borrow();
         if followed.closed {
@@ -238,11 +241,7 @@ impl Session {
         match message.kind {
             Some(Incoming::Push(push)) => {
                 let sequence = sequence(push.origin.as_ref());
-                let pushed = match self.shard.fault {
-                    Some(Fault::AcknowledgeBeforeApply) => push_later(&self.shard, push),
-                    _ => self.shard.push(push),
-                };
-                match pushed {
+                match self.shard.push(push) {
                     Ok(taken) => self.answer(Outgoing::Acknowledged(taken)).await,
                     Err(refusal) => self.refuse(sequence, refusal).await,
                 }
@@ -318,15 +317,18 @@ impl Session {
         self.waiting.push(waiting);
     }
 
-    /// Tasks in the memory of those before, where they are the same.
+    /// Returns these tasks, in memory shared with those of the pull before if they are the same.
     fn shared(&mut self, on: Vec<Task>) -> Arc<[Task]> {
+        if on.is_empty() {
+            return Arc::default();
+        }
         if *self.waiting_on != *on {
             self.waiting_on = on.into();
         }
         Arc::clone(&self.waiting_on)
     }
 
-    /// The view has changed: answers the pulls that it lets through.
+    /// Answers the waiting pulls that a new view lets through.
     async fn look_again(&mut self) -> Result<(), End> {
         self.check_lease()?;
         let followed = self.followed.borrow_and_update().clone();
@@ -356,13 +358,13 @@ impl Session {
         Ok(())
     }
 
-    /// Tells the worker whom its pulls wait for, where that is due.
+    /// Tells the worker for which tasks its pulls wait, where that is due.
     async fn tell(&mut self) -> Result<(), End> {
         let now = Instant::now();
         let min_clock = self.shard.followed().view.min_clock;
         for index in 0..self.waiting.len() {
             let waiting = &mut self.waiting[index];
-            if waiting.tell.take_if(|at| *at <= now).is_none() {
+            if waiting.tell.take_if(|at| *at <= now).is_none() || planted!(SilentWaits) {
                 continue;
             }
             let answer = wire::Waiting {
@@ -396,8 +398,7 @@ impl Session {
     }
 
     async fn refuse(&mut self, sequence: u64, refusal: Refusal) -> Result<(), End> {
-        self.shard.counters.refused(&refusal);
-        tracing::warn!(peer = %self.peer, reason = refusal.label(), "refused: {refusal}");
+        self.log_refused(&refusal);
         self.answer(Outgoing::Refused(wire::Refused {
             sequence,
             code: refusal.code() as u32,
@@ -407,12 +408,21 @@ impl Session {
         .await
     }
 
+    /// Counts a refusal, and logs it unless there are many.
+    fn log_refused(&self, refusal: &Refusal) {
+        static LOG: Quiet = Quiet::new();
+        self.shard.counters.refused(refusal);
+        if let Some(left_out) = LOG.admit() {
+            tracing::warn!(peer = %self.peer, reason = refusal.label(), left_out, "refused: {refusal}");
+        }
+    }
+
     async fn answer(&mut self, kind: Outgoing) -> Result<(), End> {
         let sent = self.answers.send(Ok(kind.into())).await;
         sent.map_err(|_| End::Gone)
     }
 
-    /// The stream broke, or what came was no message.
+    /// Returns how a session ends whose stream broke, or brought bytes that are no message.
     fn broken(&self, status: Status) -> End {
         let refusal = match status.code() {
             Code::OutOfRange => Refusal::new(
@@ -433,33 +443,9 @@ impl Session {
             ),
             _ => return End::Gone,
         };
-        self.shard.counters.refused(&refusal);
-        tracing::warn!(peer = %self.peer, reason = refusal.label(), "refused: {refusal}");
+        self.log_refused(&refusal);
         End::Status(refusal.into())
     }
-}
-
-/// What a server does that is wrong on purpose: it promises what it may forget.
-fn push_later(shard: &Arc<Shard>, push: wire::Push) -> Result<wire::Acknowledged, Refusal> {
-    let origin = Origin::read(push.origin.as_ref(), "Push")?;
-    let version = |gradient: &wire::Gradient| wire::BlockVersion {
-        block: gradient.block,
-        epoch: origin.epoch.0,
-        version: gradient.based_on_version + 1,
-    };
-    let acknowledged = wire::Acknowledged {
-        sequence: origin.sequence.0,
-        level: wire::AcknowledgementLevel::Applied.into(),
-        blocks: push.gradients.iter().map(version).collect(),
-        epoch: origin.epoch.0,
-        ..wire::Acknowledged::default()
-    };
-    let shard = Arc::clone(shard);
-    tokio::spawn(async move {
-        tokio::time::sleep(QUIET).await;
-        drop(shard.push(push));
-    });
-    Ok(acknowledged)
 }
 
 fn read_hello(first: wire::ClientMessage) -> Result<wire::Hello, Refusal> {

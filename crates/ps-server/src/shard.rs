@@ -1,5 +1,5 @@
-//! What a push and a pull do: steps 5 to 7 of the data's way. Each block is locked by itself and
-//! updated inline in the task that received the gradient.
+//! Pushes and pulls: steps 5 to 7 of the data's way. Each block is locked by itself and updated inline
+//! in the task that received the gradient.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -8,8 +8,9 @@ use bytes::Bytes;
 use daemon::membership::Lease;
 use shared_proto::blocks::BlockId;
 use shared_proto::ids::{Epoch, Origin, Version};
-use shared_proto::job::{Job, Mode, Schedule};
+use shared_proto::job::{Job, Mode, NonFinite, Schedule};
 use shared_proto::payload::{Dtype, Elements};
+use shared_proto::planted;
 use shared_proto::receipt::ReceiptKey;
 use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::view::{Commit, View};
@@ -18,9 +19,8 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::block::{NotStaged, Taken};
-use crate::checks::Checked;
+use crate::checks::{Checked, out_of_order};
 use crate::counters::Counters;
-use crate::embedded::Fault;
 use crate::gate::{Admission, Gate};
 use crate::limits;
 use crate::optimizer::{Rule, rule};
@@ -35,9 +35,9 @@ pub(crate) struct Followed {
     pub(crate) store: Option<Arc<Store>>,
     /// Cancelled when the epoch is over: sessions of it end.
     pub(crate) epoch_over: CancellationToken,
-    /// Without it the shard may have been given to another server, so nothing is answered.
+    /// Once it is over the shard may belong to another server, so nothing is answered.
     pub(crate) lease: Lease,
-    /// By which receipts of whole gradients are made.
+    /// The key by which receipts are made.
     receipts: Option<ReceiptKey>,
     /// The process is about to stop, and what it takes now would be lost.
     pub(crate) closed: bool,
@@ -50,21 +50,16 @@ pub(crate) struct Shard {
     rule: Box<dyn Rule>,
     base_rate: f32,
     schedule: Schedule,
-    /// What a checkpoint may set aside.
+    /// The bytes that a checkpoint may set aside.
     aside_bytes: usize,
+    /// Whether checkpoints may have values that are NaN or infinite.
+    non_finite: NonFinite,
     followed: watch::Sender<Followed>,
-    pub(crate) fault: Option<Fault>,
 }
 
 impl Shard {
     pub(crate) fn new(job: &Job) -> Self {
-        Self::with_fault(job, None)
-    }
-
-    /// A shard with something wrong on purpose.
-    pub(crate) fn with_fault(job: &Job, fault: Option<Fault>) -> Self {
         Self {
-            fault,
             gate: Gate {
                 job: job.name.clone(),
                 strategy: job.strategy.clone(),
@@ -73,22 +68,23 @@ impl Shard {
             rule: rule(&job.optimizer),
             base_rate: *job.optimizer.clone().learning_rate_mut(),
             schedule: job.schedule.clone(),
+            non_finite: job.non_finite,
             aside_bytes: (job.checkpoint.aside_mebibytes as usize).saturating_mul(1 << 20),
             followed: watch::channel(Followed::default()).0,
         }
     }
 
-    /// How gradients change weights.
+    /// Returns the rule by which gradients change weights.
     pub(crate) fn rule(&self) -> &dyn Rule {
         &*self.rule
     }
 
-    /// Whether steps are made by all workers together.
+    /// Returns whether the job is in sync mode.
     pub(crate) fn is_sync(&self) -> bool {
         self.gate.strategy.mode == Mode::Sync
     }
 
-    /// What the optimizer keeps beside each weight.
+    /// Returns the number of values that the optimizer keeps beside each weight.
     pub(crate) fn slots(&self) -> u32 {
         self.rule.slots().count as u32
     }
@@ -114,19 +110,26 @@ impl Shard {
             };
             let mut block = block.lock();
             let taken_before = block.has_taken(origin.task, origin.sequence);
-            if taken_before == Taken::Yes && self.fault != Some(Fault::NoDedup) {
+            if taken_before == Taken::Unknown {
+                // A later session of the worker has overtaken this one.
+                return Err(out_of_order(&origin, &store.map.describe(id)));
+            } else if taken_before == Taken::Yes && !planted!(NoDedup) {
                 self.counters.duplicates.increment(1);
             } else if self.is_sync() {
-                self.counters
-                    .staged_bytes
-                    .increment(gradient.bytes() as f64);
+                let bytes = gradient.bytes() as f64;
                 let gradient = limits::own(gradient);
-                newly_staged += usize::from(block.stage(&origin, view, gradient));
-            } else {
+                let staging = block.stage(&origin, view, gradient);
+                newly_staged += usize::from(staging.is_first);
+                let more = bytes - staging.replaced_bytes as f64;
+                self.counters.staged_bytes.increment(more);
+            } else if !planted!(AcknowledgesUnapplied) || !origin.sequence.0.is_multiple_of(7) {
                 let began = Instant::now();
                 let rate = |version| self.learning_rate(store, version);
                 let applied = block.apply(&origin, view, &gradient, based_on, &*self.rule, rate);
                 self.counters.applied(began.elapsed(), applied.staleness);
+                if !block.is_finite() {
+                    store.found_non_finite(id);
+                }
             }
             let mut version = store.version(id, &block);
             if let Some(mark) = block.mark_of(origin.task) {
@@ -145,7 +148,8 @@ impl Shard {
         })
     }
 
-    /// Sync mode: the receipt of a worker whose gradient is staged in all blocks; else empty.
+    /// Returns the receipt of a worker whose gradient is staged in all blocks; empty before that, and
+    /// outside sync mode.
     fn receipt(
         &self,
         followed: &Followed,
@@ -224,7 +228,7 @@ impl Shard {
         Ok(weights)
     }
 
-    /// What has become of a worker's pushes to some blocks.
+    /// Returns how much some blocks have taken of a worker's pushes.
     pub(crate) fn outcome(&self, ask: &wire::AskOutcome) -> Result<wire::Outcome, Refusal> {
         let origin = Origin::read(ask.origin.as_ref(), "AskOutcome")?;
         let Followed { view, store, .. } = self.followed();
@@ -245,7 +249,7 @@ impl Shard {
                 version: Some(store.version(id, &block)),
                 sequence: mark.map_or(0, |mark| mark.sequence.0),
                 clock: mark.map_or(0, |mark| mark.clock.0),
-                taken: mark.map_or(0, |mark| mark.taken),
+                taken: mark.map_or(0, |mark| mark.taken) + u64::from(planted!(OutcomeOverstated)),
             })
         };
         Ok(wire::Outcome {
@@ -254,7 +258,7 @@ impl Shard {
         })
     }
 
-    /// Whether a pull may be answered now.
+    /// Decides whether a pull may be answered now.
     pub(crate) fn admit_pull(
         &self,
         pull: &wire::Pull,
@@ -264,7 +268,7 @@ impl Shard {
         let view = &followed.view;
         match self.initialized(origin, view, followed.store.as_ref()) {
             Ok(_) if view.number.0 < pull.view => Admission::Wait(Vec::new()),
-            Ok(_) if self.fault == Some(Fault::NoGate) => Admission::Proceed,
+            Ok(_) if planted!(NoGate) => Admission::Proceed,
             Ok(_) => self.gate.pull(origin.task, origin.clock, view),
             Err(refusal) => Admission::Reject(refusal),
         }
@@ -280,7 +284,7 @@ impl Shard {
         let store = self.store(&origin, &view, store.as_ref())?;
         if view.initializer != Some(origin.task) {
             return Err(Refusal::new(
-                Reason::Fenced,
+                Reason::NotLeased,
                 format!(
                     "{} is not the initialiser in view {}; register the variables again",
                     origin.task, view.number
@@ -313,18 +317,19 @@ impl Shard {
         Ok(acknowledged)
     }
 
-    /// Whether catching up with a view takes work on the blocks.
+    /// Returns whether catching up with a view takes work on the blocks.
     pub(crate) fn has_work_for(&self, view: &View) -> bool {
         view.commit.is_some() && self.followed.borrow().view.commit != view.commit
     }
 
-    /// The checkpoint that a view orders, if that is new: from now on commits leave it the blocks as
+    /// Begins the checkpoint that a view orders, if it is new: from now on commits leave it the blocks as
     /// they were. `store` is that of the view's epoch.
     pub(crate) fn begin_saving(&self, view: &View, store: Option<&Store>) -> Option<Arc<Saving>> {
         let store = store.filter(|_| self.followed.borrow().view.checkpoint != view.checkpoint)?;
         let order = view.checkpoint;
         let order = order.filter(|order| order.epoch == store.map.epoch);
-        let saving = order.map(|order| Arc::new(Saving::new(order, self.aside_bytes)));
+        let saving =
+            order.map(|order| Arc::new(Saving::new(order, self.aside_bytes, self.non_finite)));
         store.blocks.saving.lock().clone_from(&saving);
         saving
     }
@@ -346,7 +351,10 @@ impl Shard {
                 // A coordinator that has started again may not know how far workers have come.
                 view.min_clock = view.min_clock.max(before.view.min_clock);
             }
-            let new = |commit: &&Commit| store.blocks.committed.lock().as_ref() != Some(*commit);
+            let new = |commit: &&Commit| match planted!(CommitsAgain) {
+                true => before.view.commit.as_ref() != Some(*commit),
+                false => store.blocks.committed.lock().as_ref() != Some(*commit),
+            };
             if let Some(commit) = view.commit.as_ref().filter(new) {
                 self.commit(commit, store)?;
             }
@@ -371,7 +379,7 @@ impl Shard {
         Ok(())
     }
 
-    /// Answers only while this lease lasts.
+    /// Sets the lease under which the shard answers, and the key of its receipts.
     pub(crate) fn answer_under(&self, lease: Lease, receipts: Option<ReceiptKey>) {
         self.followed.send_modify(|followed| {
             followed.lease = lease;
@@ -379,13 +387,13 @@ impl Shard {
         });
     }
 
-    /// Takes nothing any more; what it has taken is there to be saved.
+    /// Stops taking messages. The values stay, so that they can be saved.
     pub(crate) fn close(&self) {
         self.followed.send_modify(|followed| followed.closed = true);
         self.followed().epoch_over.cancel();
     }
 
-    /// Answers for nothing any more: another server may have the shard by now. Returns what it has held.
+    /// Stops answering for the shard, which another server may have by now. Returns the values it has held.
     pub(crate) fn forget(&self) -> Option<Arc<Store>> {
         let before = self.followed();
         let after = Followed {
@@ -393,6 +401,7 @@ impl Shard {
             ..Followed::default()
         };
         self.followed.send_replace(after);
+        self.counters.staged_bytes.set(0.0);
         before.epoch_over.cancel();
         before.store
     }
@@ -400,10 +409,13 @@ impl Shard {
     /// Applies a step.
     fn commit(&self, commit: &Commit, store: &Store) -> Result<(), NotStaged> {
         let saving = store.blocks.saving.lock().clone();
-        let saving = saving.filter(|saving| !saving.is_to_have(commit));
+        let saving = saving.filter(|s| !s.is_to_have(commit) || planted!(CheckpointLacksStep));
         let _whole_steps = store.blocks.committing.write();
         let mut mean = Vec::new();
         for entry in &store.blocks.by_id {
+            if planted!(HalfStep) && entry.key().variable % 2 == 1 {
+                continue;
+            }
             if let Some(saving) = &saving {
                 saving.wait_for_room(*entry.key());
             }
@@ -415,6 +427,9 @@ impl Shard {
             }
             block.commit(commit, &*self.rule, rate, &mut mean)?;
             self.counters.applied(began.elapsed(), 0);
+            if !block.is_finite() {
+                store.found_non_finite(*entry.key());
+            }
         }
         *store.blocks.committed.lock() = Some(commit.clone());
         store.blocks.none_staged();
@@ -422,12 +437,12 @@ impl Shard {
         Ok(())
     }
 
-    /// The newest view caught up with.
+    /// Returns the newest view that the shard has caught up with.
     pub(crate) fn followed(&self) -> Followed {
         self.followed.borrow().clone()
     }
 
-    /// Follows what is caught up with.
+    /// Returns a receiver of the views that the shard catches up with.
     pub(crate) fn subscribe(&self) -> watch::Receiver<Followed> {
         self.followed.subscribe()
     }

@@ -1,6 +1,6 @@
 //! The threads on which sessions live. A connection stays on the thread that it was given to: its
-//! socket, its messages, its updates. Nothing is handed from thread to thread on the way, which costs
-//! more than the work itself for small messages.
+//! socket, its messages, its updates. To hand small messages from thread to thread would cost more than
+//! the work itself.
 
 use std::io;
 use std::thread::JoinHandle;
@@ -70,7 +70,7 @@ impl SessionThreads {
         let connections = self.connections;
         let accept = async {
             for thread in connections.iter().cycle() {
-                // One that cannot be taken along is closed. A thread ends only with all of them.
+                // A connection that cannot move to a thread is closed. The threads end only together.
                 if let Ok(connection) = listener.accept(&places).await {
                     drop(thread.send(connection).await);
                 }

@@ -57,7 +57,7 @@ impl BlockId {
 /// A named dense tensor of `f32`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VariableSpec {
-    /// Its name, as in the model.
+    /// The variable's name, as in the model.
     pub name: String,
     /// Elements along each dimension, outermost first; empty for a scalar.
     pub shape: Vec<usize>,
@@ -123,13 +123,13 @@ pub struct PlacedVariable {
     pub shards: Vec<u32>,
 }
 
-/// Where a shard's values come from. A server that holds them since this epoch keeps what it has; any
-/// other loads them.
+/// The origin of a shard's values. A server that has held them since this epoch keeps them; any other
+/// server loads them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Source {
-    /// The epoch in which they were, or are to be, loaded.
+    /// The epoch in which the values were, or are to be, loaded.
     pub epoch: Epoch,
-    /// Where the checkpoint lies, and its number there; none if they come from the initialiser.
+    /// The location of the checkpoint, and its number there; none if the values come from the initialiser.
     pub checkpoint: Option<(String, u64)>,
     /// The run that has written the checkpoint; empty if it is not known.
     #[serde(default)]
@@ -140,7 +140,7 @@ pub struct Source {
 /// job runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShardMap {
-    /// Which map this is.
+    /// The epoch of this map.
     pub epoch: Epoch,
     /// Index i is the address of shard i's server, as host:port; empty while it has none.
     pub addresses: Vec<String>,

@@ -1,4 +1,4 @@
-//! Who and when: tasks, generations, clocks, epochs, versions.
+//! Ids and counters: tasks, generations, clocks, epochs, versions.
 
 use std::fmt;
 
@@ -52,6 +52,22 @@ counter! {
 counter! {
     /// Number of a view.
     ViewNumber
+}
+
+/// Number of a run: a job from its begin to its end, by coordinators that go on with one state. 0: not said.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct RunId(pub u64);
+
+impl RunId {
+    /// The number of a run whose id is written in hexadecimal digits; 0 if it is not.
+    pub fn of(id: &str) -> Self {
+        Self(u64::from_str_radix(id, 16).unwrap_or(0))
+    }
+
+    /// Whether two say that they are of different runs.
+    pub fn differs_from(self, other: Self) -> bool {
+        self != other && self.0 != 0 && other.0 != 0
+    }
 }
 
 /// What a process is for.
@@ -155,11 +171,13 @@ impl TryFrom<&wire::Task> for Task {
     }
 }
 
-/// Who sends a message, and where in the training he is: [`wire::Origin`], checked.
+/// The sender of a message, and its position in the training: [`wire::Origin`], checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Origin {
     /// Name of the job.
     pub job: String,
+    /// The run that the sender is a member of.
+    pub run: RunId,
     /// The sender.
     pub task: Task,
     /// Epoch of the shard map that the sender goes by.
@@ -190,6 +208,7 @@ impl Origin {
             .try_into()?;
         Ok(Self {
             job: origin.job.clone(),
+            run: RunId(origin.run),
             task,
             epoch: Epoch(origin.epoch),
             clock: Clock(origin.clock),
@@ -202,6 +221,7 @@ impl From<Origin> for wire::Origin {
     fn from(origin: Origin) -> Self {
         Self {
             job: origin.job,
+            run: origin.run.0,
             task: Some(origin.task.into()),
             epoch: origin.epoch.0,
             clock: origin.clock.0,

@@ -1,16 +1,18 @@
-//! What all roles of Flambeau speak: the floor on which everything stands.
+//! The protocol and the types that all roles of Flambeau share: the lowest floor.
 //!
 //! - [`wire`]: messages and services made from `proto/`, as generated
-//! - [`ids`]: who and when: tasks, clocks, versions
+//! - [`ids`]: tasks, clocks, versions
 //! - [`blocks`]: how variables are cut into blocks, and the shard map
 //! - [`payload`]: tensors as bytes
 //! - [`number`]: floating-point numbers in JSON
 //! - [`kernel`]: instructions chosen for the CPU
 //! - [`staleness`]: how far a worker may lead
-//! - [`job`]: what is trained, one TOML file
+//! - [`job`]: the job, one TOML file
+//! - [`mod@planted`]: faults that tests have to find
 //! - [`refusal`]: why a message is turned away, on the wire and off it
-//! - [`view`]: what the coordinator has decided
-//! - [`connections`]: how many a port takes, of whom, and for how long
+//! - [`receipt`]: proofs that a shard holds a worker's gradient
+//! - [`view`]: the coordinator's decisions
+//! - [`connections`]: limits on the connections of a port
 //! - [`security`]: certificates and the job's token
 //! - [`stream`]: messages on an HTTP/2 body, without copies of what they carry
 //! - [`transport`]: how both ends set up gRPC
@@ -22,6 +24,8 @@ pub mod job;
 pub mod kernel;
 pub mod number;
 pub mod payload;
+pub mod planted;
+pub mod quiet;
 pub mod receipt;
 pub mod refusal;
 pub mod security;

@@ -14,11 +14,13 @@ use std::fmt;
 use serde::de::{Error, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
+use crate::planted;
+
 const NAN: &str = "NaN";
 const INFINITY: &str = "Infinity";
 const NEGATIVE: &str = "-Infinity";
 
-/// A number that JSON keeps, whatever it is.
+/// A number that survives JSON, finite or not.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Number(pub f64);
 
@@ -46,7 +48,7 @@ impl From<f64> for Number {
 /// If the serializer fails.
 pub fn serialize<S: Serializer>(number: &f64, serializer: S) -> Result<S::Ok, S::Error> {
     match *number {
-        n if n.is_finite() => serializer.serialize_f64(n),
+        n if n.is_finite() || planted!(NullNumbers) => serializer.serialize_f64(n),
         n if n.is_nan() => serializer.serialize_str(NAN),
         n if n > 0.0 => serializer.serialize_str(INFINITY),
         _ => serializer.serialize_str(NEGATIVE),
@@ -56,7 +58,7 @@ pub fn serialize<S: Serializer>(number: &f64, serializer: S) -> Result<S::Ok, S:
 /// Reads a number.
 ///
 /// # Errors
-/// If it is none.
+/// If the input is no number.
 pub fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
     Number::deserialize(deserializer).map(|number| number.0)
 }
@@ -111,7 +113,7 @@ pub mod option {
     /// Reads a number; `null` is none.
     ///
     /// # Errors
-    /// If it is neither.
+    /// If the input is neither a number nor `null`.
     pub fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<Option<f64>, D::Error> {
         Ok(Option::<Number>::deserialize(d)?.map(|number| number.0))
     }
@@ -137,7 +139,7 @@ pub mod map {
     /// Reads numbers by name.
     ///
     /// # Errors
-    /// If one is none.
+    /// If a value is no number.
     pub fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<BTreeMap<String, f64>, D::Error> {
         let numbers = BTreeMap::<String, Number>::deserialize(d)?;
         Ok(numbers.into_iter().map(|(name, n)| (name, n.0)).collect())

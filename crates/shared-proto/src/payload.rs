@@ -171,7 +171,7 @@ impl Elements {
         self.bytes.len()
     }
 
-    /// The same in memory of their own.
+    /// Returns the same elements in memory of their own.
     #[must_use]
     pub fn copied(&self) -> Self {
         Self {

@@ -1,5 +1,5 @@
-//! Receipts of sync mode: by them the coordinator knows that a shard holds all of a worker's gradient for a step,
-//! without a call from each server for each step of each worker.
+//! Receipts of sync mode. A receipt proves to the coordinator that a shard holds all of a worker's gradient for
+//! a step, without a call from each server for each worker and step.
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
@@ -9,7 +9,7 @@ use crate::ids::{Clock, Task};
 /// Length of a receipt in bytes.
 const LENGTH: usize = 16;
 
-/// What the coordinator and the servers of a job share, and workers do not know.
+/// The secret key that the coordinator shares with the servers of a job, and not with workers.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct ReceiptKey(pub [u8; 32]);
 
@@ -25,7 +25,7 @@ impl ReceiptKey {
         bytes.try_into().ok().map(Self)
     }
 
-    /// The receipt for all of a worker's gradient of the step after `clock` on a shard: the first 16 bytes of
+    /// Returns the receipt for all of a worker's gradient of the step after `clock` on a shard: the first 16 bytes of
     /// HMAC-SHA256 (RFC 2104) over shard, role, index, generation and clock.
     pub fn receipt(&self, shard: u32, task: Task, clock: Clock) -> [u8; LENGTH] {
         let mac = self.mac(shard, task, clock).finalize().into_bytes();
@@ -34,7 +34,7 @@ impl ReceiptKey {
         receipt
     }
 
-    /// Whether a receipt is right. Takes the same time wherever it differs.
+    /// Returns whether a receipt is valid, in constant time.
     pub fn verifies(&self, receipt: &[u8], shard: u32, task: Task, clock: Clock) -> bool {
         let mac = self.mac(shard, task, clock);
         receipt.len() == LENGTH && mac.verify_truncated_left(receipt).is_ok()

@@ -1,4 +1,4 @@
-//! Why a message is turned away. A refusal changes nothing, and tells a person what to do.
+//! Refusals of messages. A refusal changes nothing, and tells a person what to do.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -14,9 +14,9 @@ const REASON_KEY: &str = "flambeau-reason";
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct Refusal {
-    /// What kind of mistake it is; decides what the sender does next.
+    /// The kind of mistake. It decides what the sender does next.
     pub reason: Reason,
-    /// What was wrong, where, what was expected, what to do.
+    /// Says what was wrong and where, what was expected, and what to do.
     pub message: String,
 }
 
@@ -32,9 +32,11 @@ impl Refusal {
     /// The gRPC code that goes with the reason.
     pub fn code(&self) -> Code {
         match self.reason {
-            Reason::Fenced | Reason::Superseded | Reason::StaleEpoch | Reason::StaleClock => {
-                Code::Aborted
-            }
+            Reason::Fenced
+            | Reason::NotLeased
+            | Reason::Superseded
+            | Reason::StaleEpoch
+            | Reason::StaleClock => Code::Aborted,
             Reason::NotInitialized => Code::FailedPrecondition,
             Reason::UnknownVariable | Reason::UnknownBlock => Code::NotFound,
             Reason::TooManyRequests => Code::ResourceExhausted,
@@ -69,16 +71,16 @@ impl Refusal {
     }
 }
 
-/// The most bytes of a text from elsewhere that go into a message for people.
+/// The most bytes of another process's text that go into a message for people.
 pub const LONGEST_TEXT: usize = 1000;
 
 /// The most bytes of a refusal's message.
 const LONGEST_MESSAGE: usize = 4000;
 
-/// How much of the end of a longer one is kept: that is what tells what to do.
+/// The bytes that are kept of the end of a longer message, which says what to do.
 const KEPT_END: usize = 1000;
 
-/// A message with its middle left out where it is too long: it may echo what a sender has sent.
+/// Leaves out the middle of a message that is too long, since it may echo what a sender has sent.
 fn shortened(message: String) -> String {
     if message.len() <= LONGEST_MESSAGE {
         return message;
@@ -95,7 +97,7 @@ fn shortened(message: String) -> String {
     )
 }
 
-/// The longest part of a text from its begin on that has at most `most` bytes.
+/// Returns the longest prefix of a text that has at most `most` bytes.
 fn up_to(text: &str, most: usize) -> &str {
     let mut end = most.min(text.len());
     while !text.is_char_boundary(end) {
@@ -104,7 +106,7 @@ fn up_to(text: &str, most: usize) -> &str {
     &text[..end]
 }
 
-/// A text from elsewhere, cut where it is longer than [`LONGEST_TEXT`].
+/// Cuts another process's text where it is longer than [`LONGEST_TEXT`].
 pub fn brief(text: &str) -> Cow<'_, str> {
     if text.len() <= LONGEST_TEXT {
         return Cow::Borrowed(text);

@@ -1,8 +1,9 @@
-//! Who may talk to whom: certificates of one private authority, and a job's token.
+//! Authentication: certificates of one private authority, and a job's token.
 //!
 //! A certificate is one role's: it is valid for the name `ROLE.flambeau`, wherever its holder runs.
-//! Callers ask for the name of the role that they mean to reach, so a worker's certificate makes
-//! nobody a server; who registers, or opens a session, must hold a certificate of its role.
+//! A caller verifies the name of the role that it means to reach, so a worker's certificate does not
+//! make a process a server. A process that registers, or opens a session, must hold a certificate of
+//! its role.
 
 use std::fmt;
 use std::io;
@@ -30,12 +31,14 @@ use tonic::{Request, Status};
 
 use crate::connections::{Caller, Guarded};
 use crate::ids::Role;
+use crate::planted;
+use crate::quiet::Quiet;
 use crate::transport;
 
-/// How long a caller may take to show its certificate.
+/// The longest time for a handshake.
 const HANDSHAKE: Duration = Duration::from_secs(5);
 
-/// Callers that may be showing theirs at the same time.
+/// The most handshakes at a time.
 const HANDSHAKES: usize = 1024;
 
 /// Reasons for refusing a connection or call.
@@ -43,13 +46,13 @@ const CERTIFICATE: &str = "certificate";
 const TOKEN: &str = "token";
 const HANDSHAKE_BROKEN: &str = "handshake";
 
-/// What the words for a peer's refusal of a certificate begin with.
+/// The beginning of the error text when a peer refuses a certificate.
 const ALERT: &str = "received fatal alert: ";
 
 /// How long a caller that is refused may take to read why.
 const HANG_UP: Duration = Duration::from_secs(1);
 
-/// What stands before the token.
+/// The text before the token in its header.
 const BEARER: &str = "Bearer ";
 
 /// A TCP connection whose caller has shown its certificate, if one is demanded.
@@ -58,19 +61,20 @@ pub type SecureStream = tokio_rustls::server::TlsStream<Guarded<TcpStream>>;
 /// The files that a process is given.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SecurityFiles {
-    /// The authority that has signed everybody's certificates.
+    /// The authority that has signed all certificates.
     pub authority: Option<PathBuf>,
     /// This process's certificate.
     pub certificate: Option<PathBuf>,
-    /// Its private key.
+    /// The private key of the certificate.
     pub key: Option<PathBuf>,
-    /// Callers need no certificates, but those who listen have theirs.
+    /// Callers need no certificates; listeners have theirs.
     pub anonymous_callers: bool,
     /// The job's token.
     pub token: Option<PathBuf>,
 }
 
-/// What a process shows to others and demands of them. By default nothing: calls travel in the clear.
+/// The credentials of a process, and those that it demands of its callers. By default there are none,
+/// and calls travel in the clear.
 #[derive(Clone, Default)]
 pub struct Security {
     caller: Option<ClientTlsConfig>,
@@ -79,7 +83,7 @@ pub struct Security {
     mutual: bool,
     /// When the own certificate is no longer valid, in seconds since 1970.
     expires: Option<i64>,
-    /// As it travels.
+    /// The token as the value of a header.
     token: Option<HeaderValue>,
 }
 
@@ -94,7 +98,7 @@ impl fmt::Debug for Security {
     }
 }
 
-/// Why what secures a process cannot be used.
+/// An error in the files that secure a process.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SecurityError {
@@ -109,7 +113,7 @@ pub enum SecurityError {
         /// What the system says.
         error: io::Error,
     },
-    /// It does not hold what it should.
+    /// A file does not hold what it should.
     #[error("{path:?} cannot be used: {what}")]
     Malformed {
         /// Its path.
@@ -172,7 +176,7 @@ impl Security {
             expires,
             token,
         };
-        // What can be wrong with the files shows now, not at the first call.
+        // Errors in the files show now, not at the first call.
         let tried = security.endpoint("localhost:1", Role::Coordinator);
         tried.map_err(|error| SecurityError::Malformed {
             path: authority.clone(),
@@ -181,11 +185,11 @@ impl Security {
         Ok(security)
     }
 
-    /// The endpoint of a peer of some role at `address`, given as host:port or as unix:PATH. Who may
-    /// use a socket file is a matter of its permissions: nothing is encrypted there.
+    /// Returns the endpoint of a peer of some role at `address`, given as host:port or as unix:PATH. The
+    /// permissions of a socket file decide who may use it; nothing is encrypted there.
     ///
     /// # Errors
-    /// If the address is none, or what is shown cannot be used.
+    /// If the address is invalid, or the credentials cannot be used.
     pub fn endpoint(&self, address: &str, role: Role) -> Result<Endpoint, tonic::transport::Error> {
         match &self.caller {
             Some(caller) if !transport::is_socket_file(address) => {
@@ -206,12 +210,12 @@ impl Security {
         Credentials(self.token.clone())
     }
 
-    /// Whether callers at a port are to come encrypted.
+    /// Returns whether callers at a port must use TLS.
     pub fn is_listening_encrypted(&self) -> bool {
         self.listener.is_some()
     }
 
-    /// Fails where a port would be open to everybody though its callers are to have certificates.
+    /// Fails where a port would be open to all callers though they are to have certificates.
     ///
     /// # Errors
     /// If there is an authority, but no certificate to listen with.
@@ -224,10 +228,9 @@ impl Security {
         Ok(())
     }
 
-    /// The connections whose callers have shown what is demanded, of a listener that has a certificate.
-    /// Those that do not, or not in time, are closed and counted; those whose certificate was demanded
-    /// are members. Up to 1,024 are greeted at the same time; more wait for their turn, and each
-    /// takes at most five seconds.
+    /// Returns the connections of a listener that has a certificate, after their handshakes. A connection
+    /// whose handshake fails, or takes more than five seconds, is closed and counted. Where callers must
+    /// have certificates, those that pass are members. Up to 1,024 handshakes run at a time; more wait.
     pub fn secured<S: Stream<Item = io::Result<Guarded<TcpStream>>>>(
         &self,
         incoming: S,
@@ -239,7 +242,7 @@ impl Security {
             async move {
                 let (connection, acceptor) = match (connection, acceptor) {
                     (Ok(connection), Some(acceptor)) => (connection, acceptor),
-                    // Whoever calls it looks first.
+                    // Callers of this function check for a certificate first.
                     (Ok(_), None) => return None,
                     (Err(error), _) => return Some(Err(error)),
                 };
@@ -263,7 +266,7 @@ impl Security {
         greeted.filter_map(std::future::ready)
     }
 
-    /// Whether a call has the token. Whoever has it is a member.
+    /// Checks that a call has the token, where there is one, and makes its connection a member's.
     ///
     /// # Errors
     /// `Unauthenticated`, counted, if it has not; `ResourceExhausted` if all places are taken.
@@ -273,7 +276,8 @@ impl Security {
         };
         let shown = headers.get(header::AUTHORIZATION);
         let shown = shown.map_or(&b""[..], HeaderValue::as_bytes);
-        if bool::from(token.as_bytes().ct_eq(shown)) {
+        let missing_is_fine = shown.is_empty() && planted!(NoToken);
+        if bool::from(token.as_bytes().ct_eq(shown)) || missing_is_fine {
             return match Caller::of(extensions) {
                 Some(caller) if !caller.admit() => Err(crowded()),
                 _ => Ok(()),
@@ -285,7 +289,7 @@ impl Security {
         Err(Status::unauthenticated(what))
     }
 
-    /// Whether a caller has a certificate of this role, where certificates are demanded. Callers
+    /// Checks that a caller has a certificate of this role, where certificates are demanded. Callers
     /// through a socket file need none.
     ///
     /// # Errors
@@ -309,7 +313,7 @@ impl Security {
 pub struct Credentials(Option<HeaderValue>);
 
 impl Credentials {
-    /// Adds it.
+    /// Adds the token to the headers of a call.
     pub fn add(&self, headers: &mut HeaderMap) {
         if let Some(token) = &self.0 {
             headers.insert(header::AUTHORIZATION, token.clone());
@@ -326,12 +330,12 @@ impl Interceptor for Credentials {
     }
 }
 
-/// The name that a role's certificates are valid for.
+/// Returns the name that a role's certificates are valid for.
 pub fn name_of(role: Role) -> String {
     format!("{role}.flambeau")
 }
 
-/// What is wrong with the certificates of one of two peers, if an error comes from there.
+/// Returns what is wrong with a peer's certificate, if an error comes from there.
 pub fn certificate_error(error: &(dyn std::error::Error + 'static)) -> Option<String> {
     let mut next = Some(error);
     while let Some(error) = next {
@@ -346,12 +350,12 @@ pub fn certificate_error(error: &(dyn std::error::Error + 'static)) -> Option<St
         }
         next = error.source();
     }
-    // A listener judges its caller's certificate when HTTP/2 has begun, which keeps only the words.
+    // A listener rejects a certificate after HTTP/2 has begun, which keeps only the text of the error.
     let words = chain_of(error);
     words.find(ALERT).map(|at| words[at..].to_owned())
 }
 
-/// What a caller is told for whom there is no place among the members.
+/// Returns the answer to a caller for which the members have no place.
 pub fn crowded() -> Status {
     Status::resource_exhausted(
         "all places of this port are taken; raise --max-connections, or use more servers",
@@ -383,19 +387,23 @@ async fn hang_up(mut connection: Guarded<TcpStream>) {
 }
 
 fn refused(reason: &'static str, peer: Option<SocketAddr>, why: &dyn fmt::Display) {
+    static LOG: Quiet = Quiet::new();
     count(reason, 1);
-    tracing::warn!(
-        reason,
-        peer = peer.map(tracing::field::display),
-        "refused: {why}"
-    );
+    if let Some(left_out) = LOG.admit() {
+        tracing::warn!(
+            reason,
+            peer = peer.map(tracing::field::display),
+            left_out,
+            "refused: {why}"
+        );
+    }
 }
 
 fn count(reason: &'static str, refused: u64) {
     counter!("flambeau_refused_connections_total", "reason" => reason).increment(refused);
 }
 
-/// Begins to count what is refused at 0: what is absent at first has no rate.
+/// Sets the counters of refusals to 0: a counter that does not exist yet has no rate.
 pub fn begin_to_count() {
     for reason in [CERTIFICATE, TOKEN, HANDSHAKE_BROKEN] {
         count(reason, 0);
@@ -443,7 +451,7 @@ fn listening(
     Ok(config)
 }
 
-/// When the first certificate of a chain is no longer valid.
+/// Returns the time at which the first certificate of a chain expires.
 fn end_of(path: &Path, chain: &[u8]) -> Result<i64, SecurityError> {
     let chain = certificates(chain).map_err(|what| wrong(path, &what))?;
     let first = chain.first().map_or(&b""[..], AsRef::as_ref);
@@ -484,7 +492,7 @@ fn read_token(path: &Path) -> Result<HeaderValue, SecurityError> {
     Ok(value)
 }
 
-/// An error with all that has caused it, each once, in words for people.
+/// Returns the message of an error and those of its causes, each once, in words for people.
 pub fn chain_of(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = said(error);
     let mut source = error.source();
@@ -498,7 +506,7 @@ pub fn chain_of(error: &(dyn std::error::Error + 'static)) -> String {
     text
 }
 
-/// What one error says. A status would show its cause as a value of the program.
+/// Returns the message of one error. The text of a status would show its cause in debug formatting.
 fn said(error: &(dyn std::error::Error + 'static)) -> String {
     match error.downcast_ref::<Status>() {
         Some(status) => status.message().to_owned(),

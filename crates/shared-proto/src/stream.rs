@@ -1,9 +1,8 @@
 //! gRPC's messages on an HTTP/2 body, without copies of what they carry.
 //!
-//! The bytes on the wire are those of any gRPC library. What a library does with them is the
-//! difference: one gathers each message in a buffer of its own before it decodes or sends it, which
-//! costs a pass over every block. Here a message is decoded where it arrived, and sent in pieces,
-//! of which the payloads are the blocks' own memory.
+//! The bytes on the wire are those of any gRPC library. A library gathers each message in a buffer of
+//! its own before it decodes or sends it, which costs a pass over every block. Here a message is decoded
+//! where it arrived, and sent in pieces, of which the payloads are the blocks' own memory.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -35,10 +34,10 @@ pub const SESSION_PATH: &str = "/flambeau.v1.ParameterServer/Session";
 /// The content type of gRPC's requests and responses.
 pub const CONTENT_TYPE: &str = "application/grpc";
 
-/// Whether it is compressed, and its length: before each message.
+/// The size of the prefix of each message: a flag for compression, and the length.
 const PREFIX_BYTES: usize = 5;
 
-/// What is smaller than this is copied together: a frame of its own costs more.
+/// Pieces smaller than this are copied together: a frame of their own costs more.
 const SMALL_BYTES: usize = 64 << 10;
 
 /// A frame smaller than this is copied to those before it: each frame that is kept costs memory of its
@@ -129,11 +128,11 @@ impl From<server_message::Kind> for Encoded {
 
 /// Field numbers on the way from a message to its payloads.
 struct Tags {
-    /// Of the oneof's case.
+    /// The number of the oneof's case.
     kind: u32,
-    /// Of its repeated parts.
+    /// The number of the repeated parts in it.
     parts: u32,
-    /// Of the payload in a part.
+    /// The number of the payload in a part.
     payload: u32,
 }
 
@@ -203,17 +202,17 @@ fn open(tag: u32, length: usize, buffer: &mut BytesMut) {
 /// How a body ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// A client's: without a word.
+    /// A client's body ends without trailers.
     Request,
-    /// A server's: with a status.
+    /// A server's body ends with a status.
     Response,
 }
 
-/// Where messages of a [`body`] are put in.
+/// The sender of the messages of a [`body`].
 pub type Sender = mpsc::Sender<Result<Encoded, Status>>;
 
-/// A body of which the messages are still to come; `waiting` of them may wait to be sent. It ends
-/// with the status that is put in, or well once the sender is dropped.
+/// Returns a body and the sender of its messages, of which `waiting` may wait to be sent. The body ends
+/// with a status that is sent, or with OK once the sender is dropped.
 pub fn body(waiting: usize, end: End) -> (Sender, tonic::body::Body) {
     let (sender, queue) = mpsc::channel(waiting);
     let outgoing = Outgoing {
@@ -227,11 +226,11 @@ pub fn body(waiting: usize, end: End) -> (Sender, tonic::body::Body) {
 
 struct Outgoing {
     queue: mpsc::Receiver<Result<Encoded, Status>>,
-    /// Of messages taken from the queue.
+    /// Pieces of the messages taken from the queue.
     pieces: VecDeque<Bytes>,
-    /// Its last frame; none once it has been sent.
+    /// The kind of its last frame; none once that has been sent.
     end: Option<End>,
-    /// The status that was put in, if one was.
+    /// The status to end with, once there is one.
     status: Option<Status>,
 }
 
@@ -300,12 +299,12 @@ pub struct Incoming<M> {
     body: tonic::body::Body,
     /// Bytes that have come and are of no finished message.
     pieces: SegmentedBuf<Bytes>,
-    /// Those that came last, in tiny frames.
+    /// The newest bytes, which came in tiny frames.
     tiny: BytesMut,
     bounds: Bounds,
-    /// Length of the message that is coming, once its prefix has.
+    /// The length of the next message, once its prefix has come.
     length: Option<usize>,
-    /// Whether the last wait was short: the next one then may be, too.
+    /// The last wait was short, so the next one may be.
     short_waits: bool,
     messages: PhantomData<M>,
 }
@@ -324,7 +323,7 @@ impl<M: Message + Default> Incoming<M> {
         }
     }
 
-    /// From now on messages are to keep within these bounds. What is read ahead already counts too.
+    /// Sets the bounds of all further messages, including those that were read ahead.
     pub fn bound(&mut self, bounds: Bounds) {
         self.bounds = bounds;
     }
@@ -381,8 +380,8 @@ impl<M: Message + Default> Incoming<M> {
         }
     }
 
-    /// The next frame. Where waits are short it looks again and again before it lets the thread
-    /// sleep; where they are long that would take the core from those who compute.
+    /// Returns the next frame. Where waits are short it looks again and again before it lets the thread
+    /// sleep. Where they are long, that would take the core from threads that compute.
     async fn frame(&mut self) -> Option<Result<Frame<Bytes>, Status>> {
         let mut poll = |context: &mut Context<'_>| Pin::new(&mut self.body).poll_frame(context);
         let looks = if self.short_waits { LOOKS } else { 1 };
@@ -426,7 +425,7 @@ impl<M: Message + Default> Incoming<M> {
         if self.bounds.parts < usize::MAX {
             count_parts(self.pieces.clone().take(length), self.bounds.parts)?;
         }
-        // What lies in one piece is decoded faster as that.
+        // A message in one piece is decoded faster.
         let message = match self.pieces.chunk().len() >= length {
             true => M::decode(self.pieces.copy_to_bytes(length)),
             false => M::decode((&mut self.pieces).take(length)),

@@ -9,6 +9,7 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use crate::security::Security;
+use http::uri::Authority;
 use tonic::transport::{Channel, Endpoint, Server};
 
 /// Version of the protocol in `proto/`. Peers that speak another are refused.
@@ -50,6 +51,17 @@ pub fn server() -> Server {
 /// Whether a peer's address is the path of a socket file.
 pub(crate) fn is_socket_file(address: &str) -> bool {
     address.starts_with(UNIX)
+}
+
+/// Whether this is the address of a peer, as host:port or as unix:PATH.
+pub fn is_address(text: &str) -> bool {
+    match text.strip_prefix(UNIX) {
+        Some(path) => !path.is_empty() && !path.contains(char::is_control),
+        None => text.parse::<Authority>().is_ok_and(|authority| {
+            let port = authority.port_u16().is_some_and(|port| port > 0);
+            port && !authority.host().is_empty() && !text.contains('@')
+        }),
+    }
 }
 
 /// The endpoint of a peer at `address`, given as host:port or as unix:PATH; what secures calls is
@@ -154,6 +166,30 @@ impl FromStr for Listen {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn addresses_are_told_from_nonsense() {
+        for text in [
+            "ps-0:7001",
+            "127.0.0.1:1",
+            "[::1]:7001",
+            "unix:/run/ps.sock",
+        ] {
+            assert!(is_address(text), "{text}");
+        }
+        for text in [
+            "",
+            "ps-0",
+            "ps-0:0",
+            ":7001",
+            "ps 0:7001",
+            "ps\u{1b}[2J:7001",
+            "a@b:1",
+            "unix:",
+        ] {
+            assert!(!is_address(text), "{text}");
+        }
+    }
 
     #[test]
     fn where_to_listen_is_read_back() {

@@ -1,8 +1,8 @@
-//! What the coordinator has decided: the numbered statement that shards follow and enforce.
+//! The coordinator's decisions: the numbered statement that shards follow and enforce.
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{Clock, Epoch, Task, ViewNumber};
+use crate::ids::{Clock, Epoch, RunId, Task, ViewNumber};
 use crate::refusal::{Reason, Refusal};
 use crate::wire;
 
@@ -17,7 +17,8 @@ pub struct View {
     pub epoch: Epoch,
     /// The live workers in rank order.
     pub workers: Vec<Task>,
-    /// The lowest clock of the workers that hold data. Never falls.
+    /// The lowest clock of the workers that hold data; in sync mode the number of committed steps. It falls only in
+    /// sync mode, with a new epoch, when the job goes back to a checkpoint.
     pub min_clock: Clock,
     /// The workers at the min clock.
     pub slowest: Vec<Task>,
@@ -33,6 +34,8 @@ pub struct View {
     pub error: String,
     /// The newest checkpoint that was asked for.
     pub checkpoint: Option<CheckpointOrder>,
+    /// The run.
+    pub run: RunId,
 }
 
 /// A checkpoint that is to be written: in sync mode of one step, else of each block as it is reached.
@@ -69,6 +72,7 @@ impl Default for View {
             phase: JobPhase::Starting,
             error: String::new(),
             checkpoint: None,
+            run: RunId::default(),
         }
     }
 }
@@ -109,6 +113,7 @@ impl From<&View> for wire::View {
                 epoch: order.epoch.0,
                 clock: order.clock.0,
             }),
+            run: view.run.0,
         }
     }
 }
@@ -153,6 +158,7 @@ impl TryFrom<wire::View> for View {
                 epoch: Epoch(order.epoch),
                 clock: Clock(order.clock),
             }),
+            run: RunId(view.run),
         })
     }
 }
@@ -190,6 +196,7 @@ mod tests {
                 epoch: Epoch(1),
                 clock: Clock(4),
             }),
+            run: RunId(7),
         };
         assert_eq!(View::try_from(wire::View::from(&view)).unwrap(), view);
     }

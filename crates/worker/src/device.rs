@@ -1,4 +1,4 @@
-//! Where candle computes.
+//! The device on which candle computes.
 
 use std::str::FromStr;
 
@@ -6,7 +6,7 @@ use candle_core::{Device, DeviceLocation};
 
 use crate::model::plain;
 
-/// What was asked for: `auto`, `cpu` or `cuda:N`.
+/// The requested device: `auto`, `cpu` or `cuda:N`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Choice {
     /// The first GPU where there is one and this program was built for it, else the CPU.
@@ -17,11 +17,11 @@ pub enum Choice {
     Cuda(usize),
 }
 
-/// Why a device cannot be had.
+/// Why a device cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {
-    /// It is no device.
+    /// The text names no device.
     #[error("{0:?} is no device; expected auto, cpu or cuda:N")]
     Unknown(String),
     /// The GPU does not answer, or this program was not built for it.
@@ -30,9 +30,9 @@ pub enum DeviceError {
         plain(source)
     )]
     Cuda {
-        /// Its number.
+        /// The GPU's number.
         index: usize,
-        /// What candle says.
+        /// candle's error.
         source: candle_core::Error,
     },
 }
@@ -67,7 +67,7 @@ pub fn open(choice: Choice) -> Result<Device, DeviceError> {
     }
 }
 
-/// A device's name, as it is asked for.
+/// Returns a device's name in the form in which it is requested.
 pub fn name(device: &Device) -> String {
     match device.location() {
         DeviceLocation::Cpu => "cpu".to_owned(),

@@ -1,4 +1,4 @@
-//! A worker without a process, a thread or a candle model of its own: for simulations.
+//! A worker without a process, a thread or a candle model of its own, for simulations.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,16 +14,16 @@ use crate::replica::Replica;
 use crate::run::{WorkerError, leave};
 use crate::strategy::Strategy;
 
-/// Who it is, and how it reaches the others.
+/// A worker's identity and its connections.
 #[derive(Debug)]
 pub struct Embedded {
     /// Its coordinator.
     pub coordinator: Coordinator,
-    /// As whom it registers.
+    /// The registration with which it joins.
     pub registration: Registration,
-    /// How it reaches servers.
+    /// The network by which it reaches servers.
     pub network: Arc<dyn Network>,
-    /// How long it goes on without hearing from one.
+    /// How long it continues without an answer of a server.
     pub patience: Duration,
 }
 

@@ -4,14 +4,14 @@
 //! - [`run`]: the process
 //! - `member`: registers, agrees on the variables; `trainer`: asks for work
 //! - `step`: one training step: input, pull, compute, push
-//! - [`input`], [`shuffle`]: the data and the order in which it is taken
-//! - [`strategy`]: where weights come from and gradients go
-//! - [`replica`]: the model on its own thread; [`model`], [`models`]: what it computes
+//! - [`input`], [`shuffle`]: the data and its order
+//! - [`strategy`]: the source of weights and the destination of gradients
+//! - [`replica`]: the model on its own thread; [`model`], [`models`]: the models
 //! - [`variables`]: the only place where bytes meet candle's memory
-//! - `trouble`: which errors are this worker's own, and which the job's
-//! - `reporter`: tells the coordinator of finished steps
+//! - `trouble`: tells this worker's own errors from those of the job
+//! - `reporter`: reports finished steps to the coordinator
 //! - [`embedded`]: a worker without a process and a model of its own, for simulations
-//! - [`local`]: the same job in one process, to compare with
+//! - [`local`]: the same job in one process, for comparison
 
 mod counters;
 pub mod device;

@@ -1,5 +1,5 @@
-//! A member of the cluster: registers, agrees on the variables, trains; again, where the cluster has
-//! gone on without it.
+//! A member of the cluster: registers, agrees on the variables, trains. If it is put out of the cluster, it
+//! begins again.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,25 +25,24 @@ use crate::trainer::Trainer;
 /// How long to wait before registering again.
 const REGISTER_AGAIN: Duration = Duration::from_millis(50);
 
-/// How long to wait between two looks at the shard map.
+/// How long to wait between two requests for the shard map.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
-/// Reports of losses that may wait to be sent.
+/// The number of losses that may wait to be reported.
 const LOSSES: usize = 64;
 
-/// Builds replicas for the jobs that come.
+/// A builder of replicas for jobs.
 pub(crate) trait Replicas {
     type Replica: Replica;
 
-    /// The coordinator's job, with what this worker was told otherwise.
+    /// Returns the coordinator's job with this worker's own settings.
     fn job(&self, job: &Job) -> Result<Job, WorkerError>;
 
-    /// The replica for a job: the one that is there, if it was built for it. A fresh one has not been
-    /// trained.
+    /// Returns the replica for a job, an existing one if possible. If `fresh`, the replica has not been trained.
     async fn replica(&mut self, job: &Job, fresh: bool) -> Result<Arc<Self::Replica>, WorkerError>;
 }
 
-/// A member, whatever it computes with and however it reaches the others.
+/// A member with any kind of replica, network and strategy.
 pub(crate) struct Member<R, W> {
     pub(crate) coordinator: Coordinator,
     pub(crate) registration: Registration,
@@ -61,8 +60,8 @@ where
     W: Fn(ParameterServers) -> S,
     S: Strategy,
 {
-    /// Registers and works, until the job is done; `registered` hears whether it is at present. What is
-    /// left in `place` is to be given back.
+    /// Registers and works until the job is done. Calls `registered` whenever it registers or loses its place.
+    /// The caller must leave by the membership that remains in `place`.
     pub(crate) async fn work(
         &mut self,
         registered: impl Fn(bool),
@@ -94,7 +93,7 @@ where
         let replica = self.replicas.replica(job, false).await?;
         let (map, view, ours) = register_variables(membership, replica.description()).await?;
         let replica = match ours {
-            // Initial values are those of a replica that has not been trained.
+            // Initial values come from a replica that has not been trained.
             true => self.replicas.replica(job, true).await?,
             false => replica,
         };
@@ -104,6 +103,7 @@ where
             &maps,
             &ps_client::Identity {
                 job: job.name.clone(),
+                run: membership.run,
                 task: membership.task,
                 view,
                 patience: self.patience,
@@ -139,8 +139,8 @@ where
     }
 }
 
-/// States the variables and waits until there is a shard map and, unless they are ours to send,
-/// initial values.
+/// Registers the variables. Waits until there is a shard map and, unless this worker is to send them, initial
+/// values.
 async fn register_variables(
     membership: &Membership,
     description: &Description,
@@ -150,6 +150,7 @@ async fn register_variables(
         variables: description.variables.iter().map(Into::into).collect(),
         training_samples: description.training_samples as u64,
         evaluation_samples: description.evaluation_samples as u64,
+        data_digest: description.data_digest.clone(),
     };
     let mut said = String::new();
     loop {
@@ -191,7 +192,7 @@ async fn finish_initialization(membership: &Membership) -> Result<(), WorkerErro
     Ok(())
 }
 
-/// Says for whom this worker waits, in the log, the metrics and to the coordinator.
+/// Reports which workers this worker waits for, in the log, the metrics and to the coordinator.
 fn tell_waits(
     membership: &Membership,
     mut waiting_on: watch::Receiver<Vec<Task>>,
@@ -217,17 +218,17 @@ fn tell_waits(
                 let request = request.clone();
                 async move { c.report(request).await }
             });
-            // Nothing depends on it.
+            // Nothing depends on this report.
             let _ = call.await;
         }
     }
 }
 
-/// Fetches the shard map when the present one does not serve any more, or the coordinator has spoken of a
-/// newer one.
+/// Fetches the shard map when the present one fails, or when an answer of the coordinator names a newer epoch.
 fn fetch_maps(membership: &Membership, source: MapSource) -> impl Future<Output = ()> + use<> {
     let coordinator = membership.coordinator.clone();
-    let mut newest = membership.sender().newest_epoch();
+    let sender = membership.sender();
+    let mut newest = sender.newest_epoch();
     async move {
         loop {
             let epoch = source.epoch();
@@ -236,8 +237,13 @@ fn fetch_maps(membership: &Membership, source: MapSource) -> impl Future<Output 
                 _ = newest.wait_for(|newest| *newest > epoch) => {}
                 () = source.wanted() => {}
             }
-            let call = coordinator
-                .call(|mut c| async move { c.get_shard_map(wire::ShardMapRequest {}).await });
+            let request = wire::ShardMapRequest {
+                origin: Some(sender.here().into()),
+            };
+            let call = coordinator.call(|mut c| {
+                let request = request.clone();
+                async move { c.get_shard_map(request).await }
+            });
             match call.await.map(ShardMap::try_from) {
                 Ok(Ok(map)) => source.publish(map),
                 Ok(Err(error)) => tracing::warn!("the shard map cannot be read: {error}"),
@@ -276,7 +282,7 @@ fn tell_losses(
                 async move { c.report(request).await }
             });
             match call.await {
-                // A session that does not wait for it any more has ended.
+                // If the session no longer waits, it has ended.
                 Ok(_) => drop(loss.told.send(())),
                 Err(error) => tracing::warn!(shard, "losses could not be reported: {error}"),
             }

@@ -1,4 +1,4 @@
-//! What a model is, and the list of those that can be asked for by name.
+//! The interface of models, and the registry of those that a job can name.
 //!
 //! A model of your own is a struct with candle layers and an implementation of [`Model`]: `new`
 //! takes its variables from a [`VarBuilder`], `loss` computes the mean loss of a batch. Everything
@@ -69,14 +69,14 @@ pub struct Batch {
     pub targets: Tensor,
 }
 
-/// What a model is built from.
+/// The settings from which a model is built.
 #[derive(Clone, Copy, Debug)]
 pub struct Setup<'a> {
     /// The job's `[model]`; settings of a model's own are in its `options`.
     pub settings: &'a shared_proto::job::Model,
     /// Shape of one sample, without the batch dimension.
     pub sample_shape: &'a [usize],
-    /// How many classes the targets name.
+    /// The number of classes of the targets.
     pub classes: usize,
 }
 
@@ -89,7 +89,7 @@ pub trait Model: 'static {
     /// on `setup` alone, because all workers share them, and they are `f32`.
     ///
     /// # Errors
-    /// Whatever keeps it from being built, such as samples of a shape that it cannot take.
+    /// If it cannot be built, for example for samples of a wrong shape.
     fn new(setup: &Setup, vars: VarBuilder) -> candle_core::Result<Self>
     where
         Self: Sized;
@@ -101,8 +101,8 @@ pub trait Model: 'static {
     /// candle's.
     fn loss(&self, batch: &Batch) -> candle_core::Result<Tensor>;
 
-    /// What an evaluation reports, as means over the samples of the batch. Unless it is
-    /// implemented, that is the loss alone; [`classification_metrics`] adds the accuracy.
+    /// Returns the metrics of an evaluation as means over the samples of the batch. The default is the loss
+    /// alone; [`classification_metrics`] adds the accuracy.
     ///
     /// # Errors
     /// candle's.
@@ -184,7 +184,7 @@ impl Registry {
     }
 }
 
-/// What a candle error says, without the frames that `RUST_BACKTRACE` adds to it.
+/// Returns the text of a candle error without the backtrace that `RUST_BACKTRACE` adds to it.
 pub(crate) fn plain(error: &candle_core::Error) -> String {
     match error {
         candle_core::Error::WithBacktrace { inner, .. } => plain(inner),
@@ -207,7 +207,7 @@ pub enum ModelError {
     Unknown {
         /// The name.
         name: String,
-        /// Those that exist.
+        /// The names that exist.
         known: String,
     },
     /// The model could not be built.

@@ -1,5 +1,4 @@
-//! The worker's copy of the model, on a thread of its own: candle computes there, tokio does not
-//! wait for it.
+//! The worker's copy of the model, on a thread of its own, so that candle does not block tokio.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -11,7 +10,7 @@ use candle_core::Device;
 use parking_lot::Mutex;
 use ps_client::{Gradients, PulledBlock};
 use shared_proto::blocks::VariableSpec;
-use shared_proto::job::Job;
+use shared_proto::job::{DataKind, Job, NonFinite};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::input::{self, Dataset, InputError};
@@ -26,7 +25,7 @@ const EVALUATION_BATCH: usize = 256;
 /// Commands that may wait for the model's thread.
 const COMMANDS: usize = 4;
 
-/// What can go wrong in a replica; none of it passes by itself.
+/// Why a replica failed. None of these errors passes by itself.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ReplicaError {
@@ -61,16 +60,16 @@ pub struct Positions {
     pub end: u64,
 }
 
-/// What a step has computed.
+/// The result of a step.
 #[derive(Debug)]
 pub struct Computed {
     /// Mean over the batch.
     pub loss: f64,
-    /// To be pushed.
+    /// The gradients to push.
     pub gradients: Gradients,
 }
 
-/// What a model and its data look like from outside.
+/// The variables of a model and the sizes of its data.
 #[derive(Clone, Debug)]
 pub struct Description {
     /// The variables, sorted by name.
@@ -79,6 +78,8 @@ pub struct Description {
     pub training_samples: usize,
     /// Samples held out.
     pub evaluation_samples: usize,
+    /// SHA-256 of the samples; empty for data that is made, and not read.
+    pub data_digest: Bytes,
 }
 
 type Reply<T> = oneshot::Sender<Result<T, ReplicaError>>;
@@ -94,13 +95,13 @@ enum Command {
 
 /// A worker's copy of the model, with its data.
 pub trait Replica {
-    /// What it looks like.
+    /// Returns its variables and the sizes of its data.
     fn description(&self) -> &Description;
 
-    /// Has the batch of a step put together, while the weights are on their way.
+    /// Starts to assemble the batch of a step while the weights are under way.
     fn prepare(&self, positions: Positions) -> impl Future<Output = ()>;
 
-    /// Takes in weights; they count for what is asked for afterwards.
+    /// Takes in weights, which later calls use.
     fn take_in(&self, blocks: Vec<PulledBlock>) -> impl Future<Output = ()>;
 
     /// Computes the prepared step: loss and gradients.
@@ -115,7 +116,7 @@ pub trait Replica {
     /// The model's, or weights that could not be taken in.
     fn evaluate(&self) -> impl Future<Output = Result<Metrics, ReplicaError>>;
 
-    /// All variables' values.
+    /// Returns the values of all variables.
     ///
     /// # Errors
     /// The model's.
@@ -133,7 +134,7 @@ pub struct ModelReplica {
     commands: mpsc::Sender<Command>,
     thread: Mutex<Option<JoinHandle<()>>>,
     description: Description,
-    /// Whether any step has been computed.
+    /// True if any step has been computed.
     trained: AtomicBool,
 }
 
@@ -151,7 +152,7 @@ impl ModelReplica {
         let (tell, told) = oneshot::channel();
         let thread = std::thread::Builder::new()
             .name("replica".to_owned())
-            .spawn(move || match Thread::new(&job, &registry, device) {
+            .spawn(move || match Thread::new(job, &registry, device) {
                 Ok(mut thread) => {
                     let _ = tell.send(Ok(thread.description()));
                     thread.serve(queue);
@@ -173,7 +174,7 @@ impl ModelReplica {
         }
     }
 
-    /// Whether any step has been computed.
+    /// Returns whether any step has been computed.
     pub(crate) fn has_trained(&self) -> bool {
         self.trained.load(Relaxed)
     }
@@ -194,12 +195,12 @@ impl Replica for ModelReplica {
     }
 
     async fn prepare(&self, positions: Positions) {
-        // A thread that is gone is found out by the next command that has an answer.
+        // If the thread has ended, the next command that waits for an answer reports it.
         let _ = self.commands.send(Command::Prepare(positions)).await;
     }
 
     async fn take_in(&self, blocks: Vec<PulledBlock>) {
-        // As above.
+        // If the thread has ended, the next command that waits for an answer reports it.
         let _ = self.commands.send(Command::TakeIn(blocks)).await;
     }
 
@@ -221,7 +222,7 @@ impl Replica for ModelReplica {
     }
 }
 
-/// What a thread that does not answer any more has panicked with.
+/// Returns the error of a thread that has panicked.
 async fn panicked(thread: &Mutex<Option<JoinHandle<()>>>) -> ReplicaError {
     let thread = thread.lock().take();
     let join = tokio::task::spawn_blocking(|| thread.map(JoinHandle::join));
@@ -238,23 +239,22 @@ async fn panicked(thread: &Mutex<Option<JoinHandle<()>>>) -> ReplicaError {
     ReplicaError::Panicked(message)
 }
 
-/// What lives on the thread.
+/// The state that lives on the thread.
 struct Thread {
+    job: Arc<Job>,
     data: Dataset,
     model: Box<dyn Model>,
     variables: Variables,
     device: Device,
-    seed: u64,
-    clip_norm: Option<f32>,
     /// The order of the epoch that was used last.
     order: Option<(u32, Vec<u32>)>,
     prepared: Option<Result<Batch, ReplicaError>>,
-    /// What went wrong with weights since the last answer.
+    /// The error of weights taken in since the last answer.
     taken_in: Result<(), ReplicaError>,
 }
 
 impl Thread {
-    fn new(job: &Job, registry: &Registry, device: Device) -> Result<Self, ReplicaError> {
+    fn new(job: Arc<Job>, registry: &Registry, device: Device) -> Result<Self, ReplicaError> {
         let data = input::load(&job.data, job.seed)?;
         let setup = Setup {
             settings: &job.model,
@@ -269,8 +269,7 @@ impl Thread {
             model,
             variables,
             device,
-            seed: job.seed,
-            clip_norm: job.clip_norm,
+            job,
             order: None,
             prepared: None,
             taken_in: Ok(()),
@@ -282,12 +281,16 @@ impl Thread {
             variables: self.variables.specs(),
             training_samples: self.data.training.len(),
             evaluation_samples: self.data.evaluation.len(),
+            data_digest: match self.job.data.kind {
+                DataKind::Random => Bytes::new(),
+                _ => self.data.digest(),
+            },
         }
     }
 
     fn serve(&mut self, mut queue: mpsc::Receiver<Command>) {
         while let Some(command) = queue.blocking_recv() {
-            // Whoever has gone away does not need the answer.
+            // A caller that is gone does not need the answer.
             match command {
                 Command::Prepare(positions) => self.prepared = Some(self.batch(positions)),
                 Command::TakeIn(blocks) => {
@@ -308,7 +311,7 @@ impl Thread {
         let order = match &mut self.order {
             Some((epoch, order)) if *epoch == positions.epoch => order,
             other => {
-                let fresh = order(self.seed, positions.epoch, self.data.training.len());
+                let fresh = order(self.job.seed, positions.epoch, self.data.training.len());
                 &mut other.insert((positions.epoch, fresh)).1
             }
         };
@@ -331,7 +334,7 @@ impl Thread {
         let loss = self.model.loss(&batch)?;
         let gradients = self
             .variables
-            .gradients(&backward(&loss)?, self.clip_norm)?;
+            .gradients(&backward(&loss)?, self.job.clip_norm)?;
         Ok(Computed {
             loss: f64::from(loss.to_scalar::<f32>()?),
             gradients,
@@ -340,6 +343,9 @@ impl Thread {
 
     fn evaluate(&mut self) -> Result<Metrics, ReplicaError> {
         std::mem::replace(&mut self.taken_in, Ok(()))?;
+        if self.job.non_finite == NonFinite::Fail {
+            self.variables.check_finite()?;
+        }
         evaluate(&*self.model, &self.data, &self.device)
     }
 

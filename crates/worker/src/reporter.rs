@@ -1,5 +1,5 @@
-//! Tells the coordinator of finished steps, beside the training: while one report is on its way,
-//! later ones are added up.
+//! Reports finished steps to the coordinator while training continues. Steps that finish while a report is
+//! under way are added to the next one.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::counters::Times;
 use crate::run::WorkerError;
 use crate::step::Finished;
 
-/// Where a split stands.
+/// A worker's progress in a split.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Place {
     pub(crate) clock: Clock,
@@ -23,12 +23,12 @@ pub(crate) struct Place {
     pub(crate) position: u64,
 }
 
-/// The worker's end.
+/// The end of the channel that the training uses.
 pub(crate) struct Reporter {
     pending: Arc<Mutex<Pending>>,
-    /// Reports handed in.
+    /// The number of steps handed in.
     handed_in: watch::Sender<u64>,
-    /// Reports answered, or why they cannot be.
+    /// The number of steps whose report was answered, or why a report failed.
     answered: watch::Receiver<Result<u64, String>>,
     failure: Arc<Mutex<Option<WorkerError>>>,
     _stop: DropGuard,
@@ -42,7 +42,7 @@ struct Pending {
     skipped: u64,
     loss_sum: f64,
     times: Times,
-    /// Of the newest step: in sync mode a report has one.
+    /// The receipts of the newest step. In sync mode a report has one step.
     receipts: Vec<wire::ShardReceipt>,
 }
 
@@ -91,12 +91,12 @@ impl Reporter {
         self.handed_in.send_modify(|count| *count += 1);
     }
 
-    /// Adds time that went by between steps.
+    /// Adds time between steps to the next report.
     pub(crate) fn waited(&self, times: &Times) {
         self.pending.lock().times.add(times);
     }
 
-    /// Waits until all that was handed in is answered.
+    /// Waits until all steps that were handed in are answered.
     pub(crate) async fn flush(&mut self) -> Result<(), WorkerError> {
         let handed_in = *self.handed_in.borrow();
         let done = |answered: &Result<u64, String>| match answered {
@@ -127,12 +127,12 @@ impl Times {
     }
 }
 
-/// The sending end.
+/// The end of the channel that sends reports.
 struct Reports {
     coordinator: Coordinator,
     sender: Sender,
     settled: Settled,
-    /// Steps told of so far whose gradients were pushed.
+    /// The number of reported steps whose gradients were pushed.
     pushes: u64,
     pending: Arc<Mutex<Pending>>,
     failure: Arc<Mutex<Option<WorkerError>>>,
@@ -147,7 +147,7 @@ impl Reports {
         while counts.changed().await.is_ok() {
             let count = *counts.borrow_and_update();
             let pending = std::mem::take(&mut *self.pending.lock());
-            // Several counts may have been taken in by the report before.
+            // The report before may have included the steps of this count.
             if let Some(place) = pending.place
                 && let Err(error) = self.send(place, pending).await
             {
@@ -160,8 +160,8 @@ impl Reports {
         }
     }
 
-    /// Says what is finished, by the shard map that the sessions have settled in. Where the coordinator has a
-    /// newer one, nothing counts until they have moved there and what was lost by that is reported.
+    /// Reports finished steps under the shard map in which the sessions have settled. If the coordinator has a
+    /// newer one, waits until the sessions have moved there and have reported their losses, and calls again.
     async fn send(&mut self, place: Place, pending: Pending) -> Result<(), WorkerError> {
         let mut origin = self.sender.origin(Epoch(0), place.clock);
         self.pushes += pending.steps - pending.skipped;

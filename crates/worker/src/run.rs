@@ -1,4 +1,4 @@
-//! The process: what it is told, which device it has, how it ends.
+//! The worker process: its settings, its device and its end.
 
 use std::borrow::Borrow;
 use std::path::PathBuf;
@@ -26,7 +26,7 @@ use crate::trouble::CANNOT_WORK;
 /// How long a worker that cannot work tries to tell the coordinator.
 const TELL: Duration = Duration::from_secs(15);
 
-/// What a worker can be told.
+/// The settings of a worker.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Settings {
     /// Where to compute: auto, cpu or cuda:N.
@@ -38,22 +38,22 @@ pub struct Settings {
     /// Where this worker writes the final weights; overrides the job's.
     #[arg(long, env = "FLAMBEAU_RUN_DIR", value_name = "DIR")]
     pub run_dir: Option<PathBuf>,
-    /// How it finds its cluster.
+    /// The settings by which it finds its cluster.
     #[command(flatten)]
     pub member: MemberSettings,
-    /// What all processes can be told.
+    /// The settings of all processes.
     #[command(flatten)]
     pub process: ProcessSettings,
 }
 
-/// Why a worker ended otherwise than well.
+/// Why a worker failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WorkerError {
-    /// The cluster does not want it, or cannot be reached.
+    /// The coordinator refuses it, or cannot be reached.
     #[error(transparent)]
     Membership(#[from] MembershipError),
-    /// A server does not answer, or refuses.
+    /// A server does not answer, or refuses a message.
     #[error(transparent)]
     Ps(#[from] ClientError),
     /// The data cannot be read, or the model cannot be built.
@@ -62,27 +62,27 @@ pub enum WorkerError {
     /// The model failed while it computed.
     #[error(transparent)]
     Replica(#[from] ReplicaError),
-    /// The device cannot be had.
+    /// The device cannot be used.
     #[error(transparent)]
     Device(#[from] DeviceError),
-    /// The run directory cannot be made.
+    /// The run directory cannot be created.
     #[error("cannot make the run directory {dir:?}: {error}; give another --run-dir")]
     RunDir {
         /// Its path.
         dir: PathBuf,
-        /// What the system says.
+        /// The system's error.
         error: std::io::Error,
     },
     /// The coordinator's shard map makes no sense.
     #[error("the shard map cannot be read: {0}")]
     ShardMap(#[from] Refusal),
-    /// What the coordinator sent is not what the protocol says.
+    /// The coordinator's answer violates the protocol.
     #[error("the coordinator's answer to {0} lacks what it must have; is it of the same release?")]
     Protocol(&'static str),
-    /// The job makes no sense with this worker's settings.
+    /// The job is invalid with this worker's settings.
     #[error(transparent)]
     Job(#[from] JobError),
-    /// This worker cannot work, others may.
+    /// This worker cannot work, but others may.
     #[error(
         "this worker cannot work: {0}; the job goes on without it: remove the cause and start this worker again"
     )]
@@ -99,7 +99,7 @@ impl Failure for WorkerError {
 }
 
 impl WorkerError {
-    /// Whether registering again may help.
+    /// Returns whether registering again may help.
     pub(crate) fn is_retryable(&self) -> bool {
         match self {
             Self::Membership(error) => error.is_retryable(),
@@ -133,6 +133,7 @@ pub async fn run(
         address: String::new(),
         metrics_address: process.metrics.to_string(),
         holding: None,
+        capacity_bytes: 0,
     };
     let device = match prepared {
         Ok(device) => device,
@@ -163,25 +164,32 @@ pub async fn run(
         }
     };
     let mut membership = None;
-    let work = member.work(registered, &mut membership);
-    let outcome = process.shutdown.run_until_cancelled(work).await;
-    if matches!(outcome, Some(Ok(()))) {
-        process.linger().await;
-    }
+    let outcome = loop {
+        let work = member.work(&registered, &mut membership);
+        let outcome = process.shutdown.run_until_cancelled(work).await;
+        match &membership {
+            Some(done) if matches!(outcome, Some(Ok(()))) => {
+                if !process.next_job(done).await {
+                    break outcome;
+                }
+            }
+            _ => break outcome,
+        }
+    };
     let Some(membership) = membership else {
-        // It has never been let in, so it is no worker of the job that cannot work.
+        // It has never been a member, so there is nothing to leave.
         return outcome.unwrap_or(Ok(()));
     };
     leave(membership, outcome.as_ref()).await;
     outcome.unwrap_or(Ok(())).map_err(WorkerError::explained)
 }
 
-/// What a worker needs of its host before it can ask for anything.
+/// Checks what a worker needs of its host before it registers, and opens the device.
 fn prepare(settings: &Settings) -> Result<Device, WorkerError> {
     let device = device::open(settings.device)?;
     tracing::info!(device = device::name(&device), "computing");
     if let Some(dir) = &settings.run_dir {
-        // Better now than when the final weights are to be written.
+        // Checked now, so that it does not fail when the final weights are written.
         std::fs::create_dir_all(dir).map_err(|error| WorkerError::RunDir {
             dir: dir.clone(),
             error,
@@ -190,7 +198,7 @@ fn prepare(settings: &Settings) -> Result<Device, WorkerError> {
     Ok(device)
 }
 
-/// Registers only to say why this worker cannot work. The process ends in any case.
+/// Registers only to report why this worker cannot work. The process ends in any case.
 async fn tell(
     coordinator: Coordinator,
     registration: Registration,
@@ -209,7 +217,7 @@ async fn tell(
     }
 }
 
-/// Leaves the cluster, and says what is wrong if something is.
+/// Leaves the cluster, and reports the error if there is one.
 pub(crate) async fn leave<E: Borrow<WorkerError>>(
     membership: Membership,
     outcome: Option<&Result<(), E>>,
@@ -221,12 +229,12 @@ pub(crate) async fn leave<E: Borrow<WorkerError>>(
     }
 }
 
-/// Builds replicas for the jobs that come.
+/// Builds the replica of a job, and keeps it over registrations.
 struct Builder {
     settings: Settings,
     registry: Registry,
     device: Device,
-    /// Of the job it was built for; it outlives memberships.
+    /// The replica and the job that it was built for. It outlives a membership.
     built: Option<(Arc<Job>, Arc<ModelReplica>)>,
 }
 

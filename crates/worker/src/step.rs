@@ -16,7 +16,7 @@ use crate::strategy::Strategy;
 pub(crate) struct Finished {
     pub(crate) samples: u64,
     pub(crate) loss: f64,
-    /// Its gradient was NaN or infinite, and has been left out.
+    /// True if its gradient was NaN or infinite and was left out.
     pub(crate) skipped: bool,
     pub(crate) times: Times,
     /// Sync mode: the receipts of the shards that hold its gradient.
@@ -38,7 +38,7 @@ pub(crate) async fn step(
     let take_in = async |blocks| replica.take_in(blocks).await;
     let answered = strategy.pull(clock, take_in).await?;
     let pulled = asked.elapsed();
-    // The weights were asked for before this step began, so part of the wait may lie behind us.
+    // The weights were asked for before this step began, so a part of the wait may lie before it.
     let wait = answered.waited.min(pulled);
 
     let asked = Instant::now();
@@ -67,7 +67,7 @@ pub(crate) async fn step(
     counters.clock.set(clock.next().0 as f64);
     Ok(Finished {
         samples,
-        // One sum is made of all steps' losses.
+        // A NaN would spoil the sum of all steps' losses.
         loss: if skipped { 0.0 } else { computed.loss },
         skipped,
         times,
@@ -75,7 +75,7 @@ pub(crate) async fn step(
     })
 }
 
-/// A stretch of time without work.
+/// Returns the times of a period without work.
 pub(crate) fn idle(took: Duration) -> Times {
     Times {
         wait: took,

@@ -1,21 +1,24 @@
-//! A member at work: asks for work, does it, tells what it has done.
+//! The training loop of a member: asks for work, does it, reports it.
 
 use std::time::Instant;
 
+use bytes::Bytes;
 use daemon::membership::{Membership, MembershipError};
 use shared_proto::ids::{Clock, Epoch, ViewNumber};
 use shared_proto::job::{Job, run_dir};
 use shared_proto::wire;
 use shared_proto::wire::lease_work_reply::Work;
+use tokio::task::JoinError;
 
 use crate::counters::Counters;
-use crate::replica::{Positions, Replica};
+use crate::replica::{Positions, Replica, ReplicaError};
 use crate::reporter::{Place, Reporter};
 use crate::run::WorkerError;
 use crate::step::{idle, step};
 use crate::strategy::Strategy;
+use crate::variables::digest_of;
 
-/// A member at work.
+/// The training loop of a member.
 pub(crate) struct Trainer<'a, R, S> {
     pub(crate) job: &'a Job,
     pub(crate) membership: &'a Membership,
@@ -96,11 +99,11 @@ impl<R: Replica, S: Strategy> Trainer<'_, R, S> {
             };
             self.reporter.finished(place, &finished);
         }
-        // The split is done when the coordinator knows so.
+        // The split is done once the coordinator has counted it.
         self.reporter.flush().await
     }
 
-    /// Evaluates the weights as servers have them that follow `view`; again, where a shard has moved since.
+    /// Evaluates the weights of servers that follow `view` or a later one. Repeats this if a shard has moved since.
     async fn evaluate(
         &mut self,
         evaluate: &wire::Evaluate,
@@ -112,15 +115,15 @@ impl<R: Replica, S: Strategy> Trainer<'_, R, S> {
             let pulled = self.strategy.pull_fresh(self.clock, view, take_in).await?;
             let metrics = self.replica.evaluate().await?;
             tracing::info!(epoch = evaluate.data_epoch + 1, ?metrics, "evaluated");
-            if evaluate.save_model
-                && let Some(dir) = &self.job.run_dir
-            {
-                self.replica.save(dir.join(run_dir::MODEL)).await?;
-            }
+            let model_sha256 = match evaluate.save_model {
+                true => self.save_model().await?,
+                false => Bytes::new(),
+            };
             let report = wire::EvaluationReport {
                 data_epoch: evaluate.data_epoch,
                 samples: self.replica.description().evaluation_samples as u64,
                 metrics: metrics.into_iter().collect(),
+                model_sha256,
             };
             match self.report_evaluation(pulled.epoch, report).await {
                 Err(MembershipError::Outdated(_)) => {
@@ -131,6 +134,19 @@ impl<R: Replica, S: Strategy> Trainer<'_, R, S> {
                 told => return Ok(told?),
             }
         }
+    }
+
+    /// Writes the evaluated weights as the job's model, and returns the file's SHA-256; nothing for a job without a
+    /// run directory.
+    async fn save_model(&self) -> Result<Bytes, WorkerError> {
+        let Some(dir) = &self.job.run_dir else {
+            return Ok(Bytes::new());
+        };
+        let path = dir.join(run_dir::MODEL);
+        self.replica.save(path.clone()).await?;
+        let digest = tokio::task::spawn_blocking(move || digest_of(&path)).await;
+        let panicked = |error: JoinError| ReplicaError::Panicked(error.to_string());
+        Ok(digest.map_err(panicked)?.map_err(ReplicaError::from)?)
     }
 
     async fn report_evaluation(

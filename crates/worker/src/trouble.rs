@@ -1,5 +1,5 @@
-//! Which errors are a worker's own, and which the job's: on the first the worker leaves alone, the
-//! second every worker would meet.
+//! Classification of errors. On an error of its own a worker leaves alone. An error that every worker
+//! would meet ends the job.
 
 use daemon::membership::MembershipError;
 use shared_proto::wire::WorkerFailure;
@@ -11,12 +11,12 @@ use crate::variables::VariablesError;
 /// Exit code of a worker that cannot work while others can.
 pub(crate) const CANNOT_WORK: u8 = 3;
 
-/// Whether a worker that has ended with this code cannot work, while others can.
+/// Returns whether an exit code means that this worker cannot work while others can.
 pub fn cannot_work(code: Option<i32>) -> bool {
     code == Some(CANNOT_WORK.into())
 }
 
-/// What the coordinator is told of an error.
+/// The report of an error to the coordinator.
 #[derive(Debug)]
 pub(crate) struct Told {
     pub(crate) failure: WorkerFailure,
@@ -24,7 +24,7 @@ pub(crate) struct Told {
 }
 
 impl WorkerError {
-    /// What the coordinator is to be told of it; nothing of what the coordinator said itself.
+    /// Returns the report to the coordinator; none for errors that the coordinator itself has reported.
     pub(crate) fn to_tell(&self) -> Option<Told> {
         let failure = self.failure();
         match self {
@@ -36,7 +36,7 @@ impl WorkerError {
         }
     }
 
-    /// What keeps this worker from working; unspecified where every worker would meet the same.
+    /// Returns what keeps this worker from working; unspecified if every worker would meet the same.
     fn failure(&self) -> WorkerFailure {
         match self {
             Self::Membership(MembershipError::Refused(_)) => WorkerFailure::Refused,
@@ -53,7 +53,7 @@ impl WorkerError {
         }
     }
 
-    /// The same error for people, with what becomes of the job.
+    /// Returns the error with an explanation, if it is this worker's own.
     pub(crate) fn explained(self) -> Self {
         match self.failure() {
             WorkerFailure::Unspecified => self,
@@ -73,7 +73,7 @@ impl ReplicaError {
         }
     }
 
-    /// Whether the device had no memory left. candle hands on the driver's words.
+    /// Returns whether the device was out of memory. candle passes on the driver's text.
     fn is_out_of_memory(&self) -> bool {
         let text = self.to_string().to_ascii_lowercase();
         ["out of memory", "out_of_memory"]

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::File;
-use std::io;
+use std::io::{self, BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -22,11 +22,37 @@ use rand_chacha::ChaCha8Rng;
 use rand_distr::Normal;
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
+use sha2::{Digest, Sha256};
 use shared_proto::blocks::VariableSpec;
 use shared_proto::kernel::Kernel;
 use shared_proto::payload::{self, Dtype, Elements};
 
 use crate::model::{ModelError, plain};
+
+/// SHA-256 of a file's content.
+///
+/// # Errors
+/// [`VariablesError::File`] if it cannot be read.
+pub(crate) fn digest_of(path: &Path) -> Result<Bytes, VariablesError> {
+    let read = || {
+        let mut hash = Sha256::new();
+        let mut file = BufReader::with_capacity(1 << 20, File::open(path)?);
+        loop {
+            let part = file.fill_buf()?;
+            if part.is_empty() {
+                return Ok(Bytes::copy_from_slice(&hash.finalize()));
+            }
+            hash.update(part);
+            let length = part.len();
+            file.consume(length);
+        }
+    };
+    read().map_err(|source| VariablesError::File {
+        action: "read back",
+        path: path.to_owned(),
+        source,
+    })
+}
 
 /// A model's variables, sorted by name: a variable's number is the same in every process.
 #[derive(Debug)]
@@ -38,7 +64,7 @@ impl Variables {
     /// be seeded on the CPU.
     ///
     /// # Errors
-    /// Those of `build`.
+    /// The errors of `build`.
     pub fn build<M>(
         seed: u64,
         device: &Device,
@@ -79,6 +105,20 @@ impl Variables {
     pub fn values(&self, variable: usize) -> Result<Bytes, VariablesError> {
         let (_, var) = self.find(variable)?;
         Ok(payload::share(&elements(var)?.into()))
+    }
+
+    /// Checks that no element is NaN or infinite.
+    ///
+    /// # Errors
+    /// [`VariablesError::NonFinite`] names the first variable that has such an element, or candle's.
+    pub fn check_finite(&self) -> Result<(), VariablesError> {
+        for (number, (spec, _)) in self.0.iter().enumerate() {
+            if !payload::all_finite(payload::elements(&self.values(number)?)) {
+                let variable = spec.clone();
+                return Err(VariablesError::NonFinite { variable });
+            }
+        }
+        Ok(())
     }
 
     /// Overwrites elements of a variable from `start` on, in its own memory.
@@ -158,7 +198,7 @@ impl Variables {
             }
             let mut partial = OsString::from(path);
             partial.push(".partial");
-            // Readable for those for whom other files of this process are; safetensors makes a private one.
+            // The file gets the usual permissions. safetensors would create one for the owner alone.
             let usual = File::create(&partial)?.metadata()?.permissions();
             safetensors::serialize_to_file(views, None, Path::new(&partial))
                 .map_err(io::Error::other)?;
@@ -195,7 +235,7 @@ impl Variables {
             });
         }
         for (variable, (spec, _)) in self.0.iter().enumerate() {
-            // It is there: what is missing is a difference.
+            // The file has it. A missing variable is one of the differences.
             if let Ok(tensor) = file.tensor(&spec.name) {
                 let values = Bytes::copy_from_slice(tensor.data());
                 self.write(variable, 0, &Elements::of(values, Dtype::F32))?;
@@ -240,7 +280,7 @@ impl Variables {
     }
 }
 
-/// What is wrong with variables, or what is done to them.
+/// Why an operation on variables failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum VariablesError {
@@ -252,15 +292,23 @@ pub enum VariablesError {
         /// The variable.
         variable: VariableSpec,
     },
+    /// A variable has elements that are NaN or infinite.
+    #[error(
+        "{variable} has values that are NaN or infinite; lower the learning rate, or set clip_norm"
+    )]
+    NonFinite {
+        /// The variable.
+        variable: VariableSpec,
+    },
     /// There is no such variable, or no such elements of it.
     #[error("{0}")]
     Range(String),
     /// A file cannot be read or written.
     #[error("{} cannot be {action}: {source}", path.display())]
     File {
-        /// What was tried.
+        /// The attempted operation.
         action: &'static str,
-        /// Which file.
+        /// The file.
         path: PathBuf,
         /// Why.
         source: io::Error,
@@ -270,9 +318,9 @@ pub enum VariablesError {
         "{} holds the variables of another model, nothing was loaded: {differences}", path.display()
     )]
     Mismatch {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// What differs.
+        /// The differences.
         differences: String,
     },
     /// candle failed.
@@ -335,7 +383,7 @@ impl SimpleBackend for Maker {
     }
 }
 
-/// What candle's `Init::var` would give, from a generator that can be seeded.
+/// Returns values as candle's `Init::var` does, from a generator that can be seeded.
 fn initial_values(
     seed: u64,
     name: &str,

@@ -1,5 +1,5 @@
-//! The program under test: Flambeau's command line with models that misbehave on purpose. What
-//! they do is told to them by environment variables, which differ between workers.
+//! The program under test: Flambeau's command line with models that misbehave on purpose, as
+//! environment variables tell them, which differ between workers.
 
 #![allow(clippy::unwrap_used)]
 
@@ -13,10 +13,10 @@ use flambeau::{App, Batch, Metrics, Model, Setup, classification_metrics};
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// A linear model whose step takes as many milliseconds as `TEST_STEP_MILLISECONDS` says, and 300 while
-/// the file that `TEST_SLOW_WHILE` names is there, which
-/// computes NaN from the step on that `TEST_NAN_AT` says, and panics at that of `TEST_PANIC_AT`. With
-/// `TEST_NO_MODEL` it cannot be built, nor by the process whose identity `TEST_NO_MODEL_FOR` names.
+/// A linear model. Its step takes as many milliseconds as `TEST_STEP_MILLISECONDS` says, and 300 while the
+/// file that `TEST_SLOW_WHILE` names exists. It computes NaN from step `TEST_NAN_AT` on, and panics at step
+/// `TEST_PANIC_AT`. With `TEST_NO_MODEL` it cannot be built, nor by the process with the identity
+/// `TEST_NO_MODEL_FOR`.
 struct Odd {
     linear: Linear,
     step: std::cell::Cell<u64>,
@@ -67,8 +67,8 @@ impl Model for Odd {
     }
 }
 
-/// A model whose weights count: each sample has a class of its own, and one more in that element of each
-/// variable is a visit. To be trained by SGD at a learning rate of one, a sample at a time.
+/// A model whose weights count visits. Each sample has a class of its own, and each step on it adds one to that
+/// element of each variable. It needs SGD at a learning rate of one, and a batch size of one.
 struct Visits(Vec<Tensor>);
 
 impl Model for Visits {

@@ -1,16 +1,17 @@
-//! Which run writes at a location. Two that write at the same one would number and delete in one space.
+//! The run that owns a location. Two runs at one location would share the numbers of checkpoints and
+//! delete each other's.
 //!
-//! A run owns a location by a claim, a file `owner-N`. It is created where no file of that name is and
-//! never changed, so of two runs that claim N only one does. The claim with the highest N counts. A
-//! claim is kept up by a counter, `pulse-N`, which its process raises every [`BEAT`]; at a clean end it
-//! says `released` instead.
+//! A run owns a location by a claim, a file `owner-N`. The file is created only if it does not exist and
+//! is never changed, so of two runs that claim N only one succeeds. The claim with the highest N counts.
+//! The owner's process raises a counter, `pulse-N`, every [`BEAT`]. At a clean end it writes `released`
+//! there instead.
 //!
-//! A run that finds another's claim watches the counter: if it moves, or another claim comes, the other
-//! run lives. If it stands still for [`DEAD_AFTER`], by the watcher's own clock, the other counts as
-//! dead, and its claim is superseded by one with a higher number. Clocks of different machines are never
-//! compared. A run that counts as dead and is not (it was stopped, or could not reach the store) finds
-//! the higher claim at its next beat, and writes no more. What it wrote until then harms nobody: parts
-//! are named by their run, manifests never replace another, and a run deletes only what is its own.
+//! A run that finds another run's claim watches the counter. If the counter moves, or another claim
+//! appears, the other run is alive. If the counter does not change for [`DEAD_AFTER`] by the watcher's
+//! own clock, the other run counts as dead, and a claim with a higher number supersedes its claim. Clocks
+//! of different machines are never compared. A run that was only paused, or could not reach the store,
+//! finds the higher claim at its next beat and stops writing. Its writes until then do no harm: the names
+//! of parts contain the run, a manifest never replaces another, and a run deletes only its own files.
 
 use std::fmt;
 use std::time::Duration;
@@ -25,33 +26,34 @@ use crate::error::CheckpointError;
 /// How often an owner raises its counter.
 pub const BEAT: Duration = Duration::from_secs(3);
 
-/// An owner is dead when its counter has not changed for this long.
+/// How long an owner's counter may stand still before the owner counts as dead.
 pub const DEAD_AFTER: Duration = Duration::from_secs(15);
 
-/// How often a counter is looked at while it is watched.
+/// How often a watched counter is read.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// How often a claim is tried while others claim as well.
+/// How often an operation is retried while other runs claim the location too.
 const ROUNDS: usize = 8;
 
 const OWNER: &str = "owner-";
 const PULSE: &str = "pulse-";
 const RELEASED: &str = "released";
 
-/// Who owns a location.
+/// A run's claim to a location.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Claim {
-    /// The claim's number: the highest counts.
+    /// The claim's number. The highest one counts.
     pub term: u64,
     /// The run's id.
     pub run: String,
-    /// Made anew by each coordinator of the run: an older one that is still there is superseded too.
+    /// The id of the coordinator process. It differs between processes of one run, so that a new one
+    /// supersedes an old one that still runs.
     pub process: String,
     /// The job's name.
     pub job: String,
-    /// When it was claimed, in seconds since 1970-01-01 00:00 UTC, by the owner's clock: for people.
+    /// The time of the claim by the owner's clock, in seconds since 1970-01-01 00:00 UTC. Only shown.
     pub since: u64,
-    /// The coordinator's host and address, for people.
+    /// The coordinator's host and address. Only shown.
     pub coordinator: String,
 }
 
@@ -69,10 +71,10 @@ impl fmt::Display for Claim {
 }
 
 impl Store {
-    /// The claim that counts, if there is any.
+    /// Reads the claim that counts, if there is one.
     ///
     /// # Errors
-    /// If the store cannot be read, or what lies there is no claim.
+    /// If the store cannot be read, or if the claim's file has other content.
     pub async fn owner(&self) -> Result<Option<Claim>, CheckpointError> {
         for _ in 0..ROUNDS {
             let Some(term) = self.terms(OWNER).await?.into_iter().max() else {
@@ -86,7 +88,7 @@ impl Store {
                         CheckpointError::damaged(&self.place(&name), error.to_string())
                     });
                 }
-                // Superseded by a higher one meanwhile.
+                // A higher claim has replaced it meanwhile.
                 Err(CheckpointError::NotFound(_)) => {}
                 Err(error) => return Err(error),
             }
@@ -94,8 +96,8 @@ impl Store {
         Err(self.unsettled())
     }
 
-    /// The run that owns the location. Servers ask it to know that they see the same place as their
-    /// coordinator.
+    /// Returns the id of the run that owns the location. By it servers check that they see the same
+    /// store as their coordinator.
     ///
     /// # Errors
     /// As [`owner`](Self::owner).
@@ -103,11 +105,11 @@ impl Store {
         Ok(self.owner().await?.map(|claim| claim.run))
     }
 
-    /// Looks whether a run may claim the location. If another run owns it and has not released it, its
-    /// counter is watched for `patience`. Changes nothing. Returns the claim to be superseded.
+    /// Checks that a run may claim the location. If another run owns it and has not released it, watches
+    /// its counter for `patience`. Changes nothing. Returns the claim to be superseded.
     ///
     /// # Errors
-    /// [`CheckpointError::Taken`] if another run lives; or the store cannot be read.
+    /// [`CheckpointError::Taken`] if another run is alive; or if the store cannot be read.
     pub async fn watch_owner(
         &self,
         run: &str,
@@ -118,7 +120,7 @@ impl Store {
             if let Some(other) = owner.as_ref().filter(|owner| owner.run != run) {
                 self.see_dead(other, patience).await?;
             }
-            // Another may have come while one was watched.
+            // A third run may have claimed it while the counter was watched.
             if self.owner().await? == owner {
                 return Ok(owner);
             }
@@ -126,10 +128,10 @@ impl Store {
         Err(self.unsettled())
     }
 
-    /// Makes a run the owner, in place of `before`, and returns its claim with its number.
+    /// Makes a run the owner in place of `before`, and returns its claim with its number.
     ///
     /// # Errors
-    /// [`CheckpointError::Taken`] if another claim has come meanwhile; or the store cannot be read or
+    /// [`CheckpointError::Taken`] if another claim was made meanwhile; or if the store cannot be read or
     /// written to.
     pub async fn claim(
         &self,
@@ -158,11 +160,11 @@ impl Store {
         })?;
         let name = numbered(OWNER, claim.term);
         match self.create("", &name, content.into()).await {
-            // A request that was sent again may have met its own first try: see below.
+            // A retried request may have found the file of its own first attempt. The next check tells.
             Ok(()) | Err(CheckpointError::Exists(_)) => {}
             Err(error) => return Err(error),
         }
-        // One that looked long ago may claim a number below another's.
+        // If this run last looked long ago, a higher claim may exist.
         if self.owner().await?.as_ref() != Some(claim) {
             return Ok(false);
         }
@@ -176,7 +178,7 @@ impl Store {
         Ok(true)
     }
 
-    /// Shows that the owner lives: `beat` must be another one each time.
+    /// Shows that the owner is alive. `beat` must differ from the one before.
     ///
     /// # Errors
     /// If the store cannot be written to.
@@ -184,7 +186,7 @@ impl Store {
         self.pulse(claim, beat.to_string()).await
     }
 
-    /// Gives the location up at a clean end: the next run need not wait.
+    /// Releases the location at a clean end, so that the next run need not wait.
     ///
     /// # Errors
     /// If the store cannot be written to.
@@ -205,7 +207,10 @@ impl Store {
         }
     }
 
-    /// Returns once the owner has released the location, or was not seen to live for `patience`.
+    /// Returns once the owner has released the location, or its counter has stood still for `patience`.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Taken`] if the counter moves; or if the store cannot be read.
     async fn see_dead(&self, owner: &Claim, patience: Duration) -> Result<(), CheckpointError> {
         let first = self.read_pulse(owner).await?;
         if first.as_deref() == Some(RELEASED.as_bytes()) {
@@ -234,7 +239,7 @@ impl Store {
         }
     }
 
-    /// Numbers of the files of that kind.
+    /// Returns the numbers of the files with a prefix.
     async fn terms(&self, prefix: &str) -> Result<Vec<u64>, CheckpointError> {
         let root = (!self.root.as_ref().is_empty()).then_some(&self.root);
         let found = self.objects.list_with_delimiter(root).await;
@@ -248,7 +253,7 @@ impl Store {
         Ok(names.filter_map(term).collect())
     }
 
-    /// Says that another run owns the location.
+    /// Returns the error for a location that another run owns.
     pub fn taken(&self, owner: &Claim) -> CheckpointError {
         CheckpointError::Taken {
             location: self.location.clone(),
@@ -268,7 +273,7 @@ fn numbered(prefix: &str, term: u64) -> String {
     format!("{prefix}{term:012}")
 }
 
-/// A time for people, as 2026-01-31 09:05:00 UTC.
+/// Formats a time as 2026-01-31 09:05:00 UTC.
 fn utc(seconds: u64) -> String {
     let seconds = i64::try_from(seconds).unwrap_or(i64::MAX);
     match OffsetDateTime::from_unix_timestamp(seconds) {

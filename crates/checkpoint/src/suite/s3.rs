@@ -1,4 +1,4 @@
-//! A store over the S3 protocol: the suite against a real server of it, and what must not be shown.
+//! The suite against a real server of the S3 protocol, and the secrets that no message shows.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -48,10 +48,10 @@ impl Drop for Moto {
 }
 
 impl Moto {
-    /// None where it is not installed: then the tests with it are left out, loudly.
+    /// Starts the server. Returns none, and says so on stderr, where it is not installed.
     fn start() -> Option<Self> {
         let Some(program) = moto() else {
-            // Past the capture of the test's output.
+            // Written to the real stderr, which the test harness does not capture.
             let _ = writeln!(
                 std::io::stderr(),
                 "SKIPPED: checkpoints over the S3 protocol: moto_server was not found. \
@@ -73,7 +73,7 @@ impl Moto {
                 Some(address.trim().to_owned())
             })
             .expect("moto_server ended");
-        // It logs each request, and must not wait for a reader.
+        // It logs each request, so a pipe that nothing reads would block it.
         std::thread::spawn(move || lines.for_each(drop));
         let moto = Self { process, address };
         assert!(moto.request("PUT /bucket", "").contains("200"));
@@ -126,7 +126,7 @@ async fn in_a_bucket() {
     })
     .await;
 
-    // At the root of a bucket, and by what a person may name.
+    // At the root of a bucket, and by each form of location that a user may give.
     assert!(moto.request("PUT /other", "").contains("200"));
     let variables = variables(&moto.address);
     let store = moto.open("s3://other");
@@ -165,7 +165,7 @@ async fn in_a_bucket() {
         shows_no_key(&format!("{error} {error:?}"));
     }
 
-    // From here on the server knows no key.
+    // From here on the server accepts no key.
     assert!(
         moto.request("POST /moto-api/reset-auth", "0")
             .contains("200")

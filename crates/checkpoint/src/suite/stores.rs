@@ -1,4 +1,4 @@
-//! What every store does: in memory, in a folder, in a bucket.
+//! The behaviour of every store: in memory, in a folder, in a bucket.
 
 use std::sync::Arc;
 
@@ -145,7 +145,7 @@ async fn refuses_manifests(store: Store) {
     let newer = resealed(&manifest(1, 2, 1), "\"format\": 2,", "\"format\": 3,");
     overwrite(&store, 1, "manifest.json", |content| *content = newer).await;
     read("was written by a newer release: format 3, this program reads 2").await;
-    // Going on from an older one would be the loss of what a newer program has trained.
+    // An older one would lose the training of the newer program.
     let newest = store.newest().await.unwrap_err();
     assert!(matches!(newest, CheckpointError::Newer { format: 3, .. }));
 
@@ -249,7 +249,7 @@ async fn overwrite(store: &Store, number: u64, name: &str, change: impl FnOnce(&
 
 #[test]
 fn in_memory_it_needs_no_threads() {
-    // Whatever needs the runtime's threads or clock panics without them.
+    // Anything that needs the runtime's threads or clock panics without them.
     let mut context = std::task::Context::from_waker(std::task::Waker::noop());
     let mut suite = std::pin::pin!(suite(in_memory));
     for _ in 0..10_000 {

@@ -1,17 +1,17 @@
-//! When something that failed is tried again: exponentially later, with jitter, up to a limit.
+//! Exponential backoff with jitter and an upper limit.
 
 use std::time::{Duration, Instant};
 
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
-/// The longest first wait.
+/// The upper bound of the first wait.
 const FIRST: Duration = Duration::from_secs(5);
 
-/// The longest wait of all.
+/// The upper bound of all waits.
 const LONGEST: Duration = Duration::from_secs(300);
 
-/// Waits between tries.
+/// The waits between attempts.
 #[derive(Debug)]
 pub(crate) struct Backoff {
     failures: u32,
@@ -25,7 +25,7 @@ impl Default for Backoff {
 }
 
 impl Backoff {
-    /// The same seed makes the same waits.
+    /// Creates a backoff. The same seed gives the same waits.
     pub(crate) fn seeded(seed: u64) -> Self {
         Self {
             failures: 0,
@@ -33,13 +33,13 @@ impl Backoff {
         }
     }
 
-    /// Tries that have failed in a row.
+    /// Returns the number of consecutive failures.
     pub(crate) fn failures(&self) -> u32 {
         self.failures
     }
 
-    /// Counts a failure, and says when to try again: after half of the longest wait to all of it, which
-    /// doubles each time.
+    /// Counts a failure and returns the time of the next attempt. The wait is drawn from the upper half of a
+    /// range that doubles with each failure.
     pub(crate) fn failed(&mut self, now: Instant) -> Instant {
         let doubled = FIRST.saturating_mul(1 << self.failures.min(16));
         self.failures = self.failures.saturating_add(1);
@@ -47,7 +47,7 @@ impl Backoff {
         now + longest.mul_f64(self.random.random_range(0.5..=1.0))
     }
 
-    /// A try has succeeded.
+    /// Notes a success: the next failure starts with the first wait.
     pub(crate) fn succeeded(&mut self) {
         self.failures = 0;
     }

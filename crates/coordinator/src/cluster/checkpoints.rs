@@ -1,4 +1,4 @@
-//! Checkpoints: when one is due, what it is made of, and going back to one when a server is gone.
+//! Checkpoints: decides when one is due, collects the parts of the shards, and makes the manifest.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -7,6 +7,8 @@ use checkpoint::{BlockRange, FORMAT, FileEntry, Manifest, SavedVariable};
 use serde::{Deserialize, Serialize};
 use shared_proto::blocks::Source;
 use shared_proto::ids::{Clock, Epoch, Generation, Task};
+use shared_proto::planted;
+use shared_proto::refusal::brief;
 use shared_proto::view::{CheckpointOrder, JobPhase};
 use shared_proto::wire;
 
@@ -14,28 +16,29 @@ use super::Cluster;
 use super::backoff::Backoff;
 use super::evaluations::SavedEvaluation;
 use super::failures::Failure;
+use super::losses::is_alive;
 use crate::record::Record;
 use crate::splits::Ledger;
 
-/// Where checkpoints lie, and the run's id, by which servers know that they see the same place.
+/// The location of the checkpoints, and the run's id. By the id servers check that they see the same store.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
     pub(crate) location: String,
     pub(crate) probe: String,
 }
 
-/// A checkpoint to go back to.
+/// A checkpoint that the job can go back to.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Kept {
     pub(crate) location: String,
     pub(crate) number: u64,
     pub(crate) progress: Progress,
-    /// The run that has written it; empty if an earlier release did.
+    /// The id of the run that wrote it; empty for earlier releases.
     #[serde(default)]
     pub(crate) run: String,
 }
 
-/// Where the training stands, as a checkpoint has it.
+/// The progress of the training, as a checkpoint stores it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Progress {
     pub(super) ledger: Ledger,
@@ -44,16 +47,16 @@ pub(crate) struct Progress {
     pub(crate) clock: Clock,
     pub(super) steps: u64,
     pub(super) samples: u64,
-    /// The highest of any worker: later runs begin with higher ones, since blocks know the messages
-    /// that they have taken by them.
+    /// The highest generation of any member. Later runs begin with higher ones, because the marks of blocks
+    /// identify messages by them.
     generation: Generation,
 }
 
 impl Progress {
-    /// As a manifest has it. Whoever goes on from there reads the same.
+    /// Encodes the progress for a manifest, and checks that it reads back the same.
     ///
     /// # Errors
-    /// Says what would be read as something else.
+    /// If it would be read back as something else.
     fn to_value(&self) -> Result<serde_json::Value, String> {
         let wrong = |error: serde_json::Error| error.to_string();
         let value = serde_json::to_value(self).map_err(wrong)?;
@@ -62,17 +65,17 @@ impl Progress {
         if serde_json::to_value(read).map_err(wrong)? == value {
             Ok(value)
         } else {
-            Err("something in it comes back as something else".to_owned())
+            Err("a value changes when it is read back".to_owned())
         }
     }
 }
 
-/// What the cluster wants of the store.
+/// A task for the store of checkpoints.
 #[derive(Debug)]
 pub(crate) enum Errand {
-    /// Write this manifest, and delete what is not to be kept any more.
+    /// Write this manifest, and delete the checkpoints that are no longer kept.
     Write(Box<Manifest>),
-    /// Find the newest checkpoint that is whole, among those before this one.
+    /// Find the newest whole checkpoint before this one.
     FindBefore(Box<Kept>),
 }
 
@@ -82,11 +85,11 @@ pub(super) struct AtWork {
     manifest: Manifest,
     progress: Progress,
     pub(super) begun: Instant,
-    /// When a shard last wrote something of it.
+    /// The time at which a shard last wrote some of it.
     pub(super) moved: Instant,
-    /// Shards that have not reported.
+    /// The shards that have not reported.
     pub(super) missing: BTreeSet<u32>,
-    /// The job ends with it.
+    /// True if the job ends with it.
     pub(super) last: bool,
 }
 
@@ -96,49 +99,50 @@ impl AtWork {
     }
 }
 
-/// All about them.
+/// The state of a job's checkpoints.
 #[derive(Debug, Default)]
 pub(crate) struct Checkpoints {
-    /// None: there are to be none.
+    /// The location and the run's id; none if the job writes no checkpoints.
     pub(crate) place: Option<Place>,
-    /// The number of the next.
+    /// The number of the next checkpoint.
     pub(crate) next: u64,
-    /// What the shards are to write; none once it is written or given up, so that a server that
-    /// comes later does not write what it does not have.
+    /// The checkpoint that the shards write at present. Unset once it is written or given up, so that a
+    /// server that joins later does not write what it does not have.
     pub(crate) order: Option<CheckpointOrder>,
     pub(super) at_work: Option<AtWork>,
-    /// What the newest one is, or the one that the job has begun with.
+    /// The newest checkpoint, or the one that the job began with.
     pub(crate) newest: Option<Kept>,
-    /// When that was begun, or at the latest: a coordinator that starts again does not know.
+    /// The time at which the newest one was begun. After a restart it is the time of the restart.
     pub(super) newest_begun: Option<Instant>,
-    /// Whether one of this run is there: training does not begin before.
+    /// True if this run has written one. Training does not begin before.
     pub(crate) first_written: bool,
-    /// When, and after how many steps, the last one was begun, whether it came to anything or not.
+    /// The time and the number of steps at which the last one was begun. Unset after a failure.
     pub(super) begun: Option<(Instant, u64)>,
-    /// Not before.
+    /// The time before which no checkpoint is tried again after a failure.
     pub(crate) try_again: Option<Instant>,
-    /// Shards that were told to load values and have not said that they have; why they could not yet,
-    /// if they have tried.
+    /// The shards that were told to load values and have not reported success, each with the error of its
+    /// last attempt; empty before the first.
     pub(super) loading: BTreeMap<usize, String>,
-    /// Nothing is trained any more: the job ends with the next one.
+    /// True if training is over, so that the job ends with the next checkpoint.
     pub(crate) ending: bool,
-    /// Why none could be written since the newest; empty if none was tried in vain.
+    /// The error of the last attempt since the newest checkpoint; empty if none has failed.
     pub(super) failed: String,
-    /// That was since there was no room.
+    /// True if that attempt failed because the store is full.
     pub(super) full: bool,
     pub(super) backoff: Backoff,
-    /// When the first was begun of those that the job was to end with, and that failed.
+    /// The time at which the first failed attempt at the last checkpoint was begun.
     pub(super) last_fails: Option<Instant>,
-    /// Why the job has ended without it; empty if it has not.
+    /// The reason why the job has ended without its last checkpoint; empty if it has not.
     pub(crate) unsaved: String,
     pub(super) errand: Option<Errand>,
-    /// What was given up is to be deleted, and when that is to be done once more.
+    /// True if the files of given-up checkpoints are to be deleted now.
     pub(super) sweep: bool,
+    /// The time at which they are to be deleted once more.
     pub(super) sweep_again: Option<Instant>,
 }
 
 impl Checkpoints {
-    /// Who is still at the last one.
+    /// Describes what the last checkpoint waits for.
     pub(super) fn last_of(&self) -> String {
         let at_work = self.at_work.as_ref().filter(|at_work| at_work.last);
         match at_work.and_then(|at_work| at_work.missing.first()) {
@@ -147,7 +151,7 @@ impl Checkpoints {
         }
     }
 
-    /// What is said while the first or last is waited for.
+    /// Describes the wait for the first or the last checkpoint.
     pub(super) fn awaits(&self, which: &str) -> String {
         match self.failed.as_str() {
             "" => format!("the {which} checkpoint is being written"),
@@ -157,7 +161,7 @@ impl Checkpoints {
         }
     }
 
-    /// Who has values to load, and why that takes long.
+    /// Names a shard that has values to load, and the reason why it has not; none if there is no such shard.
     pub(super) fn loads(&self) -> Option<String> {
         let mut in_vain = self.loading.iter().filter(|(_, why)| !why.is_empty());
         if let Some((shard, why)) = in_vain.next() {
@@ -171,17 +175,17 @@ impl Checkpoints {
         ))
     }
 
-    /// Whether one is being written, which steps of sync mode may have to wait for.
+    /// Returns whether one is being written. In sync mode a step may have to wait for it.
     pub(super) fn at_work(&self) -> bool {
         self.at_work.is_some()
     }
 
-    /// What comes after the last one starts anew: the training has gone back.
+    /// Withdraws the end of the training, because a shard has gone back.
     pub(super) fn not_last_any_more(&mut self) {
         (self.ending, self.last_fails, self.begun) = (false, None, None);
     }
 
-    /// This process was stopped for a while, and heard nothing.
+    /// Shifts the deadline of the checkpoint by a time in which this process did not run.
     pub(super) fn was_stopped(&mut self, gap: Duration) {
         if let Some(at_work) = &mut self.at_work {
             at_work.moved += gap;
@@ -190,7 +194,7 @@ impl Checkpoints {
 }
 
 impl Cluster {
-    /// Takes up the training where a checkpoint has left it.
+    /// Begins with the progress of a checkpoint.
     pub(crate) fn start_from(&mut self, location: String, manifest: &Manifest, progress: Progress) {
         self.first_generation = progress.generation.next();
         self.earlier_samples = progress.samples;
@@ -209,12 +213,12 @@ impl Cluster {
         self.must_keep();
     }
 
-    /// What is to be done with the store; asked once.
+    /// Takes the next task for the store.
     pub(crate) fn take_errand(&mut self) -> Option<Errand> {
         self.checkpoints.errand.take()
     }
 
-    /// Whether a checkpoint can be written at present.
+    /// Returns whether a checkpoint can be written at present.
     fn can_save(&self, now: Instant) -> bool {
         let checkpoints = &self.checkpoints;
         checkpoints.place.is_some()
@@ -227,7 +231,7 @@ impl Cluster {
             && self.checkpoints.loading.is_empty()
     }
 
-    /// Orders a checkpoint where one is due. In sync mode to be called between two steps.
+    /// Orders a checkpoint if one is due. In sync mode it must be called between two steps.
     pub(super) fn save_if_due(&mut self, now: Instant) {
         if !self.can_save(now) {
             return;
@@ -301,7 +305,7 @@ impl Cluster {
         self.checkpoints.next = number + 1;
         self.losses.ordered(number);
         self.drains_into(number);
-        // What earlier ones left may be in the way.
+        // The remains of earlier attempts take room.
         self.checkpoints.sweep |= !self.checkpoints.failed.is_empty();
         self.checkpoints.begun = Some((now, progress.steps));
         self.checkpoints.at_work = Some(AtWork {
@@ -315,12 +319,12 @@ impl Cluster {
         self.must_keep();
     }
 
-    /// A shard's part is written, or cannot be.
+    /// Takes the report that a shard's part is written, or cannot be.
     pub(crate) fn shard_saved(&mut self, now: Instant, task: Task, report: wire::CheckpointReport) {
         if self.servers().get(report.shard as usize) != Some(&task) {
             return;
         }
-        // Of those that are forgotten, all were below the first one.
+        // The generations of forgotten members are all below the first generation.
         let forgotten = Generation(self.first_generation.0.saturating_sub(1));
         let generations = self.members.values().map(|m| m.task.generation);
         let generation = generations.max().unwrap_or_default().max(forgotten);
@@ -333,7 +337,7 @@ impl Cluster {
         }
         if !report.error.is_empty() {
             let failure = Failure {
-                why: format!("shard {}: {}", report.shard, report.error),
+                why: format!("shard {}: {}", report.shard, brief(&report.error)),
                 full: report.store_full,
             };
             return self.not_saved(now, failure);
@@ -342,7 +346,7 @@ impl Cluster {
         at_work.manifest.slots = report.slots;
         let files = report.files.into_iter().map(file_entry);
         at_work.manifest.files.extend(files);
-        if at_work.missing.is_empty() {
+        if at_work.missing.is_empty() || planted!(EarlyManifest) {
             at_work.manifest.files.sort_by(|a, b| a.name.cmp(&b.name));
             at_work.progress.generation = generation;
             match at_work.progress.to_value() {
@@ -356,8 +360,7 @@ impl Cluster {
         }
     }
 
-    /// A manifest is written, or cannot be.
-    /// Returns whether the cluster counts on it.
+    /// Takes the outcome of writing a manifest. Returns whether the checkpoint counts.
     pub(crate) fn manifest_written(
         &mut self,
         now: Instant,
@@ -400,10 +403,11 @@ impl Cluster {
         self.checkpoints.failed.clear();
         self.checkpoints.full = false;
         self.checkpoints.backoff.succeeded();
-        let kept = u64::from(self.job.checkpoint.keep);
+        // The oldest lies there until it is pruned.
+        let kept = self.job.checkpoint.keep as usize + 1;
         let members = &self.members;
-        let living = |task: Task| members.get(&task.id).is_some_and(|m| m.task == task);
-        self.losses.oldest(number.saturating_sub(kept), living);
+        self.losses
+            .written(number, kept, |task| is_alive(members, task));
         self.must_keep();
         if at_work.last {
             self.end_well(now);
@@ -413,7 +417,7 @@ impl Cluster {
         true
     }
 
-    /// A server tells how much it has written.
+    /// Notes that a server has written more of the checkpoint.
     pub(super) fn writes_on(&mut self, now: Instant, task: Task, report: &wire::ShardReport) {
         let before = self.shard_reports.get(&task.id);
         let more = report.checkpoint_bytes > before.map_or(0, |before| before.checkpoint_bytes);
@@ -424,7 +428,7 @@ impl Cluster {
         }
     }
 
-    /// How old the newest checkpoint is, for people.
+    /// Returns the number, clock and age of the newest checkpoint.
     pub(crate) fn checkpoint_status(&self, now: Instant) -> Option<wire::CheckpointStatus> {
         let newest = self.checkpoints.newest.as_ref()?;
         let begun = self.checkpoints.newest_begun;
@@ -437,19 +441,19 @@ impl Cluster {
     }
 }
 
-/// What the model and the data of a checkpoint look like, for a job that begins with it.
+/// The model and the data of the checkpoint that a job begins with.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Start {
     variables: Vec<SavedVariable>,
     pub(crate) block_elements: usize,
     pub(crate) training_samples: u64,
-    /// Where it lies, its number, and the run that has written it.
+    /// The checkpoint's location and number, and the run that wrote it.
     #[serde(default)]
     pub(super) from: Option<(String, u64, String)>,
 }
 
 impl Start {
-    /// Whether the model is that of the checkpoint.
+    /// Returns whether the model is that of the checkpoint.
     pub(crate) fn is_of(&self, specs: &[shared_proto::blocks::VariableSpec]) -> bool {
         self.variables.len() == specs.len()
             && specs

@@ -1,4 +1,4 @@
-//! Evaluations: one worker's work, after each pass over the data.
+//! Evaluations, each made by one worker after a pass over the data.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -6,17 +6,17 @@ use serde::{Deserialize, Serialize};
 use shared_proto::ids::Task;
 use shared_proto::wire;
 
-/// How many of the newest results are kept, in the state, in manifests and for status. All of them are
-/// in `metrics.jsonl`.
+/// The number of results that are kept in the state, in manifests and for status, the newest.
+/// `metrics.jsonl` has all of them.
 const KEPT: usize = 64;
 
-/// Evaluations that are due, at work, or done.
+/// The evaluations that are due, in progress, or done.
 #[derive(Debug, Default)]
 pub(crate) struct Evaluations {
     pub(super) due: VecDeque<u32>,
     pub(super) at_work: Option<Evaluation>,
     pub(crate) done: Vec<wire::EvaluationReport>,
-    /// Whose result came last, so that sending it again is no mistake.
+    /// The epoch and the worker of the last result, so that a repeated report is accepted.
     pub(super) reported: Option<(u32, Task)>,
 }
 
@@ -24,12 +24,12 @@ pub(crate) struct Evaluations {
 pub(crate) struct Evaluation {
     pub(super) epoch: u32,
     pub(super) task: Task,
-    /// Nothing is trained any more: the weights are the final ones.
+    /// True if training is over, so that the weights are the final ones.
     pub(super) last: bool,
 }
 
 impl Evaluations {
-    /// Those of a job that goes on from where it was; what was at work is due.
+    /// The evaluations of a job that goes back to a checkpoint. Those that were in progress are due.
     pub(super) fn restored(due: &[u32], done: &[SavedEvaluation]) -> Self {
         Self {
             due: due.iter().copied().collect(),
@@ -38,7 +38,7 @@ impl Evaluations {
         }
     }
 
-    /// Those of a coordinator that has started again.
+    /// The evaluations of a coordinator that has restarted.
     pub(super) fn resumed(
         due: VecDeque<u32>,
         at_work: Option<Evaluation>,
@@ -53,12 +53,12 @@ impl Evaluations {
         }
     }
 
-    /// What is due, at work, and was reported last.
+    /// Returns the evaluations that are due, in progress, and reported last.
     pub(super) fn parts(&self) -> (VecDeque<u32>, Option<Evaluation>, Option<(u32, Task)>) {
         (self.due.clone(), self.at_work, self.reported)
     }
 
-    /// Epochs to be evaluated, those at work included.
+    /// Returns the epochs to be evaluated, including those in progress.
     pub(super) fn all_due(&self) -> Vec<u32> {
         let at_work = self.at_work.map(|at_work| at_work.epoch);
         at_work
@@ -67,12 +67,12 @@ impl Evaluations {
             .collect()
     }
 
-    /// What has come of those that are done.
+    /// Returns the results.
     pub(super) fn saved(&self) -> Vec<SavedEvaluation> {
         self.done.iter().cloned().map(Into::into).collect()
     }
 
-    /// Keeps a result.
+    /// Adds a result, and drops the oldest beyond [`KEPT`].
     pub(super) fn add(&mut self, report: wire::EvaluationReport) {
         self.done.push(report);
         let older = self.done.len().saturating_sub(KEPT);
@@ -93,7 +93,7 @@ impl Evaluations {
         self.at_work.is_some() || !self.due.is_empty()
     }
 
-    /// The evaluation that `task` has or may have.
+    /// Returns the evaluation that `task` holds, or leases it the next one.
     pub(super) fn lease(&mut self, task: Task, exhausted: bool) -> Option<Evaluation> {
         if self.at_work.is_none() {
             let epoch = self.due.pop_front();
@@ -109,24 +109,26 @@ impl Evaluations {
 
 #[cfg(test)]
 impl super::Cluster {
-    /// An evaluation has come to this.
+    /// Adds a result without a lease.
     pub(crate) fn add_evaluation(&mut self, report: wire::EvaluationReport) {
         self.evaluations.add(report);
     }
 }
 
-/// Those of a list that are kept.
+/// Returns the part of a list of results that is kept.
 fn newest<T>(done: &[T]) -> &[T] {
     &done[done.len().saturating_sub(KEPT)..]
 }
 
-/// An evaluation's result, as it is kept.
+/// An evaluation's result, as it is stored.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SavedEvaluation {
     data_epoch: u32,
     samples: u64,
     #[serde(with = "shared_proto::number::map")]
     metrics: BTreeMap<String, f64>,
+    #[serde(default)]
+    model_sha256: Vec<u8>,
 }
 
 impl From<wire::EvaluationReport> for SavedEvaluation {
@@ -135,6 +137,7 @@ impl From<wire::EvaluationReport> for SavedEvaluation {
             data_epoch: report.data_epoch,
             samples: report.samples,
             metrics: report.metrics.into_iter().collect(),
+            model_sha256: report.model_sha256.into(),
         }
     }
 }
@@ -145,6 +148,7 @@ impl From<SavedEvaluation> for wire::EvaluationReport {
             data_epoch: saved.data_epoch,
             samples: saved.samples,
             metrics: saved.metrics.into_iter().collect(),
+            model_sha256: saved.model_sha256.into(),
         }
     }
 }

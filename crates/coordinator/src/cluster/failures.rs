@@ -1,4 +1,4 @@
-//! Checkpoints that come to nothing: tried again later, and what was written of them deleted.
+//! Checkpoints that fail: they are tried again later, and their files are deleted.
 
 use std::time::{Duration, Instant};
 
@@ -7,14 +7,15 @@ use checkpoint::{CheckpointError, Manifest};
 use super::Cluster;
 use super::checkpoints::{AtWork, Checkpoints};
 
-/// When what was given up is looked for once more: a server may write to its end what it is at.
+/// The delay before the files of a given-up checkpoint are deleted once more, because a server may
+/// still finish a file.
 const LATE: Duration = Duration::from_secs(10);
 
 /// Why a checkpoint could not be written.
 #[derive(Clone, Debug)]
 pub(crate) struct Failure {
     pub(crate) why: String,
-    /// There is no room.
+    /// True if the store is full.
     pub(crate) full: bool,
 }
 
@@ -27,7 +28,7 @@ impl From<&CheckpointError> for Failure {
     }
 }
 
-/// What of this run has no manifest and will get none.
+/// The checkpoints of this run that have no manifest and will get none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Sweep {
     below: u64,
@@ -35,22 +36,23 @@ pub(crate) struct Sweep {
 }
 
 impl Sweep {
-    /// Whether a checkpoint was given up.
+    /// Returns whether a checkpoint was given up.
     pub(crate) fn is_given_up(&self, number: u64) -> bool {
         number < self.below && Some(number) != self.under_way
     }
 }
 
-/// What the training comes from.
+/// The checkpoints that the training went through: those of its run, and those before the one it began with.
 #[derive(Clone, Debug)]
 pub(crate) struct Lineage {
     run: String,
-    /// Where the checkpoint lies that the job began with, its number, and its run.
+    /// The location, the number and the run of the checkpoint that the job began with.
     from: Option<(String, u64, String)>,
 }
 
 impl Lineage {
-    /// Whether a checkpoint is one that the training went through. Earlier releases' do not tell.
+    /// Returns whether the training went through a checkpoint. Those of earlier releases name no run and
+    /// are accepted.
     pub(crate) fn has(&self, location: &str, manifest: &Manifest) -> bool {
         let earlier = |(place, number, run): &(String, u64, String)| {
             place == location && manifest.number <= *number && manifest.run == *run
@@ -69,7 +71,7 @@ impl Checkpoints {
 }
 
 impl Cluster {
-    /// What the training comes from, to find a checkpoint to go back to.
+    /// Returns the lineage of the training, by which a checkpoint to go back to is found.
     pub(crate) fn lineage(&self) -> Lineage {
         Lineage {
             run: self.run().to_owned(),
@@ -77,7 +79,7 @@ impl Cluster {
         }
     }
 
-    /// What is to be deleted of checkpoints that were given up; asked once.
+    /// Takes the order to delete the files of given-up checkpoints, if there is one.
     pub(crate) fn take_sweep(&mut self, now: Instant) -> Option<Sweep> {
         let checkpoints = &mut self.checkpoints;
         let again = checkpoints.sweep_again.take_if(|at| now >= *at).is_some();
@@ -110,20 +112,20 @@ impl Cluster {
         checkpoints.full = failure.full;
         if at_work.last {
             let since = *checkpoints.last_fails.get_or_insert(at_work.begun);
-            // The last one is tried once more at the end of that time.
+            // It is tried once more at the end of the stall time-out.
             again = again.min((since + stall).max(now));
         }
         checkpoints.try_again = Some(again);
         let over = |since: Instant| now.duration_since(since) >= stall;
         if at_work.last && checkpoints.last_fails.is_some_and(over) {
-            // What was trained is in the model's file, where the worker that wrote it keeps that.
+            // The worker that evaluated last has written the model's file.
             tracing::error!("the job ends without its last checkpoint: {why}");
             checkpoints.unsaved = why;
             self.end_well(now);
         }
     }
 
-    /// Gives a checkpoint up of which nothing is written any more.
+    /// Gives up a checkpoint on which no shard makes progress.
     pub(super) fn give_up_if_stuck(&mut self, now: Instant) {
         let longest = self.stall();
         let stuck = |at_work: &&AtWork| now.duration_since(at_work.moved) > longest;
@@ -135,12 +137,12 @@ impl Cluster {
                 shards => format!("the parts of shards {} are", shards.join(", ")),
             };
             let seconds = longest.as_secs_f64();
-            let why = format!("{who} not written, and for {seconds} s nothing was");
+            let why = format!("{who} missing, and nothing was written for {seconds} s");
             self.not_saved(now, Failure { why, full: false });
         }
     }
 
-    /// The shards have changed: what they were writing is not completed.
+    /// Gives up the checkpoint in progress, because the shards have changed.
     pub(super) fn give_up_saving(&mut self) {
         let checkpoints = &mut self.checkpoints;
         if checkpoints.at_work.take().is_some() {
@@ -151,7 +153,7 @@ impl Cluster {
         self.drain_again();
     }
 
-    /// Another run has taken the place of the checkpoints: this one writes no more there.
+    /// Ends the job because another run owns the location of the checkpoints now.
     pub(crate) fn taken_over(&mut self, now: Instant, by: &str) {
         if self.ended() {
             return;
@@ -167,7 +169,7 @@ impl Cluster {
         );
     }
 
-    /// Why no checkpoint could be written since the newest, for people; empty if none has failed.
+    /// Describes why no checkpoint could be written since the newest; empty if none has failed.
     pub(crate) fn checkpoint_error(&self, now: Instant) -> String {
         let checkpoints = &self.checkpoints;
         if checkpoints.failed.is_empty() || self.ended() {
@@ -189,7 +191,7 @@ impl Cluster {
         format!("{what} ({}); failed {tries}, {again}", checkpoints.failed)
     }
 
-    /// Whether checkpoints fail since there is no room for them.
+    /// Returns whether checkpoints fail because their store is full.
     pub(crate) fn is_store_full(&self) -> bool {
         self.checkpoints.full && !self.ended()
     }

@@ -1,6 +1,7 @@
-//! What a worker says of finished steps, and whether it can be true.
+//! Checks of what a worker reports about finished steps.
 
 use shared_proto::ids::{Clock, Origin, Task};
+use shared_proto::planted;
 use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::wire;
 
@@ -8,13 +9,32 @@ use super::Cluster;
 use super::training::Step;
 
 impl Cluster {
-    /// Sync mode: all shards hold the gradient.
+    /// Checks that the split is the one that the sender holds.
+    ///
+    /// # Errors
+    /// [`Reason::NotLeased`] if it is not.
+    pub(super) fn check_lease(
+        &self,
+        task: Task,
+        request: &wire::FinishStepRequest,
+    ) -> Result<(), Refusal> {
+        let held = self.ledger.as_ref().and_then(|ledger| ledger.held_by(task));
+        match held {
+            Some(split) if split.id == request.split => Ok(()),
+            _ => Err(not_leased(task, request)),
+        }
+    }
+
+    /// Checks in sync mode that all shards hold the gradient.
+    ///
+    /// # Errors
+    /// [`Reason::Malformed`] names a shard whose receipt is missing.
     pub(super) fn check_receipts(
         &self,
         origin: &Origin,
         request: &wire::FinishStepRequest,
     ) -> Result<(), Refusal> {
-        if !self.sync() || request.skipped > 0 {
+        if !self.sync() || request.skipped > 0 || planted!(NoReceipts) {
             return Ok(());
         }
         // The clock includes the step that this call finishes.
@@ -41,7 +61,10 @@ impl Cluster {
         }
     }
 
-    /// The numbers of a report are such that they can be true.
+    /// Checks that the numbers of a report are possible.
+    ///
+    /// # Errors
+    /// [`Reason::Malformed`] names those that are not.
     pub(super) fn check_numbers(
         &self,
         task: Task,
@@ -68,7 +91,10 @@ impl Cluster {
         ))
     }
 
-    /// Sync mode: a part is finished whole, in the step that is being made.
+    /// Checks in sync mode that the report finishes the sender's whole part of the open step.
+    ///
+    /// # Errors
+    /// [`Reason::NotLeased`] if it does not.
     pub(super) fn check_part(
         &self,
         origin: &Origin,
@@ -87,7 +113,7 @@ impl Cluster {
                 Ok(())
             }
             _ => Err(Refusal::new(
-                Reason::Fenced,
+                Reason::NotLeased,
                 format!(
                     "{task} says that it has finished {} steps and split {} up to position {}, at clock {}; in sync mode a worker finishes its whole part of the open step, once",
                     request.steps, request.split, request.position, origin.clock
@@ -95,4 +121,15 @@ impl Cluster {
             )),
         }
     }
+}
+
+/// Returns the refusal of a report on a split that the sender does not hold.
+pub(super) fn not_leased(task: Task, request: &wire::FinishStepRequest) -> Refusal {
+    Refusal::new(
+        Reason::NotLeased,
+        format!(
+            "split {} is not leased to {task} up to position {}; ask for work again",
+            request.split, request.position
+        ),
+    )
 }

@@ -1,6 +1,5 @@
-//! Members that are gone for good. The cluster keeps the newest of them, since a process may come back
-//! under its identity; of all others it keeps sums, so that the state stays small however many came
-//! and went.
+//! Members that have left for good. The cluster keeps the newest of them, because a process may come back
+//! under its identity. Of the others it keeps totals, so that the state stays small.
 
 use serde::{Deserialize, Serialize};
 use shared_proto::ids::{Role, TaskId};
@@ -9,21 +8,22 @@ use shared_proto::number::Number;
 use super::Cluster;
 use super::members::Member;
 
-/// Members that are gone and still known by their identity.
+/// The number of departed members whose identity is kept.
 const DEAD_KEPT: usize = 64;
 
-/// What is left of members that are not known any more.
+/// The totals of members that are no longer tracked.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(crate) struct Forgotten {
-    /// Indices below these were given out: none is given out twice, since blocks know the messages that
-    /// they have taken by them.
+    /// The next free index of a server. No index is assigned twice, because the marks of blocks identify
+    /// workers by them.
     next_ps: u32,
+    /// The next free index of a worker.
     next_worker: u32,
-    /// Workers that have finished a step.
+    /// The number of workers that have finished a step.
     pub(super) workers: usize,
-    /// Pull, compute, push, wait, summed over them.
+    /// The seconds spent in pull, compute, push and wait, summed over all workers.
     times: [Number; 4],
-    /// Of servers; a coordinator that starts again knows no such counters of others either.
+    /// The updates of servers. Not stored: a restarted coordinator knows no such counters of other servers either.
     #[serde(skip)]
     pub(super) updates: u64,
     #[serde(skip)]
@@ -33,7 +33,7 @@ pub(crate) struct Forgotten {
 }
 
 impl Forgotten {
-    /// Pull, compute, push, wait, in seconds.
+    /// Returns the seconds spent in pull, compute, push and wait.
     pub(super) fn times(&self) -> [f64; 4] {
         self.times.map(|time| time.0)
     }
@@ -50,9 +50,9 @@ impl Forgotten {
 }
 
 impl Cluster {
-    /// The index of a task that registers for the first time.
+    /// Returns the index of a task that registers for the first time.
     pub(super) fn new_index(&mut self, role: Role) -> u32 {
-        // The state of an earlier release does not say how many were given out; it has them all.
+        // The state of an earlier release lacks the next index, but has all members.
         let known = self.members.keys().filter(|id| id.role == role);
         let known = known.map(|id| id.index + 1).max().unwrap_or(0);
         let next = match role {
@@ -64,8 +64,8 @@ impl Cluster {
         index
     }
 
-    /// Forgets all but the newest of those that are gone. One that comes back after that gets an index
-    /// of its own, and a higher generation than it ever had.
+    /// Forgets all departed members but the newest. A forgotten one that returns gets a new index, and a
+    /// higher generation than it ever had.
     pub(super) fn forget_the_dead(&mut self) {
         let mut dead: Vec<TaskId> = self
             .members
@@ -92,7 +92,7 @@ impl Cluster {
         }
     }
 
-    /// Whether the cluster waits for one that is gone: a shard, or a place in the training, is its.
+    /// Returns whether the cluster waits for a departed member, because it has a shard or was put out.
     fn is_expected(&self, member: &Member) -> bool {
         self.awaited.contains_key(&member.task.id) || self.shard_of(member.task).is_some()
     }

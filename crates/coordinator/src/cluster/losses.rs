@@ -1,38 +1,41 @@
-//! Acknowledged updates that are lost with a server: what workers report of themselves, and what follows
-//! from the watermarks of restored shards for workers that cannot report any more.
+//! Acknowledged updates that are lost with a server. Live workers report their own losses. Those of workers
+//! that have ended are derived from the watermarks of restored shards.
 
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
-use shared_proto::ids::{Origin, Role, Sequence, Task};
+use shared_proto::ids::{Origin, Role, Sequence, Task, TaskId};
+use shared_proto::planted;
 use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::wire;
 
 use super::Cluster;
-use crate::embedded::Fault;
+use super::members::Member;
+use super::variables::Variables;
 use crate::record::Record;
 
 /// The number of ended worker generations whose pushes are kept; the oldest are dropped first.
 const MOST_LIVES: usize = 4096;
 
-/// A worker's life, a generation of its task, that is over.
+/// A generation of a worker that has ended.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Life {
     task: Task,
-    /// Steps of it that count, and changed the weights.
+    /// The number of its steps that count and changed the weights.
     pushes: u64,
-    /// The first checkpoint that was ordered since: its blocks have all that this worker ever pushed.
+    /// The first checkpoint ordered after its end. The blocks in it have all of its pushes.
     covered_from: Option<u64>,
 }
 
-/// What a shard has lost of a worker's updates (pairs of a block and a step), in one life of the worker.
+/// The updates (pairs of a block and a step) of one generation of a worker that a shard has lost.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct Found {
     shard: u32,
     task: Task,
-    /// As the worker has reported.
+    /// The number that has been reported.
     reported: u64,
-    /// As follows from the watermarks of the restored blocks: steps that count and that they lack.
+    /// The number that follows from the watermarks: the counted steps that the restored blocks lack.
     derived: u64,
 }
 
@@ -41,7 +44,10 @@ struct Found {
 pub(crate) struct Losses {
     lives: Vec<Life>,
     found: Vec<Found>,
-    /// Updates that are lost, as far as they are said to be.
+    /// The newest whole checkpoints, as many as are kept.
+    #[serde(default)]
+    whole: VecDeque<u64>,
+    /// The number of lost updates that have been reported.
     pub(super) total: u64,
 }
 
@@ -60,20 +66,40 @@ impl Losses {
         &mut self.found[index]
     }
 
-    /// A checkpoint is ordered: lives that are over by now are in it.
+    /// Notes that a checkpoint is ordered, which contains the generations that have ended by now.
     pub(super) fn ordered(&mut self, checkpoint: u64) {
         for life in &mut self.lives {
             life.covered_from.get_or_insert(checkpoint);
         }
     }
 
-    /// No checkpoint before this one will be gone back to. What is known of lives that all later ones have is
-    /// forgotten, unless it is of a worker that lives.
-    pub(super) fn oldest(&mut self, checkpoint: u64, living: impl Fn(Task) -> bool) {
-        let open = |life: &Life| life.covered_from.is_none_or(|from| from > checkpoint);
-        self.lives.retain(open);
+    /// Notes that a checkpoint is whole, and that the newest `kept` ones are kept. Forgets the ended generations
+    /// that all of these contain.
+    pub(super) fn written(&mut self, checkpoint: u64, kept: usize, living: impl Fn(Task) -> bool) {
+        self.whole.push_back(checkpoint);
+        while self.whole.len() > kept {
+            self.whole.pop_front();
+        }
+        if let Some(oldest) = self.whole.front().filter(|_| self.whole.len() == kept) {
+            let open = |life: &Life| life.covered_from.is_none_or(|from| from > *oldest);
+            self.lives.retain(open);
+        }
+        self.forget(living);
+    }
+
+    /// Notes that a generation of a worker has ended. Forgets the oldest of too many.
+    pub(super) fn ends(&mut self, task: Task, pushes: u64) {
+        self.lives.push(Life {
+            task,
+            pushes,
+            covered_from: None,
+        });
         let surplus = self.lives.len().saturating_sub(MOST_LIVES);
         self.lives.drain(..surplus);
+    }
+
+    /// Forgets the losses of workers that are neither alive nor among the ended generations that are kept.
+    fn forget(&mut self, living: impl Fn(Task) -> bool) {
         let lives = &self.lives;
         let over = |task: Task| lives.iter().any(|life| life.task == task);
         self.found
@@ -81,8 +107,16 @@ impl Losses {
     }
 }
 
-/// How many updates of a worker the restored blocks of a shard lack: each of `blocks` has taken as many of its
-/// `pushes` as the watermarks say, none where they do not.
+#[cfg(test)]
+impl Losses {
+    /// Returns the number of ended generations that are kept.
+    pub(super) fn ended(&self) -> usize {
+        self.lives.len()
+    }
+}
+
+/// Returns the number of updates of a worker that the restored blocks of a shard lack. Each block has taken as
+/// many of the worker's `pushes` as its watermark says, or none without a watermark.
 fn lacking(pushes: u64, blocks: u64, task: Task, watermarks: &[wire::Watermark]) -> u64 {
     let of_task = |mark: &&wire::Watermark| {
         mark.task.as_ref().and_then(|t| Task::try_from(t).ok()) == Some(task)
@@ -96,11 +130,18 @@ fn lacking(pushes: u64, blocks: u64, task: Task, watermarks: &[wire::Watermark])
     lacking.saturating_add(pushes.saturating_mul(blocks - listed))
 }
 
+/// Returns whether this generation of a task is alive.
+pub(super) fn is_alive(members: &BTreeMap<TaskId, Member>, task: Task) -> bool {
+    members
+        .get(&task.id)
+        .is_some_and(|m| m.task == task && m.alive)
+}
+
 impl Cluster {
-    /// A worker tells which of its acknowledged updates are lost with a server.
+    /// Takes a worker's report of its acknowledged updates that are lost with a server.
     ///
     /// # Errors
-    /// [`Reason::Malformed`] for numbers that cannot be, [`Reason::OutOfOrder`].
+    /// [`Reason::Malformed`] for impossible numbers, [`Reason::OutOfOrder`].
     pub(crate) fn lost(
         &mut self,
         now: Instant,
@@ -115,7 +156,7 @@ impl Cluster {
         let Some(member) = self.members.get_mut(&task.id) else {
             return Ok(());
         };
-        // A client that lost the answer sends the same report again.
+        // A client that did not get the answer sends the same report again.
         if origin.sequence == member.progress.told_lost && origin.sequence > Sequence(0) {
             return Ok(());
         }
@@ -135,7 +176,7 @@ impl Cluster {
             ));
         }
         member.progress.told_lost = origin.sequence;
-        if self.has(Fault::SilentLosses) {
+        if planted!(SilentLosses) {
             return Ok(());
         }
         let found = self.losses.entry(report.shard, task);
@@ -145,10 +186,10 @@ impl Cluster {
         Ok(())
     }
 
-    /// A shard was restored: what its blocks lack of the steps that count is lost. Workers that live say so
-    /// themselves; for the others it is said here, now or when their life ends.
+    /// Derives the losses of a restored shard: the counted steps that its blocks lack. Live workers report
+    /// these themselves. Those of other workers are reported here, or when their generation ends.
     pub(super) fn derive_losses(&mut self, now: Instant, report: &wire::RestoreReport, from: u64) {
-        if self.sync() || self.has(Fault::ForgottenLives) {
+        if self.sync() || planted!(ForgottenLives) {
             return;
         }
         let blocks = self.blocks_of(report.shard);
@@ -167,16 +208,14 @@ impl Cluster {
         self.say_of_lives_that_are_over(now);
     }
 
-    /// A worker's life is over: it cannot report any more.
+    /// Notes that a worker's generation has ended, so it reports no more losses.
     pub(super) fn end_life(&mut self, now: Instant, task: Task, pushes: u64) {
         if task.id.role != Role::Worker || pushes == 0 {
             return;
         }
-        self.losses.lives.push(Life {
-            task,
-            pushes,
-            covered_from: None,
-        });
+        self.losses.ends(task, pushes);
+        let members = &self.members;
+        self.losses.forget(|task| is_alive(members, task));
         self.say_of_lives_that_are_over(now);
     }
 
@@ -219,9 +258,39 @@ impl Cluster {
         });
     }
 
-    /// The number of blocks that a shard has; 0 of one that is not there.
+    /// Returns the number of blocks of a shard; 0 if there is no such shard.
     pub(super) fn blocks_of(&self, shard: u32) -> u64 {
-        let map = self.variables.as_ref().and_then(|v| v.map.as_ref());
-        map.map_or(0, |map| map.blocks_of(shard).count() as u64)
+        let counts = self.variables.as_ref().map(Variables::blocks_of_shards);
+        counts
+            .and_then(|counts| counts.get(shard as usize))
+            .map_or(0, |count| *count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use shared_proto::ids::{Generation, TaskId};
+
+    #[test]
+    fn blocks_lack_what_their_watermarks_do_not_say() {
+        let worker = |index| Task {
+            id: TaskId {
+                role: Role::Worker,
+                index,
+            },
+            generation: Generation(1),
+        };
+        let mark = |index, taken, blocks| wire::Watermark {
+            task: Some(worker(index).into()),
+            taken,
+            blocks,
+        };
+        // Of four blocks two have taken one of three pushes, one has taken all, and one none.
+        let marks = [mark(0, 1, 2), mark(1, 3, 4), mark(0, 3, 1)];
+        assert_eq!(lacking(3, 4, worker(0), &marks), 2 * 2 + 3);
+        // No more blocks lack something than there are.
+        let marks = [mark(0, 1, 3), mark(0, 1, 9)];
+        assert_eq!(lacking(3, 4, worker(0), &marks), 4 * 2);
     }
 }

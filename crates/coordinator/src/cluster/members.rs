@@ -1,16 +1,17 @@
-//! Who is there: registration, leases, generations.
+//! Members of the cluster: registration, leases, generations.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
 
 use shared_proto::blocks::ShardMap;
 use shared_proto::ids::{Clock, Origin, Role, Sequence, Task, TaskId};
+use shared_proto::planted;
 use shared_proto::refusal::{Reason, Refusal, brief};
 use shared_proto::view::JobPhase;
 use shared_proto::wire;
 
 use super::Cluster;
-use crate::embedded::Fault;
+use super::process::Process;
 use crate::record::Record;
 
 /// One process of the job.
@@ -19,35 +20,38 @@ pub(crate) struct Member {
     pub(crate) identity: String,
     pub(crate) address: String,
     pub(crate) metrics_address: String,
+    pub(crate) process: Process,
+    /// Servers only: the bytes of values that there is memory for, where the server says so.
+    pub(crate) capacity: Option<u64>,
     pub(crate) seen: Instant,
     pub(crate) alive: bool,
-    /// Why it is not alive.
+    /// The reason why it is not alive; empty while it is.
     pub(crate) gone: String,
-    /// Workers only.
+    /// The worker's progress; unused for servers.
     pub(crate) progress: Progress,
 }
 
-/// How long after a coordinator's restart, or a step back, workers may take to come back: a lease.
+/// The workers that were put out and are expected back, each with the end of the wait.
 pub(super) type Awaited = BTreeMap<TaskId, Instant>;
 
 /// A worker's part in the training.
 pub(crate) struct Progress {
     pub(crate) clock: Clock,
-    /// Holds data, so others wait for it.
+    /// True if it holds data, so that others wait for it.
     pub(crate) active: bool,
-    /// Has asked for work: knows the variables and can take part in a step.
+    /// True if it has asked for work: it knows the variables and can take part in a step.
     pub(crate) ready: bool,
-    /// The coordinator has started again: the worker may have come further than is known here.
+    /// True if the coordinator has restarted since its last report, so that it may have come further.
     pub(crate) uncertain: bool,
-    /// Of the newest FinishStep, so that one sent again does not count again.
+    /// The number of the newest FinishStep, so that a repeated one does not count again.
     pub(crate) finished: Sequence,
-    /// Of the newest report of losses, likewise.
+    /// The number of the newest report of losses, so that a repeated one does not count again.
     pub(crate) told_lost: Sequence,
-    /// When it last finished a step or took up work.
+    /// The time at which it last finished a step or took up work.
     pub(crate) moved: Instant,
     pub(crate) samples: u64,
     pub(crate) steps: u64,
-    /// Steps of this life that count and have changed the weights.
+    /// The number of steps of this generation that count and have changed the weights.
     pub(crate) pushes: u64,
     pub(crate) loss: f64,
     pub(crate) samples_per_second: f64,
@@ -56,7 +60,7 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// A life after another: what was done stays counted.
+    /// The progress of a new generation. Steps, samples and times stay counted.
     fn after(earlier: &Self, now: Instant) -> Self {
         Self {
             samples: earlier.samples,
@@ -91,7 +95,8 @@ impl Cluster {
     /// Makes the caller a member; supersedes an earlier process of the same identity at once.
     ///
     /// # Errors
-    /// [`Reason::Malformed`] for a role that does not register, or without an identity.
+    /// [`Reason::Malformed`] for a role that does not register, or without an identity;
+    /// [`Reason::OutOfOrder`] and [`Reason::Superseded`] for a call that comes late.
     pub(crate) fn register(
         &mut self,
         now: Instant,
@@ -106,18 +111,34 @@ impl Cluster {
         }
         let same = |m: &&Member| m.task.id.role == role && m.identity == request.identity;
         let earlier = self.members.values().find(same).map(|m| m.task);
+        let known = earlier.and_then(|task| self.members.get_mut(&task.id));
+        let process = match &known {
+            Some(known) => known.process.next(&request)?,
+            None => Process::of(&request),
+        };
+        if let Some(known) = known.filter(|known| known.alive && known.process == process) {
+            // The answer to this registration was lost.
+            known.seen = now;
+            return Ok(known.task);
+        }
         let kept = self.kept_shard(earlier, request.holding.as_ref());
         let (task, progress) = match earlier {
             Some(task) => {
                 let shard = self.shard_of(task);
+                // A member that has asked for work knows its task, so the caller is a new process, and the one
+                // before has ended without leaving.
+                let replaced = |m: &Member| m.alive && m.progress.ready;
+                if !self.ended() && self.members.get(&task.id).is_some_and(replaced) {
+                    self.mishaps.lost_workers += 1;
+                }
                 let why = "superseded by a newer process of its identity";
                 self.remove_from_work(now, task.id, why);
-                let generation = match self.has(Fault::OneGeneration) {
+                let generation = match planted!(OneGeneration) {
                     true => task.generation,
                     false => task.generation.next(),
                 };
                 let task = Task { generation, ..task };
-                // It takes the shard again under its new generation, without another being asked.
+                // The new generation keeps the shard, so no spare takes it.
                 if let (Some(shard), Some(map)) = (shard, self.map_mut()) {
                     map.servers[shard] = task;
                 }
@@ -139,6 +160,8 @@ impl Cluster {
             identity: request.identity,
             address: request.address,
             metrics_address: request.metrics_address,
+            process,
+            capacity: (request.capacity_bytes > 0).then_some(request.capacity_bytes),
             seen: now,
             alive: true,
             gone: String::new(),
@@ -149,8 +172,9 @@ impl Cluster {
         self.must_keep();
         if role == Role::Ps {
             self.last_ps_joined = Some(now);
-            // A shard without a server may be anybody's; its own comes first.
-            let orphan = self.shard_of(task).or_else(|| self.orphans().next());
+            // Its own shard comes first, then any shard without a server.
+            let fits = |shard: &usize| self.has_room_for(task, *shard);
+            let orphan = self.shard_of(task).or_else(|| self.orphans().find(fits));
             match orphan.filter(|_| !self.ended()) {
                 Some(shard) if kept == Some(shard) => self.seat_again(task, shard),
                 Some(shard) => self.seat(now, task, shard),
@@ -165,8 +189,8 @@ impl Cluster {
         Ok(task)
     }
 
-    /// A coordinator that has started again may not know how far a worker had come, while the worker
-    /// waits for its own clock to be counted.
+    /// Takes a worker's clock from a call after a restart, because the worker may have come further than the
+    /// coordinator knows, and waits for its own clock to be counted.
     pub(crate) fn hear_of(&mut self, origin: &Origin) {
         if self.sync() {
             return;
@@ -187,7 +211,9 @@ impl Cluster {
     /// Gives a lease back. A worker that cannot work leaves alone; any other error ends the job.
     pub(crate) fn leave(&mut self, now: Instant, task: Task, request: &wire::LeaveRequest) {
         let mut why = "it has left";
-        if task.id.role == Role::Worker && request.failure() != wire::WorkerFailure::Unspecified {
+        if task.id.role == Role::Worker
+            && request.failure != wire::WorkerFailure::Unspecified as i32
+        {
             why = "it cannot work";
             self.cannot_work(now, task, request.failure(), &request.error);
         } else if !request.error.is_empty() {
@@ -197,10 +223,10 @@ impl Cluster {
         self.remove(now, task.id, why);
     }
 
-    /// Ends leases that have run out, and puts out workers that hold others up without moving.
+    /// Ends leases that have expired, and puts out workers that hold up others without making progress.
     pub(crate) fn tick(&mut self, now: Instant) {
         let lease = self.lease();
-        // Where this process was stopped for a while, so were the heartbeats to it.
+        // While this process was paused it received no heartbeats.
         let gap = now.duration_since(self.ticked.replace(now).unwrap_or(now));
         if gap > lease / 2 {
             for member in self.members.values_mut() {
@@ -217,9 +243,7 @@ impl Cluster {
         let silent: Vec<TaskId> = self
             .members
             .values()
-            .filter(|m| {
-                m.alive && now.duration_since(m.seen) > lease && !self.has(Fault::EndlessLeases)
-            })
+            .filter(|m| m.alive && now.duration_since(m.seen) > lease && !planted!(EndlessLeases))
             .map(|m| m.task.id)
             .collect();
         for id in silent {
@@ -242,10 +266,10 @@ impl Cluster {
             self.save_if_due(now);
         }
         let loading = !self.checkpoints.loading.is_empty();
-        // One that does not get on is given up.
+        // A checkpoint that makes no progress is given up.
         let saving = self.sync() && self.checkpoints.at_work();
         if self.orphans().next().is_some() || loading || saving || self.checkpoints.ending {
-            // Nobody can finish a step.
+            // No worker can finish a step.
             for member in self.members.values_mut() {
                 member.progress.moved = now;
             }
@@ -268,7 +292,7 @@ impl Cluster {
         }
     }
 
-    /// Workers are to register again: the step that they are in will not be.
+    /// Puts out all workers, so that they register again. The step that they are in is dropped.
     pub(super) fn put_out_workers(&mut self, now: Instant, why: &'static str) {
         let workers: Vec<TaskId> = self.live(Role::Worker).map(|m| m.task.id).collect();
         let until = now + self.lease();
@@ -285,7 +309,6 @@ impl Cluster {
     pub(super) fn remove(&mut self, now: Instant, id: TaskId, why: &'static str) {
         let shard = self.members.get(&id).and_then(|m| self.shard_of(m.task));
         let was_there = self.members.get(&id).is_some_and(|m| m.alive);
-        self.draining.remove(&id);
         self.remove_from_work(now, id, why);
         let task = self.members.get(&id).map(|m| m.task);
         if let (Some(shard), Some(task)) = (shard.filter(|_| was_there), task)
@@ -296,6 +319,7 @@ impl Cluster {
     }
 
     fn remove_from_work(&mut self, now: Instant, id: TaskId, why: &'static str) {
+        self.draining.remove(&id);
         let Some(member) = self.members.get_mut(&id).filter(|m| m.alive) else {
             return;
         };
@@ -315,7 +339,7 @@ impl Cluster {
         if let Some(variables) = &mut self.variables {
             variables.initializer = variables.initializer.filter(|t| *t != task);
         }
-        let released = !self.has(Fault::LostData);
+        let released = !planted!(LostData);
         if let Some(ledger) = self.ledger.as_mut().filter(|_| released) {
             ledger.release(task);
         }

@@ -1,9 +1,12 @@
-//! What came of it: records while the job goes on, the summary at its end.
+//! The outcome of a job: records while it runs, the summary at its end.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
 
+use checkpoint::hexadecimal;
 use shared_proto::ids::Task;
+use shared_proto::job::NonFinite;
+use shared_proto::refusal::brief;
 use shared_proto::staleness::StalenessBound;
 use shared_proto::wire;
 
@@ -12,15 +15,24 @@ use crate::record::{Record, Summary};
 
 impl Cluster {
     pub(crate) fn report_shard(&mut self, now: Instant, task: Task, report: wire::ShardReport) {
-        // A server that has not heard yet that it has another shard, or none.
+        // The server does not know yet that it has another shard, or none.
         if self.servers().get(report.shard as usize) != Some(&task) {
             return;
+        }
+        if !report.non_finite.is_empty() && self.job.non_finite == NonFinite::Fail {
+            let variable = brief(&report.non_finite);
+            self.fail(
+                now,
+                format!(
+                    "an update has made values of variable {variable:?} on {task} NaN or infinite; lower the learning rate, or set clip_norm"
+                ),
+            );
         }
         self.writes_on(now, task, &report);
         self.shard_reports.insert(task.id, report);
     }
 
-    /// Whether every server of a shard has reported since the job ended.
+    /// Returns whether every live server of a shard has sent its last report.
     pub(crate) fn all_shards_reported(&self) -> bool {
         let servers = self.servers();
         let live = |task: &&Task| self.members.get(&task.id).is_some_and(|m| m.alive);
@@ -30,18 +42,18 @@ impl Cluster {
             .all(|task| self.shard_reports.get(&task.id).is_some_and(|r| r.last))
     }
 
-    /// Index i is the server of shard i.
+    /// Returns the servers of the shards, in the order of the shards.
     pub(super) fn servers(&self) -> &[Task] {
         let map = self.variables.as_ref().and_then(|v| v.map.as_ref());
         map.map_or(&[], |map| &map.servers)
     }
 
-    /// Steps and samples done.
+    /// Returns the number of steps and of samples done.
     pub(crate) fn done(&self) -> (u64, u64) {
         (self.tally.steps, self.tally.samples)
     }
 
-    /// Whether any member has not left yet.
+    /// Returns whether any member has not left yet.
     pub(crate) fn anyone_there(&self) -> bool {
         self.members.values().any(|m| m.alive)
     }
@@ -68,7 +80,7 @@ impl Cluster {
         });
     }
 
-    /// Samples of this run in a second of it.
+    /// Returns the samples per second of this run.
     fn rate(&self, seconds: f64) -> f64 {
         let samples = self.tally.samples.saturating_sub(self.earlier_samples);
         if seconds > 0.0 {
@@ -85,7 +97,7 @@ impl Cluster {
         });
     }
 
-    /// How the job went.
+    /// Summarizes the job.
     pub(crate) fn summary(&self, now: Instant) -> Summary {
         let last = self.evaluations.done.last();
         let metric = |name: &str| last.and_then(|e| e.metrics.get(name)).copied();
@@ -115,6 +127,7 @@ impl Cluster {
             samples_per_second: self.rate(training),
             test_accuracy: metric("accuracy"),
             test_loss: metric("loss"),
+            model_sha256: last.map_or_else(String::new, |last| hexadecimal(&last.model_sha256)),
             lost_updates: self.losses.total,
             skipped_steps: self.tally.skipped,
             max_clock_lead: lead.max(gone.max_clock_lead),
@@ -126,7 +139,7 @@ impl Cluster {
         }
     }
 
-    /// Shares of the workers' time, in the sum over all of them.
+    /// Returns the shares of pull, compute, push and wait in the time of all workers together.
     fn mean_times(&self) -> BTreeMap<String, f64> {
         let sum = |part: fn(&wire::StepTimes) -> f64| -> f64 {
             self.members.values().map(|m| part(&m.progress.times)).sum()

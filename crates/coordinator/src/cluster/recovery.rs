@@ -1,9 +1,11 @@
-//! What comes when a server is gone: its shard waits, another takes it, values go back to a checkpoint.
+//! Recovery from the loss of a server: its shard waits, a server takes it, values go back to a checkpoint.
 
 use std::time::Instant;
 
 use shared_proto::blocks::Source;
-use shared_proto::ids::{Epoch, Role, Task};
+use shared_proto::ids::{Epoch, Task};
+use shared_proto::planted;
+use shared_proto::refusal::brief;
 use shared_proto::wire;
 
 use super::Cluster;
@@ -12,7 +14,7 @@ use super::evaluations::Evaluations;
 use crate::record::Record;
 
 impl Cluster {
-    /// Shards without a server.
+    /// Returns the shards without a server.
     pub(super) fn orphans(&self) -> impl Iterator<Item = usize> + '_ {
         let map = self.variables.as_ref().and_then(|v| v.map.as_ref());
         let addresses = map.map_or(&[][..], |map| &map.addresses);
@@ -24,7 +26,7 @@ impl Cluster {
             .map(|(shard, _)| shard)
     }
 
-    /// A shard's server is gone: the shard has none until one comes for it.
+    /// Takes a shard from its server, which is gone. A spare gets it, if there is one.
     pub(super) fn orphan(&mut self, now: Instant, shard: usize, gone: Task) {
         self.give_up_saving();
         if let Some(map) = self.variables.as_mut().and_then(|v| v.map.as_mut()) {
@@ -35,9 +37,7 @@ impl Cluster {
         if self.checkpoints.place.is_none() {
             return self.fail_without_checkpoints(now, gone, shard);
         }
-        let holds_none = |task: &Task| self.shard_of(*task).is_none();
-        let spare = self.live(Role::Ps).map(|m| m.task).find(holds_none);
-        if let Some(spare) = spare {
+        if let Some(spare) = self.spare_for(shard) {
             self.seat(now, spare, shard);
         }
     }
@@ -60,12 +60,12 @@ impl Cluster {
         let variables = self.variables.as_ref().filter(|v| v.initialized)?;
         let source = variables.map.as_ref()?.sources.get(shard)?;
         let same = holding.shard as usize == shard && holding.source_epoch == source.epoch.0;
-        // What it was told to load it may not have loaded.
+        // It may not have loaded the values that it was told to load.
         let loaded = !self.checkpoints.loading.contains_key(&shard);
         (same && loaded).then_some(shard)
     }
 
-    /// Gives a server the shard back whose values it still has: nothing is lost, and nobody goes back.
+    /// Gives a shard back to a server that still has its values. Nothing is lost.
     pub(super) fn seat_again(&mut self, server: Task, shard: usize) {
         self.give_up_saving();
         let address = self.members.get(&server.id).map(|m| m.address.clone());
@@ -79,7 +79,7 @@ impl Cluster {
         self.must_keep();
     }
 
-    /// Gives a server a shard, with values that are safe: those of the newest checkpoint.
+    /// Gives a shard to a server, which loads the values of the newest checkpoint.
     pub(super) fn seat(&mut self, now: Instant, server: Task, shard: usize) {
         self.give_up_saving();
         let address = self.members.get(&server.id).map(|m| m.address.clone());
@@ -92,10 +92,10 @@ impl Cluster {
             return;
         };
         map.epoch = map.epoch.next();
-        map.servers[shard] = server;
+        let gone = std::mem::replace(&mut map.servers[shard], server);
         map.addresses[shard] = address.unwrap_or_default();
         let epoch = map.epoch;
-        self.mishaps.recoveries += 1;
+        *self.recoveries.entry(gone.id).or_default() += 1;
         tracing::info!(%server, shard, epoch = epoch.0, "gave a shard to a server");
         match newest.filter(|_| variables.initialized) {
             None if variables.initialized && self.checkpoints.place.is_none() => {
@@ -113,7 +113,7 @@ impl Cluster {
         self.must_keep();
     }
 
-    /// All shards go back to a checkpoint, and the training with them.
+    /// Takes all shards, and the training, back to a checkpoint.
     fn go_back(&mut self, now: Instant, kept: &Kept) {
         if let Some(map) = self.variables.as_mut().and_then(|v| v.map.as_mut()) {
             let source = source(map.epoch, kept);
@@ -121,12 +121,14 @@ impl Cluster {
             let all = 0..map.sources.len();
             self.checkpoints.loading = all.map(|shard| (shard, String::new())).collect();
         }
-        self.take_up(&kept.progress);
+        if !planted!(KeepsProgress) {
+            self.take_up(&kept.progress);
+        }
         self.record_restore(now, kept.number, None);
         self.put_out_workers(now, "the job has gone back to a checkpoint");
     }
 
-    /// There is no checkpoint yet: the initial values are sent once more.
+    /// Has the initial values sent once more, because there is no checkpoint yet.
     fn initialize_anew(&mut self, now: Instant, epoch: Epoch) {
         if let Some(variables) = &mut self.variables {
             (variables.initialized, variables.initializer) = (false, None);
@@ -166,7 +168,8 @@ impl Cluster {
         });
     }
 
-    /// A shard has loaded its values, or cannot: then an older checkpoint must do.
+    /// Takes a shard's report that it has loaded its values, or cannot. If its checkpoint is unusable, has an
+    /// older one looked for.
     pub(crate) fn shard_restored(
         &mut self,
         now: Instant,
@@ -193,25 +196,26 @@ impl Cluster {
         let Some(kept) = self.checkpoints.newest.clone() else {
             return;
         };
-        // One that has loaded them has said this before, and it comes late.
+        // A late report: the shard has loaded its values since.
         let Some(known) = self.checkpoints.loading.get_mut(&shard) else {
             return;
         };
-        if *known != report.error {
-            known.clone_from(&report.error);
-            tracing::error!(shard, checkpoint = kept.number, "{}", report.error);
+        let error = brief(&report.error);
+        if *known != error {
+            *known = error.clone().into_owned();
+            tracing::error!(shard, checkpoint = kept.number, "{error}");
         }
         let begun = self.checkpoints.first_written;
         match report.failure() {
             wire::RestoreFailure::Unavailable => return,
-            // An older one would be denied as well.
+            // An older checkpoint would be denied as well.
             wire::RestoreFailure::Denied if begun => return,
             wire::RestoreFailure::Denied | wire::RestoreFailure::Unusable => {}
         }
         if !begun {
             let why = format!(
                 "the job cannot begin from checkpoint {}: {}",
-                kept.number, report.error
+                kept.number, error
             );
             return self.fail(now, why);
         }
@@ -220,14 +224,14 @@ impl Cluster {
             .get_or_insert(Errand::FindBefore(Box::new(kept)));
     }
 
-    /// The checkpoint that a shard's values were loaded from.
+    /// Returns the number of the checkpoint that a shard's values come from.
     fn checkpoint_of(&self, shard: usize) -> Option<u64> {
         let map = self.variables.as_ref()?.map.as_ref()?;
         let (_, number) = map.sources.get(shard)?.checkpoint.as_ref()?;
         Some(*number)
     }
 
-    /// An older checkpoint was found, or there is none: the answer to [`Errand::FindBefore`].
+    /// Takes the outcome of [`Errand::FindBefore`]: an older checkpoint, or the reason why there is none.
     pub(crate) fn older_found(
         &mut self,
         now: Instant,
@@ -264,7 +268,7 @@ impl Cluster {
         if sync {
             return self.go_back(now, &kept);
         }
-        // Those that have loaded it go on from where they are.
+        // Shards that have loaded their values keep them.
         for (shard, why) in &mut self.checkpoints.loading {
             why.clear();
             if let Some(source) = map.sources.get_mut(*shard) {

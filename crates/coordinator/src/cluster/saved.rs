@@ -1,4 +1,4 @@
-//! What a coordinator that starts again needs to know, and how it goes on from there.
+//! The state that outlives a coordinator, and the resumption from it.
 
 use std::collections::VecDeque;
 use std::time::Instant;
@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use shared_proto::ids::{Clock, Generation, Role, Sequence, Task, TaskId, ViewNumber};
 use shared_proto::job::Job;
 use shared_proto::number::Number;
+use shared_proto::planted;
 use shared_proto::receipt::ReceiptKey;
 use shared_proto::view::{Commit, JobPhase};
 use shared_proto::wire;
@@ -17,18 +18,19 @@ use super::evaluations::{Evaluation, Evaluations, SavedEvaluation};
 use super::forgotten::Forgotten;
 use super::losses::Losses;
 use super::members::{Member, Progress};
+use super::process::Process;
 use super::training::Step;
 use super::unable::{SavedUnable, Unable};
 use super::variables::Variables;
 use crate::splits::Ledger;
 
-/// Views that one life of a coordinator may publish: the next begins beyond them.
+/// The number of views that one process may publish. The next process begins beyond them.
 const VIEWS_IN_A_LIFE: u64 = 1 << 40;
 
-/// The cluster, to be kept.
+/// The cluster in its stored form.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Saved {
-    /// How many times the coordinator has started.
+    /// The number of times that the coordinator has started.
     pub(crate) generation: Generation,
     first_generation: Generation,
     pub(crate) job_toml: String,
@@ -54,7 +56,6 @@ pub(crate) struct Saved {
     skipped: u64,
     #[serde(default)]
     losses: Losses,
-    #[serde(default)]
     receipt_key: [u8; 32],
     next_checkpoint: u64,
     newest: Option<Kept>,
@@ -71,6 +72,9 @@ pub(crate) struct Saved {
     unable: SavedUnable,
     #[serde(default)]
     stopping: bool,
+    /// The run's number: it has one without checkpoints too.
+    #[serde(default)]
+    run: u64,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -79,6 +83,10 @@ struct SavedMember {
     identity: String,
     address: String,
     metrics_address: String,
+    #[serde(default)]
+    process: Process,
+    #[serde(default)]
+    capacity: Option<u64>,
     alive: bool,
     gone: String,
     clock: Clock,
@@ -90,14 +98,15 @@ struct SavedMember {
     steps: u64,
     #[serde(default)]
     pushes: u64,
-    /// Pull, compute, push, wait.
+    /// The seconds spent in pull, compute, push and wait.
     times: [Number; 4],
 }
 
 impl Saved {
-    /// The run's id, where it has one.
+    /// Returns the run's id.
     pub(crate) fn run(&self) -> Option<String> {
-        self.probe.clone()
+        let number = (self.run != 0).then(|| format!("{:016x}", self.run));
+        self.probe.clone().or(number)
     }
 
     fn phase(&self) -> JobPhase {
@@ -114,6 +123,8 @@ impl From<&Member> for SavedMember {
             identity: member.identity.clone(),
             address: member.address.clone(),
             metrics_address: member.metrics_address.clone(),
+            process: member.process.clone(),
+            capacity: member.capacity,
             alive: member.alive,
             gone: member.gone.clone(),
             clock: progress.clock,
@@ -137,7 +148,9 @@ impl SavedMember {
             identity: self.identity,
             address: self.address,
             metrics_address: self.metrics_address,
-            // Everybody has one full lease from now on.
+            process: self.process,
+            capacity: self.capacity,
+            // Each member has one full lease from now on.
             seen: now,
             alive: self.alive,
             gone: self.gone,
@@ -164,7 +177,7 @@ impl SavedMember {
 }
 
 impl Cluster {
-    /// All that has to survive.
+    /// Copies the state that has to survive.
     pub(crate) fn save_all(&self, now: Instant) -> Saved {
         let (due, at_work, reported) = self.evaluations.parts();
         Saved {
@@ -206,15 +219,17 @@ impl Cluster {
             unsaved: self.checkpoints.unsaved.clone(),
             unable: self.unable.saved(),
             stopping: self.stopping,
+            run: self.run_id().0,
         }
     }
 
-    /// A cluster that goes on from where an earlier coordinator was.
+    /// Resumes from the state of an earlier coordinator.
     pub(crate) fn resume(job: Job, saved: Saved, now: Instant) -> Self {
         let mut cluster = Self::new(job);
         let phase = saved.phase();
         cluster.generation = saved.generation.next();
-        cluster.view.number = ViewNumber(saved.generation.0 * VIEWS_IN_A_LIFE);
+        let beyond = saved.generation.0 * VIEWS_IN_A_LIFE;
+        cluster.view.number = ViewNumber(if planted!(OldViews) { 0 } else { beyond });
         let members = saved.members.into_iter().map(|saved| saved.member(now));
         cluster.members = members.map(|member| (member.task.id, member)).collect();
         cluster.forgotten = saved.forgotten;
@@ -258,7 +273,7 @@ impl Cluster {
         cluster.last_ps_joined = servers.then_some(now);
         cluster.unable = Unable::resumed(saved.unable, now);
         cluster.stopping = saved.stopping;
-        // An earlier release has kept them all.
+        // The state of an earlier release has all departed members.
         cluster.forget_the_dead();
         cluster.must_keep();
         cluster

@@ -1,4 +1,4 @@
-//! Everything that is going on, for people.
+//! The status of a job for people and dashboards.
 
 use std::time::Instant;
 
@@ -9,21 +9,20 @@ use shared_proto::wire;
 use super::Cluster;
 use super::members::Member;
 
-/// What went wrong since this coordinator started.
+/// Counts of faults since this coordinator started.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Mishaps {
-    /// Servers that were not heard of for a lease.
+    /// Servers that sent nothing for a lease.
     pub(crate) lost_servers: u64,
-    /// Workers that were not, or did not move.
+    /// Workers that sent nothing for a lease, made no progress for the stall time-out, or were replaced by another
+    /// process of their identity before they left.
     pub(crate) lost_workers: u64,
-    /// Times that a shard's server was gone and another life took its values from elsewhere.
-    pub(crate) recoveries: u64,
     /// Checkpoints that could not be written.
     pub(crate) failed_checkpoints: u64,
 }
 
 impl Cluster {
-    /// Who is there, and where.
+    /// Returns the live members and their addresses.
     pub(crate) fn cluster_spec(&self) -> wire::ClusterSpec {
         let live = self.members.values().filter(|m| m.alive);
         wire::ClusterSpec {
@@ -31,20 +30,8 @@ impl Cluster {
         }
     }
 
-    /// Everything.
+    /// Returns the whole status.
     pub(crate) fn status(&self, now: Instant) -> wire::Status {
-        let samples = self.training_samples();
-        let all_epochs = samples.saturating_mul(self.job.epochs.into());
-        let budget = self.job.steps.map(|steps| {
-            let workers = self
-                .job
-                .cluster
-                .workers
-                .filter(|_| self.sync())
-                .unwrap_or(1);
-            let per_step = u64::from(self.job.batch_size) * u64::from(workers);
-            steps.saturating_mul(per_step)
-        });
         wire::Status {
             job: self.job.name.clone(),
             phase: self.phase.into(),
@@ -61,7 +48,7 @@ impl Cluster {
             data_epoch: self.ledger.as_ref().map_or(0, |ledger| ledger.epoch()),
             data_epochs: self.job.epochs,
             samples: self.tally.samples,
-            total_samples: budget.map_or(all_epochs, |budget| budget.min(all_epochs)),
+            total_samples: self.total_samples(),
             steps: self.tally.steps,
             seconds: self.seconds(now),
             tasks: self
@@ -79,34 +66,57 @@ impl Cluster {
         }
     }
 
-    /// What went wrong since this coordinator started.
+    /// Returns the number of samples that the job trains on before it is done.
+    pub(crate) fn total_samples(&self) -> u64 {
+        let samples = self.training_samples();
+        let all_epochs = samples.saturating_mul(self.job.epochs.into());
+        let budget = self.job.steps.map(|steps| {
+            let workers = self
+                .job
+                .cluster
+                .workers
+                .filter(|_| self.sync())
+                .unwrap_or(1);
+            let per_step = u64::from(self.job.batch_size) * u64::from(workers);
+            steps.saturating_mul(per_step)
+        });
+        budget.map_or(all_epochs, |budget| budget.min(all_epochs))
+    }
+
+    /// Returns, for each server, how often it was gone and its shard went back, since this coordinator started.
+    pub(crate) fn recoveries(&self) -> impl Iterator<Item = (TaskId, u64)> {
+        let servers = self.members.keys().filter(|id| id.role == Role::Ps);
+        servers.map(|id| (*id, self.recoveries.get(id).copied().unwrap_or(0)))
+    }
+
+    /// Returns the counts of faults since this coordinator started.
     pub(crate) fn mishaps(&self) -> Mishaps {
         self.mishaps
     }
 
-    /// Starts of a coordinator of this run.
+    /// Returns the number of times that a coordinator of this run has started.
     pub(crate) fn starts(&self) -> u64 {
         self.generation.0
     }
 
-    /// Updates that were acknowledged and went with a server.
+    /// Returns the number of updates that were acknowledged and lost with a server.
     pub(crate) fn lost_updates(&self) -> u64 {
         self.losses.total
     }
 
-    /// Shards that nobody serves.
+    /// Returns the number of shards without a server.
     pub(crate) fn shards_without_server(&self) -> usize {
         self.orphans().count()
     }
 
-    /// The means of the newest evaluation, by name; none before the first.
+    /// Returns the means of the newest evaluation by name; none before the first.
     pub(crate) fn newest_evaluation(&self) -> impl Iterator<Item = (&str, f64)> {
         let newest = self.evaluations.done.last().into_iter();
         let means = newest.flat_map(|evaluation| &evaluation.metrics);
         means.map(|(name, value)| (name.as_str(), *value))
     }
 
-    /// How far each worker leads; not known of one that is gone.
+    /// Returns the lead of each worker; none for one that is gone.
     pub(crate) fn leads(&self) -> impl Iterator<Item = (TaskId, Option<u64>)> {
         let workers = self.members.values();
         let workers = workers.filter(|member| member.task.id.role == Role::Worker);
@@ -120,7 +130,7 @@ impl Cluster {
         })
     }
 
-    /// Members of a role with a lease.
+    /// Returns the number of live members of a role.
     pub(crate) fn live_tasks(&self, role: Role) -> usize {
         self.live(role).count()
     }

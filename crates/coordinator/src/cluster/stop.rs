@@ -1,22 +1,22 @@
-//! A job that ends before its data does, in good order.
+//! The early but orderly end of a job.
 //!
-//! No more data is handed out. Workers finish what they hold, one of them evaluates and saves the model,
-//! and the last checkpoint is written. It knows what of the data is left, so another run goes on from it.
-
-use std::time::Instant;
+//! The coordinator leases no more data. Workers finish the data that they hold, one of them evaluates and
+//! saves the model, and the last checkpoint is written. It records which data is left, so another run can
+//! continue from it.
 
 use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::view::JobPhase;
 
 use super::Cluster;
+use crate::splits::Ledger;
 
 impl Cluster {
-    /// Ends the job early. Asked again, it is the same.
+    /// Ends the job early. A repeated call changes nothing, nor does one that comes when all data is done.
     ///
     /// # Errors
     /// [`Reason::ForeignJob`] if another job is meant, [`Reason::NotInitialized`] before training has
     /// begun: there is no model yet.
-    pub(crate) fn stop(&mut self, now: Instant, job: &str) -> Result<(), Refusal> {
+    pub(crate) fn stop(&mut self, job: &str) -> Result<(), Refusal> {
         if job != self.job.name {
             return Err(Refusal::new(
                 Reason::ForeignJob,
@@ -32,18 +32,18 @@ impl Cluster {
                 "training has not begun, so there is nothing to save; end the processes instead",
             ));
         }
-        if self.ended() || self.stopping {
+        let exhausted = self.ledger.as_ref().is_some_and(Ledger::exhausted);
+        if self.ended() || self.stopping || exhausted {
             return Ok(());
         }
         tracing::info!("told to stop: no more data is handed out");
         self.stopping = true;
         self.must_keep();
         self.evaluate_when_at_rest();
-        self.save_if_due(now);
         Ok(())
     }
 
-    /// Once nobody holds data any more, the model is evaluated for the last time.
+    /// Schedules the last evaluation of a stopped job once no worker holds data.
     pub(super) fn evaluate_when_at_rest(&mut self) {
         if self.stopping && !self.ended() && !self.checkpoints.ending {
             self.schedule_last_evaluation();

@@ -1,29 +1,43 @@
-//! Scenarios: calls with made-up times, and what the cluster makes of them.
+//! Scenarios: calls at given times, and the decisions of the cluster.
 
 use std::time::{Duration, Instant};
 
 use shared_proto::blocks::VariableSpec;
-use shared_proto::ids::{Clock, Origin, Role, Sequence, Task};
+use shared_proto::ids::{Clock, Origin, Role, RunId, Sequence, Task};
 use shared_proto::job::{Job, Mode};
 use shared_proto::refusal::Reason;
 use shared_proto::view::JobPhase;
 use shared_proto::wire;
 
-use super::{Cluster, Initialization, Work};
+use super::{Cluster, Initialization, Work, WorkerData};
 
 mod bounds;
+mod capacity;
 mod checkpoints;
+mod drain;
+mod finished;
+mod late;
 mod losses;
+mod mishaps;
+mod numbers;
 mod stop;
 mod unable;
 
 const SAMPLES: u64 = 40;
 
-/// A cluster at a time that is moved by hand.
+/// A cluster with a clock that tests advance.
 struct Scene {
     cluster: Cluster,
     now: Instant,
     sequence: u64,
+}
+
+fn data(training_samples: u64, evaluation_samples: u64) -> WorkerData {
+    WorkerData {
+        training_samples,
+        evaluation_samples,
+        digest: Vec::new(),
+    }
 }
 
 impl Scene {
@@ -40,7 +54,7 @@ impl Scene {
         }
     }
 
-    /// With a server and workers at work.
+    /// A scene with a server and workers that train.
     fn training(mode: Mode, workers: u32) -> (Self, Vec<Task>) {
         let mut scene = Self::new(mode, Some(1), workers);
         scene.join(Role::Ps, "ps");
@@ -71,7 +85,7 @@ impl Scene {
         }];
         let cluster = &mut self.cluster;
         cluster
-            .register_variables(self.now, task, specs, (SAMPLES, 7))
+            .register_variables(self.now, task, specs, data(SAMPLES, 7))
             .unwrap()
     }
 
@@ -86,7 +100,7 @@ impl Scene {
         }
     }
 
-    /// Finishes one step of what the task holds.
+    /// Finishes one step of the split that the task holds.
     fn finish(&mut self, task: Task) -> Clock {
         let (split, clock) = self.split(task);
         let position = split.end.min(split.start + 5);
@@ -116,7 +130,7 @@ impl Scene {
         (origin, request)
     }
 
-    /// The receipts of the step before a clock.
+    /// Returns the receipts of the step before a clock.
     fn receipts(&self, task: Task, clock: Clock) -> Vec<wire::ShardReceipt> {
         let key = self.cluster.receipt_key();
         let step = Clock(clock.0.saturating_sub(1));
@@ -128,11 +142,12 @@ impl Scene {
         (0..shards).map(receipt).collect()
     }
 
-    /// The next call of a member that goes by the newest shard map.
+    /// Returns the origin of the next call of a member that has the newest shard map.
     fn origin(&mut self, task: Task, clock: Clock) -> Origin {
         self.sequence += 1;
         Origin {
             job: "flambeau".to_owned(),
+            run: RunId::default(),
             task,
             epoch: self.cluster.epoch(),
             clock,
@@ -223,6 +238,25 @@ fn a_restarted_process_supersedes_its_earlier_life() {
 }
 
 #[test]
+fn a_member_of_another_run_is_told_to_register_again() {
+    let (mut scene, tasks) = Scene::training(Mode::Async, 2);
+    let mut origin = scene.origin(tasks[0], Clock(0));
+    origin.run = RunId(5);
+    // As a state of an earlier release: nothing is compared.
+    assert_eq!(scene.cluster.admit(&origin), Ok(()));
+    scene.cluster = scene.cluster.with_run(RunId(7));
+    let refused = scene.cluster.admit(&origin).unwrap_err();
+    assert_eq!(refused.reason, Reason::Fenced);
+    assert!(refused.message.contains("another run"), "{refused}");
+    for run in [0, 7] {
+        origin.run = RunId(run);
+        assert_eq!(scene.cluster.admit(&origin), Ok(()));
+    }
+    let saved = scene.cluster.save_all(scene.now);
+    assert_eq!(saved.run(), Some(format!("{:016x}", 7)));
+}
+
+#[test]
 fn initialising_is_leased_to_one_life_and_passes_on_when_that_ends() {
     let mut scene = Scene::new(Mode::Async, Some(1), 1);
     scene.join(Role::Ps, "ps");
@@ -260,7 +294,7 @@ fn the_min_clock_is_that_of_the_slowest_with_data_and_never_falls() {
         (view.min_clock, view.slowest.clone()),
         (Clock(1), vec![tasks[1]])
     );
-    // Who joins begins at the min clock.
+    // A worker that joins begins at the min clock.
     let joiner = scene.join(Role::Worker, "late");
     assert_eq!(scene.split(joiner).1, Clock(1));
     assert_eq!(scene.cluster.refresh_view().min_clock, Clock(1));
@@ -386,7 +420,7 @@ fn each_epoch_ends_with_an_evaluation_and_the_last_one_ends_the_job() {
                     Work::Split(_) => drop(scene.finish(*task)),
                     Work::Evaluate { epoch, save_model } => {
                         if mode == Mode::Sync {
-                            // Nobody trains meanwhile.
+                            // No worker trains meanwhile.
                             for other in tasks.iter().filter(|t| *t != task) {
                                 assert!(matches!(scene.work(*other).0, Work::Idle(_)));
                             }
@@ -475,9 +509,10 @@ fn a_model_whose_shard_map_no_message_holds_is_refused_and_leaves_room_for_anoth
         shape: vec![1 << 40],
     };
     for specs in [scalars.collect(), vec![huge]] {
-        let registered = scene
-            .cluster
-            .register_variables(scene.now, worker, specs, (SAMPLES, 7));
+        let registered =
+            scene
+                .cluster
+                .register_variables(scene.now, worker, specs, data(SAMPLES, 7));
         assert_eq!(registered.unwrap_err().reason, Reason::Oversized);
     }
     assert_eq!(scene.variables(worker), Initialization::Yours);

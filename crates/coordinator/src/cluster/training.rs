@@ -1,29 +1,31 @@
-//! Work handed out, steps finished, commits, and the end of the job.
+//! Leases of work, finished steps, commits, and the end of the job.
 
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use shared_proto::ids::{Clock, Origin, Role, Sequence, Task};
+use shared_proto::planted;
 use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::view::{Commit, JobPhase};
 use shared_proto::wire;
 
 use super::Cluster;
 use super::evaluations::Evaluation;
-use crate::embedded::Fault;
+use super::finished::not_leased;
+use crate::limits::DIGEST_BYTES;
 use crate::record::Record;
 use crate::splits::Split;
 
-/// A split has at most so many steps, so that what a worker holds when it dies is soon done again.
+/// The most steps in a split. The data of a worker that dies is soon done again.
 const MOST_BATCHES: u64 = 64;
 
-/// An epoch is cut into at least so many splits for each worker, so that all end it together.
+/// The fewest splits of an epoch for each worker, so that all workers end it together.
 const SPLITS_PER_WORKER: u64 = 4;
 
 /// How fast a worker's rate follows its newest steps.
 const RATE_SMOOTHING: f64 = 0.2;
 
-/// What a worker is to do.
+/// The work that a worker is given.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Work {
     Split(Split),
@@ -31,12 +33,12 @@ pub(crate) enum Work {
         epoch: u32,
         save_model: bool,
     },
-    /// Nothing yet, for the reason said.
+    /// Nothing at present, for this reason.
     Idle(String),
     Done,
 }
 
-/// Sync mode: a step that is being made, and whose part is where.
+/// Sync mode: the open step and its parts.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Step {
     pub(super) clock: Clock,
@@ -46,9 +48,9 @@ pub(crate) struct Step {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Part {
     task: Task,
-    /// Samples, once it is finished.
+    /// The number of samples, once the part is finished.
     finished: Option<u64>,
-    /// Its gradient was NaN or infinite, so it does not count.
+    /// True if its gradient was NaN or infinite, so that it does not count.
     #[serde(default)]
     skipped: bool,
 }
@@ -62,19 +64,19 @@ impl Step {
     }
 }
 
-/// What has been done, summed over workers.
+/// The work done, summed over workers.
 #[derive(Debug, Default)]
 pub(crate) struct Tally {
     pub(crate) steps: u64,
     pub(crate) samples: u64,
-    /// Steps whose gradients were left out.
+    /// The number of steps whose gradients were left out.
     pub(crate) skipped: u64,
-    /// Since the last line of metrics.
+    /// The work since the last line of metrics.
     pub(super) recent: Recent,
 }
 
 impl Tally {
-    /// Goes on from what a checkpoint has counted.
+    /// Continues from the counts of a checkpoint.
     pub(super) fn take_up(&mut self, steps: u64, samples: u64) {
         *self = Self {
             steps,
@@ -93,7 +95,7 @@ pub(super) struct Recent {
 }
 
 impl Cluster {
-    /// Something to do for a worker. Asked again before it is done, the answer is the same.
+    /// Leases work to a worker. A repeated call before the work is done gives the same answer.
     pub(crate) fn lease_work(&mut self, now: Instant, task: Task) -> (Work, Clock) {
         let work = self.choose_work(now, task);
         let min_clock = self.update_min_clock();
@@ -105,7 +107,7 @@ impl Cluster {
         if !matches!(work, Work::Idle(_)) {
             state.moved = now;
         }
-        // Who has been away comes back at the min clock.
+        // A worker that was away continues at the min clock.
         state.clock = state.clock.max(min_clock);
         (work, state.clock)
     }
@@ -165,6 +167,9 @@ impl Cluster {
         if let Some(Evaluation { epoch, task, .. }) = self.evaluations.at_work {
             return format!("{task} evaluates epoch {}", epoch + 1);
         }
+        if let Some(server) = self.draining.keys().next() {
+            return format!("{server} is about to stop, and its shard is saved first");
+        }
         if let Some((gone, _)) = self.awaited.first_key_value() {
             return format!("{gone} is given time to come back");
         }
@@ -197,14 +202,14 @@ impl Cluster {
         (batches / (workers * SPLITS_PER_WORKER)).clamp(1, MOST_BATCHES)
     }
 
-    /// Sync mode: cuts the next step among the workers that are ready, if none is being made.
+    /// Sync mode: cuts the next step among the workers that are ready, unless a step is open.
     pub(super) fn plan_step(&mut self, now: Instant) {
         let ending = self.stopping || self.checkpoints.ending;
-        // A server that is about to stop is to have no part of a step.
+        // A step must not begin on a server that is about to stop.
         let ending = ending || !self.draining.is_empty();
         let busy = self.step.is_some() || self.evaluations.pending() || ending;
-        // Workers that were put out are expected back: the step is to be made with them.
-        if busy || !self.awaited.is_empty() {
+        // The step waits for workers that were put out and are expected back.
+        if busy || !self.awaited.is_empty() && !planted!(NobodyAwaited) {
             return;
         }
         let clock = self.update_min_clock();
@@ -241,9 +246,9 @@ impl Cluster {
     /// Counts finished steps, once each.
     ///
     /// # Errors
-    /// [`Reason::Fenced`] if the split is not leased to the sender, [`Reason::FutureClock`] if it
-    /// cannot have come so far, [`Reason::StaleEpoch`] if a shard has moved since: what its gradients
-    /// have changed may be gone.
+    /// [`Reason::NotLeased`] if the split is not leased to the sender, [`Reason::FutureClock`] if the sender
+    /// cannot have come so far, [`Reason::StaleEpoch`] if a shard has moved since and may have lost the
+    /// gradients.
     pub(crate) fn finish_step(
         &mut self,
         now: Instant,
@@ -262,7 +267,7 @@ impl Cluster {
         }
         self.check_epoch(origin)?;
         let reached = member.progress.clock.0.saturating_add(request.steps);
-        // A coordinator that has started again may not know how far workers have come.
+        // A restarted coordinator may not know how far workers have come.
         if origin.clock.0 > reached && !member.progress.uncertain {
             return Err(Refusal::new(
                 Reason::FutureClock,
@@ -275,9 +280,10 @@ impl Cluster {
         if self.sync() {
             self.check_part(origin, request)?;
         }
+        self.check_lease(task, request)?;
         self.check_numbers(task, request)?;
         if let Err(refusal) = self.check_receipts(origin, request) {
-            // Its gradient cannot count on all shards, and the others must not wait for it.
+            // Its gradient cannot count on all shards, so the others must not wait for it.
             self.remove(
                 now,
                 task.id,
@@ -287,15 +293,7 @@ impl Cluster {
         }
         let ledger = self.ledger.as_mut();
         let advanced = ledger.and_then(|l| l.advance(task, request.split, request.position));
-        let Some((samples, complete)) = advanced else {
-            return Err(Refusal::new(
-                Reason::Fenced,
-                format!(
-                    "split {} is not leased to {task} up to position {}; ask for work again",
-                    request.split, request.position
-                ),
-            ));
-        };
+        let (samples, complete) = advanced.ok_or_else(|| not_leased(task, request))?;
         self.count(now, origin, request, samples);
         self.evaluations.due.extend(complete);
         if self.sync() {
@@ -332,7 +330,7 @@ impl Cluster {
         work.clock = work.clock.max(origin.clock);
         work.samples += samples;
         work.steps = work.steps.saturating_add(request.steps);
-        // A coordinator that has started again may have forgotten some.
+        // A restarted coordinator may have forgotten some pushes.
         let told = request.pushes.min(origin.clock.0);
         work.pushes = told.max(work.pushes + request.steps - request.skipped);
         work.loss = request.loss_sum / request.steps.max(1) as f64;
@@ -361,7 +359,7 @@ impl Cluster {
         self.commit_if_complete(now);
     }
 
-    /// A worker is gone: the step goes on without it, unless it had finished its part.
+    /// Removes a worker that is gone from the open step, unless it has finished its part.
     pub(super) fn leave_step(&mut self, now: Instant, task: Task) {
         if let Some(step) = &mut self.step {
             step.parts
@@ -379,10 +377,13 @@ impl Cluster {
             .parts
             .iter()
             .filter(|part| !part.skipped)
+            .skip(usize::from(
+                planted!(ForgottenContributor) && step.parts.len() > 1,
+            ))
             .filter_map(|part| Some((part.task, part.finished?)))
             .collect();
         if step.parts.is_empty() {
-            // All who made it are gone; its data is back, and the step is made anew.
+            // All its workers are gone. Its data was given back, and the step is planned anew.
             if let Some(ledger) = &mut self.ledger {
                 ledger.refund(1);
             }
@@ -400,13 +401,13 @@ impl Cluster {
         self.plan_step(now);
     }
 
-    /// Whether nothing is trained any more.
+    /// Returns whether there is no more data to train on.
     fn exhausted(&self) -> bool {
         let ledger = self.ledger.as_ref();
         ledger.is_some_and(|ledger| ledger.exhausted() || self.stopping && ledger.is_at_rest())
     }
 
-    /// The end of the data is followed by an evaluation even where no epoch ends with it.
+    /// Schedules an evaluation at the end of the data, even if no epoch ends there.
     pub(super) fn schedule_last_evaluation(&mut self) {
         if self.exhausted() && !self.evaluations.pending() && self.step.is_none() {
             let epoch = self.ledger.as_ref().map_or(0, |ledger| ledger.epoch());
@@ -414,10 +415,10 @@ impl Cluster {
         }
     }
 
-    /// A shard has gone back after the last evaluation: neither that nor the model that was written with it
-    /// is of the weights that are there now, so both are made again before the job ends.
+    /// Schedules the last evaluation again, because a shard has gone back after it. The evaluation and the
+    /// model that was saved with it no longer match the weights.
     pub(super) fn evaluate_again_at_the_end(&mut self) {
-        if self.checkpoints.ending && !self.has(Fault::StaleModel) {
+        if self.checkpoints.ending && !planted!(StaleModel) {
             self.checkpoints.not_last_any_more();
             self.evaluations.reported = None;
             self.schedule_last_evaluation();
@@ -427,8 +428,9 @@ impl Cluster {
     /// Takes an evaluation's result; the last one ends the job.
     ///
     /// # Errors
-    /// [`Reason::Fenced`] if the evaluation is not leased to the sender, [`Reason::StaleEpoch`] if a shard
-    /// has moved since the weights were pulled.
+    /// [`Reason::NotLeased`] if the evaluation is not leased to the sender, [`Reason::StaleEpoch`] if a shard
+    /// has moved since the weights were pulled, [`Reason::Malformed`] without a loss, or without the model that the
+    /// last evaluation writes.
     pub(crate) fn evaluated(
         &mut self,
         now: Instant,
@@ -446,16 +448,27 @@ impl Cluster {
                 format!("the evaluation of {task} has no metric \"loss\"; each has one"),
             ));
         }
-        let mine = |e: &mut Evaluation| e.task == task && e.epoch == epoch;
-        let Some(evaluation) = self.evaluations.at_work.take_if(mine) else {
+        let mine = |e: &Evaluation| e.task == task && e.epoch == epoch;
+        let at_work = self.evaluations.at_work;
+        let Some(evaluation) = at_work.filter(mine) else {
             return Err(Refusal::new(
-                Reason::Fenced,
+                Reason::NotLeased,
                 format!(
                     "the evaluation of epoch {} is not leased to {task}; ask for work again",
                     report.data_epoch
                 ),
             ));
         };
+        let model_is_told = report.model_sha256.len() == DIGEST_BYTES;
+        if evaluation.last && self.job.run_dir.is_some() && !model_is_told {
+            return Err(Refusal::new(
+                Reason::Malformed,
+                format!(
+                    "{task} has evaluated the final weights without the SHA-256 of the model.safetensors that it was to write; write the file, then report"
+                ),
+            ));
+        }
+        self.evaluations.at_work = None;
         self.records.push(Record::Evaluation {
             seconds: self.seconds(now),
             epoch: report.data_epoch + 1,
@@ -489,7 +502,7 @@ impl Cluster {
         self.record_end(now);
     }
 
-    /// A worker tells whom it waits for.
+    /// Notes which workers a worker waits for.
     pub(crate) fn waiting(&mut self, task: Task, on: Vec<wire::Task>) {
         if let Some(member) = self.members.get_mut(&task.id) {
             member.progress.waiting_on = on;

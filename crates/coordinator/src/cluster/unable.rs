@@ -1,11 +1,10 @@
-//! Workers that cannot work, and a job that has none that can.
+//! Workers that cannot work, and jobs in which no worker can.
 //!
 //! A worker that cannot read its data, build its model or use its device says so and leaves. The job
-//! goes on without it: others do its data, and the worker joins like a new one when it is started
-//! again. Only where no worker can work for `cluster.stall_seconds` does the job fail. That is longer
-//! than container engines wait between two starts of a process (five minutes at the most), so every
-//! worker has tried again before. A job that has failed for this reason goes on when its coordinator is
-//! started again.
+//! continues without it: others take its data, and the worker joins like a new one when it is restarted.
+//! The job fails only if no worker can work for `cluster.stall_seconds`. By default that is longer than
+//! container engines wait between two starts of a process (five minutes at the most), so each worker has
+//! tried again before. A job that has failed for this reason is resumed when its coordinator restarts.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -19,22 +18,22 @@ use shared_proto::wire::WorkerFailure;
 use super::Cluster;
 use crate::record::Record;
 
-/// How many troubles are remembered; beyond that the oldest is forgotten.
+/// The number of troubles that are kept, the newest.
 const MOST_TROUBLES: usize = 256;
 
-/// How many workers an error names.
+/// The number of workers that an error names.
 const MOST_NAMED: usize = 3;
 
-/// What is known of workers that cannot work.
+/// The workers that cannot work.
 #[derive(Debug, Default)]
 pub(crate) struct Unable {
     /// The newest trouble of each worker that has not been at work since.
     troubles: BTreeMap<TaskId, Trouble>,
-    /// How often workers have left for each reason, since this coordinator started.
+    /// The number of times that workers have left for each reason since this coordinator started.
     counts: BTreeMap<String, u64>,
-    /// Since when no worker is known to be able to work.
+    /// The time since which no worker is known to be able to work.
     since: Option<Instant>,
-    /// The job has failed because no worker could work.
+    /// True if the job has failed because no worker could work.
     failed: bool,
 }
 
@@ -45,7 +44,7 @@ struct Trouble {
     at: Instant,
 }
 
-/// [`Unable`], to be kept.
+/// [`Unable`] in its stored form.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct SavedUnable {
     troubles: Vec<(TaskId, i32, String)>,
@@ -83,12 +82,12 @@ impl Unable {
         }
     }
 
-    /// A worker has its data and its model, and asks for work.
+    /// Notes that a worker asks for work, so it has its data and its model.
     pub(super) fn can_work(&mut self, worker: TaskId) {
         self.troubles.remove(&worker);
     }
 
-    /// The coordinator did not run for so long.
+    /// Shifts the times by a gap in which the coordinator did not run.
     pub(super) fn was_stopped(&mut self, gap: Duration) {
         if let Some(since) = &mut self.since {
             *since += gap;
@@ -98,13 +97,13 @@ impl Unable {
         }
     }
 
-    /// What keeps a worker from working, for people; empty if nothing does.
+    /// Returns what keeps a worker from working; empty if nothing does.
     pub(super) fn reason(&self, worker: TaskId) -> &str {
         let trouble = self.troubles.get(&worker);
         trouble.map_or("", |trouble| &trouble.reason)
     }
 
-    /// What kind of thing that is.
+    /// Returns the kind of failure that keeps a worker from working.
     pub(super) fn failure(&self, worker: TaskId) -> WorkerFailure {
         let trouble = self.troubles.get(&worker);
         trouble.map_or(WorkerFailure::Unspecified, |trouble| trouble.failure)
@@ -121,7 +120,7 @@ impl Unable {
     }
 }
 
-/// A kind of failure as a metric label: `run_directory`.
+/// Returns a kind of failure as a metric label, such as `run_directory`.
 fn label(failure: WorkerFailure) -> String {
     let name = failure.as_str_name();
     let name = name.strip_prefix("WORKER_FAILURE_").unwrap_or(name);
@@ -129,7 +128,7 @@ fn label(failure: WorkerFailure) -> String {
 }
 
 impl Cluster {
-    /// A worker leaves because it cannot work.
+    /// Notes that a worker leaves because it cannot work.
     pub(super) fn cannot_work(
         &mut self,
         now: Instant,
@@ -160,22 +159,28 @@ impl Cluster {
         self.must_keep();
     }
 
-    /// Ends a job in which no worker can work, once those that tried have had time to try again.
+    /// Fails a job in which no worker can work, once the workers have had time to try again.
     pub(super) fn fail_without_workers(&mut self, now: Instant) {
         let able = self.live(Role::Worker).any(|member| member.progress.ready);
-        // While the last checkpoint is written nobody needs a worker.
+        // While the last checkpoint is written no worker is needed.
         let needless = self.ended() || self.checkpoints.ending;
-        if able || needless || self.unable.troubles.is_empty() {
+        if able || needless {
             self.unable.since = None;
             return;
         }
         let since = *self.unable.since.get_or_insert(now);
-        // One that is there may be reading its data.
+        // A live worker may still be reading its data.
         let hope = self.live(Role::Worker).next().is_some();
         if hope || now.duration_since(since) < self.stall() {
             return;
         }
-        let troubles = &self.unable.troubles;
+        // An older trouble does not explain why no worker is there now.
+        let recent = |trouble: &Trouble| since.saturating_duration_since(trouble.at) < self.stall();
+        let troubles = self.unable.troubles.iter();
+        let troubles: Vec<_> = troubles.filter(|(_, trouble)| recent(trouble)).collect();
+        if troubles.is_empty() {
+            return;
+        }
         let mut named: Vec<String> = troubles
             .iter()
             .take(MOST_NAMED)
@@ -193,13 +198,13 @@ impl Cluster {
         self.fail(now, error);
     }
 
-    /// Whether the job has failed because no worker could work.
+    /// Returns whether the job has failed because no worker could work.
     pub(crate) fn failed_without_workers(&self) -> bool {
         self.phase == JobPhase::Failed && self.unable.failed
     }
 
-    /// Goes on with a job that has failed. Its servers have gone, so each shard waits for one, which
-    /// loads the newest checkpoint.
+    /// Resumes a job that has failed. Its servers have left, so each shard waits for a server, which loads the
+    /// newest checkpoint.
     pub(crate) fn take_up_failed(&mut self, now: Instant) {
         if self.phase != JobPhase::Failed {
             return;
@@ -208,7 +213,7 @@ impl Cluster {
         tracing::info!("taking up the job again; it had failed: {error}");
         self.unable.failed = false;
         self.phase = JobPhase::Starting;
-        // Training had begun.
+        // The training had begun before the failure.
         if self.earlier_seconds > 0.0 {
             self.phase = JobPhase::Training;
             (self.began, self.last_finish) = (Some(now), Some(now));
@@ -226,7 +231,7 @@ impl Cluster {
         self.must_keep();
     }
 
-    /// How an ended job has ended, for people.
+    /// Describes how an ended job has ended.
     pub(crate) fn how_it_ended(&self) -> &str {
         match self.error.as_str() {
             "" => "well",
@@ -234,14 +239,14 @@ impl Cluster {
         }
     }
 
-    /// Workers that said within the last `cluster.stall_seconds` that they cannot work, and have not
-    /// worked since. One that was taken away for good is forgotten after that time.
+    /// Returns the number of workers that said within the last `cluster.stall_seconds` that they cannot work,
+    /// and have not worked since. A worker that was removed for good drops out after that time.
     pub(crate) fn workers_unable(&self, now: Instant) -> usize {
         let recent = |trouble: &&Trouble| now.duration_since(trouble.at) <= self.stall();
         self.unable.troubles.values().filter(recent).count()
     }
 
-    /// How often workers have left because they could not work, by kind.
+    /// Returns the number of times that workers have left because they could not work, by kind.
     pub(crate) fn worker_failures(&self) -> impl Iterator<Item = (&String, u64)> {
         self.unable
             .counts

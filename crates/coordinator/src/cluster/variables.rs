@@ -1,7 +1,9 @@
 //! The model's variables: registration, the cut of the shard map, initial values.
 
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
+use checkpoint::hexadecimal;
 use serde::{Deserialize, Serialize};
 use shared_proto::blocks::{BLOCK_ELEMENTS, ShardMap, Source, VariableSpec};
 use shared_proto::ids::{Epoch, Role, Task};
@@ -9,43 +11,71 @@ use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::view::JobPhase;
 
 use super::Cluster;
+use super::capacity::check_capacity;
 use super::checkpoints::source;
 use super::members::Member;
 use crate::placement::{block_elements, place};
 use crate::splits::Ledger;
 
-/// Where the job does not say how many servers there are, the shard map is cut when none has joined
-/// for this long.
+/// If the job does not give the number of servers, the shard map is cut when no server has joined for this long.
 const SETTLE: Duration = Duration::from_secs(3);
 
-/// What a shard map may have, in bytes: it travels in one control message of at most 4 MiB.
+/// The most bytes of a shard map, which travels in one control message of at most 4 MiB.
 const MOST_MAP_BYTES: usize = (4 << 20) - (256 << 10);
 
-/// What each variable has in a shard map beside its name, its shape and its blocks, at the most.
+/// The most bytes of a variable in a shard map beside its name, its shape and its blocks.
 const VARIABLE_BYTES: usize = 24;
 
-/// What each dimension of a variable, and each of its blocks, has there at the most.
+/// The most bytes of a dimension of a variable in a shard map.
 const DIMENSION_BYTES: usize = 10;
+/// The most bytes of a block's place in a shard map.
 const PLACE_BYTES: usize = 2;
 
-/// What the first worker has registered.
+/// The variables and data sizes that the first worker has registered.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Variables {
     specs: Vec<VariableSpec>,
-    training_samples: u64,
-    evaluation_samples: u64,
+    #[serde(flatten)]
+    data: WorkerData,
     pub(crate) map: Option<ShardMap>,
     pub(crate) initializer: Option<Task>,
     pub(crate) initialized: bool,
-    /// Who has done it, so that saying so again is no mistake.
+    /// The worker that initialized them, so that a repeated call is accepted.
     initialized_by: Option<Task>,
+    /// The number of blocks of each shard, which the map fixes once it is cut.
+    #[serde(skip)]
+    blocks: OnceLock<Vec<u64>>,
 }
 
-/// What a worker has to do about initial values.
+impl Variables {
+    /// Returns the number of blocks of each shard; empty before the map is cut.
+    pub(super) fn blocks_of_shards(&self) -> &[u64] {
+        let Some(map) = &self.map else { return &[] };
+        self.blocks.get_or_init(|| {
+            let mut counts = vec![0; map.addresses.len()];
+            for (_, shard) in map.blocks() {
+                counts[shard as usize] += 1;
+            }
+            counts
+        })
+    }
+}
+
+/// The data of a worker, as far as the coordinator compares it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct WorkerData {
+    pub(crate) training_samples: u64,
+    pub(crate) evaluation_samples: u64,
+    /// SHA-256 of the samples; empty where the worker does not say.
+    #[serde(default)]
+    pub(crate) digest: Vec<u8>,
+}
+
+/// A worker's part in the initial values.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Initialization {
     Yours,
-    /// Wait, for what is said.
+    /// It waits for what the text names.
     Pending(String),
     Done,
 }
@@ -54,20 +84,26 @@ impl Cluster {
     /// Takes the first worker's variables and data sizes as the job's; compares the others'.
     ///
     /// # Errors
-    /// [`Reason::VariablesDiffer`] or [`Reason::DataDiffers`] name the difference.
+    /// [`Reason::VariablesDiffer`] or [`Reason::DataDiffers`] name the difference; [`Reason::Oversized`] for a model
+    /// that no shard map holds, or for which the servers have too little memory.
     pub(crate) fn register_variables(
         &mut self,
         now: Instant,
         task: Task,
         specs: Vec<VariableSpec>,
-        (training_samples, evaluation_samples): (u64, u64),
+        data: WorkerData,
     ) -> Result<Initialization, Refusal> {
+        let training_samples = data.training_samples;
         check(&specs, training_samples)?;
-        match &self.variables {
+        match &mut self.variables {
             Some(known) => {
                 compare(&known.specs, &specs, task)?;
-                let ours = (known.training_samples, known.evaluation_samples);
-                compare_data(ours, (training_samples, evaluation_samples), task)?;
+                compare_data(&known.data, &data, task)?;
+                if known.data.digest.is_empty() && !data.digest.is_empty() {
+                    // The first worker has not told.
+                    known.data.digest = data.digest;
+                    self.must_keep();
+                }
             }
             None => {
                 if let Some(start) = &self.start
@@ -95,18 +131,24 @@ impl Cluster {
                 }
                 self.variables = Some(Variables {
                     specs,
-                    training_samples,
-                    evaluation_samples,
+                    data,
                     map: None,
                     initializer: None,
                     initialized: false,
                     initialized_by: None,
+                    blocks: OnceLock::new(),
                 });
                 self.must_keep();
             }
         }
-        if let Some(missing) = self.cut_shard_map(now) {
-            return Ok(Initialization::Pending(missing));
+        match self.cut_shard_map(now) {
+            Ok(None) => {}
+            Ok(Some(missing)) => return Ok(Initialization::Pending(missing)),
+            Err(refusal) => {
+                self.variables = None;
+                self.must_keep();
+                return Err(refusal);
+            }
         }
         let Some(variables) = &mut self.variables else {
             unreachable!("registered above")
@@ -131,7 +173,7 @@ impl Cluster {
     /// Marks the variables as having their initial values.
     ///
     /// # Errors
-    /// [`Reason::Fenced`] if the sender is not, or no longer, the initialiser.
+    /// [`Reason::NotLeased`] if the sender is not, or no longer, the initialiser.
     pub(crate) fn finish_initialization(&mut self, task: Task) -> Result<(), Refusal> {
         let variables = self.variables.as_mut();
         if variables
@@ -142,14 +184,14 @@ impl Cluster {
         }
         let Some(variables) = variables.filter(|v| v.initializer == Some(task)) else {
             return Err(Refusal::new(
-                Reason::Fenced,
+                Reason::NotLeased,
                 format!("{task} is not the initialiser; register the variables again"),
             ));
         };
         variables.initialized = true;
         variables.initializer = None;
         variables.initialized_by = Some(task);
-        let samples = variables.training_samples;
+        let samples = variables.data.training_samples;
         self.ledger = Some(self.fresh_ledger(samples));
         self.must_keep();
         Ok(())
@@ -161,7 +203,7 @@ impl Cluster {
         Ledger::new(samples, job.epochs, batch, job.steps, self.sync())
     }
 
-    /// The shard map.
+    /// Returns the shard map.
     ///
     /// # Errors
     /// [`Reason::NotInitialized`] before it is cut.
@@ -176,39 +218,53 @@ impl Cluster {
     }
 
     pub(crate) fn training_samples(&self) -> u64 {
-        self.variables.as_ref().map_or(0, |v| v.training_samples)
+        self.variables
+            .as_ref()
+            .map_or(0, |v| v.data.training_samples)
     }
 
-    /// Cuts the shard map if it can be; else says what is missing.
-    fn cut_shard_map(&mut self, now: Instant) -> Option<String> {
+    /// Cuts the shard map if possible. Otherwise returns what is missing.
+    ///
+    /// # Errors
+    /// [`Reason::Oversized`] if a server has too little memory.
+    fn cut_shard_map(&mut self, now: Instant) -> Result<Option<String>, Refusal> {
         if self.variables.as_ref().is_some_and(|v| v.map.is_some()) {
-            return None;
+            return Ok(None);
         }
         let mut servers: Vec<&Member> = self.live(Role::Ps).collect();
         servers.sort_by_key(|m| m.task.id.index);
         match self.job.cluster.ps {
             Some(wanted) if servers.len() < wanted as usize => {
-                return Some(format!(
+                return Ok(Some(format!(
                     "{} of {wanted} parameter servers have registered",
                     servers.len()
-                ));
+                )));
             }
             Some(wanted) => servers.truncate(wanted as usize),
-            None if servers.is_empty() => return Some("no parameter server has registered".into()),
+            None if servers.is_empty() => {
+                return Ok(Some("no parameter server has registered".into()));
+            }
             None if self.last_ps_joined.is_some_and(|at| now < at + SETTLE) => {
-                return Some("waiting whether more parameter servers join".into());
+                return Ok(Some("waiting for more parameter servers to join".into()));
             }
             None => {}
         }
-        let addresses: Vec<String> = servers.iter().map(|m| m.address.clone()).collect();
-        let begin_with = self.start.as_ref().and(self.checkpoints.newest.clone());
-        let servers: Vec<Task> = servers.iter().map(|m| m.task).collect();
-        let workers = u64::from(self.job.cluster.workers.unwrap_or(1));
-        let variables = self.variables.as_mut()?;
+        let Some(variables) = &self.variables else {
+            return Ok(None);
+        };
         let shards = servers.len() as u32;
         let block_elements = match &self.start {
             Some(start) => start.block_elements,
             None => block_elements(&variables.specs, shards),
+        };
+        let placed = place(variables.specs.clone(), shards, block_elements);
+        check_capacity(&self.job, &servers, &placed, block_elements)?;
+        let addresses: Vec<String> = servers.iter().map(|m| m.address.clone()).collect();
+        let servers: Vec<Task> = servers.iter().map(|m| m.task).collect();
+        let begin_with = self.start.as_ref().and(self.checkpoints.newest.clone());
+        let workers = u64::from(self.job.cluster.workers.unwrap_or(1));
+        let Some(variables) = &mut self.variables else {
+            return Ok(None);
         };
         let source = match &begin_with {
             Some(kept) => source(Epoch(1), kept),
@@ -227,9 +283,11 @@ impl Cluster {
         variables.map = Some(ShardMap {
             epoch: Epoch(1),
             addresses,
-            variables: place(variables.specs.clone(), shards, block_elements),
+            variables: placed,
             block_elements,
-            total_updates: self.job.total_updates(variables.training_samples, workers),
+            total_updates: self
+                .job
+                .total_updates(variables.data.training_samples, workers),
             sources: vec![source; servers.len()],
             servers,
         });
@@ -239,10 +297,10 @@ impl Cluster {
             self.take_up(&kept.progress);
         }
         self.must_keep();
-        None
+        Ok(None)
     }
 
-    /// What keeps training from beginning, or from going on; empty if nothing does.
+    /// Describes what keeps training from beginning or continuing; empty if nothing does.
     pub(crate) fn missing(&self) -> String {
         if self.ended() {
             return String::new();
@@ -354,15 +412,27 @@ fn compare(ours: &[VariableSpec], theirs: &[VariableSpec], task: Task) -> Result
     ))
 }
 
-fn compare_data(ours: (u64, u64), theirs: (u64, u64), task: Task) -> Result<(), Refusal> {
-    if ours == theirs {
+fn compare_data(ours: &WorkerData, theirs: &WorkerData, task: Task) -> Result<(), Refusal> {
+    let counts = |data: &WorkerData| (data.training_samples, data.evaluation_samples);
+    let what = if counts(ours) != counts(theirs) {
+        format!(
+            "{} training and {} evaluation samples, but the job has {} and {}",
+            theirs.training_samples,
+            theirs.evaluation_samples,
+            ours.training_samples,
+            ours.evaluation_samples
+        )
+    } else if ours.digest.is_empty() || theirs.digest.is_empty() || ours.digest == theirs.digest {
         return Ok(());
-    }
+    } else {
+        format!(
+            "as many samples, but with the digest {} and not {}",
+            hexadecimal(&theirs.digest),
+            hexadecimal(&ours.digest)
+        )
+    };
     Err(Refusal::new(
         Reason::DataDiffers,
-        format!(
-            "{task} has other data than the job: {} training and {} evaluation samples, but the job has {} and {}; give all workers the same files",
-            theirs.0, theirs.1, ours.0, ours.1
-        ),
+        format!("{task} has other data than the job: {what}; give all workers the same files"),
     ))
 }

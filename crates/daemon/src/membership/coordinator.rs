@@ -1,9 +1,9 @@
-//! The coordinator as a process sees it: called again while it does not answer, given up in the end.
+//! Calls to the coordinator, made again while it does not answer, and given up in the end.
 
 use std::future::Future;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
 use std::time::Duration;
 
 use backon::{ExponentialBuilder, Retryable};
@@ -31,18 +31,22 @@ pub struct Coordinator {
     pub(super) address: String,
     pub(super) client: Calls,
     pub(super) patience: Duration,
-    /// It has answered once: if it does not trust this process any more, that will be put right.
+    /// The coordinator has answered before: if it does not trust this process now, certificates are being
+    /// replaced.
     has_answered: Arc<AtomicBool>,
+    /// The number by which the coordinator tells this process from others of its identity.
+    pub(super) process: u64,
+    attempts: Arc<AtomicU32>,
 }
 
 /// Calls to a coordinator.
 pub type Calls = CoordinatorClient<InterceptedService<Channel, Credentials>>;
 
 impl Coordinator {
-    /// The coordinator at `address`. Connects when first called.
+    /// Returns the coordinator at `address`. Connects when first called.
     ///
     /// # Errors
-    /// If the address is none.
+    /// If the address is invalid.
     pub fn at(
         address: &str,
         patience: Duration,
@@ -51,10 +55,10 @@ impl Coordinator {
         Self::over(&SystemNetwork::new(security), address, patience)
     }
 
-    /// The same over some network.
+    /// Returns the coordinator at `address`, reached over `network`.
     ///
     /// # Errors
-    /// If the address is none.
+    /// If the address is invalid.
     pub fn over(
         network: &dyn Network,
         address: &str,
@@ -73,20 +77,27 @@ impl Coordinator {
             client: CoordinatorClient::with_interceptor(channel, security.credentials()),
             patience,
             has_answered: Arc::default(),
+            process: fastrand::u64(1..),
+            attempts: Arc::default(),
         })
     }
 
-    /// Where others reach what this process listens on: there, or where that is all interfaces, at the
-    /// one which leads to the coordinator. Waits for one while patience lasts.
+    /// Returns the number of this process's next registration.
+    pub(super) fn next_attempt(&self) -> u32 {
+        self.attempts.fetch_add(1, Relaxed) + 1
+    }
+
+    /// Returns the address at which others reach this process. Where it listens on all interfaces, that is
+    /// the interface that leads to the coordinator; waits for one while patience lasts.
     ///
     /// # Errors
-    /// If no interface does.
+    /// If no interface leads there.
     pub(super) async fn reachable(&self, address: String) -> Result<String, MembershipError> {
         let port = match address.parse::<SocketAddr>() {
             Ok(listening) if listening.ip().is_unspecified() => listening.port(),
             _ => return Ok(address),
         };
-        // Names of containers are known once those run.
+        // The name of a container resolves once it runs.
         let began = Instant::now();
         loop {
             match local_ip(&self.address).await {
@@ -148,7 +159,7 @@ impl Coordinator {
             .map_err(|status| self.give_up(&status))
     }
 
-    /// Whether the same call may go well later. While a cluster runs, certificates and tokens are
+    /// Returns whether the same call may succeed later. While a cluster runs, certificates and tokens are
     /// replaced one process at a time.
     pub(super) fn may_pass(&self, status: &Status) -> bool {
         match distrusts(status) {
@@ -174,7 +185,7 @@ impl Coordinator {
 }
 
 impl MembershipError {
-    /// What a call comes to that will not go better if it is made again.
+    /// Returns the error of a call that would fail again.
     pub(super) fn of(status: &Status) -> Self {
         let message = status.message().to_owned();
         let reason = Refusal::from_status(status).map(|refusal| refusal.reason);
@@ -187,15 +198,16 @@ impl MembershipError {
     }
 }
 
-/// The address of the interface through which `peer` is reached. Nothing is sent.
+/// Returns the address of the interface through which `peer` is reached. Nothing is sent.
 async fn local_ip(peer: &str) -> std::io::Result<IpAddr> {
     let socket = tokio::net::UdpSocket::bind("0.0.0.0:0").await?;
     socket.connect(peer).await?;
     Ok(socket.local_addr()?.ip())
 }
 
-/// Whether the same call may go well later. `Unknown` and `Internal` are what a connection that breaks
-/// during a call ends in.
+/// Returns whether the same call may succeed later. A connection that breaks during a call gives `Unknown` or
+/// `Internal`. HTTP/2 closes a connection on which many calls were given up, as it is when a coordinator has not
+/// served for a while; that gives `ResourceExhausted`.
 fn may_pass(status: &Status) -> bool {
     let transient = matches!(
         status.code(),
@@ -204,11 +216,12 @@ fn may_pass(status: &Status) -> bool {
             | Code::Unknown
             | Code::Internal
             | Code::Cancelled
+            | Code::ResourceExhausted
     );
     transient && Refusal::from_status(status).is_none()
 }
 
-/// Whether one of two peers does not accept what the other shows.
+/// Returns whether one of the two peers rejects the other's credentials.
 fn distrusts(status: &Status) -> bool {
     let told = matches!(
         status.code(),
@@ -224,7 +237,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_coordinator_that_is_not_there_is_told_without_values_of_the_program() {
-        // Port 9 is discard's; nobody listens there.
+        // Port 9 is discard's; nothing listens there.
         let coordinator =
             Coordinator::at("127.0.0.1:9", Duration::ZERO, Security::default()).unwrap();
         let call = coordinator.call(|mut c| async move { c.get_job(wire::JobRequest {}).await });
@@ -233,6 +246,15 @@ mod tests {
         for value in ["source:", "ConnectError(", "Os {", "message:"] {
             assert!(!said.contains(value), "{said}");
         }
+    }
+
+    #[test]
+    fn a_connection_that_is_closed_for_calls_that_were_given_up_is_opened_again() {
+        assert!(may_pass(&Status::resource_exhausted(
+            "h2 protocol error: http2 error"
+        )));
+        let refused = Refusal::new(Reason::TooManyRequests, "too many");
+        assert!(!may_pass(&Status::from(refused)));
     }
 
     #[tokio::test]

@@ -109,9 +109,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// What one turn of Flambeau's has measured.
+/// The measurements of one of Flambeau's turns.
 struct Turn {
-    /// Of each round trip.
+    /// The seconds of each round trip.
     seconds: Vec<f64>,
     round_trips_per_second: f64,
     client_cpu: f64,
@@ -205,7 +205,7 @@ impl Bench {
         };
         job.strategy.mode = Mode::Async;
         job.cluster.ps = Some(arguments.ps);
-        // While the references are measured, nobody sends heartbeats.
+        // While the references are measured, no heartbeats are sent.
         job.cluster.lease_seconds = job.cluster.stall_seconds;
         job.checkpoint.enabled = false;
         let wire = format!("strategy.wire={:?}", arguments.wire);
@@ -288,6 +288,7 @@ impl Worker {
             address: String::new(),
             metrics_address: String::new(),
             holding: None,
+            capacity_bytes: 0,
         };
         let membership = Membership::join(coordinator, registration).await?;
         let elements = size / size_of::<f32>();
@@ -300,6 +301,7 @@ impl Worker {
             variables: vec![(&spec).into()],
             training_samples: 1,
             evaluation_samples: 0,
+            data_digest: Default::default(),
         };
         let reply = loop {
             let call = membership.coordinator.call(|mut c| {
@@ -314,6 +316,7 @@ impl Worker {
         let map = ShardMap::try_from(reply.shard_map.clone().unwrap_or_default());
         let identity = ps_client::Identity {
             job: membership.job.name.clone(),
+            run: membership.run,
             task: membership.task,
             view: ViewNumber(reply.view),
             patience: PATIENCE,

@@ -1,4 +1,4 @@
-//! `flambeau checkpoint`: what checkpoints there are, what is in them, whether they are whole.
+//! `flambeau checkpoint`: lists, shows, verifies and exports checkpoints.
 
 mod export;
 #[cfg(test)]
@@ -121,7 +121,7 @@ fn print(named: &Named, value: Value, text: impl FnOnce() -> String) {
     }
 }
 
-/// The checkpoint that a person names, or the newest whole one; newer ones that are damaged are told.
+/// Returns the checkpoint at a location, or the newest whole one. Warns of newer ones that are damaged.
 async fn pick(location: &str) -> Result<(Store, Manifest), CommandError> {
     let (_, number) = resolve(location).await?;
     let (store, manifest) = load(location).await?;
@@ -138,8 +138,10 @@ async fn pick(location: &str) -> Result<(Store, Manifest), CommandError> {
     Ok((store, manifest))
 }
 
-/// A checkpoint's manifest, its files being there, or what is wrong with it. Errors of the storage end
-/// the command.
+/// Returns a checkpoint's manifest if its files exist, or its damage.
+///
+/// # Errors
+/// If the store cannot be read.
 async fn check(
     store: &Store,
     number: u64,
@@ -158,7 +160,7 @@ async fn check(
     }
 }
 
-/// What there is of a checkpoint.
+/// A checkpoint of which at least one file exists.
 struct Found {
     number: u64,
     location: String,
@@ -253,14 +255,14 @@ fn list_table(found: &[Found]) -> String {
     table.trim_fmt()
 }
 
-/// Since it was begun; nothing by a clock that is behind.
+/// Returns the time since it was begun; zero if this machine's clock is behind.
 fn age(manifest: &Manifest) -> Duration {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     now.unwrap_or_default()
         .saturating_sub(Duration::from_secs(manifest.began))
 }
 
-/// All but the job's text and where the data stands, which are for programs.
+/// Describes a manifest, without the job's text and the progress, which are for programs.
 fn manifest_json(store: &Store, manifest: &Manifest) -> Value {
     let mut value = json!(manifest);
     value["location"] = store.checkpoint_location(manifest.number).into();
@@ -314,7 +316,7 @@ fn count(range: &BlockRange) -> u64 {
     u64::from(range.last - range.first) + 1
 }
 
-/// What reading a checkpoint has shown.
+/// The result of verifying a checkpoint.
 struct Verified {
     location: String,
     files: usize,
@@ -343,7 +345,7 @@ impl Verified {
     }
 }
 
-/// Reads the checkpoint that is named, or all that have a manifest; goes on after what is damaged.
+/// Verifies the checkpoint at a location, or all that have a manifest. Continues after damaged ones.
 async fn verify(location: &str, quiet: bool) -> Result<Vec<Verified>, CommandError> {
     let mut all = Vec::new();
     let (store, _) = resolve(location).await?;
@@ -353,7 +355,7 @@ async fn verify(location: &str, quiet: bool) -> Result<Vec<Verified>, CommandErr
         .filter_map(|f| f.manifest.as_ref()?.as_ref().ok());
     let bar = bar(good.map(Manifest::bytes).sum(), quiet);
     for found in found {
-        // Its files may be read where only one of them is missing: each is told.
+        // If a file is missing, the others are still verified, so that all damage is reported.
         let manifest = match found.manifest {
             None => continue,
             Some(Ok(manifest)) => Ok(manifest),
@@ -409,7 +411,7 @@ impl Verified {
     }
 }
 
-/// A bar of bytes, on stderr if that is a terminal.
+/// Returns a progress bar of bytes on stderr, which is hidden if that is no terminal.
 fn bar(bytes: u64, quiet: bool) -> ProgressBar {
     let target = if quiet {
         ProgressDrawTarget::hidden()

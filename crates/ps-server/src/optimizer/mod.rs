@@ -96,3 +96,26 @@ impl<'a> Part<'a> {
         pairs.zip(slots).map(|((w, g), (a, b))| (w, g, a, b))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use shared_proto::job::RmsProp;
+
+    /// The coordinator counts by what the job says, whether a model fits.
+    #[test]
+    fn rules_keep_as_many_numbers_as_the_job_says() {
+        let named = Optimizer::NAMES.map(|name| Optimizer::named(name).unwrap());
+        let heavy = Optimizer::RmsProp(RmsProp {
+            momentum: 0.9,
+            ..RmsProp::default()
+        });
+        for optimizer in named.into_iter().chain([heavy]) {
+            assert_eq!(
+                rule(&optimizer).slots().count,
+                optimizer.slots(),
+                "{optimizer:?}"
+            );
+        }
+    }
+}

@@ -1,4 +1,4 @@
-//! A connection that ends when it has asked for nothing in time, or has to make room.
+//! A connection that ends when it makes no request in time, or has to make room.
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -12,7 +12,7 @@ use tonic::transport::server::Connected;
 use super::pool::Standing;
 use super::{Caller, FIRST_BYTES, IDLE, OPENING, Place};
 
-/// What is read at a time from a connection that is no member's.
+/// The most bytes read at a time from a newcomer's connection.
 const PIECE_BYTES: usize = 4 << 10;
 
 /// A connection with its place at a port.
@@ -20,14 +20,14 @@ pub struct Guarded<S> {
     io: S,
     place: Place,
     opened: Instant,
-    /// When to look whether there was a request; only for newcomers.
+    /// The time to check for a request; newcomers only.
     alarm: Option<Pin<Box<Sleep>>>,
-    /// Bytes read since its last request, which was that of this turn.
+    /// The turn of the latest request, and the bytes read since.
     read: (u64, usize),
 }
 
 impl<S> Guarded<S> {
-    /// A connection that was accepted.
+    /// Guards a connection that was accepted.
     pub fn new(io: S, place: Place) -> Self {
         Self {
             io,
@@ -38,7 +38,7 @@ impl<S> Guarded<S> {
         }
     }
 
-    /// Whose it is.
+    /// Returns the connection's caller.
     pub fn caller(&self) -> &Caller {
         &self.place.0
     }
@@ -80,7 +80,7 @@ impl<S> Guarded<S> {
         }
     }
 
-    /// How many bytes a newcomer may still send before it is to ask for something.
+    /// Returns the number of bytes that a newcomer may still send before its next request.
     fn allowance(&mut self) -> usize {
         let Caller { connection, pool } = &self.place.0;
         let turn = connection.turn.load(Relaxed);
@@ -108,7 +108,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Guarded<S> {
         self.stay(context)?;
         let most = self.allowance().min(buffer.remaining()).min(PIECE_BYTES);
         if most == 0 && buffer.remaining() > 0 {
-            // It is read on when it is admitted, or ends.
+            // Admission, or the end of the connection, wakes the reader.
             return Poll::Pending;
         }
         let mut piece = [0; PIECE_BYTES];

@@ -1,10 +1,10 @@
-//! The connections of a port: how many there may be, of whom, and how long one may stay that asks
-//! for nothing. All listeners of all roles accept through [`Connections::accept`].
+//! Limits on the connections of a port: their number, their number from one address, and the time
+//! for which one may stay idle. All listeners of all roles accept through [`Connections::accept`].
 //!
-//! A connection begins as a newcomer. Newcomers share a small part of the port's places: where that
-//! is full, the longest silent one of the address that has the most makes room. So a flood displaces
-//! itself, and a caller that shows who it is gets in. [`Caller::admit`] makes a connection
-//! a member's; members are never displaced.
+//! A connection begins as a newcomer. Newcomers share a small part of the port's places. Where that
+//! part is full, the address with the most newcomers loses the one that has been silent longest. So a
+//! flood displaces itself, and a caller that authenticates gets in. [`Caller::admit`] makes a
+//! connection a member's. Members are never displaced.
 
 mod guarded;
 mod pool;
@@ -23,26 +23,26 @@ use tonic::transport::server::TlsConnectInfo;
 pub use guarded::Guarded;
 use pool::{Connection, Dropped, Pool};
 
-/// How long a connection may stay that has made no request: the time for TLS, HTTP/2 and headers.
+/// The longest time until a connection's first request. TLS, HTTP/2 and headers must fit into it.
 pub const OPENING: Duration = Duration::from_secs(10);
 
-/// How long a connection may stay whose caller has made a request, but is no member.
+/// The longest time between two requests of a caller that is no member.
 const IDLE: Duration = Duration::from_secs(60);
 
-/// What a connection may send before it has made a request, in bytes.
+/// The number of bytes that a connection may send before its first request.
 const FIRST_BYTES: usize = 64 << 10;
 
 /// The shortest and the longest pause after a connection that could not be accepted.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
-/// Which port of a process: a label in metrics.
+/// A port of a process. Its name is a label in metrics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Port {
-    /// The coordinator's.
+    /// The coordinator's port for calls.
     Coordinator,
-    /// Where a parameter server serves workers.
+    /// The port at which a parameter server serves workers.
     Data,
-    /// Where metrics are served.
+    /// The port for metrics and health checks.
     Metrics,
 }
 
@@ -55,7 +55,7 @@ impl Port {
         }
     }
 
-    /// What a caller that is no member may send, in bytes, beyond what it has sent in its last call.
+    /// Returns the number of bytes that a caller that is no member may send after its latest request.
     fn bytes_of_callers(self) -> usize {
         match self {
             // A session is admitted by its first message.
@@ -70,11 +70,11 @@ impl Port {
 /// How many connections a port takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// All of them.
+    /// Connections in total.
     pub total: usize,
-    /// Those that are no members' at present. The rest is kept for members.
+    /// Connections of newcomers. The other places are kept for members.
     pub newcomers: usize,
-    /// Those of one address.
+    /// Connections from one address.
     pub per_address: usize,
 }
 
@@ -89,7 +89,7 @@ impl Limits {
         }
     }
 
-    /// The limits of a port at which nobody becomes a member.
+    /// The limits of a port that has no members, such as that for metrics.
     pub fn without_members(total: usize) -> Self {
         Self {
             total,
@@ -99,15 +99,15 @@ impl Limits {
     }
 }
 
-/// Something that connections come from.
+/// A source of connections, such as a listening socket.
 pub trait Door {
     /// A connection.
     type Io;
 
-    /// Accepts the next connection; says whose it is, where that is known.
+    /// Accepts the next connection. Returns it with its peer's address, if it has one.
     ///
     /// # Errors
-    /// What the system says.
+    /// The system's error.
     fn accept(
         &self,
     ) -> impl Future<Output = io::Result<(Self::Io, Option<SocketAddr>)>> + Send + '_;
@@ -141,8 +141,8 @@ impl Connections {
         Self(Arc::new(Pool::new(port, limits)))
     }
 
-    /// Accepts the next connection that there is a place for. Those without a place are closed and
-    /// counted; where the system cannot accept any, it is asked again after a growing pause.
+    /// Accepts the next connection that finds a place. Connections without a place are closed and
+    /// counted. After an error of the system it tries again, with growing pauses.
     pub async fn accept<D: Door>(&self, door: &D) -> (D::Io, Place) {
         let mut pause = BACK_OFF.0;
         loop {
@@ -152,10 +152,10 @@ impl Connections {
                         return (io, place);
                     }
                     drop(io);
-                    // Those that made room close their ends meanwhile.
+                    // Displaced connections close their sockets meanwhile.
                     tokio::task::yield_now().await;
                 }
-                // The caller has gone before it was accepted.
+                // The caller hung up before it was accepted.
                 Err(error) if has_gone(&error) => {}
                 Err(error) => {
                     self.0.dropped(Dropped::Accept, None, Some(&error));
@@ -166,7 +166,7 @@ impl Connections {
         }
     }
 
-    /// All connections that there is a place for, of a TCP port.
+    /// Returns the connections of a TCP port that find a place.
     pub fn incoming(
         self,
         listener: TcpListener,
@@ -213,7 +213,7 @@ impl Drop for Place {
     }
 }
 
-/// Whose connection a request came by: an extension of the request.
+/// The connection that a request came by, as an extension of the request.
 #[derive(Clone)]
 pub struct Caller {
     connection: Arc<Connection>,
@@ -221,7 +221,7 @@ pub struct Caller {
 }
 
 impl Caller {
-    /// The caller of a request; none where connections are not counted, as in simulations.
+    /// Returns the caller of a request; none where connections are not counted, as in simulations.
     pub fn of(extensions: &Extensions) -> Option<&Self> {
         let secured = extensions.get::<TlsConnectInfo<Self>>();
         secured
@@ -229,18 +229,23 @@ impl Caller {
             .or_else(|| extensions.get())
     }
 
-    /// Its address; none through a socket file.
+    /// Returns the peer's address; none for a socket file.
     pub fn peer(&self) -> Option<SocketAddr> {
         self.connection.peer
     }
 
-    /// Notes a request that makes sense: the connection may stay a while longer.
+    /// Notes a valid request: the connection may stay for a while longer.
     pub fn called(&self) {
         self.pool.called(&self.connection);
     }
 
-    /// Makes the connection a member's. Says whether there was a place among the members; if not,
-    /// the connection is closed.
+    /// Returns whether the connection is a member's, or the members have a place for it.
+    pub fn has_room(&self) -> bool {
+        self.pool.has_room(&self.connection)
+    }
+
+    /// Makes the connection a member's. Returns whether the members had a place for it; if they had
+    /// none, the connection is closed.
     pub fn admit(&self) -> bool {
         self.pool.admit(&self.connection)
     }

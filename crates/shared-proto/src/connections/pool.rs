@@ -12,17 +12,18 @@ use metrics::{Counter, Gauge, counter, gauge};
 use tokio::time::Instant;
 
 use super::{Limits, Port};
+use crate::planted;
 
-/// How often a reason for dropping connections is logged at most.
+/// The shortest time between two log lines with the same reason.
 const QUIET: Duration = Duration::from_secs(10);
 
-/// What a connection has done so far. Newcomers are all but members.
+/// How far a connection has come. All but members are newcomers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub(super) enum Standing {
-    /// It has made no request.
+    /// The connection has made no request.
     Silent = 0,
-    /// It has made one.
+    /// The connection has made a request.
     Caller = 1,
     Member = 2,
 }
@@ -30,15 +31,15 @@ pub(super) enum Standing {
 /// Why a connection is closed, or not accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Dropped {
-    /// It asked for nothing in time.
+    /// The connection made no request in time.
     Silent = 1,
-    /// It made room for a newer one.
+    /// The connection made room for a newer one.
     Crowded,
-    /// Its address has too many.
+    /// The address has too many connections.
     Address,
-    /// There is no place among the members.
+    /// The members' places are all taken.
     Full,
-    /// The system could not accept it.
+    /// The system could not accept the connection.
     Accept,
 }
 
@@ -62,18 +63,18 @@ impl Dropped {
     }
 }
 
-/// A connection, as its socket, its port and its requests share it.
+/// The state of a connection. Its socket, its port and its requests share it.
 pub(super) struct Connection {
     number: u64,
     pub(super) peer: Option<SocketAddr>,
     standing: AtomicU8,
     /// A [`Dropped`]; 0 while it may stay.
     dropped: AtomicU8,
-    /// When it last made a request: milliseconds since its port began.
+    /// The time of its latest request, in milliseconds since the port began.
     called: AtomicU64,
-    /// When it came, or last made a request, in the port's order of such events.
+    /// The position of its arrival or latest request in the port's order of these events.
     pub(super) turn: AtomicU64,
-    /// Whoever reads from it, to be woken when something changes here.
+    /// The task that reads from the connection, woken when this state changes.
     pub(super) reader: AtomicWaker,
 }
 
@@ -95,7 +96,7 @@ impl Connection {
     }
 }
 
-/// The addresses that are taken for one caller's: an IPv6 host has a whole network of 64 bits.
+/// Returns the address that stands for a caller: an IPv6 host has a whole network of 64 bits.
 fn group(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(v6) => {
@@ -115,7 +116,7 @@ struct Count {
 #[derive(Default)]
 struct Places {
     next: u64,
-    /// By number, so that the oldest comes first.
+    /// Newcomers by number, so that the oldest comes first.
     newcomers: BTreeMap<u64, Arc<Connection>>,
     members: usize,
     by_address: HashMap<Option<IpAddr>, Count>,
@@ -139,8 +140,11 @@ impl Places {
         }
     }
 
-    /// The newcomer to go first, of an address or of the one that has the most: the longest silent.
+    /// Returns the longest silent newcomer of an address; without an address, of the one that has the most.
     fn first_to_go(&self, of: Option<Option<IpAddr>>) -> Option<Arc<Connection>> {
+        if planted!(NoRoom) {
+            return None;
+        }
         let most = || {
             let most = self
                 .by_address
@@ -155,7 +159,7 @@ impl Places {
     }
 }
 
-/// Of which reasons a line was logged when, and how many were not logged since.
+/// For each reason, the time of the latest log line and the number of drops since that have none.
 type Logged = [(Option<Instant>, u64); Dropped::ALL.len()];
 
 /// The places of a port.
@@ -189,7 +193,7 @@ impl Pool {
             members: standing("member"),
             drops,
         };
-        // What is absent at first has no rate.
+        // A counter that does not exist yet has no rate.
         pool.drops.iter().for_each(|drops| drops.increment(0));
         pool.show(&pool.places());
         pool
@@ -212,7 +216,7 @@ impl Pool {
         self.began.elapsed().as_millis() as u64
     }
 
-    /// A place for a newcomer. Another one makes room where it has to.
+    /// Gives a newcomer a place. Where all are taken, another newcomer makes room.
     pub(super) fn open(&self, peer: Option<SocketAddr>) -> Result<Arc<Connection>, Dropped> {
         let mut gone = Vec::new();
         let opened = {
@@ -272,7 +276,7 @@ impl Pool {
         }
     }
 
-    /// Ends a connection that asks for nothing, unless it has a request or a place by now.
+    /// Ends a connection that makes no requests, unless it has become a member's.
     pub(super) fn end_silent(&self, connection: &Connection) {
         let mut places = self.places();
         if !connection.is_dropped() && connection.standing() != Standing::Member {
@@ -291,6 +295,11 @@ impl Pool {
             .standing
             .compare_exchange(silent, caller, SeqCst, Relaxed);
         connection.reader.wake();
+    }
+
+    pub(super) fn has_room(&self, connection: &Connection) -> bool {
+        connection.standing() == Standing::Member
+            || self.places().members < self.limits.total - self.limits.newcomers
     }
 
     pub(super) fn admit(&self, connection: &Connection) -> bool {
@@ -321,14 +330,14 @@ impl Pool {
         true
     }
 
-    /// For how long a connection has made no request, if it ever made one.
+    /// Returns the time since the latest request of a caller that is no member; none before its first.
     pub(super) fn idle(&self, connection: &Connection) -> Option<Duration> {
         let called = connection.called.load(Relaxed);
         let caller = connection.standing() == Standing::Caller;
         caller.then(|| Duration::from_millis(self.now().saturating_sub(called)))
     }
 
-    /// Counts a connection that was dropped, and says so once in a while.
+    /// Counts a dropped connection, and logs one of each reason now and then.
     pub(super) fn dropped(
         &self,
         reason: Dropped,
@@ -361,7 +370,7 @@ impl Pool {
     }
 }
 
-/// Takes a connection's place; its socket closes as soon as it is looked at.
+/// Takes a connection's place away. Its socket closes when its task runs next.
 fn end(places: &mut Places, connection: &Connection, reason: Dropped) {
     places.remove(connection);
     connection.dropped.store(reason as u8, SeqCst);

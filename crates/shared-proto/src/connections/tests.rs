@@ -36,7 +36,7 @@ fn a_flood_displaces_itself_and_neither_members_nor_others() {
     assert!(is_open(&flood[99]) && !is_open(&flood[0]));
     assert!(is_open(&member) && is_open(&caller) && is_open(&silent));
     drop(flood);
-    // Of one address the longest silent goes first.
+    // Within one address, the longest silent connection goes first.
     for _ in 0..100 {
         let _flood = [0; 5].map(|_| port.open(from(2)).unwrap());
         caller.0.called();
@@ -79,7 +79,7 @@ fn a_network_of_ipv6_counts_as_one_address() {
     assert!(open("::ffff:10.0.0.1").is_some());
 }
 
-/// A client's end, and what a listener makes of its connection.
+/// Returns the client's end of a connection, and the guarded end of the listener.
 fn connection(port: &Connections) -> (tokio::io::DuplexStream, Guarded<tokio::io::DuplexStream>) {
     let (client, server) = tokio::io::duplex(1 << 20);
     (client, Guarded::new(server, port.open(from(1)).unwrap()))
@@ -161,7 +161,7 @@ async fn places_come_back_when_connections_end() {
     assert_eq!(server.0.connection.standing(), Standing::Silent);
 }
 
-/// A door that cannot be opened for a while, as where a process has no descriptor left.
+/// A listener that fails for a while, as one without descriptors does.
 struct Stuck(std::sync::atomic::AtomicUsize);
 
 impl Door for Stuck {

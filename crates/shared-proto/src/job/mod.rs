@@ -127,7 +127,7 @@ pub enum DataKind {
 }
 
 impl DataKind {
-    /// The name in job files.
+    /// Returns the name in job files.
     pub fn name(self) -> &'static str {
         match self {
             Self::Digits => "digits",
@@ -267,9 +267,9 @@ pub struct Cluster {
     pub workers: Option<u32>,
     /// A process that has not been heard of for so long is taken for dead.
     pub lease_seconds: f64,
-    /// A worker that is heard of, but finishes no step for so long, is put out; a checkpoint of which
-    /// nothing is written for so long is given up, the last one once it has failed for so long. A job in
-    /// which no worker can work for so long fails.
+    /// A worker that sends heartbeats, but finishes no step for this long, is put out. A checkpoint that
+    /// makes no progress for this long is given up; the last one, once it has failed for this long. A job
+    /// in which no worker can work for this long fails.
     pub stall_seconds: f64,
 }
 
@@ -365,26 +365,26 @@ pub enum JobError {
         /// What it should be.
         expected: &'static str,
     },
-    /// A setting is given that does not count beside another.
+    /// A setting is given that has no effect beside another.
     #[error(
         "job setting `{field}` is {value}, but it does not count with `{other}` {other_value}; {advice}"
     )]
     Unused {
         /// Where it stands, as in the file.
         field: &'static str,
-        /// What it is.
+        /// The value given.
         value: String,
-        /// The other setting.
+        /// The other setting's name, as in the file.
         other: &'static str,
-        /// What that is.
+        /// The value of the other setting.
         other_value: String,
-        /// What to do.
+        /// Advice to the user.
         advice: &'static str,
     },
 }
 
 impl JobError {
-    /// A staleness bound was given to a job that has none.
+    /// Returns the error for a staleness bound in a mode that does not use it.
     pub fn staleness_unused(strategy: &Strategy) -> Self {
         Self::Unused {
             field: "strategy.staleness",

@@ -178,6 +178,19 @@ impl Optimizer {
         }
     }
 
+    /// How many numbers a server keeps beside each weight.
+    pub fn slots(&self) -> usize {
+        match self {
+            Self::Sgd(_) => 0,
+            Self::Momentum(_) | Self::Adagrad(_) => 1,
+            Self::RmsProp(settings) => match settings.momentum > 0.0 {
+                true => 2,
+                false => 1,
+            },
+            Self::Adam(_) | Self::AdamW(_) | Self::Ftrl(_) => 2,
+        }
+    }
+
     /// The step size before any schedule.
     pub fn learning_rate_mut(&mut self) -> &mut f32 {
         match self {

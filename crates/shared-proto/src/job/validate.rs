@@ -1,10 +1,10 @@
-//! Whether a job's settings make sense.
+//! Checks of a job's settings.
 
 use std::path::PathBuf;
 
 use super::{DataKind, Job, JobError, Mode, Strategy};
 
-/// A setting's value in words for people.
+/// A setting's value as people write it.
 trait Shown {
     fn shown(&self) -> String;
 }
@@ -28,7 +28,7 @@ impl<T: Shown> Shown for Option<T> {
 }
 
 impl Job {
-    /// Refuses a staleness bound where none counts: whoever gives one expects it to.
+    /// Refuses a staleness bound in a mode that does not use it: the user expects it to have an effect.
     ///
     /// # Errors
     /// [`JobError::Unused`] names both settings.

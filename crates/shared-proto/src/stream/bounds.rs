@@ -1,5 +1,5 @@
-//! How large a message may be once it is decoded. An empty part has two bytes on the wire and a hundred
-//! in memory, so parts are counted before there is memory for them.
+//! Bounds on a message's size in memory. An empty part has two bytes on the wire and a hundred in memory,
+//! so parts are counted before any of them is allocated.
 
 use bytes::Buf;
 use prost::encoding::{WireType, decode_key, decode_varint};
@@ -7,12 +7,12 @@ use tonic::Status;
 
 use crate::transport::MAX_MESSAGE_BYTES;
 
-/// What a message may be.
+/// The bounds on a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
-    /// Bytes as it travels.
+    /// Bytes on the wire.
     pub bytes: usize,
-    /// Fields of the message that it carries, each repeated one counted.
+    /// Fields of the messages in its fields. Each element of a repeated field counts.
     pub parts: usize,
 }
 
@@ -25,8 +25,8 @@ impl Default for Bounds {
     }
 }
 
-/// Fails where a message has too many parts: fields of the messages in its fields. Those of a field
-/// that comes several times are joined by decoding, so all count.
+/// Fails where a message has too many parts, that is fields of the messages in its fields. Decoding
+/// merges a field that comes several times, so the parts of each occurrence count.
 pub(super) fn count_parts(mut message: impl Buf, most: usize) -> Result<(), Status> {
     let mut parts = 0;
     while message.has_remaining() {
@@ -40,14 +40,14 @@ pub(super) fn count_parts(mut message: impl Buf, most: usize) -> Result<(), Stat
         }
         if parts > most {
             return Err(Status::out_of_range(format!(
-                "it has more than {most} parts, so it names blocks that there are not"
+                "it has more than {most} parts, so it names blocks that do not exist"
             )));
         }
     }
     Ok(())
 }
 
-/// Reads what stands before a field's content, and a number with it. How many bytes of content follow.
+/// Reads a field's key, and its length or number. Returns the number of bytes of content that follow.
 fn next_field(rest: &mut impl Buf) -> Result<usize, Status> {
     let malformed = |error: prost::DecodeError| Status::internal(error.to_string());
     let (_, kind) = decode_key(rest).map_err(malformed)?;

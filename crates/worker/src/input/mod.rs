@@ -11,7 +11,9 @@ mod random;
 use std::io;
 use std::path::PathBuf;
 
+use bytes::Bytes;
 use candle_core::{Device, Tensor, bail};
+use sha2::{Digest, Sha256};
 use shared_proto::job::{Data, DataKind};
 
 use crate::model::Batch;
@@ -42,6 +44,24 @@ enum Features {
     /// Numbers that are divided by the second when a batch is made: a quarter of the memory.
     Bytes(Vec<u8>, f32),
     Floats(Vec<f32>),
+}
+
+impl Dataset {
+    /// SHA-256 of all samples: by it the coordinator knows whether workers have the same data.
+    pub fn digest(&self) -> Bytes {
+        let mut hash = Sha256::new();
+        for samples in [&self.training, &self.evaluation] {
+            match &samples.features {
+                Features::Bytes(values, _) => hash.update(values),
+                Features::Floats(values) => {
+                    values.iter().for_each(|v| hash.update(v.to_le_bytes()));
+                }
+            }
+            let labels = samples.labels.iter();
+            labels.for_each(|label| hash.update(label.to_le_bytes()));
+        }
+        Bytes::copy_from_slice(&hash.finalize())
+    }
 }
 
 impl Samples {

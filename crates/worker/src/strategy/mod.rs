@@ -1,5 +1,5 @@
-//! Where variables live and how gradients become updates. The training step calls a strategy, never
-//! the ps client directly.
+//! A strategy decides where variables live and how gradients become updates. The training step calls a
+//! strategy, never the ps client directly.
 
 mod parameter_server;
 
@@ -12,15 +12,14 @@ use shared_proto::ids::{Clock, ViewNumber};
 
 /// A way to train together with others.
 pub trait Strategy {
-    /// Hands over the weights for the step after `clock`: what has changed since the last pull.
+    /// Pulls the weights for the step after `clock` that have changed since the last pull.
     fn pull(
         &mut self,
         clock: Clock,
         take: impl AsyncFnMut(Vec<PulledBlock>),
     ) -> impl Future<Output = Result<Pulled, ClientError>>;
 
-    /// Hands over the newest weights, whatever was asked for before, of servers that follow `view` or a
-    /// later one.
+    /// Pulls the newest weights of servers that follow `view` or a later one, whatever was asked for before.
     fn pull_fresh(
         &mut self,
         clock: Clock,
@@ -28,14 +27,13 @@ pub trait Strategy {
         take: impl AsyncFnMut(Vec<PulledBlock>),
     ) -> impl Future<Output = Result<Pulled, ClientError>>;
 
-    /// Hands over the gradients of the step after `clock` and waits until
-    /// they are safe.
+    /// Pushes the gradients of the step after `clock` and waits until they are acknowledged.
     fn push(
         &mut self,
         clock: Clock,
         gradients: &Gradients,
     ) -> impl Future<Output = Result<Acknowledgement, ClientError>>;
 
-    /// The epoch of the shard map by which what was handed over counts.
+    /// Returns the epoch of the shard map in which the sessions have settled.
     fn settled(&self) -> Settled;
 }

@@ -1,4 +1,4 @@
-//! Variables on sharded parameter servers.
+//! The strategy with variables on sharded parameter servers.
 
 use ps_client::{
     Acknowledgement, ClientError, Gradients, ParameterServers, Pulled, PulledBlock, Settled,
@@ -8,16 +8,16 @@ use shared_proto::ids::{Clock, ViewNumber};
 
 use super::Strategy;
 
-/// Pulls from and pushes to parameter servers. The weights of the next step are asked for right
-/// behind the gradients of this one, on the same streams.
+/// Pulls from and pushes to parameter servers. Requests the weights of the next step right after the gradients
+/// of this one, on the same streams.
 pub struct ParameterServer {
     servers: ParameterServers,
-    /// Asked for already, for this clock.
+    /// The weights that are already requested, and the clock that they are for.
     next: Option<(Clock, WeightsTicket)>,
 }
 
 impl ParameterServer {
-    /// A strategy on these servers.
+    /// Creates a strategy on these servers.
     pub fn new(servers: ParameterServers) -> Self {
         Self {
             servers,
@@ -45,7 +45,7 @@ impl Strategy for ParameterServer {
     ) -> Result<Pulled, ClientError> {
         match self.next.take_if(|(asked, _)| *asked == clock) {
             Some((_, ticket)) => self.take_all(ticket, take).await,
-            // The clock has jumped: what was asked for may be older by now than the bound allows.
+            // The clock has jumped, so the requested weights may be older than the bound allows.
             None => self.pull_fresh(clock, ViewNumber(0), take).await,
         }
     }
@@ -56,7 +56,7 @@ impl Strategy for ParameterServer {
         view: ViewNumber,
         mut take: impl AsyncFnMut(Vec<PulledBlock>),
     ) -> Result<Pulled, ClientError> {
-        // What has not changed since is not sent again: both answers count, the later one more.
+        // The later answer leaves out what has not changed since, so both are taken in, in order.
         if let Some((_, ticket)) = self.next.take() {
             self.take_all(ticket, &mut take).await?;
         }

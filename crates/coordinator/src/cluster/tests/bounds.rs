@@ -1,15 +1,15 @@
-//! What is kept stays small, however long a job goes on and however many come and go.
+//! The state stays small, however long a job runs and however many members come and go.
 
 use super::*;
 use crate::cluster::Place;
 
-/// Bytes of the state.
+/// Returns the size of the state in bytes.
 fn size(scene: &Scene) -> usize {
     let saved = scene.cluster.save_all(scene.now);
     serde_json::to_vec(&saved).unwrap().len()
 }
 
-/// A pass over the data is evaluated, and a worker comes with an identity of its own and is killed.
+/// Adds an evaluation, and a worker with an identity of its own that joins and leaves.
 fn epoch(scene: &mut Scene, epoch: u32) -> Task {
     scene.cluster.add_evaluation(wire::EvaluationReport {
         data_epoch: epoch,
@@ -19,6 +19,7 @@ fn epoch(scene: &mut Scene, epoch: u32) -> Task {
             ("accuracy".to_owned(), 1.0 - 1.0 / f64::from(epoch + 3)),
         ]
         .into(),
+        ..wire::EvaluationReport::default()
     });
     let task = scene.join(Role::Worker, &format!("worker-{epoch:05}"));
     scene
@@ -44,11 +45,11 @@ fn the_state_stays_as_small_as_it_was() {
             sizes.push(size(&scene));
         }
     }
-    // Only numbers have grown longer.
+    // Only the digits of numbers have grown.
     let (first, last) = (sizes[0], sizes[sizes.len() - 1]);
     assert!(last < first + first / 10, "{sizes:?}");
     assert!(last < 64 << 10, "{sizes:?}");
-    // Who is there is known still, and the newest evaluation.
+    // The live members and the newest evaluation are still known.
     assert!(scene.cluster.members.contains_key(&server.id));
     assert_eq!(
         scene.cluster.evaluations.done.last().unwrap().data_epoch,
@@ -61,7 +62,7 @@ fn no_index_is_given_twice_and_no_generation_falls() {
     let mut scene = Scene::new(Mode::Async, Some(1), 1);
     let early = epoch(&mut scene, 0);
     let early = {
-        // Its generation is high by the time that it is forgotten.
+        // Its generation is high when it is forgotten.
         let mut task = early;
         for _ in 0..5 {
             task = scene.join(Role::Worker, "worker-00000");
@@ -77,7 +78,7 @@ fn no_index_is_given_twice_and_no_generation_falls() {
         let task = epoch(&mut scene, turn);
         assert!(given.insert(task.id), "{task} was given out before");
         if turn % 50 == 0 {
-            // A coordinator that starts again counts on.
+            // A restarted coordinator continues the indices.
             let saved = scene.cluster.save_all(scene.now);
             let text = serde_json::to_string(&saved).unwrap();
             let job = scene.cluster.job().clone();
@@ -95,6 +96,7 @@ fn no_index_is_given_twice_and_no_generation_falls() {
     // Its late calls are refused all the same.
     let origin = Origin {
         job: "flambeau".to_owned(),
+        run: RunId::default(),
         task: early,
         epoch: scene.cluster.epoch(),
         clock: Clock(0),

@@ -3,7 +3,7 @@
 use super::*;
 use crate::cluster::{Errand, Place};
 
-fn place() -> Place {
+pub(super) fn place() -> Place {
     Place {
         location: "here".to_owned(),
         probe: String::new(),
@@ -11,16 +11,21 @@ fn place() -> Place {
 }
 
 impl Scene {
-    /// With so many servers and a worker at work, and with checkpoints; the first one is written.
+    /// A scene with servers, a worker that trains, and checkpoints, of which the first is written.
     pub(super) fn with_checkpoints(servers: u32) -> (Self, Vec<Task>, Task) {
         let (mut scene, servers, worker) = Self::before_the_first(servers);
         scene.save(&servers, "");
         (scene, servers, worker)
     }
 
-    /// The same before that is written.
+    /// A scene with servers, a worker and checkpoints, before the first is written.
     fn before_the_first(servers: u32) -> (Self, Vec<Task>, Task) {
-        let mut scene = Self::new(Mode::Async, Some(servers), 1);
+        Self::before_the_first_in(Mode::Async, servers)
+    }
+
+    /// The same in a mode.
+    pub(super) fn before_the_first_in(mode: Mode, servers: u32) -> (Self, Vec<Task>, Task) {
+        let mut scene = Self::new(mode, Some(servers), 1);
         scene.cluster = scene.cluster.with_checkpoints(place(), 0);
         let servers: Vec<Task> = (0..servers)
             .map(|index| scene.join(Role::Ps, &format!("ps{index}")))
@@ -32,8 +37,15 @@ impl Scene {
         (scene, servers, worker)
     }
 
-    /// All shards report the checkpoint that is ordered, the first one perhaps an error.
+    /// All shards report the ordered checkpoint. Shard 0 reports the error, if there is one.
     pub(super) fn save(&mut self, servers: &[Task], error: &str) {
+        self.write(servers, error);
+        // A server that comes later must not write it again.
+        assert_eq!(self.cluster.refresh_view().checkpoint, None);
+    }
+
+    /// The same, where another checkpoint may be ordered at once.
+    pub(super) fn write(&mut self, servers: &[Task], error: &str) {
         let order = self.cluster.refresh_view().checkpoint.unwrap();
         for (shard, server) in (0..).zip(servers) {
             let report = wire::CheckpointReport {
@@ -48,13 +60,16 @@ impl Scene {
             let number = manifest.number;
             assert!(self.cluster.manifest_written(self.now, number, Ok(())));
         }
-        // A server that comes later must not write it again.
-        assert_eq!(self.cluster.refresh_view().checkpoint, None);
     }
 
-    /// A server tells how loading its shard went.
+    /// A server reports the outcome of loading its shard.
     fn restored(&mut self, server: Task, shard: u32, error: &str) {
         self.failed(server, shard, error, wire::RestoreFailure::Unusable);
+    }
+
+    /// A server has loaded shard 0.
+    pub(super) fn restored_without_losses(&mut self, server: Task) {
+        self.restored(server, 0, "");
     }
 
     fn failed(&mut self, server: Task, shard: u32, error: &str, failure: wire::RestoreFailure) {
@@ -69,8 +84,8 @@ impl Scene {
         self.cluster.shard_restored(self.now, server, &report);
     }
 
-    /// Another coordinator goes on from what this one has kept.
-    fn restart(&mut self) {
+    /// Another coordinator resumes from this one's state.
+    pub(super) fn restart(&mut self) {
         let saved = self.cluster.save_all(self.now);
         let job = self.cluster.job().clone();
         self.cluster = Cluster::resume(job, saved, self.now).with_checkpoints(place(), 0);
@@ -126,7 +141,7 @@ fn a_restarted_coordinator_knows_who_is_loading() {
         panic!("no older checkpoint is asked for");
     };
     scene.cluster.older_found(scene.now, &damaged, Ok(first));
-    // Both go back to the one before; that the other cannot load the damaged one either is old news.
+    // Both go back to the one before. A late report of the damaged one by the other changes nothing.
     for source in &scene.cluster.shard_map().unwrap().sources {
         assert_eq!(source.checkpoint, Some(("here".to_owned(), 0)));
     }
@@ -196,7 +211,7 @@ fn one_that_failed_is_tried_again_soon() {
 
 #[test]
 fn the_last_checkpoint_is_tried_again_for_a_while() {
-    // For sixty seconds, however often that is.
+    // The attempts go on for sixty seconds.
     for (failures, written) in [(2, true), (usize::MAX, false)] {
         let (mut scene, servers, worker) = Scene::with_checkpoints(1);
         while scene.cluster.refresh_view().checkpoint.is_none() {
@@ -257,7 +272,7 @@ fn a_checkpoint_is_given_up_once_nothing_of_it_is_written() {
 #[test]
 fn one_that_fails_again_and_again_is_tried_ever_more_rarely_and_swept_away() {
     let (mut scene, servers, worker) = Scene::with_checkpoints(1);
-    // What an earlier coordinator may have left.
+    // The files of an earlier coordinator are swept.
     let sweep = scene.cluster.take_sweep(scene.now).unwrap();
     assert!(!sweep.is_given_up(1));
     scene.finish(worker);
@@ -269,7 +284,7 @@ fn one_that_fails_again_and_again_is_tried_ever_more_rarely_and_swept_away() {
             waited += 1;
         }
         waits.push(waited);
-        // While it is under way, it is no rubbish; those before it are.
+        // The checkpoint in progress is not swept; those before it are.
         let under_way = scene.cluster.take_sweep(scene.now);
         assert!(under_way.is_none_or(|sweep| !sweep.is_given_up(failure)));
         let number = scene.cluster.refresh_view().checkpoint.unwrap().number;
@@ -278,7 +293,7 @@ fn one_that_fails_again_and_again_is_tried_ever_more_rarely_and_swept_away() {
         let sweep = scene.cluster.take_sweep(scene.now).unwrap();
         assert!(sweep.is_given_up(failure) && !sweep.is_given_up(failure + 1));
         assert_eq!(scene.cluster.take_sweep(scene.now), None);
-        // A server may have written to its end what it was at.
+        // A server may have finished a file since.
         let later = scene.now + Duration::from_secs(11);
         assert!(scene.cluster.take_sweep(later).is_some());
     }
@@ -289,7 +304,7 @@ fn one_that_fails_again_and_again_is_tried_ever_more_rarely_and_swept_away() {
             "wait {i}: {waits:?}"
         );
     }
-    // Once it goes well, it begins anew.
+    // After a success the waits begin anew.
     while scene.cluster.refresh_view().checkpoint.is_none() {
         scene.pass(1, &[servers[0], worker]);
     }

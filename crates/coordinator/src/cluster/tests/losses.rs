@@ -1,17 +1,17 @@
-//! Scenarios in which a shard moves: what counts from then on, and what is reported lost.
+//! Scenarios in which a shard moves: the steps that count, and the losses that are reported.
 
 use super::*;
 use crate::record::Record;
 
 impl Scene {
-    /// Two servers and a worker that trains in async mode; the first checkpoint is written.
+    /// A scene with two servers and a worker that trains in async mode. The first checkpoint is written.
     fn in_async_mode() -> (Self, Vec<Task>, Task) {
         let (mut scene, servers, worker) = Self::with_checkpoints(2);
         scene.work(worker);
         (scene, servers, worker)
     }
 
-    /// Another process takes shard 0, whose blocks have taken so many pushes of the worker.
+    /// Another process takes shard 0, whose restored blocks have `taken` pushes of the worker.
     fn move_shard(&mut self, worker: Task, taken: u64) -> Task {
         let server = self.join(Role::Ps, "ps0");
         let map = self.cluster.shard_map().unwrap();
@@ -80,7 +80,7 @@ fn losses_of_a_worker_that_lives_are_its_own_to_report() {
     assert_eq!(scene.cluster.lost_updates(), 0);
     scene.lost(worker, 2).unwrap();
     assert_eq!(scene.lost_records(), [2]);
-    // It leaves; what it has reported is not derived once more.
+    // It leaves. The losses that it has reported are not derived again.
     scene
         .cluster
         .leave(scene.now, worker, &wire::LeaveRequest::default());
@@ -103,7 +103,7 @@ fn a_worker_and_a_server_that_die_together_lose_nothing_unsaid() {
         }
         assert_eq!(scene.lost_records(), [2]);
         assert_eq!(scene.cluster.lost_updates(), 2);
-        // Another move of the shard loses no more of it, and nothing of what a later checkpoint has.
+        // Another move of the shard loses no more of its updates.
         scene.move_shard(worker, 1);
         assert_eq!(scene.cluster.lost_updates(), 2);
     }
@@ -120,6 +120,140 @@ fn a_life_that_was_over_before_the_checkpoint_has_lost_nothing() {
     // The mark of the dead worker is not in the blocks any more.
     scene.move_shard(worker, 0);
     assert_eq!(scene.cluster.lost_updates(), 0);
+}
+
+#[test]
+fn a_checkpoint_that_was_only_ordered_covers_nobody() {
+    let (mut scene, _, worker) = Scene::in_async_mode();
+    scene.finish(worker);
+    scene.join(Role::Worker, "w");
+    scene.now += Duration::from_secs(60);
+    scene.cluster.tick(scene.now);
+    assert!(scene.cluster.refresh_view().checkpoint.is_some());
+    scene.move_shard(worker, 0);
+    assert_eq!(scene.cluster.lost_updates(), 1);
+}
+
+#[test]
+fn losses_of_two_workers_on_a_shard_are_told_apart() {
+    let (mut scene, _, worker) = Scene::in_async_mode();
+    let other = scene.join(Role::Worker, "x");
+    scene.finish(worker);
+    scene.finish(worker);
+    scene.finish(other);
+    // The blocks have the first push of one worker, and nothing of the other.
+    scene.move_shard(worker, 1);
+    scene.join(Role::Worker, "w");
+    assert_eq!(scene.cluster.lost_updates(), 1);
+    scene.join(Role::Worker, "x");
+    assert_eq!(scene.cluster.lost_updates(), 2);
+}
+
+#[test]
+fn what_a_worker_has_not_reported_when_it_dies_is_derived() {
+    let (mut scene, _, worker) = Scene::in_async_mode();
+    for _ in 0..3 {
+        scene.finish(worker);
+    }
+    scene.move_shard(worker, 1);
+    scene.lost(worker, 1).unwrap();
+    scene.join(Role::Worker, "w");
+    assert_eq!(scene.lost_records(), [1, 1]);
+}
+
+#[test]
+fn what_was_said_before_a_checkpoint_is_not_said_again_after_it() {
+    for dies_before in [true, false] {
+        let (mut scene, servers, worker) = Scene::in_async_mode();
+        for _ in 0..3 {
+            scene.finish(worker);
+        }
+        let server = scene.move_shard(worker, 1);
+        scene.lost(worker, 2).unwrap();
+        // The checkpoint is ordered before the worker dies, so it need not have all of its pushes.
+        scene.pass(31, &[server, servers[1], worker]);
+        if dies_before {
+            scene.join(Role::Worker, "w");
+        }
+        scene.save(&[server, servers[1]], "");
+        scene.move_shard(worker, 1);
+        if !dies_before {
+            scene.join(Role::Worker, "w");
+        }
+        assert_eq!(scene.cluster.lost_updates(), 2);
+    }
+}
+
+#[test]
+fn a_life_is_forgotten_once_all_checkpoints_that_are_kept_have_it() {
+    let (mut scene, servers, worker) = Scene::in_async_mode();
+    scene.finish(worker);
+    let next = scene.join(Role::Worker, "w");
+    let lives = |scene: &Scene| {
+        let saved = serde_json::to_value(scene.cluster.save_all(scene.now)).unwrap();
+        saved["losses"]["lives"].as_array().unwrap().len()
+    };
+    for _ in 0..=scene.cluster.job().checkpoint.keep {
+        assert_eq!(lives(&scene), 1);
+        scene.finish(next);
+        scene.pass(31, &[servers[0], servers[1], next]);
+        scene.save(&servers, "");
+    }
+    assert_eq!(lives(&scene), 0);
+}
+
+#[test]
+fn in_sync_mode_nothing_is_lost_when_the_job_goes_back() {
+    let (mut scene, servers, worker) = Scene::before_the_first_in(Mode::Sync, 1);
+    scene.save(&servers, "");
+    scene.finish(worker);
+    let server = scene.join(Role::Ps, "ps0");
+    let report = wire::RestoreReport {
+        shard: 0,
+        epoch: scene.cluster.shard_map().unwrap().sources[0].epoch.0,
+        ..wire::RestoreReport::default()
+    };
+    scene.cluster.shard_restored(scene.now, server, &report);
+    assert_eq!(scene.cluster.done(), (0, 0));
+    assert_eq!(scene.cluster.lost_updates(), 0);
+}
+
+#[test]
+fn a_report_of_losses_counts_once_and_in_order() {
+    let (mut scene, _, worker) = Scene::in_async_mode();
+    scene.finish(worker);
+    let earlier = scene.origin(worker, Clock(3));
+    let origin = scene.origin(worker, Clock(3));
+    let report = wire::LostReport {
+        shard: 0,
+        updates: 2,
+        ..wire::LostReport::default()
+    };
+    for _ in 0..2 {
+        scene.cluster.lost(scene.now, &origin, &report).unwrap();
+    }
+    let refused = scene.cluster.lost(scene.now, &earlier, &report);
+    assert_eq!(refused.unwrap_err().reason, Reason::OutOfOrder);
+    assert_eq!(scene.cluster.lost_updates(), 2);
+}
+
+#[test]
+fn a_worker_loses_at_most_a_step_beyond_its_clock_on_each_block() {
+    let (mut scene, _, worker) = Scene::in_async_mode();
+    scene.finish(worker);
+    // At clock 3 it may have pushed four times to the block of shard 0. Shard 1 has no block.
+    let refused = scene.lost(worker, 5).unwrap_err();
+    assert_eq!(refused.reason, Reason::Malformed);
+    let origin = scene.origin(worker, Clock(3));
+    let elsewhere = wire::LostReport {
+        shard: 1,
+        updates: 1,
+        ..wire::LostReport::default()
+    };
+    let refused = scene.cluster.lost(scene.now, &origin, &elsewhere);
+    assert_eq!(refused.unwrap_err().reason, Reason::Malformed);
+    scene.lost(worker, 4).unwrap();
+    assert_eq!(scene.cluster.lost_updates(), 4);
 }
 
 #[test]
@@ -157,7 +291,7 @@ fn a_server_that_dies_in_the_last_checkpoint_has_the_model_evaluated_again() {
         save_model: true,
     };
     assert_eq!(scene.work(worker).0, again);
-    // The result of the evaluation before does not end the job.
+    // The result of the earlier evaluation does not end the job.
     scene.report(worker, epochs - 1).unwrap();
     assert_eq!(scene.cluster.refresh_view().phase, JobPhase::Training);
     assert!(scene.cluster.refresh_view().checkpoint.is_some());
@@ -195,4 +329,33 @@ fn numbers_that_cannot_be_true_are_refused() {
     let refused = scene.cluster.finish_step(scene.now, &origin, &request);
     assert_eq!(refused.unwrap_err().reason, Reason::OutOfOrder);
     assert_eq!(scene.cluster.done(), (0, 0));
+}
+
+#[test]
+fn what_an_ended_worker_has_pushed_is_known_for_as_long_as_a_kept_checkpoint_lacks_it() {
+    let mut losses = crate::cluster::losses::Losses::default();
+    let task = Scene::training(Mode::Async, 1).1[0];
+    let nobody = |_: Task| false;
+    losses.written(3, 3, nobody);
+    losses.written(4, 3, nobody);
+    losses.ends(task, 7);
+    // Five checkpoints fail, then one is whole: 3, 4 and 10 are kept.
+    losses.ordered(5);
+    losses.written(10, 3, nobody);
+    assert_eq!(losses.ended(), 1, "4 may still have to be loaded");
+    losses.written(11, 3, nobody);
+    assert_eq!(losses.ended(), 1);
+    losses.written(12, 3, nobody);
+    assert_eq!(losses.ended(), 0);
+}
+
+#[test]
+fn what_is_known_of_ended_workers_is_bounded_without_checkpoints_too() {
+    let mut losses = crate::cluster::losses::Losses::default();
+    let mut task = Scene::training(Mode::Async, 1).1[0];
+    for _ in 0..5000 {
+        task.generation = task.generation.next();
+        losses.ends(task, 1);
+    }
+    assert_eq!(losses.ended(), 4096);
 }

@@ -9,8 +9,8 @@ fn a_stopped_job_hands_out_no_more_data_and_evaluates_what_it_has() {
         for task in &tasks {
             scene.split(*task);
         }
-        scene.cluster.stop(scene.now, "flambeau").unwrap();
-        // What is handed out is finished.
+        scene.cluster.stop("flambeau").unwrap();
+        // Workers finish the data that they hold.
         for task in &tasks {
             while let (Work::Split(_), _) = scene.work(*task) {
                 scene.finish(*task);
@@ -39,7 +39,7 @@ fn a_worker_that_dies_with_data_does_not_keep_a_stopped_job_from_ending() {
     for task in &tasks {
         scene.split(*task);
     }
-    scene.cluster.stop(scene.now, "flambeau").unwrap();
+    scene.cluster.stop("flambeau").unwrap();
     let leave = wire::LeaveRequest::default();
     scene.cluster.leave(scene.now, tasks[1], &leave);
     while let (Work::Split(_), _) = scene.work(tasks[0]) {
@@ -61,9 +61,48 @@ fn a_worker_that_dies_with_data_does_not_keep_a_stopped_job_from_ending() {
 #[test]
 fn a_job_that_has_not_begun_cannot_be_stopped_nor_can_another() {
     let mut scene = Scene::new(Mode::Async, Some(1), 1);
-    let refused = scene.cluster.stop(scene.now, "flambeau").unwrap_err();
+    let refused = scene.cluster.stop("flambeau").unwrap_err();
     assert_eq!(refused.reason, Reason::NotInitialized);
     let (mut scene, _) = Scene::training(Mode::Async, 1);
-    let refused = scene.cluster.stop(scene.now, "other").unwrap_err();
+    let refused = scene.cluster.stop("other").unwrap_err();
     assert_eq!(refused.reason, Reason::ForeignJob);
+}
+
+#[test]
+fn a_job_that_is_stopped_within_a_sync_step_orders_no_checkpoint_before_the_steps_end() {
+    let (mut scene, tasks) = Scene::training(Mode::Sync, 2);
+    scene.cluster.checkpoints.place = Some(super::checkpoints::place());
+    let server = scene.server();
+    scene.finish(tasks[0]);
+    scene.finish(tasks[1]);
+    scene.write(&[server], "");
+    // A checkpoint is due while the step is open.
+    scene.pass(31, &[server, tasks[0], tasks[1]]);
+    scene.finish(tasks[0]);
+    assert!(scene.cluster.step.is_some());
+    scene.cluster.stop("flambeau").unwrap();
+    assert_eq!(scene.cluster.refresh_view().checkpoint, None);
+    scene.finish(tasks[1]);
+    scene.pass(1, &[server, tasks[0], tasks[1]]);
+    assert!(scene.cluster.refresh_view().checkpoint.is_some());
+}
+
+#[test]
+fn a_job_whose_data_is_done_ends_as_it_would_have() {
+    let (mut scene, tasks) = Scene::training(Mode::Async, 1);
+    let worker = tasks[0];
+    loop {
+        match scene.work(worker).0 {
+            Work::Split(_) => drop(scene.finish(worker)),
+            Work::Evaluate { epoch, save_model } => {
+                if save_model {
+                    scene.cluster.stop("flambeau").unwrap();
+                }
+                scene.report(worker, epoch).unwrap();
+            }
+            Work::Done => break,
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(!scene.cluster.summary(scene.now).stopped);
 }

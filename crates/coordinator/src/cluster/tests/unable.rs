@@ -57,7 +57,7 @@ fn a_worker_that_cannot_work_leaves_alone_and_its_data_is_done_by_others() {
         }
         assert_eq!(scene.cluster.done().1, SAMPLES, "one epoch, {mode:?}");
 
-        // Started again with its data, it is one like any other.
+        // After a restart with its data, it is a worker like any other.
         let again = scene.join(Role::Worker, "w1");
         scene.variables(again);
         scene.work(again);
@@ -75,7 +75,7 @@ fn a_job_fails_once_no_worker_could_work_for_the_stall_time() {
         scene.cannot_work(task);
     }
     scene.live_on(50);
-    // One tries again, with as little success; it gives no reason to begin anew.
+    // One tries again in vain. That does not restart the stall time-out.
     let again = scene.join(Role::Worker, "w1");
     scene.cannot_work(again);
     assert_eq!(scene.cluster.refresh_view().phase, JobPhase::Starting);
@@ -101,7 +101,7 @@ fn a_job_with_a_worker_that_can_work_does_not_fail() {
     scene.finish(tasks[0]);
     scene.live_on(45);
     assert_eq!(scene.cluster.refresh_view().phase, JobPhase::Training);
-    // Whoever was taken away for good is no alarm for ever.
+    // A worker that was removed for good drops out of the alarm.
     assert_eq!(scene.cluster.workers_unable(scene.now), 0);
 }
 
@@ -135,4 +135,38 @@ fn a_failed_job_is_taken_up_again() {
     assert!(missing.contains("shard 0 has no server"), "{missing}");
     scene.join(Role::Ps, "ps");
     assert_eq!(scene.cluster.orphans().count(), 0);
+}
+
+#[test]
+fn an_old_trouble_does_not_fail_a_job_that_has_lost_its_workers_for_another_reason() {
+    let (mut scene, tasks) = Scene::training(Mode::Async, 2);
+    scene.cannot_work(tasks[1]);
+    scene.live_on(100);
+    scene.work(tasks[0]);
+    // The other worker is gone as well, long after that.
+    scene
+        .cluster
+        .leave(scene.now, tasks[0], &wire::LeaveRequest::default());
+    scene.live_on(100);
+    assert_eq!(scene.cluster.refresh_view().phase, JobPhase::Training);
+    // A worker comes that cannot work: now that is why there is none.
+    let worker = scene.join(Role::Worker, "w9");
+    scene.cannot_work(worker);
+    scene.live_on(100);
+    assert_eq!(scene.cluster.refresh_view().phase, JobPhase::Failed);
+    let error = scene.cluster.refresh_view().error.clone();
+    assert!(!error.contains("worker-1"), "{error}");
+}
+
+#[test]
+fn a_failure_of_a_kind_that_is_not_known_here_is_the_workers_own() {
+    let (mut scene, tasks) = Scene::training(Mode::Async, 2);
+    let request = wire::LeaveRequest {
+        error: "something new".to_owned(),
+        failure: 99,
+        ..wire::LeaveRequest::default()
+    };
+    scene.cluster.leave(scene.now, tasks[1], &request);
+    assert_eq!(scene.cluster.refresh_view().phase, JobPhase::Training);
+    assert_eq!(scene.cluster.workers_unable(scene.now), 1);
 }

@@ -1,0 +1,97 @@
+//! What workers say of finished steps, who may say so, and what of it outlives a coordinator.
+
+use shared_proto::ids::Generation;
+
+use super::*;
+
+#[test]
+fn a_sync_step_needs_the_receipt_of_each_shard_that_has_blocks() {
+    let (mut scene, servers, worker) = Scene::before_the_first_in(Mode::Sync, 2);
+    scene.work(worker);
+    scene.save(&servers, "");
+    // Shard 1 has no block.
+    let (split, clock) = scene.split(worker);
+    let (origin, mut request) = scene.step(worker, clock.next(), split.id, split.end);
+    request.receipts.truncate(1);
+    let finished = scene.cluster.finish_step(scene.now, &origin, &request);
+    finished.unwrap();
+
+    let (split, clock) = scene.split(worker);
+    let (origin, mut request) = scene.step(worker, clock.next(), split.id, split.end);
+    request.receipts.remove(0);
+    let finished = scene.cluster.finish_step(scene.now, &origin, &request);
+    let refusal = finished.unwrap_err();
+    assert_eq!(refusal.reason, Reason::Malformed);
+    assert!(refusal.message.contains("receipt of shard 0"), "{refusal}");
+    let refusal = scene.cluster.admit(&origin).unwrap_err();
+    assert_eq!(refusal.reason, Reason::Fenced);
+}
+
+#[test]
+fn a_sync_step_that_is_skipped_needs_no_receipt() {
+    let (mut scene, servers, worker) = Scene::before_the_first_in(Mode::Sync, 1);
+    scene.work(worker);
+    scene.save(&servers, "");
+    let (split, clock) = scene.split(worker);
+    let (origin, mut request) = scene.step(worker, clock.next(), split.id, split.end);
+    request.receipts.clear();
+    request.skipped = 1;
+    let finished = scene.cluster.finish_step(scene.now, &origin, &request);
+    finished.unwrap();
+    assert_eq!(scene.cluster.done().0, 1);
+}
+
+#[test]
+fn whoever_is_no_member_is_told_why() {
+    let (mut scene, workers) = Scene::training(Mode::Async, 1);
+    let origin = scene.origin(workers[0], Clock(0));
+    assert_eq!(scene.cluster.admit(&origin), Ok(()));
+    let foreign = Origin {
+        job: "another".to_owned(),
+        ..origin.clone()
+    };
+    let why = |scene: &Scene, origin: &Origin, part: &str| {
+        let refusal = scene.cluster.admit(origin).unwrap_err();
+        assert!(refusal.message.contains(part), "{refusal}");
+        refusal.reason
+    };
+    assert_eq!(why(&scene, &foreign, "another"), Reason::ForeignJob);
+    let of = |generation| Origin {
+        task: Task {
+            generation: Generation(generation),
+            ..workers[0]
+        },
+        ..origin.clone()
+    };
+    assert_eq!(why(&scene, &of(2), "generation 2"), Reason::Fenced);
+    let again = scene.join(Role::Worker, "w0");
+    let superseded = "superseded by generation 2";
+    assert_eq!(why(&scene, &of(1), superseded), Reason::Superseded);
+    assert_eq!(scene.cluster.admit(&of(2)), Ok(()));
+    scene
+        .cluster
+        .leave(scene.now, again, &wire::LeaveRequest::default());
+    assert_eq!(why(&scene, &of(2), "it has left"), Reason::Fenced);
+}
+
+#[test]
+fn evaluations_outlive_a_coordinator() {
+    let (mut scene, _, worker) = Scene::with_checkpoints(1);
+    while let (Work::Split(_), _) = scene.work(worker) {
+        scene.finish(worker);
+    }
+    let evaluate = Work::Evaluate {
+        epoch: 0,
+        save_model: false,
+    };
+    assert_eq!(scene.work(worker).0, evaluate);
+    scene.restart();
+    assert_eq!(scene.work(worker).0, evaluate);
+    scene.report(worker, 0).unwrap();
+    scene.restart();
+    // A report that is sent again is no mistake, and counts once.
+    scene.report(worker, 0).unwrap();
+    let done = scene.cluster.evaluations.done.iter();
+    let done: Vec<_> = done.map(|report| report.data_epoch).collect();
+    assert_eq!(done, [0]);
+}

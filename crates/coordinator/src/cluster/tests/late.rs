@@ -1,0 +1,68 @@
+//! Registrations that arrive twice, or late.
+
+use super::*;
+use shared_proto::refusal::Refusal;
+
+impl Scene {
+    fn registers(&mut self, process: u64, attempt: u32) -> Result<Task, Refusal> {
+        let request = wire::RegisterRequest {
+            identity: "w".to_owned(),
+            process,
+            attempt,
+            ..wire::RegisterRequest::default()
+        };
+        self.cluster.register(self.now, Role::Worker, request)
+    }
+
+    fn is_member(&self, task: Task) -> bool {
+        let origin = Origin {
+            job: "flambeau".to_owned(),
+            run: RunId::default(),
+            task,
+            epoch: self.cluster.epoch(),
+            clock: Clock(0),
+            sequence: Sequence(1),
+        };
+        self.cluster.admit(&origin).is_ok()
+    }
+}
+
+#[test]
+fn a_registration_that_comes_twice_is_answered_with_the_same_task_and_a_full_lease() {
+    let mut scene = Scene::new(Mode::Async, Some(1), 1);
+    let task = scene.registers(7, 1).unwrap();
+    scene.pass(9, &[]);
+    assert_eq!(scene.registers(7, 1).unwrap(), task);
+    scene.pass(9, &[]);
+    assert!(scene.is_member(task));
+}
+
+#[test]
+fn a_late_registration_does_not_supersede_its_own_sender() {
+    let mut scene = Scene::new(Mode::Async, Some(1), 1);
+    let first = scene.registers(7, 1).unwrap();
+    // Its lease ends, and it registers again; then the copy of its first call arrives.
+    scene.pass(11, &[]);
+    let second = scene.registers(7, 2).unwrap();
+    assert!(second.generation > first.generation);
+    let late = scene.registers(7, 1).unwrap_err();
+    assert_eq!(late.reason, Reason::OutOfOrder);
+    assert!(scene.is_member(second));
+}
+
+#[test]
+fn a_process_that_was_superseded_cannot_take_its_identity_back() {
+    let mut scene = Scene::new(Mode::Async, Some(1), 1);
+    let first = scene.registers(7, 1).unwrap();
+    let second = scene.registers(8, 1).unwrap();
+    assert!(!scene.is_member(first));
+    // Not after a restart of the coordinator either.
+    let saved = scene.cluster.save_all(scene.now);
+    let saved = serde_json::from_slice(&serde_json::to_vec(&saved).unwrap()).unwrap();
+    scene.cluster = Cluster::resume(scene.cluster.job().clone(), saved, scene.now);
+    let late = scene.registers(7, 2).unwrap_err();
+    assert_eq!(late.reason, Reason::Superseded);
+    assert!(scene.is_member(second));
+    // The second registers again as it likes.
+    assert!(scene.registers(8, 2).is_ok());
+}

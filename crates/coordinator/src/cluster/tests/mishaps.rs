@@ -1,0 +1,35 @@
+//! What is counted when a process is gone.
+
+use shared_proto::ids::TaskId;
+
+use super::*;
+
+#[test]
+fn a_worker_that_another_process_replaces_is_counted_and_one_that_has_left_is_not() {
+    let (mut scene, tasks) = Scene::training(Mode::Async, 2);
+    scene.join(Role::Worker, "w0");
+    assert_eq!(scene.cluster.mishaps().lost_workers, 1);
+
+    let leave = wire::LeaveRequest::default();
+    scene.cluster.leave(scene.now, tasks[1], &leave);
+    scene.join(Role::Worker, "w1");
+    assert_eq!(scene.cluster.mishaps().lost_workers, 1);
+}
+
+#[test]
+fn a_recovery_is_counted_for_the_server_that_was_gone() {
+    let (mut scene, servers, _) = Scene::with_checkpoints(2);
+    let spare = scene.join(Role::Ps, "spare");
+    let counted = |scene: &Scene| -> Vec<(TaskId, u64)> { scene.cluster.recoveries().collect() };
+    let [first, second, third] = [servers[0].id, servers[1].id, spare.id];
+    assert_eq!(counted(&scene), [(first, 0), (second, 0), (third, 0)]);
+
+    // The spare takes the shard over.
+    let leave = wire::LeaveRequest::default();
+    scene.cluster.leave(scene.now, servers[0], &leave);
+    assert_eq!(counted(&scene), [(first, 1), (second, 0), (third, 0)]);
+
+    // The other server starts again.
+    scene.join(Role::Ps, "ps1");
+    assert_eq!(counted(&scene), [(first, 1), (second, 1), (third, 0)]);
+}

@@ -1,0 +1,134 @@
+//! The faults, and which one is planted: in a thread, for the simulation, whose hosts share one; or in a whole
+//! process, by its environment.
+
+use std::cell::Cell;
+use std::sync::OnceLock;
+
+/// The environment variable that names the fault of a process.
+pub const VARIABLE: &str = "PLANTED_FAULT";
+
+macro_rules! faults {
+    ($($list:ident { $(#[doc = $what:literal] $fault:ident,)* })*) => {
+        /// A fault.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Fault {
+            $($(#[doc = $what] $fault,)*)*
+        }
+
+        impl Fault {
+            $(
+                /// The faults that this kind of test finds.
+                pub const $list: &[Self] = &[$(Self::$fault),*];
+            )*
+            const ALL: &[&[Self]] = &[$(Self::$list),*];
+        }
+    };
+}
+
+faults! {
+    IN_SIMULATION {
+        /// An update leaves the version of its block as it is.
+        SameVersion,
+        /// A server takes pushes that it has taken.
+        NoDedup,
+        /// A checkpoint lacks the marks of its blocks.
+        MarksNotSaved,
+        /// A server acknowledges some pushes that it does not apply.
+        AcknowledgesUnapplied,
+        /// A server answers pulls beyond the bound.
+        NoGate,
+        /// A server answers pulls that are one step beyond the bound.
+        LooseBound,
+        /// The min clock is that of the fastest worker.
+        FastestMinClock,
+        /// A server commits a step on some of its blocks.
+        HalfStep,
+        /// A server whose lease was over commits its newest step again.
+        CommitsAgain,
+        /// A commit lacks one of its contributors.
+        ForgottenContributor,
+        /// The coordinator's leases never end.
+        EndlessLeases,
+        /// The data of a dead worker is not handed out again.
+        LostData,
+        /// The data of a dead worker is handed out twice.
+        SplitTwice,
+        /// A coordinator that starts again numbers its views from 0.
+        OldViews,
+        /// Generations do not grow when a process registers again.
+        OneGeneration,
+        /// The coordinator answers before its state is kept.
+        AnsweredBeforeKept,
+        /// A job that goes back keeps its progress.
+        KeepsProgress,
+        /// A server loads an older checkpoint than it is told to.
+        OlderCheckpoint,
+        /// A server that was replaced goes on answering, workers stay with it, and their steps count.
+        NeverReplaced,
+        /// A manifest is written when the first shard has reported.
+        EarlyManifest,
+        /// A checkpoint of sync mode lacks the newest step that it is to have.
+        CheckpointLacksStep,
+        /// A shard that goes back at the end leaves the model as it is.
+        StaleModel,
+        /// What workers report lost is not counted.
+        SilentLosses,
+        /// What workers that have died lack is not derived.
+        ForgottenLives,
+        /// A session does not ask what a restored shard has.
+        SettlesUnasked,
+        /// A server says that it has one push more than it has.
+        OutcomeOverstated,
+        /// A session does not send again what was not answered.
+        SentOnce,
+    }
+    END_TO_END {
+        /// A push that comes after a later one is acknowledged, though it was not applied.
+        LateIsTaken,
+        /// Gradients that are NaN or infinite are applied.
+        TakesNonFinite,
+        /// Servers may make the calls of workers.
+        AnyRole,
+        /// A step of sync mode counts without receipts.
+        NoReceipts,
+        /// A sync job that goes back does not wait for the workers that it has put out.
+        NobodyAwaited,
+        /// A server that is told to stop may go before it is saved.
+        NoDrain,
+        /// A run deletes the checkpoints of another.
+        DeletesOthers,
+        /// A metric that is NaN or infinite is written as null.
+        NullNumbers,
+        /// A call without a token is taken.
+        NoToken,
+        /// Newcomers do not make room for each other.
+        NoRoom,
+        /// A message may have any number of parts.
+        AnyParts,
+        /// A worker is not told whom its pulls wait for.
+        SilentWaits,
+    }
+}
+
+thread_local! {
+    static OF_THREAD: Cell<Option<Fault>> = const { Cell::new(None) };
+}
+
+/// Plants a fault in this thread, in place of any other.
+pub fn plant(fault: Option<Fault>) {
+    OF_THREAD.set(fault);
+}
+
+/// Whether a fault is planted in this thread or process.
+pub fn is_planted(fault: Fault) -> bool {
+    OF_THREAD.get().or_else(of_process) == Some(fault)
+}
+
+fn of_process() -> Option<Fault> {
+    static OF_PROCESS: OnceLock<Option<Fault>> = OnceLock::new();
+    *OF_PROCESS.get_or_init(|| {
+        let name = std::env::var(VARIABLE).ok()?;
+        let mut all = Fault::ALL.iter().copied().flatten().copied();
+        all.find(|fault| format!("{fault:?}") == name)
+    })
+}

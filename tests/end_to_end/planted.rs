@@ -1,0 +1,89 @@
+//! Faults that are planted in the processes (`shared-proto/src/planted`), and programs that have none.
+
+use crate::program;
+
+/// The environment variable by which a process is given a fault: only a program that has faults knows it.
+const VARIABLE: &[u8] = b"PLANTED_FAULT";
+
+#[test]
+fn a_program_has_faults_only_if_it_is_built_with_them() {
+    let program = std::fs::read(program().0).unwrap();
+    let has_faults = program.windows(VARIABLE.len()).any(|part| part == VARIABLE);
+    assert_eq!(has_faults, cfg!(feature = "planted-faults"));
+}
+
+/// Each fault makes the test fail that is named for it.
+#[cfg(feature = "planted-faults")]
+#[test]
+fn planted_faults_are_found() {
+    use std::process::Command;
+
+    use shared_proto::planted::{Fault, VARIABLE};
+
+    const FOUND_BY: &[(Fault, &str)] = &[
+        (
+            Fault::LateIsTaken,
+            "protocol::a_push_that_was_not_applied_is_never_acknowledged",
+        ),
+        (
+            Fault::TakesNonFinite,
+            "protocol::bad_messages_are_refused_by_name_and_change_nothing",
+        ),
+        (
+            Fault::AnyRole,
+            "calls::a_call_of_another_role_is_refused_and_changes_nothing",
+        ),
+        (
+            Fault::NoReceipts,
+            "steps::a_worker_that_finishes_without_a_push_is_put_out_alone",
+        ),
+        (
+            Fault::NobodyAwaited,
+            "faults::in_sync_mode_a_run_with_dead_servers_equals_one_without",
+        ),
+        (
+            Fault::NoDrain,
+            "replaced::a_server_that_is_stopped_and_started_again_loses_nothing",
+        ),
+        (
+            Fault::DeletesOthers,
+            "stores::two_runs_at_one_location_do_each_other_no_harm",
+        ),
+        (
+            Fault::NullNumbers,
+            "stores::a_metric_that_is_no_number_is_kept_and_gone_on_with",
+        ),
+        (
+            Fault::NoToken,
+            "security::with_certificates_and_a_token_nobody_else_is_let_in",
+        ),
+        (
+            Fault::NoRoom,
+            "flood::a_job_trains_on_while_its_ports_are_flooded",
+        ),
+        (
+            Fault::AnyParts,
+            "hostile::pulls_of_many_empty_parts_take_no_memory",
+        ),
+        (
+            Fault::SilentWaits,
+            "modes::no_worker_leads_by_more_than_the_bound_and_those_who_wait_say_for_whom",
+        ),
+    ];
+    let found_by = FOUND_BY.iter().map(|(fault, _)| fault);
+    assert!(found_by.eq(Fault::END_TO_END), "each fault has a test");
+    let mut missed = Vec::new();
+    for (fault, test) in FOUND_BY {
+        let output = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", test])
+            .env(VARIABLE, format!("{fault:?}"))
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        println!("{fault:?}: {test}");
+        if !said.contains("0 passed; 1 failed") {
+            missed.push(fault);
+        }
+    }
+    assert!(missed.is_empty(), "not found: {missed:?}");
+}

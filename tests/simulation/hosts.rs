@@ -1,0 +1,215 @@
+//! The hosts of a simulated cluster, and the processes on them.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use coordinator::embedded::Embedded;
+use daemon::membership::{Coordinator, Registration};
+use futures_util::stream;
+use shared_proto::ids::Role;
+use tokio_stream::Stream;
+use tokio_util::sync::CancellationToken;
+use turmoil::Sim;
+
+use crate::history::Event;
+use crate::model::{Counting, Observed};
+use crate::network::{PORT, Simulated, incoming};
+use crate::pause::Pause;
+use crate::world::World;
+
+/// Shards, hosts of servers (one of them is a spare, or comes with another's identity), and workers.
+pub(crate) const SHARDS: u32 = 2;
+const PS: u32 = 3;
+pub(crate) const WORKERS: u32 = 3;
+
+/// When a second server starts under the identity of the first one, in some worlds.
+const MOVE: Duration = Duration::from_secs(6);
+
+/// When a second coordinator starts, in some worlds: the first is at work by then.
+const SECOND: Duration = Duration::from_secs(3);
+
+/// The host of the second coordinator.
+pub(crate) const SECOND_COORDINATOR: &str = "coordinator-2";
+
+/// How long processes go on without hearing from others.
+const MEMBER_PATIENCE: Duration = Duration::from_secs(60);
+
+impl World {
+    /// Adds all hosts, and returns their names: the coordinator's first.
+    pub(crate) fn hosts(&self, sim: &mut Sim<'_>) -> Vec<String> {
+        let mut names = vec!["coordinator".to_owned()];
+        self.coordinator(sim);
+        for index in 0..PS {
+            let name = format!("ps-{index}");
+            // Somebody has started a second process with an identity that is in use.
+            let twice = index + 1 == PS && self.plan.identity_twice;
+            let identity = if twice { "ps-0" } else { &name };
+            let after = if twice { MOVE } else { Duration::ZERO };
+            self.ps(sim, &name, identity, after);
+            names.push(name);
+        }
+        for index in 0..WORKERS {
+            let name = format!("worker-{index}");
+            self.worker(sim, &name, index);
+            names.push(name);
+        }
+        if self.plan.second_coordinator {
+            self.second_coordinator(sim);
+        }
+        names
+    }
+
+    fn coordinator(&self, sim: &mut Sim<'_>) {
+        let world = self.clone();
+        let pause = self.pauses.of("coordinator");
+        sim.host("coordinator", move || {
+            let (world, pause) = (world.clone(), pause.clone());
+            async move {
+                let history = world.history.clone();
+                let (fresh, number) = history.next_run();
+                let restored = match fresh {
+                    true => world.newest().await,
+                    false => None,
+                };
+                let embedded = Embedded {
+                    job: world.job.clone(),
+                    storage: world.disk.open(),
+                    checkpoints: world.stores.seen_from("coordinator"),
+                    restore: restored.is_some(),
+                    run: world.run_id(number),
+                };
+                let recorded = history.clone();
+                let tell = move |record| recorded.add(Event::Recorded(record));
+                let repeats = world.plan.repeats.then(|| world.repeats.clone());
+                let begun = move || {
+                    if fresh {
+                        history.begin_run(number, restored);
+                    }
+                };
+                let incoming = once_polled(incoming(pause.clone(), repeats).await?, begun);
+                let ended = pause.over(embedded.coordinate(incoming, tell)).await;
+                if let Ok(summary) = &ended {
+                    let lost = summary.lost_updates;
+                    world.history.add(Event::Summary { lost });
+                }
+                let outcome = match ended {
+                    Ok(summary) if summary.error.is_empty() => Ok(()),
+                    Ok(summary) => Err(summary.error),
+                    Err(error) => Err(error.to_string()),
+                };
+                world.ended("coordinator", outcome);
+                Ok(())
+            }
+        });
+    }
+
+    /// A coordinator of a run of its own, whose checkpoints are to lie where the first one's do.
+    fn second_coordinator(&self, sim: &mut Sim<'_>) {
+        let world = self.clone();
+        sim.host(SECOND_COORDINATOR, move || {
+            let world = world.clone();
+            async move {
+                tokio::time::sleep(SECOND).await;
+                let embedded = Embedded {
+                    job: world.job.clone(),
+                    storage: redb::backends::InMemoryBackend::new(),
+                    checkpoints: world.stores.seen_from(SECOND_COORDINATOR),
+                    restore: world.seed.is_multiple_of(2),
+                    run: "ffffffffffffffff".to_owned(),
+                };
+                let incoming = incoming(Pause::default(), None).await?;
+                let outcome = embedded.coordinate(incoming, |_| {}).await;
+                // What comes behind this has the time in it, which differs in each run.
+                let shortened =
+                    |error: String| error.split(", there since").next().map(str::to_owned);
+                let refused = outcome.err().and_then(|error| shortened(error.to_string()));
+                world.history.add(Event::Second {
+                    refused,
+                    has_written: world.stores.has_written(SECOND_COORDINATOR),
+                });
+                Ok(())
+            }
+        });
+    }
+
+    fn ps(&self, sim: &mut Sim<'_>, name: &str, identity: &str, after: Duration) {
+        let (world, pause) = (self.clone(), self.pauses.of(name));
+        let own = (name.to_owned(), identity.to_owned());
+        sim.host(name, move || {
+            let (world, pause, (name, identity)) = (world.clone(), pause.clone(), own.clone());
+            async move {
+                let elapsed = turmoil::sim_elapsed().unwrap_or_default();
+                tokio::time::sleep(after.saturating_sub(elapsed)).await;
+                let store = world.stores.seen_from(&name);
+                let embedded = ps_server::embedded::Embedded {
+                    coordinator: find_coordinator(&pause)?,
+                    registration: Registration {
+                        identity,
+                        ..registration(Role::Ps, &name)
+                    },
+                    checkpoints: Arc::new(move |_| Ok(store.clone())),
+                    drain: CancellationToken::new(),
+                };
+                let served = embedded.serve(incoming(pause.clone(), None).await?);
+                let outcome = pause.over(served).await;
+                world.ended(&name, outcome.map_err(|error| error.to_string()));
+                Ok(())
+            }
+        });
+    }
+
+    fn worker(&self, sim: &mut Sim<'_>, name: &str, index: u32) {
+        let (world, pause) = (self.clone(), self.pauses.of(name));
+        let own = name.to_owned();
+        // The last one is slow.
+        let step = Duration::from_millis(if index + 1 == WORKERS { 150 } else { 60 });
+        sim.host(name, move || {
+            let (world, pause, name) = (world.clone(), pause.clone(), own.clone());
+            async move {
+                let embedded = worker::embedded::Embedded {
+                    coordinator: find_coordinator(&pause)?,
+                    registration: registration(Role::Worker, &name),
+                    network: Arc::new(Simulated::of(pause.clone())),
+                    patience: MEMBER_PATIENCE,
+                };
+                let replica = Counting::new(&name, &world.history, step);
+                let strategy = |servers| Observed::new(servers, &name, &world.history);
+                let outcome = pause.over(embedded.work(replica, strategy)).await;
+                world.ended(&name, outcome.map_err(|error| error.to_string()));
+                Ok(())
+            }
+        });
+    }
+}
+
+/// The same stream, of which is told when it is first asked.
+fn once_polled<S: Stream + Unpin>(
+    mut inner: S,
+    tell: impl FnOnce() + Unpin,
+) -> impl Stream<Item = S::Item> {
+    let mut tell = Some(tell);
+    stream::poll_fn(move |context| {
+        if let Some(tell) = tell.take() {
+            tell();
+        }
+        Pin::new(&mut inner).poll_next(context)
+    })
+}
+
+fn find_coordinator(pause: &Pause) -> Result<Coordinator, Box<dyn std::error::Error>> {
+    let address = format!("coordinator:{PORT}");
+    let network = Simulated::of(pause.clone());
+    Ok(Coordinator::over(&network, &address, MEMBER_PATIENCE)?)
+}
+
+fn registration(role: Role, name: &str) -> Registration {
+    Registration {
+        role,
+        identity: name.to_owned(),
+        address: format!("{name}:{PORT}"),
+        metrics_address: String::new(),
+        holding: None,
+        capacity_bytes: 0,
+    }
+}

@@ -1,0 +1,67 @@
+//! What a world is like, by its seed: none has everything.
+
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use shared_proto::job::NonFinite;
+
+/// What there is in a world besides hosts that crash and networks that fail.
+#[derive(Clone, Debug)]
+pub(crate) struct Plan {
+    /// Two servers share an identity, instead of one being a spare.
+    pub(crate) identity_twice: bool,
+    /// A worker dies for good.
+    pub(crate) doomed: bool,
+    /// The store of checkpoints fails, refuses, is full, or is slow.
+    pub(crate) store: bool,
+    /// The disk with the coordinator's state fails.
+    pub(crate) disk: bool,
+    /// The coordinator's state is lost, and the job goes on from its checkpoints.
+    pub(crate) loses_state: bool,
+    /// A second coordinator is started for the same store.
+    pub(crate) second_coordinator: bool,
+    /// Processes are stopped and go on.
+    pub(crate) stops: bool,
+    /// Calls to the coordinator arrive twice, or late.
+    pub(crate) repeats: bool,
+    /// A push has several messages, and a variable several blocks.
+    pub(crate) many_blocks: bool,
+    /// Some gradients are no numbers, and this is what becomes of them.
+    pub(crate) non_finite: Option<NonFinite>,
+}
+
+impl Plan {
+    pub(crate) fn of(seed: u64) -> Self {
+        let mut rng = ChaCha8Rng::seed_from_u64(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+        let mut has = |share| rng.random_bool(share);
+        let (store, disk, loses_state) = (has(0.4), has(0.3), has(0.15));
+        let (second, stops, repeats) = (has(0.1), has(0.35), has(0.3));
+        let (many_blocks, skip, fail) = (has(0.05), has(0.15), has(0.03));
+        // A run that cannot show for long that it lives may lose its place by right.
+        let second_coordinator = second && !loses_state;
+        Self {
+            identity_twice: seed % 5 == 3,
+            // A new run waits for as many workers as the job is told to have.
+            doomed: seed % 4 == 1 && !loses_state,
+            store,
+            disk,
+            loses_state,
+            second_coordinator,
+            stops,
+            repeats,
+            many_blocks,
+            non_finite: match (fail, skip) {
+                (true, _) => Some(NonFinite::Fail),
+                (false, true) => Some(NonFinite::Skip),
+                (false, false) => None,
+            },
+        }
+    }
+
+    /// Every so many pushes are no numbers.
+    pub(crate) fn poisoned(&self) -> Option<usize> {
+        self.non_finite.map(|what| match what {
+            NonFinite::Skip => 13,
+            NonFinite::Fail => 60,
+        })
+    }
+}

@@ -1,0 +1,189 @@
+//! Calls that arrive twice, or late: over a connection that their caller has given up by then, or after its
+//! death.
+//!
+//! Between the network and a process that is called lies a proxy, which understands HTTP/2. It sends some calls on
+//! a second time, and some only after a while, whether somebody still waits for the answer or not.
+
+use std::convert::Infallible;
+use std::io;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::{Request, Response, Uri};
+use http_body_util::{BodyExt, Full};
+use hyper::body::Incoming;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto::Builder;
+use hyper_util::service::TowerToHyperService;
+use rand::{Rng, SeedableRng};
+use rand_chacha::ChaCha8Rng;
+use tokio::io::{AsyncRead, AsyncWrite, DuplexStream};
+use tokio_util::sync::CancellationToken;
+use tonic::body::Body;
+use tonic::transport::{Channel, Endpoint};
+use tower::ServiceExt;
+
+/// Bytes that may be under way between the proxy and its process.
+const BUFFER: usize = 1 << 20;
+
+/// How often a connection is looked at, and how long an answer may take.
+const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(10));
+
+/// Calls that have one answer.
+const UNARY: [&str; 9] = [
+    "Register",
+    "Heartbeat",
+    "Leave",
+    "GetShardMap",
+    "RegisterVariables",
+    "FinishInitialization",
+    "LeaseWork",
+    "FinishStep",
+    "Report",
+];
+
+#[derive(Clone, Copy, Debug)]
+enum Fate {
+    Once,
+    /// Again at once, before the first is answered.
+    Twice,
+    /// Again after this time.
+    Again(Duration),
+    /// Only after this time.
+    Late(Duration),
+}
+
+/// Decides what becomes of calls.
+#[derive(Clone, Debug)]
+pub(crate) struct Repeats(Arc<Mutex<ChaCha8Rng>>);
+
+impl Repeats {
+    pub(crate) fn new(seed: u64) -> Self {
+        let rng = ChaCha8Rng::seed_from_u64(seed.rotate_left(32));
+        Self(Arc::new(Mutex::new(rng)))
+    }
+
+    fn fate(&self, call: &str) -> Fate {
+        let mut rng = self.0.lock().unwrap();
+        let after = Duration::from_millis(rng.random_range(20..6000));
+        match rng.random_range(0..40) {
+            0..4 => Fate::Twice,
+            // The last call of a dead process cannot be told from the first of the one that has replaced it.
+            _ if call == "Register" => Fate::Once,
+            4..6 => Fate::Again(after),
+            6 => Fate::Late(after),
+            _ => Fate::Once,
+        }
+    }
+
+    /// Puts a proxy behind a connection. The process has what is returned in its place.
+    pub(crate) fn behind(
+        &self,
+        connection: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    ) -> DuplexStream {
+        let (near, far) = tokio::io::duplex(BUFFER);
+        let broken = CancellationToken::new();
+        let onward = Onward {
+            channel: over(far),
+            broken: broken.clone(),
+        };
+        let repeats = self.clone();
+        let service = tower::service_fn(move |request: Request<Incoming>| {
+            let (onward, repeats) = (onward.clone(), repeats.clone());
+            async move { Ok::<_, Infallible>(repeats.forward(onward, request).await) }
+        });
+        tokio::spawn(async move {
+            let mut builder = Builder::new(TokioExecutor::new()).http2_only();
+            // As the process does: a link that loses packets breaks what is connected over it.
+            builder
+                .http2()
+                .timer(TokioTimer::new())
+                .keep_alive_interval(Some(KEEPALIVE.0))
+                .keep_alive_timeout(KEEPALIVE.1);
+            let service = TowerToHyperService::new(service);
+            let served = builder.serve_connection(TokioIo::new(connection), service);
+            // It ends with either of the two connections.
+            let _ = broken.run_until_cancelled(served).await;
+        });
+        near
+    }
+
+    async fn forward(self, onward: Onward, request: Request<Incoming>) -> Response<Body> {
+        let name = request.uri().path().rsplit('/').next().unwrap_or_default();
+        if !UNARY.contains(&name) {
+            return onward.send(request.map(Body::new)).await;
+        }
+        let fate = self.fate(name);
+        let (parts, body) = request.into_parts();
+        let Ok(body) = body.collect().await else {
+            return unavailable();
+        };
+        let body = body.to_bytes();
+        let call = move || {
+            let request = Request::from_parts(parts.clone(), whole(body.clone()));
+            onward.clone().send(request)
+        };
+        match fate {
+            Fate::Once => call().await,
+            Fate::Twice => {
+                tokio::spawn(call());
+                call().await
+            }
+            Fate::Again(after) => {
+                let again = call();
+                tokio::spawn(async move {
+                    tokio::time::sleep(after).await;
+                    again.await
+                });
+                call().await
+            }
+            Fate::Late(after) => {
+                // Its caller may be gone by then.
+                let late = tokio::spawn(async move {
+                    tokio::time::sleep(after).await;
+                    call().await
+                });
+                late.await.unwrap_or_else(|_| unavailable())
+            }
+        }
+    }
+}
+
+/// A request's body with its end: gRPC has no trailers in that direction.
+fn whole(body: Bytes) -> Body {
+    Body::new(Full::new(body))
+}
+
+/// The way from the proxy to its process.
+#[derive(Clone)]
+struct Onward {
+    channel: Channel,
+    /// Cancelled when the process has closed it.
+    broken: CancellationToken,
+}
+
+impl Onward {
+    async fn send(self, request: Request<Body>) -> Response<Body> {
+        let answer = self.channel.oneshot(request).await;
+        answer.unwrap_or_else(|_| {
+            self.broken.cancel();
+            unavailable()
+        })
+    }
+}
+
+fn unavailable() -> Response<Body> {
+    tonic::Status::unavailable("the connection broke").into_http()
+}
+
+/// A channel over one connection.
+fn over(connection: DuplexStream) -> Channel {
+    let connection = Mutex::new(Some(connection));
+    let connector = tower::service_fn(move |_: Uri| {
+        let connection = connection.lock().unwrap().take();
+        let broken = || io::Error::from(io::ErrorKind::NotConnected);
+        std::future::ready(connection.map(TokioIo::new).ok_or_else(broken))
+    });
+    Endpoint::from_static("http://coordinator").connect_with_connector_lazy(connector)
+}
