@@ -3,7 +3,7 @@
 
     tests/compose/test_compose.py               everything; on two cores some seven minutes, and twenty more
                                                 where the images have to be built from the start
-    tests/compose/test_compose.py files images  some of it: files, images, plain, secure
+    tests/compose/test_compose.py files images  some of it: files, images, plain, secure, upgrades
 
 Needs a Docker engine, docker compose (v2) or docker-compose (1.29), and the images that Flambeau's are
 built on (tests/compose/base-images.sh provides them). Where there is no engine it says SKIPPED and why,
@@ -42,6 +42,7 @@ TOLERANCE = 0.015
 # What is done to the long job takes so many seconds, with some to spare.
 LONG_SECONDS = 100
 SECURE_SECONDS = 40
+UPGRADE_SECONDS = 90
 
 IMAGES = {
     "coordinator": f"flambeau/coordinator:{TAG}",
@@ -136,6 +137,7 @@ class Project:
         mine = {k: v for k, v in os.environ.items() if not k.startswith(("FLAMBEAU_", "AWS_"))}
         self.environment = mine | {
             "FLAMBEAU_VERSION": TAG,
+            "FLAMBEAU_REVISION": run("git", "rev-parse", "HEAD", cwd=ROOT).strip(),
             "FLAMBEAU_PORT": str(free_port()),
             "PROMETHEUS_PORT": str(prometheus_port),
             "COMPOSE_PROJECT_NAME": self.name,
@@ -238,7 +240,7 @@ class Project:
 
     def down(self):
         """Takes everything down, and looks whether something is left."""
-        profiles = ("gpu", "secure")
+        profiles = ("gpu", "secure", "dashboards")
         self.compose("down", "--volumes", "--remove-orphans", "--timeout", "15", profiles=profiles)
         label = f"--filter=label=com.docker.compose.project={self.name}"
         for kind, command in {
@@ -287,10 +289,10 @@ def test_files(programs):
     """The compose file, .env.example and Prometheus' files are valid and fit together."""
     for program in programs:
         project = Project(program, "files")
-        for profiles in ((), ("gpu",), ("secure",), ("gpu", "secure")):
+        for profiles in ((), ("gpu",), ("secure",), ("dashboards",), ("gpu", "secure", "dashboards")):
             project.compose("config", "--quiet", profiles=profiles)
         version = run(*program, "version", "--short").strip()
-        say(f"compose {version} accepts the file with no profile, gpu, secure, and both")
+        say(f"compose {version} accepts the file with no profile, gpu, secure, dashboards, and all")
 
     text = (ROOT / "docker-compose.yml").read_text()
     settings = dict(re.findall(r"\$\{(\w+):-([^}]*)\}", text))
@@ -298,6 +300,8 @@ def test_files(programs):
     settings |= {name: "" for name in re.findall(r"^  ((?:FLAMBEAU|AWS)_\w+):$", text, re.M)}
     # What volumes' names begin with, which is no setting of the user's.
     settings["FLAMBEAU_CERTS"] = ""
+    # Compose's own.
+    settings["COMPOSE_PROFILES"] = ""
     shown = re.findall(r"^#(: )?(\w+)=(.*)$", (ROOT / ".env.example").read_text(), re.M)
     example = {name: "" if absent else value for absent, name, value in shown}
     check(settings == example, f"not the same in both: {sorted(settings.items() ^ example.items())}")
@@ -325,6 +329,8 @@ def test_images(programs):
         check(config.get("StopSignal") == "SIGTERM", f"{image} has no stop signal")
         check("--check-health" in config["Healthcheck"]["Test"], f"{image} has no health check")
         check(config["Labels"]["org.opencontainers.image.version"] == TAG, f"{image} has no version")
+        revision = config["Labels"]["org.opencontainers.image.revision"]
+        check(revision == project.environment["FLAMBEAU_REVISION"], f"{image} is of commit {revision}")
         for setting in config["Env"]:
             secret = re.search(r"SECRET|PASSWORD|TOKEN|KEY", setting.split("=")[0])
             check(not secret, f"{image} has a secret in its environment: {setting}")
@@ -363,7 +369,10 @@ def test_plain(programs):
 
 def the_job_that_ships(project):
     """The digits, as `docker compose up` trains them. Returns samples a second."""
-    project.up(2, 3, "prometheus")
+    # No service is named, and what is in a profile is not needed: Grafana's image may be missing.
+    project.compose("up", "--detach", "--no-build", "--scale=ps=2", "--scale=worker=3")
+    check(project.containers("prometheus"), "there is no Prometheus")
+    check(not project.containers("grafana"), "Grafana was started without its profile")
     summary = project.await_end("digits", 300)
     expect_accuracy("digits", summary)
     check(summary["ps"] == 2, f"the variables were spread over {summary['ps']} servers, not 2")
@@ -569,7 +578,7 @@ def the_rules_hold():
     # Its scratch data in memory: it syncs every write.
     promtool += ["--user=0:0", "--tmpfs=/tmp", "--entrypoint=promtool", ":".join(image.groups())]
     run(*promtool, "check", "config", "deploy/prometheus/prometheus.yml")
-    run(*promtool, "test", "rules", "tests/deploy/alerts_test.yml")
+    run(*promtool, "test", "rules", "tests/deploy/alerts_test.yml", "tests/deploy/clusters_test.yml")
     say("promtool accepts Prometheus' configuration, and the alerts' tests pass")
 
 
@@ -636,7 +645,92 @@ def strangers_are_refused(project, certificates):
     say("the refusals are counted by reason")
 
 
-TESTS = {"files": test_files, "images": test_images, "plain": test_plain, "secure": test_secure}
+def test_upgrades(programs):
+    """Servers and workers take the next job; all roles are replaced one by one, and nothing is lost."""
+    with brought_up(programs[0], "upgrades") as project:
+        project.environment["FLAMBEAU_AFTER_JOB"] = "wait"
+        for mode in ("sync", "bounded", "async"):
+            project.environment["FLAMBEAU_MODE"] = mode
+            next_job(project, f"short-{mode}", 12)
+            rate = done_job(project, f"short-{mode}", 12)["samples_per_second"]
+            epochs = max(50, int(rate * UPGRADE_SECONDS / 1437))
+            next_job(project, f"long-{mode}", epochs)
+            upgrade(project)
+            summary = done_job(project, f"long-{mode}", epochs)
+            check(summary["lost_updates"] == 0, f"{summary['lost_updates']} updates were lost in {mode} mode")
+            expect_accuracy("digits", summary, longer=True)
+    with brought_up(programs[0], "data") as project:
+        a_worker_without_data(project)
+
+
+def next_job(project, name, epochs):
+    """Begins another job by the command of docs/operations.md: only the coordinator's settings change."""
+    before = {role: project.role(role) for role in ("ps", "worker")}
+    project.environment |= {"FLAMBEAU_NAME": name, "FLAMBEAU_EPOCHS": str(epochs)}
+    project.up(2, 3)
+    begun = lambda: (found := project.status()) and found["job"] == name and found["phase"] != "starting"
+    until(f"the job {name} trains", 90, begun)
+    kept = all(not before[role] or set(before[role]) == set(project.role(role)) for role in before)
+    check(kept, "servers and workers were replaced for the next job")
+
+
+def done_job(project, name, epochs):
+    """Waits until a job is done, of which every sample must count; returns its summary."""
+    done = lambda: (found := project.status()) and (found["job"], found["phase"]) == (name, "done")
+    until(f"the job {name} is done", 600, done)
+    summary = json.loads(project.read(f"/runs/{name}/summary.json"))
+    check(summary["samples"] == epochs * 1437, f"{summary['samples']} samples count, not {epochs} times 1437")
+    return summary
+
+
+def upgrade(project):
+    """Replaces the containers of each role, in the order and by the commands of docs/operations.md."""
+    for role, number in (("worker", 3), ("ps", 2), ("coordinator", 1)):
+        began = time.monotonic()
+        before = project.role(role)
+        scale = [f"--scale={role}={number}"] if number > 1 else []
+        project.compose("up", "--detach", "--no-build", "--no-deps", "--force-recreate", *scale, role)
+        check(not set(before) & set(project.role(role)), f"the containers of role {role} are the same")
+        project.await_live("ps", 2)
+        project.await_live("worker", 3)
+        project.await_progress()
+        say(f"replaced every {role}; training went on after {time.monotonic() - began:.1f} s")
+
+
+def a_worker_without_data(project):
+    """A worker whose data is not mounted leaves alone; the job goes on, and ends well."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        rows = [f"{i % 20},{i // 20},{'red' if i % 20 > i // 20 else 'blue'}" for i in range(400)]
+        (pathlib.Path(folder) / "train.csv").write_text("\n".join(["x,y,colour", *rows, ""]))
+        (pathlib.Path(folder) / "own.toml").write_text(
+            'name = "own"\nepochs = 3000\nbatch_size = 16\n'
+            '[data]\nkind = "csv"\ndir = "/data"\nlabel = "colour"\n[cluster]\nps = 1\nworkers = 2\n'
+        )
+        settings = {"FLAMBEAU_DATA_FOLDER": folder, "FLAMBEAU_JOBS": folder, "FLAMBEAU_JOB": "/jobs/own.toml"}
+        project.environment |= settings
+        project.up(1, 2)
+        until("the job trains", 60, lambda: (found := project.status()) and found["phase"] == "training")
+        stranger = ["docker", "run", "--rm", "--read-only", "--network", project.network()]
+        stranger += ["--env=FLAMBEAU_COORDINATOR=coordinator:7070", "--env=FLAMBEAU_IDENTITY=without-data"]
+        code, text = ends_with(*stranger, IMAGES["worker"], timeout=60)
+        check(code == 3, f"a worker without data ended with {code}: {text}")
+        status = project.status()
+        task = next(t for t in status["tasks"] if t["identity"] == "without-data")
+        check(task["failure"] == "data" and "/data" in task["trouble"], f"status says of it: {task}")
+        project.await_progress()
+        say(f"a worker without data left alone: {task['trouble']}")
+        summary = project.await_end("own", 300)
+        check(not summary.get("error"), f"the job ended with {summary}")
+
+
+TESTS = {
+    "files": test_files,
+    "images": test_images,
+    "plain": test_plain,
+    "secure": test_secure,
+    "upgrades": test_upgrades,
+}
 
 
 def skip(why):

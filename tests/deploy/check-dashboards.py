@@ -4,8 +4,9 @@
     tests/deploy/check-dashboards.py
     tests/deploy/check-dashboards.py --prometheus http://127.0.0.1:9090 --wait 60
 
-Without a Prometheus: that dashboards are whole and readable, and that every metric they name is
-documented. With one that scrapes a job in training: that every query of every panel, and every
+Without a Prometheus: that dashboards are whole and readable, that every metric they name is documented and
+served, that they and the rules keep clusters apart, and, where promtool is installed, that it can parse every query.
+With one that scrapes a job in training: that every query of every panel, and every
 recording rule, gives data, and that alerts can be evaluated. Needs Python's standard library only.
 """
 
@@ -14,7 +15,10 @@ import json
 import math
 import pathlib
 import re
+import shutil
+import subprocess
 import sys
+import tempfile
 import time
 import typing
 import urllib.error
@@ -32,6 +36,11 @@ GRAFANA = {
     "__range": "5m",
     "__interval": "15s",
 }
+
+# Which cluster is looked at: variables of every dashboard, and the values that docker-compose.yml leads to.
+CLUSTER = {"cluster": "", "namespace": "", "job": "flambeau"}
+SELECTED = ", ".join(f'{label}="${label}"' for label in CLUSTER)
+DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
 
 WIDTH = 24
 PANEL_TYPES = {"timeseries", "stat", "bargauge", "gauge", "state-timeline", "heatmap", "table"}
@@ -77,9 +86,14 @@ def read(folder):
     return {file.name: json.loads(file.read_text()) for file in files}
 
 
-def substituted(expr):
-    """The query as Grafana would send it, with all values chosen of its variables."""
-    for name, value in GRAFANA.items():
+def definition(variable):
+    """The query that gives a variable's values; none for the datasource."""
+    return variable["query"]["query"] if variable["type"] == "query" else ""
+
+
+def substituted(expr, cluster=CLUSTER):
+    """The query as Grafana would send it for a cluster, with all values chosen of the other variables."""
+    for name, value in (GRAFANA | cluster).items():
         expr = expr.replace(f"${{{name}}}", value).replace(f"${name}", value)
     return re.sub(r"\$\{\w+(:\w+)?\}|\$\w+|\[\[\w+\]\]", ".*", expr)
 
@@ -97,7 +111,7 @@ def queries(folder):
 def annotations(folder):
     """The queries of annotations, which may be empty."""
     return [
-        Query(dashboard["title"], "annotation " + annotation["name"], substituted(annotation["expr"]))
+        Query(dashboard["title"], "annotation " + annotation["name"], substituted(annotation["target"]["expr"]))
         for dashboard in read(folder).values()
         for annotation in dashboard.get("annotations", {}).get("list", [])
     ]
@@ -164,16 +178,60 @@ def check_metrics(named, known, findings):
             )
 
 
-def datasource_uid(folder):
-    """The uid under which Prometheus is provisioned."""
-    files = sorted((pathlib.Path(folder) / "provisioning" / "datasources").glob("*.y*ml"))
-    uids = [uid for file in files for uid in re.findall(r"(?m)^\s+uid: (\S+)$", file.read_text())]
-    if len(uids) != 1:
-        raise SystemExit(f"one datasource is to be provisioned in {folder}, not {len(uids)}")
-    return uids[0]
+def check_served(named, findings):
+    """Whether the daemons' sources have the metrics that are named."""
+    source = "".join(file.read_text() for file in sorted((ROOT / "crates").glob("*/src/**/*.rs")))
+    for place, expr in named:
+        for name in sorted(metrics(expr)):
+            plain = re.sub(r"_(bucket|sum|count)$", "", name)
+            served = f'"{name}"' in source or f'"{plain}"' in source
+            findings.expect(served or not name.startswith("flambeau_"), f"{place}: no daemon serves {name}")
 
 
-def check_dashboard(name, dashboard, uid, findings):
+def check_rule(rule, findings):
+    """A rule sums, counts and joins within a cluster alone."""
+    for labels in re.findall(r"\b(?:by|on)\s*\(([^)]*)\)", rule.expr):
+        named = {label.strip() for label in labels.split(",")}
+        findings.expect(named >= CLUSTER.keys(), f"{rule.kind} {rule.name}: mixes clusters by ({labels})")
+    summed = re.findall(r"\b(sum|count|min|max|avg|topk|quantile)\s*\(", rule.expr)
+    findings.expect(not summed, f"{rule.kind} {rule.name}: {', '.join(summed)} over all clusters")
+
+
+def check_selection(place, expr, findings):
+    """A query of a panel asks for the cluster that is looked at, or keeps all of them apart."""
+    if re.search(r"\bby \(cluster, namespace, job\)", expr):
+        return
+    selectors = re.findall(r"(?<![\w:])([a-zA-Z_:][\w:]*)\s*(\{[^}]*\})?", re.sub(r'"[^"]*"', '""', expr))
+    wanted = re.sub(r'"[^"]*"', '""', SELECTED)
+    for name in metrics(expr):
+        found = [braces for metric, braces in selectors if metric == name]
+        findings.expect(all(wanted in braces for braces in found), f"{place}: {name} is that of all clusters")
+
+
+def check_release(findings):
+    """The types that dashboards are held against are of the Grafana that docker-compose.yml starts."""
+    run = re.search(r"GRAFANA_VERSION:-(\d+\.\d+)", (ROOT / "docker-compose.yml").read_text())
+    held = json.loads((ROOT / "tests/deploy/grafana/package.json").read_text())["dependencies"]["@grafana/schema"]
+    findings.expect(
+        run and held.startswith(f"{run[1]}."), f"@grafana/schema {held} is not of docker-compose.yml's Grafana"
+    )
+
+
+def check_syntax(named, findings):
+    """Has promtool parse the queries. Returns how many, or why none."""
+    promtool = shutil.which("promtool")
+    if not promtool:
+        return "SKIPPED: no promtool to parse them with"
+    records = [f"      - {{record: 'q:{number}', expr: {json.dumps(expr)}}}" for number, (_, expr) in enumerate(named)]
+    with tempfile.NamedTemporaryFile("w", suffix=".yml") as file:
+        file.write("\n".join(["groups:", "  - name: queries", "    rules:", *records, ""]))
+        file.flush()
+        checked = subprocess.run([promtool, "check", "rules", file.name], capture_output=True, text=True)
+    findings.expect(checked.returncode == 0, f"promtool cannot parse a query: {checked.stderr.strip()}")
+    return f"{len(named)} of them parsed by promtool"
+
+
+def check_dashboard(name, dashboard, findings):
     def expect(holds, what):
         findings.expect(holds, f"{name}: {what}")
 
@@ -183,10 +241,15 @@ def check_dashboard(name, dashboard, uid, findings):
     # Only in the database of one Grafana does a number mean something.
     expect(dashboard.get("id") is None, "has a numeric id")
     for where, found in datasources(dashboard):
-        expect(found == {"type": "prometheus", "uid": uid}, f"{where}: datasource {found}")
+        expect(found == DATASOURCE, f"{where}: datasource {found}")
     for annotation in dashboard.get("annotations", {}).get("list", []):
-        expect(annotation.get("expr"), "an annotation without a query")
-    variables = {v["name"] for v in dashboard.get("templating", {}).get("list", [])}
+        expect(annotation.get("target", {}).get("expr"), "an annotation without a query")
+    listed = dashboard.get("templating", {}).get("list", [])
+    variables = {v["name"] for v in listed}
+    common = ["datasource", *CLUSTER]
+    expect([v["name"] for v in listed][:4] == common, f"the variables do not begin with {', '.join(common)}")
+    # With several clusters at a time their series would be mixed.
+    expect(not any(v["multi"] or v["includeAll"] for v in listed if v["name"] in common), "several clusters at a time")
 
     everything = list(panels(dashboard))
     ids = [panel.get("id") for panel in everything]
@@ -195,6 +258,7 @@ def check_dashboard(name, dashboard, uid, findings):
     for panel in everything:
         if panel.get("type") != "row":
             used |= check_panel(panel, expect)
+    used |= {name for v in listed for name in re.findall(r"\$(\w+)", definition(v))} | {"datasource"}
     expect(used <= variables, f"unknown variables {sorted(used - variables)}")
     expect(used >= variables, f"unused variables {sorted(variables - used)}")
     check_layout(dashboard["panels"], expect)
@@ -208,9 +272,11 @@ def datasources(dashboard):
         for target in panel.get("targets", []):
             yield panel.get("title"), target.get("datasource")
     for variable in dashboard.get("templating", {}).get("list", []):
-        yield "variable " + variable["name"], variable.get("datasource")
+        if variable["type"] != "datasource":
+            yield "variable " + variable["name"], variable.get("datasource")
     for annotation in dashboard.get("annotations", {}).get("list", []):
         yield "annotation " + annotation["name"], annotation.get("datasource")
+        yield "annotation " + annotation["name"], annotation.get("target", {}).get("datasource")
 
 
 def check_panel(panel, expect):
@@ -228,8 +294,13 @@ def check_panel(panel, expect):
     for target in targets:
         expr = target.get("expr", "")
         expect(expr, f"{title}: a query without an expression")
-        named = panel.get("type") == "stat" or target.get("legendFormat")
+        named = panel.get("type") in {"stat", "gauge"} or target.get("legendFormat")
         expect(named, f"{title}: a query without a legend")
+        # An address says nothing to a reader: a task does, by way of flambeau_task_info.
+        expect("instance" not in target.get("legendFormat", ""), f"{title}: a legend of addresses")
+        # A single figure is of now: the last value of a range may be another run's.
+        single = panel.get("type") in {"stat", "gauge", "bargauge"}
+        expect(target.get("instant") == single, f"{title}: instant or range")
         used |= set(re.findall(r"\$\{?(\w+)", expr)) - set(GRAFANA)
     return used
 
@@ -306,11 +377,10 @@ def main():
 
     findings = Findings()
     dashboards = read(folder)
-    uid = datasource_uid(arguments.grafana)
     uids = [dashboard.get("uid") for dashboard in dashboards.values()]
     findings.expect(len(set(uids)) == len(uids), "dashboards share a uid")
     for name, dashboard in dashboards.items():
-        check_dashboard(name, dashboard, uid, findings)
+        check_dashboard(name, dashboard, findings)
 
     shown, marked = queries(folder), annotations(folder)
     found = [
@@ -323,10 +393,20 @@ def main():
     named = [(query.place, query.expr) for query in shown + marked]
     named += [(f"{rule.kind} {rule.name}", rule.expr) for rule in found]
     named += [
-        (f"{dashboard['title']}: variable {variable['name']}", variable["definition"].partition("(")[2].partition(",")[0])
+        (f"{dashboard['title']}: variable {variable['name']}", definition(variable).partition("(")[2].rpartition(",")[0])
         for dashboard in dashboards.values()
         for variable in dashboard.get("templating", {}).get("list", [])
+        if definition(variable)
     ]
+    for rule in found:
+        check_rule(rule, findings)
+    for dashboard in dashboards.values():
+        for panel in panels(dashboard):
+            for target in panel.get("targets", []):
+                check_selection(f"{dashboard['title']}: {panel['title']}", target["expr"], findings)
+    check_served(named, findings)
+    check_release(findings)
+    parsed = check_syntax([(query.place, query.expr) for query in shown + marked], findings)
     check_metrics(named, documented(pages) | EXPORTERS | recorded.keys(), findings)
     used = set().union(*(metrics(expr) for _, expr in named))
     for name in sorted(recorded.keys() - used):
@@ -343,7 +423,7 @@ def main():
     for finding in findings:
         print(finding, file=sys.stderr)
     print(
-        f"{len(dashboards)} dashboards, {len(shown)} panel queries, {len(found)} rules and alerts, "
+        f"{len(dashboards)} dashboards, {len(shown)} panel queries ({parsed}), {len(found)} rules and alerts, "
         f"{len(used - recorded.keys())} metrics; "
         f"{f'{executed} queries executed' if arguments.prometheus else 'nothing executed (no --prometheus)'}; "
         f"{f'{len(findings)} findings' if findings else 'all well'}"

@@ -41,18 +41,21 @@ RENDERINGS = [
     ("overlays/mine", []),
 ]
 
-# The overlay that README.md has its readers write.
+# The overlay that README.md has its readers write, and the registry that it names; here with a port besides.
 OWN = "overlays/mine"
+OWN_REGISTRY = "registry.example:5000/flambeau"
 
 METRICS = 9464
 NAME = "app.kubernetes.io/name"
 ROLE = "app.kubernetes.io/component"
+# By which the sidecar of Grafana's Helm chart finds dashboards.
+DASHBOARD = "grafana_dashboard"
 
 # Each role: kind of its workload, image, the port it serves its calls at, its crate.
 ROLES = {
-    "coordinator": ("StatefulSet", "flambeau/coordinator", 7070, "coordinator"),
-    "ps": ("StatefulSet", "flambeau/ps-server", 7001, "ps-server"),
-    "worker": ("Deployment", "flambeau/worker", None, "worker"),
+    "coordinator": ("StatefulSet", "coordinator", 7070, "coordinator"),
+    "ps": ("StatefulSet", "ps-server", 7001, "ps-server"),
+    "worker": ("Deployment", "worker", None, "worker"),
 }
 
 # Made by hand, as README.md says, so not among what is rendered.
@@ -100,9 +103,14 @@ def render(kustomize, folder):
         # A copy, because components are put over an overlay by a kustomization beside it.
         tree = Path(scratch) / "kubernetes"
         shutil.copytree(folder, tree, ignore=shutil.ignore_patterns(Path(OWN).name))
+        # The dashboards are a kustomization beside it.
+        shutil.copytree(folder.parent / "grafana", tree.parent / "grafana")
         (tree / OWN).mkdir()
-        [example] = re.findall(r"```yaml\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
-        (tree / OWN / "kustomization.yaml").write_text(example)
+        examples = re.findall(r"```yaml\n(.*?)```", (folder / "README.md").read_text(), re.DOTALL)
+        examples = [example.replace("registry.example/flambeau", OWN_REGISTRY) for example in examples]
+        own, picked = map(yaml.safe_load, examples)
+        own["patches"] += picked["patches"]
+        (tree / OWN / "kustomization.yaml").write_text(yaml.safe_dump(own))
         job = (folder / "base" / "job.toml").read_text()
         (tree / OWN / "job.toml").write_text(job.replace('name = "digits"', 'name = "mine"'))
         for number, (over, components) in enumerate(RENDERINGS):
@@ -135,9 +143,9 @@ def unrendered(folder):
 # ---- schemas ------------------------------------------------------------------------------------------------
 
 
-def check_schemas(renderings):
+def check_schemas(renderings, oldest=OLDEST):
     """Holds each document against the schemas of the oldest and the newest release."""
-    versions = [OLDEST, kubernetes_validate.latest_version()]
+    versions = [oldest, kubernetes_validate.latest_version()]
     documents = {}
     for name, rendering in renderings.items():
         for document in rendering:
@@ -153,7 +161,7 @@ def check_schemas(renderings):
 
     held = 0
     for name, document in documents.values():
-        if document["kind"] == "PodMonitor":
+        if document["kind"] in ("PodMonitor", "PrometheusRule"):
             continue
         for version in versions:
             held += 1
@@ -161,7 +169,7 @@ def check_schemas(renderings):
                 problems.append(f"{name}: {title(document)} is not Kubernetes {version}'s: {why}")
 
     # That nothing was refused counts only if a slip of the pen would have been.
-    pods = next(d for _, d in documents.values() if d["kind"] == "StatefulSet")
+    pods = next(d for _, d in documents.values() if d["kind"] in ("StatefulSet", "Job"))
     for version in versions:
         for slip in [{"livenesProbe": {}}, {"ports": [{"containerPort": "many"}]}]:
             slipped = copy.deepcopy(pods)
@@ -175,6 +183,11 @@ def check_schemas(renderings):
 
 def title(document):
     return f"{document['kind']} {document['metadata']['name']}"
+
+
+def version_of_cargo():
+    """The version of this workspace, which is that of a release's images."""
+    return tomllib.loads((ROOT / "Cargo.toml").read_text())["workspace"]["package"]["version"]
 
 
 def settings_of(crate):
@@ -234,6 +247,11 @@ class Rendering:
         self.check_budgets()
         self.check_network()
         self.check_monitors()
+        self.check_dashboards()
+        self.expect(len(self.of("PrometheusRule")) == (self.name != "base"), "PrometheusRules")
+        for document in self.of("PodMonitor") + self.of("PrometheusRule"):
+            picked = document["metadata"]["labels"].get("release")
+            self.expect((picked is not None) == (self.name == OWN), f"{title(document)}: its label release")
 
     def check_workload(self, role):
         kind, image, port, crate = ROLES[role]
@@ -248,10 +266,10 @@ class Rendering:
         self.expect(len(pod["containers"]) == 1, f"{role}: more than one container")
         container = pod["containers"][0]
         if role == "worker" and "overlays/gpu" in self.name:
-            image = "flambeau/worker-cuda"
-        # Without the registry and the tag.
-        found = "/".join(container["image"].split("/")[-2:]).split(":")[0]
-        self.expect(found == image, f"{role}: image {container['image']}")
+            image = "worker-cuda"
+        registry = OWN_REGISTRY if self.name == OWN else "flambeau"
+        image = f"{registry}/{image}:{version_of_cargo()}"
+        self.expect(container["image"] == image, f"{role}: image {container['image']}, not {image}")
 
         ports = {port["name"]: port["containerPort"] for port in container["ports"]}
         wanted = {"metrics": METRICS} | ({"grpc": port} if port else {})
@@ -320,7 +338,7 @@ class Rendering:
         mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
         path = Path(path)
         self.expect(str(path.parent) in mounts, f"coordinator: nothing is mounted where {path} should be")
-        configs = self.of("ConfigMap")
+        configs = [config for config in self.of("ConfigMap") if DASHBOARD not in config["metadata"]["labels"]]
         self.expect(len(configs) == 1, f"{len(configs)} ConfigMaps")
         text = configs[0]["data"].get(path.name)
         self.expect(text is not None, f"coordinator: the ConfigMap has no {path.name}")
@@ -437,6 +455,37 @@ class Rendering:
                 self.expect(endpoint["honorLabels"] is True, "PodMonitor: honorLabels")
 
 
+    def check_dashboards(self):
+        """Each dashboard of deploy/grafana is in a ConfigMap of its own, as it is there."""
+        found = {}
+        for config in self.of("ConfigMap"):
+            if config["metadata"]["labels"].get(DASHBOARD) == "1":
+                [(file, text)] = config["data"].items()
+                found[file] = json.loads(text)
+                # kubectl apply keeps a copy in an annotation, which Kubernetes limits to 256 KiB.
+                self.expect(len(json.dumps(config)) < 200 * 1024, f"{title(config)} is too large for kubectl apply")
+        files = [] if self.name == "base" else sorted((ROOT / "deploy/grafana/dashboards").glob("*.json"))
+        wanted = {f"flambeau-{file.name}": json.loads(file.read_text()) for file in files}
+        self.expect(found == wanted, f"dashboards {sorted(found)}, not those of deploy/grafana, {sorted(wanted)}")
+
+
+def check_rules(folder):
+    """The PrometheusRule has the rules and alerts of deploy/prometheus, all of them and no other."""
+    rule = yaml.safe_load((folder / "components/monitoring/prometheus-rule.yaml").read_text())
+    expect(rule["apiVersion"] == "monitoring.coreos.com/v1", "PrometheusRule: apiVersion")
+    expect(rule["kind"] == "PrometheusRule" and set(rule["spec"]) == {"groups"}, "PrometheusRule: kind or spec")
+    wanted = [
+        group
+        for file in ["rules.yml", "alerts.yml"]
+        for group in yaml.safe_load((ROOT / "deploy/prometheus" / file).read_text())["groups"]
+    ]
+    expect(
+        rule["spec"]["groups"] == wanted,
+        "the PrometheusRule is not that of deploy/prometheus: run scripts/make-prometheus-rule.sh",
+    )
+    return f"a PrometheusRule of {sum(len(group['rules']) for group in wanted)} rules and alerts"
+
+
 def check_readme(folder):
     """The folders and workloads that the commands name are there."""
     text = (folder / "README.md").read_text()
@@ -447,7 +496,7 @@ def check_readme(folder):
         expect(ROLES.get(name, ("",))[0].lower() == kind, f"README.md: there is no {kind}/{name}")
     for component in (folder / "components").iterdir():
         expect(f"components/{component.name}" in text, f"README.md says nothing of components/{component.name}")
-        rendered = {"monitoring"}.union(*(components for _, components in RENDERINGS))
+        rendered = {"images", "monitoring", "pod-monitor"}.union(*(components for _, components in RENDERINGS))
         expect(component.name in rendered, f"components/{component.name} is not rendered here")
 
 
@@ -468,6 +517,7 @@ def main():
         renderings = unrendered(folder)
     if renderings:
         done.append(check_schemas(renderings))
+    done.append(check_rules(folder))
     check_readme(folder)
     for problem in problems:
         print(f"error: {problem}", file=sys.stderr)

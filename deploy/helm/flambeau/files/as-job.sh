@@ -1,0 +1,14 @@
+# Runs a daemon, the arguments, in a pod of a Job. A daemon that is told to end before its job has exits with 0, which
+# the Job would take for success. This exits with 143 then, and the pod is replaced.
+told=
+"$@" &
+daemon=$!
+trap 'told=yes; kill -TERM "$daemon"' TERM
+wait "$daemon"
+code=$?
+if [ -n "$told" ]; then
+    wait "$daemon"
+    code=$?
+    [ "$code" -ne 0 ] || code=143
+fi
+exit "$code"
