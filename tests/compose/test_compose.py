@@ -3,7 +3,7 @@
 
     tests/compose/test_compose.py               everything; on two cores some seven minutes, and twenty more
                                                 where the images have to be built from the start
-    tests/compose/test_compose.py files images  some of it: files, images, plain, secure, upgrades
+    tests/compose/test_compose.py files images  some of it: files, images, plain, secure, upgrades, runbook
 
 Needs a Docker engine, docker compose (v2) or docker-compose (1.29), and the images that Flambeau's are
 built on (tests/compose/base-images.sh provides them). Where there is no engine it says SKIPPED and why,
@@ -15,6 +15,7 @@ FLAMBEAU_TEST_COMPOSE  the compose program to use, as in "docker-compose"
 """
 
 import contextlib
+import importlib.util
 import json
 import os
 import pathlib
@@ -53,6 +54,9 @@ PS_SERVER_MEGABYTES = 60
 BUILD_TOOLS = {"cargo", "rustc", "rustup", "gcc", "cc", "g++", "ld", "as", "make", "git"}
 SOURCES = re.compile(r"\.(rs|proto)$|(^|/)(Cargo\.(toml|lock)|Dockerfile[^/]*|\.git)(/|$)")
 SECRETS = re.compile(r"\.key$|(^|/)(\.env|id_[a-z0-9]+|credentials|token)$|^certs/.")
+
+# Log lines that documented commands look for, and that are there because of what the tests do.
+CAUSED = {"a member is gone", "refused: "}
 
 BEGAN = time.monotonic()
 
@@ -697,6 +701,57 @@ def upgrade(project):
         say(f"replaced every {role}; training went on after {time.monotonic() - began:.1f} s")
 
 
+def test_runbook(programs):
+    """Every command of docs/runbook.md that an engine can run does so while a job trains and members die."""
+    with brought_up(programs[0], "runbook") as project:
+        project.environment |= {"FLAMBEAU_EPOCHS": "1000000", "FLAMBEAU_SET": "checkpoint.every_seconds=5"}
+        project.up(2, 3, "prometheus")
+        project.await_live("worker", 3)
+        for role in ("worker", "ps"):
+            kill(project, role)
+        run_as_typed(project, "docker compose run --rm --no-deps -T --entrypoint mkdir coordinator -p /runs/old/checkpoints")
+        typed = [command for command in runbook_commands() if not is_secure(command)]
+        for command in typed:
+            run_as_typed(project, command)
+        project.await_progress()
+        say(f"{len(typed)} commands of the runbook were run, and training goes on")
+
+
+def runbook_commands():
+    """The commands of docs/runbook.md for an engine. Those for Kubernetes need a cluster; their names are checked by
+    tests/deploy/check-runbook.py."""
+    path = ROOT / "tests/deploy/check-runbook.py"
+    spec = importlib.util.spec_from_file_location("check_runbook", path)
+    runbook = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(runbook)
+    blocks = re.findall(r"(?s)```sh\n(.*?)```", (ROOT / "docs/runbook.md").read_text())
+    found = runbook.commands("\n".join(f"```sh\n{block}```" for block in blocks))
+    return [command for command in dict.fromkeys(found) if "docker " in command]
+
+
+def is_secure(command):
+    return "secure" in command or " certs" in command
+
+
+def run_as_typed(project, command):
+    """Runs a command of the documents at a terminal, as a person types it. Lines that `grep` looks for must be there
+    only if this test has caused them."""
+    typed = command.replace("CONTAINER", project.role("ps", running=True)[0])
+    with tempfile.NamedTemporaryFile("w", suffix=".sh") as script, tempfile.NamedTemporaryFile(suffix=".env") as nothing:
+        program = shlex.join([*project.program, "--env-file", nothing.name, "--file", "docker-compose.yml"])
+        script.write(
+            "set -o pipefail\n"
+            f'docker() {{ if [ "$1" = compose ]; then shift; {program} "$@"; else command docker "$@"; fi; }}\n'
+            f"{typed}\n"
+        )
+        script.flush()
+        terminal = ["script", "--quiet", "--return", "--command", f"bash {script.name}", "/dev/null"]
+        code, text = ends_with(*terminal, cwd=ROOT, env=project.environment, timeout=120)
+    sought = re.search(r"\| grep '(.*)'", command)
+    may_be_missing = sought and sought.group(1) not in CAUSED
+    check(code == 0 or (may_be_missing and not text.strip()), f"`{typed}` ended with {code}:\n{text}")
+
+
 def a_worker_without_data(project):
     """A worker whose data is not mounted leaves alone; the job goes on, and ends well."""
     with tempfile.TemporaryDirectory() as folder:
@@ -730,6 +785,7 @@ TESTS = {
     "plain": test_plain,
     "secure": test_secure,
     "upgrades": test_upgrades,
+    "runbook": test_runbook,
 }
 
 
