@@ -1,10 +1,12 @@
 //! A cluster whose processes stay after the job, and take part in the next one.
 
+use std::time::Duration;
+
 use tests::{Cluster, eventually};
 
 use crate::program;
 
-const STAY: [&str; 2] = ["--after-job", "wait"];
+const STAY: [&str; 4] = ["--after-job", "wait", "--patience-seconds", "2"];
 
 fn job(name: &str, epochs: u32, model: &str) -> String {
     format!(
@@ -35,6 +37,8 @@ fn servers_and_workers_that_stay_take_part_in_the_next_job() {
     // Only the coordinator is told of the next job, as docs/operations.md has it.
     cluster.coordinator.terminate();
     assert!(cluster.coordinator.wait().success());
+    // The others wait for it longer than their patience for a coordinator of a job that runs.
+    std::thread::sleep(Duration::from_secs(5));
     let dir = cluster.run_dir();
     std::fs::rename(&dir, dir.with_file_name("first")).unwrap();
     std::fs::write(dir.with_file_name("given.toml"), job("second", 3, "mlp")).unwrap();

@@ -72,16 +72,24 @@ fn planted_faults_are_found() {
     ];
     let found_by = FOUND_BY.iter().map(|(fault, _)| fault);
     assert!(found_by.eq(Fault::END_TO_END), "each fault has a test");
-    let mut missed = Vec::new();
-    for (fault, test) in FOUND_BY {
+    // Returns the result of a test, with a fault or with none.
+    let result = |test: &str, fault: &str| {
         let output = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", test])
-            .env(VARIABLE, format!("{fault:?}"))
+            .env(VARIABLE, fault)
             .output()
             .unwrap();
         let said = String::from_utf8_lossy(&output.stdout);
+        let line = said.lines().find(|line| line.starts_with("test result"));
+        line.unwrap_or_default().to_owned()
+    };
+    let mut missed = Vec::new();
+    for (fault, test) in FOUND_BY {
         println!("{fault:?}: {test}");
-        if !said.contains("0 passed; 1 failed") {
+        // A test that fails without the fault as well does not find it.
+        let without = result(test, "");
+        assert!(without.contains("1 passed; 0 failed"), "{test}: {without}");
+        if !result(test, &format!("{fault:?}")).contains("0 passed; 1 failed") {
             missed.push(fault);
         }
     }

@@ -110,6 +110,29 @@ fn a_metric_that_is_no_number_is_kept_and_gone_on_with() {
 }
 
 #[test]
+fn a_checkpoint_with_values_that_are_not_finite_is_restored_only_by_a_job_that_takes_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let (first, second, third) = (run("first"), run("second"), run("third"));
+    let skip = ["--set", "non_finite=\"skip\""];
+    let large = ["--learning-rate", "1e38", "--epochs", "1"];
+    let train = |run_dir: &str, more: &[&str]| {
+        let base = ["train", "--model", "mlp", "--quiet", "--run-dir", run_dir];
+        program().run(&[&base, more].concat())
+    };
+    let output = train(&first, &[large, ["--set", skip[1], "--ps", "1"]].concat());
+    assert!(output.status.success(), "{output:?}");
+
+    let restore = ["--restore", &first, "--epochs", "2"];
+    let output = train(&second, &restore);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success(), "{said}");
+    assert!(said.contains("that are NaN or infinite"), "{said}");
+    let output = train(&third, &[restore, ["--set", skip[1], "--ps", "1"]].concat());
+    assert!(output.status.success(), "{output:?}");
+}
+
+#[test]
 fn two_runs_at_one_location_do_each_other_no_harm() {
     let dir = TempDir::new().unwrap();
     let location = dir.path().join("checkpoints");

@@ -1,4 +1,4 @@
-//! Whether what has happened in a run is what was promised. Nothing here goes by what the system says of
+//! Checks the history of a run against the promises. Nothing here goes by what the system says of
 //! itself, except where it says that it has lost something.
 
 use std::collections::{BTreeMap, BTreeSet};

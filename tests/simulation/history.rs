@@ -125,7 +125,7 @@ struct Inner {
     rules: Rules,
 }
 
-/// What a world goes by.
+/// The rules of a world, which the checker applies.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Rules {
     /// The staleness bound, if there is one.

@@ -9,7 +9,6 @@ use daemon::membership::{Coordinator, Registration};
 use futures_util::stream;
 use shared_proto::ids::Role;
 use tokio_stream::Stream;
-use tokio_util::sync::CancellationToken;
 use turmoil::Sim;
 
 use crate::history::Event;
@@ -142,6 +141,7 @@ impl World {
                 let elapsed = turmoil::sim_elapsed().unwrap_or_default();
                 tokio::time::sleep(after.saturating_sub(elapsed)).await;
                 let store = world.stores.seen_from(&name);
+                let drain = world.drains.begin(&name);
                 let embedded = ps_server::embedded::Embedded {
                     coordinator: find_coordinator(&pause)?,
                     registration: Registration {
@@ -149,11 +149,17 @@ impl World {
                         ..registration(Role::Ps, &name)
                     },
                     checkpoints: Arc::new(move |_| Ok(store.clone())),
-                    drain: CancellationToken::new(),
+                    drain: drain.clone(),
                 };
                 let served = embedded.serve(incoming(pause.clone(), None).await?);
                 let outcome = pause.over(served).await;
-                world.ended(&name, outcome.map_err(|error| error.to_string()));
+                let job_is_over = world.history.has_ended("coordinator");
+                match outcome {
+                    Ok(()) if drain.is_cancelled() && !job_is_over => {
+                        world.history.exited(&name, "told to stop".to_owned());
+                    }
+                    outcome => world.ended(&name, outcome.map_err(|error| error.to_string())),
+                }
                 Ok(())
             }
         });

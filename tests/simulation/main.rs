@@ -8,6 +8,7 @@
 
 mod checker;
 mod disk;
+mod drain;
 mod history;
 mod hosts;
 mod model;

@@ -58,7 +58,7 @@ impl Pause {
     }
 }
 
-/// Those of all hosts.
+/// The pauses of all hosts.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Pauses(Arc<Mutex<BTreeMap<String, Pause>>>);
 

@@ -25,6 +25,8 @@ pub(crate) struct Plan {
     pub(crate) repeats: bool,
     /// A push has several messages, and a variable several blocks.
     pub(crate) many_blocks: bool,
+    /// Servers are told to stop, and are started again once they have ended.
+    pub(crate) drains: bool,
     /// Some gradients are no numbers, and this is what becomes of them.
     pub(crate) non_finite: Option<NonFinite>,
 }
@@ -36,6 +38,7 @@ impl Plan {
         let (store, disk, loses_state) = (has(0.4), has(0.3), has(0.15));
         let (second, stops, repeats) = (has(0.1), has(0.35), has(0.3));
         let (many_blocks, skip, fail) = (has(0.05), has(0.15), has(0.03));
+        let drains = has(0.3);
         // A run that cannot show for long that it lives may lose its place by right.
         let second_coordinator = second && !loses_state;
         Self {
@@ -49,6 +52,7 @@ impl Plan {
             stops,
             repeats,
             many_blocks,
+            drains,
             non_finite: match (fail, skip) {
                 (true, _) => Some(NonFinite::Fail),
                 (false, true) => Some(NonFinite::Skip),

@@ -22,6 +22,9 @@ const DOOM: Duration = Duration::from_secs(4);
 /// When a process that has ended because of the store or the disk is started again.
 const START_AGAIN: Duration = Duration::from_secs(1);
 
+/// How long a server that is told to stop may take, before it is ended.
+const TIME_TO_STOP: Duration = Duration::from_secs(6);
+
 /// One kind of thing that goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
@@ -34,6 +37,7 @@ enum Kind {
     Store,
     Disk,
     Stop,
+    Drain,
 }
 
 /// What is to be mended.
@@ -45,6 +49,7 @@ enum Mend {
     Store(String),
     Disk,
     GoOn(String),
+    EndAtOnce(String),
 }
 
 /// Does things to the cluster.
@@ -158,7 +163,7 @@ impl<'w> Trouble<'w> {
 
     /// What can go wrong in this world, each as often as it is to be drawn.
     fn kinds(&self) -> Vec<Kind> {
-        use Kind::{Crash, Disk, Late, OneWay, OneWayForLong, Parted, PartedForLong, Stop, Store};
+        use Kind::{Crash, Disk, Drain, Late, OneWay, OneWayForLong, Parted, PartedForLong, Stop, Store};
         let plan = &self.world.plan;
         let times = |has: bool, times: usize| if has { times } else { 0 };
         [
@@ -171,6 +176,7 @@ impl<'w> Trouble<'w> {
             (Store, times(plan.store, 5)),
             (Disk, times(plan.disk, 2)),
             (Stop, times(plan.stops, 4)),
+            (Drain, times(plan.drains, 5)),
         ]
         .into_iter()
         .flat_map(|(kind, times)| std::iter::repeat_n(kind, times))
@@ -189,10 +195,13 @@ impl<'w> Trouble<'w> {
         let kind = *self.kinds().choose(&mut self.rng)?;
         let mut one = up.choose(&mut self.rng)?.clone();
         let mut other = up.choose(&mut self.rng)?.clone();
-        if matches!(kind, Kind::PartedForLong | Kind::OneWayForLong) {
-            // A server and the coordinator lose each other, while workers reach both.
+        let of_server = matches!(kind, Kind::PartedForLong | Kind::OneWayForLong | Kind::Drain);
+        if of_server {
             let servers: Vec<&String> = up.iter().filter(|name| name.starts_with("ps-")).collect();
             one = (*servers.choose(&mut self.rng)?).clone();
+        }
+        if of_server && kind != Kind::Drain {
+            // A server and the coordinator lose each other, while workers reach both.
             other = "coordinator".to_owned();
             if self.rng.random_bool(0.5) {
                 std::mem::swap(&mut one, &mut other);
@@ -229,6 +238,11 @@ impl<'w> Trouble<'w> {
                 self.say(sim, format!("{one} is stopped"));
                 self.world.pauses.of(&one).stop();
                 Some((until(&mut self.rng, 50..7000), Mend::GoOn(one)))
+            }
+            Kind::Drain => {
+                self.say(sim, format!("{one} is told to stop"));
+                self.world.drains.stop(&one);
+                Some((now + TIME_TO_STOP, Mend::EndAtOnce(one)))
             }
             _ if one == other => None,
             Kind::Parted => {
@@ -295,6 +309,13 @@ impl<'w> Trouble<'w> {
                 Mend::Release(one, other) => sim.release(one.as_str(), other.as_str()),
                 Mend::Store(host) => self.world.stores.mend(&host, now),
                 Mend::Disk => self.world.disk.set_failing(false),
+                Mend::EndAtOnce(name) => {
+                    let runs = !self.down.contains(&name) && !self.world.history.has_ended(&name);
+                    if runs && self.world.drains.is_stopping(&name) {
+                        self.kill(sim, &name);
+                        self.to_mend.push((now + START_AGAIN, Mend::Start(name)));
+                    }
+                }
                 Mend::GoOn(name) => self.world.pauses.of(&name).go_on(),
             }
         }

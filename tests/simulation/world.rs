@@ -7,6 +7,7 @@ use shared_proto::payload;
 
 use crate::checker::check;
 use crate::disk::Disk;
+use crate::drain::Drains;
 use crate::history::{Event, History, Rules, Saved};
 use crate::hosts::{SHARDS, WORKERS};
 use crate::model::{EPOCHS, PUSHES, Shape};
@@ -27,6 +28,7 @@ pub(crate) struct World {
     pub(crate) disk: Disk,
     pub(crate) stores: Stores,
     pub(crate) pauses: Pauses,
+    pub(crate) drains: Drains,
     pub(crate) repeats: Repeats,
 }
 
@@ -77,6 +79,7 @@ impl World {
             disk: Disk::default(),
             stores: Stores::new(seed),
             pauses: Pauses::default(),
+            drains: Drains::default(),
             repeats: Repeats::new(seed),
         }
     }
@@ -147,7 +150,9 @@ impl World {
             let of_store = store.iter().any(|part| error.contains(part));
             let of_disk = error.contains("the coordinator's state");
             let other_run = error.contains("does not see the checkpoints of the coordinator");
-            of_store && self.stores.is_to_blame(name, now)
+            let damaged = ["is damaged", "another writer's"];
+            let damaged = damaged.iter().any(|part| error.contains(part));
+            of_store && !damaged && self.stores.is_to_blame(name, now)
                 || of_disk && name == "coordinator" && self.disk.has_failed()
                 // A new run has claimed the store between its registration and its look.
                 || other_run && self.plan.loses_state

@@ -43,7 +43,8 @@ where
         let caller = Caller::of(request.extensions()).cloned();
         let method = request.uri().path().rsplit('/').next().unwrap_or_default();
         let of_members = !OPEN.contains(&method);
-        // A call that was carried out is not to be answered with a refusal.
+        // Asked first, so that few calls are carried out and then refused: another caller may take the last place
+        // meanwhile. A member that is refused calls again.
         let full = of_members && caller.as_ref().is_some_and(|caller| !caller.has_room());
         if full {
             return Box::pin(async { Ok(crowded().into_http()) });

@@ -54,10 +54,20 @@ pub(crate) fn check_addresses(role: Role, request: &wire::RegisterRequest) -> Re
     Ok(())
 }
 
-/// Refuses an evaluation with too many metrics, or with names that are too long.
+/// Refuses an evaluation with too many metrics, names that are too long, or a digest that is no SHA-256.
 pub(crate) fn check_metrics(report: &wire::EvaluationReport) -> Result<(), Refusal> {
     let too_long = |name: &&String| name.len() > LONGEST_NAME;
     let longest = report.metrics.keys().find(too_long).map(String::len);
+    if ![0, DIGEST_BYTES].contains(&report.model_sha256.len()) {
+        return Err(Refusal::new(
+            Reason::Malformed,
+            format!(
+                "the evaluation of epoch {} has a model_sha256 of {} bytes; a SHA-256 has {DIGEST_BYTES}",
+                report.data_epoch,
+                report.model_sha256.len()
+            ),
+        ));
+    }
     if longest.is_none() && report.metrics.len() <= MOST_METRICS {
         return Ok(());
     }
@@ -72,4 +82,24 @@ pub(crate) fn check_metrics(report: &wire::EvaluationReport) -> Result<(), Refus
             ))
         ),
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_evaluation_with_a_digest_of_another_length_is_refused() {
+        let report = |bytes| wire::EvaluationReport {
+            model_sha256: vec![7; bytes].into(),
+            ..wire::EvaluationReport::default()
+        };
+        for bytes in [0, DIGEST_BYTES] {
+            check_metrics(&report(bytes)).unwrap();
+        }
+        for bytes in [1, DIGEST_BYTES - 1, DIGEST_BYTES + 1, 1 << 20] {
+            let refused = check_metrics(&report(bytes)).unwrap_err();
+            assert_eq!(refused.reason, Reason::Malformed);
+        }
+    }
 }

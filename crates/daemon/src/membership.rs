@@ -24,6 +24,10 @@ use tonic::{Request, Status};
 /// Heartbeats in one lease.
 const HEARTBEATS_PER_LEASE: u32 = 3;
 
+/// A heartbeat has at least this long to be answered, or the period if that is shorter: the coordinator may be
+/// writing its state to disk.
+const SHORTEST_CALL: Duration = Duration::from_millis(500);
+
 /// The pause after a heartbeat without an answer is one part in this many of the usual one.
 const SOONER: u32 = 8;
 
@@ -74,6 +78,9 @@ pub enum MembershipError {
     /// The shard map is newer than the caller's: move to the newer one, and call again.
     #[error("the shard map is newer: {0}")]
     Outdated(String),
+    /// The call is older than one that was accepted: number it anew.
+    #[error("out of order: {0}")]
+    OutOfOrder(String),
     /// Another process has taken this one's identity: give up.
     #[error("superseded: {0}")]
     Superseded(String),
@@ -153,7 +160,7 @@ impl Membership {
         coordinator: Coordinator,
         registration: Registration,
     ) -> Result<Self, MembershipError> {
-        let request = wire::RegisterRequest {
+        let mut request = wire::RegisterRequest {
             protocol_version: PROTOCOL_VERSION,
             role: wire::Role::from(registration.role).into(),
             identity: registration.identity,
@@ -161,17 +168,25 @@ impl Membership {
             metrics_address: coordinator.reachable(registration.metrics_address).await?,
             holding: registration.holding,
             process: coordinator.process,
-            attempt: coordinator.next_attempt(),
+            attempt: 0,
             capacity_bytes: registration.capacity_bytes,
         };
         let sent = Mutex::new(Instant::now());
-        let reply = coordinator
-            .call(|mut c| {
-                let request = request.clone();
-                *sent.lock() = Instant::now();
-                async move { c.register(request).await }
-            })
-            .await?;
+        let reply = loop {
+            request.attempt = coordinator.next_attempt();
+            let reply = coordinator
+                .call(|mut c| {
+                    let request = request.clone();
+                    *sent.lock() = Instant::now();
+                    async move { c.register(request).await }
+                })
+                .await;
+            match reply {
+                // The answer was lost for longer than the lease that it gave.
+                Err(MembershipError::OutOfOrder(_)) => {}
+                reply => break reply?,
+            }
+        };
         let task = reply
             .task
             .as_ref()
@@ -255,9 +270,10 @@ impl Membership {
         }
     }
 
-    /// Waits until a checkpoint has all of this server's shard, so that it may stop. Gives up when the coordinator
-    /// refuses.
-    pub fn drained(&self) -> impl Future<Output = ()> + use<> {
+    /// Waits until a checkpoint has all of this server's shard, so that it may stop, or until the coordinator
+    /// refuses to write one. Returns false if the membership is over: the server may stop after it has registered
+    /// again.
+    pub fn drained(&self) -> impl Future<Output = bool> + use<> {
         let (coordinator, sender) = (self.coordinator.clone(), self.sender());
         let mut client = coordinator.client.clone();
         async move {
@@ -267,12 +283,14 @@ impl Membership {
                 };
                 match tokio::time::timeout(DRAIN_CALL, client.drain(request)).await {
                     Ok(Ok(reply)) if !reply.get_ref().done => {}
-                    Ok(Ok(_)) => return,
+                    Ok(Ok(_)) => return true,
                     Ok(Err(status)) if coordinator.may_pass(&status) => {
                         tokio::time::sleep(DRAIN_AGAIN).await;
                     }
+                    Ok(Err(status)) if MembershipError::of(&status).is_retryable() => return false,
                     Ok(Err(status)) => {
-                        return tracing::warn!(%status, "stopping without a checkpoint");
+                        tracing::warn!(%status, "stopping without a checkpoint");
+                        return true;
                     }
                     Err(_) => {}
                 }
@@ -475,6 +493,7 @@ async fn heartbeats(
     tell: watch::Sender<Standing>,
 ) {
     let period = lease.length() / HEARTBEATS_PER_LEASE;
+    let within = (period / 2).max(SHORTEST_CALL).min(period);
     let mut last = Instant::now();
     let mut pause = period;
     loop {
@@ -485,7 +504,7 @@ async fn heartbeats(
         let beat = client.heartbeat(wire::HeartbeatRequest {
             origin: Some(sender.here().into()),
         });
-        match tokio::time::timeout(period / 2, beat).await {
+        match tokio::time::timeout(within, beat).await {
             Ok(Ok(reply)) => {
                 last = Instant::now();
                 pause = period;

@@ -66,7 +66,15 @@ impl Process {
             return false;
         }
         tracing::info!("the job has ended; waiting for the next one, or to be told to go");
-        match self.shutdown.run_until_cancelled(membership.lost()).await {
+        let lost = async {
+            let lost = membership.lost().await;
+            // The next coordinator may come much later.
+            if matches!(lost, MembershipError::Unreachable { .. }) {
+                membership.coordinator.answers().await;
+            }
+            lost
+        };
+        match self.shutdown.run_until_cancelled(lost).await {
             None | Some(MembershipError::Superseded(_)) => false,
             Some(lost) => {
                 tracing::info!("{lost}; registering again");

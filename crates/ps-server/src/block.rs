@@ -99,13 +99,15 @@ impl Block {
         let numbers = |bytes: &Bytes| -> Arc<Vec<f32>> {
             Arc::new(payload::elements(bytes).iter().map(|v| v.get()).collect())
         };
+        let (weights, slots) = (numbers(&saved.weights), numbers(&saved.slots));
+        let non_finite = weights.iter().chain(slots.iter()).any(|v| !v.is_finite());
         Self {
-            weights: numbers(&saved.weights),
-            slots: numbers(&saved.slots),
+            weights,
+            slots,
             version: saved.version,
             marks: saved.marks,
             staged: BTreeMap::new(),
-            non_finite: false,
+            non_finite,
         }
     }
 
@@ -113,7 +115,7 @@ impl Block {
         !self.weights.is_empty()
     }
 
-    /// Whether no update has made a weight or a slot NaN or infinite.
+    /// Whether no weight and no slot is NaN or infinite.
     pub(crate) fn is_finite(&self) -> bool {
         !self.non_finite
     }

@@ -196,8 +196,9 @@ impl Follower {
         }
         let saved = membership.drained();
         tokio::spawn(async move {
-            saved.await;
-            drained.cancel();
+            if saved.await {
+                drained.cancel();
+            }
         });
     }
 
@@ -378,7 +379,14 @@ impl Follower {
         let loaded = async {
             let manifest = from.manifest(number).await?;
             let slots = self.shard.slots();
-            load(shard, map, &from, &manifest, slots, self.offload).await
+            let loaded = load(shard, map, &from, &manifest, slots, self.offload).await?;
+            let location = location.to_owned();
+            match loaded.block_not_finite() {
+                Some(block) if self.shard.refuses_non_finite() => {
+                    Err(LoadError::NotFinite { number, location, block })
+                }
+                _ => Ok(loaded),
+            }
         };
         let loaded = loaded.await;
         if let Err(LoadError::Checkpoint(error)) = loaded {

@@ -23,6 +23,13 @@ pub(crate) enum LoadError {
         location: String,
         what: &'static str,
     },
+    /// The checkpoint has values that the job does not take.
+    #[error("checkpoint {number} at {location} has values of {block} that are NaN or infinite, and the job has non_finite = \"fail\"; restore an earlier one, or set non_finite = \"skip\"")]
+    NotFinite {
+        number: u64,
+        location: String,
+        block: String,
+    },
 }
 
 impl LoadError {
@@ -31,7 +38,9 @@ impl LoadError {
         match self {
             Self::Checkpoint(CheckpointError::Denied { .. }) => wire::RestoreFailure::Denied,
             Self::Checkpoint(error) if error.is_of_store() => wire::RestoreFailure::Unavailable,
-            Self::Checkpoint(_) | Self::OtherJob { .. } => wire::RestoreFailure::Unusable,
+            Self::Checkpoint(_) | Self::OtherJob { .. } | Self::NotFinite { .. } => {
+                wire::RestoreFailure::Unusable
+            }
         }
     }
 }

@@ -68,7 +68,7 @@ pub(crate) async fn tell_of_silence(
     Ok(())
 }
 
-/// Hands counters in; for the last time, if so.
+/// Sends the shard's counters to the coordinator. `last`: no report follows.
 pub(crate) async fn report(shard: &Shard, coordinator: &Coordinator, sender: &Sender, last: bool) {
     let Some(store) = shard.followed().store else {
         return;

@@ -84,6 +84,11 @@ impl Shard {
         self.gate.strategy.mode == Mode::Sync
     }
 
+    /// Returns whether weights that are NaN or infinite end the job.
+    pub(crate) fn refuses_non_finite(&self) -> bool {
+        self.non_finite == NonFinite::Fail
+    }
+
     /// Returns the number of values that the optimizer keeps beside each weight.
     pub(crate) fn slots(&self) -> u32 {
         self.rule.slots().count as u32

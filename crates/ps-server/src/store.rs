@@ -109,6 +109,13 @@ impl Store {
         variable.map_or_else(String::new, |variable| variable.spec.name.clone())
     }
 
+    /// Returns a block with a value that is NaN or infinite, if there is one.
+    pub(crate) fn block_not_finite(&self) -> Option<String> {
+        let mut blocks = self.blocks.by_id.iter();
+        let id = *blocks.find(|block| !block.lock().is_finite())?.key();
+        Some(self.map.describe(id))
+    }
+
     /// Returns the source of the values.
     pub(crate) fn source(&self) -> Option<&Source> {
         self.map.sources.get(self.shard as usize)

@@ -64,7 +64,7 @@ impl RunId {
         Self(u64::from_str_radix(id, 16).unwrap_or(0))
     }
 
-    /// Whether two say that they are of different runs.
+    /// Returns whether both runs are known and differ.
     pub fn differs_from(self, other: Self) -> bool {
         self != other && self.0 != 0 && other.0 != 0
     }

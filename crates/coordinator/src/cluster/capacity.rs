@@ -1,4 +1,4 @@
-//! Whether the servers have memory for the model, as far as they say.
+//! Compares the memory that servers state with what the model needs.
 
 use shared_proto::blocks::PlacedVariable;
 use shared_proto::ids::{Role, Task};
@@ -10,7 +10,7 @@ use super::Cluster;
 use super::members::Member;
 
 impl Cluster {
-    /// Whether a server has memory for a shard, as far as it says.
+    /// Returns whether a server has memory for a shard. One that states none has.
     pub(super) fn has_room_for(&self, server: Task, shard: usize) -> bool {
         let map = self.variables.as_ref().and_then(|v| v.map.as_ref());
         let capacity = self.members.get(&server.id).and_then(|m| m.capacity);

@@ -128,7 +128,7 @@ pub(super) fn not_leased(task: Task, request: &wire::FinishStepRequest) -> Refus
     Refusal::new(
         Reason::NotLeased,
         format!(
-            "split {} is not leased to {task} up to position {}; ask for work again",
+            "split {} is not leased to {task} up to position {}; register again",
             request.split, request.position
         ),
     )

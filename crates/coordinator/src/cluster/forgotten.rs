@@ -82,6 +82,7 @@ impl Cluster {
             let above = member.task.generation.next();
             self.first_generation = self.first_generation.max(above);
             self.forgotten.add(&member);
+            self.recoveries.remove(&id);
             if let Some(report) = self.shard_reports.remove(&id) {
                 let forgotten = &mut self.forgotten;
                 forgotten.updates = forgotten.updates.saturating_add(report.updates);

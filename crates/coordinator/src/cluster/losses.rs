@@ -166,7 +166,7 @@ impl Cluster {
         // A worker pushes at most once a step to each block, and a step has at least one sample.
         let clock = member.progress.clock.max(origin.clock).0;
         let steps = clock.saturating_add(1).min(most_steps);
-        if report.updates > blocks.saturating_mul(steps) {
+        if report.updates == 0 || report.updates > blocks.saturating_mul(steps) {
             return Err(Refusal::new(
                 Reason::Malformed,
                 format!(

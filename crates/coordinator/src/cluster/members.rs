@@ -116,7 +116,10 @@ impl Cluster {
             Some(known) => known.process.next(&request)?,
             None => Process::of(&request),
         };
-        if let Some(known) = known.filter(|known| known.alive && known.process == process) {
+        if let Some(known) = known.filter(|known| known.process == process) {
+            if !known.alive {
+                return Err(process.is_over(&known.identity));
+            }
             // The answer to this registration was lost.
             known.seen = now;
             return Ok(known.task);
@@ -125,9 +128,11 @@ impl Cluster {
         let (task, progress) = match earlier {
             Some(task) => {
                 let shard = self.shard_of(task);
-                // A member that has asked for work knows its task, so the caller is a new process, and the one
-                // before has ended without leaving.
-                let replaced = |m: &Member| m.alive && m.progress.ready;
+                // Another process: the one before has ended without leaving. A process that registers again is not
+                // lost.
+                let replaced = |m: &Member| {
+                    m.alive && m.progress.ready && !m.process.is_same(&process)
+                };
                 if !self.ended() && self.members.get(&task.id).is_some_and(replaced) {
                     self.mishaps.lost_workers += 1;
                 }

@@ -8,10 +8,12 @@ use shared_proto::ids::Task;
 use shared_proto::job::NonFinite;
 use shared_proto::refusal::brief;
 use shared_proto::staleness::StalenessBound;
+use shared_proto::view::JobPhase;
 use shared_proto::wire;
 
 use super::Cluster;
 use crate::record::{Record, Summary};
+use crate::splits::Ledger;
 
 impl Cluster {
     pub(crate) fn report_shard(&mut self, now: Instant, task: Task, report: wire::ShardReport) {
@@ -127,13 +129,16 @@ impl Cluster {
             samples_per_second: self.rate(training),
             test_accuracy: metric("accuracy"),
             test_loss: metric("loss"),
-            model_sha256: last.map_or_else(String::new, |last| hexadecimal(&last.model_sha256)),
+            // A job that has failed may have taken over another run's evaluations.
+            model_sha256: last
+                .filter(|_| self.phase == JobPhase::Done)
+                .map_or_else(String::new, |last| hexadecimal(&last.model_sha256)),
             lost_updates: self.losses.total,
             skipped_steps: self.tally.skipped,
             max_clock_lead: lead.max(gone.max_clock_lead),
             mean_gradient_staleness: staleness as f64 / updates.max(1) as f64,
             times: self.mean_times(),
-            stopped: self.stopping,
+            stopped: self.stopping && !self.ledger.as_ref().is_some_and(Ledger::exhausted),
             unsaved: self.checkpoints.unsaved.clone(),
             error: self.error.clone(),
         }

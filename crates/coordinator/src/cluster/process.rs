@@ -1,4 +1,4 @@
-//! Which process has an identity, and which registration of it counts: calls may arrive late, or twice.
+//! The process that has an identity, and its newest registration. Calls may arrive late, or twice.
 
 use serde::{Deserialize, Serialize};
 use shared_proto::refusal::{Reason, Refusal};
@@ -51,7 +51,7 @@ impl Process {
                 return Err(Refusal::new(
                     Reason::OutOfOrder,
                     format!(
-                        "registration {} of {:?} comes after its registration {}; number them from 1, each higher than the one before",
+                        "registration {} of {:?} is older than its registration {}, which was accepted; give the next one a higher number",
                         request.attempt, request.identity, self.attempt
                     ),
                 ));
@@ -65,6 +65,23 @@ impl Process {
             next.attempt = self.attempt.wrapping_add(1);
         }
         Ok(next)
+    }
+
+    /// Returns the refusal of a registration whose membership has ended: it arrives late, or its answer was lost
+    /// for longer than the lease.
+    pub(super) fn is_over(&self, identity: &str) -> Refusal {
+        Refusal::new(
+            Reason::OutOfOrder,
+            format!(
+                "registration {} of {identity:?} was accepted before, and its membership has ended; give the next one a higher number",
+                self.attempt
+            ),
+        )
+    }
+
+    /// Returns whether both registrations are known to come from one process.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        self.id != 0 && self.id == other.id
     }
 }
 

@@ -8,10 +8,10 @@ use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::view::JobPhase;
 
 use super::Cluster;
-use crate::splits::Ledger;
 
 impl Cluster {
-    /// Ends the job early. A repeated call changes nothing, nor does one that comes when all data is done.
+    /// Ends the job early. A repeated call changes nothing. One that comes when all data is done has an effect
+    /// only if the job goes back to a checkpoint after it.
     ///
     /// # Errors
     /// [`Reason::ForeignJob`] if another job is meant, [`Reason::NotInitialized`] before training has
@@ -32,8 +32,7 @@ impl Cluster {
                 "training has not begun, so there is nothing to save; end the processes instead",
             ));
         }
-        let exhausted = self.ledger.as_ref().is_some_and(Ledger::exhausted);
-        if self.ended() || self.stopping || exhausted {
+        if self.ended() || self.stopping {
             return Ok(());
         }
         tracing::info!("told to stop: no more data is handed out");

@@ -454,7 +454,7 @@ impl Cluster {
             return Err(Refusal::new(
                 Reason::NotLeased,
                 format!(
-                    "the evaluation of epoch {} is not leased to {task}; ask for work again",
+                    "the evaluation of epoch {} is not leased to {task}; register again",
                     report.data_epoch
                 ),
             ));

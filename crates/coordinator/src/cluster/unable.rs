@@ -168,17 +168,19 @@ impl Cluster {
             self.unable.since = None;
             return;
         }
-        let since = *self.unable.since.get_or_insert(now);
-        // A live worker may still be reading its data.
-        let hope = self.live(Role::Worker).next().is_some();
-        if hope || now.duration_since(since) < self.stall() {
-            return;
-        }
+        let since = self.unable.since.unwrap_or(now);
         // An older trouble does not explain why no worker is there now.
         let recent = |trouble: &Trouble| since.saturating_duration_since(trouble.at) < self.stall();
         let troubles = self.unable.troubles.iter();
         let troubles: Vec<_> = troubles.filter(|(_, trouble)| recent(trouble)).collect();
         if troubles.is_empty() {
+            self.unable.since = None;
+            return;
+        }
+        self.unable.since = Some(since);
+        // A live worker may still be reading its data.
+        let hope = self.live(Role::Worker).next().is_some();
+        if hope || now.duration_since(since) < self.stall() {
             return;
         }
         let mut named: Vec<String> = troubles

@@ -11,6 +11,7 @@ use shared_proto::ids::Role;
 use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::security::{Credentials, Security, certificate_error, chain_of};
 use shared_proto::transport::{CALL_TIMEOUT, Network, SystemNetwork};
+use shared_proto::wire;
 use shared_proto::wire::coordinator_client::CoordinatorClient;
 use tokio::time::Instant;
 use tonic::service::interceptor::InterceptedService;
@@ -21,6 +22,9 @@ use super::MembershipError;
 
 /// How often a name that leads nowhere is looked up again.
 const LOOK_UP_AGAIN: Duration = Duration::from_millis(500);
+
+/// How often a coordinator that is gone is called, while its members wait for the next one.
+const ASK_AGAIN: Duration = Duration::from_secs(2);
 
 /// How long the coordinator may be silent before the log says so.
 const ALARM: Duration = Duration::from_secs(1);
@@ -159,6 +163,20 @@ impl Coordinator {
             .map_err(|status| self.give_up(&status))
     }
 
+    /// Waits until there is a coordinator that answers, however long that takes.
+    pub(crate) async fn answers(&self) {
+        let mut client = self.client.clone();
+        loop {
+            let job = client.get_job(wire::JobRequest {});
+            match tokio::time::timeout(CALL_TIMEOUT, job).await {
+                Ok(Err(status)) if may_pass(&status) || distrusts(&status) => {}
+                Ok(_) => return,
+                Err(_) => {}
+            }
+            tokio::time::sleep(ASK_AGAIN).await;
+        }
+    }
+
     /// Returns whether the same call may succeed later. While a cluster runs, certificates and tokens are
     /// replaced one process at a time.
     pub(super) fn may_pass(&self, status: &Status) -> bool {
@@ -192,6 +210,7 @@ impl MembershipError {
         match (reason, status.code()) {
             (Some(Reason::Superseded), _) => Self::Superseded(message),
             (Some(Reason::StaleEpoch), _) => Self::Outdated(message),
+            (Some(Reason::OutOfOrder), _) => Self::OutOfOrder(message),
             (_, Code::Aborted) => Self::Fenced(message),
             _ => Self::Refused(message),
         }
@@ -233,7 +252,6 @@ fn distrusts(status: &Status) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use shared_proto::wire;
 
     #[tokio::test]
     async fn a_coordinator_that_is_not_there_is_told_without_values_of_the_program() {

@@ -320,13 +320,14 @@ impl Default for Checkpoint {
     }
 }
 
-/// What becomes of a gradient that is NaN or infinite. It never reaches a server.
+/// The action on numbers that are NaN or infinite. A gradient that has some is never applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum NonFinite {
-    /// The job ends, with the variable's name.
+    /// The job ends, with the variable's name. So it does when an update makes a weight NaN or infinite: no
+    /// checkpoint has such weights, and none that has them is restored.
     Fail,
-    /// The step is left out and counted.
+    /// The step is left out and counted. Weights may become NaN or infinite, and checkpoints may have them.
     Skip,
 }
 

@@ -51,6 +51,19 @@ fn a_late_registration_does_not_supersede_its_own_sender() {
 }
 
 #[test]
+fn a_copy_of_the_newest_registration_changes_nothing_once_its_lease_has_ended() {
+    let mut scene = Scene::new(Mode::Async, Some(1), 1);
+    let first = scene.registers(7, 1).unwrap();
+    scene.pass(11, &[]);
+    let late = scene.registers(7, 1).unwrap_err();
+    assert_eq!(late.reason, Reason::OutOfOrder);
+    assert!(!scene.is_member(first));
+    // The process itself registers with a new number.
+    let second = scene.registers(7, 2).unwrap();
+    assert!(second.generation > first.generation && scene.is_member(second));
+}
+
+#[test]
 fn a_process_that_was_superseded_cannot_take_its_identity_back() {
     let mut scene = Scene::new(Mode::Async, Some(1), 1);
     let first = scene.registers(7, 1).unwrap();

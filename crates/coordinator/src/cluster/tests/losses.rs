@@ -252,6 +252,13 @@ fn a_worker_loses_at_most_a_step_beyond_its_clock_on_each_block() {
     };
     let refused = scene.cluster.lost(scene.now, &origin, &elsewhere);
     assert_eq!(refused.unwrap_err().reason, Reason::Malformed);
+    let nothing = wire::LostReport {
+        updates: 0,
+        ..elsewhere
+    };
+    let origin = scene.origin(worker, Clock(3));
+    let refused = scene.cluster.lost(scene.now, &origin, &nothing);
+    assert_eq!(refused.unwrap_err().reason, Reason::Malformed);
     scene.lost(worker, 4).unwrap();
     assert_eq!(scene.cluster.lost_updates(), 4);
 }

@@ -17,6 +17,31 @@ fn a_worker_that_another_process_replaces_is_counted_and_one_that_has_left_is_no
 }
 
 #[test]
+fn a_worker_that_registers_again_is_not_lost() {
+    let (mut scene, tasks) = Scene::training(Mode::Async, 1);
+    let register = |scene: &mut Scene, process, attempt| {
+        let request = wire::RegisterRequest {
+            identity: "w0".to_owned(),
+            process,
+            attempt,
+            ..wire::RegisterRequest::default()
+        };
+        scene.cluster.register(scene.now, Role::Worker, request).unwrap()
+    };
+    // It takes the place of a process of which no number is known.
+    let first = register(&mut scene, 7, 1);
+    assert!(first.generation > tasks[0].generation);
+    assert_eq!(scene.cluster.mishaps().lost_workers, 1);
+    scene.work(first);
+    let second = register(&mut scene, 7, 2);
+    assert!(second.generation > first.generation);
+    assert_eq!(scene.cluster.mishaps().lost_workers, 1);
+    scene.work(second);
+    register(&mut scene, 8, 1);
+    assert_eq!(scene.cluster.mishaps().lost_workers, 2);
+}
+
+#[test]
 fn a_recovery_is_counted_for_the_server_that_was_gone() {
     let (mut scene, servers, _) = Scene::with_checkpoints(2);
     let spare = scene.join(Role::Ps, "spare");

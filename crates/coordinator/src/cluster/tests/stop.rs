@@ -106,3 +106,27 @@ fn a_job_whose_data_is_done_ends_as_it_would_have() {
     }
     assert!(!scene.cluster.summary(scene.now).stopped);
 }
+
+#[test]
+fn a_job_that_is_stopped_in_its_last_checkpoint_stays_stopped_when_it_goes_back() {
+    let (mut scene, tasks) = Scene::training(Mode::Sync, 1);
+    scene.cluster.checkpoints.place = Some(super::checkpoints::place());
+    let (server, worker) = (scene.server(), tasks[0]);
+    scene.finish(worker);
+    scene.write(&[server], "");
+    let done = scene.cluster.done();
+    loop {
+        match scene.work(worker).0 {
+            Work::Split(_) => drop(scene.finish(worker)),
+            Work::Evaluate { save_model, .. } if save_model => break,
+            Work::Evaluate { epoch, .. } => scene.report(worker, epoch).unwrap(),
+            other => panic!("{other:?}"),
+        }
+    }
+    scene.cluster.stop("flambeau").unwrap();
+    // Its server starts again, and the job goes back to the checkpoint.
+    scene.join(Role::Ps, "ps");
+    assert_eq!(scene.cluster.done(), done);
+    let work = scene.work(worker).0;
+    assert!(!matches!(work, Work::Split(_)), "{work:?}");
+}

@@ -152,6 +152,9 @@ fn an_old_trouble_does_not_fail_a_job_that_has_lost_its_workers_for_another_reas
     // A worker comes that cannot work: now that is why there is none.
     let worker = scene.join(Role::Worker, "w9");
     scene.cannot_work(worker);
+    // It has time to try again, though no worker was there for long before it came.
+    scene.live_on(1);
+    assert_eq!(scene.cluster.refresh_view().phase, JobPhase::Training);
     scene.live_on(100);
     assert_eq!(scene.cluster.refresh_view().phase, JobPhase::Failed);
     let error = scene.cluster.refresh_view().error.clone();
