@@ -37,9 +37,6 @@ const FOUND: &[(Fault, u64)] = &[
     (Fault::SettlesUnasked, 0),
     (Fault::OutcomeOverstated, 0),
     (Fault::SentOnce, 0),
-    (Fault::SentBeforeOutcomes, 0),
-    (Fault::SettlesUnreported, 0),
-    (Fault::HeldOnce, 0),
 ];
 
 /// What the checker says of a run with a fault.

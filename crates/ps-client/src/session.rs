@@ -323,7 +323,7 @@ impl Driver {
                 return;
             }
         }
-        while self.state.lock().open_questions > 0 && !planted!(SentBeforeOutcomes) {
+        while self.state.lock().open_questions > 0 {
             self.answered.notified().await;
         }
         let mut last = if planted!(SentOnce) { u64::MAX - 1 } else { 0 };
@@ -414,12 +414,7 @@ impl Driver {
         self.answered.notify_one();
         match lost {
             None => self.settle_in(epoch),
-            Some(lost) => {
-                self.report(lost, epoch);
-                if planted!(SettlesUnreported) {
-                    self.settle_in(epoch);
-                }
-            }
+            Some(lost) => self.report(lost, epoch),
         }
     }
 
@@ -465,7 +460,7 @@ impl Driver {
     fn settle_in(&self, epoch: Epoch) {
         let mut state = self.state.lock();
         state.reached = state.reached.max(epoch);
-        if state.reports == 0 || planted!(SettlesUnreported) {
+        if state.reports == 0 {
             raise(&self.settle, state.reached);
         }
     }

@@ -102,10 +102,7 @@ impl Follower {
                     // The shard may have been given to another server by now, or not.
                     let generation = membership.task.generation;
                     let forgotten = self.shard.forget();
-                    held = match forgotten {
-                        Some(store) => Some(Held { store, generation }),
-                        None => held.filter(|_| !planted!(HeldOnce)),
-                    };
+                    held = forgotten.map(|store| Held { store, generation }).or(held);
                     *place = None;
                     tokio::time::sleep(REGISTER_AGAIN).await;
                 }

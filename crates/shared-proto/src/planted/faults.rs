@@ -81,12 +81,6 @@ faults! {
         OutcomeOverstated,
         /// A session does not send again what was not answered.
         SentOnce,
-        /// A session sends pushes again before the outcomes of those that were acknowledged have come.
-        SentBeforeOutcomes,
-        /// A session settles in an epoch before the coordinator knows what was lost.
-        SettlesUnreported,
-        /// A server that loses its lease twice forgets the values that it held.
-        HeldOnce,
     }
     END_TO_END {
         /// A push that comes after a later one is acknowledged, though it was not applied.
