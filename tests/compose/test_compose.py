@@ -707,6 +707,8 @@ def test_runbook(programs):
         project.environment |= {"FLAMBEAU_EPOCHS": "1000000", "FLAMBEAU_SET": "checkpoint.every_seconds=5"}
         project.up(2, 3, "prometheus")
         project.await_live("worker", 3)
+        # So that Prometheus sees the counters change.
+        until("Prometheus sees the workers", 60, lambda: project.query('count(up{role="worker"} == 1)') == [3])
         for role in ("worker", "ps"):
             kill(project, role)
         run_as_typed(project, "docker compose run --rm --no-deps -T --entrypoint mkdir coordinator -p /runs/old/checkpoints")
