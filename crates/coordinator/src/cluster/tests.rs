@@ -20,7 +20,11 @@ mod late;
 mod losses;
 mod mishaps;
 mod numbers;
+mod recovery;
+mod saved;
+mod status;
 mod stop;
+mod summary;
 mod unable;
 
 const SAMPLES: u64 = 40;

@@ -130,3 +130,31 @@ fn a_job_that_is_stopped_in_its_last_checkpoint_stays_stopped_when_it_goes_back(
     let work = scene.work(worker).0;
     assert!(!matches!(work, Work::Split(_)), "{work:?}");
 }
+
+#[test]
+fn a_repeated_stop_and_one_of_a_job_that_is_over_change_nothing() {
+    let (mut scene, _) = Scene::training(Mode::Async, 1);
+    scene.cluster.stop("flambeau").unwrap();
+    let changes = scene.cluster.changes();
+    scene.cluster.stop("flambeau").unwrap();
+    assert_eq!(scene.cluster.changes(), changes);
+
+    let (mut scene, _) = Scene::training(Mode::Async, 1);
+    scene.cluster.fail(scene.now, "no power".to_owned());
+    scene.cluster.stop("flambeau").unwrap();
+    assert!(!scene.cluster.summary(scene.now).stopped);
+}
+
+#[test]
+fn a_stop_outlives_the_coordinator() {
+    let (mut scene, tasks) = Scene::training(Mode::Async, 1);
+    let changes = scene.cluster.changes();
+    scene.cluster.stop("flambeau").unwrap();
+    assert_ne!(scene.cluster.changes().urgent, changes.urgent);
+    scene.restart();
+    while let (Work::Split(_), _) = scene.work(tasks[0]) {
+        scene.finish(tasks[0]);
+    }
+    assert!(scene.cluster.done().1 < 2 * SAMPLES);
+    assert!(scene.cluster.summary(scene.now).stopped);
+}

@@ -1,0 +1,143 @@
+//! What a coordinator that has restarted still knows.
+
+use serde_json::Value;
+
+use super::*;
+
+impl Scene {
+    /// Returns the state as it is stored, less the number of starts, which differs by definition.
+    fn stored(&self) -> Value {
+        let saved = self.cluster.save_all(self.now);
+        let mut stored = serde_json::to_value(saved).unwrap();
+        stored.as_object_mut().unwrap().remove("generation");
+        stored
+    }
+}
+
+/// A scene in which a worker has done, taken and told something of everything.
+fn busy() -> (Scene, Task) {
+    let (mut scene, servers, worker) = Scene::with_checkpoints(1);
+    for _ in 0..2 {
+        scene.finish_with(worker, |request| {
+            request.loss_sum = 0.5;
+            request.times = Some(wire::StepTimes {
+                pull: 1.0,
+                compute: 2.0,
+                push: 3.0,
+                wait: 4.0,
+            });
+        });
+    }
+    let origin = scene.origin(worker, Clock(2));
+    let report = wire::LostReport {
+        updates: 1,
+        ..wire::LostReport::default()
+    };
+    scene.cluster.lost(scene.now, &origin, &report).unwrap();
+    let gone = scene.join(Role::Worker, "gone");
+    scene
+        .cluster
+        .leave(scene.now, gone, &wire::LeaveRequest::default());
+    scene.pass(31, &[servers[0], worker]);
+    scene.save(&servers, "");
+    (scene, worker)
+}
+
+#[test]
+fn a_restart_loses_nothing_of_what_is_stored() {
+    let (mut scene, worker) = busy();
+    let before = scene.stored();
+    let members = before["members"].as_array().unwrap();
+    let of_worker = members.iter().find(|m| m["identity"] == "w").unwrap();
+    // Nothing of it has the value that a new member has, so none is compared in vain.
+    for (name, value) in of_worker.as_object().unwrap() {
+        let of_new = match name.as_str() {
+            "gone" | "metrics_address" | "process" | "capacity" => continue,
+            "active" | "ready" | "alive" => Value::Bool(false),
+            _ => Value::from(0),
+        };
+        assert_ne!(*value, of_new, "{name}");
+    }
+    assert_eq!(of_worker["times"], serde_json::json!([2.0, 4.0, 6.0, 8.0]));
+
+    scene.restart();
+    assert_eq!(scene.stored(), before);
+    assert_eq!(scene.cluster.starts(), 2);
+    // The worker goes on with what it held.
+    scene.finish(worker);
+    assert_eq!(scene.cluster.done(), (3, 15));
+}
+
+#[test]
+fn a_worker_may_have_come_further_than_a_restarted_coordinator_knows() {
+    let (mut scene, worker) = busy();
+    scene.restart();
+    let (split, clock) = scene.split(worker);
+    let ahead = Clock(clock.0 + 3);
+    let (origin, request) = scene.step(worker, ahead, split.id, split.start + 5);
+    scene
+        .cluster
+        .finish_step(scene.now, &origin, &request)
+        .unwrap();
+    // From then on it counts as before.
+    let (split, clock) = scene.split(worker);
+    assert_eq!(clock, ahead);
+    let (origin, request) = scene.step(worker, Clock(clock.0 + 3), split.id, split.end);
+    let refused = scene.cluster.finish_step(scene.now, &origin, &request);
+    assert_eq!(refused.unwrap_err().reason, Reason::FutureClock);
+}
+
+#[test]
+fn each_life_of_a_coordinator_has_views_newer_than_all_before() {
+    let (mut scene, tasks) = Scene::training(Mode::Async, 1);
+    let mut newest = scene.cluster.refresh_view().number;
+    for _ in 0..3 {
+        scene.restart();
+        // It publishes many views, of which some reach no member before it dies.
+        for _ in 0..2 {
+            scene.finish(tasks[0]);
+            let number = scene.cluster.refresh_view().number;
+            assert!(number > newest, "{number:?} after {newest:?}");
+            newest = number;
+        }
+    }
+}
+
+#[test]
+fn the_time_of_training_goes_on_over_a_restart_without_the_time_in_between() {
+    let (mut scene, tasks) = Scene::training(Mode::Async, 1);
+    let server = scene.server();
+    scene.pass(5, &[tasks[0], server]);
+    let saved = scene.cluster.save_all(scene.now);
+    scene.now += Duration::from_secs(100);
+    let job = scene.cluster.job().clone();
+    scene.cluster = Cluster::resume(job, saved, scene.now);
+    assert_eq!(scene.cluster.seconds(scene.now), 5.0);
+    scene.pass(2, &[tasks[0], server]);
+    assert_eq!(scene.cluster.seconds(scene.now), 7.0);
+    // Without a step since, the rate is that of the time before.
+    assert!(scene.cluster.summary(scene.now).samples_per_second.abs() < f64::EPSILON);
+
+    // Before training has begun no time counts.
+    let mut scene = Scene::new(Mode::Async, Some(1), 1);
+    scene.join(Role::Ps, "ps");
+    scene.restart();
+    scene.pass(5, &[]);
+    assert_eq!(scene.cluster.seconds(scene.now), 0.0);
+}
+
+#[test]
+fn a_run_is_known_by_the_store_of_its_checkpoints_and_otherwise_by_its_number() {
+    let (scene, _) = Scene::training(Mode::Async, 1);
+    let id = |cluster: Cluster| cluster.save_all(scene.now).run();
+    let cluster = || Cluster::new(scene.cluster.job().clone());
+    assert_eq!(id(cluster()), None);
+    let numbered = id(cluster().with_run(RunId(0xab)));
+    assert_eq!(numbered, Some("00000000000000ab".to_owned()));
+    let place = crate::cluster::Place {
+        location: "here".to_owned(),
+        probe: "probe".to_owned(),
+    };
+    let stored = cluster().with_run(RunId(0xab)).with_checkpoints(place, 0);
+    assert_eq!(id(stored), Some("probe".to_owned()));
+}
