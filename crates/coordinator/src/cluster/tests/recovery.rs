@@ -347,3 +347,42 @@ fn a_job_with_a_budget_of_steps_that_goes_back_does_only_what_is_left_of_it() {
     }
     assert_eq!((steps, scene.cluster.done().0), (3, 3));
 }
+
+#[test]
+fn without_checkpoints_a_server_that_restarts_without_its_values_ends_the_job() {
+    let (mut scene, _) = Scene::training(Mode::Async, 1);
+    scene.join(Role::Ps, "ps");
+    let error = scene.cluster.status(scene.now).error;
+    let parts = ["ps-0", "shard 0", "there are no checkpoints"];
+    assert!(parts.iter().all(|part| error.contains(part)), "{error}");
+    // With its values it goes on.
+    let (mut scene, tasks) = Scene::training(Mode::Async, 1);
+    scene.join_with("ps", scene.holding(0));
+    assert_eq!(scene.cluster.refresh_view().phase, JobPhase::Training);
+    scene.finish(tasks[0]);
+}
+
+#[test]
+fn a_step_waits_for_the_workers_that_were_put_out_for_a_lease_also_after_a_restart() {
+    for restarts in [false, true] {
+        let (mut scene, tasks) = Scene::training(Mode::Sync, 2);
+        scene.cluster.checkpoints.place = Some(super::checkpoints::place());
+        let server = scene.server();
+        scene.finish(tasks[0]);
+        scene.finish(tasks[1]);
+        scene.write(&[server], "");
+        let server = scene.join(Role::Ps, "ps");
+        scene.restored_without_losses(server);
+        if restarts {
+            scene.restart();
+        }
+        let first = scene.join(Role::Worker, "w0");
+        scene.variables(first);
+        scene.pass(9, &[server, first]);
+        let (work, _) = scene.work(first);
+        let waits = matches!(&work, Work::Idle(why) if why.contains("worker-1 is given time"));
+        assert!(waits, "{work:?}");
+        scene.pass(2, &[server, first]);
+        scene.split(first);
+    }
+}

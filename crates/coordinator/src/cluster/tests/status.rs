@@ -87,7 +87,7 @@ fn a_task_tells_its_pace_its_loss_and_when_it_was_heard_last() {
 
 #[test]
 fn the_cluster_spec_has_the_live_members() {
-    let (mut scene, tasks) = Scene::training(Mode::Async, 2);
+    let (mut scene, tasks) = Scene::training(Mode::Async, 3);
     scene
         .cluster
         .leave(scene.now, tasks[1], &wire::LeaveRequest::default());
@@ -97,10 +97,10 @@ fn the_cluster_spec_has_the_live_members() {
         .iter()
         .map(|task| task.address.as_str())
         .collect();
-    assert_eq!(named, ["ps", "w0"]);
+    assert_eq!(named, ["ps", "w0", "w2"]);
     assert_eq!(spec.tasks[1].task, Some(tasks[0].into()));
     let live = [Role::Ps, Role::Worker].map(|role| scene.cluster.live_tasks(role));
-    assert_eq!(live, [1, 1]);
+    assert_eq!(live, [1, 2]);
 }
 
 #[test]

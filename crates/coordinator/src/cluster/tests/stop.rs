@@ -158,3 +158,20 @@ fn a_stop_outlives_the_coordinator() {
     assert!(scene.cluster.done().1 < 2 * SAMPLES);
     assert!(scene.cluster.summary(scene.now).stopped);
 }
+
+#[test]
+fn a_job_that_is_stopped_while_no_worker_holds_data_is_evaluated_at_once() {
+    for mode in [Mode::Bounded, Mode::Async] {
+        let (mut scene, tasks) = Scene::training(mode, 1);
+        let (split, _) = scene.split(tasks[0]);
+        for _ in 0..(split.end - split.start).div_ceil(5) {
+            scene.finish(tasks[0]);
+        }
+        scene.cluster.stop("flambeau").unwrap();
+        let evaluate = Work::Evaluate {
+            epoch: 0,
+            save_model: true,
+        };
+        assert_eq!(scene.work(tasks[0]).0, evaluate, "{mode:?}");
+    }
+}
