@@ -17,6 +17,7 @@ mod checkpoints;
 mod drain;
 mod finished;
 mod late;
+mod lineage;
 mod losses;
 mod mishaps;
 mod numbers;

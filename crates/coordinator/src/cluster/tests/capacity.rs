@@ -97,3 +97,13 @@ fn a_shard_goes_to_a_spare_that_has_memory_for_it() {
     let large = scene.server_with("large", 1 << 20);
     assert_eq!(scene.cluster.servers(), [large]);
 }
+
+#[test]
+fn the_last_block_of_a_variable_needs_only_what_is_in_it() {
+    let elements = shared_proto::blocks::BLOCK_ELEMENTS * 5 / 2;
+    let needed = 4 * elements as u64;
+    for (capacity, fits) in [(needed - 1, false), (needed, true)] {
+        let (mut scene, worker) = begin(Mode::Async, Optimizer::Sgd(Sgd::default()), capacity);
+        assert_eq!(scene.model_of(worker, elements).is_ok(), fits);
+    }
+}

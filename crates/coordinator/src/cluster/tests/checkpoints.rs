@@ -357,3 +357,98 @@ fn a_run_that_was_taken_over_writes_no_more_and_says_so() {
     assert!(scene.cluster.take_errand().is_none());
     assert!(scene.cluster.take_sweep(scene.now).is_none());
 }
+
+#[test]
+fn a_checkpoint_is_due_after_a_time_or_a_number_of_steps_but_only_if_steps_were_made() {
+    let (mut scene, servers, worker) = Scene::with_checkpoints(1);
+    scene.cluster.job.checkpoint.every_steps = Some(3);
+    scene.work(worker);
+    scene.pass(100, &[servers[0], worker]);
+    assert_eq!(scene.cluster.refresh_view().checkpoint, None);
+    // The time is long over.
+    scene.finish(worker);
+    scene.pass(1, &[servers[0], worker]);
+    assert_eq!(scene.cluster.refresh_view().checkpoint.unwrap().number, 1);
+    scene.save(&servers, "");
+    for due in [false, false, true] {
+        scene.finish(worker);
+        scene.pass(1, &[servers[0], worker]);
+        assert_eq!(scene.cluster.refresh_view().checkpoint.is_some(), due);
+    }
+}
+
+#[test]
+fn a_restart_before_training_orders_no_other_checkpoint() {
+    let (mut scene, servers, _) = Scene::with_checkpoints(1);
+    scene.restart();
+    scene.pass(2, &servers);
+    assert_eq!(scene.cluster.phase, JobPhase::Starting);
+    assert_eq!(scene.cluster.refresh_view().checkpoint, None);
+}
+
+#[test]
+fn while_none_fails_nothing_is_swept() {
+    let (mut scene, servers, worker) = Scene::with_checkpoints(1);
+    // That of the start.
+    assert!(scene.cluster.take_sweep(scene.now).is_some());
+    scene.finish(worker);
+    scene.pass(31, &[servers[0], worker]);
+    assert!(scene.cluster.refresh_view().checkpoint.is_some());
+    assert_eq!(scene.cluster.take_sweep(scene.now), None);
+}
+
+#[test]
+fn a_manifest_that_nobody_waits_for_does_not_count() {
+    let (mut scene, servers, worker) = Scene::with_checkpoints(1);
+    scene.finish(worker);
+    scene.pass(31, &[servers[0], worker]);
+    for number in [0, 2] {
+        assert!(!scene.cluster.manifest_written(scene.now, number, Ok(())));
+    }
+    assert!(scene.cluster.refresh_view().checkpoint.is_some());
+    scene.cluster.fail(scene.now, "no power".to_owned());
+    assert!(!scene.cluster.manifest_written(scene.now, 1, Ok(())));
+    let newest = scene.cluster.checkpoints.newest.clone().unwrap();
+    assert_eq!(newest.number, 0);
+}
+
+#[test]
+fn a_stop_of_the_coordinator_itself_gives_no_checkpoint_up() {
+    let (mut scene, servers, worker) = Scene::with_checkpoints(1);
+    scene.finish(worker);
+    scene.pass(31, &[servers[0], worker]);
+    scene.now += Duration::from_secs(3600);
+    scene.pass(1, &[servers[0], worker]);
+    assert_eq!(scene.cluster.mishaps().failed_checkpoints, 0);
+    assert_eq!(scene.cluster.refresh_view().checkpoint.unwrap().number, 1);
+    // After it, the shards have as long as before.
+    scene.pass(61, &[servers[0], worker]);
+    assert_eq!(scene.cluster.mishaps().failed_checkpoints, 1);
+}
+
+#[test]
+fn in_sync_mode_a_worker_that_waits_for_a_checkpoint_is_not_blamed_and_one_that_does_nothing_is() {
+    for writes in [true, false] {
+        let (mut scene, servers, worker) = Scene::before_the_first_in(Mode::Sync, 1);
+        scene.work(worker);
+        scene.save(&servers, "");
+        scene.finish(worker);
+        scene.split(worker);
+        let everybody = [servers[0], worker];
+        if writes {
+            scene.pass(31, &everybody);
+            scene.finish(worker);
+            assert!(scene.cluster.refresh_view().checkpoint.is_some());
+        }
+        for turn in 0..8 {
+            let report = wire::ShardReport {
+                checkpoint_bytes: turn + 1,
+                ..wire::ShardReport::default()
+            };
+            scene.cluster.report_shard(scene.now, servers[0], report);
+            scene.pass(10, &everybody);
+        }
+        let lost = scene.cluster.mishaps().lost_workers;
+        assert_eq!(lost, u64::from(!writes), "writes: {writes}");
+    }
+}
