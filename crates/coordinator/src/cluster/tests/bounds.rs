@@ -141,3 +141,83 @@ fn what_the_forgotten_have_done_stays_in_the_summary() {
     // The server of a shard is never forgotten: it gets it again under its identity.
     assert!(scene.cluster.members.values().any(|m| m.identity == "ps"));
 }
+
+#[test]
+fn an_index_stays_taken_when_its_worker_is_forgotten_while_others_come_back() {
+    let mut scene = Scene::new(Mode::Async, Some(1), 1);
+    let leaves = |scene: &mut Scene, task: Task| {
+        scene.now += Duration::from_millis(1);
+        scene.cluster.heartbeat(scene.now, task);
+        let leave = wire::LeaveRequest::default();
+        scene.cluster.leave(scene.now, task, &leave);
+    };
+    let early: Vec<Task> = (0..70)
+        .map(|index| scene.join(Role::Worker, &format!("early-{index}")))
+        .collect();
+    let last = scene.join(Role::Worker, "last");
+    leaves(&mut scene, last);
+    for task in &early {
+        leaves(&mut scene, *task);
+    }
+    scene.join(Role::Worker, "early-69");
+    assert!(!scene.cluster.members.contains_key(&last.id));
+    let next = scene.join(Role::Worker, "next");
+    assert!(next.id.index > last.id.index, "{next} after {last}");
+}
+
+#[test]
+fn the_state_of_a_release_without_indices_gives_none_twice() {
+    let (mut scene, tasks) = Scene::training(Mode::Async, 2);
+    let saved = scene.cluster.save_all(scene.now);
+    let mut stored = serde_json::to_value(saved).unwrap();
+    stored.as_object_mut().unwrap().remove("forgotten");
+    let saved = serde_json::from_value(stored).unwrap();
+    scene.cluster = Cluster::resume(scene.cluster.job().clone(), saved, scene.now);
+    let next = scene.join(Role::Worker, "next");
+    assert!(!tasks.iter().any(|task| task.id == next.id), "{next}");
+}
+
+#[test]
+fn the_server_of_a_shard_is_known_however_many_members_leave_after_it() {
+    let (mut scene, servers, _) = Scene::with_checkpoints(1);
+    scene
+        .cluster
+        .leave(scene.now, servers[0], &wire::LeaveRequest::default());
+    for turn in 0..100 {
+        epoch(&mut scene, turn);
+    }
+    let again = scene.join(Role::Ps, "ps0");
+    assert_eq!(again.id, servers[0].id);
+    assert_eq!(scene.cluster.servers(), [again]);
+}
+
+#[test]
+fn losses_of_workers_that_are_gone_for_good_are_forgotten() {
+    let (mut scene, servers, worker) = Scene::with_checkpoints(1);
+    scene.finish(worker);
+    let origin = scene.origin(worker, Clock(1));
+    let report = wire::LostReport {
+        updates: 1,
+        ..wire::LostReport::default()
+    };
+    scene.cluster.lost(scene.now, &origin, &report).unwrap();
+    let found = |scene: &Scene| {
+        let saved = serde_json::to_value(scene.cluster.save_all(scene.now)).unwrap();
+        saved["losses"]["found"].as_array().unwrap().len()
+    };
+    assert_eq!(found(&scene), 1);
+    let other = scene.join(Role::Worker, "other");
+    scene.variables(other);
+    scene
+        .cluster
+        .leave(scene.now, worker, &wire::LeaveRequest::default());
+    // A checkpoint that is kept may lack what it has pushed.
+    assert_eq!(found(&scene), 1);
+    for _ in 0..=scene.cluster.job().checkpoint.keep {
+        scene.finish(other);
+        scene.pass(31, &[servers[0], other]);
+        scene.save(&servers, "");
+    }
+    assert_eq!(found(&scene), 0);
+    assert_eq!(scene.cluster.lost_updates(), 1);
+}

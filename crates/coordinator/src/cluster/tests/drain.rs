@@ -152,3 +152,40 @@ fn in_sync_mode_no_step_is_planned_while_a_server_is_about_to_stop() {
         .leave(scene.now, servers[0], &wire::LeaveRequest::default());
     assert!(!scene.cluster.draining.contains_key(&servers[0].id));
 }
+
+#[test]
+fn a_checkpoint_for_a_server_that_stops_is_ordered_anew_when_another_server_returns() {
+    let (mut scene, servers, worker) = Scene::with_checkpoints(2);
+    scene.work(worker);
+    let returns = |scene: &mut Scene| {
+        let source = &scene.cluster.shard_map().unwrap().sources[1];
+        let generation = scene.cluster.servers()[1].generation.0;
+        let holding = wire::Holding {
+            shard: 1,
+            source_epoch: source.epoch.0,
+            generation,
+        };
+        let request = wire::RegisterRequest {
+            identity: "ps1".to_owned(),
+            address: "ps1".to_owned(),
+            holding: Some(holding),
+            ..wire::RegisterRequest::default()
+        };
+        scene
+            .cluster
+            .register(scene.now, Role::Ps, request)
+            .unwrap()
+    };
+    assert!(!scene.drains(servers[0]));
+    assert_eq!(scene.order(), Some(1));
+    let other = returns(&mut scene);
+    assert_eq!(scene.order(), None);
+    // It is not waited for until one would be due.
+    scene.pass(1, &[servers[0], other, worker]);
+    assert_eq!(scene.order(), Some(2));
+    scene.save(&[servers[0], other], "");
+    assert!(scene.drains(servers[0]));
+    // One that is whole counts, whatever happens afterwards.
+    returns(&mut scene);
+    assert!(scene.drains(servers[0]));
+}

@@ -95,3 +95,31 @@ fn evaluations_outlive_a_coordinator() {
     let done: Vec<_> = done.map(|report| report.data_epoch).collect();
     assert_eq!(done, [0]);
 }
+
+#[test]
+fn a_step_of_data_that_the_worker_does_not_hold_is_refused_and_the_worker_stays() {
+    let (mut scene, tasks) = Scene::training(Mode::Async, 2);
+    let (split, clock) = scene.split(tasks[0]);
+    let other = scene.split(tasks[1]).0;
+    for id in [other.id, split.id + 100] {
+        let (origin, mut request) = scene.step(tasks[0], clock, id, split.end);
+        // Its numbers do not matter.
+        request.steps = 0;
+        let refused = scene.cluster.finish_step(scene.now, &origin, &request);
+        assert_eq!(refused.unwrap_err().reason, Reason::NotLeased);
+        assert_eq!(scene.cluster.admit(&origin), Ok(()));
+    }
+    assert_eq!(scene.cluster.done(), (0, 0));
+}
+
+#[test]
+fn a_step_may_have_a_single_sample_and_may_be_skipped() {
+    let (mut scene, tasks) = Scene::training(Mode::Async, 1);
+    let (split, clock) = scene.split(tasks[0]);
+    let (origin, mut request) = scene.step(tasks[0], clock.next(), split.id, split.start + 1);
+    (request.steps, request.skipped) = (1, 1);
+    let finished = scene.cluster.finish_step(scene.now, &origin, &request);
+    finished.unwrap();
+    assert_eq!(scene.cluster.done(), (1, 1));
+    assert_eq!(scene.cluster.summary(scene.now).skipped_steps, 1);
+}
