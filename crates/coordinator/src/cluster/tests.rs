@@ -26,6 +26,7 @@ mod numbers;
 mod recovery;
 mod saved;
 mod status;
+mod steps;
 mod stop;
 mod summary;
 mod unable;

@@ -83,6 +83,7 @@ fn a_manifest_says_where_the_training_stood_and_what_lies_where() {
 fn a_job_that_begins_with_a_checkpoint_goes_on_where_that_stood() {
     let manifest = manifest();
     let mut scene = begun_with(&manifest);
+    assert_eq!(scene.cluster.run(), "second");
     let server = scene.join(Role::Ps, "ps");
     let worker = scene.join(Role::Worker, "w");
     // The marks in the blocks are those of generation 1.

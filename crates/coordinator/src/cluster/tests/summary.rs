@@ -82,6 +82,8 @@ fn a_call_that_finishes_several_steps_counts_them_all() {
             .unwrap();
     }
     assert_eq!(scene.cluster.done(), (4, 20));
+    let status = scene.cluster.status(scene.now);
+    assert!(status.tasks.iter().any(|row| row.loss == 3.0));
     let lines = scene.steps_records();
     let told: Vec<_> = lines.iter().map(|line| (line.1, line.4)).collect();
     assert_eq!(told, [(4, 3.0)]);

@@ -173,3 +173,106 @@ fn a_failure_of_a_kind_that_is_not_known_here_is_the_workers_own() {
     assert_eq!(scene.cluster.refresh_view().phase, JobPhase::Training);
     assert_eq!(scene.cluster.workers_unable(scene.now), 1);
 }
+
+#[test]
+fn troubles_outlive_a_coordinator() {
+    let (mut scene, tasks) = Scene::training(Mode::Async, 2);
+    scene.cannot_work(tasks[1]);
+    scene.restart();
+    let status = scene.task_status(tasks[1]);
+    assert!(status.trouble.contains("train-images"), "{status:?}");
+    assert_eq!(status.failure(), WorkerFailure::Data);
+    assert_eq!(scene.cluster.workers_unable(scene.now), 1);
+}
+
+#[test]
+fn a_pause_of_the_coordinator_does_not_shorten_the_time_to_try_again() {
+    let (mut scene, tasks) = Scene::training(Mode::Async, 1);
+    scene.cannot_work(tasks[0]);
+    scene.live_on(50);
+    scene.now += Duration::from_secs(3600);
+    scene.cluster.tick(scene.now);
+    assert_eq!(scene.cluster.workers_unable(scene.now), 1);
+    scene.live_on(9);
+    assert!(!scene.cluster.ended());
+    scene.live_on(2);
+    assert!(scene.cluster.failed_without_workers());
+}
+
+#[test]
+fn the_newest_troubles_are_kept_and_all_are_counted() {
+    let (mut scene, _) = Scene::training(Mode::Async, 1);
+    for index in 0..300usize {
+        let task = scene.join(Role::Worker, &format!("broken-{index}"));
+        scene.now += Duration::from_millis(1);
+        scene.cannot_work(task);
+        let kept = (index + 1).min(256);
+        assert_eq!(scene.cluster.workers_unable(scene.now), kept);
+    }
+    let counts: Vec<_> = scene.cluster.worker_failures().collect();
+    assert_eq!(counts, [(&"data".to_owned(), 300)]);
+}
+
+#[test]
+fn an_error_names_three_workers_and_counts_the_others() {
+    for (workers, more) in [(3, None), (4, Some("and 1 more")), (5, Some("and 2 more"))] {
+        let mut scene = Scene::new(Mode::Async, Some(1), workers);
+        scene.join(Role::Ps, "ps");
+        for index in 0..workers {
+            let task = scene.join(Role::Worker, &format!("w{index}"));
+            scene.cannot_work(task);
+        }
+        scene.live_on(62);
+        let error = scene.cluster.status(scene.now).error;
+        assert!(error.contains("worker-2: /data"), "{error}");
+        assert!(!error.contains("worker-3"), "{error}");
+        assert_eq!(error.contains("more"), more.is_some(), "{error}");
+        assert!(more.is_none_or(|more| error.ends_with(more)), "{error}");
+    }
+}
+
+#[test]
+fn only_a_job_that_failed_for_want_of_workers_says_so() {
+    let (mut scene, _) = Scene::training(Mode::Async, 1);
+    assert!(!scene.cluster.failed_without_workers());
+    assert_eq!(scene.cluster.how_it_ended(), "well");
+    scene.cluster.fail(scene.now, "no power".to_owned());
+    assert!(!scene.cluster.failed_without_workers());
+    assert_eq!(scene.cluster.how_it_ended(), "no power");
+}
+
+#[test]
+fn a_job_that_failed_before_its_training_began_is_taken_up_before_it() {
+    let mut scene = Scene::new(Mode::Async, Some(1), 1);
+    scene.join(Role::Ps, "ps");
+    let worker = scene.join(Role::Worker, "w");
+    scene.cannot_work(worker);
+    scene.live_on(62);
+    assert!(scene.cluster.failed_without_workers());
+    scene.cluster.take_up_failed(scene.now);
+    assert_eq!(scene.cluster.phase, JobPhase::Starting);
+    assert_eq!(scene.cluster.seconds(scene.now), 0.0);
+}
+
+#[test]
+fn while_the_last_checkpoint_is_written_no_worker_is_needed() {
+    let (mut scene, servers, worker) = Scene::with_checkpoints(1);
+    for epoch in 0..2 {
+        while let (Work::Split(_), _) = scene.work(worker) {
+            scene.finish(worker);
+        }
+        scene.report(worker, epoch).unwrap();
+    }
+    scene.cannot_work(worker);
+    for turn in 0..8 {
+        let report = wire::ShardReport {
+            checkpoint_bytes: turn + 1,
+            ..wire::ShardReport::default()
+        };
+        scene.cluster.report_shard(scene.now, servers[0], report);
+        scene.live_on(10);
+    }
+    assert!(!scene.cluster.ended());
+    scene.write(&servers, "");
+    assert_eq!(scene.cluster.phase, JobPhase::Done);
+}

@@ -1,0 +1,133 @@
+//! Finished steps and evaluations: what counts, for whom, and what is recorded of it.
+
+use super::*;
+use crate::record::Record;
+
+impl Scene {
+    fn pushes(&self, task: Task) -> u64 {
+        self.cluster.members[&task.id].progress.pushes
+    }
+}
+
+#[test]
+fn a_finish_that_comes_late_is_refused() {
+    let (mut scene, tasks) = Scene::training(Mode::Async, 1);
+    let (split, clock) = scene.split(tasks[0]);
+    let late = scene.step(tasks[0], clock.next(), split.id, split.start + 5);
+    scene.finish(tasks[0]);
+    let refused = scene.cluster.finish_step(scene.now, &late.0, &late.1);
+    assert_eq!(refused.unwrap_err().reason, Reason::OutOfOrder);
+    assert_eq!(scene.cluster.done(), (1, 5));
+}
+
+#[test]
+fn in_sync_mode_a_worker_that_skips_a_step_does_not_contribute_to_it() {
+    let (mut scene, tasks) = Scene::training(Mode::Sync, 2);
+    scene.finish_with(tasks[0], |request| request.skipped = 1);
+    scene.finish(tasks[1]);
+    let commit = scene.cluster.refresh_view().commit.clone().unwrap();
+    assert_eq!(commit.contributors, [(tasks[1], 5)]);
+    assert_eq!((scene.pushes(tasks[0]), scene.pushes(tasks[1])), (0, 1));
+    assert_eq!(scene.cluster.summary(scene.now).skipped_steps, 1);
+}
+
+#[test]
+fn a_worker_tells_a_restarted_coordinator_how_often_it_has_pushed() {
+    let (mut scene, tasks) = Scene::training(Mode::Async, 1);
+    scene.finish(tasks[0]);
+    scene.restart();
+    let (split, _) = scene.split(tasks[0]);
+    // Two steps were finished that the coordinator has forgotten.
+    let (origin, mut request) = scene.step(tasks[0], Clock(4), split.id, split.start + 5);
+    request.pushes = 4;
+    scene
+        .cluster
+        .finish_step(scene.now, &origin, &request)
+        .unwrap();
+    assert_eq!(scene.pushes(tasks[0]), 4);
+    // It cannot have pushed more often than it has finished steps.
+    scene.finish_with(tasks[0], |request| request.pushes = 100);
+    assert_eq!(scene.pushes(tasks[0]), 5);
+}
+
+#[test]
+fn steps_that_take_no_time_have_no_pace() {
+    let (mut scene, tasks) = Scene::training(Mode::Async, 1);
+    scene.finish(tasks[0]);
+    let status = scene.cluster.status(scene.now);
+    assert!(status.tasks.iter().all(|row| row.samples_per_second == 0.0));
+}
+
+#[test]
+fn the_first_call_for_work_is_kept_and_repeated_ones_are_not() {
+    let (mut scene, tasks) = Scene::training(Mode::Sync, 2);
+    let newcomer = scene.join(Role::Worker, "new");
+    scene.variables(newcomer);
+    scene.finish(tasks[0]);
+    let before = scene.cluster.changes().urgent;
+    scene.work(newcomer);
+    let after = scene.cluster.changes().urgent;
+    assert!(after > before);
+    scene.work(newcomer);
+    assert_eq!(scene.cluster.changes().urgent, after);
+}
+
+#[test]
+fn a_result_that_was_taken_may_be_sent_again_after_a_shard_has_moved() {
+    let (mut scene, _, worker) = Scene::with_checkpoints(1);
+    while let (Work::Split(_), _) = scene.work(worker) {
+        scene.finish(worker);
+    }
+    scene.report(worker, 0).unwrap();
+    scene.join(Role::Ps, "ps0");
+    scene.report(worker, 0).unwrap();
+    assert_eq!(scene.cluster.evaluations.done.len(), 1);
+}
+
+#[test]
+fn in_a_job_with_a_run_directory_the_last_evaluation_tells_of_its_model() {
+    let (mut scene, tasks) = Scene::training(Mode::Async, 1);
+    scene.cluster.job.run_dir = Some("run".into());
+    let tells = |scene: &mut Scene, data_epoch, digest: usize| {
+        let report = wire::EvaluationReport {
+            data_epoch,
+            samples: 7,
+            metrics: [("loss".to_owned(), 0.5)].into(),
+            model_sha256: vec![1; digest].into(),
+        };
+        let origin = scene.origin(tasks[0], Clock(0));
+        let told = scene.cluster.evaluated(scene.now, &origin, report);
+        told.map_err(|refusal| refusal.reason)
+    };
+    for epoch in 0..2 {
+        while let (Work::Split(_), _) = scene.work(tasks[0]) {
+            scene.finish(tasks[0]);
+        }
+        if epoch == 1 {
+            for digest in [0, 31] {
+                assert_eq!(tells(&mut scene, 1, digest), Err(Reason::Malformed));
+            }
+            assert_eq!(tells(&mut scene, 1, 32), Ok(()));
+        } else {
+            assert_eq!(tells(&mut scene, 0, 0), Ok(()));
+        }
+    }
+    assert_eq!(scene.cluster.phase, JobPhase::Done);
+    // Epochs count from 1 in the metrics.
+    let records = scene.cluster.take_records().into_iter();
+    let lines = records.filter_map(|record| match record {
+        Record::Evaluation { epoch, samples, .. } => Some((epoch, samples)),
+        _ => None,
+    });
+    assert_eq!(lines.collect::<Vec<_>>(), [(1, 7), (2, 7)]);
+}
+
+#[test]
+fn the_view_that_was_made_last_stays_until_the_next_is_made() {
+    let (mut scene, tasks) = Scene::training(Mode::Async, 1);
+    let made = scene.cluster.refresh_view().clone();
+    assert_eq!(made.workers, tasks);
+    scene.join(Role::Worker, "new");
+    assert_eq!(*scene.cluster.view(), made);
+    assert_ne!(*scene.cluster.refresh_view(), made);
+}
