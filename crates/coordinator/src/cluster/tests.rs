@@ -22,6 +22,7 @@ mod leases;
 mod lineage;
 mod losses;
 mod mishaps;
+mod models;
 mod numbers;
 mod recovery;
 mod saved;
