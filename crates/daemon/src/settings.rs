@@ -10,6 +10,9 @@ use shared_proto::transport::Listen;
 
 use crate::descriptors;
 
+/// The longest time that a flag may give, in seconds: 30 days, as in a job file.
+const LONGEST_SECONDS: u64 = 30 * 86_400;
+
 /// The settings of every process.
 #[derive(Clone, Debug, clap::Args)]
 pub struct ProcessSettings {
@@ -18,7 +21,7 @@ pub struct ProcessSettings {
     pub metrics_listen: SocketAddr,
     /// How long the process may take to shut down after SIGTERM, in seconds. A server has a checkpoint written
     /// in that time. Whatever sends the signal must wait a little longer before it kills.
-    #[arg(long, env = "FLAMBEAU_SHUTDOWN_SECONDS", default_value_t = 25)]
+    #[arg(long, env = "FLAMBEAU_SHUTDOWN_SECONDS", default_value_t = 25, value_parser = clap::value_parser!(u64).range(..=LONGEST_SECONDS))]
     pub shutdown_seconds: u64,
     /// What to log: error, warn, info, debug, trace, or a tracing filter.
     #[arg(long, env = "FLAMBEAU_LOG", default_value = "info")]
@@ -140,7 +143,7 @@ pub struct MemberSettings {
     #[arg(long, env = "FLAMBEAU_IDENTITY")]
     pub identity: Option<String>,
     /// How many seconds to go on without hearing from the coordinator.
-    #[arg(long, env = "FLAMBEAU_PATIENCE_SECONDS", default_value_t = 300)]
+    #[arg(long, env = "FLAMBEAU_PATIENCE_SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(..=LONGEST_SECONDS))]
     pub patience_seconds: u64,
 }
 

@@ -22,7 +22,7 @@ pub(crate) struct Arguments {
     #[arg(long, default_value_t = 64 << 20)]
     size: usize,
     /// Seconds for each optimizer.
-    #[arg(long, default_value_t = 1.0)]
+    #[arg(long, default_value_t = 1.0, value_parser = super::seconds)]
     seconds: f64,
     /// One JSON object instead of a table.
     #[arg(long)]

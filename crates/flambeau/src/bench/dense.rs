@@ -55,7 +55,7 @@ pub(crate) struct Arguments {
     #[arg(long)]
     secure: bool,
     /// Seconds of measurement for each size and each of the three ways.
-    #[arg(long, default_value_t = 3.0)]
+    #[arg(long, default_value_t = 3.0, value_parser = super::seconds)]
     seconds: f64,
     /// One JSON object instead of a table.
     #[arg(long)]

@@ -31,6 +31,14 @@ pub(crate) fn run(command: Command) -> Result<(), CommandError> {
     }
 }
 
+/// Reads the length of a measurement, in seconds.
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(seconds) if seconds > 0.0 && seconds <= 3600.0 => Ok(seconds),
+        _ => Err("must be a number above 0, and at most 3600".to_owned()),
+    }
+}
+
 /// The middle one.
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);

@@ -76,3 +76,24 @@ fn settings_without_sense_are_named_with_their_value() {
         assert!(error.contains(field) && error.contains(value), "{error}");
     }
 }
+
+#[test]
+fn settings_that_become_durations_have_a_limit() {
+    let error = |text: &str| Job::from_toml(text).unwrap_err().to_string();
+    for (field, limit) in [
+        ("cluster.lease_seconds", "3600"),
+        ("cluster.stall_seconds", "2592000"),
+        ("checkpoint.every_seconds", "2592000"),
+    ] {
+        let (table, key) = field.split_once('.').unwrap();
+        for value in ["1e300", "inf", "nan", "2592000.5", "-1.0"] {
+            let error = error(&format!("[{table}]\n{key} = {value}"));
+            let value: f64 = value.parse().unwrap();
+            for part in [field, limit, &format!("{value:?}")] {
+                assert!(error.contains(part), "{part:?} is not in {error}");
+            }
+        }
+    }
+    let longest = "[cluster]\nstall_seconds = 2592000\n[checkpoint]\nevery_seconds = 2592000";
+    Job::from_toml(longest).unwrap();
+}

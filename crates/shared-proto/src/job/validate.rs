@@ -4,6 +4,10 @@ use std::path::PathBuf;
 
 use super::{DataKind, Job, JobError, Mode, Strategy};
 
+/// The longest time that a setting may give, in seconds: 30 days. No wait in a job is longer, and the sum of this and
+/// any time of a clock is still a time.
+const LONGEST_SECONDS: f64 = 30.0 * 86_400.0;
+
 /// A setting's value as people write it.
 trait Shown {
     fn shown(&self) -> String;
@@ -152,17 +156,17 @@ impl Job {
         )?;
         let stall = cluster.stall_seconds;
         check(
-            stall.is_finite() && stall >= lease,
+            (lease..=LONGEST_SECONDS).contains(&stall),
             "cluster.stall_seconds",
             &stall,
-            "must be at least cluster.lease_seconds",
+            "must lie between cluster.lease_seconds and 2592000 (30 days)",
         )?;
         let checkpoint = &self.checkpoint;
         check(
-            positive(checkpoint.every_seconds),
+            positive(checkpoint.every_seconds) && checkpoint.every_seconds <= LONGEST_SECONDS,
             "checkpoint.every_seconds",
             &checkpoint.every_seconds,
-            "must be positive",
+            "must be positive, and at most 2592000 (30 days)",
         )?;
         check(
             checkpoint.every_steps != Some(0),
