@@ -423,8 +423,28 @@ fn with_json_each_line_is_an_object() {
             let object: Value = serde_json::from_str(line).unwrap();
             assert!(object["message"].is_string(), "{line}");
             assert!(object["timestamp"].is_string(), "{line}");
+            assert!(object["level"].is_string(), "{line}");
         }
     }
+
+    // Settings that cannot be used are no different.
+    let wrong = [
+        "coordinator",
+        "--log",
+        "info=loud",
+        "--listen",
+        "127.0.0.1:0",
+    ];
+    let mut command = program().command(&wrong);
+    let output = command.env("FLAMBEAU_LOG_FORMAT", "json").output().unwrap();
+    let line = String::from_utf8(output.stderr).unwrap();
+    let object: Value = serde_json::from_str(&line).unwrap();
+    assert_eq!(object["level"], "ERROR", "{line}");
+    assert!(object["timestamp"].is_string(), "{line}");
+    assert!(
+        object["message"].as_str().unwrap().contains("--log"),
+        "{line}"
+    );
 }
 
 #[test]

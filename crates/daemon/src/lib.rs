@@ -23,6 +23,8 @@ use std::net::SocketAddr;
 use serde::{Deserialize, Serialize};
 use settings::LogFormat;
 use shared_proto::transport::Listen;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 
 /// The addresses of a process, which it prints on one line of stdout. A parent that has started it with
 /// port 0 reads them there.
@@ -34,9 +36,12 @@ pub struct Ready {
     pub metrics: SocketAddr,
 }
 
-/// [`Ready`] among log lines that are JSON objects.
+/// [`Ready`] among log lines that are JSON objects, with what each of them has.
 #[derive(Serialize, Deserialize)]
 struct ReadyObject {
+    timestamp: String,
+    level: String,
+    message: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     listening: Option<String>,
     metrics: SocketAddr,
@@ -57,6 +62,9 @@ impl Ready {
             }
             LogFormat::Json => {
                 let object = ReadyObject {
+                    timestamp: now(),
+                    level: tracing::Level::INFO.to_string(),
+                    message: "ready".to_owned(),
                     listening: address,
                     metrics: self.metrics,
                 };
@@ -86,6 +94,14 @@ impl Ready {
     }
 }
 
+/// Returns the time as log lines have it.
+fn now() -> String {
+    let mut now = String::new();
+    // Writing to a string does not fail.
+    let _ = SystemTime.format_time(&mut Writer::new(&mut now));
+    now
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -101,5 +117,22 @@ mod tests {
             }
         }
         assert_eq!(Ready::parse("something else"), None);
+    }
+
+    #[test]
+    fn among_json_lines_it_has_what_they_have() {
+        let metrics = "127.0.0.1:8".parse().unwrap();
+        let address = None;
+        let line = Ready { address, metrics }.line(LogFormat::Json);
+        let object: serde_json::Value = serde_json::from_str(&line).unwrap();
+        assert_eq!(object["level"], "INFO", "{line}");
+        assert_eq!(object["message"], "ready", "{line}");
+        let timestamp = object["timestamp"].as_str().unwrap();
+        let now = now();
+        assert_eq!(timestamp.len(), now.len());
+        assert!(
+            timestamp[..10] <= now[..10] && timestamp.ends_with('Z'),
+            "{line}"
+        );
     }
 }

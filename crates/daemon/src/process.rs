@@ -121,7 +121,9 @@ pub fn main<E: Failure>(
         };
     }
     if let Err(message) = log_to_stderr(&settings.log, settings.log_format) {
-        eprintln!("{message}");
+        // In the format that was asked for, even if the filter cannot be used.
+        let _ = log_to_stderr("error", settings.log_format);
+        tracing::error!("{message}");
         return ExitCode::FAILURE;
     }
     match start(settings, run) {
