@@ -14,6 +14,7 @@ mod network;
 mod next_job;
 mod planted;
 mod protocol;
+mod renewal;
 mod replaced;
 mod security;
 mod start;

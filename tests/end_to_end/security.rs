@@ -112,7 +112,7 @@ impl Secured {
     }
 }
 
-fn borrowed<'a>(env: &'a [(&'static str, String)]) -> Vec<(&'static str, &'a str)> {
+pub(crate) fn borrowed<'a>(env: &'a [(&'static str, String)]) -> Vec<(&'static str, &'a str)> {
     env.iter()
         .map(|(name, value)| (*name, value.as_str()))
         .collect()
@@ -134,7 +134,7 @@ fn with_certificates_and_a_token_nobody_else_is_let_in() {
     let cluster = Secured::start(&shows(ours, "coordinator"), &shows(ours, "ps"));
 
     let (certificate, token) = ("certificate", "token");
-    let stranger = "do both or neither use --tls-ca?";
+    let stranger = "the other side speaks TLS and this process does not; set --tls-ca here";
     cluster.refuses("worker", &[], certificate, stranger);
     let untrusted = "do not trust each other";
     cluster.refuses("worker", &shows(theirs, "worker"), certificate, untrusted);
@@ -203,6 +203,24 @@ fn a_token_alone_and_certificates_of_servers_alone_serve_too() {
     let open = |role| with(shows(dir, role), "FLAMBEAU_TLS_CALLERS", "any");
     let cluster = Secured::start(&open("coordinator"), &open("ps"));
     cluster.finish(&without(shows(dir, "worker"), &tls[1..]));
+}
+
+#[test]
+fn a_process_with_certificates_says_that_the_other_side_has_none() {
+    let dir = tempfile::tempdir().unwrap();
+    certs(dir.path());
+    let cluster = Secured::start(&[], &[]);
+    for command in ["worker", "ps-server", "status"] {
+        let role = if command == "worker" { "worker" } else { "ps" };
+        let output = cluster.run(command, &shows(dir.path(), role));
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{command}: {said}");
+        let address = cluster.coordinator.address();
+        let wrong = "the other side does not speak TLS and this process does; set --tls-ca";
+        for part in [address.as_str(), wrong] {
+            assert!(said.contains(part), "{command}: {part:?} is not in {said}");
+        }
+    }
 }
 
 #[test]
@@ -291,7 +309,7 @@ fn a_local_cluster_trains_encrypted() {
     });
     let status = program().run(&["status", "--coordinator", &address.unwrap()]);
     let said = String::from_utf8_lossy(&status.stderr);
-    assert!(said.contains("could not be reached"), "{said}");
+    assert!(said.contains("the other side speaks TLS"), "{said}");
     tests::terminate(train.0.id());
     assert_eq!(train.0.wait().unwrap().code(), Some(130));
 }

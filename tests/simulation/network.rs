@@ -6,13 +6,13 @@ use std::task::{Context, Poll, ready};
 
 use http::Uri;
 use hyper_util::rt::TokioIo;
-use shared_proto::security::Security;
+use shared_proto::security::{Remote, Security};
 use shared_proto::transport::{Connecting, Network};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::transport::Channel;
 use tonic::transport::server::Connected;
-use tonic::transport::{Channel, Endpoint};
 use turmoil::net::{TcpListener, TcpStream};
 
 use crate::pause::Pause;
@@ -60,13 +60,15 @@ impl Simulated {
 }
 
 impl Network for Simulated {
-    fn connect(&self, endpoint: Endpoint) -> Connecting {
+    fn connect(&self, remote: Remote) -> Connecting {
         let connector = self.connector();
-        Box::pin(async move { endpoint.connect_with_connector(connector).await })
+        Box::pin(async move { remote.endpoint().connect_with_connector(connector).await })
     }
 
-    fn connect_lazily(&self, endpoint: Endpoint) -> Channel {
-        endpoint.connect_with_connector_lazy(self.connector())
+    fn connect_lazily(&self, remote: Remote) -> Channel {
+        remote
+            .endpoint()
+            .connect_with_connector_lazy(self.connector())
     }
 
     fn security(&self) -> &Security {

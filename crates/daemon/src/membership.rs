@@ -13,6 +13,7 @@ use shared_proto::ids::{Clock, Epoch, Generation, Origin, Role, RunId, Sequence,
 use shared_proto::job::{Job, JobError};
 use shared_proto::planted;
 use shared_proto::receipt::ReceiptKey;
+use shared_proto::security::Mismatch;
 use shared_proto::transport::PROTOCOL_VERSION;
 use shared_proto::view::{JobPhase, View};
 use shared_proto::wire;
@@ -71,6 +72,14 @@ pub enum MembershipError {
         address: String,
         /// The error in the certificates.
         reason: String,
+    },
+    /// One of the two speaks TLS: give up.
+    #[error("the coordinator at {address}: {mismatch}")]
+    Mismatched {
+        /// The coordinator's address.
+        address: String,
+        /// Which of the two it is.
+        mismatch: Mismatch,
     },
     /// The coordinator takes this process for dead, or another has its identity: register again.
     #[error("no longer a member of the cluster: {0}")]

@@ -5,8 +5,7 @@ use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use metrics::gauge;
-use shared_proto::security::{self, Security};
+use shared_proto::security::Security;
 use shared_proto::transport::Listen;
 use tokio::io::AsyncReadExt;
 use tokio::signal::unix::{SignalKind, signal};
@@ -153,10 +152,8 @@ fn start<E: Failure>(
         let shutdown = CancellationToken::new();
         watch_signals(&settings, shutdown.clone())?;
         let recorder = http::install_recorder().map_err(|error| error.to_string())?;
-        security::begin_to_count();
-        if let Some(expires) = security.expires() {
-            gauge!("flambeau_certificate_expires_timestamp_seconds").set(expires as f64);
-        }
+        security.begin_to_count();
+        tokio::spawn(security.clone().follow_files());
         let listen = settings.metrics_listen;
         let within = Duration::from_secs(settings.shutdown_seconds);
         let readiness = Readiness::default();

@@ -1,6 +1,8 @@
 //! `flambeau certs`: a private authority, and for each role a folder with a certificate and the job's
 //! token: what a trial needs. Those who have an authority of their own let it sign the same names.
 
+mod rotate;
+
 use std::fs;
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
@@ -24,7 +26,7 @@ const AUTHORITY_DAYS: u16 = 3650;
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Arguments {
-    /// The folder to write to. What is there is kept; delete a role's tls.crt to have it renewed.
+    /// The folder to write to. What is there is kept, unless one of the flags below says otherwise.
     #[arg(long, default_value = "certs", value_name = "DIR")]
     dir: PathBuf,
     /// For these alone; default: all.
@@ -33,6 +35,8 @@ pub(crate) struct Arguments {
     /// Days that the roles' certificates are valid for.
     #[arg(long, default_value_t = 365)]
     days: u16,
+    #[command(flatten)]
+    rotation: rotate::Rotation,
 }
 
 /// Who holds a certificate.
@@ -84,7 +88,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
         [] => &ALL,
         roles => roles,
     };
-    let made = make(&arguments.dir, holders, arguments.days)?;
+    let made = match rotate::rotate(&arguments.dir, holders, arguments.days, &arguments.rotation)? {
+        Some(rotated) => rotated,
+        None => make(&arguments.dir, holders, arguments.days)?,
+    };
     if made.is_empty() {
         println!("{dir} has all that is needed; nothing was changed");
         return Ok(());
@@ -148,14 +155,12 @@ pub(crate) fn make(dir: &Path, holders: &[Holder], days: u16) -> Result<Vec<Stri
                 to.write(format!("{folder}/{AUTHORITY}"), &pem, PUBLIC)?;
             }
             if lacks(holder, &[CERTIFICATE, KEY]) {
-                let pair = signed(&authority, &holder.name(), days).map_err(failed(dir))?;
                 // Whenever this ends: a certificate has its key.
                 let certificate = dir.join(&folder).join(CERTIFICATE);
                 if certificate.exists() {
                     fs::remove_file(&certificate).map_err(CommandError::file(&certificate))?;
                 }
-                to.write(format!("{folder}/{KEY}"), &pair.1, SECRET)?;
-                to.write(format!("{folder}/{CERTIFICATE}"), &pair.0, PUBLIC)?;
+                to.write_signed(&authority, holder, days)?;
             }
         }
     }
@@ -182,6 +187,19 @@ impl Folder<'_> {
         let (certificate, key) = new_authority().map_err(failed(self.dir))?;
         self.write(AUTHORITY_KEY.to_owned(), &key, SECRET)?;
         self.write(AUTHORITY.to_owned(), &certificate, PUBLIC)
+    }
+
+    /// Writes a new certificate of a role, and its key.
+    fn write_signed(
+        &mut self,
+        authority: &Authority,
+        holder: Holder,
+        days: u16,
+    ) -> Result<(), CommandError> {
+        let folder = holder.folder();
+        let pair = signed(authority, &holder.name(), days).map_err(failed(self.dir))?;
+        self.write(format!("{folder}/{KEY}"), &pair.1, SECRET)?;
+        self.write(format!("{folder}/{CERTIFICATE}"), &pair.0, PUBLIC)
     }
 
     /// Writes a file under a temporary name first, so that what has a name is whole, and nobody may

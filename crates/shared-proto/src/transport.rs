@@ -8,7 +8,7 @@ use std::pin::Pin;
 use std::str::FromStr;
 use std::time::Duration;
 
-use crate::security::Security;
+use crate::security::{Remote, Security};
 use http::uri::Authority;
 use tonic::transport::{Channel, Endpoint, Server};
 
@@ -66,11 +66,12 @@ pub fn is_address(text: &str) -> bool {
 
 /// The endpoint of a peer at `address`, given as host:port or as unix:PATH; what secures calls is
 /// added by [`Security::endpoint`].
-pub(crate) fn endpoint(scheme: &str, address: &str) -> Result<Endpoint, tonic::transport::Error> {
+pub(crate) fn endpoint(address: &str) -> Result<Endpoint, tonic::transport::Error> {
     let uri = match address.strip_prefix(UNIX) {
         // Exactly what tonic takes away again.
         Some(path) => format!("{UNIX}//{path}"),
-        None => format!("{scheme}://{address}"),
+        // TLS is the connector's affair, not tonic's.
+        None => format!("http://{address}"),
     };
     Ok(Endpoint::from_shared(uri)?
         .connect_timeout(CONNECT_TIMEOUT)
@@ -85,10 +86,10 @@ pub(crate) fn endpoint(scheme: &str, address: &str) -> Result<Endpoint, tonic::t
 /// How peers are reached: by the system's network, or by a simulated one.
 pub trait Network: fmt::Debug + Send + Sync {
     /// Connects.
-    fn connect(&self, endpoint: Endpoint) -> Connecting;
+    fn connect(&self, remote: Remote) -> Connecting;
 
     /// A channel that connects when it is used, again where it has to.
-    fn connect_lazily(&self, endpoint: Endpoint) -> Channel;
+    fn connect_lazily(&self, remote: Remote) -> Channel;
 
     /// What callers show there, and demand of those they call.
     fn security(&self) -> &Security;
@@ -112,12 +113,12 @@ impl SystemNetwork {
 }
 
 impl Network for SystemNetwork {
-    fn connect(&self, endpoint: Endpoint) -> Connecting {
-        Box::pin(async move { endpoint.connect().await })
+    fn connect(&self, remote: Remote) -> Connecting {
+        Box::pin(async move { remote.connect().await })
     }
 
-    fn connect_lazily(&self, endpoint: Endpoint) -> Channel {
-        endpoint.connect_lazy()
+    fn connect_lazily(&self, remote: Remote) -> Channel {
+        remote.connect_lazy()
     }
 
     fn security(&self) -> &Security {

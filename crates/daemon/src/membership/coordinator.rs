@@ -9,7 +9,7 @@ use std::time::Duration;
 use backon::{ExponentialBuilder, Retryable};
 use shared_proto::ids::Role;
 use shared_proto::refusal::{Reason, Refusal};
-use shared_proto::security::{Credentials, Security, certificate_error, chain_of};
+use shared_proto::security::{Credentials, Mismatch, Security, certificate_error, chain_of};
 use shared_proto::transport::{CALL_TIMEOUT, Network, SystemNetwork};
 use shared_proto::wire;
 use shared_proto::wire::coordinator_client::CoordinatorClient;
@@ -41,6 +41,7 @@ pub struct Coordinator {
     /// The number by which the coordinator tells this process from others of its identity.
     pub(super) process: u64,
     attempts: Arc<AtomicU32>,
+    security: Security,
 }
 
 /// Calls to a coordinator.
@@ -83,6 +84,7 @@ impl Coordinator {
             has_answered: Arc::default(),
             process: fastrand::u64(1..),
             attempts: Arc::default(),
+            security: security.clone(),
         })
     }
 
@@ -129,7 +131,7 @@ impl Coordinator {
     where
         F: Future<Output = Result<Response<T>, Status>>,
     {
-        let once = || async {
+        let attempt = || async {
             match tokio::time::timeout(CALL_TIMEOUT, call(self.client.clone())).await {
                 Ok(answer) => {
                     self.has_answered.fetch_or(answer.is_ok(), Relaxed);
@@ -138,6 +140,15 @@ impl Coordinator {
                 Err(_) => Err(Status::deadline_exceeded(format!(
                     "no answer for {CALL_TIMEOUT:?}"
                 ))),
+            }
+        };
+        // The credentials that are refused may have been replaced since they were read.
+        let once = || async {
+            match attempt().await {
+                Err(status) if distrusts(&status) && self.security.read_again().await => {
+                    attempt().await
+                }
+                answer => answer,
             }
         };
         let began = Instant::now();
@@ -188,7 +199,9 @@ impl Coordinator {
 
     fn give_up(&self, status: &Status) -> MembershipError {
         let address = self.address.clone();
-        if let Some(reason) = certificate_error(status) {
+        if let Some(mismatch) = Mismatch::of(status) {
+            MembershipError::Mismatched { address, mismatch }
+        } else if let Some(reason) = certificate_error(status) {
             MembershipError::Untrusted { address, reason }
         } else if self.may_pass(status) {
             MembershipError::Unreachable {
@@ -240,13 +253,13 @@ fn may_pass(status: &Status) -> bool {
     transient && Refusal::from_status(status).is_none()
 }
 
-/// Returns whether one of the two peers rejects the other's credentials.
+/// Returns whether one of the two peers rejects the other's credentials, or does not even show any.
 fn distrusts(status: &Status) -> bool {
     let told = matches!(
         status.code(),
         Code::Unauthenticated | Code::PermissionDenied
     );
-    told || certificate_error(status).is_some()
+    told || certificate_error(status).is_some() || Mismatch::of(status).is_some()
 }
 
 #[cfg(test)]

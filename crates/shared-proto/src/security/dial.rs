@@ -1,0 +1,206 @@
+//! Connections to peers. Each handshake uses the credentials of its moment, which a channel of tonic's would not: it
+//! keeps those that it was made with.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+
+use http::Uri;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioIo;
+use rustls::pki_types::ServerName;
+use rustls::{Error as TlsError, InvalidMessage};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio_rustls::client::TlsStream;
+use tonic::transport::{Channel, Endpoint, Error};
+use tower::{Service, ServiceExt};
+
+use super::material::H2;
+use super::{Mismatch, Security, name_of};
+use crate::ids::Role;
+use crate::transport::CONNECT_TIMEOUT;
+
+/// The first bytes of TLS records that a listener sends to a caller that does not speak TLS: an alert, or a handshake.
+/// An HTTP/2 frame of that size does not come first.
+const RECORDS: [u8; 2] = [0x15, 0x16];
+
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// A peer, and how to reach it.
+#[derive(Clone, Debug)]
+pub struct Remote {
+    endpoint: Endpoint,
+    way: Way,
+}
+
+#[derive(Clone, Debug)]
+enum Way {
+    SocketFile,
+    Plain,
+    Secured(Security, Role),
+}
+
+impl Remote {
+    pub(super) fn at_socket_file(endpoint: Endpoint) -> Self {
+        let way = Way::SocketFile;
+        Self { endpoint, way }
+    }
+
+    pub(super) fn in_the_clear(endpoint: Endpoint) -> Self {
+        let way = Way::Plain;
+        Self { endpoint, way }
+    }
+
+    pub(super) fn secured(endpoint: Endpoint, security: Security, role: Role) -> Self {
+        let way = Way::Secured(security, role);
+        Self { endpoint, way }
+    }
+
+    /// Returns the peer's address and the settings of its connections, for a network with connections of its own.
+    pub fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    /// Connects.
+    ///
+    /// # Errors
+    /// If the peer cannot be reached, or the two do not trust each other.
+    pub async fn connect(&self) -> Result<Channel, Error> {
+        let endpoint = &self.endpoint;
+        match &self.way {
+            Way::SocketFile => endpoint.connect().await,
+            Way::Plain => endpoint.connect_with_connector(plain()).await,
+            Way::Secured(security, role) => {
+                let connector = encrypted(security.clone(), *role);
+                endpoint.connect_with_connector(connector).await
+            }
+        }
+    }
+
+    /// Returns a channel that connects when it is used, again where it has to.
+    pub fn connect_lazy(&self) -> Channel {
+        let endpoint = &self.endpoint;
+        match &self.way {
+            Way::SocketFile => endpoint.connect_lazy(),
+            Way::Plain => endpoint.connect_with_connector_lazy(plain()),
+            Way::Secured(security, role) => {
+                let connector = encrypted(security.clone(), *role);
+                endpoint.connect_with_connector_lazy(connector)
+            }
+        }
+    }
+}
+
+fn tcp() -> HttpConnector {
+    let mut tcp = HttpConnector::new();
+    tcp.enforce_http(false);
+    tcp.set_nodelay(true);
+    tcp.set_connect_timeout(Some(CONNECT_TIMEOUT));
+    tcp
+}
+
+fn plain()
+-> impl Service<Uri, Response = TokioIo<Plain>, Error = BoxError, Future: Send> + Send + 'static {
+    let tcp = tcp();
+    tower::service_fn(move |uri| {
+        let tcp = tcp.clone();
+        async move {
+            let stream = tcp.oneshot(uri).await?.into_inner();
+            let begun = false;
+            Ok(TokioIo::new(Plain { stream, begun }))
+        }
+    })
+}
+
+fn encrypted(
+    security: Security,
+    role: Role,
+) -> impl Service<Uri, Response = TokioIo<TlsStream<TcpStream>>, Error = BoxError, Future: Send>
++ Send
++ 'static {
+    let tcp = tcp();
+    tower::service_fn(move |uri| {
+        let (tcp, security) = (tcp.clone(), security.clone());
+        async move {
+            let stream = tcp.oneshot(uri).await?.into_inner();
+            let name = ServerName::try_from(name_of(role))?;
+            let connector = security.material().caller.clone();
+            // A process that has an authority keeps having one.
+            let connector = connector.ok_or("there is no authority to recognise the peer by")?;
+            let stream = connector.connect(name, stream).await.map_err(explained)?;
+            match stream.get_ref().1.alpn_protocol() {
+                Some(H2) => Ok(TokioIo::new(stream)),
+                _ => Err(BoxError::from("the other side speaks TLS, but not HTTP/2")),
+            }
+        }
+    })
+}
+
+/// Returns what a failed handshake means.
+fn explained(error: io::Error) -> BoxError {
+    let tls = error.get_ref().and_then(|inner| inner.downcast_ref());
+    match tls {
+        Some(TlsError::InvalidMessage(InvalidMessage::InvalidContentType)) => {
+            Mismatch::OnlyThis.into()
+        }
+        _ => error.into(),
+    }
+}
+
+/// A connection in the clear, which fails if the other side answers with TLS.
+pub(super) struct Plain {
+    stream: TcpStream,
+    /// Bytes have come, and they were no TLS.
+    begun: bool,
+}
+
+impl AsyncRead for Plain {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        ready!(Pin::new(&mut self.stream).poll_read(context, buffer))?;
+        if !self.begun
+            && let Some(first) = buffer.filled().get(before)
+        {
+            if RECORDS.contains(first) {
+                return Poll::Ready(Err(io::Error::other(Mismatch::OnlyTheOther)));
+            }
+            self.begun = true;
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for Plain {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write_vectored(context, slices)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}

@@ -1,0 +1,255 @@
+//! The credentials that the files hold: read, checked, and made into what handshakes use.
+
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+
+use http::HeaderValue;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::WebPkiClientVerifier;
+use rustls::{ClientConfig, RootCertStore, ServerConfig};
+use sha2::{Digest, Sha256};
+use tokio_rustls::{TlsAcceptor, TlsConnector};
+
+use super::{SecurityError, SecurityFiles};
+
+/// The text before the token in its header.
+const BEARER: &str = "Bearer ";
+
+/// The protocol of all connections, as TLS names it.
+pub(super) const H2: &[u8] = b"h2";
+
+/// The seconds since 1970 between which a certificate is valid.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Validity {
+    /// Its beginning.
+    pub(super) begins: i64,
+    /// Its end.
+    pub(super) ends: i64,
+}
+
+/// The bytes of the files at one moment.
+#[derive(Default)]
+pub(super) struct Contents {
+    authority: Option<Vec<u8>>,
+    certificate: Option<Vec<u8>>,
+    key: Option<Vec<u8>>,
+    token: Option<Vec<u8>>,
+}
+
+impl Contents {
+    /// Reads the files.
+    ///
+    /// # Errors
+    /// If one cannot be read.
+    pub(super) fn read(files: &SecurityFiles) -> Result<Self, SecurityError> {
+        let read = |path: &Option<_>| path.as_deref().map(read).transpose();
+        Ok(Self {
+            authority: read(&files.authority)?,
+            certificate: read(&files.certificate)?,
+            key: read(&files.key)?,
+            token: read(&files.token)?,
+        })
+    }
+
+    /// Returns what tells these bytes from others.
+    pub(super) fn digest(&self) -> [u8; 32] {
+        let mut digest = Sha256::new();
+        for file in [&self.authority, &self.certificate, &self.key, &self.token] {
+            let bytes = file.as_deref().unwrap_or_default();
+            digest.update((bytes.len() as u64).to_le_bytes());
+            digest.update(bytes);
+        }
+        digest.finalize().into()
+    }
+}
+
+/// Credentials that can be used.
+#[derive(Default)]
+pub(super) struct Material {
+    /// What this process shows and demands as a caller.
+    pub(super) caller: Option<TlsConnector>,
+    /// The same as a listener.
+    pub(super) listener: Option<TlsAcceptor>,
+    /// The validity of the own certificate.
+    pub(super) validity: Option<Validity>,
+    /// The tokens that are accepted, as values of a header. The first is sent.
+    pub(super) tokens: Vec<HeaderValue>,
+    /// The number of authorities that are trusted.
+    pub(super) authorities: usize,
+}
+
+impl Material {
+    /// Makes it of the files' bytes.
+    ///
+    /// # Errors
+    /// If files are missing, or hold what they should not.
+    pub(super) fn of(contents: &Contents, files: &SecurityFiles) -> Result<Self, SecurityError> {
+        let tokens = match (&files.token, &contents.token) {
+            (Some(path), Some(text)) => tokens(path, text)?,
+            _ => Vec::new(),
+        };
+        let (Some(path), Some(authority)) = (&files.authority, &contents.authority) else {
+            let some = files.certificate.is_some() || files.key.is_some();
+            return if some || files.anonymous_callers {
+                Err(SecurityError::Incomplete(
+                    "--tls-cert, --tls-key and --tls-callers need --tls-ca too: the authority by which others are recognised",
+                ))
+            } else {
+                Ok(Self {
+                    tokens,
+                    ..Self::default()
+                })
+            };
+        };
+        let roots = Arc::new(roots(path, authority)?);
+        let own = Own::of(contents, files)?;
+        let listener = own
+            .as_ref()
+            .map(|own| listening((path, Arc::clone(&roots)), own, files.anonymous_callers));
+        Ok(Self {
+            authorities: roots.len(),
+            validity: own.as_ref().map(|own| own.validity),
+            listener: listener.transpose()?.map(TlsAcceptor::from),
+            caller: Some(calling(path, roots, own)?.into()),
+            tokens,
+        })
+    }
+}
+
+/// The own certificate and its key.
+struct Own<'a> {
+    chain: Vec<CertificateDer<'static>>,
+    key: PrivateKeyDer<'static>,
+    key_path: &'a Path,
+    validity: Validity,
+}
+
+impl<'a> Own<'a> {
+    fn of(contents: &Contents, files: &'a SecurityFiles) -> Result<Option<Self>, SecurityError> {
+        let certificate = files
+            .certificate
+            .as_deref()
+            .zip(contents.certificate.as_ref());
+        let key = files.key.as_deref().zip(contents.key.as_ref());
+        let ((path, certificate), (key_path, key)) = match (certificate, key) {
+            (Some(certificate), Some(key)) => (certificate, key),
+            (None, None) => return Ok(None),
+            _ => {
+                return Err(SecurityError::Incomplete(
+                    "--tls-cert and --tls-key are of use only together",
+                ));
+            }
+        };
+        let chain = certificates(certificate).map_err(|what| wrong(path, &what))?;
+        Ok(Some(Self {
+            validity: validity(path, &chain)?,
+            chain,
+            key: PrivateKeyDer::from_pem_slice(key).map_err(|error| wrong(key_path, &error))?,
+            key_path,
+        }))
+    }
+}
+
+fn calling(
+    path: &Path,
+    roots: Arc<RootCertStore>,
+    own: Option<Own<'_>>,
+) -> Result<Arc<ClientConfig>, SecurityError> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|error| wrong(path, &error))?
+        .with_root_certificates(roots);
+    let mut config = match own {
+        Some(own) => config
+            .with_client_auth_cert(own.chain, own.key)
+            .map_err(|error| wrong(own.key_path, &error))?,
+        None => config.with_no_client_auth(),
+    };
+    config.alpn_protocols = vec![H2.to_vec()];
+    Ok(Arc::new(config))
+}
+
+fn listening(
+    (path, roots): (&Path, Arc<RootCertStore>),
+    own: &Own<'_>,
+    anonymous_callers: bool,
+) -> Result<Arc<ServerConfig>, SecurityError> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ServerConfig::builder_with_provider(Arc::clone(&provider))
+        .with_safe_default_protocol_versions()
+        .map_err(|error| wrong(path, &error))?;
+    let config = if anonymous_callers {
+        config.with_no_client_auth()
+    } else {
+        let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider);
+        let verifier = verifier.build().map_err(|error| wrong(path, &error))?;
+        config.with_client_cert_verifier(verifier)
+    };
+    // Fails for a key of another certificate.
+    let mut config = config
+        .with_single_cert(own.chain.clone(), own.key.clone_key())
+        .map_err(|error| wrong(own.key_path, &error))?;
+    config.alpn_protocols = vec![H2.to_vec()];
+    Ok(Arc::new(config))
+}
+
+fn roots(path: &Path, pem: &[u8]) -> Result<RootCertStore, SecurityError> {
+    let mut roots = RootCertStore::empty();
+    for root in certificates(pem).map_err(|what| wrong(path, &what))? {
+        roots.add(root).map_err(|error| wrong(path, &error))?;
+    }
+    Ok(roots)
+}
+
+/// Returns the validity of the first certificate of a chain.
+fn validity(path: &Path, chain: &[CertificateDer<'_>]) -> Result<Validity, SecurityError> {
+    let first = chain.first().map_or(&b""[..], AsRef::as_ref);
+    let (_, first) = x509_parser::parse_x509_certificate(first).map_err(|e| wrong(path, &e))?;
+    let validity = first.validity();
+    Ok(Validity {
+        begins: validity.not_before.timestamp(),
+        ends: validity.not_after.timestamp(),
+    })
+}
+
+fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, String> {
+    let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
+    match read {
+        Ok(none) if none.is_empty() => Err("there is no certificate in it".to_owned()),
+        Ok(certificates) => Ok(certificates),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+fn tokens(path: &Path, text: &[u8]) -> Result<Vec<HeaderValue>, SecurityError> {
+    let text = std::str::from_utf8(text).map_err(|_| wrong(path, &"a token is a line of text"))?;
+    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+    let tokens = lines.map(|token| {
+        let mut value = HeaderValue::from_str(&format!("{BEARER}{token}"))
+            .map_err(|_| wrong(path, &"a token is one line of visible ASCII"))?;
+        value.set_sensitive(true);
+        Ok(value)
+    });
+    let tokens = tokens.collect::<Result<Vec<_>, SecurityError>>()?;
+    match tokens.is_empty() {
+        true => Err(wrong(path, &"there is no token in it")),
+        false => Ok(tokens),
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, SecurityError> {
+    std::fs::read(path).map_err(|error| SecurityError::Unreadable {
+        path: path.to_owned(),
+        error,
+    })
+}
+
+fn wrong(path: &Path, what: &impl fmt::Display) -> SecurityError {
+    SecurityError::Malformed {
+        path: path.to_owned(),
+        what: what.to_string(),
+    }
+}

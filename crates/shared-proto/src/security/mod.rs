@@ -1,0 +1,262 @@
+//! Authentication: certificates of one private authority, and a job's token.
+//!
+//! A certificate is one role's: it is valid for the name `ROLE.flambeau`, wherever its holder runs.
+//! A caller verifies the name of the role that it means to reach, so a worker's certificate does not
+//! make a process a server. A process that registers, or opens a session, must hold a certificate of
+//! its role.
+//!
+//! The files may be replaced at any time ([`Security::follow_files`]). Connections that exist stay; each handshake and
+//! each call uses the credentials of its moment.
+
+mod accept;
+mod dial;
+mod error;
+mod material;
+mod reload;
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+
+use http::{Extensions, HeaderMap, HeaderValue, header};
+use rustls::pki_types::ServerName;
+use subtle::{Choice, ConstantTimeEq};
+use tokio::net::TcpStream;
+use tonic::service::Interceptor;
+use tonic::transport::server::TlsConnectInfo;
+use tonic::{Request, Status};
+
+pub use self::dial::Remote;
+pub use self::error::{Mismatch, SecurityError, certificate_error, chain_of};
+
+use self::accept::{CERTIFICATE, TOKEN, refused};
+use self::material::{Contents, Material};
+use self::reload::Known;
+use crate::connections::{Caller, Guarded};
+use crate::ids::Role;
+use crate::planted;
+use crate::transport;
+
+/// A TCP connection whose caller has shown its certificate, if one is demanded.
+pub type SecureStream = tokio_rustls::server::TlsStream<Guarded<TcpStream>>;
+
+/// The files that a process is given.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SecurityFiles {
+    /// The authorities that have signed all certificates.
+    pub authority: Option<PathBuf>,
+    /// This process's certificate.
+    pub certificate: Option<PathBuf>,
+    /// The private key of the certificate.
+    pub key: Option<PathBuf>,
+    /// Callers need no certificates; listeners have theirs.
+    pub anonymous_callers: bool,
+    /// The tokens of the job, one on each line. The first is sent; all are accepted.
+    pub token: Option<PathBuf>,
+}
+
+/// The credentials of a process, and those that it demands of its callers. By default there are none,
+/// and calls travel in the clear.
+#[derive(Clone, Default)]
+pub struct Security(Arc<Shared>);
+
+#[derive(Default)]
+struct Shared {
+    files: SecurityFiles,
+    /// What the files held when they were last right.
+    material: RwLock<Arc<Material>>,
+    known: Mutex<Known>,
+}
+
+impl fmt::Debug for Security {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Security")
+            .field("calls_are_encrypted", &self.files().authority.is_some())
+            .field("listens_encrypted", &self.is_listening_encrypted())
+            .field("callers_have_certificates", &self.demands_certificates())
+            .field("token", &self.files().token.is_some())
+            .finish()
+    }
+}
+
+impl Security {
+    /// Reads the files.
+    ///
+    /// # Errors
+    /// As the variants of [`SecurityError`] say.
+    pub fn load(files: &SecurityFiles) -> Result<Self, SecurityError> {
+        let contents = Contents::read(files)?;
+        Ok(Self(Arc::new(Shared {
+            files: files.clone(),
+            material: RwLock::new(Arc::new(Material::of(&contents, files)?)),
+            known: Mutex::new(Known::using(&contents)),
+        })))
+    }
+
+    /// Returns how to reach a peer of some role at `address`, given as host:port or as unix:PATH. The
+    /// permissions of a socket file decide who may use it; nothing is encrypted there.
+    ///
+    /// # Errors
+    /// If the address is invalid.
+    pub fn endpoint(&self, address: &str, role: Role) -> Result<Remote, tonic::transport::Error> {
+        let endpoint = transport::endpoint(address)?;
+        Ok(if transport::is_socket_file(address) {
+            Remote::at_socket_file(endpoint)
+        } else if self.files().authority.is_some() {
+            Remote::secured(endpoint, self.clone(), role)
+        } else {
+            Remote::in_the_clear(endpoint)
+        })
+    }
+
+    /// When the own certificate is no longer valid, in seconds since 1970.
+    pub fn expires(&self) -> Option<i64> {
+        self.material().validity.map(|validity| validity.ends)
+    }
+
+    /// What a caller adds to its calls.
+    pub fn credentials(&self) -> Credentials {
+        Credentials(self.clone())
+    }
+
+    /// Returns whether callers at a port must use TLS.
+    pub fn is_listening_encrypted(&self) -> bool {
+        self.files().certificate.is_some()
+    }
+
+    /// Returns whether callers must have certificates.
+    fn demands_certificates(&self) -> bool {
+        self.is_listening_encrypted() && !self.files().anonymous_callers
+    }
+
+    fn files(&self) -> &SecurityFiles {
+        &self.0.files
+    }
+
+    fn has_files(&self) -> bool {
+        *self.files() != SecurityFiles::default()
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.0.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the credentials of this moment.
+    fn material(&self) -> Arc<Material> {
+        let material = self.0.material.read();
+        Arc::clone(&material.unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn put(&self, material: Material) {
+        let mut place = self.0.material.write();
+        **place.as_mut().unwrap_or_else(|poisoned| poisoned.get_mut()) = Arc::new(material);
+    }
+
+    /// Fails where a port would be open to all callers though they are to have certificates.
+    ///
+    /// # Errors
+    /// If there is an authority, but no certificate to listen with.
+    pub fn for_listening(&self) -> Result<(), SecurityError> {
+        if self.files().authority.is_some() && !self.is_listening_encrypted() {
+            return Err(SecurityError::Incomplete(
+                "who listens needs --tls-cert and --tls-key, not only --tls-ca",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Checks that a call has the token, where there is one, and makes its connection a member's.
+    ///
+    /// # Errors
+    /// `Unauthenticated`, counted, if it has not; `ResourceExhausted` if all places are taken.
+    pub fn check_token(&self, headers: &HeaderMap, extensions: &Extensions) -> Result<(), Status> {
+        let material = self.material();
+        if material.tokens.is_empty() {
+            return Ok(());
+        }
+        let shown = headers.get(header::AUTHORIZATION);
+        let shown = shown.map_or(&b""[..], HeaderValue::as_bytes);
+        let missing_is_fine = shown.is_empty() && planted!(NoToken);
+        let same = |token: &HeaderValue| token.as_bytes().ct_eq(shown);
+        let accepted = material.tokens.iter().map(same);
+        let accepted = accepted.fold(Choice::from(0), |any, same| any | same);
+        if bool::from(accepted) || missing_is_fine {
+            return match Caller::of(extensions) {
+                Some(caller) if !caller.admit() => Err(crowded()),
+                _ => Ok(()),
+            };
+        }
+        let what = if shown.is_empty() { "missing" } else { "wrong" };
+        let what = format!("the job's token is {what}; give every process the same --token-file");
+        refused(TOKEN, peer_of(extensions), &what);
+        Err(Status::unauthenticated(what))
+    }
+
+    /// Checks that a caller has a certificate of this role, where certificates are demanded. Callers
+    /// through a socket file need none.
+    ///
+    /// # Errors
+    /// `PermissionDenied`, counted, if it has not.
+    pub fn check_role(&self, extensions: &Extensions, role: Role) -> Result<(), Status> {
+        let through_file = Caller::of(extensions).is_some_and(|caller| caller.peer().is_none());
+        if !self.demands_certificates() || through_file || has_role(extensions, role) {
+            return Ok(());
+        }
+        let what = format!(
+            "the caller's certificate is not one of a {role}: it is not valid for {}",
+            name_of(role)
+        );
+        refused(CERTIFICATE, peer_of(extensions), &what);
+        Err(Status::permission_denied(what))
+    }
+}
+
+/// What a caller adds to its calls.
+#[derive(Clone, Debug, Default)]
+pub struct Credentials(Security);
+
+impl Credentials {
+    /// Adds the token to the headers of a call.
+    pub fn add(&self, headers: &mut HeaderMap) {
+        if let Some(token) = self.0.material().tokens.first() {
+            headers.insert(header::AUTHORIZATION, token.clone());
+        }
+    }
+}
+
+impl Interceptor for Credentials {
+    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
+        let mut headers = std::mem::take(request.metadata_mut()).into_headers();
+        self.add(&mut headers);
+        *request.metadata_mut() = tonic::metadata::MetadataMap::from_headers(headers);
+        Ok(request)
+    }
+}
+
+/// Returns the name that a role's certificates are valid for.
+pub fn name_of(role: Role) -> String {
+    format!("{role}.flambeau")
+}
+
+/// Returns the answer to a caller for which the members have no place.
+pub fn crowded() -> Status {
+    Status::resource_exhausted(
+        "all places of this port are taken; raise --max-connections, or use more servers",
+    )
+}
+
+fn has_role(extensions: &Extensions, role: Role) -> bool {
+    let info = extensions.get::<TlsConnectInfo<Caller>>();
+    let certificates = info.and_then(TlsConnectInfo::peer_certs);
+    let first = certificates.as_ref().and_then(|chain| chain.first());
+    let first = first.and_then(|der| webpki::EndEntityCert::try_from(der).ok());
+    let name = ServerName::try_from(name_of(role)).ok();
+    first
+        .zip(name)
+        .is_some_and(|(first, name)| first.verify_is_valid_for_subject_name(&name).is_ok())
+}
+
+fn peer_of(extensions: &Extensions) -> Option<SocketAddr> {
+    Caller::of(extensions).and_then(Caller::peer)
+}

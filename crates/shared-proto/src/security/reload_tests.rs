@@ -1,0 +1,187 @@
+//! Files that change under a process.
+
+use std::fs;
+use std::path::Path;
+
+use http::{Extensions, HeaderMap, header};
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+
+use super::super::SecurityFiles;
+use super::*;
+
+fn files(dir: &Path) -> SecurityFiles {
+    let file = |name| Some(dir.join(name));
+    SecurityFiles {
+        authority: file("ca.crt"),
+        certificate: file("tls.crt"),
+        key: file("tls.key"),
+        anonymous_callers: false,
+        token: file("token"),
+    }
+}
+
+/// Makes an authority; returns its certificate, and a certificate that it has signed, with its key.
+fn material(year: i32) -> [String; 3] {
+    let mut params = CertificateParams::default();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let key = KeyPair::generate().unwrap();
+    let authority = params.self_signed(&key).unwrap().pem();
+    let issuer = Issuer::new(params, key);
+    let mut params = CertificateParams::new(["ps.flambeau".to_owned()]).unwrap();
+    params.not_after = rcgen::date_time_ymd(year, 1, 1);
+    let key = KeyPair::generate().unwrap();
+    let certificate = params.signed_by(&key, &issuer).unwrap().pem();
+    [authority, certificate, key.serialize_pem()]
+}
+
+fn write(dir: &Path, file: &str, text: &str) {
+    fs::write(dir.join(file), text).unwrap();
+}
+
+/// A process with files of its own.
+struct Scene {
+    dir: tempfile::TempDir,
+    security: Security,
+}
+
+impl Scene {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let [authority, certificate, key] = material(2090);
+        let texts = [&authority, &certificate, &key, "old\n"];
+        for (file, text) in ["ca.crt", "tls.crt", "tls.key", "token"].iter().zip(texts) {
+            write(dir.path(), file, text);
+        }
+        let security = Security::load(&files(dir.path())).unwrap();
+        Self { dir, security }
+    }
+
+    fn write(&self, file: &str, text: &str) {
+        write(self.dir.path(), file, text);
+    }
+
+    /// Looks as often as it takes until nothing new is found; returns whether something was used.
+    fn settle(&self) -> bool {
+        (0..4).fold(false, |any, _| self.security.look(true) || any)
+    }
+
+    fn reported(&self) -> bool {
+        self.security.known().reported.is_some()
+    }
+
+    /// Returns the year in which the certificate expires.
+    fn expires(&self) -> i64 {
+        1970 + self.security.expires().unwrap() / 31_556_952
+    }
+
+    fn accepts(&self, token: &str) -> bool {
+        let mut headers = HeaderMap::new();
+        let token = format!("Bearer {token}");
+        headers.insert(header::AUTHORIZATION, token.parse().unwrap());
+        let checked = self.security.check_token(&headers, &Extensions::new());
+        checked.is_ok()
+    }
+
+    fn sends(&self) -> String {
+        let mut headers = HeaderMap::new();
+        self.security.credentials().add(&mut headers);
+        let shown = headers.get(header::AUTHORIZATION).unwrap();
+        shown.to_str().unwrap().to_owned()
+    }
+}
+
+#[test]
+fn a_certificate_and_its_key_are_used_once_both_are_there() {
+    let scene = Scene::new();
+    let [_, certificate, key] = material(2095);
+    assert!(!scene.settle());
+    scene.write("tls.crt", &certificate);
+    assert!(!scene.settle());
+    assert!(scene.reported());
+    assert_eq!(scene.expires(), 2090);
+    scene.write("tls.key", &key);
+    assert!(!scene.security.look(true), "somebody may still be writing");
+    assert!(scene.security.look(true));
+    assert!(!scene.reported());
+    assert_eq!(scene.expires(), 2095);
+}
+
+#[test]
+fn half_written_files_are_not_used() {
+    let scene = Scene::new();
+    let [authority, certificate, key] = material(2095);
+    let half = |text: &str| text[..text.len() / 2].to_owned();
+    for (file, text) in [
+        ("tls.crt", half(&certificate)),
+        ("tls.key", half(&key)),
+        ("ca.crt", half(&authority)),
+        ("ca.crt", String::new()),
+        ("token", "\n".to_owned()),
+        ("token", "\u{1}".to_owned()),
+    ] {
+        let before = fs::read_to_string(scene.dir.path().join(file)).unwrap();
+        scene.write(file, &text);
+        assert!(!scene.settle(), "{file}");
+        assert!(scene.reported(), "{file}");
+        assert!(scene.accepts("old"), "{file}");
+        scene.write(file, &before);
+        assert!(!scene.settle(), "{file}");
+        assert!(!scene.reported(), "{file}");
+    }
+    fs::remove_file(scene.dir.path().join("tls.key")).unwrap();
+    assert!(!scene.settle());
+    assert!(scene.reported());
+    assert_eq!(scene.expires(), 2090);
+}
+
+#[test]
+fn what_changes_from_look_to_look_is_neither_used_nor_reported() {
+    let scene = Scene::new();
+    for token in ["n", "ne", "new"] {
+        scene.write("token", token);
+        assert!(!scene.security.look(true));
+    }
+    scene.write("token", "");
+    assert!(!scene.security.look(true) && !scene.reported());
+    assert!(scene.accepts("old") && !scene.accepts("new"));
+}
+
+#[test]
+fn a_token_is_replaced_line_by_line() {
+    let scene = Scene::new();
+    for (lines, sent, accepted, refused) in [
+        ("old\nnew\n", "Bearer old", "new", "other"),
+        ("new\nold\n", "Bearer new", "old", "ne"),
+        ("\nnew \n\n", "Bearer new", "new", "old"),
+    ] {
+        scene.write("token", lines);
+        assert!(scene.settle(), "{lines:?}");
+        assert_eq!(scene.sends(), sent);
+        assert!(scene.accepts(accepted), "{lines:?}");
+        assert!(!scene.accepts(refused), "{lines:?}");
+    }
+}
+
+#[test]
+fn all_authorities_of_a_file_are_trusted() {
+    let scene = Scene::new();
+    let old = fs::read_to_string(scene.dir.path().join("ca.crt")).unwrap();
+    let [new, ..] = material(2095);
+    scene.write("ca.crt", &format!("{old}{new}"));
+    assert!(scene.settle());
+    assert_eq!(scene.security.material().authorities, 2);
+    scene.write("ca.crt", &new);
+    assert!(scene.settle());
+    assert_eq!(scene.security.material().authorities, 1);
+}
+
+#[tokio::test]
+async fn a_caller_that_is_refused_reads_the_files_at_once() {
+    let scene = Scene::new();
+    assert!(!scene.security.read_again().await);
+    scene.write("token", "new\n");
+    assert!(scene.security.read_again().await);
+    assert_eq!(scene.sends(), "Bearer new");
+    assert!(!scene.security.read_again().await);
+    assert!(!Security::default().read_again().await);
+}
