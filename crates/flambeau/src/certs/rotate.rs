@@ -107,6 +107,11 @@ fn add_token(to: &mut Folder<'_>) -> Result<(), CommandError> {
 }
 
 fn renew(to: &mut Folder<'_>, holders: &[Holder], days: u16) -> Result<(), CommandError> {
+    let key = to.dir.join(AUTHORITY_KEY);
+    if !key.exists() {
+        let why = "it is not there, so nothing can be signed; bring the authority's key, or let your own authority sign";
+        return Err(not_yet(&key, why.to_owned()));
+    }
     let (pem, authority) = known_authority(to.dir, holders)?;
     for (name, _) in with_file(to.dir, AUTHORITY)? {
         expect_trust(&to.dir.join(name), &pem)?;
