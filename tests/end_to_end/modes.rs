@@ -7,7 +7,7 @@ use candle_core::{Device, Tensor};
 use shared_proto::job::Job;
 use tests::Cluster;
 use worker::local;
-use worker::model::Registry;
+use worker::registry::Registry;
 
 use crate::program;
 

@@ -9,7 +9,8 @@ use daemon::membership::Coordinator;
 use daemon::process;
 use daemon::settings::{JobFlags, SecuritySettings};
 use shared_proto::job::TEMPLATE;
-use worker::model::{Model, Registry};
+use worker::model::Model;
+use worker::registry::Registry;
 
 use crate::error::CommandError;
 use crate::{bench, certs, checkpoint, eval, plot, status, train};

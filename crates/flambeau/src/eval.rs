@@ -8,7 +8,7 @@ use shared_proto::job::{Job, run_dir};
 use shared_proto::number::Number;
 use worker::device;
 use worker::local::evaluate_file;
-use worker::model::Registry;
+use worker::registry::Registry;
 
 use crate::error::CommandError;
 

@@ -15,7 +15,7 @@ use shared_proto::job::{Checkpoint, Job, run_dir};
 use shared_proto::view::JobPhase;
 use shared_proto::wire;
 use tokio::signal::unix::{SignalKind, signal};
-use worker::model::Registry;
+use worker::registry::Registry;
 use worker::replica::ModelReplica;
 
 use crate::app::{JobArguments, block_on};

@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use candle_core::{Device, DeviceLocation};
 
-use crate::model::plain;
+use crate::candle_error::plain;
 
 /// The requested device: `auto`, `cpu` or `cuda:N`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

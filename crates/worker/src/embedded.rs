@@ -9,9 +9,9 @@ use shared_proto::job::Job;
 use shared_proto::transport::Network;
 
 use crate::counters::Counters;
-use crate::member::{Member, Replicas};
+use crate::error::WorkerError;
+use crate::member::{Member, Replicas, leave};
 use crate::replica::Replica;
-use crate::run::{WorkerError, leave};
 use crate::strategy::Strategy;
 
 /// A worker's identity and its connections.

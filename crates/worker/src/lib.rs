@@ -6,21 +6,25 @@
 //! - `step`: one training step: input, pull, compute, push
 //! - [`input`], [`shuffle`]: the data and its order
 //! - [`strategy`]: the source of weights and the destination of gradients
-//! - [`replica`]: the model on its own thread; [`model`], [`models`]: the models
+//! - [`replica`]: the model on its own thread
+//! - [`model`], [`models`], [`registry`]: the interface of models, those that ship, and those that a job can name
 //! - [`variables`]: the only place where bytes meet candle's memory
-//! - `trouble`: tells this worker's own errors from those of the job
+//! - `error`: the errors of a worker; `trouble`: tells this worker's own errors from those of the job
 //! - `reporter`: reports finished steps to the coordinator
 //! - [`embedded`]: a worker without a process and a model of its own, for simulations
 //! - [`local`]: the same job in one process, for comparison
 
+mod candle_error;
 mod counters;
 pub mod device;
 pub mod embedded;
+mod error;
 pub mod input;
 pub mod local;
 mod member;
 pub mod model;
 pub mod models;
+pub mod registry;
 pub mod replica;
 mod reporter;
 mod run;
@@ -31,5 +35,6 @@ mod trainer;
 mod trouble;
 pub mod variables;
 
-pub use run::{Settings, WorkerError, run};
+pub use error::WorkerError;
+pub use run::{Settings, run};
 pub use trouble::cannot_work;

@@ -9,8 +9,9 @@ use candle_nn::{AdamW, Optimizer as _, ParamsAdamW, SGD};
 use shared_proto::job::{Adam, Job, Optimizer};
 
 use crate::input::{self, Dataset};
-use crate::model::{Metrics, Model, ModelError, Registry, Setup};
+use crate::model::{Metrics, Model, ModelError, Setup};
 use crate::models::layers::backward;
+use crate::registry::Registry;
 use crate::replica::{ReplicaError, evaluate};
 use crate::shuffle::order;
 use crate::variables::Variables;

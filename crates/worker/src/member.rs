@@ -1,6 +1,7 @@
 //! A member of the cluster: registers, agrees on the variables, trains. If it is put out of the cluster, it
 //! begins again.
 
+use std::borrow::Borrow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,9 +17,9 @@ use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::counters::Counters;
+use crate::error::WorkerError;
 use crate::replica::{Description, Replica};
 use crate::reporter::Reporter;
-use crate::run::WorkerError;
 use crate::strategy::Strategy;
 use crate::trainer::Trainer;
 
@@ -287,5 +288,17 @@ fn tell_losses(
                 Err(error) => tracing::warn!(shard, "losses could not be reported: {error}"),
             }
         }
+    }
+}
+
+/// Leaves the cluster, and reports the error if there is one.
+pub(crate) async fn leave<E: Borrow<WorkerError>>(
+    membership: Membership,
+    outcome: Option<&Result<(), E>>,
+) {
+    let error = outcome.and_then(|outcome| outcome.as_ref().err());
+    match error.and_then(|error| error.borrow().to_tell()) {
+        Some(told) => membership.leave_because(told.failure, &told.error).await,
+        None => membership.leave(None).await,
     }
 }

@@ -1,4 +1,4 @@
-//! The interface of models, and the registry of those that a job can name.
+//! The interface of models.
 //!
 //! A model of your own is a struct with candle layers and an implementation of [`Model`]: `new`
 //! takes its variables from a [`VarBuilder`], `loss` computes the mean loss of a batch. Everything
@@ -7,7 +7,8 @@
 //! ```
 //! use candle_core::{Device, Result, Tensor};
 //! use candle_nn::{Linear, Module, VarBuilder};
-//! use worker::model::{Batch, Metrics, Model, Registry, Setup, classification_metrics};
+//! use worker::model::{Batch, Metrics, Model, Setup, classification_metrics};
+//! use worker::registry::Registry;
 //! use worker::variables::Variables;
 //!
 //! struct Straight(Linear);
@@ -58,7 +59,7 @@ use std::collections::BTreeMap;
 use candle_core::{D, DType, Tensor};
 use candle_nn::VarBuilder;
 
-use crate::models::{Cnn, Mlp, Softmax};
+use crate::candle_error::plain;
 
 /// Samples that are computed together.
 #[derive(Clone, Debug)]
@@ -129,71 +130,6 @@ pub fn classification_metrics(logits: &Tensor, targets: &Tensor) -> candle_core:
 
 fn number(scalar: &Tensor) -> candle_core::Result<f64> {
     scalar.to_dtype(DType::F64)?.to_scalar()
-}
-
-type Constructor = fn(&Setup, VarBuilder) -> candle_core::Result<Box<dyn Model>>;
-
-fn construct<M: Model>(setup: &Setup, vars: VarBuilder) -> candle_core::Result<Box<dyn Model>> {
-    Ok(Box::new(M::new(setup, vars)?))
-}
-
-/// The models that a job can name.
-#[derive(Clone, Debug)]
-pub struct Registry(BTreeMap<&'static str, Constructor>);
-
-impl Registry {
-    /// `softmax`, `mlp` and `cnn`.
-    pub fn builtin() -> Self {
-        Self(BTreeMap::new())
-            .with::<Softmax>("softmax")
-            .with::<Mlp>("mlp")
-            .with::<Cnn>("cnn")
-    }
-
-    /// Adds a model, or replaces the one that had its name.
-    #[must_use]
-    pub fn with<M: Model>(mut self, name: &'static str) -> Self {
-        self.0.insert(name, construct::<M>);
-        self
-    }
-
-    /// All names, sorted.
-    pub fn names(&self) -> impl Iterator<Item = &'static str> + '_ {
-        self.0.keys().copied()
-    }
-
-    /// Builds the model of this name.
-    ///
-    /// # Errors
-    /// [`ModelError::Unknown`] lists the known names; [`ModelError::Build`] says why the model
-    /// could not be built.
-    pub fn build(
-        &self,
-        name: &str,
-        setup: &Setup,
-        vars: VarBuilder,
-    ) -> Result<Box<dyn Model>, ModelError> {
-        let constructor = self.0.get(name).ok_or_else(|| ModelError::Unknown {
-            name: name.to_owned(),
-            known: self.names().collect::<Vec<_>>().join(", "),
-        })?;
-        constructor(setup, vars).map_err(|source| ModelError::Build {
-            name: name.to_owned(),
-            source,
-        })
-    }
-}
-
-/// Returns the text of a candle error without the backtrace that `RUST_BACKTRACE` adds to it.
-pub(crate) fn plain(error: &candle_core::Error) -> String {
-    match error {
-        candle_core::Error::WithBacktrace { inner, .. } => plain(inner),
-        candle_core::Error::Context { inner, context } => format!("{context}: {}", plain(inner)),
-        candle_core::Error::WithPath { inner, path } => {
-            format!("{}: {}", path.display(), plain(inner))
-        }
-        error => error.to_string(),
-    }
 }
 
 /// Why there is no model.

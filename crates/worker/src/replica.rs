@@ -13,9 +13,11 @@ use shared_proto::blocks::VariableSpec;
 use shared_proto::job::{DataKind, Job, NonFinite};
 use tokio::sync::{mpsc, oneshot};
 
+use crate::candle_error::plain;
 use crate::input::{self, Dataset, InputError};
-use crate::model::{Batch, Metrics, Model, ModelError, Registry, Setup, plain};
+use crate::model::{Batch, Metrics, Model, ModelError, Setup};
 use crate::models::layers::backward;
+use crate::registry::Registry;
 use crate::shuffle::order;
 use crate::variables::{Variables, VariablesError};
 

@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::counters::Times;
-use crate::run::WorkerError;
+use crate::error::WorkerError;
 use crate::step::Finished;
 
 /// A worker's progress in a split.

@@ -1,27 +1,24 @@
-//! The worker process: its settings, its device and its end.
+//! The worker process: its settings, its device and how it ends.
 
-use std::borrow::Borrow;
 use std::path::PathBuf;
 use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use candle_core::Device;
-use daemon::membership::{Coordinator, Membership, MembershipError, Registration};
-use daemon::process::{Failure, Process};
+use daemon::membership::{Coordinator, Membership, Registration};
+use daemon::process::Process;
 use daemon::settings::{MemberSettings, ProcessSettings};
-use ps_client::ClientError;
 use shared_proto::ids::Role;
-use shared_proto::job::{Job, JobError};
-use shared_proto::refusal::Refusal;
+use shared_proto::job::Job;
 use shared_proto::transport::{Listen, SystemNetwork};
 
 use crate::counters::Counters;
-use crate::device::{self, DeviceError};
-use crate::member::{Member, Replicas};
-use crate::model::Registry;
-use crate::replica::{ModelReplica, ReplicaError};
+use crate::device;
+use crate::error::WorkerError;
+use crate::member::{Member, Replicas, leave};
+use crate::registry::Registry;
+use crate::replica::ModelReplica;
 use crate::strategy::ParameterServer;
-use crate::trouble::CANNOT_WORK;
 
 /// How long a worker that cannot work tries to tell the coordinator.
 const TELL: Duration = Duration::from_secs(15);
@@ -44,69 +41,6 @@ pub struct Settings {
     /// The settings of all processes.
     #[command(flatten)]
     pub process: ProcessSettings,
-}
-
-/// Why a worker failed.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum WorkerError {
-    /// The coordinator refuses it, or cannot be reached.
-    #[error(transparent)]
-    Membership(#[from] MembershipError),
-    /// A server does not answer, or refuses a message.
-    #[error(transparent)]
-    Ps(#[from] ClientError),
-    /// The data cannot be read, or the model cannot be built.
-    #[error(transparent)]
-    Build(ReplicaError),
-    /// The model failed while it computed.
-    #[error(transparent)]
-    Replica(#[from] ReplicaError),
-    /// The device cannot be used.
-    #[error(transparent)]
-    Device(#[from] DeviceError),
-    /// The run directory cannot be created.
-    #[error("cannot make the run directory {dir:?}: {error}; give another --run-dir")]
-    RunDir {
-        /// Its path.
-        dir: PathBuf,
-        /// The system's error.
-        error: std::io::Error,
-    },
-    /// The coordinator's shard map makes no sense.
-    #[error("the shard map cannot be read: {0}")]
-    ShardMap(#[from] Refusal),
-    /// The coordinator's answer violates the protocol.
-    #[error("the coordinator's answer to {0} lacks what it must have; is it of the same release?")]
-    Protocol(&'static str),
-    /// The job is invalid with this worker's settings.
-    #[error(transparent)]
-    Job(#[from] JobError),
-    /// This worker cannot work, but others may.
-    #[error(
-        "this worker cannot work: {0}; the job goes on without it: remove the cause and start this worker again"
-    )]
-    CannotWork(Box<WorkerError>),
-}
-
-impl Failure for WorkerError {
-    fn exit_code(&self) -> u8 {
-        match self {
-            Self::CannotWork(_) => CANNOT_WORK,
-            _ => 1,
-        }
-    }
-}
-
-impl WorkerError {
-    /// Returns whether registering again may help.
-    pub(crate) fn is_retryable(&self) -> bool {
-        match self {
-            Self::Membership(error) => error.is_retryable(),
-            Self::Ps(error) => error.is_retryable(),
-            _ => false,
-        }
-    }
 }
 
 /// Works on a job until it is done.
@@ -214,18 +148,6 @@ async fn tell(
     let telling = tokio::time::timeout(TELL, telling);
     if let Some(Err(_)) = process.shutdown.run_until_cancelled(telling).await {
         tracing::warn!("the coordinator does not answer, so it is not told");
-    }
-}
-
-/// Leaves the cluster, and reports the error if there is one.
-pub(crate) async fn leave<E: Borrow<WorkerError>>(
-    membership: Membership,
-    outcome: Option<&Result<(), E>>,
-) {
-    let error = outcome.and_then(|outcome| outcome.as_ref().err());
-    match error.and_then(|error| error.borrow().to_tell()) {
-        Some(told) => membership.leave_because(told.failure, &told.error).await,
-        None => membership.leave(None).await,
     }
 }
 

@@ -8,8 +8,8 @@ use shared_proto::job::NonFinite;
 use shared_proto::wire;
 
 use crate::counters::{Counters, Times};
+use crate::error::WorkerError;
 use crate::replica::{Positions, Replica};
-use crate::run::WorkerError;
 use crate::strategy::Strategy;
 
 /// A finished step.

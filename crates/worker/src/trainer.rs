@@ -11,9 +11,9 @@ use shared_proto::wire::lease_work_reply::Work;
 use tokio::task::JoinError;
 
 use crate::counters::Counters;
+use crate::error::WorkerError;
 use crate::replica::{Positions, Replica, ReplicaError};
 use crate::reporter::{Place, Reporter};
-use crate::run::WorkerError;
 use crate::step::{idle, step};
 use crate::strategy::Strategy;
 use crate::variables::digest_of;

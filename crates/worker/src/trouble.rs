@@ -2,10 +2,11 @@
 //! would meet ends the job.
 
 use daemon::membership::MembershipError;
+use daemon::process::Failure;
 use shared_proto::wire::WorkerFailure;
 
+use crate::error::WorkerError;
 use crate::replica::ReplicaError;
-use crate::run::WorkerError;
 use crate::variables::VariablesError;
 
 /// Exit code of a worker that cannot work while others can.
@@ -14,6 +15,15 @@ pub(crate) const CANNOT_WORK: u8 = 3;
 /// Returns whether an exit code means that this worker cannot work while others can.
 pub fn cannot_work(code: Option<i32>) -> bool {
     code == Some(CANNOT_WORK.into())
+}
+
+impl Failure for WorkerError {
+    fn exit_code(&self) -> u8 {
+        match self {
+            Self::CannotWork(_) => CANNOT_WORK,
+            _ => 1,
+        }
+    }
 }
 
 /// The report of an error to the coordinator.

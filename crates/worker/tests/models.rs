@@ -11,7 +11,8 @@ use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use shared_proto::job;
 use shared_proto::payload::{self, Dtype, Elements};
-use worker::model::{Batch, Model, ModelError, Registry, Setup};
+use worker::model::{Batch, Model, ModelError, Setup};
+use worker::registry::Registry;
 use worker::variables::Variables;
 
 const MODELS: [&str; 3] = ["softmax", "mlp", "cnn"];

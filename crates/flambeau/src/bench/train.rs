@@ -9,7 +9,8 @@ use serde::{Deserialize, Serialize};
 use shared_proto::job::{DataKind, Job, Mode, Optimizer, Sgd};
 use worker::device;
 use worker::local;
-use worker::model::{Batch, Model, Registry, Setup};
+use worker::model::{Batch, Model, Setup};
+use worker::registry::Registry;
 
 use super::median;
 use crate::app::JobArguments;

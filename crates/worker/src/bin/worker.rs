@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use worker::model::Registry;
+use worker::registry::Registry;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;

@@ -1,7 +1,7 @@
 use candle_core::{Result, Tensor, bail};
 use candle_nn::{Conv2d, Conv2dConfig, Module, VarBuilder, conv2d};
 
-use super::{Dense, layers::cross_entropy};
+use super::{dense::Dense, layers::cross_entropy};
 use crate::model::{Batch, Metrics, Model, Setup, classification_metrics};
 
 /// A convolutional network for samples of shape `[channels, height, width]`: for each number in

@@ -1,7 +1,7 @@
 use candle_core::{Result, Tensor};
 use candle_nn::{Module, VarBuilder};
 
-use super::{Dense, layers::cross_entropy};
+use super::{dense::Dense, layers::cross_entropy};
 use crate::model::{Batch, Metrics, Model, Setup, classification_metrics};
 
 /// A multi-layer perceptron: hidden layers of the widths in `model.hidden`, each with ReLU

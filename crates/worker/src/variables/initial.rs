@@ -1,0 +1,137 @@
+//! Initial values, drawn by a generator that can be seeded.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use candle_core::{DType, Device, Error, Shape, Tensor, Var, bail};
+use candle_nn::init::{Init, NormalOrUniform};
+use candle_nn::var_builder::SimpleBackend;
+use rand::SeedableRng;
+use rand::distr::{Distribution, Uniform};
+use rand_chacha::ChaCha8Rng;
+use rand_distr::Normal;
+
+/// Creates a variable when a model asks for it.
+#[derive(Clone)]
+pub(super) struct Maker {
+    seed: u64,
+    made: Arc<Mutex<BTreeMap<String, Var>>>,
+}
+
+impl Maker {
+    pub(super) fn new(seed: u64) -> Self {
+        Self {
+            seed,
+            made: Arc::default(),
+        }
+    }
+
+    /// Takes the created variables, sorted by name.
+    pub(super) fn take(&self) -> BTreeMap<String, Var> {
+        std::mem::take(&mut *self.made())
+    }
+
+    fn made(&self) -> MutexGuard<'_, BTreeMap<String, Var>> {
+        self.made.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl SimpleBackend for Maker {
+    fn get(
+        &self,
+        shape: Shape,
+        name: &str,
+        init: Init,
+        dtype: DType,
+        device: &Device,
+    ) -> candle_core::Result<Tensor> {
+        if dtype != DType::F32 {
+            bail!("variable {name:?} is asked for as {dtype:?}; variables are F32");
+        }
+        let mut made = self.made();
+        if let Some(var) = made.get(name) {
+            if var.shape() != &shape {
+                bail!(
+                    "variable {name:?} is asked for twice, with shapes {:?} and {:?}; give one of them another name",
+                    var.dims(),
+                    shape.dims()
+                );
+            }
+            return Ok(var.as_tensor().clone());
+        }
+        let values = initial_values(self.seed, name, &shape, init)?;
+        let var = Var::from_vec(values, shape, device)?;
+        let tensor = var.as_tensor().clone();
+        made.insert(name.to_owned(), var);
+        Ok(tensor)
+    }
+
+    fn get_unchecked(&self, name: &str, _: DType, _: &Device) -> candle_core::Result<Tensor> {
+        match self.made().get(name) {
+            Some(var) => Ok(var.as_tensor().clone()),
+            None => bail!("variable {name:?} is asked for without a shape; ask with `get`"),
+        }
+    }
+
+    fn contains_tensor(&self, name: &str) -> bool {
+        self.made().contains_key(name)
+    }
+}
+
+/// Returns values as candle's `Init::var` does, from a generator that can be seeded.
+fn initial_values(
+    seed: u64,
+    name: &str,
+    shape: &Shape,
+    init: Init,
+) -> candle_core::Result<Vec<f32>> {
+    let count = shape.elem_count();
+    if count == 0 {
+        bail!(
+            "variable {name:?} of shape {:?} is empty; give each dimension a size of at least 1",
+            shape.dims()
+        );
+    }
+    let impossible = |error: &dyn std::fmt::Display| {
+        Error::msg(format!("variable {name:?} cannot have {init:?}: {error}"))
+    };
+    let uniform = |low: f64, high: f64| {
+        let values = Uniform::new(low as f32, high as f32).map_err(|e| impossible(&e))?;
+        Ok(sample(seed, name, values, count))
+    };
+    let normal = |mean: f64, deviation: f64| {
+        let values = Normal::new(mean as f32, deviation as f32).map_err(|e| impossible(&e))?;
+        Ok(sample(seed, name, values, count))
+    };
+    match init {
+        Init::Const(value) => Ok(vec![value as f32; count]),
+        Init::Uniform { lo, up } => uniform(lo, up),
+        Init::Randn { mean, stdev } => normal(mean, stdev),
+        Init::Kaiming {
+            dist,
+            fan,
+            non_linearity,
+        } => {
+            let deviation = non_linearity.gain() / (fan.for_shape(shape) as f64).sqrt();
+            match dist {
+                NormalOrUniform::Normal => normal(0.0, deviation),
+                NormalOrUniform::Uniform => {
+                    let bound = 3f64.sqrt() * deviation;
+                    uniform(-bound, bound)
+                }
+            }
+        }
+    }
+}
+
+fn sample(seed: u64, name: &str, values: impl Distribution<f32>, count: usize) -> Vec<f32> {
+    // FNV-1a: any hash does that is the same everywhere and always.
+    let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    });
+    let mut key = [0; 32];
+    key[..8].copy_from_slice(&seed.to_le_bytes());
+    key[8..16].copy_from_slice(&hash.to_le_bytes());
+    let random = ChaCha8Rng::from_seed(key);
+    values.sample_iter(random).take(count).collect()
+}

@@ -1,0 +1,66 @@
+//! Bytes into candle's memory, and out of it.
+
+use candle_core::backend::BackendStorage;
+use candle_core::{CpuStorage, InplaceOp1, Layout, Storage, Tensor, bail};
+use shared_proto::payload::Elements;
+
+/// Returns all elements of a tensor in order. This takes one copy, or two for a tensor that is not contiguous.
+pub(super) fn elements(tensor: &Tensor) -> candle_core::Result<Vec<f32>> {
+    let tensor = tensor.contiguous()?;
+    let (storage, layout) = tensor.storage_and_layout();
+    let start = layout.start_offset();
+    let range = start..start + layout.shape().elem_count();
+    let copied = match &*storage {
+        Storage::Cpu(memory) => return Ok(memory.as_slice::<f32>()?[range].to_vec()),
+        Storage::Cuda(memory) => memory.to_cpu_storage()?,
+        Storage::Metal(memory) => memory.to_cpu_storage()?,
+    };
+    match copied {
+        CpuStorage::F32(mut values) => {
+            values.truncate(range.end);
+            values.drain(..range.start);
+            Ok(values)
+        }
+        other => bail!("a tensor has dtype {:?}; F32 was expected", other.dtype()),
+    }
+}
+
+/// Overwrites elements of a variable in place. The caller has checked that they are there.
+pub(super) struct Overwrite<'a> {
+    pub(super) start: usize,
+    pub(super) values: &'a Elements,
+}
+
+impl InplaceOp1 for Overwrite<'_> {
+    fn name(&self) -> &'static str {
+        "overwrite"
+    }
+
+    fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> candle_core::Result<()> {
+        let CpuStorage::F32(memory) = storage else {
+            bail!(
+                "a variable has dtype {:?}; F32 was expected",
+                storage.dtype()
+            );
+        };
+        let start = layout.start_offset() + self.start;
+        self.values.copy_to(&mut memory[start..]);
+        Ok(())
+    }
+
+    #[cfg(feature = "cuda")]
+    fn cuda_fwd(
+        &self,
+        storage: &mut candle_core::CudaStorage,
+        layout: &Layout,
+    ) -> candle_core::Result<()> {
+        // Values arrive at any address and in several types: they are put right in a copy first.
+        let mut values = vec![0f32; self.values.len()];
+        self.values.copy_to(&mut values);
+        let start = layout.start_offset() + self.start;
+        let device = storage.device().clone();
+        let memory = storage.as_cuda_slice_mut::<f32>()?;
+        let mut part = memory.slice_mut(start..start + values.len());
+        device.memcpy_htod(&values, &mut part)
+    }
+}

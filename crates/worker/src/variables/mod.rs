@@ -1,0 +1,18 @@
+//! A model's variables, and the only place where bytes meet candle's memory.
+//!
+//! - `set`: the variables by number, their values and how they are overwritten
+//! - `initial`: initial values from a seed
+//! - `gradients`: the gradients of a step
+//! - `files`: safetensors files
+//! - `memory`: candle's memory, read and written
+
+mod error;
+mod files;
+mod gradients;
+mod initial;
+mod memory;
+mod set;
+
+pub use error::VariablesError;
+pub(crate) use files::digest_of;
+pub use set::Variables;

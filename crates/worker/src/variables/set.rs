@@ -1,0 +1,106 @@
+//! The variables of a model, by number.
+
+use bytes::Bytes;
+use candle_core::{DType, Device, Var};
+use candle_nn::var_builder::VarBuilder;
+use shared_proto::blocks::VariableSpec;
+use shared_proto::payload::{self, Elements};
+
+use super::error::VariablesError;
+use super::initial::Maker;
+use super::memory::{Overwrite, elements};
+
+/// A model's variables, sorted by name: a variable's number is the same in every process.
+#[derive(Debug)]
+pub struct Variables(pub(super) Vec<(VariableSpec, Var)>);
+
+impl Variables {
+    /// Builds a model, and creates each variable when the model asks for it. The seed and the variable's name
+    /// alone decide its initial values: candle's generator cannot be seeded on the CPU.
+    ///
+    /// # Errors
+    /// The errors of `build`.
+    pub fn build<M, E>(
+        seed: u64,
+        device: &Device,
+        build: impl FnOnce(VarBuilder) -> Result<M, E>,
+    ) -> Result<(Self, M), E> {
+        let maker = Maker::new(seed);
+        let backend = Box::new(maker.clone());
+        let model = build(VarBuilder::from_backend(
+            backend,
+            DType::F32,
+            device.clone(),
+        ))?;
+        let made = maker.take();
+        let spec = |(name, var): (String, Var)| {
+            let shape = var.dims().to_vec();
+            (VariableSpec { name, shape }, var)
+        };
+        Ok((Self(made.into_iter().map(spec).collect()), model))
+    }
+
+    /// Returns the names and shapes of all variables.
+    pub fn specs(&self) -> Vec<VariableSpec> {
+        self.0.iter().map(|(spec, _)| spec.clone()).collect()
+    }
+
+    /// Returns candle's variables, in the order of [`Self::specs`].
+    pub fn vars(&self) -> Vec<Var> {
+        self.0.iter().map(|(_, var)| var.clone()).collect()
+    }
+
+    /// Returns all elements of a variable, in little-endian `f32`.
+    ///
+    /// # Errors
+    /// [`VariablesError::Range`] if there is no such variable, or candle's.
+    pub fn values(&self, variable: usize) -> Result<Bytes, VariablesError> {
+        let (_, var) = self.find(variable)?;
+        Ok(payload::share(&elements(var)?.into()))
+    }
+
+    /// Checks that no element is NaN or infinite.
+    ///
+    /// # Errors
+    /// [`VariablesError::NonFinite`] names the first variable that has such an element, or candle's.
+    pub fn check_finite(&self) -> Result<(), VariablesError> {
+        for (number, (spec, _)) in self.0.iter().enumerate() {
+            if !payload::all_finite(payload::elements(&self.values(number)?)) {
+                let variable = spec.clone();
+                return Err(VariablesError::NonFinite { variable });
+            }
+        }
+        Ok(())
+    }
+
+    /// Overwrites elements of a variable from `start` on, in its own memory.
+    ///
+    /// # Errors
+    /// [`VariablesError::Range`] if the variable has no such elements, or candle's.
+    pub fn write(
+        &self,
+        variable: usize,
+        start: usize,
+        values: &Elements,
+    ) -> Result<(), VariablesError> {
+        let (spec, var) = self.find(variable)?;
+        let end = start.checked_add(values.len());
+        if end.is_none_or(|end| end > spec.elements()) {
+            return Err(VariablesError::Range(format!(
+                "{} values from element {start} on do not fit into {spec}, which has {}",
+                values.len(),
+                spec.elements()
+            )));
+        }
+        Ok(var.inplace_op1(&Overwrite { start, values })?)
+    }
+
+    fn find(&self, variable: usize) -> Result<&(VariableSpec, Var), VariablesError> {
+        self.0.get(variable).ok_or_else(|| {
+            VariablesError::Range(format!(
+                "there is no variable number {variable}; the model has {}, from 0",
+                self.0.len()
+            ))
+        })
+    }
+}
