@@ -284,7 +284,13 @@ impl History {
         });
     }
 
-    pub(crate) fn pulled(&self, worker: &str, block: &PulledBlock) {
+    pub(crate) fn pulled(&self, worker: &str, blocks: Vec<PulledBlock>) {
+        for block in &blocks {
+            self.pulled_block(worker, block);
+        }
+    }
+
+    fn pulled_block(&self, worker: &str, block: &PulledBlock) {
         let number = self.shape().block_at(block.variable, block.start);
         let key = (worker.to_owned(), number);
         let (before, version) = {

@@ -10,6 +10,8 @@ use futures_util::stream;
 use shared_proto::ids::Role;
 use tokio_stream::Stream;
 use turmoil::Sim;
+use worker::replica::Replica;
+use worker::strategy::Joining;
 
 use crate::history::Event;
 use crate::model::{Counting, Observed};
@@ -180,9 +182,12 @@ impl World {
                     patience: MEMBER_PATIENCE,
                 };
                 let replica = Counting::new(&name, &world.history, step);
-                let strategy = |servers| Observed::new(servers, &name, &world.history);
-                let outcome = pause.over(embedded.work(replica, strategy)).await;
-                world.ended(&name, outcome.map_err(|error| error.to_string()));
+                let (name, history) = (&name, &world.history);
+                let join = async |joining: &Joining<'_>, replica: &dyn Replica| {
+                    Observed::join(joining, replica, name, history).await
+                };
+                let outcome = pause.over(embedded.work(replica, join)).await;
+                world.ended(name, outcome.map_err(|error| error.to_string()));
                 Ok(())
             }
         });

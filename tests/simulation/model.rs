@@ -5,16 +5,17 @@ use std::cell::RefCell;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use bytes::Bytes;
-use ps_client::{
-    Acknowledgement, ClientError, Gradients, ParameterServers, Pulled, PulledBlock, Settled,
-};
 use shared_proto::blocks::VariableSpec;
 use shared_proto::ids::{Clock, ViewNumber};
 use shared_proto::payload::{self, Elements};
 use worker::model::Metrics;
 use worker::replica::{Computed, Description, Positions, Replica, ReplicaError};
-use worker::strategy::{ParameterServer, Strategy};
+use worker::strategy::{
+    Evaluated, Joining, ParameterServer, Pulled, Pushed, Settled, Strategy, StrategyError,
+};
+use worker::variables::{Gradients, Part};
 
 use crate::history::History;
 
@@ -119,6 +120,7 @@ impl Counting {
     }
 }
 
+#[async_trait(?Send)]
 impl Replica for Counting {
     fn description(&self) -> &Description {
         &self.description
@@ -128,11 +130,7 @@ impl Replica for Counting {
         *self.prepared.borrow_mut() = Some(positions);
     }
 
-    async fn take_in(&self, blocks: Vec<PulledBlock>) {
-        for block in blocks {
-            self.history.pulled(&self.name, &block);
-        }
-    }
+    async fn take_in(&self, _: Vec<Part>) {}
 
     async fn compute(&self) -> Result<Computed, ReplicaError> {
         tokio::time::sleep(self.step).await;
@@ -156,7 +154,7 @@ impl Replica for Counting {
         Ok([("loss".to_owned(), 0.0)].into())
     }
 
-    async fn values(&self) -> Result<Vec<Bytes>, ReplicaError> {
+    async fn initial_values(&self) -> Result<Vec<Bytes>, ReplicaError> {
         let zeros = vec![0.0; self.history.shape().elements()];
         Ok(vec![payload::to_bytes(&zeros); VARIABLES])
     }
@@ -166,59 +164,73 @@ impl Replica for Counting {
     }
 }
 
-/// Parameter servers, and somebody who writes down what they promise.
+/// The strategy of parameter servers, with a record of what it promises.
 pub(crate) struct Observed {
-    pub(crate) inner: ParameterServer,
-    pub(crate) name: String,
-    pub(crate) history: History,
+    inner: ParameterServer,
+    name: String,
+    history: History,
 }
 
 impl Observed {
-    /// Of a worker that has just registered.
-    pub(crate) fn new(servers: ParameterServers, name: &str, history: &History) -> Self {
+    /// Joins the cluster for a worker that has just registered.
+    pub(crate) async fn join(
+        joining: &Joining<'_>,
+        replica: &dyn Replica,
+        name: &str,
+        history: &History,
+    ) -> Result<Box<dyn Strategy>, StrategyError> {
+        let inner = ParameterServer::join(joining, replica).await?;
         history.registered(name);
-        Self {
-            inner: ParameterServer::new(servers),
+        Ok(Box::new(Self {
+            inner,
             name: name.to_owned(),
             history: history.clone(),
-        }
+        }))
     }
 }
 
+#[async_trait(?Send)]
 impl Strategy for Observed {
-    async fn pull(
-        &mut self,
-        clock: Clock,
-        take: impl AsyncFnMut(Vec<PulledBlock>),
-    ) -> Result<Pulled, ClientError> {
-        let pulled = self.inner.pull(clock, take).await?;
+    async fn pull(&mut self, clock: Clock, _: &dyn Replica) -> Result<Pulled, StrategyError> {
+        let (name, history) = (&self.name, &self.history);
+        let take = async |blocks| history.pulled(name, blocks);
+        let pulled = self.inner.pull_blocks(clock, take).await?;
         self.history.pulled_all(&self.name, clock.0);
-        Ok(pulled)
+        Ok(Pulled {
+            waited: pulled.waited,
+        })
     }
 
-    async fn pull_fresh(
+    async fn push(&mut self, clock: Clock, gradients: Gradients) -> Result<Pushed, StrategyError> {
+        let acknowledged = self.inner.push_blocks(clock, gradients).await?;
+        self.history
+            .acknowledged(&self.name, clock.0, &acknowledged.blocks);
+        Ok(Pushed {
+            receipts: acknowledged.receipts,
+        })
+    }
+
+    async fn evaluate(
         &mut self,
         clock: Clock,
         view: ViewNumber,
-        take: impl AsyncFnMut(Vec<PulledBlock>),
-    ) -> Result<Pulled, ClientError> {
-        let pulled = self.inner.pull_fresh(clock, view, take).await?;
+        replica: &dyn Replica,
+    ) -> Result<Evaluated, StrategyError> {
+        let (name, history) = (&self.name, &self.history);
+        let take = async |blocks| history.pulled(name, blocks);
+        let pulled = self.inner.pull_fresh_blocks(clock, view, take).await?;
         self.history.pulled_fresh(&self.name, pulled.epoch);
-        Ok(pulled)
+        Ok(Evaluated {
+            metrics: replica.evaluate().await?,
+            epoch: pulled.epoch,
+        })
     }
 
-    async fn push(
-        &mut self,
-        clock: Clock,
-        gradients: &Gradients,
-    ) -> Result<Acknowledgement, ClientError> {
-        let acknowledgement = self.inner.push(clock, gradients).await?;
-        self.history
-            .acknowledged(&self.name, clock.0, &acknowledgement.blocks);
-        Ok(acknowledgement)
+    async fn save(&mut self, path: PathBuf, replica: &dyn Replica) -> Result<(), StrategyError> {
+        self.inner.save(path, replica).await
     }
 
-    fn settled(&self) -> Settled {
+    fn settled(&self) -> Box<dyn Settled> {
         self.inner.settled()
     }
 }

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use daemon::membership::{Coordinator, Registration};
-use ps_client::ParameterServers;
 use shared_proto::job::Job;
 use shared_proto::transport::Network;
 
@@ -12,7 +11,7 @@ use crate::counters::Counters;
 use crate::error::WorkerError;
 use crate::member::{Member, Replicas, leave};
 use crate::replica::Replica;
-use crate::strategy::Strategy;
+use crate::strategy::{Joining, Strategy, StrategyError};
 
 /// A worker's identity and its connections.
 #[derive(Debug)]
@@ -36,20 +35,20 @@ impl<R: Replica> Replicas for One<R> {
         Ok(job.clone())
     }
 
-    async fn replica(&mut self, _: &Job, _: bool) -> Result<Arc<R>, WorkerError> {
+    async fn replica(&mut self, _: &Job) -> Result<Arc<R>, WorkerError> {
         Ok(Arc::clone(&self.0))
     }
 }
 
 impl Embedded {
-    /// Works on the coordinator's job until it is done.
+    /// Works on the coordinator's job until it is done. Joins the cluster by `join`.
     ///
     /// # Errors
     /// As the variants of [`WorkerError`] say.
-    pub async fn work<R: Replica, S: Strategy>(
+    pub async fn work<R: Replica>(
         self,
         replica: R,
-        strategy: impl Fn(ParameterServers) -> S,
+        join: impl AsyncFn(&Joining<'_>, &dyn Replica) -> Result<Box<dyn Strategy>, StrategyError>,
     ) -> Result<(), WorkerError> {
         let mut member = Member {
             coordinator: self.coordinator,
@@ -58,7 +57,7 @@ impl Embedded {
             patience: self.patience,
             counters: Counters::new(),
             replicas: One(Arc::new(replica)),
-            strategy,
+            join,
         };
         let mut place = None;
         let outcome = member.work(|_| (), &mut place).await;

@@ -3,12 +3,11 @@
 use std::path::PathBuf;
 
 use daemon::membership::MembershipError;
-use ps_client::ClientError;
 use shared_proto::job::JobError;
-use shared_proto::refusal::Refusal;
 
 use crate::device::DeviceError;
 use crate::replica::ReplicaError;
+use crate::strategy::StrategyError;
 
 /// Why a worker failed.
 #[derive(Debug, thiserror::Error)]
@@ -17,9 +16,9 @@ pub enum WorkerError {
     /// The coordinator refuses it, or cannot be reached.
     #[error(transparent)]
     Membership(#[from] MembershipError),
-    /// A server does not answer, or refuses a message.
+    /// The strategy fails, for example because a server does not answer.
     #[error(transparent)]
-    Ps(#[from] ClientError),
+    Strategy(StrategyError),
     /// The data cannot be read, or the model cannot be built.
     #[error(transparent)]
     Build(ReplicaError),
@@ -37,9 +36,6 @@ pub enum WorkerError {
         /// The system's error.
         error: std::io::Error,
     },
-    /// The coordinator's shard map makes no sense.
-    #[error("the shard map cannot be read: {0}")]
-    ShardMap(#[from] Refusal),
     /// The coordinator's answer violates the protocol.
     #[error("the coordinator's answer to {0} lacks what it must have; is it of the same release?")]
     Protocol(&'static str),
@@ -58,8 +54,18 @@ impl WorkerError {
     pub(crate) fn is_retryable(&self) -> bool {
         match self {
             Self::Membership(error) => error.is_retryable(),
-            Self::Ps(error) => error.is_retryable(),
+            Self::Strategy(StrategyError::Outdated(_)) => true,
             _ => false,
+        }
+    }
+}
+
+impl From<StrategyError> for WorkerError {
+    fn from(error: StrategyError) -> Self {
+        match error {
+            StrategyError::Membership(error) => Self::Membership(error),
+            StrategyError::Replica(error) => Self::Replica(error),
+            error => Self::Strategy(error),
         }
     }
 }

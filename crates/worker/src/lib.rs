@@ -2,10 +2,10 @@
 //!
 //! The data's way goes through these modules in this order:
 //! - [`run`]: the process
-//! - `member`: registers, agrees on the variables; `trainer`: asks for work
+//! - `member`: registers and joins by the job's strategy; `trainer`: asks for work
 //! - `step`: one training step: input, pull, compute, push
 //! - [`input`], [`shuffle`]: the data and its order
-//! - [`strategy`]: the source of weights and the destination of gradients
+//! - [`strategy`]: where weights come from and gradients go to; `strategy/parameter_server` is the one that ships
 //! - [`replica`]: the model on its own thread
 //! - [`model`], [`models`], [`registry`]: the interface of models, those that ship, and those that a job can name
 //! - [`variables`]: the only place where bytes meet candle's memory

@@ -8,11 +8,11 @@ use candle_core::{Device, Var};
 use candle_nn::{AdamW, Optimizer as _, ParamsAdamW, SGD};
 use shared_proto::job::{Adam, Job, Optimizer};
 
-use crate::input::{self, Dataset};
-use crate::model::{Metrics, Model, ModelError, Setup};
+use crate::input;
+use crate::model::Metrics;
 use crate::models::layers::backward;
 use crate::registry::Registry;
-use crate::replica::{ReplicaError, evaluate};
+use crate::replica::{ReplicaError, build, evaluate};
 use crate::shuffle::order;
 use crate::variables::Variables;
 
@@ -92,22 +92,6 @@ pub fn evaluate_file(
     let (variables, model) = build(job, registry, device, &data)?;
     variables.load(weights)?;
     evaluate(&*model, &data, device)
-}
-
-fn build(
-    job: &Job,
-    registry: &Registry,
-    device: &Device,
-    data: &Dataset,
-) -> Result<(Variables, Box<dyn Model>), ModelError> {
-    let setup = Setup {
-        settings: &job.model,
-        sample_shape: &data.sample_shape,
-        classes: data.classes,
-    };
-    Variables::build(job.seed, device, |vars| {
-        registry.build(&job.model.name, &setup, vars)
-    })
 }
 
 fn rule(optimizer: &Optimizer, variables: &Variables) -> Result<Rule, ReplicaError> {

@@ -2,13 +2,12 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::JoinHandle;
 
+use async_trait::async_trait;
 use bytes::Bytes;
 use candle_core::Device;
 use parking_lot::Mutex;
-use ps_client::{Gradients, PulledBlock};
 use shared_proto::blocks::VariableSpec;
 use shared_proto::job::{DataKind, Job, NonFinite};
 use tokio::sync::{mpsc, oneshot};
@@ -19,7 +18,7 @@ use crate::model::{Batch, Metrics, Model, ModelError, Setup};
 use crate::models::layers::backward;
 use crate::registry::Registry;
 use crate::shuffle::order;
-use crate::variables::{Variables, VariablesError};
+use crate::variables::{Gradients, Part, Variables, VariablesError};
 
 /// Samples that are evaluated together.
 const EVALUATION_BATCH: usize = 256;
@@ -88,47 +87,36 @@ type Reply<T> = oneshot::Sender<Result<T, ReplicaError>>;
 
 enum Command {
     Prepare(Positions),
-    TakeIn(Vec<PulledBlock>),
+    TakeIn(Vec<Part>),
     Compute(Reply<Computed>),
     Evaluate(Reply<Metrics>),
-    Values(Reply<Vec<Bytes>>),
+    InitialValues(Reply<Vec<Bytes>>),
     Save(PathBuf, Reply<()>),
 }
 
 /// A worker's copy of the model, with its data.
+#[async_trait(?Send)]
 pub trait Replica {
     /// Returns its variables and the sizes of its data.
     fn description(&self) -> &Description;
 
     /// Starts to assemble the batch of a step while the weights are under way.
-    fn prepare(&self, positions: Positions) -> impl Future<Output = ()>;
+    async fn prepare(&self, positions: Positions);
 
-    /// Takes in weights, which later calls use.
-    fn take_in(&self, blocks: Vec<PulledBlock>) -> impl Future<Output = ()>;
+    /// Writes values into the variables, in the order of the calls. An error is returned by the next computation.
+    async fn take_in(&self, parts: Vec<Part>);
 
-    /// Computes the prepared step: loss and gradients.
-    ///
-    /// # Errors
-    /// The model's, a variable without a gradient, or weights that could not be taken in.
-    fn compute(&self) -> impl Future<Output = Result<Computed, ReplicaError>>;
+    /// Computes the loss and the gradients of the prepared step.
+    async fn compute(&self) -> Result<Computed, ReplicaError>;
 
     /// Evaluates the weights on the held-out samples.
-    ///
-    /// # Errors
-    /// The model's, or weights that could not be taken in.
-    fn evaluate(&self) -> impl Future<Output = Result<Metrics, ReplicaError>>;
+    async fn evaluate(&self) -> Result<Metrics, ReplicaError>;
 
-    /// Returns the values of all variables.
-    ///
-    /// # Errors
-    /// The model's.
-    fn values(&self) -> impl Future<Output = Result<Vec<Bytes>, ReplicaError>>;
+    /// Returns the values with which the variables were created, whatever has been written since.
+    async fn initial_values(&self) -> Result<Vec<Bytes>, ReplicaError>;
 
     /// Writes the variables to a safetensors file.
-    ///
-    /// # Errors
-    /// If it cannot be written.
-    fn save(&self, path: PathBuf) -> impl Future<Output = Result<(), ReplicaError>>;
+    async fn save(&self, path: PathBuf) -> Result<(), ReplicaError>;
 }
 
 /// A candle model on a thread of its own, which ends when this is dropped.
@@ -136,8 +124,6 @@ pub struct ModelReplica {
     commands: mpsc::Sender<Command>,
     thread: Mutex<Option<JoinHandle<()>>>,
     description: Description,
-    /// True if any step has been computed.
-    trained: AtomicBool,
 }
 
 impl ModelReplica {
@@ -154,7 +140,7 @@ impl ModelReplica {
         let (tell, told) = oneshot::channel();
         let thread = std::thread::Builder::new()
             .name("replica".to_owned())
-            .spawn(move || match Thread::new(job, &registry, device) {
+            .spawn(move || match Thread::new(job, registry, device) {
                 Ok(mut thread) => {
                     let _ = tell.send(Ok(thread.description()));
                     thread.serve(queue);
@@ -170,15 +156,9 @@ impl ModelReplica {
                 description: description?,
                 commands,
                 thread,
-                trained: AtomicBool::new(false),
             }),
             Err(_) => Err(panicked(&thread).await),
         }
-    }
-
-    /// Returns whether any step has been computed.
-    pub(crate) fn has_trained(&self) -> bool {
-        self.trained.load(Relaxed)
     }
 
     async fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, ReplicaError> {
@@ -191,6 +171,7 @@ impl ModelReplica {
     }
 }
 
+#[async_trait(?Send)]
 impl Replica for ModelReplica {
     fn description(&self) -> &Description {
         &self.description
@@ -201,13 +182,12 @@ impl Replica for ModelReplica {
         let _ = self.commands.send(Command::Prepare(positions)).await;
     }
 
-    async fn take_in(&self, blocks: Vec<PulledBlock>) {
+    async fn take_in(&self, parts: Vec<Part>) {
         // If the thread has ended, the next command that waits for an answer reports it.
-        let _ = self.commands.send(Command::TakeIn(blocks)).await;
+        let _ = self.commands.send(Command::TakeIn(parts)).await;
     }
 
     async fn compute(&self) -> Result<Computed, ReplicaError> {
-        self.trained.store(true, Relaxed);
         self.ask(Command::Compute).await
     }
 
@@ -215,8 +195,8 @@ impl Replica for ModelReplica {
         self.ask(Command::Evaluate).await
     }
 
-    async fn values(&self) -> Result<Vec<Bytes>, ReplicaError> {
-        self.ask(Command::Values).await
+    async fn initial_values(&self) -> Result<Vec<Bytes>, ReplicaError> {
+        self.ask(Command::InitialValues).await
     }
 
     async fn save(&self, path: PathBuf) -> Result<(), ReplicaError> {
@@ -244,6 +224,7 @@ async fn panicked(thread: &Mutex<Option<JoinHandle<()>>>) -> ReplicaError {
 /// The state that lives on the thread.
 struct Thread {
     job: Arc<Job>,
+    registry: Registry,
     data: Dataset,
     model: Box<dyn Model>,
     variables: Variables,
@@ -251,27 +232,24 @@ struct Thread {
     /// The order of the epoch that was used last.
     order: Option<(u32, Vec<u32>)>,
     prepared: Option<Result<Batch, ReplicaError>>,
+    /// True if the variables no longer have their initial values.
+    overwritten: bool,
     /// The error of weights taken in since the last answer.
     taken_in: Result<(), ReplicaError>,
 }
 
 impl Thread {
-    fn new(job: Arc<Job>, registry: &Registry, device: Device) -> Result<Self, ReplicaError> {
+    fn new(job: Arc<Job>, registry: Registry, device: Device) -> Result<Self, ReplicaError> {
         let data = input::load(&job.data, job.seed)?;
-        let setup = Setup {
-            settings: &job.model,
-            sample_shape: &data.sample_shape,
-            classes: data.classes,
-        };
-        let (variables, model) = Variables::build(job.seed, &device, |vars| {
-            registry.build(&job.model.name, &setup, vars)
-        })?;
+        let (variables, model) = build(&job, &registry, &device, &data)?;
         Ok(Self {
             data,
             model,
             variables,
             device,
             job,
+            registry,
+            overwritten: false,
             order: None,
             prepared: None,
             taken_in: Ok(()),
@@ -295,13 +273,13 @@ impl Thread {
             // A caller that is gone does not need the answer.
             match command {
                 Command::Prepare(positions) => self.prepared = Some(self.batch(positions)),
-                Command::TakeIn(blocks) => {
-                    let taken_in = self.take_in(&blocks);
+                Command::TakeIn(parts) => {
+                    let taken_in = self.take_in(&parts);
                     self.taken_in = std::mem::replace(&mut self.taken_in, Ok(())).and(taken_in);
                 }
                 Command::Compute(reply) => drop(reply.send(self.compute())),
                 Command::Evaluate(reply) => drop(reply.send(self.evaluate())),
-                Command::Values(reply) => drop(reply.send(self.values())),
+                Command::InitialValues(reply) => drop(reply.send(self.initial_values())),
                 Command::Save(path, reply) => {
                     drop(reply.send(self.variables.save(&path).map_err(Into::into)));
                 }
@@ -351,19 +329,44 @@ impl Thread {
         evaluate(&*self.model, &self.data, &self.device)
     }
 
-    fn take_in(&self, blocks: &[PulledBlock]) -> Result<(), ReplicaError> {
-        for block in blocks {
-            let (variable, start) = (block.variable, block.start);
-            self.variables.write(variable, start, &block.values)?;
+    fn take_in(&mut self, parts: &[Part]) -> Result<(), ReplicaError> {
+        self.overwritten = true;
+        for part in parts {
+            let (variable, start) = (part.variable, part.start);
+            self.variables.write(variable, start, &part.values)?;
         }
         Ok(())
     }
 
-    fn values(&self) -> Result<Vec<Bytes>, ReplicaError> {
-        let count = self.variables.specs().len();
-        let values = (0..count).map(|variable| Ok(self.variables.values(variable)?));
+    fn initial_values(&self) -> Result<Vec<Bytes>, ReplicaError> {
+        let again;
+        let variables = if self.overwritten {
+            (again, _) = build(&self.job, &self.registry, &self.device, &self.data)?;
+            &again
+        } else {
+            &self.variables
+        };
+        let count = variables.specs().len();
+        let values = (0..count).map(|variable| Ok(variables.values(variable)?));
         values.collect()
     }
+}
+
+/// Builds a job's model for its data, with initial values.
+pub(crate) fn build(
+    job: &Job,
+    registry: &Registry,
+    device: &Device,
+    data: &Dataset,
+) -> Result<(Variables, Box<dyn Model>), ModelError> {
+    let setup = Setup {
+        settings: &job.model,
+        sample_shape: &data.sample_shape,
+        classes: data.classes,
+    };
+    Variables::build(job.seed, device, |vars| {
+        registry.build(&job.model.name, &setup, vars)
+    })
 }
 
 /// Means of a model's metrics over the held-out samples.

@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use daemon::membership::{Coordinator, MembershipError, Sender};
 use parking_lot::Mutex;
-use ps_client::Settled;
 use shared_proto::ids::{Clock, Epoch};
 use shared_proto::wire;
 use tokio::sync::watch;
@@ -14,6 +13,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use crate::counters::Times;
 use crate::error::WorkerError;
 use crate::step::Finished;
+use crate::strategy::Settled;
 
 /// A worker's progress in a split.
 #[derive(Clone, Copy, Debug)]
@@ -42,12 +42,16 @@ struct Pending {
     skipped: u64,
     loss_sum: f64,
     times: Times,
-    /// The receipts of the newest step. In sync mode a report has one step.
+    /// The proofs of the newest step. In sync mode a report has one step.
     receipts: Vec<wire::ShardReceipt>,
 }
 
 impl Reporter {
-    pub(crate) fn start(coordinator: Coordinator, sender: Sender, settled: Settled) -> Self {
+    pub(crate) fn start(
+        coordinator: Coordinator,
+        sender: Sender,
+        settled: Box<dyn Settled>,
+    ) -> Self {
         let pending = Arc::<Mutex<Pending>>::default();
         let failure = Arc::<Mutex<Option<WorkerError>>>::default();
         let (handed_in, counts) = watch::channel(0);
@@ -131,7 +135,7 @@ impl Times {
 struct Reports {
     coordinator: Coordinator,
     sender: Sender,
-    settled: Settled,
+    settled: Box<dyn Settled>,
     /// The number of reported steps whose gradients were pushed.
     pushes: u64,
     pending: Arc<Mutex<Pending>>,
@@ -160,8 +164,8 @@ impl Reports {
         }
     }
 
-    /// Reports finished steps under the shard map in which the sessions have settled. If the coordinator has a
-    /// newer one, waits until the sessions have moved there and have reported their losses, and calls again.
+    /// Reports finished steps in the epoch in which the strategy has settled. If the coordinator has a newer one,
+    /// waits until the strategy has settled there, and calls again.
     async fn send(&mut self, place: Place, pending: Pending) -> Result<(), WorkerError> {
         let mut origin = self.sender.origin(Epoch(0), place.clock);
         self.pushes += pending.steps - pending.skipped;

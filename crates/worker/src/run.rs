@@ -18,7 +18,7 @@ use crate::error::WorkerError;
 use crate::member::{Member, Replicas, leave};
 use crate::registry::Registry;
 use crate::replica::ModelReplica;
-use crate::strategy::ParameterServer;
+use crate::strategy;
 
 /// How long a worker that cannot work tries to tell the coordinator.
 const TELL: Duration = Duration::from_secs(15);
@@ -88,7 +88,7 @@ pub async fn run(
             device,
             built: None,
         },
-        strategy: ParameterServer::new,
+        join: strategy::join,
     };
     let announced = Once::new();
     let registered = |is: bool| {
@@ -175,11 +175,10 @@ impl Replicas for Builder {
         Ok(job)
     }
 
-    async fn replica(&mut self, job: &Job, fresh: bool) -> Result<Arc<ModelReplica>, WorkerError> {
+    async fn replica(&mut self, job: &Job) -> Result<Arc<ModelReplica>, WorkerError> {
         let job = Arc::new(job.clone());
         if let Some((of, replica)) = &self.built
             && *of == job
-            && !(fresh && replica.has_trained())
         {
             return Ok(Arc::clone(replica));
         }

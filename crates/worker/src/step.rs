@@ -2,7 +2,6 @@
 
 use std::time::{Duration, Instant};
 
-use ps_client::ClientError;
 use shared_proto::ids::Clock;
 use shared_proto::job::NonFinite;
 use shared_proto::wire;
@@ -10,7 +9,7 @@ use shared_proto::wire;
 use crate::counters::{Counters, Times};
 use crate::error::WorkerError;
 use crate::replica::{Positions, Replica};
-use crate::strategy::Strategy;
+use crate::strategy::{Pushed, Strategy, StrategyError};
 
 /// A finished step.
 pub(crate) struct Finished {
@@ -19,14 +18,14 @@ pub(crate) struct Finished {
     /// True if its gradient was NaN or infinite and was left out.
     pub(crate) skipped: bool,
     pub(crate) times: Times,
-    /// Sync mode: the receipts of the shards that hold its gradient.
+    /// Sync mode: the proofs that its gradient is held where the step needs it.
     pub(crate) receipts: Vec<wire::ShardReceipt>,
 }
 
 /// Makes the step after `clock` with the samples at `positions`.
 pub(crate) async fn step(
-    replica: &impl Replica,
-    strategy: &mut impl Strategy,
+    replica: &dyn Replica,
+    strategy: &mut dyn Strategy,
     counters: &Counters,
     clock: Clock,
     positions: Positions,
@@ -35,8 +34,7 @@ pub(crate) async fn step(
     replica.prepare(positions).await;
 
     let asked = Instant::now();
-    let take_in = async |blocks| replica.take_in(blocks).await;
-    let answered = strategy.pull(clock, take_in).await?;
+    let answered = strategy.pull(clock, replica).await?;
     let pulled = asked.elapsed();
     // The weights were asked for before this step began, so a part of the wait may lie before it.
     let wait = answered.waited.min(pulled);
@@ -46,14 +44,15 @@ pub(crate) async fn step(
     let compute = asked.elapsed();
 
     let handed_over = Instant::now();
-    let pushed = strategy.push(clock, &computed.gradients).await;
-    let (skipped, receipts) = match pushed {
-        Err(error @ ClientError::NonFinite { .. }) if non_finite == NonFinite::Skip => {
+    let norm = computed.gradients.norm;
+    let pushed = strategy.push(clock, computed.gradients).await;
+    let (skipped, pushed) = match pushed {
+        Err(StrategyError::NonFinite(error)) if non_finite == NonFinite::Skip => {
             counters.skipped.increment(1);
             tracing::warn!("{error}; the step is left out");
-            (true, Vec::new())
+            (true, Pushed::default())
         }
-        pushed => (false, pushed?.receipts),
+        pushed => (false, pushed?),
     };
 
     let times = Times {
@@ -63,7 +62,7 @@ pub(crate) async fn step(
         wait,
     };
     let samples = positions.end - positions.start;
-    counters.step(samples, computed.loss, computed.gradients.norm, &times);
+    counters.step(samples, computed.loss, norm, &times);
     counters.clock.set(clock.next().0 as f64);
     Ok(Finished {
         samples,
@@ -71,7 +70,7 @@ pub(crate) async fn step(
         loss: if skipped { 0.0 } else { computed.loss },
         skipped,
         times,
-        receipts,
+        receipts: pushed.receipts,
     })
 }
 

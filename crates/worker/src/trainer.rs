@@ -19,17 +19,17 @@ use crate::strategy::Strategy;
 use crate::variables::digest_of;
 
 /// The training loop of a member.
-pub(crate) struct Trainer<'a, R, S> {
+pub(crate) struct Trainer<'a> {
     pub(crate) job: &'a Job,
     pub(crate) membership: &'a Membership,
-    pub(crate) replica: &'a R,
-    pub(crate) strategy: S,
+    pub(crate) replica: &'a dyn Replica,
+    pub(crate) strategy: Box<dyn Strategy>,
     pub(crate) reporter: Reporter,
     pub(crate) counters: &'a Counters,
     pub(crate) clock: Clock,
 }
 
-impl<R: Replica, S: Strategy> Trainer<'_, R, S> {
+impl Trainer<'_> {
     /// Works until the job is done.
     pub(crate) async fn train(&mut self) -> Result<(), WorkerError> {
         loop {
@@ -82,7 +82,7 @@ impl<R: Replica, S: Strategy> Trainer<'_, R, S> {
             };
             let step = step(
                 self.replica,
-                &mut self.strategy,
+                &mut *self.strategy,
                 self.counters,
                 self.clock,
                 positions,
@@ -103,17 +103,16 @@ impl<R: Replica, S: Strategy> Trainer<'_, R, S> {
         self.reporter.flush().await
     }
 
-    /// Evaluates the weights of servers that follow `view` or a later one. Repeats this if a shard has moved since.
+    /// Evaluates weights under `view` or a later one. Repeats this if the epoch has been raised since.
     async fn evaluate(
         &mut self,
         evaluate: &wire::Evaluate,
         view: ViewNumber,
     ) -> Result<(), WorkerError> {
-        let replica = self.replica;
         loop {
-            let take_in = async |blocks| replica.take_in(blocks).await;
-            let pulled = self.strategy.pull_fresh(self.clock, view, take_in).await?;
-            let metrics = self.replica.evaluate().await?;
+            let (clock, replica) = (self.clock, self.replica);
+            let evaluated = self.strategy.evaluate(clock, view, replica).await?;
+            let (epoch, metrics) = (evaluated.epoch, evaluated.metrics);
             tracing::info!(epoch = evaluate.data_epoch + 1, ?metrics, "evaluated");
             let model_sha256 = match evaluate.save_model {
                 true => self.save_model().await?,
@@ -125,9 +124,9 @@ impl<R: Replica, S: Strategy> Trainer<'_, R, S> {
                 metrics: metrics.into_iter().collect(),
                 model_sha256,
             };
-            match self.report_evaluation(pulled.epoch, report).await {
+            match self.report_evaluation(epoch, report).await {
                 Err(MembershipError::Outdated(_)) => {
-                    let newer = pulled.epoch.next();
+                    let newer = epoch.next();
                     self.membership.sender().heard(newer);
                     self.strategy.settled().reaches(newer).await?;
                 }
@@ -136,14 +135,14 @@ impl<R: Replica, S: Strategy> Trainer<'_, R, S> {
         }
     }
 
-    /// Writes the evaluated weights as the job's model, and returns the file's SHA-256; nothing for a job without a
-    /// run directory.
-    async fn save_model(&self) -> Result<Bytes, WorkerError> {
+    /// Writes the evaluated weights as the job's model, and returns the file's SHA-256. Returns nothing for a job
+    /// without a run directory.
+    async fn save_model(&mut self) -> Result<Bytes, WorkerError> {
         let Some(dir) = &self.job.run_dir else {
             return Ok(Bytes::new());
         };
         let path = dir.join(run_dir::MODEL);
-        self.replica.save(path.clone()).await?;
+        self.strategy.save(path.clone(), self.replica).await?;
         let digest = tokio::task::spawn_blocking(move || digest_of(&path)).await;
         let panicked = |error: JoinError| ReplicaError::Panicked(error.to_string());
         Ok(digest.map_err(panicked)?.map_err(ReplicaError::from)?)

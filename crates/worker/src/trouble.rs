@@ -7,6 +7,7 @@ use shared_proto::wire::WorkerFailure;
 
 use crate::error::WorkerError;
 use crate::replica::ReplicaError;
+use crate::strategy::StrategyError;
 use crate::variables::VariablesError;
 
 /// Exit code of a worker that cannot work while others can.
@@ -50,7 +51,8 @@ impl WorkerError {
     fn failure(&self) -> WorkerFailure {
         match self {
             Self::Membership(MembershipError::Refused(_)) => WorkerFailure::Refused,
-            Self::Membership(_) | Self::Ps(_) => WorkerFailure::Unspecified,
+            Self::Strategy(StrategyError::Answer { .. }) => WorkerFailure::Refused,
+            Self::Membership(_) | Self::Strategy(_) => WorkerFailure::Unspecified,
             Self::Build(error) if error.is_out_of_memory() => WorkerFailure::Memory,
             Self::Build(ReplicaError::Input(_)) => WorkerFailure::Data,
             Self::Build(ReplicaError::Thread(_)) => WorkerFailure::Memory,
@@ -58,7 +60,7 @@ impl WorkerError {
             Self::Replica(error) => error.failure_in_a_step(),
             Self::Device(_) => WorkerFailure::Device,
             Self::RunDir { .. } => WorkerFailure::RunDirectory,
-            Self::ShardMap(_) | Self::Protocol(_) | Self::Job(_) => WorkerFailure::Refused,
+            Self::Protocol(_) | Self::Job(_) => WorkerFailure::Refused,
             Self::CannotWork(_) => WorkerFailure::Unspecified,
         }
     }

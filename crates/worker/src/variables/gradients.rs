@@ -1,13 +1,22 @@
 //! The gradients of a step: taken out of candle, measured and clipped.
 
+use bytes::Bytes;
 use candle_core::backprop::GradStore;
-use ps_client::Gradients;
 use shared_proto::kernel::Kernel;
 use shared_proto::payload;
 
 use super::error::VariablesError;
 use super::memory::elements;
 use super::set::Variables;
+
+/// The gradients of one step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Gradients {
+    /// One entry for each variable, in the order of [`Variables::specs`]: all its elements in little-endian `f32`.
+    pub values: Vec<Bytes>,
+    /// Their global norm before it was clipped. It is finite only if each element is.
+    pub norm: f64,
+}
 
 impl Variables {
     /// Takes each variable's gradient out of `store`, scaled so that their global norm is at most

@@ -15,4 +15,5 @@ mod set;
 
 pub use error::VariablesError;
 pub(crate) use files::digest_of;
-pub use set::Variables;
+pub use gradients::Gradients;
+pub use set::{Part, Variables};

@@ -1,0 +1,36 @@
+//! The errors of strategies, split by what the worker does next.
+
+use std::error::Error;
+
+use daemon::membership::MembershipError;
+
+use crate::replica::ReplicaError;
+
+/// The error of a strategy.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StrategyError {
+    /// A gradient holds NaN or infinity. No part of the step's gradients was applied, so the step may be left out.
+    #[error("{0}")]
+    NonFinite(String),
+    /// The cluster has moved on without this worker. The worker registers again.
+    #[error(transparent)]
+    Outdated(Box<dyn Error + Send + Sync>),
+    /// The coordinator refuses a call, or cannot be reached.
+    #[error(transparent)]
+    Membership(#[from] MembershipError),
+    /// The replica failed.
+    #[error(transparent)]
+    Replica(#[from] ReplicaError),
+    /// The coordinator's answer to a call cannot be used.
+    #[error("the coordinator's answer to {call} cannot be used: {problem}")]
+    Answer {
+        /// The call.
+        call: &'static str,
+        /// What is wrong with the answer.
+        problem: String,
+    },
+    /// The worker, or the job, cannot go on.
+    #[error(transparent)]
+    Failed(Box<dyn Error + Send + Sync>),
+}

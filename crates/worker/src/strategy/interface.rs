@@ -1,0 +1,89 @@
+//! The interface of strategies.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use daemon::membership::Membership;
+use shared_proto::ids::{Clock, Epoch, ViewNumber};
+use shared_proto::job::Job;
+use shared_proto::transport::Network;
+use shared_proto::wire;
+
+use super::error::StrategyError;
+use crate::model::Metrics;
+use crate::replica::Replica;
+use crate::variables::Gradients;
+
+/// A registered worker that joins a cluster by a strategy.
+#[derive(Clone, Copy, Debug)]
+pub struct Joining<'a> {
+    /// The coordinator's job with this worker's own settings.
+    pub job: &'a Job,
+    /// This worker's place in the cluster.
+    pub membership: &'a Membership,
+    /// The network by which other processes are reached.
+    pub network: &'a Arc<dyn Network>,
+    /// How long the worker continues without an answer of another process.
+    pub patience: Duration,
+}
+
+/// A way to train together with others. It is created by joining a cluster: it registers what it needs, connects,
+/// and agrees with the others on the initial values.
+#[async_trait(?Send)]
+pub trait Strategy {
+    /// Writes the values for the step after `clock` into the replica.
+    async fn pull(&mut self, clock: Clock, replica: &dyn Replica) -> Result<Pulled, StrategyError>;
+
+    /// Takes the gradients of the step after `clock`, and returns once they count.
+    async fn push(&mut self, clock: Clock, gradients: Gradients) -> Result<Pushed, StrategyError>;
+
+    /// Evaluates the newest weights under `view` or a later one. Afterwards the replica holds these weights.
+    async fn evaluate(
+        &mut self,
+        clock: Clock,
+        view: ViewNumber,
+        replica: &dyn Replica,
+    ) -> Result<Evaluated, StrategyError>;
+
+    /// Writes the weights of the last evaluation to a safetensors file.
+    async fn save(&mut self, path: PathBuf, replica: &dyn Replica) -> Result<(), StrategyError>;
+
+    /// Returns a watch on the epoch in which this worker's steps count.
+    fn settled(&self) -> Box<dyn Settled>;
+}
+
+/// The result of a pull.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pulled {
+    /// The time for which others held the pull back.
+    pub waited: Duration,
+}
+
+/// The result of a push.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Pushed {
+    /// In sync mode, the proofs for the coordinator that the gradients are held where the step needs them.
+    pub receipts: Vec<wire::ShardReceipt>,
+}
+
+/// The result of an evaluation.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Evaluated {
+    /// The means over the held-out samples.
+    pub metrics: Metrics,
+    /// The epoch to which the weights belong. The coordinator refuses the evaluation if there is a newer one.
+    pub epoch: Epoch,
+}
+
+/// A watch on the epoch that a strategy has settled in. The coordinator raises the epoch when processes are
+/// replaced, and counts a step only if it was made in the newest epoch.
+#[async_trait]
+pub trait Settled: Send {
+    /// Returns the epoch at present.
+    fn epoch(&self) -> Epoch;
+
+    /// Waits until the strategy has settled in this epoch or a later one.
+    async fn reaches(&mut self, epoch: Epoch) -> Result<(), StrategyError>;
+}

@@ -1,0 +1,79 @@
+//! The calls to the coordinator by which workers agree on the variables and their initial values.
+
+use daemon::membership::Membership;
+use shared_proto::blocks::ShardMap;
+use shared_proto::ids::ViewNumber;
+use shared_proto::wire;
+
+use crate::replica::Description;
+use crate::strategy::error::StrategyError;
+
+/// The coordinator's answer to a worker that has registered its variables.
+pub(super) struct Registered {
+    pub(super) map: ShardMap,
+    pub(super) view: ViewNumber,
+    /// True if this worker sends the initial values.
+    pub(super) initialize: bool,
+}
+
+/// Registers the variables. Waits until there is a shard map and, unless this worker is to send them, initial
+/// values.
+pub(super) async fn register(
+    membership: &Membership,
+    description: &Description,
+) -> Result<Registered, StrategyError> {
+    let request = wire::RegisterVariablesRequest {
+        origin: Some(membership.origin().into()),
+        variables: description.variables.iter().map(Into::into).collect(),
+        training_samples: description.training_samples as u64,
+        evaluation_samples: description.evaluation_samples as u64,
+        data_digest: description.data_digest.clone(),
+    };
+    let unusable = |problem: String| StrategyError::Answer {
+        call: "RegisterVariables",
+        problem,
+    };
+    let mut said = String::new();
+    loop {
+        let call = membership.coordinator.call(|mut c| {
+            let request = request.clone();
+            async move { c.register_variables(request).await }
+        });
+        let reply = call.await?;
+        let initialize = match reply.initialization() {
+            wire::Initialization::Yours => true,
+            wire::Initialization::Done => false,
+            wire::Initialization::Pending | wire::Initialization::Unspecified => {
+                if said != reply.waiting_for {
+                    tracing::info!("waiting: {}", reply.waiting_for);
+                    said = reply.waiting_for;
+                }
+                continue;
+            }
+        };
+        let map = reply.shard_map.ok_or_else(|| {
+            unusable("it has no shard map; is the coordinator of the same release?".to_owned())
+        })?;
+        return Ok(Registered {
+            map: map
+                .try_into()
+                .map_err(|error| unusable(format!("the shard map cannot be read: {error}")))?,
+            view: ViewNumber(reply.view),
+            initialize,
+        });
+    }
+}
+
+/// Tells the coordinator that every shard has its initial values.
+pub(super) async fn finish_initialization(membership: &Membership) -> Result<(), StrategyError> {
+    let request = wire::FinishInitializationRequest {
+        origin: Some(membership.origin().into()),
+    };
+    let call = membership.coordinator.call(|mut c| {
+        let request = request.clone();
+        async move { c.finish_initialization(request).await }
+    });
+    call.await?;
+    tracing::info!("sent the initial values");
+    Ok(())
+}

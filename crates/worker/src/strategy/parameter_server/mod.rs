@@ -1,0 +1,217 @@
+//! The strategy with variables on sharded parameter servers.
+
+mod join;
+mod news;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use ps_client::{
+    Acknowledgement, ClientError, MapSource, ParameterServers, PulledBlock, WeightsTicket,
+};
+use shared_proto::ids::{Clock, Epoch, ViewNumber};
+use tokio::sync::mpsc;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use self::join::{Registered, finish_initialization, register};
+use self::news::{LOSSES, fetch_maps, tell_losses, tell_waits};
+use super::error::StrategyError;
+use super::interface::{Evaluated, Joining, Pulled, Pushed, Settled, Strategy};
+use crate::replica::Replica;
+use crate::variables::{Gradients, Part};
+
+/// Pulls from and pushes to parameter servers. Requests the weights of the next step right after the gradients
+/// of this one, on the same streams.
+pub struct ParameterServer {
+    servers: ParameterServers,
+    /// The weights that are already requested, and the clock that they are for.
+    next: Option<(Clock, WeightsTicket)>,
+    /// Stops the tasks that exchange news with the coordinator.
+    _stop: DropGuard,
+}
+
+impl ParameterServer {
+    /// Registers the variables, connects to the servers, and sends the initial values if the coordinator asks
+    /// this worker for them.
+    ///
+    /// # Errors
+    /// The coordinator's, the servers', or the replica's.
+    pub async fn join(joining: &Joining<'_>, replica: &dyn Replica) -> Result<Self, StrategyError> {
+        let &Joining {
+            job, membership, ..
+        } = joining;
+        let registered = register(membership, replica.description()).await?;
+        let Registered { map, view, .. } = registered;
+        let (source, maps) = MapSource::new(map);
+        let (tell_lost, lost) = mpsc::channel(LOSSES);
+        let servers = ParameterServers::connect(
+            &maps,
+            &ps_client::Identity {
+                job: job.name.clone(),
+                run: membership.run,
+                task: membership.task,
+                view,
+                patience: joining.patience,
+                wire: job.strategy.wire.into(),
+                network: Arc::clone(joining.network),
+                losses: tell_lost,
+            },
+        );
+        let stop = CancellationToken::new();
+        let waits = tell_waits(membership, servers.waiting_on());
+        let maps = fetch_maps(membership, source);
+        let losses = tell_losses(membership, lost);
+        tokio::spawn(stop.clone().run_until_cancelled_owned(waits));
+        tokio::spawn(stop.clone().run_until_cancelled_owned(maps));
+        tokio::spawn(stop.clone().run_until_cancelled_owned(losses));
+        let mut joined = Self {
+            servers,
+            next: None,
+            _stop: stop.drop_guard(),
+        };
+        if registered.initialize {
+            let values = replica.initial_values().await?;
+            joined.servers.initialize(&values).await?;
+            finish_initialization(membership).await?;
+        }
+        Ok(joined)
+    }
+
+    /// Pulls the weights for the step after `clock` that have changed since the last pull.
+    ///
+    /// # Errors
+    /// The client's.
+    pub async fn pull_blocks(
+        &mut self,
+        clock: Clock,
+        take: impl AsyncFnMut(Vec<PulledBlock>),
+    ) -> Result<ps_client::Pulled, ClientError> {
+        match self.next.take_if(|(asked, _)| *asked == clock) {
+            Some((_, ticket)) => self.take_all(ticket, take).await,
+            // The clock has jumped, so the requested weights may be older than the bound allows.
+            None => self.pull_fresh_blocks(clock, ViewNumber(0), take).await,
+        }
+    }
+
+    /// Pulls the newest weights of servers that follow `view` or a later one, whatever was asked for before.
+    ///
+    /// # Errors
+    /// The client's.
+    pub async fn pull_fresh_blocks(
+        &mut self,
+        clock: Clock,
+        view: ViewNumber,
+        mut take: impl AsyncFnMut(Vec<PulledBlock>),
+    ) -> Result<ps_client::Pulled, ClientError> {
+        // The later answer leaves out what has not changed since, so both are taken in, in order.
+        if let Some((_, ticket)) = self.next.take() {
+            self.take_all(ticket, &mut take).await?;
+        }
+        let ticket = self.servers.pull(clock, view).await;
+        self.take_all(ticket, take).await
+    }
+
+    /// Pushes the gradients of the step after `clock`, and requests the weights of the next step behind them.
+    /// Waits until the gradients are acknowledged.
+    ///
+    /// # Errors
+    /// The client's.
+    pub async fn push_blocks(
+        &mut self,
+        clock: Clock,
+        gradients: Gradients,
+    ) -> Result<Acknowledgement, ClientError> {
+        let gradients = ps_client::Gradients {
+            values: gradients.values,
+            norm: gradients.norm,
+        };
+        let next = clock.next();
+        let sent = self.servers.push_then_pull(clock, &gradients, next).await;
+        let (receipt, ticket) = sent?;
+        self.next = Some((next, ticket));
+        receipt.acknowledged().await
+    }
+
+    async fn take_all(
+        &mut self,
+        mut ticket: WeightsTicket,
+        mut take: impl AsyncFnMut(Vec<PulledBlock>),
+    ) -> Result<ps_client::Pulled, ClientError> {
+        while let Some(blocks) = self.servers.next_weights(&mut ticket).await? {
+            take(blocks).await;
+        }
+        Ok(ticket.pulled)
+    }
+}
+
+#[async_trait(?Send)]
+impl Strategy for ParameterServer {
+    async fn pull(&mut self, clock: Clock, replica: &dyn Replica) -> Result<Pulled, StrategyError> {
+        let take = async |blocks| replica.take_in(parts(blocks)).await;
+        let pulled = self.pull_blocks(clock, take).await?;
+        Ok(Pulled {
+            waited: pulled.waited,
+        })
+    }
+
+    async fn push(&mut self, clock: Clock, gradients: Gradients) -> Result<Pushed, StrategyError> {
+        let acknowledged = self.push_blocks(clock, gradients).await?;
+        Ok(Pushed {
+            receipts: acknowledged.receipts,
+        })
+    }
+
+    async fn evaluate(
+        &mut self,
+        clock: Clock,
+        view: ViewNumber,
+        replica: &dyn Replica,
+    ) -> Result<Evaluated, StrategyError> {
+        let take = async |blocks| replica.take_in(parts(blocks)).await;
+        let pulled = self.pull_fresh_blocks(clock, view, take).await?;
+        Ok(Evaluated {
+            metrics: replica.evaluate().await?,
+            epoch: pulled.epoch,
+        })
+    }
+
+    async fn save(&mut self, path: PathBuf, replica: &dyn Replica) -> Result<(), StrategyError> {
+        Ok(replica.save(path).await?)
+    }
+
+    fn settled(&self) -> Box<dyn Settled> {
+        Box::new(self.servers.settled())
+    }
+}
+
+/// Returns pulled blocks as parts of variables.
+fn parts(blocks: Vec<PulledBlock>) -> Vec<Part> {
+    let part = |block: PulledBlock| Part {
+        variable: block.variable,
+        start: block.start,
+        values: block.values,
+    };
+    blocks.into_iter().map(part).collect()
+}
+
+#[async_trait]
+impl Settled for ps_client::Settled {
+    fn epoch(&self) -> Epoch {
+        ps_client::Settled::epoch(self)
+    }
+
+    async fn reaches(&mut self, epoch: Epoch) -> Result<(), StrategyError> {
+        Ok(ps_client::Settled::reaches(self, epoch).await?)
+    }
+}
+
+impl From<ClientError> for StrategyError {
+    fn from(error: ClientError) -> Self {
+        match error {
+            ClientError::NonFinite { .. } => Self::NonFinite(error.to_string()),
+            error if error.is_retryable() => Self::Outdated(error.into()),
+            error => Self::Failed(error.into()),
+        }
+    }
+}

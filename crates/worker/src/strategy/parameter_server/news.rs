@@ -1,0 +1,118 @@
+//! News between the sessions with the servers and the coordinator: waits, shard maps and losses.
+
+use std::time::Duration;
+
+use daemon::membership::Membership;
+use metrics::counter;
+use ps_client::{Loss, MapSource};
+use shared_proto::blocks::ShardMap;
+use shared_proto::ids::{Task, names};
+use shared_proto::wire;
+use tokio::sync::{mpsc, watch};
+
+/// The number of losses that may wait to be reported.
+pub(super) const LOSSES: usize = 64;
+
+/// How long to wait between two requests for the shard map.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+
+/// Reports which workers this worker waits for, in the log, the metrics and to the coordinator.
+pub(super) fn tell_waits(
+    membership: &Membership,
+    mut waiting_on: watch::Receiver<Vec<Task>>,
+) -> impl Future<Output = ()> + use<> {
+    let coordinator = membership.coordinator.clone();
+    let sender = membership.sender();
+    async move {
+        while waiting_on.changed().await.is_ok() {
+            let on = waiting_on.borrow_and_update().clone();
+            if !on.is_empty() {
+                tracing::info!(on = names(&on), "held back: waiting for slower workers");
+            }
+            for task in &on {
+                counter!("flambeau_worker_waits_total", "on" => task.to_string()).increment(1);
+            }
+            let request = wire::ReportRequest {
+                origin: Some(sender.here().into()),
+                report: Some(wire::report_request::Report::Wait(wire::WaitReport {
+                    on: on.into_iter().map(Into::into).collect(),
+                })),
+            };
+            let call = coordinator.call(|mut c| {
+                let request = request.clone();
+                async move { c.report(request).await }
+            });
+            // Nothing depends on this report.
+            let _ = call.await;
+        }
+    }
+}
+
+/// Fetches the shard map when the present one fails, or when an answer of the coordinator names a newer epoch.
+pub(super) fn fetch_maps(
+    membership: &Membership,
+    source: MapSource,
+) -> impl Future<Output = ()> + use<> {
+    let coordinator = membership.coordinator.clone();
+    let sender = membership.sender();
+    let mut newest = sender.newest_epoch();
+    async move {
+        loop {
+            let epoch = source.epoch();
+            tokio::select! {
+                biased;
+                _ = newest.wait_for(|newest| *newest > epoch) => {}
+                () = source.wanted() => {}
+            }
+            let request = wire::ShardMapRequest {
+                origin: Some(sender.here().into()),
+            };
+            let call = coordinator.call(|mut c| {
+                let request = request.clone();
+                async move { c.get_shard_map(request).await }
+            });
+            match call.await.map(ShardMap::try_from) {
+                Ok(Ok(map)) => source.publish(map),
+                Ok(Err(error)) => tracing::warn!("the shard map cannot be read: {error}"),
+                Err(error) => tracing::debug!("the shard map cannot be fetched: {error}"),
+            }
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+    }
+}
+
+/// Reports updates that were lost with a server to the coordinator.
+pub(super) fn tell_losses(
+    membership: &Membership,
+    mut losses: mpsc::Receiver<Loss>,
+) -> impl Future<Output = ()> + use<> {
+    let coordinator = membership.coordinator.clone();
+    let sender = membership.sender();
+    async move {
+        let counted = counter!("flambeau_worker_lost_updates_total");
+        while let Some(loss) = losses.recv().await {
+            let (shard, lost) = (loss.shard, loss.lost);
+            counted.increment(lost.updates);
+            let mut origin = sender.here();
+            origin.epoch = loss.epoch;
+            let request = wire::ReportRequest {
+                origin: Some(origin.into()),
+                report: Some(wire::report_request::Report::Lost(wire::LostReport {
+                    shard,
+                    updates: lost.updates,
+                    first_step: lost.first.0,
+                    last_step: lost.last.0,
+                })),
+            };
+            let call = coordinator.call(|mut c| {
+                let request = request.clone();
+                async move { c.report(request).await }
+            });
+            match call.await {
+                // If the session no longer waits, it has ended.
+                Ok(_) => drop(loss.told.send(())),
+                Err(error) => tracing::warn!(shard, "losses could not be reported: {error}"),
+            }
+        }
+    }
+}
