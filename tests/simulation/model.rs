@@ -1,7 +1,6 @@
 //! A model whose weights tell which pushes were applied: push number p is a gradient of one in element
 //! p of every block, so with a learning rate of one the element counts how often it was applied.
 
-use std::cell::RefCell;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -11,7 +10,9 @@ use shared_proto::blocks::VariableSpec;
 use shared_proto::ids::{Clock, ViewNumber};
 use shared_proto::payload::{self, Elements};
 use worker::model::Metrics;
-use worker::replica::{Computed, Description, Positions, Replica, ReplicaError};
+use worker::replica::{
+    Computed, Description, EVERY_BATCH, Positions, Prepared, Replica, ReplicaError, Want,
+};
 use worker::strategy::{
     Evaluated, Joining, ParameterServer, Pulled, Pushed, Settled, Strategy, StrategyError,
 };
@@ -96,7 +97,6 @@ pub(crate) struct Counting {
     history: History,
     step: Duration,
     description: Description,
-    prepared: RefCell<Option<Positions>>,
 }
 
 impl Counting {
@@ -115,7 +115,6 @@ impl Counting {
                 evaluation_samples: 1,
                 data_digest: Default::default(),
             },
-            prepared: RefCell::default(),
         }
     }
 }
@@ -126,16 +125,14 @@ impl Replica for Counting {
         &self.description
     }
 
-    async fn prepare(&self, positions: Positions) {
-        *self.prepared.borrow_mut() = Some(positions);
+    async fn prepare(&self, positions: Positions) -> Prepared {
+        Prepared::new(positions, EVERY_BATCH.to_vec())
     }
 
     async fn take_in(&self, _: Vec<Part>) {}
 
-    async fn compute(&self) -> Result<Computed, ReplicaError> {
+    async fn compute(&self, positions: Positions) -> Result<Computed, ReplicaError> {
         tokio::time::sleep(self.step).await;
-        let positions = self.prepared.borrow_mut().take();
-        let positions = positions.ok_or_else(|| ReplicaError::Panicked("nothing".to_owned()))?;
         let (push, finite) = self.history.computed(&self.name, positions);
         let shape = self.history.shape();
         let mut values = vec![shape.gradient(push); VARIABLES];
@@ -191,7 +188,12 @@ impl Observed {
 
 #[async_trait(?Send)]
 impl Strategy for Observed {
-    async fn pull(&mut self, clock: Clock, _: &dyn Replica) -> Result<Pulled, StrategyError> {
+    async fn pull(
+        &mut self,
+        clock: Clock,
+        _: &[Want],
+        _: &dyn Replica,
+    ) -> Result<Pulled, StrategyError> {
         let (name, history) = (&self.name, &self.history);
         let take = async |blocks| history.pulled(name, blocks);
         let pulled = self.inner.pull_blocks(clock, take).await?;
@@ -201,8 +203,13 @@ impl Strategy for Observed {
         })
     }
 
-    async fn push(&mut self, clock: Clock, gradients: Gradients) -> Result<Pushed, StrategyError> {
-        let acknowledged = self.inner.push_blocks(clock, gradients).await?;
+    async fn push(
+        &mut self,
+        clock: Clock,
+        gradients: Gradients,
+        next: &[Want],
+    ) -> Result<Pushed, StrategyError> {
+        let acknowledged = self.inner.push_blocks(clock, gradients, next).await?;
         self.history
             .acknowledged(&self.name, clock.0, &acknowledged.blocks);
         Ok(Pushed {

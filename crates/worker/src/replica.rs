@@ -1,5 +1,6 @@
 //! The worker's copy of the model, on a thread of its own, so that candle does not block tokio.
 
+use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -61,6 +62,51 @@ pub struct Positions {
     pub end: u64,
 }
 
+/// Values that a batch needs before it can be computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Want {
+    /// All elements of all dense variables.
+    Dense,
+}
+
+/// The values that every batch wants, whatever its samples are.
+pub const EVERY_BATCH: &[Want] = &[Want::Dense];
+
+/// A batch that a replica prepares.
+#[derive(Debug)]
+pub struct Prepared {
+    positions: Positions,
+    wants: Vec<Want>,
+    /// The wants of a batch that is still being assembled.
+    assembling: Option<oneshot::Receiver<Vec<Want>>>,
+}
+
+impl Prepared {
+    /// Returns a batch whose wants are known.
+    pub fn new(positions: Positions, wants: Vec<Want>) -> Self {
+        Self {
+            positions,
+            wants,
+            assembling: None,
+        }
+    }
+
+    /// Returns the positions of the batch's samples.
+    pub fn positions(&self) -> Positions {
+        self.positions
+    }
+
+    /// Waits until the batch is assembled, and returns the values that it wants. A batch that cannot be assembled
+    /// wants nothing; its computation returns the error.
+    pub async fn wants(&mut self) -> &[Want] {
+        if let Some(assembling) = self.assembling.take() {
+            self.wants = assembling.await.unwrap_or_default();
+        }
+        &self.wants
+    }
+}
+
 /// The result of a step.
 #[derive(Debug)]
 pub struct Computed {
@@ -86,9 +132,9 @@ pub struct Description {
 type Reply<T> = oneshot::Sender<Result<T, ReplicaError>>;
 
 enum Command {
-    Prepare(Positions),
+    Prepare(Positions, oneshot::Sender<Vec<Want>>),
     TakeIn(Vec<Part>),
-    Compute(Reply<Computed>),
+    Compute(Positions, Reply<Computed>),
     Evaluate(Reply<Metrics>),
     InitialValues(Reply<Vec<Bytes>>),
     Save(PathBuf, Reply<()>),
@@ -100,14 +146,15 @@ pub trait Replica {
     /// Returns its variables and the sizes of its data.
     fn description(&self) -> &Description;
 
-    /// Starts to assemble the batch of a step while the weights are under way.
-    async fn prepare(&self, positions: Positions);
+    /// Starts to assemble a batch. Several batches may be prepared ahead of their computation.
+    async fn prepare(&self, positions: Positions) -> Prepared;
 
     /// Writes values into the variables, in the order of the calls. An error is returned by the next computation.
     async fn take_in(&self, parts: Vec<Part>);
 
-    /// Computes the loss and the gradients of the prepared step.
-    async fn compute(&self) -> Result<Computed, ReplicaError>;
+    /// Computes the loss and the gradients of the prepared batch with these positions. Batches are computed in the
+    /// order in which they were prepared; one that is passed over is dropped.
+    async fn compute(&self, positions: Positions) -> Result<Computed, ReplicaError>;
 
     /// Evaluates the weights on the held-out samples.
     async fn evaluate(&self) -> Result<Metrics, ReplicaError>;
@@ -177,9 +224,15 @@ impl Replica for ModelReplica {
         &self.description
     }
 
-    async fn prepare(&self, positions: Positions) {
+    async fn prepare(&self, positions: Positions) -> Prepared {
+        let (reply, wants) = oneshot::channel();
         // If the thread has ended, the next command that waits for an answer reports it.
-        let _ = self.commands.send(Command::Prepare(positions)).await;
+        let _ = self.commands.send(Command::Prepare(positions, reply)).await;
+        Prepared {
+            positions,
+            wants: Vec::new(),
+            assembling: Some(wants),
+        }
     }
 
     async fn take_in(&self, parts: Vec<Part>) {
@@ -187,8 +240,8 @@ impl Replica for ModelReplica {
         let _ = self.commands.send(Command::TakeIn(parts)).await;
     }
 
-    async fn compute(&self) -> Result<Computed, ReplicaError> {
-        self.ask(Command::Compute).await
+    async fn compute(&self, positions: Positions) -> Result<Computed, ReplicaError> {
+        self.ask(|reply| Command::Compute(positions, reply)).await
     }
 
     async fn evaluate(&self) -> Result<Metrics, ReplicaError> {
@@ -231,7 +284,8 @@ struct Thread {
     device: Device,
     /// The order of the epoch that was used last.
     order: Option<(u32, Vec<u32>)>,
-    prepared: Option<Result<Batch, ReplicaError>>,
+    /// The batches that were prepared and not computed yet, the oldest first.
+    prepared: VecDeque<(Positions, Result<Batch, ReplicaError>)>,
     /// True if the variables no longer have their initial values.
     overwritten: bool,
     /// The error of weights taken in since the last answer.
@@ -251,7 +305,7 @@ impl Thread {
             registry,
             overwritten: false,
             order: None,
-            prepared: None,
+            prepared: VecDeque::new(),
             taken_in: Ok(()),
         })
     }
@@ -272,12 +326,19 @@ impl Thread {
         while let Some(command) = queue.blocking_recv() {
             // A caller that is gone does not need the answer.
             match command {
-                Command::Prepare(positions) => self.prepared = Some(self.batch(positions)),
+                Command::Prepare(positions, reply) => {
+                    let batch = self.batch(positions);
+                    let wants = batch.as_ref().map_or(&[][..], |_| EVERY_BATCH);
+                    let _ = reply.send(wants.to_vec());
+                    self.prepared.push_back((positions, batch));
+                }
                 Command::TakeIn(parts) => {
                     let taken_in = self.take_in(&parts);
                     self.taken_in = std::mem::replace(&mut self.taken_in, Ok(())).and(taken_in);
                 }
-                Command::Compute(reply) => drop(reply.send(self.compute())),
+                Command::Compute(positions, reply) => {
+                    drop(reply.send(self.compute(positions)));
+                }
                 Command::Evaluate(reply) => drop(reply.send(self.evaluate())),
                 Command::InitialValues(reply) => drop(reply.send(self.initial_values())),
                 Command::Save(path, reply) => {
@@ -307,10 +368,13 @@ impl Thread {
         Ok(self.data.training.batch(indices, &self.device)?)
     }
 
-    fn compute(&mut self) -> Result<Computed, ReplicaError> {
+    fn compute(&mut self, positions: Positions) -> Result<Computed, ReplicaError> {
         std::mem::replace(&mut self.taken_in, Ok(()))?;
-        let nothing = || candle_core::Error::msg("no batch was prepared");
-        let batch = self.prepared.take().ok_or_else(nothing)??;
+        let mut prepared = std::iter::from_fn(|| self.prepared.pop_front());
+        // A membership that has ended may have left batches behind.
+        let batch = prepared.find(|(of, _)| *of == positions);
+        let nothing = || candle_core::Error::msg("the batch was not prepared");
+        let batch = batch.ok_or_else(nothing)?.1?;
         let loss = self.model.loss(&batch)?;
         let gradients = self
             .variables

@@ -8,7 +8,7 @@ use shared_proto::wire;
 
 use crate::counters::{Counters, Times};
 use crate::error::WorkerError;
-use crate::replica::{Positions, Replica};
+use crate::replica::{EVERY_BATCH, Prepared, Replica};
 use crate::strategy::{Pushed, Strategy, StrategyError};
 
 /// A finished step.
@@ -22,30 +22,36 @@ pub(crate) struct Finished {
     pub(crate) receipts: Vec<wire::ShardReceipt>,
 }
 
-/// Makes the step after `clock` with the samples at `positions`.
+/// Makes the step after `clock` with a prepared batch. `next` is the batch of the step after it, if it is known.
 pub(crate) async fn step(
     replica: &dyn Replica,
     strategy: &mut dyn Strategy,
     counters: &Counters,
     clock: Clock,
-    positions: Positions,
+    batch: &mut Prepared,
+    next: Option<&mut Prepared>,
     non_finite: NonFinite,
 ) -> Result<Finished, WorkerError> {
-    replica.prepare(positions).await;
+    let wants = batch.wants().await;
 
     let asked = Instant::now();
-    let answered = strategy.pull(clock, replica).await?;
+    let answered = strategy.pull(clock, wants, replica).await?;
     let pulled = asked.elapsed();
     // The weights were asked for before this step began, so a part of the wait may lie before it.
     let wait = answered.waited.min(pulled);
 
     let asked = Instant::now();
-    let computed = replica.compute().await?;
+    let positions = batch.positions();
+    let computed = replica.compute(positions).await?;
     let compute = asked.elapsed();
 
     let handed_over = Instant::now();
     let norm = computed.gradients.norm;
-    let pushed = strategy.push(clock, computed.gradients).await;
+    let next = match next {
+        Some(next) => next.wants().await,
+        None => EVERY_BATCH,
+    };
+    let pushed = strategy.push(clock, computed.gradients, next).await;
     let (skipped, pushed) = match pushed {
         Err(StrategyError::NonFinite(error)) if non_finite == NonFinite::Skip => {
             counters.skipped.increment(1);

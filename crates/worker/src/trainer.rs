@@ -1,5 +1,6 @@
 //! The training loop of a member: asks for work, does it, reports it.
 
+use std::collections::VecDeque;
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -72,30 +73,34 @@ impl Trainer<'_> {
     }
 
     async fn train_split(&mut self, split: &wire::Split) -> Result<(), WorkerError> {
-        let batch = u64::from(self.job.batch_size);
-        let mut start = split.start;
-        while start < split.end {
-            let positions = Positions {
-                epoch: split.data_epoch,
-                start,
-                end: split.end.min(start + batch),
+        let prefetch = self.job.data.prefetch as usize;
+        let mut unprepared = batches(split, self.job.batch_size);
+        let mut prepared = VecDeque::new();
+        loop {
+            while prepared.len() <= prefetch
+                && let Some(positions) = unprepared.next()
+            {
+                prepared.push_back(self.replica.prepare(positions).await);
+            }
+            let Some(mut batch) = prepared.pop_front() else {
+                break;
             };
             let step = step(
                 self.replica,
                 &mut *self.strategy,
                 self.counters,
                 self.clock,
-                positions,
+                &mut batch,
+                prepared.front_mut(),
                 self.job.non_finite,
             );
             let finished = step.await?;
             self.clock = self.clock.next();
             self.membership.sender().set_clock(self.clock);
-            start = positions.end;
             let place = Place {
                 clock: self.clock,
                 split: split.id,
-                position: start,
+                position: batch.positions().end,
             };
             self.reporter.finished(place, &finished);
         }
@@ -164,5 +169,41 @@ impl Trainer<'_> {
             async move { c.report(request).await }
         });
         call.await.map(drop)
+    }
+}
+
+/// Returns the positions of each batch of a split.
+fn batches(split: &wire::Split, size: u32) -> impl Iterator<Item = Positions> + use<> {
+    let (epoch, end, size) = (split.data_epoch, split.end, u64::from(size));
+    let mut start = split.start;
+    std::iter::from_fn(move || {
+        let batch = Positions {
+            epoch,
+            start,
+            end: end.min(start + size),
+        };
+        start = batch.end;
+        (batch.start < batch.end).then_some(batch)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_split_is_cut_into_batches_of_which_the_last_may_be_smaller() {
+        let split = wire::Split {
+            id: 1,
+            data_epoch: 2,
+            start: 10,
+            end: 17,
+        };
+        let cut = |size| -> Vec<_> {
+            let batches = batches(&split, size);
+            batches.map(|b| (b.epoch, b.start, b.end)).collect()
+        };
+        assert_eq!(cut(3), [(2, 10, 13), (2, 13, 16), (2, 16, 17)]);
+        assert_eq!(cut(8), [(2, 10, 17)]);
     }
 }

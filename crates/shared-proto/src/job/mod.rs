@@ -97,6 +97,8 @@ pub struct Data {
     pub label: String,
     /// CSV: share of the samples held out for evaluation where there is no `test.csv`.
     pub held_out: f64,
+    /// Batches that a worker prepares ahead of the one that it computes.
+    pub prefetch: u32,
 }
 
 impl Default for Data {
@@ -106,6 +108,7 @@ impl Default for Data {
             dir: None,
             label: "label".to_owned(),
             held_out: 0.2,
+            prefetch: 1,
         }
     }
 }

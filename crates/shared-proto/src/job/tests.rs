@@ -71,6 +71,7 @@ fn settings_without_sense_are_named_with_their_value() {
         ),
         ("[data]\nkind = \"mnist\"", "data.dir", "absent"),
         ("steps = 0", "steps", "is 0,"),
+        ("[data]\nprefetch = 2000", "data.prefetch", "2000"),
     ] {
         let error = Job::from_toml(text).unwrap_err().to_string();
         assert!(error.contains(field) && error.contains(value), "{error}");

@@ -8,6 +8,9 @@ use super::{DataKind, Job, JobError, Mode, Strategy};
 /// any time of a clock is still a time.
 const LONGEST_SECONDS: f64 = 30.0 * 86_400.0;
 
+/// The most batches that a worker may prepare ahead: each takes memory.
+const MAX_PREFETCH: u32 = 1024;
+
 /// A setting's value as people write it.
 trait Shown {
     fn shown(&self) -> String;
@@ -107,6 +110,12 @@ impl Job {
             "data.held_out",
             &held_out,
             "must lie between 0 and 1",
+        )?;
+        check(
+            data.prefetch <= MAX_PREFETCH,
+            "data.prefetch",
+            &data.prefetch,
+            "must be at most 1024",
         )?;
         let needs_dir = !matches!(data.kind, DataKind::Digits | DataKind::Random);
         check(

@@ -13,7 +13,7 @@ use shared_proto::wire;
 
 use super::error::StrategyError;
 use crate::model::Metrics;
-use crate::replica::Replica;
+use crate::replica::{Replica, Want};
 use crate::variables::Gradients;
 
 /// A registered worker that joins a cluster by a strategy.
@@ -33,11 +33,22 @@ pub struct Joining<'a> {
 /// and agrees with the others on the initial values.
 #[async_trait(?Send)]
 pub trait Strategy {
-    /// Writes the values for the step after `clock` into the replica.
-    async fn pull(&mut self, clock: Clock, replica: &dyn Replica) -> Result<Pulled, StrategyError>;
+    /// Writes the values that the batch of the step after `clock` wants into the replica.
+    async fn pull(
+        &mut self,
+        clock: Clock,
+        wants: &[Want],
+        replica: &dyn Replica,
+    ) -> Result<Pulled, StrategyError>;
 
-    /// Takes the gradients of the step after `clock`, and returns once they count.
-    async fn push(&mut self, clock: Clock, gradients: Gradients) -> Result<Pushed, StrategyError>;
+    /// Takes the gradients of the step after `clock`, and returns once they count. `next` has the wants of the next
+    /// step as far as they are known, so that its values can be requested right behind the gradients.
+    async fn push(
+        &mut self,
+        clock: Clock,
+        gradients: Gradients,
+        next: &[Want],
+    ) -> Result<Pushed, StrategyError>;
 
     /// Evaluates the newest weights under `view` or a later one. Afterwards the replica holds these weights.
     async fn evaluate(
@@ -55,7 +66,7 @@ pub trait Strategy {
 }
 
 /// The result of a pull.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pulled {
     /// The time for which others held the pull back.
     pub waited: Duration,

@@ -18,7 +18,7 @@ use self::join::{Registered, finish_initialization, register};
 use self::news::{LOSSES, fetch_maps, tell_losses, tell_waits};
 use super::error::StrategyError;
 use super::interface::{Evaluated, Joining, Pulled, Pushed, Settled, Strategy};
-use crate::replica::Replica;
+use crate::replica::{Replica, Want};
 use crate::variables::{Gradients, Part};
 
 /// Pulls from and pushes to parameter servers. Requests the weights of the next step right after the gradients
@@ -112,7 +112,7 @@ impl ParameterServer {
         self.take_all(ticket, take).await
     }
 
-    /// Pushes the gradients of the step after `clock`, and requests the weights of the next step behind them.
+    /// Pushes the gradients of the step after `clock`, and requests what the next step wants right behind them.
     /// Waits until the gradients are acknowledged.
     ///
     /// # Errors
@@ -121,11 +121,16 @@ impl ParameterServer {
         &mut self,
         clock: Clock,
         gradients: Gradients,
+        next: &[Want],
     ) -> Result<Acknowledgement, ClientError> {
         let gradients = ps_client::Gradients {
             values: gradients.values,
             norm: gradients.norm,
         };
+        if !next.contains(&Want::Dense) {
+            let receipt = self.servers.push(clock, &gradients).await?;
+            return receipt.acknowledged().await;
+        }
         let next = clock.next();
         let sent = self.servers.push_then_pull(clock, &gradients, next).await;
         let (receipt, ticket) = sent?;
@@ -147,7 +152,15 @@ impl ParameterServer {
 
 #[async_trait(?Send)]
 impl Strategy for ParameterServer {
-    async fn pull(&mut self, clock: Clock, replica: &dyn Replica) -> Result<Pulled, StrategyError> {
+    async fn pull(
+        &mut self,
+        clock: Clock,
+        wants: &[Want],
+        replica: &dyn Replica,
+    ) -> Result<Pulled, StrategyError> {
+        if !wants.contains(&Want::Dense) {
+            return Ok(Pulled::default());
+        }
         let take = async |blocks| replica.take_in(parts(blocks)).await;
         let pulled = self.pull_blocks(clock, take).await?;
         Ok(Pulled {
@@ -155,8 +168,13 @@ impl Strategy for ParameterServer {
         })
     }
 
-    async fn push(&mut self, clock: Clock, gradients: Gradients) -> Result<Pushed, StrategyError> {
-        let acknowledged = self.push_blocks(clock, gradients).await?;
+    async fn push(
+        &mut self,
+        clock: Clock,
+        gradients: Gradients,
+        next: &[Want],
+    ) -> Result<Pushed, StrategyError> {
+        let acknowledged = self.push_blocks(clock, gradients, next).await?;
         Ok(Pushed {
             receipts: acknowledged.receipts,
         })
