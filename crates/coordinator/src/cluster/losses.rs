@@ -37,6 +37,10 @@ struct Found {
     reported: u64,
     /// The number that follows from the watermarks: the counted steps that the restored blocks lack.
     derived: u64,
+    /// The part of `reported` that the coordinator has counted while the worker lived. The worker's own reports
+    /// are of the same updates.
+    #[serde(default)]
+    ahead: u64,
 }
 
 /// All losses of a run.
@@ -60,6 +64,7 @@ impl Losses {
                 task,
                 reported: 0,
                 derived: 0,
+                ahead: 0,
             });
             self.found.len() - 1
         });
@@ -180,9 +185,12 @@ impl Cluster {
             return Ok(());
         }
         let found = self.losses.entry(report.shard, task);
-        found.reported = found.reported.saturating_add(report.updates);
+        let counted = found.ahead.min(report.updates);
+        let updates = report.updates - counted;
+        found.ahead -= counted;
+        found.reported = found.reported.saturating_add(updates);
         let steps = (report.first_step, report.last_step);
-        self.say_lost(now, task, report.shard, report.updates, Some(steps));
+        self.say_lost(now, task, report.shard, updates, Some(steps));
         Ok(())
     }
 
@@ -221,10 +229,21 @@ impl Cluster {
 
     fn say_of_lives_that_are_over(&mut self, now: Instant) {
         let lives: Vec<Task> = self.losses.lives.iter().map(|life| life.task).collect();
+        self.count_derived(now, |task| lives.contains(&task));
+    }
+
+    /// Counts the losses that living workers have not reported yet: the job ends, and they may leave before.
+    pub(super) fn count_unreported_losses(&mut self, now: Instant) {
+        self.count_derived(now, |_| true);
+    }
+
+    fn count_derived(&mut self, now: Instant, of: impl Fn(Task) -> bool) {
         let mut unsaid = Vec::new();
         for found in &mut self.losses.found {
-            if found.derived > found.reported && lives.contains(&found.task) {
-                unsaid.push((found.task, found.shard, found.derived - found.reported));
+            if found.derived > found.reported && of(found.task) {
+                let updates = found.derived - found.reported;
+                unsaid.push((found.task, found.shard, updates));
+                found.ahead = found.ahead.saturating_add(updates);
                 found.reported = found.derived;
             }
         }

@@ -93,6 +93,7 @@ impl Cluster {
     }
 
     pub(super) fn record_end(&mut self, now: Instant) {
+        self.count_unreported_losses(now);
         self.records.push(Record::Ended {
             seconds: self.seconds(now),
             error: self.error.clone(),

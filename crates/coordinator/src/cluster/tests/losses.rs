@@ -305,6 +305,27 @@ fn a_server_that_dies_in_the_last_checkpoint_has_the_model_evaluated_again() {
 }
 
 #[test]
+fn a_loss_that_a_worker_has_not_reported_when_the_job_ends_counts_once() {
+    for lost_first in [2, 3] {
+        let (mut scene, _, worker) = Scene::in_async_mode();
+        for _ in 0..3 {
+            scene.finish(worker);
+        }
+        scene.move_shard(worker, 0);
+        let last = 3 - lost_first;
+        if last > 0 {
+            scene.lost(worker, last).unwrap();
+        }
+        scene.cluster.fail(scene.now, "the power is gone".to_owned());
+        assert_eq!(scene.cluster.summary(scene.now).lost_updates, 3);
+        // Its report is late.
+        scene.lost(worker, lost_first).unwrap();
+        assert_eq!(scene.cluster.lost_updates(), 3);
+        assert_eq!(scene.lost_records().iter().sum::<u64>(), 3);
+    }
+}
+
+#[test]
 fn numbers_that_cannot_be_true_are_refused() {
     let (mut scene, _, worker) = Scene::in_async_mode();
     let (split, clock) = scene.split(worker);
