@@ -452,3 +452,16 @@ fn in_sync_mode_a_worker_that_waits_for_a_checkpoint_is_not_blamed_and_one_that_
         assert_eq!(lost, u64::from(!writes), "writes: {writes}");
     }
 }
+
+#[test]
+fn the_shards_have_the_whole_stall_time_to_write_some_of_a_checkpoint() {
+    let (mut scene, servers, worker) = Scene::with_checkpoints(1);
+    scene.finish(worker);
+    while scene.cluster.refresh_view().checkpoint.is_none() {
+        scene.pass(1, &[servers[0], worker]);
+    }
+    scene.pass(60, &[servers[0], worker]);
+    assert_eq!(scene.cluster.mishaps().failed_checkpoints, 0);
+    scene.pass(1, &[servers[0], worker]);
+    assert_eq!(scene.cluster.mishaps().failed_checkpoints, 1);
+}

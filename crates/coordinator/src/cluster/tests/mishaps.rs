@@ -58,3 +58,12 @@ fn a_recovery_is_counted_for_the_server_that_was_gone() {
     scene.join(Role::Ps, "ps1");
     assert_eq!(counted(&scene), [(first, 1), (second, 1), (third, 0)]);
 }
+
+#[test]
+fn a_worker_that_registers_twice_before_it_asks_for_work_is_not_counted() {
+    let (mut scene, _) = Scene::training(Mode::Async, 1);
+    for _ in 0..2 {
+        scene.join(Role::Worker, "new");
+    }
+    assert_eq!(scene.cluster.mishaps().lost_workers, 0);
+}

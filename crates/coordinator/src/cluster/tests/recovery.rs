@@ -382,7 +382,8 @@ fn a_step_waits_for_the_workers_that_were_put_out_for_a_lease_also_after_a_resta
         let (work, _) = scene.work(first);
         let waits = matches!(&work, Work::Idle(why) if why.contains("worker-1 is given time"));
         assert!(waits, "{work:?}");
-        scene.pass(2, &[server, first]);
+        scene.pass(1, &[server, first]);
+        assert!(scene.cluster.step.is_some(), "the step is planned at once");
         scene.split(first);
     }
 }

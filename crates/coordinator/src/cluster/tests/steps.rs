@@ -131,3 +131,20 @@ fn the_view_that_was_made_last_stays_until_the_next_is_made() {
     assert_eq!(*scene.cluster.view(), made);
     assert_ne!(*scene.cluster.refresh_view(), made);
 }
+
+#[test]
+fn an_evaluation_is_reported_by_the_worker_that_holds_it_and_for_its_epoch() {
+    let (mut scene, tasks) = Scene::training(Mode::Async, 2);
+    while !matches!(scene.work(tasks[0]).0, Work::Evaluate { .. }) {
+        for task in &tasks {
+            if let (Work::Split(_), _) = scene.work(*task) {
+                scene.finish(*task);
+            }
+        }
+    }
+    for (task, epoch) in [(tasks[1], 0), (tasks[0], 1)] {
+        let refused = scene.report(task, epoch).unwrap_err();
+        assert_eq!(refused.reason, Reason::NotLeased, "{task}, {epoch}");
+    }
+    scene.report(tasks[0], 0).unwrap();
+}
