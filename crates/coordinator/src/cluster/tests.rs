@@ -468,19 +468,6 @@ fn an_evaluation_passes_on_when_its_worker_dies() {
 }
 
 #[test]
-fn a_server_that_is_gone_fails_the_job() {
-    let (mut scene, tasks) = Scene::training(Mode::Async, 1);
-    scene.pass(11, &tasks);
-    let view = scene.cluster.refresh_view();
-    assert_eq!(view.phase, JobPhase::Failed);
-    assert!(
-        view.error.contains("ps-0") && view.error.contains("shard 0"),
-        "{}",
-        view.error
-    );
-}
-
-#[test]
 fn who_evaluates_waits_for_nobody_where_nobody_has_data() {
     let (mut scene, tasks) = Scene::training(Mode::Bounded, 2);
     let (ahead, behind) = (tasks[0], tasks[1]);
@@ -502,27 +489,4 @@ fn who_evaluates_waits_for_nobody_where_nobody_has_data() {
     let server = scene.server();
     scene.pass(11, &[ahead, server]);
     assert_eq!(scene.cluster.refresh_view().min_clock, clock);
-}
-
-#[test]
-fn a_model_whose_shard_map_no_message_holds_is_refused_and_leaves_room_for_another() {
-    let mut scene = Scene::new(Mode::Async, Some(1), 1);
-    scene.join(Role::Ps, "ps");
-    let worker = scene.join(Role::Worker, "w");
-    let scalars = (0..300_000).map(|i| VariableSpec {
-        name: format!("v{i:06}"),
-        shape: Vec::new(),
-    });
-    let huge = VariableSpec {
-        name: "w".to_owned(),
-        shape: vec![1 << 40],
-    };
-    for specs in [scalars.collect(), vec![huge]] {
-        let registered =
-            scene
-                .cluster
-                .register_variables(scene.now, worker, specs, data(SAMPLES, 7));
-        assert_eq!(registered.unwrap_err().reason, Reason::Oversized);
-    }
-    assert_eq!(scene.variables(worker), Initialization::Yours);
 }

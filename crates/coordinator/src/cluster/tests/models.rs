@@ -149,3 +149,26 @@ fn the_blocks_of_each_shard_are_counted() {
     scene.model(worker, &variables).unwrap();
     assert_eq!([0, 1].map(|shard| scene.cluster.blocks_of(shard)), [3, 0]);
 }
+
+#[test]
+fn a_model_whose_shard_map_no_message_holds_is_refused_and_leaves_room_for_another() {
+    let mut scene = Scene::new(Mode::Async, Some(1), 1);
+    scene.join(Role::Ps, "ps");
+    let worker = scene.join(Role::Worker, "w");
+    let scalars = (0..300_000).map(|i| VariableSpec {
+        name: format!("v{i:06}"),
+        shape: Vec::new(),
+    });
+    let huge = VariableSpec {
+        name: "w".to_owned(),
+        shape: vec![1 << 40],
+    };
+    for specs in [scalars.collect(), vec![huge]] {
+        let registered =
+            scene
+                .cluster
+                .register_variables(scene.now, worker, specs, data(SAMPLES, 7));
+        assert_eq!(registered.unwrap_err().reason, Reason::Oversized);
+    }
+    assert_eq!(scene.variables(worker), Initialization::Yours);
+}

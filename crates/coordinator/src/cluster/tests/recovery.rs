@@ -387,3 +387,16 @@ fn a_step_waits_for_the_workers_that_were_put_out_for_a_lease_also_after_a_resta
         scene.split(first);
     }
 }
+
+#[test]
+fn a_server_that_is_gone_fails_the_job() {
+    let (mut scene, tasks) = Scene::training(Mode::Async, 1);
+    scene.pass(11, &tasks);
+    let view = scene.cluster.refresh_view();
+    assert_eq!(view.phase, JobPhase::Failed);
+    assert!(
+        view.error.contains("ps-0") && view.error.contains("shard 0"),
+        "{}",
+        view.error
+    );
+}
