@@ -1,10 +1,10 @@
 //! What a person types, and what comes of it.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use serde_json::Value;
-use tests::{Cluster, Daemon, children, eventually, exists, terminate};
+use tests::{Cluster, Daemon, Program, children, eventually, exists, terminate};
 
 use crate::{data_set, program};
 
@@ -152,6 +152,48 @@ fn a_csv_file_trains() {
         outcome["test_accuracy"].as_f64().unwrap() > 0.9,
         "{outcome}"
     );
+}
+
+#[test]
+fn a_data_source_of_ones_own_trains_and_is_evaluated_again() {
+    let program = Program(PathBuf::from(env!("CARGO_BIN_EXE_own-data")));
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().to_str().unwrap();
+    let output = program.run(&[
+        "train",
+        "--data",
+        "spirals",
+        "--hidden",
+        "64",
+        "--learning-rate",
+        "0.01",
+        "--quiet",
+        "--json",
+        "--set",
+        "data.options.arms=2",
+        "--set",
+        "data.prefetch=3",
+        "--run-dir",
+        run,
+    ]);
+    assert!(output.status.success(), "{output:?}");
+    let trained: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let accuracy = trained["test_accuracy"].as_f64().unwrap();
+    assert!(accuracy > 0.9, "{trained}");
+    let output = program.run(&["eval", run, "--json"]);
+    let again: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(again["test_accuracy"], trained["test_accuracy"]);
+
+    let wrong = program.run(&[
+        "train",
+        "--data",
+        "spirals",
+        "--quiet",
+        "--set",
+        "data.options.arms=1",
+    ]);
+    let said = String::from_utf8_lossy(&wrong.stderr);
+    assert!(said.contains("`data.options.arms`"), "{said}");
 }
 
 #[test]

@@ -6,8 +6,13 @@ use crate::program;
 
 #[test]
 fn what_is_wrong_is_found_before_anything_is_made() {
-    let cases: [(&[&str], &str); 9] = [
+    let cases: [(&[&str], &str); 11] = [
         (&["--model", "nope"], "there is no model \"nope\""),
+        (&["--data", "nope"], "there is no data source \"nope\""),
+        (
+            &["--set", "strategy.name=mirrored"],
+            "unknown variant `mirrored`, expected `parameter-server`",
+        ),
         (&["--device", "cuda:7"], "cuda:7 cannot be used"),
         (&["--device", "gpu"], "\"gpu\" is no device"),
         (

@@ -111,7 +111,7 @@ impl Counting {
             step,
             description: Description {
                 variables: (0..VARIABLES).map(spec).collect(),
-                training_samples: SAMPLES,
+                training_samples: SAMPLES as u64,
                 evaluation_samples: 1,
                 data_digest: Default::default(),
             },

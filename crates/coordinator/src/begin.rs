@@ -247,8 +247,8 @@ fn difference(ours: &Job, theirs: &Job) -> Option<String> {
         ("seed", ours.seed.to_string(), theirs.seed.to_string()),
         (
             "data.kind",
-            ours.data.kind.name().to_owned(),
-            theirs.data.kind.name().to_owned(),
+            ours.data.kind.clone(),
+            theirs.data.kind.clone(),
         ),
         (
             "model.name",

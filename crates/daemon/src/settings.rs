@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use shared_proto::connections::Limits;
-use shared_proto::job::{DataKind, Job, JobError, Mode, Optimizer, Strategy, Wire};
+use shared_proto::job::{Job, JobError, Mode, Optimizer, Strategy, Wire};
 use shared_proto::security::{Security, SecurityError, SecurityFiles};
 use shared_proto::transport::Listen;
 
@@ -172,9 +172,9 @@ pub struct JobFlags {
     /// Name of the job.
     #[arg(long, env = "FLAMBEAU_NAME")]
     pub name: Option<String>,
-    /// Data set: digits, mnist, fashion-mnist, csv, or random (for measurements).
-    #[arg(long, env = "FLAMBEAU_DATA", value_parser = named::<DataKind>)]
-    pub data: Option<DataKind>,
+    /// Data set: digits, mnist, fashion-mnist, csv, random (for measurements), or a source of your own.
+    #[arg(long, env = "FLAMBEAU_DATA")]
+    pub data: Option<String>,
     /// Where the data's files are.
     #[arg(long, env = "FLAMBEAU_DATA_DIR", value_name = "DIR")]
     pub data_dir: Option<PathBuf>,
@@ -413,10 +413,7 @@ mod tests {
 
     #[test]
     fn names_are_read_as_in_the_file() {
-        assert_eq!(
-            named::<DataKind>("fashion-mnist"),
-            Ok(DataKind::FashionMnist)
-        );
+        assert_eq!(named::<Wire>("bf16"), Ok(Wire::Bf16));
         let wrong = named::<Mode>("eventually").unwrap_err();
         assert!(
             wrong.contains("eventually") && wrong.contains("bounded"),

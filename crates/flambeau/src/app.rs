@@ -9,6 +9,7 @@ use daemon::membership::Coordinator;
 use daemon::process;
 use daemon::settings::{JobFlags, SecuritySettings};
 use shared_proto::job::TEMPLATE;
+use worker::input::Source;
 use worker::model::Model;
 use worker::registry::Registry;
 
@@ -90,7 +91,7 @@ pub(crate) struct JobArguments {
     pub(crate) flags: JobFlags,
 }
 
-/// Flambeau's command line, with the models that jobs may name.
+/// Flambeau's command line, with the models and data sources that jobs may name.
 #[derive(Clone, Debug)]
 pub struct App {
     registry: Registry,
@@ -103,7 +104,7 @@ impl Default for App {
 }
 
 impl App {
-    /// With the models `softmax`, `mlp` and `cnn`.
+    /// Returns the command line with the models and data sources that come with Flambeau.
     pub fn new() -> Self {
         Self {
             registry: Registry::builtin(),
@@ -114,7 +115,15 @@ impl App {
     #[must_use]
     pub fn model<M: Model>(self, name: &'static str) -> Self {
         Self {
-            registry: self.registry.with::<M>(name),
+            registry: self.registry.model::<M>(name),
+        }
+    }
+
+    /// Adds a data source of your own, which jobs can name.
+    #[must_use]
+    pub fn data<S: Source>(self, name: &'static str) -> Self {
+        Self {
+            registry: self.registry.data::<S>(name),
         }
     }
 

@@ -44,4 +44,5 @@ mod train;
 pub use app::App;
 pub use candle_core;
 pub use candle_nn;
+pub use worker::input::{DataSetup, Dataset, InMemory, InputError, Pass, Samples, Source};
 pub use worker::model::{Batch, Metrics, Model, Setup, classification_metrics};

@@ -186,7 +186,7 @@ pub(crate) fn train(
 fn new_run_dir(job: &Job) -> Result<PathBuf, CommandError> {
     let runs = Path::new("runs");
     std::fs::create_dir_all(runs).map_err(CommandError::file(runs))?;
-    let data = job.data.kind.name();
+    let data = &job.data.kind;
     let mut number = 1u32;
     loop {
         let dir = runs.join(format!("{data}-{}-{number}", job.model.name));

@@ -8,12 +8,11 @@ use candle_core::{Device, Var};
 use candle_nn::{AdamW, Optimizer as _, ParamsAdamW, SGD};
 use shared_proto::job::{Adam, Job, Optimizer};
 
-use crate::input;
+use crate::input::Pass;
 use crate::model::Metrics;
 use crate::models::layers::backward;
 use crate::registry::Registry;
 use crate::replica::{ReplicaError, build, evaluate};
-use crate::shuffle::order;
 use crate::variables::Variables;
 
 /// How a local run went.
@@ -44,26 +43,31 @@ pub fn train(
     device: &Device,
     save_to: Option<&Path>,
 ) -> Result<Outcome, ReplicaError> {
-    let data = input::load(&job.data, job.seed)?;
+    let mut data = registry.open(&job.data, job.seed)?;
     let (variables, model) = build(job, registry, device, &data)?;
     let mut rule = rule(&job.optimizer, &variables)?;
 
     let (mut steps, mut samples) = (0, 0);
     let began = Instant::now();
+    let count = data.training.count();
     'training: for epoch in 0..job.epochs {
-        let order = order(job.seed, epoch, data.training.len());
-        for indices in order.chunks(job.batch_size as usize) {
+        let pass = Pass::Shuffled {
+            seed: job.seed,
+            epoch,
+        };
+        for start in (0..count).step_by(job.batch_size as usize) {
             if job.steps.is_some_and(|most| steps >= most) {
                 break 'training;
             }
-            let batch = data.training.batch(indices, device)?;
+            let end = count.min(start + u64::from(job.batch_size));
+            let batch = data.training.read(pass, start..end, device)?;
             let gradients = backward(&model.loss(&batch)?)?;
             match &mut rule {
                 Rule::Sgd(sgd) => sgd.step(&gradients)?,
                 Rule::Adam(adam) => adam.step(&gradients)?,
             }
             steps += 1;
-            samples += indices.len() as u64;
+            samples += end - start;
         }
     }
     let seconds = began.elapsed().as_secs_f64();
@@ -74,7 +78,7 @@ pub fn train(
         steps,
         samples,
         seconds,
-        metrics: evaluate(&*model, &data, device)?,
+        metrics: evaluate(&*model, &mut data, device)?,
     })
 }
 
@@ -88,10 +92,10 @@ pub fn evaluate_file(
     device: &Device,
     weights: &Path,
 ) -> Result<Metrics, ReplicaError> {
-    let data = input::load(&job.data, job.seed)?;
+    let mut data = registry.open(&job.data, job.seed)?;
     let (variables, model) = build(job, registry, device, &data)?;
     variables.load(weights)?;
-    evaluate(&*model, &data, device)
+    evaluate(&*model, &mut data, device)
 }
 
 fn rule(optimizer: &Optimizer, variables: &Variables) -> Result<Rule, ReplicaError> {

@@ -33,7 +33,7 @@
 //! }
 //!
 //! # fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
-//! let registry = Registry::builtin().with::<Straight>("straight");
+//! let registry = Registry::builtin().model::<Straight>("straight");
 //!
 //! let settings = shared_proto::job::Model::default();
 //! let setup = Setup { settings: &settings, sample_shape: &[2, 2], classes: 3 };

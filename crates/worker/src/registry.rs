@@ -1,9 +1,11 @@
-//! The models that a job can name.
+//! The models and data sources that a job can name.
 
 use std::collections::BTreeMap;
 
 use candle_nn::VarBuilder;
+use shared_proto::job::Data;
 
+use crate::input::{Csv, DataSetup, Dataset, Digits, Idx, InputError, Random, Source};
 use crate::model::{Model, ModelError, Setup};
 use crate::models::{Cnn, Mlp, Softmax};
 
@@ -13,29 +15,63 @@ fn construct<M: Model>(setup: &Setup, vars: VarBuilder) -> candle_core::Result<B
     Ok(Box::new(M::new(setup, vars)?))
 }
 
-/// The models that a job can name.
+type Open = fn(&DataSetup) -> Result<Dataset, InputError>;
+
+/// The models and data sources that a job can name.
 #[derive(Clone, Debug)]
-pub struct Registry(BTreeMap<&'static str, Constructor>);
+pub struct Registry {
+    models: BTreeMap<&'static str, Constructor>,
+    sources: BTreeMap<&'static str, Open>,
+}
 
 impl Registry {
-    /// `softmax`, `mlp` and `cnn`.
+    /// Returns a registry of the models `softmax`, `mlp` and `cnn` and the data sources `digits`, `mnist`,
+    /// `fashion-mnist`, `csv` and `random`.
     pub fn builtin() -> Self {
-        Self(BTreeMap::new())
-            .with::<Softmax>("softmax")
-            .with::<Mlp>("mlp")
-            .with::<Cnn>("cnn")
+        let empty = Self {
+            models: BTreeMap::new(),
+            sources: BTreeMap::new(),
+        };
+        empty
+            .model::<Softmax>("softmax")
+            .model::<Mlp>("mlp")
+            .model::<Cnn>("cnn")
+            .data::<Digits>("digits")
+            .data::<Idx>("mnist")
+            .data::<Idx>("fashion-mnist")
+            .data::<Csv>("csv")
+            .data::<Random>("random")
     }
 
     /// Adds a model, or replaces the one that had its name.
     #[must_use]
-    pub fn with<M: Model>(mut self, name: &'static str) -> Self {
-        self.0.insert(name, construct::<M>);
+    pub fn model<M: Model>(mut self, name: &'static str) -> Self {
+        self.models.insert(name, construct::<M>);
         self
     }
 
-    /// All names, sorted.
-    pub fn names(&self) -> impl Iterator<Item = &'static str> + '_ {
-        self.0.keys().copied()
+    /// Adds a data source, or replaces the one that had its name.
+    #[must_use]
+    pub fn data<S: Source>(mut self, name: &'static str) -> Self {
+        self.sources.insert(name, S::open);
+        self
+    }
+
+    /// Opens the data that a job names. `seed` decides which samples are held out and what random ones are, where
+    /// the source does not say otherwise.
+    ///
+    /// # Errors
+    /// [`InputError::Unknown`] lists the known names; the others are the source's.
+    pub fn open(&self, data: &Data, seed: u64) -> Result<Dataset, InputError> {
+        let open = self.sources.get(data.kind.as_str());
+        let open = open.ok_or_else(|| InputError::Unknown {
+            name: data.kind.clone(),
+            known: listed(&self.sources),
+        })?;
+        open(&DataSetup {
+            settings: data,
+            seed,
+        })
     }
 
     /// Builds the model of this name.
@@ -49,13 +85,18 @@ impl Registry {
         setup: &Setup,
         vars: VarBuilder,
     ) -> Result<Box<dyn Model>, ModelError> {
-        let constructor = self.0.get(name).ok_or_else(|| ModelError::Unknown {
+        let constructor = self.models.get(name).ok_or_else(|| ModelError::Unknown {
             name: name.to_owned(),
-            known: self.names().collect::<Vec<_>>().join(", "),
+            known: listed(&self.models),
         })?;
         constructor(setup, vars).map_err(|source| ModelError::Build {
             name: name.to_owned(),
             source,
         })
     }
+}
+
+/// Returns the names in a sentence.
+fn listed<T>(named: &BTreeMap<&'static str, T>) -> String {
+    named.keys().copied().collect::<Vec<_>>().join(", ")
 }

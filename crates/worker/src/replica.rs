@@ -10,19 +10,18 @@ use bytes::Bytes;
 use candle_core::Device;
 use parking_lot::Mutex;
 use shared_proto::blocks::VariableSpec;
-use shared_proto::job::{DataKind, Job, NonFinite};
+use shared_proto::job::{Job, NonFinite};
 use tokio::sync::{mpsc, oneshot};
 
 use crate::candle_error::plain;
-use crate::input::{self, Dataset, InputError};
+use crate::input::{Dataset, InputError, Pass};
 use crate::model::{Batch, Metrics, Model, ModelError, Setup};
 use crate::models::layers::backward;
 use crate::registry::Registry;
-use crate::shuffle::order;
 use crate::variables::{Gradients, Part, Variables, VariablesError};
 
 /// Samples that are evaluated together.
-const EVALUATION_BATCH: usize = 256;
+const EVALUATION_BATCH: u64 = 256;
 
 /// Commands that may wait for the model's thread.
 const COMMANDS: usize = 4;
@@ -33,7 +32,7 @@ const COMMANDS: usize = 4;
 pub enum ReplicaError {
     /// The data cannot be read.
     #[error(transparent)]
-    Input(#[from] InputError),
+    Input(InputError),
     /// The model cannot be built.
     #[error(transparent)]
     Model(#[from] ModelError),
@@ -51,7 +50,16 @@ pub enum ReplicaError {
     Thread(std::io::Error),
 }
 
-/// Positions of an epoch's order.
+impl From<InputError> for ReplicaError {
+    fn from(error: InputError) -> Self {
+        match error {
+            InputError::Candle(error) => Self::Compute(error),
+            error => Self::Input(error),
+        }
+    }
+}
+
+/// Positions of a pass over the training data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Positions {
     /// Pass over the data, from 0.
@@ -121,11 +129,11 @@ pub struct Computed {
 pub struct Description {
     /// The variables, sorted by name.
     pub variables: Vec<VariableSpec>,
-    /// Samples to train on.
-    pub training_samples: usize,
-    /// Samples held out.
-    pub evaluation_samples: usize,
-    /// SHA-256 of the samples; empty for data that is made, and not read.
+    /// The number of samples to train on.
+    pub training_samples: u64,
+    /// The number of samples that are held out.
+    pub evaluation_samples: u64,
+    /// The SHA-256 of the samples; empty for data that workers do not compare.
     pub data_digest: Bytes,
 }
 
@@ -282,8 +290,6 @@ struct Thread {
     model: Box<dyn Model>,
     variables: Variables,
     device: Device,
-    /// The order of the epoch that was used last.
-    order: Option<(u32, Vec<u32>)>,
     /// The batches that were prepared and not computed yet, the oldest first.
     prepared: VecDeque<(Positions, Result<Batch, ReplicaError>)>,
     /// True if the variables no longer have their initial values.
@@ -294,7 +300,7 @@ struct Thread {
 
 impl Thread {
     fn new(job: Arc<Job>, registry: Registry, device: Device) -> Result<Self, ReplicaError> {
-        let data = input::load(&job.data, job.seed)?;
+        let data = registry.open(&job.data, job.seed)?;
         let (variables, model) = build(&job, &registry, &device, &data)?;
         Ok(Self {
             data,
@@ -304,7 +310,6 @@ impl Thread {
             job,
             registry,
             overwritten: false,
-            order: None,
             prepared: VecDeque::new(),
             taken_in: Ok(()),
         })
@@ -313,12 +318,9 @@ impl Thread {
     fn description(&self) -> Description {
         Description {
             variables: self.variables.specs(),
-            training_samples: self.data.training.len(),
-            evaluation_samples: self.data.evaluation.len(),
-            data_digest: match self.job.data.kind {
-                DataKind::Random => Bytes::new(),
-                _ => self.data.digest(),
-            },
+            training_samples: self.data.training.count(),
+            evaluation_samples: self.data.evaluation.count(),
+            data_digest: self.data.digest(),
         }
     }
 
@@ -349,23 +351,12 @@ impl Thread {
     }
 
     fn batch(&mut self, positions: Positions) -> Result<Batch, ReplicaError> {
-        let order = match &mut self.order {
-            Some((epoch, order)) if *epoch == positions.epoch => order,
-            other => {
-                let fresh = order(self.job.seed, positions.epoch, self.data.training.len());
-                &mut other.insert((positions.epoch, fresh)).1
-            }
+        let pass = Pass::Shuffled {
+            seed: self.job.seed,
+            epoch: positions.epoch,
         };
-        let range = positions.start as usize..positions.end as usize;
-        let indices = order.get(range).ok_or_else(|| {
-            candle_core::Error::msg(format!(
-                "positions {} to {} are not in the data, which has {} samples",
-                positions.start,
-                positions.end,
-                order.len()
-            ))
-        })?;
-        Ok(self.data.training.batch(indices, &self.device)?)
+        let positions = positions.start..positions.end;
+        Ok(self.data.training.read(pass, positions, &self.device)?)
     }
 
     fn compute(&mut self, positions: Positions) -> Result<Computed, ReplicaError> {
@@ -390,7 +381,7 @@ impl Thread {
         if self.job.non_finite == NonFinite::Fail {
             self.variables.check_finite()?;
         }
-        evaluate(&*self.model, &self.data, &self.device)
+        evaluate(&*self.model, &mut self.data, &self.device)
     }
 
     fn take_in(&mut self, parts: &[Part]) -> Result<(), ReplicaError> {
@@ -433,23 +424,25 @@ pub(crate) fn build(
     })
 }
 
-/// Means of a model's metrics over the held-out samples.
+/// Returns the means of a model's metrics over the held-out samples.
 ///
 /// # Errors
-/// candle's.
+/// The data's or the model's.
 pub fn evaluate(
     model: &dyn Model,
-    data: &Dataset,
+    data: &mut Dataset,
     device: &Device,
 ) -> Result<Metrics, ReplicaError> {
-    let samples = data.evaluation.len();
+    let samples = data.evaluation.count();
     let mut sums = Metrics::new();
-    let all: Vec<u32> = (0u32..).take(samples).collect();
-    for indices in all.chunks(EVALUATION_BATCH) {
-        let batch = data.evaluation.batch(indices, device)?;
+    let mut start = 0;
+    while start < samples {
+        let end = samples.min(start + EVALUATION_BATCH);
+        let batch = data.evaluation.read(Pass::Stored, start..end, device)?;
         for (name, mean) in model.metrics(&batch)? {
-            *sums.entry(name).or_default() += mean * indices.len() as f64;
+            *sums.entry(name).or_default() += mean * (end - start) as f64;
         }
+        start = end;
     }
     sums.values_mut().for_each(|sum| *sum /= samples as f64);
     Ok(sums)

@@ -125,7 +125,7 @@ impl Trainer<'_> {
             };
             let report = wire::EvaluationReport {
                 data_epoch: evaluate.data_epoch,
-                samples: self.replica.description().evaluation_samples as u64,
+                samples: self.replica.description().evaluation_samples,
                 metrics: metrics.into_iter().collect(),
                 model_sha256,
             };

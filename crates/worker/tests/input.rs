@@ -8,26 +8,31 @@ use std::path::{Path, PathBuf};
 use candle_core::Device;
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use shared_proto::job::{Data, DataKind};
+use shared_proto::job::Data;
 use tempfile::TempDir;
-use worker::input::{Dataset, Samples, load};
+use worker::input::{Dataset, InMemory, InputError, Pass, Samples};
+use worker::registry::Registry;
 
-fn data(kind: DataKind, dir: &Path) -> Data {
+fn load(data: &Data, seed: u64) -> Result<Dataset, InputError> {
+    Registry::builtin().open(data, seed)
+}
+
+fn data(kind: &str, dir: &Path) -> Data {
     Data {
-        kind,
+        kind: kind.to_owned(),
         dir: Some(dir.to_owned()),
         ..Data::default()
     }
 }
 
-fn labels(samples: &Samples) -> Vec<u32> {
+fn labels(samples: &mut Box<dyn Samples>) -> Vec<u32> {
     all(samples).1
 }
 
 /// Features and labels of all samples.
-fn all(samples: &Samples) -> (Vec<f32>, Vec<u32>) {
-    let order: Vec<u32> = (0u32..).take(samples.len()).collect();
-    let batch = samples.batch(&order, &Device::Cpu).unwrap();
+fn all(samples: &mut Box<dyn Samples>) -> (Vec<f32>, Vec<u32>) {
+    let all = 0..samples.count();
+    let batch = samples.read(Pass::Stored, all, &Device::Cpu).unwrap();
     let features = batch.inputs.flatten_all().unwrap().to_vec1().unwrap();
     (features, batch.targets.to_vec1().unwrap())
 }
@@ -46,9 +51,9 @@ fn assert_says(error: &str, parts: &[&str]) {
 
 #[test]
 fn digits_are_always_the_same() {
-    let digits = load(&Data::default(), 1).unwrap();
+    let mut digits = load(&Data::default(), 1).unwrap();
     assert_eq!(
-        (digits.training.len(), digits.evaluation.len()),
+        (digits.training.count(), digits.evaluation.count()),
         (1437, 360)
     );
     assert_eq!(
@@ -56,8 +61,8 @@ fn digits_are_always_the_same() {
         ([1, 8, 8].as_slice(), 10)
     );
 
-    let (features, training) = all(&digits.training);
-    let (_, evaluation) = all(&digits.evaluation);
+    let (features, training) = all(&mut digits.training);
+    let (_, evaluation) = all(&mut digits.evaluation);
     assert!(
         features
             .iter()
@@ -74,26 +79,26 @@ fn digits_are_always_the_same() {
         "{evaluation:?}"
     );
 
-    let other_seed = load(&Data::default(), 2).unwrap();
-    assert_eq!(all(&other_seed.training), all(&digits.training));
+    let mut other_seed = load(&Data::default(), 2).unwrap();
+    assert_eq!(all(&mut other_seed.training), all(&mut digits.training));
     // A change would make results of different versions incomparable.
     assert_eq!(training[..10], [1, 0, 6, 3, 1, 5, 4, 8, 4, 2]);
 }
 
 #[test]
 fn a_batch_holds_the_samples_asked_for() {
-    let samples = load(&Data::default(), 1).unwrap().training;
-    let (features, labels) = all(&samples);
-    let batch = samples.batch(&[5, 2, 5], &Device::Cpu).unwrap();
-    assert_eq!(batch.inputs.dims(), [3, 1, 8, 8]);
+    let features: Vec<f32> = (0u8..12).map(f32::from).collect();
+    let samples = InMemory::floats(vec![2, 2], features.clone(), vec![7, 0, 9]).unwrap();
+    let batch = samples.batch(&[2, 1, 2], &Device::Cpu).unwrap();
+    assert_eq!(batch.inputs.dims(), [3, 2, 2]);
     let found: Vec<f32> = batch.inputs.flatten_all().unwrap().to_vec1().unwrap();
-    let sample = |i: usize| &features[i * 64..][..64];
-    assert_eq!(found, [sample(5), sample(2), sample(5)].concat());
+    let sample = |i: usize| &features[i * 4..][..4];
+    assert_eq!(found, [sample(2), sample(1), sample(2)].concat());
     let targets: Vec<u32> = batch.targets.to_vec1().unwrap();
-    assert_eq!(targets, [labels[5], labels[2], labels[5]]);
+    assert_eq!(targets, [9, 0, 9]);
 
-    let error = samples.batch(&[0, 1437], &Device::Cpu).unwrap_err();
-    assert_says(&error.to_string(), &["1437"]);
+    let error = samples.batch(&[0, 3], &Device::Cpu).unwrap_err();
+    assert_says(&error.to_string(), &["no sample 3"]);
     assert!(samples.batch(&[], &Device::Cpu).is_err());
 }
 
@@ -133,7 +138,7 @@ fn small_mnist() -> TempDir {
 }
 
 fn load_idx(folder: &Path) -> Result<Dataset, String> {
-    load(&data(DataKind::Mnist, folder), 1).map_err(|error| error.to_string())
+    load(&data("mnist", folder), 1).map_err(|error| error.to_string())
 }
 
 #[test]
@@ -146,15 +151,15 @@ fn idx_files_are_read_compressed_or_not() {
         std::fs::remove_file(&path).unwrap();
         std::fs::write(folder.path().join(format!("{name}.gz")), gzip(&content)).unwrap();
     }
-    for dataset in [plain, load_idx(folder.path()).unwrap()] {
+    for mut dataset in [plain, load_idx(folder.path()).unwrap()] {
         assert_eq!(
             (dataset.sample_shape.as_slice(), dataset.classes),
             ([1, 2, 2].as_slice(), 10)
         );
-        let (features, labels) = all(&dataset.training);
+        let (features, labels) = all(&mut dataset.training);
         assert_eq!(labels, [7, 0, 9]);
         assert_eq!(features[11], 220.0 / 255.0);
-        assert_eq!(all(&dataset.evaluation), (vec![1.0; 4], vec![1]));
+        assert_eq!(all(&mut dataset.evaluation), (vec![1.0; 4], vec![1]));
     }
 }
 
@@ -266,11 +271,11 @@ fn missing_files_are_named() {
     let names = "t10k-labels-idx1-ubyte or t10k-labels-idx1-ubyte.gz";
     assert_says(&error, &[names, &folder.path().display().to_string()]);
 
-    let error = load(&data(DataKind::Csv, folder.path()), 1).unwrap_err();
+    let error = load(&data("csv", folder.path()), 1).unwrap_err();
     assert_says(&error.to_string(), &["train.csv"]);
     let nowhere = Data {
         dir: None,
-        ..data(DataKind::Csv, folder.path())
+        ..data("csv", folder.path())
     };
     assert_says(&load(&nowhere, 1).unwrap_err().to_string(), &["data.dir"]);
 }
@@ -299,22 +304,18 @@ fn mnist_and_fashion_mnist_are_read() {
         [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009],
     );
     for (name, kind, (training, evaluation)) in [
-        ("mnist", DataKind::Mnist, mnist),
-        (
-            "fashion-mnist",
-            DataKind::FashionMnist,
-            ([6000; 10], [1000; 10]),
-        ),
+        ("mnist", "mnist", mnist),
+        ("fashion-mnist", "fashion-mnist", ([6000; 10], [1000; 10])),
     ] {
         let Some(folder) = real(name) else { continue };
-        let dataset = load(&data(kind, &folder), 1).unwrap();
+        let mut dataset = load(&data(kind, &folder), 1).unwrap();
         assert_eq!(
             (dataset.sample_shape.as_slice(), dataset.classes),
             ([1, 28, 28].as_slice(), 10)
         );
-        assert_eq!(counts(&labels(&dataset.training)), training);
-        assert_eq!(counts(&labels(&dataset.evaluation)), evaluation);
-        let (features, _) = all(&dataset.evaluation);
+        assert_eq!(counts(&labels(&mut dataset.training)), training);
+        assert_eq!(counts(&labels(&mut dataset.evaluation)), evaluation);
+        let (features, _) = all(&mut dataset.evaluation);
         assert!(features.contains(&1.0) && features.iter().all(|v| (0.0..=1.0).contains(v)));
     }
 }
@@ -323,16 +324,20 @@ fn mnist_and_fashion_mnist_are_read() {
 fn random_pictures_are_the_same_everywhere() {
     let random = |seed| {
         let job = Data {
-            kind: DataKind::Random,
+            kind: "random".to_owned(),
             ..Data::default()
         };
-        let dataset = load(&job, seed).unwrap();
+        let mut dataset = load(&job, seed).unwrap();
         assert_eq!(
-            (dataset.training.len(), dataset.evaluation.len()),
+            (dataset.training.count(), dataset.evaluation.count()),
             (60_000, 1_000)
         );
-        assert!(labels(&dataset.training).iter().all(|label| *label < 10));
-        all(&dataset.evaluation)
+        assert!(
+            labels(&mut dataset.training)
+                .iter()
+                .all(|label| *label < 10)
+        );
+        all(&mut dataset.evaluation)
     };
     assert_eq!(random(1), random(1));
     assert_ne!(random(1), random(2));
@@ -348,32 +353,33 @@ fn load_csv(files: &[(&str, &str)], seed: u64) -> Result<Dataset, String> {
         [(name, _)] if *name != "train.csv" => folder.path().join(name),
         _ => folder.path().to_owned(),
     };
-    load(&data(DataKind::Csv, &place), seed).map_err(|error| error.to_string())
+    load(&data("csv", &place), seed).map_err(|error| error.to_string())
 }
 
 #[test]
 fn csv_columns_are_standardised_by_the_training_part() {
     let train = "x, label ,constant,y\n1,0,5,-1\n3, 2 ,5,1\n";
     let test = "x,label,constant,y\n\n5,2,6,0\n";
-    let dataset = load_csv(&[("train.csv", train), ("test.csv", test)], 1).unwrap();
+    let mut dataset = load_csv(&[("train.csv", train), ("test.csv", test)], 1).unwrap();
     assert_eq!(
         (dataset.sample_shape.as_slice(), dataset.classes),
         ([3].as_slice(), 3)
     );
     let expected = (vec![-1.0, 0.0, -1.0, 1.0, 0.0, 1.0], vec![0, 2]);
-    assert_eq!(all(&dataset.training), expected);
-    assert_eq!(all(&dataset.evaluation), (vec![3.0, 1.0, 0.0], vec![2]));
+    assert_eq!(all(&mut dataset.training), expected);
+    assert_eq!(all(&mut dataset.evaluation), (vec![3.0, 1.0, 0.0], vec![2]));
 }
 
 #[test]
 fn names_are_classes_in_sorted_order() {
     let train = "label,x\ncat,1\nant,2\n\"bee, big\",3\nant,4\n";
-    let dataset = load_csv(&[("train.csv", train), ("test.csv", "label,x\ncat,1\n")], 1).unwrap();
+    let mut dataset =
+        load_csv(&[("train.csv", train), ("test.csv", "label,x\ncat,1\n")], 1).unwrap();
     assert_eq!(
-        (labels(&dataset.training), dataset.classes),
+        (labels(&mut dataset.training), dataset.classes),
         (vec![2, 0, 1, 0], 3)
     );
-    assert_eq!(labels(&dataset.evaluation), [2]);
+    assert_eq!(labels(&mut dataset.evaluation), [2]);
 }
 
 #[test]
@@ -382,14 +388,14 @@ fn a_share_is_held_out_where_there_is_no_test_file() {
     let content = format!("x,label\n{rows}");
     let mut seen = std::collections::BTreeSet::new();
     for seed in 0..10 {
-        let single = load_csv(&[("any.csv", &content)], seed).unwrap();
-        let folder = load_csv(&[("train.csv", &content)], seed).unwrap();
-        assert_eq!(all(&single.training), all(&folder.training));
-        assert_eq!((single.training.len(), single.evaluation.len()), (8, 2));
-        let mut both = [labels(&single.training), labels(&single.evaluation)].concat();
+        let mut single = load_csv(&[("any.csv", &content)], seed).unwrap();
+        let mut folder = load_csv(&[("train.csv", &content)], seed).unwrap();
+        assert_eq!(all(&mut single.training), all(&mut folder.training));
+        assert_eq!((single.training.count(), single.evaluation.count()), (8, 2));
+        let mut both = [labels(&mut single.training), labels(&mut single.evaluation)].concat();
         both.sort_unstable();
         assert!(both.into_iter().eq(0..10));
-        seen.insert(labels(&single.evaluation));
+        seen.insert(labels(&mut single.evaluation));
     }
     assert!(seen.len() > 3, "the seed does not decide: {seen:?}");
 }
@@ -476,6 +482,59 @@ fn bad_csv_files_are_refused() {
 fn text_that_is_not_unicode_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("train.csv"), b"x,label\n1,a\n2,\xff\n").unwrap();
-    let error = load(&data(DataKind::Csv, folder.path()), 1).unwrap_err();
+    let error = load(&data("csv", folder.path()), 1).unwrap_err();
     assert_says(&error.to_string(), &["train.csv", "line 3"]);
+}
+
+#[test]
+fn an_unknown_source_is_refused_with_those_that_exist() {
+    let unknown = Data {
+        kind: "parquet".to_owned(),
+        ..Data::default()
+    };
+    let error = load(&unknown, 1).unwrap_err().to_string();
+    assert_says(
+        &error,
+        &["\"parquet\"", "csv, digits, fashion-mnist, mnist, random"],
+    );
+}
+
+#[test]
+fn the_digest_tells_data_sets_apart_as_the_protocol_says() {
+    use sha2::{Digest, Sha256};
+    let samples = |value: f32, label| InMemory::floats(vec![1], vec![value], vec![label]).unwrap();
+    let digest = |value, label| {
+        let data = Dataset::in_memory(samples(value, label), samples(2.0, 1), 3).unwrap();
+        data.digest()
+    };
+    let mut content = Vec::new();
+    for (value, label) in [(1.5f32, 0u32), (2.0, 1)] {
+        content.extend(value.to_le_bytes());
+        content.extend(label.to_le_bytes());
+    }
+    assert_eq!(digest(1.5, 0)[..], Sha256::digest(&content)[..]);
+    assert_ne!(digest(1.5, 0), digest(1.5, 2));
+    assert_ne!(digest(1.5, 0), digest(1.25, 0));
+    let random = Data {
+        kind: "random".to_owned(),
+        ..Data::default()
+    };
+    assert!(load(&random, 1).unwrap().digest().is_empty());
+}
+
+#[test]
+fn data_that_no_model_could_learn_is_refused() {
+    let samples = |count: usize, label| {
+        InMemory::floats(vec![1], vec![0.0; count], vec![label; count]).unwrap()
+    };
+    for (training, evaluation, classes, said) in [
+        (samples(0, 0), samples(1, 0), 2, "no sample to train on"),
+        (samples(1, 0), samples(0, 0), 2, "no sample held out"),
+        (samples(1, 0), samples(1, 2), 2, "label 2"),
+    ] {
+        let error = Dataset::in_memory(training, evaluation, classes)
+            .err()
+            .unwrap();
+        assert_says(&error.to_string(), &[said]);
+    }
 }

@@ -6,7 +6,7 @@ use clap::Args;
 use comfy_table::{Table, presets};
 use coordinator::{CoordinatorError, read_job};
 use serde::{Deserialize, Serialize};
-use shared_proto::job::{DataKind, Job, Mode, Optimizer, Sgd};
+use shared_proto::job::{Job, Mode, Optimizer, Sgd};
 use worker::device;
 use worker::local;
 use worker::model::{Batch, Model, Setup};
@@ -64,7 +64,7 @@ fn usual_job() -> Job {
         optimizer: Optimizer::Sgd(Sgd::default()),
         ..Job::default()
     };
-    job.data.kind = DataKind::Random;
+    "random".clone_into(&mut job.data.kind);
     job.model.hidden = vec![512, 256];
     job.strategy.mode = Mode::Async;
     job.cluster.ps = Some(1);
@@ -214,7 +214,7 @@ fn distributed(job: &Job, workers: u32) -> Result<Row, CommandError> {
 pub(crate) fn local(arguments: LocalArguments, registry: &Registry) -> Result<(), CommandError> {
     let job = read_job(arguments.job.file.as_deref(), arguments.job.flags)?;
     let device = device::open(device::Choice::Cpu)?;
-    let registry = registry.clone().with::<CandleMlp>(CANDLE_MLP);
+    let registry = registry.clone().model::<CandleMlp>(CANDLE_MLP);
     let outcome = local::train(&job, &registry, &device, None)?;
     let row = Row {
         configuration: format!("single process of 1 thread, {}", job.model.name),

@@ -88,8 +88,8 @@ impl Default for Job {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Data {
-    /// Which data set.
-    pub kind: DataKind,
+    /// `digits`, `mnist`, `fashion-mnist`, `csv`, `random`, or the name of a source of your own.
+    pub kind: String,
     /// Where its files are; each worker may be told another place.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dir: Option<PathBuf>,
@@ -99,45 +99,20 @@ pub struct Data {
     pub held_out: f64,
     /// Batches that a worker prepares ahead of the one that it computes.
     pub prefetch: u32,
+    /// Settings of a source of your own.
+    #[serde(skip_serializing_if = "toml::Table::is_empty")]
+    pub options: toml::Table,
 }
 
 impl Default for Data {
     fn default() -> Self {
         Self {
-            kind: DataKind::Digits,
+            kind: "digits".to_owned(),
             dir: None,
             label: "label".to_owned(),
             held_out: 0.2,
             prefetch: 1,
-        }
-    }
-}
-
-/// The data sets that workers can read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum DataKind {
-    /// 1,797 handwritten digits of 8x8 pixels, part of the program.
-    Digits,
-    /// Handwritten digits of 28x28 pixels, IDX files.
-    Mnist,
-    /// Pictures of clothes of 28x28 pixels, IDX files.
-    FashionMnist,
-    /// Numbers in columns, one of them a label.
-    Csv,
-    /// 60,000 noisy pictures of 28x28 pixels with random labels: for measurements.
-    Random,
-}
-
-impl DataKind {
-    /// Returns the name in job files.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Digits => "digits",
-            Self::Mnist => "mnist",
-            Self::FashionMnist => "fashion-mnist",
-            Self::Csv => "csv",
-            Self::Random => "random",
+            options: toml::Table::new(),
         }
     }
 }

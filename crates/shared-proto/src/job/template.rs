@@ -16,11 +16,12 @@ log_every = 10          # steps between two lines of metrics.jsonl, summed over 
 #: run_dir = "runs/mine" # where the run is recorded; absent: a new folder under runs/
 
 [data]
-kind = "digits"         # digits (part of the program) | mnist | fashion-mnist | csv | random
+kind = "digits"         # digits (part of the program) | mnist | fashion-mnist | csv | random | a source of your own
 #: dir = "data/mnist"   # where the files are (csv: a folder with train.csv, or one file)
 label = "label"         # csv: the column with the label
 held_out = 0.2          # csv without test.csv: the share of samples held out for evaluation
 prefetch = 1            # batches that a worker prepares ahead of the one that it computes
+#: options = { arms = 3 } # anything that a source of your own wants to be told
 
 [model]
 name = "mlp"            # softmax | mlp | cnn | a model of your own

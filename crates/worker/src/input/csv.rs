@@ -12,13 +12,25 @@ use std::path::{Path, PathBuf};
 use csv::{ErrorKind, ReaderBuilder, StringRecord, Trim};
 use shared_proto::job::Data;
 
-use super::{Dataset, Features, InputError, Samples};
+use super::dataset::Dataset;
+use super::error::InputError;
+use super::memory::{Features, InMemory};
+use super::source::{DataSetup, Source};
 use crate::shuffle;
 
 /// A number above this is hardly a class; each costs a row of the model's output layer.
 const MAX_CLASSES: u32 = 1 << 16;
 
-pub(super) fn load(place: &Path, data: &Data, seed: u64) -> Result<Dataset, InputError> {
+/// The source `csv`.
+pub struct Csv;
+
+impl Source for Csv {
+    fn open(setup: &DataSetup) -> Result<Dataset, InputError> {
+        load(setup.dir()?, setup.settings, setup.seed)
+    }
+}
+
+fn load(place: &Path, data: &Data, seed: u64) -> Result<Dataset, InputError> {
     let (train, test) = if place.is_dir() {
         let test = place.join("test.csv");
         (place.join("train.csv"), test.is_file().then_some(test))
@@ -43,20 +55,15 @@ pub(super) fn load(place: &Path, data: &Data, seed: u64) -> Result<Dataset, Inpu
         None => hold_out(&all, data.held_out, seed, &train)?,
     };
     standardise(&mut training, &mut evaluation);
-    Ok(Dataset {
-        sample_shape: training.sample_shape.clone(),
-        training,
-        evaluation,
-        classes: classes.count,
-    })
+    Dataset::in_memory(training, evaluation, classes.count)
 }
 
 fn hold_out(
-    all: &Samples,
+    all: &InMemory,
     share: f64,
     seed: u64,
     table: &Table,
-) -> Result<(Samples, Samples), InputError> {
+) -> Result<(InMemory, InMemory), InputError> {
     if all.len() < 2 {
         return Err(table.wrong(
             2,
@@ -72,8 +79,8 @@ fn hold_out(
 
 /// Gives each column the mean 0 and the deviation 1 in the training part, and moves the evaluation
 /// part along. A column that never changes there becomes 0.
-fn standardise(training: &mut Samples, evaluation: &mut Samples) {
-    let columns = training.sample_shape[0];
+fn standardise(training: &mut InMemory, evaluation: &mut InMemory) {
+    let columns = training.sample_shape()[0];
     let count = training.len() as f64;
     let (Features::Floats(train), Features::Floats(test)) =
         (&mut training.features, &mut evaluation.features)
@@ -238,7 +245,7 @@ impl Table {
         ))
     }
 
-    fn take_samples(&mut self, classes: &Classes) -> Result<Samples, InputError> {
+    fn take_samples(&mut self, classes: &Classes) -> Result<InMemory, InputError> {
         let mut numbers = Vec::with_capacity(self.names.len());
         for (name, line) in &self.names {
             let number = classes.numbers.get(name).ok_or_else(|| {
@@ -249,11 +256,9 @@ impl Table {
             })?;
             numbers.push(*number);
         }
-        Ok(Samples {
-            features: Features::Floats(std::mem::take(&mut self.features)),
-            labels: self.labels.iter().map(|l| numbers[*l as usize]).collect(),
-            sample_shape: vec![self.columns.len()],
-        })
+        let labels = self.labels.iter().map(|l| numbers[*l as usize]).collect();
+        let features = std::mem::take(&mut self.features);
+        InMemory::floats(vec![self.columns.len()], features, labels)
     }
 
     fn wrong(&self, line: u64, problem: String) -> InputError {

@@ -5,7 +5,10 @@ use std::path::PathBuf;
 
 use flate2::read::GzDecoder;
 
-use super::{Dataset, Features, InputError, Samples};
+use super::dataset::Dataset;
+use super::error::InputError;
+use super::memory::InMemory;
+use super::source::{DataSetup, Source};
 use crate::shuffle;
 
 const FILE: &[u8] = include_bytes!("../../data/digits.csv.gz");
@@ -17,20 +20,19 @@ const CLASSES: usize = 10;
 /// compared.
 const HELD_OUT_SEED: u64 = 1797;
 
-/// The last fifth of a shuffle is held out: 1,437 samples to learn from, 360 to measure.
-pub(super) fn load() -> Result<Dataset, InputError> {
-    let all = parse()?;
-    let order = shuffle::held_out(HELD_OUT_SEED, all.len());
-    let (training, evaluation) = order.split_at(all.len() * 4 / 5);
-    Ok(Dataset {
-        training: all.select(training),
-        evaluation: all.select(evaluation),
-        sample_shape: all.sample_shape,
-        classes: CLASSES,
-    })
+/// The source `digits`. The last fifth of a shuffle is held out: 1,437 samples to learn from, 360 to measure.
+pub struct Digits;
+
+impl Source for Digits {
+    fn open(_: &DataSetup) -> Result<Dataset, InputError> {
+        let all = parse()?;
+        let order = shuffle::held_out(HELD_OUT_SEED, all.len());
+        let (training, evaluation) = order.split_at(all.len() * 4 / 5);
+        Dataset::in_memory(all.select(training), all.select(evaluation), CLASSES)
+    }
 }
 
-fn parse() -> Result<Samples, InputError> {
+fn parse() -> Result<InMemory, InputError> {
     let path = || PathBuf::from("the program's own digits.csv.gz");
     let mut text = String::new();
     GzDecoder::new(FILE)
@@ -61,9 +63,5 @@ fn parse() -> Result<Samples, InputError> {
             }
         }
     }
-    Ok(Samples {
-        features: Features::Bytes(pixels, DARKEST.into()),
-        labels,
-        sample_shape: vec![1, 8, 8],
-    })
+    InMemory::bytes(vec![1, 8, 8], pixels, DARKEST.into(), labels)
 }

@@ -9,35 +9,43 @@ use std::path::{Path, PathBuf};
 
 use flate2::read::MultiGzDecoder;
 
-use super::{Dataset, Features, InputError, Samples};
+use super::dataset::Dataset;
+use super::error::InputError;
+use super::memory::InMemory;
+use super::source::{DataSetup, Source};
 
 const CLASSES: usize = 10;
 const UNSIGNED_BYTE: u32 = 0x08;
 
-pub(super) fn load(folder: &Path) -> Result<Dataset, InputError> {
+/// The sources `mnist` and `fashion-mnist`.
+pub struct Idx;
+
+impl Source for Idx {
+    fn open(setup: &DataSetup) -> Result<Dataset, InputError> {
+        load(setup.dir()?)
+    }
+}
+
+fn load(folder: &Path) -> Result<Dataset, InputError> {
     let training = read_samples(folder, "train")?;
     let evaluation = read_samples(folder, "t10k")?;
-    if training.sample_shape != evaluation.sample_shape {
+    if training.sample_shape() != evaluation.sample_shape() {
         return Err(InputError::Bytes {
             path: find(folder, "t10k-images-idx3-ubyte")?,
             offset: 8,
             problem: format!(
                 "pictures have shape {:?}, those of train-images-idx3-ubyte {:?}; take both from one data set",
-                evaluation.sample_shape, training.sample_shape
+                evaluation.sample_shape(),
+                training.sample_shape()
             ),
         });
     }
-    Ok(Dataset {
-        sample_shape: training.sample_shape.clone(),
-        training,
-        evaluation,
-        classes: CLASSES,
-    })
+    Dataset::in_memory(training, evaluation, CLASSES)
 }
 
-fn read_samples(folder: &Path, part: &str) -> Result<Samples, InputError> {
-    let images = Idx::read(find(folder, &format!("{part}-images-idx3-ubyte"))?, 3)?;
-    let labels = Idx::read(find(folder, &format!("{part}-labels-idx1-ubyte"))?, 1)?;
+fn read_samples(folder: &Path, part: &str) -> Result<InMemory, InputError> {
+    let images = IdxFile::read(find(folder, &format!("{part}-images-idx3-ubyte"))?, 3)?;
+    let labels = IdxFile::read(find(folder, &format!("{part}-labels-idx1-ubyte"))?, 1)?;
     if labels.sizes[0] != images.sizes[0] {
         return Err(labels.wrong(
             4,
@@ -59,11 +67,9 @@ fn read_samples(folder: &Path, part: &str) -> Result<Samples, InputError> {
             format!("label {} is not among 0 to 9", labels.values[at]),
         ));
     }
-    Ok(Samples {
-        features: Features::Bytes(images.values, 255.0),
-        labels: labels.values.into_iter().map(u32::from).collect(),
-        sample_shape: vec![1, images.sizes[1], images.sizes[2]],
-    })
+    let sample_shape = vec![1, images.sizes[1], images.sizes[2]];
+    let labels = labels.values.into_iter().map(u32::from).collect();
+    InMemory::bytes(sample_shape, images.values, 255.0, labels)
 }
 
 fn find(folder: &Path, name: &str) -> Result<PathBuf, InputError> {
@@ -79,13 +85,13 @@ fn find(folder: &Path, name: &str) -> Result<PathBuf, InputError> {
 }
 
 /// The content of one file.
-struct Idx {
+struct IdxFile {
     path: PathBuf,
     sizes: Vec<usize>,
     values: Vec<u8>,
 }
 
-impl Idx {
+impl IdxFile {
     fn read(path: PathBuf, dimensions: u32) -> Result<Self, InputError> {
         let file = File::open(&path).map_err(|source| InputError::Unreadable {
             path: path.clone(),

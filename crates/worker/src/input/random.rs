@@ -3,7 +3,10 @@
 use rand::{RngCore, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use super::{Dataset, Features, Samples};
+use super::dataset::Dataset;
+use super::error::InputError;
+use super::memory::InMemory;
+use super::source::{DataSetup, Source};
 
 const PIXELS: usize = 28 * 28;
 const CLASSES: u32 = 10;
@@ -11,21 +14,20 @@ const TRAINING: usize = 60_000;
 /// Few, because their measurement interrupts what is measured.
 const EVALUATION: usize = 1_000;
 
-pub(super) fn load(seed: u64) -> Dataset {
-    let mut random = ChaCha8Rng::seed_from_u64(seed);
-    let mut samples = |count: usize| {
-        let mut pixels = vec![0; count * PIXELS];
-        random.fill_bytes(&mut pixels);
-        Samples {
-            features: Features::Bytes(pixels, 255.0),
-            labels: (0..count).map(|_| random.next_u32() % CLASSES).collect(),
-            sample_shape: vec![1, 28, 28],
-        }
-    };
-    Dataset {
-        training: samples(TRAINING),
-        evaluation: samples(EVALUATION),
-        sample_shape: vec![1, 28, 28],
-        classes: CLASSES as usize,
+/// The source `random`.
+pub struct Random;
+
+impl Source for Random {
+    fn open(setup: &DataSetup) -> Result<Dataset, InputError> {
+        let mut random = ChaCha8Rng::seed_from_u64(setup.seed);
+        let mut samples = |count: usize| {
+            let mut pixels = vec![0; count * PIXELS];
+            random.fill_bytes(&mut pixels);
+            let labels = (0..count).map(|_| random.next_u32() % CLASSES).collect();
+            let samples = InMemory::bytes(vec![1, 28, 28], pixels, 255.0, labels)?;
+            Ok::<_, InputError>(samples.not_compared())
+        };
+        let training = samples(TRAINING)?;
+        Dataset::in_memory(training, samples(EVALUATION)?, CLASSES as usize)
     }
 }

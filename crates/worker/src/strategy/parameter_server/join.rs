@@ -25,8 +25,8 @@ pub(super) async fn register(
     let request = wire::RegisterVariablesRequest {
         origin: Some(membership.origin().into()),
         variables: description.variables.iter().map(Into::into).collect(),
-        training_samples: description.training_samples as u64,
-        evaluation_samples: description.evaluation_samples as u64,
+        training_samples: description.training_samples,
+        evaluation_samples: description.evaluation_samples,
         data_digest: description.data_digest.clone(),
     };
     let unusable = |problem: String| StrategyError::Answer {

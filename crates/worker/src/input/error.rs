@@ -1,0 +1,67 @@
+//! The errors of data sources.
+
+use std::io;
+use std::path::PathBuf;
+
+use crate::candle_error::plain;
+
+/// An error of a data source.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum InputError {
+    /// No source has this name.
+    #[error(
+        "there is no data source {name:?}; `data.kind` may be {known}, or a source of your own once it is in the registry"
+    )]
+    Unknown {
+        /// The name.
+        name: String,
+        /// The names that exist.
+        known: String,
+    },
+    /// The job does not say where the files are.
+    #[error("`data.dir` is absent; it must say where the data's files are")]
+    NoPlace,
+    /// A file is absent.
+    #[error("{} has no {names}; put the file there, or let `data.dir` name another folder", folder.display())]
+    Missing {
+        /// The folder in which it was expected.
+        folder: PathBuf,
+        /// The names that it may have.
+        names: String,
+    },
+    /// A file cannot be read.
+    #[error("{} cannot be read: {source}", path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
+    /// A binary file does not hold what it should.
+    #[error("{}, byte {offset}: {problem}", path.display())]
+    Bytes {
+        /// The file.
+        path: PathBuf,
+        /// The place in its uncompressed content.
+        offset: u64,
+        /// The value found, and the one expected.
+        problem: String,
+    },
+    /// A text file does not hold what it should.
+    #[error("{}, line {line}: {problem}", path.display())]
+    Line {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1.
+        line: u64,
+        /// The value found, and the one expected.
+        problem: String,
+    },
+    /// The samples, or the settings of a source, make no sense.
+    #[error("{0}")]
+    Invalid(String),
+    /// candle failed while it made a batch.
+    #[error("candle: {}", plain(.0))]
+    Candle(#[from] candle_core::Error),
+}

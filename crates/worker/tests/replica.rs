@@ -1,0 +1,87 @@
+//! The model on its own thread: batches that are prepared ahead, and initial values.
+
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Arc;
+
+use candle_core::Device;
+use shared_proto::job::Job;
+use shared_proto::payload::{self, Dtype, Elements};
+use worker::registry::Registry;
+use worker::replica::{EVERY_BATCH, ModelReplica, Positions, Replica, ReplicaError};
+use worker::variables::Part;
+
+fn block_on<T>(future: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread().build();
+    runtime.unwrap().block_on(future)
+}
+
+/// A softmax regression on the digits.
+async fn start() -> ModelReplica {
+    let mut job = Job::default();
+    "softmax".clone_into(&mut job.model.name);
+    ModelReplica::start(Arc::new(job), Registry::builtin(), Device::Cpu)
+        .await
+        .unwrap()
+}
+
+fn batch(start: u64) -> Positions {
+    Positions {
+        epoch: 0,
+        start,
+        end: start + 16,
+    }
+}
+
+#[test]
+fn batches_prepared_ahead_are_computed_in_their_order() {
+    block_on(async {
+        let replica = start().await;
+        let mut one_by_one = Vec::new();
+        for positions in [batch(0), batch(16), batch(32)] {
+            assert_eq!(replica.prepare(positions).await.wants().await, EVERY_BATCH);
+            one_by_one.push(replica.compute(positions).await.unwrap());
+        }
+        for positions in [batch(0), batch(16), batch(32)] {
+            replica.prepare(positions).await;
+        }
+        // The first is passed over, as if the membership that prepared it had ended.
+        for (positions, expected) in [batch(16), batch(32)].into_iter().zip(&one_by_one[1..]) {
+            let computed = replica.compute(positions).await.unwrap();
+            assert_eq!(computed.loss, expected.loss);
+            assert_eq!(computed.gradients, expected.gradients);
+        }
+        let error = replica.compute(batch(0)).await.unwrap_err();
+        assert!(error.to_string().contains("not prepared"), "{error}");
+    });
+}
+
+#[test]
+fn a_batch_that_cannot_be_assembled_wants_nothing_and_its_computation_says_why() {
+    block_on(async {
+        let replica = start().await;
+        let beyond = batch(100_000);
+        assert!(replica.prepare(beyond).await.wants().await.is_empty());
+        let error = replica.compute(beyond).await.unwrap_err();
+        assert!(matches!(error, ReplicaError::Compute(_)), "{error}");
+        assert!(error.to_string().contains("100000 to 100016"), "{error}");
+    });
+}
+
+#[test]
+fn initial_values_are_the_same_after_training() {
+    block_on(async {
+        let replica = start().await;
+        let fresh = replica.initial_values().await.unwrap();
+        let ones = vec![1.0; replica.description().variables[0].elements()];
+        let part = Part {
+            variable: 0,
+            start: 0,
+            values: Elements::of(payload::to_bytes(&ones), Dtype::F32),
+        };
+        replica.take_in(vec![part]).await;
+        replica.prepare(batch(0)).await;
+        replica.compute(batch(0)).await.unwrap();
+        assert_eq!(replica.initial_values().await.unwrap(), fresh);
+    });
+}
