@@ -163,7 +163,9 @@ impl<'w> Trouble<'w> {
 
     /// What can go wrong in this world, each as often as it is to be drawn.
     fn kinds(&self) -> Vec<Kind> {
-        use Kind::{Crash, Disk, Drain, Late, OneWay, OneWayForLong, Parted, PartedForLong, Stop, Store};
+        use Kind::{
+            Crash, Disk, Drain, Late, OneWay, OneWayForLong, Parted, PartedForLong, Stop, Store,
+        };
         let plan = &self.world.plan;
         let times = |has: bool, times: usize| if has { times } else { 0 };
         [
@@ -195,7 +197,10 @@ impl<'w> Trouble<'w> {
         let kind = *self.kinds().choose(&mut self.rng)?;
         let mut one = up.choose(&mut self.rng)?.clone();
         let mut other = up.choose(&mut self.rng)?.clone();
-        let of_server = matches!(kind, Kind::PartedForLong | Kind::OneWayForLong | Kind::Drain);
+        let of_server = matches!(
+            kind,
+            Kind::PartedForLong | Kind::OneWayForLong | Kind::Drain
+        );
         if of_server {
             let servers: Vec<&String> = up.iter().filter(|name| name.starts_with("ps-")).collect();
             one = (*servers.choose(&mut self.rng)?).clone();

@@ -379,9 +379,11 @@ impl Follower {
             let loaded = load(shard, map, &from, &manifest, slots, self.offload).await?;
             let location = location.to_owned();
             match loaded.block_not_finite() {
-                Some(block) if self.shard.refuses_non_finite() => {
-                    Err(LoadError::NotFinite { number, location, block })
-                }
+                Some(block) if self.shard.refuses_non_finite() => Err(LoadError::NotFinite {
+                    number,
+                    location,
+                    block,
+                }),
                 _ => Ok(loaded),
             }
         };

@@ -24,7 +24,9 @@ pub(crate) enum LoadError {
         what: &'static str,
     },
     /// The checkpoint has values that the job does not take.
-    #[error("checkpoint {number} at {location} has values of {block} that are NaN or infinite, and the job has non_finite = \"fail\"; restore an earlier one, or set non_finite = \"skip\"")]
+    #[error(
+        "checkpoint {number} at {location} has values of {block} that are NaN or infinite, and the job has non_finite = \"fail\"; restore an earlier one, or set non_finite = \"skip\""
+    )]
     NotFinite {
         number: u64,
         location: String,

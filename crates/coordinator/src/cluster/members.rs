@@ -130,9 +130,8 @@ impl Cluster {
                 let shard = self.shard_of(task);
                 // Another process: the one before has ended without leaving. A process that registers again is not
                 // lost.
-                let replaced = |m: &Member| {
-                    m.alive && m.progress.ready && !m.process.is_same(&process)
-                };
+                let replaced =
+                    |m: &Member| m.alive && m.progress.ready && !m.process.is_same(&process);
                 if !self.ended() && self.members.get(&task.id).is_some_and(replaced) {
                     self.mishaps.lost_workers += 1;
                 }

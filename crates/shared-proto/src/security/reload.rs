@@ -166,5 +166,4 @@ fn count(outcome: &'static str, reloads: u64) {
 }
 
 #[cfg(test)]
-#[path = "reload_tests.rs"]
 mod tests;

@@ -316,7 +316,9 @@ fn a_loss_that_a_worker_has_not_reported_when_the_job_ends_counts_once() {
         if last > 0 {
             scene.lost(worker, last).unwrap();
         }
-        scene.cluster.fail(scene.now, "the power is gone".to_owned());
+        scene
+            .cluster
+            .fail(scene.now, "the power is gone".to_owned());
         assert_eq!(scene.cluster.summary(scene.now).lost_updates, 3);
         // Its report is late.
         scene.lost(worker, lost_first).unwrap();

@@ -26,7 +26,10 @@ fn a_worker_that_registers_again_is_not_lost() {
             attempt,
             ..wire::RegisterRequest::default()
         };
-        scene.cluster.register(scene.now, Role::Worker, request).unwrap()
+        scene
+            .cluster
+            .register(scene.now, Role::Worker, request)
+            .unwrap()
     };
     // It takes the place of a process of which no number is known.
     let first = register(&mut scene, 7, 1);

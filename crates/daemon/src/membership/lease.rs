@@ -1,0 +1,131 @@
+//! The lease of a member, and the heartbeats that keep it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
+
+use shared_proto::ids::Epoch;
+use shared_proto::planted;
+use shared_proto::view::JobPhase;
+use shared_proto::wire;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::{Coordinator, MembershipError, Sender, Standing};
+
+/// Heartbeats in one lease.
+const HEARTBEATS_PER_LEASE: u32 = 3;
+
+/// A heartbeat has at least this long to be answered, or the period if that is shorter: the coordinator may be
+/// writing its state to disk.
+const SHORTEST_CALL: Duration = Duration::from_millis(500);
+
+/// The pause after a heartbeat without an answer is one part in this many of the usual one.
+const SOONER: u32 = 8;
+
+/// A process takes its lease for over when less than one part in this many is left.
+const LEASE_MARGIN: u32 = 10;
+
+/// The time for which a process may count on being a member, by its own clock. It ends a little before the
+/// coordinator gives the process up: it runs from when a heartbeat was sent, not from when it arrived.
+#[derive(Clone, Debug)]
+pub struct Lease(Option<Arc<Term>>);
+
+#[derive(Debug)]
+struct Term {
+    began: Instant,
+    length: Duration,
+    /// Microseconds after `began`.
+    ends: AtomicU64,
+}
+
+impl Default for Lease {
+    /// A lease that never ends.
+    fn default() -> Self {
+        Self(None)
+    }
+}
+
+impl Lease {
+    /// Returns a lease of this length that a call sent at `sent` has renewed.
+    pub fn of(length: Duration, sent: Instant) -> Self {
+        let lease = Self(Some(Arc::new(Term {
+            began: sent,
+            length,
+            ends: AtomicU64::new(0),
+        })));
+        lease.renew(sent);
+        lease
+    }
+
+    /// Returns whether the coordinator may have given this process up.
+    pub fn is_over(&self) -> bool {
+        let Some(term) = &self.0 else { return false };
+        if planted!(NeverReplaced) {
+            return false;
+        }
+        let ends = Duration::from_micros(term.ends.load(Relaxed));
+        Instant::now() >= term.began + ends
+    }
+
+    pub(super) fn renew(&self, sent: Instant) {
+        if let Some(term) = &self.0 {
+            // Clocks do not run equally fast.
+            let lasts = term.length - term.length / LEASE_MARGIN;
+            let ends = sent.saturating_duration_since(term.began) + lasts;
+            term.ends.fetch_max(ends.as_micros() as u64, Relaxed);
+        }
+    }
+
+    fn length(&self) -> Duration {
+        self.0.as_ref().map_or(Duration::MAX, |term| term.length)
+    }
+}
+
+/// Keeps a lease, until the coordinator refuses or is silent for too long.
+pub(super) async fn heartbeats(
+    coordinator: Coordinator,
+    sender: Sender,
+    lease: Lease,
+    tell: watch::Sender<Standing>,
+) {
+    let period = lease.length() / HEARTBEATS_PER_LEASE;
+    let within = (period / 2).max(SHORTEST_CALL).min(period);
+    let mut last = Instant::now();
+    let mut pause = period;
+    loop {
+        tokio::time::sleep(pause).await;
+        pause = period / SOONER;
+        let sent = Instant::now();
+        let mut client = coordinator.client.clone();
+        let beat = client.heartbeat(wire::HeartbeatRequest {
+            origin: Some(sender.here().into()),
+        });
+        match tokio::time::timeout(within, beat).await {
+            Ok(Ok(reply)) => {
+                last = Instant::now();
+                pause = period;
+                lease.renew(sent);
+                let reply = reply.into_inner();
+                sender.heard(Epoch(reply.epoch));
+                if reply.phase() == JobPhase::Failed {
+                    tell.send_replace(Standing::Failed(reply.error));
+                }
+            }
+            Ok(Err(status)) if !coordinator.may_pass(&status) => {
+                tell.send_replace(Standing::Lost(Arc::new(MembershipError::of(&status))));
+                return;
+            }
+            _ if last.elapsed() > coordinator.patience => {
+                let silence = MembershipError::Unreachable {
+                    address: coordinator.address.clone(),
+                    patience: coordinator.patience,
+                    reason: "heartbeats are not answered".to_owned(),
+                };
+                tell.send_replace(Standing::Lost(Arc::new(silence)));
+                return;
+            }
+            _ => tracing::debug!("a heartbeat was not answered"),
+        }
+    }
+}
