@@ -6,7 +6,10 @@ use tests::{Cluster, eventually};
 
 use crate::program;
 
-const STAY: [&str; 4] = ["--after-job", "wait", "--patience-seconds", "2"];
+const STAY: [&str; 2] = ["--after-job", "wait"];
+
+/// Members that wait for a coordinator of a job for a short time only.
+const IMPATIENT: [&str; 4] = ["--after-job", "wait", "--patience-seconds", "2"];
 
 fn job(name: &str, epochs: u32, model: &str) -> String {
     format!(
@@ -22,9 +25,11 @@ fn has_done(cluster: &Cluster, job: &str, samples: u64) -> bool {
 #[test]
 fn servers_and_workers_that_stay_take_part_in_the_next_job() {
     let first = job("first", 2, "odd");
-    let mut cluster = Cluster::start_with(program(), &first, 1, &STAY);
+    let mut cluster = Cluster::start_coordinator_with(program(), &first, 0, &STAY);
+    let server = cluster.member("ps-server", "ps-0", &IMPATIENT, &[]);
+    cluster.ps.push(server);
     for name in ["a", "b"] {
-        let worker = cluster.member("worker", name, &STAY, &[]);
+        let worker = cluster.member("worker", name, &IMPATIENT, &[]);
         cluster.workers.push(worker);
     }
     eventually(|| has_done(&cluster, "first", 2 * 1437));
