@@ -32,9 +32,8 @@ pub(crate) async fn step(
     next: Option<&mut Prepared>,
     non_finite: NonFinite,
 ) -> Result<Finished, WorkerError> {
-    let wants = batch.wants().await;
-
     let asked = Instant::now();
+    let wants = batch.wants().await;
     let answered = strategy.pull(clock, wants, replica).await?;
     let pulled = asked.elapsed();
     // The weights were asked for before this step began, so a part of the wait may lie before it.

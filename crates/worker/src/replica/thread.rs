@@ -1,4 +1,4 @@
-//! The worker's copy of the model, on a thread of its own, so that candle does not block tokio.
+//! A replica that is a candle model on a thread of its own, so that candle does not block tokio.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -9,133 +9,22 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use candle_core::Device;
 use parking_lot::Mutex;
-use shared_proto::blocks::VariableSpec;
 use shared_proto::job::{Job, NonFinite};
 use tokio::sync::{mpsc, oneshot};
 
-use crate::candle_error::plain;
-use crate::input::{Dataset, InputError, Pass};
+use super::error::ReplicaError;
+use super::interface::{Computed, Description, EVERY_BATCH, Positions, Prepared, Replica, Want};
+use crate::input::{Dataset, Pass};
 use crate::model::{Batch, Metrics, Model, ModelError, Setup};
 use crate::models::layers::backward;
 use crate::registry::Registry;
-use crate::variables::{Gradients, Part, Variables, VariablesError};
+use crate::variables::{Part, Variables};
 
 /// Samples that are evaluated together.
 const EVALUATION_BATCH: u64 = 256;
 
 /// Commands that may wait for the model's thread.
 const COMMANDS: usize = 4;
-
-/// Why a replica failed. None of these errors passes by itself.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ReplicaError {
-    /// The data cannot be read.
-    #[error(transparent)]
-    Input(InputError),
-    /// The model cannot be built.
-    #[error(transparent)]
-    Model(#[from] ModelError),
-    /// Values do not fit the variables.
-    #[error(transparent)]
-    Variables(#[from] VariablesError),
-    /// candle failed while computing.
-    #[error("the model failed: {}", plain(.0))]
-    Compute(#[from] candle_core::Error),
-    /// The model, or what reads its data, has panicked.
-    #[error("the model panicked: {0}")]
-    Panicked(String),
-    /// The thread could not be started.
-    #[error("cannot start the model's thread: {0}")]
-    Thread(std::io::Error),
-}
-
-impl From<InputError> for ReplicaError {
-    fn from(error: InputError) -> Self {
-        match error {
-            InputError::Candle(error) => Self::Compute(error),
-            error => Self::Input(error),
-        }
-    }
-}
-
-/// Positions of a pass over the training data.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Positions {
-    /// Pass over the data, from 0.
-    pub epoch: u32,
-    /// The first.
-    pub start: u64,
-    /// The one after the last.
-    pub end: u64,
-}
-
-/// Values that a batch needs before it can be computed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Want {
-    /// All elements of all dense variables.
-    Dense,
-}
-
-/// The values that every batch wants, whatever its samples are.
-pub const EVERY_BATCH: &[Want] = &[Want::Dense];
-
-/// A batch that a replica prepares.
-#[derive(Debug)]
-pub struct Prepared {
-    positions: Positions,
-    wants: Vec<Want>,
-    /// The wants of a batch that is still being assembled.
-    assembling: Option<oneshot::Receiver<Vec<Want>>>,
-}
-
-impl Prepared {
-    /// Returns a batch whose wants are known.
-    pub fn new(positions: Positions, wants: Vec<Want>) -> Self {
-        Self {
-            positions,
-            wants,
-            assembling: None,
-        }
-    }
-
-    /// Returns the positions of the batch's samples.
-    pub fn positions(&self) -> Positions {
-        self.positions
-    }
-
-    /// Waits until the batch is assembled, and returns the values that it wants. A batch that cannot be assembled
-    /// wants nothing; its computation returns the error.
-    pub async fn wants(&mut self) -> &[Want] {
-        if let Some(assembling) = self.assembling.take() {
-            self.wants = assembling.await.unwrap_or_default();
-        }
-        &self.wants
-    }
-}
-
-/// The result of a step.
-#[derive(Debug)]
-pub struct Computed {
-    /// Mean over the batch.
-    pub loss: f64,
-    /// The gradients to push.
-    pub gradients: Gradients,
-}
-
-/// The variables of a model and the sizes of its data.
-#[derive(Clone, Debug)]
-pub struct Description {
-    /// The variables, sorted by name.
-    pub variables: Vec<VariableSpec>,
-    /// The number of samples to train on.
-    pub training_samples: u64,
-    /// The number of samples that are held out.
-    pub evaluation_samples: u64,
-    /// The SHA-256 of the samples; empty for data that workers do not compare.
-    pub data_digest: Bytes,
-}
 
 type Reply<T> = oneshot::Sender<Result<T, ReplicaError>>;
 
@@ -146,32 +35,6 @@ enum Command {
     Evaluate(Reply<Metrics>),
     InitialValues(Reply<Vec<Bytes>>),
     Save(PathBuf, Reply<()>),
-}
-
-/// A worker's copy of the model, with its data.
-#[async_trait(?Send)]
-pub trait Replica {
-    /// Returns its variables and the sizes of its data.
-    fn description(&self) -> &Description;
-
-    /// Starts to assemble a batch. Several batches may be prepared ahead of their computation.
-    async fn prepare(&self, positions: Positions) -> Prepared;
-
-    /// Writes values into the variables, in the order of the calls. An error is returned by the next computation.
-    async fn take_in(&self, parts: Vec<Part>);
-
-    /// Computes the loss and the gradients of the prepared batch with these positions. Batches are computed in the
-    /// order in which they were prepared; one that is passed over is dropped.
-    async fn compute(&self, positions: Positions) -> Result<Computed, ReplicaError>;
-
-    /// Evaluates the weights on the held-out samples.
-    async fn evaluate(&self) -> Result<Metrics, ReplicaError>;
-
-    /// Returns the values with which the variables were created, whatever has been written since.
-    async fn initial_values(&self) -> Result<Vec<Bytes>, ReplicaError>;
-
-    /// Writes the variables to a safetensors file.
-    async fn save(&self, path: PathBuf) -> Result<(), ReplicaError>;
 }
 
 /// A candle model on a thread of its own, which ends when this is dropped.
@@ -236,11 +99,7 @@ impl Replica for ModelReplica {
         let (reply, wants) = oneshot::channel();
         // If the thread has ended, the next command that waits for an answer reports it.
         let _ = self.commands.send(Command::Prepare(positions, reply)).await;
-        Prepared {
-            positions,
-            wants: Vec::new(),
-            assembling: Some(wants),
-        }
+        Prepared::assembling(positions, wants)
     }
 
     async fn take_in(&self, parts: Vec<Part>) {

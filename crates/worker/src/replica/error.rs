@@ -1,0 +1,39 @@
+//! The errors of replicas.
+
+use crate::candle_error::plain;
+use crate::input::InputError;
+use crate::model::ModelError;
+use crate::variables::VariablesError;
+
+/// The error of a replica. None of these passes by itself.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReplicaError {
+    /// The data cannot be read.
+    #[error(transparent)]
+    Input(InputError),
+    /// The model cannot be built.
+    #[error(transparent)]
+    Model(#[from] ModelError),
+    /// Values do not fit the variables.
+    #[error(transparent)]
+    Variables(#[from] VariablesError),
+    /// candle failed while computing.
+    #[error("the model failed: {}", plain(.0))]
+    Compute(#[from] candle_core::Error),
+    /// The model, or what reads its data, has panicked.
+    #[error("the model panicked: {0}")]
+    Panicked(String),
+    /// The thread could not be started.
+    #[error("cannot start the model's thread: {0}")]
+    Thread(std::io::Error),
+}
+
+impl From<InputError> for ReplicaError {
+    fn from(error: InputError) -> Self {
+        match error {
+            InputError::Candle(error) => Self::Compute(error),
+            error => Self::Input(error),
+        }
+    }
+}

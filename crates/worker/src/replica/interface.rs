@@ -1,0 +1,125 @@
+//! The interface of replicas.
+
+use std::path::PathBuf;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use shared_proto::blocks::VariableSpec;
+use tokio::sync::oneshot;
+
+use super::error::ReplicaError;
+use crate::model::Metrics;
+use crate::variables::{Gradients, Part};
+
+/// Positions of a pass over the training data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Positions {
+    /// The number of the pass, from 0.
+    pub epoch: u32,
+    /// The first position.
+    pub start: u64,
+    /// The position after the last one.
+    pub end: u64,
+}
+
+/// Values that a batch needs before it can be computed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Want {
+    /// All elements of all dense variables.
+    Dense,
+}
+
+/// The values that every batch wants, whatever its samples are.
+pub const EVERY_BATCH: &[Want] = &[Want::Dense];
+
+/// A batch that a replica prepares.
+#[derive(Debug)]
+pub struct Prepared {
+    positions: Positions,
+    wants: Vec<Want>,
+    /// The wants of a batch that is still being assembled.
+    assembling: Option<oneshot::Receiver<Vec<Want>>>,
+}
+
+impl Prepared {
+    /// Returns a batch whose wants are known.
+    pub fn new(positions: Positions, wants: Vec<Want>) -> Self {
+        Self {
+            positions,
+            wants,
+            assembling: None,
+        }
+    }
+
+    /// Returns a batch whose wants come when it is assembled.
+    pub(super) fn assembling(positions: Positions, wants: oneshot::Receiver<Vec<Want>>) -> Self {
+        Self {
+            positions,
+            wants: Vec::new(),
+            assembling: Some(wants),
+        }
+    }
+
+    /// Returns the positions of the batch's samples.
+    pub fn positions(&self) -> Positions {
+        self.positions
+    }
+
+    /// Waits until the batch is assembled, and returns the values that it wants. A batch that cannot be assembled
+    /// wants nothing; its computation returns the error.
+    pub async fn wants(&mut self) -> &[Want] {
+        if let Some(assembling) = self.assembling.take() {
+            self.wants = assembling.await.unwrap_or_default();
+        }
+        &self.wants
+    }
+}
+
+/// The result of a step.
+#[derive(Debug)]
+pub struct Computed {
+    /// The mean loss over the batch.
+    pub loss: f64,
+    /// The gradients to push.
+    pub gradients: Gradients,
+}
+
+/// The variables of a model and the sizes of its data.
+#[derive(Clone, Debug)]
+pub struct Description {
+    /// The variables, sorted by name.
+    pub variables: Vec<VariableSpec>,
+    /// The number of samples to train on.
+    pub training_samples: u64,
+    /// The number of samples that are held out.
+    pub evaluation_samples: u64,
+    /// The SHA-256 of the samples; empty for data that workers do not compare.
+    pub data_digest: Bytes,
+}
+
+/// A worker's copy of the model, with its data.
+#[async_trait(?Send)]
+pub trait Replica {
+    /// Returns its variables and the sizes of its data.
+    fn description(&self) -> &Description;
+
+    /// Starts to assemble a batch. Several batches may be prepared ahead of their computation.
+    async fn prepare(&self, positions: Positions) -> Prepared;
+
+    /// Writes values into the variables, in the order of the calls. An error is returned by the next computation.
+    async fn take_in(&self, parts: Vec<Part>);
+
+    /// Computes the loss and the gradients of the prepared batch with these positions. Batches are computed in the
+    /// order in which they were prepared; one that is passed over is dropped.
+    async fn compute(&self, positions: Positions) -> Result<Computed, ReplicaError>;
+
+    /// Evaluates the weights on the held-out samples.
+    async fn evaluate(&self) -> Result<Metrics, ReplicaError>;
+
+    /// Returns the values with which the variables were created, whatever has been written since.
+    async fn initial_values(&self) -> Result<Vec<Bytes>, ReplicaError>;
+
+    /// Writes the variables to a safetensors file.
+    async fn save(&self, path: PathBuf) -> Result<(), ReplicaError>;
+}

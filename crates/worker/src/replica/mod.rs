@@ -1,0 +1,14 @@
+//! The worker's copy of the model, with its data.
+//!
+//! - `interface`: what the training step and strategies ask of a replica
+//! - `thread`: a candle model on a thread of its own
+//! - `error`: the errors of both
+
+mod error;
+mod interface;
+mod thread;
+
+pub use error::ReplicaError;
+pub use interface::{Computed, Description, EVERY_BATCH, Positions, Prepared, Replica, Want};
+pub(crate) use thread::build;
+pub use thread::{ModelReplica, evaluate};
