@@ -1,10 +1,10 @@
-//! What a worker counts for Prometheus.
+//! The metrics of a worker for Prometheus.
 
 use std::time::Duration;
 
 use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 
-/// Handles, built once.
+/// Handles of the metrics, built once.
 pub(crate) struct Counters {
     pub(crate) steps: Counter,
     pub(crate) samples: Counter,
@@ -17,7 +17,7 @@ pub(crate) struct Counters {
     parts: [Histogram; 4],
 }
 
-/// Where a step's time went.
+/// The parts of a step's time.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Times {
     pub(crate) pull: Duration,

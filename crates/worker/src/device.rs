@@ -9,7 +9,7 @@ use crate::candle_error::plain;
 /// The requested device: `auto`, `cpu` or `cuda:N`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Choice {
-    /// The first GPU where there is one and this program was built for it, else the CPU.
+    /// The first GPU if there is one and this program was built for it, otherwise the CPU.
     Auto,
     /// The CPU.
     Cpu,
@@ -17,7 +17,7 @@ pub enum Choice {
     Cuda(usize),
 }
 
-/// Why a device cannot be used.
+/// The error of a device that cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum DeviceError {

@@ -1,5 +1,5 @@
-//! A job in a single process, with candle's own optimizers and nothing of the cluster: what the
-//! distributed run is compared with.
+//! A job in a single process, with candle's own optimizers and without a cluster. Distributed runs are compared
+//! with it.
 
 use std::path::Path;
 use std::time::Instant;
@@ -15,16 +15,16 @@ use crate::registry::Registry;
 use crate::replica::{ReplicaError, build, evaluate};
 use crate::variables::Variables;
 
-/// How a local run went.
+/// The result of a local run.
 #[derive(Clone, Debug)]
 pub struct Outcome {
-    /// Steps made.
+    /// The number of steps.
     pub steps: u64,
-    /// Samples trained on.
+    /// The number of samples trained on.
     pub samples: u64,
-    /// Time spent in training, evaluation not included.
+    /// The time spent in training, without the evaluation.
     pub seconds: f64,
-    /// Of the final weights, on the held-out samples.
+    /// The metrics of the final weights on the held-out samples.
     pub metrics: Metrics,
 }
 
@@ -36,7 +36,7 @@ enum Rule {
 /// Trains, evaluates, and writes the weights to `save_to`.
 ///
 /// # Errors
-/// The data's, the model's or candle's; an optimizer other than sgd, adam or adamw is not there.
+/// The data's, the model's or candle's. Optimizers other than sgd, adam and adamw are refused.
 pub fn train(
     job: &Job,
     registry: &Registry,

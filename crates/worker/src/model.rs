@@ -64,9 +64,9 @@ use crate::candle_error::plain;
 /// Samples that are computed together.
 #[derive(Clone, Debug)]
 pub struct Batch {
-    /// `f32`, of shape `[samples, ...sample shape]`.
+    /// The inputs as `f32`, of shape `[samples, ...sample shape]`.
     pub inputs: Tensor,
-    /// Class indices as `u32`, of shape `[samples]`.
+    /// The classes as `u32`, of shape `[samples]`.
     pub targets: Tensor,
 }
 
@@ -75,7 +75,7 @@ pub struct Batch {
 pub struct Setup<'a> {
     /// The job's `[model]`; settings of a model's own are in its `options`.
     pub settings: &'a shared_proto::job::Model,
-    /// Shape of one sample, without the batch dimension.
+    /// The shape of one sample, without the batch dimension.
     pub sample_shape: &'a [usize],
     /// The number of classes of the targets.
     pub classes: usize,
@@ -84,7 +84,7 @@ pub struct Setup<'a> {
 /// Means over a batch, by name; `loss` is always there.
 pub type Metrics = BTreeMap<String, f64>;
 
-/// Something that learns. The module's page shows how to write one.
+/// A model that can be trained. The module's page shows how to write one.
 pub trait Model: 'static {
     /// Builds the model on variables that it asks `vars` for. Their names and shapes must depend
     /// on `setup` alone, because all workers share them, and they are `f32`.
@@ -95,8 +95,8 @@ pub trait Model: 'static {
     where
         Self: Sized;
 
-    /// The loss, a scalar: the mean over the samples of the batch. Its gradient is what is pushed,
-    /// so each variable must have a part in it.
+    /// Returns the loss, a scalar: the mean over the samples of the batch. Its gradient is pushed, so it must depend
+    /// on each variable.
     ///
     /// # Errors
     /// candle's.
@@ -113,7 +113,7 @@ pub trait Model: 'static {
     }
 }
 
-/// `loss` (mean cross entropy) and `accuracy` (share of samples whose largest logit is that of
+/// Returns `loss` (mean cross entropy) and `accuracy` (the share of samples whose largest logit is that of
 /// their class) of logits of shape `[samples, classes]`.
 ///
 /// # Errors
@@ -132,7 +132,7 @@ fn number(scalar: &Tensor) -> candle_core::Result<f64> {
     scalar.to_dtype(DType::F64)?.to_scalar()
 }
 
-/// Why there is no model.
+/// The error of a model that cannot be built.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ModelError {
@@ -149,9 +149,9 @@ pub enum ModelError {
     /// The model could not be built.
     #[error("model {name:?} cannot be built: {}", plain(source))]
     Build {
-        /// Its name.
+        /// The model's name.
         name: String,
-        /// Why.
+        /// candle's error.
         source: candle_core::Error,
     },
 }

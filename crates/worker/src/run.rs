@@ -20,19 +20,19 @@ use crate::registry::Registry;
 use crate::replica::ModelReplica;
 use crate::strategy;
 
-/// How long a worker that cannot work tries to tell the coordinator.
+/// The time for which a worker that cannot work tries to tell the coordinator.
 const TELL: Duration = Duration::from_secs(15);
 
 /// The settings of a worker.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Settings {
-    /// Where to compute: auto, cpu or cuda:N.
+    /// The device to compute on: auto, cpu or cuda:N.
     #[arg(long, env = "FLAMBEAU_DEVICE", default_value = "auto")]
     pub device: device::Choice,
-    /// Where this worker finds the data's files; overrides the job's.
+    /// The place of the data's files on this worker; overrides the job's.
     #[arg(long, env = "FLAMBEAU_DATA_DIR", value_name = "DIR")]
     pub data_dir: Option<PathBuf>,
-    /// Where this worker writes the final weights; overrides the job's.
+    /// The folder in which this worker writes the final weights; overrides the job's.
     #[arg(long, env = "FLAMBEAU_RUN_DIR", value_name = "DIR")]
     pub run_dir: Option<PathBuf>,
     /// The settings by which it finds its cluster.

@@ -1,15 +1,14 @@
-//! In which order samples are taken: the same on every worker, without a word between them.
+//! The order in which samples are taken. Every worker computes the same one from the seed.
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-/// The samples in the order of an epoch: a permutation of `0..samples`, which must be fewer than
-/// 2^32.
+/// Returns the samples in the order of an epoch: a permutation of `0..samples`. `samples` must be below 2^32.
 pub fn order(seed: u64, epoch: u32, samples: usize) -> Vec<u32> {
     permutation(seed, epoch, 0, samples)
 }
 
-/// The order whose last samples are held out for evaluation; unlike that of any epoch.
+/// Returns the order whose last samples are held out for evaluation. It differs from the order of each epoch.
 pub(crate) fn held_out(seed: u64, samples: usize) -> Vec<u32> {
     permutation(seed, 0, 1, samples)
 }

@@ -18,7 +18,7 @@ use super::memory::{Features, InMemory};
 use super::source::{DataSetup, Source};
 use crate::shuffle;
 
-/// A number above this is hardly a class; each costs a row of the model's output layer.
+/// Labels from this number on are refused: each class costs a row of the model's output layer.
 const MAX_CLASSES: u32 = 1 << 16;
 
 /// The source `csv`.
@@ -109,11 +109,11 @@ fn standardise(training: &mut InMemory, evaluation: &mut InMemory) {
 /// A file's content.
 struct Table {
     path: PathBuf,
-    /// Names of all columns but the label's.
+    /// The names of all columns except the label's.
     columns: Vec<String>,
-    /// Row by row.
+    /// The values of these columns, row by row.
     features: Vec<f32>,
-    /// For each row the place of its label in `names`.
+    /// The index of each row's label in `names`.
     labels: Vec<u32>,
     /// The labels that occur, each with the first line where it does.
     names: Vec<(String, u64)>,
@@ -125,7 +125,7 @@ impl Table {
             path: path.clone(),
             source,
         })?;
-        // Rows of any length pass the reader, so that their errors are told as all others are.
+        // The reader accepts rows of any length, so that their errors have the same form as all others.
         let mut reader = ReaderBuilder::new()
             .flexible(true)
             .trim(Trim::All)
@@ -154,7 +154,7 @@ impl Table {
         Ok(table)
     }
 
-    /// The label's place among the columns.
+    /// Reads the names of the columns, and returns the index of the label's.
     fn read_header(&mut self, header: &StringRecord, label: &str) -> Result<usize, InputError> {
         if header.is_empty() {
             return Err(self.wrong(
@@ -270,7 +270,7 @@ impl Table {
     }
 }
 
-/// Which class each label is.
+/// The class of each label.
 struct Classes {
     numbers: HashMap<String, u32>,
     count: usize,
@@ -307,7 +307,7 @@ impl Classes {
     }
 }
 
-/// Where a row stands. The reader places it on the first of the blank lines before it.
+/// Returns the line of a row. The reader gives the first of the blank lines before it.
 fn line_of(row: &StringRecord, content: &[u8]) -> u64 {
     let Some(position) = row.position() else {
         return 1;

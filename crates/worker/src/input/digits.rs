@@ -1,4 +1,4 @@
-//! The handwritten digits that are part of the program; `data/README.md` tells their origin.
+//! The handwritten digits that are part of the program; `data/README.md` names their origin.
 
 use std::io::Read;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ const PIXELS: usize = 64;
 const DARKEST: u8 = 16;
 const CLASSES: usize = 10;
 
-/// Decides which samples are held out, whatever the job's seed: results of different jobs can be
+/// Decides which samples are held out. The job's seed has no influence, so results of different jobs can be
 /// compared.
 const HELD_OUT_SEED: u64 = 1797;
 

@@ -147,7 +147,7 @@ impl IdxFile {
         Ok(())
     }
 
-    /// Memory grows with what is read, never by the header's word.
+    /// Reads the elements. Memory grows with the content; the header's sizes allocate nothing.
     fn read_values(&mut self, content: &mut dyn Read) -> Result<(), InputError> {
         let promised = self
             .sizes
@@ -163,7 +163,7 @@ impl IdxFile {
                 ),
             ));
         };
-        // One more than promised, to find what should not be there.
+        // One more than promised, to find surplus content.
         let read = content.take(promised + 1).read_to_end(&mut self.values);
         let found = self.values.len() as u64;
         let end = self.header() + found;

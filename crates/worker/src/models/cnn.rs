@@ -64,7 +64,7 @@ impl Model for Cnn {
     }
 }
 
-/// Max pooling with a gradient that is right. candle's `max_pool2d` scales it wrongly, and its
+/// Max pooling with a correct gradient. candle's `max_pool2d` scales it wrongly, and its
 /// `max` gives each of several equal maxima all of it, up to four times too much where a picture is
 /// blank and a whole window equal; `maximum` shares it between the two.
 fn max_pool_2x2(x: &Tensor) -> Result<Tensor> {

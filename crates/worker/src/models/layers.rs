@@ -4,8 +4,8 @@
 //! candle's own layers walk over an activation once for the bias and again for ReLU, make each
 //! weight's gradient transposed, and add each gradient to zeros before it is kept. On the CPU that
 //! costs as much as the matrix products of a small model. [`linear`], [`linear_relu`] and
-//! [`cross_entropy`] avoid the first two, [`backward`] avoids the third. They compute themselves
-//! on the CPU, in `f32` and `f64`; elsewhere they are the same as candle's own operations.
+//! [`cross_entropy`] avoid the first two, [`backward`] avoids the third. This holds on the CPU, in `f32`
+//! and `f64`; elsewhere these functions call candle's own operations.
 //!
 //! ```
 //! use candle_core::{DType, Device::Cpu, Tensor, Var};
@@ -59,7 +59,7 @@ impl Linear {
         }
     }
 
-    /// [`linear`] with this layer's weight and bias.
+    /// Returns [`linear`] of the inputs with this layer's weight and bias.
     ///
     /// # Errors
     /// Those of [`linear`].
@@ -67,7 +67,7 @@ impl Linear {
         linear(inputs, &self.weight, &self.bias)
     }
 
-    /// [`linear_relu`] with this layer's weight and bias.
+    /// Returns [`linear_relu`] of the inputs with this layer's weight and bias.
     ///
     /// # Errors
     /// Those of [`linear`].
@@ -76,7 +76,7 @@ impl Linear {
     }
 }
 
-/// `inputs · weightᵀ + bias`: inputs of shape `[..., in]`, a weight of `[out, in]` and a bias of
+/// Returns `inputs · weightᵀ + bias`: inputs of shape `[..., in]`, a weight of `[out, in]` and a bias of
 /// `[out]` make a result of `[..., out]`.
 ///
 /// # Errors
@@ -85,8 +85,8 @@ pub fn linear(inputs: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor>
     apply(inputs, weight, bias, false)
 }
 
-/// ReLU of [`linear`]. On the CPU, in `f32` and `f64`, it does as PyTorch does: where it is 0 its
-/// gradient is 0 (candle's own is 1), and what is not a number stays so (candle makes it 0).
+/// Returns the ReLU of [`linear`]. On the CPU, in `f32` and `f64`, it behaves as PyTorch's: where the result is 0
+/// its gradient is 0 (candle's own is 1), and NaN stays NaN (candle makes it 0).
 ///
 /// # Errors
 /// Those of [`linear`].
@@ -122,7 +122,7 @@ fn apply(inputs: &Tensor, weight: &Tensor, bias: &Tensor, relu: bool) -> Result<
     }
 }
 
-/// The mean over the batch of `-log(softmax(logits)[target])`, a scalar: logits of shape
+/// Returns the mean over the batch of `-log(softmax(logits)[target])`, a scalar: logits of shape
 /// `[samples, classes]`, targets as `u32` of shape `[samples]`.
 ///
 /// # Errors
@@ -144,7 +144,7 @@ pub fn cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
     logits.contiguous()?.apply_op2(&targets.contiguous()?, op)
 }
 
-/// Whether the fused operations are for these tensors.
+/// Returns whether the fused operations can compute these tensors.
 fn computed_here(tensors: &[&Tensor]) -> bool {
     let dtype = tensors[0].dtype();
     matches!(dtype, DType::F32 | DType::F64)
@@ -153,7 +153,7 @@ fn computed_here(tensors: &[&Tensor]) -> bool {
             .all(|t| t.device().is_cpu() && t.dtype() == dtype)
 }
 
-/// The elements of a contiguous storage.
+/// Returns the elements of a contiguous storage.
 fn slice<'a, T: WithDType>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [T]> {
     let all = T::cpu_storage_as_slice(storage)?;
     match layout.contiguous_offsets() {
@@ -175,14 +175,14 @@ fn with_slices<A: WithDType, B: WithDType, R>(
     }
 }
 
-/// `inputs · weightᵀ + bias`, perhaps with ReLU.
+/// The operation `inputs · weightᵀ + bias`, with or without ReLU.
 struct Layer {
     relu: bool,
 }
 
 impl Layer {
     fn activation<T: WithDType>(&self, sum: T) -> T {
-        // So written, what is not a number stays.
+        // A comparison written this way keeps NaN.
         if self.relu && sum <= T::zero() {
             T::zero()
         } else {
@@ -201,7 +201,7 @@ impl Layer {
         Ok(T::to_cpu_storage_owned(sums))
     }
 
-    /// The same for a product that has the outputs in its rows, which it transposes: a block of
+    /// Adds the bias to a product that has the outputs in its rows, and transposes it. It takes a block of
     /// outputs at a time, to stay in the first-level cache.
     fn finish_transposed<T: WithDType>(
         &self,
@@ -225,7 +225,7 @@ impl Layer {
         Ok(T::to_cpu_storage_owned(result))
     }
 
-    /// The gradient before ReLU, and that of the bias, its sum over the rows, in one pass.
+    /// Returns the gradient before ReLU, and the bias's gradient, which is the sum over the rows, in one pass.
     fn unfinish<T: WithDType>(
         &self,
         result: &Tensor,
@@ -308,7 +308,7 @@ impl CustomOp3 for Layer {
     }
 }
 
-/// Mean cross entropy of contiguous logits with contiguous targets, computed in `f64`.
+/// The mean cross entropy of contiguous logits with contiguous targets, computed in `f64`.
 struct CrossEntropy {
     classes: usize,
 }
@@ -328,7 +328,7 @@ impl CrossEntropy {
         Ok(T::to_cpu_storage_owned(vec![mean]))
     }
 
-    /// `(softmax - 1 at the target) / samples`, times the gradient of the loss.
+    /// Returns `(softmax - 1 at the target) / samples`, times the gradient of the loss.
     fn gradient<T: WithDType>(
         &self,
         logits: &Tensor,
@@ -354,7 +354,7 @@ impl CrossEntropy {
     }
 }
 
-/// The largest of a row, and the sum of `exp(x - largest)` over it.
+/// Returns the largest value of a row, and the sum of `exp(x - largest)` over it.
 fn exponentials<T: WithDType>(row: &[T]) -> (f64, f64) {
     let numbers = || row.iter().map(|x| x.to_f64());
     let largest = numbers().fold(f64::NEG_INFINITY, f64::max);

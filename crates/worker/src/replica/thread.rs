@@ -20,10 +20,10 @@ use crate::models::layers::backward;
 use crate::registry::Registry;
 use crate::variables::{Part, Variables};
 
-/// Samples that are evaluated together.
+/// The number of samples that are evaluated together.
 const EVALUATION_BATCH: u64 = 256;
 
-/// Commands that may wait for the model's thread.
+/// The number of commands that may wait for the model's thread.
 const COMMANDS: usize = 4;
 
 type Reply<T> = oneshot::Sender<Result<T, ReplicaError>>;

@@ -8,7 +8,7 @@ use shared_proto::blocks::VariableSpec;
 
 use crate::candle_error::plain;
 
-/// Why an operation on variables failed.
+/// The error of an operation on variables.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum VariablesError {
@@ -38,7 +38,7 @@ pub enum VariablesError {
         action: &'static str,
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The system's error.
         source: io::Error,
     },
     /// A file holds other variables than the model has.

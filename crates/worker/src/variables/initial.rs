@@ -125,7 +125,7 @@ fn initial_values(
 }
 
 fn sample(seed: u64, name: &str, values: impl Distribution<f32>, count: usize) -> Vec<f32> {
-    // FNV-1a: any hash does that is the same everywhere and always.
+    // FNV-1a. Any hash suffices that is the same on all machines and in all versions.
     let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
     });

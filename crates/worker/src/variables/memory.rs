@@ -54,7 +54,7 @@ impl InplaceOp1 for Overwrite<'_> {
         storage: &mut candle_core::CudaStorage,
         layout: &Layout,
     ) -> candle_core::Result<()> {
-        // Values arrive at any address and in several types: they are put right in a copy first.
+        // Values arrive at any address and in several types, so they are converted in a copy first.
         let mut values = vec![0f32; self.values.len()];
         self.values.copy_to(&mut values);
         let start = layout.start_offset() + self.start;

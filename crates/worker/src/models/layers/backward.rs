@@ -5,9 +5,9 @@ use std::cell::RefCell;
 use candle_core::backprop::GradStore;
 use candle_core::{Result, Tensor};
 
-/// The same gradients as `loss.backward()`, faster if the layers here made the loss: a variable's
-/// gradient is kept as they make it, where candle would add it to zeros. A backward pass within
-/// another, as for recomputing activations, must be this one too.
+/// Returns the same gradients as `loss.backward()`, faster if the layers of this module made the loss: they keep a
+/// variable's gradient as they make it, where candle adds it to zeros. A backward pass within another, for
+/// example to recompute activations, must be this one too.
 ///
 /// # Errors
 /// candle's.
@@ -39,14 +39,14 @@ impl Scope {
 }
 
 impl Drop for Scope {
-    // Also after an error or a panic: nobody would fetch what is kept then.
+    // This runs after an error or a panic too, so that no gradient of a failed pass remains.
     fn drop(&mut self) {
         KEPT.set(self.0.take());
     }
 }
 
-/// Keeps the gradient of a variable, or gives it to candle. It is not computed for what has no
-/// variable in it, such as the first layer's inputs: candle asks for all of them.
+/// Keeps the gradient of a variable, or gives it to candle. candle asks for the gradient of every tensor; it is not
+/// computed for a tensor without variables, such as the first layer's inputs.
 pub(super) fn keep(
     arg: &Tensor,
     gradient: impl FnOnce() -> Result<Tensor>,
