@@ -46,3 +46,8 @@ pub use candle_core;
 pub use candle_nn;
 pub use worker::input::{DataSetup, Dataset, InMemory, InputError, Pass, Samples, Source};
 pub use worker::model::{Batch, Metrics, Model, Setup, classification_metrics};
+
+/// The README's programs, compiled by the tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;
