@@ -594,14 +594,14 @@ def test_secure(programs):
         expect_accuracy("digits", summary)
 
         epochs = max(100, int(summary["samples_per_second"] * SECURE_SECONDS / 1437))
-        project.environment |= {"FLAMBEAU_NAME": "renewed", "FLAMBEAU_EPOCHS": str(epochs)}
+        project.environment |= {"FLAMBEAU_NAME": "renewed", "FLAMBEAU_EPOCHS": str(4 * epochs)}
         project.up(2, 3)
         project.await_live("worker", 3)
         certificates_are_renewed(project)
         summary = project.await_end("renewed", 600)
         check(summary["lost_updates"] == 0, f"{summary['lost_updates']} updates were lost while certificates were renewed")
 
-        project.environment["FLAMBEAU_NAME"] = "long"
+        project.environment |= {"FLAMBEAU_NAME": "long", "FLAMBEAU_EPOCHS": str(epochs)}
         with own_certificates() as folder:
             project.environment["FLAMBEAU_CERTS"] = f"{folder}/"
             project.up(2, 3)

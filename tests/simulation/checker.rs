@@ -357,7 +357,9 @@ fn check_reports(content: &Content<'_>, runs: &[Run<'_>], wrong: &mut Vec<String
     };
     let visited_again = |push: &usize| {
         let own = &run.positions[push];
-        let mut others = run.acknowledged.keys().filter(|other| *other != push);
+        // One that was left out, because its gradient is not finite, is a visit too.
+        let others = run.acknowledged.keys().chain(&run.poisoned);
+        let mut others = others.filter(|other| *other != push);
         others.any(|other| {
             let other = &run.positions[other];
             other.epoch == own.epoch && other.start < own.end && own.start < other.end

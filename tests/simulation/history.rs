@@ -105,6 +105,8 @@ struct Inner {
     has_run: bool,
     /// The run has a checkpoint of its own.
     has_checkpoint: bool,
+    /// Training has begun.
+    has_begun: bool,
     /// The job has ended, well or not.
     job_is_over: bool,
     /// What the run has begun with.
@@ -174,6 +176,7 @@ impl History {
             Event::Recorded(record) if record["event"] == "checkpoint" => {
                 inner.has_checkpoint = true;
             }
+            Event::Recorded(record) if record["event"] == "began" => inner.has_begun = true,
             Event::Recorded(record) if record["event"] == "ended" => inner.job_is_over = true,
             _ => {}
         }
@@ -218,6 +221,11 @@ impl History {
     /// The coordinator's state is lost.
     pub(crate) fn lose_run(&self) {
         self.0.lock().unwrap().has_run = false;
+    }
+
+    /// Whether training has begun.
+    pub(crate) fn has_begun(&self) -> bool {
+        self.0.lock().unwrap().has_begun
     }
 
     /// Whether the job has ended, well or not.

@@ -101,7 +101,9 @@ impl<'w> Trouble<'w> {
                     self.to_mend.push(mend);
                 }
             }
-            if let Some(name) = self.doomed.take_if(|_| now >= DOOM) {
+            // A job does not begin before its workers are there.
+            let has_begun = self.world.history.has_begun();
+            if let Some(name) = self.doomed.take_if(|_| now >= DOOM && has_begun) {
                 self.kill_for_good(sim, name);
             }
             if self.loss.take_if(|at| now >= *at).is_some() {
