@@ -594,7 +594,7 @@ def test_secure(programs):
         expect_accuracy("digits", summary)
 
         epochs = max(100, int(summary["samples_per_second"] * SECURE_SECONDS / 1437))
-        project.environment |= {"FLAMBEAU_NAME": "renewed", "FLAMBEAU_EPOCHS": str(4 * epochs)}
+        project.environment |= {"FLAMBEAU_NAME": "renewed", "FLAMBEAU_EPOCHS": str(2 * epochs)}
         project.up(2, 3)
         project.await_live("worker", 3)
         certificates_are_renewed(project)
@@ -608,9 +608,9 @@ def test_secure(programs):
             project.await_live("worker", 3)
             keys_are_apart(project)
             strangers_are_refused(project, f"{folder}/worker")
-            run_as_typed(project, next(command for command in runbook_commands() if "'refused: '" in command))
             project.await_progress()
             expect_accuracy("digits", project.await_end("long", 600), longer=True)
+            run_as_typed(project, next(command for command in runbook_commands() if "'refused: '" in command))
         say("the secure job ended well, with certificates from a folder")
 
 
