@@ -9,7 +9,7 @@ use crate::program;
 const STAY: [&str; 2] = ["--after-job", "wait"];
 
 /// Members that wait for a coordinator of a job for a short time only.
-const IMPATIENT: [&str; 4] = ["--after-job", "wait", "--patience-seconds", "2"];
+const IMPATIENT: [&str; 4] = ["--after-job", "wait", "--patience-seconds", "6"];
 
 fn job(name: &str, epochs: u32, model: &str) -> String {
     format!(
@@ -43,7 +43,7 @@ fn servers_and_workers_that_stay_take_part_in_the_next_job() {
     cluster.coordinator.terminate();
     assert!(cluster.coordinator.wait().success());
     // The others wait for it longer than their patience for a coordinator of a job that runs.
-    std::thread::sleep(Duration::from_secs(5));
+    std::thread::sleep(Duration::from_secs(10));
     let dir = cluster.run_dir();
     std::fs::rename(&dir, dir.with_file_name("first")).unwrap();
     std::fs::write(dir.with_file_name("given.toml"), job("second", 3, "mlp")).unwrap();
