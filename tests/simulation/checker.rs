@@ -95,7 +95,12 @@ fn fault(event: &Event, before: &[(u64, Event)], plan: &Plan) -> Option<String> 
             has_written,
         } => {
             let refusal = refused.as_deref().unwrap_or_default();
-            let right = refusal.contains("another run is at work at") && !has_written;
+            // Once the first run has ended, and left its place, its checkpoints are still not another's.
+            let is_over = |(_, event): &(u64, Event)| matches!(event, Event::Ended { name, .. } if name == "coordinator");
+            let of_earlier = refusal.contains("has checkpoints of an earlier run");
+            let of_earlier = of_earlier && before.iter().any(is_over);
+            let of_another = refusal.contains("another run is at work at");
+            let right = (of_another || of_earlier) && !has_written;
             (!right).then(|| {
                 format!(
                     "the second coordinator was refused with {refused:?}; it has written to the store: {has_written}"
