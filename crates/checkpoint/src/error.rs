@@ -214,7 +214,7 @@ fn is_refusal(text: &str) -> bool {
     status.starts_with('4') && !status.starts_with("408") && !status.starts_with("429")
 }
 
-/// Returns the code and the message of an S3 error, whose other elements repeat the request. Returns
+/// Returns the code and the message of an S3 error; its other elements only repeat the request. Returns
 /// other text unchanged.
 fn summary(text: &str) -> String {
     let element = |name: &str| {

@@ -56,7 +56,7 @@ impl Store {
 }
 
 /// Returns the store at a location: a run directory with a folder `checkpoints`, a folder of
-/// checkpoints, or a single checkpoint, whose number comes with it. Creates no folder.
+/// checkpoints, or a single checkpoint. For a single one it also returns the number. Creates no folder.
 ///
 /// # Errors
 /// [`CheckpointError::NotFound`] names what was looked for and where; or the store cannot be read.

@@ -52,7 +52,7 @@ pub struct Store {
 }
 
 impl fmt::Debug for Store {
-    /// Leaves out the objects, whose own `Debug` shows keys.
+    /// Leaves out the object store: its `Debug` output contains keys.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Store").field(&self.location).finish()
     }

@@ -26,7 +26,7 @@ impl Store {
     }
 
     /// Returns whether a file in a checkpoint's folder may belong to this run: it is one of the run's
-    /// parts, or a manifest, whose run the parts beside it tell. Partial files have a longer name.
+    /// parts, or a manifest. A manifest's name has no run; the parts beside it have. Partial files have a longer name.
     fn may_be_own(&self, name: &str) -> bool {
         name.starts_with(MANIFEST) || run_of(name) == Some(&self.run) || planted!(DeletesOthers)
     }
@@ -89,7 +89,8 @@ impl Store {
         self.remove(&folder_name(number), &[name.to_owned()]).await
     }
 
-    /// Lists the checkpoints of this run by number: those in whose folders all files may be its own.
+    /// Lists the checkpoints of this run by number. A checkpoint counts if each file in its folder may belong to
+    /// this run.
     async fn own(&self) -> Result<Vec<Own>, CheckpointError> {
         let folders = self.folders().await?;
         let mut numbers: Vec<u64> = folders.iter().filter_map(|name| number_of(name)).collect();
