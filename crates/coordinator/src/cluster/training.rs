@@ -12,7 +12,6 @@ use shared_proto::wire;
 use super::Cluster;
 use super::evaluations::Evaluation;
 use super::finished::not_leased;
-use crate::limits::DIGEST_BYTES;
 use crate::record::Record;
 use crate::splits::Split;
 
@@ -423,74 +422,6 @@ impl Cluster {
             self.evaluations.reported = None;
             self.schedule_last_evaluation();
         }
-    }
-
-    /// Takes an evaluation's result; the last one ends the job.
-    ///
-    /// # Errors
-    /// [`Reason::NotLeased`] if the evaluation is not leased to the sender, [`Reason::StaleEpoch`] if a shard
-    /// has moved since the weights were pulled, [`Reason::Malformed`] without a loss, or without the model that the
-    /// last evaluation writes.
-    pub(crate) fn evaluated(
-        &mut self,
-        now: Instant,
-        origin: &Origin,
-        report: wire::EvaluationReport,
-    ) -> Result<(), Refusal> {
-        let (task, epoch) = (origin.task, report.data_epoch);
-        if self.ended() || self.evaluations.reported == Some((epoch, task)) {
-            return Ok(());
-        }
-        self.check_epoch(origin)?;
-        if !report.metrics.contains_key("loss") {
-            return Err(Refusal::new(
-                Reason::Malformed,
-                format!("the evaluation of {task} has no metric \"loss\"; each has one"),
-            ));
-        }
-        let mine = |e: &Evaluation| e.task == task && e.epoch == epoch;
-        let at_work = self.evaluations.at_work;
-        let Some(evaluation) = at_work.filter(mine) else {
-            return Err(Refusal::new(
-                Reason::NotLeased,
-                format!(
-                    "the evaluation of epoch {} is not leased to {task}; register again",
-                    report.data_epoch
-                ),
-            ));
-        };
-        let model_is_told = report.model_sha256.len() == DIGEST_BYTES;
-        if evaluation.last && self.job.run_dir.is_some() && !model_is_told {
-            return Err(Refusal::new(
-                Reason::Malformed,
-                format!(
-                    "{task} has evaluated the final weights without the SHA-256 of the model.safetensors that it was to write; write the file, then report"
-                ),
-            ));
-        }
-        self.evaluations.at_work = None;
-        self.records.push(Record::Evaluation {
-            seconds: self.seconds(now),
-            epoch: report.data_epoch + 1,
-            steps: self.tally.steps,
-            samples: report.samples,
-            metrics: report.metrics.clone().into_iter().collect(),
-        });
-        self.evaluations.reported = Some((epoch, task));
-        self.evaluations.add(report);
-        self.must_keep();
-        if evaluation.last && self.checkpoints.place.is_some() {
-            self.checkpoints.ending = true;
-            self.save_if_due(now);
-        } else if evaluation.last {
-            self.end_well(now);
-        } else {
-            self.schedule_last_evaluation();
-        }
-        if self.sync() {
-            self.plan_step(now);
-        }
-        Ok(())
     }
 
     pub(super) fn end_well(&mut self, now: Instant) {
