@@ -161,9 +161,12 @@ pub(crate) fn kept(store: &Store, manifest: &Manifest) -> Result<Kept, String> {
 
 /// Reads the progress of the training from a manifest.
 pub(crate) fn progress(manifest: &Manifest) -> Result<Progress, String> {
-    serde_json::from_value(manifest.progress.clone()).map_err(|error| {
+    let progress = serde_json::from_value(manifest.progress.clone());
+    let progress = progress.map_err(|error| error.to_string());
+    let progress = progress.and_then(|progress: Progress| progress.check().map(|()| progress));
+    progress.map_err(|what| {
         format!(
-            "the progress in checkpoint {} cannot be read: {error}",
+            "the progress in checkpoint {} cannot be read: {what}",
             manifest.number
         )
     })

@@ -8,6 +8,9 @@ use serde::{Deserialize, Serialize};
 use shared_proto::ids::Task;
 use shared_proto::planted;
 
+/// The most samples of a data set. Positions and their sums do not overflow.
+pub(crate) const MOST_SAMPLES: u64 = 1 << 48;
+
 /// A piece of an epoch's positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Split {
@@ -65,6 +68,46 @@ impl Ledger {
         }
     }
 
+    /// Checks that the ranges lie within the data. A stored ledger may have been written by anybody.
+    ///
+    /// # Errors
+    /// Names what is impossible.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        let Self {
+            samples,
+            epochs,
+            batch,
+            ..
+        } = *self;
+        if !(1..=MOST_SAMPLES).contains(&samples)
+            || epochs == 0
+            || batch == 0
+            || batch > MOST_SAMPLES
+        {
+            return Err(format!(
+                "the data has {samples} samples, {epochs} epochs, and {batch} samples a batch"
+            ));
+        }
+        let leased = self.leased.values();
+        let leased = leased.map(|(_, split)| (split.epoch, split.start, split.end));
+        let fresh = (self.epoch, self.position, samples);
+        let ranges = self.returned.iter().copied().chain(leased);
+        for (epoch, start, end) in ranges.chain([fresh]) {
+            if start > end || end > samples {
+                return Err(format!(
+                    "positions {start} to {end} of epoch {epoch} are left, of {samples}"
+                ));
+            }
+        }
+        let mut done = self.done.iter();
+        if let Some((epoch, done)) = done.find(|(_, done)| **done > samples) {
+            return Err(format!(
+                "{done} of {samples} positions of epoch {epoch} are done"
+            ));
+        }
+        Ok(())
+    }
+
     /// Returns the number of samples of the data.
     pub(crate) fn samples(&self) -> u64 {
         self.samples
@@ -97,7 +140,7 @@ impl Ledger {
     /// Leases up to `batches` steps of data to a worker; the last step of an epoch may be short.
     pub(crate) fn lease(&mut self, task: Task, batches: u64) -> Option<Split> {
         let batches = batches.min(self.budget.unwrap_or(u64::MAX));
-        let split = self.take(batches * self.batch)?;
+        let split = self.take(batches.saturating_mul(self.batch))?;
         self.charge(split);
         self.leased.insert(split.id, (task, split));
         Some(split)
@@ -110,7 +153,7 @@ impl Ledger {
             return Vec::new();
         }
         let mut splits = Vec::new();
-        if let Some(whole) = self.take(self.batch * ranks.len() as u64) {
+        if let Some(whole) = self.take(self.batch.saturating_mul(ranks.len() as u64)) {
             let (mut start, end) = (whole.start, whole.end);
             for task in ranks {
                 let stop = (start + self.batch).min(end);
@@ -158,7 +201,7 @@ impl Ledger {
             self.leased.remove(&id);
         }
         let done = self.done.entry(epoch).or_default();
-        *done += newly;
+        *done = done.saturating_add(newly);
         let complete = *done == self.samples;
         if complete {
             self.done.remove(&epoch);
@@ -179,7 +222,7 @@ impl Ledger {
 
     /// Returns steps to the budget that were leased and will not be made.
     pub(crate) fn refund(&mut self, steps: u64) {
-        self.budget = self.budget.map(|budget| budget + steps);
+        self.budget = self.budget.map(|budget| budget.saturating_add(steps));
     }
 
     /// Returns whether no worker holds data.
@@ -195,12 +238,12 @@ impl Ledger {
 
     fn charge(&mut self, split: Split) {
         let steps = (split.end - split.start).div_ceil(self.batch);
-        self.budget = self.budget.map(|budget| budget - steps);
+        self.budget = self.budget.map(|budget| budget.saturating_sub(steps));
     }
 
     fn new_id(&mut self) -> u64 {
         let id = self.next_id;
-        self.next_id += 1;
+        self.next_id = self.next_id.saturating_add(1);
         id
     }
 
@@ -210,7 +253,7 @@ impl Ledger {
             return None;
         }
         if let Some((epoch, start, end)) = self.returned.pop_front() {
-            let stop = end.min(start + most);
+            let stop = end.min(start.saturating_add(most));
             if planted!(SplitTwice) && self.next_id.is_multiple_of(2) {
                 self.returned.push_back((epoch, start, stop));
             }
@@ -230,7 +273,7 @@ impl Ledger {
             return None;
         }
         let (epoch, start) = (self.epoch, self.position);
-        let end = self.samples.min(start + most);
+        let end = self.samples.min(start.saturating_add(most));
         self.position = end;
         if end == self.samples {
             self.epoch += 1;

@@ -120,9 +120,11 @@ impl State {
         let Some(kept) = table.get(CLUSTER)? else {
             return Ok(None);
         };
-        let saved = serde_json::from_slice(kept.value());
-        Ok(Some(saved.map_err(|error| {
-            redb::Error::Corrupted(format!("it is not what this release writes: {error}"))
+        let saved: Result<Saved, _> = serde_json::from_slice(kept.value());
+        let saved = saved.map_err(|error| error.to_string());
+        let saved = saved.and_then(|saved| saved.check().map(|()| saved));
+        Ok(Some(saved.map_err(|what| {
+            redb::Error::Corrupted(format!("it is not what this release writes: {what}"))
         })?))
     }
 

@@ -66,6 +66,14 @@ pub enum ClientError {
         /// What the last try came to.
         reason: String,
     },
+    /// A server answered what it was not asked.
+    #[error("shard {shard} has answered {what}; use the same release of Flambeau everywhere")]
+    WrongAnswer {
+        /// Which shard.
+        shard: u32,
+        /// What is wrong with the answer.
+        what: &'static str,
+    },
     /// The coordinator has not taken the report of updates that were lost with a server.
     #[error("the coordinator has not taken the report of updates that shard {0} has lost")]
     Unreported(u32),

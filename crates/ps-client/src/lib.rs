@@ -5,11 +5,13 @@
 //! - `session`: the stream to one shard; opened again when it breaks, and all that was not answered
 //!   sent again, in order
 //! - `connection`: a stream, opened and greeted
+//! - `answers`: a shard's answers, and whether they fit their requests
 //! - [`Maps`]: where shards are; they move to other servers and addresses while a job runs
 //! - `losses`: acknowledged updates that were lost with a server
 //! - `checks`: checks of a push before any of it is sent
 //! - [`Frames`]: which blocks travel together
 
+mod answers;
 mod checks;
 mod connection;
 mod error;

@@ -24,7 +24,7 @@ pub struct Lost {
 impl Lost {
     pub(crate) fn sum(one: Option<Self>, other: Option<Self>) -> Option<Self> {
         let both = |one: Self, other: Self| Self {
-            updates: one.updates + other.updates,
+            updates: one.updates.saturating_add(other.updates),
             first: one.first.min(other.first),
             last: one.last.max(other.last),
         };
@@ -126,10 +126,12 @@ impl Acknowledged {
             counts.lost = missing;
             let end = counts.acknowledged;
             let clock = |push| self.clock_of(push).unwrap_or_default();
+            // A server that acknowledges out of order makes the clocks go back.
+            let (one, other) = (clock(end - updates), clock(end - 1));
             let more = Lost {
                 updates,
-                first: clock(end - updates),
-                last: clock(end - 1),
+                first: one.min(other),
+                last: one.max(other),
             };
             lost = Lost::sum(lost, Some(more));
         }
@@ -183,6 +185,15 @@ mod tests {
         // What comes later can be lost too; what was lost before is not counted again.
         acknowledged.note(Clock(9), &[version(1)]);
         assert_eq!(acknowledged.compare(&[outcome(1, 2)]), lost(1, 9, 9));
+    }
+
+    #[test]
+    fn acknowledgements_out_of_order_leave_the_steps_of_a_loss_in_order() {
+        let mut acknowledged = Acknowledged::default();
+        for clock in [7, 5] {
+            acknowledged.note(Clock(clock), &[version(0)]);
+        }
+        assert_eq!(acknowledged.compare(&[outcome(0, 0)]), lost(2, 5, 7));
     }
 
     #[test]

@@ -13,11 +13,12 @@ use shared_proto::wire;
 use shared_proto::wire::client_message::Kind;
 use tokio::sync::{mpsc, watch};
 
+use crate::answers::Answer;
 use crate::error::ClientError;
 use crate::frames::Frames;
 use crate::losses::Loss;
 use crate::maps::Maps;
-use crate::session::{Answer, Reply, Session, Settling, Target};
+use crate::session::{Reply, Session, Settling, Target};
 
 /// The settings of a worker's sessions with the servers.
 #[derive(Clone, Debug)]

@@ -1,6 +1,8 @@
 //! The stream to one shard. It is opened again when it breaks; all that was not answered is sent
 //! again, in order, and the server knows what it has taken already.
 
+mod settling;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,6 +23,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch}
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use crate::answers::Answer;
 use crate::connection::{End, encode, end_of, open};
 use crate::error::ClientError;
 use crate::losses::{Acknowledged, Loss, Lost};
@@ -35,13 +38,6 @@ const ALARM: Duration = Duration::from_secs(1);
 
 /// How long to wait before asking again for what is not initialised yet.
 const NOT_YET: Duration = Duration::from_millis(20);
-
-/// A shard's answer to one request.
-#[derive(Debug)]
-pub(crate) enum Answer {
-    Acknowledged(wire::Acknowledged),
-    Weights(wire::Weights),
-}
 
 /// The newest epoch that a session has settled in, or why it has ended.
 pub(crate) type Settling = Result<Epoch, ClientError>;
@@ -349,12 +345,12 @@ impl Driver {
     fn answered(&self, message: wire::ServerMessage, epoch: Epoch) -> Result<(), End> {
         match message.kind {
             Some(Incoming::Acknowledged(a)) => {
-                self.resolve(a.sequence, Ok(Answer::Acknowledged(a)));
+                self.resolve(a.sequence, Ok(Answer::Acknowledged(a)))?;
             }
             Some(Incoming::Weights(weights)) => {
                 self.tell
                     .send_if_modified(|on| !std::mem::take(on).is_empty());
-                self.resolve(weights.request, Ok(Answer::Weights(weights)));
+                self.resolve(weights.request, Ok(Answer::Weights(weights)))?;
             }
             Some(Incoming::Waiting(waiting)) => {
                 let on: Vec<Task> = waiting
@@ -372,7 +368,7 @@ impl Driver {
                     Reason::StaleEpoch => return Err(End::Outdated(refusal.message)),
                     // Only questions about outcomes have no number. The next stream asks again.
                     _ if refused.sequence == 0 => return Err(End::Broken(refusal.message)),
-                    _ => self.resolve(refused.sequence, Err(refusal.into())),
+                    _ => self.resolve(refused.sequence, Err(refusal.into()))?,
                 }
             }
             Some(Incoming::Outcome(outcome)) => self.compare(&outcome, epoch),
@@ -399,75 +395,19 @@ impl Driver {
         });
     }
 
-    /// Counts the acknowledged pushes that blocks lack as lost. Once all outcomes of the stream have come,
-    /// reports the losses and settles in the stream's epoch.
-    fn compare(&self, outcome: &wire::Outcome, epoch: Epoch) {
-        let mut state = self.state.lock();
-        state.open_questions = state.open_questions.saturating_sub(1);
-        let more = state.acknowledged.compare(&outcome.blocks);
-        state.lost = Lost::sum(state.lost, more);
-        if state.open_questions > 0 {
-            return;
-        }
-        let lost = state.lost.take();
-        drop(state);
-        self.answered.notify_one();
-        match lost {
-            None => self.settle_in(epoch),
-            Some(lost) => self.report(lost, epoch),
-        }
-    }
-
-    /// Reports a loss, and settles in the epoch once the coordinator knows of it.
-    fn report(&self, lost: Lost, epoch: Epoch) {
-        let shard = self.target.shard;
-        tracing::warn!(
-            shard,
-            updates = lost.updates,
-            first_step = lost.first.0,
-            last_step = lost.last.0,
-            "acknowledged updates are lost with a server"
-        );
-        let (told, reported) = oneshot::channel();
-        let loss = Loss {
-            shard,
-            epoch,
-            lost,
-            told,
-        };
-        let (losses, settle) = (self.target.losses.clone(), Arc::clone(&self.settle));
-        let state = Arc::clone(&self.state);
-        {
-            let mut state = state.lock();
-            state.reports += 1;
-            state.reached = state.reached.max(epoch);
-        }
-        tokio::spawn(async move {
-            if losses.send(loss).await.is_err() || reported.await.is_err() {
-                // The coordinator has refused the report, or the worker's membership is over.
-                drop(settle.send_replace(Err(ClientError::Unreported(shard))));
-                return;
-            }
-            let mut state = state.lock();
-            state.reports -= 1;
-            if state.reports == 0 {
-                raise(&settle, state.reached);
-            }
-        });
-    }
-
-    /// Settles in an epoch, once all losses are reported.
-    fn settle_in(&self, epoch: Epoch) {
-        let mut state = self.state.lock();
-        state.reached = state.reached.max(epoch);
-        if state.reports == 0 {
-            raise(&self.settle, state.reached);
-        }
-    }
-
-    fn resolve(&self, sequence: u64, answer: Result<Answer, ClientError>) {
+    /// Hands an answer to the caller that waits for it.
+    ///
+    /// # Errors
+    /// If it does not answer the request; then the request stays unanswered.
+    fn resolve(&self, sequence: u64, answer: Result<Answer, ClientError>) -> Result<(), End> {
         let request = {
             let mut state = self.state.lock();
+            if let (Some(request), Ok(answer)) = (state.in_flight.get(&sequence), &answer)
+                && let Some(what) = answer.misfit(&request.message)
+            {
+                let shard = self.target.shard;
+                return Err(End::Fatal(ClientError::WrongAnswer { shard, what }));
+            }
             let request = state.in_flight.remove(&sequence);
             if let (Some(Outgoing::Push(push)), Ok(Answer::Acknowledged(taken))) =
                 (request.as_ref().map(|request| &request.message), &answer)
@@ -482,6 +422,7 @@ impl Driver {
             // A caller that no longer waits does not need the answer.
             let _ = request.reply.send(answer);
         }
+        Ok(())
     }
 
     fn fail(&self, error: &ClientError) {
@@ -492,16 +433,6 @@ impl Driver {
             let _ = request.reply.send(Err(error.clone()));
         }
     }
-}
-
-fn raise(settled: &watch::Sender<Settling>, epoch: Epoch) {
-    settled.send_if_modified(|settled| match settled {
-        Ok(earlier) if *earlier < epoch => {
-            *earlier = epoch;
-            true
-        }
-        _ => false,
-    });
 }
 
 const MOST_DELAY: Duration = Duration::from_secs(2);

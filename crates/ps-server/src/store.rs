@@ -1,5 +1,6 @@
 //! The blocks that a shard holds, by the shard map of an epoch.
 
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, OnceLock};
 
@@ -58,8 +59,11 @@ impl Blocks {
     pub(crate) fn staged(&self, task: Task, clock: Clock, blocks: usize) -> bool {
         let mut staged = self.staged.lock();
         let (of, count) = staged.entry(task).or_insert((clock, 0));
-        if *of != clock {
-            (*of, *count) = (clock, 0);
+        match clock.cmp(of) {
+            Ordering::Equal => {}
+            Ordering::Greater => (*of, *count) = (clock, 0),
+            // A push of an earlier step that is sent again leaves the count of the newest one alone.
+            Ordering::Less => return false,
         }
         *count += blocks;
         *count == self.by_id.len()
@@ -198,4 +202,29 @@ pub(crate) fn not_initialized(what: &str) -> Refusal {
         Reason::NotInitialized,
         format!("{what} has no values yet; an initialiser is at work, ask again"),
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use shared_proto::ids::{Generation, Role, TaskId};
+
+    #[test]
+    fn a_push_of_an_earlier_step_does_not_hide_that_all_blocks_hold_the_newest() {
+        let id = |index| BlockId { variable: 0, index };
+        let blocks = Blocks::new((0..2).map(|index| (id(index), Block::default())));
+        let id = TaskId {
+            role: Role::Worker,
+            index: 0,
+        };
+        let worker = Task {
+            id,
+            generation: Generation(1),
+        };
+        assert!(blocks.staged(worker, Clock(4), 2));
+        assert!(!blocks.staged(worker, Clock(5), 1));
+        // It is sent again, after a stream broke, and has been taken already.
+        assert!(!blocks.staged(worker, Clock(4), 0));
+        assert!(blocks.staged(worker, Clock(5), 1));
+    }
 }

@@ -12,6 +12,9 @@ use crate::wire;
 /// Elements in the largest blocks: 1 MiB of `f32`. A shard map may have smaller ones.
 pub const BLOCK_ELEMENTS: usize = (1 << 20) / size_of::<f32>();
 
+/// The most shards of a map: as many as a job may have servers.
+pub const MOST_SHARDS: usize = 1 << 16;
+
 /// Names one block of a variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockId {
@@ -280,6 +283,11 @@ impl TryFrom<wire::ShardMap> for ShardMap {
             return Err(malformed("block_elements is 0".to_owned()));
         }
         let shards = map.shard_addresses.len();
+        if shards > MOST_SHARDS {
+            return Err(malformed(format!(
+                "it has {shards} shards; {MOST_SHARDS} are the most"
+            )));
+        }
         if map.servers.len() != shards || map.sources.len() != shards {
             return Err(malformed(format!(
                 "{shards} shards have {} servers and {} sources; each needs one",

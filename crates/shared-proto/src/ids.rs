@@ -17,7 +17,7 @@ macro_rules! counter {
             /// The number after this one.
             #[must_use]
             pub fn next(self) -> Self {
-                Self(self.0 + 1)
+                Self(self.0.saturating_add(1))
             }
         }
 
@@ -69,6 +69,9 @@ impl RunId {
         self != other && self.0 != 0 && other.0 != 0
     }
 }
+
+/// The highest clock that a message may state. No job has so many steps, and sums of clocks do not overflow.
+pub const HIGHEST_CLOCK: Clock = Clock(1 << 61);
 
 /// What a process is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -192,7 +195,7 @@ impl Origin {
     /// Reads the origin of a message about `what`.
     ///
     /// # Errors
-    /// [`Reason::Malformed`] if the origin or its task is missing.
+    /// [`Reason::Malformed`] if the origin or its task is missing, or the clock is above [`HIGHEST_CLOCK`].
     pub fn read(origin: Option<&wire::Origin>, what: &str) -> Result<Self, Refusal> {
         let missing = |field| {
             Refusal::new(
@@ -206,6 +209,15 @@ impl Origin {
             .as_ref()
             .ok_or_else(|| missing("origin.task"))?
             .try_into()?;
+        if origin.clock > HIGHEST_CLOCK.0 {
+            return Err(Refusal::new(
+                Reason::Malformed,
+                format!(
+                    "{what} has origin.clock {}; no worker finishes more than {HIGHEST_CLOCK} steps",
+                    origin.clock
+                ),
+            ));
+        }
         Ok(Self {
             job: origin.job.clone(),
             run: RunId(origin.run),
@@ -238,5 +250,30 @@ pub fn names<'a>(tasks: impl IntoIterator<Item = &'a Task>) -> String {
         "nobody".to_owned()
     } else {
         names.join(", ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clock_that_no_worker_reaches_is_refused() {
+        let worker = Task {
+            id: TaskId {
+                role: Role::Worker,
+                index: 0,
+            },
+            generation: Generation(1),
+        };
+        let origin = |clock| wire::Origin {
+            task: Some(worker.into()),
+            clock,
+            ..wire::Origin::default()
+        };
+        let read = |clock| Origin::read(Some(&origin(clock)), "Push");
+        assert_eq!(read(HIGHEST_CLOCK.0).unwrap().clock, HIGHEST_CLOCK);
+        let refused = read(HIGHEST_CLOCK.0 + 1).unwrap_err();
+        assert_eq!(refused.reason, Reason::Malformed);
     }
 }

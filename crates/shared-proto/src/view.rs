@@ -136,6 +136,12 @@ impl TryFrom<wire::View> for View {
                     Ok((task.try_into()?, c.samples))
                 })
                 .collect::<Result<_, Refusal>>()?;
+            let samples = commit.contributors.iter().map(|c| c.samples);
+            let total = samples.fold(Some(0u64), |sum, more| sum?.checked_add(more));
+            if total.is_none() {
+                let what = "the samples of a commit add up to more than 64 bits hold";
+                return Err(Refusal::new(Reason::Malformed, what));
+            }
             Ok(Commit {
                 step: Clock(commit.step),
                 contributors,
@@ -199,5 +205,27 @@ mod tests {
             run: RunId(7),
         };
         assert_eq!(View::try_from(wire::View::from(&view)).unwrap(), view);
+    }
+
+    #[test]
+    fn a_commit_of_more_samples_than_can_be_counted_is_refused() {
+        let contributor = |samples| wire::Contributor {
+            task: Some(wire::Task {
+                role: wire::Role::Worker.into(),
+                index: 0,
+                generation: 1,
+            }),
+            samples,
+        };
+        let view = |more| wire::View {
+            commit: Some(wire::Commit {
+                step: 1,
+                contributors: vec![contributor(u64::MAX), contributor(more)],
+            }),
+            ..wire::View::default()
+        };
+        View::try_from(view(0)).unwrap();
+        let refused = View::try_from(view(1)).unwrap_err();
+        assert_eq!(refused.reason, Reason::Malformed);
     }
 }

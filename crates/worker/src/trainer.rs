@@ -180,7 +180,7 @@ fn batches(split: &wire::Split, size: u32) -> impl Iterator<Item = Positions> + 
         let batch = Positions {
             epoch,
             start,
-            end: end.min(start + size),
+            end: end.min(start.saturating_add(size)),
         };
         start = batch.end;
         (batch.start < batch.end).then_some(batch)

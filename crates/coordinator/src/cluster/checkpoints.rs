@@ -302,7 +302,7 @@ impl Cluster {
             epoch: map.epoch,
             clock: progress.clock,
         });
-        self.checkpoints.next = number + 1;
+        self.checkpoints.next = number.saturating_add(1);
         self.losses.ordered(number);
         self.drains_into(number);
         // The remains of earlier attempts take room.

@@ -206,7 +206,7 @@ impl Cluster {
         self.evaluations.at_work = None;
         self.records.push(Record::Evaluation {
             seconds: self.seconds(now),
-            epoch: report.data_epoch + 1,
+            epoch: report.data_epoch.saturating_add(1),
             steps: self.tally.steps,
             samples: report.samples,
             metrics: report.metrics.clone().into_iter().collect(),

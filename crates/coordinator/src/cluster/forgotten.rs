@@ -54,13 +54,16 @@ impl Cluster {
     pub(super) fn new_index(&mut self, role: Role) -> u32 {
         // The state of an earlier release lacks the next index, but has all members.
         let known = self.members.keys().filter(|id| id.role == role);
-        let known = known.map(|id| id.index + 1).max().unwrap_or(0);
+        let known = known
+            .map(|id| id.index.saturating_add(1))
+            .max()
+            .unwrap_or(0);
         let next = match role {
             Role::Ps => &mut self.forgotten.next_ps,
             Role::Worker | Role::Coordinator => &mut self.forgotten.next_worker,
         };
         let index = known.max(*next);
-        *next = index + 1;
+        *next = index.saturating_add(1);
         index
     }
 

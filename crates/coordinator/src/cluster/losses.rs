@@ -180,6 +180,15 @@ impl Cluster {
                 ),
             ));
         }
+        if report.first_step > report.last_step {
+            return Err(Refusal::new(
+                Reason::Malformed,
+                format!(
+                    "{task} reports updates lost from step {} to step {}; the first comes before the last",
+                    report.first_step, report.last_step
+                ),
+            ));
+        }
         member.progress.told_lost = origin.sequence;
         if planted!(SilentLosses) {
             return Ok(());

@@ -2,10 +2,10 @@
 //! fetches the resulting view and records.
 //!
 //! - `members`: registration, leases, generations; `forgotten`: totals of members that are no longer tracked
-//! - `variables`: the model's variables, the shard map, initial values
+//! - `variables`: the model's variables, the shard map, initial values; `map_size`: what a map may have
 //! - `checkpoints`: orders and collects them; `failures`, `backoff`: those that fail;
 //!   `recovery`: going back to one
-//! - `saved`: the state that outlives this process
+//! - `saved`: the state that outlives this process; `possible`: whether one can be resumed
 //! - `drain`: servers that are about to stop
 //! - `losses`: acknowledged updates that are lost with a server
 //! - `evaluations`: those that are due, in progress and done
@@ -23,8 +23,10 @@ mod failures;
 mod finished;
 mod forgotten;
 mod losses;
+mod map_size;
 mod members;
 mod outcome;
+mod possible;
 mod process;
 mod recovery;
 mod saved;

@@ -37,8 +37,8 @@ pub(crate) struct Saved {
     members: Vec<SavedMember>,
     #[serde(default)]
     forgotten: Forgotten,
-    variables: Option<Variables>,
-    ledger: Option<Ledger>,
+    pub(super) variables: Option<Variables>,
+    pub(super) ledger: Option<Ledger>,
     evaluations_due: VecDeque<u32>,
     evaluation_at_work: Option<Evaluation>,
     evaluation_reported: Option<(u32, Task)>,
@@ -46,10 +46,10 @@ pub(crate) struct Saved {
     step: Option<Step>,
     commit: Option<Commit>,
     min_clock: Clock,
-    phase: i32,
+    pub(super) phase: i32,
     pub(crate) error: String,
     #[serde(with = "shared_proto::number")]
-    seconds: f64,
+    pub(super) seconds: f64,
     earlier_samples: u64,
     steps: u64,
     samples: u64,
@@ -58,14 +58,14 @@ pub(crate) struct Saved {
     losses: Losses,
     receipt_key: [u8; 32],
     next_checkpoint: u64,
-    newest: Option<Kept>,
+    pub(super) newest: Option<Kept>,
     first_written: bool,
     ending: bool,
     probe: Option<String>,
-    start: Option<Start>,
+    pub(super) start: Option<Start>,
     awaited: Vec<TaskId>,
     #[serde(default)]
-    loading: Vec<usize>,
+    pub(super) loading: Vec<usize>,
     #[serde(default)]
     unsaved: String,
     #[serde(default)]
@@ -228,7 +228,7 @@ impl Cluster {
         let mut cluster = Self::new(job);
         let phase = saved.phase();
         cluster.generation = saved.generation.next();
-        let beyond = saved.generation.0 * VIEWS_IN_A_LIFE;
+        let beyond = saved.generation.0.saturating_mul(VIEWS_IN_A_LIFE);
         cluster.view.number = ViewNumber(if planted!(OldViews) { 0 } else { beyond });
         let members = saved.members.into_iter().map(|saved| saved.member(now));
         cluster.members = members.map(|member| (member.task.id, member)).collect();

@@ -164,7 +164,7 @@ impl Cluster {
 
     fn idle_reason(&self) -> String {
         if let Some(Evaluation { epoch, task, .. }) = self.evaluations.at_work {
-            return format!("{task} evaluates epoch {}", epoch + 1);
+            return format!("{task} evaluates epoch {}", epoch.saturating_add(1));
         }
         if let Some(server) = self.draining.keys().next() {
             return format!("{server} is about to stop, and its shard is saved first");
@@ -314,7 +314,7 @@ impl Cluster {
         samples: u64,
     ) {
         self.last_finish = Some(now);
-        self.tally.samples += samples;
+        self.tally.samples = self.tally.samples.saturating_add(samples);
         self.tally.recent.worker_steps =
             self.tally.recent.worker_steps.saturating_add(request.steps);
         self.tally.recent.loss_sum += request.loss_sum;
@@ -327,11 +327,12 @@ impl Cluster {
         work.finished = origin.sequence;
         work.uncertain = false;
         work.clock = work.clock.max(origin.clock);
-        work.samples += samples;
+        work.samples = work.samples.saturating_add(samples);
         work.steps = work.steps.saturating_add(request.steps);
         // A restarted coordinator may have forgotten some pushes.
         let told = request.pushes.min(origin.clock.0);
-        work.pushes = told.max(work.pushes + request.steps - request.skipped);
+        let more = request.steps.saturating_sub(request.skipped);
+        work.pushes = told.max(work.pushes.saturating_add(more));
         work.loss = request.loss_sum / request.steps.max(1) as f64;
         let seconds = now.duration_since(work.moved).as_secs_f64();
         if seconds > 0.0 {
@@ -391,7 +392,7 @@ impl Cluster {
                 step: step.clock,
                 contributors,
             });
-            self.tally.steps += 1;
+            self.tally.steps = self.tally.steps.saturating_add(1);
             self.record_progress(now, 1);
         }
         self.schedule_last_evaluation();

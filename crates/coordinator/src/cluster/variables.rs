@@ -13,28 +13,18 @@ use shared_proto::view::JobPhase;
 use super::Cluster;
 use super::capacity::check_capacity;
 use super::checkpoints::source;
+use super::map_size::check_map_size;
 use super::members::Member;
 use crate::placement::{block_elements, place};
-use crate::splits::Ledger;
+use crate::splits::{Ledger, MOST_SAMPLES};
 
 /// If the job does not give the number of servers, the shard map is cut when no server has joined for this long.
 const SETTLE: Duration = Duration::from_secs(3);
 
-/// The most bytes of a shard map, which travels in one control message of at most 4 MiB.
-const MOST_MAP_BYTES: usize = (4 << 20) - (256 << 10);
-
-/// The most bytes of a variable in a shard map beside its name, its shape and its blocks.
-const VARIABLE_BYTES: usize = 24;
-
-/// The most bytes of a dimension of a variable in a shard map.
-const DIMENSION_BYTES: usize = 10;
-/// The most bytes of a block's place in a shard map.
-const PLACE_BYTES: usize = 2;
-
 /// The variables and data sizes that the first worker has registered.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Variables {
-    specs: Vec<VariableSpec>,
+    pub(super) specs: Vec<VariableSpec>,
     #[serde(flatten)]
     data: WorkerData,
     pub(crate) map: Option<ShardMap>,
@@ -94,7 +84,7 @@ impl Cluster {
         data: WorkerData,
     ) -> Result<Initialization, Refusal> {
         let training_samples = data.training_samples;
-        check(&specs, training_samples)?;
+        check(&specs, &data)?;
         match &mut self.variables {
             Some(known) => {
                 compare(&known.specs, &specs, task)?;
@@ -257,6 +247,8 @@ impl Cluster {
             Some(start) => start.block_elements,
             None => block_elements(&variables.specs, shards),
         };
+        let location = self.checkpoint_location();
+        check_map_size(&variables.specs, block_elements, servers.len(), location)?;
         let placed = place(variables.specs.clone(), shards, block_elements);
         check_capacity(&self.job, &servers, &placed, block_elements)?;
         let addresses: Vec<String> = servers.iter().map(|m| m.address.clone()).collect();
@@ -298,6 +290,18 @@ impl Cluster {
         }
         self.must_keep();
         Ok(None)
+    }
+
+    /// Returns the longest location of a checkpoint that shards may come from; empty without checkpoints.
+    fn checkpoint_location(&self) -> &str {
+        let newest = self.checkpoints.newest.as_ref();
+        let newest = newest.map_or("", |kept| &kept.location);
+        let place = self.place().map_or("", |place| &place.location);
+        if newest.len() > place.len() {
+            newest
+        } else {
+            place
+        }
     }
 
     /// Describes what keeps training from beginning or continuing; empty if nothing does.
@@ -352,33 +356,22 @@ impl Cluster {
     }
 }
 
-fn check(specs: &[VariableSpec], training_samples: u64) -> Result<(), Refusal> {
+fn check(specs: &[VariableSpec], data: &WorkerData) -> Result<(), Refusal> {
     let malformed = |what| Err(Refusal::new(Reason::Malformed, what));
     if specs.is_empty() {
         return malformed("the model has no variables; there is nothing to train".to_owned());
     }
-    if training_samples == 0 {
+    if data.training_samples == 0 {
         return malformed("the data has no training samples; look at [data] in the job".to_owned());
     }
-    let bytes = |spec: &VariableSpec| {
-        let shape = spec.shape.len().saturating_mul(DIMENSION_BYTES);
-        let blocks = spec.blocks(BLOCK_ELEMENTS).saturating_mul(PLACE_BYTES);
-        [spec.name.len(), VARIABLE_BYTES, shape, blocks]
-            .iter()
-            .fold(0usize, |sum, more| sum.saturating_add(*more))
-    };
-    let bytes = specs.iter().map(bytes).fold(0usize, usize::saturating_add);
-    if bytes > MOST_MAP_BYTES {
-        let blocks = specs.iter().map(|spec| spec.blocks(BLOCK_ELEMENTS));
-        return Err(Refusal::new(
-            Reason::Oversized,
-            format!(
-                "the shard map of a model with {} variables and {} blocks of 1 MiB has about {bytes} bytes; a control message holds {MOST_MAP_BYTES}: use fewer variables, or smaller ones",
-                specs.len(),
-                blocks.fold(0usize, usize::saturating_add)
-            ),
+    let most = data.training_samples.max(data.evaluation_samples);
+    if most > MOST_SAMPLES {
+        return malformed(format!(
+            "the data has {most} samples; a job takes {MOST_SAMPLES} at the most"
         ));
     }
+    // Before servers are known: a model that no map holds is refused at once.
+    check_map_size(specs, BLOCK_ELEMENTS, 1, "")?;
     for pair in specs.windows(2) {
         if pair[0].name >= pair[1].name {
             return malformed(format!(

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use super::{Job, JobError, Mode, Strategy};
+use crate::blocks::MOST_SHARDS;
 
 /// The longest time that a setting may give, in seconds: 30 days. No wait in a job is longer, and the sum of this and
 /// any time of a clock is still a time.
@@ -153,11 +154,14 @@ impl Job {
             "no layer may be empty",
         )?;
         let cluster = &self.cluster;
+        let shards = cluster
+            .ps
+            .is_none_or(|ps| (1..=MOST_SHARDS).contains(&(ps as usize)));
         check(
-            cluster.ps != Some(0),
+            shards,
             "cluster.ps",
             &cluster.ps,
-            "must be at least 1, or absent",
+            "must lie between 1 and 65536, or be absent",
         )?;
         check(
             cluster.workers != Some(0),

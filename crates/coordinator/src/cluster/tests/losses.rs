@@ -271,6 +271,15 @@ fn losses_that_cannot_be_are_refused() {
         scene.lost(worker, u64::MAX).unwrap_err().reason,
         Reason::Malformed
     );
+    let backwards = wire::LostReport {
+        updates: 1,
+        first_step: 1,
+        last_step: 0,
+        ..wire::LostReport::default()
+    };
+    let origin = scene.origin(worker, Clock(1));
+    let refused = scene.cluster.lost(scene.now, &origin, &backwards);
+    assert_eq!(refused.unwrap_err().reason, Reason::Malformed);
     let origin = Origin {
         sequence: Sequence(0),
         ..scene.origin(worker, Clock(1))

@@ -25,6 +25,21 @@ impl Scene {
 }
 
 #[test]
+fn data_of_more_samples_than_can_be_counted_is_refused() {
+    let mut scene = Scene::new(Mode::Async, Some(1), 1);
+    let worker = scene.join(Role::Worker, "w");
+    for (training, evaluation) in [((1 << 48) + 1, 1), (1, u64::MAX)] {
+        let specs = model(&[("w", 4)]);
+        let data = data(training, evaluation);
+        let refused = scene
+            .cluster
+            .register_variables(scene.now, worker, specs, data);
+        assert_eq!(refused.unwrap_err().reason, Reason::Malformed);
+        assert!(scene.cluster.variables.is_none());
+    }
+}
+
+#[test]
 fn what_training_waits_for_is_told_at_each_stage() {
     for ps in [Some(2), None] {
         let mut scene = Scene::new(Mode::Async, ps, 2);

@@ -141,3 +141,39 @@ fn a_run_is_known_by_the_store_of_its_checkpoints_and_otherwise_by_its_number() 
     let stored = cluster().with_run(RunId(0xab)).with_checkpoints(place, 0);
     assert_eq!(id(stored), Some("probe".to_owned()));
 }
+
+#[test]
+fn a_state_whose_parts_do_not_fit_is_refused() {
+    let (scene, _) = busy();
+    let kept = serde_json::to_value(scene.cluster.save_all(scene.now)).unwrap();
+    let check = |kept: &Value| {
+        let saved: crate::cluster::Saved = serde_json::from_value(kept.clone()).unwrap();
+        saved.check()
+    };
+    assert_eq!(check(&kept), Ok(()));
+    let number = |number: u64| Value::from(number);
+    for (path, impossible) in [
+        ("/phase", number(99)),
+        ("/seconds", Value::from(-1)),
+        ("/loading", serde_json::json!([1])),
+        ("/ledger/batch", number(0)),
+        ("/ledger/epochs", number(0)),
+        ("/ledger/samples", number(u64::MAX)),
+        ("/ledger/position", number(SAMPLES + 1)),
+        ("/ledger/returned", serde_json::json!([[0, 9, 3]])),
+        ("/ledger/done", serde_json::json!({"0": SAMPLES + 1})),
+        ("/newest/progress/ledger/batch", number(0)),
+        ("/variables/map", Value::Null),
+        ("/variables/specs/0/shape/0", number(0)),
+        ("/variables/specs/0/shape/0", number(5)),
+        ("/variables/map/block_elements", number(0)),
+        ("/variables/map/servers", serde_json::json!([])),
+        ("/variables/map/sources", serde_json::json!([])),
+        ("/variables/map/variables/0/shards/0", number(7)),
+        ("/variables/map/variables/0/shards", serde_json::json!([])),
+    ] {
+        let mut kept = kept.clone();
+        *kept.pointer_mut(path).expect(path) = impossible;
+        assert!(check(&kept).is_err(), "{path}");
+    }
+}

@@ -1,0 +1,143 @@
+//! Compares the size of a shard map with what a control message holds.
+
+use shared_proto::blocks::{MOST_SHARDS, VariableSpec};
+use shared_proto::refusal::{Reason, Refusal};
+
+/// The most bytes of a shard map, which travels in one control message of at most 4 MiB.
+const MOST_BYTES: usize = (4 << 20) - (64 << 10);
+
+/// The most bytes of a variable in a shard map beside its name, its shape and its blocks.
+const VARIABLE_BYTES: usize = 24;
+
+/// The most bytes of a dimension of a variable.
+const DIMENSION_BYTES: usize = 10;
+
+/// The most bytes of a block's place.
+const PLACE_BYTES: usize = 3;
+
+/// The most bytes of a shard beside the location of its checkpoint: an address of 256 bytes, a task, a source.
+const SHARD_BYTES: usize = 256 + 96;
+
+/// Refuses a model whose shard map no control message holds. `location` is that of the checkpoint which shards may
+/// come from.
+///
+/// # Errors
+/// [`Reason::Oversized`].
+pub(super) fn check_map_size(
+    specs: &[VariableSpec],
+    block_elements: usize,
+    shards: usize,
+    location: &str,
+) -> Result<(), Refusal> {
+    let sum = |parts: &mut dyn Iterator<Item = usize>| parts.fold(0, usize::saturating_add);
+    let blocks = sum(&mut specs.iter().map(|spec| spec.blocks(block_elements)));
+    let variable = |spec: &VariableSpec| {
+        let shape = spec.shape.len().saturating_mul(DIMENSION_BYTES);
+        VARIABLE_BYTES
+            .saturating_add(spec.name.len())
+            .saturating_add(shape)
+    };
+    let bytes = sum(&mut specs.iter().map(variable))
+        .saturating_add(blocks.saturating_mul(PLACE_BYTES))
+        .saturating_add(shards.saturating_mul(SHARD_BYTES + location.len()));
+    if bytes <= MOST_BYTES && shards <= MOST_SHARDS {
+        return Ok(());
+    }
+    Err(Refusal::new(
+        Reason::Oversized,
+        format!(
+            "the shard map of a model with {} variables, in {blocks} blocks of {block_elements} elements on {shards} servers, has about {bytes} bytes; a control message holds {MOST_BYTES}, and a map has at most {MOST_SHARDS} servers: use fewer variables, smaller ones, or fewer servers",
+            specs.len()
+        ),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use prost::Message;
+    use shared_proto::blocks::{PlacedVariable, ShardMap, Source};
+    use shared_proto::ids::{Epoch, Generation, Role, Task, TaskId};
+    use shared_proto::wire;
+
+    fn specs(variables: usize, elements: usize) -> Vec<VariableSpec> {
+        let spec = |i| VariableSpec {
+            name: format!("layer{i:07}.weight"),
+            shape: vec![1, elements],
+        };
+        (0..variables).map(spec).collect()
+    }
+
+    /// Returns the largest shard map of a model.
+    fn largest(
+        specs: Vec<VariableSpec>,
+        elements: usize,
+        shards: usize,
+        location: &str,
+    ) -> ShardMap {
+        let id = TaskId {
+            role: Role::Ps,
+            index: u32::MAX,
+        };
+        let server = Task {
+            id,
+            generation: Generation(u64::MAX),
+        };
+        let source = Source {
+            epoch: Epoch(u64::MAX),
+            checkpoint: Some((location.to_owned(), u64::MAX)),
+            run: "f".repeat(16),
+        };
+        let placed = |spec: VariableSpec| PlacedVariable {
+            shards: vec![shards as u32 - 1; spec.blocks(elements)],
+            spec,
+        };
+        ShardMap {
+            epoch: Epoch(u64::MAX),
+            addresses: vec!["a".repeat(256); shards],
+            servers: vec![server; shards],
+            sources: vec![source; shards],
+            variables: specs.into_iter().map(placed).collect(),
+            block_elements: elements,
+            total_updates: u64::MAX,
+        }
+    }
+
+    #[test]
+    fn what_is_taken_fits_into_a_control_message() {
+        let location = "s3://bucket/".to_owned() + &"x".repeat(100);
+        for (variables, elements, block, shards) in [
+            (50_000, 1, 1 << 14, 2),
+            (1, 1_300_000, 1, 3),
+            (1, 100, 10, 8_000),
+            (20_000, 1 << 20, 1 << 18, 1_000),
+        ] {
+            let mut shards_taken = 0;
+            for shards in [shards, 2 * shards, 10 * shards] {
+                let specs = specs(variables, elements);
+                if check_map_size(&specs, block, shards, &location).is_ok() {
+                    shards_taken += 1;
+                    let map = largest(specs, block, shards, &location);
+                    let bytes = wire::ShardMap::from(&map).encoded_len();
+                    assert!(
+                        bytes < 4 << 20,
+                        "{bytes}: {variables} variables on {shards} shards"
+                    );
+                }
+            }
+            assert!(shards_taken > 0, "{variables} variables, {shards} shards");
+        }
+    }
+
+    #[test]
+    fn small_blocks_and_many_servers_are_counted() {
+        let refused = |variables, elements, block, shards| {
+            let refused = check_map_size(&specs(variables, elements), block, shards, "");
+            refused.unwrap_err().reason
+        };
+        assert_eq!(refused(1, 1 << 24, 1, 1), Reason::Oversized);
+        check_map_size(&specs(1, 1 << 24), 1 << 18, 1, "").unwrap();
+        assert_eq!(refused(1, 1, 1, 20_000), Reason::Oversized);
+        assert_eq!(refused(1, usize::MAX, 1, usize::MAX), Reason::Oversized);
+    }
+}

@@ -1,0 +1,79 @@
+//! Refuses kept state and progress that no coordinator can have written: resumed, their parts would point nowhere.
+
+use shared_proto::blocks::{ShardMap, VariableSpec};
+use shared_proto::view::JobPhase;
+use shared_proto::wire;
+
+use super::checkpoints::{Progress, Start};
+use super::saved::Saved;
+use super::variables::Variables;
+
+impl Saved {
+    /// Checks that the parts fit together.
+    ///
+    /// # Errors
+    /// Names the first that does not.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        if JobPhase::try_from(self.phase).is_err() {
+            return Err(format!("there is no phase {}", self.phase));
+        }
+        if !self.seconds.is_finite() || self.seconds < 0.0 {
+            return Err(format!("it has trained for {} seconds", self.seconds));
+        }
+        let shards = self.variables.as_ref().map_or(Ok(0), Variables::check)?;
+        if let Some(shard) = self.loading.iter().find(|shard| **shard >= shards) {
+            return Err(format!("shard {shard} of {shards} loads its values"));
+        }
+        self.ledger
+            .as_ref()
+            .map_or(Ok(()), |ledger| ledger.check())?;
+        let newest = self.newest.as_ref().map(|kept| &kept.progress);
+        newest.map_or(Ok(()), Progress::check)?;
+        self.start.as_ref().map_or(Ok(()), Start::check)
+    }
+}
+
+impl Variables {
+    /// Checks the model and the shard map. Returns the number of shards.
+    fn check(&self) -> Result<usize, String> {
+        for spec in &self.specs {
+            let read = VariableSpec::read(&wire::Variable::from(spec));
+            read.map_err(|refusal| refusal.message)?;
+        }
+        let Some(map) = &self.map else {
+            return match self.initialized {
+                true => Err("the variables have values, but no shards".to_owned()),
+                false => Ok(0),
+            };
+        };
+        ShardMap::try_from(wire::ShardMap::from(map)).map_err(|refusal| refusal.message)?;
+        if !map
+            .variables
+            .iter()
+            .map(|placed| &placed.spec)
+            .eq(&self.specs)
+        {
+            return Err("the shard map is of another model".to_owned());
+        }
+        Ok(map.addresses.len())
+    }
+}
+
+impl Progress {
+    /// Checks the data that is done and left.
+    ///
+    /// # Errors
+    /// Names what is impossible.
+    pub(crate) fn check(&self) -> Result<(), String> {
+        self.ledger.check()
+    }
+}
+
+impl Start {
+    fn check(&self) -> Result<(), String> {
+        match self.block_elements {
+            0 => Err("the job begins with blocks of 0 elements".to_owned()),
+            _ => Ok(()),
+        }
+    }
+}
