@@ -1,11 +1,11 @@
-//! `flambeau certs`: a private authority, and for each role a folder with a certificate and the job's
-//! token: what a trial needs. Those who have an authority of their own let it sign the same names.
+//! `flambeau certs`: makes a private authority, and for each role a folder with a certificate and the job's token.
+//! An authority of one's own may sign the same names instead.
 
 mod rotate;
 
 use std::fs;
-use std::io::Write;
-use std::os::unix::fs::PermissionsExt;
+use std::io::{self, Write};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -29,27 +29,27 @@ pub(crate) struct Arguments {
     /// The folder to write to. What is there is kept, unless one of the flags below says otherwise.
     #[arg(long, default_value = "certs", value_name = "DIR")]
     dir: PathBuf,
-    /// For these alone; default: all.
-    #[arg(long = "role", value_name = "ROLE")]
+    /// Only for these roles. Without it, for all.
+    #[arg(long = "role", value_name = "ROLE", conflicts_with_all = ["add", "drop_old"])]
     roles: Vec<Holder>,
     /// Days that the roles' certificates are valid for.
-    #[arg(long, default_value_t = 365)]
+    #[arg(long, default_value_t = 365, conflicts_with_all = ["add", "drop_old"])]
     days: u16,
     #[command(flatten)]
     rotation: rotate::Rotation,
 }
 
-/// Who holds a certificate.
+/// A holder of a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Holder {
     Coordinator,
     Ps,
     Worker,
-    /// Who looks at a cluster without being part of it: `flambeau status`.
+    /// A person who looks at a cluster: `flambeau status`.
     Operator,
 }
 
-/// Everybody.
+/// All holders.
 pub(crate) const ALL: [Holder; 4] = [
     Holder::Coordinator,
     Holder::Ps,
@@ -124,7 +124,7 @@ pub(crate) fn files(dir: &Path, role: Role) -> SecurityFiles {
     }
 }
 
-/// Makes those that are not there; returns the names of the files that were written.
+/// Makes the files that are missing. Returns the names of those that were written.
 ///
 /// # Errors
 /// If a file cannot be read or written, or there is no authority to sign with that the rest trusts.
@@ -137,12 +137,12 @@ pub(crate) fn make(dir: &Path, holders: &[Holder], days: u16) -> Result<Vec<Stri
         .copied()
         .filter(|holder| lacks(*holder, &[AUTHORITY, CERTIFICATE, KEY]))
         .collect();
-    // One that others know is not replaced: they would not trust each other.
+    // An authority that others trust is not replaced: they would not trust the new one.
     let known = |holder: &Holder| there(*holder, CERTIFICATE) || there(*holder, AUTHORITY);
     if !dir.join(AUTHORITY).exists() && !ALL.iter().any(known) {
         to.write_authority()?;
     }
-    // Who has nothing to be signed may keep the authority elsewhere.
+    // Where nothing is to be signed, the authority may be kept elsewhere.
     if !unsigned.is_empty() {
         let (pem, authority) = known_authority(dir, &unsigned)?;
         for holder in ALL.iter().filter(|holder| there(**holder, AUTHORITY)) {
@@ -150,12 +150,12 @@ pub(crate) fn make(dir: &Path, holders: &[Holder], days: u16) -> Result<Vec<Stri
         }
         for holder in unsigned {
             let folder = holder.folder();
-            // Somebody may have put a second authority into it.
+            // It may hold a second authority, put there by hand.
             if !there(holder, AUTHORITY) {
                 to.write(format!("{folder}/{AUTHORITY}"), &pem, PUBLIC)?;
             }
             if lacks(holder, &[CERTIFICATE, KEY]) {
-                // Whenever this ends: a certificate has its key.
+                // Wherever this stops, a certificate has its key.
                 let certificate = dir.join(&folder).join(CERTIFICATE);
                 if certificate.exists() {
                     fs::remove_file(&certificate).map_err(CommandError::file(&certificate))?;
@@ -175,10 +175,10 @@ pub(crate) fn make(dir: &Path, holders: &[Holder], days: u16) -> Result<Vec<Stri
     Ok(to.made)
 }
 
-/// Where files are written to.
+/// The folder that files are written to.
 struct Folder<'a> {
     dir: &'a Path,
-    /// What was, by name.
+    /// The names of the files that were written.
     made: Vec<String>,
 }
 
@@ -202,8 +202,7 @@ impl Folder<'_> {
         self.write(format!("{folder}/{CERTIFICATE}"), &pair.0, PUBLIC)
     }
 
-    /// Writes a file under a temporary name first, so that what has a name is whole, and nobody may
-    /// read in between who may not in the end.
+    /// Writes a file whole, with its permissions from the start. It gets the owner of the file that it replaces.
     fn write(&mut self, name: String, text: &str, mode: u32) -> Result<(), CommandError> {
         let path = self.dir.join(&name);
         let folder = path.parent().unwrap_or(self.dir);
@@ -214,11 +213,30 @@ impl Folder<'_> {
             .tempfile_in(folder)
             .map_err(CommandError::file(&path))?;
         let written = file.write_all(text.as_bytes());
+        let written = written
+            .and_then(|()| keep_owner(file.as_file(), &path, folder))
+            .and_then(|()| file.as_file().sync_all());
         written.map_err(CommandError::file(&path))?;
         let kept = file.persist(&path).map_err(|error| error.error);
         kept.map(drop).map_err(CommandError::file(&path))?;
+        let named = fs::File::open(folder).and_then(|folder| folder.sync_all());
+        named.map_err(CommandError::file(folder))?;
         self.made.push(name);
         Ok(())
+    }
+}
+
+/// Gives a file the owner of the one that it replaces, or else of its folder, so that the process that reads it still
+/// can. Only root may.
+fn keep_owner(file: &fs::File, path: &Path, folder: &Path) -> io::Result<()> {
+    let like = fs::metadata(path).or_else(|_| fs::metadata(folder))?;
+    let ours = file.metadata()?;
+    if (ours.uid(), ours.gid()) == (like.uid(), like.gid()) {
+        return Ok(());
+    }
+    match fchown(file, Some(like.uid()), Some(like.gid())) {
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(()),
+        changed => changed,
     }
 }
 
@@ -241,7 +259,10 @@ fn failed(path: &Path) -> impl Fn(rcgen::Error) -> CommandError + '_ {
     }
 }
 
-/// The authority's certificate, and what signs with it.
+/// Reads the authority's certificate and its key.
+///
+/// # Errors
+/// If one is missing or cannot be used, or they do not belong together.
 fn known_authority(dir: &Path, for_whom: &[Holder]) -> Result<(String, Authority), CommandError> {
     let (key, pem) = (dir.join(AUTHORITY_KEY), dir.join(AUTHORITY));
     if let Some(path) = [&key, &pem].into_iter().find(|path| !path.exists()) {
@@ -249,7 +270,8 @@ fn known_authority(dir: &Path, for_whom: &[Holder]) -> Result<(String, Authority
         return Err(CommandError::Content {
             path: path.clone(),
             reason: format!(
-                "it is not there, and {dir:?} lacks {AUTHORITY}, {CERTIFICATE} or {KEY} of: {}; bring the missing files, or the authority that has signed the others",
+                "it is missing, and {} lacks {AUTHORITY}, {CERTIFICATE} or {KEY} of: {}; restore the missing files, or the authority that has signed the others",
+                dir.display(),
                 folders.join(", ")
             ),
         });
@@ -257,10 +279,21 @@ fn known_authority(dir: &Path, for_whom: &[Holder]) -> Result<(String, Authority
     let secret = KeyPair::from_pem(&read(&key)?).map_err(failed(&key))?;
     let certificate = read(&pem)?;
     let authority = Issuer::from_ca_cert_pem(&certificate, secret).map_err(failed(&pem))?;
+    // The library does not compare the key with the certificate.
+    let trial = signed(&authority, &Holder::Operator.name(), 1).map_err(failed(&key))?;
+    if !rotate::has_signed(&certificate, &trial.0) {
+        return Err(CommandError::Content {
+            path: key,
+            reason: format!(
+                "it is not the key of {}; restore the two that belong together",
+                pem.display()
+            ),
+        });
+    }
     Ok((certificate, authority))
 }
 
-/// Refuses an authority that somebody does not know.
+/// Checks that a role trusts the authority that is about to sign.
 fn expect_trust(path: &Path, authority: &str) -> Result<(), CommandError> {
     if read(path)?.contains(authority.trim()) {
         return Ok(());
@@ -268,12 +301,12 @@ fn expect_trust(path: &Path, authority: &str) -> Result<(), CommandError> {
     Err(CommandError::Content {
         path: path.to_owned(),
         reason: format!(
-            "the {AUTHORITY} that would sign is not in it, so that this role would not trust the others; bring the authority that is, or the missing files"
+            "it does not contain the {AUTHORITY} that would sign, so this role would not trust the others; restore the authority that it contains, or the missing files"
         ),
     })
 }
 
-/// A new authority's certificate, and its key.
+/// Makes a new authority. Returns its certificate and its key.
 fn new_authority() -> Result<(String, String), rcgen::Error> {
     let mut params = valid_for(AUTHORITY_DAYS);
     params
@@ -285,7 +318,7 @@ fn new_authority() -> Result<(String, String), rcgen::Error> {
     Ok((params.self_signed(&key)?.pem(), key.serialize_pem()))
 }
 
-/// A certificate for a name, and its key.
+/// Makes a certificate for a name. Returns it and its key.
 fn signed(authority: &Authority, name: &str, days: u16) -> Result<(String, String), rcgen::Error> {
     let mut params = valid_for(days);
     params.subject_alt_names = CertificateParams::new([name.to_owned()])?.subject_alt_names;
@@ -390,11 +423,44 @@ mod tests {
         let refused = make(ours, &ALL, 90).unwrap_err().to_string();
         assert!(refused.contains("ps/ca.crt"), "{refused}");
         assert!(!ours.join("worker").exists());
+        // Nor does a key that is not the authority's.
+        fs::copy(
+            dirs[0].path().join("ps").join(AUTHORITY),
+            ours.join(AUTHORITY),
+        )
+        .unwrap();
+        let refused = make(ours, &ALL, 90).unwrap_err().to_string();
+        assert!(refused.contains("not the key of"), "{refused}");
+        assert!(!ours.join("worker").exists());
         // Nor does a new one.
         for file in [AUTHORITY_KEY, AUTHORITY, "ps/tls.crt"] {
             fs::remove_file(ours.join(file)).unwrap();
         }
         let refused = make(ours, &[Holder::Ps], 90).unwrap_err().to_string();
         assert!(refused.contains(AUTHORITY_KEY), "{refused}");
+    }
+
+    #[test]
+    fn a_file_that_is_replaced_keeps_its_owner() {
+        let dir = tempfile::tempdir().unwrap();
+        let key = dir.path().join("ps").join(KEY);
+        make(dir.path(), &ALL, 30).unwrap();
+        if std::os::unix::fs::chown(&key, Some(10001), Some(10002)).is_err() {
+            // Written to the real stderr, which the test harness does not capture.
+            let _ = writeln!(
+                io::stderr(),
+                "SKIPPED: owners of certificates: only root gives files away"
+            );
+            return;
+        }
+        let mut folder = Folder {
+            dir: dir.path(),
+            made: vec![],
+        };
+        let name = format!("ps/{KEY}");
+        folder.write(name, "another", SECRET).unwrap();
+        let found = key.metadata().unwrap();
+        assert_eq!((found.uid(), found.gid()), (10001, 10002));
+        assert_eq!(found.permissions().mode() & 0o777, SECRET);
     }
 }

@@ -136,8 +136,8 @@ impl TryFrom<wire::View> for View {
                     Ok((task.try_into()?, c.samples))
                 })
                 .collect::<Result<_, Refusal>>()?;
-            let samples = commit.contributors.iter().map(|c| c.samples);
-            let total = samples.fold(Some(0u64), |sum, more| sum?.checked_add(more));
+            let mut samples = commit.contributors.iter().map(|c| c.samples);
+            let total = samples.try_fold(0, u64::checked_add);
             if total.is_none() {
                 let what = "the samples of a commit add up to more than 64 bits hold";
                 return Err(Refusal::new(Reason::Malformed, what));

@@ -102,8 +102,8 @@ pub trait Model: 'static {
     /// candle's.
     fn loss(&self, batch: &Batch) -> candle_core::Result<Tensor>;
 
-    /// Returns the metrics of an evaluation as means over the samples of the batch. The default is the loss
-    /// alone; [`classification_metrics`] adds the accuracy.
+    /// Returns the metrics of an evaluation as means over the samples of the batch. `loss` must be among them. The
+    /// default is the loss alone; [`classification_metrics`] adds the accuracy.
     ///
     /// # Errors
     /// candle's.

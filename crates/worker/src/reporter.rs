@@ -111,14 +111,19 @@ impl Reporter {
             Ok(answered) => answered.clone().err(),
             Err(_) => Some("the reporter has ended".to_owned()),
         };
-        match failed {
-            None => Ok(()),
-            Some(reason) => Err(self
-                .failure
-                .lock()
-                .take()
-                .unwrap_or(MembershipError::Refused(reason).into())),
-        }
+        failed.map_or(Ok(()), |reason| Err(self.error(reason)))
+    }
+
+    /// Waits until a report has failed. Returns the error.
+    pub(crate) async fn failed(&mut self) -> WorkerError {
+        let failed = self.answered.wait_for(Result::is_err).await;
+        let reason = failed.ok().and_then(|answered| answered.clone().err());
+        self.error(reason.unwrap_or_else(|| "the reporter has ended".to_owned()))
+    }
+
+    fn error(&self, reason: String) -> WorkerError {
+        let error = self.failure.lock().take();
+        error.unwrap_or(MembershipError::Refused(reason).into())
     }
 }
 

@@ -94,7 +94,12 @@ impl Trainer<'_> {
                 prepared.front_mut(),
                 self.job.non_finite,
             );
-            let finished = step.await?;
+            // A step that follows a refused one does not count either.
+            let finished = tokio::select! {
+                biased;
+                finished = step => finished?,
+                error = self.reporter.failed() => return Err(error),
+            };
             self.clock = self.clock.next();
             self.membership.sender().set_clock(self.clock);
             let place = Place {

@@ -364,6 +364,11 @@ fn check(specs: &[VariableSpec], data: &WorkerData) -> Result<(), Refusal> {
     if data.training_samples == 0 {
         return malformed("the data has no training samples; look at [data] in the job".to_owned());
     }
+    if data.evaluation_samples == 0 {
+        return malformed(
+            "the data has no samples held out for evaluation; look at [data] in the job".to_owned(),
+        );
+    }
     let most = data.training_samples.max(data.evaluation_samples);
     if most > MOST_SAMPLES {
         return malformed(format!(

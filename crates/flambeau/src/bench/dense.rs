@@ -300,7 +300,7 @@ impl Worker {
             origin: Some(membership.origin().into()),
             variables: vec![(&spec).into()],
             training_samples: 1,
-            evaluation_samples: 0,
+            evaluation_samples: 1,
             data_digest: Default::default(),
         };
         let reply = loop {

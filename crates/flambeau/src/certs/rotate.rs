@@ -1,5 +1,6 @@
-//! Replacing authority, certificates and token of a running cluster, in three steps: everybody accepts the new beside the
-//! old, everybody shows the new, nobody accepts the old. After each step all processes must have read their files.
+//! Replaces the authority, the certificates and the token of a running cluster in three steps. After the first, every
+//! process accepts the new ones beside the old; after the second, every process shows the new ones; after the third, no
+//! process accepts the old. After each step all processes must have read their files.
 
 use std::fs;
 use std::path::Path;
@@ -20,10 +21,10 @@ const NEXT_TOKEN: &str = "token.next";
 
 #[derive(Clone, Debug, Args)]
 pub(super) struct Rotation {
-    /// Make a new authority or token that everybody accepts beside the old one: the first step of a replacement.
+    /// Make a new authority or token that every process accepts beside the old one: the first step of a replacement.
     #[arg(long, value_name = "WHAT", conflicts_with_all = ["renew", "drop_old"])]
     add: Vec<Added>,
-    /// Make new certificates, signed by the newest authority, and let everybody send the newest token.
+    /// Make new certificates, signed by the newest authority, and let every process send the newest token.
     #[arg(long, conflicts_with = "drop_old")]
     renew: bool,
     /// Forget all authorities and tokens but the newest: the last step of a replacement.
@@ -109,17 +110,21 @@ fn add_token(to: &mut Folder<'_>) -> Result<(), CommandError> {
 fn renew(to: &mut Folder<'_>, holders: &[Holder], days: u16) -> Result<(), CommandError> {
     let key = to.dir.join(AUTHORITY_KEY);
     if !key.exists() {
-        let why = "it is not there, so nothing can be signed; bring the authority's key, or let your own authority sign";
+        let why = "it is not there, so nothing can be signed; restore the authority's key, or let your own authority sign";
         return Err(not_yet(&key, why.to_owned()));
     }
     let (pem, authority) = known_authority(to.dir, holders)?;
     for (name, _) in with_file(to.dir, AUTHORITY)? {
         expect_trust(&to.dir.join(name), &pem)?;
     }
+    let has_folder = |holder: &&Holder| to.dir.join(holder.folder()).join(AUTHORITY).exists();
+    let holders: Vec<Holder> = holders.iter().filter(has_folder).copied().collect();
+    if holders.is_empty() {
+        let why = format!("none of these roles has a file {AUTHORITY}; run without --renew first");
+        return Err(not_yet(to.dir, why));
+    }
     for holder in holders {
-        if to.dir.join(holder.folder()).join(CERTIFICATE).exists() {
-            to.write_signed(&authority, *holder, days)?;
-        }
+        to.write_signed(&authority, holder, days)?;
     }
     let Some(next) = next_token(to.dir)? else {
         return Ok(());
@@ -180,7 +185,7 @@ fn next_token(dir: &Path) -> Result<Option<String>, CommandError> {
 }
 
 /// Returns whether an authority has signed a certificate.
-fn has_signed(authority: &str, certificate: &str) -> bool {
+pub(super) fn has_signed(authority: &str, certificate: &str) -> bool {
     let [authority, certificate] =
         [authority, certificate].map(|pem| CertificateDer::from_pem_slice(pem.as_bytes()));
     let (Ok(authority), Ok(certificate)) = (authority, certificate) else {

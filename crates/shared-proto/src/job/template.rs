@@ -20,7 +20,7 @@ kind = "digits"         # digits (part of the program) | mnist | fashion-mnist |
 #: dir = "data/mnist"   # where the files are (csv: a folder with train.csv, or one file)
 label = "label"         # csv: the column with the label
 held_out = 0.2          # csv without test.csv: the share of samples held out for evaluation
-prefetch = 1            # batches that a worker prepares ahead of the one that it computes
+prefetch = 1            # batches that a worker reads before it needs them, on the thread that computes
 #: options = { arms = 3 } # anything that a source of your own wants to be told
 
 [model]

@@ -16,19 +16,19 @@ pub enum SecurityError {
     #[error("{0}")]
     Incomplete(&'static str),
     /// A file cannot be read.
-    #[error("cannot read {path:?}: {error}")]
+    #[error("cannot read {}: {error}", path.display())]
     Unreadable {
         /// Its path.
         path: PathBuf,
-        /// What the system says.
+        /// The error of the system.
         error: io::Error,
     },
     /// A file does not hold what it should.
-    #[error("{path:?} cannot be used: {what}")]
+    #[error("{} cannot be used: {what}", path.display())]
     Malformed {
         /// Its path.
         path: PathBuf,
-        /// What is wrong.
+        /// A description of the fault.
         what: String,
     },
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use http::HeaderValue;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, UnixTime};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use sha2::{Digest, Sha256};
@@ -68,9 +68,9 @@ impl Contents {
 /// Credentials that can be used.
 #[derive(Default)]
 pub(super) struct Material {
-    /// What this process shows and demands as a caller.
+    /// Makes the handshakes of outgoing connections.
     pub(super) caller: Option<TlsConnector>,
-    /// The same as a listener.
+    /// Makes the handshakes of incoming connections.
     pub(super) listener: Option<TlsAcceptor>,
     /// The validity of the own certificate.
     pub(super) validity: Option<Validity>,
@@ -78,10 +78,13 @@ pub(super) struct Material {
     pub(super) tokens: Vec<HeaderValue>,
     /// The number of authorities that are trusted.
     pub(super) authorities: usize,
+    /// True if one of these authorities has signed the own certificate. Some clusters have one authority for servers
+    /// and another for workers.
+    signed_by_its_own: bool,
 }
 
 impl Material {
-    /// Makes it of the files' bytes.
+    /// Parses the contents of the files.
     ///
     /// # Errors
     /// If files are missing, or hold what they should not.
@@ -105,6 +108,7 @@ impl Material {
         };
         let roots = Arc::new(roots(path, authority)?);
         let own = Own::of(contents, files)?;
+        let signed_by_its_own = own.as_ref().is_some_and(|own| own.is_signed_by(&roots));
         let listener = own
             .as_ref()
             .map(|own| listening((path, Arc::clone(&roots)), own, files.anonymous_callers));
@@ -114,7 +118,31 @@ impl Material {
             listener: listener.transpose()?.map(TlsAcceptor::from),
             caller: Some(calling(path, roots, own)?.into()),
             tokens,
+            signed_by_its_own,
         })
+    }
+
+    /// Checks that a running process may use these credentials instead of its old ones.
+    ///
+    /// # Errors
+    /// If the certificate is not valid at present, or if its authority is no longer among those that are trusted.
+    pub(super) fn check_instead_of(
+        &self,
+        old: &Self,
+        files: &SecurityFiles,
+    ) -> Result<(), SecurityError> {
+        let (Some(path), Some(validity)) = (&files.certificate, self.validity) else {
+            return Ok(());
+        };
+        let now = UnixTime::now().as_secs() as i64;
+        if !(validity.begins..validity.ends).contains(&now) {
+            return Err(wrong(path, &"the certificate is not valid at present"));
+        }
+        if old.signed_by_its_own && !self.signed_by_its_own {
+            let what = "no authority in --tls-ca has signed the certificate; put the authority that has signed it there";
+            return Err(wrong(path, &what));
+        }
+        Ok(())
     }
 }
 
@@ -149,6 +177,19 @@ impl<'a> Own<'a> {
             key: PrivateKeyDer::from_pem_slice(key).map_err(|error| wrong(key_path, &error))?,
             key_path,
         }))
+    }
+
+    /// Returns whether one of these authorities has signed the certificate, and it is valid at present.
+    fn is_signed_by(&self, roots: &Arc<RootCertStore>) -> bool {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let verifier =
+            WebPkiClientVerifier::builder_with_provider(Arc::clone(roots), provider).build();
+        let (Ok(verifier), Some((own, intermediates))) = (verifier, self.chain.split_first())
+        else {
+            return false;
+        };
+        let verified = verifier.verify_client_cert(own, intermediates, UnixTime::now());
+        verified.is_ok()
     }
 }
 

@@ -64,7 +64,7 @@ pub struct Security(Arc<Shared>);
 #[derive(Default)]
 struct Shared {
     files: SecurityFiles,
-    /// What the files held when they were last right.
+    /// The credentials in use.
     material: RwLock<Arc<Material>>,
     known: Mutex<Known>,
 }
@@ -110,12 +110,12 @@ impl Security {
         })
     }
 
-    /// When the own certificate is no longer valid, in seconds since 1970.
+    /// Returns the end of the own certificate's validity, in seconds since 1970.
     pub fn expires(&self) -> Option<i64> {
         self.material().validity.map(|validity| validity.ends)
     }
 
-    /// What a caller adds to its calls.
+    /// Returns the headers that a caller adds to its calls.
     pub fn credentials(&self) -> Credentials {
         Credentials(self.clone())
     }
@@ -160,7 +160,7 @@ impl Security {
     pub fn for_listening(&self) -> Result<(), SecurityError> {
         if self.files().authority.is_some() && !self.is_listening_encrypted() {
             return Err(SecurityError::Incomplete(
-                "who listens needs --tls-cert and --tls-key, not only --tls-ca",
+                "a process that listens needs --tls-cert and --tls-key, not only --tls-ca",
             ));
         }
         Ok(())
@@ -212,7 +212,7 @@ impl Security {
     }
 }
 
-/// What a caller adds to its calls.
+/// The headers that a caller adds to its calls: the token, where there is one.
 #[derive(Clone, Debug, Default)]
 pub struct Credentials(Security);
 

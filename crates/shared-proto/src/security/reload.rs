@@ -3,6 +3,7 @@
 //! Writers replace files one after the other, and some write them in place. So files are used once two looks in a row
 //! have found the same bytes, and once these bytes fit together. Until then the old credentials stay in use.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use metrics::{counter, gauge};
@@ -10,26 +11,26 @@ use metrics::{counter, gauge};
 use super::material::{Contents, Material};
 use super::{Security, SecurityError, accept};
 
-/// How often the files are read. Whoever renews certificates waits for all processes, some seconds with this; and
+/// The time between two reads of the files. Whoever renews certificates waits for all processes, some seconds with this; and
 /// Kubernetes needs up to a minute anyway until a process sees a new Secret. Reading four small files costs some
 /// microseconds.
 const LOOK: Duration = Duration::from_secs(2);
 
-/// How reloading ended, as a label.
+/// The outcomes of a reload, as labels.
 const DONE: &str = "done";
 const FAILED: &str = "failed";
 
-/// What a look at the files has found: the digest of their bytes, or an error.
+/// The result of reading the files: the digest of their bytes, or an error.
 type Found = Result<[u8; 32], String>;
 
-/// What is known of the files.
+/// The newest results of reading the files.
 #[derive(Default)]
 pub(super) struct Known {
-    /// The bytes of which the credentials in use were made.
+    /// The digest of the bytes that are in use.
     in_use: [u8; 32],
-    /// What the last look has found, if it differs from that.
+    /// The last result, if it differs from that.
     last: Option<Found>,
-    /// What could not be used, and was reported.
+    /// The result that could not be used, and was logged.
     reported: Option<Found>,
 }
 
@@ -63,7 +64,7 @@ impl Known {
 impl Security {
     /// Follows the files until the future is dropped: what is put into them is used for new connections and calls.
     pub async fn follow_files(self) {
-        if !self.has_files() {
+        if !self.has_files_to_follow() {
             return;
         }
         let mut looks = tokio::time::interval(LOOK);
@@ -77,26 +78,52 @@ impl Security {
     /// Reads the files at once, because a peer has refused what was in them. Returns whether something else is in
     /// them now, and used.
     pub async fn read_again(&self) -> bool {
-        self.has_files() && self.look_aside(false).await
+        self.has_files_to_follow() && self.look_aside(false).await
     }
 
-    /// Looks at the files on a thread where that may block.
+    /// Returns whether there are files, and all of them can be read more than once. A pipe cannot.
+    fn has_files_to_follow(&self) -> bool {
+        let files = self.files();
+        let paths = [
+            &files.authority,
+            &files.certificate,
+            &files.key,
+            &files.token,
+        ];
+        let mut paths = paths.into_iter().flatten();
+        // A file that is missing at present may come back.
+        let is_pipe = |path: &PathBuf| path.metadata().is_ok_and(|file| !file.is_file());
+        self.has_files() && !paths.any(is_pipe)
+    }
+
+    /// Reads the files on a thread where that may block.
     async fn look_aside(&self, settle: bool) -> bool {
         let security = self.clone();
         let look = tokio::task::spawn_blocking(move || security.look(settle));
-        look.await.unwrap_or(false)
+        look.await.unwrap_or_else(|error| {
+            count(FAILED, 1);
+            tracing::error!("reading the files of certificates and tokens has failed: {error}");
+            false
+        })
     }
 
     /// Reads the files, and uses what is new. Returns whether something was.
     fn look(&self, settle: bool) -> bool {
         let files = self.files();
+        // Locked before the files are read, so that an older look does not undo a newer one.
+        let mut known = self.known();
         let contents = Contents::read(files);
         let found = contents.as_ref().map(Contents::digest);
         let found = found.map_err(ToString::to_string);
-        let mut known = self.known();
         let used = known.is_to_be_used(&found, settle);
         if used {
-            match contents.and_then(|contents| Material::of(&contents, files)) {
+            let old = self.material();
+            let usable = |material: Material| {
+                material.check_instead_of(&old, files)?;
+                Ok(material)
+            };
+            let material = contents.and_then(|contents| Material::of(&contents, files));
+            match material.and_then(usable) {
                 Ok(material) => {
                     known.use_now(found);
                     self.replace(material);

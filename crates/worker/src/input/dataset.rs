@@ -89,3 +89,66 @@ impl Dataset {
         }
     }
 }
+
+/// Reads one batch, and checks that it has a sample for each position.
+///
+/// # Errors
+/// Those of the samples, and [`InputError::Invalid`] for a batch of another size.
+pub(crate) fn read(
+    samples: &mut dyn Samples,
+    pass: Pass,
+    positions: Range<u64>,
+    device: &Device,
+) -> Result<Batch, InputError> {
+    let expected = (positions.end - positions.start) as usize;
+    let batch = samples.read(pass, positions.clone(), device)?;
+    let (inputs, targets) = (batch.inputs.dim(0)?, batch.targets.dim(0)?);
+    if inputs != expected || targets != expected {
+        return Err(InputError::Invalid(format!(
+            "the data source has returned {inputs} inputs and {targets} targets for the {expected} positions from {} on; `Samples::read` returns one of each for every position",
+            positions.start
+        )));
+    }
+    Ok(batch)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use candle_core::{DType, Tensor};
+
+    /// A source that leaves out bad samples.
+    struct Filtered {
+        left_out: usize,
+    }
+
+    impl Samples for Filtered {
+        fn count(&self) -> u64 {
+            10
+        }
+
+        fn read(
+            &mut self,
+            _: Pass,
+            positions: Range<u64>,
+            device: &Device,
+        ) -> Result<Batch, InputError> {
+            let left = (positions.end - positions.start) as usize - self.left_out;
+            Ok(Batch {
+                inputs: Tensor::zeros((left, 3), DType::F32, device)?,
+                targets: Tensor::zeros(left, DType::U32, device)?,
+            })
+        }
+    }
+
+    #[test]
+    fn a_batch_with_too_few_samples_is_refused() {
+        let read = |left_out| read(&mut Filtered { left_out }, Pass::Stored, 2..6, &Device::Cpu);
+        assert_eq!(read(0).unwrap().inputs.dims(), [4, 3]);
+        let error = read(1).unwrap_err().to_string();
+        assert!(
+            error.contains("3 inputs") && error.contains("4 positions"),
+            "{error}"
+        );
+    }
+}

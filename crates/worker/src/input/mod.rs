@@ -18,6 +18,7 @@ mod random;
 mod source;
 
 pub use csv::Csv;
+pub(crate) use dataset::read;
 pub use dataset::{Dataset, Pass, Samples};
 pub use digits::Digits;
 pub use error::InputError;

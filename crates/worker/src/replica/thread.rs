@@ -14,7 +14,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::error::ReplicaError;
 use super::interface::{Computed, Description, EVERY_BATCH, Positions, Prepared, Replica, Want};
-use crate::input::{Dataset, Pass};
+use crate::input::{Dataset, Pass, read};
 use crate::model::{Batch, Metrics, Model, ModelError, Setup};
 use crate::models::layers::backward;
 use crate::registry::Registry;
@@ -191,6 +191,10 @@ impl Thread {
                     let batch = self.batch(positions);
                     let wants = batch.as_ref().map_or(&[][..], |_| EVERY_BATCH);
                     let _ = reply.send(wants.to_vec());
+                    // Memberships that have ended may have left batches behind.
+                    let ahead = self.job.data.prefetch as usize;
+                    let surplus = self.prepared.len().saturating_sub(ahead);
+                    self.prepared.drain(..surplus);
                     self.prepared.push_back((positions, batch));
                 }
                 Command::TakeIn(parts) => {
@@ -215,7 +219,12 @@ impl Thread {
             epoch: positions.epoch,
         };
         let positions = positions.start..positions.end;
-        Ok(self.data.training.read(pass, positions, &self.device)?)
+        Ok(read(
+            &mut *self.data.training,
+            pass,
+            positions,
+            &self.device,
+        )?)
     }
 
     fn compute(&mut self, positions: Positions) -> Result<Computed, ReplicaError> {
@@ -297,7 +306,7 @@ pub fn evaluate(
     let mut start = 0;
     while start < samples {
         let end = samples.min(start + EVALUATION_BATCH);
-        let batch = data.evaluation.read(Pass::Stored, start..end, device)?;
+        let batch = read(&mut *data.evaluation, Pass::Stored, start..end, device)?;
         for (name, mean) in model.metrics(&batch)? {
             *sums.entry(name).or_default() += mean * (end - start) as f64;
         }

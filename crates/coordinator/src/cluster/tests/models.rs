@@ -25,10 +25,10 @@ impl Scene {
 }
 
 #[test]
-fn data_of_more_samples_than_can_be_counted_is_refused() {
+fn data_without_samples_or_of_more_than_can_be_counted_is_refused() {
     let mut scene = Scene::new(Mode::Async, Some(1), 1);
     let worker = scene.join(Role::Worker, "w");
-    for (training, evaluation) in [((1 << 48) + 1, 1), (1, u64::MAX)] {
+    for (training, evaluation) in [((1 << 48) + 1, 1), (1, u64::MAX), (0, 1), (1, 0)] {
         let specs = model(&[("w", 4)]);
         let data = data(training, evaluation);
         let refused = scene

@@ -60,6 +60,13 @@ impl Scene {
         write(self.dir.path(), file, text);
     }
 
+    /// Adds an authority to those that are trusted.
+    fn trust_too(&self, authority: &str) {
+        let known = fs::read_to_string(self.dir.path().join("ca.crt")).unwrap();
+        self.write("ca.crt", &format!("{known}{authority}"));
+        assert!(self.settle());
+    }
+
     /// Looks as often as it takes until nothing new is found; returns whether something was used.
     fn settle(&self) -> bool {
         (0..4).fold(false, |any, _| self.security.look(true) || any)
@@ -93,8 +100,9 @@ impl Scene {
 #[test]
 fn a_certificate_and_its_key_are_used_once_both_are_there() {
     let scene = Scene::new();
-    let [_, certificate, key] = material(2095);
+    let [authority, certificate, key] = material(2095);
     assert!(!scene.settle());
+    scene.trust_too(&authority);
     scene.write("tls.crt", &certificate);
     assert!(!scene.settle());
     assert!(scene.reported());
@@ -166,13 +174,54 @@ fn a_token_is_replaced_line_by_line() {
 fn all_authorities_of_a_file_are_trusted() {
     let scene = Scene::new();
     let old = fs::read_to_string(scene.dir.path().join("ca.crt")).unwrap();
-    let [new, ..] = material(2095);
-    scene.write("ca.crt", &format!("{old}{new}"));
-    assert!(scene.settle());
+    let [new, certificate, key] = material(2095);
+    scene.trust_too(&new);
     assert_eq!(scene.security.material().authorities, 2);
+    scene.write("tls.crt", &certificate);
+    scene.write("tls.key", &key);
     scene.write("ca.crt", &new);
     assert!(scene.settle());
     assert_eq!(scene.security.material().authorities, 1);
+    assert!(!old.contains(&new));
+}
+
+#[test]
+fn a_certificate_that_peers_would_refuse_does_not_replace_one_that_works() {
+    let scene = Scene::new();
+    let [authority, expired, key] = material(2020);
+    scene.trust_too(&authority);
+    for (certificate, key) in [(expired, key), {
+        let [_, of_a_stranger, key] = material(2095);
+        (of_a_stranger, key)
+    }] {
+        scene.write("tls.crt", &certificate);
+        scene.write("tls.key", &key);
+        assert!(!scene.settle());
+        assert!(scene.reported());
+        assert_eq!(scene.expires(), 2090);
+    }
+    // An authority that has not signed the own certificate, alone.
+    let scene = Scene::new();
+    scene.write("ca.crt", &authority);
+    assert!(!scene.settle());
+    assert!(scene.reported());
+}
+
+#[test]
+fn a_pipe_is_read_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let token = dir.path().join("token");
+    let made = std::process::Command::new("mkfifo").arg(&token).status();
+    assert!(made.unwrap().success());
+    let writer = token.clone();
+    let writer = std::thread::spawn(move || fs::write(writer, "old\n").unwrap());
+    let files = SecurityFiles {
+        token: Some(token),
+        ..SecurityFiles::default()
+    };
+    let security = Security::load(&files).unwrap();
+    writer.join().unwrap();
+    assert!(!security.has_files_to_follow());
 }
 
 #[tokio::test]
