@@ -3,12 +3,16 @@
 use std::path::Path;
 
 /// Each crate with those of ours that it may use.
-const FLOORS: [(&str, &[&str]); 8] = [
+const FLOORS: [(&str, &[&str]); 9] = [
     ("shared-proto", &[]),
     ("checkpoint", &["shared-proto"]),
     ("daemon", &["shared-proto"]),
+    ("optimizer", &["shared-proto"]),
     ("ps-client", &["shared-proto"]),
-    ("ps-server", &["shared-proto", "checkpoint", "daemon"]),
+    (
+        "ps-server",
+        &["shared-proto", "checkpoint", "daemon", "optimizer"],
+    ),
     ("coordinator", &["shared-proto", "checkpoint", "daemon"]),
     ("worker", &["shared-proto", "daemon", "ps-client"]),
     (
@@ -17,6 +21,7 @@ const FLOORS: [(&str, &[&str]); 8] = [
             "shared-proto",
             "checkpoint",
             "daemon",
+            "optimizer",
             "ps-client",
             "ps-server",
             "coordinator",

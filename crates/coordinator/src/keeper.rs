@@ -1,7 +1,7 @@
 //! Carries out the cluster's errands in the store of checkpoints, and keeps up the run's claim to it.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use checkpoint::{BEAT, CheckpointError, Claim, Manifest, Store};
 
@@ -16,7 +16,13 @@ const TRY_AGAIN: Duration = Duration::from_secs(1);
 pub(crate) async fn run_errands(shared: Arc<Shared>, store: Store, keep: usize) {
     loop {
         match shared.take_errand() {
-            Some(Errand::Write(manifest)) => write(&shared, &store, *manifest, keep).await,
+            Some(Errand::Write(manifest, begun)) => {
+                let manifest = Manifest {
+                    began: unix_seconds(begun),
+                    ..*manifest
+                };
+                write(&shared, &store, manifest, keep).await;
+            }
             Some(Errand::FindBefore(damaged)) => {
                 let found = find_before(&shared, &store, &damaged).await;
                 shared
@@ -101,6 +107,15 @@ async fn renew(store: &Store, claim: &Claim, beat: u64) -> Result<Renewed, Check
             }
         }
     }
+}
+
+/// Returns a time of the past in seconds since 1970.
+fn unix_seconds(past: Instant) -> u64 {
+    let ago = tokio::time::Instant::now().into_std().duration_since(past);
+    let since = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    since.saturating_sub(ago).as_secs()
 }
 
 async fn write(shared: &Arc<Shared>, store: &Store, manifest: Manifest, keep: usize) {

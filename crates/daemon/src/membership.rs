@@ -1,5 +1,6 @@
 //! A process's place in the cluster: it registers, keeps its lease, follows views, leaves.
 
+mod calls;
 mod coordinator;
 mod lease;
 

@@ -16,8 +16,7 @@ use crate::error::CommandError;
 
 /// Fetches the status from the coordinator.
 pub(crate) async fn fetch(coordinator: &Coordinator) -> Result<wire::Status, CommandError> {
-    let call = coordinator.call(|mut c| async move { c.get_status(wire::StatusRequest {}).await });
-    Ok(call.await?)
+    Ok(coordinator.status().await?)
 }
 
 fn phase(status: &wire::Status) -> &'static str {

@@ -13,7 +13,6 @@ use serde::Serialize;
 use shared_proto::ids::TaskId;
 use shared_proto::job::{Checkpoint, Job, run_dir};
 use shared_proto::view::JobPhase;
-use shared_proto::wire;
 use tokio::signal::unix::{SignalKind, signal};
 use worker::registry::Registry;
 use worker::replica::ModelReplica;
@@ -299,11 +298,7 @@ async fn follow(
 
 /// Asks the coordinator to end the job in good order. Returns whether it does.
 async fn stop(coordinator: &Coordinator, job: &str, progress: &Progress) -> bool {
-    let call = coordinator.call(|mut c| {
-        let job = job.to_owned();
-        async move { c.stop(wire::StopRequest { job }).await }
-    });
-    if let Err(error) = call.await {
+    if let Err(error) = coordinator.stop(job.to_owned()).await {
         progress.say(&format!("the job cannot be stopped in good order: {error}"));
         return false;
     }

@@ -14,7 +14,7 @@ use shared_proto::payload::{self, Elements, LeF32};
 use shared_proto::planted;
 use shared_proto::view::{Commit, View};
 
-use crate::optimizer::{Part, Rule, Update};
+use optimizer::{Part, Rule, Update};
 
 /// One block in memory.
 #[derive(Debug, Default)]

@@ -436,30 +436,24 @@ impl Follower {
                     tracing::error!(number, "a checkpoint cannot be written: {error}");
                 }
             }
-            let request = wire::ReportRequest {
-                origin: Some(sender.origin(saving.order.epoch, Default::default()).into()),
-                report: Some(Report::Checkpoint(wire::CheckpointReport {
-                    number,
-                    shard: store.shard,
-                    slots: shard.slots(),
-                    store_full: written.as_ref().is_err_and(CheckpointError::is_full),
-                    error: written
-                        .as_ref()
-                        .err()
-                        .map(ToString::to_string)
-                        .unwrap_or_default(),
-                    files: written
-                        .unwrap_or_default()
-                        .into_iter()
-                        .map(wire_file)
-                        .collect(),
-                })),
-            };
-            let told = coordinator.call(|mut c| {
-                let request = request.clone();
-                async move { c.report(request).await }
+            let origin = sender.origin(saving.order.epoch, Default::default());
+            let report = Report::Checkpoint(wire::CheckpointReport {
+                number,
+                shard: store.shard,
+                slots: shard.slots(),
+                store_full: written.as_ref().is_err_and(CheckpointError::is_full),
+                error: written
+                    .as_ref()
+                    .err()
+                    .map(ToString::to_string)
+                    .unwrap_or_default(),
+                files: written
+                    .unwrap_or_default()
+                    .into_iter()
+                    .map(wire_file)
+                    .collect(),
             });
-            if let Err(error) = told.await {
+            if let Err(error) = coordinator.report(origin, report).await {
                 tracing::warn!(number, "could not report a checkpoint: {error}");
             }
         }

@@ -13,7 +13,7 @@
 //! - `reports`: calls to the coordinator about the shard; `counters`: its metrics
 //! - [`embedded`]: a server without a process of its own, for simulations
 //! - [`desk`]: a shard without sessions, for fuzzing
-//! - [`optimizer`]: how a gradient changes weights; [`schedule`]: how fast
+//! - the crate `optimizer`: how a gradient changes weights, and how fast
 
 mod block;
 mod checks;
@@ -25,11 +25,9 @@ mod gate;
 mod limits;
 mod listener;
 mod load;
-pub mod optimizer;
 mod reports;
 mod run;
 mod save;
-pub mod schedule;
 mod service;
 mod session;
 mod shard;

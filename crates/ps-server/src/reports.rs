@@ -6,7 +6,6 @@ use std::time::Duration;
 use checkpoint::{CheckpointError, FileEntry};
 use daemon::membership::{Coordinator, Membership, MembershipError, Sender};
 use shared_proto::blocks::ShardMap;
-use shared_proto::ids::Origin;
 use shared_proto::wire;
 use shared_proto::wire::report_request::Report;
 
@@ -32,14 +31,11 @@ pub(crate) fn reports(
 }
 
 pub(crate) async fn fetch_map(membership: &Membership) -> Result<ShardMap, PsError> {
-    let request = wire::ShardMapRequest {
-        origin: Some(membership.origin().into()),
-    };
-    let call = membership.coordinator.call(|mut c| {
-        let request = request.clone();
-        async move { c.get_shard_map(request).await }
-    });
-    Ok(ShardMap::try_from(call.await?)?)
+    let map = membership
+        .coordinator
+        .shard_map(membership.origin())
+        .await?;
+    Ok(ShardMap::try_from(map)?)
 }
 
 /// Tells the coordinator why the shard that this server is to load is not loaded yet.
@@ -76,30 +72,15 @@ pub(crate) async fn report(shard: &Shard, coordinator: &Coordinator, sender: &Se
     let report = shard.counters.report(store.shard, store.non_finite(), last);
     let report = Report::Shard(report);
     // The next report says it again; a coordinator that is gone is found out by the lease.
-    let sent = send_as(coordinator, sender.here(), report);
+    let sent = coordinator.report(sender.here(), report);
     if let Ok(Err(error)) = tokio::time::timeout(REPORT_EVERY, sent).await {
         tracing::debug!(%error, "could not report");
     }
 }
 
 pub(crate) async fn send(membership: &Membership, report: Report) -> Result<(), MembershipError> {
-    send_as(&membership.coordinator, membership.origin(), report).await
-}
-
-async fn send_as(
-    coordinator: &Coordinator,
-    origin: Origin,
-    report: Report,
-) -> Result<(), MembershipError> {
-    let request = wire::ReportRequest {
-        origin: Some(origin.into()),
-        report: Some(report),
-    };
-    let call = coordinator.call(|mut c| {
-        let request = request.clone();
-        async move { c.report(request).await }
-    });
-    call.await.map(|_| ())
+    let origin = membership.origin();
+    membership.coordinator.report(origin, report).await
 }
 
 pub(crate) fn wire_file(file: FileEntry) -> wire::CheckpointFile {

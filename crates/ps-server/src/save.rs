@@ -258,8 +258,8 @@ impl Drop for EndOnDrop {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::optimizer::{Rule, rule};
     use checkpoint::decode;
+    use optimizer::{Rule, rule};
     use shared_proto::blocks::{PlacedVariable, ShardMap, Source, VariableSpec};
     use shared_proto::ids::{
         Clock, Epoch, Generation, Origin, Role, RunId, Sequence, Task, TaskId, Version,

@@ -23,10 +23,10 @@ use crate::checks::{Checked, out_of_order};
 use crate::counters::Counters;
 use crate::gate::{Admission, Gate};
 use crate::limits;
-use crate::optimizer::{Rule, rule};
 use crate::save::Saving;
-use crate::schedule::factor;
 use crate::store::{Store, not_initialized};
+use optimizer::schedule::factor;
+use optimizer::{Rule, rule};
 
 /// A view that this shard has caught up with: it has the map, and has applied the commit.
 #[derive(Clone, Default)]
@@ -66,7 +66,7 @@ impl Shard {
             },
             counters: Counters::new(),
             rule: rule(&job.optimizer),
-            base_rate: *job.optimizer.clone().learning_rate_mut(),
+            base_rate: job.optimizer.learning_rate(),
             schedule: job.schedule.clone(),
             non_finite: job.non_finite,
             aside_bytes: (job.checkpoint.aside_mebibytes as usize).saturating_mul(1 << 20),

@@ -195,11 +195,7 @@ impl Reports {
         loop {
             origin.epoch = self.settled.epoch();
             request.origin = Some(origin.clone().into());
-            let call = self.coordinator.call(|mut c| {
-                let request = request.clone();
-                async move { c.finish_step(request).await }
-            });
-            match call.await {
+            match self.coordinator.finish_step(request.clone()).await {
                 Ok(reply) => {
                     self.sender.heard(Epoch(reply.epoch));
                     return Ok(());

@@ -57,17 +57,7 @@ impl Trainer<'_> {
     async fn lease_work(&mut self) -> Result<wire::LeaseWorkReply, WorkerError> {
         let mut origin = self.membership.origin();
         origin.clock = self.clock;
-        let request = wire::LeaseWorkRequest {
-            origin: Some(origin.into()),
-        };
-        let reply = self
-            .membership
-            .coordinator
-            .call(|mut c| {
-                let request = request.clone();
-                async move { c.lease_work(request).await }
-            })
-            .await?;
+        let reply = self.membership.coordinator.lease_work(origin).await?;
         self.membership.sender().heard(Epoch(reply.epoch));
         Ok(reply)
     }
@@ -165,15 +155,8 @@ impl Trainer<'_> {
     ) -> Result<(), MembershipError> {
         let mut origin = self.membership.origin();
         origin.epoch = epoch;
-        let request = wire::ReportRequest {
-            origin: Some(origin.into()),
-            report: Some(wire::report_request::Report::Evaluation(report)),
-        };
-        let call = self.membership.coordinator.call(|mut c| {
-            let request = request.clone();
-            async move { c.report(request).await }
-        });
-        call.await.map(drop)
+        let report = wire::report_request::Report::Evaluation(report);
+        self.membership.coordinator.report(origin, report).await
     }
 }
 

@@ -73,8 +73,9 @@ impl Progress {
 /// A task for the store of checkpoints.
 #[derive(Debug)]
 pub(crate) enum Errand {
-    /// Write this manifest, and delete the checkpoints that are no longer kept.
-    Write(Box<Manifest>),
+    /// Write the manifest of a checkpoint that was begun at this time, and delete the checkpoints that are no longer
+    /// kept.
+    Write(Box<Manifest>, Instant),
     /// Find the newest whole checkpoint before this one.
     FindBefore(Box<Kept>),
 }
@@ -270,7 +271,6 @@ impl Cluster {
             samples: self.tally.samples,
             generation: Generation(0),
         };
-        let began = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         let number = self.checkpoints.next;
         let manifest = Manifest {
             format: FORMAT,
@@ -283,7 +283,8 @@ impl Cluster {
             clock: progress.clock.0,
             steps: progress.steps,
             samples: progress.samples,
-            began: began.map_or(0, |began| began.as_secs()),
+            // Set when it is written: there is no wall clock here.
+            began: 0,
             variables: map
                 .variables
                 .iter()
@@ -356,7 +357,10 @@ impl Cluster {
                     return self.not_saved(now, Failure { why, full: false });
                 }
             }
-            checkpoints.errand = Some(Errand::Write(Box::new(at_work.manifest.clone())));
+            checkpoints.errand = Some(Errand::Write(
+                Box::new(at_work.manifest.clone()),
+                at_work.begun,
+            ));
         }
     }
 

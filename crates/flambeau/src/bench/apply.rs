@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use comfy_table::{Table, presets};
-use ps_server::optimizer::{Part, Update, rule};
+use optimizer::{Part, Update, rule};
 use serde::Serialize;
 use shared_proto::job::Optimizer;
 use shared_proto::kernel::Kernel;

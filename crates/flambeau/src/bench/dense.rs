@@ -213,7 +213,7 @@ impl Bench {
         if let Some(optimizer) = Optimizer::named(&arguments.optimizer) {
             job.optimizer = optimizer;
         }
-        let slots = ps_server::optimizer::rule(&job.optimizer).slots().count;
+        let slots = optimizer::rule(&job.optimizer).slots().count;
         let plan = Plan {
             workers: 0,
             device: "cpu",
@@ -304,11 +304,8 @@ impl Worker {
             data_digest: Default::default(),
         };
         let reply = loop {
-            let call = membership.coordinator.call(|mut c| {
-                let request = request.clone();
-                async move { c.register_variables(request).await }
-            });
-            let reply = call.await?;
+            let registered = membership.coordinator.register_variables(request.clone());
+            let reply = registered.await?;
             if reply.initialization() != wire::Initialization::Pending {
                 break reply;
             }
@@ -330,14 +327,8 @@ impl Worker {
         if reply.initialization() == wire::Initialization::Yours {
             let zeros = payload::to_bytes(&vec![0.0; elements]);
             servers.initialize(&[zeros]).await.map_err(|e| failed(&e))?;
-            let request = wire::FinishInitializationRequest {
-                origin: Some(membership.origin().into()),
-            };
-            let call = membership.coordinator.call(|mut c| {
-                let request = request.clone();
-                async move { c.finish_initialization(request).await }
-            });
-            call.await?;
+            let origin = membership.origin();
+            membership.coordinator.finish_initialization(origin).await?;
         }
         Ok(Self {
             servers,

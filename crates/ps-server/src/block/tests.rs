@@ -1,7 +1,7 @@
 //! Updates, watermarks and staged gradients of a single block.
 
 use super::*;
-use crate::optimizer::rule;
+use optimizer::rule;
 use shared_proto::ids::{Epoch, Generation, Role, RunId, TaskId};
 use shared_proto::job::{Adam, Optimizer, Sgd};
 

@@ -191,7 +191,20 @@ impl Optimizer {
         }
     }
 
-    /// The step size before any schedule.
+    /// Returns the learning rate before any schedule.
+    pub fn learning_rate(&self) -> f32 {
+        match self {
+            Self::Sgd(s) => s.learning_rate,
+            Self::Momentum(s) => s.learning_rate,
+            Self::Adagrad(s) => s.learning_rate,
+            Self::RmsProp(s) => s.learning_rate,
+            Self::Adam(s) => s.learning_rate,
+            Self::AdamW(s) => s.learning_rate,
+            Self::Ftrl(s) => s.learning_rate,
+        }
+    }
+
+    /// Returns the learning rate before any schedule, to be set.
     pub fn learning_rate_mut(&mut self) -> &mut f32 {
         match self {
             Self::Sgd(s) => &mut s.learning_rate,
@@ -212,7 +225,7 @@ impl Optimizer {
         const NOT_NEGATIVE: &str = "must not be negative";
         const FRACTION: &str = "must be at least 0 and less than 1";
         type Check = (&'static str, f32, fn(f32) -> bool, &'static str);
-        let rate = *self.clone().learning_rate_mut();
+        let rate = self.learning_rate();
         let mut checks: Vec<Check> = vec![("optimizer.learning_rate", rate, positive, POSITIVE)];
         let decay = |x| ("optimizer.weight_decay", x, not_negative, NOT_NEGATIVE);
         let epsilon = |x| ("optimizer.epsilon", x, positive, POSITIVE);

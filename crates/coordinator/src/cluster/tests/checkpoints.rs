@@ -56,7 +56,7 @@ impl Scene {
             };
             self.cluster.shard_saved(self.now, *server, report);
         }
-        if let Some(Errand::Write(manifest)) = self.cluster.take_errand() {
+        if let Some(Errand::Write(manifest, _)) = self.cluster.take_errand() {
             let number = manifest.number;
             assert!(self.cluster.manifest_written(self.now, number, Ok(())));
         }

@@ -45,7 +45,7 @@ fn manifest() -> Manifest {
         scene.cluster.shard_saved(scene.now, server, report);
     }
     match scene.cluster.take_errand() {
-        Some(Errand::Write(manifest)) => *manifest,
+        Some(Errand::Write(manifest, _)) => *manifest,
         other => panic!("{other:?}"),
     }
 }

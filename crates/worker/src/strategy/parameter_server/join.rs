@@ -35,11 +35,8 @@ pub(super) async fn register(
     };
     let mut said = String::new();
     loop {
-        let call = membership.coordinator.call(|mut c| {
-            let request = request.clone();
-            async move { c.register_variables(request).await }
-        });
-        let reply = call.await?;
+        let registered = membership.coordinator.register_variables(request.clone());
+        let reply = registered.await?;
         let initialize = match reply.initialization() {
             wire::Initialization::Yours => true,
             wire::Initialization::Done => false,
@@ -62,18 +59,4 @@ pub(super) async fn register(
             initialize,
         });
     }
-}
-
-/// Tells the coordinator that every shard has its initial values.
-pub(super) async fn finish_initialization(membership: &Membership) -> Result<(), StrategyError> {
-    let request = wire::FinishInitializationRequest {
-        origin: Some(membership.origin().into()),
-    };
-    let call = membership.coordinator.call(|mut c| {
-        let request = request.clone();
-        async move { c.finish_initialization(request).await }
-    });
-    call.await?;
-    tracing::info!("sent the initial values");
-    Ok(())
 }

@@ -14,7 +14,7 @@ use shared_proto::ids::{Clock, Epoch, ViewNumber};
 use tokio::sync::mpsc;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use self::join::{Registered, finish_initialization, register};
+use self::join::{Registered, register};
 use self::news::{LOSSES, fetch_maps, tell_losses, tell_waits};
 use super::error::StrategyError;
 use super::interface::{Evaluated, Joining, Pulled, Pushed, Settled, Strategy};
@@ -73,7 +73,9 @@ impl ParameterServer {
         if registered.initialize {
             let values = replica.initial_values().await?;
             joined.servers.initialize(&values).await?;
-            finish_initialization(membership).await?;
+            let origin = membership.origin();
+            membership.coordinator.finish_initialization(origin).await?;
+            tracing::info!("sent the initial values");
         }
         Ok(joined)
     }

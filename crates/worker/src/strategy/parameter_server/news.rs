@@ -8,6 +8,7 @@ use ps_client::{Loss, MapSource};
 use shared_proto::blocks::ShardMap;
 use shared_proto::ids::{Task, names};
 use shared_proto::wire;
+use shared_proto::wire::report_request::Report;
 use tokio::sync::{mpsc, watch};
 
 /// The number of losses that may wait to be reported.
@@ -32,18 +33,11 @@ pub(super) fn tell_waits(
             for task in &on {
                 counter!("flambeau_worker_waits_total", "on" => task.to_string()).increment(1);
             }
-            let request = wire::ReportRequest {
-                origin: Some(sender.here().into()),
-                report: Some(wire::report_request::Report::Wait(wire::WaitReport {
-                    on: on.into_iter().map(Into::into).collect(),
-                })),
-            };
-            let call = coordinator.call(|mut c| {
-                let request = request.clone();
-                async move { c.report(request).await }
+            let report = Report::Wait(wire::WaitReport {
+                on: on.into_iter().map(Into::into).collect(),
             });
             // Nothing depends on this report.
-            let _ = call.await;
+            let _ = coordinator.report(sender.here(), report).await;
         }
     }
 }
@@ -64,14 +58,8 @@ pub(super) fn fetch_maps(
                 _ = newest.wait_for(|newest| *newest > epoch) => {}
                 () = source.wanted() => {}
             }
-            let request = wire::ShardMapRequest {
-                origin: Some(sender.here().into()),
-            };
-            let call = coordinator.call(|mut c| {
-                let request = request.clone();
-                async move { c.get_shard_map(request).await }
-            });
-            match call.await.map(ShardMap::try_from) {
+            let map = coordinator.shard_map(sender.here()).await;
+            match map.map(ShardMap::try_from) {
                 Ok(Ok(map)) => source.publish(map),
                 Ok(Err(error)) => tracing::warn!("the shard map cannot be read: {error}"),
                 Err(error) => tracing::debug!("the shard map cannot be fetched: {error}"),
@@ -95,22 +83,15 @@ pub(super) fn tell_losses(
             counted.increment(lost.updates);
             let mut origin = sender.here();
             origin.epoch = loss.epoch;
-            let request = wire::ReportRequest {
-                origin: Some(origin.into()),
-                report: Some(wire::report_request::Report::Lost(wire::LostReport {
-                    shard,
-                    updates: lost.updates,
-                    first_step: lost.first.0,
-                    last_step: lost.last.0,
-                })),
-            };
-            let call = coordinator.call(|mut c| {
-                let request = request.clone();
-                async move { c.report(request).await }
+            let report = Report::Lost(wire::LostReport {
+                shard,
+                updates: lost.updates,
+                first_step: lost.first.0,
+                last_step: lost.last.0,
             });
-            match call.await {
+            match coordinator.report(origin, report).await {
                 // If the session no longer waits, it has ended.
-                Ok(_) => drop(loss.told.send(())),
+                Ok(()) => drop(loss.told.send(())),
                 Err(error) => tracing::warn!(shard, "losses could not be reported: {error}"),
             }
         }

@@ -3,7 +3,7 @@
 
 use shared_proto::job::Momentum;
 
-use super::{Part, Rule, Slots, Update};
+use crate::{Part, Rule, Slots, Update};
 
 impl Rule for Momentum {
     fn slots(&self) -> Slots {

@@ -3,7 +3,7 @@
 
 use shared_proto::job::RmsProp;
 
-use super::{Part, Rule, Slots, Update};
+use crate::{Part, Rule, Slots, Update};
 
 impl Rule for RmsProp {
     fn slots(&self) -> Slots {

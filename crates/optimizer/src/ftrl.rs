@@ -4,7 +4,7 @@
 
 use shared_proto::job::Ftrl;
 
-use super::{Part, Rule, Slots, Update};
+use crate::{Part, Rule, Slots, Update};
 
 impl Rule for Ftrl {
     fn slots(&self) -> Slots {

@@ -2,7 +2,7 @@
 
 use shared_proto::job::Adagrad;
 
-use super::{Part, Rule, Slots, Update};
+use crate::{Part, Rule, Slots, Update};
 
 impl Rule for Adagrad {
     fn slots(&self) -> Slots {

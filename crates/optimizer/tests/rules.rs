@@ -3,8 +3,8 @@
 
 #![allow(clippy::unwrap_used)]
 
-use ps_server::optimizer::{Part, Update, rule};
-use ps_server::schedule::factor;
+use optimizer::schedule::factor;
+use optimizer::{Part, Update, rule};
 use serde::Deserialize;
 use shared_proto::job::{Job, Optimizer, Schedule};
 use shared_proto::kernel::Kernel;
@@ -45,7 +45,7 @@ fn every_optimizer_agrees_with_an_independent_implementation() {
 /// several tenths that ends near zero has the rounding of several tenths).
 fn largest_error(case: &Case) -> f32 {
     let schedule = case.schedule.clone().unwrap_or_default();
-    let base = *case.optimizer.clone().learning_rate_mut();
+    let base = case.optimizer.learning_rate();
     let rule = rule(&case.optimizer);
     let mut weights = case.initial.clone();
     let mut slots = vec![rule.slots().initial; rule.slots().count * weights.len()];

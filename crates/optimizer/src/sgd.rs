@@ -2,7 +2,7 @@
 
 use shared_proto::job::Sgd;
 
-use super::{Part, Rule, Slots, Update};
+use crate::{Part, Rule, Slots, Update};
 
 impl Rule for Sgd {
     fn slots(&self) -> Slots {

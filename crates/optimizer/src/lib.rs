@@ -1,7 +1,7 @@
-//! Optimizers: how a gradient changes a block's weights, in place.
+//! Optimizers: how a gradient changes weights, in place; and learning-rate schedules.
 //!
-//! Each works element by element on flat slices and keeps its state in the slots that the block
-//! stores for it. Arithmetic is in f32, in the order of PyTorch's single-tensor implementations
+//! Each works element by element on flat slices, and keeps its state in slots that its caller stores: a server beside
+//! a block's weights, a worker beside its own. Arithmetic is in f32, in the order of PyTorch's single-tensor implementations
 //! (FTRL: of TensorFlow's), with which they agree within 1e-5 over the vectors in `tests/vectors`.
 
 mod adagrad;
@@ -9,6 +9,7 @@ mod adam;
 mod ftrl;
 mod momentum;
 mod rmsprop;
+pub mod schedule;
 mod sgd;
 
 use shared_proto::job::Optimizer;

@@ -3,7 +3,7 @@
 
 use shared_proto::job::{Adam, AdamW};
 
-use super::{Part, Rule, Slots, Update};
+use crate::{Part, Rule, Slots, Update};
 
 const SLOTS: Slots = Slots {
     count: 2,

@@ -1,0 +1,126 @@
+//! The calls of members to the coordinator. Each is made as [`Coordinator::call`] says.
+
+use std::future::Future;
+
+use shared_proto::ids::Origin;
+use shared_proto::wire;
+use tonic::{Response, Status};
+
+use super::MembershipError;
+use super::coordinator::{Calls, Coordinator};
+
+impl Coordinator {
+    /// Makes a call with this request, each time that it is tried.
+    async fn send<Q, T, F>(
+        &self,
+        request: Q,
+        call: impl Fn(Calls, Q) -> F,
+    ) -> Result<T, MembershipError>
+    where
+        Q: Clone,
+        F: Future<Output = Result<Response<T>, Status>>,
+    {
+        self.call(|client| call(client, request.clone())).await
+    }
+
+    /// Registers a worker's variables and data.
+    ///
+    /// # Errors
+    /// As the variants of [`MembershipError`] say.
+    pub async fn register_variables(
+        &self,
+        request: wire::RegisterVariablesRequest,
+    ) -> Result<wire::RegisterVariablesReply, MembershipError> {
+        let call =
+            |mut client: Calls, request| async move { client.register_variables(request).await };
+        self.send(request, call).await
+    }
+
+    /// Says that every shard has its initial values.
+    ///
+    /// # Errors
+    /// As the variants of [`MembershipError`] say.
+    pub async fn finish_initialization(&self, origin: Origin) -> Result<(), MembershipError> {
+        let request = wire::FinishInitializationRequest {
+            origin: Some(origin.into()),
+        };
+        let call =
+            |mut client: Calls, request| async move { client.finish_initialization(request).await };
+        self.send(request, call).await.map(drop)
+    }
+
+    /// Fetches the shard map.
+    ///
+    /// # Errors
+    /// As the variants of [`MembershipError`] say.
+    pub async fn shard_map(&self, origin: Origin) -> Result<wire::ShardMap, MembershipError> {
+        let request = wire::ShardMapRequest {
+            origin: Some(origin.into()),
+        };
+        let call = |mut client: Calls, request| async move { client.get_shard_map(request).await };
+        self.send(request, call).await
+    }
+
+    /// Asks for work.
+    ///
+    /// # Errors
+    /// As the variants of [`MembershipError`] say.
+    pub async fn lease_work(
+        &self,
+        origin: Origin,
+    ) -> Result<wire::LeaseWorkReply, MembershipError> {
+        let request = wire::LeaseWorkRequest {
+            origin: Some(origin.into()),
+        };
+        let call = |mut client: Calls, request| async move { client.lease_work(request).await };
+        self.send(request, call).await
+    }
+
+    /// Reports finished steps.
+    ///
+    /// # Errors
+    /// As the variants of [`MembershipError`] say.
+    pub async fn finish_step(
+        &self,
+        request: wire::FinishStepRequest,
+    ) -> Result<wire::FinishStepReply, MembershipError> {
+        let call = |mut client: Calls, request| async move { client.finish_step(request).await };
+        self.send(request, call).await
+    }
+
+    /// Hands in a report.
+    ///
+    /// # Errors
+    /// As the variants of [`MembershipError`] say.
+    pub async fn report(
+        &self,
+        origin: Origin,
+        report: wire::report_request::Report,
+    ) -> Result<(), MembershipError> {
+        let request = wire::ReportRequest {
+            origin: Some(origin.into()),
+            report: Some(report),
+        };
+        let call = |mut client: Calls, request| async move { client.report(request).await };
+        self.send(request, call).await.map(drop)
+    }
+
+    /// Ends a job early, in good order.
+    ///
+    /// # Errors
+    /// As the variants of [`MembershipError`] say.
+    pub async fn stop(&self, job: String) -> Result<(), MembershipError> {
+        let request = wire::StopRequest { job };
+        let call = |mut client: Calls, request| async move { client.stop(request).await };
+        self.send(request, call).await.map(drop)
+    }
+
+    /// Returns the state of the job, for people.
+    ///
+    /// # Errors
+    /// As the variants of [`MembershipError`] say.
+    pub async fn status(&self) -> Result<wire::Status, MembershipError> {
+        let call = |mut client: Calls, request| async move { client.get_status(request).await };
+        self.send(wire::StatusRequest {}, call).await
+    }
+}
