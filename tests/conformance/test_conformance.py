@@ -317,7 +317,7 @@ class Refusals(ByHand):
 
 
 class Faults(unittest.TestCase):
-    def test_in_sync_mode_a_worker_without_receipts_is_put_out_alone(self):
+    def test_in_sync_mode_a_worker_without_receipts_is_evicted_alone(self):
         samples = 120
         with Cluster(job("sync", samples), 2) as cluster:
             good, bad = Counting(samples), Counting(samples)

@@ -63,7 +63,7 @@ FORMS = {
     "job with everything": [
         *("form=job", GPU, "runs.shared=false", "worker.dataClaim=data", "pipeline.activeDeadlineSeconds=3600"),
         *("pipeline.ttlSecondsAfterFinished=600", "tls.enabled=true", "tls.certManager.enabled=true"),
-        *("tls.certManager.issuer.name=authority", "token.create=true", "takeUp=true", "restore=/runs/digits"),
+        *("tls.certManager.issuer.name=authority", "token.create=true", "resumeFailed=true", "restore=/runs/digits"),
     ],
     "autoscaling": [
         *("autoscaling.enabled=true", "autoscaling.samplesPerSecond=500"),

@@ -35,7 +35,7 @@ fn planted_faults_are_found() {
         ),
         (
             Fault::NoReceipts,
-            "steps::a_worker_that_finishes_without_a_push_is_put_out_alone",
+            "steps::a_worker_that_finishes_without_a_push_is_evicted_alone",
         ),
         (
             Fault::NobodyAwaited,

@@ -115,7 +115,7 @@ impl Renewed {
         ps.iter().chain([coordinator]).map(refused).sum()
     }
 
-    /// Returns the members that had to join again, or were put out.
+    /// Returns the members that had to join again, or were evicted.
     fn joined(&self) -> usize {
         let lines = self.cluster.run_dir().join("metrics.jsonl");
         let lines = std::fs::read_to_string(lines).unwrap();

@@ -103,7 +103,7 @@ async fn a_worker_killed_in_a_sync_step_counts_on_all_shards_or_on_none() {
 
 /// A worker says that it has finished its part of a step, and has pushed nothing, or to one shard alone.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_worker_that_finishes_without_a_push_is_put_out_alone() {
+async fn a_worker_that_finishes_without_a_push_is_evicted_alone() {
     for reached in [0, 1] {
         let mut cluster = Cluster::start(program(), SYNC, 2);
         let address = cluster.coordinator.address();

@@ -209,7 +209,7 @@ fn a_job_that_is_at_fault_itself_fails_and_is_taken_up_when_told_to() {
     for server in &mut cluster.ps {
         server.kill();
     }
-    cluster.restart_coordinator_with(&["--take-up"]);
+    cluster.restart_coordinator_with(&["--resume-failed"]);
     for server in 0..2 {
         cluster.restart_ps(server);
     }

@@ -353,7 +353,7 @@ fn check_lacking(events: &[(u64, Event)], runs: &[Run<'_>], wrong: &mut Vec<Stri
 }
 
 /// As many updates are reported lost as are missing of those that were acknowledged. What a worker had
-/// not told the coordinator of when it died, or was put out, may be left out: its samples are visited by another.
+/// not told the coordinator of when it died, or was evicted, may be left out: its samples are visited by another.
 fn check_reports(content: &Content<'_>, runs: &[Run<'_>], wrong: &mut Vec<String>) {
     let run = &runs[content.run];
     let absent = |push: usize| {

@@ -23,7 +23,7 @@ const RETRY_TIMEOUT: Duration = Duration::from_secs(60);
 type Variables = [(String, String)];
 
 /// A parsed location.
-enum Place {
+enum Backend {
     Folder(PathBuf),
     Bucket { name: String, path: String },
 }
@@ -46,8 +46,8 @@ impl Store {
     /// # Errors
     /// As [`open`](Self::open).
     pub fn open_with(location: &str, variables: &Variables) -> Result<Self, CheckpointError> {
-        let place = Place::parse(location)?;
-        if let Place::Folder(folder) = &place {
+        let place = Backend::parse(location)?;
+        if let Backend::Folder(folder) = &place {
             std::fs::create_dir_all(folder)
                 .map_err(|error| CheckpointError::io(&folder.display().to_string(), &error))?;
         }
@@ -79,7 +79,7 @@ pub(crate) async fn resolve_with(
     location: &str,
     variables: &Variables,
 ) -> Result<(Store, Option<u64>), CheckpointError> {
-    let place = Place::parse(location)?;
+    let place = Backend::parse(location)?;
     if let Some((parent, number)) = place.single() {
         return Ok((parent.existing(variables)?, Some(number)));
     }
@@ -141,7 +141,7 @@ pub(crate) async fn load_from(
     }
 }
 
-impl Place {
+impl Backend {
     fn parse(location: &str) -> Result<Self, CheckpointError> {
         let refused = |reason: &str| CheckpointError::Location {
             location: without_user(location),

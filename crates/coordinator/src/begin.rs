@@ -8,7 +8,7 @@ use shared_proto::ids::RunId;
 use shared_proto::job::{Job, Mode, run_dir};
 use shared_proto::receipt::ReceiptKey;
 
-use crate::cluster::{Cluster, Place, Saved};
+use crate::cluster::{CheckpointPlace, Cluster, Saved};
 use crate::keeper::progress;
 use crate::run::CoordinatorError;
 use crate::state::State;
@@ -38,7 +38,7 @@ pub(crate) struct Wish<'a> {
     /// The checkpoint to begin with, if the run directory has no run yet.
     pub(crate) restore: Option<Restore<'a>>,
     /// True to resume a job that has failed.
-    pub(crate) take_up: bool,
+    pub(crate) resume_failed: bool,
     /// The id of the run, if the run directory has none yet.
     pub(crate) run: String,
     /// The host and address of this coordinator. Only shown.
@@ -125,8 +125,8 @@ pub(crate) async fn begin(
     tracing::info!(run, "this run's id");
     // Persisted before the coordinator is reachable, so that a restart resumes from here.
     let now = tokio::time::Instant::now().into_std();
-    if wish.take_up || cluster.failed_without_workers() {
-        cluster.take_up_failed(now);
+    if wish.resume_failed || cluster.failed_without_workers() {
+        cluster.resume_failed(now);
     } else if cluster.ended() {
         tracing::info!("the job has ended already: {}", cluster.how_it_ended());
     }
@@ -139,8 +139,8 @@ pub(crate) async fn begin(
 }
 
 impl Keeping {
-    fn place(&self) -> Place {
-        Place {
+    fn place(&self) -> CheckpointPlace {
+        CheckpointPlace {
             location: self.store.location().to_owned(),
             probe: self.claim.run.clone(),
         }

@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::server::Connected;
 
 use crate::begin::{Keeping, Restore, Wish, begin};
-use crate::keeper::{keep_claim, run_errands};
+use crate::keeper::{keep_claim, run_store_tasks};
 use crate::record::Summary;
 use crate::run::{CoordinatorError, FAREWELL, release, tick, until, until_ended};
 use crate::service::Service;
@@ -65,7 +65,7 @@ impl<B: StorageBackend> Embedded<B> {
         let wish = Wish {
             checkpoints: Some(store.clone()),
             restore: self.restore.then(|| Restore::NewestOf(store)),
-            take_up: false,
+            resume_failed: false,
             run: self.run,
             here: "(simulated)".to_owned(),
         };
@@ -86,7 +86,7 @@ impl<B: StorageBackend> Embedded<B> {
         });
         let checkpoints = async {
             if let Some((store, keep, claim)) = &keeping {
-                let errands = run_errands(Arc::clone(&shared), store.clone(), *keep);
+                let store_tasks = run_store_tasks(Arc::clone(&shared), store.clone(), *keep);
                 let claims = keep_claim(
                     Arc::clone(&shared),
                     store.clone(),
@@ -98,7 +98,7 @@ impl<B: StorageBackend> Embedded<B> {
                         claims.await;
                     }
                 };
-                tokio::join!(errands, claims);
+                tokio::join!(store_tasks, claims);
             }
         };
         // Persisted records are passed on, however the coordinator ends.

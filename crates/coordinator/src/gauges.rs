@@ -72,10 +72,11 @@ impl Gauges {
         for (phase, gauge) in &self.phases {
             gauge.set(f64::from(u8::from(view.phase == *phase)));
         }
-        let mishaps = cluster.mishaps();
-        self.lost_servers.absolute(mishaps.lost_servers);
-        self.lost_workers.absolute(mishaps.lost_workers);
-        self.failed_checkpoints.absolute(mishaps.failed_checkpoints);
+        let fault_counts = cluster.fault_counts();
+        self.lost_servers.absolute(fault_counts.lost_servers);
+        self.lost_workers.absolute(fault_counts.lost_workers);
+        self.failed_checkpoints
+            .absolute(fault_counts.failed_checkpoints);
         for (server, times) in cluster.recoveries() {
             counter!("flambeau_coordinator_recoveries_total", "server" => server.to_string())
                 .absolute(times);

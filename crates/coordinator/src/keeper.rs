@@ -1,29 +1,29 @@
-//! Carries out the cluster's errands in the store of checkpoints, and keeps up the run's claim to it.
+//! Carries out the cluster's tasks in the store of checkpoints, and keeps up the run's claim to it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use checkpoint::{BEAT, CheckpointError, Claim, Manifest, Store};
 
-use crate::cluster::{Errand, Failure, Kept, Progress, Sweep};
+use crate::cluster::{DurableCheckpoint, Failure, SavedProgress, StoreTask, Sweep};
 use crate::shared::Shared;
 use tokio_util::sync::CancellationToken;
 
 /// The pause before a store that did not answer is asked again.
 const TRY_AGAIN: Duration = Duration::from_secs(1);
 
-/// Runs errands until the future is dropped.
-pub(crate) async fn run_errands(shared: Arc<Shared>, store: Store, keep: usize) {
+/// Runs the cluster's tasks until the future is dropped.
+pub(crate) async fn run_store_tasks(shared: Arc<Shared>, store: Store, keep: usize) {
     loop {
-        match shared.take_errand() {
-            Some(Errand::Write(manifest, begun)) => {
+        match shared.take_store_task() {
+            Some(StoreTask::Write(manifest, begun)) => {
                 let manifest = Manifest {
                     began: unix_seconds(begun),
                     ..*manifest
                 };
                 write(&shared, &store, manifest, keep).await;
             }
-            Some(Errand::FindBefore(damaged)) => {
+            Some(StoreTask::FindBefore(damaged)) => {
                 let found = find_before(&shared, &store, &damaged).await;
                 shared
                     .ask(|cluster, now| cluster.older_found(now, &damaged, found))
@@ -145,7 +145,11 @@ async fn sweep(store: &Store, what: Sweep) {
     }
 }
 
-async fn find_before(shared: &Shared, store: &Store, damaged: &Kept) -> Result<Kept, String> {
+async fn find_before(
+    shared: &Shared,
+    store: &Store,
+    damaged: &DurableCheckpoint,
+) -> Result<DurableCheckpoint, String> {
     let lineage = shared.look(|cluster, _| cluster.lineage());
     let ours = |manifest: &Manifest| lineage.has(store.location(), manifest);
     loop {
@@ -165,8 +169,8 @@ async fn find_before(shared: &Shared, store: &Store, damaged: &Kept) -> Result<K
 }
 
 /// Returns a checkpoint as one that the job can go back to.
-pub(crate) fn kept(store: &Store, manifest: &Manifest) -> Result<Kept, String> {
-    Ok(Kept {
+pub(crate) fn kept(store: &Store, manifest: &Manifest) -> Result<DurableCheckpoint, String> {
+    Ok(DurableCheckpoint {
         location: store.location().to_owned(),
         number: manifest.number,
         progress: progress(manifest)?,
@@ -175,10 +179,10 @@ pub(crate) fn kept(store: &Store, manifest: &Manifest) -> Result<Kept, String> {
 }
 
 /// Reads the progress of the training from a manifest.
-pub(crate) fn progress(manifest: &Manifest) -> Result<Progress, String> {
+pub(crate) fn progress(manifest: &Manifest) -> Result<SavedProgress, String> {
     let progress = serde_json::from_value(manifest.progress.clone());
     let progress = progress.map_err(|error| error.to_string());
-    let progress = progress.and_then(|progress: Progress| progress.check().map(|()| progress));
+    let progress = progress.and_then(|progress: SavedProgress| progress.check().map(|()| progress));
     progress.map_err(|what| {
         format!(
             "the progress in checkpoint {} cannot be read: {what}",

@@ -27,7 +27,7 @@ use crate::begin::{Keeping, Restore, Wish, begin, open_store};
 use crate::callers::Counted;
 use crate::cluster::Cluster;
 use crate::gauges::Gauges;
-use crate::keeper::{keep_claim, run_errands};
+use crate::keeper::{keep_claim, run_store_tasks};
 use crate::record::Recorder;
 use crate::service::Service;
 use crate::shared::Shared;
@@ -68,8 +68,8 @@ pub struct Settings {
     pub restore: Option<String>,
     /// Resume a failed job of the run directory from its newest checkpoint. A job that failed because no
     /// worker could work is resumed without this.
-    #[arg(long, env = "FLAMBEAU_TAKE_UP")]
-    pub take_up: bool,
+    #[arg(long, env = "FLAMBEAU_RESUME_FAILED")]
+    pub resume_failed: bool,
     /// Limits of connections.
     #[command(flatten)]
     pub connections: ConnectionSettings,
@@ -214,7 +214,7 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), Coordinator
     let wish = Wish {
         checkpoints: open_store(&job, &dir)?,
         restore: settings.restore.as_deref().map(Restore::At),
-        take_up: settings.take_up,
+        resume_failed: settings.resume_failed,
         run: format!("{:016x}", rand::random::<u64>()),
         here: format!("{host} ({address})"),
     };
@@ -290,8 +290,8 @@ impl Run {
         let mut others = vec![beside(Box::pin(tick(Arc::clone(&shared))))];
         let (mut owned, mut owned_by) = (None, None);
         if let Some(Keeping { store, keep, claim }) = self.keeping {
-            let errands = run_errands(Arc::clone(&shared), store.clone(), keep);
-            others.push(beside(Box::pin(errands)));
+            let store_tasks = run_store_tasks(Arc::clone(&shared), store.clone(), keep);
+            others.push(beside(Box::pin(store_tasks)));
             if !had_ended {
                 let claim = Arc::new(Mutex::new(claim));
                 owned = Some((store.clone(), Arc::clone(&claim)));

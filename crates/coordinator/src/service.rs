@@ -71,7 +71,7 @@ impl Service {
         let origin = self.origin(&from)?;
         let ask = |cluster: &mut Cluster, now| {
             cluster.admit(&origin)?;
-            cluster.hear_of(&origin);
+            cluster.catch_up_clock(&origin);
             ask(cluster, now, &origin)
         };
         self.shared.ask(ask).await.map_err(refused)
@@ -87,7 +87,7 @@ impl Service {
         let origin = self.origin(&from)?;
         let ask = |cluster: &mut Cluster, now| {
             cluster.admit(&origin)?;
-            cluster.hear_of(&origin);
+            cluster.catch_up_clock(&origin);
             ask(cluster, now, &origin)
         };
         self.shared.ask_until(ask, satisfies).await.map_err(refused)
@@ -212,7 +212,7 @@ impl Coordinator for Service {
         // A heartbeat makes no work available, so no waiting call is woken.
         let beat = |cluster: &mut Cluster, now| {
             cluster.admit(&origin)?;
-            cluster.hear_of(&origin);
+            cluster.catch_up_clock(&origin);
             cluster.heartbeat(now, origin.task);
             Ok(())
         };

@@ -11,7 +11,7 @@ use shared_proto::view::View;
 use tokio::sync::{Notify, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::cluster::{Changes, Cluster, Errand, Sweep};
+use crate::cluster::{Changes, Cluster, StoreTask, Sweep};
 use crate::record::Record;
 use crate::state::State;
 
@@ -147,8 +147,8 @@ impl Shared {
     }
 
     /// Takes the next task for the store of checkpoints.
-    pub(crate) fn take_errand(&self) -> Option<Errand> {
-        self.cluster.lock().take_errand()
+    pub(crate) fn take_store_task(&self) -> Option<StoreTask> {
+        self.cluster.lock().take_store_task()
     }
 
     /// Takes the order to delete the files of given-up checkpoints, if there is one.

@@ -147,7 +147,7 @@ impl State {
         match written {
             Err(error) if error.is_full() && reserve.release() => {
                 tracing::error!(
-                    "no room for the coordinator's state ({error}); used the room set aside for it in {}. Make room on that disk",
+                    "no room for the coordinator's state ({error}); used the room reserved for it in {}. Make room on that disk",
                     reserve.path.display()
                 );
                 // After a failed write the store must be opened again.
@@ -239,7 +239,7 @@ impl Reserve {
         self.held = made.is_ok();
         if let Err(error) = made {
             let path = self.path.display();
-            tracing::warn!("cannot set room aside for the state in {path}: {error}");
+            tracing::warn!("cannot reserve room for the state in {path}: {error}");
             let _ = std::fs::remove_file(&self.path);
         }
     }

@@ -66,7 +66,7 @@ impl Start {
 }
 
 /// One process.
-struct Member {
+struct Process {
     child: Child,
     start: Start,
     log: PathBuf,
@@ -100,7 +100,7 @@ pub(crate) struct Plan<'a> {
 
 /// The processes of a job.
 pub(crate) struct LocalCluster {
-    members: BTreeMap<TaskId, Member>,
+    members: BTreeMap<TaskId, Process>,
     logs: PathBuf,
     /// The folder of socket files. It is not in the run directory, whose path may be too long for them.
     sockets: TempDir,
@@ -232,7 +232,7 @@ impl LocalCluster {
         if let Some(mut lines) = child.stdout.take() {
             tokio::spawn(async move { tokio::io::copy(&mut lines, &mut tokio::io::sink()).await });
         }
-        let member = Member {
+        let member = Process {
             child,
             start,
             log,
@@ -298,7 +298,7 @@ impl LocalCluster {
             },
             None => timeout(START, lines.next_line()).await,
         };
-        let member = Member {
+        let member = Process {
             child,
             start,
             log: log.clone(),

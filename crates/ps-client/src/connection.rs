@@ -23,7 +23,7 @@ use crate::session::Target;
 const OUTGOING: usize = 4;
 
 /// How a stream ended.
-pub(crate) enum End {
+pub(crate) enum StreamEnd {
     /// It may be opened again.
     Broken(String),
     /// It may, with a newer map.
@@ -36,18 +36,22 @@ pub(crate) enum End {
 pub(crate) async fn open(
     target: &Target,
     map: &ShardMap,
-) -> Result<(Sender, Messages<wire::ServerMessage>), End> {
+) -> Result<(Sender, Messages<wire::ServerMessage>), StreamEnd> {
     let address = match map.addresses.get(target.shard as usize) {
         Some(address) if !address.is_empty() => address,
-        _ => return Err(End::Outdated("it has no server at present".to_owned())),
+        _ => {
+            return Err(StreamEnd::Outdated(
+                "it has no server at present".to_owned(),
+            ));
+        }
     };
-    let failed = |error: tonic::transport::Error| End::Broken(chain_of(&error));
+    let failed = |error: tonic::transport::Error| StreamEnd::Broken(chain_of(&error));
     let security = target.network.security();
     let endpoint = security.endpoint(address, Role::Ps).map_err(failed)?;
     let channel = timeout(CALL_TIMEOUT, target.network.connect(endpoint)).await;
-    let late = |error: tokio::time::error::Elapsed| End::Broken(error.to_string());
+    let late = |error: tokio::time::error::Elapsed| StreamEnd::Broken(error.to_string());
     let channel = channel.map_err(late)?.map_err(failed)?;
-    let (outgoing, body) = stream::body(OUTGOING, stream::End::Request);
+    let (outgoing, body) = stream::body(OUTGOING, stream::BodyKind::Request);
     let hello = Outgoing::Hello(wire::Hello {
         protocol_version: PROTOCOL_VERSION,
         origin: Some(target.origin.clone().into()),
@@ -63,14 +67,16 @@ pub(crate) async fn open(
         Ok(Ok((Some(first), incoming))) => match first.kind {
             Some(Incoming::Welcome(welcome)) if welcome.shard != target.shard => {
                 let shard = welcome.shard;
-                Err(End::Broken(format!("shard {shard} is at its address")))
+                Err(StreamEnd::Broken(format!(
+                    "shard {shard} is at its address"
+                )))
             }
             Some(Incoming::Welcome(_)) => Ok((outgoing, incoming)),
-            _ => Err(End::Broken("it did not say welcome".to_owned())),
+            _ => Err(StreamEnd::Broken("it did not say welcome".to_owned())),
         },
-        Ok(Ok((None, _))) => Err(End::Broken("it closed the stream".to_owned())),
+        Ok(Ok((None, _))) => Err(StreamEnd::Broken("it closed the stream".to_owned())),
         Ok(Err(status)) => Err(end_of(&status)),
-        Err(_) => Err(End::Broken("it did not answer the hello".to_owned())),
+        Err(_) => Err(StreamEnd::Broken("it did not answer the hello".to_owned())),
     }
 }
 
@@ -117,10 +123,12 @@ async fn begin(
     }
 }
 
-pub(crate) fn end_of(status: &Status) -> End {
+pub(crate) fn end_of(status: &Status) -> StreamEnd {
     match refusal_of(status) {
-        Some(refusal) if refusal.reason == Reason::StaleEpoch => End::Outdated(refusal.message),
-        Some(refusal) => End::Fatal(refusal.into()),
-        None => End::Broken(status.message().to_owned()),
+        Some(refusal) if refusal.reason == Reason::StaleEpoch => {
+            StreamEnd::Outdated(refusal.message)
+        }
+        Some(refusal) => StreamEnd::Fatal(refusal.into()),
+        None => StreamEnd::Broken(status.message().to_owned()),
     }
 }

@@ -9,22 +9,22 @@
 //! - [`Maps`]: where shards are; they move to other servers and addresses while a job runs
 //! - `losses`: acknowledged updates that were lost with a server
 //! - `checks`: checks of a push before any of it is sent
-//! - [`Frames`]: which blocks travel together
+//! - [`MessagePlan`]: which blocks travel together
 
 mod answers;
 mod checks;
 mod connection;
 mod error;
-mod frames;
 mod losses;
 mod maps;
+mod message_plan;
 mod servers;
 mod session;
 
 pub use error::ClientError;
-pub use frames::Frames;
 pub use losses::{Loss, Lost};
 pub use maps::{MapSource, Maps};
+pub use message_plan::MessagePlan;
 pub use servers::{
     Acknowledgement, Gradients, Identity, ParameterServers, Pulled, PulledBlock, PushReceipt,
     Settled, WeightsTicket,

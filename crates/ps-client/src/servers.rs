@@ -15,9 +15,9 @@ use tokio::sync::{mpsc, watch};
 
 use crate::answers::Answer;
 use crate::error::ClientError;
-use crate::frames::Frames;
 use crate::losses::Loss;
 use crate::maps::Maps;
+use crate::message_plan::MessagePlan;
 use crate::session::{Reply, Session, Settling, Target};
 
 /// The settings of a worker's sessions with the servers.
@@ -44,7 +44,7 @@ pub struct Identity {
 /// All shards of a job.
 pub struct ParameterServers {
     pub(crate) map: ShardMap,
-    frames: Arc<Frames>,
+    plan: Arc<MessagePlan>,
     sessions: Vec<Session>,
     waiting_on: watch::Receiver<Vec<Task>>,
     origin: Origin,
@@ -152,7 +152,7 @@ impl ParameterServers {
                 .map(|target| Session::open(target, tell.clone()))
                 .collect(),
             waiting_on,
-            frames: Arc::new(Frames::of(&map)),
+            plan: Arc::new(MessagePlan::of(&map)),
             map,
             origin,
             wire: identity.wire,
@@ -185,8 +185,8 @@ impl ParameterServers {
         self.check_sizes(values)?;
         self.check_finite(Clock(0), values)?;
         let mut replies = Vec::new();
-        let frames = Arc::clone(&self.frames);
-        for (shard, blocks) in frames.in_turns() {
+        let plan = Arc::clone(&self.plan);
+        for (shard, blocks) in plan.in_turns() {
             let part = |id: &BlockId| {
                 Ok(wire::BlockPayload {
                     block: Some((*id).into()),
@@ -219,8 +219,8 @@ impl ParameterServers {
     ) -> Result<PushReceipt, ClientError> {
         let gradients = self.check(clock, gradients)?;
         let mut replies = Vec::new();
-        let frames = Arc::clone(&self.frames);
-        for (shard, blocks) in frames.in_turns() {
+        let plan = Arc::clone(&self.plan);
+        for (shard, blocks) in plan.in_turns() {
             replies.push(self.push_blocks(shard, blocks, clock, gradients).await?);
         }
         Ok(PushReceipt(replies))
@@ -229,8 +229,8 @@ impl ParameterServers {
     /// Asks for the weights of the step after `clock`, of servers that follow `view` or a later one.
     pub async fn pull(&mut self, clock: Clock, view: ViewNumber) -> WeightsTicket {
         let mut replies = Vec::new();
-        let frames = Arc::clone(&self.frames);
-        for (shard, blocks) in frames.in_turns() {
+        let plan = Arc::clone(&self.plan);
+        for (shard, blocks) in plan.in_turns() {
             replies.push(self.pull_blocks(shard, blocks, clock, view).await);
         }
         WeightsTicket::new(replies)
@@ -249,8 +249,8 @@ impl ParameterServers {
     ) -> Result<(PushReceipt, WeightsTicket), ClientError> {
         let gradients = self.check(clock, gradients)?;
         let (mut pushed, mut pulled) = (Vec::new(), Vec::new());
-        let frames = Arc::clone(&self.frames);
-        for (shard, blocks) in frames.in_turns() {
+        let plan = Arc::clone(&self.plan);
+        for (shard, blocks) in plan.in_turns() {
             pushed.push(self.push_blocks(shard, blocks, clock, gradients).await?);
             let any = ViewNumber(0);
             pulled.push(self.pull_blocks(shard, blocks, next, any).await);

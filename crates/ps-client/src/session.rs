@@ -24,7 +24,7 @@ use tokio::time::{Instant, sleep};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::answers::Answer;
-use crate::connection::{End, encode, end_of, open};
+use crate::connection::{StreamEnd, encode, end_of, open};
 use crate::error::ClientError;
 use crate::losses::{Acknowledged, Loss, Lost};
 use crate::maps::Maps;
@@ -209,13 +209,13 @@ impl Driver {
                         alarmed = false;
                     }
                     match end {
-                        End::Fatal(error) => return self.fail(&error),
-                        End::Broken(reason) | End::Outdated(reason) => (reason, true),
+                        StreamEnd::Fatal(error) => return self.fail(&error),
+                        StreamEnd::Broken(reason) | StreamEnd::Outdated(reason) => (reason, true),
                     }
                 }
-                Err(End::Fatal(error)) => return self.fail(&error),
-                Err(End::Broken(reason)) => (reason, true),
-                Err(End::Outdated(reason)) => (reason, false),
+                Err(StreamEnd::Fatal(error)) => return self.fail(&error),
+                Err(StreamEnd::Broken(reason)) => (reason, true),
+                Err(StreamEnd::Outdated(reason)) => (reason, false),
             };
             let Target {
                 shard, patience, ..
@@ -270,7 +270,7 @@ impl Driver {
         restored: bool,
         outgoing: Sender,
         mut incoming: Messages<wire::ServerMessage>,
-    ) -> (End, bool) {
+    ) -> (StreamEnd, bool) {
         let mut heard = false;
         // Set before anything is read: if the stream ends at once, the next one must ask.
         let ask = match restored {
@@ -295,11 +295,11 @@ impl Driver {
                             break end;
                         }
                     }
-                    Ok(None) => break End::Broken("it closed the stream".to_owned()),
+                    Ok(None) => break StreamEnd::Broken("it closed the stream".to_owned()),
                     Err(status) => break end_of(&status),
                 },
                 // The server of this stream may have been replaced without knowing it.
-                () = &mut newer_map, if !planted!(NeverReplaced) => break End::Outdated("there is a newer shard map".to_owned()),
+                () = &mut newer_map, if !planted!(NeverReplaced) => break StreamEnd::Outdated("there is a newer shard map".to_owned()),
                 () = &mut sent_again, if !all_sent => all_sent = true,
             }
         };
@@ -342,7 +342,7 @@ impl Driver {
         }
     }
 
-    fn answered(&self, message: wire::ServerMessage, epoch: Epoch) -> Result<(), End> {
+    fn answered(&self, message: wire::ServerMessage, epoch: Epoch) -> Result<(), StreamEnd> {
         match message.kind {
             Some(Incoming::Acknowledged(a)) => {
                 self.resolve(a.sequence, Ok(Answer::Acknowledged(a)))?;
@@ -365,15 +365,15 @@ impl Driver {
                 match refusal.reason {
                     Reason::NotInitialized => self.ask_again_later(refused.sequence),
                     // The next stream sends it again, to the server of the newer map.
-                    Reason::StaleEpoch => return Err(End::Outdated(refusal.message)),
+                    Reason::StaleEpoch => return Err(StreamEnd::Outdated(refusal.message)),
                     // Only questions about outcomes have no number. The next stream asks again.
-                    _ if refused.sequence == 0 => return Err(End::Broken(refusal.message)),
+                    _ if refused.sequence == 0 => return Err(StreamEnd::Broken(refusal.message)),
                     _ => self.resolve(refused.sequence, Err(refusal.into()))?,
                 }
             }
             Some(Incoming::Outcome(outcome)) => self.compare(&outcome, epoch),
             Some(Incoming::Welcome(_)) | None => {
-                return Err(End::Broken("it sent what is no answer".to_owned()));
+                return Err(StreamEnd::Broken("it sent what is no answer".to_owned()));
             }
         }
         Ok(())
@@ -399,14 +399,14 @@ impl Driver {
     ///
     /// # Errors
     /// If it does not answer the request; then the request stays unanswered.
-    fn resolve(&self, sequence: u64, answer: Result<Answer, ClientError>) -> Result<(), End> {
+    fn resolve(&self, sequence: u64, answer: Result<Answer, ClientError>) -> Result<(), StreamEnd> {
         let request = {
             let mut state = self.state.lock();
             if let (Some(request), Ok(answer)) = (state.in_flight.get(&sequence), &answer)
                 && let Some(what) = answer.misfit(&request.message)
             {
                 let shard = self.target.shard;
-                return Err(End::Fatal(ClientError::WrongAnswer { shard, what }));
+                return Err(StreamEnd::Fatal(ClientError::WrongAnswer { shard, what }));
             }
             let request = state.in_flight.remove(&sequence);
             if let (Some(Outgoing::Push(push)), Ok(Answer::Acknowledged(taken))) =

@@ -47,7 +47,7 @@ pub(crate) struct Follower {
 }
 
 /// The state of one registration.
-struct Post<'a> {
+struct Registered<'a> {
     membership: &'a Membership,
     /// The epoch whose map was fetched last.
     looked_up: Epoch,
@@ -63,7 +63,7 @@ struct Post<'a> {
     again: Option<(View, tokio::time::Instant)>,
 }
 
-impl Drop for Post<'_> {
+impl Drop for Registered<'_> {
     fn drop(&mut self) {
         if let Some(writing) = self.writing.take() {
             writing.abort();
@@ -129,7 +129,7 @@ impl Follower {
         let mut views = membership.views(over.clone());
         // In a task of their own: a commit may wait for a checkpoint, whose progress the reports show.
         tokio::spawn(over.run_until_cancelled_owned(reports(Arc::clone(&self.shard), membership)));
-        let mut post = Post {
+        let mut registered = Registered {
             membership,
             looked_up: Epoch(0),
             store: held.as_ref().map(|held| Arc::clone(&held.store)),
@@ -141,7 +141,7 @@ impl Follower {
         let drained = CancellationToken::new();
         let mut draining = false;
         loop {
-            let again = post.again.as_ref().map(|(_, at)| *at);
+            let again = registered.again.as_ref().map(|(_, at)| *at);
             let again = async {
                 match again {
                     Some(at) => tokio::time::sleep_until(at).await,
@@ -152,7 +152,7 @@ impl Follower {
                 biased;
                 view = next_view(&mut views) => {
                     let (phase, error) = (view.phase, view.error.clone());
-                    let caught_up = self.catch_up(&mut post, checkpoints.as_ref(), view).await;
+                    let caught_up = self.catch_up(&mut registered, checkpoints.as_ref(), view).await;
                     match phase {
                         // The job is over: a server that comes now has not taken part in its last step.
                         JobPhase::Done => {
@@ -172,8 +172,8 @@ impl Follower {
                 }
                 () = drained.cancelled() => return Ok(()),
                 () = again => {
-                    if let Some((view, _)) = post.again.take() {
-                        self.catch_up(&mut post, checkpoints.as_ref(), view).await?;
+                    if let Some((view, _)) = registered.again.take() {
+                        self.catch_up(&mut registered, checkpoints.as_ref(), view).await?;
                     }
                 }
                 lost = membership.lost() => {
@@ -227,30 +227,30 @@ impl Follower {
 
     async fn catch_up(
         &self,
-        post: &mut Post<'_>,
+        registered: &mut Registered<'_>,
         checkpoints: Option<&Checkpoints>,
         view: View,
     ) -> Result<(), PsError> {
-        if view.epoch > post.looked_up {
+        if view.epoch > registered.looked_up {
             self.readiness.set(false);
-            let map = fetch_map(post.membership).await?;
+            let map = fetch_map(registered.membership).await?;
             let epoch = map.epoch;
-            if let Some(writing) = post.writing.take() {
+            if let Some(writing) = registered.writing.take() {
                 writing.abort();
             }
-            match self.take_post(post, map).await? {
-                Taken::Store(store) => post.store = store,
+            match self.take_shard(registered, map).await? {
+                Taken::Store(store) => registered.store = store,
                 // The coordinator may decide for another checkpoint, in another epoch.
                 Taken::Failed => {
                     let at = tokio::time::Instant::now() + LOAD_AGAIN;
-                    post.again = Some((view, at));
+                    registered.again = Some((view, at));
                     return Ok(());
                 }
             }
-            post.again = None;
-            post.looked_up = epoch;
+            registered.again = None;
+            registered.looked_up = epoch;
         }
-        if post.looked_up > view.epoch {
+        if registered.looked_up > view.epoch {
             // The map is newer than the view: a newer view is on its way.
             return Ok(());
         }
@@ -259,11 +259,11 @@ impl Follower {
             step,
             task: missing.0,
         };
-        let (shard, store) = (Arc::clone(&self.shard), post.store.clone());
+        let (shard, store) = (Arc::clone(&self.shard), registered.store.clone());
         let mut saving = shard.begin_saving(&view, store.as_deref());
         // A commit that is no part of the checkpoint may wait for its writer.
         if let Some(saving) = saving.take_if(|saving| !saving.has(&view)) {
-            self.begin_writing(post, checkpoints, saving);
+            self.begin_writing(registered, checkpoints, saving);
         }
         let followed = if shard.has_work_for(&view) {
             // A commit updates every block: heartbeats go on beside it.
@@ -272,10 +272,10 @@ impl Follower {
             shard.follow(view, store)
         };
         followed.map_err(diverged)?;
-        *post.held = None;
+        *registered.held = None;
         self.readiness.set(true);
         if let Some(saving) = saving {
-            self.begin_writing(post, checkpoints, saving);
+            self.begin_writing(registered, checkpoints, saving);
         }
         Ok(())
     }
@@ -283,30 +283,40 @@ impl Follower {
     /// Starts to write a checkpoint in a task of its own; one that is being written is given up.
     fn begin_writing(
         &self,
-        post: &mut Post<'_>,
+        registered: &mut Registered<'_>,
         checkpoints: Option<&Checkpoints>,
         saving: Arc<Saving>,
     ) {
-        let (Some(store), Some(checkpoints)) = (&post.store, checkpoints) else {
+        let (Some(store), Some(checkpoints)) = (&registered.store, checkpoints) else {
             return;
         };
-        let writing = self.write(saving, Arc::clone(store), checkpoints.clone(), post);
-        if let Some(before) = post.writing.replace(tokio::spawn(writing).abort_handle()) {
+        let writing = self.write(saving, Arc::clone(store), checkpoints.clone(), registered);
+        if let Some(before) = registered
+            .writing
+            .replace(tokio::spawn(writing).abort_handle())
+        {
             before.abort();
         }
     }
 
     /// Returns what this server holds under a new map: the values in memory, if their source is still the
     /// map's; else those that the map says to load.
-    async fn take_post(&self, post: &mut Post<'_>, map: ShardMap) -> Result<Taken, PsError> {
-        let task = post.membership.task;
+    async fn take_shard(
+        &self,
+        registered: &mut Registered<'_>,
+        map: ShardMap,
+    ) -> Result<Taken, PsError> {
+        let task = registered.membership.task;
         let Some(own) = map.servers.iter().position(|server| *server == task) else {
             tracing::info!(epoch = map.epoch.0, "holds no shard; stays as a spare");
             return Ok(Taken::Store(None));
         };
         let shard = own as u32;
         let source = map.sources.get(own);
-        let held = post.store.as_ref().filter(|store| store.source() == source);
+        let held = registered
+            .store
+            .as_ref()
+            .filter(|store| store.source() == source);
         if let Some(store) = held {
             return Ok(Taken::Store(Some(Arc::new(store.under(map)))));
         }
@@ -322,10 +332,12 @@ impl Follower {
         };
         let began = Instant::now();
         // Frees the old values before the new ones are loaded.
-        (post.store, *post.held) = (None, None);
+        (registered.store, *registered.held) = (None, None);
         drop(self.shard.forget());
-        self.shard
-            .answer_under(post.membership.lease(), post.membership.receipt_key);
+        self.shard.answer_under(
+            registered.membership.lease(),
+            registered.membership.receipt_key,
+        );
         let loaded = self.load(shard, map, &location, number).await;
         let mut report = wire::RestoreReport {
             shard,
@@ -345,7 +357,7 @@ impl Follower {
                 report.set_failure(error.failure());
             }
         }
-        send(post.membership, Report::Restore(report)).await?;
+        send(registered.membership, Report::Restore(report)).await?;
         Ok(match loaded {
             Ok(store) => {
                 self.shard.counters.restores.increment(1);
@@ -400,12 +412,12 @@ impl Follower {
         saving: Arc<Saving>,
         store: Arc<Store>,
         to: Checkpoints,
-        post: &Post<'_>,
+        registered: &Registered<'_>,
     ) -> impl Future<Output = ()> + Send + 'static {
         let (shard, offload) = (Arc::clone(&self.shard), self.offload);
-        let coordinator = post.membership.coordinator.clone();
-        let sender = post.membership.sender();
-        let mut views = post.views.clone();
+        let coordinator = registered.membership.coordinator.clone();
+        let sender = registered.membership.sender();
+        let mut views = registered.views.clone();
         async move {
             let _end = EndOnDrop(Arc::clone(&saving));
             let began = Instant::now();

@@ -1,9 +1,9 @@
-//! Writes a checkpoint of a shard while training goes on. Blocks are reached one by one. An update that
-//! meets a block being written leaves it the old values and goes on with a copy (see `Block`).
+//! Writes a checkpoint of a shard while training goes on. Blocks are written one by one. An update of a block
+//! that is being written leaves the old values to the writer and goes on with a copy (see `Block`).
 //!
-//! In sync mode a checkpoint is of one step on all shards: a commit that overtakes the writer sets aside
-//! the blocks that were not reached yet, as many as it may, and waits where the store is slower. Blocks
-//! set aside are written first, so that each file makes room for the waiting commit.
+//! In sync mode a checkpoint is of one step on all shards. A commit that comes before the writer has finished copies the
+//! blocks that are not written yet, up to a limit, and then waits for the store. Copies are written first, so that
+//! each file makes room for the waiting commit.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
@@ -30,8 +30,8 @@ const LONGEST_WAIT: Duration = Duration::from_secs(30);
 /// A checkpoint of a shard that is being written.
 pub(crate) struct Saving {
     pub(crate) order: CheckpointOrder,
-    /// The bytes that commits may set aside.
-    most_aside: usize,
+    /// The most bytes of copies that commits may make.
+    most_copied: usize,
     /// Whether values that are NaN or infinite may be written.
     non_finite: NonFinite,
     state: Mutex<State>,
@@ -41,9 +41,9 @@ pub(crate) struct Saving {
 #[derive(Default)]
 struct State {
     reached: HashSet<BlockId>,
-    aside: BTreeMap<BlockId, SavedBlock>,
-    aside_bytes: usize,
-    /// Nothing is to be set aside any more.
+    copies: BTreeMap<BlockId, SavedBlock>,
+    copied_bytes: usize,
+    /// True once no copies are needed any more.
     over: bool,
 }
 
@@ -57,10 +57,10 @@ fn size(block: &SavedBlock) -> usize {
 }
 
 impl Saving {
-    pub(crate) fn new(order: CheckpointOrder, most_aside: usize, non_finite: NonFinite) -> Self {
+    pub(crate) fn new(order: CheckpointOrder, most_copied: usize, non_finite: NonFinite) -> Self {
         Self {
             order,
-            most_aside,
+            most_copied,
             non_finite,
             state: Mutex::default(),
             room: Condvar::new(),
@@ -78,10 +78,10 @@ impl Saving {
         commit.is_some_and(|commit| self.is_to_have(commit))
     }
 
-    /// Waits until there is room to set a block aside, if it must be. The caller holds no block's lock.
+    /// Waits until there is room for a copy of a block, if it needs one. The caller holds no block's lock.
     pub(crate) fn wait_for_room(&self, id: BlockId) {
         let full = |state: &mut State| {
-            state.aside_bytes >= self.most_aside && !state.over && !state.reached.contains(&id)
+            state.copied_bytes >= self.most_copied && !state.over && !state.reached.contains(&id)
         };
         let mut state = self.state.lock();
         if full(&mut state) {
@@ -93,34 +93,34 @@ impl Saving {
             if waited.timed_out() {
                 // Training matters more than this checkpoint.
                 state.over = true;
-                state.aside.clear();
+                state.copies.clear();
             }
         }
     }
 
     /// Keeps a block as it is before it changes, unless it is written already.
-    pub(crate) fn set_aside(&self, id: BlockId, block: &Block) {
+    pub(crate) fn copy_before_write(&self, id: BlockId, block: &Block) {
         let mut state = self.state.lock();
         if !state.over && state.reached.insert(id) {
             let saved = block.save(id);
-            state.aside_bytes += size(&saved);
-            state.aside.insert(id, saved);
+            state.copied_bytes += size(&saved);
+            state.copies.insert(id, saved);
         }
     }
 
-    /// Returns the next block to write: one that was set aside, else the next of those that remain.
+    /// Returns the next block to write: one that was copied, else the next of those that remain.
     fn next(&self, remaining: &mut impl Iterator<Item = BlockId>) -> Option<BlockId> {
-        let aside = self.state.lock().aside.keys().next().copied();
-        aside.or_else(|| remaining.next())
+        let copied = self.state.lock().copies.keys().next().copied();
+        copied.or_else(|| remaining.next())
     }
 
     /// Returns the block as it is in the checkpoint.
     fn reach(&self, id: BlockId, block: &Block) -> SavedBlock {
         let mut state = self.state.lock();
         state.reached.insert(id);
-        match state.aside.remove(&id) {
+        match state.copies.remove(&id) {
             Some(saved) => {
-                state.aside_bytes -= size(&saved);
+                state.copied_bytes -= size(&saved);
                 self.room.notify_all();
                 saved
             }
@@ -132,7 +132,7 @@ impl Saving {
     pub(crate) fn end(&self) {
         let mut state = self.state.lock();
         state.over = true;
-        state.aside.clear();
+        state.copies.clear();
         self.room.notify_all();
     }
 
@@ -315,14 +315,14 @@ mod tests {
         store
     }
 
-    /// Commits a step in all blocks, as `Shard::commit` does. Returns the most bytes that were set aside.
+    /// Commits a step in all blocks, as `Shard::commit` does. Returns the most bytes of copies.
     fn commit(store: &Store, saving: &Saving, step: u64) -> usize {
         let mut most = 0;
         for entry in &store.blocks.by_id {
             saving.wait_for_room(*entry.key());
             let mut block = entry.lock();
-            saving.set_aside(*entry.key(), &block);
-            most = most.max(saving.state.lock().aside_bytes);
+            saving.copy_before_write(*entry.key(), &block);
+            most = most.max(saving.state.lock().copied_bytes);
             let origin = Origin {
                 job: String::new(),
                 run: RunId::default(),
@@ -428,34 +428,34 @@ mod tests {
         }
     }
 
-    /// Commits overtake the writer of 40 blocks, of which they may set four aside, or all.
+    /// Commits overtake the writer of 40 blocks, of which they may copy four, or all.
     #[tokio::test(flavor = "multi_thread")]
     async fn a_checkpoint_is_of_one_step_while_commits_go_on() {
         for blocks in [4, BLOCKS] {
-            let most_aside = blocks * 2 * ELEMENTS * size_of::<f32>();
-            assert_eq!(overtake(most_aside).await, most_aside);
+            let most_copied = blocks * 2 * ELEMENTS * size_of::<f32>();
+            assert_eq!(overtake(most_copied).await, most_copied);
         }
     }
 
-    /// Makes three commits, and starts the writer once they have set aside as much as they may. Checks
-    /// that the checkpoint is of the step before. Returns the most bytes that were set aside.
-    async fn overtake(most_aside: usize) -> usize {
+    /// Makes three commits, and starts the writer once they have copied as much as they may. Checks
+    /// that the checkpoint is of the step before. Returns the most bytes of copies.
+    async fn overtake(most_copied: usize) -> usize {
         let store = Arc::new(store());
         let order = CheckpointOrder {
             number: 3,
             epoch: Epoch(1),
             clock: Clock(1),
         };
-        let none = Saving::new(order, most_aside, NonFinite::Fail);
+        let none = Saving::new(order, most_copied, NonFinite::Fail);
         none.end();
         commit(&store, &none, 0);
-        let saving = Arc::new(Saving::new(order, most_aside, NonFinite::Fail));
+        let saving = Arc::new(Saving::new(order, most_copied, NonFinite::Fail));
         let (others, training) = (Arc::clone(&store), Arc::clone(&saving));
         let training = tokio::task::spawn_blocking(move || {
             let most = (1..4).map(|step| commit(&others, &training, step)).max();
             most.unwrap()
         });
-        while saving.state.lock().aside_bytes < most_aside {
+        while saving.state.lock().copied_bytes < most_copied {
             tokio::task::yield_now().await;
         }
         let dir = tempfile::tempdir().unwrap();
@@ -477,7 +477,7 @@ mod tests {
             }
         }
         assert_eq!(blocks, BLOCKS);
-        assert!(saving.state.lock().aside.is_empty());
+        assert!(saving.state.lock().copies.is_empty());
         most
     }
 }

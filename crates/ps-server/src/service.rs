@@ -10,7 +10,7 @@ use http::{HeaderValue, Request, Response, header};
 use shared_proto::connections::Caller;
 use shared_proto::ids::Role;
 use shared_proto::security::Security;
-use shared_proto::stream::{self, End, Incoming};
+use shared_proto::stream::{self, BodyKind, Incoming};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use tonic::Status;
@@ -68,7 +68,7 @@ impl Sessions {
         }
         let caller = Caller::of(extensions).cloned();
         caller.iter().for_each(Caller::called);
-        let (answers, body) = stream::body(ANSWERS, End::Response);
+        let (answers, body) = stream::body(ANSWERS, BodyKind::Response);
         let entrance = Arc::clone(&self.greeted).entrance(caller);
         let session = Session::new(Arc::clone(&self.shard), answers, entrance);
         let incoming = Incoming::new(request.into_body());

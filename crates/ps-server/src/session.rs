@@ -64,7 +64,7 @@ pub(crate) struct Session {
 }
 
 /// Why a session ends before the worker ends it.
-enum End {
+enum SessionEnd {
     /// The worker is gone.
     Gone,
     /// The worker gets this status.
@@ -96,17 +96,17 @@ impl Session {
         let served = tokio::select! {
             biased;
             end = self.exchange(&mut incoming) => end,
-            () = shutdown.cancelled() => End::Status(Status::unavailable("the server is shutting down; connect again")),
+            () = shutdown.cancelled() => SessionEnd::Status(Status::unavailable("the server is shutting down; connect again")),
         };
         self.shard.counters.sessions.decrement(1.0);
-        if let End::Status(status) = served {
+        if let SessionEnd::Status(status) = served {
             tracing::debug!(peer = %self.peer, %status, "a session has ended");
             // A worker that no longer reads does not get it.
             let _ = timeout(QUIET, self.answers.send(Err(status))).await;
         }
     }
 
-    async fn exchange(&mut self, incoming: &mut Messages<wire::ClientMessage>) -> End {
+    async fn exchange(&mut self, incoming: &mut Messages<wire::ClientMessage>) -> SessionEnd {
         incoming.bound(limits::HELLO);
         let (epoch_over, replaced) = match self.greet(incoming).await {
             Ok(until) => until,
@@ -116,28 +116,28 @@ impl Session {
         tokio::select! {
             biased;
             end = self.answer_all(incoming) => end,
-            () = epoch_over.cancelled() => End::Status(Status::unavailable(
+            () = epoch_over.cancelled() => SessionEnd::Status(Status::unavailable(
                 "the shard map has changed; fetch it and connect again",
             )),
-            () = replaced.cancelled() => End::Status(Status::unavailable(
+            () = replaced.cancelled() => SessionEnd::Status(Status::unavailable(
                 "the worker has opened another session, or is not in the view any more",
             )),
         }
     }
 
-    async fn answer_all(&mut self, incoming: &mut Messages<wire::ClientMessage>) -> End {
+    async fn answer_all(&mut self, incoming: &mut Messages<wire::ClientMessage>) -> SessionEnd {
         loop {
             let tell = self.waiting.iter().filter_map(|w| w.tell).min();
             let handled = tokio::select! {
                 biased;
                 message = incoming.message() => match message {
                     Ok(Some(message)) => self.handle(message).await,
-                    Ok(None) => return End::Gone,
+                    Ok(None) => return SessionEnd::Gone,
                     Err(status) => return self.broken(status),
                 },
                 changed = self.followed.changed(), if !self.waiting.is_empty() => match changed {
                     Ok(()) => self.look_again().await,
-                    Err(_) => return End::Gone,
+                    Err(_) => return SessionEnd::Gone,
                 },
                 () = sleep_until(tell.unwrap_or_else(Instant::now)), if tell.is_some() => self.tell().await,
             };
@@ -152,17 +152,21 @@ impl Session {
     async fn greet(
         &mut self,
         incoming: &mut Messages<wire::ClientMessage>,
-    ) -> Result<(CancellationToken, CancellationToken), End> {
+    ) -> Result<(CancellationToken, CancellationToken), SessionEnd> {
         let first = match timeout(CATCH_UP, incoming.message()).await {
             Ok(Ok(Some(message))) => message,
-            Ok(Ok(None)) => return Err(End::Gone),
+            Ok(Ok(None)) => return Err(SessionEnd::Gone),
             Ok(Err(status)) => return Err(self.broken(status)),
-            Err(_) => return Err(End::Status(Status::deadline_exceeded("no hello came"))),
+            Err(_) => {
+                return Err(SessionEnd::Status(Status::deadline_exceeded(
+                    "no hello came",
+                )));
+            }
         };
         let refuse = |shard: &Shard, refusal: Refusal| {
             shard.counters.refused(&refusal);
             tracing::warn!(reason = refusal.label(), "refused a session: {refusal}");
-            End::Status(refusal.into())
+            SessionEnd::Status(refusal.into())
         };
         let hello = read_hello(first).map_err(|r| refuse(&self.shard, r))?;
         let origin = Origin::read(hello.origin.as_ref(), "Hello");
@@ -177,7 +181,7 @@ impl Session {
         let caught_up = timeout(CATCH_UP, self.followed.wait_for(caught_up)).await;
         if !matches!(caught_up, Ok(Ok(_))) {
             let behind = "this server has not caught up with the coordinator; connect again";
-            return Err(End::Status(Status::unavailable(behind)));
+            return Err(SessionEnd::Status(Status::unavailable(behind)));
         }
         drop(caught_up);
         self.check_lease()?;
@@ -185,7 +189,7 @@ impl Session {
         let welcome = self.welcome(&origin, &followed);
         let welcome = welcome.map_err(|r| refuse(&self.shard, r))?;
         let replaced = self.entrance.admit(origin.task, &followed.view);
-        let replaced = replaced.map_err(End::Status)?;
+        let replaced = replaced.map_err(SessionEnd::Status)?;
         self.answer(Outgoing::Welcome(welcome)).await?;
         Ok((followed.epoch_over, replaced))
     }
@@ -209,22 +213,22 @@ impl Session {
     }
 
     /// Fails where this server may not answer for its shard: it is about to stop, or its lease is over.
-    fn check_lease(&self) -> Result<(), End> {
+    fn check_lease(&self) -> Result<(), SessionEnd> {
         let followed = self.followed.borrow();
         if followed.closed {
-            return Err(End::Status(Status::unavailable(
+            return Err(SessionEnd::Status(Status::unavailable(
                 "this server is about to stop; connect again, to where the shard map says",
             )));
         }
         if !followed.lease.is_over() {
             return Ok(());
         }
-        Err(End::Status(Status::unavailable(
+        Err(SessionEnd::Status(Status::unavailable(
             "this server has not reached the coordinator for the length of its lease; its shard may live elsewhere, so fetch the shard map and connect again",
         )))
     }
 
-    async fn handle(&mut self, message: wire::ClientMessage) -> Result<(), End> {
+    async fn handle(&mut self, message: wire::ClientMessage) -> Result<(), SessionEnd> {
         self.check_lease()?;
         let origin = message.kind.as_ref().and_then(origin_of);
         let sender = origin.and_then(|origin| Task::try_from(origin.task.as_ref()?).ok());
@@ -275,7 +279,7 @@ impl Session {
         }
     }
 
-    async fn pull(&mut self, pull: wire::Pull, origin: Origin) -> Result<(), End> {
+    async fn pull(&mut self, pull: wire::Pull, origin: Origin) -> Result<(), SessionEnd> {
         let followed = self.shard.followed();
         let now = Instant::now();
         match self.shard.admit_pull(&pull, &origin, &followed) {
@@ -329,7 +333,7 @@ impl Session {
     }
 
     /// Answers the waiting pulls that a new view lets through.
-    async fn look_again(&mut self) -> Result<(), End> {
+    async fn look_again(&mut self) -> Result<(), SessionEnd> {
         self.check_lease()?;
         let followed = self.followed.borrow_and_update().clone();
         self.waiting_cost = 0;
@@ -359,7 +363,7 @@ impl Session {
     }
 
     /// Tells the worker for which tasks its pulls wait, where that is due.
-    async fn tell(&mut self) -> Result<(), End> {
+    async fn tell(&mut self) -> Result<(), SessionEnd> {
         let now = Instant::now();
         let min_clock = self.shard.followed().view.min_clock;
         for index in 0..self.waiting.len() {
@@ -384,7 +388,7 @@ impl Session {
         origin: &Origin,
         followed: &Followed,
         since: Option<Instant>,
-    ) -> Result<(), End> {
+    ) -> Result<(), SessionEnd> {
         match self.shard.pull(pull, origin, followed) {
             Ok(mut weights) => {
                 let waited = since.map_or(Duration::ZERO, |since| since.elapsed());
@@ -397,7 +401,7 @@ impl Session {
         }
     }
 
-    async fn refuse(&mut self, sequence: u64, refusal: Refusal) -> Result<(), End> {
+    async fn refuse(&mut self, sequence: u64, refusal: Refusal) -> Result<(), SessionEnd> {
         self.log_refused(&refusal);
         self.answer(Outgoing::Refused(wire::Refused {
             sequence,
@@ -417,13 +421,13 @@ impl Session {
         }
     }
 
-    async fn answer(&mut self, kind: Outgoing) -> Result<(), End> {
+    async fn answer(&mut self, kind: Outgoing) -> Result<(), SessionEnd> {
         let sent = self.answers.send(Ok(kind.into())).await;
-        sent.map_err(|_| End::Gone)
+        sent.map_err(|_| SessionEnd::Gone)
     }
 
     /// Returns how a session ends whose stream broke, or brought bytes that are no message.
-    fn broken(&self, status: Status) -> End {
+    fn broken(&self, status: Status) -> SessionEnd {
         let refusal = match status.code() {
             Code::OutOfRange => Refusal::new(
                 Reason::Oversized,
@@ -441,10 +445,10 @@ impl Session {
                     status.message()
                 ),
             ),
-            _ => return End::Gone,
+            _ => return SessionEnd::Gone,
         };
         self.log_refused(&refusal);
-        End::Status(refusal.into())
+        SessionEnd::Status(refusal.into())
     }
 }
 

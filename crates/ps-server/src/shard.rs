@@ -50,8 +50,8 @@ pub(crate) struct Shard {
     rule: Box<dyn Rule>,
     base_rate: f32,
     schedule: Schedule,
-    /// The bytes that a checkpoint may set aside.
-    aside_bytes: usize,
+    /// The most bytes of a checkpoint's copies.
+    snapshot_bytes: usize,
     /// Whether checkpoints may have values that are NaN or infinite.
     non_finite: NonFinite,
     followed: watch::Sender<Followed>,
@@ -69,7 +69,7 @@ impl Shard {
             base_rate: job.optimizer.learning_rate(),
             schedule: job.schedule.clone(),
             non_finite: job.non_finite,
-            aside_bytes: (job.checkpoint.aside_mebibytes as usize).saturating_mul(1 << 20),
+            snapshot_bytes: (job.checkpoint.snapshot_mebibytes as usize).saturating_mul(1 << 20),
             followed: watch::channel(Followed::default()).0,
         }
     }
@@ -334,7 +334,7 @@ impl Shard {
         let order = view.checkpoint;
         let order = order.filter(|order| order.epoch == store.map.epoch);
         let saving =
-            order.map(|order| Arc::new(Saving::new(order, self.aside_bytes, self.non_finite)));
+            order.map(|order| Arc::new(Saving::new(order, self.snapshot_bytes, self.non_finite)));
         store.blocks.saving.lock().clone_from(&saving);
         saving
     }
@@ -428,7 +428,7 @@ impl Shard {
             let rate = |version| self.learning_rate(store, version);
             let mut block = entry.lock();
             if let Some(saving) = &saving {
-                saving.set_aside(*entry.key(), &block);
+                saving.copy_before_write(*entry.key(), &block);
             }
             block.commit(commit, &*self.rule, rate, &mut mean)?;
             self.counters.applied(began.elapsed(), 0);

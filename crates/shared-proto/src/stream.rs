@@ -199,9 +199,9 @@ fn open(tag: u32, length: usize, buffer: &mut BytesMut) {
     encode_varint(length as u64, buffer);
 }
 
-/// How a body ends.
+/// The kind of a body, which decides how it ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum End {
+pub enum BodyKind {
     /// A client's body ends without trailers.
     Request,
     /// A server's body ends with a status.
@@ -213,12 +213,12 @@ pub type Sender = mpsc::Sender<Result<Encoded, Status>>;
 
 /// Returns a body and the sender of its messages, of which `waiting` may wait to be sent. The body ends
 /// with a status that is sent, or with OK once the sender is dropped.
-pub fn body(waiting: usize, end: End) -> (Sender, tonic::body::Body) {
+pub fn body(waiting: usize, kind: BodyKind) -> (Sender, tonic::body::Body) {
     let (sender, queue) = mpsc::channel(waiting);
     let outgoing = Outgoing {
         queue,
         pieces: VecDeque::new(),
-        end: Some(end),
+        kind: Some(kind),
         status: None,
     };
     (sender, tonic::body::Body::new(outgoing))
@@ -229,7 +229,7 @@ struct Outgoing {
     /// Pieces of the messages taken from the queue.
     pieces: VecDeque<Bytes>,
     /// The kind of its last frame; none once that has been sent.
-    end: Option<End>,
+    kind: Option<BodyKind>,
     /// The status to end with, once there is one.
     status: Option<Status>,
 }
@@ -283,7 +283,7 @@ impl Body for Outgoing {
         if let Some(data) = self.next_data() {
             return Poll::Ready(Some(Ok(Frame::data(data))));
         }
-        if self.end.take() != Some(End::Response) {
+        if self.kind.take() != Some(BodyKind::Response) {
             return Poll::Ready(None);
         }
         let mut trailers = HeaderMap::new();

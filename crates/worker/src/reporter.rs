@@ -17,7 +17,7 @@ use crate::strategy::Settled;
 
 /// A worker's progress in a split.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place {
+pub(crate) struct SplitProgress {
     pub(crate) clock: Clock,
     pub(crate) split: u64,
     pub(crate) position: u64,
@@ -36,7 +36,7 @@ pub(crate) struct Reporter {
 
 #[derive(Default)]
 struct Pending {
-    place: Option<Place>,
+    place: Option<SplitProgress>,
     steps: u64,
     samples: u64,
     skipped: u64,
@@ -81,7 +81,7 @@ impl Reporter {
     }
 
     /// Adds a finished step to the next report.
-    pub(crate) fn finished(&self, place: Place, step: &Finished) {
+    pub(crate) fn finished(&self, place: SplitProgress, step: &Finished) {
         {
             let mut pending = self.pending.lock();
             pending.place = Some(place);
@@ -171,7 +171,7 @@ impl Reports {
 
     /// Reports finished steps in the epoch in which the strategy has settled. If the coordinator has a newer one,
     /// waits until the strategy has settled there, and calls again.
-    async fn send(&mut self, place: Place, pending: Pending) -> Result<(), WorkerError> {
+    async fn send(&mut self, place: SplitProgress, pending: Pending) -> Result<(), WorkerError> {
         let mut origin = self.sender.origin(Epoch(0), place.clock);
         self.pushes += pending.steps - pending.skipped;
         let times = pending.times;

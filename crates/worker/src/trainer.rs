@@ -14,7 +14,7 @@ use tokio::task::JoinError;
 use crate::counters::Counters;
 use crate::error::WorkerError;
 use crate::replica::{Positions, Replica, ReplicaError};
-use crate::reporter::{Place, Reporter};
+use crate::reporter::{Reporter, SplitProgress};
 use crate::step::{idle, step};
 use crate::strategy::Strategy;
 use crate::variables::digest_of;
@@ -92,7 +92,7 @@ impl Trainer<'_> {
             };
             self.clock = self.clock.next();
             self.membership.sender().set_clock(self.clock);
-            let place = Place {
+            let place = SplitProgress {
                 clock: self.clock,
                 split: split.id,
                 position: batch.positions().end,

@@ -22,17 +22,17 @@ use crate::splits::Ledger;
 
 /// The location of the checkpoints, and the run's id. By the id servers check that they see the same store.
 #[derive(Clone, Debug)]
-pub(crate) struct Place {
+pub(crate) struct CheckpointPlace {
     pub(crate) location: String,
     pub(crate) probe: String,
 }
 
 /// A checkpoint that the job can go back to.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Kept {
+pub(crate) struct DurableCheckpoint {
     pub(crate) location: String,
     pub(crate) number: u64,
-    pub(crate) progress: Progress,
+    pub(crate) progress: SavedProgress,
     /// The id of the run that wrote it; empty for earlier releases.
     #[serde(default)]
     pub(crate) run: String,
@@ -40,7 +40,7 @@ pub(crate) struct Kept {
 
 /// The progress of the training, as a checkpoint stores it.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Progress {
+pub(crate) struct SavedProgress {
     pub(super) ledger: Ledger,
     pub(super) due: Vec<u32>,
     pub(super) evaluations: Vec<SavedEvaluation>,
@@ -52,7 +52,7 @@ pub(crate) struct Progress {
     generation: Generation,
 }
 
-impl Progress {
+impl SavedProgress {
     /// Encodes the progress for a manifest, and checks that it reads back the same.
     ///
     /// # Errors
@@ -72,19 +72,19 @@ impl Progress {
 
 /// A task for the store of checkpoints.
 #[derive(Debug)]
-pub(crate) enum Errand {
+pub(crate) enum StoreTask {
     /// Write the manifest of a checkpoint that was begun at this time, and delete the checkpoints that are no longer
     /// kept.
     Write(Box<Manifest>, Instant),
     /// Find the newest whole checkpoint before this one.
-    FindBefore(Box<Kept>),
+    FindBefore(Box<DurableCheckpoint>),
 }
 
 /// A checkpoint that the shards are writing.
 #[derive(Debug)]
 pub(super) struct AtWork {
     manifest: Manifest,
-    progress: Progress,
+    progress: SavedProgress,
     pub(super) begun: Instant,
     /// The time at which a shard last wrote some of it.
     pub(super) moved: Instant,
@@ -104,7 +104,7 @@ impl AtWork {
 #[derive(Debug, Default)]
 pub(crate) struct Checkpoints {
     /// The location and the run's id; none if the job writes no checkpoints.
-    pub(crate) place: Option<Place>,
+    pub(crate) place: Option<CheckpointPlace>,
     /// The number of the next checkpoint.
     pub(crate) next: u64,
     /// The checkpoint that the shards write at present. Unset once it is written or given up, so that a
@@ -112,7 +112,7 @@ pub(crate) struct Checkpoints {
     pub(crate) order: Option<CheckpointOrder>,
     pub(super) at_work: Option<AtWork>,
     /// The newest checkpoint, or the one that the job began with.
-    pub(crate) newest: Option<Kept>,
+    pub(crate) newest: Option<DurableCheckpoint>,
     /// The time at which the newest one was begun. After a restart it is the time of the restart.
     pub(super) newest_begun: Option<Instant>,
     /// True if this run has written one. Training does not begin before.
@@ -135,7 +135,7 @@ pub(crate) struct Checkpoints {
     pub(super) last_fails: Option<Instant>,
     /// The reason why the job has ended without its last checkpoint; empty if it has not.
     pub(crate) unsaved: String,
-    pub(super) errand: Option<Errand>,
+    pub(super) store_task: Option<StoreTask>,
     /// True if the files of given-up checkpoints are to be deleted now.
     pub(super) sweep: bool,
     /// The time at which they are to be deleted once more.
@@ -196,7 +196,12 @@ impl Checkpoints {
 
 impl Cluster {
     /// Begins with the progress of a checkpoint.
-    pub(crate) fn start_from(&mut self, location: String, manifest: &Manifest, progress: Progress) {
+    pub(crate) fn start_from(
+        &mut self,
+        location: String,
+        manifest: &Manifest,
+        progress: SavedProgress,
+    ) {
         self.first_generation = progress.generation.next();
         self.earlier_samples = progress.samples;
         self.start = Some(Start {
@@ -205,18 +210,18 @@ impl Cluster {
             training_samples: progress.ledger.samples(),
             from: Some((location.clone(), manifest.number, manifest.run.clone())),
         });
-        self.checkpoints.newest = Some(Kept {
+        self.checkpoints.newest = Some(DurableCheckpoint {
             location,
             number: manifest.number,
             progress,
             run: manifest.run.clone(),
         });
-        self.must_keep();
+        self.must_persist();
     }
 
     /// Takes the next task for the store.
-    pub(crate) fn take_errand(&mut self) -> Option<Errand> {
-        self.checkpoints.errand.take()
+    pub(crate) fn take_store_task(&mut self) -> Option<StoreTask> {
+        self.checkpoints.store_task.take()
     }
 
     /// Returns whether a checkpoint can be written at present.
@@ -224,7 +229,7 @@ impl Cluster {
         let checkpoints = &self.checkpoints;
         checkpoints.place.is_some()
             && checkpoints.at_work.is_none()
-            && checkpoints.errand.is_none()
+            && checkpoints.store_task.is_none()
             && checkpoints.try_again.is_none_or(|at| now >= at)
             && !self.ended()
             && self.variables.as_ref().is_some_and(|v| v.initialized)
@@ -262,7 +267,7 @@ impl Cluster {
         let Some(map) = &variables.map else {
             return;
         };
-        let progress = Progress {
+        let progress = SavedProgress {
             ledger: ledger.at_rest(),
             due: self.evaluations.all_due(),
             evaluations: self.evaluations.saved(),
@@ -317,7 +322,7 @@ impl Cluster {
             missing,
             last: self.checkpoints.ending,
         });
-        self.must_keep();
+        self.must_persist();
     }
 
     /// Takes the report that a shard's part is written, or cannot be.
@@ -357,7 +362,7 @@ impl Cluster {
                     return self.not_saved(now, Failure { why, full: false });
                 }
             }
-            checkpoints.errand = Some(Errand::Write(
+            checkpoints.store_task = Some(StoreTask::Write(
                 Box::new(at_work.manifest.clone()),
                 at_work.begun,
             ));
@@ -396,7 +401,7 @@ impl Cluster {
             number,
             steps: at_work.progress.steps,
         });
-        self.checkpoints.newest = Some(Kept {
+        self.checkpoints.newest = Some(DurableCheckpoint {
             location: place.location.clone(),
             number,
             progress: at_work.progress,
@@ -412,7 +417,7 @@ impl Cluster {
         let members = &self.members;
         self.losses
             .written(number, kept, |task| is_alive(members, task));
-        self.must_keep();
+        self.must_persist();
         if at_work.last {
             self.end_well(now);
         } else {
@@ -467,7 +472,7 @@ impl Start {
     }
 }
 
-pub(super) fn source(epoch: Epoch, kept: &Kept) -> Source {
+pub(super) fn source(epoch: Epoch, kept: &DurableCheckpoint) -> Source {
     Source {
         epoch,
         checkpoint: Some((kept.location.clone(), kept.number)),

@@ -213,7 +213,7 @@ impl Cluster {
         });
         self.evaluations.reported = Some((epoch, task));
         self.evaluations.add(report);
-        self.must_keep();
+        self.must_persist();
         if evaluation.last && self.checkpoints.place.is_some() {
             self.checkpoints.ending = true;
             self.save_if_due(now);

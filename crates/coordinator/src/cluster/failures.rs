@@ -103,8 +103,8 @@ impl Cluster {
             number = at_work.number(),
             "a checkpoint could not be written: {why}"
         );
-        self.mishaps.failed_checkpoints += 1;
-        (checkpoints.errand, checkpoints.order) = (None, None);
+        self.fault_counts.failed_checkpoints += 1;
+        (checkpoints.store_task, checkpoints.order) = (None, None);
         checkpoints.sweep_now_and_later(now);
         let mut again = checkpoints.backoff.failed(now);
         checkpoints.begun = None;
@@ -148,7 +148,7 @@ impl Cluster {
         if checkpoints.at_work.take().is_some() {
             checkpoints.sweep = true;
         }
-        checkpoints.errand = None;
+        checkpoints.store_task = None;
         checkpoints.order = None;
         self.drain_again();
     }

@@ -96,7 +96,7 @@ impl Cluster {
         }
     }
 
-    /// Returns whether the cluster waits for a departed member, because it has a shard or was put out.
+    /// Returns whether the cluster waits for a departed member, because it has a shard or was evicted.
     fn is_expected(&self, member: &Member) -> bool {
         self.awaited.contains_key(&member.task.id) || self.shard_of(member.task).is_some()
     }

@@ -269,7 +269,7 @@ impl Cluster {
         updates: u64,
         steps: Option<(u64, u64)>,
     ) {
-        self.must_keep();
+        self.must_persist();
         if updates == 0 {
             return;
         }

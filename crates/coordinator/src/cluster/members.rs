@@ -28,14 +28,14 @@ pub(crate) struct Member {
     /// The reason why it is not alive; empty while it is.
     pub(crate) gone: String,
     /// The worker's progress; unused for servers.
-    pub(crate) progress: Progress,
+    pub(crate) progress: WorkerProgress,
 }
 
-/// The workers that were put out and are expected back, each with the end of the wait.
+/// The workers that were evicted and are expected back, each with the end of the wait.
 pub(super) type Awaited = BTreeMap<TaskId, Instant>;
 
 /// A worker's part in the training.
-pub(crate) struct Progress {
+pub(crate) struct WorkerProgress {
     pub(crate) clock: Clock,
     /// True if it holds data, so that others wait for it.
     pub(crate) active: bool,
@@ -59,7 +59,7 @@ pub(crate) struct Progress {
     pub(crate) waiting_on: Vec<wire::Task>,
 }
 
-impl Progress {
+impl WorkerProgress {
     /// The progress of a new generation. Steps, samples and times stay counted.
     fn after(earlier: &Self, now: Instant) -> Self {
         Self {
@@ -133,7 +133,7 @@ impl Cluster {
                 let replaced =
                     |m: &Member| m.alive && m.progress.ready && !m.process.is_same(&process);
                 if !self.ended() && self.members.get(&task.id).is_some_and(replaced) {
-                    self.mishaps.lost_workers += 1;
+                    self.fault_counts.lost_workers += 1;
                 }
                 let why = "superseded by a newer process of its identity";
                 self.remove_from_work(now, task.id, why);
@@ -147,7 +147,7 @@ impl Cluster {
                     map.servers[shard] = task;
                 }
                 let earlier = self.members.get(&task.id).map(|m| &m.progress);
-                let progress = earlier.map(|earlier| Progress::after(earlier, now));
+                let progress = earlier.map(|earlier| WorkerProgress::after(earlier, now));
                 (task, progress)
             }
             None => {
@@ -169,19 +169,19 @@ impl Cluster {
             seen: now,
             alive: true,
             gone: String::new(),
-            progress: progress.unwrap_or_else(|| Progress::new(now)),
+            progress: progress.unwrap_or_else(|| WorkerProgress::new(now)),
         };
         self.members.insert(task.id, member);
         self.forget_the_dead();
-        self.must_keep();
+        self.must_persist();
         if role == Role::Ps {
             self.last_ps_joined = Some(now);
             // Its own shard comes first, then any shard without a server.
             let fits = |shard: &usize| self.has_room_for(task, *shard);
             let orphan = self.shard_of(task).or_else(|| self.orphans().find(fits));
             match orphan.filter(|_| !self.ended()) {
-                Some(shard) if kept == Some(shard) => self.seat_again(task, shard),
-                Some(shard) => self.seat(now, task, shard),
+                Some(shard) if kept == Some(shard) => self.give_back(task, shard),
+                Some(shard) => self.assign(now, task, shard),
                 None => {}
             }
         }
@@ -195,7 +195,7 @@ impl Cluster {
 
     /// Takes a worker's clock from a call after a restart, because the worker may have come further than the
     /// coordinator knows, and waits for its own clock to be counted.
-    pub(crate) fn hear_of(&mut self, origin: &Origin) {
+    pub(crate) fn catch_up_clock(&mut self, origin: &Origin) {
         if self.sync() {
             return;
         }
@@ -253,8 +253,8 @@ impl Cluster {
         for id in silent {
             if !self.ended() {
                 match id.role {
-                    Role::Ps => self.mishaps.lost_servers += 1,
-                    Role::Worker | Role::Coordinator => self.mishaps.lost_workers += 1,
+                    Role::Ps => self.fault_counts.lost_servers += 1,
+                    Role::Worker | Role::Coordinator => self.fault_counts.lost_workers += 1,
                 }
             }
             self.remove(now, id, "nothing was heard from it");
@@ -291,13 +291,13 @@ impl Cluster {
             })
             .collect();
         for id in stalled {
-            self.mishaps.lost_workers += 1;
+            self.fault_counts.lost_workers += 1;
             self.remove(now, id, "it finished no step for the stall time-out");
         }
     }
 
     /// Puts out all workers, so that they register again. The step that they are in is dropped.
-    pub(super) fn put_out_workers(&mut self, now: Instant, why: &'static str) {
+    pub(super) fn evict_workers(&mut self, now: Instant, why: &'static str) {
         let workers: Vec<TaskId> = self.live(Role::Worker).map(|m| m.task.id).collect();
         let until = now + self.lease();
         for id in workers {
@@ -348,7 +348,7 @@ impl Cluster {
             ledger.release(task);
         }
         self.evaluations.release(task);
-        self.must_keep();
+        self.must_persist();
         self.end_life(now, task, pushes);
         self.leave_step(now, task);
     }

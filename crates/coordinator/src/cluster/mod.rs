@@ -59,12 +59,12 @@ use evaluations::Evaluations;
 use forgotten::Forgotten;
 use losses::Losses;
 use members::{Awaited, Member};
-use status::Mishaps;
+use status::FaultCounts;
 use training::{Step, Tally};
 use unable::Unable;
 use variables::Variables;
 
-pub(crate) use checkpoints::{Errand, Kept, Place, Progress};
+pub(crate) use checkpoints::{CheckpointPlace, DurableCheckpoint, SavedProgress, StoreTask};
 pub(crate) use failures::{Failure, Sweep};
 pub(crate) use saved::Saved;
 pub(crate) use training::Work;
@@ -99,7 +99,7 @@ pub(crate) struct Cluster {
     /// The time at which the newest step was finished.
     last_finish: Option<Instant>,
     tally: Tally,
-    mishaps: Mishaps,
+    fault_counts: FaultCounts,
     /// How often each server was gone and its shard went back, since this coordinator started.
     recoveries: BTreeMap<TaskId, u64>,
     shard_reports: BTreeMap<TaskId, wire::ShardReport>,
@@ -109,7 +109,7 @@ pub(crate) struct Cluster {
     checkpoints: Checkpoints,
     /// The checkpoint that the job begins with.
     start: Option<Start>,
-    /// Workers that were put out and are expected back.
+    /// Workers that were evicted and are expected back.
     awaited: Awaited,
     unable: Unable,
     /// True if the job was told to end before its data does.
@@ -154,7 +154,7 @@ impl Cluster {
             earlier_samples: 0,
             last_finish: None,
             tally: Tally::default(),
-            mishaps: Mishaps::default(),
+            fault_counts: FaultCounts::default(),
             recoveries: BTreeMap::new(),
             shard_reports: BTreeMap::new(),
             losses: Losses::default(),
@@ -173,7 +173,7 @@ impl Cluster {
     }
 
     /// Enables checkpoints, numbered from `next` on.
-    pub(crate) fn with_checkpoints(mut self, place: Place, next: u64) -> Self {
+    pub(crate) fn with_checkpoints(mut self, place: CheckpointPlace, next: u64) -> Self {
         let bytes = place.probe.bytes();
         let seed = bytes.fold(0, |seed: u64, byte| seed.rotate_left(8) ^ u64::from(byte));
         self.checkpoints.backoff = Backoff::seeded(seed);
@@ -212,7 +212,7 @@ impl Cluster {
     }
 
     /// Returns the location of checkpoints and the run's id; none without checkpoints.
-    pub(crate) fn place(&self) -> Option<&Place> {
+    pub(crate) fn place(&self) -> Option<&CheckpointPlace> {
         self.checkpoints.place.as_ref()
     }
 
@@ -221,11 +221,11 @@ impl Cluster {
         self.changes
     }
 
-    fn must_keep(&mut self) {
+    fn must_persist(&mut self) {
         self.changes.urgent += 1;
     }
 
-    fn may_keep(&mut self) {
+    fn may_persist(&mut self) {
         self.changes.others += 1;
     }
 
@@ -396,7 +396,7 @@ impl Cluster {
         if !self.ended() {
             self.phase = JobPhase::Failed;
             self.error = error;
-            self.must_keep();
+            self.must_persist();
             self.record_end(now);
         }
     }

@@ -4,7 +4,7 @@ use shared_proto::blocks::{ShardMap, VariableSpec};
 use shared_proto::view::JobPhase;
 use shared_proto::wire;
 
-use super::checkpoints::{Progress, Start};
+use super::checkpoints::{SavedProgress, Start};
 use super::saved::Saved;
 use super::variables::Variables;
 
@@ -28,7 +28,7 @@ impl Saved {
             .as_ref()
             .map_or(Ok(()), |ledger| ledger.check())?;
         let newest = self.newest.as_ref().map(|kept| &kept.progress);
-        newest.map_or(Ok(()), Progress::check)?;
+        newest.map_or(Ok(()), SavedProgress::check)?;
         self.start.as_ref().map_or(Ok(()), Start::check)
     }
 }
@@ -59,7 +59,7 @@ impl Variables {
     }
 }
 
-impl Progress {
+impl SavedProgress {
     /// Checks the data that is done and left.
     ///
     /// # Errors

@@ -9,7 +9,7 @@ use shared_proto::refusal::brief;
 use shared_proto::wire;
 
 use super::Cluster;
-use super::checkpoints::{Errand, Kept, Progress, source};
+use super::checkpoints::{DurableCheckpoint, SavedProgress, StoreTask, source};
 use super::evaluations::Evaluations;
 use crate::record::Record;
 
@@ -33,12 +33,12 @@ impl Cluster {
             map.epoch = map.epoch.next();
             map.addresses[shard].clear();
         }
-        self.must_keep();
+        self.must_persist();
         if self.checkpoints.place.is_none() {
             return self.fail_without_checkpoints(now, gone, shard);
         }
         if let Some(spare) = self.spare_for(shard) {
-            self.seat(now, spare, shard);
+            self.assign(now, spare, shard);
         }
     }
 
@@ -66,7 +66,7 @@ impl Cluster {
     }
 
     /// Gives a shard back to a server that still has its values. Nothing is lost.
-    pub(super) fn seat_again(&mut self, server: Task, shard: usize) {
+    pub(super) fn give_back(&mut self, server: Task, shard: usize) {
         self.give_up_saving();
         let address = self.members.get(&server.id).map(|m| m.address.clone());
         let Some(map) = self.variables.as_mut().and_then(|v| v.map.as_mut()) else {
@@ -76,11 +76,11 @@ impl Cluster {
         map.servers[shard] = server;
         map.addresses[shard] = address.unwrap_or_default();
         tracing::info!(%server, shard, epoch = map.epoch.0, "a server is back, with its values");
-        self.must_keep();
+        self.must_persist();
     }
 
     /// Gives a shard to a server, which loads the values of the newest checkpoint.
-    pub(super) fn seat(&mut self, now: Instant, server: Task, shard: usize) {
+    pub(super) fn assign(&mut self, now: Instant, server: Task, shard: usize) {
         self.give_up_saving();
         let address = self.members.get(&server.id).map(|m| m.address.clone());
         let sync = self.sync();
@@ -110,11 +110,11 @@ impl Cluster {
             }
             None => self.initialize_anew(now, epoch),
         }
-        self.must_keep();
+        self.must_persist();
     }
 
     /// Takes all shards, and the training, back to a checkpoint.
-    fn go_back(&mut self, now: Instant, kept: &Kept) {
+    fn go_back(&mut self, now: Instant, kept: &DurableCheckpoint) {
         if let Some(map) = self.variables.as_mut().and_then(|v| v.map.as_mut()) {
             let source = source(map.epoch, kept);
             map.sources.fill(source);
@@ -122,10 +122,10 @@ impl Cluster {
             self.checkpoints.loading = all.map(|shard| (shard, String::new())).collect();
         }
         if !planted!(KeepsProgress) {
-            self.take_up(&kept.progress);
+            self.restore_progress(&kept.progress);
         }
         self.record_restore(now, kept.number, None);
-        self.put_out_workers(now, "the job has gone back to a checkpoint");
+        self.evict_workers(now, "the job has gone back to a checkpoint");
     }
 
     /// Has the initial values sent once more, because there is no checkpoint yet.
@@ -140,11 +140,11 @@ impl Cluster {
                 });
             }
         }
-        self.put_out_workers(now, "the initial values are sent once more");
+        self.evict_workers(now, "the initial values are sent once more");
     }
 
     /// Makes a checkpoint's progress the job's.
-    pub(super) fn take_up(&mut self, progress: &Progress) {
+    pub(super) fn restore_progress(&mut self, progress: &SavedProgress) {
         let budget = self
             .job
             .steps
@@ -154,7 +154,7 @@ impl Cluster {
         self.evaluations = Evaluations::restored(&progress.due, &progress.evaluations);
         (self.step, self.commit) = (None, None);
         self.min_clock = progress.clock;
-        self.tally.take_up(progress.steps, progress.samples);
+        self.tally.continue_from(progress.steps, progress.samples);
         self.checkpoints.not_last_any_more();
         self.schedule_last_evaluation();
     }
@@ -186,7 +186,7 @@ impl Cluster {
         }
         if report.error.is_empty() {
             let newly = self.checkpoints.loading.remove(&shard).is_some();
-            self.must_keep();
+            self.must_persist();
             if newly && let Some(from) = self.checkpoint_of(shard) {
                 self.derive_losses(now, report, from);
             }
@@ -220,8 +220,8 @@ impl Cluster {
             return self.fail(now, why);
         }
         self.checkpoints
-            .errand
-            .get_or_insert(Errand::FindBefore(Box::new(kept)));
+            .store_task
+            .get_or_insert(StoreTask::FindBefore(Box::new(kept)));
     }
 
     /// Returns the number of the checkpoint that a shard's values come from.
@@ -231,12 +231,12 @@ impl Cluster {
         Some(*number)
     }
 
-    /// Takes the outcome of [`Errand::FindBefore`]: an older checkpoint, or the reason why there is none.
+    /// Takes the outcome of [`StoreTask::FindBefore`]: an older checkpoint, or the reason why there is none.
     pub(crate) fn older_found(
         &mut self,
         now: Instant,
-        damaged: &Kept,
-        found: Result<Kept, String>,
+        damaged: &DurableCheckpoint,
+        found: Result<DurableCheckpoint, String>,
     ) {
         if self.ended() {
             return;
@@ -259,7 +259,7 @@ impl Cluster {
         self.checkpoints.newest = Some(kept.clone());
         let sync = self.sync();
         self.give_up_saving();
-        self.must_keep();
+        self.must_persist();
         let Some(map) = self.variables.as_mut().and_then(|v| v.map.as_mut()) else {
             return;
         };

@@ -13,11 +13,11 @@ use shared_proto::view::{Commit, JobPhase};
 use shared_proto::wire;
 
 use super::Cluster;
-use super::checkpoints::{Kept, Start};
+use super::checkpoints::{DurableCheckpoint, Start};
 use super::evaluations::{Evaluation, Evaluations, SavedEvaluation};
 use super::forgotten::Forgotten;
 use super::losses::Losses;
-use super::members::{Member, Progress};
+use super::members::{Member, WorkerProgress};
 use super::process::Process;
 use super::training::Step;
 use super::unable::{SavedUnable, Unable};
@@ -58,7 +58,7 @@ pub(crate) struct Saved {
     losses: Losses,
     receipt_key: [u8; 32],
     next_checkpoint: u64,
-    pub(super) newest: Option<Kept>,
+    pub(super) newest: Option<DurableCheckpoint>,
     first_written: bool,
     ending: bool,
     probe: Option<String>,
@@ -154,7 +154,7 @@ impl SavedMember {
             seen: now,
             alive: self.alive,
             gone: self.gone,
-            progress: Progress {
+            progress: WorkerProgress {
                 clock: self.clock,
                 active: self.active,
                 ready: self.ready,
@@ -170,7 +170,7 @@ impl SavedMember {
                     push,
                     wait,
                 },
-                ..Progress::new(now)
+                ..WorkerProgress::new(now)
             },
         }
     }
@@ -253,7 +253,7 @@ impl Cluster {
             cluster.began = Some(now);
             cluster.last_finish = Some(now);
         }
-        cluster.tally.take_up(saved.steps, saved.samples);
+        cluster.tally.continue_from(saved.steps, saved.samples);
         cluster.tally.skipped = saved.skipped;
         cluster.losses = saved.losses;
         cluster.receipt_key = ReceiptKey(saved.receipt_key);
@@ -275,7 +275,7 @@ impl Cluster {
         cluster.stopping = saved.stopping;
         // The state of an earlier release has all departed members.
         cluster.forget_the_dead();
-        cluster.must_keep();
+        cluster.must_persist();
         cluster
     }
 }

@@ -11,7 +11,7 @@ use super::members::Member;
 
 /// Counts of faults since this coordinator started.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Mishaps {
+pub(crate) struct FaultCounts {
     /// Servers that sent nothing for a lease.
     pub(crate) lost_servers: u64,
     /// Workers that sent nothing for a lease, made no progress for the stall time-out, or were replaced by another
@@ -90,8 +90,8 @@ impl Cluster {
     }
 
     /// Returns the counts of faults since this coordinator started.
-    pub(crate) fn mishaps(&self) -> Mishaps {
-        self.mishaps
+    pub(crate) fn fault_counts(&self) -> FaultCounts {
+        self.fault_counts
     }
 
     /// Returns the number of times that a coordinator of this run has started.

@@ -37,7 +37,7 @@ impl Cluster {
         }
         tracing::info!("told to stop: no more data is handed out");
         self.stopping = true;
-        self.must_keep();
+        self.must_persist();
         self.evaluate_when_at_rest();
         Ok(())
     }

@@ -16,12 +16,12 @@ mod capacity;
 mod checkpoints;
 mod drain;
 mod evaluations;
+mod fault_counts;
 mod finished;
 mod late;
 mod leases;
 mod lineage;
 mod losses;
-mod mishaps;
 mod models;
 mod numbers;
 mod recovery;
@@ -310,7 +310,7 @@ fn the_min_clock_is_that_of_the_slowest_with_data_and_never_falls() {
 }
 
 #[test]
-fn a_worker_that_lives_but_does_not_move_is_put_out_and_those_it_held_up_are_not() {
+fn a_worker_that_lives_but_does_not_move_is_evicted_and_those_it_held_up_are_not() {
     let (mut scene, tasks) = Scene::training(Mode::Bounded, 2);
     for _ in 0..2 {
         scene.finish(tasks[0]);

@@ -76,7 +76,7 @@ pub(crate) struct Tally {
 
 impl Tally {
     /// Continues from the counts of a checkpoint.
-    pub(super) fn take_up(&mut self, steps: u64, samples: u64) {
+    pub(super) fn continue_from(&mut self, steps: u64, samples: u64) {
         *self = Self {
             steps,
             samples,
@@ -118,7 +118,7 @@ impl Cluster {
         if let Some(member) = self.members.get_mut(&task.id)
             && !std::mem::replace(&mut member.progress.ready, true)
         {
-            self.must_keep();
+            self.must_persist();
         }
         self.awaited.remove(&task.id);
         self.unable.can_work(task.id);
@@ -136,7 +136,7 @@ impl Cluster {
         self.evaluate_when_at_rest();
         let exhausted = self.exhausted();
         if let Some(evaluation) = self.evaluations.lease(task, exhausted) {
-            self.must_keep();
+            self.must_persist();
             return Work::Evaluate {
                 epoch: evaluation.epoch,
                 save_model: evaluation.last,
@@ -152,7 +152,7 @@ impl Cluster {
             let ledger = self.ledger.as_mut();
             let leased = ledger.and_then(|ledger| ledger.lease(task, batches));
             if leased.is_some() {
-                self.must_keep();
+                self.must_persist();
             }
             leased
         };
@@ -182,7 +182,7 @@ impl Cluster {
         }
         if self.phase == JobPhase::Starting && initialized && self.missing().is_empty() {
             self.phase = JobPhase::Training;
-            self.must_keep();
+            self.must_persist();
             self.began = Some(now);
             for member in self.members.values_mut() {
                 member.progress.moved = now;
@@ -207,7 +207,7 @@ impl Cluster {
         // A step must not begin on a server that is about to stop.
         let ending = ending || !self.draining.is_empty();
         let busy = self.step.is_some() || self.evaluations.pending() || ending;
-        // The step waits for workers that were put out and are expected back.
+        // The step waits for workers that were evicted and are expected back.
         if busy || !self.awaited.is_empty() && !planted!(NobodyAwaited) {
             return;
         }
@@ -239,7 +239,7 @@ impl Cluster {
             }
         }
         self.step = Some(Step { clock, parts });
-        self.must_keep();
+        self.must_persist();
     }
 
     /// Counts finished steps, once each.
@@ -296,7 +296,7 @@ impl Cluster {
         self.count(now, origin, request, samples);
         self.evaluations.due.extend(complete);
         if self.sync() {
-            self.must_keep();
+            self.must_persist();
             self.finish_part(now, task, samples, request.skipped > 0);
         } else {
             self.tally.steps = self.tally.steps.saturating_add(request.steps);
@@ -319,7 +319,7 @@ impl Cluster {
             self.tally.recent.worker_steps.saturating_add(request.steps);
         self.tally.recent.loss_sum += request.loss_sum;
         self.tally.skipped = self.tally.skipped.saturating_add(request.skipped);
-        self.may_keep();
+        self.may_persist();
         let Some(member) = self.members.get_mut(&origin.task.id) else {
             return;
         };
@@ -372,7 +372,7 @@ impl Cluster {
         let Some(step) = self.step.take_if(|step| step.unfinished().next().is_none()) else {
             return;
         };
-        self.must_keep();
+        self.must_persist();
         let contributors: Vec<(Task, u64)> = step
             .parts
             .iter()
@@ -430,7 +430,7 @@ impl Cluster {
             return;
         }
         self.phase = JobPhase::Done;
-        self.must_keep();
+        self.must_persist();
         self.record_end(now);
     }
 

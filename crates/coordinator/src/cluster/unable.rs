@@ -156,7 +156,7 @@ impl Cluster {
         };
         self.unable.troubles.insert(task.id, trouble);
         self.unable.forget_the_oldest();
-        self.must_keep();
+        self.must_persist();
     }
 
     /// Fails a job in which no worker can work, once the workers have had time to try again.
@@ -207,7 +207,7 @@ impl Cluster {
 
     /// Resumes a job that has failed. Its servers have left, so each shard waits for a server, which loads the
     /// newest checkpoint.
-    pub(crate) fn take_up_failed(&mut self, now: Instant) {
+    pub(crate) fn resume_failed(&mut self, now: Instant) {
         if self.phase != JobPhase::Failed {
             return;
         }
@@ -230,7 +230,7 @@ impl Cluster {
         for (shard, task) in gone {
             self.orphan(now, shard, task);
         }
-        self.must_keep();
+        self.must_persist();
     }
 
     /// Describes how an ended job has ended.

@@ -92,7 +92,7 @@ impl Cluster {
                 if known.data.digest.is_empty() && !data.digest.is_empty() {
                     // The first worker has not told.
                     known.data.digest = data.digest;
-                    self.must_keep();
+                    self.must_persist();
                 }
             }
             None => {
@@ -128,7 +128,7 @@ impl Cluster {
                     initialized_by: None,
                     blocks: OnceLock::new(),
                 });
-                self.must_keep();
+                self.must_persist();
             }
         }
         match self.cut_shard_map(now) {
@@ -136,7 +136,7 @@ impl Cluster {
             Ok(Some(missing)) => return Ok(Initialization::Pending(missing)),
             Err(refusal) => {
                 self.variables = None;
-                self.must_keep();
+                self.must_persist();
                 return Err(refusal);
             }
         }
@@ -148,7 +148,7 @@ impl Cluster {
         }
         if variables.initializer.is_none() {
             variables.initializer = Some(task);
-            self.must_keep();
+            self.must_persist();
             return Ok(Initialization::Yours);
         }
         match variables.initializer {
@@ -183,7 +183,7 @@ impl Cluster {
         variables.initialized_by = Some(task);
         let samples = variables.data.training_samples;
         self.ledger = Some(self.fresh_ledger(samples));
-        self.must_keep();
+        self.must_persist();
         Ok(())
     }
 
@@ -286,9 +286,9 @@ impl Cluster {
         if let Some(kept) = begin_with {
             variables.initialized = true;
             self.checkpoints.loading = (0..shards as usize).map(|s| (s, String::new())).collect();
-            self.take_up(&kept.progress);
+            self.restore_progress(&kept.progress);
         }
-        self.must_keep();
+        self.must_persist();
         Ok(None)
     }
 

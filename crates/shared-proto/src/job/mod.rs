@@ -245,7 +245,7 @@ pub struct Cluster {
     pub workers: Option<u32>,
     /// A process that has not been heard of for so long is taken for dead.
     pub lease_seconds: f64,
-    /// A worker that sends heartbeats, but finishes no step for this long, is put out. A checkpoint that
+    /// A worker that sends heartbeats, but finishes no step for this long, is evicted. A checkpoint that
     /// makes no progress for this long is given up; the last one, once it has failed for this long. A job
     /// in which no worker can work for this long fails.
     pub stall_seconds: f64,
@@ -280,9 +280,10 @@ pub struct Checkpoint {
     pub every_steps: Option<u64>,
     /// How many are kept; older ones are deleted.
     pub keep: u32,
-    /// Sync mode: MiB of its shard that a server may set aside, so that steps go on while it is
-    /// written. With more than that still to be written, they wait.
-    pub aside_mebibytes: u64,
+    /// Sync mode: MiB of its shard that a server may copy, so that steps go on while a checkpoint is written. With
+    /// more than that still to be written, steps wait.
+    #[serde(alias = "aside_mebibytes")]
+    pub snapshot_mebibytes: u64,
 }
 
 impl Default for Checkpoint {
@@ -293,7 +294,7 @@ impl Default for Checkpoint {
             every_seconds: 30.0,
             every_steps: None,
             keep: 3,
-            aside_mebibytes: 64,
+            snapshot_mebibytes: 64,
         }
     }
 }

@@ -58,7 +58,7 @@ wire = "f32"            # f32 | bf16 | f16: numbers in which weights and gradien
 #: ps = 2               # parameter servers; absent: those there when none has joined for 3 s
 #: workers = 2          # workers that must be there before training begins; absent: 1
 lease_seconds = 10.0    # a process not heard of for so long is taken for dead
-stall_seconds = 600.0   # a worker that finishes no step for so long is put out, a checkpoint that does not grow given up;
+stall_seconds = 600.0   # a worker that finishes no step for so long is evicted, a checkpoint that does not grow given up;
                         # a job in which no worker can work for so long fails
 
 [checkpoint]
@@ -67,5 +67,5 @@ enabled = true          # without, the death of a parameter server ends the job
 every_seconds = 30.0    # between two checkpoints
 #: every_steps = 1000   # or after so many steps, where these come first
 keep = 3                # older ones are deleted
-aside_mebibytes = 64    # sync mode: what a server may copy, so that steps go on while it is written; then they wait
+snapshot_mebibytes = 64    # sync mode: what a server may copy, so that steps go on while it is written; then they wait
 "##;

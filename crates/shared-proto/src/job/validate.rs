@@ -203,9 +203,9 @@ impl Job {
             "must be at least 1",
         )?;
         check(
-            checkpoint.aside_mebibytes > 0,
-            "checkpoint.aside_mebibytes",
-            &checkpoint.aside_mebibytes,
+            checkpoint.snapshot_mebibytes > 0,
+            "checkpoint.snapshot_mebibytes",
+            &checkpoint.snapshot_mebibytes,
             "must be at least 1",
         )?;
         self.optimizer.validate()?;

@@ -91,7 +91,7 @@ faults! {
         AnyRole,
         /// A step of sync mode counts without receipts.
         NoReceipts,
-        /// A sync job that goes back does not wait for the workers that it has put out.
+        /// A sync job that goes back does not wait for the workers that it has evicted.
         NobodyAwaited,
         /// A server that is told to stop may go before it is saved.
         NoDrain,

@@ -82,12 +82,12 @@ fn read<M: Message + Default>(bytes: &Bytes, chunk: usize) -> (Vec<M>, Result<()
 }
 
 /// The data frames in which messages leave, and how they end.
-fn frames(end: End, messages: Vec<Encoded>) -> (Vec<Bytes>, Option<HeaderMap>) {
+fn frames(kind: BodyKind, messages: Vec<Encoded>) -> (Vec<Bytes>, Option<HeaderMap>) {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .build()
         .unwrap();
     runtime.block_on(async {
-        let (sender, mut body) = body(messages.len().max(1), end);
+        let (sender, mut body) = body(messages.len().max(1), kind);
         for message in messages {
             sender.send(Ok(message)).await.unwrap();
         }
@@ -105,7 +105,7 @@ fn frames(end: End, messages: Vec<Encoded>) -> (Vec<Bytes>, Option<HeaderMap>) {
 
 /// The bytes in which messages leave.
 fn joined(messages: impl IntoIterator<Item = Encoded>) -> Bytes {
-    let (frames, trailers) = frames(End::Request, messages.into_iter().collect());
+    let (frames, trailers) = frames(BodyKind::Request, messages.into_iter().collect());
     assert!(trailers.is_none());
     frames.concat().into()
 }
@@ -151,7 +151,10 @@ fn a_push_is_what_any_library_would_send() {
 fn small_messages_share_a_frame_and_take_no_more_room_than_they_need() {
     let welcome = || Encoded::from(server_message::Kind::Welcome(wire::Welcome::default()));
     let large = Encoded::from(server_message::Kind::Weights(weights(&[100_000])));
-    let (data, trailers) = frames(End::Response, vec![welcome(), welcome(), large, welcome()]);
+    let (data, trailers) = frames(
+        BodyKind::Response,
+        vec![welcome(), welcome(), large, welcome()],
+    );
     let sizes: Vec<usize> = data.iter().map(Bytes::len).collect();
     assert!(matches!(sizes[..], [_, 400_000, _]), "{sizes:?}");
     let first = data[0].clone();
@@ -214,7 +217,7 @@ fn a_body_ends_with_its_status() {
         .build()
         .unwrap();
     runtime.block_on(async {
-        let (sender, body) = body(1, End::Response);
+        let (sender, body) = body(1, BodyKind::Response);
         let hello = server_message::Kind::Welcome(wire::Welcome::default());
         sender.send(Ok(hello.into())).await.unwrap();
         let mut incoming = Incoming::<wire::ServerMessage>::new(body);

@@ -1,7 +1,7 @@
 //! The state stays small, however long a job runs and however many members come and go.
 
 use super::*;
-use crate::cluster::Place;
+use crate::cluster::CheckpointPlace;
 
 /// Returns the size of the state in bytes.
 fn size(scene: &Scene) -> usize {
@@ -32,7 +32,7 @@ fn epoch(scene: &mut Scene, epoch: u32) -> Task {
 #[test]
 fn the_state_stays_as_small_as_it_was() {
     let mut scene = Scene::new(Mode::Async, Some(1), 1);
-    let place = Place {
+    let place = CheckpointPlace {
         location: "here".to_owned(),
         probe: "run".to_owned(),
     };

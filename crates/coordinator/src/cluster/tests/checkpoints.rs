@@ -1,10 +1,10 @@
 //! Scenarios with checkpoints: written, tried again, damaged.
 
 use super::*;
-use crate::cluster::{Errand, Place};
+use crate::cluster::{CheckpointPlace, StoreTask};
 
-pub(super) fn place() -> Place {
-    Place {
+pub(super) fn place() -> CheckpointPlace {
+    CheckpointPlace {
         location: "here".to_owned(),
         probe: String::new(),
     }
@@ -56,7 +56,7 @@ impl Scene {
             };
             self.cluster.shard_saved(self.now, *server, report);
         }
-        if let Some(Errand::Write(manifest, _)) = self.cluster.take_errand() {
+        if let Some(StoreTask::Write(manifest, _)) = self.cluster.take_store_task() {
             let number = manifest.number;
             assert!(self.cluster.manifest_written(self.now, number, Ok(())));
         }
@@ -105,7 +105,7 @@ fn a_damaged_checkpoint_takes_back_only_those_that_cannot_load_it() {
     scene.restored(again, 1, "");
     let other = scene.join(Role::Ps, "ps0");
     scene.restored(other, 0, "its file is damaged");
-    let Some(Errand::FindBefore(damaged)) = scene.cluster.take_errand() else {
+    let Some(StoreTask::FindBefore(damaged)) = scene.cluster.take_store_task() else {
         panic!("no older checkpoint is asked for");
     };
     assert_eq!(damaged.number, 1);
@@ -137,7 +137,7 @@ fn a_restarted_coordinator_knows_who_is_loading() {
 
     let before = scene.cluster.shard_map().unwrap().sources[1].epoch;
     scene.restored(again[0], 0, "its file is damaged");
-    let Some(Errand::FindBefore(damaged)) = scene.cluster.take_errand() else {
+    let Some(StoreTask::FindBefore(damaged)) = scene.cluster.take_store_task() else {
         panic!("no older checkpoint is asked for");
     };
     scene.cluster.older_found(scene.now, &damaged, Ok(first));
@@ -152,7 +152,7 @@ fn a_restarted_coordinator_knows_who_is_loading() {
         ..wire::RestoreReport::default()
     };
     scene.cluster.shard_restored(scene.now, again[1], &late);
-    assert!(scene.cluster.take_errand().is_none());
+    assert!(scene.cluster.take_store_task().is_none());
     scene.restored(again[0], 0, "");
     scene.restored(again[1], 1, "");
     scene.restart();
@@ -166,7 +166,7 @@ fn a_store_that_gives_nothing_is_waited_for_and_named() {
     let again = scene.join(Role::Ps, "ps0");
     for (failure, why) in [(Unavailable, "no answer"), (Denied, "AccessDenied")] {
         scene.failed(again, 0, why, failure);
-        assert!(scene.cluster.take_errand().is_none());
+        assert!(scene.cluster.take_store_task().is_none());
         let missing = scene.cluster.missing();
         assert!(
             missing.contains("shard 0 cannot load") && missing.contains(why),
@@ -206,7 +206,7 @@ fn one_that_failed_is_tried_again_soon() {
     scene.save(&servers, "no room");
     scene.pass(6, &[servers[0], worker]);
     scene.save(&servers, "");
-    assert_eq!(scene.cluster.mishaps().failed_checkpoints, 2);
+    assert_eq!(scene.cluster.fault_counts().failed_checkpoints, 2);
 }
 
 #[test]
@@ -263,7 +263,7 @@ fn a_checkpoint_is_given_up_once_nothing_of_it_is_written() {
             scene.finish(worker);
         }
         let (failed, number) = if writes { (0, 1) } else { (1, 2) };
-        assert_eq!(scene.cluster.mishaps().failed_checkpoints, failed);
+        assert_eq!(scene.cluster.fault_counts().failed_checkpoints, failed);
         let order = scene.cluster.refresh_view().checkpoint.unwrap();
         assert_eq!(order.number, number);
     }
@@ -354,7 +354,7 @@ fn a_run_that_was_taken_over_writes_no_more_and_says_so() {
     assert_eq!(scene.cluster.refresh_view().checkpoint, None);
     assert_eq!(scene.cluster.phase, JobPhase::Failed);
     assert!(scene.cluster.summary(scene.now).error.contains("run 7"));
-    assert!(scene.cluster.take_errand().is_none());
+    assert!(scene.cluster.take_store_task().is_none());
     assert!(scene.cluster.take_sweep(scene.now).is_none());
 }
 
@@ -419,11 +419,11 @@ fn a_stop_of_the_coordinator_itself_gives_no_checkpoint_up() {
     scene.pass(31, &[servers[0], worker]);
     scene.now += Duration::from_secs(3600);
     scene.pass(1, &[servers[0], worker]);
-    assert_eq!(scene.cluster.mishaps().failed_checkpoints, 0);
+    assert_eq!(scene.cluster.fault_counts().failed_checkpoints, 0);
     assert_eq!(scene.cluster.refresh_view().checkpoint.unwrap().number, 1);
     // After it, the shards have as long as before.
     scene.pass(61, &[servers[0], worker]);
-    assert_eq!(scene.cluster.mishaps().failed_checkpoints, 1);
+    assert_eq!(scene.cluster.fault_counts().failed_checkpoints, 1);
 }
 
 #[test]
@@ -448,7 +448,7 @@ fn in_sync_mode_a_worker_that_waits_for_a_checkpoint_is_not_blamed_and_one_that_
             scene.cluster.report_shard(scene.now, servers[0], report);
             scene.pass(10, &everybody);
         }
-        let lost = scene.cluster.mishaps().lost_workers;
+        let lost = scene.cluster.fault_counts().lost_workers;
         assert_eq!(lost, u64::from(!writes), "writes: {writes}");
     }
 }
@@ -461,7 +461,7 @@ fn the_shards_have_the_whole_stall_time_to_write_some_of_a_checkpoint() {
         scene.pass(1, &[servers[0], worker]);
     }
     scene.pass(60, &[servers[0], worker]);
-    assert_eq!(scene.cluster.mishaps().failed_checkpoints, 0);
+    assert_eq!(scene.cluster.fault_counts().failed_checkpoints, 0);
     scene.pass(1, &[servers[0], worker]);
-    assert_eq!(scene.cluster.mishaps().failed_checkpoints, 1);
+    assert_eq!(scene.cluster.fault_counts().failed_checkpoints, 1);
 }

@@ -60,8 +60,11 @@ fn a_lease_ends_after_its_time_and_not_at_it() {
     assert!(scene.is_live(tasks[0]));
     scene.pass(1, &[server]);
     assert!(!scene.is_live(tasks[0]));
-    let mishaps = scene.cluster.mishaps();
-    assert_eq!((mishaps.lost_workers, mishaps.lost_servers), (1, 0));
+    let fault_counts = scene.cluster.fault_counts();
+    assert_eq!(
+        (fault_counts.lost_workers, fault_counts.lost_servers),
+        (1, 0)
+    );
 }
 
 #[test]
@@ -75,9 +78,12 @@ fn silent_servers_and_workers_are_counted_apart_and_not_once_the_job_is_over() {
         scene.pass(11, &[servers[0], second]);
         assert!(!scene.is_live(worker) && !scene.is_live(servers[1]));
         scene.pass(11, &[second]);
-        let mishaps = scene.cluster.mishaps();
+        let fault_counts = scene.cluster.fault_counts();
         let expected = if over { (0, 0) } else { (1, 2) };
-        assert_eq!((mishaps.lost_workers, mishaps.lost_servers), expected);
+        assert_eq!(
+            (fault_counts.lost_workers, fault_counts.lost_servers),
+            expected
+        );
     }
 }
 
@@ -114,12 +120,12 @@ fn a_worker_has_the_whole_stall_time_to_finish_a_step() {
         assert!(scene.is_live(tasks[0]), "{mode:?}");
         scene.pass(1, &everybody);
         assert!(!scene.is_live(tasks[0]), "{mode:?}");
-        assert_eq!(scene.cluster.mishaps().lost_workers, 1);
+        assert_eq!(scene.cluster.fault_counts().lost_workers, 1);
     }
 }
 
 #[test]
-fn an_evaluator_that_does_nothing_is_put_out_and_another_evaluates() {
+fn an_evaluator_that_does_nothing_is_evicted_and_another_evaluates() {
     let (mut scene, tasks) = Scene::training(Mode::Bounded, 1);
     while let (Work::Split(_), _) = scene.work(tasks[0]) {
         scene.finish(tasks[0]);
@@ -136,7 +142,7 @@ fn an_evaluator_that_does_nothing_is_put_out_and_another_evaluates() {
 }
 
 #[test]
-fn before_training_nobody_is_put_out_for_doing_nothing() {
+fn before_training_nobody_is_evicted_for_doing_nothing() {
     let mut scene = Scene::new(Mode::Bounded, Some(1), 2);
     scene.join(Role::Ps, "ps");
     let worker = scene.join(Role::Worker, "w");
@@ -165,7 +171,7 @@ fn while_a_shard_has_no_server_or_loads_no_worker_is_blamed() {
 }
 
 #[test]
-fn a_pause_of_the_coordinator_also_lengthens_the_wait_for_workers_that_were_put_out() {
+fn a_pause_of_the_coordinator_also_lengthens_the_wait_for_workers_that_were_evicted() {
     let (mut scene, servers, worker) = Scene::before_the_first_in(Mode::Sync, 1);
     scene.work(worker);
     scene.save(&servers, "");
@@ -191,10 +197,10 @@ fn after_a_restart_the_min_clock_follows_what_workers_say_of_themselves() {
         let (mut scene, tasks) = Scene::training(mode, 1);
         let origin = scene.origin(tasks[0], Clock(5));
         // A coordinator that has not restarted knows better.
-        scene.cluster.hear_of(&origin);
+        scene.cluster.catch_up_clock(&origin);
         assert_eq!(scene.cluster.refresh_view().min_clock, Clock(0));
         scene.restart();
-        scene.cluster.hear_of(&origin);
+        scene.cluster.catch_up_clock(&origin);
         let heard = if mode == Mode::Sync {
             Clock(0)
         } else {
@@ -202,7 +208,7 @@ fn after_a_restart_the_min_clock_follows_what_workers_say_of_themselves() {
         };
         assert_eq!(scene.cluster.refresh_view().min_clock, heard);
         let earlier = scene.origin(tasks[0], Clock(3));
-        scene.cluster.hear_of(&earlier);
+        scene.cluster.catch_up_clock(&earlier);
         assert_eq!(scene.cluster.members[&tasks[0].id].progress.clock, heard);
     }
 }

@@ -3,10 +3,10 @@
 use checkpoint::Manifest;
 
 use super::*;
-use crate::cluster::{Errand, Place, Progress};
+use crate::cluster::{CheckpointPlace, SavedProgress, StoreTask};
 
-fn of_run(probe: &str) -> Place {
-    Place {
+fn of_run(probe: &str) -> CheckpointPlace {
+    CheckpointPlace {
         location: "here".to_owned(),
         probe: probe.to_owned(),
     }
@@ -44,13 +44,13 @@ fn manifest() -> Manifest {
         let server = servers[shard as usize];
         scene.cluster.shard_saved(scene.now, server, report);
     }
-    match scene.cluster.take_errand() {
-        Some(Errand::Write(manifest, _)) => *manifest,
+    match scene.cluster.take_store_task() {
+        Some(StoreTask::Write(manifest, _)) => *manifest,
         other => panic!("{other:?}"),
     }
 }
 
-fn progress(manifest: &Manifest) -> Progress {
+fn progress(manifest: &Manifest) -> SavedProgress {
     serde_json::from_value(manifest.progress.clone()).unwrap()
 }
 

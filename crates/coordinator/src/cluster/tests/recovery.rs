@@ -3,7 +3,7 @@
 use shared_proto::blocks::{ShardMap, Source};
 
 use super::*;
-use crate::cluster::Errand;
+use crate::cluster::StoreTask;
 use crate::record::Record;
 
 /// The checkpoint, the shard and the steps of each return to a checkpoint.
@@ -281,7 +281,7 @@ fn a_checkpoint_that_no_server_can_load_and_that_has_none_before_it_ends_the_job
             ..scene.restore_report(0)
         };
         scene.cluster.shard_restored(scene.now, again, &damaged);
-        let Some(Errand::FindBefore(kept)) = scene.cluster.take_errand() else {
+        let Some(StoreTask::FindBefore(kept)) = scene.cluster.take_store_task() else {
             panic!("no older checkpoint is asked for");
         };
         let none = || Err("there is none before it".to_owned());
@@ -363,7 +363,7 @@ fn without_checkpoints_a_server_that_restarts_without_its_values_ends_the_job() 
 }
 
 #[test]
-fn a_step_waits_for_the_workers_that_were_put_out_for_a_lease_also_after_a_restart() {
+fn a_step_waits_for_the_workers_that_were_evicted_for_a_lease_also_after_a_restart() {
     for restarts in [false, true] {
         let (mut scene, tasks) = Scene::training(Mode::Sync, 2);
         scene.cluster.checkpoints.place = Some(super::checkpoints::place());

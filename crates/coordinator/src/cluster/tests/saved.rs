@@ -134,7 +134,7 @@ fn a_run_is_known_by_the_store_of_its_checkpoints_and_otherwise_by_its_number() 
     assert_eq!(id(cluster()), None);
     let numbered = id(cluster().with_run(RunId(0xab)));
     assert_eq!(numbered, Some("00000000000000ab".to_owned()));
-    let place = crate::cluster::Place {
+    let place = crate::cluster::CheckpointPlace {
         location: "here".to_owned(),
         probe: "probe".to_owned(),
     };

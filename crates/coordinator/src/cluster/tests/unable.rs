@@ -121,14 +121,14 @@ fn a_failed_job_is_taken_up_again() {
     let saved = scene.cluster.save_all(scene.now);
     let job = scene.cluster.job().clone();
     scene.cluster = Cluster::resume(job, saved, scene.now).with_checkpoints(
-        super::super::Place {
+        super::super::CheckpointPlace {
             location: "here".to_owned(),
             probe: "p".to_owned(),
         },
         0,
     );
     assert!(scene.cluster.failed_without_workers());
-    scene.cluster.take_up_failed(scene.now);
+    scene.cluster.resume_failed(scene.now);
     assert_eq!(scene.cluster.refresh_view().phase, JobPhase::Training);
     assert_eq!(scene.cluster.done(), done);
     let missing = scene.cluster.missing();
@@ -249,7 +249,7 @@ fn a_job_that_failed_before_its_training_began_is_taken_up_before_it() {
     scene.cannot_work(worker);
     scene.live_on(62);
     assert!(scene.cluster.failed_without_workers());
-    scene.cluster.take_up_failed(scene.now);
+    scene.cluster.resume_failed(scene.now);
     assert_eq!(scene.cluster.phase, JobPhase::Starting);
     assert_eq!(scene.cluster.seconds(scene.now), 0.0);
 }

@@ -8,12 +8,12 @@ use super::*;
 fn a_worker_that_another_process_replaces_is_counted_and_one_that_has_left_is_not() {
     let (mut scene, tasks) = Scene::training(Mode::Async, 2);
     scene.join(Role::Worker, "w0");
-    assert_eq!(scene.cluster.mishaps().lost_workers, 1);
+    assert_eq!(scene.cluster.fault_counts().lost_workers, 1);
 
     let leave = wire::LeaveRequest::default();
     scene.cluster.leave(scene.now, tasks[1], &leave);
     scene.join(Role::Worker, "w1");
-    assert_eq!(scene.cluster.mishaps().lost_workers, 1);
+    assert_eq!(scene.cluster.fault_counts().lost_workers, 1);
 }
 
 #[test]
@@ -34,14 +34,14 @@ fn a_worker_that_registers_again_is_not_lost() {
     // It takes the place of a process of which no number is known.
     let first = register(&mut scene, 7, 1);
     assert!(first.generation > tasks[0].generation);
-    assert_eq!(scene.cluster.mishaps().lost_workers, 1);
+    assert_eq!(scene.cluster.fault_counts().lost_workers, 1);
     scene.work(first);
     let second = register(&mut scene, 7, 2);
     assert!(second.generation > first.generation);
-    assert_eq!(scene.cluster.mishaps().lost_workers, 1);
+    assert_eq!(scene.cluster.fault_counts().lost_workers, 1);
     scene.work(second);
     register(&mut scene, 8, 1);
-    assert_eq!(scene.cluster.mishaps().lost_workers, 2);
+    assert_eq!(scene.cluster.fault_counts().lost_workers, 2);
 }
 
 #[test]
@@ -68,5 +68,5 @@ fn a_worker_that_registers_twice_before_it_asks_for_work_is_not_counted() {
     for _ in 0..2 {
         scene.join(Role::Worker, "new");
     }
-    assert_eq!(scene.cluster.mishaps().lost_workers, 0);
+    assert_eq!(scene.cluster.fault_counts().lost_workers, 0);
 }

@@ -6,23 +6,23 @@ use shared_proto::transport::MESSAGE_PAYLOAD_BYTES;
 /// The blocks of each message, shard by shard. Small variables share a message, a full block has
 /// its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Frames {
+pub struct MessagePlan {
     by_shard: Vec<Vec<Vec<BlockId>>>,
 }
 
-impl Frames {
+impl MessagePlan {
     /// Groups all blocks of the map.
     pub fn of(map: &ShardMap) -> Self {
         let mut by_shard: Vec<Vec<Vec<BlockId>>> = vec![Vec::new(); map.addresses.len()];
         let mut filled = vec![usize::MAX; map.addresses.len()];
         for (id, shard) in map.blocks() {
             let bytes = map.range(id).map_or(0, |range| range.len()) * size_of::<f32>();
-            let (frames, filled) = (&mut by_shard[shard as usize], &mut filled[shard as usize]);
+            let (messages, filled) = (&mut by_shard[shard as usize], &mut filled[shard as usize]);
             *filled = filled.saturating_add(bytes);
-            match frames.last_mut() {
-                Some(frame) if *filled <= MESSAGE_PAYLOAD_BYTES => frame.push(id),
+            match messages.last_mut() {
+                Some(message) if *filled <= MESSAGE_PAYLOAD_BYTES => message.push(id),
                 _ => {
-                    frames.push(vec![id]);
+                    messages.push(vec![id]);
                     *filled = bytes;
                 }
             }
@@ -34,10 +34,10 @@ impl Frames {
     pub fn in_turns(&self) -> impl Iterator<Item = (usize, &[BlockId])> {
         let longest = self.by_shard.iter().map(Vec::len).max().unwrap_or(0);
         (0..longest).flat_map(move |turn| {
-            let frame_of = move |(shard, frames): (usize, &'_ Vec<Vec<BlockId>>)| {
-                frames.get(turn).map(|_| shard)
+            let message_of = move |(shard, messages): (usize, &'_ Vec<Vec<BlockId>>)| {
+                messages.get(turn).map(|_| shard)
             };
-            let shards = self.by_shard.iter().enumerate().filter_map(frame_of);
+            let shards = self.by_shard.iter().enumerate().filter_map(message_of);
             shards.map(move |shard| (shard, self.by_shard[shard][turn].as_slice()))
         })
     }
@@ -81,9 +81,9 @@ mod tests {
             shards in 1u32..4,
         ) {
             let map = map(&sizes, shards);
-            let frames = Frames::of(&map);
+            let messages = MessagePlan::of(&map);
             let mut seen = Vec::new();
-            for (shard, blocks) in frames.in_turns() {
+            for (shard, blocks) in messages.in_turns() {
                 let elements: usize = blocks.iter().map(|id| map.range(*id).unwrap().len()).sum();
                 prop_assert!(elements * 4 <= MESSAGE_PAYLOAD_BYTES);
                 for id in blocks {
@@ -99,7 +99,7 @@ mod tests {
 
     #[test]
     fn small_variables_travel_together() {
-        let frames = Frames::of(&map(&[10; 50], 1));
-        assert_eq!(frames.in_turns().count(), 1);
+        let messages = MessagePlan::of(&map(&[10; 50], 1));
+        assert_eq!(messages.in_turns().count(), 1);
     }
 }
