@@ -339,7 +339,10 @@ impl Cluster {
                         format!("{servers} of {wanted} parameter servers have registered")
                     }
                     None => {
-                        format!("{servers} parameter servers have registered; waiting for more")
+                        format!(
+                            "{servers} parameter servers have registered; training begins once no other has joined for {} s",
+                            SETTLE.as_secs()
+                        )
                     }
                 }
             }

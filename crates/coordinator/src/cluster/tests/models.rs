@@ -77,7 +77,9 @@ fn what_training_waits_for_is_told_at_each_stage() {
         tells(&scene);
         let of_servers = match ps {
             Some(_) => "1 of 2 parameter servers have registered",
-            None => "1 parameter servers have registered; waiting for more",
+            None => {
+                "1 parameter servers have registered; training begins once no other has joined for 3 s"
+            }
         };
         let expected = [
             "no worker has registered its variables",
