@@ -73,13 +73,13 @@ impl Scene {
     }
 
     async fn session(&self) -> Session {
-        self.hostile.open(&self.map.addresses[0]).await
+        self.hostile.open(&self.map.shards[0].address).await
     }
 
     /// Checks that the weights have `pushes` pushes, that the honest worker can push once more, and that the
     /// server holds little.
     async fn is_well(&mut self, pushes: u16) {
-        let mut session = self.honest.open(&self.map.addresses[0]).await;
+        let mut session = self.honest.open(&self.map.shards[0].address).await;
         let pull = self.honest.pull(0, &[W]);
         let weights = session.weights(pull).await.remove(0);
         assert_eq!(weights, (vec![-f32::from(pushes); 4], u64::from(pushes)));
@@ -160,7 +160,7 @@ async fn a_block_is_named_once_in_every_message() {
     let cluster = Cluster::start(program(), JOB, 1);
     let mut peer = Peer::join(&cluster.coordinator.address(), "x").await;
     let map = peer.shard_map(&[variable("w", 4)]).await;
-    let mut session = peer.open(&map.addresses[0]).await;
+    let mut session = peer.open(&map.shards[0].address).await;
     let part = wire::BlockPayload {
         block: Some(W),
         payload: Some(payload::dense(payload::to_bytes(&[0.0; 4]))),
@@ -175,7 +175,7 @@ async fn a_block_is_named_once_in_every_message() {
     };
     twice(session.refused(Kind::Initialize(initialize)).await);
     peer.initialize(&map, 0.0).await;
-    let mut session = peer.open(&map.addresses[0]).await;
+    let mut session = peer.open(&map.shards[0].address).await;
     let pull = peer.pull(0, &[W]);
     session.weights(pull).await;
     let ask = wire::AskOutcome {
@@ -202,7 +202,7 @@ async fn a_worker_has_one_session_and_a_connection_few_streams() {
     second.weights(pull).await;
 
     // The connection lets only a few silent streams begin.
-    let endpoint = Security::default().endpoint(&scene.map.addresses[0], Role::Ps);
+    let endpoint = Security::default().endpoint(&scene.map.shards[0].address, Role::Ps);
     let client = ParameterServerClient::new(endpoint.unwrap().connect().await.unwrap());
     let open = |_| {
         let mut client = client.clone();

@@ -47,7 +47,7 @@ impl Scene {
         let mut peer = Peer::join(&cluster.coordinator.address(), "x").await;
         let map = peer.shard_map(&[variable("w", 4)]).await;
         peer.initialize(&map, 0.0).await;
-        let session = peer.open(&map.addresses[0]).await;
+        let session = peer.open(&map.shards[0].address).await;
         let mut scene = Self {
             cluster,
             peer,
@@ -82,7 +82,7 @@ async fn a_push_sent_twice_is_applied_once() {
         assert_eq!(acknowledged.blocks.len(), 1);
     }
     // Over another stream too, and though a later one has been applied since.
-    scene.session = scene.peer.open(&scene.map.addresses[0]).await;
+    scene.session = scene.peer.open(&scene.map.shards[0].address).await;
     for push in [push, later] {
         let answer = scene.session.ask(Kind::Push(push)).await;
         assert!(matches!(answer, Answer::Acknowledged(_)), "{answer:?}");
@@ -285,7 +285,7 @@ async fn a_message_over_the_limit_ends_the_session_and_changes_nothing() {
     let refusal = Refusal::from_status(&ended).unwrap();
     assert_eq!(refusal.reason, Reason::Oversized);
     assert!(refusal.message.contains("worker-0"), "{refusal}");
-    scene.session = scene.peer.open(&scene.map.addresses[0]).await;
+    scene.session = scene.peer.open(&scene.map.shards[0].address).await;
     assert_eq!(scene.weights().await, (vec![0.0; 4], 0));
 }
 
@@ -313,7 +313,11 @@ async fn sessions_of_another_version_job_or_life_are_refused() {
     for (change, reason, named) in changes {
         let mut hello = scene.peer.hello();
         change(&mut hello);
-        let Err(status) = scene.peer.try_open(&scene.map.addresses[0], hello).await else {
+        let Err(status) = scene
+            .peer
+            .try_open(&scene.map.shards[0].address, hello)
+            .await
+        else {
             panic!("it was let in");
         };
         let refusal = Refusal::from_status(&status).unwrap();
@@ -423,7 +427,7 @@ async fn a_worker_that_does_not_read_is_held_back() {
     let mut peer = Peer::join(&cluster.coordinator.address(), "x").await;
     let map = peer.shard_map(&[variable("w", ELEMENTS as u64)]).await;
     peer.initialize(&map, 0.0).await;
-    let mut session = peer.open(&map.addresses[0]).await;
+    let mut session = peer.open(&map.shards[0].address).await;
     let resident = || {
         let metrics = cluster.ps[0].http("/metrics");
         let line = metrics
@@ -450,7 +454,7 @@ async fn a_worker_that_does_not_read_is_held_back() {
     // The server does not keep much for answers of a few bytes each either.
     let mut other = Peer::join(&cluster.coordinator.address(), "y").await;
     other.shard_map(&[variable("w", ELEMENTS as u64)]).await;
-    let mut silent = other.open(&map.addresses[0]).await;
+    let mut silent = other.open(&map.shards[0].address).await;
     for _ in 0..20_000 {
         let unknown = other.pull(
             0,
@@ -483,7 +487,7 @@ async fn bytes_that_are_no_protocol_do_no_harm() {
     use tokio::io::AsyncWriteExt;
     let mut scene = Scene::new().await;
     for address in [
-        scene.map.addresses[0].clone(),
+        scene.map.shards[0].address.clone(),
         scene.cluster.coordinator.address(),
     ] {
         for garbage in [

@@ -240,7 +240,7 @@ fn what_secures_a_process_is_checked_when_it_starts() {
         (without(all(), &["FLAMBEAU_TLS_CA"]), "--tls-ca"),
         (
             without(all(), &["FLAMBEAU_TLS_CERT", "FLAMBEAU_TLS_KEY"]),
-            "who listens needs",
+            "a process that listens needs",
         ),
         (
             with(all(), "FLAMBEAU_TLS_CA", empty),

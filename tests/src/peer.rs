@@ -203,7 +203,7 @@ impl Peer {
     pub async fn initialize(&mut self, map: &ShardMap, value: f32) {
         for (id, shard) in map.blocks() {
             let values = vec![value; map.range(id).unwrap().len()];
-            let mut session = self.open(&map.addresses[shard as usize]).await;
+            let mut session = self.open(&map.shards[shard as usize].address).await;
             let initialize = wire::Initialize {
                 origin: Some(self.next(0)),
                 blocks: vec![wire::BlockPayload {

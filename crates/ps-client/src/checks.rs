@@ -89,9 +89,7 @@ mod tests {
         let map = ShardMap {
             epoch: Epoch(1),
             // Nothing listens there: an error must be found before anything is sent.
-            addresses: vec!["127.0.0.1:1".to_owned()],
-            servers: Vec::new(),
-            sources: Vec::new(),
+            shards: vec![crate::maps::placed("127.0.0.1:1")],
             variables: vec![PlacedVariable {
                 spec,
                 shards: vec![0],

@@ -37,8 +37,8 @@ pub(crate) async fn open(
     target: &Target,
     map: &ShardMap,
 ) -> Result<(Sender, Messages<wire::ServerMessage>), StreamEnd> {
-    let address = match map.addresses.get(target.shard as usize) {
-        Some(address) if !address.is_empty() => address,
+    let address = match map.shards.get(target.shard as usize) {
+        Some(shard) if !shard.address.is_empty() => &shard.address,
         _ => {
             return Err(StreamEnd::Outdated(
                 "it has no server at present".to_owned(),

@@ -77,3 +77,22 @@ impl Maps {
         }
     }
 }
+
+/// Returns a shard at an address, for tests.
+#[cfg(test)]
+pub(crate) fn placed(address: &str) -> shared_proto::blocks::PlacedShard {
+    use shared_proto::blocks::{PlacedShard, Source};
+    use shared_proto::ids::{Generation, Role, Task, TaskId};
+    let id = TaskId {
+        role: Role::Ps,
+        index: 0,
+    };
+    PlacedShard {
+        address: address.to_owned(),
+        server: Task {
+            id,
+            generation: Generation(1),
+        },
+        source: Source::initializer(Epoch(1)),
+    }
+}

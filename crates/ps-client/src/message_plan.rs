@@ -13,8 +13,8 @@ pub struct MessagePlan {
 impl MessagePlan {
     /// Groups all blocks of the map.
     pub fn of(map: &ShardMap) -> Self {
-        let mut by_shard: Vec<Vec<Vec<BlockId>>> = vec![Vec::new(); map.addresses.len()];
-        let mut filled = vec![usize::MAX; map.addresses.len()];
+        let mut by_shard: Vec<Vec<Vec<BlockId>>> = vec![Vec::new(); map.shards.len()];
+        let mut filled = vec![usize::MAX; map.shards.len()];
         for (id, shard) in map.blocks() {
             let bytes = map.range(id).map_or(0, |range| range.len()) * size_of::<f32>();
             let (messages, filled) = (&mut by_shard[shard as usize], &mut filled[shard as usize]);
@@ -65,9 +65,7 @@ mod tests {
         };
         ShardMap {
             epoch: Epoch(1),
-            addresses: vec![String::new(); shards as usize],
-            servers: Vec::new(),
-            sources: Vec::new(),
+            shards: vec![crate::maps::placed(""); shards as usize],
             variables: sizes.iter().enumerate().map(placed).collect(),
             block_elements: BLOCK_ELEMENTS,
             total_updates: 1,

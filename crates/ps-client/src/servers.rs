@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use shared_proto::blocks::{BlockId, ShardMap};
+use shared_proto::blocks::{BlockId, PlacedShard, ShardMap};
 use shared_proto::ids::{Clock, Epoch, Origin, RunId, Sequence, Task, Version, ViewNumber};
 use shared_proto::payload::{self, Dtype, Elements};
 use shared_proto::transport::Network;
@@ -135,7 +135,7 @@ impl ParameterServers {
             clock: Clock(0),
             sequence: Sequence(0),
         };
-        let target = |(shard, _): (u32, &String)| Target {
+        let target = |(shard, _): (u32, &PlacedShard)| Target {
             shard,
             maps: maps.clone(),
             network: Arc::clone(&identity.network),
@@ -147,7 +147,7 @@ impl ParameterServers {
         let (tell, waiting_on) = watch::channel(Vec::new());
         Self {
             sessions: (0u32..)
-                .zip(&map.addresses)
+                .zip(&map.shards)
                 .map(target)
                 .map(|target| Session::open(target, tell.clone()))
                 .collect(),

@@ -190,11 +190,11 @@ impl Driver {
         let mut connected = false;
         loop {
             let map = self.target.maps.newest();
-            let source = map.sources.get(self.target.shard as usize);
+            let placed = map.shards.get(self.target.shard as usize);
             let (reason, has_server) = match open(&self.target, &map).await {
                 Ok((outgoing, incoming)) => {
                     reconnections.increment(u64::from(std::mem::replace(&mut connected, true)));
-                    let loaded = source.map(|source| source.epoch);
+                    let loaded = placed.map(|placed| placed.source.epoch);
                     let restored = values_of.is_some() && values_of != loaded;
                     let restored = restored && !planted!(SettlesUnasked);
                     let ended = self.exchange(&map, restored, outgoing, incoming);
@@ -227,22 +227,13 @@ impl Driver {
             // Servers end their sessions at the job's end, before workers know; that is no alarm.
             if last_heard.elapsed() >= ALARM && !std::mem::replace(&mut alarmed, true) {
                 tracing::warn!(shard, reason, "a shard cannot be reached; trying on");
-                self.tell.send_replace(
-                    map.servers
-                        .get(shard as usize)
-                        .copied()
-                        .into_iter()
-                        .collect(),
-                );
+                let server = placed.map(|placed| placed.server);
+                self.tell.send_replace(server.into_iter().collect());
             } else {
                 tracing::debug!(shard, reason, "the session with a shard has ended");
             }
             if last_heard.elapsed() > patience {
-                let address = map
-                    .addresses
-                    .get(shard as usize)
-                    .cloned()
-                    .unwrap_or_default();
+                let address = placed.map_or_else(String::new, |placed| placed.address.clone());
                 let error = ClientError::Unreachable {
                     shard,
                     address,

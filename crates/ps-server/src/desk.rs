@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use shared_proto::blocks::{BlockId, PlacedVariable, ShardMap, Source, VariableSpec};
+use shared_proto::blocks::{BlockId, PlacedShard, PlacedVariable, ShardMap, Source, VariableSpec};
 use shared_proto::ids::{Epoch, Generation, Origin, Role, Task, TaskId, ViewNumber};
 use shared_proto::job::{Job, Mode, Optimizer, Sgd};
 use shared_proto::payload::{self, Dtype, Elements};
@@ -11,7 +11,6 @@ use shared_proto::view::{JobPhase, View};
 use shared_proto::wire;
 use shared_proto::wire::client_message::Kind;
 
-use crate::gate::Admission;
 use crate::shard::Shard;
 use crate::store::Store;
 
@@ -49,12 +48,10 @@ impl Desk {
         let shard = Shard::new(&job);
         let map = ShardMap {
             epoch: Epoch(1),
-            addresses: vec![String::new()],
-            servers: vec![task(Role::Ps)],
-            sources: vec![Source {
-                epoch: Epoch(1),
-                checkpoint: None,
-                run: String::new(),
+            shards: vec![PlacedShard {
+                address: String::new(),
+                server: task(Role::Ps),
+                source: Source::initializer(Epoch(1)),
             }],
             variables: vec![PlacedVariable {
                 spec: VariableSpec {
@@ -98,11 +95,7 @@ impl Desk {
             Some(Kind::Pull(pull)) => {
                 let origin = Origin::read(pull.origin.as_ref(), "Pull")?;
                 let followed = shard.followed();
-                match shard.admit_pull(&pull, &origin, &followed) {
-                    Admission::Proceed => shard.pull(&pull, &origin, &followed).map(drop),
-                    Admission::Wait(_) => Ok(()),
-                    Admission::Reject(refusal) => Err(refusal),
-                }
+                shard.pull(&pull, &origin, &followed).map(drop)
             }
             Some(Kind::Hello(hello)) => {
                 let origin = Origin::read(hello.origin.as_ref(), "Hello")?;

@@ -307,12 +307,12 @@ impl Follower {
         map: ShardMap,
     ) -> Result<Taken, PsError> {
         let task = registered.membership.task;
-        let Some(own) = map.servers.iter().position(|server| *server == task) else {
+        let Some(own) = map.shards.iter().position(|shard| shard.server == task) else {
             tracing::info!(epoch = map.epoch.0, "holds no shard; stays as a spare");
             return Ok(Taken::Store(None));
         };
         let shard = own as u32;
-        let source = map.sources.get(own);
+        let source = map.shards.get(own).map(|shard| &shard.source);
         let held = registered
             .store
             .as_ref()

@@ -59,7 +59,10 @@ pub(crate) async fn load(
     slots: u32,
     offload: Offload,
 ) -> Result<Store, LoadError> {
-    let run = map.sources.get(shard as usize).map(|source| &source.run);
+    let run = map
+        .shards
+        .get(shard as usize)
+        .map(|shard| &shard.source.run);
     let of_another = run.is_some_and(|run| !run.is_empty() && *run != manifest.run);
     let of_another = of_another.then_some("it is another run's");
     if let Some(what) = of_another.or_else(|| misfit(&map, manifest, slots)) {

@@ -44,11 +44,9 @@ pub(crate) async fn tell_of_silence(
     error: &CheckpointError,
 ) -> Result<(), PsError> {
     let map = fetch_map(membership).await?;
-    let own = map
-        .servers
-        .iter()
-        .position(|server| *server == membership.task);
-    let Some((shard, source)) = own.and_then(|own| Some((own, map.sources.get(own)?))) else {
+    let mut numbered = map.shards.iter().enumerate();
+    let own = numbered.find(|(_, shard)| shard.server == membership.task);
+    let Some((shard, source)) = own.map(|(number, shard)| (number, &shard.source)) else {
         return Ok(());
     };
     if source.checkpoint.is_some() {

@@ -260,7 +260,7 @@ mod tests {
     use super::*;
     use checkpoint::decode;
     use optimizer::{Rule, rule};
-    use shared_proto::blocks::{PlacedVariable, ShardMap, Source, VariableSpec};
+    use shared_proto::blocks::{PlacedShard, PlacedVariable, ShardMap, Source, VariableSpec};
     use shared_proto::ids::{
         Clock, Epoch, Generation, Origin, Role, RunId, Sequence, Task, TaskId, Version,
     };
@@ -291,12 +291,10 @@ mod tests {
     fn store() -> Store {
         let map = ShardMap {
             epoch: Epoch(1),
-            addresses: vec![String::new()],
-            servers: vec![worker()],
-            sources: vec![Source {
-                epoch: Epoch(1),
-                checkpoint: None,
-                run: String::new(),
+            shards: vec![PlacedShard {
+                address: String::new(),
+                server: worker(),
+                source: Source::initializer(Epoch(1)),
             }],
             variables: vec![PlacedVariable {
                 spec: VariableSpec {

@@ -1,10 +1,10 @@
-//! A worker's session: reads its messages in order, hands them to the shard, answers. Pulls that
-//! must wait stand aside until the view lets them through.
+//! A worker's session: reads its messages in order, hands them to the shard, and sends the answers. Pulls that
+//! must wait are kept until a view lets them through.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use shared_proto::ids::{Origin, Task, TaskId, names};
+use shared_proto::ids::{Clock, Origin, Task, TaskId, names};
 use shared_proto::planted;
 use shared_proto::quiet::Quiet;
 use shared_proto::refusal::{Reason, Refusal};
@@ -19,9 +19,9 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status};
 
-use crate::gate::{Admission, Gate};
+use crate::gate::Gate;
 use crate::limits::{self, Entrance};
-use crate::shard::{Followed, Shard};
+use crate::shard::{Followed, Pulled, Shard};
 
 /// The most pulls of one session that may wait at a time: more than a worker needs that asks for each
 /// block of a large shard by itself.
@@ -281,11 +281,12 @@ impl Session {
 
     async fn pull(&mut self, pull: wire::Pull, origin: Origin) -> Result<(), SessionEnd> {
         let followed = self.shard.followed();
-        let now = Instant::now();
-        match self.shard.admit_pull(&pull, &origin, &followed) {
-            Admission::Proceed => self.send_weights(&pull, &origin, &followed, None).await,
-            Admission::Reject(refusal) => self.refuse(origin.sequence.0, refusal).await,
-            Admission::Wait(_) if !self.has_room_for(&pull, &followed) => {
+        match self.shard.pull(&pull, &origin, &followed) {
+            Ok(Pulled::Weights(weights)) => {
+                let clock = origin.clock;
+                self.send_weights(weights, clock, Duration::ZERO).await
+            }
+            Ok(Pulled::Wait(_)) if !self.has_room_for(&pull, &followed) => {
                 let many = Refusal::new(
                     Reason::TooManyRequests,
                     format!(
@@ -295,9 +296,10 @@ impl Session {
                 );
                 self.refuse(origin.sequence.0, many).await
             }
-            Admission::Wait(on) => {
+            Ok(Pulled::Wait(on)) => {
                 let on = self.shared(on);
-                self.put_aside(Waiting {
+                let now = Instant::now();
+                self.let_wait(Waiting {
                     cost: size_of::<Waiting>() + limits::cost(&pull),
                     pull,
                     origin,
@@ -307,6 +309,7 @@ impl Session {
                 });
                 Ok(())
             }
+            Err(refusal) => self.refuse(origin.sequence.0, refusal).await,
         }
     }
 
@@ -316,7 +319,7 @@ impl Session {
         self.waiting.len() < MOST_WAITING && taken <= limits::of_waiting(followed.store.as_ref())
     }
 
-    fn put_aside(&mut self, waiting: Waiting) {
+    fn let_wait(&mut self, waiting: Waiting) {
         self.waiting_cost += waiting.cost;
         self.waiting.push(waiting);
     }
@@ -338,25 +341,20 @@ impl Session {
         let followed = self.followed.borrow_and_update().clone();
         self.waiting_cost = 0;
         for mut waiting in std::mem::take(&mut self.waiting) {
-            match self
-                .shard
-                .admit_pull(&waiting.pull, &waiting.origin, &followed)
-            {
-                Admission::Proceed => {
-                    let (pull, origin) = (&waiting.pull, &waiting.origin);
-                    self.send_weights(pull, origin, &followed, Some(waiting.since))
-                        .await?;
+            let origin = &waiting.origin;
+            match self.shard.pull(&waiting.pull, origin, &followed) {
+                Ok(Pulled::Weights(weights)) => {
+                    let (clock, waited) = (origin.clock, waiting.since.elapsed());
+                    self.send_weights(weights, clock, waited).await?;
                 }
-                Admission::Reject(refusal) => {
-                    self.refuse(waiting.origin.sequence.0, refusal).await?;
-                }
-                Admission::Wait(on) => {
+                Ok(Pulled::Wait(on)) => {
                     if *on != *waiting.on {
                         waiting.on = self.shared(on);
                         waiting.tell = Some(waiting.tell.unwrap_or_else(Instant::now));
                     }
-                    self.put_aside(waiting);
+                    self.let_wait(waiting);
                 }
+                Err(refusal) => self.refuse(origin.sequence.0, refusal).await?,
             }
         }
         Ok(())
@@ -382,23 +380,17 @@ impl Session {
         Ok(())
     }
 
+    /// Answers a pull of the step after `clock` that has waited for so long.
     async fn send_weights(
         &mut self,
-        pull: &wire::Pull,
-        origin: &Origin,
-        followed: &Followed,
-        since: Option<Instant>,
+        mut weights: wire::Weights,
+        clock: Clock,
+        waited: Duration,
     ) -> Result<(), SessionEnd> {
-        match self.shard.pull(pull, origin, followed) {
-            Ok(mut weights) => {
-                let waited = since.map_or(Duration::ZERO, |since| since.elapsed());
-                weights.waited = waited.as_secs_f64();
-                let lead = lead(origin.clock, followed.view.min_clock);
-                self.shard.counters.pulled(waited, lead);
-                self.answer(Outgoing::Weights(weights)).await
-            }
-            Err(refusal) => self.refuse(origin.sequence.0, refusal).await,
-        }
+        weights.waited = waited.as_secs_f64();
+        let lead = lead(clock, Clock(weights.min_clock));
+        self.shard.counters.pulled(waited, lead);
+        self.answer(Outgoing::Weights(weights)).await
     }
 
     async fn refuse(&mut self, sequence: u64, refusal: Refusal) -> Result<(), SessionEnd> {

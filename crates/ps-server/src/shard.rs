@@ -7,7 +7,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use daemon::membership::Lease;
 use shared_proto::blocks::BlockId;
-use shared_proto::ids::{Epoch, Origin, Version};
+use shared_proto::ids::{Epoch, Origin, Task, Version};
 use shared_proto::job::{Job, Mode, NonFinite, Schedule};
 use shared_proto::payload::{Dtype, Elements};
 use shared_proto::planted;
@@ -41,6 +41,13 @@ pub(crate) struct Followed {
     receipts: Option<ReceiptKey>,
     /// The process is about to stop, and what it takes now would be lost.
     pub(crate) closed: bool,
+}
+
+/// What becomes of a pull that was not refused.
+pub(crate) enum Pulled {
+    Weights(wire::Weights),
+    /// It must wait for these tasks; for a newer view if there are none.
+    Wait(Vec<Task>),
 }
 
 /// A shard of the variables.
@@ -170,18 +177,37 @@ impl Shard {
         receipt.map_or_else(Bytes::new, |receipt| Bytes::copy_from_slice(&receipt))
     }
 
-    /// Step 2 for a pull that was admitted: answers with what the asker does not have.
+    /// Step 2: answers a pull with what the asker does not have, or says for whom it must wait.
     pub(crate) fn pull(
         &self,
         pull: &wire::Pull,
         origin: &Origin,
         followed: &Followed,
+    ) -> Result<Pulled, Refusal> {
+        let view = &followed.view;
+        let store = self.initialized(origin, view, followed.store.as_ref())?;
+        if view.number.0 < pull.view {
+            return Ok(Pulled::Wait(Vec::new()));
+        }
+        match self.gate.pull(origin.task, origin.clock, view) {
+            Admission::Wait(on) if !planted!(NoGate) => Ok(Pulled::Wait(on)),
+            Admission::Reject(refusal) if !planted!(NoGate) => Err(refusal),
+            _ => Ok(Pulled::Weights(self.weights(pull, origin, view, store)?)),
+        }
+    }
+
+    /// Collects the weights for a pull that may be answered.
+    fn weights(
+        &self,
+        pull: &wire::Pull,
+        origin: &Origin,
+        view: &View,
+        store: &Store,
     ) -> Result<wire::Weights, Refusal> {
-        let store = self.initialized(origin, &followed.view, followed.store.as_ref())?;
         let mut weights = wire::Weights {
             request: origin.sequence.0,
             epoch: store.map.epoch.0,
-            min_clock: followed.view.min_clock.0,
+            min_clock: view.min_clock.0,
             ..wire::Weights::default()
         };
         store.check_pull(pull)?;
@@ -261,22 +287,6 @@ impl Shard {
             request: origin.sequence.0,
             blocks: ask.blocks.iter().map(outcome).collect::<Result<_, _>>()?,
         })
-    }
-
-    /// Decides whether a pull may be answered now.
-    pub(crate) fn admit_pull(
-        &self,
-        pull: &wire::Pull,
-        origin: &Origin,
-        followed: &Followed,
-    ) -> Admission {
-        let view = &followed.view;
-        match self.initialized(origin, view, followed.store.as_ref()) {
-            Ok(_) if view.number.0 < pull.view => Admission::Wait(Vec::new()),
-            Ok(_) if planted!(NoGate) => Admission::Proceed,
-            Ok(_) => self.gate.pull(origin.task, origin.clock, view),
-            Err(refusal) => Admission::Reject(refusal),
-        }
     }
 
     /// Takes initial values from the initialiser.

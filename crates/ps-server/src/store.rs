@@ -122,7 +122,8 @@ impl Store {
 
     /// Returns the source of the values.
     pub(crate) fn source(&self) -> Option<&Source> {
-        self.map.sources.get(self.shard as usize)
+        let shard = self.map.shards.get(self.shard as usize)?;
+        Some(&shard.source)
     }
 
     /// Returns the number of blocks, and the bytes of their weights and slots.

@@ -139,18 +139,36 @@ pub struct Source {
     pub run: String,
 }
 
+impl Source {
+    /// Returns the source of values that the initialiser sends in an epoch.
+    pub fn initializer(epoch: Epoch) -> Self {
+        Self {
+            epoch,
+            checkpoint: None,
+            run: String::new(),
+        }
+    }
+}
+
+/// A shard and where it lives.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlacedShard {
+    /// The address of its server, as host:port; empty while it has none.
+    pub address: String,
+    /// Its server, or the last one that it had.
+    pub server: Task,
+    /// The origin of its values.
+    pub source: Source,
+}
+
 /// Where everything lives, within one epoch. Which block is on which shard does not change while a
 /// job runs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShardMap {
     /// The epoch of this map.
     pub epoch: Epoch,
-    /// Index i is the address of shard i's server, as host:port; empty while it has none.
-    pub addresses: Vec<String>,
-    /// Index i is the server of shard i, or the last one that it had.
-    pub servers: Vec<Task>,
-    /// Index i says where the values of shard i come from.
-    pub sources: Vec<Source>,
+    /// The shards, by number.
+    pub shards: Vec<PlacedShard>,
     /// Index i is the variable with number i; sorted by name.
     pub variables: Vec<PlacedVariable>,
     /// Elements in each block but the last of a variable.
@@ -160,6 +178,13 @@ pub struct ShardMap {
 }
 
 impl ShardMap {
+    /// Makes all shards load their values from a source.
+    pub fn fill_from(&mut self, source: &Source) {
+        for shard in &mut self.shards {
+            shard.source = source.clone();
+        }
+    }
+
     /// The elements of its variable that a block holds.
     ///
     /// # Errors
@@ -255,9 +280,9 @@ impl From<&ShardMap> for wire::ShardMap {
     fn from(map: &ShardMap) -> Self {
         Self {
             epoch: map.epoch.0,
-            shard_addresses: map.addresses.clone(),
-            servers: map.servers.iter().copied().map(Into::into).collect(),
-            sources: map.sources.iter().map(Into::into).collect(),
+            shard_addresses: map.shards.iter().map(|s| s.address.clone()).collect(),
+            servers: map.shards.iter().map(|s| s.server.into()).collect(),
+            sources: map.shards.iter().map(|s| (&s.source).into()).collect(),
             variables: map
                 .variables
                 .iter()
@@ -320,13 +345,19 @@ impl TryFrom<wire::ShardMap> for ShardMap {
         }
         Ok(Self {
             epoch: Epoch(map.epoch),
-            addresses: map.shard_addresses,
-            servers: map
-                .servers
-                .iter()
-                .map(Task::try_from)
-                .collect::<Result<_, _>>()?,
-            sources: map.sources.into_iter().map(Into::into).collect(),
+            shards: map
+                .shard_addresses
+                .into_iter()
+                .zip(&map.servers)
+                .zip(map.sources)
+                .map(|((address, server), source)| {
+                    Ok(PlacedShard {
+                        address,
+                        server: server.try_into()?,
+                        source: source.into(),
+                    })
+                })
+                .collect::<Result<_, Refusal>>()?,
             variables,
             block_elements,
             total_updates: map.total_updates,
@@ -352,18 +383,20 @@ mod tests {
     fn map() -> ShardMap {
         ShardMap {
             epoch: Epoch(1),
-            addresses: vec!["a:1".into(), String::new()],
-            servers: [0, 4].map(server).to_vec(),
-            sources: vec![
-                Source {
-                    epoch: Epoch(1),
-                    checkpoint: None,
-                    run: String::new(),
+            shards: vec![
+                PlacedShard {
+                    address: "a:1".into(),
+                    server: server(0),
+                    source: Source::initializer(Epoch(1)),
                 },
-                Source {
-                    epoch: Epoch(3),
-                    checkpoint: Some(("s3://bucket/run".into(), 7)),
-                    run: "3f9c".into(),
+                PlacedShard {
+                    address: String::new(),
+                    server: server(4),
+                    source: Source {
+                        epoch: Epoch(3),
+                        checkpoint: Some(("s3://bucket/run".into(), 7)),
+                        run: "3f9c".into(),
+                    },
                 },
             ],
             variables: vec![

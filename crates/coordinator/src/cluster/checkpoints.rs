@@ -297,7 +297,7 @@ impl Cluster {
                 .collect(),
             block_elements: map.block_elements as u64,
             slots: 0,
-            shards: map.addresses.len() as u32,
+            shards: map.shards.len() as u32,
             files: Vec::new(),
             progress: serde_json::Value::Null,
             checksum: String::new(),

@@ -56,7 +56,7 @@ pub(super) fn check_map_size(
 mod tests {
     use super::*;
     use prost::Message;
-    use shared_proto::blocks::{PlacedVariable, ShardMap, Source};
+    use shared_proto::blocks::{PlacedShard, PlacedVariable, ShardMap, Source};
     use shared_proto::ids::{Epoch, Generation, Role, Task, TaskId};
     use shared_proto::wire;
 
@@ -88,16 +88,19 @@ mod tests {
             checkpoint: Some((location.to_owned(), u64::MAX)),
             run: "f".repeat(16),
         };
-        let placed = |spec: VariableSpec| PlacedVariable {
+        let placed = PlacedShard {
+            address: "a".repeat(256),
+            server,
+            source,
+        };
+        let variable = |spec: VariableSpec| PlacedVariable {
             shards: vec![shards as u32 - 1; spec.blocks(elements)],
             spec,
         };
         ShardMap {
             epoch: Epoch(u64::MAX),
-            addresses: vec!["a".repeat(256); shards],
-            servers: vec![server; shards],
-            sources: vec![source; shards],
-            variables: specs.into_iter().map(placed).collect(),
+            shards: vec![placed; shards],
+            variables: specs.into_iter().map(variable).collect(),
             block_elements: elements,
             total_updates: u64::MAX,
         }

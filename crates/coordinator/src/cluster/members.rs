@@ -144,7 +144,7 @@ impl Cluster {
                 let task = Task { generation, ..task };
                 // The new generation keeps the shard, so no spare takes it.
                 if let (Some(shard), Some(map)) = (shard, self.map_mut()) {
-                    map.servers[shard] = task;
+                    map.shards[shard].server = task;
                 }
                 let earlier = self.members.get(&task.id).map(|m| &m.progress);
                 let progress = earlier.map(|earlier| WorkerProgress::after(earlier, now));
@@ -354,7 +354,7 @@ impl Cluster {
     }
 
     pub(super) fn shard_of(&self, task: Task) -> Option<usize> {
-        let servers = &self.variables.as_ref()?.map.as_ref()?.servers;
-        servers.iter().position(|server| *server == task)
+        let shards = &self.variables.as_ref()?.map.as_ref()?.shards;
+        shards.iter().position(|shard| shard.server == task)
     }
 }

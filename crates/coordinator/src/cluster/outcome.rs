@@ -45,9 +45,11 @@ impl Cluster {
     }
 
     /// Returns the servers of the shards, in the order of the shards.
-    pub(super) fn servers(&self) -> &[Task] {
+    pub(super) fn servers(&self) -> Vec<Task> {
         let map = self.variables.as_ref().and_then(|v| v.map.as_ref());
-        map.map_or(&[], |map| &map.servers)
+        map.map_or_else(Vec::new, |map| {
+            map.shards.iter().map(|shard| shard.server).collect()
+        })
     }
 
     /// Returns the number of steps and of samples done.

@@ -55,7 +55,7 @@ impl Variables {
         {
             return Err("the shard map is of another model".to_owned());
         }
-        Ok(map.addresses.len())
+        Ok(map.shards.len())
     }
 }
 

@@ -17,13 +17,10 @@ impl Cluster {
     /// Returns the shards without a server.
     pub(super) fn orphans(&self) -> impl Iterator<Item = usize> + '_ {
         let map = self.variables.as_ref().and_then(|v| v.map.as_ref());
-        let addresses = map.map_or(&[][..], |map| &map.addresses);
-        let empty = |(_, address): &(usize, &String)| address.is_empty();
-        addresses
-            .iter()
-            .enumerate()
-            .filter(empty)
-            .map(|(shard, _)| shard)
+        let shards = map.map_or(&[][..], |map| &map.shards);
+        let numbered = shards.iter().enumerate();
+        let without_server = numbered.filter(|(_, shard)| shard.address.is_empty());
+        without_server.map(|(number, _)| number)
     }
 
     /// Takes a shard from its server, which is gone. A spare gets it, if there is one.
@@ -31,7 +28,7 @@ impl Cluster {
         self.give_up_saving();
         if let Some(map) = self.variables.as_mut().and_then(|v| v.map.as_mut()) {
             map.epoch = map.epoch.next();
-            map.addresses[shard].clear();
+            map.shards[shard].address.clear();
         }
         self.must_persist();
         if self.checkpoints.place.is_none() {
@@ -58,7 +55,7 @@ impl Cluster {
         let holding = holding?;
         let shard = self.shard_of(earlier.filter(|e| e.generation.0 == holding.generation)?)?;
         let variables = self.variables.as_ref().filter(|v| v.initialized)?;
-        let source = variables.map.as_ref()?.sources.get(shard)?;
+        let source = &variables.map.as_ref()?.shards.get(shard)?.source;
         let same = holding.shard as usize == shard && holding.source_epoch == source.epoch.0;
         // It may not have loaded the values that it was told to load.
         let loaded = !self.checkpoints.loading.contains_key(&shard);
@@ -73,8 +70,8 @@ impl Cluster {
             return;
         };
         map.epoch = map.epoch.next();
-        map.servers[shard] = server;
-        map.addresses[shard] = address.unwrap_or_default();
+        map.shards[shard].server = server;
+        map.shards[shard].address = address.unwrap_or_default();
         tracing::info!(%server, shard, epoch = map.epoch.0, "a server is back, with its values");
         self.must_persist();
     }
@@ -92,8 +89,8 @@ impl Cluster {
             return;
         };
         map.epoch = map.epoch.next();
-        let gone = std::mem::replace(&mut map.servers[shard], server);
-        map.addresses[shard] = address.unwrap_or_default();
+        let gone = std::mem::replace(&mut map.shards[shard].server, server);
+        map.shards[shard].address = address.unwrap_or_default();
         let epoch = map.epoch;
         *self.recoveries.entry(gone.id).or_default() += 1;
         tracing::info!(%server, shard, epoch = epoch.0, "gave a shard to a server");
@@ -103,7 +100,7 @@ impl Cluster {
             }
             Some(kept) if sync => self.go_back(now, &kept),
             Some(kept) => {
-                map.sources[shard] = source(epoch, &kept);
+                map.shards[shard].source = source(epoch, &kept);
                 self.checkpoints.loading.insert(shard, String::new());
                 self.record_restore(now, kept.number, Some(shard));
                 self.evaluate_again_at_the_end();
@@ -117,8 +114,8 @@ impl Cluster {
     fn go_back(&mut self, now: Instant, kept: &DurableCheckpoint) {
         if let Some(map) = self.variables.as_mut().and_then(|v| v.map.as_mut()) {
             let source = source(map.epoch, kept);
-            map.sources.fill(source);
-            let all = 0..map.sources.len();
+            map.fill_from(&source);
+            let all = 0..map.shards.len();
             self.checkpoints.loading = all.map(|shard| (shard, String::new())).collect();
         }
         if !planted!(KeepsProgress) {
@@ -133,11 +130,7 @@ impl Cluster {
         if let Some(variables) = &mut self.variables {
             (variables.initialized, variables.initializer) = (false, None);
             if let Some(map) = &mut variables.map {
-                map.sources.fill(Source {
-                    epoch,
-                    checkpoint: None,
-                    run: String::new(),
-                });
+                map.fill_from(&Source::initializer(epoch));
             }
         }
         self.evict_workers(now, "the initial values are sent once more");
@@ -179,7 +172,9 @@ impl Cluster {
         let shard = report.shard as usize;
         let map = self.variables.as_ref().and_then(|v| v.map.as_ref());
         let expected = map.is_some_and(|map| {
-            map.servers.get(shard) == Some(&task) && map.sources[shard].epoch.0 == report.epoch
+            map.shards.get(shard).is_some_and(|placed| {
+                placed.server == task && placed.source.epoch.0 == report.epoch
+            })
         });
         if !expected {
             return;
@@ -227,7 +222,7 @@ impl Cluster {
     /// Returns the number of the checkpoint that a shard's values come from.
     fn checkpoint_of(&self, shard: usize) -> Option<u64> {
         let map = self.variables.as_ref()?.map.as_ref()?;
-        let (_, number) = map.sources.get(shard)?.checkpoint.as_ref()?;
+        let (_, number) = map.shards.get(shard)?.source.checkpoint.as_ref()?;
         Some(*number)
     }
 
@@ -271,8 +266,8 @@ impl Cluster {
         // Shards that have loaded their values keep them.
         for (shard, why) in &mut self.checkpoints.loading {
             why.clear();
-            if let Some(source) = map.sources.get_mut(*shard) {
-                *source = self::source(epoch, &kept);
+            if let Some(placed) = map.shards.get_mut(*shard) {
+                placed.source = source(epoch, &kept);
             }
         }
         self.evaluate_again_at_the_end();

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use shared_proto::blocks::VariableSpec;
+use shared_proto::blocks::{Source, VariableSpec};
 use shared_proto::ids::{Clock, Origin, Role, RunId, Sequence, Task};
 use shared_proto::job::{Job, Mode};
 use shared_proto::refusal::Reason;
@@ -175,6 +175,18 @@ impl Scene {
         }
     }
 
+    /// Returns the addresses of the shards.
+    fn addresses(&self) -> Vec<String> {
+        let shards = &self.cluster.shard_map().unwrap().shards;
+        shards.iter().map(|shard| shard.address.clone()).collect()
+    }
+
+    /// Returns the sources of the shards.
+    fn sources(&self) -> Vec<Source> {
+        let shards = &self.cluster.shard_map().unwrap().shards;
+        shards.iter().map(|shard| shard.source.clone()).collect()
+    }
+
     fn server(&self) -> Task {
         self.cluster.live(Role::Ps).next().unwrap().task
     }
@@ -205,7 +217,7 @@ fn the_map_is_cut_when_the_jobs_servers_are_there_and_later_ones_are_spares() {
     scene.join(Role::Ps, "b");
     assert_eq!(scene.variables(worker), Initialization::Yours);
     scene.join(Role::Ps, "c");
-    assert_eq!(scene.cluster.shard_map().unwrap().addresses, ["a", "b"]);
+    assert_eq!(scene.addresses(), ["a", "b"]);
 }
 
 #[test]
@@ -227,7 +239,7 @@ fn without_a_number_of_servers_the_map_waits_until_none_has_joined_for_three_sec
     ));
     scene.pass(1, &servers);
     assert_eq!(scene.variables(worker), Initialization::Yours);
-    assert_eq!(scene.cluster.shard_map().unwrap().addresses.len(), 2);
+    assert_eq!(scene.cluster.shard_map().unwrap().shards.len(), 2);
 }
 
 #[test]

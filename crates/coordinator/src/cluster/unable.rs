@@ -225,7 +225,7 @@ impl Cluster {
             error,
         });
         let alive = |task: &Task| self.members.get(&task.id).is_some_and(|m| m.alive);
-        let servers = self.servers().iter().copied().enumerate();
+        let servers = self.servers().into_iter().enumerate();
         let gone: Vec<_> = servers.filter(|(_, task)| !alive(task)).collect();
         for (shard, task) in gone {
             self.orphan(now, shard, task);

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use checkpoint::hexadecimal;
 use serde::{Deserialize, Serialize};
-use shared_proto::blocks::{BLOCK_ELEMENTS, ShardMap, Source, VariableSpec};
+use shared_proto::blocks::{BLOCK_ELEMENTS, PlacedShard, ShardMap, Source, VariableSpec};
 use shared_proto::ids::{Epoch, Role, Task};
 use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::view::JobPhase;
@@ -42,7 +42,7 @@ impl Variables {
     pub(super) fn blocks_of_shards(&self) -> &[u64] {
         let Some(map) = &self.map else { return &[] };
         self.blocks.get_or_init(|| {
-            let mut counts = vec![0; map.addresses.len()];
+            let mut counts = vec![0; map.shards.len()];
             for (_, shard) in map.blocks() {
                 counts[shard as usize] += 1;
             }
@@ -251,8 +251,10 @@ impl Cluster {
         check_map_size(&variables.specs, block_elements, servers.len(), location)?;
         let placed = place(variables.specs.clone(), shards, block_elements);
         check_capacity(&self.job, &servers, &placed, block_elements)?;
-        let addresses: Vec<String> = servers.iter().map(|m| m.address.clone()).collect();
-        let servers: Vec<Task> = servers.iter().map(|m| m.task).collect();
+        let servers: Vec<(Task, String)> = servers
+            .iter()
+            .map(|m| (m.task, m.address.clone()))
+            .collect();
         let begin_with = self.start.as_ref().and(self.checkpoints.newest.clone());
         let workers = u64::from(self.job.cluster.workers.unwrap_or(1));
         let Some(variables) = &mut self.variables else {
@@ -260,11 +262,7 @@ impl Cluster {
         };
         let source = match &begin_with {
             Some(kept) => source(Epoch(1), kept),
-            None => Source {
-                epoch: Epoch(1),
-                checkpoint: None,
-                run: String::new(),
-            },
+            None => Source::initializer(Epoch(1)),
         };
         tracing::info!(
             shards,
@@ -274,14 +272,19 @@ impl Cluster {
         );
         variables.map = Some(ShardMap {
             epoch: Epoch(1),
-            addresses,
+            shards: servers
+                .into_iter()
+                .map(|(server, address)| PlacedShard {
+                    address,
+                    server,
+                    source: source.clone(),
+                })
+                .collect(),
             variables: placed,
             block_elements,
             total_updates: self
                 .job
                 .total_updates(variables.data.training_samples, workers),
-            sources: vec![source; servers.len()],
-            servers,
         });
         if let Some(kept) = begin_with {
             variables.initialized = true;
@@ -311,7 +314,7 @@ impl Cluster {
         }
         if let Some(shard) = self.orphans().next() {
             let map = self.variables.as_ref().and_then(|v| v.map.as_ref());
-            let gone = map.and_then(|map| self.members.get(&map.servers[shard].id));
+            let gone = map.and_then(|map| self.members.get(&map.shards[shard].server.id));
             let gone = gone.map_or_else(String::new, |m| {
                 format!(": {} is gone ({})", m.task, m.gone)
             });

@@ -76,7 +76,7 @@ impl Scene {
         let map = self.cluster.shard_map().unwrap();
         let report = wire::RestoreReport {
             shard,
-            epoch: map.sources[shard as usize].epoch.0,
+            epoch: map.shards[shard as usize].source.epoch.0,
             error: error.to_owned(),
             failure: failure.into(),
             ..wire::RestoreReport::default()
@@ -109,9 +109,9 @@ fn a_damaged_checkpoint_takes_back_only_those_that_cannot_load_it() {
         panic!("no older checkpoint is asked for");
     };
     assert_eq!(damaged.number, 1);
-    let well = scene.cluster.shard_map().unwrap().sources[1].clone();
+    let well = scene.cluster.shard_map().unwrap().shards[1].source.clone();
     scene.cluster.older_found(scene.now, &damaged, Ok(first));
-    let sources = scene.cluster.shard_map().unwrap().sources.clone();
+    let sources = scene.sources();
     assert_eq!(sources[1], well);
     assert_eq!(sources[0].checkpoint, Some(("here".to_owned(), 0)));
     assert!(scene.cluster.missing().contains("shard 0 is loading"));
@@ -135,14 +135,14 @@ fn a_restarted_coordinator_knows_who_is_loading() {
     scene.restart();
     assert!(scene.cluster.missing().contains("shard 0 is loading"));
 
-    let before = scene.cluster.shard_map().unwrap().sources[1].epoch;
+    let before = scene.cluster.shard_map().unwrap().shards[1].source.epoch;
     scene.restored(again[0], 0, "its file is damaged");
     let Some(StoreTask::FindBefore(damaged)) = scene.cluster.take_store_task() else {
         panic!("no older checkpoint is asked for");
     };
     scene.cluster.older_found(scene.now, &damaged, Ok(first));
     // Both go back to the one before. A late report of the damaged one by the other changes nothing.
-    for source in &scene.cluster.shard_map().unwrap().sources {
+    for source in &scene.sources() {
         assert_eq!(source.checkpoint, Some(("here".to_owned(), 0)));
     }
     let late = wire::RestoreReport {

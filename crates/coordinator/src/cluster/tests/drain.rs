@@ -158,7 +158,7 @@ fn a_checkpoint_for_a_server_that_stops_is_ordered_anew_when_another_server_retu
     let (mut scene, servers, worker) = Scene::with_checkpoints(2);
     scene.work(worker);
     let returns = |scene: &mut Scene| {
-        let source = &scene.cluster.shard_map().unwrap().sources[1];
+        let source = &scene.cluster.shard_map().unwrap().shards[1].source;
         let generation = scene.cluster.servers()[1].generation.0;
         let holding = wire::Holding {
             shard: 1,

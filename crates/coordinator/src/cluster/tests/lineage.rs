@@ -89,7 +89,7 @@ fn a_job_that_begins_with_a_checkpoint_goes_on_where_that_stood() {
     // The marks in the blocks are those of generation 1.
     assert_eq!((server.generation.0, worker.generation.0), (2, 2));
     assert_eq!(scene.variables(worker), Initialization::Done);
-    let source = &scene.cluster.shard_map().unwrap().sources[0];
+    let source = &scene.cluster.shard_map().unwrap().shards[0].source;
     assert_eq!(source.checkpoint, Some(("there".to_owned(), 1)));
     assert_eq!(source.run, "first");
     assert_eq!(scene.cluster.done(), (2, 10));

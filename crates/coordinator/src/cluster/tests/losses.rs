@@ -18,7 +18,7 @@ impl Scene {
         let blocks = map.blocks_of(0).count() as u64;
         let report = wire::RestoreReport {
             shard: 0,
-            epoch: map.sources[0].epoch.0,
+            epoch: map.shards[0].source.epoch.0,
             watermarks: vec![wire::Watermark {
                 task: Some(worker.into()),
                 taken,
@@ -210,7 +210,7 @@ fn in_sync_mode_nothing_is_lost_when_the_job_goes_back() {
     let server = scene.join(Role::Ps, "ps0");
     let report = wire::RestoreReport {
         shard: 0,
-        epoch: scene.cluster.shard_map().unwrap().sources[0].epoch.0,
+        epoch: scene.cluster.shard_map().unwrap().shards[0].source.epoch.0,
         ..wire::RestoreReport::default()
     };
     scene.cluster.shard_restored(scene.now, server, &report);

@@ -1,6 +1,6 @@
 //! Servers that are gone, that come back with their values or without, and checkpoints that cannot be loaded.
 
-use shared_proto::blocks::{ShardMap, Source};
+use shared_proto::blocks::ShardMap;
 
 use super::*;
 use crate::cluster::StoreTask;
@@ -29,7 +29,7 @@ impl Scene {
     fn holding(&self, shard: u32) -> wire::Holding {
         wire::Holding {
             shard,
-            source_epoch: self.map().sources[shard as usize].epoch.0,
+            source_epoch: self.map().shards[shard as usize].source.epoch.0,
             generation: 1,
         }
     }
@@ -56,7 +56,7 @@ impl Scene {
     fn restore_report(&self, shard: u32) -> wire::RestoreReport {
         wire::RestoreReport {
             shard,
-            epoch: self.map().sources[shard as usize].epoch.0,
+            epoch: self.map().shards[shard as usize].source.epoch.0,
             ..wire::RestoreReport::default()
         }
     }
@@ -75,14 +75,15 @@ fn a_server_that_returns_with_its_values_goes_on_with_them() {
         scene.finish(worker);
         scene.cluster.take_records();
         let before = scene.map();
+        let sources_before = scene.sources();
         let again = scene.join_with("ps1", scene.holding(1));
         let map = scene.map();
         // Its place in the map is a new one, so all open new sessions with it.
         assert!(map.epoch > before.epoch);
-        assert_eq!(map.servers, [servers[0], again]);
-        assert_eq!(map.addresses, ["ps0", "ps1, moved"]);
+        assert_eq!(scene.cluster.servers(), [servers[0], again]);
+        assert_eq!(scene.addresses(), ["ps0", "ps1, moved"]);
         // No value goes back.
-        assert_eq!(map.sources, before.sources);
+        assert_eq!(scene.sources(), sources_before);
         assert!(!scene.is_loading(1));
         assert_eq!(scene.restores(), []);
         assert_eq!(scene.cluster.missing(), "");
@@ -158,7 +159,7 @@ fn the_loss_of_a_server_makes_a_new_map_and_ends_the_checkpoint_in_progress() {
     scene.leaves(servers[1]);
     let map = scene.map();
     assert_eq!(map.epoch, before.epoch.next());
-    assert_eq!(map.addresses, ["ps0", ""]);
+    assert_eq!(scene.addresses(), ["ps0", ""]);
     assert_eq!(scene.cluster.refresh_view().checkpoint, None);
     assert!(scene.cluster.missing().contains("shard 1 has no server"));
     // Files of the checkpoint are swept away.
@@ -188,8 +189,8 @@ fn in_async_mode_one_shard_goes_back_and_the_training_goes_on() {
         checkpoint: Some(("here".to_owned(), 0)),
         run: String::new(),
     };
-    assert_eq!(map.sources, [before.sources[0].clone(), source]);
-    assert_eq!(map.servers, [servers[0], again]);
+    assert_eq!(scene.sources(), [before.shards[0].source.clone(), source]);
+    assert_eq!(scene.cluster.servers(), [servers[0], again]);
     assert_eq!(scene.restores(), [(0, Some(1), 1)]);
     assert_eq!(scene.cluster.refresh_view().workers, [worker]);
     assert_eq!(scene.cluster.done(), (1, 5));
@@ -205,7 +206,7 @@ fn in_sync_mode_all_shards_and_the_training_go_back() {
     scene.cluster.take_records();
     scene.join(Role::Ps, "ps1");
     let map = scene.map();
-    for (shard, source) in map.sources.iter().enumerate() {
+    for (shard, source) in scene.sources().iter().enumerate() {
         assert_eq!(source.epoch, map.epoch);
         assert_eq!(source.checkpoint, Some(("here".to_owned(), 0)));
         assert!(scene.is_loading(shard));
@@ -229,7 +230,7 @@ fn before_the_first_checkpoint_the_initial_values_are_sent_once_more() {
     let (mut scene, _, worker) = Scene::before_the_first_in(Mode::Async, 2);
     scene.join(Role::Ps, "ps1");
     let map = scene.map();
-    for source in &map.sources {
+    for source in &scene.sources() {
         assert_eq!((source.epoch, &source.checkpoint), (map.epoch, &None));
     }
     let view = scene.cluster.refresh_view();
@@ -321,7 +322,10 @@ fn in_sync_mode_the_whole_job_goes_back_to_the_checkpoint_before_a_damaged_one()
     assert_eq!(scene.cluster.done().0, 0);
     let map = scene.map();
     assert_eq!(map.epoch, before.next());
-    assert_eq!(map.sources[0].checkpoint, Some(("here".to_owned(), 0)));
+    assert_eq!(
+        map.shards[0].source.checkpoint,
+        Some(("here".to_owned(), 0))
+    );
     assert_eq!(scene.cluster.checkpoints.newest.as_ref().unwrap().number, 0);
 }
 

@@ -167,8 +167,7 @@ fn a_state_whose_parts_do_not_fit_is_refused() {
         ("/variables/specs/0/shape/0", number(0)),
         ("/variables/specs/0/shape/0", number(5)),
         ("/variables/map/block_elements", number(0)),
-        ("/variables/map/servers", serde_json::json!([])),
-        ("/variables/map/sources", serde_json::json!([])),
+        ("/variables/map/shards", serde_json::json!([])),
         ("/variables/map/variables/0/shards/0", number(7)),
         ("/variables/map/variables/0/shards", serde_json::json!([])),
     ] {
