@@ -12,15 +12,16 @@
 //! - `follow`: views, and what they ask for; `save`, `load`: checkpoints, while training goes on
 //! - `reports`: calls to the coordinator about the shard; `counters`: its metrics
 //! - [`embedded`]: a server without a process of its own, for simulations
-//! - [`desk`]: a shard without sessions, for fuzzing
+//! - `fuzzing`: the driver of a fuzz target
 //! - the crate `optimizer`: how a gradient changes weights, and how fast
 
 mod block;
 mod checks;
 mod counters;
-pub mod desk;
 pub mod embedded;
 mod follow;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 mod gate;
 mod limits;
 mod listener;

@@ -54,6 +54,17 @@ impl Blocks {
         }
     }
 
+    /// Describes all that a message may change, for comparison.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(crate) fn describe(&self) -> String {
+        let blocks = self.by_id.iter();
+        let blocks: BTreeMap<_, _> = blocks
+            .map(|block| (*block.key(), format!("{:?}", block.lock())))
+            .collect();
+        let (committed, staged) = (self.committed.lock(), self.staged.lock());
+        format!("{blocks:?} {committed:?} {staged:?} {:?}", self.non_finite)
+    }
+
     /// Notes that a worker has staged its gradient of a step in so many more blocks. Returns whether all
     /// blocks hold it now.
     pub(crate) fn staged(&self, task: Task, clock: Clock, blocks: usize) -> bool {

@@ -1,0 +1,351 @@
+//! A shard that takes one message at a time, without a session, and what has to hold of it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use checkpoint::{SavedBlock, decode, encode};
+use daemon::membership::Lease;
+use shared_proto::blocks::{BlockId, PlacedVariable, ShardMap, Source, VariableSpec};
+use shared_proto::ids::{Clock, Epoch, Generation, Origin, Role, Task, TaskId};
+use shared_proto::payload::{self, Dtype, Elements};
+use shared_proto::receipt::ReceiptKey;
+use shared_proto::refusal::{Reason, Refusal};
+use shared_proto::view::{Commit, JobPhase, View};
+use shared_proto::wire;
+use shared_proto::wire::client_message::Kind;
+
+use super::events::{Event, Message, Mode, STALENESS, Setting};
+use crate::block::Block;
+use crate::gate::Admission;
+use crate::shard::Shard;
+use crate::store::Store;
+
+/// The elements of a full block, and those of the shard's variable.
+const BLOCK_ELEMENTS: usize = 4;
+const ELEMENTS: usize = 7;
+
+const WORKERS: u8 = 3;
+
+/// The departed workers whose marks a block keeps at least.
+const MARKS: usize = 16;
+
+/// A shard with a job, a map, and the coordinator that it follows.
+pub(super) struct Desk {
+    shard: Shard,
+    mode: Mode,
+    view: View,
+    /// The generation and the newest message of each worker.
+    workers: [(u64, u64); WORKERS as usize],
+    /// The workers with a receipt for the open step.
+    receipts: Vec<Task>,
+    saved: Option<(Clock, Vec<SavedBlock>)>,
+}
+
+/// Returns the number of elements of a block, or a full block's if it is unknown.
+pub(super) fn elements(id: BlockId) -> usize {
+    map(Epoch(1))
+        .range(id)
+        .map_or(BLOCK_ELEMENTS, |range| range.len())
+}
+
+fn task(role: Role, index: u32, generation: u64) -> Task {
+    Task {
+        id: TaskId { role, index },
+        generation: Generation(generation),
+    }
+}
+
+/// A map of two shards. The one of the desk is the first.
+fn map(epoch: Epoch) -> ShardMap {
+    let variable = |name: &str, elements, shards| PlacedVariable {
+        spec: VariableSpec {
+            name: name.to_owned(),
+            shape: vec![elements],
+        },
+        shards,
+    };
+    let source = Source {
+        epoch: Epoch(1),
+        checkpoint: None,
+        run: String::new(),
+    };
+    ShardMap {
+        epoch,
+        addresses: vec![String::new(); 2],
+        servers: vec![task(Role::Ps, 0, 1), task(Role::Ps, 1, 1)],
+        sources: vec![source; 2],
+        variables: vec![
+            variable("w", ELEMENTS, vec![0, 0]),
+            variable("x", BLOCK_ELEMENTS, vec![1]),
+        ],
+        block_elements: BLOCK_ELEMENTS,
+        total_updates: 1,
+    }
+}
+
+impl Desk {
+    /// A shard of the job `j` at min clock 0 in epoch 1, with a worker of index 0 and generation 1.
+    pub(super) fn new(setting: &Setting) -> Self {
+        let shard = Shard::new(&setting.job());
+        let store = Store::empty(0, map(Epoch(1)));
+        for block in store.blocks.by_id.iter().filter(|_| !setting.fresh) {
+            let zeros = payload::to_bytes(&vec![0.0; elements(*block.key())]);
+            let zeros = Elements::of(zeros, Dtype::F32);
+            block.lock().initialize(&zeros, shard.rule());
+        }
+        shard.answer_under(Lease::default(), Some(ReceiptKey([7; 32])));
+        let view = View {
+            epoch: Epoch(1),
+            workers: vec![task(Role::Worker, 0, 1)],
+            initializer: Some(task(Role::Worker, 0, 1)),
+            initialized: !setting.fresh,
+            phase: JobPhase::Training,
+            ..View::default()
+        };
+        let mut desk = Self {
+            shard,
+            mode: setting.mode,
+            view,
+            workers: [(1, 0), (0, 0), (0, 0)],
+            receipts: Vec::new(),
+            saved: None,
+        };
+        desk.follow(Some(Arc::new(store)));
+        desk
+    }
+
+    /// Returns the blocks of the shard.
+    pub(super) fn store(&self) -> Option<Arc<Store>> {
+        self.shard.followed().store
+    }
+
+    fn blocks(&self) -> BTreeMap<BlockId, SavedBlock> {
+        let Some(store) = self.store() else {
+            return BTreeMap::new();
+        };
+        let blocks = store.blocks.by_id.iter();
+        let saved = blocks.map(|block| (*block.key(), block.lock().save(*block.key())));
+        saved.collect()
+    }
+
+    /// Returns all that a message may change.
+    fn state(&self) -> String {
+        let store = self.store();
+        store.map_or_else(String::new, |store| store.blocks.describe())
+    }
+
+    /// Shows the shard a new view.
+    fn follow(&mut self, store: Option<Arc<Store>>) {
+        self.view.number = self.view.number.next();
+        let followed = self.shard.follow(self.view.clone(), store);
+        assert_eq!(
+            followed,
+            Ok(()),
+            "a receipt for a gradient that is not there"
+        );
+    }
+
+    /// Lets an event happen, and checks what has to hold after it.
+    pub(super) fn play(&mut self, event: Event) {
+        let store = self.store();
+        match event {
+            Event::Message { message, twice } => {
+                let message = self.message(&message);
+                self.offer(message, twice);
+            }
+            Event::Advance => self.advance(),
+            Event::Join(index) => self.join(index % WORKERS, true),
+            Event::Leave(index) => self.join(index % WORKERS, false),
+            Event::Move => self.go_to(|map| store.map(|store| store.under(map))),
+            Event::Save => self.save(),
+            Event::Restore => self.restore(),
+            Event::Forget => {
+                let store = self.shard.forget();
+                assert!(self.state().is_empty());
+                self.follow(store);
+            }
+            Event::Drain => self.shard.close(),
+        }
+        self.check();
+    }
+
+    fn check(&self) {
+        let Some(store) = self.store() else { return };
+        let mut versions = Vec::new();
+        for (id, block) in self.blocks() {
+            let taken: u64 = block.marks.iter().map(|mark| mark.taken).sum();
+            let all = block.marks.len() > MARKS || taken == block.version.0;
+            assert!(
+                self.mode == Mode::Sync || all,
+                "an update without a mark: {block:?}"
+            );
+            let values = [&block.weights, &block.slots].into_iter();
+            let finite = values.map(payload::elements).all(payload::all_finite);
+            let told = store
+                .blocks
+                .by_id
+                .get(&id)
+                .is_none_or(|block| !block.lock().is_finite());
+            assert!(finite || told, "values that are not finite: {block:?}");
+            versions.push(block.version);
+        }
+        let same = versions.windows(2).all(|pair| pair[0] == pair[1]);
+        assert!(self.mode != Mode::Sync || same, "half a step: {versions:?}");
+    }
+
+    fn advance(&mut self) {
+        if !self.view.initialized {
+            self.view.initialized = self
+                .blocks()
+                .values()
+                .all(|block| !block.weights.is_empty());
+            return self.follow(self.store());
+        }
+        if self.mode == Mode::Sync {
+            let contributors = (1..).map(|samples| (samples % 5) * 8);
+            let contributors = std::mem::take(&mut self.receipts)
+                .into_iter()
+                .zip(contributors);
+            self.view.commit = Some(Commit {
+                step: self.view.min_clock,
+                contributors: contributors.collect(),
+            });
+        }
+        self.view.min_clock = self.view.min_clock.next();
+        self.follow(self.store());
+    }
+
+    /// Lets a worker register, or leave.
+    fn join(&mut self, index: u8, joins: bool) {
+        self.view
+            .workers
+            .retain(|task| task.id.index != u32::from(index));
+        if joins {
+            let (generation, newest) = &mut self.workers[usize::from(index)];
+            (*generation, *newest) = (*generation + 1, 0);
+            let joined = task(Role::Worker, index.into(), *generation);
+            self.view.workers.push(joined);
+        }
+        self.view.workers.sort_unstable_by_key(|task| task.id.index);
+        self.follow(self.store());
+    }
+
+    fn go_to(&mut self, store: impl FnOnce(ShardMap) -> Option<Store>) {
+        self.view.epoch = self.view.epoch.next();
+        let store = store(map(self.view.epoch));
+        self.follow(store.map(Arc::new));
+    }
+
+    fn save(&mut self) {
+        let blocks: Vec<SavedBlock> = self.blocks().into_values().collect();
+        if self.view.initialized {
+            let file = encode(&blocks, self.shard.slots());
+            let read = decode(&file, "what was saved").expect("what was encoded");
+            assert_eq!(read, blocks);
+            self.saved = Some((self.view.min_clock, read));
+        }
+    }
+
+    fn restore(&mut self) {
+        let Some((clock, blocks)) = self.saved.clone() else {
+            return;
+        };
+        if self.mode == Mode::Sync {
+            (self.view.min_clock, self.view.commit) = (clock, None);
+            self.receipts.clear();
+        }
+        let restored = |block: SavedBlock| (block.id, Block::restore(block));
+        let blocks = blocks.into_iter().map(restored).collect();
+        self.go_to(|map| Some(Store::loaded(0, map, blocks)));
+    }
+
+    /// Offers a message, perhaps twice. Returns whether it was taken.
+    pub(super) fn offer(&mut self, message: wire::ClientMessage, twice: bool) -> bool {
+        let before = self.state();
+        if let Err(refusal) = self.take(message.clone()) {
+            assert_eq!(
+                self.state(),
+                before,
+                "{refusal} changes something: {message:?}"
+            );
+            assert!(!refusal.message.is_empty());
+            return false;
+        }
+        let after = self.state();
+        if twice && self.take(message.clone()).is_ok() {
+            assert_eq!(self.state(), after, "counted twice: {message:?}");
+        }
+        true
+    }
+
+    /// Takes a message as a session does.
+    fn take(&mut self, message: wire::ClientMessage) -> Result<(), Refusal> {
+        let shard = &self.shard;
+        match message.kind {
+            Some(Kind::Push(push)) => {
+                let origin = Origin::read(push.origin.as_ref(), "Push")?;
+                let acknowledged = shard.push(push)?;
+                self.note(&origin, &acknowledged);
+                Ok(())
+            }
+            Some(Kind::Initialize(initialize)) => shard.initialize(initialize).map(drop),
+            Some(Kind::AskOutcome(ask)) => shard.outcome(&ask).map(drop),
+            Some(Kind::Pull(pull)) => self.pull(&pull),
+            Some(Kind::Hello(hello)) => {
+                let origin = Origin::read(hello.origin.as_ref(), "Hello")?;
+                shard.gate.member(&origin, &shard.followed().view)
+            }
+            None => Err(Refusal::new(Reason::Malformed, "a message of no kind")),
+        }
+    }
+
+    fn note(&mut self, origin: &Origin, acknowledged: &wire::Acknowledged) {
+        let open = origin.clock == self.view.min_clock;
+        if !acknowledged.receipt.is_empty() && open && !self.receipts.contains(&origin.task) {
+            self.receipts.push(origin.task);
+        }
+        if let Some((_, newest)) = self.workers.get_mut(origin.task.id.index as usize) {
+            *newest = (*newest).max(origin.sequence.0);
+        }
+    }
+
+    fn pull(&self, pull: &wire::Pull) -> Result<(), Refusal> {
+        let origin = Origin::read(pull.origin.as_ref(), "Pull")?;
+        let followed = self.shard.followed();
+        match self.shard.admit_pull(pull, &origin, &followed) {
+            Admission::Reject(refusal) => return Err(refusal),
+            Admission::Wait(_) => return Ok(()),
+            Admission::Proceed => {}
+        }
+        let ahead = origin.clock.0.saturating_sub(self.view.min_clock.0);
+        let bound = match self.mode {
+            Mode::Async => u64::MAX,
+            Mode::Bounded => STALENESS,
+            Mode::Sync => 0,
+        };
+        assert!(ahead <= bound, "{} is ahead by {ahead}", origin.task);
+        let weights = self.shard.pull(pull, &origin, &followed)?;
+        let parts = [
+            weights.blocks.len(),
+            weights.unchanged.len(),
+            weights.elsewhere.len(),
+        ];
+        assert_eq!(parts.iter().sum::<usize>(), pull.blocks.len());
+        Ok(())
+    }
+
+    /// Returns a message as it travels.
+    fn message(&self, message: &Message) -> wire::ClientMessage {
+        let index = message.worker % WORKERS;
+        let (generation, newest) = self.workers[usize::from(index)];
+        let generation = message.generation.of(generation);
+        message.travels(wire::Origin {
+            job: "j".to_owned(),
+            run: 0,
+            task: Some(task(Role::Worker, index.into(), generation).into()),
+            epoch: message.epoch.of(self.view.epoch.0),
+            clock: message.clock.of(self.view.min_clock.0),
+            sequence: message.sequence.of(newest.saturating_add(1)),
+        })
+    }
+}
