@@ -18,10 +18,13 @@
 //!   `store/owner`: the run that owns a location
 //! - `location`: the locations that a user may give, and their stores
 //! - `folder`: writes to a folder that survive a crash
+//! - `fuzzing`: the driver of a fuzz target
 //! - `error`: errors, and the secrets that no message shows
 
 mod error;
 mod folder;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 mod location;
 mod manifest;
 mod part;

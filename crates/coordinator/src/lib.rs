@@ -7,6 +7,7 @@
 //! - `callers`: the connections of members; `limits`: limits of names in calls
 //! - `begin`: begins with a fresh job, a checkpoint, or the state of an earlier process
 //! - `cluster`: the decisions, without sockets, clocks or threads; `shared`: the cluster under its lock
+//! - `fuzzing`: the drivers of fuzz targets
 //! - [`embedded`]: a coordinator without a process of its own, for simulations
 //! - `placement`: blocks to shards; `splits`: data to workers
 //! - `state`: the state that outlives a process; `keeper`: manifests, and the claim to the store
@@ -27,6 +28,8 @@ mod shared;
 mod splits;
 mod state;
 
+#[cfg(any(test, feature = "fuzzing"))]
+pub use cluster::fuzzing;
 pub use keeper::can_begin_with;
 pub use record::Summary;
 pub use run::{CoordinatorError, Settings, read_job, run};

@@ -444,7 +444,8 @@ fn read_data(request: &wire::RegisterVariablesRequest) -> Result<WorkerData, Ref
     })
 }
 
-fn take_report(
+/// Takes a report of a member.
+pub(crate) fn take_report(
     cluster: &mut Cluster,
     now: Instant,
     origin: &Origin,

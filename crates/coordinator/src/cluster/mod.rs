@@ -12,6 +12,7 @@
 //! - `training`: leases of work, finished steps, commits, the end; `finished`: checks of reported steps
 //! - `unable`: workers that cannot work, and jobs in which no worker can
 //! - `stop`: the early end of a job
+//! - `fuzzing`: the drivers of fuzz targets
 //! - `status`, `outcome`: the status for people, and the summary
 
 mod backoff;
@@ -22,6 +23,8 @@ mod evaluations;
 mod failures;
 mod finished;
 mod forgotten;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 mod losses;
 mod map_size;
 mod members;

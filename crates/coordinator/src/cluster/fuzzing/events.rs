@@ -1,0 +1,217 @@
+//! The input: what happens to a coordinator.
+
+use arbitrary::Arbitrary;
+use shared_proto::fuzzing::Near;
+use shared_proto::job::{Job, Mode};
+
+/// The job.
+#[derive(Arbitrary, Debug, Default)]
+pub(super) struct Setting {
+    mode: u8,
+    servers: Option<bool>,
+    workers: u8,
+    steps: Option<u8>,
+    run_dir: bool,
+    pub(super) checkpoints: bool,
+    /// True if its members are there and train.
+    pub(super) begun: bool,
+}
+
+impl Setting {
+    /// A job that trains with one server and two workers.
+    pub(super) fn training(mode: u8) -> Self {
+        Self {
+            mode,
+            servers: Some(false),
+            workers: 1,
+            checkpoints: true,
+            begun: true,
+            ..Self::default()
+        }
+    }
+
+    pub(super) fn job(&self) -> Job {
+        let mut job = Job {
+            epochs: 2,
+            batch_size: 4,
+            steps: self.steps.map(|steps| 1 + u64::from(steps)),
+            run_dir: self.run_dir.then(|| "run".into()),
+            ..Job::default()
+        };
+        job.strategy.mode = [Mode::Async, Mode::Bounded, Mode::Sync][usize::from(self.mode % 3)];
+        if job.strategy.mode == Mode::Bounded {
+            job.strategy.staleness = 1;
+        }
+        job.cluster.ps = self.servers.map(|two| 1 + u32::from(two));
+        job.cluster.workers = Some(1 + u32::from(self.workers % 2));
+        (job.cluster.lease_seconds, job.cluster.stall_seconds) = (2.0, 5.0);
+        (job.checkpoint.every_steps, job.checkpoint.keep) = (Some(2), 1);
+        job
+    }
+}
+
+/// One thing that happens to a coordinator.
+#[derive(Arbitrary, Debug)]
+pub(super) enum Event {
+    /// A worker does its work some times.
+    Work { worker: u8, times: u8 },
+    /// The servers save and load, and the store works.
+    Serve,
+    /// A member calls.
+    Call { caller: Caller, call: Call },
+    /// A process registers.
+    Register(Registration),
+    /// Time passes, in which some members send heartbeats.
+    Pass { ticks: u8, alive: u8, long: bool },
+    /// The store carries out what it was told.
+    Store { works: bool },
+    /// A user stops the job.
+    Stop { other: bool },
+    /// Another run takes the store of checkpoints.
+    TakenOver,
+    /// The coordinator restarts. It may lose what was not urgent.
+    Restart { crash: bool, take_up: bool },
+    /// Another run begins with the newest checkpoint.
+    NewRun,
+}
+
+/// The sender of a call.
+#[derive(Arbitrary, Debug)]
+pub(super) struct Caller {
+    pub(super) server: bool,
+    pub(super) who: u8,
+    pub(super) generation: Near,
+    pub(super) epoch: Near,
+    pub(super) clock: Near,
+    pub(super) sequence: Near,
+}
+
+impl Caller {
+    /// A worker, or a server, that does everything right.
+    pub(super) fn good(server: bool, who: u8) -> Self {
+        Self {
+            server,
+            who,
+            generation: Near::Expected,
+            epoch: Near::Expected,
+            clock: Near::Expected,
+            sequence: Near::Expected,
+        }
+    }
+}
+
+#[derive(Arbitrary, Debug, Default)]
+pub(super) struct Registration {
+    pub(super) server: bool,
+    pub(super) who: u8,
+    pub(super) process: u8,
+    pub(super) attempt: u8,
+    /// The shard that a server still holds.
+    pub(super) holding: Option<u8>,
+    /// The memory that a server has, if it tells.
+    pub(super) capacity: Option<u16>,
+}
+
+/// What a member calls for.
+#[derive(Arbitrary, Debug)]
+pub(super) enum Call {
+    Heartbeat,
+    Variables {
+        model: u8,
+        samples: Near,
+        digest: u8,
+    },
+    Initialized,
+    LeaseWork,
+    FinishStep(Finish),
+    Lost {
+        shard: u8,
+        updates: Near,
+        first: Near,
+        last: Near,
+    },
+    Evaluated {
+        epoch: Near,
+        loss: Option<f64>,
+        model: bool,
+    },
+    Waits {
+        on: u8,
+    },
+    Leave {
+        failure: u8,
+        error: bool,
+    },
+    Drain,
+    ShardReport {
+        shard: u8,
+        count: Near,
+        bad: bool,
+    },
+    Saved {
+        shard: u8,
+        number: Near,
+        fails: bool,
+        full: bool,
+    },
+    Restored {
+        shard: u8,
+        epoch: Near,
+        fails: bool,
+        failure: u8,
+        marks: Vec<(u8, Near, Near)>,
+    },
+}
+
+impl Call {
+    /// The report of a server that has written its part of a checkpoint.
+    pub(super) fn saved(shard: u8, number: Near) -> Self {
+        Self::Saved {
+            shard,
+            number,
+            fails: false,
+            full: false,
+        }
+    }
+
+    /// The report of a server that has loaded its values.
+    pub(super) fn restored(shard: u8, epoch: Near) -> Self {
+        Self::Restored {
+            shard,
+            epoch,
+            fails: false,
+            failure: 0,
+            marks: Vec::new(),
+        }
+    }
+}
+
+/// The report of finished steps.
+#[derive(Arbitrary, Debug)]
+pub(super) struct Finish {
+    pub(super) steps: Near,
+    pub(super) split: Near,
+    pub(super) position: Near,
+    pub(super) skipped: Near,
+    pub(super) pushes: Near,
+    pub(super) loss: f64,
+    pub(super) time: Option<f64>,
+    /// True if the receipts of the shards are missing.
+    pub(super) bare: bool,
+}
+
+impl Finish {
+    /// One step, as it should be.
+    pub(super) fn good() -> Self {
+        Self {
+            steps: Near::Expected,
+            split: Near::Expected,
+            position: Near::Expected,
+            skipped: Near::Expected,
+            pushes: Near::Expected,
+            loss: 1.0,
+            time: None,
+            bare: false,
+        }
+    }
+}

@@ -1,0 +1,5 @@
+//! Calls to the coordinator: taken or refused.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| coordinator::fuzzing::calls(bytes));

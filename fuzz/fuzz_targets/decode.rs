@@ -1,0 +1,8 @@
+//! Files that Flambeau has written: decoded or refused.
+
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|bytes: &[u8]| {
+    checkpoint::fuzzing::decode(bytes);
+    coordinator::fuzzing::decode(bytes);
+});
