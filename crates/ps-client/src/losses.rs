@@ -94,7 +94,7 @@ impl Acknowledged {
     fn clock_of(&self, push: u64) -> Option<Clock> {
         let after = self.runs.partition_point(|run| run.push <= push);
         let run = self.runs[..after].last()?;
-        Some(Clock(run.clock.0 + (push - run.push)))
+        Some(Clock(run.clock.0.saturating_add(push - run.push)))
     }
 
     /// Returns the blocks to ask about, one list for each message.
