@@ -10,11 +10,14 @@
 //! - `losses`: acknowledged updates that were lost with a server
 //! - `checks`: checks of a push before any of it is sent
 //! - [`MessagePlan`]: which blocks travel together
+//! - `fuzzing`: the driver of a fuzz target
 
 mod answers;
 mod checks;
 mod connection;
 mod error;
+#[cfg(any(test, feature = "fuzzing"))]
+pub mod fuzzing;
 mod losses;
 mod maps;
 mod message_plan;

@@ -45,7 +45,7 @@ pub struct Identity {
 pub struct ParameterServers {
     pub(crate) map: ShardMap,
     plan: Arc<MessagePlan>,
-    sessions: Vec<Session>,
+    pub(crate) sessions: Vec<Session>,
     waiting_on: watch::Receiver<Vec<Task>>,
     origin: Origin,
     pub(crate) wire: Dtype,

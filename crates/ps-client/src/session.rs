@@ -1,6 +1,8 @@
 //! The stream to one shard. It is opened again when it breaks; all that was not answered is sent
 //! again, in order, and the server knows what it has taken already.
 
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzzing;
 mod settling;
 
 use std::collections::BTreeMap;

@@ -1,0 +1,163 @@
+//! A worker whose sessions have no streams.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use shared_proto::blocks::ShardMap;
+use shared_proto::ids::{
+    Clock, Generation, Origin, Role, RunId, Sequence, Task, TaskId, ViewNumber,
+};
+use shared_proto::payload::Dtype;
+use shared_proto::transport::SystemNetwork;
+use shared_proto::wire;
+use tokio::sync::mpsc;
+
+use super::answers::Event;
+use crate::losses::Loss;
+use crate::maps::{MapSource, Maps};
+use crate::servers::{Gradients, Identity, ParameterServers, PushReceipt, WeightsTicket};
+use crate::session::Target;
+use crate::session::fuzzing::Ear;
+
+/// Losses that may wait.
+const LOSSES: usize = 1024;
+
+/// A worker, and the reading ends of its sessions.
+pub(super) struct Worker {
+    servers: ParameterServers,
+    ears: Vec<Ear>,
+    /// The blocks of each shard that are asked about and not answered for.
+    asked: Vec<Vec<Vec<wire::BlockId>>>,
+    receipts: Vec<PushReceipt>,
+    tickets: Vec<WeightsTicket>,
+    losses: mpsc::Receiver<Loss>,
+    clock: u64,
+    _maps: MapSource,
+}
+
+impl Worker {
+    pub(super) fn new(map: ShardMap) -> Self {
+        let shards = map.addresses.len();
+        let (_maps, maps) = MapSource::new(map);
+        let (sender, losses) = mpsc::channel(LOSSES);
+        let identity = identity(sender);
+        let servers = ParameterServers::connect(&maps, &identity);
+        let sessions = (0..).zip(&servers.sessions);
+        let ears = sessions.map(|(shard, session)| session.ear(target(shard, &maps, &identity)));
+        Self {
+            ears: ears.collect(),
+            servers,
+            asked: vec![Vec::new(); shards],
+            receipts: Vec::new(),
+            tickets: Vec::new(),
+            losses,
+            clock: 0,
+            _maps,
+        }
+    }
+
+    pub(super) async fn play(&mut self, event: Event) {
+        match event {
+            Event::Push(clock) => {
+                let clock = clock.of(self.clock);
+                let variables = self.servers.map.variables.iter();
+                let zeros = variables.map(|v| Bytes::from(vec![0; 4 * v.spec.elements()]));
+                let gradients = Gradients {
+                    values: zeros.collect(),
+                    norm: 0.0,
+                };
+                let pushed = self.servers.push(Clock(clock), &gradients).await;
+                self.receipts.push(pushed.expect("zeros travel"));
+                self.clock += 1;
+            }
+            Event::Pull(clock) => {
+                let clock = Clock(clock.of(self.clock));
+                self.tickets
+                    .push(self.servers.pull(clock, ViewNumber(0)).await);
+            }
+            Event::Answer { shard, answer } => {
+                let shard = usize::from(shard) % self.ears.len();
+                let asked = self.asked[shard].pop().unwrap_or_default();
+                let oldest = self.ears[shard].oldest();
+                let message = answer.message(oldest.as_ref(), &asked, self.clock);
+                self.ears[shard].hear(message, self.servers.map.epoch);
+            }
+            Event::Restored { shard } => {
+                let shard = usize::from(shard) % self.ears.len();
+                self.asked[shard] = self.ears[shard].ask();
+            }
+        }
+    }
+
+    /// Ends the sessions. Each request then has an answer.
+    pub(super) async fn end(mut self) {
+        self.ears.iter().for_each(Ear::end);
+        for receipt in std::mem::take(&mut self.receipts) {
+            let _ = receipt.acknowledged().await;
+        }
+        for mut ticket in std::mem::take(&mut self.tickets) {
+            while let Ok(Some(blocks)) = self.servers.next_weights(&mut ticket).await {
+                for block in blocks {
+                    let variable = &self.servers.map.variables[block.variable];
+                    assert!(block.start + block.values.len() <= variable.spec.elements());
+                }
+            }
+        }
+        self.check_losses().await;
+    }
+
+    async fn check_losses(&mut self) {
+        let blocks = self.servers.map.blocks().count() as u64;
+        let most = self.clock * blocks;
+        // Reports are tasks of their own.
+        for _ in 0..4 {
+            tokio::task::yield_now().await;
+        }
+        let mut updates = 0;
+        while let Ok(loss) = self.losses.try_recv() {
+            assert!(loss.lost.first <= loss.lost.last, "{loss:?}");
+            updates += loss.lost.updates;
+        }
+        assert!(updates <= most, "{updates} of {most} updates are lost");
+    }
+}
+
+fn identity(losses: mpsc::Sender<Loss>) -> Identity {
+    let id = TaskId {
+        role: Role::Worker,
+        index: 0,
+    };
+    Identity {
+        job: "j".to_owned(),
+        run: RunId::default(),
+        task: Task {
+            id,
+            generation: Generation(1),
+        },
+        view: ViewNumber(1),
+        patience: Duration::from_secs(60),
+        wire: Dtype::F32,
+        network: Arc::new(SystemNetwork::default()),
+        losses,
+    }
+}
+
+fn target(shard: u32, maps: &Maps, identity: &Identity) -> Target {
+    Target {
+        shard,
+        maps: maps.clone(),
+        network: Arc::clone(&identity.network),
+        losses: identity.losses.clone(),
+        origin: Origin {
+            job: identity.job.clone(),
+            run: identity.run,
+            task: identity.task,
+            epoch: maps.newest().epoch,
+            clock: Clock(0),
+            sequence: Sequence(0),
+        },
+        view: identity.view,
+        patience: identity.patience,
+    }
+}
