@@ -3,17 +3,27 @@
 use std::path::Path;
 
 /// Each crate with those of ours that it may use.
-const FLOORS: [(&str, &[&str]); 9] = [
+const FLOORS: [(&str, &[&str]); 10] = [
     ("shared-proto", &[]),
+    ("fuzz-input", &[]),
     ("checkpoint", &["shared-proto"]),
     ("daemon", &["shared-proto"]),
     ("optimizer", &["shared-proto"]),
-    ("ps-client", &["shared-proto"]),
+    ("ps-client", &["shared-proto", "fuzz-input"]),
     (
         "ps-server",
-        &["shared-proto", "checkpoint", "daemon", "optimizer"],
+        &[
+            "shared-proto",
+            "fuzz-input",
+            "checkpoint",
+            "daemon",
+            "optimizer",
+        ],
     ),
-    ("coordinator", &["shared-proto", "checkpoint", "daemon"]),
+    (
+        "coordinator",
+        &["shared-proto", "fuzz-input", "checkpoint", "daemon"],
+    ),
     ("worker", &["shared-proto", "daemon", "ps-client"]),
     (
         "flambeau",

@@ -7,13 +7,13 @@ mod answers;
 mod worker;
 
 use arbitrary::Unstructured;
+use fuzz_input::events;
 use prost::Message;
 use shared_proto::blocks::ShardMap;
-use shared_proto::fuzzing::events;
 use shared_proto::view::View;
 use shared_proto::wire;
 
-use crate::frames::Frames;
+use crate::message_plan::MessagePlan;
 use worker::Worker;
 
 /// The most events of an input.
@@ -72,7 +72,7 @@ fn taken(map: wire::ShardMap) -> Option<ShardMap> {
         assert!(!range.is_empty(), "{} has no elements", map.describe(id));
         assert_eq!(map.shard(id), Ok(shard));
     }
-    let framed: usize = Frames::of(&map)
+    let framed: usize = MessagePlan::of(&map)
         .in_turns()
         .map(|(_, blocks)| blocks.len())
         .sum();
@@ -82,7 +82,7 @@ fn taken(map: wire::ShardMap) -> Option<ShardMap> {
 
 #[cfg(test)]
 mod tests {
-    use shared_proto::fuzzing::replay;
+    use fuzz_input::replay;
 
     #[test]
     fn any_answers_are_taken_or_refused() {

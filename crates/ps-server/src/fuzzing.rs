@@ -12,9 +12,9 @@ use std::task::{Context, Poll, Waker};
 
 use arbitrary::Unstructured;
 use bytes::Bytes;
+use fuzz_input::events;
 use http_body::Frame;
 use http_body_util::StreamBody;
-use shared_proto::fuzzing::events;
 use shared_proto::stream::Incoming;
 use shared_proto::wire::ClientMessage;
 use tonic::body::Body;
@@ -65,7 +65,7 @@ fn session(bytes: &[u8]) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use shared_proto::fuzzing::replay;
+    use fuzz_input::replay;
 
     #[test]
     fn the_corpus_does_no_harm() {

@@ -82,6 +82,7 @@ impl Shard {
     }
 
     /// Returns the rule by which gradients change weights.
+    #[cfg(any(test, feature = "fuzzing"))]
     pub(crate) fn rule(&self) -> &dyn Rule {
         &*self.rule
     }

@@ -1,6 +1,5 @@
 //! The protocol and the types that all roles of Flambeau share: the lowest floor.
 //!
-//! - `fuzzing`: inputs of the fuzz targets
 //! - [`wire`]: messages and services made from `proto/`, as generated
 //! - [`ids`]: tasks, clocks, versions
 //! - [`blocks`]: how variables are cut into blocks, and the shard map
@@ -20,8 +19,6 @@
 
 pub mod blocks;
 pub mod connections;
-#[cfg(feature = "fuzzing")]
-pub mod fuzzing;
 pub mod ids;
 pub mod job;
 pub mod kernel;

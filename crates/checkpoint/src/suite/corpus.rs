@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use shared_proto::fuzzing::replay;
+use fuzz_input::replay;
 
 use super::{files, manifest};
 use crate::fuzzing::{File, decode};

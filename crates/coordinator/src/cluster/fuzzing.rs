@@ -12,8 +12,8 @@ mod player;
 use std::time::Instant;
 
 use arbitrary::Unstructured;
+use fuzz_input::events;
 use serde_json::Value;
-use shared_proto::fuzzing::events;
 use shared_proto::ids::{Role, Task};
 use shared_proto::job::Job;
 
@@ -89,7 +89,7 @@ fn without_generation(kept: &str) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use shared_proto::fuzzing::replay;
+    use fuzz_input::replay;
 
     #[test]
     fn any_calls_are_taken_or_refused() {

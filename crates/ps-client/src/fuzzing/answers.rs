@@ -2,7 +2,7 @@
 
 use arbitrary::Arbitrary;
 use bytes::Bytes;
-use shared_proto::fuzzing::Near;
+use fuzz_input::Near;
 use shared_proto::wire;
 use shared_proto::wire::client_message::Kind as Request;
 use shared_proto::wire::server_message::Kind as Reply;

@@ -18,7 +18,7 @@ use crate::losses::Loss;
 use crate::maps::{MapSource, Maps};
 use crate::servers::{Gradients, Identity, ParameterServers, PushReceipt, WeightsTicket};
 use crate::session::Target;
-use crate::session::fuzzing::Ear;
+use crate::session::fuzzing::Reader;
 
 /// Losses that may wait.
 const LOSSES: usize = 1024;
@@ -26,7 +26,7 @@ const LOSSES: usize = 1024;
 /// A worker, and the reading ends of its sessions.
 pub(super) struct Worker {
     servers: ParameterServers,
-    ears: Vec<Ear>,
+    readers: Vec<Reader>,
     /// The blocks of each shard that are asked about and not answered for.
     asked: Vec<Vec<Vec<wire::BlockId>>>,
     receipts: Vec<PushReceipt>,
@@ -38,15 +38,16 @@ pub(super) struct Worker {
 
 impl Worker {
     pub(super) fn new(map: ShardMap) -> Self {
-        let shards = map.addresses.len();
+        let shards = map.shards.len();
         let (_maps, maps) = MapSource::new(map);
         let (sender, losses) = mpsc::channel(LOSSES);
         let identity = identity(sender);
         let servers = ParameterServers::connect(&maps, &identity);
         let sessions = (0..).zip(&servers.sessions);
-        let ears = sessions.map(|(shard, session)| session.ear(target(shard, &maps, &identity)));
+        let readers =
+            sessions.map(|(shard, session)| session.reader(target(shard, &maps, &identity)));
         Self {
-            ears: ears.collect(),
+            readers: readers.collect(),
             servers,
             asked: vec![Vec::new(); shards],
             receipts: Vec::new(),
@@ -77,22 +78,22 @@ impl Worker {
                     .push(self.servers.pull(clock, ViewNumber(0)).await);
             }
             Event::Answer { shard, answer } => {
-                let shard = usize::from(shard) % self.ears.len();
+                let shard = usize::from(shard) % self.readers.len();
                 let asked = self.asked[shard].pop().unwrap_or_default();
-                let oldest = self.ears[shard].oldest();
+                let oldest = self.readers[shard].oldest();
                 let message = answer.message(oldest.as_ref(), &asked, self.clock);
-                self.ears[shard].hear(message, self.servers.map.epoch);
+                self.readers[shard].take(message, self.servers.map.epoch);
             }
             Event::Restored { shard } => {
-                let shard = usize::from(shard) % self.ears.len();
-                self.asked[shard] = self.ears[shard].ask();
+                let shard = usize::from(shard) % self.readers.len();
+                self.asked[shard] = self.readers[shard].ask();
             }
         }
     }
 
     /// Ends the sessions. Each request then has an answer.
     pub(super) async fn end(mut self) {
-        self.ears.iter().for_each(Ear::end);
+        self.readers.iter().for_each(Reader::end);
         for receipt in std::mem::take(&mut self.receipts) {
             let _ = receipt.acknowledged().await;
         }

@@ -7,16 +7,16 @@ use shared_proto::wire;
 use tokio::sync::{Notify, watch};
 
 use super::{Driver, Outgoing, Session, Target};
-use crate::connection::End;
+use crate::connection::StreamEnd;
 use crate::error::ClientError;
 
 /// The reading end of a session.
-pub(crate) struct Ear(Driver);
+pub(crate) struct Reader(Driver);
 
 impl Session {
     /// Returns a reading end of this session.
-    pub(crate) fn ear(&self, target: Target) -> Ear {
-        Ear(Driver {
+    pub(crate) fn reader(&self, target: Target) -> Reader {
+        Reader(Driver {
             target,
             tell: watch::channel(Vec::<Task>::new()).0,
             state: Arc::clone(&self.state),
@@ -26,10 +26,10 @@ impl Session {
     }
 }
 
-impl Ear {
-    /// Hears a message of the server.
-    pub(crate) fn hear(&self, message: wire::ServerMessage, epoch: Epoch) {
-        if let Err(End::Fatal(error)) = self.0.answered(message, epoch) {
+impl Reader {
+    /// Takes a message of the server.
+    pub(crate) fn take(&self, message: wire::ServerMessage, epoch: Epoch) {
+        if let Err(StreamEnd::Fatal(error)) = self.0.answered(message, epoch) {
             self.0.fail(&error);
         }
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use checkpoint::{SavedBlock, decode, encode};
 use daemon::membership::Lease;
-use shared_proto::blocks::{BlockId, PlacedVariable, ShardMap, Source, VariableSpec};
+use shared_proto::blocks::{BlockId, PlacedShard, PlacedVariable, ShardMap, Source, VariableSpec};
 use shared_proto::ids::{Clock, Epoch, Generation, Origin, Role, Task, TaskId};
 use shared_proto::payload::{self, Dtype, Elements};
 use shared_proto::receipt::ReceiptKey;
@@ -16,8 +16,7 @@ use shared_proto::wire::client_message::Kind;
 
 use super::events::{Event, Message, Mode, STALENESS, Setting};
 use crate::block::Block;
-use crate::gate::Admission;
-use crate::shard::Shard;
+use crate::shard::{Pulled, Shard};
 use crate::store::Store;
 
 /// The elements of a full block, and those of the shard's variable.
@@ -64,16 +63,14 @@ fn map(epoch: Epoch) -> ShardMap {
         },
         shards,
     };
-    let source = Source {
-        epoch: Epoch(1),
-        checkpoint: None,
-        run: String::new(),
+    let placed = |index| PlacedShard {
+        address: String::new(),
+        server: task(Role::Ps, index, 1),
+        source: Source::initializer(Epoch(1)),
     };
     ShardMap {
         epoch,
-        addresses: vec![String::new(); 2],
-        servers: vec![task(Role::Ps, 0, 1), task(Role::Ps, 1, 1)],
-        sources: vec![source; 2],
+        shards: [0, 1].map(placed).to_vec(),
         variables: vec![
             variable("w", ELEMENTS, vec![0, 0]),
             variable("x", BLOCK_ELEMENTS, vec![1]),
@@ -312,11 +309,9 @@ impl Desk {
     fn pull(&self, pull: &wire::Pull) -> Result<(), Refusal> {
         let origin = Origin::read(pull.origin.as_ref(), "Pull")?;
         let followed = self.shard.followed();
-        match self.shard.admit_pull(pull, &origin, &followed) {
-            Admission::Reject(refusal) => return Err(refusal),
-            Admission::Wait(_) => return Ok(()),
-            Admission::Proceed => {}
-        }
+        let Pulled::Weights(weights) = self.shard.pull(pull, &origin, &followed)? else {
+            return Ok(());
+        };
         let ahead = origin.clock.0.saturating_sub(self.view.min_clock.0);
         let bound = match self.mode {
             Mode::Async => u64::MAX,
@@ -324,7 +319,6 @@ impl Desk {
             Mode::Sync => 0,
         };
         assert!(ahead <= bound, "{} is ahead by {ahead}", origin.task);
-        let weights = self.shard.pull(pull, &origin, &followed)?;
         let parts = [
             weights.blocks.len(),
             weights.unchanged.len(),

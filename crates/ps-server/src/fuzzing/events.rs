@@ -2,8 +2,8 @@
 
 use arbitrary::Arbitrary;
 use bytes::Bytes;
+use fuzz_input::Near;
 use shared_proto::blocks::BlockId;
-use shared_proto::fuzzing::Near;
 use shared_proto::job::{self, Job, Optimizer};
 use shared_proto::payload;
 use shared_proto::wire;

@@ -1,10 +1,10 @@
-//! Kept states with changes.
+//! DurableCheckpoint states with changes.
 
 use std::sync::OnceLock;
 
 use arbitrary::{Arbitrary, Unstructured};
+use fuzz_input::{Near, events};
 use serde_json::Value;
-use shared_proto::fuzzing::{Near, events};
 
 use super::events::{Call, Caller, Event, Setting};
 use super::player::Player;

@@ -1,7 +1,7 @@
 //! The input: what happens to a coordinator.
 
 use arbitrary::Arbitrary;
-use shared_proto::fuzzing::Near;
+use fuzz_input::Near;
 use shared_proto::job::{Job, Mode};
 
 /// The job.
@@ -70,7 +70,7 @@ pub(super) enum Event {
     /// Another run takes the store of checkpoints.
     TakenOver,
     /// The coordinator restarts. It may lose what was not urgent.
-    Restart { crash: bool, take_up: bool },
+    Restart { crash: bool, resume_failed: bool },
     /// Another run begins with the newest checkpoint.
     NewRun,
 }

@@ -1,7 +1,7 @@
 //! Calls of members: mostly those that a good member makes next.
 
+use fuzz_input::Near;
 use shared_proto::blocks::VariableSpec;
-use shared_proto::fuzzing::Near;
 use shared_proto::ids::{Clock, Epoch, Generation, Origin, Role, RunId, Sequence, Task, TaskId};
 use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::wire;
@@ -85,7 +85,7 @@ impl Player {
         self.cluster.admit(origin)?;
         let member = self.cluster.members.get(&origin.task.id);
         let uncertain = member.is_some_and(|member| member.progress.uncertain);
-        self.cluster.hear_of(origin);
+        self.cluster.catch_up_clock(origin);
         if uncertain {
             // What is heard of a worker's clock is kept, whatever becomes of the call.
             self.kept = kept(&self.cluster, self.now);
@@ -297,7 +297,11 @@ impl Player {
     /// Returns the epoch in which the values of a shard were loaded.
     pub(super) fn source_epoch(&self, shard: u8) -> u64 {
         let map = self.cluster.shard_map().ok();
-        let source = map.and_then(|map| map.sources.get(usize::from(shard)));
+        let source = map.and_then(|map| {
+            map.shards
+                .get(usize::from(shard))
+                .map(|placed| &placed.source)
+        });
         source.map_or(0, |source| source.epoch.0)
     }
 }

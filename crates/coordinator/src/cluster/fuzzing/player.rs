@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use checkpoint::Manifest;
-use shared_proto::fuzzing::Near;
+use fuzz_input::Near;
 use shared_proto::ids::{Role, RunId, Task};
 use shared_proto::job::Job;
 use shared_proto::refusal::Refusal;
@@ -12,7 +12,7 @@ use shared_proto::wire;
 
 use super::events::{Call, Caller, Event, Registration, Setting};
 use super::{kept, resumed, without_generation};
-use crate::cluster::{Cluster, Errand, Failure, Kept, Place};
+use crate::cluster::{CheckpointPlace, Cluster, DurableCheckpoint, Failure, StoreTask};
 use crate::keeper::progress;
 use crate::limits::check_lengths;
 use crate::record::Record;
@@ -27,7 +27,7 @@ const PAUSE: Duration = Duration::from_secs(7);
 pub(super) struct Player {
     pub(super) cluster: Cluster,
     pub(super) now: Instant,
-    place: Option<Place>,
+    place: Option<CheckpointPlace>,
     /// The kept state, as it is at present.
     pub(super) kept: String,
     /// The count of urgent changes, and the state that was kept with the newest.
@@ -49,7 +49,7 @@ struct Counts {
 
 impl Player {
     pub(super) fn new(setting: &Setting) -> Self {
-        let place = setting.checkpoints.then(|| Place {
+        let place = setting.checkpoints.then(|| CheckpointPlace {
             location: "there".to_owned(),
             probe: "00000000000000aa".to_owned(),
         });
@@ -135,7 +135,10 @@ impl Player {
                 self.unchanged(stopped, "stop");
             }
             Event::TakenOver => self.cluster.taken_over(self.now, "another run"),
-            Event::Restart { crash, take_up } => self.restart(crash, take_up),
+            Event::Restart {
+                crash,
+                resume_failed,
+            } => self.restart(crash, resume_failed),
             Event::NewRun => self.new_run(),
         }
         self.settle();
@@ -239,9 +242,9 @@ impl Player {
 
     pub(super) fn store(&mut self, works: bool) {
         self.cluster.take_sweep(self.now);
-        match self.cluster.take_errand() {
+        match self.cluster.take_store_task() {
             None => {}
-            Some(Errand::Write(manifest, _)) => {
+            Some(StoreTask::Write(manifest, _)) => {
                 // Refused where the files of the shards do not make a whole checkpoint.
                 let _ = manifest.to_bytes();
                 progress(&manifest).expect("progress that can be read");
@@ -257,7 +260,7 @@ impl Player {
                     self.manifests.push(*manifest);
                 }
             }
-            Some(Errand::FindBefore(damaged)) => {
+            Some(StoreTask::FindBefore(damaged)) => {
                 let before = |manifest: &&Manifest| manifest.number < damaged.number && works;
                 let found = self.manifests.iter().rev().find(before).map(kept_of);
                 let found = found.ok_or_else(|| "there is none".to_owned());
@@ -266,7 +269,7 @@ impl Player {
         }
     }
 
-    fn restart(&mut self, crash: bool, take_up: bool) {
+    fn restart(&mut self, crash: bool, resume_failed: bool) {
         let kept = if crash { &self.urgent.1 } else { &self.kept };
         let cluster = resumed(kept.as_bytes(), self.now).expect("what was kept");
         assert_eq!(cluster.job(), self.cluster.job());
@@ -278,8 +281,8 @@ impl Player {
             before,
             "resumed as something else"
         );
-        if take_up || self.cluster.failed_without_workers() {
-            self.cluster.take_up_failed(self.now);
+        if resume_failed || self.cluster.failed_without_workers() {
+            self.cluster.resume_failed(self.now);
             self.begin(0);
         }
     }
@@ -309,8 +312,8 @@ fn identity(who: u8) -> String {
 }
 
 /// Returns a checkpoint in the store as one that the job can go back to.
-fn kept_of(manifest: &Manifest) -> Kept {
-    Kept {
+fn kept_of(manifest: &Manifest) -> DurableCheckpoint {
+    DurableCheckpoint {
         location: "there".to_owned(),
         number: manifest.number,
         progress: progress(manifest).expect("progress that can be read"),
