@@ -13,7 +13,7 @@ use tonic::server::NamedService;
 use tonic::{Code, Status};
 use tower::Service;
 
-/// Calls that anybody may make. They do not make a connection a member's.
+/// The calls that are open to all callers. They do not make a connection a member's.
 const OPEN: [&str; 4] = ["GetStatus", "GetClusterSpec", "GetJob", "GetShardMap"];
 
 /// A service that distinguishes the connections of members from others.
@@ -43,7 +43,7 @@ where
         let caller = Caller::of(request.extensions()).cloned();
         let method = request.uri().path().rsplit('/').next().unwrap_or_default();
         let of_members = !OPEN.contains(&method);
-        // Asked first, so that few calls are carried out and then refused: another caller may take the last place
+        // Checked first, so that few calls are carried out and then refused: another caller may take the last place
         // meanwhile. A member that is refused calls again.
         let full = of_members && caller.as_ref().is_some_and(|caller| !caller.has_room());
         if full {

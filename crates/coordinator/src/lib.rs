@@ -1,6 +1,6 @@
-//! The coordinator, whose address all other processes are given. It alone decides which members are live,
-//! where blocks live, which worker has which data, which step is committed, and when the job has ended. It
-//! publishes these decisions in numbered views, which shards follow.
+//! The coordinator. All other processes are given its address. It alone decides which members are live, where
+//! blocks live, which worker has which data, which step is committed, and when the job has ended. It publishes
+//! these decisions in numbered views, which shards follow.
 //!
 //! - [`run`]: the process
 //! - `service`: the gRPC face; locks the cluster, asks it, publishes what has changed

@@ -34,7 +34,7 @@ pub(crate) fn check_lengths(request: &wire::RegisterRequest) -> Result<(), Refus
     Ok(())
 }
 
-/// Refuses addresses that lead nowhere: members are told of them.
+/// Refuses addresses that cannot be reached, because other members use them.
 pub(crate) fn check_addresses(role: Role, request: &wire::RegisterRequest) -> Result<(), Refusal> {
     let needed = role == Role::Ps;
     for (field, address, needed) in [

@@ -1,22 +1,21 @@
-//! Which shard holds which block: balanced by bytes.
+//! The placement of blocks on shards, balanced by bytes.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use shared_proto::blocks::{BLOCK_ELEMENTS, PlacedVariable, VariableSpec};
 
-/// Blocks that each shard should have at least, so that they can be balanced.
+/// The fewest blocks that each shard should have, so that they can be balanced.
 const BLOCKS_PER_SHARD: usize = 8;
 
-/// Blocks are not made smaller than this for it: 64 KiB of `f32`.
+/// The fewest elements of a block that is made smaller for balance: 64 KiB of `f32`.
 const LEAST_BLOCK_ELEMENTS: usize = BLOCK_ELEMENTS / 16;
 
 /// Full blocks: 4 KiB less than the most, so that an allocator finds room for its header in the same
 /// MiB. With the most, a server's memory is 6 % larger than what it holds.
 const FULL_BLOCK_ELEMENTS: usize = BLOCK_ELEMENTS - 1024;
 
-/// How large blocks are to be: full ones for large models, smaller ones where there would be too
-/// few to spread.
+/// Returns the elements of a block: full blocks for large models, smaller ones if there would be too few to spread.
 pub(crate) fn block_elements(variables: &[VariableSpec], shards: u32) -> usize {
     if shards == 1 {
         return FULL_BLOCK_ELEMENTS;

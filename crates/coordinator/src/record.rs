@@ -42,7 +42,7 @@ pub(crate) enum Record {
     TakenUp {
         #[serde(with = "number")]
         seconds: f64,
-        /// Why the job had failed.
+        /// The error with which the job had failed.
         error: String,
     },
     /// A checkpoint is whole.
@@ -188,10 +188,10 @@ pub struct Summary {
     /// True if it was told to end before its data did.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stopped: bool,
-    /// Why the last checkpoint could not be written; empty if it was.
+    /// The reason why the last checkpoint could not be written; empty if it was.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub unsaved: String,
-    /// Why the job failed; empty if it did not.
+    /// The error with which the job failed; empty if it did not.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub error: String,
 }

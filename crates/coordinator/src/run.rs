@@ -35,22 +35,22 @@ use crate::state::{State, StateError};
 
 type BoxFuture = std::pin::Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// How long the coordinator waits for the servers' last reports, and then for the members to leave.
+/// The longest wait for the servers' last reports, and then for the members to leave.
 pub(crate) const FAREWELL: Duration = Duration::from_secs(5);
 
-/// How long a coordinator stays if it is restarted after the end of its job.
+/// The time for which a coordinator keeps serving if it is restarted after the end of its job.
 const AFTERLIFE: Duration = Duration::from_secs(20);
 
-/// How long connections may take to end.
+/// The time in which connections must end.
 const DRAIN: Duration = Duration::from_secs(2);
 
 /// The most concurrent calls of one connection. A member makes a few.
 const MOST_STREAMS: u32 = 64;
 
-/// How long a call may take until its answer begins. It ends a call whose request never arrives whole.
+/// The time in which the answer to a call must begin. It also ends calls with a request that never arrives whole.
 const MOST_TIME: Duration = Duration::from_secs(30);
 
-/// How often leases are checked.
+/// The interval at which leases are checked.
 const TICK: Duration = Duration::from_millis(100);
 
 /// The settings of a coordinator.
@@ -81,7 +81,7 @@ pub struct Settings {
     pub job: JobFlags,
 }
 
-/// Why the coordinator failed.
+/// The error with which the coordinator ended.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CoordinatorError {
@@ -99,7 +99,7 @@ pub enum CoordinatorError {
     /// The address cannot be listened on.
     #[error("cannot listen on {address}: {error}; give another --listen")]
     Listen {
-        /// Where it should listen.
+        /// The address to listen on.
         address: SocketAddr,
         /// The system's error.
         error: std::io::Error,
@@ -122,7 +122,7 @@ pub enum CoordinatorError {
     State {
         /// The state's file.
         path: PathBuf,
-        /// Why it cannot be used.
+        /// The error of the state.
         error: StateError,
     },
     /// The state cannot be written any more.
@@ -144,7 +144,7 @@ pub enum CoordinatorError {
     Restore {
         /// The checkpoint.
         location: String,
-        /// Why it does not fit.
+        /// The reason why it does not fit.
         what: String,
     },
     /// The job failed.

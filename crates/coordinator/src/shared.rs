@@ -15,10 +15,10 @@ use crate::cluster::{Changes, Cluster, StoreTask, Sweep};
 use crate::record::Record;
 use crate::state::State;
 
-/// How long a call waits for a result before it answers that there is none yet.
+/// The longest wait of a call for a result before it answers that there is none yet.
 const LONG_POLL: Duration = Duration::from_secs(4);
 
-/// How often a waiting call checks for changes that come with time alone.
+/// The interval at which a waiting call checks for changes that come with time alone.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
 /// The cluster, its state on disk, and the channels by which its changes are published.
@@ -123,7 +123,7 @@ impl Shared {
         let (saved, changes) = self.look(|cluster, now| (cluster.save_all(now), cluster.changes()));
         let state = Arc::clone(&self.state);
         if let Err(error) = self.offload.run(move || state.write(&saved)).await {
-            // Answers from here on could promise what a restart forgets.
+            // Later answers could promise changes that a restart would forget.
             tracing::error!("the coordinator's state cannot be written: {error}; ending");
             self.broken.cancel();
             std::future::pending::<()>().await;

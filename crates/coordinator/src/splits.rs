@@ -1,6 +1,6 @@
-//! The data, handed out in splits. Each epoch's samples are put in an order by (seed, epoch), which
-//! workers know how to find; here only positions in that order are counted. A position is leased to
-//! one worker at a time, and done once its step's finish has been acknowledged.
+//! The data, leased in splits. The order of each epoch's samples follows from (seed, epoch), and workers compute it;
+//! this module counts only positions in that order. A position is leased to one worker at a time, and done once the
+//! coordinator has acknowledged the finish of its step.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -68,10 +68,10 @@ impl Ledger {
         }
     }
 
-    /// Checks that the ranges lie within the data. A stored ledger may have been written by anybody.
+    /// Checks that the ranges lie within the data. A stored ledger need not have been written by a coordinator.
     ///
     /// # Errors
-    /// Names what is impossible.
+    /// Describes the impossible value.
     pub(crate) fn check(&self) -> Result<(), String> {
         let Self {
             samples,
@@ -402,7 +402,7 @@ mod tests {
         }
         assert!(ledger.exhausted() && ledger.lease_step(&ranks).is_empty());
 
-        // A step that nobody finishes is made again.
+        // A step that no worker finishes is made again.
         ledger.refund(1);
         assert_eq!(ledger.lease_step(&ranks).len(), 2);
         for task in ranks {

@@ -43,7 +43,7 @@ pub fn is_at_work(dir: &Path) -> Result<bool, StateError> {
     }
 }
 
-/// Why the state cannot be read or written.
+/// The reason why the state cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum StateError {
@@ -267,7 +267,7 @@ mod tests {
     use shared_proto::wire;
     use std::time::Instant;
 
-    /// Returns a cluster whose evaluation has these numbers.
+    /// Returns a cluster with one evaluation that has these numbers.
     fn evaluated(numbers: [f64; 4]) -> Saved {
         let mut cluster = Cluster::new(Job::default());
         let request = wire::RegisterRequest {

@@ -1,4 +1,4 @@
-//! The program of its own: it listens, says where, and ends when told to.
+//! The `coordinator` binary: it listens, prints its address, and ends when it is told to.
 
 #![allow(clippy::unwrap_used)]
 

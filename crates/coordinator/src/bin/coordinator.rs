@@ -1,4 +1,4 @@
-//! The coordinator as a program of its own.
+//! The `coordinator` binary.
 
 use std::process::ExitCode;
 
@@ -7,7 +7,7 @@ use clap::Parser;
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// Coordinates a Flambeau cluster: the one address that everybody is given.
+/// Coordinates a Flambeau cluster. All other processes are given its address.
 #[derive(Parser)]
 #[command(version)]
 struct Arguments {

@@ -21,7 +21,7 @@ impl Cluster {
         needed.get(shard).is_none_or(|needed| *needed <= capacity)
     }
 
-    /// Of the servers that hold no shard, one that has memory for this one.
+    /// Returns a server that holds no shard and has memory for this one.
     pub(super) fn spare_for(&self, shard: usize) -> Option<Task> {
         let mut servers = self.live(Role::Ps).map(|m| m.task);
         servers.find(|task| self.shard_of(*task).is_none() && self.has_room_for(*task, shard))

@@ -11,7 +11,7 @@ use super::checkpoints::{AtWork, Checkpoints};
 /// still finish a file.
 const LATE: Duration = Duration::from_secs(10);
 
-/// Why a checkpoint could not be written.
+/// The reason why a checkpoint could not be written.
 #[derive(Clone, Debug)]
 pub(crate) struct Failure {
     pub(crate) why: String,

@@ -28,7 +28,7 @@ impl Cluster {
     /// Checks in sync mode that all shards hold the gradient.
     ///
     /// # Errors
-    /// [`Reason::Malformed`] names a shard whose receipt is missing.
+    /// [`Reason::Malformed`] names a shard without a receipt.
     pub(super) fn check_receipts(
         &self,
         origin: &Origin,

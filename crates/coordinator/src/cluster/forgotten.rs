@@ -8,7 +8,7 @@ use shared_proto::number::Number;
 use super::Cluster;
 use super::members::Member;
 
-/// The number of departed members whose identity is kept.
+/// The number of departed members that keep their identity.
 const DEAD_KEPT: usize = 64;
 
 /// The totals of members that are no longer tracked.

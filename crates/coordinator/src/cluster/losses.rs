@@ -15,7 +15,7 @@ use super::members::Member;
 use super::variables::Variables;
 use crate::record::Record;
 
-/// The number of ended worker generations whose pushes are kept; the oldest are dropped first.
+/// The number of ended worker generations for which the number of pushes is kept; the oldest are dropped first.
 const MOST_LIVES: usize = 4096;
 
 /// A generation of a worker that has ended.

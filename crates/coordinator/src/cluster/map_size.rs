@@ -18,8 +18,8 @@ const PLACE_BYTES: usize = 3;
 /// The most bytes of a shard beside the location of its checkpoint: an address of 256 bytes, a task, a source.
 const SHARD_BYTES: usize = 256 + 96;
 
-/// Refuses a model whose shard map no control message holds. `location` is that of the checkpoint which shards may
-/// come from.
+/// Refuses a model whose shard map does not fit into a control message. `location` is that of the checkpoint from
+/// which shards may be loaded.
 ///
 /// # Errors
 /// [`Reason::Oversized`].

@@ -21,7 +21,7 @@ pub(crate) struct Member {
     pub(crate) address: String,
     pub(crate) metrics_address: String,
     pub(crate) process: Process,
-    /// Servers only: the bytes of values that there is memory for, where the server says so.
+    /// Servers only: the bytes of values that it has memory for, if it states them.
     pub(crate) capacity: Option<u64>,
     pub(crate) seen: Instant,
     pub(crate) alive: bool,
@@ -128,8 +128,8 @@ impl Cluster {
         let (task, progress) = match earlier {
             Some(task) => {
                 let shard = self.shard_of(task);
-                // Another process: the one before has ended without leaving. A process that registers again is not
-                // lost.
+                // Another process has the identity: the earlier one has ended without leaving. A process that registers
+                // again is not lost.
                 let replaced =
                     |m: &Member| m.alive && m.progress.ready && !m.process.is_same(&process);
                 if !self.ended() && self.members.get(&task.id).is_some_and(replaced) {
@@ -227,7 +227,7 @@ impl Cluster {
         self.remove(now, task.id, why);
     }
 
-    /// Ends leases that have expired, and puts out workers that hold up others without making progress.
+    /// Ends leases that have expired, and evicts workers that hold up others without making progress.
     pub(crate) fn tick(&mut self, now: Instant) {
         let lease = self.lease();
         // While this process was paused it received no heartbeats.
@@ -296,7 +296,7 @@ impl Cluster {
         }
     }
 
-    /// Puts out all workers, so that they register again. The step that they are in is dropped.
+    /// Evicts all workers, so that they register again. The step that they are in is dropped.
     pub(super) fn evict_workers(&mut self, now: Instant, why: &'static str) {
         let workers: Vec<TaskId> = self.live(Role::Worker).map(|m| m.task.id).collect();
         let until = now + self.lease();

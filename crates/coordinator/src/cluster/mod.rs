@@ -103,7 +103,8 @@ pub(crate) struct Cluster {
     last_finish: Option<Instant>,
     tally: Tally,
     fault_counts: FaultCounts,
-    /// How often each server was gone and its shard went back, since this coordinator started.
+    /// For each server, the number of times that it was lost and its shard was restored, since this coordinator
+    /// started.
     recoveries: BTreeMap<TaskId, u64>,
     shard_reports: BTreeMap<TaskId, wire::ShardReport>,
     losses: Losses,
@@ -128,7 +129,7 @@ pub(crate) struct Cluster {
 /// Counts the changes of state that has to outlive this process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Changes {
-    /// Changes that must be persisted before any process hears of them.
+    /// Changes that must be persisted before they are published.
     pub(crate) urgent: u64,
     /// Changes that may be lost: another process knows of them, or the work is done again.
     pub(crate) others: u64,

@@ -132,7 +132,7 @@ impl Cluster {
             samples_per_second: self.rate(training),
             test_accuracy: metric("accuracy"),
             test_loss: metric("loss"),
-            // A job that has failed may have taken over another run's evaluations.
+            // A job that has failed may have the evaluations of another run.
             model_sha256: last
                 .filter(|_| self.phase == JobPhase::Done)
                 .map_or_else(String::new, |last| hexadecimal(&last.model_sha256)),

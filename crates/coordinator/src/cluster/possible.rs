@@ -1,4 +1,5 @@
-//! Refuses kept state and progress that no coordinator can have written: resumed, their parts would point nowhere.
+//! Refuses stored state and progress that no coordinator can have written. If it were resumed, references between its
+//! parts would lead nowhere.
 
 use shared_proto::blocks::{ShardMap, VariableSpec};
 use shared_proto::view::JobPhase;
@@ -12,7 +13,7 @@ impl Saved {
     /// Checks that the parts fit together.
     ///
     /// # Errors
-    /// Names the first that does not.
+    /// Names the first part that does not fit.
     pub(crate) fn check(&self) -> Result<(), String> {
         if JobPhase::try_from(self.phase).is_err() {
             return Err(format!("there is no phase {}", self.phase));
@@ -63,7 +64,7 @@ impl SavedProgress {
     /// Checks the data that is done and left.
     ///
     /// # Errors
-    /// Names what is impossible.
+    /// Describes the impossible value.
     pub(crate) fn check(&self) -> Result<(), String> {
         self.ledger.check()
     }

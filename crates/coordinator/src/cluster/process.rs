@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::wire;
 
-/// How many of the processes that had an identity before are remembered.
+/// The number of earlier processes of an identity that are remembered.
 const REMEMBERED: usize = 8;
 
 /// The process behind a member, and its newest registration.
@@ -13,7 +13,7 @@ pub(crate) struct Process {
     /// A number that the process has drawn; 0 if it does not tell.
     id: u64,
     attempt: u32,
-    /// Those that had the identity before, the newest last.
+    /// The ids of the processes that had the identity before, the newest last.
     superseded: Vec<u64>,
 }
 
@@ -27,12 +27,12 @@ impl Process {
         }
     }
 
-    /// The process behind the identity from this registration on. Equal to this one if the registration has been
+    /// Returns the process behind the identity after this registration. It equals `self` if the registration has been
     /// taken before.
     ///
     /// # Errors
     /// [`Reason::OutOfOrder`] for an older registration of the same process, [`Reason::Superseded`] for one of a
-    /// process whose identity another has taken.
+    /// process that another process of the identity has replaced.
     pub(super) fn next(&self, request: &wire::RegisterRequest) -> Result<Self, Refusal> {
         let told = request.process != 0;
         if told && self.superseded.contains(&request.process) {
@@ -61,13 +61,13 @@ impl Process {
             let surplus = next.superseded.len().saturating_sub(REMEMBERED);
             next.superseded.drain(..surplus);
         } else if !told {
-            // Nothing tells one call from another: each is a new registration.
+            // Calls without a process id cannot be told apart: each is a new registration.
             next.attempt = self.attempt.wrapping_add(1);
         }
         Ok(next)
     }
 
-    /// Returns the refusal of a registration whose membership has ended: it arrives late, or its answer was lost
+    /// Returns the refusal of a registration after the end of its membership: it arrives late, or its answer was lost
     /// for longer than the lease.
     pub(super) fn is_over(&self, identity: &str) -> Refusal {
         Refusal::new(

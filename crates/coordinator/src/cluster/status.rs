@@ -83,7 +83,8 @@ impl Cluster {
         budget.map_or(all_epochs, |budget| budget.min(all_epochs))
     }
 
-    /// Returns, for each server, how often it was gone and its shard went back, since this coordinator started.
+    /// Returns, for each server, the number of times that it was lost and its shard was restored, since this
+    /// coordinator started.
     pub(crate) fn recoveries(&self) -> impl Iterator<Item = (TaskId, u64)> {
         let servers = self.members.keys().filter(|id| id.role == Role::Ps);
         servers.map(|id| (*id, self.recoveries.get(id).copied().unwrap_or(0)))

@@ -164,7 +164,7 @@ impl Scene {
         }
     }
 
-    /// Lets time pass while these send heartbeats.
+    /// Lets time pass while these members send heartbeats.
     fn pass(&mut self, seconds: u64, alive: &[Task]) {
         for _ in 0..seconds {
             self.now += Duration::from_secs(1);
@@ -263,7 +263,7 @@ fn a_member_of_another_run_is_told_to_register_again() {
     let (mut scene, tasks) = Scene::training(Mode::Async, 2);
     let mut origin = scene.origin(tasks[0], Clock(0));
     origin.run = RunId(5);
-    // As a state of an earlier release: nothing is compared.
+    // Like the state of an earlier release, the scene has no run number, so none is compared.
     assert_eq!(scene.cluster.admit(&origin), Ok(()));
     scene.cluster = scene.cluster.with_run(RunId(7));
     let refused = scene.cluster.admit(&origin).unwrap_err();
@@ -448,7 +448,7 @@ fn each_epoch_ends_with_an_evaluation_and_the_last_one_ends_the_job() {
                         }
                         evaluations.push((epoch, save_model));
                         scene.report(*task, epoch).unwrap();
-                        // The answer may have been lost.
+                        // The worker sends the report again, because the answer may have been lost.
                         scene.report(*task, epoch).unwrap();
                     }
                     Work::Idle(_) | Work::Done => {}

@@ -21,7 +21,7 @@ const MOST_BATCHES: u64 = 64;
 /// The fewest splits of an epoch for each worker, so that all workers end it together.
 const SPLITS_PER_WORKER: u64 = 4;
 
-/// How fast a worker's rate follows its newest steps.
+/// The weight of the newest step in the moving average of a worker's rate.
 const RATE_SMOOTHING: f64 = 0.2;
 
 /// The work that a worker is given.
@@ -32,7 +32,7 @@ pub(crate) enum Work {
         epoch: u32,
         save_model: bool,
     },
-    /// Nothing at present, for this reason.
+    /// No work at present, for this reason.
     Idle(String),
     Done,
 }
@@ -68,7 +68,7 @@ impl Step {
 pub(crate) struct Tally {
     pub(crate) steps: u64,
     pub(crate) samples: u64,
-    /// The number of steps whose gradients were left out.
+    /// The number of steps that were left out because their gradients were NaN or infinite.
     pub(crate) skipped: u64,
     /// The work since the last line of metrics.
     pub(super) recent: Recent,
@@ -282,7 +282,7 @@ impl Cluster {
         self.check_lease(task, request)?;
         self.check_numbers(task, request)?;
         if let Err(refusal) = self.check_receipts(origin, request) {
-            // Its gradient cannot count on all shards, so the others must not wait for it.
+            // Its gradient cannot count on all shards, so the other workers must not wait for it.
             self.remove(
                 now,
                 task.id,

@@ -4,7 +4,7 @@
 //! continues without it: others take its data, and the worker joins like a new one when it is restarted.
 //! The job fails only if no worker can work for `cluster.stall_seconds`. By default that is longer than
 //! container engines wait between two starts of a process (five minutes at the most), so each worker has
-//! tried again before. A job that has failed for this reason is resumed when its coordinator restarts.
+//! tried again before that. A job that has failed for this reason is resumed when its coordinator restarts.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

@@ -56,7 +56,7 @@ impl Variables {
 pub(crate) struct WorkerData {
     pub(crate) training_samples: u64,
     pub(crate) evaluation_samples: u64,
-    /// SHA-256 of the samples; empty where the worker does not say.
+    /// SHA-256 of the samples; empty if the worker does not state it.
     #[serde(default)]
     pub(crate) digest: Vec<u8>,
 }
@@ -75,7 +75,7 @@ impl Cluster {
     ///
     /// # Errors
     /// [`Reason::VariablesDiffer`] or [`Reason::DataDiffers`] name the difference; [`Reason::Oversized`] for a model
-    /// that no shard map holds, or for which the servers have too little memory.
+    /// that is too large for a shard map or for the memory of the servers.
     pub(crate) fn register_variables(
         &mut self,
         now: Instant,
@@ -90,7 +90,7 @@ impl Cluster {
                 compare(&known.specs, &specs, task)?;
                 compare_data(&known.data, &data, task)?;
                 if known.data.digest.is_empty() && !data.digest.is_empty() {
-                    // The first worker has not told.
+                    // The first worker has not stated its digest.
                     known.data.digest = data.digest;
                     self.must_persist();
                 }
@@ -381,7 +381,7 @@ fn check(specs: &[VariableSpec], data: &WorkerData) -> Result<(), Refusal> {
             "the data has {most} samples; a job takes {MOST_SAMPLES} at the most"
         ));
     }
-    // Before servers are known: a model that no map holds is refused at once.
+    // Checked before servers are known: a model that is too large for a map is refused at once.
     check_map_size(specs, BLOCK_ELEMENTS, 1, "")?;
     for pair in specs.windows(2) {
         if pair[0].name >= pair[1].name {

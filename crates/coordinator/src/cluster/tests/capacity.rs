@@ -1,4 +1,4 @@
-//! Memory that servers say they have, and models that need more.
+//! Models that need more memory than the servers state.
 
 use super::*;
 use shared_proto::job::{Adam, Optimizer, Sgd};
@@ -35,7 +35,7 @@ impl Scene {
     }
 }
 
-/// With one server that has memory for so many bytes, and two workers.
+/// Creates a scene with one server that has memory for `capacity` bytes, and two workers.
 fn begin(mode: Mode, optimizer: Optimizer, capacity: u64) -> (Scene, Task) {
     let mut scene = Scene::new(mode, Some(1), 2);
     let mut job = scene.cluster.job().clone();

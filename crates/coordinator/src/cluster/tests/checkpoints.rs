@@ -23,7 +23,7 @@ impl Scene {
         Self::before_the_first_in(Mode::Async, servers)
     }
 
-    /// The same in a mode.
+    /// A scene in this mode, with servers, a worker and checkpoints, before the first is written.
     pub(super) fn before_the_first_in(mode: Mode, servers: u32) -> (Self, Vec<Task>, Task) {
         let mut scene = Self::new(mode, Some(servers), 1);
         scene.cluster = scene.cluster.with_checkpoints(place(), 0);
@@ -44,7 +44,8 @@ impl Scene {
         assert_eq!(self.cluster.refresh_view().checkpoint, None);
     }
 
-    /// The same, where another checkpoint may be ordered at once.
+    /// All shards report the ordered checkpoint, after which another may be ordered at once. Shard 0 reports the error,
+    /// if there is one.
     pub(super) fn write(&mut self, servers: &[Task], error: &str) {
         let order = self.cluster.refresh_view().checkpoint.unwrap();
         for (shard, server) in (0..).zip(servers) {
@@ -389,7 +390,7 @@ fn a_restart_before_training_orders_no_other_checkpoint() {
 #[test]
 fn while_none_fails_nothing_is_swept() {
     let (mut scene, servers, worker) = Scene::with_checkpoints(1);
-    // That of the start.
+    // The sweep of the start.
     assert!(scene.cluster.take_sweep(scene.now).is_some());
     scene.finish(worker);
     scene.pass(31, &[servers[0], worker]);
@@ -421,7 +422,7 @@ fn a_stop_of_the_coordinator_itself_gives_no_checkpoint_up() {
     scene.pass(1, &[servers[0], worker]);
     assert_eq!(scene.cluster.fault_counts().failed_checkpoints, 0);
     assert_eq!(scene.cluster.refresh_view().checkpoint.unwrap().number, 1);
-    // After it, the shards have as long as before.
+    // After the pause, the shards have as long as before.
     scene.pass(61, &[servers[0], worker]);
     assert_eq!(scene.cluster.fault_counts().failed_checkpoints, 1);
 }

@@ -1,4 +1,4 @@
-//! Servers that are told to stop.
+//! Servers that are about to stop.
 
 use super::*;
 
@@ -56,7 +56,7 @@ fn two_servers_that_stop_together_leave_after_one_checkpoint_that_has_both() {
     let (mut scene, servers, _) = Scene::with_checkpoints(2);
     assert!(!scene.drains(servers[0]));
     assert_eq!(scene.order(), Some(1));
-    // The second is told while the checkpoint for the first is being written.
+    // The second server is told to stop while the checkpoint for the first is being written.
     assert!(!scene.drains(servers[1]));
     scene.write(&servers, "");
     assert!(
@@ -86,7 +86,7 @@ fn a_server_may_go_once_a_checkpoint_has_its_shard() {
     assert!(!scene.cluster.drain(scene.now, servers[0]));
     let order = scene.cluster.refresh_view().checkpoint;
     assert!(order.is_some());
-    // Asked again, it is the same.
+    // A repeated call gets the same answer.
     assert!(!scene.cluster.drain(scene.now, servers[0]));
     assert_eq!(scene.cluster.refresh_view().checkpoint, order);
     scene.save(&servers, "");
@@ -180,12 +180,12 @@ fn a_checkpoint_for_a_server_that_stops_is_ordered_anew_when_another_server_retu
     assert_eq!(scene.order(), Some(1));
     let other = returns(&mut scene);
     assert_eq!(scene.order(), None);
-    // It is not waited for until one would be due.
+    // The next checkpoint is ordered at once, not only when one is due.
     scene.pass(1, &[servers[0], other, worker]);
     assert_eq!(scene.order(), Some(2));
     scene.save(&[servers[0], other], "");
     assert!(scene.drains(servers[0]));
-    // One that is whole counts, whatever happens afterwards.
+    // A checkpoint that is whole counts, whatever happens afterwards.
     returns(&mut scene);
     assert!(scene.drains(servers[0]));
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A sync job whose second checkpoint is ordered with the last step of epoch 0.
+/// A sync job that orders its second checkpoint with the last step of epoch 0.
 fn at_the_end_of_an_epoch() -> (Scene, Task, Task) {
     let (mut scene, servers, worker) = Scene::before_the_first_in(Mode::Sync, 1);
     scene.work(worker);

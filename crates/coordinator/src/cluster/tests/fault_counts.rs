@@ -1,4 +1,4 @@
-//! What is counted when a process is gone.
+//! The counts of lost processes.
 
 use shared_proto::ids::TaskId;
 

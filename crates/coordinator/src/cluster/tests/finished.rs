@@ -1,4 +1,5 @@
-//! What workers say of finished steps, who may say so, and what of it outlives a coordinator.
+//! Reports of finished steps: their checks, the workers that may send them, and the parts that survive a restart of the
+//! coordinator.
 
 use shared_proto::ids::Generation;
 
@@ -89,7 +90,7 @@ fn evaluations_outlive_a_coordinator() {
     assert_eq!(scene.work(worker).0, evaluate);
     scene.report(worker, 0).unwrap();
     scene.restart();
-    // A report that is sent again is no mistake, and counts once.
+    // A repeated report is accepted, and counts once.
     scene.report(worker, 0).unwrap();
     let done = scene.cluster.evaluations.done.iter();
     let done: Vec<_> = done.map(|report| report.data_epoch).collect();

@@ -69,7 +69,7 @@ fn a_process_that_was_superseded_cannot_take_its_identity_back() {
     let first = scene.registers(7, 1).unwrap();
     let second = scene.registers(8, 1).unwrap();
     assert!(!scene.is_member(first));
-    // Not after a restart of the coordinator either.
+    // The late call is refused after a restart of the coordinator too.
     let saved = scene.cluster.save_all(scene.now);
     let saved = serde_json::from_slice(&serde_json::to_vec(&saved).unwrap()).unwrap();
     scene.cluster = Cluster::resume(scene.cluster.job().clone(), saved, scene.now);

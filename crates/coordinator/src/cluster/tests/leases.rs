@@ -1,4 +1,4 @@
-//! Leases, time-outs and what a member keeps when it registers again.
+//! Leases, time-outs, and the state that a member keeps when it registers again.
 
 use super::*;
 use crate::record::Record;

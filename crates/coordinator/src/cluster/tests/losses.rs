@@ -11,7 +11,7 @@ impl Scene {
         (scene, servers, worker)
     }
 
-    /// Another process takes shard 0, whose restored blocks have `taken` pushes of the worker.
+    /// Another process takes shard 0. The restored blocks have `taken` pushes of the worker.
     fn move_shard(&mut self, worker: Task, taken: u64) -> Task {
         let server = self.join(Role::Ps, "ps0");
         let map = self.cluster.shard_map().unwrap();

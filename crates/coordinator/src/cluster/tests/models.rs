@@ -1,4 +1,4 @@
-//! The model as workers register it, and what keeps training from beginning.
+//! The model as workers register it, and the conditions that keep training from beginning.
 
 use super::*;
 use shared_proto::blocks::BLOCK_ELEMENTS;
@@ -57,7 +57,7 @@ fn what_training_waits_for_is_told_at_each_stage() {
         let servers = [first, second];
         scene.pass(3, &[worker, first, second]);
         assert_eq!(scene.variables(worker), Initialization::Yours);
-        // It may ask again.
+        // A repeated call gets the same answer.
         assert_eq!(scene.variables(worker), Initialization::Yours);
         tells(&scene);
         scene.cluster.finish_initialization(worker).unwrap();

@@ -1,4 +1,4 @@
-//! Weights that are no numbers any more, data that differs, models that are not written.
+//! Weights that are NaN or infinite, data that differs, models that are not written.
 
 use super::*;
 use shared_proto::job::NonFinite;
@@ -41,7 +41,7 @@ fn workers_with_as_many_samples_and_others_are_told_apart() {
             shape: vec![4],
         }];
         let data = WorkerData {
-            // 0: this worker does not tell.
+            // 0: this worker states no digest.
             digest: match digest {
                 0 => Vec::new(),
                 digest => vec![digest; 32],
@@ -55,7 +55,7 @@ fn workers_with_as_many_samples_and_others_are_told_apart() {
             refusal.reason
         })
     };
-    // The first one that tells decides.
+    // The first digest that a worker states decides.
     assert_eq!(registers("a", 0), Ok(()));
     assert_eq!(registers("b", 1), Ok(()));
     assert_eq!(registers("c", 2), Err(Reason::DataDiffers));

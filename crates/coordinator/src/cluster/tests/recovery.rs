@@ -1,4 +1,4 @@
-//! Servers that are gone, that come back with their values or without, and checkpoints that cannot be loaded.
+//! Servers that are lost, servers that come back with or without their values, and checkpoints that cannot be loaded.
 
 use shared_proto::blocks::ShardMap;
 
@@ -25,7 +25,7 @@ impl Scene {
         self.cluster.register(self.now, Role::Ps, request).unwrap()
     }
 
-    /// What the first process of the server of a shard has in memory.
+    /// The values that the first process of a shard's server has in memory.
     fn holding(&self, shard: u32) -> wire::Holding {
         wire::Holding {
             shard,

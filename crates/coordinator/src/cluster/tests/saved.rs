@@ -1,4 +1,4 @@
-//! What a coordinator that has restarted still knows.
+//! The state that a coordinator has after a restart.
 
 use serde_json::Value;
 
@@ -14,7 +14,7 @@ impl Scene {
     }
 }
 
-/// A scene in which a worker has done, taken and told something of everything.
+/// A scene in which every field of the stored state has a value.
 fn busy() -> (Scene, Task) {
     let (mut scene, servers, worker) = Scene::with_checkpoints(1);
     for _ in 0..2 {
@@ -49,7 +49,7 @@ fn a_restart_loses_nothing_of_what_is_stored() {
     let before = scene.stored();
     let members = before["members"].as_array().unwrap();
     let of_worker = members.iter().find(|m| m["identity"] == "w").unwrap();
-    // Nothing of it has the value that a new member has, so none is compared in vain.
+    // Every field differs from that of a new member, so each comparison can fail.
     for (name, value) in of_worker.as_object().unwrap() {
         let of_new = match name.as_str() {
             "gone" | "metrics_address" | "process" | "capacity" => continue,

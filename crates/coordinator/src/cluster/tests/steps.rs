@@ -1,4 +1,4 @@
-//! Finished steps and evaluations: what counts, for whom, and what is recorded of it.
+//! Finished steps and evaluations: how they are counted, and the records of them.
 
 use super::*;
 use crate::record::Record;

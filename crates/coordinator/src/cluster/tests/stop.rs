@@ -1,4 +1,4 @@
-//! Jobs that are told to end early.
+//! Jobs that are ended early.
 
 use super::*;
 

@@ -1,10 +1,10 @@
-//! What a job says of itself while it runs, and in its summary.
+//! The metrics of a running job, and its summary.
 
 use super::*;
 use crate::record::Record;
 
 impl Scene {
-    /// Finishes one step, and tells more of it.
+    /// Finishes one step with a report that `tell` has completed.
     pub(super) fn finish_with(
         &mut self,
         task: Task,
@@ -207,7 +207,7 @@ fn the_last_reports_are_awaited_of_the_servers_that_live_and_have_a_shard() {
         ..wire::ShardReport::default()
     };
     scene.shard_report(servers[0], report(0, true));
-    // That of a spare is of no shard, that of another's shard is taken for its own.
+    // A report on a shard that its sender does not hold is not counted.
     scene.shard_report(spare, report(1, true));
     assert!(!scene.cluster.all_shards_reported());
     scene.shard_report(servers[1], report(1, false));

@@ -149,7 +149,7 @@ fn an_old_trouble_does_not_fail_a_job_that_has_lost_its_workers_for_another_reas
         .leave(scene.now, tasks[0], &wire::LeaveRequest::default());
     scene.live_on(100);
     assert_eq!(scene.cluster.refresh_view().phase, JobPhase::Training);
-    // A worker comes that cannot work: now that is why there is none.
+    // A worker that cannot work joins. From now on that is the reason why no worker is there.
     let worker = scene.join(Role::Worker, "w9");
     scene.cannot_work(worker);
     // It has time to try again, though no worker was there for long before it came.
