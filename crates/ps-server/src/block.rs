@@ -19,16 +19,16 @@ use optimizer::{Part, Rule, Update};
 /// One block in memory.
 #[derive(Debug, Default)]
 pub(crate) struct Block {
-    /// Empty until initial values come. Shared with the answers that are being sent, and with the
-    /// checkpoint that is being written: an update that meets one of them leaves it the old numbers
-    /// and goes on with a copy.
+    /// Empty until initial values come. Shared with the answers that are being sent and with the
+    /// checkpoint that is being written: while one of these uses the values, an update leaves them as they
+    /// are and continues with a copy.
     weights: Arc<Vec<f32>>,
     slots: Arc<Vec<f32>>,
     version: Version,
     /// The last message taken from each worker.
     marks: Vec<Mark>,
     staged: BTreeMap<Task, Staged>,
-    /// An update has made a weight or a slot NaN or infinite.
+    /// True if an update has made a weight or a slot NaN or infinite.
     non_finite: bool,
 }
 
@@ -42,7 +42,7 @@ struct Staged {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Applied {
     pub(crate) version: Version,
-    /// Updates that the block took between the pull and the push.
+    /// The number of updates that the block took between the pull and the push.
     pub(crate) staleness: u64,
 }
 
@@ -53,13 +53,13 @@ const DEPARTED_MARKS: usize = 16;
 /// The effect of a staged gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Staging {
-    /// Whether it is its sender's first in the step.
+    /// True if it is its sender's first gradient in the step.
     pub(crate) is_first: bool,
     /// The bytes of the gradient that it has replaced.
     pub(crate) replaced_bytes: usize,
 }
 
-/// The answer to the question whether a block has taken a message.
+/// The outcome of a check whether a block has taken a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Taken {
     No,
@@ -83,7 +83,7 @@ impl Block {
         self.slots = Arc::new(vec![slots.initial; slots.count * values.len()]);
     }
 
-    /// The block as a checkpoint has it; its numbers are shared, not copied.
+    /// Returns the block in the form of a checkpoint. The values are shared, not copied.
     pub(crate) fn save(&self, id: BlockId) -> SavedBlock {
         SavedBlock {
             id,
@@ -115,7 +115,7 @@ impl Block {
         !self.weights.is_empty()
     }
 
-    /// Whether no weight and no slot is NaN or infinite.
+    /// Returns whether all weights and slots are finite.
     pub(crate) fn is_finite(&self) -> bool {
         !self.non_finite
     }
@@ -124,7 +124,7 @@ impl Block {
         self.version
     }
 
-    /// Bytes of weights and slots.
+    /// Returns the number of bytes of weights and slots.
     pub(crate) fn bytes(&self) -> usize {
         size_of_val(&**self.weights) + size_of_val(&**self.slots)
     }
@@ -151,7 +151,7 @@ impl Block {
         self.marks.iter().find(|mark| mark.task == task)
     }
 
-    /// Returns the marks of all workers whose messages the block has taken.
+    /// Returns the mark of each worker from which the block has taken messages.
     pub(crate) fn marks(&self) -> &[Mark] {
         &self.marks
     }
@@ -252,7 +252,7 @@ impl Block {
         Ok(())
     }
 
-    /// Raises the version; the caller hands over all parts of the gradient, each once.
+    /// Begins an update and raises the version. The caller hands over all parts of the gradient, each once.
     fn begin_update<'a>(
         &'a mut self,
         rule: &'a dyn Rule,
@@ -278,7 +278,7 @@ impl Block {
     }
 }
 
-/// An update of a block that is being made.
+/// An update of a block in progress.
 struct Begun<'a> {
     rule: &'a dyn Rule,
     update: Update,
@@ -287,7 +287,7 @@ struct Begun<'a> {
     slots: [&'a mut [f32]; 2],
 }
 
-/// Elements that are updated at a time: they are in the first-level cache when the result is checked.
+/// The number of elements that are updated at a time: they are in the first-level cache when the result is checked.
 const PART: usize = 2048;
 
 impl Begun<'_> {

@@ -15,7 +15,7 @@ use crate::gate::{Admission, Gate};
 use crate::shard::Shard;
 use crate::store::{Store, not_initialized};
 
-/// A gradient of a push that was found good.
+/// A gradient of a push that has passed the checks.
 pub(crate) struct Checked {
     pub(crate) block: BlockId,
     pub(crate) based_on: Version,
@@ -23,7 +23,7 @@ pub(crate) struct Checked {
 }
 
 impl Shard {
-    /// Returns the store to a sender that is in the view and goes by its map.
+    /// Returns the store, if the sender is in the view and uses the store's map.
     pub(crate) fn store<'a>(
         &self,
         origin: &Origin,
@@ -36,7 +36,7 @@ impl Shard {
         Ok(store)
     }
 
-    /// Returns the store as [`Self::store`] does, once the variables have their values.
+    /// Returns the store as [`Self::store`] does, if the variables have their values.
     pub(crate) fn initialized<'a>(
         &self,
         origin: &Origin,
@@ -51,7 +51,7 @@ impl Shard {
         }
     }
 
-    /// Checks all gradients of a push. Returns those of this shard, and the blocks that live elsewhere.
+    /// Checks all gradients of a push. Returns those of this shard, and the blocks of other shards.
     pub(crate) fn check(
         &self,
         store: &Store,

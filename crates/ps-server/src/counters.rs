@@ -1,4 +1,4 @@
-//! What a shard counts: for Prometheus, and for the coordinator's summary.
+//! The counters of a shard: for Prometheus, and for the coordinator's summary.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -7,7 +7,7 @@ use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
 use shared_proto::refusal::Refusal;
 use shared_proto::wire;
 
-/// Handles, built once.
+/// Handles of the metrics, built once.
 pub(crate) struct Counters {
     pub(crate) pushes: Counter,
     pub(crate) pulls: Counter,
@@ -28,7 +28,7 @@ pub(crate) struct Counters {
     pull_wait: Histogram,
     staleness: Histogram,
     lead: Histogram,
-    // The same once more for the report: metrics cannot be read back.
+    // The report needs copies of these counts, because metrics cannot be read back.
     held: [AtomicU64; 2],
     checkpoint_bytes: AtomicU64,
     updates: AtomicU64,
@@ -68,7 +68,7 @@ impl Counters {
         }
     }
 
-    /// An update of a block.
+    /// Counts an update of a block.
     pub(crate) fn applied(&self, took: Duration, staleness: u64) {
         self.apply.record(took);
         self.staleness.record(staleness as f64);
@@ -76,12 +76,12 @@ impl Counters {
         self.staleness_sum.fetch_add(staleness, Relaxed);
     }
 
-    /// A file of a checkpoint was written.
+    /// Counts a written file of a checkpoint.
     pub(crate) fn wrote(&self, bytes: usize) {
         self.checkpoint_bytes.fetch_add(bytes as u64, Relaxed);
     }
 
-    /// A pull that was answered.
+    /// Counts an answered pull.
     pub(crate) fn pulled(&self, waited: Duration, lead: u64) {
         self.pulls.increment(1);
         self.pull_wait.record(waited);
@@ -94,7 +94,7 @@ impl Counters {
         self.refused.fetch_add(1, Relaxed);
     }
 
-    /// How many blocks are held, and how many bytes.
+    /// Sets the number of blocks that the shard holds, and of their bytes.
     pub(crate) fn holds(&self, (blocks, bytes): (usize, usize)) {
         self.blocks.set(blocks as f64);
         self.held_bytes.set(bytes as f64);
@@ -102,7 +102,8 @@ impl Counters {
         self.held[1].store(bytes as u64, Relaxed);
     }
 
-    /// The report of the shard, in which a variable may have values that are not finite.
+    /// Returns the report of the shard. `non_finite` names a variable with values that are NaN or infinite; empty
+    /// if there is none.
     pub(crate) fn report(&self, shard: u32, non_finite: String, last: bool) -> wire::ShardReport {
         wire::ShardReport {
             shard,

@@ -24,7 +24,7 @@ use crate::threads::serve_all;
 /// Opens the store of checkpoints at a location.
 pub type Opener = Arc<dyn Fn(&str) -> Result<checkpoint::Store, CheckpointError> + Send + Sync>;
 
-/// A server's identity, and its way to the others.
+/// A server's identity, and its connections to other processes.
 pub struct Embedded {
     /// The coordinator.
     pub coordinator: Coordinator,

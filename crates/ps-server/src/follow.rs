@@ -1,5 +1,5 @@
-//! A server's place in the job: it follows views, loads and writes checkpoints as they say, reports,
-//! and registers again where the cluster has gone on without it.
+//! A server's part in the job: it follows views, loads and writes the checkpoints that they order, reports,
+//! and registers again if the cluster has continued without it.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -27,10 +27,10 @@ use crate::save::{EndOnDrop, Saving};
 use crate::shard::Shard;
 use crate::store::Store;
 
-/// How long to wait before values that could not be loaded are tried again.
+/// The pause before another attempt to load values.
 const LOAD_AGAIN: Duration = Duration::from_secs(2);
 
-/// How long to wait before registering again.
+/// The pause before the server registers again.
 const REGISTER_AGAIN: Duration = Duration::from_millis(100);
 
 /// A member that serves a shard.
@@ -40,16 +40,16 @@ pub(crate) struct Follower {
     pub(crate) registration: Registration,
     pub(crate) offload: Offload,
     pub(crate) open: Opener,
-    /// Ready while the server holds what the shard map says: its shard's values, or nothing as a spare.
+    /// Ready while the server holds what the shard map assigns to it: its shard's values, or nothing as a spare.
     pub(crate) readiness: Readiness,
-    /// Cancelled when the process is to stop: what the shard has taken is saved first.
+    /// Cancelled when the process is to stop. A checkpoint with all updates of the shard is written first.
     pub(crate) drain: CancellationToken,
 }
 
 /// The state of one registration.
 struct Registered<'a> {
     membership: &'a Membership,
-    /// The epoch whose map was fetched last.
+    /// The epoch of the map that was fetched last.
     looked_up: Epoch,
     /// The shard held in that epoch, if there is one.
     store: Option<Arc<Store>>,
@@ -59,7 +59,7 @@ struct Registered<'a> {
     writing: Option<AbortHandle>,
     /// The coordinator's views.
     views: watch::Receiver<View>,
-    /// The view whose values could not be loaded, and when to try again.
+    /// The view with values that could not be loaded, and the time of the next attempt.
     again: Option<(View, tokio::time::Instant)>,
 }
 
@@ -99,7 +99,7 @@ impl Follower {
                 Err(PsError::Membership(error)) if error.is_retryable() => {
                     tracing::warn!("{error}; registering again");
                     self.readiness.set(false);
-                    // The shard may have been given to another server by now, or not.
+                    // Another server may have the shard by now.
                     let generation = membership.task.generation;
                     let forgotten = self.shard.forget();
                     held = forgotten.map(|store| Held { store, generation }).or(held);
@@ -127,7 +127,7 @@ impl Follower {
         let over = stop.child_token();
         let _over = over.clone().drop_guard();
         let mut views = membership.views(over.clone());
-        // In a task of their own: a commit may wait for a checkpoint, whose progress the reports show.
+        // The reports have a task of their own: a commit may wait for a checkpoint, and the reports show its progress.
         tokio::spawn(over.run_until_cancelled_owned(reports(Arc::clone(&self.shard), membership)));
         let mut registered = Registered {
             membership,
@@ -154,7 +154,7 @@ impl Follower {
                     let (phase, error) = (view.phase, view.error.clone());
                     let caught_up = self.catch_up(&mut registered, checkpoints.as_ref(), view).await;
                     match phase {
-                        // The job is over: a server that comes now has not taken part in its last step.
+                        // The job has ended: a server that joins now has not taken part in its last step.
                         JobPhase::Done => {
                             report(&self.shard, &membership.coordinator, &membership.sender(), true).await;
                             return Ok(());
@@ -240,7 +240,7 @@ impl Follower {
             }
             match self.take_shard(registered, map).await? {
                 Taken::Store(store) => registered.store = store,
-                // The coordinator may decide for another checkpoint, in another epoch.
+                // The coordinator may choose another checkpoint, in another epoch.
                 Taken::Failed => {
                     let at = tokio::time::Instant::now() + LOAD_AGAIN;
                     registered.again = Some((view, at));
@@ -299,8 +299,8 @@ impl Follower {
         }
     }
 
-    /// Returns what this server holds under a new map: the values in memory, if their source is still the
-    /// map's; else those that the map says to load.
+    /// Returns the shard that a new map assigns to this server, if any. It has the values in memory if they come from
+    /// the map's source; otherwise values are loaded.
     async fn take_shard(
         &self,
         registered: &mut Registered<'_>,

@@ -1,5 +1,4 @@
-//! Decides whether a message may pass, by its sender and by how far the sender is ahead. The decisions
-//! depend on the view alone; nothing is kept here.
+//! Admission of messages by sender and clock. The decisions depend on the view alone; the gate has no state.
 
 use shared_proto::ids::{Clock, Epoch, Origin, Task, names};
 use shared_proto::job::{Mode, Strategy};
@@ -7,11 +6,11 @@ use shared_proto::planted;
 use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::view::View;
 
-/// What becomes of a message.
+/// The decision about a message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Admission {
     Proceed,
-    /// Until those have moved on.
+    /// The message waits until these tasks have advanced.
     Wait(Vec<Task>),
     Reject(Refusal),
 }
@@ -24,7 +23,7 @@ pub(crate) struct Gate {
 }
 
 impl Gate {
-    /// Whether the sender is a live worker of this job.
+    /// Checks that the sender is a live worker of this job.
     ///
     /// # Errors
     /// [`Reason::ForeignJob`], [`Reason::Fenced`], [`Reason::Superseded`].
@@ -71,7 +70,7 @@ impl Gate {
         Ok(())
     }
 
-    /// Whether the sender goes by this server's shard map.
+    /// Checks that the sender uses this server's shard map.
     ///
     /// # Errors
     /// [`Reason::StaleEpoch`].
@@ -88,7 +87,7 @@ impl Gate {
         ))
     }
 
-    /// Whether weights for `clock` may be handed out.
+    /// Decides whether a worker may have the weights for its step after `clock`.
     pub(crate) fn pull(&self, task: Task, clock: Clock, view: &View) -> Admission {
         let min = match planted!(LooseBound) {
             true => view.min_clock.next(),
@@ -106,7 +105,7 @@ impl Gate {
         Admission::Reject(self.too_far(task, clock, min))
     }
 
-    /// Whether a gradient of step `clock` may be taken.
+    /// Decides whether the shard may take a gradient of the step after `clock`.
     pub(crate) fn push(&self, task: Task, clock: Clock, view: &View) -> Admission {
         let min = view.min_clock;
         if !self.strategy.bound().admits(clock, min) {

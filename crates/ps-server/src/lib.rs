@@ -2,14 +2,14 @@
 //!
 //! The data's way goes through these modules in this order:
 //! - [`run`]: the process
-//! - `listener`: a port, or a socket file; `threads`: where sessions live
+//! - `listener`: a port, or a socket file; `threads`: the threads that serve sessions
 //! - `service`, `session`: a worker's stream; each message is read, handed to the shard, answered
-//! - `limits`: how much memory a session may take, and how many sessions a worker may have
+//! - `limits`: the memory of a session, and the number of sessions of a worker
 //! - `shard`: pushes and pulls, on one screen: check, apply, new version; `checks`: the checks of a push
-//! - `gate`: whether a message's clock may pass, must wait, or is turned away
+//! - `gate`: admission of messages by clock: proceed, wait or reject
 //! - `store`: the blocks of an epoch
 //! - `block`: weights and slots under one lock, with version, dedup marks and staged gradients
-//! - `follow`: views, and what they ask for; `save`, `load`: checkpoints, while training goes on
+//! - `follow`: views, and the work that they order; `save`, `load`: checkpoints, while training continues
 //! - `reports`: calls to the coordinator about the shard; `counters`: its metrics
 //! - [`embedded`]: a server without a process of its own, for simulations
 //! - `fuzzing`: the driver of a fuzz target

@@ -1,4 +1,4 @@
-//! Bounds on the memory of a session, whatever is sent: the size of messages, the pulls that wait, and the
+//! Bounds on the memory of a session, whatever the worker sends: the size of messages, the pulls that wait, and the
 //! number of sessions of a worker. ARCHITECTURE.md ("Memory of a server") has the sum.
 
 use std::collections::{HashMap, HashSet};
@@ -78,7 +78,7 @@ pub(crate) fn cost(pull: &wire::Pull) -> usize {
     2 * job + pull.blocks.capacity() * size_of::<wire::BlockVersion>()
 }
 
-/// Fails where a block is named twice, or where the answer has no room for all of them.
+/// Checks that each block is named once, and that the answer has room for all of them.
 pub(crate) fn check_asked(ask: &wire::AskOutcome, store: &Store) -> Result<(), Refusal> {
     if ask.blocks.len() > MOST_ASKED {
         let what = format!(
@@ -90,7 +90,7 @@ pub(crate) fn check_asked(ask: &wire::AskOutcome, store: &Store) -> Result<(), R
     each_once(ask.blocks.iter().map(|id| BlockId::from(*id)), store)
 }
 
-/// Fails where a block is named twice.
+/// Checks that each block is named once.
 pub(crate) fn each_once(
     ids: impl ExactSizeIterator<Item = BlockId>,
     store: &Store,

@@ -94,7 +94,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("ps.sock");
         let listen = Listen::Unix(path.clone());
-        // What a killed process leaves behind.
+        // A killed process leaves such a file behind.
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
         let listener = Listener::bind(&listen).await.unwrap();
         assert_eq!(listener.address().unwrap(), listen);

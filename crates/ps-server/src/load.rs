@@ -1,4 +1,4 @@
-//! Loads a shard's values from a checkpoint, whichever shards have written it.
+//! Loads a shard's values from a checkpoint, whatever the shards of its writers.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -11,7 +11,7 @@ use shared_proto::wire;
 use crate::block::Block;
 use crate::store::Store;
 
-/// Why values cannot be loaded.
+/// The reason why values cannot be loaded.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LoadError {
     #[error(transparent)]
@@ -91,7 +91,7 @@ pub(crate) async fn load(
     Ok(Store::loaded(shard, map, blocks))
 }
 
-/// Returns why a checkpoint cannot be loaded under a map, if it cannot.
+/// Returns the reason why a checkpoint cannot be loaded under a map, if there is one.
 fn misfit(map: &ShardMap, manifest: &Manifest, slots: u32) -> Option<&'static str> {
     let ours = map.variables.iter();
     let ours = ours.map(|variable| SavedVariable::from(&variable.spec));
@@ -129,7 +129,7 @@ pub(crate) fn versions(store: &Store) -> Vec<wire::RestoredBlocks> {
     found
 }
 
-/// Returns how many blocks have taken how many pushes of each worker.
+/// Returns, for each worker and number of its pushes, the number of blocks that have taken so many.
 pub(crate) fn watermarks(store: &Store) -> Vec<wire::Watermark> {
     let mut blocks = BTreeMap::<(Task, u64), u64>::new();
     for block in &store.blocks.by_id {

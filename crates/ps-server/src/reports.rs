@@ -1,4 +1,4 @@
-//! What a server tells the coordinator of its shard, and asks about it.
+//! Calls to the coordinator about the server's shard.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,10 +12,10 @@ use shared_proto::wire::report_request::Report;
 use crate::run::PsError;
 use crate::shard::Shard;
 
-/// How often counters are handed in.
+/// The interval at which counters are reported.
 const REPORT_EVERY: Duration = Duration::from_secs(1);
 
-/// Hands counters in, again and again.
+/// Reports the counters at each interval, until it is dropped.
 pub(crate) fn reports(
     shard: Arc<Shard>,
     membership: &Membership,
@@ -38,7 +38,7 @@ pub(crate) async fn fetch_map(membership: &Membership) -> Result<ShardMap, PsErr
     Ok(ShardMap::try_from(map)?)
 }
 
-/// Tells the coordinator why the shard that this server is to load is not loaded yet.
+/// Reports to the coordinator the error because of which this server's shard is not loaded yet.
 pub(crate) async fn tell_of_silence(
     membership: &Membership,
     error: &CheckpointError,
@@ -69,7 +69,7 @@ pub(crate) async fn report(shard: &Shard, coordinator: &Coordinator, sender: &Se
     };
     let report = shard.counters.report(store.shard, store.non_finite(), last);
     let report = Report::Shard(report);
-    // The next report says it again; a coordinator that is gone is found out by the lease.
+    // The next report has the same counts, and the lease shows whether the coordinator is gone.
     let sent = coordinator.report(sender.here(), report);
     if let Ok(Err(error)) = tokio::time::timeout(REPORT_EVERY, sent).await {
         tracing::debug!(%error, "could not report");

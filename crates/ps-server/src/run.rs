@@ -23,7 +23,7 @@ use crate::service::Sessions;
 use crate::shard::Shard;
 use crate::threads::SessionThreads;
 
-/// How long sessions may take to end.
+/// The time in which sessions must end.
 const DRAIN: Duration = Duration::from_secs(2);
 
 /// The settings of a parameter server.
@@ -33,8 +33,8 @@ pub struct Settings {
     /// for workers on this host.
     #[arg(long, env = "FLAMBEAU_LISTEN", default_value = "127.0.0.1:0")]
     pub listen: Listen,
-    /// Where workers reach this server, as host:port or unix:PATH. Default: the address it listens on, or where
-    /// that is 0.0.0.0, the one by which it reaches the coordinator.
+    /// The address by which workers reach this server, as host:port or unix:PATH. Default: the address it listens
+    /// on, or if that is 0.0.0.0, the one by which it reaches the coordinator.
     #[arg(long, env = "FLAMBEAU_ADVERTISE")]
     pub advertise: Option<String>,
     /// Threads that serve workers. Default: as many as there are cores.
@@ -108,14 +108,14 @@ pub enum PsError {
     Diverged {
         /// The step.
         step: u64,
-        /// The worker whose gradient is missing.
+        /// The worker that the missing gradient is from.
         task: Task,
     },
 }
 
 impl daemon::process::Failure for PsError {}
 
-/// Serves one shard of a job, and where processes stay after the job, of the next ones.
+/// Serves one shard of a job, and of the jobs after it if processes stay.
 ///
 /// # Errors
 /// As the variants of [`PsError`] say.
@@ -126,7 +126,7 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), PsError> {
     Ok(())
 }
 
-/// Serves one shard of the job that the coordinator has. Returns whether another job is to be served.
+/// Serves one shard of the coordinator's job. Returns whether another job follows.
 async fn serve_job(
     settings: &Settings,
     process: &Process,
@@ -187,7 +187,7 @@ async fn serve_job(
         let until_told = process.shutdown.run_until_cancelled(serve.as_mut()).await;
         match until_told {
             Some(outcome) => Some(outcome),
-            // A checkpoint saves what the shard has taken before its process ends.
+            // A checkpoint saves the shard's updates before the process ends.
             None => {
                 let within = process.shutdown_within.saturating_sub(3 * DRAIN);
                 let saved = tokio::time::timeout(within, serve).await;
@@ -203,7 +203,7 @@ async fn serve_job(
     };
     let mut next_job = false;
     if let (Some(Ok(())), Some(membership)) = (&outcome, &place) {
-        // No rolling upgrade is to wait for a server whose job has ended.
+        // A rolling upgrade must not wait for a server after the end of its job.
         process.readiness.set(true);
         next_job = process.next_job(membership).await;
     }

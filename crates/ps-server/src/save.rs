@@ -32,7 +32,7 @@ pub(crate) struct Saving {
     pub(crate) order: CheckpointOrder,
     /// The most bytes of copies that commits may make.
     most_copied: usize,
-    /// Whether values that are NaN or infinite may be written.
+    /// The job's setting for NaN and infinity, which decides whether checkpoints may have such values.
     non_finite: NonFinite,
     state: Mutex<State>,
     room: Condvar,
@@ -98,7 +98,7 @@ impl Saving {
         }
     }
 
-    /// Keeps a block as it is before it changes, unless it is written already.
+    /// Copies a block before it changes, unless it is written or copied already.
     pub(crate) fn copy_before_write(&self, id: BlockId, block: &Block) {
         let mut state = self.state.lock();
         if !state.over && state.reached.insert(id) {
@@ -139,8 +139,8 @@ impl Saving {
     /// Writes the shard's files.
     ///
     /// # Errors
-    /// If the store cannot be written, has that checkpoint already, or a block has no values, or some that may not
-    /// be written.
+    /// If the store cannot be written or already has that checkpoint, or if a block has no values or has values
+    /// that must not be written.
     pub(crate) async fn write(
         &self,
         store: &Store,
@@ -167,8 +167,7 @@ impl Saving {
         match written.await {
             Ok(()) => Ok(files),
             Err(error) => {
-                // They would take room that the next try needs. The coordinator deletes those that
-                // remain.
+                // The files would take room that the next attempt needs. The coordinator deletes those that remain.
                 for file in &files {
                     if let Err(error) = to.remove_file(self.order.number, &file.name).await {
                         tracing::debug!(file = file.name, "not deleted: {error}");
@@ -246,7 +245,7 @@ impl Saving {
     }
 }
 
-/// Ends a checkpoint's claim on the blocks when it is over, or given up.
+/// Ends a checkpoint when this is dropped.
 pub(crate) struct EndOnDrop(pub(crate) Arc<Saving>);
 
 impl Drop for EndOnDrop {

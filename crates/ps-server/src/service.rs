@@ -1,5 +1,5 @@
-//! The gRPC service: each stream is a session. It is written by hand where gRPC libraries generate it,
-//! because those copy each message once more on its way in and out (see `shared_proto::stream`).
+//! The gRPC service: each stream is a session. It is written by hand, because generated services copy each message
+//! once more on its way in and out (see `shared_proto::stream`).
 
 use std::convert::Infallible;
 use std::future::{Ready, ready};
@@ -22,8 +22,8 @@ use crate::limits::Greeted;
 use crate::session::Session;
 use crate::shard::Shard;
 
-/// Answers of one session that may wait to be sent. They are about 1 MiB at the most, and share their
-/// block's memory until it is updated; with the transport's window this bounds what a worker costs.
+/// The number of answers of one session that may wait to be sent. An answer has about 1 MiB at the most, and shares
+/// its block's memory until the block is updated. With the transport's window this bounds the memory of a session.
 const ANSWERS: usize = 4;
 
 /// The service `flambeau.v1.ParameterServer`.

@@ -30,7 +30,7 @@ const MOST_WAITING: usize = 65_536;
 /// The time after which a worker learns for which tasks its pull waits.
 const QUIET: Duration = Duration::from_millis(100);
 
-/// How long a session waits for its shard to follow the view that the worker knows.
+/// The longest wait of a session for its shard to follow the view that the worker knows.
 const CATCH_UP: Duration = Duration::from_secs(10);
 
 /// A pull that must wait.
@@ -40,7 +40,7 @@ struct Waiting {
     since: Instant,
     /// The tasks that the pull waits for, shared by all pulls that wait for the same.
     on: Arc<[Task]>,
-    /// When to tell the worker; none once it knows.
+    /// The time at which the worker is told; none once it is.
     tell: Option<Instant>,
     /// The bytes that the pull takes while it waits.
     cost: usize,
@@ -63,7 +63,7 @@ pub(crate) struct Session {
     task: Option<TaskId>,
 }
 
-/// Why a session ends before the worker ends it.
+/// The reason why a session ends before the worker ends it.
 enum SessionEnd {
     /// The worker is gone.
     Gone,
@@ -101,7 +101,7 @@ impl Session {
         self.shard.counters.sessions.decrement(1.0);
         if let SessionEnd::Status(status) = served {
             tracing::debug!(peer = %self.peer, %status, "a session has ended");
-            // A worker that no longer reads does not get it.
+            // A worker that no longer reads does not get the status.
             let _ = timeout(QUIET, self.answers.send(Err(status))).await;
         }
     }
@@ -212,7 +212,7 @@ impl Session {
         })
     }
 
-    /// Fails where this server may not answer for its shard: it is about to stop, or its lease is over.
+    /// Checks that this server may answer for its shard: it is not about to stop, and its lease has not expired.
     fn check_lease(&self) -> Result<(), SessionEnd> {
         let followed = self.followed.borrow();
         if followed.closed {
@@ -324,7 +324,7 @@ impl Session {
         self.waiting.push(waiting);
     }
 
-    /// Returns these tasks, in memory shared with those of the pull before if they are the same.
+    /// Returns these tasks, in memory shared with those of the previous pull if they are the same.
     fn shared(&mut self, on: Vec<Task>) -> Arc<[Task]> {
         if on.is_empty() {
             return Arc::default();
@@ -335,7 +335,7 @@ impl Session {
         Arc::clone(&self.waiting_on)
     }
 
-    /// Answers the waiting pulls that a new view lets through.
+    /// Answers the waiting pulls that a new view admits.
     async fn look_again(&mut self) -> Result<(), SessionEnd> {
         self.check_lease()?;
         let followed = self.followed.borrow_and_update().clone();
@@ -360,7 +360,7 @@ impl Session {
         Ok(())
     }
 
-    /// Tells the worker for which tasks its pulls wait, where that is due.
+    /// Tells the worker which tasks its pulls wait for, if that is due.
     async fn tell(&mut self) -> Result<(), SessionEnd> {
         let now = Instant::now();
         let min_clock = self.shard.followed().view.min_clock;
@@ -418,7 +418,7 @@ impl Session {
         sent.map_err(|_| SessionEnd::Gone)
     }
 
-    /// Returns how a session ends whose stream broke, or brought bytes that are no message.
+    /// Returns the end of a session after its stream broke, or brought bytes that are no message.
     fn broken(&self, status: Status) -> SessionEnd {
         let refusal = match status.code() {
             Code::OutOfRange => Refusal::new(

@@ -33,13 +33,13 @@ use optimizer::{Rule, rule};
 pub(crate) struct Followed {
     pub(crate) view: Arc<View>,
     pub(crate) store: Option<Arc<Store>>,
-    /// Cancelled when the epoch is over: sessions of it end.
+    /// Cancelled when the epoch ends. Its sessions end with it.
     pub(crate) epoch_over: CancellationToken,
-    /// Once it is over the shard may belong to another server, so nothing is answered.
+    /// The lease under which the shard answers. After it, the shard may belong to another server.
     pub(crate) lease: Lease,
     /// The key by which receipts are made.
     receipts: Option<ReceiptKey>,
-    /// The process is about to stop, and what it takes now would be lost.
+    /// True if the process is about to stop, so that later pushes would be lost.
     pub(crate) closed: bool,
 }
 
@@ -59,7 +59,7 @@ pub(crate) struct Shard {
     schedule: Schedule,
     /// The most bytes of a checkpoint's copies.
     snapshot_bytes: usize,
-    /// Whether checkpoints may have values that are NaN or infinite.
+    /// The job's setting for NaN and infinity, which decides whether checkpoints may have such values.
     non_finite: NonFinite,
     followed: watch::Sender<Followed>,
 }
@@ -102,7 +102,7 @@ impl Shard {
         self.rule.slots().count as u32
     }
 
-    /// Steps 5 to 7 for a push: check all of it, then update or stage block by block.
+    /// Takes a push (steps 5 to 7): checks all of it, then updates or stages block by block.
     pub(crate) fn push(&self, push: wire::Push) -> Result<wire::Acknowledged, Refusal> {
         let origin = Origin::read(push.origin.as_ref(), "Push")?;
         let followed = self.followed();
@@ -161,8 +161,8 @@ impl Shard {
         })
     }
 
-    /// Returns the receipt of a worker whose gradient is staged in all blocks; empty before that, and
-    /// outside sync mode.
+    /// Returns the receipt of a worker once its gradient is staged in all blocks; empty before that, and outside
+    /// sync mode.
     fn receipt(
         &self,
         followed: &Followed,
@@ -260,7 +260,7 @@ impl Shard {
         Ok(weights)
     }
 
-    /// Returns how much some blocks have taken of a worker's pushes.
+    /// Returns, for some blocks, the number of a worker's pushes that each has taken.
     pub(crate) fn outcome(&self, ask: &wire::AskOutcome) -> Result<wire::Outcome, Refusal> {
         let origin = Origin::read(ask.origin.as_ref(), "AskOutcome")?;
         let Followed { view, store, .. } = self.followed();
@@ -338,8 +338,8 @@ impl Shard {
         view.commit.is_some() && self.followed.borrow().view.commit != view.commit
     }
 
-    /// Begins the checkpoint that a view orders, if it is new: from now on commits leave it the blocks as
-    /// they were. `store` is that of the view's epoch.
+    /// Begins the checkpoint that a view orders, if it is new: from now on commits copy the blocks that it needs.
+    /// `store` is that of the view's epoch.
     pub(crate) fn begin_saving(&self, view: &View, store: Option<&Store>) -> Option<Arc<Saving>> {
         let store = store.filter(|_| self.followed.borrow().view.checkpoint != view.checkpoint)?;
         let order = view.checkpoint;
@@ -354,7 +354,7 @@ impl Shard {
     /// that of the view's epoch.
     ///
     /// # Errors
-    /// If a committed gradient is not here, so that this shard's weights would not be the job's.
+    /// If the shard lacks a committed gradient, so that its weights would not be the job's.
     pub(crate) fn follow(
         &self,
         mut view: View,
@@ -476,7 +476,7 @@ impl Shard {
 }
 
 impl Followed {
-    /// The epoch of the map in force; 0 before there is one.
+    /// Returns the epoch of the map in force; 0 before there is one.
     pub(crate) fn epoch(&self) -> Epoch {
         self.store
             .as_ref()

@@ -26,11 +26,11 @@ pub(crate) struct Store {
     pub(crate) blocks: Arc<Blocks>,
 }
 
-/// Blocks, and what goes over all of them.
+/// Blocks, and the state that concerns all of them.
 pub(crate) struct Blocks {
     pub(crate) by_id: DashMap<BlockId, Mutex<Block>>,
-    /// Held while a step is committed, and shared while a pull is answered: a pull sees all of a
-    /// step or nothing of it.
+    /// Locked for writing while a step is committed, and for reading while a pull is answered: a pull sees all of
+    /// a step or nothing of it.
     pub(crate) committing: RwLock<()>,
     /// The checkpoint that is being written.
     pub(crate) saving: Mutex<Option<Arc<Saving>>>,
@@ -80,25 +80,25 @@ impl Blocks {
         *count == self.by_id.len()
     }
 
-    /// Forgets what workers have staged, once a commit has used it.
+    /// Clears the counts of staged gradients, once a commit has used these.
     pub(crate) fn none_staged(&self) {
         self.staged.lock().clear();
     }
 }
 
 impl Store {
-    /// A shard whose values are yet to come from the initialiser.
+    /// Returns a shard without values, which the initialiser sends later.
     pub(crate) fn empty(shard: u32, map: ShardMap) -> Self {
         let blocks = Blocks::new(map.blocks_of(shard).map(|id| (id, Block::default())));
         Self::with(shard, map, Arc::new(blocks))
     }
 
-    /// A shard with the values of a checkpoint.
+    /// Returns a shard with the values of a checkpoint.
     pub(crate) fn loaded(shard: u32, map: ShardMap, blocks: Vec<(BlockId, Block)>) -> Self {
         Self::with(shard, map, Arc::new(Blocks::new(blocks.into_iter())))
     }
 
-    /// The same values under another epoch's map.
+    /// Returns a shard that shares this one's values, under another epoch's map.
     pub(crate) fn under(&self, map: ShardMap) -> Self {
         Self::with(self.shard, map, Arc::clone(&self.blocks))
     }
@@ -208,7 +208,7 @@ impl Store {
     }
 }
 
-/// Returns the refusal of a message that needs values where there are none yet.
+/// Returns the refusal of a message that needs values before there are any.
 pub(crate) fn not_initialized(what: &str) -> Refusal {
     Refusal::new(
         Reason::NotInitialized,
@@ -235,7 +235,7 @@ mod tests {
         };
         assert!(blocks.staged(worker, Clock(4), 2));
         assert!(!blocks.staged(worker, Clock(5), 1));
-        // It is sent again, after a stream broke, and has been taken already.
+        // The push is sent again after a stream broke. The blocks have already taken it.
         assert!(!blocks.staged(worker, Clock(4), 0));
         assert!(blocks.staged(worker, Clock(5), 1));
     }

@@ -1,6 +1,5 @@
-//! The threads on which sessions live. A connection stays on the thread that it was given to: its
-//! socket, its messages, its updates. To hand small messages from thread to thread would cost more than
-//! the work itself.
+//! The threads that serve sessions. A connection stays on one thread, with its socket, its messages and its updates:
+//! to hand small messages from thread to thread would cost more than the work itself.
 
 use std::io;
 use std::thread::JoinHandle;
@@ -18,10 +17,10 @@ use tonic::transport::server::Connected;
 use crate::listener::{Connection, Listener};
 use crate::service::Sessions;
 
-/// Connections that may wait for a thread to take them.
+/// The number of connections that may wait for a thread to take them.
 const WAITING: usize = 64;
 
-/// Streams of one connection at a time. Workers open one.
+/// The most concurrent streams of one connection. Workers open one.
 const MOST_STREAMS: u32 = 4;
 
 /// Threads that serve sessions.
@@ -83,7 +82,7 @@ impl SessionThreads {
     }
 }
 
-/// All connections of a server are of one kind; those of the other kind never come.
+/// Serves the connections of one thread. All connections of a server are of one kind, TCP or Unix.
 async fn serve(service: Sessions, mut queue: mpsc::Receiver<Connection>, stop: CancellationToken) {
     let Some(first) = stop.run_until_cancelled(queue.recv()).await.flatten() else {
         return;

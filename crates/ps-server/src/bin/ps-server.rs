@@ -1,4 +1,4 @@
-//! The parameter server as a program of its own.
+//! The `ps-server` binary.
 
 use std::process::ExitCode;
 

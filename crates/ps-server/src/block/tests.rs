@@ -201,7 +201,7 @@ fn a_block_counts_what_it_has_taken_of_each_worker() {
     let mark = block.mark_of(worker(0, 1)).unwrap();
     let found = (mark.taken, mark.before, mark.version, mark.clock);
     assert_eq!(found, (2, Sequence(1), Version(3), Clock(4)));
-    // The last two are known; of what came between them nothing is.
+    // The block knows the last two messages, and nothing about those between them.
     let taken = [1, 2, 4, 5].map(|number| block.has_taken(worker(0, 1), Sequence(number)));
     assert_eq!(taken, [Taken::Yes, Taken::Unknown, Taken::Yes, Taken::No]);
 }
