@@ -1,4 +1,4 @@
-//! A shard's answer to a request, and whether it is one.
+//! A shard's answer to a request, and the check that it fits the request.
 
 use std::collections::HashSet;
 
@@ -30,7 +30,7 @@ impl Answer {
         versions.chain(weights).chain(others)
     }
 
-    /// Says why this cannot be the answer to a request; none if it can.
+    /// Returns the reason why this cannot be the answer to a request; none if it can.
     pub(crate) fn misfit(&self, request: &Outgoing) -> Option<&'static str> {
         let of = |id: Option<wire::BlockId>| id.map(BlockId::from);
         let asked: HashSet<Option<BlockId>> = match (request, self) {

@@ -1,4 +1,4 @@
-//! Checks of a push before its first block is sent: all of it is sent, or nothing.
+//! Checks of a push before its first block is sent. Either all of it is sent, or nothing.
 
 use bytes::Bytes;
 use shared_proto::ids::Clock;
@@ -15,7 +15,7 @@ impl ParameterServers {
         gradients: &'a Gradients,
     ) -> Result<&'a [Bytes], ClientError> {
         self.check_sizes(&gradients.values)?;
-        // No element is larger than the norm; a norm that is not a number says nothing.
+        // No element is larger than the norm. If the norm is NaN, the elements are checked.
         let all_fit = gradients.norm < f64::from(self.wire.largest());
         if !all_fit {
             self.check_finite(clock, &gradients.values)?;
@@ -59,7 +59,7 @@ impl ParameterServers {
         }
     }
 
-    /// Returns the name of the first variable whose values are not as they should be.
+    /// Returns the name of the first variable with values for which `holds` is false.
     fn first_without(&self, values: &[Bytes], holds: impl Fn(&[LeF32]) -> bool) -> Option<String> {
         let mut named = self.map.variables.iter().zip(values);
         let found = named.find(|(_, values)| !holds(payload::elements(values)));
@@ -136,7 +136,7 @@ mod tests {
             (Dtype::F16, 65504.0, 65520.0),
             (Dtype::Bf16, 3.38e38, f32::MAX),
         ] {
-            // The norm of two such numbers is larger than what fits, each of them is not.
+            // The norm of two such numbers is larger than the largest number on the wire; each number fits.
             assert_eq!(push(wire, [fits, fits]).await, Ok(()));
             let error = push(wire, [1.0, too_large]).await.unwrap_err();
             assert!(

@@ -1,4 +1,4 @@
-//! A stream to a shard's server: opened, greeted, and how it may end.
+//! A stream to a shard's server: its opening, its greeting and its ends.
 
 use http::header;
 use shared_proto::blocks::ShardMap;
@@ -19,20 +19,20 @@ use tower::{Service, ServiceExt};
 use crate::error::{ClientError, refusal_of};
 use crate::session::Target;
 
-/// Messages that may wait for the transport.
+/// The number of messages that may wait for the transport.
 const OUTGOING: usize = 4;
 
-/// How a stream ended.
+/// The end of a stream.
 pub(crate) enum StreamEnd {
-    /// It may be opened again.
+    /// The stream may be opened again.
     Broken(String),
-    /// It may, with a newer map.
+    /// The stream may be opened again with a newer map.
     Outdated(String),
-    /// It may not.
+    /// The stream must not be opened again.
     Fatal(ClientError),
 }
 
-/// Opens a stream to the shard's server and greets.
+/// Opens a stream to the shard's server, and sends Hello.
 pub(crate) async fn open(
     target: &Target,
     map: &ShardMap,
@@ -80,7 +80,7 @@ pub(crate) async fn open(
     }
 }
 
-/// A message as it travels on a stream of this epoch.
+/// Encodes a message for a stream of this epoch.
 pub(crate) fn encode(mut message: Outgoing, epoch: Epoch) -> Encoded {
     let origin = match &mut message {
         Outgoing::Hello(hello) => &mut hello.origin,

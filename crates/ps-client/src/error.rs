@@ -1,11 +1,11 @@
-//! What can go wrong with a push or pull; split by what the worker does next.
+//! The errors of pushes and pulls, split by what the worker does next.
 
 use std::time::Duration;
 
 use shared_proto::refusal::{Reason, Refusal};
 use tonic::Status;
 
-/// What can go wrong with a push or pull.
+/// The error of a push or pull.
 #[derive(Clone, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ClientError {
@@ -15,7 +15,7 @@ pub enum ClientError {
     /// Another process has taken this worker's identity: end.
     #[error("superseded: {0}")]
     Superseded(Refusal),
-    /// Blocks live elsewhere by now: fetch the shard map and connect again.
+    /// Blocks have moved to other servers: fetch the shard map and connect again.
     #[error("the shard map has changed; the server goes by epoch {epoch}")]
     Moved {
         /// The epoch of the new map.
@@ -29,7 +29,7 @@ pub enum ClientError {
         "the gradient of variable {variable:?} at clock {clock} holds NaN or infinity; lower the learning rate, set clip_norm, or look at the data"
     )]
     NonFinite {
-        /// Its name.
+        /// The variable's name.
         variable: String,
         /// The step.
         clock: u64,
@@ -39,39 +39,39 @@ pub enum ClientError {
         "the gradient of variable {variable:?} holds values too large for {wire}; set strategy.wire to f32 (f16 ends at 65504, bf16 where f32 does), or clip_norm"
     )]
     TooLarge {
-        /// Its name.
+        /// The variable's name.
         variable: String,
-        /// The numbers.
+        /// The type of these numbers.
         wire: &'static str,
     },
     /// Values do not fit the shard map.
     #[error("variable {variable:?} has {found} bytes; the shard map says {expected}")]
     WrongSize {
-        /// Its name.
+        /// The variable's name.
         variable: String,
-        /// Bytes given.
+        /// The number of bytes given.
         found: usize,
-        /// Bytes expected.
+        /// The number of bytes expected.
         expected: usize,
     },
     /// A server could not be reached for longer than the worker's patience.
     #[error("shard {shard} at {address} could not be reached for {patience:?}: {reason}")]
     Unreachable {
-        /// Which shard.
+        /// The shard's number.
         shard: u32,
-        /// Where it should be.
+        /// The address of its server.
         address: String,
-        /// How long it was tried.
+        /// The time for which the worker has tried.
         patience: Duration,
-        /// What the last try came to.
+        /// The error of the last attempt.
         reason: String,
     },
-    /// A server answered what it was not asked.
+    /// A server's answer does not fit the request.
     #[error("shard {shard} has answered {what}; use the same release of Flambeau everywhere")]
     WrongAnswer {
-        /// Which shard.
+        /// The shard's number.
         shard: u32,
-        /// What is wrong with the answer.
+        /// The fault of the answer.
         what: &'static str,
     },
     /// The coordinator has not taken the report of updates that were lost with a server.
@@ -83,7 +83,7 @@ pub enum ClientError {
 }
 
 impl ClientError {
-    /// Whether registering again may help.
+    /// Returns whether registering again may help.
     pub fn is_retryable(&self) -> bool {
         matches!(
             self,
@@ -95,8 +95,7 @@ impl ClientError {
 impl From<Refusal> for ClientError {
     fn from(refusal: Refusal) -> Self {
         match refusal.reason {
-            // A clock that the server cannot believe is one that a coordinator which has started again
-            // did not tell it of.
+            // If a server holds a clock to be impossible, a restarted coordinator has not told the server of it.
             Reason::Fenced
             | Reason::NotLeased
             | Reason::StaleEpoch
@@ -108,7 +107,7 @@ impl From<Refusal> for ClientError {
     }
 }
 
-/// The refusal that ended a stream, if one did; otherwise the stream may be opened again.
+/// Returns the refusal that ended a stream, if there is one. Otherwise the stream may be opened again.
 pub(crate) fn refusal_of(status: &Status) -> Option<Refusal> {
     Refusal::from_status(status)
 }

@@ -1,12 +1,12 @@
 //! The worker's side of the data plane: splits variables by shard, pulls, pushes, sends again.
 //!
 //! - [`ParameterServers`]: all shards of a job; [`ParameterServers::push`] and
-//!   [`ParameterServers::pull`] return at once, what they return is awaited later
-//! - `session`: the stream to one shard; opened again when it breaks, and all that was not answered
-//!   sent again, in order
-//! - `connection`: a stream, opened and greeted
-//! - `answers`: a shard's answers, and whether they fit their requests
-//! - [`Maps`]: where shards are; they move to other servers and addresses while a job runs
+//!   [`ParameterServers::pull`] return handles at once, which are awaited later
+//! - `session`: the stream to one shard. When it breaks, the session opens it again and sends the unanswered
+//!   requests again, in order
+//! - `connection`: the opening and the greeting of a stream
+//! - `answers`: a shard's answers, and the check that they fit their requests
+//! - [`Maps`]: the newest shard map; shards move to other servers and addresses while a job runs
 //! - `losses`: acknowledged updates that were lost with a server
 //! - `checks`: checks of a push before any of it is sent
 //! - [`MessagePlan`]: which blocks travel together

@@ -7,17 +7,17 @@ use shared_proto::ids::{Clock, Epoch};
 use shared_proto::wire;
 use tokio::sync::oneshot;
 
-/// Blocks that are asked about in one message.
+/// The number of blocks that one message asks about.
 const ASK_AT_ONCE: usize = 4096;
 
-/// Updates that were acknowledged by a shard and are not in the values that it was restored to.
+/// Updates that a shard has acknowledged and its restored values lack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lost {
-    /// Pairs of a block and a step.
+    /// The number of pairs of a block and a step.
     pub updates: u64,
     /// The earliest step of which any block has lost the update.
     pub first: Clock,
-    /// The latest one.
+    /// The latest step of which any block has lost the update.
     pub last: Clock,
 }
 
@@ -39,9 +39,9 @@ impl Lost {
 pub struct Loss {
     /// The shard that has lost the updates.
     pub shard: u32,
-    /// Epoch of the shard map in which the loss was found.
+    /// The epoch of the shard map in which the loss was found.
     pub epoch: Epoch,
-    /// How much is lost.
+    /// The lost updates.
     pub lost: Lost,
     /// Answered once the coordinator knows of the loss: no step counts in the new epoch before that.
     pub told: oneshot::Sender<()>,
@@ -182,7 +182,7 @@ mod tests {
         let outcomes = [outcome(0, 4), outcome(1, 2), outcome(2, 0)];
         assert_eq!(acknowledged.compare(&outcomes), lost(2 + 4, 5, 8));
         assert_eq!(acknowledged.compare(&outcomes), None);
-        // What comes later can be lost too; what was lost before is not counted again.
+        // Later updates can be lost too. A loss is not counted twice.
         acknowledged.note(Clock(9), &[version(1)]);
         assert_eq!(acknowledged.compare(&[outcome(1, 2)]), lost(1, 9, 9));
     }
@@ -204,7 +204,7 @@ mod tests {
         }
         let found = acknowledged.compare(&[outcome(0, 1), outcome(1, 5)]);
         assert_eq!(found, lost(4, 1, 52));
-        // A push that was applied, and whose acknowledgement was lost, is taken beyond what is known.
+        // The block has taken more than was acknowledged: one acknowledgement was lost.
         assert_eq!(acknowledged.compare(&[outcome(1, 6)]), None);
     }
 }

@@ -1,5 +1,5 @@
-//! The newest shard map. Sessions ask for a newer one when theirs no longer serves; the task that calls
-//! the coordinator fetches it.
+//! The newest shard map. A session asks for a newer map when its own is out of date. The task that calls the
+//! coordinator fetches it.
 
 use std::sync::Arc;
 
@@ -43,7 +43,7 @@ impl MapSource {
         self.newest.borrow().epoch
     }
 
-    /// Hands in a map. An older one changes nothing.
+    /// Publishes a map, if it is newer than the present one.
     pub fn publish(&self, map: ShardMap) {
         self.newest.send_if_modified(|newest| {
             let newer = map.epoch > newest.epoch;
@@ -56,19 +56,19 @@ impl MapSource {
 }
 
 impl Maps {
-    /// The newest map.
+    /// Returns the newest map.
     pub(crate) fn newest(&self) -> Arc<ShardMap> {
         Arc::clone(&self.newest.borrow())
     }
 
-    /// Asks for a newer one than this, if it is the newest.
+    /// Asks for a newer map than `map`, if that is the newest so far.
     pub(crate) fn ask_beyond(&self, map: &ShardMap) {
         if self.newest.borrow().epoch == map.epoch {
             self.wanted.notify_one();
         }
     }
 
-    /// Waits for a newer one than this.
+    /// Waits for a newer map than `map`.
     pub(crate) async fn beyond(&mut self, map: &ShardMap) {
         let newer = |newest: &Arc<ShardMap>| newest.epoch > map.epoch;
         if self.newest.wait_for(newer).await.is_err() {

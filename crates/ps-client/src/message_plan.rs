@@ -1,10 +1,10 @@
-//! Which blocks travel together: as many of a shard as fit into one message.
+//! The grouping of blocks into messages: as many blocks of a shard as fit into one.
 
 use shared_proto::blocks::{BlockId, ShardMap};
 use shared_proto::transport::MESSAGE_PAYLOAD_BYTES;
 
 /// The blocks of each message, shard by shard. Small variables share a message, a full block has
-/// its own.
+/// one of its own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MessagePlan {
     by_shard: Vec<Vec<Vec<BlockId>>>,
@@ -30,7 +30,7 @@ impl MessagePlan {
         Self { by_shard }
     }
 
-    /// Each message's shard and blocks; the shards take turns, so that all of them have work.
+    /// Returns each message's shard and blocks. The shards take turns, so that all of them have work.
     pub fn in_turns(&self) -> impl Iterator<Item = (usize, &[BlockId])> {
         let longest = self.by_shard.iter().map(Vec::len).max().unwrap_or(0);
         (0..longest).flat_map(move |turn| {

@@ -1,4 +1,4 @@
-//! All shards of a job, as one place to push to and pull from.
+//! All shards of a job, behind one interface for pushes and pulls.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use crate::session::{Reply, Session, Settling, Target};
 /// The settings of a worker's sessions with the servers.
 #[derive(Clone, Debug)]
 pub struct Identity {
-    /// Name of the job.
+    /// The name of the job.
     pub job: String,
     /// The run that this worker is a member of.
     pub run: RunId,
@@ -31,9 +31,9 @@ pub struct Identity {
     pub task: Task,
     /// The newest view it knows of.
     pub view: ViewNumber,
-    /// How long a server may be unreachable.
+    /// The time for which a server may be unreachable.
     pub patience: Duration,
-    /// Numbers in which weights and gradients travel.
+    /// The type of the numbers in which weights and gradients travel.
     pub wire: Dtype,
     /// The network by which servers are reached.
     pub network: Arc<dyn Network>,
@@ -58,16 +58,16 @@ pub struct ParameterServers {
 pub struct Gradients {
     /// One entry for each variable, in the order of the map: all its elements in little-endian `f32`.
     pub values: Vec<Bytes>,
-    /// Their global norm, before it was clipped. No element is larger, so where the norm fits into the
-    /// numbers on the wire the elements need no check.
+    /// Their global norm, before it was clipped. No element is larger, so if the norm fits into the numbers on
+    /// the wire, the elements need no check.
     pub norm: f64,
 }
 
-/// Acknowledgements to come.
+/// The pending acknowledgements of a push.
 #[must_use = "a push counts once it is acknowledged"]
 pub struct PushReceipt(Vec<Reply>);
 
-/// Weights to come.
+/// The pending weights of a pull.
 #[must_use = "weights that were asked for must be taken"]
 pub struct WeightsTicket {
     replies: VecDeque<Reply>,
@@ -100,9 +100,9 @@ pub struct Acknowledgement {
 /// The outcome of a pull.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pulled {
-    /// The lowest min clock by which a shard judged it.
+    /// The lowest min clock by which a shard admitted the pull.
     pub min_clock: Clock,
-    /// How long a shard held it back.
+    /// The longest time for which a shard held the pull back.
     pub waited: Duration,
     /// The lowest epoch of the shard map among the servers that answered.
     pub epoch: Epoch,
@@ -113,9 +113,9 @@ pub struct Pulled {
 pub struct PulledBlock {
     /// The variable's number.
     pub variable: usize,
-    /// The block's first element in it.
+    /// The block's first element in the variable.
     pub start: usize,
-    /// The epoch in which its version counts.
+    /// The epoch in which the version counts.
     pub epoch: Epoch,
     /// The block's version.
     pub version: Version,
@@ -226,7 +226,7 @@ impl ParameterServers {
         Ok(PushReceipt(replies))
     }
 
-    /// Asks for the weights of the step after `clock`, of servers that follow `view` or a later one.
+    /// Asks for the weights of the step after `clock`, from servers that follow `view` or a later one.
     pub async fn pull(&mut self, clock: Clock, view: ViewNumber) -> WeightsTicket {
         let mut replies = Vec::new();
         let plan = Arc::clone(&self.plan);
@@ -312,8 +312,8 @@ impl ParameterServers {
     }
 
     /// Waits for the next blocks that have changed since they were last pulled; none once all have
-    /// come. Take them in as they come: memory that a message was in serves for the next ones. They
-    /// count as known from then on, so they must get into the caller's model.
+    /// come. Copy each into the model when it comes: the next messages reuse the memory of this one. From
+    /// then on the blocks count as known, so the model must have them.
     ///
     /// # Errors
     /// As the variants of [`ClientError`] say.
@@ -360,7 +360,7 @@ impl ParameterServers {
         self.origin.clone()
     }
 
-    /// Returns the part of a variable's values that is a block's.
+    /// Returns the part of a variable's values that belongs to a block.
     fn slice(&self, values: &[Bytes], id: BlockId) -> Result<Bytes, ClientError> {
         let range = self.map.range(id)?;
         let size = size_of::<f32>();
@@ -368,13 +368,13 @@ impl ParameterServers {
     }
 }
 
-/// The epoch of the shard map that all of a worker's sessions have settled in: what it has been
-/// acknowledged is in the values of that epoch's servers, or reported lost.
+/// The epoch of the shard map that all of a worker's sessions have settled in: each acknowledged update is in the
+/// values of that epoch's servers, or reported lost.
 #[derive(Clone, Debug)]
 pub struct Settled(Vec<watch::Receiver<Settling>>);
 
 impl Settled {
-    /// Returns the epoch at present; 0 before each session has had its first stream.
+    /// Returns the present epoch; 0 until every session has had its first stream.
     pub fn epoch(&self) -> Epoch {
         let epochs = self.0.iter().map(|session| match &*session.borrow() {
             Ok(epoch) => *epoch,
@@ -383,7 +383,7 @@ impl Settled {
         epochs.min().unwrap_or_default()
     }
 
-    /// Waits until it is at least `epoch`.
+    /// Waits until the settled epoch is at least `epoch`.
     ///
     /// # Errors
     /// If a session has ended.

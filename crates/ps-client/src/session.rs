@@ -1,5 +1,5 @@
-//! The stream to one shard. It is opened again when it breaks; all that was not answered is sent
-//! again, in order, and the server knows what it has taken already.
+//! The stream to one shard. When it breaks, the session opens it again and sends the unanswered requests again, in
+//! order. The server recognises those that it has already taken.
 
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
@@ -31,28 +31,28 @@ use crate::error::ClientError;
 use crate::losses::{Acknowledged, Loss, Lost};
 use crate::maps::Maps;
 
-/// The most requests under way: with blocks of 1 MiB, those of a shard of 32 GiB, pushed and pulled. A
-/// server bounds the waiting pulls of a session by the same number, and by their bytes.
+/// The most unanswered requests: with blocks of 1 MiB, enough to push and pull a shard of 32 GiB. A server bounds
+/// the waiting pulls of a session by the same number, and by their bytes.
 const MOST_IN_FLIGHT: usize = 65_536;
 
-/// How long a shard may be unreachable before that is worth a warning.
+/// The time for which a shard is unreachable before the session logs a warning.
 const ALARM: Duration = Duration::from_secs(1);
 
-/// How long to wait before asking again for what is not initialised yet.
+/// The pause before a request for values that are not initialised yet is sent again.
 const NOT_YET: Duration = Duration::from_millis(20);
 
-/// The newest epoch that a session has settled in, or why it has ended.
+/// The newest epoch that a session has settled in, or the error that has ended the session.
 pub(crate) type Settling = Result<Epoch, ClientError>;
 
-/// A message that is not answered, and where its answer goes. It is encoded for each stream anew:
-/// the epoch in it is the stream's.
+/// An unanswered message, and the receiver of its answer. The message is encoded anew for each stream, because it
+/// contains the stream's epoch.
 struct Request {
     message: Outgoing,
     reply: oneshot::Sender<Result<Answer, ClientError>>,
     _permit: OwnedSemaphorePermit,
 }
 
-/// The answer to a request, once it comes.
+/// The pending answer to a request.
 pub(crate) struct Reply {
     pub(crate) shard: u32,
     receiver: oneshot::Receiver<Result<Answer, ClientError>>,
@@ -78,7 +78,7 @@ pub(crate) struct Target {
     pub(crate) patience: Duration,
 }
 
-/// The worker's end of a session. It writes to the stream itself; a task of its own reads.
+/// The worker's end of a session. It writes to the stream; a separate task reads.
 pub(crate) struct Session {
     shard: u32,
     state: Arc<Mutex<State>>,
@@ -91,18 +91,18 @@ pub(crate) struct Session {
 /// The state that the writing and the reading end share.
 #[derive(Default)]
 struct State {
-    /// The requests that were not answered, by sequence, which is the order of sending.
+    /// The unanswered requests by sequence, which is the order of sending.
     in_flight: BTreeMap<u64, Request>,
-    /// The stream, once all that was not answered has been sent again on it.
+    /// The stream, once all unanswered requests have been sent again on it.
     outgoing: Option<(Epoch, Sender)>,
     acknowledged: Acknowledged,
-    /// The number of outcomes that were asked for on this stream and have not come.
+    /// The number of outcomes that this stream has asked for and not received.
     open_questions: usize,
     /// Losses that the outcomes so far have shown, and that are not reported yet.
     lost: Option<Lost>,
     /// The number of reports of losses that the coordinator has not taken yet.
     reports: usize,
-    /// The newest epoch that the session has reached; it has settled there once all losses are reported.
+    /// The newest epoch that the session has reached. The session settles there once all losses are reported.
     reached: Epoch,
     /// The error that has ended the session.
     closed: Option<ClientError>,
@@ -134,12 +134,12 @@ impl Session {
     }
 
     /// Returns a watch on the newest epoch that this session has settled in: it has had a stream to the
-    /// shard's server of that epoch, and all that this worker lost by the moves before is reported.
+    /// shard's server of that epoch, and this worker's losses by earlier moves are reported.
     pub(crate) fn settled(&self) -> watch::Receiver<Settling> {
         self.settled.clone()
     }
 
-    /// Sends a message. Waits only while many others are on their way.
+    /// Sends a message. Waits only while many others are unanswered or wait for the transport.
     pub(crate) async fn send(&self, sequence: u64, kind: Outgoing) -> Reply {
         let (reply, receiver) = oneshot::channel();
         let answer = Reply {
@@ -163,7 +163,7 @@ impl Session {
             state.in_flight.insert(sequence, request);
             state.outgoing.clone()
         };
-        // A message for which there is no stream, or whose stream breaks, is sent by the next one.
+        // If there is no stream, or the stream breaks, the next stream sends the message.
         if let Some((epoch, outgoing)) = outgoing {
             let _ = outgoing.send(Ok(encode(kind, epoch))).await;
         }
@@ -201,7 +201,7 @@ impl Driver {
                     let restored = restored && !planted!(SettlesUnasked);
                     let ended = self.exchange(&map, restored, outgoing, incoming);
                     let (end, heard) = ended.await;
-                    // Where not all was answered, the next stream asks again.
+                    // If some questions were not answered, the next stream asks again.
                     if !restored || self.state.lock().open_questions == 0 {
                         values_of = loaded;
                     }
@@ -226,7 +226,7 @@ impl Driver {
                 // The coordinator knows that the shard has no server; patience is for other failures.
                 last_heard = last_heard.max(Instant::now() - ALARM);
             }
-            // Servers end their sessions at the job's end, before workers know; that is no alarm.
+            // Servers end their sessions at the job's end, before workers know of it. This is no reason for a warning.
             if last_heard.elapsed() >= ALARM && !std::mem::replace(&mut alarmed, true) {
                 tracing::warn!(shard, reason, "a shard cannot be reached; trying on");
                 let server = placed.map(|placed| placed.server);
@@ -254,7 +254,7 @@ impl Driver {
         }
     }
 
-    /// Sends again what was not answered, and reads until the stream ends. Returns how it ended, and
+    /// Sends the unanswered requests again, and reads until the stream ends. Returns the end of the stream, and
     /// whether there was any answer. `restored`: the shard's values are not those that this worker has
     /// pushed to.
     async fn exchange(
@@ -300,8 +300,8 @@ impl Driver {
         (end, heard)
     }
 
-    /// Asks what these blocks have taken, and waits for the outcomes: they must not count the pushes that are sent
-    /// again. Then sends the requests in flight in order, and lets new messages through.
+    /// Asks which pushes these blocks have taken, and waits for the outcomes, which must not count the pushes that are
+    /// sent again. Then sends the requests in flight in order, and admits new messages.
     async fn send_again(&self, epoch: Epoch, ask: Vec<Vec<wire::BlockId>>, outgoing: Sender) {
         for blocks in ask {
             let ask = Outgoing::AskOutcome(wire::AskOutcome {
@@ -372,7 +372,7 @@ impl Driver {
         Ok(())
     }
 
-    /// Sends a request again in a moment: the initialiser is at work.
+    /// Sends a request again after [`NOT_YET`], because the initialiser is at work.
     fn ask_again_later(&self, sequence: u64) {
         let state = Arc::clone(&self.state);
         tokio::spawn(async move {
@@ -391,7 +391,7 @@ impl Driver {
     /// Hands an answer to the caller that waits for it.
     ///
     /// # Errors
-    /// If it does not answer the request; then the request stays unanswered.
+    /// If the answer does not fit the request, which then stays unanswered.
     fn resolve(&self, sequence: u64, answer: Result<Answer, ClientError>) -> Result<(), StreamEnd> {
         let request = {
             let mut state = self.state.lock();

@@ -1,4 +1,4 @@
-//! What a session does about a shard that has gone back: it reports what is lost, then settles in the new epoch.
+//! Settling after a shard has been restored: the session reports losses, then settles in the new epoch.
 
 use std::sync::Arc;
 
