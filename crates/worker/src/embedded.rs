@@ -22,7 +22,7 @@ pub struct Embedded {
     pub registration: Registration,
     /// The network by which it reaches servers.
     pub network: Arc<dyn Network>,
-    /// How long it continues without an answer of a server.
+    /// The time for which it continues without an answer of a server.
     pub patience: Duration,
 }
 

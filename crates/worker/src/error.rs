@@ -9,7 +9,7 @@ use crate::device::DeviceError;
 use crate::replica::ReplicaError;
 use crate::strategy::StrategyError;
 
-/// Why a worker failed.
+/// The error with which a worker ended.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum WorkerError {

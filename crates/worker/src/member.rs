@@ -17,7 +17,7 @@ use crate::reporter::Reporter;
 use crate::strategy::{Joining, Strategy, StrategyError};
 use crate::trainer::Trainer;
 
-/// How long to wait before registering again.
+/// The pause before the worker registers again.
 const REGISTER_AGAIN: Duration = Duration::from_millis(50);
 
 /// A builder of replicas for jobs.

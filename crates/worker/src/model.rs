@@ -113,8 +113,8 @@ pub trait Model: 'static {
     }
 }
 
-/// Returns `loss` (mean cross entropy) and `accuracy` (the share of samples whose largest logit is that of
-/// their class) of logits of shape `[samples, classes]`.
+/// Returns `loss` (mean cross entropy) and `accuracy` (the share of samples for which the logit of their class is
+/// the largest) of logits of shape `[samples, classes]`.
 ///
 /// # Errors
 /// candle's.

@@ -28,7 +28,7 @@ pub(crate) struct Reporter {
     pending: Arc<Mutex<Pending>>,
     /// The number of steps handed in.
     handed_in: watch::Sender<u64>,
-    /// The number of steps whose report was answered, or why a report failed.
+    /// The number of steps with an answered report, or the error of a report that failed.
     answered: watch::Receiver<Result<u64, String>>,
     failure: Arc<Mutex<Option<WorkerError>>>,
     _stop: DropGuard,
@@ -141,7 +141,7 @@ struct Reports {
     coordinator: Coordinator,
     sender: Sender,
     settled: Box<dyn Settled>,
-    /// The number of reported steps whose gradients were pushed.
+    /// The number of reported steps with pushed gradients.
     pushes: u64,
     pending: Arc<Mutex<Pending>>,
     failure: Arc<Mutex<Option<WorkerError>>>,

@@ -8,7 +8,8 @@ pub fn order(seed: u64, epoch: u32, samples: usize) -> Vec<u32> {
     permutation(seed, epoch, 0, samples)
 }
 
-/// Returns the order whose last samples are held out for evaluation. It differs from the order of each epoch.
+/// Returns the order by which samples are held out for evaluation: its last ones are. It differs from the order of
+/// each epoch.
 pub(crate) fn held_out(seed: u64, samples: usize) -> Vec<u32> {
     permutation(seed, 0, 1, samples)
 }

@@ -1,4 +1,4 @@
-//! The program of its own: without a coordinator it waits, and then says whom it cannot reach.
+//! The `worker` binary: without a coordinator it waits, and then names the address that does not answer.
 
 #![allow(clippy::unwrap_used)]
 
@@ -6,7 +6,7 @@ use std::process::Command;
 
 #[test]
 fn a_coordinator_that_does_not_answer_is_named() {
-    // A port that was free a moment ago, and on which nobody listens.
+    // A port that was free a moment ago, and on which no process listens.
     let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = free.local_addr().unwrap().to_string();
     drop(free);

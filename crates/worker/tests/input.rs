@@ -1,4 +1,4 @@
-//! Data sets: what is read, and what is refused with which words.
+//! Data sets: the samples that are read, and the errors of files that are refused.
 
 #![allow(clippy::unwrap_used)]
 

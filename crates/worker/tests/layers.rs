@@ -48,7 +48,7 @@ impl Source {
     }
 }
 
-/// Of f64 or f32.
+/// Returns the elements of a tensor of f64 or f32.
 fn values(tensor: &Tensor) -> Vec<f64> {
     let tensor = tensor.to_dtype(DType::F64).unwrap();
     tensor.flatten_all().unwrap().to_vec1().unwrap()
@@ -144,7 +144,7 @@ fn a_variable_of_several_layers_has_the_sum_of_their_gradients() {
     let targets = source.targets(4, 6);
     check("shared", &[&w, &b], || {
         let y = linear_relu(&linear_relu(&x, &w, &b)?, &w, &b)?;
-        // And once in candle's own operations, where candle itself keeps the gradient.
+        // This part uses candle's own operations, so that candle itself keeps the gradient.
         cross_entropy(&(y.matmul(&w.t()?)? + x.matmul(&w)?)?, &targets)
     });
 }
@@ -253,7 +253,7 @@ fn initial_values_and_names_are_those_of_candle() {
     let map = VarMap::new();
     let vars = VarBuilder::from_varmap(&map, DType::F32, &Device::Cpu);
     let ours = Linear::new(5, 3, vars.pp("a")).unwrap();
-    // The same variables.
+    // Both layers have the same variables.
     let candles = candle_nn::linear(5, 3, vars.pp("a")).unwrap();
     let x = Source::new().tensor(&[2, 5], DType::F32);
     let (ours, candles) = (ours.forward(&x).unwrap(), candles.forward(&x).unwrap());
@@ -286,7 +286,7 @@ fn what_does_not_fit_is_an_error() {
     let error = cross_entropy(&logits, &floats).unwrap_err().to_string();
     assert!(error.contains("u32"), "{error}");
     assert!(cross_entropy(&tensor(&[0, 3]), &targets(&[])).is_err());
-    // No rows are no error, where candle takes them.
+    // Zero rows are no error, if candle accepts them.
     assert_eq!(
         linear_relu(&tensor(&[0, 3]), &w, &b).unwrap().dims(),
         [0, 4]

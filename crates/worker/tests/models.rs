@@ -112,7 +112,7 @@ fn equal_maxima_share_one_gradient() {
     }
 }
 
-/// What PyTorch made; `vectors/make_model_vectors.py` says how.
+/// Results of PyTorch, made by `vectors/make_model_vectors.py`.
 struct Vectors(std::collections::HashMap<String, Tensor>);
 
 impl Vectors {

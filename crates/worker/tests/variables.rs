@@ -320,7 +320,7 @@ fn other_variables_are_not_loaded() {
     };
     refused(&["cannot be read"]);
 
-    // The first is right; it must not be set for all that.
+    // The first variable fits, but must not be set either.
     let (other, _) = build(2, |vars| {
         Ok(vec![
             vars.get((2, 3), "a")?,

@@ -1,4 +1,4 @@
-//! The worker, with the models that Flambeau has, as a program of its own.
+//! The `worker` binary, with the models that come with Flambeau.
 
 use std::process::ExitCode;
 

@@ -43,7 +43,7 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// Returns a batch whose wants are known.
+    /// Returns a batch with known wants.
     pub fn new(positions: Positions, wants: Vec<Want>) -> Self {
         Self {
             positions,
@@ -52,7 +52,7 @@ impl Prepared {
         }
     }
 
-    /// Returns a batch whose wants come when it is assembled.
+    /// Returns a batch with wants that become known when it is assembled.
     pub(super) fn assembling(positions: Positions, wants: oneshot::Receiver<Vec<Want>>) -> Self {
         Self {
             positions,

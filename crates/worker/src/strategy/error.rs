@@ -27,7 +27,7 @@ pub enum StrategyError {
     Answer {
         /// The call.
         call: &'static str,
-        /// What is wrong with the answer.
+        /// The fault of the answer.
         problem: String,
     },
     /// The worker, or the job, cannot go on.

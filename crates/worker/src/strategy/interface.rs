@@ -25,7 +25,7 @@ pub struct Joining<'a> {
     pub membership: &'a Membership,
     /// The network by which other processes are reached.
     pub network: &'a Arc<dyn Network>,
-    /// How long the worker continues without an answer of another process.
+    /// The time for which the worker continues without an answer of another process.
     pub patience: Duration,
 }
 

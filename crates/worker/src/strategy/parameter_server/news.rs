@@ -14,7 +14,7 @@ use tokio::sync::{mpsc, watch};
 /// The number of losses that may wait to be reported.
 pub(super) const LOSSES: usize = 64;
 
-/// How long to wait between two requests for the shard map.
+/// The pause between two requests for the shard map.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// Reports which workers this worker waits for, in the log, the metrics and to the coordinator.
