@@ -41,7 +41,7 @@ impl Rule for AdamW {
     }
 }
 
-/// What both have in common.
+/// The settings that Adam and AdamW have in common.
 struct Moments {
     beta1: f32,
     beta2: f32,
@@ -49,10 +49,10 @@ struct Moments {
 }
 
 impl Moments {
-    /// `keep` is what remains of a weight by itself, `decay` how much of it joins its gradient.
+    /// Applies a gradient, to which `decay` times the weight is added. The weight itself is multiplied by `keep`.
     fn apply(&self, update: Update, keep: f32, decay: f32, part: Part) {
         let (beta1, beta2, epsilon) = (self.beta1, self.beta2, self.epsilon);
-        // What the means lack for having begun at zero, in f64 because it begins near one.
+        // Corrects the bias of means that begin at zero; in f64, because the powers begin near one.
         let power = update.number.min(i32::MAX as u64) as i32;
         let lack = |beta: f32| 1.0 - f64::from(beta).powi(power);
         let step = (f64::from(update.learning_rate) / lack(beta1)) as f32;

@@ -1,4 +1,4 @@
-//! Optimizers: how a gradient changes weights, in place; and learning-rate schedules.
+//! Optimizers, which change weights in place by gradients, and learning-rate schedules.
 //!
 //! Each works element by element on flat slices, and keeps its state in slots that its caller stores: a server beside
 //! a block's weights, a worker beside its own. Arithmetic is in f32, in the order of PyTorch's single-tensor implementations
@@ -19,52 +19,52 @@ use shared_proto::payload::LeF32;
 /// A block's state for an optimizer: `count` arrays as long as the weights, back to back.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Slots {
-    /// How many numbers each weight has beside it.
+    /// The number of slots of each weight.
     pub count: usize,
-    /// What they are before the first update.
+    /// The value of a slot before the first update.
     pub initial: f32,
 }
 
 impl Slots {
-    /// The arrays of a block's state, of which those that are not in use are empty.
+    /// Returns the arrays of a block's state. Arrays that are not in use are empty.
     pub fn split(self, state: &mut [f32]) -> [&mut [f32]; 2] {
         let (first, second) = state.split_at_mut(state.len() / self.count.max(1));
         [first, second]
     }
 }
 
-/// What an update is made with.
+/// The parameters of an update.
 #[derive(Clone, Copy, Debug)]
 pub struct Update {
     /// The learning rate, its schedule's factor included.
     pub learning_rate: f32,
-    /// Number of this update of the block, from 1.
+    /// The number of this update of the block, from 1.
     pub number: u64,
-    /// With which instructions; the result is the same.
+    /// The instructions to use; the result is the same with all of them.
     pub kernel: Kernel,
 }
 
 /// A part of a block, all of it or less.
 #[derive(Debug)]
 pub struct Part<'a> {
-    /// To be changed.
+    /// The weights to be changed.
     pub weights: &'a mut [f32],
-    /// As long as the weights.
+    /// The gradient, as long as the weights.
     pub gradient: &'a [LeF32],
-    /// The first [`Slots::count`] are as long as the weights, the others are not in use.
+    /// The slots. The first [`Slots::count`] arrays are as long as the weights, the others are not in use.
     pub slots: [&'a mut [f32]; 2],
 }
 
 /// The update rule of an optimizer.
 pub trait Rule: Send + Sync {
-    /// What it keeps beside each weight.
+    /// Returns the slots that it needs for each weight.
     fn slots(&self) -> Slots;
 
     /// Applies the part's gradient to its weights.
     fn apply(&self, update: Update, part: Part);
 }
 
-/// The rule that a job's settings ask for.
+/// Returns the rule of a job's settings.
 pub fn rule(optimizer: &Optimizer) -> Box<dyn Rule> {
     match optimizer.clone() {
         Optimizer::Sgd(settings) => Box::new(settings),
@@ -78,7 +78,7 @@ pub fn rule(optimizer: &Optimizer) -> Box<dyn Rule> {
 }
 
 impl<'a> Part<'a> {
-    /// Weight, gradient and one slot of each element.
+    /// Iterates over the weight, the gradient and one slot of each element.
     #[inline(always)]
     fn with_slot(self) -> impl Iterator<Item = (&'a mut f32, f32, &'a mut f32)> {
         let [slot, _] = self.slots;
@@ -87,7 +87,7 @@ impl<'a> Part<'a> {
         pairs.zip(slot).map(|((w, g), s)| (w, g, s))
     }
 
-    /// Weight, gradient and two slots of each element.
+    /// Iterates over the weight, the gradient and two slots of each element.
     #[inline(always)]
     fn with_two_slots(self) -> impl Iterator<Item = (&'a mut f32, f32, &'a mut f32, &'a mut f32)> {
         let [first, second] = self.slots;
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
     use shared_proto::job::RmsProp;
 
-    /// The coordinator counts by what the job says, whether a model fits.
+    /// The coordinator checks by the job's slot count whether a model fits, so that count must match the rule's.
     #[test]
     fn rules_keep_as_many_numbers_as_the_job_says() {
         let named = Optimizer::NAMES.map(|name| Optimizer::named(name).unwrap());

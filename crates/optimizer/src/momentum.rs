@@ -15,7 +15,7 @@ impl Rule for Momentum {
 
     fn apply(&self, update: Update, part: Part) {
         let (rate, decay, mu) = (update.learning_rate, self.weight_decay, self.momentum);
-        // How much of the newest gradient is counted once more.
+        // The share of the newest gradient that is added once more.
         let look_ahead = if self.nesterov { 1.0 } else { 0.0 };
         let kept = if self.nesterov { mu } else { 1.0 };
         update.kernel.run(|| {

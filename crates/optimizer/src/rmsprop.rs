@@ -1,5 +1,5 @@
 //! RMSProp (Tieleman and Hinton, "Neural Networks for Machine Learning", lecture 6.5, 2012), with
-//! momentum where asked for.
+//! optional momentum.
 
 use shared_proto::job::RmsProp;
 

@@ -2,8 +2,8 @@
 
 use shared_proto::job::{Schedule, ScheduleKind};
 
-/// The factor for the update after `done` others. `total` is what the job expects to be done in all
-/// (it ends a cosine whose settings do not).
+/// Returns the factor for the update after `done` others. `total` is the number of updates that the job expects; a
+/// cosine without an end in its settings ends there.
 ///
 /// Warm-up rises in a line (Goyal et al., "Accurate, Large Minibatch SGD", 2017, section 2.2); the
 /// cosine is that of Loshchilov and Hutter, "SGDR", ICLR 2017, equation 5, without restarts.

@@ -41,8 +41,8 @@ fn every_optimizer_agrees_with_an_independent_implementation() {
     }
 }
 
-/// Over all steps and weights; relative to the weight, or to 0.1 where it is smaller (an update of
-/// several tenths that ends near zero has the rounding of several tenths).
+/// Returns the largest error over all steps and weights, relative to the weight, or to 0.1 if it is smaller (an
+/// update of several tenths that ends near zero has the rounding of several tenths).
 fn largest_error(case: &Case) -> f32 {
     let schedule = case.schedule.clone().unwrap_or_default();
     let base = case.optimizer.learning_rate();
@@ -70,7 +70,7 @@ fn largest_error(case: &Case) -> f32 {
     worst
 }
 
-/// What a job promises bit for bit does not depend on the CPU that its servers run on.
+/// The results that a job promises bit for bit do not depend on the CPUs of its servers.
 #[test]
 fn all_kernels_give_the_same_bits() {
     let kernels = Kernel::all();
