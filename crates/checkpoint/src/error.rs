@@ -50,9 +50,9 @@ pub enum CheckpointError {
     /// The content is not what was written. Use an older checkpoint.
     #[error("{file} is damaged: {reason}{}", before(instead.as_ref()))]
     Damaged {
-        /// Which file.
+        /// The file.
         file: String,
-        /// Why the file counts as damaged.
+        /// The reason why the file counts as damaged.
         reason: String,
         /// The number and location of an older checkpoint that is whole.
         instead: Option<(u64, String)>,
@@ -63,7 +63,7 @@ pub enum CheckpointError {
         crate::FORMAT
     )]
     Newer {
-        /// Which file.
+        /// The file.
         file: String,
         /// The file's format.
         format: u64,
@@ -76,7 +76,7 @@ pub enum CheckpointError {
     Location {
         /// The location as it was given, without user and password.
         location: String,
-        /// Why the location cannot hold checkpoints.
+        /// The reason why the location cannot hold checkpoints.
         reason: String,
     },
 }

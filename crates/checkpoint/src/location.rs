@@ -15,7 +15,7 @@ use crate::store::{Store, folder_name, number_of};
 
 /// The folder of a run directory that has its checkpoints.
 const CHECKPOINTS: &str = "checkpoints";
-/// How often, and for how long, a request is retried. Callers have deadlines of their own.
+/// The number of retries of a request, and the time in which they must succeed. Callers have deadlines of their own.
 const RETRIES: usize = 6;
 const RETRY_TIMEOUT: Duration = Duration::from_secs(60);
 

@@ -15,20 +15,20 @@ pub const FORMAT: u32 = 2;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
-    /// Version of the format.
+    /// The version of the format.
     pub format: u32,
-    /// The checkpoint's number: grows within a run, from 0.
+    /// The checkpoint's number, which grows within a run, from 0.
     pub number: u64,
     /// The id of the run that wrote it; empty in format 1.
     #[serde(default)]
     pub run: String,
-    /// Name of the job.
+    /// The name of the job.
     pub job: String,
     /// The job, as the text of its TOML file.
     pub job_toml: String,
     /// `sync`, `bounded` or `async`.
     pub mode: String,
-    /// Epoch of the shard map in which it was written.
+    /// The epoch of the shard map in which it was written.
     pub epoch: u64,
     /// Sync mode: committed steps; else the min clock when it was begun.
     pub clock: u64,
@@ -36,19 +36,19 @@ pub struct Manifest {
     pub steps: u64,
     /// Samples trained on.
     pub samples: u64,
-    /// When it was begun, in seconds since 1970-01-01 00:00 UTC.
+    /// The time at which it was begun, in seconds since 1970-01-01 00:00 UTC.
     pub began: u64,
     /// The variables, sorted by name: a block's variable is an index into them.
     pub variables: Vec<SavedVariable>,
-    /// Elements in each block but the last of a variable.
+    /// The number of elements in each block but the last of a variable.
     pub block_elements: u64,
-    /// Arrays that the optimizer keeps beside each block's weights.
+    /// The number of arrays that the optimizer keeps beside each block's weights.
     pub slots: u32,
-    /// Shards that it was written by.
+    /// The number of shards that have written it.
     pub shards: u32,
     /// Its files.
     pub files: Vec<FileEntry>,
-    /// Where the data stands, for the coordinator.
+    /// The progress of the training, for the coordinator.
     pub progress: serde_json::Value,
     /// SHA-256 of this manifest's text as it is with this field empty, in hexadecimal. In all formats
     /// it is the last field and stands on a line of its own, so that any program can check it.
@@ -345,7 +345,7 @@ impl FileEntry {
 }
 
 impl BlockRange {
-    /// The blocks in it.
+    /// Returns the ids of the blocks in the range.
     pub fn ids(self) -> impl Iterator<Item = BlockId> {
         let variable = self.variable;
         (self.first..=self.last).map(move |index| BlockId { variable, index })
@@ -407,7 +407,7 @@ fn sha256(bytes: &[u8]) -> String {
     hexadecimal(&Sha256::digest(bytes))
 }
 
-/// Bytes as lower-case hexadecimal digits.
+/// Returns bytes as lower-case hexadecimal digits.
 pub fn hexadecimal(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

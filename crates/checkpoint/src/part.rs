@@ -1,8 +1,8 @@
 //! Blocks to safetensors and back. Pure: no files, no clock, no threads.
 //!
-//! For each block there is a tensor of its weights, named `variable.index`, and where the optimizer
-//! keeps slots, one of them, named `variable.index.slots`, with a row for each slot. What safetensors
-//! has no place for is JSON in the header's metadata, under the key `flambeau`.
+//! Each block has a tensor of its weights, named `variable.index`, and, if the optimizer keeps slots, a tensor
+//! of them, named `variable.index.slots`, with a row for each slot. The header's metadata has all other data of the
+//! blocks as JSON, under the key `flambeau`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -21,7 +21,7 @@ use crate::manifest::{FORMAT, Manifest};
 pub struct Mark {
     /// The worker, in one of its generations.
     pub task: Task,
-    /// Number of the message.
+    /// The number of the message.
     pub sequence: Sequence,
     /// The number of the message that the block took before this one; 0 if there is none.
     pub before: Sequence,
@@ -326,7 +326,7 @@ fn contents(blocks: &[SavedBlock], slots: u32) -> String {
 /// A safetensors header being written.
 struct HeaderText {
     text: String,
-    /// Where the next tensor begins.
+    /// The offset at which the next tensor begins.
     offset: u64,
 }
 

@@ -21,7 +21,7 @@ pub use tidy::Listed;
 
 const MANIFEST: &str = "manifest.json";
 const FOLDER: &str = "checkpoint-";
-/// Larger files are uploaded in parts of this size, so that no request takes too long.
+/// The size of the parts in which larger files are uploaded, so that no request takes too long.
 const REQUEST: usize = 16 << 20;
 
 /// Returns the name of a checkpoint's folder.
@@ -59,7 +59,7 @@ impl fmt::Debug for Store {
 }
 
 impl Store {
-    /// A store over any objects, named `location` in messages. Uses no threads.
+    /// Returns a store over any objects, named `location` in messages. It uses no threads.
     pub fn over(objects: Arc<dyn ObjectStore>, location: &str) -> Self {
         Self {
             objects,
@@ -72,7 +72,7 @@ impl Store {
         }
     }
 
-    /// A store in an existing folder.
+    /// Returns a store in an existing folder.
     pub(crate) fn in_folder(
         objects: Arc<dyn ObjectStore>,
         folder: PathBuf,
@@ -85,7 +85,7 @@ impl Store {
         }
     }
 
-    /// A store over a bucket's objects below `root`.
+    /// Returns a store over a bucket's objects below `root`.
     pub(crate) fn in_bucket(
         objects: Arc<dyn ObjectStore>,
         root: Path,
@@ -421,7 +421,7 @@ impl Store {
         while !content.is_empty() {
             let part = content.split_to(content.len().min(REQUEST));
             if let Err(error) = upload.put_part(PutPayload::from(part)).await {
-                // An upload that is not aborted stays in the bucket, invisible and paid for.
+                // An upload that is not aborted stays in the bucket: it is invisible, but costs money.
                 let _ = upload.abort().await;
                 return Err(error);
             }

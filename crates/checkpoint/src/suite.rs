@@ -17,7 +17,7 @@ use crate::store::{Claim, Store};
 /// Elements in a block of [`manifest`].
 const BLOCK_ELEMENTS: u64 = 4;
 
-/// Numbers that differ from each other and from those of other seeds.
+/// Returns numbers that differ from each other and from those of other seeds.
 fn numbers(count: u64, seed: u64) -> Bytes {
     let number = |i| (seed * 1000 + i) as f32 / 8.0;
     (0..count).flat_map(|i| number(i).to_le_bytes()).collect()
@@ -121,7 +121,7 @@ pub(crate) async fn save(store: &Store, number: u64) -> Manifest {
     store.write_manifest(manifest).await.unwrap()
 }
 
-/// Writes a checkpoint whose writer dies before the manifest.
+/// Writes the files of a checkpoint without its manifest, like a writer that dies before the end.
 pub(crate) async fn save_files(store: &Store, number: u64) {
     for (name, blocks) in files(2, number) {
         let content = encode(&blocks, 2);

@@ -7,7 +7,7 @@ fn text() -> Vec<u8> {
     manifest(12, 2, 5).to_bytes().unwrap().to_vec()
 }
 
-/// Why a manifest changed like this is refused, its checksum being right.
+/// Returns the reason why a manifest with this change and the right checksum is refused.
 fn refusal(change: impl FnOnce(&mut Manifest)) -> String {
     let mut changed = manifest(12, 2, 5);
     change(&mut changed);

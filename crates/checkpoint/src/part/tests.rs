@@ -51,7 +51,7 @@ fn sample() -> Bytes {
     encode(&[block(0, 0, 3, 2, 1), block(3, 1, 2, 2, 7)], 2)
 }
 
-/// A file with this header and data.
+/// Returns a file with this header and so many bytes of data.
 fn file(header: &str, data: usize) -> Bytes {
     let mut file = (header.len() as u64).to_le_bytes().to_vec();
     file.extend_from_slice(header.as_bytes());
@@ -59,7 +59,7 @@ fn file(header: &str, data: usize) -> Bytes {
     file.into()
 }
 
-/// Why a file with one block of two elements, but for this header, is refused.
+/// Returns the reason why a file with one block of two elements and this header is refused.
 fn refusal(header: &str, data: usize) -> String {
     decode(&file(header, data), "a.safetensors")
         .unwrap_err()

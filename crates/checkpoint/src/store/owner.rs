@@ -23,16 +23,16 @@ use time::OffsetDateTime;
 use super::Store;
 use crate::error::CheckpointError;
 
-/// How often an owner raises its counter.
+/// The interval at which an owner raises its counter.
 pub const BEAT: Duration = Duration::from_secs(3);
 
-/// How long an owner's counter may stand still before the owner counts as dead.
+/// The time without a change of its counter after which an owner counts as dead.
 pub const DEAD_AFTER: Duration = Duration::from_secs(15);
 
-/// How often a watched counter is read.
+/// The interval at which a watched counter is read.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// How often an operation is retried while other runs claim the location too.
+/// The number of attempts of an operation while other runs claim the location too.
 const ROUNDS: usize = 8;
 
 const OWNER: &str = "owner-";

@@ -45,7 +45,7 @@ fn write_the_corpus() {
         "manifest-without-file",
         &serde_json::to_vec(&without_file).unwrap(),
     );
-    // Sizes whose sum does not fit into 64 bits.
+    // The sum of these sizes does not fit into 64 bits.
     let tensor = |i: u64| {
         let (start, end) = (i << 60, (i + 1) << 60);
         format!(

@@ -1,4 +1,4 @@
-//! What a person may give as a place.
+//! The locations that a user may give.
 
 use std::path::Path;
 

@@ -49,7 +49,7 @@ async fn claims(store: Store) {
     }
     assert_eq!(store.owner().await.unwrap(), Some(a.clone()));
 
-    // The run itself, started again, takes over at once; its earlier process is superseded.
+    // The same run, started again, takes over at once and supersedes its earlier process.
     let before = store.watch_owner("a", Duration::MAX).await.unwrap();
     let again = store.claim(claim("a", 0), before.as_ref()).await.unwrap();
     assert_eq!(again.term, 2);

@@ -73,7 +73,7 @@ impl Moto {
                 Some(address.trim().to_owned())
             })
             .expect("moto_server ended");
-        // It logs each request, so a pipe that nothing reads would block it.
+        // The server logs each request, so it would block if no thread read the pipe.
         std::thread::spawn(move || lines.for_each(drop));
         let moto = Self { process, address };
         assert!(moto.request("PUT /bucket", "").contains("200"));
@@ -99,7 +99,7 @@ impl Moto {
     }
 }
 
-/// Where moto's server is.
+/// Returns the path of moto's server, if it is installed.
 fn moto() -> Option<PathBuf> {
     if let Some(program) = std::env::var_os("FLAMBEAU_TEST_MOTO") {
         return Some(program.into());
@@ -182,7 +182,7 @@ async fn in_a_bucket() {
     }
 }
 
-/// A server that quotes all it was sent, as S3 does of a request with a wrong signature.
+/// Starts a server that quotes the whole request in its answer, as S3 does after a wrong signature.
 fn indiscreet(status: &'static str) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = format!("http://user:hunter2@{}", listener.local_addr().unwrap());

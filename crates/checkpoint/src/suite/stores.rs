@@ -145,7 +145,7 @@ async fn refuses_manifests(store: Store) {
     let newer = resealed(&manifest(1, 2, 1), "\"format\": 2,", "\"format\": 3,");
     overwrite(&store, 1, "manifest.json", |content| *content = newer).await;
     read("was written by a newer release: format 3, this program reads 2").await;
-    // An older one would lose the training of the newer program.
+    // An older checkpoint would lose the training of the newer program.
     let newest = store.newest().await.unwrap_err();
     assert!(matches!(newest, CheckpointError::Newer { format: 3, .. }));
 
@@ -220,7 +220,7 @@ async fn finds_damaged_files(store: Store) {
     );
 }
 
-/// Larger than one request.
+/// Files that are larger than one request.
 async fn large_files(store: Store) {
     let mut content = vec![0u8; 40 << 20];
     for (i, byte) in content.iter_mut().enumerate() {
@@ -239,7 +239,7 @@ async fn names(store: Store) {
     assert_eq!(store.list().await.unwrap(), []);
 }
 
-/// Changes a file behind the store's back, by the store's own means.
+/// Changes a file by the store's own means, without its checks.
 async fn overwrite(store: &Store, number: u64, name: &str, change: impl FnOnce(&mut Vec<u8>)) {
     let folder = folder_name(number);
     let mut content = store.read(&folder, name).await.unwrap().to_vec();
@@ -299,7 +299,7 @@ async fn in_a_folder_by_its_url() {
     partial_files(root.path());
 }
 
-/// No file may be left under a name that is not its own.
+/// Checks that no file is left under a temporary name.
 fn partial_files(folder: &std::path::Path) {
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
