@@ -31,10 +31,10 @@ const COUNTS: [f64; 12] = [
     0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 32.0, 64.0, 256.0,
 ];
 
-/// How often samples of histograms are sorted into their buckets.
+/// The interval at which samples of histograms are sorted into their buckets.
 const UPKEEP: Duration = Duration::from_secs(5);
 
-/// How long a health check waits.
+/// The longest wait of a health check.
 const HEALTH_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The most connections at a time. One that makes no request gives way to newer ones.
@@ -61,10 +61,10 @@ impl Readiness {
     }
 }
 
-/// Asks the process that listens at `listen` whether it is well.
+/// Asks the process that listens at `listen` for its health.
 ///
 /// # Errors
-/// If it does not say so in time.
+/// If the process does not answer in time that it is healthy.
 pub fn ask_health(listen: SocketAddr) -> io::Result<()> {
     let ip = match listen.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),

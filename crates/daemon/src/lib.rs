@@ -1,9 +1,9 @@
-//! The process around each role's work, the same for all roles.
+//! The parts of a process that are the same for all roles.
 //!
 //! - [`process`]: a main function: log, metrics, signals, exit code
 //! - [`settings`]: the settings of all processes, and a job's flags
 //! - [`membership`]: register with the coordinator, keep the lease, follow views, leave
-//! - [`Offload`]: where work goes that would hold up messages
+//! - [`Offload`]: runs work that would hold up messages
 //! - [`http`]: `/metrics`, `/healthz` and `/readyz`
 //!
 //! A role is a function `run(settings, process)` of its library; [`process::main`] wraps it.
@@ -36,7 +36,7 @@ pub struct Ready {
     pub metrics: SocketAddr,
 }
 
-/// [`Ready`] among log lines that are JSON objects, with what each of them has.
+/// [`Ready`] as a JSON object, with the fields that each log line has.
 #[derive(Serialize, Deserialize)]
 struct ReadyObject {
     timestamp: String,
@@ -51,7 +51,7 @@ impl Ready {
     const ADDRESS: &str = "listening on ";
     const METRICS: &str = "metrics on ";
 
-    /// The line, in the format of the log beside it.
+    /// Returns the line, in the format of the log beside it.
     pub fn line(&self, format: LogFormat) -> String {
         let address = self.address.as_ref().map(Listen::to_string);
         match format {
@@ -73,7 +73,7 @@ impl Ready {
         }
     }
 
-    /// Reads the line; `None` if it is another.
+    /// Reads the line; `None` if it is not such a line.
     pub fn parse(line: &str) -> Option<Self> {
         if let Ok(object) = serde_json::from_str::<ReadyObject>(line) {
             let address = object.listening.map(|address| address.parse());
@@ -94,7 +94,7 @@ impl Ready {
     }
 }
 
-/// Returns the time as log lines have it.
+/// Returns the time in the format of log lines.
 fn now() -> String {
     let mut now = String::new();
     // Writing to a string does not fail.

@@ -25,30 +25,30 @@ use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::{Request, Status};
 
-/// How long the coordinator may take to answer a server that is about to stop.
+/// The time in which the coordinator must answer a server that is about to stop.
 const DRAIN_CALL: Duration = Duration::from_secs(6);
 
 /// The pause before a coordinator that did not answer is asked again.
 const DRAIN_AGAIN: Duration = Duration::from_millis(200);
 
-/// How long the call that gives a lease back may take.
+/// The time limit of the call that gives a lease back.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long telling the coordinator of an error may take.
+/// The time limit of the call that tells the coordinator of an error.
 const TELL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// An error between a process and its coordinator. The variants differ in what the process does next.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum MembershipError {
-    /// Nothing was heard for longer than the process's patience: give up.
+    /// The coordinator did not answer for longer than the process's patience: give up.
     #[error(
         "the coordinator at {address} could not be reached for {patience:?}: {reason}; is it running, is the address right, and do both or neither use --tls-ca?"
     )]
     Unreachable {
         /// The coordinator's address.
         address: String,
-        /// How long the process tried.
+        /// The time for which the process tried.
         patience: Duration,
         /// The error of the last try.
         reason: String,
@@ -68,10 +68,10 @@ pub enum MembershipError {
     Mismatched {
         /// The coordinator's address.
         address: String,
-        /// Which of the two it is.
+        /// The side that speaks TLS.
         mismatch: Mismatch,
     },
-    /// The coordinator takes this process for dead, or another has its identity: register again.
+    /// The coordinator holds this process for dead, or another process has its identity: register again.
     #[error("no longer a member of the cluster: {0}")]
     Fenced(String),
     /// The shard map is newer than the caller's: move to the newer one, and call again.
@@ -122,7 +122,7 @@ pub struct Membership {
     _heartbeats: DropGuard,
 }
 
-/// The standing of a process, as the last heartbeat has shown it.
+/// The standing of a process according to the last heartbeat.
 #[derive(Clone, Debug)]
 enum Standing {
     Member,
@@ -146,7 +146,7 @@ pub struct Registration {
     pub metrics_address: String,
     /// The values that a returning server still has.
     pub holding: Option<wire::Holding>,
-    /// Servers only: the bytes of values that there is memory for; 0 if it is not known.
+    /// Servers only: the bytes of values that the server has memory for; 0 if it is not known.
     pub capacity_bytes: u64,
 }
 
@@ -181,7 +181,7 @@ impl Membership {
                 })
                 .await;
             match reply {
-                // The answer was lost for longer than the lease that it gave.
+                // The answer was lost for longer than the lease in it.
                 Err(MembershipError::OutOfOrder(_)) => {}
                 reply => break reply?,
             }
@@ -240,8 +240,8 @@ impl Membership {
         self.lease.clone()
     }
 
-    /// Waits until the lease is lost, or the job has failed. Wait for this beside anything else: after
-    /// that, nothing else may ever come.
+    /// Waits until the lease is lost, or the job has failed. Select on this beside any other wait: after
+    /// a loss, the other event may never come.
     pub async fn lost(&self) -> MembershipError {
         let mut standing = self.standing.clone();
         let member = |standing: &Standing| matches!(standing, Standing::Member);
@@ -264,13 +264,13 @@ impl Membership {
                 why => MembershipError::Fenced(why.to_string()),
             },
             Ok(Standing::Failed(error)) => MembershipError::JobFailed(error.clone()),
-            // The heartbeats have been stopped, so nothing is heard any more.
+            // The heartbeats have stopped, so the standing no longer changes.
             Ok(Standing::Member) | Err(_) => std::future::pending().await,
         }
     }
 
-    /// Waits until a checkpoint has all of this server's shard, so that it may stop, or until the coordinator
-    /// refuses to write one. Returns false if the membership is over: the server may stop after it has registered
+    /// Waits until a checkpoint has all of this server's shard, so that the server may stop, or until the coordinator
+    /// refuses to write one. Returns false if the membership has ended: the server may stop after it has registered
     /// again.
     pub fn drained(&self) -> impl Future<Output = bool> + use<> {
         let (coordinator, sender) = (self.coordinator.clone(), self.sender());
@@ -297,21 +297,21 @@ impl Membership {
         }
     }
 
-    /// Gives the lease back. With an error, says that the job cannot go on because of it.
+    /// Gives the lease back. With an error, tells the coordinator that the job cannot continue because of it.
     pub async fn leave(self, error: Option<&str>) {
         let error = error.unwrap_or_default();
         self.leave_because(wire::WorkerFailure::Unspecified, error)
             .await;
     }
 
-    /// Gives the lease back, and says what keeps this worker from working.
+    /// Gives the lease back, and reports the error that keeps this worker from working.
     pub async fn leave_because(self, failure: wire::WorkerFailure, error: &str) {
         let request = wire::LeaveRequest {
             origin: Some(self.origin().into()),
             error: error.to_owned(),
             failure: failure.into(),
         };
-        // The coordinator may have gone before us, and the lease ends by itself.
+        // The coordinator may have ended before this process, and the lease ends by itself.
         let mut client = self.coordinator.client.clone();
         let patience = match error.is_empty() {
             true => LEAVE_TIMEOUT,
@@ -369,7 +369,7 @@ impl Sender {
         }
     }
 
-    /// Notes the epoch of the newest shard map, as an answer of the coordinator has it.
+    /// Notes the epoch of the newest shard map in an answer of the coordinator.
     pub fn heard(&self, epoch: Epoch) {
         self.epoch.send_if_modified(|newest| {
             let newer = epoch > *newest;
@@ -385,8 +385,8 @@ impl Sender {
         self.epoch.subscribe()
     }
 
-    /// Sets the number of steps that this worker has finished. Its calls name it from now on, so that a
-    /// coordinator that has started again knows.
+    /// Sets the number of steps that this worker has finished. Its calls contain the number from now on, for a
+    /// coordinator that has restarted.
     pub fn set_clock(&self, clock: Clock) {
         self.clock.store(clock.0, Relaxed);
     }

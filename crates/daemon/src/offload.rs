@@ -1,16 +1,16 @@
-//! Work that would hold up a process's messages goes to a thread.
+//! Runs work that would hold up a process's messages on a thread.
 
-/// Where such work goes.
+/// The place where such work runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Offload {
-    /// To a thread for blocking work.
+    /// A thread for blocking work.
     Threads,
-    /// Nowhere: it is done at once. For simulations, which have one thread and repeat exactly.
+    /// The calling task. For simulations, which have one thread and repeat exactly.
     Inline,
 }
 
 impl Offload {
-    /// Does some work. Where it panics, so does this.
+    /// Does some work. A panic of the work is passed on.
     pub async fn run<T: Send + 'static>(self, work: impl FnOnce() -> T + Send + 'static) -> T {
         match self {
             Self::Inline => work(),
@@ -18,7 +18,7 @@ impl Offload {
                 Ok(done) => done,
                 Err(error) => match error.try_into_panic() {
                     Ok(panic) => std::panic::resume_unwind(panic),
-                    // The runtime is shutting down: nobody waits for the result any more.
+                    // The runtime is shutting down: no task waits for the result any more.
                     Err(_) => std::future::pending().await,
                 },
             },

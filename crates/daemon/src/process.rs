@@ -18,7 +18,7 @@ use crate::http::{self, Readiness};
 use crate::membership::{Membership, MembershipError};
 use crate::settings::{AfterJob, LogFormat, ProcessSettings};
 
-/// Exit code of a process whose second signal cut its shutdown short: 128 + SIGTERM.
+/// The exit code of a process that a second signal ends during its shutdown: 128 + SIGTERM.
 const CUT_SHORT: i32 = 143;
 
 /// The process of a role, for its `run`.
@@ -26,7 +26,7 @@ const CUT_SHORT: i32 = 143;
 pub struct Process {
     /// Cancelled when the process is to shut down.
     pub shutdown: CancellationToken,
-    /// How long it may take to shut down.
+    /// The time limit of the shutdown.
     pub shutdown_within: Duration,
     /// The address of the metrics.
     pub metrics: SocketAddr,
@@ -41,7 +41,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// Prints where it listens, on a line of stdout (see [`Ready`]).
+    /// Prints the addresses on which it listens, on a line of stdout (see [`Ready`]).
     pub fn announce(&self, address: Option<Listen>) {
         let ready = Ready {
             address,
@@ -58,8 +58,8 @@ impl Process {
         }
     }
 
-    /// Stays after the job, if that is what is to happen, until told to go or until the membership ends: its
-    /// coordinator has started again, or another with another job has its place. Returns whether to register again.
+    /// Stays after the job, if the settings say so, until the shutdown or the end of the membership, when the
+    /// coordinator has restarted, or another one with another job has replaced it. Returns whether to register again.
     pub async fn next_job(&self, membership: &Membership) -> bool {
         if self.after_job == AfterJob::Exit {
             return false;
@@ -83,7 +83,7 @@ impl Process {
     }
 }
 
-/// How a role's error ends its process.
+/// An error of a role, which ends its process.
 pub trait Failure: Display {
     /// Returns the process's exit code.
     fn exit_code(&self) -> u8 {
@@ -103,9 +103,9 @@ impl From<String> for Ending {
     }
 }
 
-/// Runs a role as this process: sets up the log, metrics and signals, and turns what comes of it
-/// into an exit code. SIGTERM, SIGINT, and where asked for the end of standard input, cancel
-/// [`Process::shutdown`]; the role then has [`Process::shutdown_within`]. A second signal ends the process at once.
+/// Runs a role as this process: sets up the log, metrics and signals, and turns the role's outcome into an exit
+/// code. SIGTERM, SIGINT and, if configured, the end of standard input cancel [`Process::shutdown`]. The role then
+/// has [`Process::shutdown_within`] to end. A second signal ends the process at once.
 pub fn main<E: Failure>(
     settings: ProcessSettings,
     run: impl AsyncFnOnce(Process) -> Result<(), E>,
@@ -120,7 +120,7 @@ pub fn main<E: Failure>(
         };
     }
     if let Err(message) = log_to_stderr(&settings.log, settings.log_format) {
-        // In the format that was asked for, even if the filter cannot be used.
+        // Uses the configured format, even if the filter is invalid.
         let _ = log_to_stderr("error", settings.log_format);
         tracing::error!("{message}");
         return ExitCode::FAILURE;
@@ -186,7 +186,7 @@ fn start<E: Failure>(
             ))),
         }
     });
-    // Tasks that still run were told to stop, and had their time.
+    // The tasks that still run were told to stop, and have had their time.
     runtime.shutdown_background();
     outcome
 }
@@ -207,7 +207,7 @@ pub fn log_to_stderr(filter: &str, format: LogFormat) -> Result<(), String> {
         LogFormat::Text => log.init(),
         LogFormat::Json => {
             log.json().flatten_event(true).init();
-            // A panic is one line too.
+            // A panic is logged as one line too.
             std::panic::set_hook(Box::new(|panic| tracing::error!("{panic}")));
         }
     }

@@ -19,24 +19,24 @@ pub struct ProcessSettings {
     /// Serve /metrics, /healthz and /readyz here; port 0 takes a free one.
     #[arg(long, env = "FLAMBEAU_METRICS_LISTEN", default_value = "127.0.0.1:0")]
     pub metrics_listen: SocketAddr,
-    /// How long the process may take to shut down after SIGTERM, in seconds. A server has a checkpoint written
-    /// in that time. Whatever sends the signal must wait a little longer before it kills.
+    /// The time limit of a shutdown after SIGTERM, in seconds. A server waits for a checkpoint in that time. The
+    /// supervisor that sends the signal must wait a little longer before it kills the process.
     #[arg(long, env = "FLAMBEAU_SHUTDOWN_SECONDS", default_value_t = 25, value_parser = clap::value_parser!(u64).range(..=LONGEST_SECONDS))]
     pub shutdown_seconds: u64,
-    /// What to log: error, warn, info, debug, trace, or a tracing filter.
+    /// The log level: error, warn, info, debug, trace, or a tracing filter.
     #[arg(long, env = "FLAMBEAU_LOG", default_value = "info")]
     pub log: String,
-    /// How log lines are written.
+    /// The format of log lines.
     #[arg(long, env = "FLAMBEAU_LOG_FORMAT", default_value = "text")]
     pub log_format: LogFormat,
     /// Exit, or stay healthy and idle, when the job has ended.
     #[arg(long, env = "FLAMBEAU_AFTER_JOB", default_value = "exit")]
     pub after_job: AfterJob,
-    /// Shut down when standard input is closed: a parent that dies takes its children along.
+    /// Shut down when standard input is closed, so that the process ends with its parent.
     #[arg(long, hide = true)]
     pub exit_with_stdin: bool,
-    /// Ask the process that serves metrics at this --metrics-listen whether it is well, and exit with
-    /// 0 if so: what a container's health check runs.
+    /// Ask the process that serves metrics at this --metrics-listen for its health, and exit with 0 if it is
+    /// healthy. For the health check of a container.
     #[arg(long)]
     pub check_health: bool,
     /// The settings of TLS and the token.
@@ -44,7 +44,7 @@ pub struct ProcessSettings {
     pub security: SecuritySettings,
 }
 
-/// How log lines are written.
+/// The format of log lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum LogFormat {
     /// For people.
@@ -57,7 +57,7 @@ pub enum LogFormat {
 #[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Security")]
 pub struct SecuritySettings {
-    /// The authority that has signed everybody's certificates, as PEM. With this, calls are encrypted.
+    /// The authority that has signed the certificates of all processes, as PEM. With this, calls are encrypted.
     #[arg(long, env = "FLAMBEAU_TLS_CA", value_name = "FILE")]
     pub tls_ca: Option<PathBuf>,
     /// This process's certificate, valid for the name ROLE.flambeau.
@@ -66,10 +66,10 @@ pub struct SecuritySettings {
     /// Its private key.
     #[arg(long, env = "FLAMBEAU_TLS_KEY", value_name = "FILE")]
     pub tls_key: Option<PathBuf>,
-    /// Whether callers must have certificates too.
+    /// The callers that are served: with certificates only, or any.
     #[arg(long, env = "FLAMBEAU_TLS_CALLERS", default_value = "certified")]
     pub tls_callers: Callers,
-    /// A file with the job's token, which every call must carry then.
+    /// A file with the job's token. With this, every call must carry the token.
     #[arg(long, env = "FLAMBEAU_TOKEN_FILE", value_name = "FILE")]
     pub token_file: Option<PathBuf>,
 }
@@ -128,28 +128,28 @@ impl ConnectionSettings {
 pub enum AfterJob {
     /// Exit, with code 0 if it ended well.
     Exit,
-    /// Stay, healthy and idle, until told to go.
+    /// Stay, healthy and idle, until the shutdown.
     Wait,
 }
 
-/// How a process finds its cluster.
+/// The settings by which a process finds its cluster.
 #[derive(Clone, Debug, clap::Args)]
 pub struct MemberSettings {
     /// The coordinator, as host:port.
     #[arg(long, env = "FLAMBEAU_COORDINATOR", default_value = "127.0.0.1:7070")]
     pub coordinator: String,
-    /// What stays the same when this process is restarted, and differs between processes.
-    /// Default: host name and port where the port is fixed, else something new each time.
+    /// The name of this process, which stays the same when it is restarted and differs between processes.
+    /// Default: host name and port if the port is fixed, otherwise a new name at each start.
     #[arg(long, env = "FLAMBEAU_IDENTITY")]
     pub identity: Option<String>,
-    /// How many seconds to go on without hearing from the coordinator.
+    /// The time for which to continue without an answer of the coordinator, in seconds.
     #[arg(long, env = "FLAMBEAU_PATIENCE_SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(..=LONGEST_SECONDS))]
     pub patience_seconds: u64,
 }
 
 impl MemberSettings {
-    /// The identity to register under. Without one that was given, it is made of the host's name
-    /// and where on it the process was told to listen.
+    /// Returns the identity to register under. If none was given, it is made of the host's name and the configured
+    /// listening address.
     pub fn identity(&self, listen: &Listen) -> String {
         let host = || {
             hostname::get().map_or_else(|_| "host".to_owned(), |h| h.to_string_lossy().into_owned())
@@ -175,7 +175,7 @@ pub struct JobFlags {
     /// Data set: digits, mnist, fashion-mnist, csv, random (for measurements), or a source of your own.
     #[arg(long, env = "FLAMBEAU_DATA")]
     pub data: Option<String>,
-    /// Where the data's files are.
+    /// The folder or file of the data.
     #[arg(long, env = "FLAMBEAU_DATA_DIR", value_name = "DIR")]
     pub data_dir: Option<PathBuf>,
     /// csv: the column with the label.
@@ -192,16 +192,16 @@ pub struct JobFlags {
         value_name = "N,..."
     )]
     pub hidden: Option<Vec<usize>>,
-    /// Parameter servers.
+    /// Number of parameter servers.
     #[arg(long, env = "FLAMBEAU_PS", value_name = "N")]
     pub ps: Option<u32>,
-    /// Workers.
+    /// Number of workers.
     #[arg(long, env = "FLAMBEAU_WORKERS", value_name = "N")]
     pub workers: Option<u32>,
-    /// When gradients become updates: sync, bounded or async.
+    /// Training mode: sync, bounded or async.
     #[arg(long, env = "FLAMBEAU_MODE", value_parser = named::<Mode>)]
     pub mode: Option<Mode>,
-    /// Steps that a worker may lead by; implies --mode bounded.
+    /// Staleness bound: the steps by which a worker may lead; implies --mode bounded.
     #[arg(long, env = "FLAMBEAU_STALENESS", value_name = "K")]
     pub staleness: Option<u64>,
     /// Numbers in which weights and gradients travel: f32, bf16 or f16.
@@ -235,10 +235,10 @@ pub struct JobFlags {
     /// Stop after so many steps.
     #[arg(long, env = "FLAMBEAU_STEPS", value_name = "N")]
     pub steps: Option<u64>,
-    /// Decides initial values and the order of samples.
+    /// Seed, which decides initial values and the order of samples.
     #[arg(long, env = "FLAMBEAU_SEED", value_name = "S")]
     pub seed: Option<u64>,
-    /// A process not heard of for so long is taken for dead.
+    /// The time without a heartbeat after which a process counts as dead, in seconds.
     #[arg(
         long,
         env = "FLAMBEAU_LEASE_SECONDS",
@@ -246,7 +246,7 @@ pub struct JobFlags {
         allow_negative_numbers = true
     )]
     pub lease_seconds: Option<f64>,
-    /// Where the run is recorded.
+    /// The run directory: metrics, summary, checkpoints and the model.
     #[arg(long, env = "FLAMBEAU_RUN_DIR", value_name = "DIR")]
     pub run_dir: Option<PathBuf>,
     /// Any setting of the job file, as in schedule.kind=cosine; may be given more than once, or
@@ -267,10 +267,10 @@ fn named<T: serde::de::DeserializeOwned>(text: &str) -> Result<T, String> {
 }
 
 impl JobFlags {
-    /// The job of `file` (or the default job), with these flags put over it, checked.
+    /// Returns the job of `file` (or the default job) with these flags applied, and checks it.
     ///
     /// # Errors
-    /// If the outcome makes no sense.
+    /// If the resulting job is invalid.
     pub fn over(self, file: Option<Job>) -> Result<Job, JobError> {
         fn set<T>(place: &mut T, flag: Option<T>) {
             if let Some(value) = flag {
@@ -299,12 +299,12 @@ impl JobFlags {
             }
         }
         if self.mode.is_some_and(|mode| mode != job.strategy.mode) {
-            // A bound that the file gives to another mode is not meant for this one.
+            // A bound in the file is meant for the file's mode, not for this one.
             job.strategy.staleness = Strategy::default().staleness;
         }
         set(&mut job.strategy.mode, self.mode);
         set(&mut job.strategy.wire, self.wire);
-        // A flag that names the optimizer that the file names keeps the file's settings of it.
+        // If the flag and the file name the same optimizer, the file's settings of it stay.
         if let Some(name) = self.optimizer.filter(|name| name != job.optimizer.name()) {
             set(&mut job.optimizer, Optimizer::named(&name));
         }
@@ -364,7 +364,7 @@ mod tests {
         let sync = "[strategy]\nmode = \"sync\"\nstaleness = 3";
         for refused in [
             flags(Some(Mode::Sync), Some(3)).over(None),
-            // The default, but given.
+            // The mode is the default, but was given as a flag.
             flags(Some(Mode::Async), Some(4)).over(None),
             flags(None, None).over(file(sync)),
         ] {

@@ -1,4 +1,4 @@
-//! The calls of members to the coordinator. Each is made as [`Coordinator::call`] says.
+//! The calls of members to the coordinator. Each goes through [`Coordinator::call`].
 
 use std::future::Future;
 
@@ -10,7 +10,7 @@ use super::MembershipError;
 use super::coordinator::{Calls, Coordinator};
 
 impl Coordinator {
-    /// Makes a call with this request, each time that it is tried.
+    /// Makes a call, with a copy of the request for each attempt.
     async fn send<Q, T, F>(
         &self,
         request: Q,
@@ -36,7 +36,7 @@ impl Coordinator {
         self.send(request, call).await
     }
 
-    /// Says that every shard has its initial values.
+    /// Reports that every shard has its initial values.
     ///
     /// # Errors
     /// As the variants of [`MembershipError`] say.
@@ -88,7 +88,7 @@ impl Coordinator {
         self.send(request, call).await
     }
 
-    /// Hands in a report.
+    /// Sends a report.
     ///
     /// # Errors
     /// As the variants of [`MembershipError`] say.
@@ -105,7 +105,7 @@ impl Coordinator {
         self.send(request, call).await.map(drop)
     }
 
-    /// Ends a job early, in good order.
+    /// Ends a job early: the workers finish their data first.
     ///
     /// # Errors
     /// As the variants of [`MembershipError`] say.

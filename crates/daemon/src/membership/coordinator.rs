@@ -1,4 +1,4 @@
-//! Calls to the coordinator, made again while it does not answer, and given up in the end.
+//! Calls to the coordinator, with retries while it does not answer, and a limit.
 
 use std::future::Future;
 use std::net::{IpAddr, SocketAddr};
@@ -20,25 +20,25 @@ use tonic::{Code, Response, Status};
 
 use super::MembershipError;
 
-/// How often a name that leads nowhere is looked up again.
+/// The interval at which a name that does not resolve is looked up again.
 const LOOK_UP_AGAIN: Duration = Duration::from_millis(500);
 
-/// How often a coordinator that is gone is called, while its members wait for the next one.
+/// The interval at which members call a coordinator that is gone, while they wait for the next one.
 const ASK_AGAIN: Duration = Duration::from_secs(2);
 
-/// How long the coordinator may be silent before the log says so.
+/// The time without an answer of the coordinator before a warning is logged.
 const ALARM: Duration = Duration::from_secs(1);
 
-/// The coordinator, called with deadlines and, while it does not answer, again.
+/// The coordinator. Calls have deadlines, and are retried while it does not answer.
 #[derive(Clone, Debug)]
 pub struct Coordinator {
     pub(super) address: String,
     pub(super) client: Calls,
     pub(super) patience: Duration,
-    /// The coordinator has answered before: if it does not trust this process now, certificates are being
+    /// True if the coordinator has answered before. If it does not trust this process now, certificates are being
     /// replaced.
     has_answered: Arc<AtomicBool>,
-    /// The number by which the coordinator tells this process from others of its identity.
+    /// The number by which the coordinator distinguishes this process from others of its identity.
     pub(super) process: u64,
     attempts: Arc<AtomicU32>,
     security: Security,
@@ -93,8 +93,8 @@ impl Coordinator {
         self.attempts.fetch_add(1, Relaxed) + 1
     }
 
-    /// Returns the address at which others reach this process. Where it listens on all interfaces, that is
-    /// the interface that leads to the coordinator; waits for one while patience lasts.
+    /// Returns the address at which other processes reach this one. If it listens on all interfaces, that is the
+    /// interface that leads to the coordinator; waits for one while patience lasts.
     ///
     /// # Errors
     /// If no interface leads there.
@@ -122,7 +122,7 @@ impl Coordinator {
         }
     }
 
-    /// Calls until there is an answer other than "not now", with backoff, for as long as the
+    /// Calls until the coordinator gives an answer other than "not now", with backoff, for as long as the
     /// process's patience lasts.
     ///
     /// # Errors
@@ -174,7 +174,7 @@ impl Coordinator {
             .map_err(|status| self.give_up(&status))
     }
 
-    /// Waits until there is a coordinator that answers, however long that takes.
+    /// Waits without a limit until a coordinator answers.
     pub(crate) async fn answers(&self) {
         let mut client = self.client.clone();
         loop {
@@ -238,8 +238,8 @@ async fn local_ip(peer: &str) -> std::io::Result<IpAddr> {
 }
 
 /// Returns whether the same call may succeed later. A connection that breaks during a call gives `Unknown` or
-/// `Internal`. HTTP/2 closes a connection on which many calls were given up, as it is when a coordinator has not
-/// served for a while; that gives `ResourceExhausted`.
+/// `Internal`. HTTP/2 closes a connection on which many calls were given up, for example because a coordinator has
+/// not answered for a while; that gives `ResourceExhausted`.
 fn may_pass(status: &Status) -> bool {
     let transient = matches!(
         status.code(),
@@ -253,7 +253,7 @@ fn may_pass(status: &Status) -> bool {
     transient && Refusal::from_status(status).is_none()
 }
 
-/// Returns whether one of the two peers rejects the other's credentials, or does not even show any.
+/// Returns whether one of the two peers rejects the other's credentials, or shows none.
 fn distrusts(status: &Status) -> bool {
     let told = matches!(
         status.code(),
@@ -268,7 +268,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_coordinator_that_is_not_there_is_told_without_values_of_the_program() {
-        // Port 9 is discard's; nothing listens there.
+        // Port 9 belongs to the discard protocol; no process listens there.
         let coordinator =
             Coordinator::at("127.0.0.1:9", Duration::ZERO, Security::default()).unwrap();
         let call = coordinator.call(|mut c| async move { c.get_job(wire::JobRequest {}).await });

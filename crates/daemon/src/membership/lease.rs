@@ -13,17 +13,17 @@ use tokio::time::Instant;
 
 use super::{Coordinator, MembershipError, Sender, Standing};
 
-/// Heartbeats in one lease.
+/// The number of heartbeats in one lease.
 const HEARTBEATS_PER_LEASE: u32 = 3;
 
-/// A heartbeat has at least this long to be answered, or the period if that is shorter: the coordinator may be
-/// writing its state to disk.
+/// The shortest time limit of a heartbeat, unless the period is shorter: the coordinator may be writing its state to
+/// disk.
 const SHORTEST_CALL: Duration = Duration::from_millis(500);
 
-/// The pause after a heartbeat without an answer is one part in this many of the usual one.
+/// The divisor of the usual pause, for the pause after a heartbeat without an answer.
 const SOONER: u32 = 8;
 
-/// A process takes its lease for over when less than one part in this many is left.
+/// The divisor of the lease for its margin: a process treats the lease as over when less than this part is left.
 const LEASE_MARGIN: u32 = 10;
 
 /// The time for which a process may count on being a member, by its own clock. It ends a little before the
@@ -35,12 +35,12 @@ pub struct Lease(Option<Arc<Term>>);
 struct Term {
     began: Instant,
     length: Duration,
-    /// Microseconds after `began`.
+    /// The end, in microseconds after `began`.
     ends: AtomicU64,
 }
 
 impl Default for Lease {
-    /// A lease that never ends.
+    /// Returns a lease that never ends.
     fn default() -> Self {
         Self(None)
     }
@@ -70,7 +70,7 @@ impl Lease {
 
     pub(super) fn renew(&self, sent: Instant) {
         if let Some(term) = &self.0 {
-            // Clocks do not run equally fast.
+            // The clocks of two machines do not run equally fast.
             let lasts = term.length - term.length / LEASE_MARGIN;
             let ends = sent.saturating_duration_since(term.began) + lasts;
             term.ends.fetch_max(ends.as_micros() as u64, Relaxed);
