@@ -1,4 +1,4 @@
-//! How variables are cut into blocks, and which shard holds which: the shard map.
+//! The blocks of variables, and the shard map, which places them on shards.
 
 use std::fmt;
 use std::ops::Range;
@@ -15,12 +15,12 @@ pub const BLOCK_ELEMENTS: usize = (1 << 20) / size_of::<f32>();
 /// The most shards of a map: as many as a job may have servers.
 pub const MOST_SHARDS: usize = 1 << 16;
 
-/// Names one block of a variable.
+/// The id of a block of a variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockId {
     /// The variable's number in the shard map.
     pub variable: u32,
-    /// Block number within the variable, from 0.
+    /// The number of the block within the variable, from 0.
     pub index: u32,
 }
 
@@ -43,7 +43,7 @@ impl From<wire::BlockId> for BlockId {
 }
 
 impl BlockId {
-    /// Reads the block that part of a message is about.
+    /// Reads the id of a block from a part of a message.
     ///
     /// # Errors
     /// [`Reason::Malformed`] if it is missing.
@@ -67,12 +67,12 @@ pub struct VariableSpec {
 }
 
 impl VariableSpec {
-    /// Number of elements.
+    /// Returns the number of elements.
     pub fn elements(&self) -> usize {
         self.shape.iter().product()
     }
 
-    /// Number of blocks of `block_elements` each.
+    /// Returns the number of blocks of `block_elements` each.
     pub fn blocks(&self, block_elements: usize) -> usize {
         self.elements().div_ceil(block_elements)
     }
@@ -117,7 +117,7 @@ impl From<&VariableSpec> for wire::Variable {
     }
 }
 
-/// A variable and where its blocks live.
+/// A variable and the shards of its blocks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PlacedVariable {
     /// The variable.
@@ -173,7 +173,7 @@ pub struct ShardMap {
     pub variables: Vec<PlacedVariable>,
     /// Elements in each block but the last of a variable.
     pub block_elements: usize,
-    /// Updates that a block will take over the whole job.
+    /// The number of updates that a block will take over the whole job.
     pub total_updates: u64,
 }
 
@@ -195,7 +195,7 @@ impl ShardMap {
         Ok(start..(start + self.block_elements).min(variable.spec.elements()))
     }
 
-    /// The shard that holds a block.
+    /// Returns the shard that holds a block.
     ///
     /// # Errors
     /// [`Reason::UnknownVariable`] or [`Reason::UnknownBlock`].
@@ -203,7 +203,7 @@ impl ShardMap {
         self.find(id).map(|(_, shard)| shard)
     }
 
-    /// `block 3 of "fc.weight"`, for messages to people.
+    /// Describes a block for messages to people, as in `block 3 of "fc.weight"`.
     pub fn describe(&self, id: BlockId) -> String {
         match self.variables.get(id.variable as usize) {
             Some(v) => format!("block {} of variable {:?}", id.index, v.spec.name),
@@ -211,7 +211,7 @@ impl ShardMap {
         }
     }
 
-    /// All blocks, variable by variable.
+    /// Returns all blocks with their shards, variable by variable.
     pub fn blocks(&self) -> impl Iterator<Item = (BlockId, u32)> + '_ {
         (0u32..).zip(&self.variables).flat_map(|(variable, v)| {
             (0u32..)
@@ -220,7 +220,7 @@ impl ShardMap {
         })
     }
 
-    /// The blocks of one shard.
+    /// Returns the blocks of one shard.
     pub fn blocks_of(&self, shard: u32) -> impl Iterator<Item = BlockId> + '_ {
         self.blocks()
             .filter_map(move |(id, s)| (s == shard).then_some(id))

@@ -14,7 +14,7 @@ macro_rules! counter {
         pub struct $name(pub u64);
 
         impl $name {
-            /// The number after this one.
+            /// Returns the number after this one.
             #[must_use]
             pub fn next(self) -> Self {
                 Self(self.0.saturating_add(1))
@@ -30,36 +30,36 @@ macro_rules! counter {
 }
 
 counter! {
-    /// How many times a task has registered, from 1. Fences messages of an earlier life.
+    /// The number of times that a task has registered, from 1. It fences messages of an earlier generation.
     Generation
 }
 counter! {
-    /// How many steps a worker has finished.
+    /// The number of steps that a worker has finished.
     Clock
 }
 counter! {
-    /// Number of a shard map, from 1; raised whenever blocks move or are restored. 0: none yet.
+    /// The number of a shard map, from 1, raised whenever blocks move or are restored. 0: none yet.
     Epoch
 }
 counter! {
-    /// How many updates a block has taken within an epoch.
+    /// The number of updates that a block has taken within an epoch.
     Version
 }
 counter! {
-    /// Number of a message among those of one task and generation, from 1.
+    /// The number of a message among those of one task and generation, from 1.
     Sequence
 }
 counter! {
-    /// Number of a view.
+    /// The number of a view.
     ViewNumber
 }
 
-/// Number of a run: a job from its begin to its end, by coordinators that go on with one state. 0: not said.
+/// The number of a run: a job from its begin to its end, by coordinators that resume from one state. 0: not known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct RunId(pub u64);
 
 impl RunId {
-    /// The number of a run whose id is written in hexadecimal digits; 0 if it is not.
+    /// Returns the number of a run with an id in hexadecimal digits; 0 for another id.
     pub fn of(id: &str) -> Self {
         Self(u64::from_str_radix(id, 16).unwrap_or(0))
     }
@@ -73,10 +73,10 @@ impl RunId {
 /// The highest clock that a message may state. No job has so many steps, and sums of clocks do not overflow.
 pub const HIGHEST_CLOCK: Clock = Clock(1 << 61);
 
-/// What a process is for.
+/// The role of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Role {
-    /// Decides who is there, which step is committed, where blocks live.
+    /// Decides which members are live, which step is committed, and where blocks live.
     Coordinator,
     /// Holds a shard of the variables.
     Ps,
@@ -97,9 +97,9 @@ impl fmt::Display for Role {
 /// A process's place in the cluster: the role, and the index within it. It outlives restarts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct TaskId {
-    /// What the process is for.
+    /// The role of the process.
     pub role: Role,
-    /// Counted from 0 within the role.
+    /// The index within the role, from 0.
     pub index: u32,
 }
 
@@ -109,12 +109,12 @@ impl fmt::Display for TaskId {
     }
 }
 
-/// A task in one of its lives.
+/// A task in one of its generations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Task {
     /// Its place in the cluster.
     pub id: TaskId,
-    /// Which of its lives.
+    /// The generation.
     pub generation: Generation,
 }
 
@@ -177,17 +177,17 @@ impl TryFrom<&wire::Task> for Task {
 /// The sender of a message, and its position in the training: [`wire::Origin`], checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Origin {
-    /// Name of the job.
+    /// The name of the job.
     pub job: String,
     /// The run that the sender is a member of.
     pub run: RunId,
     /// The sender.
     pub task: Task,
-    /// Epoch of the shard map that the sender goes by.
+    /// The epoch of the shard map that the sender uses.
     pub epoch: Epoch,
-    /// How many steps the sender has finished.
+    /// The number of steps that the sender has finished.
     pub clock: Clock,
-    /// Number of the message.
+    /// The number of the message.
     pub sequence: Sequence,
 }
 
@@ -242,7 +242,7 @@ impl From<Origin> for wire::Origin {
     }
 }
 
-/// "worker-0, worker-3", for messages to people.
+/// Lists tasks for messages to people, as in "worker-0, worker-3".
 pub fn names<'a>(tasks: impl IntoIterator<Item = &'a Task>) -> String {
     let mut names: Vec<String> = tasks.into_iter().map(Task::to_string).collect();
     names.dedup();

@@ -2,8 +2,8 @@
 //! every CPU of the architecture has.
 //!
 //! The same loops are compiled once for each. They work element by element, in the order of the
-//! source, without fusing a product with a sum, so all kernels give the same bits; `ps-server`'s
-//! tests compare them.
+//! source, without fusing a product with a sum, so all kernels give the same bits; the tests of the crate
+//! `optimizer` compare them.
 
 use pulp::Arch;
 
@@ -12,12 +12,12 @@ use pulp::Arch;
 pub struct Kernel(Arch);
 
 impl Kernel {
-    /// The widest.
+    /// Returns the widest set.
     pub fn best() -> Self {
         Self(Arch::new())
     }
 
-    /// All that this CPU has, from the baseline on.
+    /// Returns all sets that this CPU has, from the baseline on.
     pub fn all() -> Vec<Self> {
         let mut all = vec![Self::baseline()];
         #[cfg(target_arch = "x86_64")]
@@ -31,12 +31,12 @@ impl Kernel {
         all
     }
 
-    /// The one that every CPU has.
+    /// Returns the set that every CPU of the architecture has.
     pub fn baseline() -> Self {
         Self(Arch::Scalar)
     }
 
-    /// Its name.
+    /// Returns its name.
     pub fn name(self) -> &'static str {
         match self.0 {
             Arch::Scalar => "baseline",

@@ -2,20 +2,20 @@
 //!
 //! - [`wire`]: messages and services made from `proto/`, as generated
 //! - [`ids`]: tasks, clocks, versions
-//! - [`blocks`]: how variables are cut into blocks, and the shard map
+//! - [`blocks`]: the blocks of variables, and the shard map
 //! - [`payload`]: tensors as bytes
 //! - [`number`]: floating-point numbers in JSON
 //! - [`kernel`]: instructions chosen for the CPU
-//! - [`staleness`]: how far a worker may lead
+//! - [`staleness`]: the bound on a worker's lead
 //! - [`job`]: the job, one TOML file
-//! - [`mod@planted`]: faults that tests have to find
-//! - [`refusal`]: why a message is turned away, on the wire and off it
+//! - [`mod@planted`]: faults that tests must find
+//! - [`refusal`]: refusals of messages and their reasons
 //! - [`receipt`]: proofs that a shard holds a worker's gradient
 //! - [`view`]: the coordinator's decisions
 //! - [`connections`]: limits on the connections of a port
 //! - [`security`]: certificates and the job's token
-//! - [`stream`]: messages on an HTTP/2 body, without copies of what they carry
-//! - [`transport`]: how both ends set up gRPC
+//! - [`stream`]: messages on an HTTP/2 body, without copies of their payloads
+//! - [`transport`]: the gRPC settings of both ends
 
 pub mod blocks;
 pub mod connections;

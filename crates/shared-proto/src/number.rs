@@ -188,8 +188,8 @@ mod tests {
     }
 
     proptest! {
-        /// Every class of bit pattern, as text and by way of a JSON value, which is how a manifest
-        /// keeps the progress.
+        /// Every class of bit pattern survives, as text and by way of a JSON value, in which a manifest keeps the
+        /// progress.
         #[test]
         fn every_number_comes_back(
             number in POSITIVE | NEGATIVE | NORMAL | SUBNORMAL | ZERO | INFINITE | QUIET_NAN | SIGNALING_NAN,

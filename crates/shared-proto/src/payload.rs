@@ -1,4 +1,4 @@
-//! Tensors as bytes. Elements travel in little-endian order, unaligned, and are read where they
+//! Tensors as bytes. Elements travel in little-endian order, unaligned, and are read in the memory in which they
 //! arrived: no copy is made to align them.
 //!
 //! Weights and gradients may travel as 16-bit numbers, rounded to the nearest, ties to even. Servers
@@ -24,7 +24,7 @@ pub use crate::wire::Dtype;
 pub struct LeF32([u8; 4]);
 
 impl LeF32 {
-    /// The number.
+    /// Returns the number.
     #[inline]
     pub fn get(self) -> f32 {
         f32::from_le_bytes(self.0)
@@ -38,7 +38,7 @@ impl From<f32> for LeF32 {
     }
 }
 
-/// Copies numbers into bytes that can travel.
+/// Copies numbers into bytes for the wire.
 pub fn to_bytes(values: &[f32]) -> Bytes {
     if cfg!(target_endian = "little") {
         Bytes::copy_from_slice(bytemuck::cast_slice(values))
@@ -47,7 +47,7 @@ pub fn to_bytes(values: &[f32]) -> Bytes {
     }
 }
 
-/// Numbers as they travel, in the memory that they are in where that has the right order.
+/// Returns numbers as bytes for the wire. The bytes share the numbers' memory if its byte order is the wire's.
 pub fn share(values: &Arc<Vec<f32>>) -> Bytes {
     struct Shared(Arc<Vec<f32>>);
     impl AsRef<[u8]> for Shared {
@@ -62,8 +62,7 @@ pub fn share(values: &Arc<Vec<f32>>) -> Bytes {
     }
 }
 
-/// Numbers in memory as they would travel, in the same place; they are not to be used as numbers
-/// any more.
+/// Converts numbers to the wire's byte order in place. Afterwards `values` must not be used as numbers.
 pub fn in_place(values: &mut [f32]) -> &[LeF32] {
     if cfg!(target_endian = "big") {
         for value in values.iter_mut() {
@@ -73,12 +72,12 @@ pub fn in_place(values: &mut [f32]) -> &[LeF32] {
     bytemuck::cast_slice(values)
 }
 
-/// Numbers that travelled as `f32`.
+/// Returns the numbers in bytes that have travelled as `f32`.
 pub fn elements(bytes: &Bytes) -> &[LeF32] {
     bytemuck::cast_slice(bytes)
 }
 
-/// A dense payload of `f32`.
+/// Returns a dense payload of `f32`.
 pub fn dense(values: Bytes) -> wire::Payload {
     Elements {
         dtype: Dtype::F32,
@@ -87,18 +86,18 @@ pub fn dense(values: Bytes) -> wire::Payload {
     .into()
 }
 
-/// Elements of a block as they travel.
+/// The elements of a block in the form of the wire.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Elements {
     dtype: Dtype,
     bytes: Bytes,
 }
 
-/// Numbers of 16 bits that are converted at a time, between memory that is aligned for them.
+/// The number of elements that are converted or checked at a time.
 const PART: usize = 1024;
 
 impl Elements {
-    /// `f32` in the form in which they travel as `dtype`; shared where that is the same.
+    /// Converts `f32` to `dtype`. The memory is shared if `dtype` is `f32`.
     pub fn of(values: Bytes, dtype: Dtype) -> Self {
         let bytes = match dtype {
             Dtype::Bf16 => to_bf16(&values),
@@ -112,11 +111,11 @@ impl Elements {
         Self { dtype, bytes }
     }
 
-    /// The dense payload of a block of `expected` elements.
+    /// Reads the dense payload of a block of `expected` elements.
     ///
     /// # Errors
-    /// [`Reason::WrongDtype`], [`Reason::WrongShape`] or [`Reason::Malformed`]; the message begins
-    /// with what was found and leaves it to the caller to say where.
+    /// [`Reason::WrongDtype`], [`Reason::WrongShape`] or [`Reason::Malformed`]. The message begins with the value
+    /// found; the caller puts the place before it.
     pub fn read(payload: Option<&wire::Payload>, expected: usize) -> Result<Self, Refusal> {
         let payload = payload.ok_or_else(|| Refusal::new(Reason::Malformed, "has no payload"))?;
         let dtype = match Dtype::try_from(payload.dtype) {
@@ -156,17 +155,17 @@ impl Elements {
         }
     }
 
-    /// How many there are.
+    /// Returns the number of elements.
     pub fn len(&self) -> usize {
         self.bytes.len() / self.dtype.size()
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no elements.
     pub fn is_empty(&self) -> bool {
         self.bytes.is_empty()
     }
 
-    /// Bytes that they take.
+    /// Returns the number of bytes of the elements.
     pub fn bytes(&self) -> usize {
         self.bytes.len()
     }
@@ -180,7 +179,7 @@ impl Elements {
         }
     }
 
-    /// Whether none is NaN or infinite.
+    /// Returns whether all elements are finite.
     pub fn all_finite(&self) -> bool {
         match self.dtype {
             Dtype::Bf16 => finite_halves(&self.bytes, 0x7f80),
@@ -189,8 +188,8 @@ impl Elements {
         }
     }
 
-    /// Calls `f` with all of them as `f32`, from the first to the last: at once if they travelled so,
-    /// else in parts that fit into the first-level cache.
+    /// Calls `f` with all elements as `f32`, from the first to the last: at once if they travelled as `f32`, otherwise
+    /// in parts that fit into the first-level cache.
     pub fn for_parts(&self, mut f: impl FnMut(Range<usize>, &[LeF32])) {
         if matches!(self.dtype, Dtype::F32 | Dtype::Unspecified) {
             return f(0..self.len(), elements(&self.bytes));
@@ -204,7 +203,7 @@ impl Elements {
         }
     }
 
-    /// Writes as many of them as fit to `numbers`.
+    /// Writes as many elements as fit to `numbers`.
     pub fn copy_to(&self, numbers: &mut [f32]) {
         self.copy_part(0, numbers);
     }
@@ -249,7 +248,7 @@ impl From<Elements> for wire::Payload {
 }
 
 impl Dtype {
-    /// The largest number that there is of it.
+    /// Returns the largest finite number of the type.
     pub fn largest(self) -> f32 {
         match self {
             Self::F32 | Self::Unspecified => f32::MAX,
@@ -258,7 +257,7 @@ impl Dtype {
         }
     }
 
-    /// Bytes of an element.
+    /// Returns the number of bytes of an element.
     pub fn size(self) -> usize {
         match self {
             Self::F32 | Self::Unspecified => 4,
@@ -268,7 +267,7 @@ impl Dtype {
 }
 
 fn to_bf16(values: &Bytes) -> Bytes {
-    // What `bf16::from_f32` does, in a form that compilers turn into wide registers.
+    // The same as `bf16::from_f32`, in a form for which compilers use wide registers.
     let half = |v: &LeF32| {
         let bits = u32::from_le_bytes(v.0);
         let nearest_even = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
@@ -310,7 +309,7 @@ fn owned(halves: Vec<u16>) -> Bytes {
     Bytes::from_owner(Owned(halves))
 }
 
-/// Whether no element is NaN or infinite.
+/// Returns whether all elements are finite.
 pub fn all_finite(values: &[LeF32]) -> bool {
     all_below(
         values,
@@ -319,9 +318,9 @@ pub fn all_finite(values: &[LeF32]) -> bool {
     )
 }
 
-/// Whether each element is still finite when it travels so.
+/// Returns whether each element is still finite after its conversion to `dtype`.
 pub fn all_fit(values: &[LeF32], dtype: Dtype) -> bool {
-    // From here on the nearest one is infinite.
+    // From this number on, the nearest one of the type is infinite.
     let too_large = match dtype {
         Dtype::F32 | Dtype::Unspecified => f32::INFINITY.to_bits(),
         Dtype::Bf16 => 0x7f7f_8000,
@@ -330,13 +329,14 @@ pub fn all_fit(values: &[LeF32], dtype: Dtype) -> bool {
     all_below(values, |v| u32::from_le_bytes(v.0) & 0x7fff_ffff, too_large)
 }
 
-/// Whether all bits of no exponent are set, which makes a number NaN or infinite.
+/// Returns whether all 16-bit numbers are finite. A number with all bits of its exponent set is NaN or infinite.
 fn finite_halves(bytes: &Bytes, exponent: u16) -> bool {
     let halves = bytemuck::cast_slice::<u8, [u8; 2]>(bytes);
     all_below(halves, |v| u16::from_le_bytes(*v) & 0x7fff, exponent)
 }
 
-/// Whether the magnitudes, whose bits are in the order of the numbers, all stay below a limit.
+/// Returns whether all magnitudes are below a limit. The bits of a magnitude, as an integer, have the order of the
+/// numbers.
 fn all_below<T, B: Ord + Default + Copy>(
     values: &[T],
     magnitude: impl Fn(&T) -> B,
@@ -352,7 +352,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Every kind of number, and those on which conversions turn.
+    /// Returns every kind of number, and those at the limits of conversions.
     fn anything() -> impl Strategy<Value = f32> {
         prop_oneof![
             20 => prop::num::f32::NORMAL,
@@ -365,7 +365,7 @@ mod tests {
         ]
     }
 
-    /// The same elements at an odd address.
+    /// Returns the same elements at another address, which may be odd.
     fn shifted(elements: Elements, shift: usize) -> Elements {
         let mut bytes = vec![0u8; shift];
         bytes.extend_from_slice(&elements.bytes);

@@ -1,5 +1,5 @@
-//! Faults that are planted on purpose, to see whether a test finds them. Only a build with the feature
-//! `planted-faults` has them, and no released program is one.
+//! Faults that are planted on purpose, to check that a test finds them. Only a build with the feature
+//! `planted-faults` has them, and no release is built with it.
 //!
 //! [`planted!`](crate::planted!) stands in the code at the place of each fault. Without the feature it is
 //! `false`, so nothing of the fault is compiled.
@@ -10,7 +10,7 @@ mod faults;
 #[cfg(feature = "planted-faults")]
 pub use faults::{Fault, VARIABLE, is_planted, plant};
 
-/// Whether a fault is planted.
+/// True if a fault is planted.
 #[cfg(feature = "planted-faults")]
 #[macro_export]
 macro_rules! planted {
@@ -19,7 +19,7 @@ macro_rules! planted {
     };
 }
 
-/// Whether a fault is planted: never, without the feature `planted-faults`.
+/// False: without the feature `planted-faults`, no fault is planted.
 #[cfg(not(feature = "planted-faults"))]
 #[macro_export]
 macro_rules! planted {

@@ -1,9 +1,9 @@
-//! Limits how often a fault is logged that others can cause as often as they like.
+//! Limits the log messages about faults that callers can cause at will.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How many messages are logged in a period.
+/// The number of messages that are logged in a period.
 const MOST: u32 = 20;
 
 /// The length of a period.
@@ -27,7 +27,7 @@ impl Default for Quiet {
 }
 
 impl Quiet {
-    /// No message has been logged yet.
+    /// Creates the state in which no message has been logged yet.
     pub const fn new() -> Self {
         Self(Mutex::new(Period {
             began: None,
@@ -36,7 +36,7 @@ impl Quiet {
         }))
     }
 
-    /// Returns whether to log another message: if so, the number of messages left out since the last one.
+    /// Decides whether to log another message. If so, returns the number of messages left out since the last one.
     pub fn admit(&self) -> Option<u64> {
         let mut period = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if period.began.is_none_or(|began| began.elapsed() >= PERIOD) {

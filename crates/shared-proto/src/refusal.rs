@@ -1,4 +1,4 @@
-//! Refusals of messages. A refusal changes nothing, and tells a person what to do.
+//! Refusals of messages. A refused message changes nothing, and its refusal tells people the remedy.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -10,18 +10,18 @@ pub use crate::wire::Reason;
 /// Metadata key under which a [`Status`] carries the number of its [`Reason`].
 const REASON_KEY: &str = "flambeau-reason";
 
-/// A message turned away.
+/// The refusal of a message.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct Refusal {
     /// The kind of mistake. It decides what the sender does next.
     pub reason: Reason,
-    /// Says what was wrong and where, what was expected, and what to do.
+    /// The message for people: the fault and its place, the expectation, and the remedy.
     pub message: String,
 }
 
 impl Refusal {
-    /// A refusal for `reason`, explained by `message`.
+    /// Returns a refusal for `reason`, explained by `message`.
     pub fn new(reason: Reason, message: impl fmt::Display) -> Self {
         Self {
             reason,
@@ -29,7 +29,7 @@ impl Refusal {
         }
     }
 
-    /// The gRPC code that goes with the reason.
+    /// Returns the gRPC code of the reason.
     pub fn code(&self) -> Code {
         match self.reason {
             Reason::Fenced
@@ -55,7 +55,7 @@ impl Refusal {
         }
     }
 
-    /// The reason as a metric label: `wrong_shape`.
+    /// Returns the reason as a metric label, such as `wrong_shape`.
     pub fn label(&self) -> String {
         let name = self.reason.as_str_name();
         name.strip_prefix("REASON_")
@@ -63,7 +63,7 @@ impl Refusal {
             .to_ascii_lowercase()
     }
 
-    /// Reads the refusal that a status carries, if it carries one.
+    /// Reads the refusal in a status, if there is one.
     pub fn from_status(status: &Status) -> Option<Self> {
         let number = status.metadata().get(REASON_KEY)?.to_str().ok()?;
         let reason = Reason::try_from(number.parse::<i32>().ok()?).ok()?;
@@ -71,13 +71,13 @@ impl Refusal {
     }
 }
 
-/// The most bytes of another process's text that go into a message for people.
+/// The most bytes of another process's text in a message for people.
 pub const LONGEST_TEXT: usize = 1000;
 
 /// The most bytes of a refusal's message.
 const LONGEST_MESSAGE: usize = 4000;
 
-/// The bytes that are kept of the end of a longer message, which says what to do.
+/// The bytes that are kept of the end of a longer message, which has the remedy.
 const KEPT_END: usize = 1000;
 
 /// Leaves out the middle of a message that is too long, since it may echo what a sender has sent.
@@ -106,7 +106,7 @@ fn up_to(text: &str, most: usize) -> &str {
     &text[..end]
 }
 
-/// Cuts another process's text where it is longer than [`LONGEST_TEXT`].
+/// Cuts another process's text to [`LONGEST_TEXT`].
 pub fn brief(text: &str) -> Cow<'_, str> {
     if text.len() <= LONGEST_TEXT {
         return Cow::Borrowed(text);

@@ -1,4 +1,4 @@
-//! How far a worker may lead: the staleness bound of Ho et al., "More Effective Distributed ML
+//! The bound on a worker's lead: the staleness bound of Ho et al., "More Effective Distributed ML
 //! via a Stale Synchronous Parallel Parameter Server", NIPS 2013, section 2.
 
 use crate::ids::Clock;
@@ -7,14 +7,14 @@ use crate::ids::Clock;
 /// min clock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StalenessBound {
-    /// At most so many steps. 0 is lock-step.
+    /// A lead of at most so many steps. 0 is lock-step.
     Steps(u64),
-    /// Never waits.
+    /// Any lead: no pull waits.
     Unbounded,
 }
 
 impl StalenessBound {
-    /// Whether a pull for `clock` may be answered while the slowest is at `min_clock`.
+    /// Returns whether a pull for `clock` may be answered while the slowest worker is at `min_clock`.
     pub fn admits(self, clock: Clock, min_clock: Clock) -> bool {
         match self {
             Self::Steps(bound) => lead(clock, min_clock) <= bound,
@@ -23,7 +23,7 @@ impl StalenessBound {
     }
 }
 
-/// How many steps `clock` is ahead of `min_clock`; 0 if it is behind.
+/// Returns the number of steps by which `clock` is ahead of `min_clock`; 0 if it is behind.
 pub fn lead(clock: Clock, min_clock: Clock) -> u64 {
     clock.0.saturating_sub(min_clock.0)
 }

@@ -1,8 +1,8 @@
-//! gRPC's messages on an HTTP/2 body, without copies of what they carry.
+//! gRPC messages on an HTTP/2 body, without copies of their payloads.
 //!
 //! The bytes on the wire are those of any gRPC library. A library gathers each message in a buffer of
-//! its own before it decodes or sends it, which costs a pass over every block. Here a message is decoded
-//! where it arrived, and sent in pieces, of which the payloads are the blocks' own memory.
+//! its own before it decodes or sends it, which costs a pass over every block. This module decodes a message
+//! in the memory in which it arrived, and sends it in pieces that share the blocks' own memory.
 
 use std::collections::VecDeque;
 use std::future::poll_fn;
@@ -37,18 +37,18 @@ pub const CONTENT_TYPE: &str = "application/grpc";
 /// The size of the prefix of each message: a flag for compression, and the length.
 const PREFIX_BYTES: usize = 5;
 
-/// Pieces smaller than this are copied together: a frame of their own costs more.
+/// The size below which pieces are copied together: a frame of its own would cost more.
 const SMALL_BYTES: usize = 64 << 10;
 
-/// A frame smaller than this is copied to those before it: each frame that is kept costs memory of its
-/// own, however few bytes it has.
+/// The size below which a frame is copied to those before it: each frame that is kept costs additional memory,
+/// however few bytes it has.
 const TINY_BYTES: usize = 1 << 10;
 
-/// How often a reader looks for more before its thread sleeps, after a wait that was short. A look
-/// takes about a microsecond.
+/// The number of times that a reader polls before its thread sleeps, after a short wait. A poll takes about a
+/// microsecond.
 const LOOKS: usize = 100;
 
-/// A wait is short where looks have found something, or the thread has slept no longer than this.
+/// The longest sleep of a short wait. A wait in which polls have found a frame is short too.
 const SHORT: Duration = Duration::from_micros(100);
 
 /// A message in the form in which it is sent. Clones share their memory.
@@ -226,7 +226,7 @@ pub fn body(waiting: usize, kind: BodyKind) -> (Sender, tonic::body::Body) {
 
 struct Outgoing {
     queue: mpsc::Receiver<Result<Encoded, Status>>,
-    /// Pieces of the messages taken from the queue.
+    /// The pieces of the messages taken from the queue.
     pieces: VecDeque<Bytes>,
     /// The kind of its last frame; none once that has been sent.
     kind: Option<BodyKind>,
@@ -251,7 +251,7 @@ impl Outgoing {
         Poll::Ready(())
     }
 
-    /// The next frame's data: a large piece, or several small ones.
+    /// Returns the next frame's data: a large piece, or several small ones.
     fn next_data(&mut self) -> Option<Bytes> {
         let first = self.pieces.pop_front()?;
         let (mut size, mut more) = (first.len(), 0);
@@ -297,14 +297,14 @@ impl Body for Outgoing {
 /// Messages that arrive on a body.
 pub struct Incoming<M> {
     body: tonic::body::Body,
-    /// Bytes that have come and are of no finished message.
+    /// The bytes that have come and belong to no finished message.
     pieces: SegmentedBuf<Bytes>,
     /// The newest bytes, which came in tiny frames.
     tiny: BytesMut,
     bounds: Bounds,
     /// The length of the next message, once its prefix has come.
     length: Option<usize>,
-    /// The last wait was short, so the next one may be.
+    /// True if the last wait was short, so that the next one may be too.
     short_waits: bool,
     messages: PhantomData<M>,
 }
@@ -337,7 +337,7 @@ impl<M: Message + Default> Incoming<M> {
         self.pieces.push(data);
     }
 
-    /// Bytes that have come and are of no finished message.
+    /// Returns the number of bytes that have come and belong to no finished message.
     fn remaining(&self) -> usize {
         self.pieces.remaining() + self.tiny.len()
     }
@@ -348,11 +348,11 @@ impl<M: Message + Default> Incoming<M> {
         }
     }
 
-    /// The next message; none at the end. A payload is not copied unless it came in several
-    /// frames. May be dropped and called again.
+    /// Returns the next message; none at the end. A payload is copied only if it came in several frames. The
+    /// future may be dropped and the method called again.
     ///
     /// # Errors
-    /// The status that the stream ended with; `OutOfRange` for a message that is too large, and
+    /// The status with which the stream ended; `OutOfRange` for a message that is too large, and
     /// `Internal` for bytes that are no message.
     pub async fn message(&mut self) -> Result<Option<M>, Status> {
         loop {
@@ -380,8 +380,8 @@ impl<M: Message + Default> Incoming<M> {
         }
     }
 
-    /// Returns the next frame. Where waits are short it looks again and again before it lets the thread
-    /// sleep. Where they are long, that would take the core from threads that compute.
+    /// Returns the next frame. If waits are short, it polls several times before it lets the thread sleep. If they are
+    /// long, that would take the core from threads that compute.
     async fn frame(&mut self) -> Option<Result<Frame<Bytes>, Status>> {
         let mut poll = |context: &mut Context<'_>| Pin::new(&mut self.body).poll_frame(context);
         let looks = if self.short_waits { LOOKS } else { 1 };

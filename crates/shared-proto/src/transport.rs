@@ -1,5 +1,5 @@
-//! How both ends set up gRPC. The windows and frames are what makes a stream of blocks as fast as
-//! plain TCP; ARCHITECTURE.md has the figures.
+//! The gRPC settings of both ends. With these windows and frames a stream of blocks is as fast as plain TCP;
+//! ARCHITECTURE.md has the figures.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -12,32 +12,32 @@ use crate::security::{Remote, Security};
 use http::uri::Authority;
 use tonic::transport::{Channel, Endpoint, Server};
 
-/// Version of the protocol in `proto/`. Peers that speak another are refused.
+/// The version of the protocol in `proto/`. Peers with another version are refused.
 pub const PROTOCOL_VERSION: u32 = 1;
 
-/// The largest message of a session, in bytes: a block, or several small ones, and what names them.
+/// The largest message of a session, in bytes: a block, or several small ones, with their names.
 pub const MAX_MESSAGE_BYTES: usize = 2 << 20;
 
-/// Payload bytes that senders put into one message, as a rule.
+/// The payload bytes that senders put into one message, as a rule.
 pub const MESSAGE_PAYLOAD_BYTES: usize = 1 << 20;
 
-/// HTTP/2 frames as large as a message: what was sent in one piece comes in one.
+/// The size of HTTP/2 frames: as large as a message, so that a piece arrives in one frame.
 const FRAME_BYTES: u32 = MAX_MESSAGE_BYTES as u32;
 
-/// What may be under way in one direction of one stream without being read.
+/// The most unread bytes in one direction of one stream.
 const WINDOW_BYTES: u32 = 8 << 20;
 
-/// How long a connection may take to be set up.
+/// The time limit for setting up a connection.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long a unary call may take. Calls that wait for something answer within half of it.
+/// The time limit of a unary call. Calls that wait for an event answer within half of it.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How often a silent connection is probed, and how long the answer may take: a peer that is gone
-/// without a word is noticed after both together.
+/// The interval at which a silent connection is probed, and the time limit of the answer. The loss of a peer is noticed
+/// after both together.
 const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(10));
 
-/// A gRPC server with Flambeau's settings.
+/// Returns a gRPC server with Flambeau's settings.
 pub fn server() -> Server {
     Server::builder()
         .max_frame_size(FRAME_BYTES)
@@ -48,12 +48,12 @@ pub fn server() -> Server {
         .tcp_nodelay(true)
 }
 
-/// Whether a peer's address is the path of a socket file.
+/// Returns whether a peer's address is the path of a socket file.
 pub(crate) fn is_socket_file(address: &str) -> bool {
     address.starts_with(UNIX)
 }
 
-/// Whether this is the address of a peer, as host:port or as unix:PATH.
+/// Returns whether a text is the address of a peer, as host:port or as unix:PATH.
 pub fn is_address(text: &str) -> bool {
     match text.strip_prefix(UNIX) {
         Some(path) => !path.is_empty() && !path.contains(char::is_control),
@@ -64,13 +64,13 @@ pub fn is_address(text: &str) -> bool {
     }
 }
 
-/// The endpoint of a peer at `address`, given as host:port or as unix:PATH; what secures calls is
-/// added by [`Security::endpoint`].
+/// Returns the endpoint of a peer at `address`, given as host:port or as unix:PATH. [`Security::endpoint`] adds
+/// encryption.
 pub(crate) fn endpoint(address: &str) -> Result<Endpoint, tonic::transport::Error> {
     let uri = match address.strip_prefix(UNIX) {
-        // Exactly what tonic takes away again.
+        // tonic removes exactly this prefix again.
         Some(path) => format!("{UNIX}//{path}"),
-        // TLS is the connector's affair, not tonic's.
+        // The connector adds TLS, not tonic.
         None => format!("http://{address}"),
     };
     Ok(Endpoint::from_shared(uri)?
@@ -83,19 +83,19 @@ pub(crate) fn endpoint(address: &str) -> Result<Endpoint, tonic::transport::Erro
         .tcp_nodelay(true))
 }
 
-/// How peers are reached: by the system's network, or by a simulated one.
+/// The network by which peers are reached: the system's, or a simulated one.
 pub trait Network: fmt::Debug + Send + Sync {
     /// Connects.
     fn connect(&self, remote: Remote) -> Connecting;
 
-    /// A channel that connects when it is used, again where it has to.
+    /// Returns a channel that connects when it is used, and again after the connection breaks.
     fn connect_lazily(&self, remote: Remote) -> Channel;
 
-    /// What callers show there, and demand of those they call.
+    /// Returns the credentials of callers, and those that they demand of their peers.
     fn security(&self) -> &Security;
 }
 
-/// A connection that is being made.
+/// A pending connection.
 pub type Connecting =
     Pin<Box<dyn Future<Output = Result<Channel, tonic::transport::Error>> + Send>>;
 
@@ -106,7 +106,7 @@ pub struct SystemNetwork {
 }
 
 impl SystemNetwork {
-    /// With what is shown and demanded there.
+    /// Creates the network with these credentials.
     pub fn new(security: Security) -> Self {
         Self { security }
     }
@@ -126,15 +126,15 @@ impl Network for SystemNetwork {
     }
 }
 
-/// What the address of a socket file begins with.
+/// The prefix of the address of a socket file.
 const UNIX: &str = "unix:";
 
-/// Where a process listens.
+/// The address on which a process listens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Listen {
-    /// At a port, port 0 meaning any free one.
+    /// A TCP port; port 0 means any free one.
     Tcp(SocketAddr),
-    /// At a socket file: for peers on the same host.
+    /// A socket file, for peers on the same host.
     Unix(PathBuf),
 }
 
@@ -153,7 +153,7 @@ impl FromStr for Listen {
     fn from_str(text: &str) -> Result<Self, String> {
         match text.strip_prefix(UNIX) {
             Some("") => Err(format!("{UNIX} needs the path of a socket file behind it")),
-            // Others, who may work in another folder, are told of it too.
+            // Other processes use the path too, and may have another working directory.
             Some(path) => std::path::absolute(path)
                 .map(Self::Unix)
                 .map_err(|error| format!("{path:?} is no path of a socket file: {error}")),

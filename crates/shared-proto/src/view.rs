@@ -8,12 +8,12 @@ use crate::wire;
 
 pub use crate::wire::JobPhase;
 
-/// [`wire::View`], checked. Each view is complete in itself: to have the newest is enough.
+/// [`wire::View`], checked. Each view is complete, so a process needs only the newest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct View {
-    /// Grows with each change.
+    /// The view's number, which grows with each change.
     pub number: ViewNumber,
-    /// Epoch of the shard map; 0 until variables are registered.
+    /// The epoch of the shard map; 0 until variables are registered.
     pub epoch: Epoch,
     /// The live workers in rank order.
     pub workers: Vec<Task>,
@@ -22,17 +22,17 @@ pub struct View {
     pub min_clock: Clock,
     /// The workers at the min clock.
     pub slowest: Vec<Task>,
-    /// Whose initial values are accepted.
+    /// The worker that sends the initial values; no other's are accepted.
     pub initializer: Option<Task>,
-    /// Whether the variables have their initial values.
+    /// True if the variables have their initial values.
     pub initialized: bool,
     /// Sync mode: the newest committed step.
     pub commit: Option<Commit>,
-    /// How far the job is.
+    /// The phase of the job.
     pub phase: JobPhase,
-    /// Why the job failed; empty otherwise.
+    /// The error with which the job failed; empty otherwise.
     pub error: String,
-    /// The newest checkpoint that was asked for.
+    /// The newest checkpoint that was ordered.
     pub checkpoint: Option<CheckpointOrder>,
     /// The run.
     pub run: RunId,
@@ -43,9 +43,9 @@ pub struct View {
 pub struct CheckpointOrder {
     /// Its number.
     pub number: u64,
-    /// In which epoch; one that is over is not written any more.
+    /// The epoch in which it is to be written. After the epoch, the order lapses.
     pub epoch: Epoch,
-    /// Sync mode: how many steps are committed in it.
+    /// Sync mode: the number of committed steps in it.
     pub clock: Clock,
 }
 
@@ -54,7 +54,7 @@ pub struct CheckpointOrder {
 pub struct Commit {
     /// The clock of the step's pushes.
     pub step: Clock,
-    /// Who contributed, with how many samples, in rank order.
+    /// The workers that contributed, each with its number of samples, in rank order.
     pub contributors: Vec<(Task, u64)>,
 }
 
@@ -78,7 +78,7 @@ impl Default for View {
 }
 
 impl View {
-    /// Whether the job has ended, well or not.
+    /// Returns whether the job has ended, well or not.
     pub fn ended(&self) -> bool {
         matches!(self.phase, JobPhase::Done | JobPhase::Failed)
     }

@@ -1,7 +1,7 @@
 //! Limits on the connections of a port: their number, their number from one address, and the time
 //! for which one may stay idle. All listeners of all roles accept through [`Connections::accept`].
 //!
-//! A connection begins as a newcomer. Newcomers share a small part of the port's places. Where that
+//! A connection begins as a newcomer. Newcomers share a small part of the port's places. If that
 //! part is full, the address with the most newcomers loses the one that has been silent longest. So a
 //! flood displaces itself, and a caller that authenticates gets in. [`Caller::admit`] makes a
 //! connection a member's. Members are never displaced.
@@ -67,7 +67,7 @@ impl Port {
     }
 }
 
-/// How many connections a port takes.
+/// The limits on the number of connections of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Connections in total.
@@ -79,7 +79,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// The limits of a port that has `total` places.
+    /// Returns the limits of a port that has `total` places.
     pub fn of(total: usize, per_address: Option<usize>) -> Self {
         let total = total.max(2);
         Self {
@@ -89,7 +89,7 @@ impl Limits {
         }
     }
 
-    /// The limits of a port that has no members, such as that for metrics.
+    /// Returns the limits of a port that has no members, such as that for metrics.
     pub fn without_members(total: usize) -> Self {
         Self {
             total,
@@ -136,7 +136,7 @@ impl Door for UnixListener {
 pub struct Connections(Arc<Pool>);
 
 impl Connections {
-    /// A port without connections.
+    /// Creates a port without connections.
     pub fn new(port: Port, limits: Limits) -> Self {
         Self(Arc::new(Pool::new(port, limits)))
     }
@@ -239,7 +239,7 @@ impl Caller {
         self.pool.called(&self.connection);
     }
 
-    /// Returns whether the connection is a member's, or the members have a place for it.
+    /// Returns whether the connection is a member's, or could become one.
     pub fn has_room(&self) -> bool {
         self.pool.has_room(&self.connection)
     }

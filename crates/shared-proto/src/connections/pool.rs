@@ -17,7 +17,7 @@ use crate::planted;
 /// The shortest time between two log lines with the same reason.
 const QUIET: Duration = Duration::from_secs(10);
 
-/// How far a connection has come. All but members are newcomers.
+/// The stage of a connection. All but members are newcomers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub(super) enum Standing {
@@ -28,7 +28,7 @@ pub(super) enum Standing {
     Member = 2,
 }
 
-/// Why a connection is closed, or not accepted.
+/// The reason why a connection is closed, or not accepted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Dropped {
     /// The connection made no request in time.
@@ -216,7 +216,7 @@ impl Pool {
         self.began.elapsed().as_millis() as u64
     }
 
-    /// Gives a newcomer a place. Where all are taken, another newcomer makes room.
+    /// Gives a newcomer a place. If all are taken, another newcomer makes room.
     pub(super) fn open(&self, peer: Option<SocketAddr>) -> Result<Arc<Connection>, Dropped> {
         let mut gone = Vec::new();
         let opened = {

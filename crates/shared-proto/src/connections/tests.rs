@@ -54,7 +54,7 @@ fn members_have_the_rest_of_the_places_and_an_address_its_share() {
         place.0.admit().then_some(place)
     };
     let mut members: Vec<_> = (0..3).filter_map(|_| admitted(1)).collect();
-    // A fourth of this address would displace nobody, since all of them are members.
+    // A fourth connection of this address displaces none, since all of them are members.
     assert!(members.len() == 3 && port.open(from(1)).is_none());
     members.extend(admitted(2));
     assert_eq!(members.len(), 4);

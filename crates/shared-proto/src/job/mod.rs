@@ -1,5 +1,5 @@
-//! What is trained: one TOML file, the same for all roles. A setting that the file leaves out has
-//! its default; a key that is not known is refused by name.
+//! The job: one TOML file, the same for all roles. A setting that the file leaves out has its default. An unknown
+//! key is an error that names it.
 
 mod optimizer;
 mod template;
@@ -23,9 +23,9 @@ use crate::wire::Dtype;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Job {
-    /// Name; messages of another job are refused.
+    /// The name; messages of another job are refused.
     pub name: String,
-    /// Decides initial values, the order of samples, and which samples are held out.
+    /// The seed of initial values, of the order of samples, and of the choice of held-out samples.
     pub seed: u64,
     /// Passes over the training data.
     pub epochs: u32,
@@ -35,29 +35,29 @@ pub struct Job {
     pub steps: Option<u64>,
     /// Samples in a worker's step.
     pub batch_size: u32,
-    /// What becomes of a gradient that is NaN or infinite.
+    /// The action on gradients that are NaN or infinite.
     pub non_finite: NonFinite,
     /// Largest global norm of a worker's gradients; longer ones are scaled down to it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub clip_norm: Option<f32>,
     /// Steps between two lines of `metrics.jsonl`, summed over workers.
     pub log_every: u64,
-    /// Where the run is recorded.
+    /// The run directory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub run_dir: Option<PathBuf>,
-    /// What is learnt from.
+    /// The data set and its settings.
     pub data: Data,
-    /// What learns.
+    /// The model and its settings.
     pub model: Model,
-    /// How gradients become updates.
+    /// The optimizer and its settings.
     pub optimizer: Optimizer,
-    /// How the learning rate changes over the updates.
+    /// The schedule of the learning rate over the updates.
     pub schedule: Schedule,
-    /// Where variables live, and who waits for whom.
+    /// The strategy: where variables live, and how far workers may lead.
     pub strategy: Strategy,
-    /// How many processes.
+    /// The number of processes, and the time limits on them.
     pub cluster: Cluster,
-    /// What is kept of the training, where and how often.
+    /// The settings of checkpoints.
     pub checkpoint: Checkpoint,
 }
 
@@ -84,18 +84,18 @@ impl Default for Job {
     }
 }
 
-/// What is learnt from.
+/// The data set and its settings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Data {
     /// `digits`, `mnist`, `fashion-mnist`, `csv`, `random`, or the name of a source of your own.
     pub kind: String,
-    /// Where its files are; each worker may be told another place.
+    /// The folder or file of the data; each worker may override it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dir: Option<PathBuf>,
-    /// CSV: name of the column with the label.
+    /// CSV: the name of the column with the label.
     pub label: String,
-    /// CSV: share of the samples held out for evaluation where there is no `test.csv`.
+    /// CSV: the share of the samples held out for evaluation if there is no `test.csv`.
     pub held_out: f64,
     /// Batches that a worker prepares ahead of the one that it computes.
     pub prefetch: u32,
@@ -117,7 +117,7 @@ impl Default for Data {
     }
 }
 
-/// What learns.
+/// The model and its settings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Model {
@@ -127,7 +127,7 @@ pub struct Model {
     pub hidden: Vec<usize>,
     /// Channels of the convolutions (cnn).
     pub channels: Vec<usize>,
-    /// Anything that a model of your own wants to be told.
+    /// Settings of a model of your own.
     #[serde(skip_serializing_if = "toml::Table::is_empty")]
     pub options: toml::Table,
 }
@@ -143,17 +143,17 @@ impl Default for Model {
     }
 }
 
-/// Where variables live, and who waits for whom.
+/// The strategy: where variables live, and how far workers may lead.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Strategy {
-    /// Where variables live.
+    /// The place where variables live.
     pub name: StrategyName,
-    /// When gradients become updates.
+    /// The training mode, which decides when gradients become updates.
     pub mode: Mode,
-    /// Largest lead of a worker over the slowest, in steps; counts in bounded mode.
+    /// The largest lead of a worker over the slowest, in steps; used in bounded mode.
     pub staleness: u64,
-    /// Numbers in which weights and gradients travel. Servers keep and compute `f32`.
+    /// The type of numbers in which weights and gradients travel. Servers keep and compute `f32`.
     pub wire: Wire,
 }
 
@@ -169,7 +169,7 @@ impl Default for Strategy {
 }
 
 impl Strategy {
-    /// How far a worker may lead.
+    /// Returns the largest lead of a worker.
     pub fn bound(&self) -> StalenessBound {
         match self.mode {
             Mode::Sync => StalenessBound::Steps(0),
@@ -179,7 +179,7 @@ impl Strategy {
     }
 }
 
-/// Where variables live.
+/// The place where variables live.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum StrategyName {
@@ -187,11 +187,11 @@ pub enum StrategyName {
     ParameterServer,
 }
 
-/// Numbers in which weights and gradients travel.
+/// The type of numbers in which weights and gradients travel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Wire {
-    /// As they are.
+    /// 32 bits: the numbers that are computed, unchanged.
     F32,
     /// The upper half of each: half the bytes, three significant digits, the same range.
     Bf16,
@@ -209,7 +209,7 @@ impl From<Wire> for Dtype {
     }
 }
 
-/// When gradients become updates.
+/// The training mode, which decides when gradients become updates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
@@ -222,7 +222,7 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// The name in job files.
+    /// Returns the name in job files.
     pub fn name(self) -> &'static str {
         match self {
             Mode::Sync => "sync",
@@ -232,7 +232,7 @@ impl Mode {
     }
 }
 
-/// How many processes.
+/// The number of processes, and the time limits on them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Cluster {
@@ -243,7 +243,7 @@ pub struct Cluster {
     /// Workers that must be there before training begins; more may join at any time. Absent: one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub workers: Option<u32>,
-    /// A process that has not been heard of for so long is taken for dead.
+    /// The seconds without a heartbeat after which a process counts as dead.
     pub lease_seconds: f64,
     /// A worker that sends heartbeats, but finishes no step for this long, is evicted. A checkpoint that
     /// makes no progress for this long is given up; the last one, once it has failed for this long. A job
@@ -262,11 +262,11 @@ impl Default for Cluster {
     }
 }
 
-/// What is kept of the training, where and how often.
+/// The settings of checkpoints.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Checkpoint {
-    /// Without checkpoints, the death of a server ends the job.
+    /// True to write checkpoints. Without them, the death of a server ends the job.
     pub enabled: bool,
     /// A folder, or an URL as in `s3://bucket/folder`, that the coordinator and all servers see.
     /// Absent: a folder in the run directory.
@@ -274,14 +274,14 @@ pub struct Checkpoint {
     pub location: Option<String>,
     /// Seconds between two checkpoints.
     pub every_seconds: f64,
-    /// Steps between two checkpoints, summed over workers (in sync mode: committed steps), where
-    /// these come first.
+    /// Steps between two checkpoints, summed over workers (in sync mode: committed steps), if these pass before
+    /// the seconds do.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub every_steps: Option<u64>,
-    /// How many are kept; older ones are deleted.
+    /// The number of checkpoints that are kept; older ones are deleted.
     pub keep: u32,
-    /// Sync mode: MiB of its shard that a server may copy, so that steps go on while a checkpoint is written. With
-    /// more than that still to be written, steps wait.
+    /// Sync mode: MiB of its shard that a server may copy, so that steps continue while a checkpoint is written. If
+    /// more than that is still to be written, steps wait.
     #[serde(alias = "aside_mebibytes")]
     pub snapshot_mebibytes: u64,
 }
@@ -303,8 +303,8 @@ impl Default for Checkpoint {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum NonFinite {
-    /// The job ends, with the variable's name. So it does when an update makes a weight NaN or infinite: no
-    /// checkpoint has such weights, and none that has them is restored.
+    /// The job ends with an error that names the variable. It also ends when an update makes a weight NaN or infinite:
+    /// no checkpoint has such weights, and none that has them is restored.
     Fail,
     /// The step is left out and counted. Weights may become NaN or infinite, and checkpoints may have them.
     Skip,
@@ -314,21 +314,21 @@ pub enum NonFinite {
 pub mod run_dir {
     /// The job as it ran.
     pub const JOB: &str = "job.toml";
-    /// One JSON object a line: steps, evaluations, who came and went.
+    /// The metrics, one JSON object a line: steps, evaluations, members that joined and left.
     pub const METRICS: &str = "metrics.jsonl";
     /// The outcome, one JSON object.
     pub const SUMMARY: &str = "summary.json";
     /// Final weights under the variables' own names.
     pub const MODEL: &str = "model.safetensors";
-    /// The folder of checkpoints, where the job does not say another place.
+    /// The folder of checkpoints, unless the job gives another location.
     pub const CHECKPOINTS: &str = "checkpoints";
-    /// What a coordinator that starts again needs to know.
+    /// The state from which a restarted coordinator resumes.
     pub const STATE: &str = "coordinator.redb";
-    /// Loss and accuracy as a picture.
+    /// The curves of loss and accuracy as a picture.
     pub const CURVES: &str = "curves.svg";
 }
 
-/// What is wrong with a job.
+/// The error of a job file.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum JobError {
@@ -338,11 +338,11 @@ pub enum JobError {
     /// A setting makes no sense.
     #[error("job setting `{field}` is {value}, but {expected}")]
     Setting {
-        /// Where it stands, as in the file.
+        /// The setting's key, as in the file.
         field: &'static str,
-        /// What it is.
+        /// The setting's value.
         value: String,
-        /// What it should be.
+        /// The expected value.
         expected: &'static str,
     },
     /// A setting is given that has no effect beside another.
@@ -350,7 +350,7 @@ pub enum JobError {
         "job setting `{field}` is {value}, but it does not count with `{other}` {other_value}; {advice}"
     )]
     Unused {
-        /// Where it stands, as in the file.
+        /// The setting's key, as in the file.
         field: &'static str,
         /// The value given.
         value: String,
@@ -395,7 +395,7 @@ impl Job {
         Ok(toml::from_str(text)?)
     }
 
-    /// The job with one setting changed, given as `key.of.it=value`.
+    /// Returns the job with one setting changed, given as `key.of.it=value`.
     ///
     /// # Errors
     /// If there is no such setting, or it cannot have that value.
@@ -408,7 +408,7 @@ impl Job {
         let (key, value) = setting
             .split_once('=')
             .ok_or_else(|| wrong("must be KEY=VALUE, as in schedule.kind=cosine"))?;
-        // What is no number, list or quoted text is taken for text.
+        // A value that is no number, list or quoted text is read as text.
         let parsed: Result<toml::Table, _> = format!("v = {value}").parse();
         let value = match parsed {
             Ok(mut table) => table.remove("v"),
@@ -430,14 +430,13 @@ impl Job {
         Self::parse(&toml::to_string(&table).unwrap_or_default())
     }
 
-    /// The job as a file.
+    /// Returns the text of the job file.
     pub fn to_toml(&self) -> String {
         toml::to_string(self).unwrap_or_else(|error| unreachable!("a job is plain data: {error}"))
     }
 
-    /// Updates that a block takes when `samples` samples are trained on: what learning-rate
-    /// schedules stretch over where they are not told otherwise. `workers` share each step in
-    /// sync mode.
+    /// Returns the number of updates that a block takes over `samples` samples. Learning-rate schedules stretch
+    /// over them by default. `workers` share each step in sync mode.
     pub fn total_updates(&self, samples: u64, workers: u64) -> u64 {
         let per_update = match self.strategy.mode {
             Mode::Sync => u64::from(self.batch_size).saturating_mul(workers.max(1)),

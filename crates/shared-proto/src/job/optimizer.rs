@@ -1,4 +1,4 @@
-//! Optimizers and schedules as they are set; what they compute is in `ps-server`.
+//! The settings of optimizers and schedules; the crate `optimizer` has their computations.
 
 use serde::{Deserialize, Serialize};
 
@@ -33,7 +33,7 @@ settings! {
     Momentum {
         /// Step size.
         learning_rate: f32 = 0.05,
-        /// What remains of the velocity after a step.
+        /// The share of the velocity that remains after a step.
         momentum: f32 = 0.9,
         /// Look ahead along the velocity.
         nesterov: bool = false,
@@ -46,7 +46,7 @@ settings! {
     Adagrad {
         /// Step size.
         learning_rate: f32 = 0.05,
-        /// What the sum of squares starts with.
+        /// The initial value of the sum of squares.
         initial_accumulator: f32 = 0.0,
         /// Keeps the divisor from zero.
         epsilon: f32 = 1e-10,
@@ -59,11 +59,11 @@ settings! {
     RmsProp {
         /// Step size.
         learning_rate: f32 = 0.002,
-        /// What remains of the mean square after a step.
+        /// The share of the mean square that remains after a step.
         alpha: f32 = 0.99,
         /// Keeps the divisor from zero.
         epsilon: f32 = 1e-8,
-        /// What remains of the velocity after a step.
+        /// The share of the velocity that remains after a step.
         momentum: f32 = 0.0,
         /// Added to the gradient, times the weight.
         weight_decay: f32 = 0.0,
@@ -74,9 +74,9 @@ settings! {
     AdamW {
         /// Step size.
         learning_rate: f32 = 0.001,
-        /// What remains of the mean after a step.
+        /// The share of the mean that remains after a step.
         beta1: f32 = 0.9,
-        /// What remains of the mean square after a step.
+        /// The share of the mean square that remains after a step.
         beta2: f32 = 0.999,
         /// Keeps the divisor from zero.
         epsilon: f32 = 1e-8,
@@ -89,9 +89,9 @@ settings! {
     Adam {
         /// Step size.
         learning_rate: f32 = 0.001,
-        /// What remains of the mean after a step.
+        /// The share of the mean that remains after a step.
         beta1: f32 = 0.9,
-        /// What remains of the mean square after a step.
+        /// The share of the mean square that remains after a step.
         beta2: f32 = 0.999,
         /// Keeps the divisor from zero.
         epsilon: f32 = 1e-8,
@@ -104,9 +104,9 @@ settings! {
     Ftrl {
         /// Step size.
         learning_rate: f32 = 0.1,
-        /// How the step size shrinks with the sum of squares; not positive.
+        /// The power of the sum of squares in the step size; not positive.
         learning_rate_power: f32 = -0.5,
-        /// What the sum of squares starts with.
+        /// The initial value of the sum of squares.
         initial_accumulator: f32 = 0.1,
         /// Draws small weights to zero.
         l1: f32 = 0.0,
@@ -119,7 +119,7 @@ settings! {
     }
 }
 
-/// How gradients become updates.
+/// An optimizer and its settings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "name", rename_all = "lowercase")]
 pub enum Optimizer {
@@ -151,7 +151,7 @@ impl Optimizer {
         "sgd", "momentum", "adagrad", "rmsprop", "adam", "adamw", "ftrl",
     ];
 
-    /// The optimizer of that name with its default settings.
+    /// Returns the optimizer of that name with its default settings.
     pub fn named(name: &str) -> Option<Self> {
         Some(match name {
             "sgd" => Self::Sgd(Sgd::default()),
@@ -165,7 +165,7 @@ impl Optimizer {
         })
     }
 
-    /// The name by which it is chosen.
+    /// Returns the name by which it is chosen.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Sgd(_) => "sgd",
@@ -178,7 +178,7 @@ impl Optimizer {
         }
     }
 
-    /// How many numbers a server keeps beside each weight.
+    /// Returns the number of values that a server keeps beside each weight.
     pub fn slots(&self) -> usize {
         match self {
             Self::Sgd(_) => 0,
@@ -311,8 +311,8 @@ impl Optimizer {
     }
 }
 
-/// How the learning rate changes. It is the optimizer's, times a factor that depends on how many
-/// updates the block has taken.
+/// The learning-rate schedule. The rate is the optimizer's, times a factor that depends on the number of updates
+/// that the block has taken.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Schedule {
@@ -322,7 +322,7 @@ pub struct Schedule {
     pub warmup_steps: u64,
     /// `step`: updates between two cuts.
     pub step_every: u64,
-    /// `step`: what each cut leaves of the factor.
+    /// `step`: the share of the factor that each cut leaves.
     pub step_factor: f32,
     /// `cosine`: updates at which the floor is reached, warm-up included. Absent: at the job's end.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -335,11 +335,11 @@ pub struct Schedule {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ScheduleKind {
-    /// Stays as it is.
+    /// The factor stays 1.
     Constant,
-    /// Cut by a factor every so many updates.
+    /// The factor is cut at a fixed number of updates.
     Step,
-    /// Falls along half a cosine wave.
+    /// The factor falls along half a cosine wave.
     Cosine,
 }
 

@@ -1,4 +1,4 @@
-//! What a job file may say, and what not.
+//! Valid and invalid job files.
 
 use super::*;
 
@@ -17,7 +17,7 @@ fn a_job_survives_its_file() {
 #[test]
 fn the_template_says_the_defaults_and_names_every_setting() {
     assert_eq!(Job::from_toml(TEMPLATE).unwrap(), Job::default());
-    // Uncommented, its optional settings are known ones too.
+    // If they are uncommented, the optional settings are known ones too.
     let all: String = TEMPLATE
         .lines()
         .map(|line| line.strip_prefix("#: ").unwrap_or(line))

@@ -15,7 +15,7 @@ const MAX_PREFETCH: u32 = 1024;
 /// The data sources of Flambeau that read files. A source of your own checks for itself whether it has a place.
 const READ_FROM_FILES: [&str; 3] = ["mnist", "fashion-mnist", "csv"];
 
-/// A setting's value as people write it.
+/// A setting's value, formatted as in a job file.
 trait Shown {
     fn shown(&self) -> String;
 }
@@ -57,7 +57,7 @@ impl Job {
     /// Checks that every setting makes sense.
     ///
     /// # Errors
-    /// The first setting that does not.
+    /// Names the first setting that makes no sense.
     pub fn validate(&self) -> Result<(), JobError> {
         let positive = |x: f64| x.is_finite() && x > 0.0;
         let check = |ok: bool, field, value: &dyn Shown, expected| {

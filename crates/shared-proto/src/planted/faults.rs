@@ -1,5 +1,5 @@
-//! The faults, and which one is planted: in a thread, for the simulation, whose hosts share one; or in a whole
-//! process, by its environment.
+//! The faults, and the choice of the planted one: by thread, for the simulation, in which all hosts share a thread; or
+//! by process, through its environment.
 
 use std::cell::Cell;
 use std::sync::OnceLock;
@@ -29,7 +29,7 @@ faults! {
     IN_SIMULATION {
         /// An update leaves the version of its block as it is.
         SameVersion,
-        /// A server takes pushes that it has taken.
+        /// A server takes pushes that it has taken before.
         NoDedup,
         /// A checkpoint lacks the marks of its blocks.
         MarksNotSaved,
@@ -57,7 +57,7 @@ faults! {
         OldViews,
         /// Generations do not grow when a process registers again.
         OneGeneration,
-        /// The coordinator answers before its state is kept.
+        /// The coordinator answers before its state is persisted.
         AnsweredBeforeKept,
         /// A job that goes back keeps its progress.
         KeepsProgress,
@@ -71,15 +71,15 @@ faults! {
         CheckpointLacksStep,
         /// A shard that goes back at the end leaves the model as it is.
         StaleModel,
-        /// What workers report lost is not counted.
+        /// Losses that workers report are not counted.
         SilentLosses,
-        /// What workers that have died lack is not derived.
+        /// Losses of workers that have died are not derived.
         ForgottenLives,
-        /// A session does not ask what a restored shard has.
+        /// A session does not ask which pushes a restored shard has.
         SettlesUnasked,
-        /// A server says that it has one push more than it has.
+        /// A server states one push more than it has taken.
         OutcomeOverstated,
-        /// A session does not send again what was not answered.
+        /// A session does not send unanswered requests again.
         SentOnce,
     }
     END_TO_END {
@@ -93,7 +93,7 @@ faults! {
         NoReceipts,
         /// A sync job that goes back does not wait for the workers that it has evicted.
         NobodyAwaited,
-        /// A server that is told to stop may go before it is saved.
+        /// A server that is told to stop may leave before its shard is saved.
         NoDrain,
         /// A run deletes the checkpoints of another.
         DeletesOthers,
@@ -105,7 +105,7 @@ faults! {
         NoRoom,
         /// A message may have any number of parts.
         AnyParts,
-        /// A worker is not told whom its pulls wait for.
+        /// A worker is not told which tasks its pulls wait for.
         SilentWaits,
     }
 }
@@ -119,7 +119,7 @@ pub fn plant(fault: Option<Fault>) {
     OF_THREAD.set(fault);
 }
 
-/// Whether a fault is planted in this thread or process.
+/// Returns whether a fault is planted in this thread or process.
 pub fn is_planted(fault: Fault) -> bool {
     OF_THREAD.get().or_else(of_process) == Some(fault)
 }

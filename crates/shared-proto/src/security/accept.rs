@@ -26,13 +26,13 @@ pub(super) const CERTIFICATE: &str = "certificate";
 pub(super) const TOKEN: &str = "token";
 const HANDSHAKE_BROKEN: &str = "handshake";
 
-/// How long a caller that is refused may take to read why.
+/// The time for which a refused connection stays open, so that the caller can read the reason.
 const HANG_UP: Duration = Duration::from_secs(1);
 
 impl Security {
-    /// Returns the connections of a listener that has a certificate, after their handshakes. A connection
-    /// whose handshake fails, or takes more than five seconds, is closed and counted. Where callers must
-    /// have certificates, those that pass are members. Up to 1,024 handshakes run at a time; more wait.
+    /// Returns the connections of a listener that has a certificate, after their handshakes. If a handshake fails, or
+    /// takes more than five seconds, the connection is closed and counted. If callers must have certificates, those
+    /// that pass are members. Up to 1,024 handshakes run at a time; more wait.
     pub fn secured<S: Stream<Item = io::Result<Guarded<TcpStream>>>>(
         &self,
         incoming: S,
@@ -72,7 +72,7 @@ impl Security {
     }
 }
 
-/// Ends a connection so that the other side can still read why.
+/// Ends a connection so that the other side can still read the reason.
 async fn hang_up(mut connection: Guarded<TcpStream>) {
     let drain = async {
         connection.shutdown().await?;

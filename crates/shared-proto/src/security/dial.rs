@@ -1,5 +1,5 @@
-//! Connections to peers. Each handshake uses the credentials of its moment, which a channel of tonic's would not: it
-//! keeps those that it was made with.
+//! Connections to peers. Each handshake uses the newest credentials. A channel of tonic would keep those with which it
+//! was created.
 
 use std::io;
 use std::pin::Pin;
@@ -27,7 +27,7 @@ const RECORDS: [u8; 2] = [0x15, 0x16];
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// A peer, and how to reach it.
+/// A peer, and the way to reach it.
 #[derive(Clone, Debug)]
 pub struct Remote {
     endpoint: Endpoint,
@@ -78,7 +78,7 @@ impl Remote {
         }
     }
 
-    /// Returns a channel that connects when it is used, again where it has to.
+    /// Returns a channel that connects when it is used, and again after the connection breaks.
     pub fn connect_lazy(&self) -> Channel {
         let endpoint = &self.endpoint;
         match &self.way {
@@ -137,7 +137,7 @@ fn encrypted(
     })
 }
 
-/// Returns what a failed handshake means.
+/// Returns the error of a failed handshake, with an explanation.
 fn explained(error: io::Error) -> BoxError {
     let tls = error.get_ref().and_then(|inner| inner.downcast_ref());
     match tls {
@@ -151,7 +151,7 @@ fn explained(error: io::Error) -> BoxError {
 /// A connection in the clear, which fails if the other side answers with TLS.
 pub(super) struct Plain {
     stream: TcpStream,
-    /// Bytes have come, and they were no TLS.
+    /// True if bytes have come that are not TLS.
     begun: bool,
 }
 

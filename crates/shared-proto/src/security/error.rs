@@ -1,4 +1,4 @@
-//! Errors of credentials, and how a refusal by the other side is told from other faults.
+//! Errors of credentials, and the distinction between a refusal by the other side and other faults.
 
 use std::io;
 use std::path::PathBuf;
@@ -12,7 +12,7 @@ const ALERT: &str = "received fatal alert: ";
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SecurityError {
-    /// Some files are of use only together.
+    /// A file is set without another that it needs.
     #[error("{0}")]
     Incomplete(&'static str),
     /// A file cannot be read.
@@ -49,7 +49,7 @@ pub enum Mismatch {
 }
 
 impl Mismatch {
-    /// Returns the mismatch that an error comes from. HTTP/2 keeps only the text of what a connection ended with.
+    /// Returns the mismatch that an error comes from. HTTP/2 keeps only the text of the error that ended a connection.
     pub fn of(error: &(dyn std::error::Error + 'static)) -> Option<Self> {
         let words = chain_of(error);
         [Self::OnlyTheOther, Self::OnlyThis]
@@ -58,7 +58,7 @@ impl Mismatch {
     }
 }
 
-/// Returns what is wrong with a peer's certificate, if an error comes from there.
+/// Returns the fault of a peer's certificate, if an error comes from there.
 pub fn certificate_error(error: &(dyn std::error::Error + 'static)) -> Option<String> {
     let mut next = Some(error);
     while let Some(error) = next {

@@ -1,4 +1,4 @@
-//! The credentials that the files hold: read, checked, and made into what handshakes use.
+//! The credentials in the files: reads them, checks them, and prepares them for handshakes.
 
 use std::fmt;
 use std::path::Path;
@@ -53,7 +53,7 @@ impl Contents {
         })
     }
 
-    /// Returns what tells these bytes from others.
+    /// Returns a digest that distinguishes these bytes from others.
     pub(super) fn digest(&self) -> [u8; 32] {
         let mut digest = Sha256::new();
         for file in [&self.authority, &self.certificate, &self.key, &self.token] {
@@ -87,7 +87,7 @@ impl Material {
     /// Parses the contents of the files.
     ///
     /// # Errors
-    /// If files are missing, or hold what they should not.
+    /// If files are missing, or have invalid contents.
     pub(super) fn of(contents: &Contents, files: &SecurityFiles) -> Result<Self, SecurityError> {
         let tokens = match (&files.token, &contents.token) {
             (Some(path), Some(text)) => tokens(path, text)?,

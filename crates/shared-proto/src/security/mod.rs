@@ -1,12 +1,11 @@
 //! Authentication: certificates of one private authority, and a job's token.
 //!
-//! A certificate is one role's: it is valid for the name `ROLE.flambeau`, wherever its holder runs.
-//! A caller verifies the name of the role that it means to reach, so a worker's certificate does not
-//! make a process a server. A process that registers, or opens a session, must hold a certificate of
-//! its role.
+//! A certificate is for one role: it is valid for the name `ROLE.flambeau`, on any host. A caller verifies the name
+//! of the role that it calls, so a process with a worker's certificate cannot act as a server. A process that
+//! registers, or opens a session, must have a certificate of its role.
 //!
-//! The files may be replaced at any time ([`Security::follow_files`]). Connections that exist stay; each handshake and
-//! each call uses the credentials of its moment.
+//! The files may be replaced at any time ([`Security::follow_files`]). Existing connections stay; each handshake and
+//! each call uses the newest credentials.
 
 mod accept;
 mod dial;
@@ -38,7 +37,7 @@ use crate::ids::Role;
 use crate::planted;
 use crate::transport;
 
-/// A TCP connection whose caller has shown its certificate, if one is demanded.
+/// A TCP connection after the handshake, in which the caller has shown its certificate if one is demanded.
 pub type SecureStream = tokio_rustls::server::TlsStream<Guarded<TcpStream>>;
 
 /// The files that a process is given.
@@ -50,7 +49,7 @@ pub struct SecurityFiles {
     pub certificate: Option<PathBuf>,
     /// The private key of the certificate.
     pub key: Option<PathBuf>,
-    /// Callers need no certificates; listeners have theirs.
+    /// True if callers need no certificates; listeners still have theirs.
     pub anonymous_callers: bool,
     /// The tokens of the job, one on each line. The first is sent; all are accepted.
     pub token: Option<PathBuf>,
@@ -153,7 +152,7 @@ impl Security {
         **place.as_mut().unwrap_or_else(|poisoned| poisoned.get_mut()) = Arc::new(material);
     }
 
-    /// Fails where a port would be open to all callers though they are to have certificates.
+    /// Checks that a port is not open to all callers although they must have certificates.
     ///
     /// # Errors
     /// If there is an authority, but no certificate to listen with.
@@ -166,7 +165,7 @@ impl Security {
         Ok(())
     }
 
-    /// Checks that a call has the token, where there is one, and makes its connection a member's.
+    /// Checks that a call has the token, if there is one, and makes its connection a member's.
     ///
     /// # Errors
     /// `Unauthenticated`, counted, if it has not; `ResourceExhausted` if all places are taken.
@@ -193,7 +192,7 @@ impl Security {
         Err(Status::unauthenticated(what))
     }
 
-    /// Checks that a caller has a certificate of this role, where certificates are demanded. Callers
+    /// Checks that a caller has a certificate of this role, if certificates are demanded. Callers
     /// through a socket file need none.
     ///
     /// # Errors
@@ -212,7 +211,7 @@ impl Security {
     }
 }
 
-/// The headers that a caller adds to its calls: the token, where there is one.
+/// The headers that a caller adds to its calls: the token, if there is one.
 #[derive(Clone, Debug, Default)]
 pub struct Credentials(Security);
 

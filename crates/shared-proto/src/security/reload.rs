@@ -1,7 +1,7 @@
-//! Files that are replaced while a process runs: new handshakes and calls use what is in them.
+//! Reload of credentials when their files are replaced while a process runs. New handshakes and calls use the new ones.
 //!
-//! Writers replace files one after the other, and some write them in place. So files are used once two looks in a row
-//! have found the same bytes, and once these bytes fit together. Until then the old credentials stay in use.
+//! Writers replace files one after the other, and some write them in place. So files are used only if two reads in a
+//! row return the same bytes, and if these bytes fit together. Until then the old credentials stay in use.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -11,9 +11,9 @@ use metrics::{counter, gauge};
 use super::material::{Contents, Material};
 use super::{Security, SecurityError, accept};
 
-/// The time between two reads of the files. Whoever renews certificates waits for all processes, some seconds with this; and
-/// Kubernetes needs up to a minute anyway until a process sees a new Secret. Reading four small files costs some
-/// microseconds.
+/// The time between two reads of the files. A renewal of certificates waits for all processes, with this value for
+/// some seconds. Kubernetes needs up to a minute anyway until a process sees a new Secret. A read of four small files
+/// takes some microseconds.
 const LOOK: Duration = Duration::from_secs(2);
 
 /// The outcomes of a reload, as labels.
@@ -28,9 +28,9 @@ type Found = Result<[u8; 32], String>;
 pub(super) struct Known {
     /// The digest of the bytes that are in use.
     in_use: [u8; 32],
-    /// The last result, if it differs from that.
+    /// The last result, if it differs from `in_use`.
     last: Option<Found>,
-    /// The result that could not be used, and was logged.
+    /// The result that was logged because it could not be used.
     reported: Option<Found>,
 }
 
@@ -42,7 +42,7 @@ impl Known {
         }
     }
 
-    /// Returns whether to use what was found. With `settle`, it must have been found twice in a row.
+    /// Returns whether to use a result. With `settle`, it must have been found twice in a row.
     fn is_to_be_used(&mut self, found: &Found, settle: bool) -> bool {
         if *found == Ok(self.in_use) {
             (self.last, self.reported) = (None, None);
@@ -62,7 +62,7 @@ impl Known {
 }
 
 impl Security {
-    /// Follows the files until the future is dropped: what is put into them is used for new connections and calls.
+    /// Follows the files until the future is dropped. New connections and calls use their newest contents.
     pub async fn follow_files(self) {
         if !self.has_files_to_follow() {
             return;
@@ -75,8 +75,8 @@ impl Security {
         }
     }
 
-    /// Reads the files at once, because a peer has refused what was in them. Returns whether something else is in
-    /// them now, and used.
+    /// Reads the files at once, because a peer has refused the credentials. Returns whether the files have others now,
+    /// which are in use from then on.
     pub async fn read_again(&self) -> bool {
         self.has_files_to_follow() && self.look_aside(false).await
     }
@@ -107,7 +107,7 @@ impl Security {
         })
     }
 
-    /// Reads the files, and uses what is new. Returns whether something was.
+    /// Reads the files, and uses new contents. Returns whether there were any.
     fn look(&self, settle: bool) -> bool {
         let files = self.files();
         // Locked before the files are read, so that an older look does not undo a newer one.
@@ -133,7 +133,7 @@ impl Security {
                     known.reported = Some(found);
                     report(&error);
                 }
-                // Asked for at once, they may be half-written.
+                // The files may be half-written, because they were read at once.
                 Err(_) => known.last = None,
             }
         }

@@ -10,9 +10,9 @@ use crate::transport::MAX_MESSAGE_BYTES;
 /// The bounds on a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
-    /// Bytes on the wire.
+    /// The most bytes on the wire.
     pub bytes: usize,
-    /// Fields of the messages in its fields. Each element of a repeated field counts.
+    /// The most parts, that is fields of the messages in its fields. Each element of a repeated field counts.
     pub parts: usize,
 }
 
@@ -25,8 +25,8 @@ impl Default for Bounds {
     }
 }
 
-/// Fails where a message has too many parts, that is fields of the messages in its fields. Decoding
-/// merges a field that comes several times, so the parts of each occurrence count.
+/// Checks the number of a message's parts. Decoding merges a field that comes several times, so the parts of each
+/// occurrence count.
 pub(super) fn count_parts(mut message: impl Buf, most: usize) -> Result<(), Status> {
     let mut parts = 0;
     while message.has_remaining() {
@@ -94,7 +94,7 @@ mod tests {
         assert!(count_parts(&*message(7), 10).is_ok());
         let error = count_parts(&*message(8), 10).unwrap_err();
         assert_eq!(error.code(), tonic::Code::OutOfRange);
-        // Decoding joins what comes in several pieces.
+        // Decoding merges a field that comes in several pieces.
         let twice = [message(4), message(4)].concat();
         let joined = wire::ClientMessage::decode(&*twice).unwrap();
         assert!(matches!(joined.kind, Some(Kind::Pull(pull)) if pull.blocks.len() == 8));

@@ -62,7 +62,7 @@ impl Body for Chunks {
     }
 }
 
-/// What is read from these bytes, cut into chunks of this size: messages, then how it ends.
+/// Reads these bytes, cut into chunks of this size. Returns the messages and the end.
 fn read<M: Message + Default>(bytes: &Bytes, chunk: usize) -> (Vec<M>, Result<(), Status>) {
     let chunks = bytes.chunks(chunk.max(1)).map(Bytes::copy_from_slice);
     let mut incoming = Incoming::new(tonic::body::Body::new(Chunks(chunks.collect())));
@@ -81,7 +81,7 @@ fn read<M: Message + Default>(bytes: &Bytes, chunk: usize) -> (Vec<M>, Result<()
     })
 }
 
-/// The data frames in which messages leave, and how they end.
+/// Returns the data frames in which messages are sent, and the trailers.
 fn frames(kind: BodyKind, messages: Vec<Encoded>) -> (Vec<Bytes>, Option<HeaderMap>) {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .build()
@@ -103,7 +103,7 @@ fn frames(kind: BodyKind, messages: Vec<Encoded>) -> (Vec<Bytes>, Option<HeaderM
     })
 }
 
-/// The bytes in which messages leave.
+/// Returns the bytes in which messages are sent.
 fn joined(messages: impl IntoIterator<Item = Encoded>) -> Bytes {
     let (frames, trailers) = frames(BodyKind::Request, messages.into_iter().collect());
     assert!(trailers.is_none());
@@ -178,7 +178,7 @@ fn large_payloads_are_not_copied() {
     let Encoded(pieces) = client_message::Kind::Push(push).into();
     assert!(pieces.iter().any(|p| p.as_ptr() == values.as_ptr()));
 
-    // Nor on the way in, when a message comes as it was sent.
+    // A message that comes as it was sent is not copied on the way in either.
     let mut incoming = Incoming::<wire::ClientMessage>::new(tonic::body::Body::new(Chunks(pieces)));
     let runtime = tokio::runtime::Builder::new_current_thread()
         .build()
@@ -228,7 +228,7 @@ fn a_body_ends_with_its_status() {
     });
 }
 
-/// A body that counts how often it is asked for a frame.
+/// A body that counts the times that it is polled for a frame.
 struct Asked {
     frames: mpsc::Receiver<Bytes>,
     times: Arc<AtomicUsize>,
@@ -251,7 +251,7 @@ impl Body for Asked {
 #[tokio::test(start_paused = true)]
 async fn a_reader_looks_again_and_again_only_where_waits_are_short() {
     const LONG: Duration = Duration::from_millis(1);
-    // Once in vain, once before the thread sleeps, once when it is woken.
+    // One poll finds nothing, one precedes the sleep, and one follows it.
     const SLEEPS_AT_ONCE: usize = 3;
     const SLEEPS_IN_THE_END: usize = LOOKS + 2;
 
@@ -263,7 +263,7 @@ async fn a_reader_looks_again_and_again_only_where_waits_are_short() {
     };
     let mut incoming = Incoming::<wire::ServerMessage>::new(tonic::body::Body::new(body));
     let Encoded(message) = server_message::Kind::Welcome(wire::Welcome::default()).into();
-    // How often a reader asks where the next message comes after so long.
+    // Returns the number of polls until the next message, which comes after this time.
     let asked = async |incoming: &mut Incoming<wire::ServerMessage>, wait: Duration| {
         let (sender, message) = (sender.clone(), message[0].clone());
         tokio::spawn(async move {

@@ -1,4 +1,4 @@
-//! Files that change under a process.
+//! Credential files that change while a process runs.
 
 use std::fs;
 use std::path::Path;
@@ -67,7 +67,7 @@ impl Scene {
         assert!(self.settle());
     }
 
-    /// Looks as often as it takes until nothing new is found; returns whether something was used.
+    /// Reads the files until nothing new is found. Returns whether new contents were used.
     fn settle(&self) -> bool {
         (0..4).fold(false, |any, _| self.security.look(true) || any)
     }
@@ -200,7 +200,7 @@ fn a_certificate_that_peers_would_refuse_does_not_replace_one_that_works() {
         assert!(scene.reported());
         assert_eq!(scene.expires(), 2090);
     }
-    // An authority that has not signed the own certificate, alone.
+    // The only authority has not signed the process's own certificate.
     let scene = Scene::new();
     scene.write("ca.crt", &authority);
     assert!(!scene.settle());
