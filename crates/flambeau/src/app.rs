@@ -32,7 +32,7 @@ enum Command {
     Eval(eval::Arguments),
     /// Draw the loss and accuracy of a run.
     Plot(plot::Arguments),
-    /// Show what a cluster is doing.
+    /// Show the state of a cluster.
     Status(StatusArguments),
     /// Look at checkpoints, check them, or take the weights out of one.
     #[command(subcommand)]
@@ -42,16 +42,16 @@ enum Command {
     /// Write a job file.
     #[command(subcommand)]
     Job(JobCommand),
-    /// Measure.
+    /// Run benchmarks.
     #[command(subcommand)]
     Bench(bench::Command),
-    /// Run the coordinator: the one address that everybody is given.
+    /// Run the coordinator. All other processes are given its address.
     Coordinator(coordinator::Settings),
     /// Run a parameter server.
     PsServer(ps_server::Settings),
     /// Run a worker.
     Worker(worker::Settings),
-    /// Train in this process alone, with candle's own optimizer: what a cluster is compared with.
+    /// Train in this process alone, with candle's own optimizer, as the reference for a cluster.
     #[command(hide = true)]
     Local(bench::LocalArguments),
     /// Serve the plain TCP that `bench dense` compares with.
@@ -63,7 +63,7 @@ enum Command {
 enum JobCommand {
     /// Write a commented job file with every setting and its default.
     Init {
-        /// Where to write it; "-" is stdout. A file that exists is left alone.
+        /// The file to write; "-" is stdout. An existing file is not replaced.
         #[arg(default_value = "job.toml")]
         path: PathBuf,
     },

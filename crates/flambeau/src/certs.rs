@@ -1,5 +1,5 @@
 //! `flambeau certs`: makes a private authority, and for each role a folder with a certificate and the job's token.
-//! An authority of one's own may sign the same names instead.
+//! Another authority may sign the same names instead.
 
 mod rotate;
 
@@ -18,18 +18,18 @@ use shared_proto::security::{SecurityFiles, name_of};
 
 use crate::error::CommandError;
 
-/// Random bytes in a token.
+/// The number of random bytes in a token.
 const TOKEN_BYTES: usize = 32;
 
-/// Days that the authority is valid for; what it signs is renewed more often.
+/// The days for which the authority is valid; its certificates are renewed more often.
 const AUTHORITY_DAYS: u16 = 3650;
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Arguments {
-    /// The folder to write to. What is there is kept, unless one of the flags below says otherwise.
+    /// The folder to write to. Existing files are kept, unless one of the flags below replaces them.
     #[arg(long, default_value = "certs", value_name = "DIR")]
     dir: PathBuf,
-    /// Only for these roles. Without it, for all.
+    /// Make files for these roles only. Default: all.
     #[arg(long = "role", value_name = "ROLE", conflicts_with_all = ["add", "drop_old"])]
     roles: Vec<Holder>,
     /// Days that the roles' certificates are valid for.
@@ -45,7 +45,7 @@ pub(crate) enum Holder {
     Coordinator,
     Ps,
     Worker,
-    /// A person who looks at a cluster: `flambeau status`.
+    /// The operator, for `flambeau status`.
     Operator,
 }
 
@@ -58,7 +58,7 @@ pub(crate) const ALL: [Holder; 4] = [
 ];
 
 impl Holder {
-    /// The name of its folder.
+    /// Returns the name of its folder.
     fn folder(self) -> String {
         match self.role() {
             Some(role) => role.to_string(),
@@ -66,7 +66,7 @@ impl Holder {
         }
     }
 
-    /// The name that its certificate is valid for.
+    /// Returns the name that its certificate is valid for.
     fn name(self) -> String {
         self.role()
             .map_or_else(|| "operator.flambeau".to_owned(), name_of)
@@ -105,14 +105,14 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     Ok(())
 }
 
-// What the files are called in Kubernetes' secrets of certificates, too.
+// The files have the same names as in Kubernetes' secrets of certificates.
 const AUTHORITY: &str = "ca.crt";
 const AUTHORITY_KEY: &str = "ca.key";
 const CERTIFICATE: &str = "tls.crt";
 const KEY: &str = "tls.key";
 const TOKEN: &str = "token";
 
-/// The files that a process of a role is given: all in a folder of its own.
+/// Returns the files of a role's processes: all in a folder of its own.
 pub(crate) fn files(dir: &Path, role: Role) -> SecurityFiles {
     let dir = dir.join(role.to_string());
     SecurityFiles {
@@ -127,7 +127,7 @@ pub(crate) fn files(dir: &Path, role: Role) -> SecurityFiles {
 /// Makes the files that are missing. Returns the names of those that were written.
 ///
 /// # Errors
-/// If a file cannot be read or written, or there is no authority to sign with that the rest trusts.
+/// If a file cannot be read or written, or if there is no authority that both can sign and is trusted.
 pub(crate) fn make(dir: &Path, holders: &[Holder], days: u16) -> Result<Vec<String>, CommandError> {
     let mut to = Folder { dir, made: vec![] };
     let there = |holder: Holder, file: &str| dir.join(holder.folder()).join(file).exists();
@@ -137,12 +137,12 @@ pub(crate) fn make(dir: &Path, holders: &[Holder], days: u16) -> Result<Vec<Stri
         .copied()
         .filter(|holder| lacks(*holder, &[AUTHORITY, CERTIFICATE, KEY]))
         .collect();
-    // An authority that others trust is not replaced: they would not trust the new one.
+    // An authority that existing files trust is not replaced: their processes would not trust the new one.
     let known = |holder: &Holder| there(*holder, CERTIFICATE) || there(*holder, AUTHORITY);
     if !dir.join(AUTHORITY).exists() && !ALL.iter().any(known) {
         to.write_authority()?;
     }
-    // Where nothing is to be signed, the authority may be kept elsewhere.
+    // If nothing is to be signed, the authority may be kept elsewhere.
     if !unsigned.is_empty() {
         let (pem, authority) = known_authority(dir, &unsigned)?;
         for holder in ALL.iter().filter(|holder| there(**holder, AUTHORITY)) {
@@ -155,7 +155,7 @@ pub(crate) fn make(dir: &Path, holders: &[Holder], days: u16) -> Result<Vec<Stri
                 to.write(format!("{folder}/{AUTHORITY}"), &pem, PUBLIC)?;
             }
             if lacks(holder, &[CERTIFICATE, KEY]) {
-                // Wherever this stops, a certificate has its key.
+                // The old certificate is removed first, so that every certificate has its key, whenever this stops.
                 let certificate = dir.join(&folder).join(CERTIFICATE);
                 if certificate.exists() {
                     fs::remove_file(&certificate).map_err(CommandError::file(&certificate))?;
@@ -226,8 +226,8 @@ impl Folder<'_> {
     }
 }
 
-/// Gives a file the owner of the one that it replaces, or else of its folder, so that the process that reads it still
-/// can. Only root may.
+/// Gives a file the owner of the one that it replaces, or of its folder if there was none, so that the process can
+/// still read it. Only root may do so.
 fn keep_owner(file: &fs::File, path: &Path, folder: &Path) -> io::Result<()> {
     let like = fs::metadata(path).or_else(|_| fs::metadata(folder))?;
     let ours = file.metadata()?;
@@ -338,14 +338,14 @@ fn signed(authority: &Authority, name: &str, days: u16) -> Result<(String, Strin
 fn valid_for(days: u16) -> CertificateParams {
     let mut params = CertificateParams::default();
     let now = time::OffsetDateTime::now_utc();
-    // Clocks differ between machines.
+    // The clocks of machines differ.
     params.not_before = now - time::Duration::hours(1);
     params.not_after = now + time::Duration::days(days.into());
     params.distinguished_name = rcgen::DistinguishedName::new();
     params
 }
 
-/// Modes of files.
+/// The modes of files.
 const SECRET: u32 = 0o600;
 const PUBLIC: u32 = 0o644;
 
@@ -405,7 +405,7 @@ mod tests {
         make(ours, &[Holder::Ps], 30).unwrap();
         assert!(!ours.join("worker").exists());
         make(theirs, &ALL, 30).unwrap();
-        // One that is elsewhere is needed only to sign, and no other is made.
+        // An authority that is kept elsewhere is needed only to sign, and no other is made.
         for lost in [AUTHORITY_KEY, AUTHORITY] {
             fs::remove_file(ours.join(lost)).unwrap();
             assert_eq!(make(ours, &[Holder::Ps], 90).unwrap(), NOTHING);
@@ -416,14 +416,14 @@ mod tests {
             "{refused}"
         );
         assert!(!ours.join(AUTHORITY).exists());
-        // Nor does another one sign where somebody knows the first alone, be it for others.
+        // Another authority does not sign while a role trusts the first alone, not even for other roles.
         for file in [AUTHORITY_KEY, AUTHORITY] {
             fs::copy(theirs.join(file), ours.join(file)).unwrap();
         }
         let refused = make(ours, &ALL, 90).unwrap_err().to_string();
         assert!(refused.contains("ps/ca.crt"), "{refused}");
         assert!(!ours.join("worker").exists());
-        // Nor does a key that is not the authority's.
+        // A key that is not the authority's does not sign either.
         fs::copy(
             dirs[0].path().join("ps").join(AUTHORITY),
             ours.join(AUTHORITY),
@@ -432,7 +432,7 @@ mod tests {
         let refused = make(ours, &ALL, 90).unwrap_err().to_string();
         assert!(refused.contains("not the key of"), "{refused}");
         assert!(!ours.join("worker").exists());
-        // Nor does a new one.
+        // A new authority is not made either.
         for file in [AUTHORITY_KEY, AUTHORITY, "ps/tls.crt"] {
             fs::remove_file(ours.join(file)).unwrap();
         }

@@ -1,4 +1,4 @@
-//! A cluster on this machine. Its processes run this very executable and communicate over socket files or
+//! A cluster on this machine. Its processes run this executable and communicate over socket files or
 //! loopback. They end with this process, however it ends, because each reads from a pipe that closes then.
 
 use std::collections::BTreeMap;
@@ -26,18 +26,18 @@ pub(crate) const COORDINATOR: TaskId = TaskId {
     index: 0,
 };
 
-/// How long a process may take until it listens. A coordinator may watch for 15 s whether another run owns
-/// the location of its checkpoints.
+/// The time in which a process must listen. A coordinator may watch for 15 s whether another run owns the
+/// location of its checkpoints.
 const START: Duration = Duration::from_secs(60);
 
-/// How long processes may take to end after they are told to.
+/// The time in which processes must end after they are told to.
 const DRAIN: Duration = Duration::from_secs(12);
 
 /// The length below which every system accepts the path of a socket file. With a longer TMPDIR, ports are
 /// used.
 const LONGEST_SOCKET_PATH: usize = 100;
 
-/// How long a cluster's own certificates are valid.
+/// The days for which a cluster's own certificates are valid.
 const CERTIFICATE_DAYS: u16 = 365;
 
 /// The number of lines of a dead process's log that are shown.
@@ -74,16 +74,16 @@ struct Process {
     exit: Option<ExitStatus>,
 }
 
-/// How workers reach the servers of their own host.
+/// The transport between workers and servers of one host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Transport {
-    /// Through a port on loopback.
+    /// A port on loopback.
     Tcp,
-    /// Through a socket file.
+    /// A socket file.
     Unix,
 }
 
-/// How a cluster is started.
+/// The settings with which a cluster is started.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan<'a> {
     /// The number of workers.
@@ -102,7 +102,7 @@ pub(crate) struct Plan<'a> {
 pub(crate) struct LocalCluster {
     members: BTreeMap<TaskId, Process>,
     logs: PathBuf,
-    /// The folder of socket files. It is not in the run directory, whose path may be too long for them.
+    /// The folder of socket files. It is not in the run directory, because the path of that may be too long for them.
     sockets: TempDir,
     /// The folder of the certificates; none without encryption.
     certificates: Option<PathBuf>,
@@ -268,8 +268,8 @@ impl LocalCluster {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(file)
-            // A process group of its own, so that Ctrl-C on a terminal reaches this process alone, which then
-            // ends the job in good order.
+            // The child has its own process group, so that Ctrl-C on a terminal reaches this process alone, which then
+            // ends the job early.
             .process_group(0)
             .kill_on_drop(true)
             .spawn();
@@ -290,7 +290,7 @@ impl LocalCluster {
         let stdout = child.stdout.take();
         let stdout = stdout.ok_or_else(|| failed("it has no standard output".to_owned()))?;
         let mut lines = BufReader::new(stdout).lines();
-        // Without its coordinator no process says that it listens.
+        // A process without a coordinator does not report that it listens.
         let line = match self.members.get_mut(&COORDINATOR) {
             Some(coordinator) => tokio::select! {
                 line = timeout(START, lines.next_line()) => line,
@@ -375,7 +375,7 @@ impl LocalCluster {
         let _ = timeout(DRAIN, all_gone).await;
     }
 
-    /// Returns the process whose name an error begins with, if it has failed.
+    /// Returns the failed process that an error names at its beginning, if there is one.
     pub(crate) fn culprit(&self, error: &str) -> Option<TaskId> {
         let named = |task: &&TaskId| error.starts_with(&task.to_string());
         let mut named = self.members.keys().filter(named);

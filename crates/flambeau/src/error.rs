@@ -9,7 +9,7 @@ use shared_proto::security::SecurityError;
 use worker::device::DeviceError;
 use worker::replica::ReplicaError;
 
-/// Why a command failed.
+/// The error of a command.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub(crate) enum CommandError {
@@ -28,7 +28,7 @@ pub(crate) enum CommandError {
     /// Some checkpoints are not as they were written.
     #[error("{} damaged:\n  {}", damages.len(), damages.join("\n  "))]
     Damaged {
-        /// The damage of each.
+        /// The damage of each checkpoint.
         damages: Vec<String>,
     },
     /// The model or its data cannot be used.
@@ -50,7 +50,7 @@ pub(crate) enum CommandError {
     Content {
         /// The file.
         path: PathBuf,
-        /// Why it is not valid.
+        /// The reason why it is not valid.
         reason: String,
     },
     /// A process of the cluster could not be started.
@@ -58,7 +58,7 @@ pub(crate) enum CommandError {
     Start {
         /// The process.
         name: String,
-        /// Why not.
+        /// The reason.
         reason: String,
     },
     /// A process of the cluster died.
@@ -66,20 +66,20 @@ pub(crate) enum CommandError {
     Died {
         /// The process.
         name: String,
-        /// How it has ended.
+        /// The end of the process: an exit code or a signal.
         status: String,
         /// Its log.
         log: PathBuf,
-        /// The end of it.
+        /// The last lines of the log.
         tail: String,
     },
     /// The job failed.
     #[error("the job failed: {0}")]
     JobFailed(String),
-    /// The user has ended it.
+    /// The user has interrupted the command.
     #[error("interrupted")]
     Interrupted,
-    /// The user has ended it in good order.
+    /// The user has stopped the job, and its workers have finished their data.
     #[error(
         "stopped after {samples} samples; the model so far and the curves are in {kept}; {next}"
     )]
@@ -88,7 +88,7 @@ pub(crate) enum CommandError {
         samples: u64,
         /// The run directory.
         kept: String,
-        /// How the run can be continued, with the command, or why it cannot.
+        /// The command that continues the run, or the reason why it cannot be continued.
         next: String,
     },
     /// A picture cannot be drawn.
@@ -96,7 +96,7 @@ pub(crate) enum CommandError {
     Plot {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The reason.
         reason: String,
     },
 }

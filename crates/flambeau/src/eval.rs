@@ -1,4 +1,4 @@
-//! `flambeau eval`: a run's final weights, evaluated again.
+//! `flambeau eval`: evaluates a run's final weights again.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -16,10 +16,10 @@ use crate::error::CommandError;
 pub(crate) struct Arguments {
     /// The run directory, with job.toml and model.safetensors.
     run_dir: PathBuf,
-    /// Where the data's files are, if not where the job says.
+    /// The folder or file of the data; overrides the job's.
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
-    /// Where to compute: auto, cpu or cuda:N.
+    /// The device to compute on: auto, cpu or cuda:N.
     #[arg(long, default_value = "auto")]
     device: device::Choice,
     /// One JSON object instead of lines.

@@ -1,8 +1,8 @@
 //! Flambeau trains [candle](candle_core) models on many machines: sharded parameter servers hold
-//! the variables, workers compute gradients, a coordinator knows who is there.
+//! the variables, workers compute gradients, a coordinator knows which processes are live.
 //!
-//! This crate is the command line and the library face. A program with a model of its own is its
-//! own worker daemon, with the whole command line:
+//! This crate is the command line and the library interface. A program with its own model is also its own worker
+//! daemon, with the whole command line:
 //!
 //! ```no_run
 //! use flambeau::{App, Batch, Model, Setup};

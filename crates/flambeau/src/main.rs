@@ -1,4 +1,4 @@
-//! The `flambeau` command, with the models that Flambeau has.
+//! The `flambeau` command, with the models that come with Flambeau.
 
 use std::process::ExitCode;
 

@@ -126,7 +126,7 @@ fn axes(area: &Painting, title: &str, lines: &[Curve]) -> Result<(), PaintError>
     for (_, points, color) in lines {
         let finite = || points.iter().copied().filter(|p| p.1.is_finite());
         chart.draw_series(LineSeries::new(finite(), color.stroke_width(2)))?;
-        // A single point makes no line.
+        // A single point is not visible as a line, so it is drawn as a dot.
         if points.len() <= MOST_DOTS {
             chart.draw_series(finite().map(|point| Circle::new(point, 3, color.filled())))?;
         }

@@ -19,7 +19,7 @@ pub(crate) struct Progress {
     whole: ProgressBar,
     workers: BTreeMap<u32, ProgressBar>,
     evaluations: usize,
-    /// The newest data epoch whose evaluation was shown.
+    /// The newest data epoch with an evaluation that was shown.
     shown: Option<u32>,
     quiet: bool,
 }

@@ -1,4 +1,4 @@
-//! `flambeau status`: what a cluster is doing.
+//! `flambeau status`: the state of a cluster.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -101,7 +101,7 @@ fn task_json(status: &wire::TaskStatus) -> Value {
     })
 }
 
-/// Returns what a worker lacks in a word; none if it can work.
+/// Returns one word for the failure that keeps a worker from working; none if it can work.
 fn failure(status: &wire::TaskStatus) -> Option<String> {
     let name = status.failure().as_str_name();
     let name = name.strip_prefix("WORKER_FAILURE_").unwrap_or(name);

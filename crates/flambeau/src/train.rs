@@ -1,4 +1,4 @@
-//! `flambeau train`: a whole cluster on this machine, from the first process to the last.
+//! `flambeau train`: runs a whole cluster on this machine, from its start to its end.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -27,10 +27,10 @@ use crate::{metrics, plot, status};
 const DEFAULT_PS: u32 = 2;
 const DEFAULT_WORKERS: u32 = 2;
 
-/// How often the cluster's status is fetched.
+/// The interval at which the cluster's status is fetched.
 const LOOK: Duration = Duration::from_millis(100);
 
-/// How long the coordinator may take to end a job that cannot go on.
+/// The time in which the coordinator must end a job that cannot continue.
 const GRACE: Duration = Duration::from_secs(3);
 
 /// The number of times that a process is restarted while no step is finished.
@@ -43,10 +43,10 @@ const TOO_STALE: f64 = 32.0;
 pub(crate) struct Arguments {
     #[command(flatten)]
     pub(crate) job: JobArguments,
-    /// One JSON object on stdout, at the end; nothing else.
+    /// Print one JSON object on stdout at the end, and nothing else.
     #[arg(long)]
     pub(crate) json: bool,
-    /// Where workers compute: auto, cpu or cuda:N.
+    /// The device on which workers compute: auto, cpu or cuda:N.
     #[arg(long, env = "FLAMBEAU_DEVICE", default_value = "auto")]
     pub(crate) device: String,
     /// No progress bars.
@@ -56,7 +56,7 @@ pub(crate) struct Arguments {
     /// either.
     #[arg(long, value_name = "RUN_DIR|CHECKPOINT|URL")]
     pub(crate) restore: Option<String>,
-    /// Encrypt what travels between the processes, with certificates made for this run.
+    /// Encrypt the connections between the processes, with certificates made for this run.
     #[arg(long)]
     pub(crate) secure: bool,
 }
@@ -181,7 +181,7 @@ pub(crate) fn train(
     })
 }
 
-/// Creates `runs/digits-mlp-1`, or the next folder whose number is free.
+/// Creates `runs/digits-mlp-1`, or the next folder with a free number.
 fn new_run_dir(job: &Job) -> Result<PathBuf, CommandError> {
     let runs = Path::new("runs");
     std::fs::create_dir_all(runs).map_err(CommandError::file(runs))?;
@@ -296,7 +296,7 @@ async fn follow(
     }
 }
 
-/// Asks the coordinator to end the job in good order. Returns whether it does.
+/// Asks the coordinator to end the job early. Returns whether it does.
 async fn stop(coordinator: &Coordinator, job: &str, progress: &Progress) -> bool {
     if let Err(error) = coordinator.stop(job.to_owned()).await {
         progress.say(&format!("the job cannot be stopped in good order: {error}"));
@@ -318,7 +318,7 @@ struct Following {
     training: bool,
 }
 
-/// Says how a stopped run can be continued.
+/// Describes how to continue a stopped run.
 fn next(outcome: &Outcome, checkpoint: &Checkpoint, device: &str, secure: bool) -> String {
     if !checkpoint.enabled {
         return "it cannot be continued: there are no checkpoints (checkpoint.enabled is false)"
@@ -382,7 +382,7 @@ struct Deaths {
 }
 
 impl Deaths {
-    /// Counts a death. Returns whether the process is restarted, which it is not if it dies again and again.
+    /// Counts a death. Returns whether the process is restarted; one that keeps dying is not.
     fn may_restart(&mut self, task: TaskId) -> bool {
         let deaths = self.of.entry(task).or_default();
         *deaths += 1;

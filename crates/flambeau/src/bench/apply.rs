@@ -13,7 +13,7 @@ use shared_proto::payload::LeF32;
 use super::median;
 use crate::error::CommandError;
 
-/// Times each is measured; the median counts.
+/// The number of measurements of each; the median counts.
 const REPETITIONS: usize = 7;
 
 #[derive(Clone, Debug, Args)]
@@ -32,13 +32,13 @@ pub(crate) struct Arguments {
 #[derive(Debug, Serialize)]
 struct Row {
     optimizer: &'static str,
-    /// Weights and slots read and written, gradients read.
+    /// The bytes of weights and slots, read and written, and of gradients, read.
     bytes_touched_per_element: usize,
-    /// Instructions that it was made with.
+    /// The instructions of the update.
     kernel: &'static str,
     gigabytes_touched_per_second: f64,
     ratio_memcpy: f64,
-    /// Speed as a multiple of what the instructions that every CPU has reach.
+    /// The speed as a multiple of that with the instructions that every CPU has.
     ratio_baseline_kernel: f64,
 }
 
@@ -76,7 +76,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// The update and the copy take turns, so that both meet the same machine.
+/// Measures the update and the copy in turns, so that both run under the same conditions.
 fn measure(name: &'static str, elements: usize, time: Duration) -> Option<Row> {
     let rule = rule(&Optimizer::named(name)?);
     let slots = rule.slots();
@@ -113,7 +113,7 @@ fn measure(name: &'static str, elements: usize, time: Duration) -> Option<Row> {
     for _ in 0..REPETITIONS {
         best.push(updates(Kernel::best()));
         baseline.push(updates(Kernel::baseline()));
-        // As many bytes as the weights have are read, and as many written.
+        // The copy reads as many bytes as the weights have, and writes as many.
         copies.push(rate(time, 2 * size_of_val(&*from), || {
             to.copy_from_slice(std::hint::black_box(&from));
             std::hint::black_box(&mut to);
@@ -130,7 +130,7 @@ fn measure(name: &'static str, elements: usize, time: Duration) -> Option<Row> {
     })
 }
 
-/// Bytes a second, after one run to warm up.
+/// Returns the bytes per second, after one run to warm up.
 fn rate(time: Duration, bytes: usize, mut once: impl FnMut()) -> f64 {
     once();
     let begin = Instant::now();

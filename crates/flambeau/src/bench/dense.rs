@@ -1,5 +1,5 @@
-//! `flambeau bench dense`: push a gradient, have it applied, pull the new weights; real servers, the
-//! real client, the real wire. Each size is measured in turns with plain TCP that does the same.
+//! `flambeau bench dense`: pushes a gradient, which the servers apply, and pulls the new weights, with real servers,
+//! the real client and the real wire. Each size is measured in turns with plain TCP that does the same.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -22,15 +22,15 @@ use super::{median, processes, quantile};
 use crate::cluster::{LocalCluster, Plan, Transport};
 use crate::error::CommandError;
 
-/// Turns that Flambeau and the references take; the median counts.
+/// The number of turns that Flambeau and the references take; the median counts.
 const TURNS: usize = 5;
 
-/// How long servers may be unreachable.
+/// The time for which servers may be unreachable.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Arguments {
-    /// Bytes of the weights, as often as wanted. Default: 16 KiB, 1 MiB, 64 MiB.
+    /// Bytes of the weights; may be given more than once. Default: 16 KiB, 1 MiB, 64 MiB.
     #[arg(long, value_name = "BYTES")]
     size: Vec<usize>,
     /// Parameter servers.
@@ -48,7 +48,7 @@ pub(crate) struct Arguments {
     /// Round trips that a worker has under way. Default: 1, and 8 for the smallest sizes.
     #[arg(long, value_name = "N")]
     in_flight: Option<usize>,
-    /// How the worker reaches the servers; the references always go through a port.
+    /// Transport between the worker and the servers; the references always use a port.
     #[arg(long, value_enum, default_value = "tcp")]
     transport: Transport,
     /// Encrypt what travels between worker and servers; the references stay in the clear.
@@ -68,19 +68,19 @@ struct Row {
     size_bytes: usize,
     in_flight: usize,
     round_trips_per_second: f64,
-    /// Bytes pushed and pulled, as they travel.
+    /// The bytes pushed and pulled, in the form of the wire.
     gigabytes_per_second: f64,
     p50_microseconds: f64,
     p99_microseconds: f64,
     sequential_tcp_microseconds: f64,
     overlapped_tcp_microseconds: f64,
-    /// Speed as a multiple of the reference's, which has one worker and one round trip under way;
-    /// absent for others.
+    /// The speed as a multiple of the reference's, which has one worker and one round trip under way;
+    /// absent for other settings.
     ratio_sequential_tcp: Option<f64>,
     ratio_overlapped_tcp: Option<f64>,
     client_cpu_seconds_per_gigabyte: f64,
     server_cpu_seconds_per_gigabyte: f64,
-    /// The server's largest memory over the weights and slots it holds.
+    /// The server's peak memory, divided by the bytes of the weights and slots that it holds.
     server_peak_over_held: f64,
 }
 
@@ -136,7 +136,7 @@ fn measure(arguments: &Arguments, size: usize, in_flight: usize) -> Result<Row, 
     let mut sequential = Reference::start(size, false)?;
     let mut overlapped = Reference::start(size, true)?;
     let time = Duration::from_secs_f64(arguments.seconds / TURNS as f64);
-    // Once to warm up, and then in turns.
+    // A short turn warms up before the measured ones.
     runtime.block_on(bench.turn(time / 4, in_flight))?;
     sequential.measure(time / 4)?;
     overlapped.measure(time / 4)?;
@@ -155,7 +155,7 @@ fn measure(arguments: &Arguments, size: usize, in_flight: usize) -> Result<Row, 
     let trip_bytes = 2 * size / size_of::<f32>() * wire.size();
     let gigabytes = (trip_bytes * seconds.len()) as f64 / 1e9;
     let cpu = |part: fn(&Turn) -> f64| turns.iter().map(part).sum::<f64>() / gigabytes;
-    // A median, as the references' are.
+    // A median, like the references' figures.
     let trip = median(turns.iter().map(|t| median(t.seconds.clone())).collect());
     let ratio = |reference: f64| {
         let alike = in_flight == 1 && arguments.workers == 1;
@@ -191,7 +191,7 @@ struct Worker {
     servers: ParameterServers,
     gradients: Gradients,
     clock: Clock,
-    /// Where weights go, as into a model.
+    /// The memory for pulled weights, in place of a model's.
     weights: Vec<f32>,
     _membership: Membership,
 }
@@ -343,7 +343,7 @@ impl Worker {
         })
     }
 
-    /// Seconds of each round trip, with so many under way.
+    /// Returns the seconds of each round trip, with so many under way.
     async fn round_trips(
         &mut self,
         time: Duration,

@@ -1,4 +1,4 @@
-//! `flambeau bench`: measurements that anybody can repeat.
+//! `flambeau bench`: repeatable measurements.
 
 mod apply;
 mod dense;
@@ -15,9 +15,9 @@ pub(crate) use train::{LocalArguments, local};
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
-    /// Push gradients, have them applied, pull the new weights; beside plain TCP.
+    /// Push gradients to be applied, and pull the new weights; compared with plain TCP.
     Dense(dense::Arguments),
-    /// Each optimizer's update alone; beside a copy of the same bytes.
+    /// Run each optimizer's update alone; compared with a copy of the same bytes.
     Apply(apply::Arguments),
     /// Train the same job in one process with candle alone, and with some numbers of workers.
     Train(Box<train::Arguments>),
@@ -39,13 +39,13 @@ fn seconds(text: &str) -> Result<f64, String> {
     }
 }
 
-/// The middle one.
+/// Returns the median.
 fn median(mut values: Vec<f64>) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
 }
 
-/// The value below which this share of them lie.
+/// Returns the value below which this share of the values lie.
 fn quantile(sorted: &[f64], share: f64) -> f64 {
     let index = (sorted.len() as f64 * share) as usize;
     sorted

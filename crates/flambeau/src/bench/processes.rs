@@ -1,6 +1,6 @@
-//! What the system says of a process.
+//! The system's figures of a process.
 
-/// Seconds of processor time, in user and kernel mode; 0 where it cannot be read.
+/// Returns the seconds of processor time, in user and kernel mode; 0 if it cannot be read.
 pub(crate) fn cpu_seconds(process: u32) -> f64 {
     // Fields 14 and 15, counted from the name's end: the name may hold spaces.
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
@@ -10,11 +10,11 @@ pub(crate) fn cpu_seconds(process: u32) -> f64 {
         .skip(11)
         .map(|f| f.parse().unwrap_or(0.0));
     let (user, kernel): (f64, f64) = (ticks.next().unwrap_or(0.0), ticks.next().unwrap_or(0.0));
-    // Linux tells it in hundredths on all platforms that matter.
+    // Linux reports hundredths of a second on all relevant platforms.
     (user + kernel) / 100.0
 }
 
-/// The most memory that a process has had, in bytes; 0 where it cannot be read.
+/// Returns the peak memory of a process, in bytes; 0 if it cannot be read.
 pub(crate) fn peak_bytes(process: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));

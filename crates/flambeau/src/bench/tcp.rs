@@ -1,5 +1,5 @@
-//! The references: push, update, pull over plain TCP, as tight as they can be written. Threads that
-//! block, buffers that are kept, no messages: both sides know how much comes.
+//! The references: push, update and pull over plain TCP, with as little overhead as possible. Threads block, buffers
+//! are reused, and there are no messages: both sides know the number of bytes.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -12,8 +12,8 @@ use shared_proto::kernel::Kernel;
 
 use crate::error::CommandError;
 
-/// What is read or written at a time: all of 1 MiB, or parts of which one is on its way up while
-/// another is on its way down.
+/// The bytes that are read or written at a time: all of 1 MiB, or, to overlap, parts that travel in both directions
+/// at once.
 const CHUNK: usize = 1 << 20;
 const OVERLAPPED_CHUNK: usize = 256 << 10;
 
@@ -21,12 +21,12 @@ const OVERLAPPED_CHUNK: usize = 256 << 10;
 pub(crate) struct ServerArguments {
     /// Bytes of the weights.
     size: usize,
-    /// Whether to answer chunk by chunk, while more comes.
+    /// Answer chunk by chunk, while more chunks arrive.
     #[arg(long)]
     overlapped: bool,
 }
 
-/// The server of a reference: prints its address, serves one client, and ends with it.
+/// Runs the server of a reference: prints its address, serves one client, and ends with it.
 pub(crate) fn serve(arguments: &ServerArguments) -> Result<(), CommandError> {
     let failed = || CommandError::file("the reference server");
     let listener = TcpListener::bind("127.0.0.1:0").map_err(failed())?;
@@ -66,8 +66,8 @@ fn sequential_server(mut stream: TcpStream, mut weights: Vec<f32>) -> std::io::R
     }
 }
 
-/// One thread reads and updates, the other writes what is done: chunks of the weights go from one
-/// to the other and back.
+/// Serves with two threads. One reads and updates, the other writes updated chunks; chunks of the weights pass
+/// between them.
 fn overlapped_server(mut stream: TcpStream, weights: Vec<f32>) -> std::io::Result<()> {
     let mut out = stream.try_clone()?;
     let chunks = weights.chunks(OVERLAPPED_CHUNK / size_of::<f32>());
@@ -137,7 +137,7 @@ impl Reference {
         })
     }
 
-    /// Seconds of each round trip, over and over for a while.
+    /// Repeats round trips for this time, and returns the seconds of each.
     pub(crate) fn measure(&mut self, time: Duration) -> Result<Vec<f64>, CommandError> {
         let begin = Instant::now();
         let mut seconds = Vec::new();
@@ -160,7 +160,7 @@ impl Reference {
             let mut chunks = weights.chunks_mut(chunk);
             chunks.try_for_each(|chunk| stream.read_exact(chunk))
         };
-        // Below a few chunks a thread costs more than it saves, and the kernel holds it all.
+        // Below a few chunks a thread costs more than it saves, and the kernel's buffers hold all bytes.
         if self.overlapped && gradient.len() > CHUNK {
             std::thread::scope(|scope| {
                 scope.spawn(|| send(stream, OVERLAPPED_CHUNK));

@@ -1,4 +1,4 @@
-//! `flambeau bench train`: the same job in one process, and on clusters.
+//! `flambeau bench train`: runs the same job in one process, and on clusters.
 
 use candle_core::Tensor;
 use candle_nn::{Linear, Module, VarBuilder, linear, loss::cross_entropy};
@@ -22,7 +22,7 @@ use crate::train;
 pub(crate) struct Arguments {
     #[command(flatten)]
     job: JobArguments,
-    /// Numbers of workers to measure; a job's own number does not count here.
+    /// Numbers of workers to measure; the job's own number is ignored.
     #[arg(
         long,
         value_delimiter = ',',
@@ -56,7 +56,7 @@ struct Row {
     share_wait: Option<f64>,
 }
 
-/// What is trained where no job file says something else.
+/// Returns the job that is trained without a job file.
 fn usual_job() -> Job {
     let mut job = Job {
         batch_size: 64,
@@ -105,7 +105,7 @@ pub(crate) fn run(arguments: Arguments) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// Each configuration's medians over the turns.
+/// Returns each configuration's medians over the turns.
 fn medians(turns: &[Vec<Row>]) -> Vec<Row> {
     let Some(first) = turns.first() else {
         return Vec::new();
@@ -128,7 +128,7 @@ fn medians(turns: &[Vec<Row>]) -> Vec<Row> {
     (0..first.len()).map(of).collect()
 }
 
-/// The model `mlp` made of candle's layers alone.
+/// The name of the model `mlp` made of candle's layers alone.
 const CANDLE_MLP: &str = "mlp of candle's own layers";
 
 struct CandleMlp(Vec<Linear>);
@@ -155,7 +155,7 @@ impl Model for CandleMlp {
     }
 }
 
-/// In a process of its own with one thread, as each worker has where there are as many as cores.
+/// Trains in a separate process with one thread, like a worker of a cluster that has a worker for each core.
 fn single_process(job: &Job) -> Result<Row, CommandError> {
     let failed = |reason: String| CommandError::Start {
         name: "the single process".to_owned(),

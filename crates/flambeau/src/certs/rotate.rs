@@ -21,7 +21,7 @@ const NEXT_TOKEN: &str = "token.next";
 
 #[derive(Clone, Debug, Args)]
 pub(super) struct Rotation {
-    /// Make a new authority or token that every process accepts beside the old one: the first step of a replacement.
+    /// Make a new authority or token, which every process accepts beside the old one: the first step of a replacement.
     #[arg(long, value_name = "WHAT", conflicts_with_all = ["renew", "drop_old"])]
     add: Vec<Added>,
     /// Make new certificates, signed by the newest authority, and let every process send the newest token.
@@ -39,10 +39,10 @@ pub(super) enum Added {
     Token,
 }
 
-/// Does the step that was asked for. Returns the names of the files that were written; none if no step was.
+/// Does the requested step. Returns the names of the files that were written; none if no step was requested.
 ///
 /// # Errors
-/// If a file cannot be read or written, or the step before has not been done.
+/// If a file cannot be read or written, or the previous step has not been done.
 pub(super) fn rotate(
     dir: &Path,
     holders: &[Holder],
@@ -67,7 +67,7 @@ pub(super) fn rotate(
     Ok(Some(to.made))
 }
 
-/// Returns the roles that have a file, and what is in it.
+/// Returns the roles that have a file, and its content.
 fn with_file(dir: &Path, file: &str) -> Result<Vec<(String, String)>, CommandError> {
     let names = ALL
         .iter()
@@ -90,7 +90,7 @@ fn with_file(dir: &Path, file: &str) -> Result<Vec<(String, String)>, CommandErr
 
 fn add_authority(to: &mut Folder<'_>) -> Result<(), CommandError> {
     let (certificate, key) = new_authority().map_err(failed(to.dir))?;
-    // An authority that is known too early does no harm; one that signs before it is known does.
+    // Trust is written first: an authority that is trusted too early does no harm, but one that signs too early does.
     for (name, known) in with_file(to.dir, AUTHORITY)? {
         to.write(name, &format!("{certificate}{known}"), PUBLIC)?;
     }
@@ -252,7 +252,7 @@ mod tests {
         assert_eq!(count(dir, TOKEN, "\n"), [2; 4]);
         assert!(read(&dir.join("ps/token")).unwrap().starts_with(&old));
 
-        // Repeated, a step changes nothing of importance.
+        // A repeated step changes nothing of importance.
         for _ in 0..2 {
             step(dir, &[], true, false).unwrap();
             assert!(read(&dir.join("ps/token")).unwrap().ends_with(&old));

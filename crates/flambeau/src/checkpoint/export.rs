@@ -1,4 +1,4 @@
-//! A checkpoint's weights as one safetensors file, as a run's `model.safetensors` is.
+//! Exports a checkpoint's weights as one safetensors file, like a run's `model.safetensors`.
 
 use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, PermissionsExt};
@@ -9,8 +9,8 @@ use indicatif::ProgressBar;
 
 use crate::error::CommandError;
 
-/// Writes them file by file, so that no more than one of the checkpoint's files is in memory. The
-/// output appears whole or not at all. Returns the bytes of weights.
+/// Writes the weights file by file, so that no more than one of the checkpoint's files is in memory. The
+/// output appears whole or not at all. Returns the number of bytes of weights.
 pub(crate) async fn write(
     store: &Store,
     manifest: &Manifest,
@@ -58,7 +58,7 @@ pub(crate) async fn write(
     }
 }
 
-/// Where each variable begins, and where the last one ends.
+/// Returns the offset at which each variable begins, and the end of the last one.
 fn starts(manifest: &Manifest, header: u64) -> (Vec<u64>, u64) {
     let mut end = header;
     let mut starts = Vec::with_capacity(manifest.variables.len());

@@ -22,7 +22,7 @@ use crate::error::CommandError;
 pub(crate) enum Command {
     /// List the checkpoints of a run.
     Ls(Named),
-    /// Show what a checkpoint is of, and its files.
+    /// Show the job, the progress and the files of a checkpoint.
     Show(Named),
     /// Read checkpoints whole and compare them with their checksums.
     Verify {
@@ -36,10 +36,10 @@ pub(crate) enum Command {
     Export {
         #[command(flatten)]
         named: Named,
-        /// Where to write it.
+        /// The file to write.
         #[arg(long, short, value_name = "FILE")]
         output: PathBuf,
-        /// Replace a file that is there.
+        /// Replace an existing file.
         #[arg(long)]
         force: bool,
         /// No progress bar.
@@ -164,7 +164,7 @@ async fn check(
 struct Found {
     number: u64,
     location: String,
-    /// None: unfinished.
+    /// The manifest, or its damage; none if the checkpoint is unfinished.
     manifest: Option<Result<Manifest, CheckpointError>>,
 }
 

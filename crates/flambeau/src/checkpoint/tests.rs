@@ -14,7 +14,7 @@ fn numbers(range: std::ops::Range<u32>) -> Bytes {
     range.flat_map(|i| (i as f32).to_le_bytes()).collect()
 }
 
-/// A variable `b` of 2 x 5 in blocks of 4, and a scalar.
+/// Saves a checkpoint of a variable `b` of 2 x 5 in blocks of 4, and a scalar.
 async fn save(store: &Store, number: u64) {
     let block = |variable, index, range| SavedBlock {
         id: BlockId { variable, index },
@@ -63,7 +63,7 @@ async fn save(store: &Store, number: u64) {
                 "samples": 100, "epochs": 1, "batch": 10, "budget": null, "shared_steps": false,
                 "next_id": 1, "epoch": 0, "position": 0, "returned": [], "leased": {}, "done": {},
             },
-            // As earlier releases have written what is not finite.
+            // Earlier releases have written numbers that are NaN or infinite like this.
             "due": [],
             "evaluations": [{"data_epoch": 0, "samples": 10, "metrics": {"loss": null}}],
             "clock": 10, "steps": 10, "samples": 100, "generation": 1,
@@ -77,7 +77,7 @@ fn range_len(range: &std::ops::Range<u32>) -> u32 {
     range.end - range.start
 }
 
-/// A run with checkpoints 1, 2 and 3, of which 4 is unfinished.
+/// Creates a run with checkpoints 1, 2 and 3, and an unfinished checkpoint 4.
 fn a_run() -> (tempfile::TempDir, String) {
     let root = tempfile::tempdir().unwrap();
     let run = root.path().to_str().unwrap().to_owned();
@@ -231,7 +231,7 @@ fn nothing_is_exported_from_what_is_damaged() {
     let left = std::fs::read_dir(root.path()).unwrap().count();
     assert_eq!(left, 1, "only the checkpoints");
 
-    // Where the newest one's manifest tells of the damage, the one before serves.
+    // If the newest manifest is damaged, the previous checkpoint is used.
     damage(&run, 3, "manifest.json");
     export(&run, &output, false).unwrap();
 }
