@@ -213,11 +213,11 @@ impl From<Wire> for Dtype {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {
-    /// Once a step, as the mean of all workers' gradients.
+    /// Gradients are applied once a step, as the mean of all workers' gradients.
     Sync,
-    /// When they arrive, while no worker leads by more than the staleness bound.
+    /// Gradients are applied when they arrive. No worker leads by more than the staleness bound.
     Bounded,
-    /// When they arrive.
+    /// Gradients are applied when they arrive.
     Async,
 }
 
