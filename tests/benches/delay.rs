@@ -1,4 +1,4 @@
-//! What 20 ms each way between all roles cost, and what hides them: the tables of docs/operations.md.
+//! The cost of 20 ms each way between all roles, and the settings that hide it: the tables of docs/operations.md.
 
 #![allow(clippy::unwrap_used)]
 
@@ -15,7 +15,7 @@ fn main() {
     what_batches_hide();
 }
 
-/// By mode and workers, on the digits.
+/// Measures by mode and number of workers, on the digits.
 fn what_delay_costs() {
     println!("| mode | workers | samples/s near | 20 ms each way | share |");
     println!("| --- | --- | --- | --- | --- |");
@@ -32,7 +32,7 @@ fn what_delay_costs() {
     }
 }
 
-/// The same with larger steps, on data of MNIST's shape.
+/// Measures by batch size, on data of MNIST's shape.
 fn what_batches_hide() {
     println!("| batch | samples/s near | 20 ms each way | share |");
     println!("| --- | --- | --- | --- |");
@@ -48,7 +48,7 @@ fn what_batches_hide() {
     }
 }
 
-/// Samples a second without and with the delay, and what is left of them.
+/// Returns the samples per second without and with the delay, and their ratio.
 fn near_and_far(job: &str, workers: usize) -> (f64, f64, f64) {
     let job = job.replace("workers = 2", &format!("workers = {workers}"));
     let program = Program(env!("CARGO_BIN_EXE_flambeau-under-test").into());

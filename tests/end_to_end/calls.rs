@@ -9,12 +9,12 @@ use tests::peer::{Peer, variable};
 
 use crate::program;
 
-/// A cluster with a server and a hand-made worker, whose model has its initial values.
+/// Starts a cluster with a server and a hand-made worker. The model has its initial values.
 async fn begun() -> (Cluster, Peer) {
     begun_with("").await
 }
 
-/// The same, of a job with more settings.
+/// Starts a cluster as [`begun`] does, with more settings of the job.
 async fn begun_with(settings: &str) -> (Cluster, Peer) {
     let job = format!("name = \"t\"\n[cluster]\nps = 1\nworkers = 1\n{settings}");
     let cluster = Cluster::start(program(), &job, 1);
@@ -83,7 +83,7 @@ async fn a_call_of_another_role_is_refused_and_changes_nothing() {
     let status = cluster.status();
     assert_eq!(status["lost_updates"], 0, "{status}");
     assert_eq!(status["shards"][0]["updates"], 0, "{status}");
-    // The worker goes on to work.
+    // The worker continues to work.
     worker.work().await;
 }
 

@@ -1,7 +1,7 @@
 //! `flambeau train` while processes of every role are killed, one after another.
 //!
-//! By hand with more of it, `FLAMBEAU_TEST_KILLS=200 FLAMBEAU_TEST_CHAOS_DATA=mnist cargo test --workspace
-//! chaos -- --nocapture`; it tells how long each role took to come back.
+//! A longer run by hand is `FLAMBEAU_TEST_KILLS=200 FLAMBEAU_TEST_CHAOS_DATA=mnist cargo test --workspace
+//! chaos -- --nocapture`, which prints the time in which each role came back.
 
 use std::collections::BTreeMap;
 use std::process::{Child, Command, Stdio};
@@ -18,7 +18,7 @@ use crate::{data_set, program};
 
 const ROLES: [&str; 3] = ["coordinator", "ps-server", "worker"];
 
-/// How many are killed, where nobody says another number.
+/// The default number of kills.
 const KILLS: usize = 20;
 
 /// A run of `flambeau train` that is being watched.
@@ -27,7 +27,7 @@ struct Run {
     dir: TempDir,
 }
 
-/// One of its processes.
+/// A process of the run.
 #[derive(Clone, Debug)]
 struct Process {
     id: u32,
@@ -69,7 +69,7 @@ impl Run {
             .collect()
     }
 
-    /// What the cluster says of itself; nothing while it cannot.
+    /// Returns the cluster's status; none while the coordinator does not answer.
     fn status(&self) -> Option<Value> {
         let processes = self.processes();
         let coordinator = processes.iter().find_map(|process| {
@@ -88,7 +88,7 @@ impl Run {
         self.child.try_wait().unwrap().is_some()
     }
 
-    /// Its result, where it ends well.
+    /// Waits for its end, which must be a success, and returns its result.
     fn finish(mut self) -> Value {
         let mut stdout = self.child.stdout.take().unwrap();
         let mut text = String::new();
@@ -153,13 +153,13 @@ fn killed_again_and_again_the_job_finishes_as_well() {
         ]
         .map(str::to_owned),
     );
-    // Long enough for the kills; what accuracy it comes to is asked of runs that nobody disturbs.
+    // Long enough for the kills. The expected accuracy is that of undisturbed runs.
     let epochs = match mnist {
         Some(_) => 3 + 3 * kills as u32 / 10,
         None => 60 + 5 * kills as u32,
     };
     arguments.push(format!("--epochs={epochs}"));
-    // What they come to may be known already.
+    // The accuracy of undisturbed runs may be known already.
     let undisturbed: f64 = match told("FLAMBEAU_TEST_UNDISTURBED") {
         Some(known) => known.parse().unwrap(),
         None => {
@@ -188,7 +188,7 @@ fn killed_again_and_again_the_job_finishes_as_well() {
         rustix::process::kill_process(pid, rustix::process::Signal::KILL).unwrap();
         killed.push(victim.id);
         let at = Instant::now();
-        // Somebody has taken its place, and then some steps were finished.
+        // Waits until another process has taken its place, and then until some steps are finished.
         let replaced = |run: &Run| {
             let processes = run.processes();
             let others = processes.iter().filter(|p| p.id != victim.id);
@@ -230,7 +230,7 @@ fn killed_again_and_again_the_job_finishes_as_well() {
         accuracy(&summary)
     );
     assert_eq!(killed.len(), kills, "the job has ended before all kills");
-    // The digits have 360 test samples: runs that nobody disturbs differ by more than half a point.
+    // The digits have 360 test samples: undisturbed runs differ by more than half a point.
     let tolerance = if mnist.is_some() { 0.005 } else { 0.015 };
     assert!((accuracy(&summary) - undisturbed).abs() <= tolerance);
 }

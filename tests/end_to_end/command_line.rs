@@ -1,4 +1,4 @@
-//! What a person types, and what comes of it.
+//! The command line: arguments, output and exit codes.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -8,7 +8,7 @@ use tests::{Cluster, Daemon, Program, children, eventually, exists, terminate};
 
 use crate::{data_set, program};
 
-/// `flambeau train` with these arguments and a run directory of its own; the JSON that it prints.
+/// Runs `flambeau train` with these arguments and a run directory of its own, and returns the JSON that it prints.
 fn train(dir: &Path, arguments: &[&str]) -> Value {
     let mut all = vec!["train", "--json", "--run-dir", dir.to_str().unwrap()];
     all.extend(arguments);
@@ -300,7 +300,7 @@ fn sigterm_ends_every_process_of_a_run() {
             processes.len() == 5 && dir.path().join("metrics.jsonl").exists()
         });
         if kill {
-            // Without a chance to tell anybody: the children find out by themselves.
+            // The process cannot tell its children that it ends, so they must notice it by themselves.
             train.kill().unwrap();
         } else {
             terminate(train.id());
@@ -368,7 +368,7 @@ fn daemons_by_hand_serve_metrics_and_stay_when_told_to() {
     assert_eq!(status["tasks"].as_array().unwrap().len(), 4, "{status}");
     assert_eq!(status["shards"][0]["blocks"], 1, "{status}");
     assert_eq!(status["samples"], 30 * 1437);
-    // Two bytes for each of the four that SGD holds of a number.
+    // A number has two bytes on the wire, and four bytes on a server with SGD.
     let shard = &status["shards"][0];
     let [held, updates] = ["bytes", "updates"].map(|key| shard[key].as_u64().unwrap());
     let received = format!("flambeau_ps_received_bytes_total {}", held / 2 * updates);
@@ -469,7 +469,7 @@ fn with_json_each_line_is_an_object() {
         }
     }
 
-    // Settings that cannot be used are no different.
+    // Invalid settings have the same effect.
     let wrong = [
         "coordinator",
         "--log",

@@ -1,4 +1,4 @@
-//! Processes that die, and how much of their work counts.
+//! Processes that die, and the part of their work that counts.
 
 use std::path::Path;
 
@@ -18,7 +18,7 @@ fn a_worker_killed_while_training_loses_no_data() {
     let mut dead = cluster.workers.pop().unwrap();
     assert!(!dead.wait().success());
     let (summary, dir) = cluster.finish();
-    // The others did again the samples that it had not reported.
+    // The other workers repeated the samples that it had not reported.
     assert_eq!(summary["samples"], 3 * 1437);
     let metrics = std::fs::read_to_string(dir.path().join("run/metrics.jsonl")).unwrap();
     assert!(
@@ -27,12 +27,13 @@ fn a_worker_killed_while_training_loses_no_data() {
     );
 }
 
-/// The outcome of a run of `RECOVERS`.
+/// Returns the model of a run of [`recovers`].
 fn model(dir: &tempfile::TempDir) -> Vec<u8> {
     std::fs::read(dir.path().join("run/model.safetensors")).unwrap()
 }
 
-/// Slow enough to be killed in between, and checkpoints often enough to go back to one.
+/// Returns a job that is slow enough to be killed during its run, and writes checkpoints often enough to go back to
+/// one.
 fn recovers(mode: &str) -> String {
     format!(
         r#"
@@ -77,7 +78,7 @@ fn in_sync_mode_a_run_with_dead_servers_equals_one_without() {
         cluster.ps[server].kill();
         cluster.restart_ps(server);
     }
-    // All of them at once.
+    // All processes are killed at once.
     eventually(|| samples(&cluster) > 4000);
     for server in [0, 1] {
         cluster.ps[server].kill();
@@ -113,7 +114,7 @@ fn a_server_that_dies_goes_back_alone_and_says_what_was_lost() {
     assert!(metrics.contains("\"event\":\"lost\""), "{metrics}");
 }
 
-/// The files in a folder whose names begin like this.
+/// Returns the files in a folder with names that begin with a prefix.
 fn files(folder: &Path, prefix: &str) -> Vec<std::path::PathBuf> {
     let entries = std::fs::read_dir(folder).unwrap();
     let paths = entries.map(|entry| entry.unwrap().path());
@@ -131,7 +132,7 @@ fn a_server_that_comes_back_is_ready_once_it_has_its_shard() {
     eventually(|| samples(&cluster) > 1000);
     assert!(cluster.ps[1].http("/readyz").contains("200 OK"));
     cluster.ps[1].kill();
-    // Links that lead to themselves: the files cannot be read at present.
+    // The files cannot be read at present, because they are links to themselves.
     let checkpoints = std::fs::read_dir(cluster.run_dir().join("checkpoints")).unwrap();
     let manifests: Vec<_> = checkpoints
         .map(|entry| entry.unwrap().path().join("manifest.json"))
@@ -210,7 +211,7 @@ fn a_job_goes_on_from_a_checkpoint_on_other_shards() {
     let (whole, dir) = start(&job).finish();
     let expected = model(&dir);
 
-    // Half of it on two shards, the rest on three: the sums are the same.
+    // Two shards make half of the steps and three the rest: the sums are the same.
     let half = format!("steps = 50\n{job}");
     let (_, first) = start(&half).finish();
     let run = first.path().join("run");

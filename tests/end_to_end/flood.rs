@@ -1,5 +1,5 @@
-//! Floods of connections that make no requests, against daemons with few descriptors. The job trains on,
-//! its checkpoints are written, and its members get in.
+//! Floods of connections that make no requests, against daemons with few descriptors. The job continues to
+//! train, its checkpoints are written, and its members can connect.
 
 use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
@@ -112,7 +112,7 @@ impl Flooded {
         )
     }
 
-    /// Waits for hundreds of steps and a few checkpoints; none may fail.
+    /// Waits for hundreds of steps and a few checkpoints, none of which may fail.
     fn goes_on(&self, when: &str) {
         let (steps, checkpoint) = self.steps_and_checkpoint(when);
         let began = Instant::now();
@@ -154,7 +154,7 @@ impl Flooded {
     }
 }
 
-/// Returns a figure of a daemon's metrics; 0 where it has none.
+/// Returns a figure of a daemon's metrics; 0 if there is none.
 fn figure(daemon: &Daemon, name: &str) -> f64 {
     let text = daemon.http("/metrics");
     assert!(

@@ -1,4 +1,4 @@
-//! Workers of the job that try to fill a server's memory: it holds little, and the others go on.
+//! Workers of the job that try to fill a server's memory. The server holds little, and the other workers continue.
 
 use std::time::Duration;
 
@@ -37,7 +37,7 @@ lease_seconds = 300.0
 /// a few sessions that end while the next one begins.
 const MOST_MEMORY: u64 = 128;
 
-/// How long to wait for an answer that may not come.
+/// The longest wait for an answer that may not come.
 const SILENCE: Duration = Duration::from_secs(1);
 
 const W: wire::BlockId = wire::BlockId {
@@ -121,7 +121,7 @@ async fn pulls_of_many_empty_parts_take_no_memory() {
     for _ in 0..40 {
         let pull = scene.early_pull(vec![wire::BlockVersion::default(); 1_000_000]);
         session.send(pull).await;
-        // A server that takes it says nothing at first.
+        // A server that takes the message does not answer at first.
         if let Ok(Err(status)) = timeout(SILENCE, session.receive()).await {
             assert_eq!(status.code(), Code::OutOfRange, "{status}");
             assert!(status.message().contains("parts"), "{status}");
@@ -137,7 +137,7 @@ async fn pulls_of_many_empty_parts_take_no_memory() {
 async fn pulls_that_wait_are_counted_by_what_they_hold() {
     let mut scene = Scene::new().await;
     let mut session = scene.session().await;
-    // More than there is room for, though far fewer than may wait of a large shard.
+    // There are more pulls than there is room for, though far fewer than may wait for a large shard.
     for _ in 0..4000 {
         let known = vec![wire::BlockVersion::default(); 12];
         session.send(scene.early_pull(known)).await;

@@ -27,14 +27,14 @@ use std::path::PathBuf;
 
 use tests::Program;
 
-/// The program under test, or another one that knows as much, as `FLAMBEAU_TEST_PROGRAM` says.
+/// Returns the program under test, or the one that `FLAMBEAU_TEST_PROGRAM` names, which must have the same models.
 pub(crate) fn program() -> Program {
     let built = || env!("CARGO_BIN_EXE_flambeau-under-test").into();
     let path = std::env::var_os("FLAMBEAU_TEST_PROGRAM").unwrap_or_else(built);
     Program(PathBuf::from(path))
 }
 
-/// The folder of a real data set; none, said aloud, where it is not present.
+/// Returns the folder of a real data set. If it is not present, prints that the test is skipped and returns none.
 pub(crate) fn data_set(name: &str) -> Option<PathBuf> {
     let beside = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../shared/data");
     let folder = std::env::var_os("FLAMBEAU_TEST_DATA").map_or(beside, PathBuf::from);

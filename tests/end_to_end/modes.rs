@@ -1,4 +1,4 @@
-//! The update modes: who waits for whom, and what sync means.
+//! The training modes: the waits between workers, and the meaning of sync.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -53,7 +53,7 @@ fn sync_with_four_workers_equals_one_process_with_four_times_the_batch() {
     assert!(moved > 0.1, "nothing was trained");
 }
 
-/// Three workers, one of which takes five times as long for a step; a few epochs.
+/// Trains a few epochs with three workers, one of which takes five times as long for a step.
 fn with_a_slow_worker(strategy: &str) -> (serde_json::Value, String) {
     let job = format!(
         "batch_size = 16\nsteps = 90\n[model]\nname = \"odd\"\n[strategy]\n{strategy}\n[cluster]\nps = 2\nworkers = 3\n"

@@ -8,7 +8,7 @@ use crate::program;
 
 const STAY: [&str; 2] = ["--after-job", "wait"];
 
-/// Members that wait for a coordinator of a job for a short time only.
+/// The arguments of members that wait for a coordinator of a job for a short time only.
 const IMPATIENT: [&str; 4] = ["--after-job", "wait", "--patience-seconds", "6"];
 
 fn job(name: &str, epochs: u32, model: &str) -> String {
@@ -33,16 +33,16 @@ fn servers_and_workers_that_stay_take_part_in_the_next_job() {
         cluster.workers.push(worker);
     }
     eventually(|| has_done(&cluster, "first", 2 * 1437));
-    // A coordinator that starts again with the job that has ended changes nothing.
+    // A coordinator that restarts with the ended job changes nothing.
     cluster.coordinator.terminate();
     assert!(cluster.coordinator.wait().success());
     cluster.restart_coordinator_with(&STAY);
     eventually(|| has_done(&cluster, "first", 2 * 1437));
 
-    // Only the coordinator is told of the next job, as docs/operations.md has it.
+    // Only the coordinator is given the next job, as in docs/operations.md.
     cluster.coordinator.terminate();
     assert!(cluster.coordinator.wait().success());
-    // The others wait for it longer than their patience for a coordinator of a job that runs.
+    // The other processes wait longer for it than for the coordinator of a running job.
     std::thread::sleep(Duration::from_secs(10));
     let dir = cluster.run_dir();
     std::fs::rename(&dir, dir.with_file_name("first")).unwrap();

@@ -1,8 +1,8 @@
-//! Faults that are planted in the processes (`shared-proto/src/planted`), and programs that have none.
+//! Faults that are planted in the processes (`shared-proto/src/planted`), and programs without faults.
 
 use crate::program;
 
-/// The environment variable by which a process is given a fault: only a program that has faults knows it.
+/// The environment variable that names the fault of a process. Only a program with faults contains its name.
 const VARIABLE: &[u8] = b"PLANTED_FAULT";
 
 #[test]
@@ -12,7 +12,7 @@ fn a_program_has_faults_only_if_it_is_built_with_them() {
     assert_eq!(has_faults, cfg!(feature = "planted-faults"));
 }
 
-/// Each fault makes the test fail that is named for it.
+/// Each fault makes the test fail that is listed with it.
 #[cfg(feature = "planted-faults")]
 #[test]
 fn planted_faults_are_found() {
@@ -86,7 +86,7 @@ fn planted_faults_are_found() {
     let mut missed = Vec::new();
     for (fault, test) in FOUND_BY {
         println!("{fault:?}: {test}");
-        // A test that fails without the fault as well does not find it.
+        // A test that also fails without the fault does not find it.
         let without = result(test, "");
         assert!(without.contains("1 passed; 0 failed"), "{test}: {without}");
         if !result(test, &format!("{fault:?}")).contains("0 passed; 1 failed") {

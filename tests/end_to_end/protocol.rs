@@ -159,7 +159,7 @@ async fn bad_messages_are_refused_by_name_and_change_nothing() {
         index: 0,
     };
     let of = |block: wire::BlockId, values: &[f32]| vec![(block, values.to_vec())];
-    // Each has one mistake; its good parts must not be applied either.
+    // Each push has one mistake; its valid parts must not be applied either.
     let cases = [
         (
             of(W, &[1.0; 3]),
@@ -406,7 +406,7 @@ async fn numbers_travel_as_the_worker_wants_them() {
         "{message}"
     );
 
-    // Within f32, but not within f16.
+    // The values are within the range of f32, but not of f16.
     let large = scene.peer.push(0, &[(W, vec![-1e6; 4])]);
     scene.session.ask(Kind::Push(large)).await;
     let mut pull = scene.peer.pull(0, &[W]);
@@ -420,7 +420,7 @@ async fn numbers_travel_as_the_worker_wants_them() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_that_does_not_read_is_held_back() {
-    // A block of almost 1 MiB, each answer another version of it: nothing is shared between answers.
+    // Each answer is another version of a block of almost 1 MiB, so answers share no memory.
     const ELEMENTS: usize = 250_000;
     const PAIRS: usize = 400;
     let cluster = Cluster::start(program(), BOUNDED, 1);
@@ -451,7 +451,7 @@ async fn a_worker_that_does_not_read_is_held_back() {
     assert!(unanswered < PAIRS, "nothing holds it back");
     let grown = resident() - before;
     assert!(grown < 64.0, "the server has grown by {grown} MiB");
-    // The server does not keep much for answers of a few bytes each either.
+    // The server does not need much memory for many answers of a few bytes either.
     let mut other = Peer::join(&cluster.coordinator.address(), "y").await;
     other.shard_map(&[variable("w", ELEMENTS as u64)]).await;
     let mut silent = other.open(&map.shards[0].address).await;

@@ -1,4 +1,4 @@
-//! Authority, certificates and token are replaced while a job trains, as docs/operations.md tells.
+//! Replacement of authority, certificates and token while a job trains, as in docs/operations.md.
 
 use std::path::Path;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use tests::{Cluster, Daemon, eventually};
 use crate::program;
 use crate::security::{borrowed, certs, shows};
 
-/// With the brake on, a step takes 300 ms, and the job minutes; without it, seconds.
+/// A job that takes minutes with the brake on, with 300 ms a step, and seconds without.
 const JOB: &str = r#"
 epochs = 60
 [model]
@@ -75,7 +75,7 @@ impl Renewed {
             .chain(workers)
     }
 
-    /// Runs `flambeau certs`, and waits until all processes show what comes of it.
+    /// Runs `flambeau certs`, and waits until the metrics of all processes have these values.
     fn step(&self, arguments: &[&str], shown: &[(&str, f64)]) {
         let dir = self.certs.to_str().unwrap();
         let output = program().run(&[&["certs", "--dir", dir][..], arguments].concat());
@@ -89,7 +89,7 @@ impl Renewed {
         }
     }
 
-    /// Asks for the status with an operator's files. Returns what is said if it is refused.
+    /// Asks for the status with an operator's files. Returns the error if it is refused.
     fn status(&self, certs: &Path) -> Result<(), String> {
         let address = self.cluster.coordinator.address();
         let mut status = program().command(&["status", "--coordinator", &address]);
@@ -100,7 +100,7 @@ impl Renewed {
         }
     }
 
-    /// Returns how many calls and connections the coordinator and the servers have refused.
+    /// Returns the number of calls and connections that the coordinator and the servers have refused.
     fn refused(&self) -> f64 {
         let Cluster {
             ps, coordinator, ..
@@ -115,7 +115,7 @@ impl Renewed {
         ps.iter().chain([coordinator]).map(refused).sum()
     }
 
-    /// Returns the members that had to join again, or were evicted.
+    /// Returns the number of times that members have joined. A member that was evicted joins again.
     fn joined(&self) -> usize {
         let lines = self.cluster.run_dir().join("metrics.jsonl");
         let lines = std::fs::read_to_string(lines).unwrap();
@@ -175,7 +175,7 @@ fn everything_is_replaced_while_a_secure_job_trains_and_nothing_is_lost() {
 
     let both = [(authorities, 2.0), (tokens, 2.0)];
     scene.step(&["--add", "authority", "--add", "token"], &both);
-    // An operator who has the old files alone is still let in.
+    // An operator with only the old files is still accepted.
     scene.status(&old).unwrap();
     scene.step(&["--renew", "--days", "90"], &both);
     for daemon in scene.everybody() {

@@ -1,5 +1,5 @@
-//! Servers that are cut off, replaced or stopped while a job trains. At its end the weights, and the losses
-//! reported, must account for all of the work.
+//! Servers that are cut off, replaced or stopped while a job trains. At the end the weights and the reported losses
+//! must account for all of the work.
 
 use std::time::Duration;
 
@@ -74,8 +74,8 @@ fn weights(path: &std::path::Path) -> Vec<(String, Vec<f32>)> {
     all
 }
 
-/// Trains in a mode, calls `replace` in between on the server of a shard, and compares the final weights with
-/// the samples that were trained on. Returns the summary.
+/// Trains in a mode, calls `replace` on the server of a shard during the training, and compares the final weights
+/// with the samples that were trained on. Returns the summary.
 fn replaced(
     mode: &str,
     replace: impl FnOnce(&mut Cluster, &Relay, &mut Daemon) -> Option<Daemon>,
@@ -117,7 +117,7 @@ fn replaced(
     let trained = summary["samples"].as_u64().unwrap();
     let expected = trained * VARIABLES as u64 - summary["lost_updates"].as_u64().unwrap();
     if mode == "sync" {
-        // A step is the mean of all workers' gradients; it is made whole or not at all.
+        // A step is the mean of all workers' gradients. It is applied whole or not at all.
         let steps = summary["steps"].as_u64().unwrap();
         assert!(
             (visits - (steps * VARIABLES as u64) as f32).abs() < 0.01,
@@ -156,7 +156,7 @@ fn a_server_that_is_cut_off_is_not_used_any_more_in_sync_mode() {
     cut_off("sync");
 }
 
-/// A second server starts under the identity of the first one, which does not hear of it.
+/// A second server starts under the identity of the first one, which does not learn of it.
 #[test]
 fn a_server_whose_identity_is_taken_elsewhere_is_not_used_any_more() {
     let summary = replaced("async", |cluster, relay, _| {

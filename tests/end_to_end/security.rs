@@ -21,7 +21,7 @@ pub(crate) fn certs(dir: &Path) {
     assert!(made.status.success(), "{made:?}");
 }
 
-/// The environment of a process with the certificate of `role`.
+/// Returns the environment of a process with the certificate of `role`.
 pub(crate) fn shows(dir: &Path, role: &str) -> Vec<(&'static str, String)> {
     let file = |name| dir.join(role).join(name).to_str().unwrap().to_owned();
     vec![
@@ -86,7 +86,7 @@ impl Secured {
         command.envs(borrowed(env)).output().unwrap()
     }
 
-    /// Fails unless the process was refused with these words, and that was counted.
+    /// Checks that the process is refused with this text, and that the refusal is counted.
     fn refuses(&self, command: &str, env: &[(&'static str, String)], reason: &str, why: &str) {
         let before = counted(&self.coordinator, reason);
         let impatient = with(env.to_vec(), "FLAMBEAU_PATIENCE_SECONDS", "2");
@@ -142,7 +142,7 @@ fn with_certificates_and_a_token_nobody_else_is_let_in() {
     let anonymous = without(shows(ours, "worker"), &tls);
     cluster.refuses("worker", &anonymous, certificate, untrusted);
 
-    // A worker's certificate makes no process a server, and a server's none a worker.
+    // A process with a worker's certificate cannot act as a server, or the other way round.
     let posing = shows(ours, "worker");
     let why = "not valid for ps.flambeau";
     cluster.refuses("ps-server", &posing, certificate, why);
@@ -178,7 +178,7 @@ fn with_certificates_and_a_token_nobody_else_is_let_in() {
         assert_eq!(opened, code, "{role}");
         assert_eq!(counted(&cluster.server, reason), before + 1, "{role}");
     }
-    // The server does not take bytes in the clear either.
+    // The server does not accept unencrypted bytes either.
     let before = counted(&cluster.server, certificate);
     let mut plain = std::net::TcpStream::connect(server).unwrap();
     std::io::Write::write_all(&mut plain, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").unwrap();
@@ -295,7 +295,7 @@ fn a_local_cluster_trains_encrypted() {
         "{outcome}"
     );
 
-    // While the job trains, no caller is answered in the clear.
+    // While the job trains, no caller gets an unencrypted answer.
     std::fs::remove_dir_all(&run).unwrap();
     let train = program().command(&arguments("10000")).spawn().unwrap();
     let mut train = Running(train);

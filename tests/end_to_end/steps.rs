@@ -9,7 +9,7 @@ use tests::peer::{Peer, variable};
 
 use crate::program;
 
-/// Two shards, a block on each; sync mode, a short lease.
+/// A job in sync mode with two shards of one block each and a short lease.
 const SYNC: &str = r#"
 name = "t"
 batch_size = 4
@@ -96,12 +96,12 @@ async fn a_worker_killed_in_a_sync_step_counts_on_all_shards_or_on_none() {
                 }
             }
         }
-        // The mean of 1 and 3, or 1 alone; once.
+        // The weights have the mean of 1 and 3, or 1 alone, once.
         assert_eq!(pulled, [(vec![expected; 3], 1), (vec![expected; 3], 1)]);
     }
 }
 
-/// A worker says that it has finished its part of a step, and has pushed nothing, or to one shard alone.
+/// A worker reports its part of a step as finished, although it has pushed nothing, or to one shard alone.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_worker_that_finishes_without_a_push_is_evicted_alone() {
     for reached in [0, 1] {
@@ -129,7 +129,7 @@ async fn a_worker_that_finishes_without_a_push_is_evicted_alone() {
         let fenced = bad.coordinator.heartbeat(beat).await.unwrap_err();
         assert_eq!(fenced.code(), tonic::Code::Aborted, "{fenced}");
 
-        // The other's step is committed without it, and both servers live.
+        // The other worker's step is committed without it, and both servers live.
         good.finish(&split).await.unwrap();
         for (id, shard) in &blocks {
             let mut session = good.open(&map.shards[*shard as usize].address).await;
@@ -149,7 +149,7 @@ async fn a_dead_initialisers_successor_starts_over() {
     let variables = [variable("a", 3), variable("b", 3)];
     let mut first = Peer::join(&address, "x").await;
     let map = first.shard_map(&variables).await;
-    // It sends half of the values, and dies. Another process with its identity takes its place.
+    // The worker sends half of the values, and dies. Another process with its identity takes its place.
     let (id, shard) = map.blocks().next().unwrap();
     let mut session = first.open(&map.shards[shard as usize].address).await;
     let initialize = shared_proto::wire::Initialize {
@@ -178,7 +178,7 @@ async fn a_dead_initialisers_successor_starts_over() {
         let pull = second.pull(0, &[id.into()]);
         assert_eq!(session.weights(pull).await, [(vec![5.0; 3], 0)]);
     }
-    // The first is fenced everywhere.
+    // All processes refuse the first worker.
     let refused =
         first
             .coordinator

@@ -1,4 +1,4 @@
-//! Ctrl-C keeps the work that was done, and the job can go on from there.
+//! Ctrl-C keeps the work that was done, and another run can continue from it.
 
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
@@ -12,7 +12,7 @@ use crate::program;
 
 const ALL: u64 = 4 * 1437;
 
-/// Starts a run in a process group of its own, as a shell does for a command.
+/// Starts a run in its own process group, as a shell does for a command.
 fn train(dir: &Path, mode: &str, env: (&str, &str)) -> Child {
     let run = dir.to_str().unwrap();
     let mut command = program().command(&["train", "--model", "odd", "--epochs", "4"]);

@@ -1,5 +1,5 @@
-//! Stores of checkpoints that are shared with another run, full, or not writable; and metrics that JSON has no
-//! numbers for.
+//! Stores of checkpoints that are shared with another run, full, or not writable; and metrics that are NaN or
+//! infinite, for which JSON has no numbers.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -50,7 +50,7 @@ fn newest(cluster: &Cluster) -> u64 {
     number.as_u64().unwrap_or(0)
 }
 
-/// The manifests in a folder, by number.
+/// Returns the manifests in a folder, by number.
 fn manifests(location: &Path) -> Vec<Value> {
     let mut found: Vec<Value> = std::fs::read_dir(location)
         .unwrap()
@@ -167,7 +167,7 @@ fn two_runs_at_one_location_do_each_other_no_harm() {
     let of_first = |m: &Value| m["run"] == id.as_str();
     assert!(manifests(&location).iter().all(of_first));
 
-    // The first run goes on, and its coordinator may start again.
+    // The first run continues, and its coordinator may restart.
     let before = newest(&first);
     eventually(|| newest(&first) > before);
     first.coordinator.kill();
@@ -177,8 +177,8 @@ fn two_runs_at_one_location_do_each_other_no_harm() {
     eventually(|| newest(&first) > before);
     kill(&mut first);
 
-    // Once it is dead, the next run waits for a while, goes on with higher numbers, and leaves the first
-    // one's checkpoints alone.
+    // Once the first run is dead, the next one waits for a while, continues with higher numbers, and leaves the
+    // first run's checkpoints alone.
     let left = manifests(&location);
     let mut second = start(&job, &restore);
     let highest = left.last().unwrap()["number"].as_u64().unwrap();
@@ -280,7 +280,7 @@ fn a_server_that_cannot_write_does_not_fill_the_store() {
             .find(|line| line.starts_with("flambeau_coordinator_failed_checkpoints_total"));
         line.and_then(|line| line.rsplit(' ').next()?.parse::<f64>().ok())
     };
-    // Each try would leave the other server's part.
+    // Each attempt would leave the other server's part.
     eventually(|| failures(&cluster) >= Some(4.0));
     let error = cluster.status()["checkpoint_error"].to_string();
     assert!(error.contains("times in a row, tried again"), "{error}");
@@ -347,7 +347,7 @@ fn a_full_store_is_named_and_gone_on_with_once_it_has_room() {
     verify(&location);
 }
 
-/// Other files fill the disk of the run directory while the job trains: the coordinator goes on and ends well.
+/// Other files fill the disk of the run directory while the job trains. The coordinator continues and ends well.
 #[test]
 fn a_coordinator_on_a_full_disk_goes_on_to_the_end() {
     let Some(disk) = SmallDisk::mount(16 << 10) else {

@@ -1,4 +1,4 @@
-//! Workers that cannot work, and jobs without a worker that can.
+//! Workers that cannot work, and jobs in which no worker can.
 
 use std::path::Path;
 use std::process::Output;
@@ -8,7 +8,7 @@ use tests::{Cluster, eventually};
 
 use crate::program;
 
-/// A job slow enough that workers come and go while it trains.
+/// Returns a job that is slow enough for workers to join and leave while it trains.
 fn job(data: &Path) -> String {
     format!(
         r#"
@@ -33,12 +33,12 @@ every_steps = 20
 
 const SAMPLES: u64 = 12 * 320;
 
-/// The environment of workers that are slow until this file is removed.
+/// Returns the environment of workers that are slow until this file is removed.
 fn slow(file: &Path) -> [(&str, &str); 1] {
     [("TEST_SLOW_WHILE", file.to_str().unwrap())]
 }
 
-/// 400 samples, of which 80 are held out.
+/// Writes a data set of 400 samples, of which 80 are held out.
 fn data() -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let mut text = "x,y,colour\n".to_owned();
@@ -89,7 +89,7 @@ fn a_worker_that_cannot_work_is_rejected_alone_and_joins_once_it_can() {
     let empty = tempfile::tempdir().unwrap();
     let nothing = empty.path().to_str().unwrap();
     let file = data.path().join("train.csv/run");
-    // As many samples, of which one differs.
+    // A data set of as many samples, of which one differs.
     let other = tempfile::tempdir().unwrap();
     let text = std::fs::read_to_string(data.path().join("train.csv")).unwrap();
     let changed = text.replacen("0,1,", "0.5,1,", 1);
@@ -161,7 +161,7 @@ fn a_job_that_no_worker_can_work_on_fails_and_goes_on_when_it_is_started_again()
         let status = cluster.status();
         status["samples"].as_u64() > Some(200) && status["checkpoint"]["number"].as_u64() > Some(0)
     });
-    // The last worker that can work goes, and one comes that cannot.
+    // The last worker that can work leaves, and one that cannot joins.
     cluster.workers[0].terminate();
     assert!(cluster.workers[0].wait().success());
     let empty = tempfile::tempdir().unwrap();
@@ -169,7 +169,7 @@ fn a_job_that_no_worker_can_work_on_fails_and_goes_on_when_it_is_started_again()
     let output = worker(&cluster, "bad", &["--data-dir", nothing], &[]);
     assert_eq!(output.status.code(), Some(3), "{}", said(&output));
     let before = samples(&cluster);
-    // It ends though it is told to stay after the job: the next start takes the job up.
+    // The coordinator ends although it is told to stay after the job: its next start resumes the job.
     assert!(!cluster.coordinator.wait().success());
     let log = cluster.coordinator.log();
     assert!(
@@ -202,7 +202,7 @@ fn a_job_that_is_at_fault_itself_fails_and_is_taken_up_when_told_to() {
     assert!(!cluster.coordinator.wait().success());
     let log = cluster.coordinator.log();
     assert!(log.contains("line.bias"), "{log}");
-    // A coordinator that starts again does not go on by itself: every worker would fail likewise.
+    // A restarted coordinator does not resume the job by itself, because every worker would fail likewise.
     cluster.restart_coordinator();
     assert_eq!(cluster.status()["phase"], "failed");
     cluster.coordinator.kill();

@@ -1,5 +1,5 @@
-//! Checks the history of a run against the promises. Nothing here goes by what the system says of
-//! itself, except where it says that it has lost something.
+//! Checks the history of a run against the promises. The checker does not trust the system's own reports, except
+//! reports of losses.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,7 +10,7 @@ use crate::history::{Event, History, Saved};
 use crate::model::{EPOCHS, SAMPLES, Shape};
 use crate::plan::Plan;
 
-/// All that was promised and is not so.
+/// Returns all broken promises.
 pub(crate) fn check(history: &History, sync: bool, plan: &Plan) -> Vec<String> {
     let (events, pushes) = history.events();
     let mut wrong = Vec::new();
@@ -18,7 +18,7 @@ pub(crate) fn check(history: &History, sync: bool, plan: &Plan) -> Vec<String> {
         wrong.extend(fault(event, &events[..index], plan));
     }
     if job_failed(&events) {
-        // For a reason that it is to fail for; else that is said above.
+        // The job had to fail; otherwise `fault` has found the error.
         return wrong;
     }
     let evaluated = events.iter().rev().find_map(|(_, event)| match event {
@@ -66,7 +66,7 @@ pub(crate) fn check(history: &History, sync: bool, plan: &Plan) -> Vec<String> {
     wrong
 }
 
-/// What an event says is wrong by itself, after these others.
+/// Returns the fault that an event shows by itself, after the events before it.
 fn fault(event: &Event, before: &[(u64, Event)], plan: &Plan) -> Option<String> {
     match event {
         Event::Violation(what) => Some(what.clone()),
@@ -83,9 +83,9 @@ fn fault(event: &Event, before: &[(u64, Event)], plan: &Plan) -> Option<String> 
             let failed = plan.non_finite == Some(NonFinite::Fail)
                 && poisoned
                 && error.contains("the gradient of variable \"v1\"");
-            // A process that was cut off at the end of the job finds nobody who could tell it.
+            // A process that was cut off at the end of the job finds no process that could tell it.
             let unreachable = error.contains("could not be reached") && coordinator_has_ended;
-            // Of two with one identity, the older ends.
+            // Of two processes with one identity, the older one ends.
             let twins = ["ps-0", "ps-2"].contains(&name.as_str()) && plan.identity_twice;
             let superseded = error.contains("superseded") && twins;
             (!unreachable && !superseded && !failed).then(|| format!("{name}: {error}"))
@@ -95,7 +95,7 @@ fn fault(event: &Event, before: &[(u64, Event)], plan: &Plan) -> Option<String> 
             has_written,
         } => {
             let refusal = refused.as_deref().unwrap_or_default();
-            // Once the first run has ended, and left its place, its checkpoints are still not another's.
+            // After the first run has ended and released the store, its checkpoints still do not belong to another run.
             let is_over = |(_, event): &(u64, Event)| matches!(event, Event::Ended { name, .. } if name == "coordinator");
             let of_earlier = refusal.contains("has checkpoints of an earlier run");
             let of_earlier = of_earlier && before.iter().any(is_over);
@@ -111,14 +111,14 @@ fn fault(event: &Event, before: &[(u64, Event)], plan: &Plan) -> Option<String> 
     }
 }
 
-/// Whether the job has ended without a result.
+/// Returns whether the job has ended without a result.
 fn job_failed(events: &[(u64, Event)]) -> bool {
     events.iter().any(|(_, event)| {
         matches!(event, Event::Ended { name, outcome: Err(_) } if name == "coordinator")
     })
 }
 
-/// The last checkpoint and the last evaluation, with which the model is written, hold the same weights.
+/// Checks that the last checkpoint has the weights of the last evaluation, with which the model is written.
 fn check_last_checkpoint(events: &[(u64, Event)], evaluated: &[Vec<f32>], wrong: &mut Vec<String>) {
     let saved = events.iter().find_map(|(_, event)| match event {
         Event::Checkpoint(saved) => Some(saved),
@@ -146,20 +146,20 @@ fn check_last_checkpoint(events: &[(u64, Event)], evaluated: &[Vec<f32>], wrong:
 /// An update: the block, and the epoch and the version in which it was acknowledged.
 type Update = (usize, u64, u64);
 
-/// What has happened in a run of the job, from a coordinator's beginning to the loss of its state.
+/// The history of a run of the job, from the coordinator's beginning to the loss of its state.
 #[derive(Default)]
 struct Run<'a> {
     restored: Option<&'a Saved>,
     positions: BTreeMap<usize, Positions>,
-    /// Those that are no numbers.
+    /// The pushes with gradients that are NaN or infinite.
     poisoned: BTreeSet<usize>,
-    /// When, and as what.
+    /// The time at which each push was acknowledged, and its updates.
     acknowledged: BTreeMap<usize, (u64, &'a [Update])>,
-    /// Blocks that went back: in which epoch, and to which version.
+    /// The blocks that went back, each with the epoch in which, and the version to which, it did.
     loads: Vec<Update>,
-    /// When each checkpoint was whole.
+    /// The time at which each checkpoint was whole.
     checkpoints: BTreeMap<u64, u64>,
-    /// Updates that are lost, as the summary says.
+    /// The number of lost updates in the summary.
     reported: u64,
 }
 
@@ -226,14 +226,14 @@ impl<'a> Run<'a> {
     }
 }
 
-/// Weights, and what they are to hold.
+/// Weights, and the data from which their expected content follows.
 struct Content<'a> {
-    /// For people.
+    /// A description for people.
     what: String,
-    /// The run that they are of, and the epoch.
+    /// The run and the epoch of the weights.
     run: usize,
     epoch: u64,
-    /// Of each block, where they are a checkpoint's.
+    /// The version of each block, if the weights are a checkpoint's.
     versions: Option<&'a [u64]>,
     weights: &'a [Vec<f32>],
 }
@@ -254,9 +254,9 @@ impl<'a> Content<'a> {
         f64::from(-self.weights[block][push])
     }
 
-    /// Whether an acknowledged update may not be there: the block was reported to have gone back behind it,
-    /// or the checkpoint is older. None where that is open: it went back in an epoch that not all of these
-    /// weights are of.
+    /// Returns whether an acknowledged update must be absent: the block was reported to have gone back behind it, or
+    /// the checkpoint is older. None if both are possible, because the block went back in an epoch that not all of
+    /// these weights belong to.
     fn lacks(&self, run: &Run<'_>, update: Update) -> Option<bool> {
         let (block, epoch, version) = update;
         if let Some(versions) = self.versions
@@ -275,8 +275,8 @@ impl<'a> Content<'a> {
         }
     }
 
-    /// Each acknowledged update of the run is there once, unless it was reported lost; each other one once at
-    /// the most.
+    /// Checks that the weights have each acknowledged update of the run once, unless it was reported lost, and each
+    /// other update at most once.
     fn check_each(&self, pushes: usize, runs: &[Run<'_>], wrong: &mut Vec<String>) {
         let run = &runs[self.run];
         for push in (0..pushes).filter(|push| run.positions.contains_key(push)) {
@@ -302,7 +302,7 @@ impl<'a> Content<'a> {
         }
     }
 
-    /// Of earlier runs there is what the run has begun with; of later ones nothing.
+    /// Checks that the weights have those updates of earlier runs with which this run began, and none of later runs.
     fn check_earlier(&self, runs: &[Run<'_>], wrong: &mut Vec<String>) {
         let base = runs[self.run].restored;
         let others = runs.iter().enumerate().filter(|(run, _)| *run != self.run);
@@ -323,7 +323,7 @@ impl<'a> Content<'a> {
     }
 }
 
-/// What a pull lacked of acknowledged pushes was reported lost.
+/// Checks that all acknowledged pushes that a pull lacked were reported lost.
 fn check_lacking(events: &[(u64, Event)], runs: &[Run<'_>], wrong: &mut Vec<String>) {
     for (at, event) in events {
         let Event::Lacks {
@@ -352,8 +352,8 @@ fn check_lacking(events: &[(u64, Event)], runs: &[Run<'_>], wrong: &mut Vec<Stri
     }
 }
 
-/// As many updates are reported lost as are missing of those that were acknowledged. What a worker had
-/// not told the coordinator of when it died, or was evicted, may be left out: its samples are visited by another.
+/// Checks that the number of updates reported lost is that of the acknowledged updates that are missing. Steps that a
+/// worker had not reported when it died, or was evicted, may be left out: another worker visits their samples.
 fn check_reports(content: &Content<'_>, runs: &[Run<'_>], wrong: &mut Vec<String>) {
     let run = &runs[content.run];
     let absent = |push: usize| {
@@ -362,7 +362,7 @@ fn check_reports(content: &Content<'_>, runs: &[Run<'_>], wrong: &mut Vec<String
     };
     let visited_again = |push: &usize| {
         let own = &run.positions[push];
-        // One that was left out, because its gradient is not finite, is a visit too.
+        // A step that was left out because its gradient is not finite is a visit too.
         let others = run.acknowledged.keys().chain(&run.poisoned);
         let mut others = others.filter(|other| *other != push);
         others.any(|other| {
@@ -370,7 +370,7 @@ fn check_reports(content: &Content<'_>, runs: &[Run<'_>], wrong: &mut Vec<String
             other.epoch == own.epoch && other.start < own.end && own.start < other.end
         })
     };
-    // One that not all shards have acknowledged may have been lost by those that had.
+    // A push that only some shards have acknowledged may be lost on these.
     let partly = run.positions.keys();
     let partly = partly.filter(|push| !run.acknowledged.contains_key(push));
     let partly: u64 = partly.map(|push| absent(*push)).sum();
@@ -391,7 +391,7 @@ fn check_reports(content: &Content<'_>, runs: &[Run<'_>], wrong: &mut Vec<String
     }
 }
 
-/// Each step has the same contributors on all shards, and their weights sum up to one.
+/// Checks that each step has the same contributors on all shards, with weights that sum up to one.
 fn check_sync(content: &Content<'_>, runs: &[Run<'_>], pushes: usize, wrong: &mut Vec<String>) {
     let mut sum = 0.0;
     let mut done = Vec::new();
@@ -425,8 +425,8 @@ fn check_sync(content: &Content<'_>, runs: &[Run<'_>], pushes: usize, wrong: &mu
     check_visited(done.into_iter(), runs, wrong);
 }
 
-/// What was acknowledged and counts: all of the last run, and of those that it goes back to what was there when
-/// the checkpoint was whole.
+/// Returns the acknowledged pushes that count: all of the last run, and those of earlier runs that were acknowledged
+/// before the checkpoint with which the next run began was whole.
 fn counted<'a>(runs: &'a [Run<'_>]) -> Vec<&'a Positions> {
     let mut counted = Vec::new();
     let (mut run, mut until) = (runs.len() - 1, u64::MAX);
@@ -443,13 +443,14 @@ fn counted<'a>(runs: &'a [Run<'_>]) -> Vec<&'a Positions> {
     }
 }
 
-/// The samples of steps, by epoch and position.
+/// Returns the samples of steps, by epoch and position.
 fn visited<'a>(steps: impl Iterator<Item = &'a Positions>) -> BTreeSet<(u32, u64)> {
     let samples = |step: &'a Positions| (step.start..step.end).map(|p| (step.epoch, p));
     steps.flat_map(samples).collect()
 }
 
-/// Each sample is of a step that counts, or of one that was left out because its gradient was no number.
+/// Checks that each sample belongs to a step that counts, or to one that was left out because its gradient was NaN or
+/// infinite.
 fn check_visited<'a>(
     done: impl Iterator<Item = &'a Positions>,
     runs: &'a [Run<'_>],

@@ -1,5 +1,5 @@
-//! The disk with the coordinator's state: what was not synced is lost or torn when the process is killed; it
-//! may fail, and it may be lost.
+//! The disk with the coordinator's state. Writes that were not synced are lost or torn when the process is killed. The
+//! disk may fail, and it may be lost.
 
 use std::io;
 use std::sync::{Arc, Mutex};
@@ -8,7 +8,7 @@ use rand::Rng;
 use rand_chacha::ChaCha8Rng;
 use redb::StorageBackend;
 
-/// What a disk writes in one go.
+/// The bytes that a disk writes at once.
 const SECTOR: usize = 512;
 
 #[derive(Clone, Debug)]
@@ -34,20 +34,20 @@ impl Change {
 
 #[derive(Debug, Default)]
 struct Inner {
-    /// What is there after a crash.
+    /// The content after a crash.
     durable: Vec<u8>,
-    /// What a process reads.
+    /// The content that a process reads.
     seen: Vec<u8>,
-    /// What has changed since it was synced.
+    /// The changes since the last sync.
     unsynced: Vec<Change>,
-    /// Of the process that has it open: earlier ones are dead.
+    /// The number of the process that has the disk open: earlier ones are dead.
     process: u64,
     fails: bool,
-    /// It has failed that process.
+    /// True if a request of that process has failed.
     has_failed: bool,
 }
 
-/// The disk, whoever has it open.
+/// The disk, for all processes that open it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Disk(Arc<Mutex<Inner>>);
 
@@ -63,8 +63,8 @@ impl Disk {
         }
     }
 
-    /// The process that has it open is killed, in two of three cases with its machine. Of what was not synced
-    /// some is there then, in any order, and some in part.
+    /// Kills the process that has the disk open, in two of three cases with its machine. Some of the changes that were
+    /// not synced then survive, in any order, and some in part.
     pub(crate) fn kill(&self, rng: &mut ChaCha8Rng) {
         let mut inner = self.0.lock().unwrap();
         inner.process += 1;
@@ -87,17 +87,17 @@ impl Disk {
         inner.seen = inner.durable.clone();
     }
 
-    /// It fails from now on, or does not any more.
+    /// Sets whether the disk fails from now on.
     pub(crate) fn set_failing(&self, fails: bool) {
         self.0.lock().unwrap().fails = fails;
     }
 
-    /// Whether it has failed the process that has it open.
+    /// Returns whether a request of the process that has the disk open has failed.
     pub(crate) fn has_failed(&self) -> bool {
         self.0.lock().unwrap().has_failed
     }
 
-    /// All that was kept is gone.
+    /// Deletes all content.
     pub(crate) fn lose(&self) {
         let mut inner = self.0.lock().unwrap();
         *inner = Inner {
@@ -107,7 +107,7 @@ impl Disk {
     }
 }
 
-/// The disk as one process has it.
+/// The disk, opened by one process.
 #[derive(Debug)]
 pub(crate) struct Open {
     disk: Disk,
@@ -118,7 +118,7 @@ impl Open {
     fn on<T>(&self, work: impl FnOnce(&mut Inner) -> T) -> io::Result<T> {
         let mut inner = self.disk.0.lock().unwrap();
         if inner.process != self.process {
-            // What a killed process does not do any more, its destructors do.
+            // A killed process writes nothing more, but its destructors run in the simulation.
             return Err(io::Error::other("the process was killed"));
         }
         if inner.fails {

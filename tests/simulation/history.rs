@@ -1,4 +1,4 @@
-//! What happens in a run, written down as those who take part see it.
+//! The history of a run: the events that its processes observe.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -12,19 +12,19 @@ use worker::replica::Positions;
 
 use crate::model::{PUSHES, Shape, counters};
 
-/// What a checkpoint holds.
+/// The content of a checkpoint.
 #[derive(Clone, Debug)]
 pub(crate) struct Saved {
     pub(crate) number: u64,
     /// The run that has written it.
     pub(crate) run: usize,
     pub(crate) epoch: u64,
-    /// Of each block, as its weights are.
+    /// The version of each block, in the order of `weights`.
     pub(crate) versions: Vec<u64>,
     pub(crate) weights: Vec<Vec<f32>>,
 }
 
-/// Something that has happened.
+/// An event of a run.
 #[derive(Clone, Debug)]
 pub(crate) enum Event {
     /// A coordinator has begun a run of the job: with a checkpoint, or from the beginning.
@@ -32,16 +32,16 @@ pub(crate) enum Event {
         number: usize,
         restored: Option<Saved>,
     },
-    /// A worker has computed a gradient, that of this push, as a member of this run.
+    /// A worker has computed the gradient of this push, as a member of this run.
     Computed {
         push: usize,
         run: usize,
         positions: Positions,
-        /// Whether it is a number; if not, it is not to be pushed.
+        /// False if the gradient is NaN or infinite, so that it must not be pushed.
         finite: bool,
     },
-    /// All shards have acknowledged it, as the gradient of the step after this clock: epoch and version
-    /// of each block.
+    /// All shards have acknowledged a push as the gradient of the step after this clock, each block with an epoch and
+    /// a version.
     Acknowledged {
         push: usize,
         #[allow(dead_code, reason = "for people, and for the hash")]
@@ -56,20 +56,20 @@ pub(crate) enum Event {
         clock: u64,
         missing: Vec<(usize, usize)>,
     },
-    /// What the coordinator has recorded.
+    /// A record of the coordinator.
     Recorded(Value),
-    /// How many updates the coordinator's summary says are lost.
+    /// The number of lost updates in the coordinator's summary.
     Summary { lost: u64 },
-    /// The weights that a worker has evaluated, and the lowest epoch of the answers that they came in.
+    /// A worker has evaluated these weights. `epoch` is the lowest of the answers in which they came.
     Evaluated {
         name: String,
         run: usize,
         epoch: u64,
         weights: Vec<Vec<f32>>,
     },
-    /// What was done to the run.
+    /// A fault that the simulation has caused or mended.
     Fault(#[allow(dead_code, reason = "for people, and for the hash")] String),
-    /// The newest checkpoint that is whole, when everything has ended.
+    /// The newest whole checkpoint after the end of all processes.
     Checkpoint(Saved),
     /// A process has ended by itself.
     Ended {
@@ -83,35 +83,35 @@ pub(crate) enum Event {
         #[allow(dead_code, reason = "for people, and for the hash")]
         error: String,
     },
-    /// The second coordinator has ended: why, and whether it has written to the store.
+    /// The second coordinator has ended: the refusal, and whether it has written to the store.
     Second {
         refused: Option<String>,
         has_written: bool,
     },
-    /// Something that was promised is not so.
+    /// A promise is broken.
     Violation(String),
 }
 
 #[derive(Debug, Default)]
 struct Inner {
-    /// With the simulated time, in milliseconds.
+    /// The events, each with the simulated time in milliseconds.
     events: Vec<(u64, Event)>,
     pushes: usize,
     ended: BTreeSet<String>,
     exits: Vec<String>,
-    /// Runs of the job so far.
+    /// The number of runs of the job so far.
     runs: usize,
-    /// The coordinator has no run in its state.
+    /// True if the coordinator has a run in its state.
     has_run: bool,
-    /// The run has a checkpoint of its own.
+    /// True if the run has a checkpoint of its own.
     has_checkpoint: bool,
-    /// Training has begun.
+    /// True if training has begun.
     has_begun: bool,
-    /// The job has ended, well or not.
+    /// True if the job has ended, well or not.
     job_is_over: bool,
-    /// What the run has begun with.
+    /// The weights with which the run has begun, if it began with a checkpoint.
     base: Option<Vec<Vec<f32>>>,
-    /// Of which run each push is.
+    /// The run of each push.
     run_of: Vec<usize>,
     /// The run that each worker is a member of.
     member_of: BTreeMap<String, usize>,
@@ -119,10 +119,10 @@ struct Inner {
     under_way: BTreeMap<String, usize>,
     /// The newest version that each worker has pulled: by worker and block.
     pulled: BTreeMap<(String, usize), (usize, u64, u64)>,
-    /// What each worker's model holds, and the epoch of what it has pulled to evaluate.
+    /// The weights in each worker's model, and the epoch of the weights that it has pulled to evaluate.
     held: BTreeMap<String, Vec<Vec<f32>>>,
     fresh: BTreeMap<String, u64>,
-    /// Acknowledged pushes: who made them, the clock, and the run.
+    /// The acknowledged pushes, each with its worker, clock and run.
     acknowledged: BTreeMap<usize, (String, u64, usize)>,
     rules: Rules,
 }
@@ -134,7 +134,7 @@ pub(crate) struct Rules {
     pub(crate) bound: Option<u64>,
     pub(crate) sync: bool,
     pub(crate) shape: Shape,
-    /// Which pushes come to no number, if any: every so many.
+    /// The interval between pushes that are NaN; none if there are no such pushes.
     pub(crate) poisoned: Option<usize>,
 }
 
@@ -149,7 +149,7 @@ impl Default for Rules {
     }
 }
 
-/// Shared by all who take part.
+/// The history, shared by all processes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct History(Arc<Mutex<Inner>>);
 
@@ -187,26 +187,26 @@ impl History {
         self.add(Event::Violation(what));
     }
 
-    /// A process has ended because of the store or the disk.
+    /// Notes that a process has ended because of the store or the disk.
     pub(crate) fn exited(&self, name: &str, error: String) {
         self.0.lock().unwrap().exits.push(name.to_owned());
         let name = name.to_owned();
         self.add(Event::Exited { name, error });
     }
 
-    /// Those that are to be started again; told once.
+    /// Takes the names of the processes that are to be started again.
     pub(crate) fn take_exits(&self) -> Vec<String> {
         std::mem::take(&mut self.0.lock().unwrap().exits)
     }
 
-    /// Whether a coordinator that starts now has no run to go on with, and the number of the run that it would
+    /// Returns whether a coordinator that starts now has no run to resume, and the number of the run that it would
     /// begin.
     pub(crate) fn next_run(&self) -> (bool, usize) {
         let inner = self.0.lock().unwrap();
         (!inner.has_run, inner.runs)
     }
 
-    /// A coordinator is at work on a run that it has begun.
+    /// Notes that a coordinator has begun a run.
     pub(crate) fn begin_run(&self, number: usize, restored: Option<Saved>) {
         {
             let mut inner = self.0.lock().unwrap();
@@ -218,27 +218,27 @@ impl History {
         self.add(Event::Run { number, restored });
     }
 
-    /// The coordinator's state is lost.
+    /// Notes that the coordinator's state is lost.
     pub(crate) fn lose_run(&self) {
         self.0.lock().unwrap().has_run = false;
     }
 
-    /// Whether training has begun.
+    /// Returns whether training has begun.
     pub(crate) fn has_begun(&self) -> bool {
         self.0.lock().unwrap().has_begun
     }
 
-    /// Whether the job has ended, well or not.
+    /// Returns whether the job has ended, well or not.
     pub(crate) fn job_is_over(&self) -> bool {
         self.0.lock().unwrap().job_is_over
     }
 
-    /// Whether the run has a checkpoint of its own.
+    /// Returns whether the run has a checkpoint of its own.
     pub(crate) fn has_checkpoint(&self) -> bool {
         self.0.lock().unwrap().has_checkpoint
     }
 
-    /// A worker has registered, with the run that is at work.
+    /// Notes that a worker has registered with the present run.
     pub(crate) fn registered(&self, worker: &str) {
         let mut inner = self.0.lock().unwrap();
         let run = inner.runs.saturating_sub(1);
@@ -318,8 +318,8 @@ impl History {
         }
     }
 
-    /// A worker has all weights for the step after `clock`. They hold its own acknowledged pushes, and
-    /// those of others that are older than the bound allows: judged by what is in them.
+    /// Notes that a worker has pulled all weights for the step after `clock`, and checks their content: they must hold
+    /// its own acknowledged pushes, and those of other workers that are older than the bound allows.
     pub(crate) fn pulled_all(&self, worker: &str, clock: u64) {
         let (missing, run, wrong) = {
             let inner = self.0.lock().unwrap();
@@ -343,7 +343,7 @@ impl History {
         }
     }
 
-    /// A worker has pulled all weights to evaluate them.
+    /// Notes that a worker has pulled all weights to evaluate them.
     pub(crate) fn pulled_fresh(&self, worker: &str, epoch: Epoch) {
         let wrong = {
             let mut inner = self.0.lock().unwrap();
@@ -357,7 +357,7 @@ impl History {
         }
     }
 
-    /// A worker has evaluated what it holds.
+    /// Notes that a worker has evaluated the weights in its model.
     pub(crate) fn evaluated(&self, worker: &str) {
         let (run, epoch, weights) = {
             let inner = self.0.lock().unwrap();
@@ -373,18 +373,18 @@ impl History {
         });
     }
 
-    /// What has happened, with the simulated time in milliseconds, and how many pushes there were.
+    /// Returns the events, each with the simulated time in milliseconds, and the number of pushes.
     pub(crate) fn events(&self) -> (Vec<(u64, Event)>, usize) {
         let inner = self.0.lock().unwrap();
         (inner.events.clone(), inner.pushes)
     }
 
-    /// Whether a process has ended by itself.
+    /// Returns whether a process has ended by itself.
     pub(crate) fn has_ended(&self, name: &str) -> bool {
         self.0.lock().unwrap().ended.contains(name)
     }
 
-    /// Equal histories have equal ones.
+    /// Returns a hash of the history. Equal histories have equal hashes.
     pub(crate) fn hash(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         for event in &self.0.lock().unwrap().events {
@@ -393,7 +393,7 @@ impl History {
         hasher.finish()
     }
 
-    /// The last events, for people.
+    /// Describes the last events for people.
     pub(crate) fn tail(&self, count: usize) -> String {
         let inner = self.0.lock().unwrap();
         let from = inner.events.len().saturating_sub(count);
@@ -415,11 +415,11 @@ impl History {
 }
 
 impl Inner {
-    /// What weights that a worker has pulled must not hold, whatever else they hold.
+    /// Describes updates in a worker's pulled weights that cannot be right, whatever else the weights hold.
     fn wrong_in(&self, held: &[Vec<f32>], run: usize) -> Option<String> {
         for push in 0..self.pushes {
             let first = held[0][push];
-            // Of an earlier run there is what this one has begun with, whatever has come since.
+            // The weights must have the pushes of earlier runs with which this one has begun, and no others of them.
             if self.run_of[push] < run && run + 1 == self.runs {
                 let base = |v: usize| self.base.as_ref().map_or(0.0, |base| base[v][push]);
                 if let Some(block) = (0..held.len()).find(|v| held[*v][push] != base(*v)) {
@@ -448,7 +448,7 @@ impl Inner {
         None
     }
 
-    /// What they must hold and do not: pairs of a push and a block.
+    /// Returns the updates that the weights must hold and do not: pairs of a push and a block.
     fn missing_in(
         &self,
         held: &[Vec<f32>],

@@ -19,21 +19,21 @@ use crate::network::{PORT, Simulated, incoming};
 use crate::pause::Pause;
 use crate::world::World;
 
-/// Shards, hosts of servers (one of them is a spare, or comes with another's identity), and workers.
+/// The numbers of shards, of hosts of servers (one is a spare, or has another's identity), and of workers.
 pub(crate) const SHARDS: u32 = 2;
 const PS: u32 = 3;
 pub(crate) const WORKERS: u32 = 3;
 
-/// When a second server starts under the identity of the first one, in some worlds.
+/// The time at which, in some worlds, a second server starts under the identity of the first one.
 const MOVE: Duration = Duration::from_secs(6);
 
-/// When a second coordinator starts, in some worlds: the first is at work by then.
+/// The time at which, in some worlds, a second coordinator starts: the first is at work by then.
 const SECOND: Duration = Duration::from_secs(3);
 
 /// The host of the second coordinator.
 pub(crate) const SECOND_COORDINATOR: &str = "coordinator-2";
 
-/// How long processes go on without hearing from others.
+/// The time for which processes continue without an answer of other processes.
 const MEMBER_PATIENCE: Duration = Duration::from_secs(60);
 
 impl World {
@@ -43,7 +43,7 @@ impl World {
         self.coordinator(sim);
         for index in 0..PS {
             let name = format!("ps-{index}");
-            // Somebody has started a second process with an identity that is in use.
+            // By mistake, a second process has an identity that is in use.
             let twice = index + 1 == PS && self.plan.identity_twice;
             let identity = if twice { "ps-0" } else { &name };
             let after = if twice { MOVE } else { Duration::ZERO };
@@ -105,7 +105,7 @@ impl World {
         });
     }
 
-    /// A coordinator of a run of its own, whose checkpoints are to lie where the first one's do.
+    /// Adds a coordinator of another run, which uses the same store of checkpoints.
     fn second_coordinator(&self, sim: &mut Sim<'_>) {
         let world = self.clone();
         sim.host(SECOND_COORDINATOR, move || {
@@ -121,7 +121,7 @@ impl World {
                 };
                 let incoming = incoming(Pause::default(), None).await?;
                 let outcome = embedded.coordinate(incoming, |_| {}).await;
-                // What comes behind this has the time in it, which differs in each run.
+                // The rest of the text contains the time, which differs in each run.
                 let shortened =
                     |error: String| error.split(", there since").next().map(str::to_owned);
                 let refused = outcome.err().and_then(|error| shortened(error.to_string()));
@@ -170,7 +170,7 @@ impl World {
     fn worker(&self, sim: &mut Sim<'_>, name: &str, index: u32) {
         let (world, pause) = (self.clone(), self.pauses.of(name));
         let own = name.to_owned();
-        // The last one is slow.
+        // The last worker is slow.
         let step = Duration::from_millis(if index + 1 == WORKERS { 150 } else { 60 });
         sim.host(name, move || {
             let (world, pause, name) = (world.clone(), pause.clone(), own.clone());
@@ -194,7 +194,7 @@ impl World {
     }
 }
 
-/// The same stream, of which is told when it is first asked.
+/// Returns the same stream, which calls `tell` when it is first polled.
 fn once_polled<S: Stream + Unpin>(
     mut inner: S,
     tell: impl FnOnce() + Unpin,

@@ -1,8 +1,8 @@
 //! The whole cluster under a simulated network and clock: seeded random schedules of partitions,
-//! delays, crashes and restarts of each role, and a checker that goes over what has happened.
+//! delays, crashes and restarts of each role, and a checker of the history.
 //!
 //! `FLAMBEAU_SIM_SEEDS=5000 cargo test -p tests --test simulation` runs more of them,
-//! `FLAMBEAU_SIM_SEED=17` one of them; with `RUST_LOG=info` it says what the roles say.
+//! `FLAMBEAU_SIM_SEED=17` one of them; with `RUST_LOG=info` it prints the logs of the roles.
 
 #![allow(clippy::unwrap_used)]
 
@@ -78,7 +78,7 @@ fn run(seed: u64) {
     );
 }
 
-/// The same seed in two fresh processes: the same history.
+/// The same seed gives the same history in two fresh processes.
 #[test]
 fn a_seed_replays_exactly() {
     if told("FLAMBEAU_SIM_SEED").is_some() {

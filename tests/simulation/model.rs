@@ -1,5 +1,5 @@
-//! A model whose weights tell which pushes were applied: push number p is a gradient of one in element
-//! p of every block, so with a learning rate of one the element counts how often it was applied.
+//! A model with weights that show which pushes were applied: push number p is a gradient of one in element
+//! p of every block, so with a learning rate of one the element counts the times that it was applied.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -20,13 +20,13 @@ use worker::variables::{Gradients, Part};
 
 use crate::history::History;
 
-/// Variables.
+/// The number of variables.
 pub(crate) const VARIABLES: usize = 4;
 
-/// How large variables are.
+/// The size of variables.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
-    /// Of each variable.
+    /// The number of blocks of each variable.
     blocks: usize,
     block_elements: usize,
 }
@@ -44,27 +44,27 @@ impl Shape {
         block_elements: 1 << 16,
     };
 
-    /// All blocks of all variables.
+    /// Returns the number of all blocks of all variables.
     pub(crate) const fn all_blocks(self) -> usize {
         VARIABLES * self.blocks
     }
 
-    /// The number of a variable's block among all.
+    /// Returns the number of a variable's block among all.
     pub(crate) const fn block(self, variable: usize, index: usize) -> usize {
         variable * self.blocks + index
     }
 
-    /// The number of the block that begins with this element.
+    /// Returns the number of the block that begins with this element.
     pub(crate) const fn block_at(self, variable: usize, start: usize) -> usize {
         self.block(variable, start / self.block_elements)
     }
 
-    /// Elements of a variable.
+    /// Returns the number of elements of a variable.
     const fn elements(self) -> usize {
         self.blocks * self.block_elements
     }
 
-    /// A gradient of one in the push's element of every block.
+    /// Returns a gradient of one in the push's element of every block.
     fn gradient(self, push: usize) -> Bytes {
         let mut gradient = vec![0.0; self.elements()];
         for block in gradient.chunks_mut(self.block_elements) {
@@ -74,7 +74,7 @@ impl Shape {
     }
 }
 
-/// What each element of a block that counts holds.
+/// Returns the elements of a block that count pushes.
 pub(crate) fn counters(values: &Elements) -> Vec<f32> {
     let mut all = vec![0.0; values.len()];
     values.copy_to(&mut all);
@@ -85,13 +85,13 @@ pub(crate) fn counters(values: &Elements) -> Vec<f32> {
 /// The most pushes in a run.
 pub(crate) const PUSHES: usize = 4096;
 
-/// Training samples.
+/// The number of training samples.
 pub(crate) const SAMPLES: usize = 300;
 
-/// Passes over them.
+/// The number of passes over the samples.
 pub(crate) const EPOCHS: u32 = 2;
 
-/// The worker's copy.
+/// A worker's replica of the model.
 pub(crate) struct Counting {
     name: String,
     history: History,

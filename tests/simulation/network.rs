@@ -1,4 +1,4 @@
-//! The simulated network, as the roles see networks.
+//! The simulated network, behind the interface of networks.
 
 use std::io;
 use std::pin::Pin;
@@ -21,10 +21,10 @@ use crate::repeat::Repeats;
 /// The port on which every role listens.
 pub(crate) const PORT: u16 = 7000;
 
-/// Connections that may wait to be accepted.
+/// The number of connections that may wait to be accepted.
 const WAITING: usize = 64;
 
-/// How a host reaches the others.
+/// The network by which a host reaches other hosts.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Simulated {
     security: Security,
@@ -76,7 +76,7 @@ impl Network for Simulated {
     }
 }
 
-/// Connections that come in on this host.
+/// Returns the incoming connections of this host.
 pub(crate) async fn incoming(
     pause: Pause,
     repeats: Option<Repeats>,
@@ -105,12 +105,12 @@ pub(crate) async fn incoming(
     Ok(ReceiverStream::new(queue))
 }
 
-/// What bytes come and go by.
+/// A stream of bytes in both directions.
 trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 
-/// A connection of a process, silent while that is stopped.
+/// A connection of a process, which is silent while the process is stopped.
 pub(crate) struct Connection {
     stream: Box<dyn Stream>,
     pause: Pause,

@@ -1,8 +1,8 @@
-//! Processes that are stopped for a while and go on, as with SIGSTOP and SIGCONT: what they do themselves
-//! stands still, their timers fire late, and the network keeps for them what comes meanwhile.
+//! Processes that are stopped for a while and continue, as with SIGSTOP and SIGCONT: their own work stands still, their
+//! timers fire late, and the network keeps the messages that arrive meanwhile.
 //!
-//! Turmoil cannot stop a host. A host's own future is not polled while it is stopped, and nothing of it reads
-//! or writes a connection or the store; what it has spawned may go on, and is not heard.
+//! Turmoil cannot stop a host. Instead, a host's own future is not polled while it is stopped, and none of its tasks
+//! reads or writes a connection or the store. Tasks that it has spawned may continue, but have no effect outside.
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
@@ -15,7 +15,7 @@ struct Inner {
     waiting: Vec<Waker>,
 }
 
-/// Whether a process is stopped.
+/// The state of a process: stopped or not.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Pause(Arc<Mutex<Inner>>);
 
@@ -47,7 +47,7 @@ impl Pause {
         std::future::poll_fn(|context| self.poll_running(context)).await;
     }
 
-    /// What a process does, which stands still while it is stopped.
+    /// Runs the work of a process, which stands still while the process is stopped.
     pub(crate) async fn over<F: Future>(&self, work: F) -> F::Output {
         let mut work = std::pin::pin!(work);
         std::future::poll_fn(|context| {

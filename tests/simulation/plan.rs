@@ -1,10 +1,11 @@
-//! What a world is like, by its seed: none has everything.
+//! The properties of a world, by its seed. No world has all of them.
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use shared_proto::job::NonFinite;
 
-/// What there is in a world besides hosts that crash and networks that fail.
+/// The properties of a world besides hosts that crash and networks that fail. Those of type `bool` are true if they
+/// apply.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan {
     /// Two servers share an identity, instead of one being a spare.
@@ -15,11 +16,11 @@ pub(crate) struct Plan {
     pub(crate) store: bool,
     /// The disk with the coordinator's state fails.
     pub(crate) disk: bool,
-    /// The coordinator's state is lost, and the job goes on from its checkpoints.
+    /// The coordinator's state is lost, and the job continues from its checkpoints.
     pub(crate) loses_state: bool,
     /// A second coordinator is started for the same store.
     pub(crate) second_coordinator: bool,
-    /// Processes are stopped and go on.
+    /// Processes are stopped and continue.
     pub(crate) stops: bool,
     /// Calls to the coordinator arrive twice, or late.
     pub(crate) repeats: bool,
@@ -27,7 +28,7 @@ pub(crate) struct Plan {
     pub(crate) many_blocks: bool,
     /// Servers are told to stop, and are started again once they have ended.
     pub(crate) drains: bool,
-    /// Some gradients are no numbers, and this is what becomes of them.
+    /// The action on gradients that are NaN; none if there are no such gradients.
     pub(crate) non_finite: Option<NonFinite>,
 }
 
@@ -39,11 +40,11 @@ impl Plan {
         let (second, stops, repeats) = (has(0.1), has(0.35), has(0.3));
         let (many_blocks, skip, fail) = (has(0.05), has(0.15), has(0.03));
         let drains = has(0.3);
-        // A run that cannot show for long that it lives may lose its place by right.
+        // A run that cannot raise its counter for long may rightly lose its store.
         let second_coordinator = second && !loses_state;
         Self {
             identity_twice: seed % 5 == 3,
-            // A new run waits for as many workers as the job is told to have.
+            // A new run waits for the job's number of workers.
             doomed: seed % 4 == 1 && !loses_state,
             store,
             disk,
@@ -61,7 +62,7 @@ impl Plan {
         }
     }
 
-    /// Every so many pushes are no numbers.
+    /// Returns the interval between pushes that are NaN.
     pub(crate) fn poisoned(&self) -> Option<usize> {
         self.non_finite.map(|what| match what {
             NonFinite::Skip => 13,

@@ -1,14 +1,14 @@
-//! Is the checker any good? It has to find each fault that is planted in one of the roles.
+//! Tests of the checker: it must find each fault that is planted in one of the roles.
 
 use shared_proto::planted::{Fault, plant};
 
 use crate::told;
 use crate::world::World;
 
-/// A fault must be found among so many seeds.
+/// The number of seeds among which a fault must be found.
 const UNTIL_FOUND: u64 = 500;
 
-/// The first seed that finds each fault. It is tried first; where it does not find the fault any more, all are.
+/// The first seed that finds each fault. It is tried first; if it no longer finds the fault, all seeds are tried.
 const FOUND: &[(Fault, u64)] = &[
     (Fault::SameVersion, 0),
     (Fault::NoDedup, 42),
@@ -39,7 +39,7 @@ const FOUND: &[(Fault, u64)] = &[
     (Fault::SentOnce, 0),
 ];
 
-/// What the checker says of a run with a fault.
+/// Returns the checker's message about a run with a fault; none if it finds nothing.
 fn found(fault: Fault, seed: u64) -> Option<String> {
     plant(Some(fault));
     let (_, wrong) = World::new(seed).run();
@@ -47,7 +47,8 @@ fn found(fault: Fault, seed: u64) -> Option<String> {
     wrong.into_iter().next()
 }
 
-/// The faults of a list that the checker does not find at these seeds. Says which it finds, and at which seed.
+/// Returns the faults of a list that the checker does not find at these seeds. Prints those that it finds, with their
+/// seeds.
 fn not_found(faults: &[Fault], seeds: impl Iterator<Item = u64>) -> Vec<Fault> {
     let mut rest = faults.to_vec();
     for seed in seeds {

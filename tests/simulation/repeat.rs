@@ -1,8 +1,8 @@
-//! Calls that arrive twice, or late: over a connection that their caller has given up by then, or after its
+//! Calls that arrive twice, or late: over a connection that their caller has given up by then, or after the caller's
 //! death.
 //!
-//! Between the network and a process that is called lies a proxy, which understands HTTP/2. It sends some calls on
-//! a second time, and some only after a while, whether somebody still waits for the answer or not.
+//! A proxy that understands HTTP/2 lies between the network and the called process. It forwards some calls twice, and
+//! some only after a while, whether the caller still waits for the answer or not.
 
 use std::convert::Infallible;
 use std::io;
@@ -24,10 +24,10 @@ use tonic::body::Body;
 use tonic::transport::{Channel, Endpoint};
 use tower::ServiceExt;
 
-/// Bytes that may be under way between the proxy and its process.
+/// The number of bytes that may be under way between the proxy and its process.
 const BUFFER: usize = 1 << 20;
 
-/// How often a connection is looked at, and how long an answer may take.
+/// The interval at which a connection is probed, and the time limit of an answer.
 const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(10));
 
 /// Calls that have one answer.
@@ -46,15 +46,15 @@ const UNARY: [&str; 9] = [
 #[derive(Clone, Copy, Debug)]
 enum Fate {
     Once,
-    /// Again at once, before the first is answered.
+    /// The call is forwarded twice at once, before the first is answered.
     Twice,
-    /// Again after this time.
+    /// The call is forwarded at once, and again after this time.
     Again(Duration),
-    /// Only after this time.
+    /// The call is forwarded only after this time.
     Late(Duration),
 }
 
-/// Decides what becomes of calls.
+/// Decides the fate of calls.
 #[derive(Clone, Debug)]
 pub(crate) struct Repeats(Arc<Mutex<ChaCha8Rng>>);
 
@@ -77,7 +77,7 @@ impl Repeats {
         }
     }
 
-    /// Puts a proxy behind a connection. The process has what is returned in its place.
+    /// Puts a proxy behind a connection. Returns the connection that the process uses instead.
     pub(crate) fn behind(
         &self,
         connection: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
@@ -95,7 +95,7 @@ impl Repeats {
         });
         tokio::spawn(async move {
             let mut builder = Builder::new(TokioExecutor::new()).http2_only();
-            // As the process does: a link that loses packets breaks what is connected over it.
+            // Like the process, the proxy probes its connections: a link that loses packets breaks them.
             builder
                 .http2()
                 .timer(TokioTimer::new())
@@ -103,7 +103,7 @@ impl Repeats {
                 .keep_alive_timeout(KEEPALIVE.1);
             let service = TowerToHyperService::new(service);
             let served = builder.serve_connection(TokioIo::new(connection), service);
-            // It ends with either of the two connections.
+            // The proxy ends with either of the two connections.
             let _ = broken.run_until_cancelled(served).await;
         });
         near
@@ -139,7 +139,7 @@ impl Repeats {
                 call().await
             }
             Fate::Late(after) => {
-                // Its caller may be gone by then.
+                // The caller may be gone by then.
                 let late = tokio::spawn(async move {
                     tokio::time::sleep(after).await;
                     call().await
@@ -150,12 +150,12 @@ impl Repeats {
     }
 }
 
-/// A request's body with its end: gRPC has no trailers in that direction.
+/// Returns a request's body with its end: gRPC has no trailers in that direction.
 fn whole(body: Bytes) -> Body {
     Body::new(Full::new(body))
 }
 
-/// The way from the proxy to its process.
+/// The connection from the proxy to its process.
 #[derive(Clone)]
 struct Onward {
     channel: Channel,
@@ -177,7 +177,7 @@ fn unavailable() -> Response<Body> {
     tonic::Status::unavailable("the connection broke").into_http()
 }
 
-/// A channel over one connection.
+/// Returns a channel over one connection.
 fn over(connection: DuplexStream) -> Channel {
     let connection = Mutex::new(Some(connection));
     let connector = tower::service_fn(move |_: Uri| {

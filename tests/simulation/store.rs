@@ -1,8 +1,8 @@
-//! The store of checkpoints as a host sees it, and what can be wrong with it: it fails, refuses, is full, is
-//! slow, and leaves parts torn that it was writing.
+//! The store of checkpoints as a host sees it, and its faults: it fails, refuses, is full, is slow, and leaves torn
+//! parts behind.
 //!
-//! It keeps what the stores of `crates/checkpoint` promise: a manifest or a claim is there whole or not at all,
-//! and what was written without an error stays. A request that fails may have been done all the same.
+//! It keeps the promises of the stores of `crates/checkpoint`: a manifest or a claim exists whole or not at all, and
+//! a file that was written without an error stays. A request that fails may have been done all the same.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -24,15 +24,15 @@ use tokio_stream::{Stream, StreamExt};
 
 type Streamed<T> = std::pin::Pin<Box<dyn Stream<Item = Result<T>> + Send>>;
 
-/// How long after a store is well again a process may end because of it.
+/// The time after the end of a store's fault in which a process may still end because of it.
 const AFTERMATH: Duration = Duration::from_secs(5);
 
-/// What is wrong with the store.
+/// The fault of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mood {
     /// Two of three requests fail.
     Fails,
-    /// No request is let through.
+    /// All requests are refused.
     Refuses,
     /// Nothing can be written.
     Full,
@@ -43,7 +43,7 @@ pub(crate) enum Mood {
 #[derive(Debug)]
 struct Inner {
     moods: BTreeMap<String, Mood>,
-    /// When each host's mood has ended, simulated.
+    /// The simulated time at which each host's mood has ended.
     mended: BTreeMap<String, Duration>,
     /// Hosts that have written or deleted something.
     writers: BTreeSet<String>,
@@ -70,12 +70,12 @@ impl Stores {
         }
     }
 
-    /// The store as it is, without anything wrong.
+    /// Returns the store without faults.
     pub(crate) fn plain(&self) -> checkpoint::Store {
         checkpoint::Store::over(self.objects.clone(), "the store")
     }
 
-    /// The store as this host sees it.
+    /// Returns the store as this host sees it.
     pub(crate) fn seen_from(&self, host: &str) -> checkpoint::Store {
         let seen = Seen {
             stores: self.clone(),
@@ -84,7 +84,7 @@ impl Stores {
         checkpoint::Store::over(Arc::new(seen), "the store")
     }
 
-    /// From now on something is wrong for this host.
+    /// Begins a fault of the store for this host.
     pub(crate) fn spoil(&self, host: &str, mood: Mood) {
         self.inner
             .lock()
@@ -93,34 +93,34 @@ impl Stores {
             .insert(host.to_owned(), mood);
     }
 
-    /// From now on nothing is wrong for this host any more.
+    /// Ends the fault of the store for this host.
     pub(crate) fn mend(&self, host: &str, now: Duration) {
         let mut inner = self.inner.lock().unwrap();
         inner.moods.remove(host);
         inner.mended.insert(host.to_owned(), now);
     }
 
-    /// Whether a process on this host may end now because of the store.
+    /// Returns whether a process on this host may end now because of the store.
     pub(crate) fn is_to_blame(&self, host: &str, now: Duration) -> bool {
         let inner = self.inner.lock().unwrap();
         let mended = inner.mended.get(host);
         inner.moods.contains_key(host) || mended.is_some_and(|at| *at + AFTERMATH >= now)
     }
 
-    /// Whether this host has written or deleted anything.
+    /// Returns whether this host has written or deleted anything.
     pub(crate) fn has_written(&self, host: &str) -> bool {
         self.inner.lock().unwrap().writers.contains(host)
     }
 }
 
-/// What becomes of a request.
+/// The fate of a request.
 enum Fate {
     Done,
-    /// It fails, and has not been done.
+    /// The request fails, and has not been done.
     Lost(Error),
-    /// It fails, and has been done.
+    /// The request fails, but has been done.
     Unanswered(Error),
-    /// It fails, and what it wrote is there in part.
+    /// The request fails, and its write has been done in part.
     Torn(Error),
 }
 
@@ -144,7 +144,7 @@ fn failed(why: &str) -> Error {
 }
 
 impl Seen {
-    /// Waits as long as the request takes, and says what becomes of it.
+    /// Waits as long as the request takes, and returns its fate.
     async fn request(&self, path: &Path, writes: bool) -> Fate {
         let (mood, wait) = {
             let mut inner = self.stores.inner.lock().unwrap();
@@ -175,7 +175,7 @@ impl Seen {
         }
     }
 
-    /// As [`request`](Self::request), of one that changes nothing.
+    /// Does the same as [`request`](Self::request) for a request that changes nothing.
     async fn look(&self, path: &Path) -> Result<()> {
         match self.request(path, false).await {
             Fate::Done => Ok(()),
@@ -183,7 +183,7 @@ impl Seen {
         }
     }
 
-    /// Leaves a beginning of a part, as a crash in the middle of a write does.
+    /// Leaves the beginning of a part, as a crash in the middle of a write does.
     async fn tear(&self, location: &Path, payload: &PutPayload) {
         let content = Bytes::from(payload.clone());
         let kept = {
@@ -221,7 +221,7 @@ impl ObjectStore for Seen {
             Fate::Done => put(payload).await,
             Fate::Lost(error) => Err(error),
             Fate::Unanswered(error) => {
-                // One that was refused because of what is there is refused.
+                // If the store refuses the write because the file exists, that error is returned.
                 put(payload).await?;
                 Err(error)
             }

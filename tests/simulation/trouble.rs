@@ -1,4 +1,4 @@
-//! What is done to a cluster, and how it is mended.
+//! The faults that the simulation causes and mends.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -12,20 +12,20 @@ use crate::history::Event;
 use crate::store::Mood;
 use crate::world::World;
 
-/// How long things are done to the cluster, and how long it may take from then on, simulated.
+/// The time in which faults begin, and the longest time that the job may take after it, both simulated.
 pub(crate) const TROUBLE: Duration = Duration::from_secs(25);
 pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
 
-/// When a worker dies for good, in some worlds.
+/// The time at which, in some worlds, a worker dies for good.
 const DOOM: Duration = Duration::from_secs(4);
 
-/// When a process that has ended because of the store or the disk is started again.
+/// The delay before a process that has ended because of the store or the disk is started again.
 const START_AGAIN: Duration = Duration::from_secs(1);
 
-/// How long a server that is told to stop may take, before it is ended.
+/// The time limit of a server that is told to stop. After it, the server is killed.
 const TIME_TO_STOP: Duration = Duration::from_secs(6);
 
-/// One kind of thing that goes wrong.
+/// A kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Crash,
@@ -40,7 +40,7 @@ enum Kind {
     Drain,
 }
 
-/// What is to be mended.
+/// The end of a fault.
 #[derive(Clone, Debug)]
 enum Mend {
     Start(String),
@@ -52,7 +52,7 @@ enum Mend {
     EndAtOnce(String),
 }
 
-/// Does things to the cluster.
+/// Causes and mends faults.
 pub(crate) struct Trouble<'w> {
     world: &'w World,
     names: Vec<String>,
@@ -60,15 +60,15 @@ pub(crate) struct Trouble<'w> {
     next: Duration,
     to_mend: Vec<(Duration, Mend)>,
     down: BTreeSet<String>,
-    /// The worker that is to die for good, and when it has.
+    /// The worker that is to die for good, and the same worker once it is dead.
     doomed: Option<&'static str>,
     dead: Option<&'static str>,
-    /// When the coordinator's state is to be lost.
+    /// The time at which the coordinator's state is lost, if it is.
     loss: Option<Duration>,
 }
 
 impl<'w> Trouble<'w> {
-    /// For the hosts of these names, of which the first is the coordinator.
+    /// Creates the faults of hosts with these names, of which the first is the coordinator.
     pub(crate) fn new(world: &'w World, names: Vec<String>) -> Self {
         let mut rng = ChaCha8Rng::seed_from_u64(world.seed);
         let next = Duration::from_millis(rng.random_range(500..3000));
@@ -86,7 +86,7 @@ impl<'w> Trouble<'w> {
         }
     }
 
-    /// Does things to the cluster until it has had enough, and lets it finish.
+    /// Causes and mends faults for [`TROUBLE`], and then lets the job finish.
     pub(crate) fn let_happen(mut self, sim: &mut Sim<'_>) -> Result<(), String> {
         loop {
             let now = sim.elapsed();
@@ -163,7 +163,7 @@ impl<'w> Trouble<'w> {
         self.world.history.lose_run();
     }
 
-    /// What can go wrong in this world, each as often as it is to be drawn.
+    /// Returns the kinds of faults of this world. A kind that is drawn more often appears more often.
     fn kinds(&self) -> Vec<Kind> {
         use Kind::{
             Crash, Disk, Drain, Late, OneWay, OneWayForLong, Parted, PartedForLong, Stop, Store,
@@ -187,7 +187,7 @@ impl<'w> Trouble<'w> {
         .collect()
     }
 
-    /// One thing that goes wrong, and when it is mended.
+    /// Causes one fault. Returns its end, if it has one.
     fn befall(&mut self, sim: &mut Sim<'_>) -> Option<(Duration, Mend)> {
         let now = sim.elapsed();
         let up: Vec<String> = self
@@ -239,7 +239,7 @@ impl<'w> Trouble<'w> {
                 self.world.disk.set_failing(true);
                 Some((until(&mut self.rng, 100..3000), Mend::Disk))
             }
-            // A run that does not show that it lives loses its place by right.
+            // A run that does not raise its counter rightly loses its store.
             Kind::Stop if self.world.plan.second_coordinator && one == "coordinator" => None,
             Kind::Stop => {
                 self.say(sim, format!("{one} is stopped"));
@@ -283,15 +283,15 @@ impl<'w> Trouble<'w> {
         }
     }
 
-    /// Something is wrong with the store from now on, as `host` sees it. Returns whether it may be now.
+    /// Begins a fault of the store for `host`, if it may have one now. Returns whether it does.
     fn spoil(&self, sim: &Sim<'_>, host: &str, mood: Mood) -> bool {
         let history = &self.world.history;
-        // At the start of a run a refusal is its end.
+        // A run that the store refuses at its start ends.
         let starts = self.world.plan.loses_state || !history.has_checkpoint();
         if mood == Mood::Refuses && starts {
             return false;
         }
-        // A run that does not show that it lives loses its place by right.
+        // A run that does not raise its counter rightly loses its store.
         if self.world.plan.second_coordinator && host == "coordinator" {
             return false;
         }

@@ -17,14 +17,14 @@ use crate::repeat::Repeats;
 use crate::store::Stores;
 use crate::trouble::{PATIENCE, TROUBLE, Trouble};
 
-/// A run of one seed, and what outlives its processes.
+/// A simulation of one seed, with the data that outlives its processes.
 #[derive(Clone)]
 pub(crate) struct World {
     pub(crate) seed: u64,
     pub(crate) plan: Plan,
     pub(crate) job: Job,
     pub(crate) history: History,
-    /// Where the coordinator keeps its state.
+    /// The disk with the coordinator's state.
     pub(crate) disk: Disk,
     pub(crate) stores: Stores,
     pub(crate) pauses: Pauses,
@@ -36,7 +36,7 @@ impl World {
     pub(crate) fn new(seed: u64) -> Self {
         let plan = Plan::of(seed);
         let poisoned = plan.poisoned();
-        // Large ones take their time.
+        // Large variables take longer.
         let (shape, batch_size) = match plan.many_blocks {
             true => (Shape::LARGE, 6),
             false => (Shape::SMALL, 2),
@@ -57,7 +57,7 @@ impl World {
         job.cluster.ps = Some(SHARDS);
         job.cluster.workers = Some(WORKERS);
         job.cluster.lease_seconds = 2.0;
-        // Longer than anything may take: it would mend what hangs.
+        // The time-out is longer than any run may take, because it would hide a process that hangs.
         job.cluster.stall_seconds = 1000.0;
         job.checkpoint.every_seconds = 1.0;
         let bound = match job.strategy.mode {
@@ -84,7 +84,7 @@ impl World {
         }
     }
 
-    /// Runs it, and says what of what was promised is not so.
+    /// Runs the simulation. Returns the history and all broken promises.
     pub(crate) fn run(self) -> (History, Vec<String>) {
         // Delays between retries are drawn from here.
         fastrand::seed(self.seed);
@@ -113,12 +113,12 @@ impl World {
         (self.history, wrong)
     }
 
-    /// The id of a run of the job: the first one, or a later one that goes on from its checkpoints.
+    /// Returns the id of a run of the job: the first one, or a later one that continues from its checkpoints.
     pub(crate) fn run_id(&self, number: usize) -> String {
         format!("{:012x}{number:04x}", self.seed)
     }
 
-    /// The newest checkpoint, read as anybody would who restores it.
+    /// Reads the newest checkpoint, in the same way as a process that restores it.
     pub(crate) async fn newest(&self) -> Option<Saved> {
         let store = self.stores.plain();
         let manifest = store.newest().await.ok()??;
@@ -141,8 +141,8 @@ impl World {
         Some(saved)
     }
 
-    /// A process has ended by itself. One that the store or the disk has ended is started again, as a restart
-    /// policy does.
+    /// Notes that a process has ended by itself. If it ended because of the store or the disk, it is started again,
+    /// as by a restart policy.
     pub(crate) fn ended(&self, name: &str, outcome: Result<(), String>) {
         let now = turmoil::sim_elapsed().unwrap_or_default();
         let excused = |error: &String| {

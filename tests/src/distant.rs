@@ -1,4 +1,4 @@
-//! A cluster whose roles are far from each other.
+//! A cluster with long delays between its roles.
 
 use serde_json::Value;
 
@@ -7,9 +7,9 @@ use crate::{Cluster, Daemon, Program};
 
 /// A run with a relay before the coordinator and before each server.
 pub struct Distant {
-    /// What came of it.
+    /// The summary of the job.
     pub summary: Value,
-    /// Connections that were cut.
+    /// The number of connections that were cut.
     pub cuts: usize,
 }
 
@@ -55,7 +55,7 @@ pub fn train(
     }
 }
 
-/// The digits, in a mode given as lines of the job file.
+/// Returns a job on the digits, in a mode given as lines of the job file.
 pub fn job(mode: &str, epochs: u32) -> String {
     format!(
         "epochs = {epochs}\n[cluster]\nps = 2\nworkers = 2\n[strategy]\n{mode}\n[optimizer]\nname = \"adam\"\nlearning_rate = 0.003\n"

@@ -1,5 +1,5 @@
-//! A cluster of real processes, for tests: started from the program under test, on free ports,
-//! ended whatever the test comes to.
+//! A cluster of real processes for tests. It runs the program under test on free ports, and ends with the test,
+//! whatever its outcome.
 
 #![allow(clippy::unwrap_used, clippy::missing_panics_doc)]
 
@@ -17,7 +17,7 @@ use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// How long anything may take before a test gives up on it. Generous: it only bounds a failure.
+/// The time limit of any wait in a test. It is generous, because only a failure takes so long.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The program under test.
@@ -25,12 +25,12 @@ pub const PATIENCE: Duration = Duration::from_secs(120);
 pub struct Program(pub PathBuf);
 
 impl Program {
-    /// Runs it to its end with these arguments.
+    /// Runs the program to its end with these arguments.
     pub fn run(&self, arguments: &[&str]) -> std::process::Output {
         self.command(arguments).output().unwrap()
     }
 
-    /// A command that sees no setting of the environment.
+    /// Returns a command without the settings in this process's environment.
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(&self.0);
         command.args(arguments).env("RAYON_NUM_THREADS", "1");
@@ -47,13 +47,13 @@ impl Program {
 #[derive(Debug)]
 pub struct Daemon {
     child: Child,
-    /// Where it listens.
+    /// The addresses on which it listens.
     pub ready: Ready,
     log: PathBuf,
 }
 
 impl Daemon {
-    /// Starts a process and waits until it says where it listens.
+    /// Starts a process and waits until it prints its addresses.
     pub fn start(
         program: &Program,
         log: PathBuf,
@@ -95,7 +95,7 @@ impl Daemon {
         read(&self.log)
     }
 
-    /// Kills it, so that it cannot leave in good order.
+    /// Kills it, so that it cannot leave the cluster.
     pub fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -166,7 +166,7 @@ pub fn exists(process: u32) -> bool {
     stat.is_ok_and(|stat| !stat.contains(") Z "))
 }
 
-/// The processes whose parent is `process`.
+/// Returns the child processes of `process`.
 pub fn children(process: u32) -> Vec<u32> {
     let list = format!("/proc/{process}/task/{process}/children");
     let list = std::fs::read_to_string(list).unwrap_or_default();
@@ -201,7 +201,7 @@ pub struct Cluster {
     pub ps: Vec<Daemon>,
     /// Workers, in order of their start.
     pub workers: Vec<Daemon>,
-    /// Last, so that it is still there when the daemons' logs are shown.
+    /// The folder of the logs. It is dropped last, so that the daemons' logs can still be shown.
     dir: TempDir,
 }
 
@@ -317,12 +317,12 @@ impl Cluster {
         self.coordinator = Daemon::start(&self.program, log, &arguments, &[]);
     }
 
-    /// The run directory.
+    /// Returns the run directory.
     pub fn run_dir(&self) -> PathBuf {
         self.dir.path().join("run")
     }
 
-    /// `flambeau status --json`.
+    /// Returns the output of `flambeau status --json`.
     pub fn status(&self) -> Value {
         let coordinator = self.coordinator.address();
         let output = self

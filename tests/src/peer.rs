@@ -1,5 +1,5 @@
-//! A worker made by hand: it speaks the protocol message by message, and can say what no real
-//! worker would.
+//! A worker made by hand. It speaks the protocol message by message, and can send messages that no real worker
+//! sends.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::Channel;
 use tonic::{Status, Streaming};
 
-/// How long a server may take to hear from the coordinator what the peer knows already.
+/// The time in which a server must learn from the coordinator what the peer already knows.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A registered worker.
@@ -28,7 +28,7 @@ pub struct Peer {
     pub coordinator: CoordinatorClient<Channel>,
     /// The origin of its messages.
     pub origin: wire::Origin,
-    /// The newest view that it has heard of.
+    /// The newest view that it knows.
     pub view: u64,
     /// Sync mode: the receipts of its gradient, for the next step that it finishes.
     pub receipts: Vec<wire::ShardReceipt>,
@@ -40,7 +40,7 @@ pub struct Session {
     incoming: Streaming<wire::ServerMessage>,
 }
 
-/// The variable of a peer's model: `w`, of as many elements as are asked for.
+/// Returns a variable of a peer's model, of one dimension.
 pub fn variable(name: &str, elements: u64) -> wire::Variable {
     wire::Variable {
         name: name.to_owned(),
@@ -69,7 +69,7 @@ impl Peer {
                 role: role.into(),
                 identity: identity.to_owned(),
                 address: match role {
-                    // Port 9 is discard's: nothing listens there.
+                    // Port 9 belongs to the discard protocol; no process listens there.
                     wire::Role::Ps => "127.0.0.1:9".to_owned(),
                     _ => String::new(),
                 },
@@ -122,7 +122,7 @@ impl Peer {
         }
     }
 
-    /// The next message's origin.
+    /// Returns the next message's origin.
     pub fn next(&mut self, clock: u64) -> wire::Origin {
         self.origin.sequence += 1;
         self.origin.clock = clock;
@@ -169,7 +169,7 @@ impl Peer {
         self.try_open(address, self.hello()).await.unwrap()
     }
 
-    /// A push of one gradient for each block that has values.
+    /// Returns a push of these gradients, one for each block.
     pub fn push(&mut self, clock: u64, gradients: &[(wire::BlockId, Vec<f32>)]) -> wire::Push {
         wire::Push {
             origin: Some(self.next(clock)),
@@ -184,7 +184,7 @@ impl Peer {
         }
     }
 
-    /// A pull of blocks, of which the peer holds nothing.
+    /// Returns a pull of blocks of which the peer has no version.
     pub fn pull(&mut self, clock: u64, blocks: &[wire::BlockId]) -> wire::Pull {
         wire::Pull {
             origin: Some(self.next(clock)),
@@ -242,7 +242,7 @@ impl Peer {
         }
     }
 
-    /// Says that a whole split was done in one step.
+    /// Reports that a whole split was done in one step.
     pub async fn finish(&mut self, split: &wire::Split) -> Result<(), Status> {
         let clock = self.origin.clock + 1;
         let request = wire::FinishStepRequest {
@@ -265,7 +265,7 @@ impl Session {
         self.outgoing.send(message).await.unwrap();
     }
 
-    /// The next answer, or how the stream ended.
+    /// Returns the next answer, or the status with which the stream ended.
     pub async fn receive(&mut self) -> Result<Incoming, Status> {
         let message = self.incoming.message().await?;
         let message = message.ok_or_else(|| Status::unknown("the stream has ended"))?;
@@ -286,8 +286,8 @@ impl Session {
         }
     }
 
-    /// Pulls blocks and waits for their values and versions, in the order asked for. Asks again while
-    /// the server has not heard yet that there are values.
+    /// Pulls blocks and waits for their values and versions, in the requested order. Asks again while the server does
+    /// not know yet that there are values.
     pub async fn weights(&mut self, pull: wire::Pull) -> Vec<(Vec<f32>, u64)> {
         let begin = Instant::now();
         loop {
@@ -308,7 +308,7 @@ impl Session {
     }
 }
 
-/// Values and version of a pulled block.
+/// Returns the values and the version of a pulled block.
 pub fn values(block: &wire::BlockWeights) -> (Vec<f32>, u64) {
     let payload = block.payload.as_ref().unwrap();
     let Some(wire::payload::Values::Dense(bytes)) = &payload.values else {

@@ -1,5 +1,5 @@
-//! A slow and unreliable network in user space: a relay that passes each byte on after a while, and
-//! cuts connections at random.
+//! A slow and unreliable network in user space: a relay that forwards each byte after a delay, and cuts connections
+//! at random.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -8,21 +8,21 @@ use std::sync::{Arc, OnceLock, mpsc};
 use std::thread::{sleep, spawn};
 use std::time::{Duration, Instant};
 
-/// Chunks that may be under way in one direction; beyond them the sender is held back.
+/// The number of chunks that may be under way in one direction. Beyond it, the sender is held back.
 const UNDER_WAY: usize = 1024;
 
 /// The properties of the network.
 #[derive(Clone, Copy, Debug)]
 pub struct Weather {
-    /// How long each byte takes, each way.
+    /// The delay of each byte, each way.
     pub delay: Duration,
-    /// Connections live for between half of this and one and a half; for ever without.
+    /// The mean life of connections, which live for 0.5 to 1.5 times as long; none for no cuts.
     pub life: Option<Duration>,
-    /// Decides how long.
+    /// The seed of the connections' lives.
     pub seed: u64,
 }
 
-/// A relay to one address, which is named once it is known. It serves until the process ends.
+/// A relay to one address, which may be set after the start. It serves until the process ends.
 #[derive(Clone, Debug)]
 pub struct Relay {
     address: SocketAddr,
@@ -58,22 +58,22 @@ impl Relay {
         self.address.to_string()
     }
 
-    /// Says where it leads to. Callers that came before have waited for it.
+    /// Sets the address that it forwards to. Earlier callers wait for this.
     pub fn lead_to(&self, target: &str) {
         self.target.set(target.parse().unwrap()).unwrap();
     }
 
-    /// Lets nothing through, and ends no connection: a cable that is pulled.
+    /// Forwards nothing, and ends no connection, like a network with a pulled cable.
     pub fn fall_silent(&self) {
         self.silent.store(true, Relaxed);
     }
 
-    /// Lets everything through again, and all that was held back.
+    /// Forwards all bytes again, including those that were held back.
     pub fn speak_again(&self) {
         self.silent.store(false, Relaxed);
     }
 
-    /// Connections that it has cut.
+    /// Returns the number of connections that it has cut.
     pub fn cuts(&self) -> usize {
         self.cuts.load(Relaxed)
     }
@@ -99,7 +99,7 @@ impl Relay {
         let _ = (there.join(), back.join());
     }
 
-    /// Passes on what comes, in order, each piece when its time has come.
+    /// Forwards all pieces in order, each after its delay.
     fn carry(
         &self,
         mut from: TcpStream,

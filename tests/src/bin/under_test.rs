@@ -1,5 +1,5 @@
-//! The program under test: Flambeau's command line with models that misbehave on purpose, as
-//! environment variables tell them, which differ between workers.
+//! The program under test: Flambeau's command line with models that misbehave on purpose. Environment variables, which
+//! differ between workers, choose the faults.
 
 #![allow(clippy::unwrap_used)]
 
@@ -67,7 +67,7 @@ impl Model for Odd {
     }
 }
 
-/// A model whose weights count visits. Each sample has a class of its own, and each step on it adds one to that
+/// A model with weights that count visits. Each sample has a class of its own, and each step on it adds one to that
 /// element of each variable. It needs SGD at a learning rate of one, and a batch size of one.
 struct Visits(Vec<Tensor>);
 
