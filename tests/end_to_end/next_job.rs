@@ -1,4 +1,4 @@
-//! A cluster whose processes stay after the job, and take part in the next one.
+//! A cluster of processes that stay after the job, and take part in the next one.
 
 use std::time::Duration;
 

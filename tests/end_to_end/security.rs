@@ -47,7 +47,7 @@ fn with(
     env
 }
 
-/// A cluster whose processes have these environments.
+/// A cluster of processes with these environments.
 struct Secured {
     coordinator: Daemon,
     server: Daemon,

@@ -232,7 +232,7 @@ fn bytes(folder: &Path) -> u64 {
     entries.map(|entry| size(entry.unwrap().path())).sum()
 }
 
-/// A job whose shards have about 1.2 MB of weights and slots each.
+/// A job with shards of about 1.2 MB of weights and slots each.
 const LARGE: &str = r#"
 steps = 40
 [data]

@@ -83,7 +83,7 @@ fn fault(event: &Event, before: &[(u64, Event)], plan: &Plan) -> Option<String> 
             let failed = plan.non_finite == Some(NonFinite::Fail)
                 && poisoned
                 && error.contains("the gradient of variable \"v1\"");
-            // A process that was cut off at the end of the job finds no process that could tell it.
+            // A process that was cut off at the end of the job cannot learn of the end, because the others have gone.
             let unreachable = error.contains("could not be reached") && coordinator_has_ended;
             // Of two processes with one identity, the older one ends.
             let twins = ["ps-0", "ps-2"].contains(&name.as_str()) && plan.identity_twice;

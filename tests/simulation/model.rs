@@ -161,7 +161,7 @@ impl Replica for Counting {
     }
 }
 
-/// The strategy of parameter servers, with a record of what it promises.
+/// The strategy of parameter servers, which records its observations in the history.
 pub(crate) struct Observed {
     inner: ParameterServer,
     name: String,

@@ -69,7 +69,7 @@ impl Repeats {
         let after = Duration::from_millis(rng.random_range(20..6000));
         match rng.random_range(0..40) {
             0..4 => Fate::Twice,
-            // The last call of a dead process cannot be told from the first of the one that has replaced it.
+            // The last call of a dead process cannot be distinguished from the first call of its replacement.
             _ if call == "Register" => Fate::Once,
             4..6 => Fate::Again(after),
             6 => Fate::Late(after),

@@ -47,7 +47,7 @@ pub enum CheckpointError {
         /// A description of the other run.
         owner: String,
     },
-    /// The content is not what was written. Use an older checkpoint.
+    /// The content differs from the written one. Use an older checkpoint.
     #[error("{file} is damaged: {reason}{}", before(instead.as_ref()))]
     Damaged {
         /// The file.

@@ -59,7 +59,7 @@ impl Store {
 /// checkpoints, or a single checkpoint. For a single one it also returns the number. Creates no folder.
 ///
 /// # Errors
-/// [`CheckpointError::NotFound`] names what was looked for and where; or the store cannot be read.
+/// [`CheckpointError::NotFound`] names the missing checkpoint and its location; or the store cannot be read.
 pub async fn resolve(location: &str) -> Result<(Store, Option<u64>), CheckpointError> {
     resolve_with(location, &environment()).await
 }

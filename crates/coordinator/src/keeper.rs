@@ -39,7 +39,7 @@ pub(crate) async fn run_store_tasks(shared: Arc<Shared>, store: Store, keep: usi
 
 /// Raises the counter of the run's claim, and checks whether another run has superseded it. Makes a new claim
 /// if this process has none yet or the claim's file was deleted. Returns when the claim is lost, or between two
-/// writes after `stop`: a write that is dropped goes on, and may undo what the caller does next.
+/// writes after `stop`: a write that is dropped continues, and may undo the caller's next one.
 pub(crate) async fn keep_claim(
     shared: Arc<Shared>,
     store: Store,
@@ -101,7 +101,7 @@ async fn renew(store: &Store, claim: &Claim, beat: u64) -> Result<Renewed, Check
             let claimed = store.claim(claim.clone(), before.as_ref()).await;
             match claimed {
                 Ok(claim) => Ok(Renewed::Again(claim)),
-                // The next check tells which run has it.
+                // The next check shows which run has it.
                 Err(CheckpointError::Taken { .. }) => Ok(Renewed::Still),
                 Err(error) => Err(error),
             }

@@ -3,7 +3,7 @@
 //! these decisions in numbered views, which shards follow.
 //!
 //! - [`run`]: the process
-//! - `service`: the gRPC face; locks the cluster, asks it, publishes what has changed
+//! - `service`: the gRPC service; locks the cluster, asks it, publishes changes
 //! - `callers`: the connections of members; `limits`: limits of names in calls
 //! - `begin`: begins with a fresh job, a checkpoint, or the state of an earlier process
 //! - `cluster`: the decisions, without sockets, clocks or threads; `shared`: the cluster under its lock

@@ -12,7 +12,7 @@ const BLOCKS_PER_SHARD: usize = 8;
 const LEAST_BLOCK_ELEMENTS: usize = BLOCK_ELEMENTS / 16;
 
 /// Full blocks: 4 KiB less than the most, so that an allocator finds room for its header in the same
-/// MiB. With the most, a server's memory is 6 % larger than what it holds.
+/// MiB. With the most, a server's memory is 6 % larger than its values.
 const FULL_BLOCK_ELEMENTS: usize = BLOCK_ELEMENTS - 1024;
 
 /// Returns the elements of a block: full blocks for large models, smaller ones if there would be too few to spread.

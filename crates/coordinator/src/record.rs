@@ -29,7 +29,7 @@ pub(crate) enum Record {
         task: String,
         why: &'static str,
     },
-    /// A worker cannot work; the job goes on without it.
+    /// A worker cannot work; the job continues without it.
     CannotWork {
         #[serde(with = "number")]
         seconds: f64,

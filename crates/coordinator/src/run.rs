@@ -88,7 +88,7 @@ pub enum CoordinatorError {
     /// The job file cannot be read.
     #[error("cannot read the job file {path:?}: {error}")]
     JobFile {
-        /// Its path.
+        /// The path of the file.
         path: PathBuf,
         /// The system's error.
         error: std::io::Error,
@@ -110,7 +110,7 @@ pub enum CoordinatorError {
     /// The run directory cannot be written.
     #[error("cannot write the run directory {dir:?}: {error}; give another --run-dir")]
     RunDir {
-        /// Its path.
+        /// The run directory.
         dir: PathBuf,
         /// The system's error.
         error: std::io::Error,
@@ -131,7 +131,7 @@ pub enum CoordinatorError {
     /// The run directory belongs to another run.
     #[error("the run directory {dir:?} {what}")]
     OtherRun {
-        /// Its path.
+        /// The run directory.
         dir: PathBuf,
         /// The content of the run directory, and the remedy.
         what: String,
@@ -186,7 +186,7 @@ pub fn read_job(path: Option<&Path>, flags: JobFlags) -> Result<Job, Coordinator
 /// Coordinates one job.
 ///
 /// # Errors
-/// As the variants of [`CoordinatorError`] say; a job that failed is one of them.
+/// See the variants of [`CoordinatorError`]; a failed job is one of them.
 pub async fn run(settings: Settings, process: Process) -> Result<(), CoordinatorError> {
     process.security.for_listening()?;
     let mut job = settings.read_job()?;

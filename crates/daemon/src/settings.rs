@@ -63,7 +63,7 @@ pub struct SecuritySettings {
     /// This process's certificate, valid for the name ROLE.flambeau.
     #[arg(long, env = "FLAMBEAU_TLS_CERT", value_name = "FILE")]
     pub tls_cert: Option<PathBuf>,
-    /// Its private key.
+    /// The private key of the certificate.
     #[arg(long, env = "FLAMBEAU_TLS_KEY", value_name = "FILE")]
     pub tls_key: Option<PathBuf>,
     /// The callers that are served: with certificates only, or any.

@@ -45,7 +45,7 @@ pub(crate) enum CommandError {
         /// The system's error.
         error: std::io::Error,
     },
-    /// A file is not what it should be.
+    /// The content of a file is invalid.
     #[error("{path:?} is not valid: {reason}")]
     Content {
         /// The file.

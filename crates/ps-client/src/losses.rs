@@ -48,7 +48,7 @@ pub struct Loss {
 }
 
 /// The pushes that a shard has acknowledged to this worker. A block takes them in order and counts them,
-/// so its count tells which of them it has.
+/// so its count shows which of them it has.
 #[derive(Debug, Default)]
 pub(crate) struct Acknowledged {
     blocks: HashMap<BlockId, Counts>,
@@ -90,7 +90,7 @@ impl Acknowledged {
         }
     }
 
-    /// Returns the clock of a push, if its run goes on that far. Pushes count from 0.
+    /// Returns the clock of a push, if its run extends that far. Pushes count from 0.
     fn clock_of(&self, push: u64) -> Option<Clock> {
         let after = self.runs.partition_point(|run| run.push <= push);
         let run = self.runs[..after].last()?;
@@ -107,7 +107,7 @@ impl Acknowledged {
             .collect()
     }
 
-    /// Compares what was acknowledged with what the shard has. Returns each lost update once.
+    /// Compares the acknowledged pushes with those that the shard has. Returns each lost update once.
     pub(crate) fn compare(&mut self, outcomes: &[wire::BlockOutcome]) -> Option<Lost> {
         let mut lost = None;
         for outcome in outcomes {

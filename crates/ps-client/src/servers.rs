@@ -316,7 +316,7 @@ impl ParameterServers {
     /// then on the blocks count as known, so the model must have them.
     ///
     /// # Errors
-    /// As the variants of [`ClientError`] say.
+    /// See the variants of [`ClientError`].
     pub async fn next_weights(
         &mut self,
         ticket: &mut WeightsTicket,
@@ -404,7 +404,7 @@ impl PushReceipt {
     /// Waits until every shard concerned has acknowledged.
     ///
     /// # Errors
-    /// As the variants of [`ClientError`] say.
+    /// See the variants of [`ClientError`].
     pub async fn acknowledged(self) -> Result<Acknowledgement, ClientError> {
         let (mut blocks, mut receipts) = (Vec::new(), Vec::new());
         for reply in self.0 {

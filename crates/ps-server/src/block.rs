@@ -47,7 +47,7 @@ pub(crate) struct Applied {
 }
 
 /// The number of marks that a block keeps of workers that have left the view; the oldest are dropped
-/// first. They tell which updates of a dead worker a checkpoint has.
+/// first. They show which updates of a dead worker a checkpoint has.
 const DEPARTED_MARKS: usize = 16;
 
 /// The effect of a staged gradient.

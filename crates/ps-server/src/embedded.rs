@@ -40,7 +40,7 @@ impl Embedded {
     /// Serves a shard until the job has ended.
     ///
     /// # Errors
-    /// As the variants of [`PsError`] say.
+    /// See the variants of [`PsError`].
     pub async fn serve<S>(
         self,
         incoming: impl Stream<Item = io::Result<S>> + 'static,

@@ -185,7 +185,7 @@ impl Follower {
     }
 
     /// Stops taking pushes, and asks for a checkpoint that has all that were taken. In sync mode the server
-    /// goes on taking pushes: the coordinator finishes the open step, and plans no other.
+    /// continues to take pushes: the coordinator finishes the open step, and plans no other.
     fn begin_to_drain(&self, membership: &Membership, drained: CancellationToken) {
         tracing::info!("about to stop; waiting for a checkpoint of the shard");
         if !self.shard.is_sync() {
@@ -266,7 +266,7 @@ impl Follower {
             self.begin_writing(registered, checkpoints, saving);
         }
         let followed = if shard.has_work_for(&view) {
-            // A commit updates every block: heartbeats go on beside it.
+            // A commit updates every block. Heartbeats continue beside it.
             self.offload.run(move || shard.follow(view, store)).await
         } else {
             shard.follow(view, store)

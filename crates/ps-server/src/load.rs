@@ -50,7 +50,7 @@ impl LoadError {
 /// Loads the blocks of `shard`.
 ///
 /// # Errors
-/// As the variants of [`LoadError`] say.
+/// See the variants of [`LoadError`].
 pub(crate) async fn load(
     shard: u32,
     map: ShardMap,

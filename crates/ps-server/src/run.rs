@@ -118,7 +118,7 @@ impl daemon::process::Failure for PsError {}
 /// Serves one shard of a job, and of the jobs after it if processes stay.
 ///
 /// # Errors
-/// As the variants of [`PsError`] say.
+/// See the variants of [`PsError`].
 pub async fn run(settings: Settings, process: Process) -> Result<(), PsError> {
     process.security.for_listening()?;
     let announced = Once::new();

@@ -1,5 +1,5 @@
-//! Writes a checkpoint of a shard while training goes on. Blocks are written one by one. An update of a block
-//! that is being written leaves the old values to the writer and goes on with a copy (see `Block`).
+//! Writes a checkpoint of a shard while training continues. Blocks are written one by one. An update of a block
+//! that is being written leaves the old values to the writer and continues with a copy (see `Block`).
 //!
 //! In sync mode a checkpoint is of one step on all shards. A commit that comes before the writer has finished copies the
 //! blocks that are not written yet, up to a limit, and then waits for the store. Copies are written first, so that

@@ -112,7 +112,7 @@ impl fmt::Display for TaskId {
 /// A task in one of its generations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Task {
-    /// Its place in the cluster.
+    /// The task's place in the cluster.
     pub id: TaskId,
     /// The generation.
     pub generation: Generation,

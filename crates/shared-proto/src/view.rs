@@ -41,7 +41,7 @@ pub struct View {
 /// A checkpoint that is to be written: in sync mode of one step, else of each block as it is reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CheckpointOrder {
-    /// Its number.
+    /// The checkpoint's number.
     pub number: u64,
     /// The epoch in which it is to be written. After the epoch, the order lapses.
     pub epoch: Epoch,

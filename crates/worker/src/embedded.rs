@@ -16,7 +16,7 @@ use crate::strategy::{Joining, Strategy, StrategyError};
 /// A worker's identity and its connections.
 #[derive(Debug)]
 pub struct Embedded {
-    /// Its coordinator.
+    /// The worker's coordinator.
     pub coordinator: Coordinator,
     /// The registration with which it joins.
     pub registration: Registration,
@@ -44,7 +44,7 @@ impl Embedded {
     /// Works on the coordinator's job until it is done. Joins the cluster by `join`.
     ///
     /// # Errors
-    /// As the variants of [`WorkerError`] say.
+    /// See the variants of [`WorkerError`].
     pub async fn work<R: Replica>(
         self,
         replica: R,

@@ -31,7 +31,7 @@ pub enum WorkerError {
     /// The run directory cannot be created.
     #[error("cannot make the run directory {dir:?}: {error}; give another --run-dir")]
     RunDir {
-        /// Its path.
+        /// The run directory.
         dir: PathBuf,
         /// The system's error.
         error: std::io::Error,

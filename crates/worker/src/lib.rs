@@ -9,7 +9,7 @@
 //! - [`replica`]: the model on its own thread
 //! - [`model`], [`models`], [`registry`]: the interface of models, those that ship, and those that a job can name
 //! - [`variables`]: the only place where bytes meet candle's memory
-//! - `error`: the errors of a worker; `trouble`: tells this worker's own errors from those of the job
+//! - `error`: the errors of a worker; `trouble`: distinguishes this worker's own errors from those of the job
 //! - `reporter`: reports finished steps to the coordinator
 //! - [`embedded`]: a worker without a process and a model of its own, for simulations
 //! - [`local`]: the same job in one process, for comparison

@@ -77,7 +77,7 @@ impl Registry {
     /// Builds the model of this name.
     ///
     /// # Errors
-    /// [`ModelError::Unknown`] lists the known names; [`ModelError::Build`] says why the model
+    /// [`ModelError::Unknown`] lists the known names; [`ModelError::Build`] has the reason why the model
     /// could not be built.
     pub fn build(
         &self,

@@ -46,7 +46,7 @@ pub struct Settings {
 /// Works on a job until it is done.
 ///
 /// # Errors
-/// As the variants of [`WorkerError`] say.
+/// See the variants of [`WorkerError`].
 pub async fn run(
     settings: Settings,
     registry: Registry,

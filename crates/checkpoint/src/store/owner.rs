@@ -160,7 +160,7 @@ impl Store {
         })?;
         let name = numbered(OWNER, claim.term);
         match self.create("", &name, content.into()).await {
-            // A retried request may have found the file of its own first attempt. The next check tells.
+            // A retried request may have found the file of its own first attempt. The next check shows that.
             Ok(()) | Err(CheckpointError::Exists(_)) => {}
             Err(error) => return Err(error),
         }

@@ -48,7 +48,7 @@ impl Drop for Moto {
 }
 
 impl Moto {
-    /// Starts the server. Returns none, and says so on stderr, where it is not installed.
+    /// Starts the server. If it is not installed, prints that on stderr and returns none.
     fn start() -> Option<Self> {
         let Some(program) = moto() else {
             // Written to the real stderr, which the test harness does not capture.

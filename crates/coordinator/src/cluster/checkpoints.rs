@@ -108,7 +108,7 @@ pub(crate) struct Checkpoints {
     /// The number of the next checkpoint.
     pub(crate) next: u64,
     /// The checkpoint that the shards write at present. Unset once it is written or given up, so that a
-    /// server that joins later does not write what it does not have.
+    /// server that joins later does not write values that it does not have.
     pub(crate) order: Option<CheckpointOrder>,
     pub(super) at_work: Option<AtWork>,
     /// The newest checkpoint, or the one that the job began with.

@@ -122,7 +122,7 @@ pub(crate) struct Cluster {
     /// The servers that are about to stop, each with the checkpoint that contains its shard, once ordered.
     draining: BTreeMap<TaskId, Option<u64>>,
     receipt_key: ReceiptKey,
-    /// The run's number, by which members of an earlier run are told from those of this one.
+    /// The run's number, which distinguishes members of an earlier run from those of this one.
     run: RunId,
 }
 

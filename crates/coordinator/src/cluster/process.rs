@@ -10,7 +10,7 @@ const REMEMBERED: usize = 8;
 /// The process behind a member, and its newest registration.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Process {
-    /// A number that the process has drawn; 0 if it does not tell.
+    /// A number that the process has drawn; 0 if it states none.
     id: u64,
     attempt: u32,
     /// The ids of the processes that had the identity before, the newest last.
@@ -130,7 +130,7 @@ mod tests {
         let second = first.next(&request(0, 0)).unwrap();
         assert_ne!(second, first);
         assert_ne!(second.next(&request(0, 0)).unwrap(), second);
-        // A process that tells takes over, and the other way round.
+        // A process that states its id takes over from one that does not, and the other way round.
         let telling = second.next(&request(3, 1)).unwrap();
         assert_eq!(telling, Process::of(&request(3, 1)));
         let silent = telling.next(&request(0, 0)).unwrap();

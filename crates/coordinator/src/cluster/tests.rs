@@ -347,7 +347,7 @@ fn a_step_is_committed_when_all_have_finished_or_left_with_those_who_finished() 
         [(tasks[0], 5), (tasks[2], 5)],
         "in rank order"
     );
-    // The next step goes on without it, with its data first.
+    // The next step is made without it, with its data first.
     let (split, clock) = scene.split(tasks[0]);
     assert_eq!((split.start, split.end, clock), (5, 10, Clock(1)));
 }

@@ -1,6 +1,6 @@
 //! Workers that cannot work, and jobs in which no worker can.
 //!
-//! A worker that cannot read its data, build its model or use its device says so and leaves. The job
+//! A worker that cannot read its data, build its model or use its device reports this and leaves. The job
 //! continues without it: others take its data, and the worker joins like a new one when it is restarted.
 //! The job fails only if no worker can work for `cluster.stall_seconds`. By default that is longer than
 //! container engines wait between two starts of a process (five minutes at the most), so each worker has
@@ -241,7 +241,7 @@ impl Cluster {
         }
     }
 
-    /// Returns the number of workers that said within the last `cluster.stall_seconds` that they cannot work,
+    /// Returns the number of workers that reported within the last `cluster.stall_seconds` that they cannot work,
     /// and have not worked since. A worker that was removed for good drops out after that time.
     pub(crate) fn workers_unable(&self, now: Instant) -> usize {
         let recent = |trouble: &&Trouble| now.duration_since(trouble.at) <= self.stall();

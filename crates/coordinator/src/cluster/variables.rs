@@ -213,7 +213,7 @@ impl Cluster {
             .map_or(0, |v| v.data.training_samples)
     }
 
-    /// Cuts the shard map if possible. Otherwise returns what is missing.
+    /// Cuts the shard map if possible. Otherwise returns the missing condition.
     ///
     /// # Errors
     /// [`Reason::Oversized`] if a server has too little memory.

@@ -26,7 +26,7 @@ impl Coordinator {
     /// Registers a worker's variables and data.
     ///
     /// # Errors
-    /// As the variants of [`MembershipError`] say.
+    /// See the variants of [`MembershipError`].
     pub async fn register_variables(
         &self,
         request: wire::RegisterVariablesRequest,
@@ -39,7 +39,7 @@ impl Coordinator {
     /// Reports that every shard has its initial values.
     ///
     /// # Errors
-    /// As the variants of [`MembershipError`] say.
+    /// See the variants of [`MembershipError`].
     pub async fn finish_initialization(&self, origin: Origin) -> Result<(), MembershipError> {
         let request = wire::FinishInitializationRequest {
             origin: Some(origin.into()),
@@ -52,7 +52,7 @@ impl Coordinator {
     /// Fetches the shard map.
     ///
     /// # Errors
-    /// As the variants of [`MembershipError`] say.
+    /// See the variants of [`MembershipError`].
     pub async fn shard_map(&self, origin: Origin) -> Result<wire::ShardMap, MembershipError> {
         let request = wire::ShardMapRequest {
             origin: Some(origin.into()),
@@ -64,7 +64,7 @@ impl Coordinator {
     /// Asks for work.
     ///
     /// # Errors
-    /// As the variants of [`MembershipError`] say.
+    /// See the variants of [`MembershipError`].
     pub async fn lease_work(
         &self,
         origin: Origin,
@@ -79,7 +79,7 @@ impl Coordinator {
     /// Reports finished steps.
     ///
     /// # Errors
-    /// As the variants of [`MembershipError`] say.
+    /// See the variants of [`MembershipError`].
     pub async fn finish_step(
         &self,
         request: wire::FinishStepRequest,
@@ -91,7 +91,7 @@ impl Coordinator {
     /// Sends a report.
     ///
     /// # Errors
-    /// As the variants of [`MembershipError`] say.
+    /// See the variants of [`MembershipError`].
     pub async fn report(
         &self,
         origin: Origin,
@@ -108,7 +108,7 @@ impl Coordinator {
     /// Ends a job early: the workers finish their data first.
     ///
     /// # Errors
-    /// As the variants of [`MembershipError`] say.
+    /// See the variants of [`MembershipError`].
     pub async fn stop(&self, job: String) -> Result<(), MembershipError> {
         let request = wire::StopRequest { job };
         let call = |mut client: Calls, request| async move { client.stop(request).await };
@@ -118,7 +118,7 @@ impl Coordinator {
     /// Returns the state of the job, for people.
     ///
     /// # Errors
-    /// As the variants of [`MembershipError`] say.
+    /// See the variants of [`MembershipError`].
     pub async fn status(&self) -> Result<wire::Status, MembershipError> {
         let call = |mut client: Calls, request| async move { client.get_status(request).await };
         self.send(wire::StatusRequest {}, call).await

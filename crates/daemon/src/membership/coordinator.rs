@@ -126,7 +126,7 @@ impl Coordinator {
     /// process's patience lasts.
     ///
     /// # Errors
-    /// As the variants of [`MembershipError`] say.
+    /// See the variants of [`MembershipError`].
     pub async fn call<T, F>(&self, call: impl Fn(Calls) -> F) -> Result<T, MembershipError>
     where
         F: Future<Output = Result<Response<T>, Status>>,

@@ -274,7 +274,7 @@ impl Optimizer {
                 ("optimizer.beta2", *beta2, fraction, FRACTION),
             ]),
             Self::Ftrl(s) => checks.extend([
-                // At zero, a weight whose gradients are zero would be divided by zero.
+                // At zero, a weight with zero gradients would be divided by zero.
                 (
                     "optimizer.initial_accumulator",
                     s.initial_accumulator,

@@ -43,7 +43,7 @@ faults! {
         FastestMinClock,
         /// A server commits a step on some of its blocks.
         HalfStep,
-        /// A server whose lease was over commits its newest step again.
+        /// A server commits its newest step again after its lease has expired.
         CommitsAgain,
         /// A commit lacks one of its contributors.
         ForgottenContributor,
@@ -63,7 +63,7 @@ faults! {
         KeepsProgress,
         /// A server loads an older checkpoint than it is told to.
         OlderCheckpoint,
-        /// A server that was replaced goes on answering, workers stay with it, and their steps count.
+        /// A server that was replaced continues to answer, workers stay with it, and their steps count.
         NeverReplaced,
         /// A manifest is written when the first shard has reported.
         EarlyManifest,

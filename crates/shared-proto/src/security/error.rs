@@ -18,15 +18,15 @@ pub enum SecurityError {
     /// A file cannot be read.
     #[error("cannot read {}: {error}", path.display())]
     Unreadable {
-        /// Its path.
+        /// The path of the file.
         path: PathBuf,
         /// The error of the system.
         error: io::Error,
     },
-    /// A file does not hold what it should.
+    /// The content of a file is invalid.
     #[error("{} cannot be used: {what}", path.display())]
     Malformed {
-        /// Its path.
+        /// The path of the file.
         path: PathBuf,
         /// A description of the fault.
         what: String,

@@ -23,9 +23,9 @@ pub(super) const H2: &[u8] = b"h2";
 /// The seconds since 1970 between which a certificate is valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Validity {
-    /// Its beginning.
+    /// The beginning of the validity.
     pub(super) begins: i64,
-    /// Its end.
+    /// The end of the validity.
     pub(super) ends: i64,
 }
 

@@ -83,7 +83,7 @@ impl Security {
     /// Reads the files.
     ///
     /// # Errors
-    /// As the variants of [`SecurityError`] say.
+    /// See the variants of [`SecurityError`].
     pub fn load(files: &SecurityFiles) -> Result<Self, SecurityError> {
         let contents = Contents::read(files)?;
         Ok(Self(Arc::new(Shared {

@@ -19,7 +19,7 @@ pub enum InputError {
         /// The names that exist.
         known: String,
     },
-    /// The job does not say where the files are.
+    /// The job does not name the folder of the files.
     #[error("`data.dir` is absent; it must say where the data's files are")]
     NoPlace,
     /// A file is absent.
@@ -38,7 +38,7 @@ pub enum InputError {
         /// The system's error.
         source: io::Error,
     },
-    /// A binary file does not hold what it should.
+    /// The content of a binary file is invalid.
     #[error("{}, byte {offset}: {problem}", path.display())]
     Bytes {
         /// The file.
@@ -48,7 +48,7 @@ pub enum InputError {
         /// The value found, and the one expected.
         problem: String,
     },
-    /// A text file does not hold what it should.
+    /// The content of a text file is invalid.
     #[error("{}, line {line}: {problem}", path.display())]
     Line {
         /// The file.

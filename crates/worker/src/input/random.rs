@@ -11,7 +11,7 @@ use super::source::{DataSetup, Source};
 const PIXELS: usize = 28 * 28;
 const CLASSES: u32 = 10;
 const TRAINING: usize = 60_000;
-/// The number is small, because an evaluation interrupts what is measured.
+/// The number is small, because an evaluation interrupts the measurement.
 const EVALUATION: usize = 1_000;
 
 /// The source `random`.

@@ -30,7 +30,7 @@ pub enum StrategyError {
         /// The fault of the answer.
         problem: String,
     },
-    /// The worker, or the job, cannot go on.
+    /// The worker, or the job, cannot continue.
     #[error(transparent)]
     Failed(Box<dyn Error + Send + Sync>),
 }

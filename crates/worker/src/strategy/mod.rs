@@ -1,7 +1,7 @@
 //! A strategy decides where variables live and how gradients become updates. The training step and the trainer
 //! know only its interface.
 //!
-//! - `interface`: the trait, and what steps and strategies tell each other
+//! - `interface`: the trait, and the types that steps and strategies exchange
 //! - `error`: its errors, by what the worker does next
 //! - `parameter_server`: variables on sharded parameter servers
 

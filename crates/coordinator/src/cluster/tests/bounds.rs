@@ -211,7 +211,7 @@ fn losses_of_workers_that_are_gone_for_good_are_forgotten() {
     scene
         .cluster
         .leave(scene.now, worker, &wire::LeaveRequest::default());
-    // A checkpoint that is kept may lack what it has pushed.
+    // A checkpoint that is kept may lack its pushes.
     assert_eq!(found(&scene), 1);
     for _ in 0..=scene.cluster.job().checkpoint.keep {
         scene.finish(other);

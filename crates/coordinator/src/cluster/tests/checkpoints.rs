@@ -212,7 +212,7 @@ fn one_that_failed_is_tried_again_soon() {
 
 #[test]
 fn the_last_checkpoint_is_tried_again_for_a_while() {
-    // The attempts go on for sixty seconds.
+    // The attempts continue for sixty seconds.
     for (failures, written) in [(2, true), (usize::MAX, false)] {
         let (mut scene, servers, worker) = Scene::with_checkpoints(1);
         while scene.cluster.refresh_view().checkpoint.is_none() {

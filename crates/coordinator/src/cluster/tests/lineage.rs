@@ -145,12 +145,12 @@ fn a_job_goes_back_only_to_checkpoints_that_its_training_went_through() {
         ..first.clone()
     };
     for (location, manifest, had) in [
-        // Its own, at whatever place.
+        // The job's own checkpoints, at any location.
         ("here", with(7, "second"), true),
-        // The one that it began with and those before.
+        // The checkpoint that the job began with, and those before it.
         ("there", with(1, "first"), true),
         ("there", with(0, "first"), true),
-        // The earlier run went on after it.
+        // The earlier run continued after it.
         ("there", with(2, "first"), false),
         // A run of that name elsewhere, and another one there.
         ("here", with(1, "first"), false),

@@ -14,7 +14,7 @@ impl Scene {
         self.cluster.shard_map().unwrap().clone()
     }
 
-    /// A server joins that says which shard it still has in memory.
+    /// A server joins that still has the values of a shard in memory.
     fn join_with(&mut self, identity: &str, holding: wire::Holding) -> Task {
         let request = wire::RegisterRequest {
             identity: identity.to_owned(),
@@ -125,7 +125,7 @@ fn values_that_may_not_be_those_of_the_map_are_loaded_anew() {
         assert!(scene.is_loading(0) && !scene.is_loading(1), "{holding:?}");
         assert_eq!(scene.restores(), [(0, Some(0), 0)]);
     }
-    // A server that was told to load values has perhaps not done so.
+    // A server that was told to load values may not have done so.
     let (mut scene, _, _) = Scene::with_checkpoints(1);
     let loading = scene.join(Role::Ps, "ps0");
     let holding = wire::Holding {
@@ -359,7 +359,7 @@ fn without_checkpoints_a_server_that_restarts_without_its_values_ends_the_job() 
     let error = scene.cluster.status(scene.now).error;
     let parts = ["ps-0", "shard 0", "there are no checkpoints"];
     assert!(parts.iter().all(|part| error.contains(part)), "{error}");
-    // With its values it goes on.
+    // With its values it continues.
     let (mut scene, tasks) = Scene::training(Mode::Async, 1);
     scene.join_with("ps", scene.holding(0));
     assert_eq!(scene.cluster.refresh_view().phase, JobPhase::Training);

@@ -63,7 +63,7 @@ fn a_restart_loses_nothing_of_what_is_stored() {
     scene.restart();
     assert_eq!(scene.stored(), before);
     assert_eq!(scene.cluster.starts(), 2);
-    // The worker goes on with what it held.
+    // The worker continues with the split that it held.
     scene.finish(worker);
     assert_eq!(scene.cluster.done(), (3, 15));
 }

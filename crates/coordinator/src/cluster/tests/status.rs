@@ -30,7 +30,7 @@ fn each_task_says_what_it_does() {
     assert_eq!(scene.activity(leaver), "gone");
     assert!(!scene.row(leaver).alive && scene.row(ahead).alive);
 
-    // At staleness 1 a worker that is one step ahead goes on, and one that is two steps ahead waits.
+    // At staleness 1 a worker that is one step ahead continues, and one that is two steps ahead waits.
     scene.finish(ahead);
     assert_eq!(scene.activity(ahead), "training");
     scene.finish(ahead);

@@ -106,7 +106,7 @@ impl ParameterServer {
         view: ViewNumber,
         mut take: impl AsyncFnMut(Vec<PulledBlock>),
     ) -> Result<ps_client::Pulled, ClientError> {
-        // The later answer leaves out what has not changed since, so both are taken in, in order.
+        // The later answer leaves out unchanged blocks, so both are taken in, in order.
         if let Some((_, ticket)) = self.next.take() {
             self.take_all(ticket, &mut take).await?;
         }
