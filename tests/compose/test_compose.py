@@ -216,7 +216,7 @@ class Project:
         return run(*command, IMAGES["coordinator"], path)
 
     def await_end(self, run_name, seconds):
-        """Waits for the end of the job; everybody must end well and stay so. Returns the summary."""
+        """Waits for the end of the job, at which every container must end well and stay so. Returns the summary."""
 
         def ended():
             states = {c: inspect("container", c)["State"] for c in self.roles()}
@@ -386,7 +386,7 @@ def the_job_that_ships(project):
         for line in run("docker", "logs", container).splitlines():
             check(is_log_line(line), f"a log line is no JSON object with a time and a level: {line!r}")
     say("all roles ended with 0 and stay so; every log line is a JSON object with a time and a level")
-    # The end of a job is durable: whoever is started again hears of it, and ends.
+    # The end of a job is durable: a container that is started again learns of it, and ends.
     project.up(2, 3)
     again = project.await_end("digits", 120)
     check(again == summary, "the job's summary is another one after it was brought up again")
@@ -569,7 +569,7 @@ def other_container(network):
 
 
 def read_dashboards(project, began):
-    # Rates need a minute's samples of everybody, also of those that were restarted last.
+    # Rates need a minute's samples of every process, also of those that were restarted last.
     time.sleep(max(0, 60 - (time.monotonic() - began)))
     script = ROOT / "tests/deploy/check-dashboards.py"
     text = run(sys.executable, str(script), "--prometheus", project.prometheus, "--wait", "90")
@@ -587,7 +587,7 @@ def the_rules_hold():
 
 
 def test_secure(programs):
-    """The same with TLS and a token; who has no certificate or another token stays outside."""
+    """The cluster with TLS and a token refuses callers without a certificate or with another token."""
     with brought_up(programs[0], "tls", "secure") as project:
         project.up(2, 3, "prometheus")
         summary = project.await_end("digits", 300)

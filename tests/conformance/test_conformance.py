@@ -165,7 +165,7 @@ class ByHand(unittest.TestCase):
         self.worker.start()
         self.work = self.worker.lease()
         self.worker.pull(0)
-        # A block whose shard has a session of its own from here on.
+        # From here on, the shard of this block has a session of its own.
         self.shard = self.worker.shards[self.worker.map.variables[0].shards[0]]
         self.worker.close(self.shard)
 

@@ -65,7 +65,7 @@ def block_id(block):
 
 
 class Coordinator:
-    """Calls to the coordinator. A call whose answer was lost is made again, as it was."""
+    """Calls to the coordinator. If the answer to a call is lost, the call is made again unchanged."""
 
     def __init__(self, address):
         self.channel = grpc.insecure_channel(address, OPTIONS)

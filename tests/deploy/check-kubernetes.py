@@ -386,7 +386,7 @@ class Rendering:
             self.expect(source["secretRef"]["name"] in SECRETS, f"{role}: envFrom {source}")
             self.expect(source["secretRef"].get("optional"), f"{role}: does not start without {source}")
 
-        # Who shares the run directories must be able to mount them at once.
+        # The roles that share the run directories must be able to mount them at once.
         shared = {role for role in ROLES if self.has_claim(role, "runs")}
         [claim] = self.of("PersistentVolumeClaim")
         modes = claim["spec"]["accessModes"]
@@ -419,7 +419,7 @@ class Rendering:
         self.expect(len(budgets) == len(ROLES), "a disruption budget too many")
 
     def check_network(self):
-        """Which port of which role may be reached by whom, as all policies together have it."""
+        """Checks which peers may reach which port of which role, by all policies together."""
         reached = set()
         for policy in self.of("NetworkPolicy"):
             for rule in policy["spec"]["ingress"]:
