@@ -94,7 +94,7 @@ impl Security {
     }
 
     /// Returns how to reach a peer of some role at `address`, given as host:port or as unix:PATH. The
-    /// permissions of a socket file decide who may use it; nothing is encrypted there.
+    /// permissions of a socket file decide which users may connect; nothing is encrypted there.
     ///
     /// # Errors
     /// If the address is invalid.

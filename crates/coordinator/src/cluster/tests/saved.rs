@@ -14,7 +14,7 @@ impl Scene {
     }
 }
 
-/// A scene in which every field of the stored state has a value.
+/// A scene in which the stored fields of a worker differ from those of a new one.
 fn busy() -> (Scene, Task) {
     let (mut scene, servers, worker) = Scene::with_checkpoints(1);
     for _ in 0..2 {
