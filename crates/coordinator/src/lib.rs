@@ -4,6 +4,7 @@
 //!
 //! - [`run`]: the process
 //! - `service`: the gRPC service; locks the cluster, asks it, publishes changes
+//! - `messages`: messages of the service, read and written
 //! - `callers`: the connections of members; `limits`: limits of names in calls
 //! - `begin`: begins with a fresh job, a checkpoint, or the state of an earlier process
 //! - `cluster`: the decisions, without sockets, clocks or threads; `shared`: the cluster under its lock
@@ -20,6 +21,7 @@ pub mod embedded;
 mod gauges;
 mod keeper;
 mod limits;
+mod messages;
 mod placement;
 mod record;
 mod run;

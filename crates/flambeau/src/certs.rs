@@ -214,29 +214,39 @@ impl Folder<'_> {
             .map_err(CommandError::file(&path))?;
         let written = file.write_all(text.as_bytes());
         let written = written
-            .and_then(|()| keep_owner(file.as_file(), &path, folder))
+            .and_then(|()| keep_owner(file.as_file(), &path))
             .and_then(|()| file.as_file().sync_all());
         written.map_err(CommandError::file(&path))?;
         let kept = file.persist(&path).map_err(|error| error.error);
         kept.map(drop).map_err(CommandError::file(&path))?;
-        let named = fs::File::open(folder).and_then(|folder| folder.sync_all());
+        let named = fs::File::open(folder).and_then(|folder| where_supported(folder.sync_all()));
         named.map_err(CommandError::file(folder))?;
         self.made.push(name);
         Ok(())
     }
 }
 
-/// Gives a file the owner of the one that it replaces, or of its folder if there was none, so that the process can
-/// still read it. Only root may do so.
-fn keep_owner(file: &fs::File, path: &Path, folder: &Path) -> io::Result<()> {
-    let like = fs::metadata(path).or_else(|_| fs::metadata(folder))?;
+/// Gives a file the owner of the one that it replaces, so that the process that reads it still can. Only root may, and
+/// not every file system has other owners.
+fn keep_owner(file: &fs::File, path: &Path) -> io::Result<()> {
+    let Ok(before) = fs::metadata(path) else {
+        return Ok(());
+    };
     let ours = file.metadata()?;
-    if (ours.uid(), ours.gid()) == (like.uid(), like.gid()) {
+    if (ours.uid(), ours.gid()) == (before.uid(), before.gid()) {
         return Ok(());
     }
-    match fchown(file, Some(like.uid()), Some(like.gid())) {
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Ok(()),
-        changed => changed,
+    where_supported(fchown(file, Some(before.uid()), Some(before.gid())))
+}
+
+/// Takes what a user may not do, or a file system cannot, as done.
+fn where_supported(done: io::Result<()>) -> io::Result<()> {
+    use io::ErrorKind::{InvalidInput, PermissionDenied, Unsupported};
+    match done {
+        Err(error) if [InvalidInput, PermissionDenied, Unsupported].contains(&error.kind()) => {
+            Ok(())
+        }
+        done => done,
     }
 }
 

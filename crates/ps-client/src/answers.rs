@@ -56,7 +56,7 @@ impl Answer {
                 return Some("about a block twice");
             }
         }
-        None
+        (named.len() < asked.len()).then_some("without one of the blocks that it was asked about")
     }
 }
 
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_is_about_blocks_that_were_asked_about_each_once() {
+    fn an_answer_is_about_each_block_that_was_asked_about_once() {
         let gradient = |index| wire::Gradient {
             block: id(index),
             ..wire::Gradient::default()
@@ -93,7 +93,8 @@ mod tests {
             ..wire::Push::default()
         });
         assert_eq!(acknowledged(&[2, 1]).misfit(&push), None);
-        assert_eq!(acknowledged(&[1]).misfit(&push), None);
+        let lacks = acknowledged(&[1]).misfit(&push).unwrap();
+        assert!(lacks.contains("without"), "{lacks}");
         let other = acknowledged(&[1, 3]).misfit(&push).unwrap();
         assert!(other.contains("not asked about"), "{other}");
         assert!(

@@ -81,6 +81,8 @@ pub(super) struct Material {
     /// True if one of these authorities has signed the own certificate. Some clusters have one authority for servers
     /// and another for workers.
     signed_by_its_own: bool,
+    /// The own certificate; empty without one.
+    own: Vec<u8>,
 }
 
 impl Material {
@@ -108,6 +110,8 @@ impl Material {
         };
         let roots = Arc::new(roots(path, authority)?);
         let own = Own::of(contents, files)?;
+        let first = own.as_ref().and_then(|own| own.chain.first());
+        let own_certificate = first.map_or_else(Vec::new, |first| first.to_vec());
         let signed_by_its_own = own.as_ref().is_some_and(|own| own.is_signed_by(&roots));
         let listener = own
             .as_ref()
@@ -119,6 +123,7 @@ impl Material {
             caller: Some(calling(path, roots, own)?.into()),
             tokens,
             signed_by_its_own,
+            own: own_certificate,
         })
     }
 
@@ -135,7 +140,9 @@ impl Material {
             return Ok(());
         };
         let now = UnixTime::now().as_secs() as i64;
-        if !(validity.begins..validity.ends).contains(&now) {
+        // The certificate that is in use already does not keep new tokens or authorities from being used.
+        let is_new = self.own != old.own;
+        if is_new && !(validity.begins..validity.ends).contains(&now) {
             return Err(wrong(path, &"the certificate is not valid at present"));
         }
         if old.signed_by_its_own && !self.signed_by_its_own {

@@ -50,7 +50,7 @@ impl Known {
         }
         let seen = self.last.as_ref() == Some(found);
         self.last = Some(found.clone());
-        (seen || !settle) && self.reported.as_ref() != Some(found)
+        seen || !settle
     }
 
     fn use_now(&mut self, found: Found) {
@@ -129,9 +129,12 @@ impl Security {
                     self.replace(material);
                     return true;
                 }
+                // Tried again at each look: a certificate may become valid later.
                 Err(error) if settle => {
+                    if known.reported.as_ref() != Some(&found) {
+                        report(&error);
+                    }
                     known.reported = Some(found);
-                    report(&error);
                 }
                 // The files may be half-written, because they were read at once.
                 Err(_) => known.last = None,

@@ -11,7 +11,7 @@ use super::events::{Call, Caller, Finish};
 use super::kept;
 use super::player::Player;
 use crate::cluster::WorkerData;
-use crate::service::take_report;
+use crate::messages::take_report;
 use crate::splits::Split;
 
 /// Samples of the data.

@@ -46,8 +46,12 @@ struct Scene {
 
 impl Scene {
     fn new() -> Self {
+        Self::with_certificate_until(2090)
+    }
+
+    fn with_certificate_until(year: i32) -> Self {
         let dir = tempfile::tempdir().unwrap();
-        let [authority, certificate, key] = material(2090);
+        let [authority, certificate, key] = material(year);
         let texts = [&authority, &certificate, &key, "old\n"];
         for (file, text) in ["ca.crt", "tls.crt", "tls.key", "token"].iter().zip(texts) {
             write(dir.path(), file, text);
@@ -200,6 +204,10 @@ fn a_certificate_that_peers_would_refuse_does_not_replace_one_that_works() {
         assert!(scene.reported());
         assert_eq!(scene.expires(), 2090);
     }
+    // It does not keep a token from being replaced.
+    let expired = Scene::with_certificate_until(2020);
+    expired.write("token", "new\n");
+    assert!(expired.settle() && expired.accepts("new"));
     // The only authority has not signed the process's own certificate.
     let scene = Scene::new();
     scene.write("ca.crt", &authority);
