@@ -6,10 +6,10 @@ use std::path::Path;
 use arbitrary::{Arbitrary, Unstructured};
 
 /// The number of pseudo-random inputs of a replay.
-const INPUTS: u64 = 300;
+const INPUTS: u64 = 200;
 
 /// The most bytes of a pseudo-random input.
-const BYTES: u64 = 3000;
+const BYTES: u64 = 2000;
 
 /// A number that is the expected one, most of the time.
 #[derive(Clone, Copy, Debug)]

@@ -1,4 +1,4 @@
-//! DurableCheckpoint states with changes.
+//! Kept states with changes.
 
 use std::sync::OnceLock;
 
