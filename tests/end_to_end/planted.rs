@@ -27,7 +27,7 @@ fn planted_faults_are_found() {
         ),
         (
             Fault::TakesNonFinite,
-            "protocol::bad_messages_are_refused_by_name_and_change_nothing",
+            "protocol::bad_messages::bad_messages_are_refused_by_name_and_change_nothing",
         ),
         (
             Fault::AnyRole,

@@ -69,13 +69,9 @@ impl ParameterServers {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-    use std::time::Duration;
-
     use shared_proto::blocks::{PlacedVariable, ShardMap, VariableSpec};
-    use shared_proto::ids::{Epoch, Generation, Role, RunId, Task, TaskId, ViewNumber};
+    use shared_proto::ids::Epoch;
     use shared_proto::payload::Dtype;
-    use shared_proto::transport::SystemNetwork;
     use tokio::sync::mpsc;
 
     use super::*;
@@ -97,23 +93,7 @@ mod tests {
             block_elements: 1 << 14,
             total_updates: 1,
         };
-        let id = TaskId {
-            role: Role::Worker,
-            index: 0,
-        };
-        let identity = Identity {
-            job: String::new(),
-            run: RunId::default(),
-            task: Task {
-                id,
-                generation: Generation(1),
-            },
-            view: ViewNumber(1),
-            patience: Duration::from_secs(60),
-            wire,
-            network: Arc::new(SystemNetwork::default()),
-            losses: mpsc::channel(1).0,
-        };
+        let identity = Identity::of_a_test(wire, mpsc::channel(1).0);
         let (_, maps) = crate::MapSource::new(map);
         ParameterServers::connect(&maps, &identity)
     }

@@ -1,4 +1,4 @@
-//! The driver of the fuzz target `members`: bytes that members read, and a worker whose servers answer anything.
+//! The driver of the fuzz target `members`: bytes as views and shard maps, and arbitrary answers to a worker.
 //!
 //! - `answers`: the input
 //! - `worker`: pushes, pulls, and takes the answers

@@ -41,6 +41,32 @@ pub struct Identity {
     pub losses: mpsc::Sender<Loss>,
 }
 
+#[cfg(any(test, feature = "fuzzing"))]
+impl Identity {
+    /// Returns the identity of worker 0 of the job `j`, for tests without a cluster.
+    pub(crate) fn of_a_test(wire: Dtype, losses: mpsc::Sender<Loss>) -> Self {
+        use shared_proto::ids::{Generation, Role, TaskId};
+        use shared_proto::transport::SystemNetwork;
+        let id = TaskId {
+            role: Role::Worker,
+            index: 0,
+        };
+        Self {
+            job: "j".to_owned(),
+            run: RunId::default(),
+            task: Task {
+                id,
+                generation: Generation(1),
+            },
+            view: ViewNumber(1),
+            patience: Duration::from_secs(60),
+            wire,
+            network: Arc::new(SystemNetwork::default()),
+            losses,
+        }
+    }
+}
+
 /// All shards of a job.
 pub struct ParameterServers {
     pub(crate) map: ShardMap,

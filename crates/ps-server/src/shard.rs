@@ -178,7 +178,7 @@ impl Shard {
         receipt.map_or_else(Bytes::new, |receipt| Bytes::copy_from_slice(&receipt))
     }
 
-    /// Step 2: answers a pull with what the asker does not have, or says for whom it must wait.
+    /// Step 2: answers a pull with what the asker does not have, or returns the workers that it must wait for.
     pub(crate) fn pull(
         &self,
         pull: &wire::Pull,

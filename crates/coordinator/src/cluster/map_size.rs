@@ -18,7 +18,7 @@ const PLACE_BYTES: usize = 3;
 /// The most bytes of a shard beside the location of its checkpoint: an address of 256 bytes, a task, a source.
 const SHARD_BYTES: usize = 256 + 96;
 
-/// Refuses a model whose shard map does not fit into a control message. `location` is that of the checkpoint from
+/// Checks that the shard map of a model fits into a control message. `location` is the location of the checkpoint from
 /// which shards may be loaded.
 ///
 /// # Errors

@@ -108,7 +108,8 @@ enum Kind {
 }
 
 impl Answer {
-    /// Returns the answer as it travels. `asked`: the blocks whose outcomes the session has asked for.
+    /// Returns the answer as a message of the protocol. `asked` lists the blocks of the outcomes that the session has
+    /// requested.
     pub(super) fn message(
         &self,
         oldest: Option<&(u64, Request)>,

@@ -1,15 +1,11 @@
-//! A worker whose sessions have no streams.
+//! A worker with sessions that have no streams: the input supplies the answers.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
 use shared_proto::blocks::ShardMap;
-use shared_proto::ids::{
-    Clock, Generation, Origin, Role, RunId, Sequence, Task, TaskId, ViewNumber,
-};
+use shared_proto::ids::{Clock, Origin, Sequence, ViewNumber};
 use shared_proto::payload::Dtype;
-use shared_proto::transport::SystemNetwork;
 use shared_proto::wire;
 use tokio::sync::mpsc;
 
@@ -41,7 +37,7 @@ impl Worker {
         let shards = map.shards.len();
         let (_maps, maps) = MapSource::new(map);
         let (sender, losses) = mpsc::channel(LOSSES);
-        let identity = identity(sender);
+        let identity = Identity::of_a_test(Dtype::F32, sender);
         let servers = ParameterServers::connect(&maps, &identity);
         let sessions = (0..).zip(&servers.sessions);
         let readers =
@@ -121,26 +117,6 @@ impl Worker {
             updates += loss.lost.updates;
         }
         assert!(updates <= most, "{updates} of {most} updates are lost");
-    }
-}
-
-fn identity(losses: mpsc::Sender<Loss>) -> Identity {
-    let id = TaskId {
-        role: Role::Worker,
-        index: 0,
-    };
-    Identity {
-        job: "j".to_owned(),
-        run: RunId::default(),
-        task: Task {
-            id,
-            generation: Generation(1),
-        },
-        view: ViewNumber(1),
-        patience: Duration::from_secs(60),
-        wire: Dtype::F32,
-        network: Arc::new(SystemNetwork::default()),
-        losses,
     }
 }
 

@@ -25,7 +25,7 @@ const ELEMENTS: usize = 7;
 
 const WORKERS: u8 = 3;
 
-/// The departed workers whose marks a block keeps at least.
+/// The number of departed workers of which a block keeps at least the marks.
 const MARKS: usize = 16;
 
 /// A shard with a job, a map, and the coordinator that it follows.

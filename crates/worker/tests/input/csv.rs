@@ -1,0 +1,146 @@
+//! CSV files: columns, classes, the held-out part, and what is refused.
+
+use super::*;
+
+fn load_csv(files: &[(&str, &str)], seed: u64) -> Result<Dataset, String> {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, content) in files {
+        std::fs::write(folder.path().join(name), content).unwrap();
+    }
+    // A single file is named itself.
+    let place = match files {
+        [(name, _)] if *name != "train.csv" => folder.path().join(name),
+        _ => folder.path().to_owned(),
+    };
+    load(&data("csv", &place), seed).map_err(|error| error.to_string())
+}
+
+#[test]
+fn csv_columns_are_standardised_by_the_training_part() {
+    let train = "x, label ,constant,y\n1,0,5,-1\n3, 2 ,5,1\n";
+    let test = "x,label,constant,y\n\n5,2,6,0\n";
+    let mut dataset = load_csv(&[("train.csv", train), ("test.csv", test)], 1).unwrap();
+    assert_eq!(
+        (dataset.sample_shape.as_slice(), dataset.classes),
+        ([3].as_slice(), 3)
+    );
+    let expected = (vec![-1.0, 0.0, -1.0, 1.0, 0.0, 1.0], vec![0, 2]);
+    assert_eq!(all(&mut dataset.training), expected);
+    assert_eq!(all(&mut dataset.evaluation), (vec![3.0, 1.0, 0.0], vec![2]));
+}
+
+#[test]
+fn names_are_classes_in_sorted_order() {
+    let train = "label,x\ncat,1\nant,2\n\"bee, big\",3\nant,4\n";
+    let mut dataset =
+        load_csv(&[("train.csv", train), ("test.csv", "label,x\ncat,1\n")], 1).unwrap();
+    assert_eq!(
+        (labels(&mut dataset.training), dataset.classes),
+        (vec![2, 0, 1, 0], 3)
+    );
+    assert_eq!(labels(&mut dataset.evaluation), [2]);
+}
+
+#[test]
+fn a_share_is_held_out_where_there_is_no_test_file() {
+    let rows: String = (0..10).map(|i| format!("{i},{i}\n")).collect();
+    let content = format!("x,label\n{rows}");
+    let mut seen = std::collections::BTreeSet::new();
+    for seed in 0..10 {
+        let mut single = load_csv(&[("any.csv", &content)], seed).unwrap();
+        let mut folder = load_csv(&[("train.csv", &content)], seed).unwrap();
+        assert_eq!(all(&mut single.training), all(&mut folder.training));
+        assert_eq!((single.training.count(), single.evaluation.count()), (8, 2));
+        let mut both = [labels(&mut single.training), labels(&mut single.evaluation)].concat();
+        both.sort_unstable();
+        assert!(both.into_iter().eq(0..10));
+        seen.insert(labels(&mut single.evaluation));
+    }
+    assert!(seen.len() > 3, "the seed does not decide: {seen:?}");
+}
+
+#[test]
+fn bad_csv_files_are_refused() {
+    let good = "x,y,label\n1,2,0\n3,4,1\n";
+    for (train, test, parts) in [
+        ("", "", ["train.csv", "line 1", "empty"]),
+        ("x,y,label\n", "", ["train.csv", "line 1", "no sample"]),
+        (
+            "x,y,label\n1,2,0\n",
+            "",
+            ["train.csv", "line 2", "single sample"],
+        ),
+        (
+            "x,y,class\n1,2,0\n",
+            "",
+            ["line 1", "\"label\"", "[\"x\", \"y\", \"class\"]"],
+        ),
+        ("x,x,label\n1,2,0\n", "", ["line 1", "\"x\"", "two columns"]),
+        ("label\n1\n", "", ["line 1", "\"label\"", "only column"]),
+        (
+            "x,y,label\n1,2,0\n3,four,1\n",
+            "",
+            ["line 3", "\"y\"", "\"four\""],
+        ),
+        ("x,y,label\n1,,0\n3,4,1\n", "", ["line 2", "\"y\"", "\"\""]),
+        (
+            "x,y,label\n1,NaN,0\n3,4,1\n",
+            "",
+            ["line 2", "\"y\"", "\"NaN\""],
+        ),
+        (
+            "x,y,label\n-inf,2,0\n3,4,1\n",
+            "",
+            ["line 2", "\"x\"", "\"-inf\""],
+        ),
+        (
+            "x,y,label\n1e39,2,0\n3,4,1\n",
+            "",
+            ["line 2", "\"x\"", "\"1e39\""],
+        ),
+        (
+            "x,y,label\n1,2,0\n\n3,4\n",
+            "",
+            ["line 4", "2 fields", "3 expected"],
+        ),
+        (
+            "x,y,label\n1,2,0,0\n",
+            "",
+            ["line 2", "4 fields", "3 expected"],
+        ),
+        (
+            "x,y,label\n1,2,\n3,4,1\n",
+            "",
+            ["line 2", "\"label\"", "empty"],
+        ),
+        (
+            "x,y,label\n1,2,4000000000\n",
+            "",
+            ["line 2", "4000000000", "65536"],
+        ),
+        (
+            good,
+            "x,y,label\n1,2,1\n1,2,2\n",
+            ["test.csv, line 3", "\"2\"", "training"],
+        ),
+        (
+            good,
+            "y,x,label\n1,2,1\n",
+            ["test.csv, line 1", "[\"y\", \"x\"]", "[\"x\", \"y\"]"],
+        ),
+    ] {
+        let mut files = vec![("train.csv", train)];
+        if !test.is_empty() {
+            files.push(("test.csv", test));
+        }
+        assert_says(&load_csv(&files, 1).unwrap_err(), &parts);
+    }
+}
+
+#[test]
+fn text_that_is_not_unicode_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("train.csv"), b"x,label\n1,a\n2,\xff\n").unwrap();
+    let error = load(&data("csv", folder.path()), 1).unwrap_err();
+    assert_says(&error.to_string(), &["train.csv", "line 3"]);
+}
