@@ -6,7 +6,7 @@
 use std::f32::consts::TAU;
 use std::process::ExitCode;
 
-use flambeau::{App, DataSetup, Dataset, InMemory, InputError, Source};
+use flambeau::{App, Column, DataSetup, Dataset, InMemory, InputError, Source};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -25,11 +25,7 @@ impl Source for Spirals {
                 "`data.options.arms` must be a number from 2 to 10".to_owned(),
             ));
         }
-        Dataset::in_memory(
-            points(arms, 600, 0.0)?,
-            points(arms, 100, 0.5)?,
-            arms as usize,
-        )
+        Dataset::in_memory(points(arms, 600, 0.0)?, points(arms, 100, 0.5)?)
     }
 }
 
@@ -44,7 +40,10 @@ fn points(arms: u32, each: u16, offset: f32) -> Result<InMemory, InputError> {
             labels.push(arm);
         }
     }
-    InMemory::floats(vec![2], values, labels)
+    InMemory::new(
+        vec![Column::numbers("point", vec![2], values)],
+        vec![Column::category("spiral", labels, arms.into())],
+    )
 }
 
 fn main() -> ExitCode {

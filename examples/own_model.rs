@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use flambeau::candle_core::{Result, Tensor};
 use flambeau::candle_nn::{self, Linear, Module, VarBuilder};
-use flambeau::{App, Batch, Metrics, Model, Setup, classification_metrics};
+use flambeau::{App, Batch, Model, Pass, Setup};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -19,19 +19,8 @@ struct Residual {
     exit: Linear,
 }
 
-impl Residual {
-    fn logits(&self, inputs: &Tensor) -> Result<Tensor> {
-        let mut x = self.entry.forward(&inputs.flatten_from(1)?)?;
-        for block in &self.blocks {
-            x = (&x + block.forward(&x.silu()?)?)?;
-        }
-        self.exit.forward(&x)
-    }
-}
-
 impl Model for Residual {
     fn new(setup: &Setup, vars: VarBuilder) -> Result<Self> {
-        let features = setup.sample_shape.iter().product();
         // Settings of the model's own stand under `options` in the job's [model].
         let depth = setup
             .settings
@@ -40,18 +29,18 @@ impl Model for Residual {
             .and_then(|d| d.as_integer());
         let block = |i| candle_nn::linear(64, 64, vars.pp(format!("block.{i}")));
         Ok(Self {
-            entry: candle_nn::linear(features, 64, vars.pp("entry"))?,
+            entry: candle_nn::linear(setup.features()?, 64, vars.pp("entry"))?,
             blocks: (0..depth.unwrap_or(3)).map(block).collect::<Result<_>>()?,
-            exit: candle_nn::linear(64, setup.classes, vars.pp("exit"))?,
+            exit: candle_nn::linear(64, setup.outputs(), vars.pp("exit"))?,
         })
     }
 
-    fn loss(&self, batch: &Batch) -> Result<Tensor> {
-        candle_nn::loss::cross_entropy(&self.logits(&batch.inputs)?, &batch.targets)
-    }
-
-    fn metrics(&self, batch: &Batch) -> Result<Metrics> {
-        classification_metrics(&self.logits(&batch.inputs)?, &batch.targets)
+    fn forward(&self, batch: &Batch, _: &Pass) -> Result<Tensor> {
+        let mut x = self.entry.forward(&batch.input()?.flatten_from(1)?)?;
+        for block in &self.blocks {
+            x = (&x + block.forward(&x.silu()?)?)?;
+        }
+        self.exit.forward(&x)
     }
 }
 

@@ -3,12 +3,13 @@
 use std::path::Path;
 
 /// Each crate with those of ours that it may use.
-const FLOORS: [(&str, &[&str]); 10] = [
+const FLOORS: [(&str, &[&str]); 11] = [
     ("shared-proto", &[]),
     ("fuzz-input", &[]),
     ("checkpoint", &["shared-proto"]),
     ("daemon", &["shared-proto"]),
     ("optimizer", &["shared-proto"]),
+    ("nn", &[]),
     ("ps-client", &["shared-proto", "fuzz-input"]),
     (
         "ps-server",
@@ -24,7 +25,7 @@ const FLOORS: [(&str, &[&str]); 10] = [
         "coordinator",
         &["shared-proto", "fuzz-input", "checkpoint", "daemon"],
     ),
-    ("worker", &["shared-proto", "daemon", "ps-client"]),
+    ("worker", &["shared-proto", "daemon", "nn", "ps-client"]),
     (
         "flambeau",
         &[
@@ -35,13 +36,14 @@ const FLOORS: [(&str, &[&str]); 10] = [
             "ps-client",
             "ps-server",
             "coordinator",
+            "nn",
             "worker",
         ],
     ),
 ];
 
-/// candle computes in the worker; the library face hands it on to users' models.
-const MAY_USE_CANDLE: [&str; 2] = ["worker", "flambeau"];
+/// candle computes in the worker, with the layers of `nn`; the library face hands it on to users' models.
+const MAY_USE_CANDLE: [&str; 3] = ["nn", "worker", "flambeau"];
 
 #[test]
 fn imports_point_down() {

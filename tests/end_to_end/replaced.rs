@@ -39,6 +39,7 @@ batch_size = 1
 kind = "csv"
 dir = "{data}"
 label = "class"
+target = "class"
 [model]
 name = "visits"
 [optimizer]

@@ -22,7 +22,7 @@ fn what_is_wrong_is_found_before_anything_is_made() {
         (&["--learning-rate", "-1"], "is -1, but must be positive"),
         (&["--clip-norm", "-1"], "`clip_norm` is -1.0, but"),
         (&["--steps", "0"], "`steps` is 0, but must be"),
-        (&["--data", "mnist"], "`data.dir` is absent, but must"),
+        (&["--data", "mnist"], "`data.dir` is absent; it must"),
         (
             &["--mode", "sync", "--staleness", "3"],
             "`strategy.staleness` is 3, but it does not count with `strategy.mode` \"sync\"",

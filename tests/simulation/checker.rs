@@ -367,7 +367,7 @@ fn check_reports(content: &Content<'_>, runs: &[Run<'_>], wrong: &mut Vec<String
         let mut others = others.filter(|other| *other != push);
         others.any(|other| {
             let other = &run.positions[other];
-            other.epoch == own.epoch && other.start < own.end && own.start < other.end
+            other.data_epoch == own.data_epoch && other.start < own.end && own.start < other.end
         })
     };
     // A push that only some shards have acknowledged may be lost on these.
@@ -445,7 +445,7 @@ fn counted<'a>(runs: &'a [Run<'_>]) -> Vec<&'a Positions> {
 
 /// Returns the samples of steps, by epoch and position.
 fn visited<'a>(steps: impl Iterator<Item = &'a Positions>) -> BTreeSet<(u32, u64)> {
-    let samples = |step: &'a Positions| (step.start..step.end).map(|p| (step.epoch, p));
+    let samples = |step: &'a Positions| (step.start..step.end).map(|p| (step.data_epoch, p));
     steps.flat_map(samples).collect()
 }
 

@@ -175,7 +175,7 @@ impl World {
         sim.host(name, move || {
             let (world, pause, name) = (world.clone(), pause.clone(), own.clone());
             async move {
-                let embedded = worker::embedded::Embedded {
+                let parts = worker::embedded::Parts {
                     coordinator: find_coordinator(&pause)?,
                     registration: registration(Role::Worker, &name),
                     network: Arc::new(Simulated::of(pause.clone())),
@@ -186,7 +186,8 @@ impl World {
                 let join = async |joining: &Joining<'_>, replica: &dyn Replica| {
                     Observed::join(joining, replica, name, history).await
                 };
-                let outcome = pause.over(embedded.work(replica, join)).await;
+                let work = worker::embedded::work(parts, replica, join);
+                let outcome = pause.over(work).await;
                 world.ended(name, outcome.map_err(|error| error.to_string()));
                 Ok(())
             }

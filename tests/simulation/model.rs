@@ -11,10 +11,10 @@ use shared_proto::ids::{Clock, ViewNumber};
 use shared_proto::payload::{self, Elements};
 use worker::model::Metrics;
 use worker::replica::{
-    Computed, Description, EVERY_BATCH, Positions, Prepared, Replica, ReplicaError, Want,
+    Computed, Description, EVERY_BATCH, Positions, Prepared, Replica, ReplicaError, Step, Want,
 };
 use worker::strategy::{
-    Evaluated, Joining, ParameterServer, Pulled, Pushed, Settled, Strategy, StrategyError,
+    Evaluated, Joining, ParameterServer, Pulled, Pushed, Reconciled, Strategy, StrategyError,
 };
 use worker::variables::{Gradients, Part};
 
@@ -104,6 +104,7 @@ impl Counting {
         let spec = |index| VariableSpec {
             name: format!("v{index}"),
             shape: vec![history.shape().elements()],
+            ..VariableSpec::default()
         };
         Self {
             name: name.to_owned(),
@@ -131,7 +132,7 @@ impl Replica for Counting {
 
     async fn take_in(&self, _: Vec<Part>) {}
 
-    async fn compute(&self, positions: Positions) -> Result<Computed, ReplicaError> {
+    async fn compute(&self, positions: Positions, _: Step) -> Result<Computed, ReplicaError> {
         tokio::time::sleep(self.step).await;
         let (push, finite) = self.history.computed(&self.name, positions);
         let shape = self.history.shape();
@@ -191,16 +192,14 @@ impl Strategy for Observed {
     async fn pull(
         &mut self,
         clock: Clock,
-        _: &[Want],
+        wants: &[Want],
         _: &dyn Replica,
     ) -> Result<Pulled, StrategyError> {
         let (name, history) = (&self.name, &self.history);
         let take = async |blocks| history.pulled(name, blocks);
-        let pulled = self.inner.pull_blocks(clock, take).await?;
+        let pulled = self.inner.pull_blocks(clock, wants, take).await?;
         self.history.pulled_all(&self.name, clock.0);
-        Ok(Pulled {
-            waited: pulled.waited,
-        })
+        Ok(pulled)
     }
 
     async fn push(
@@ -225,19 +224,17 @@ impl Strategy for Observed {
     ) -> Result<Evaluated, StrategyError> {
         let (name, history) = (&self.name, &self.history);
         let take = async |blocks| history.pulled(name, blocks);
-        let pulled = self.inner.pull_fresh_blocks(clock, view, take).await?;
-        self.history.pulled_fresh(&self.name, pulled.epoch);
-        Ok(Evaluated {
-            metrics: replica.evaluate().await?,
-            epoch: pulled.epoch,
-        })
+        let epoch = self.inner.pull_fresh_blocks(clock, view, take).await?;
+        self.history.pulled_fresh(&self.name, epoch);
+        let metrics = replica.evaluate().await?;
+        Ok(Evaluated { metrics, epoch })
     }
 
     async fn save(&mut self, path: PathBuf, replica: &dyn Replica) -> Result<(), StrategyError> {
         self.inner.save(path, replica).await
     }
 
-    fn settled(&self) -> Box<dyn Settled> {
-        self.inner.settled()
+    fn reconciled(&self) -> Box<dyn Reconciled> {
+        self.inner.reconciled()
     }
 }

@@ -6,8 +6,8 @@ use std::task::{Context, Poll, ready};
 
 use http::Uri;
 use hyper_util::rt::TokioIo;
+use shared_proto::network::{Connecting, Network};
 use shared_proto::security::{Remote, Security};
-use shared_proto::transport::{Connecting, Network};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;

@@ -34,7 +34,7 @@ const FOUND: &[(Fault, u64)] = &[
     (Fault::StaleModel, 18),
     (Fault::SilentLosses, 3),
     (Fault::ForgottenLives, 4),
-    (Fault::SettlesUnasked, 3),
+    (Fault::ReconcilesUnasked, 3),
     (Fault::OutcomeOverstated, 3),
     (Fault::SentOnce, 0),
 ];

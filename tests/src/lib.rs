@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, clippy::missing_panics_doc)]
 
 pub mod distant;
+pub mod models;
 pub mod peer;
 pub mod relay;
 

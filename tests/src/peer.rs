@@ -45,6 +45,7 @@ pub fn variable(name: &str, elements: u64) -> wire::Variable {
     wire::Variable {
         name: name.to_owned(),
         shape: vec![elements],
+        ..wire::Variable::default()
     }
 }
 

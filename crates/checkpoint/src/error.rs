@@ -2,7 +2,7 @@
 
 use std::io;
 
-use crate::store::folder_name;
+use crate::format::{FORMAT, folder_name};
 
 /// An error of a checkpoint. The variants differ in what the caller does next.
 ///
@@ -60,7 +60,7 @@ pub enum CheckpointError {
     /// A newer release wrote the file. Use a program of that release.
     #[error(
         "{file} was written by a newer release: format {format}, this program reads {}",
-        crate::FORMAT
+        FORMAT
     )]
     Newer {
         /// The file.

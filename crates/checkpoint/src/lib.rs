@@ -5,7 +5,7 @@
 //!   owner-000000000001               the run that owns the location; all roles check it
 //!   pulse-000000000001               a counter that shows that this run is alive
 //!   checkpoint-000000000012/
-//!     shard-1-part-0000-RUN.safetensors  blocks of shard 1: weights, slots, versions, marks
+//!     shard-1-part-0000-RUN.safetensors  blocks of shard 1: weights, slots, versions, watermarks
 //!     manifest.json                      written last: without it there is no checkpoint
 //! ```
 //!
@@ -17,12 +17,14 @@
 //! - `store`: writes, reads and finds checkpoints; `store/tidy`: lists and deletes them;
 //!   `store/owner`: the run that owns a location
 //! - `location`: the locations that a user may give, and their stores
+//! - `format`: its version, and the names of folders
 //! - `folder`: writes to a folder that survive a crash
 //! - `fuzzing`: the driver of a fuzz target
 //! - `error`: errors, and the secrets that no message shows
 
 mod error;
 mod folder;
+mod format;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 mod location;
@@ -33,7 +35,8 @@ mod store;
 mod suite;
 
 pub use error::CheckpointError;
+pub use format::{FORMAT, folder_name};
 pub use location::{load, resolve};
-pub use manifest::{BlockRange, FORMAT, FileEntry, Manifest, SavedVariable, hexadecimal};
-pub use part::{Mark, SavedBlock, decode, encode, weights_header};
-pub use store::{BEAT, Claim, DEAD_AFTER, Listed, Store, folder_name};
+pub use manifest::{BlockRange, FileEntry, Manifest, SavedVariable, hexadecimal};
+pub use part::{SavedBlock, Watermark, decode, encode, weights_header};
+pub use store::{BEAT, Claim, DEAD_AFTER, Listed, Store};

@@ -10,8 +10,9 @@ use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 
 use crate::error::{CheckpointError, Secrets, without_user};
+use crate::format::{folder_name, number_of};
 use crate::manifest::Manifest;
-use crate::store::{Store, folder_name, number_of};
+use crate::store::Store;
 
 /// The folder of a run directory that has its checkpoints.
 const CHECKPOINTS: &str = "checkpoints";

@@ -3,13 +3,13 @@
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use shared_proto::blocks::{BlockId, VariableSpec};
+use shared_proto::blocks::{BlockId, VariableKind, VariableSpec};
 
 use crate::error::CheckpointError;
-use crate::part::SavedBlock;
+use crate::format::FORMAT;
 
-/// Version of the format that this program writes; newer ones are refused.
-pub const FORMAT: u32 = 2;
+/// The first version of the format in which each variable has its own number of slots.
+const FORMAT_OF_OWN_SLOTS: u32 = 3;
 
 /// The manifest of a checkpoint: `manifest.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -42,8 +42,10 @@ pub struct Manifest {
     pub variables: Vec<SavedVariable>,
     /// The number of elements in each block but the last of a variable.
     pub block_elements: u64,
-    /// The number of arrays that the optimizer keeps beside each block's weights.
-    pub slots: u32,
+    /// Formats 1 and 2: the slots of each variable. Now each variable has its own number, so it is none once the
+    /// manifest is read.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub slots: Option<u32>,
     /// The number of shards that have written it.
     pub shards: u32,
     /// Its files.
@@ -63,6 +65,12 @@ pub struct SavedVariable {
     pub name: String,
     /// Elements along each dimension, outermost first.
     pub shape: Vec<u64>,
+    /// The way in which it changes; formats 1 and 2 have trained variables alone.
+    #[serde(default)]
+    pub kind: VariableKind,
+    /// The number of arrays that its optimizer keeps beside each block's weights.
+    #[serde(default)]
+    pub slots: u32,
 }
 
 /// A file of a checkpoint.
@@ -112,6 +120,7 @@ impl Manifest {
         let refused = |reason| CheckpointError::damaged("the manifest to be written", reason);
         self.check().map_err(refused)?;
         let empty = Self {
+            format: FORMAT,
             checksum: String::new(),
             ..self.clone()
         };
@@ -149,7 +158,19 @@ impl Manifest {
                 format,
             });
         }
-        let manifest: Self = serde_json::from_slice(bytes).map_err(wrong)?;
+        let mut manifest: Self = serde_json::from_slice(bytes).map_err(wrong)?;
+        match (manifest.slots.take(), manifest.format) {
+            (Some(slots), ..FORMAT_OF_OWN_SLOTS) => {
+                for variable in &mut manifest.variables {
+                    variable.slots = slots;
+                }
+            }
+            (None, FORMAT_OF_OWN_SLOTS..) => {}
+            (slots, format) => {
+                let why = format!("slots is {slots:?} in format {format}");
+                return Err(CheckpointError::damaged(what, why));
+            }
+        }
         manifest
             .check()
             .map_err(|reason| CheckpointError::damaged(what, reason))?;
@@ -173,38 +194,6 @@ impl Manifest {
             .fold(0, |sum, file| sum.saturating_add(file.bytes))
     }
 
-    /// Checks that a file's blocks are those that its entry names, each of the right size. Does not
-    /// check that the numbers are finite.
-    pub(crate) fn check_blocks(
-        &self,
-        entry: &FileEntry,
-        blocks: &[SavedBlock],
-    ) -> Result<(), String> {
-        let found = ranges(blocks.iter().map(|block| block.id));
-        if found != entry.blocks {
-            return Err("its blocks are not those that the manifest names".to_owned());
-        }
-        for block in blocks {
-            let BlockId { variable, index } = block.id;
-            let expected = self.elements(block.id).map(|n| n * size_of::<f32>() as u64);
-            if expected != Some(block.weights.len() as u64) {
-                return Err(format!(
-                    "block {index} of variable {variable} has {} bytes of weights; {} were expected",
-                    block.weights.len(),
-                    expected.unwrap_or_default()
-                ));
-            }
-            let slots = block.weights.len() as u64 * u64::from(self.slots);
-            if slots != block.slots.len() as u64 {
-                return Err(format!(
-                    "block {index} of variable {variable} has {} bytes of slots; {slots} were expected",
-                    block.slots.len()
-                ));
-            }
-        }
-        Ok(())
-    }
-
     /// Checks that the manifest is consistent in itself.
     fn check(&self) -> Result<(), String> {
         if self.block_elements == 0 {
@@ -216,7 +205,7 @@ impl Manifest {
                 return Err(format!("variable {name:?} is not in the order of names"));
             }
             // Weights and slots together have to fit into memory's address range.
-            let arrays = u64::from(self.slots) + 1;
+            let arrays = u64::from(variable.slots) + 1;
             let bytes = variable
                 .shape
                 .iter()
@@ -291,6 +280,16 @@ impl Manifest {
 }
 
 impl SavedVariable {
+    /// Returns the entry of a variable with so many slots.
+    pub fn of(spec: &VariableSpec, slots: usize) -> Self {
+        Self {
+            name: spec.name.clone(),
+            shape: spec.shape.iter().map(|size| *size as u64).collect(),
+            kind: spec.kind,
+            slots: slots as u32,
+        }
+    }
+
     /// Returns the number of elements.
     pub fn elements(&self) -> u64 {
         self.shape
@@ -299,20 +298,12 @@ impl SavedVariable {
     }
 }
 
-impl From<&VariableSpec> for SavedVariable {
-    fn from(spec: &VariableSpec) -> Self {
-        Self {
-            name: spec.name.clone(),
-            shape: spec.shape.iter().map(|size| *size as u64).collect(),
-        }
-    }
-}
-
 impl From<&SavedVariable> for VariableSpec {
     fn from(variable: &SavedVariable) -> Self {
         Self {
             name: variable.name.clone(),
             shape: variable.shape.iter().map(|size| *size as usize).collect(),
+            kind: variable.kind,
         }
     }
 }
@@ -353,7 +344,7 @@ impl BlockRange {
 }
 
 /// Returns blocks as sorted ranges. A block that is given twice makes a range of its own.
-fn ranges(blocks: impl IntoIterator<Item = BlockId>) -> Vec<BlockRange> {
+pub(crate) fn ranges(blocks: impl IntoIterator<Item = BlockId>) -> Vec<BlockRange> {
     let mut blocks: Vec<BlockId> = blocks.into_iter().collect();
     blocks.sort_unstable();
     let mut ranges: Vec<BlockRange> = Vec::new();

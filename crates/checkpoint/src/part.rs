@@ -1,11 +1,13 @@
-//! Blocks to safetensors and back. Pure: no files, no clock, no threads.
+//! Blocks to safetensors and back, and the check that they are those of the manifest. Pure: no files, no clock, no
+//! threads.
 //!
 //! Each block has a tensor of its weights, named `variable.index`, and, if the optimizer keeps slots, a tensor
 //! of them, named `variable.index.slots`, with a row for each slot. The header's metadata has all other data of the
 //! blocks as JSON, under the key `flambeau`.
 
+mod container;
+
 use std::collections::BTreeMap;
-use std::fmt::Write;
 
 use bytes::Bytes;
 use serde::Deserialize;
@@ -13,12 +15,15 @@ use shared_proto::blocks::BlockId;
 use shared_proto::ids::{Clock, Generation, Role, Sequence, Task, TaskId, Version};
 use shared_proto::planted;
 
-use crate::error::CheckpointError;
-use crate::manifest::{FORMAT, Manifest};
+use container::{HeaderText, KEY, Tensor, check_offsets, split};
 
-/// The last message that a block has taken from a worker.
+use crate::error::CheckpointError;
+use crate::format::FORMAT;
+use crate::manifest::{FileEntry, Manifest, ranges};
+
+/// A watermark: the last message that a block has taken from a worker. Earlier ones are duplicates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Mark {
+pub struct Watermark {
     /// The worker, in one of its generations.
     pub task: Task,
     /// The number of the message.
@@ -41,35 +46,11 @@ pub struct SavedBlock {
     /// Its version.
     pub version: Version,
     /// The last message taken from each worker, so that none is applied twice after a restore.
-    pub marks: Vec<Mark>,
+    pub watermarks: Vec<Watermark>,
     /// Its weights, as little-endian `f32`.
     pub weights: Bytes,
     /// The optimizer's slots: arrays of the weights' length, one after the other.
     pub slots: Bytes,
-}
-
-/// The length of a header's length.
-const LENGTH: usize = size_of::<u64>();
-/// The largest header that safetensors allows.
-const MAX_HEADER: u64 = 100_000_000;
-/// The key of Flambeau's metadata in the header.
-const KEY: &str = "flambeau";
-
-/// A tensor in a header.
-#[derive(Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct Tensor {
-    dtype: String,
-    shape: Vec<u64>,
-    data_offsets: (u64, u64),
-}
-
-#[derive(Debug, Deserialize)]
-struct Header {
-    #[serde(rename = "__metadata__", default)]
-    metadata: BTreeMap<String, String>,
-    #[serde(flatten)]
-    tensors: BTreeMap<String, Tensor>,
 }
 
 /// The one field that all formats have.
@@ -83,7 +64,8 @@ struct AnyFormat {
 struct Contents {
     #[serde(rename = "format")]
     _format: u64,
-    slots: u32,
+    /// Formats 1 and 2: the slots of each block.
+    slots: Option<u32>,
     blocks: Vec<ContentsBlock>,
 }
 
@@ -93,6 +75,7 @@ struct ContentsBlock {
     variable: u32,
     index: u32,
     version: u64,
+    slots: Option<u32>,
     marks: Vec<ContentsMark>,
 }
 
@@ -119,19 +102,18 @@ enum SavedRole {
     Worker,
 }
 
-/// Encodes blocks as one safetensors file. The same blocks always give the same bytes.
-///
-/// `slots` is the number of arrays that each block has beside its weights. A block with another
-/// number makes a file that [`decode`] refuses.
-pub fn encode(blocks: &[SavedBlock], slots: u32) -> Bytes {
-    let contents = contents(blocks, slots);
+/// Encodes blocks as one safetensors file. The same blocks always give the same bytes. [`decode`] refuses the file if
+/// the slots of a block are not a whole number of arrays.
+pub fn encode(blocks: &[SavedBlock]) -> Bytes {
+    let contents = contents(blocks);
     let mut header = HeaderText::new(Some(&contents));
     for block in blocks {
         let elements = (block.weights.len() / size_of::<f32>()) as u64;
         let name = name(block.id);
         header.tensor(&name, &[elements], block.weights.len() as u64);
+        let slots = slots_of(block);
         if slots > 0 {
-            let shape = [u64::from(slots), elements];
+            let shape = [slots, elements];
             header.tensor(&format!("{name}.slots"), &shape, block.slots.len() as u64);
         }
     }
@@ -140,11 +122,14 @@ pub fn encode(blocks: &[SavedBlock], slots: u32) -> Bytes {
     file.reserve_exact(data as usize);
     for block in blocks {
         file.extend_from_slice(&block.weights);
-        if slots > 0 {
-            file.extend_from_slice(&block.slots);
-        }
+        file.extend_from_slice(&block.slots);
     }
     file.into()
+}
+
+/// Returns the number of arrays beside a block's weights.
+fn slots_of(block: &SavedBlock) -> u64 {
+    (block.slots.len() / block.weights.len().max(1)) as u64
 }
 
 /// Returns the beginning of a safetensors file that has the variables alone, under their own names and
@@ -183,7 +168,9 @@ pub fn decode(bytes: &Bytes, what: &str) -> Result<Vec<SavedBlock>, CheckpointEr
     let contents: Contents = serde_json::from_str(contents).map_err(wrong)?;
     let mut blocks = Vec::new();
     for block in contents.blocks {
-        blocks.push(take(&mut tensors, &data, block, contents.slots).map_err(damaged)?);
+        let slots = block.slots.or(contents.slots);
+        let slots = slots.ok_or_else(|| damaged("a block has no number of slots".to_owned()))?;
+        blocks.push(take(&mut tensors, &data, block, slots).map_err(damaged)?);
     }
     match tensors.keys().next() {
         Some(name) => Err(damaged(format!("its tensor {name:?} is of no block"))),
@@ -191,59 +178,42 @@ pub fn decode(bytes: &Bytes, what: &str) -> Result<Vec<SavedBlock>, CheckpointEr
     }
 }
 
-/// Splits a safetensors file into header and data.
-fn split(bytes: &Bytes) -> Result<(Header, Bytes), String> {
-    let truncated = || format!("truncated: {} bytes, the header not whole", bytes.len());
-    let length = bytes.first_chunk::<LENGTH>().ok_or_else(truncated)?;
-    let length = u64::from_le_bytes(*length);
-    if length > MAX_HEADER {
-        return Err(format!(
-            "a header of {length} bytes; at most {MAX_HEADER} are allowed"
-        ));
+/// Checks that a file's blocks are those that its entry names, each of the right size. Does not
+/// check that the numbers are finite.
+pub(crate) fn check_blocks(
+    blocks: &[SavedBlock],
+    manifest: &Manifest,
+    file: &FileEntry,
+) -> Result<(), String> {
+    let found = ranges(blocks.iter().map(|block| block.id));
+    if found != file.blocks {
+        return Err("its blocks are not those that the manifest names".to_owned());
     }
-    let end = LENGTH + length as usize;
-    let header = bytes.get(LENGTH..end).ok_or_else(truncated)?;
-    let header =
-        serde_json::from_slice(header).map_err(|error| format!("its header is wrong: {error}"))?;
-    Ok((header, bytes.slice(end..)))
-}
-
-/// Checks that the tensors are `f32` and fill the data without gaps.
-fn check_offsets(tensors: &BTreeMap<String, Tensor>, length: u64) -> Result<(), String> {
-    let mut sorted: Vec<(&String, &Tensor)> = tensors.iter().collect();
-    sorted.sort_by_key(|(_, tensor)| tensor.data_offsets);
-    let mut filled = 0;
-    for (name, tensor) in sorted {
-        let (start, end) = tensor.data_offsets;
-        if start != filled || end < start {
+    for block in blocks {
+        let BlockId { variable, index } = block.id;
+        let expected = manifest
+            .elements(block.id)
+            .map(|n| n * size_of::<f32>() as u64);
+        if expected != Some(block.weights.len() as u64) {
             return Err(format!(
-                "its tensor {name:?} lies at {start} to {end}; {filled} was expected as the start"
+                "block {index} of variable {variable} has {} bytes of weights; {} were expected",
+                block.weights.len(),
+                expected.unwrap_or_default()
             ));
         }
-        if end > length {
+        let variable_slots = manifest
+            .variables
+            .get(variable as usize)
+            .map_or(0, |v| v.slots);
+        let slots = block.weights.len() as u64 * u64::from(variable_slots);
+        if slots != block.slots.len() as u64 {
             return Err(format!(
-                "truncated: its tensor {name:?} ends at {end} of {length} bytes"
+                "block {index} of variable {variable} has {} bytes of slots; {slots} were expected",
+                block.slots.len()
             ));
         }
-        let bytes = tensor
-            .shape
-            .iter()
-            .try_fold(size_of::<f32>() as u64, |n, d| n.checked_mul(*d));
-        if tensor.dtype != "F32" || bytes != Some(end - start) {
-            return Err(format!(
-                "its tensor {name:?} is {} of shape {:?} in {} bytes",
-                tensor.dtype,
-                tensor.shape,
-                end - start
-            ));
-        }
-        filled = end;
     }
-    if filled == length {
-        Ok(())
-    } else {
-        Err(format!("{} bytes belong to no tensor", length - filled))
-    }
+    Ok(())
 }
 
 /// Takes a block's tensors. They have been checked to lie within the data.
@@ -284,7 +254,7 @@ fn take(
     Ok(SavedBlock {
         id,
         version: Version(block.version),
-        marks: block.marks.into_iter().map(Mark::from).collect(),
+        watermarks: block.marks.into_iter().map(Watermark::from).collect(),
         weights,
         slots,
     })
@@ -296,8 +266,8 @@ fn name(id: BlockId) -> String {
 
 /// Returns the JSON text about the blocks. It has digits and plain words alone, so nothing is escaped.
 /// It is written by hand because the order in a map of `serde_json` depends on a feature.
-fn contents(blocks: &[SavedBlock], slots: u32) -> String {
-    let mark = |m: &Mark| {
+fn contents(blocks: &[SavedBlock]) -> String {
+    let mark = |m: &Watermark| {
         let Task { id, generation } = m.task;
         format!(
             r#"{{"role":"{}","index":{},"generation":{generation},"sequence":{},"clock":{},"version":{},"taken":{},"before":{}}}"#,
@@ -305,72 +275,23 @@ fn contents(blocks: &[SavedBlock], slots: u32) -> String {
         )
     };
     let block = |b: &SavedBlock| {
-        let marks = b.marks.iter();
+        let marks = b.watermarks.iter();
         let marks = marks.filter(|_| !planted!(MarksNotSaved));
         let marks: Vec<String> = marks.map(mark).collect();
         format!(
-            r#"{{"variable":{},"index":{},"version":{},"marks":[{}]}}"#,
+            r#"{{"variable":{},"index":{},"version":{},"slots":{},"marks":[{}]}}"#,
             b.id.variable,
             b.id.index,
             b.version,
+            slots_of(b),
             marks.join(",")
         )
     };
     let blocks: Vec<String> = blocks.iter().map(block).collect();
-    format!(
-        r#"{{"format":{FORMAT},"slots":{slots},"blocks":[{}]}}"#,
-        blocks.join(",")
-    )
+    format!(r#"{{"format":{FORMAT},"blocks":[{}]}}"#, blocks.join(","))
 }
 
-/// A safetensors header being written.
-struct HeaderText {
-    text: String,
-    /// The offset at which the next tensor begins.
-    offset: u64,
-}
-
-impl HeaderText {
-    fn new(contents: Option<&str>) -> Self {
-        let text = match contents {
-            Some(contents) => format!(r#"{{"__metadata__":{{"{KEY}":{}}}"#, quoted(contents)),
-            None => "{".to_owned(),
-        };
-        Self { text, offset: 0 }
-    }
-
-    fn tensor(&mut self, name: &str, shape: &[u64], bytes: u64) {
-        let comma = if self.text.len() > 1 { "," } else { "" };
-        let shape: Vec<String> = shape.iter().map(u64::to_string).collect();
-        let end = self.offset + bytes;
-        // Writing to a string cannot fail.
-        let _ = write!(
-            self.text,
-            r#"{comma}{}:{{"dtype":"F32","shape":[{}],"data_offsets":[{},{end}]}}"#,
-            quoted(name),
-            shape.join(","),
-            self.offset
-        );
-        self.offset = end;
-    }
-
-    /// Returns the header after its length, padded so that the data is aligned.
-    fn finish(mut self) -> Vec<u8> {
-        self.text.push('}');
-        let length = self.text.len().next_multiple_of(LENGTH);
-        let mut file = (length as u64).to_le_bytes().to_vec();
-        file.extend_from_slice(self.text.as_bytes());
-        file.resize(LENGTH + length, b' ');
-        file
-    }
-}
-
-/// Quotes a text as a JSON string.
-fn quoted(text: &str) -> serde_json::Value {
-    text.into()
-}
-
-impl From<ContentsMark> for Mark {
+impl From<ContentsMark> for Watermark {
     fn from(mark: ContentsMark) -> Self {
         let role = match mark.role {
             SavedRole::Coordinator => Role::Coordinator,

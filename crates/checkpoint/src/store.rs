@@ -10,8 +10,9 @@ use object_store::{ObjectStore, ObjectStoreExt, PutMode, PutPayload};
 
 use crate::error::{CheckpointError, Secrets};
 use crate::folder::{self, Mode};
+use crate::format::{folder_name, number_of};
 use crate::manifest::{FileEntry, Manifest, is_file_name};
-use crate::part::{SavedBlock, decode};
+use crate::part::{SavedBlock, check_blocks, decode};
 
 mod owner;
 mod tidy;
@@ -20,20 +21,8 @@ pub use owner::{BEAT, Claim, DEAD_AFTER};
 pub use tidy::Listed;
 
 const MANIFEST: &str = "manifest.json";
-const FOLDER: &str = "checkpoint-";
 /// The size of the parts in which larger files are uploaded, so that no request takes too long.
 const REQUEST: usize = 16 << 20;
-
-/// Returns the name of a checkpoint's folder.
-pub fn folder_name(number: u64) -> String {
-    format!("{FOLDER}{number:012}")
-}
-
-/// Returns the number of the checkpoint in a folder of this name.
-pub(crate) fn number_of(folder: &str) -> Option<u64> {
-    let number = folder.strip_prefix(FOLDER)?.parse().ok()?;
-    (folder_name(number) == folder).then_some(number)
-}
 
 /// A location that holds checkpoints.
 #[derive(Clone)]
@@ -314,7 +303,7 @@ impl Store {
             let damaged = |reason| CheckpointError::damaged(&place, reason);
             file.check(&content).map_err(damaged)?;
             let blocks = decode(&content, &place)?;
-            manifest.check_blocks(&file, &blocks).map_err(damaged)?;
+            check_blocks(&blocks, &manifest, &file).map_err(damaged)?;
             Ok(blocks)
         })
         .await

@@ -7,11 +7,12 @@ mod s3;
 mod stores;
 
 use bytes::Bytes;
-use shared_proto::blocks::BlockId;
+use shared_proto::blocks::{BlockId, VariableKind};
 use shared_proto::ids::{Clock, Generation, Role, Sequence, Task, TaskId, Version};
 
-use crate::manifest::{FORMAT, FileEntry, Manifest, SavedVariable};
-use crate::part::{Mark, SavedBlock, encode};
+use crate::format::FORMAT;
+use crate::manifest::{FileEntry, Manifest, SavedVariable};
+use crate::part::{SavedBlock, Watermark, encode};
 use crate::store::{Claim, Store};
 
 /// Elements in a block of [`manifest`].
@@ -23,9 +24,9 @@ fn numbers(count: u64, seed: u64) -> Bytes {
     (0..count).flat_map(|i| number(i).to_le_bytes()).collect()
 }
 
-/// A block with two marks.
+/// A block with two watermarks.
 pub(crate) fn block(variable: u32, index: u32, elements: u64, slots: u32, seed: u64) -> SavedBlock {
-    let mark = |worker: u32| Mark {
+    let mark = |worker: u32| Watermark {
         task: Task {
             id: TaskId {
                 role: Role::Worker,
@@ -42,7 +43,7 @@ pub(crate) fn block(variable: u32, index: u32, elements: u64, slots: u32, seed: 
     SavedBlock {
         id: BlockId { variable, index },
         version: Version(seed * 2 + 1),
-        marks: vec![mark(0), mark(1)],
+        watermarks: vec![mark(0), mark(1)],
         weights: numbers(elements, seed),
         slots: numbers(elements * u64::from(slots), seed + 1),
     }
@@ -68,6 +69,8 @@ pub(crate) fn manifest(number: u64, slots: u32, seed: u64) -> Manifest {
     let variable = |name: &str, shape: &[u64]| SavedVariable {
         name: name.to_owned(),
         shape: shape.to_vec(),
+        kind: VariableKind::Trained,
+        slots,
     };
     Manifest {
         format: FORMAT,
@@ -87,13 +90,13 @@ pub(crate) fn manifest(number: u64, slots: u32, seed: u64) -> Manifest {
             variable("scale", &[]),
         ],
         block_elements: BLOCK_ELEMENTS,
-        slots,
+        slots: None,
         shards: 2,
         files: files(slots, seed)
             .into_iter()
             .map(|(name, blocks)| {
                 let ids: Vec<BlockId> = blocks.iter().map(|block| block.id).collect();
-                FileEntry::of(name, &encode(&blocks, slots), ids)
+                FileEntry::of(name, &encode(&blocks), ids)
             })
             .collect(),
         // Some JSON parsers do not return exactly this number.
@@ -124,7 +127,7 @@ pub(crate) async fn save(store: &Store, number: u64) -> Manifest {
 /// Writes the files of a checkpoint without its manifest, like a writer that dies before the end.
 pub(crate) async fn save_files(store: &Store, number: u64) {
     for (name, blocks) in files(2, number) {
-        let content = encode(&blocks, 2);
+        let content = encode(&blocks);
         store.write_file(number, name, content).await.unwrap();
     }
 }

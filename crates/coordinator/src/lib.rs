@@ -2,37 +2,23 @@
 //! blocks live, which worker has which data, which step is committed, and when the job has ended. It publishes
 //! these decisions in numbered views, which shards follow.
 //!
-//! - [`run`]: the process
-//! - `service`: the gRPC service; locks the cluster, asks it, publishes changes
-//! - `messages`: messages of the service, read and written
-//! - `callers`: the connections of members; `limits`: limits of names in calls
-//! - `begin`: begins with a fresh job, a checkpoint, or the state of an earlier process
-//! - `cluster`: the decisions, without sockets, clocks or threads; `shared`: the cluster under its lock
+//! `calls` receives a call, `cluster` decides it, and `keeping` persists and publishes the changes. `running` starts
+//! and stops a coordinator.
+//!
+//! - `cluster`: the decisions, without sockets, clocks or threads; imports none of the others
+//! - `keeping`: the cluster under its lock, its state on disk, checkpoints, the run directory
+//! - `calls`: the gRPC service
+//! - `running`: the process, and [`embedded`] coordinators
 //! - `fuzzing`: the drivers of fuzz targets
-//! - [`embedded`]: a coordinator without a process of its own, for simulations
-//! - `placement`: blocks to shards; `splits`: data to workers
-//! - `state`: the state that outlives a process; `keeper`: manifests, and the claim to the store
-//! - `record`: `metrics.jsonl` and `summary.json` in the run directory; `gauges`: metrics
 
-mod begin;
-mod callers;
+mod calls;
 mod cluster;
-pub mod embedded;
-mod gauges;
-mod keeper;
-mod limits;
-mod messages;
-mod placement;
-mod record;
-mod run;
-mod service;
-mod shared;
-mod splits;
-mod state;
+mod keeping;
+mod running;
 
+pub use cluster::Summary;
 #[cfg(any(test, feature = "fuzzing"))]
 pub use cluster::fuzzing;
-pub use keeper::can_begin_with;
-pub use record::Summary;
-pub use run::{CoordinatorError, Settings, read_job, run};
-pub use state::is_at_work;
+pub use keeping::keeper::can_begin_with;
+pub use keeping::state::is_at_work;
+pub use running::{CoordinatorError, Settings, embedded, read_job, run};

@@ -2,21 +2,23 @@
 
 mod calls;
 mod coordinator;
+mod error;
 mod lease;
+mod sender;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
 pub use coordinator::{Calls, Coordinator};
+pub use error::MembershipError;
 pub use lease::Lease;
 use lease::heartbeats;
 use metrics::gauge;
 use parking_lot::Mutex;
-use shared_proto::ids::{Clock, Epoch, Generation, Origin, Role, RunId, Sequence, Task};
-use shared_proto::job::{Job, JobError};
+pub use sender::Sender;
+use shared_proto::ids::{Generation, Origin, Role, RunNumber, Task};
+use shared_proto::job::Job;
 use shared_proto::receipt::ReceiptKey;
-use shared_proto::security::Mismatch;
 use shared_proto::transport::PROTOCOL_VERSION;
 use shared_proto::view::View;
 use shared_proto::wire;
@@ -37,70 +39,6 @@ const LEAVE_TIMEOUT: Duration = Duration::from_secs(1);
 /// The time limit of the call that tells the coordinator of an error.
 const TELL_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// An error between a process and its coordinator. The variants differ in what the process does next.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum MembershipError {
-    /// The coordinator did not answer for longer than the process's patience: give up.
-    #[error(
-        "the coordinator at {address} could not be reached for {patience:?}: {reason}; is it running, is the address right, and do both or neither use --tls-ca?"
-    )]
-    Unreachable {
-        /// The coordinator's address.
-        address: String,
-        /// The time for which the process tried.
-        patience: Duration,
-        /// The error of the last try.
-        reason: String,
-    },
-    /// One of the two does not accept the other's certificate: give up.
-    #[error(
-        "this process and the coordinator at {address} do not trust each other: {reason}; look at --tls-ca, --tls-cert and --tls-key on both sides"
-    )]
-    Untrusted {
-        /// The coordinator's address.
-        address: String,
-        /// The error in the certificates.
-        reason: String,
-    },
-    /// One of the two speaks TLS: give up.
-    #[error("the coordinator at {address}: {mismatch}")]
-    Mismatched {
-        /// The coordinator's address.
-        address: String,
-        /// The side that speaks TLS.
-        mismatch: Mismatch,
-    },
-    /// The coordinator holds this process for dead, or another process has its identity: register again.
-    #[error("no longer a member of the cluster: {0}")]
-    Fenced(String),
-    /// The shard map is newer than the caller's: move to the newer one, and call again.
-    #[error("the shard map is newer: {0}")]
-    Outdated(String),
-    /// The call is older than one that was accepted: number it anew.
-    #[error("out of order: {0}")]
-    OutOfOrder(String),
-    /// Another process has taken this one's identity: give up.
-    #[error("superseded: {0}")]
-    Superseded(String),
-    /// The coordinator refused: give up.
-    #[error("the coordinator refused: {0}")]
-    Refused(String),
-    /// The job has failed: give up.
-    #[error("the job failed: {0}")]
-    JobFailed(String),
-    /// The job that the coordinator sent cannot be read.
-    #[error("the coordinator's job cannot be read: {0}")]
-    Job(#[from] JobError),
-}
-
-impl MembershipError {
-    /// Returns whether registering again may help.
-    pub fn is_retryable(&self) -> bool {
-        matches!(self, Self::Fenced(_))
-    }
-}
-
 /// A registered task. Its lease is kept until this is dropped or [`Membership::leave`] is called.
 #[derive(Debug)]
 pub struct Membership {
@@ -109,7 +47,7 @@ pub struct Membership {
     /// This process.
     pub task: Task,
     /// The run of which the process is a member.
-    pub run: RunId,
+    pub run: RunNumber,
     /// The job.
     pub job: Job,
     /// The location of the checkpoints, and the run that owns it; none without checkpoints.
@@ -202,7 +140,7 @@ impl Membership {
 
         let (tell, standing) = watch::channel(Standing::Member);
         let stop = CancellationToken::new();
-        let run = RunId(reply.run);
+        let run = RunNumber(reply.run);
         let sender = Sender::new(&job, run, task);
         let heart = heartbeats(coordinator.clone(), sender.clone(), lease.clone(), tell);
         let stopped = stop.clone();
@@ -225,9 +163,9 @@ impl Membership {
         })
     }
 
-    /// Returns the origin of this task's next call.
-    pub fn origin(&self) -> Origin {
-        self.sender.here()
+    /// Returns the origin of this task's next call, under a new sequence number.
+    pub fn next_origin(&self) -> Origin {
+        self.sender.next_origin_here()
     }
 
     /// Returns this task as a sender of calls.
@@ -278,7 +216,7 @@ impl Membership {
         async move {
             loop {
                 let request = wire::DrainRequest {
-                    origin: Some(sender.here().into()),
+                    origin: Some(sender.next_origin_here().into()),
                 };
                 match tokio::time::timeout(DRAIN_CALL, client.drain(request)).await {
                     Ok(Ok(reply)) if !reply.get_ref().done => {}
@@ -307,7 +245,7 @@ impl Membership {
     /// Gives the lease back, and reports the error that keeps this worker from working.
     pub async fn leave_because(self, failure: wire::WorkerFailure, error: &str) {
         let request = wire::LeaveRequest {
-            origin: Some(self.origin().into()),
+            origin: Some(self.next_origin().into()),
             error: error.to_owned(),
             failure: failure.into(),
         };
@@ -327,7 +265,7 @@ impl Membership {
     pub fn views(&self, stop: CancellationToken) -> watch::Receiver<View> {
         let (sender, receiver) = watch::channel(View::default());
         let coordinator = self.coordinator.clone();
-        let origin: wire::Origin = self.origin().into();
+        let origin: wire::Origin = self.next_origin().into();
         tokio::spawn(async move {
             let follow = async {
                 while !sender.is_closed() {
@@ -343,69 +281,6 @@ impl Membership {
             stop.run_until_cancelled(follow).await;
         });
         receiver
-    }
-}
-
-/// The sender of a task's calls. Clones share the numbering of calls.
-#[derive(Clone, Debug)]
-pub struct Sender {
-    job: Arc<str>,
-    run: RunId,
-    task: Task,
-    sequence: Arc<AtomicU64>,
-    clock: Arc<AtomicU64>,
-    epoch: Arc<watch::Sender<Epoch>>,
-}
-
-impl Sender {
-    fn new(job: &Job, run: RunId, task: Task) -> Self {
-        Self {
-            job: job.name.as_str().into(),
-            run,
-            task,
-            sequence: Arc::default(),
-            clock: Arc::default(),
-            epoch: Arc::new(watch::channel(Epoch(0)).0),
-        }
-    }
-
-    /// Notes the epoch of the newest shard map in an answer of the coordinator.
-    pub fn heard(&self, epoch: Epoch) {
-        self.epoch.send_if_modified(|newest| {
-            let newer = epoch > *newest;
-            if newer {
-                *newest = epoch;
-            }
-            newer
-        });
-    }
-
-    /// Returns a watch on the epoch of the newest shard map that the coordinator has named.
-    pub fn newest_epoch(&self) -> watch::Receiver<Epoch> {
-        self.epoch.subscribe()
-    }
-
-    /// Sets the number of steps that this worker has finished. Its calls contain the number from now on, for a
-    /// coordinator that has restarted.
-    pub fn set_clock(&self, clock: Clock) {
-        self.clock.store(clock.0, Relaxed);
-    }
-
-    /// Returns the origin of the next call, at the clock that was set last and without an epoch.
-    pub fn here(&self) -> Origin {
-        self.origin(Epoch(0), Clock(self.clock.load(Relaxed)))
-    }
-
-    /// Returns the origin of the next call.
-    pub fn origin(&self, epoch: Epoch, clock: Clock) -> Origin {
-        Origin {
-            job: self.job.to_string(),
-            run: self.run,
-            task: self.task,
-            epoch,
-            clock,
-            sequence: Sequence(self.sequence.fetch_add(1, Relaxed) + 1),
-        }
     }
 }
 

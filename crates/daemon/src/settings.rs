@@ -172,7 +172,8 @@ pub struct JobFlags {
     /// Name of the job.
     #[arg(long, env = "FLAMBEAU_NAME")]
     pub name: Option<String>,
-    /// Data set: digits, mnist, fashion-mnist, csv, random (for measurements), or a source of your own.
+    /// Data set: digits, mnist, fashion-mnist, cifar10, npy, csv, libsvm, criteo, random (for measurements), or a source
+    /// of your own.
     #[arg(long, env = "FLAMBEAU_DATA")]
     pub data: Option<String>,
     /// The folder or file of the data.
@@ -181,7 +182,7 @@ pub struct JobFlags {
     /// csv: the column with the label.
     #[arg(long, env = "FLAMBEAU_LABEL", value_name = "COLUMN")]
     pub label: Option<String>,
-    /// Model: softmax, mlp, cnn, or one of your own.
+    /// Model: logistic, softmax, mlp, cnn, resnet20, mobilenetv2, or one of your own.
     #[arg(long, env = "FLAMBEAU_MODEL")]
     pub model: Option<String>,
     /// Widths of the hidden layers, as in 256,64.

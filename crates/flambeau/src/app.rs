@@ -1,20 +1,15 @@
-//! The command line.
+//! The command line: its subcommands, and the module that runs each.
 
-use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::Duration;
 
-use clap::{Args, Parser, Subcommand};
-use daemon::membership::Coordinator;
+use clap::{Parser, Subcommand};
 use daemon::process;
-use daemon::settings::{JobFlags, SecuritySettings};
-use shared_proto::job::TEMPLATE;
 use worker::input::Source;
 use worker::model::Model;
 use worker::registry::Registry;
 
 use crate::error::CommandError;
-use crate::{bench, certs, checkpoint, eval, plot, status, train};
+use crate::{bench, certs, checkpoint, eval, job, plot, status, train};
 
 /// Distributed training for candle.
 #[derive(Parser)]
@@ -33,7 +28,7 @@ enum Command {
     /// Draw the loss and accuracy of a run.
     Plot(plot::Arguments),
     /// Show the state of a cluster.
-    Status(StatusArguments),
+    Status(status::Arguments),
     /// Look at checkpoints, check them, or take the weights out of one.
     #[command(subcommand)]
     Checkpoint(checkpoint::Command),
@@ -41,7 +36,7 @@ enum Command {
     Certs(certs::Arguments),
     /// Write a job file.
     #[command(subcommand)]
-    Job(JobCommand),
+    Job(job::Command),
     /// Run benchmarks.
     #[command(subcommand)]
     Bench(bench::Command),
@@ -57,38 +52,6 @@ enum Command {
     /// Serve the plain TCP that `bench dense` compares with.
     #[command(hide = true)]
     BenchTcpServer(bench::ServerArguments),
-}
-
-#[derive(Subcommand)]
-enum JobCommand {
-    /// Write a commented job file with every setting and its default.
-    Init {
-        /// The file to write; "-" is stdout. An existing file is not replaced.
-        #[arg(default_value = "job.toml")]
-        path: PathBuf,
-    },
-}
-
-#[derive(Args)]
-struct StatusArguments {
-    /// The coordinator, as host:port.
-    #[arg(long, env = "FLAMBEAU_COORDINATOR", default_value = "127.0.0.1:7070")]
-    coordinator: String,
-    /// One JSON object instead of tables.
-    #[arg(long)]
-    json: bool,
-    #[command(flatten)]
-    security: SecuritySettings,
-}
-
-/// The job that a command is about.
-#[derive(Clone, Debug, Args)]
-pub(crate) struct JobArguments {
-    /// The job file; `flambeau job init` writes one. Default: digits, MLP.
-    #[arg(env = "FLAMBEAU_JOB", value_name = "JOB.toml")]
-    pub(crate) file: Option<PathBuf>,
-    #[command(flatten)]
-    pub(crate) flags: JobFlags,
 }
 
 /// Flambeau's command line, with the models and data sources that jobs may name.
@@ -147,10 +110,10 @@ impl App {
             Command::Train(arguments) => finish(train::run(arguments, &registry)),
             Command::Eval(arguments) => finish(eval::run(&arguments, &registry)),
             Command::Plot(arguments) => finish(plot::run(&arguments)),
-            Command::Status(arguments) => finish(show_status(&arguments)),
+            Command::Status(arguments) => finish(status::run(&arguments)),
             Command::Certs(arguments) => finish(certs::run(&arguments)),
             Command::Checkpoint(command) => finish(checkpoint::run(&command)),
-            Command::Job(JobCommand::Init { path }) => finish(write_template(path)),
+            Command::Job(command) => finish(job::run(&command)),
             Command::Bench(command) => finish(bench::run(command)),
             Command::Local(arguments) => finish(bench::local(arguments, &registry)),
             Command::BenchTcpServer(arguments) => finish(bench::serve(&arguments)),
@@ -170,44 +133,4 @@ fn finish(outcome: Result<(), CommandError>) -> ExitCode {
             }
         }
     }
-}
-
-/// Runs a command that talks to others.
-pub(crate) fn block_on<T>(
-    future: impl Future<Output = Result<T, CommandError>>,
-) -> Result<T, CommandError> {
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()
-        .map_err(CommandError::file("the runtime"))?;
-    runtime.block_on(future)
-}
-
-fn show_status(arguments: &StatusArguments) -> Result<(), CommandError> {
-    let patience = Duration::from_secs(3);
-    block_on(async {
-        let coordinator =
-            Coordinator::at(&arguments.coordinator, patience, arguments.security.load()?)?;
-        let status = status::fetch(&coordinator).await?;
-        if arguments.json {
-            println!("{}", status::json(&status));
-        } else {
-            print!("{}", status::table(&status));
-        }
-        Ok(())
-    })
-}
-
-fn write_template(path: PathBuf) -> Result<(), CommandError> {
-    if path.as_os_str() == "-" {
-        print!("{TEMPLATE}");
-        return Ok(());
-    }
-    let write = || {
-        let mut file = std::fs::File::create_new(&path)?;
-        std::io::Write::write_all(&mut file, TEMPLATE.as_bytes())
-    };
-    write().map_err(CommandError::file(&path))?;
-    println!("wrote {}; flambeau train {0} runs it", path.display());
-    Ok(())
 }

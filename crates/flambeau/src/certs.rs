@@ -1,11 +1,10 @@
 //! `flambeau certs`: makes a private authority, and for each role a folder with a certificate and the job's token.
 //! Another authority may sign the same names instead.
 
+mod folder;
 mod rotate;
 
 use std::fs;
-use std::io::{self, Write};
-use std::os::unix::fs::{MetadataExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 
 use clap::Args;
@@ -16,6 +15,7 @@ use rcgen::{
 use shared_proto::ids::Role;
 use shared_proto::security::{SecurityFiles, name_of};
 
+use self::folder::{Folder, PUBLIC, SECRET};
 use crate::error::CommandError;
 
 /// The number of random bytes in a token.
@@ -175,13 +175,6 @@ pub(crate) fn make(dir: &Path, holders: &[Holder], days: u16) -> Result<Vec<Stri
     Ok(to.made)
 }
 
-/// The folder that files are written to.
-struct Folder<'a> {
-    dir: &'a Path,
-    /// The names of the files that were written.
-    made: Vec<String>,
-}
-
 impl Folder<'_> {
     fn write_authority(&mut self) -> Result<(), CommandError> {
         let (certificate, key) = new_authority().map_err(failed(self.dir))?;
@@ -200,53 +193,6 @@ impl Folder<'_> {
         let pair = signed(authority, &holder.name(), days).map_err(failed(self.dir))?;
         self.write(format!("{folder}/{KEY}"), &pair.1, SECRET)?;
         self.write(format!("{folder}/{CERTIFICATE}"), &pair.0, PUBLIC)
-    }
-
-    /// Writes a file whole, with its permissions from the start. It gets the owner of the file that it replaces.
-    fn write(&mut self, name: String, text: &str, mode: u32) -> Result<(), CommandError> {
-        let path = self.dir.join(&name);
-        let folder = path.parent().unwrap_or(self.dir);
-        fs::create_dir_all(folder).map_err(CommandError::file(folder))?;
-        let permissions = fs::Permissions::from_mode(mode);
-        let mut file = tempfile::Builder::new()
-            .permissions(permissions)
-            .tempfile_in(folder)
-            .map_err(CommandError::file(&path))?;
-        let written = file.write_all(text.as_bytes());
-        let written = written
-            .and_then(|()| keep_owner(file.as_file(), &path))
-            .and_then(|()| file.as_file().sync_all());
-        written.map_err(CommandError::file(&path))?;
-        let kept = file.persist(&path).map_err(|error| error.error);
-        kept.map(drop).map_err(CommandError::file(&path))?;
-        let named = fs::File::open(folder).and_then(|folder| where_supported(folder.sync_all()));
-        named.map_err(CommandError::file(folder))?;
-        self.made.push(name);
-        Ok(())
-    }
-}
-
-/// Gives a file the owner of the one that it replaces, so that the process that reads it still can. Only root may, and
-/// not every file system has other owners.
-fn keep_owner(file: &fs::File, path: &Path) -> io::Result<()> {
-    let Ok(before) = fs::metadata(path) else {
-        return Ok(());
-    };
-    let ours = file.metadata()?;
-    if (ours.uid(), ours.gid()) == (before.uid(), before.gid()) {
-        return Ok(());
-    }
-    where_supported(fchown(file, Some(before.uid()), Some(before.gid())))
-}
-
-/// Takes what a user may not do, or a file system cannot, as done.
-fn where_supported(done: io::Result<()>) -> io::Result<()> {
-    use io::ErrorKind::{InvalidInput, PermissionDenied, Unsupported};
-    match done {
-        Err(error) if [InvalidInput, PermissionDenied, Unsupported].contains(&error.kind()) => {
-            Ok(())
-        }
-        done => done,
     }
 }
 
@@ -355,13 +301,12 @@ fn valid_for(days: u16) -> CertificateParams {
     params
 }
 
-/// The modes of files.
-const SECRET: u32 = 0o600;
-const PUBLIC: u32 = 0o644;
-
 #[cfg(test)]
 mod tests {
     use std::collections::HashSet;
+
+    use std::io::{self, Write};
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
     use super::*;
     use shared_proto::security::Security;

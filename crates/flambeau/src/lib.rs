@@ -5,7 +5,7 @@
 //! daemon, with the whole command line:
 //!
 //! ```no_run
-//! use flambeau::{App, Batch, Model, Setup};
+//! use flambeau::{App, Batch, Model, Pass, Setup};
 //! use flambeau::candle_core::{Result, Tensor};
 //! use flambeau::candle_nn::{self, Linear, Module, VarBuilder};
 //!
@@ -13,13 +13,12 @@
 //!
 //! impl Model for Straight {
 //!     fn new(setup: &Setup, vars: VarBuilder) -> Result<Self> {
-//!         let features = setup.sample_shape.iter().product();
-//!         Ok(Self(candle_nn::linear(features, setup.classes, vars.pp("line"))?))
+//!         let (features, outputs) = (setup.features()?, setup.outputs());
+//!         Ok(Self(candle_nn::linear(features, outputs, vars.pp("line"))?))
 //!     }
 //!
-//!     fn loss(&self, batch: &Batch) -> Result<Tensor> {
-//!         let logits = self.0.forward(&batch.inputs.flatten_from(1)?)?;
-//!         candle_nn::loss::cross_entropy(&logits, &batch.targets)
+//!     fn forward(&self, batch: &Batch, _: &Pass) -> Result<Tensor> {
+//!         self.0.forward(&batch.input()?.flatten_from(1)?)
 //!     }
 //! }
 //!
@@ -28,13 +27,23 @@
 //! }
 //! ```
 
+// The command line:
+// - `app`: the subcommands, and the module that runs each; `command`: the parts that several of them have
+// - `train`: a whole cluster on this machine; `cluster`: its processes; `progress`: its progress bars
+// - `status`, `checkpoint`, `certs`, `job`: for operators
+// - `eval`, `plot`, `metrics`: a run's model, curves and records after its end
+// - `bench`: measurements
+// - `error`: the errors of commands
+
 mod app;
 mod bench;
 mod certs;
 mod checkpoint;
 mod cluster;
+mod command;
 mod error;
 mod eval;
+mod job;
 mod metrics;
 mod plot;
 mod progress;
@@ -44,8 +53,14 @@ mod train;
 pub use app::App;
 pub use candle_core;
 pub use candle_nn;
-pub use worker::input::{DataSetup, Dataset, InMemory, InputError, Pass, Samples, Source};
-pub use worker::model::{Batch, Metrics, Model, Setup, classification_metrics};
+pub use nn;
+pub use worker::input::{
+    Column, DataSetup, Dataset, Field, InMemory, InputError, Order, Samples, Signature, Source,
+    Values,
+};
+pub use worker::model::{
+    Batch, Feature, Loss, Metric, Metrics, Model, Objective, Pass, Ragged, Setup,
+};
 
 /// The README's programs, compiled by the tests.
 #[cfg(doctest)]

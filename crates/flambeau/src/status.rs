@@ -3,16 +3,47 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
+use std::time::Duration;
 
+use clap::Args;
 use comfy_table::{Table, presets};
 use daemon::membership::Coordinator;
+use daemon::settings::SecuritySettings;
 use serde_json::{Value, json};
 use shared_proto::ids::{Task, names};
 use shared_proto::number::Number;
 use shared_proto::view::JobPhase;
 use shared_proto::wire;
 
+use crate::command::block_on;
 use crate::error::CommandError;
+
+#[derive(Args)]
+pub(crate) struct Arguments {
+    /// The coordinator, as host:port.
+    #[arg(long, env = "FLAMBEAU_COORDINATOR", default_value = "127.0.0.1:7070")]
+    coordinator: String,
+    /// One JSON object instead of tables.
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    security: SecuritySettings,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
+    let patience = Duration::from_secs(3);
+    block_on(async {
+        let coordinator =
+            Coordinator::at(&arguments.coordinator, patience, arguments.security.load()?)?;
+        let status = fetch(&coordinator).await?;
+        if arguments.json {
+            println!("{}", json(&status));
+        } else {
+            print!("{}", table(&status));
+        }
+        Ok(())
+    })
+}
 
 /// Fetches the status from the coordinator.
 pub(crate) async fn fetch(coordinator: &Coordinator) -> Result<wire::Status, CommandError> {

@@ -11,10 +11,13 @@ mod momentum;
 mod rmsprop;
 pub mod schedule;
 mod sgd;
+mod variable;
 
 use shared_proto::job::Optimizer;
 use shared_proto::kernel::Kernel;
 use shared_proto::payload::LeF32;
+
+pub use variable::VariableRule;
 
 /// A block's state for an optimizer: `count` arrays as long as the weights, back to back.
 #[derive(Clone, Copy, Debug, PartialEq)]

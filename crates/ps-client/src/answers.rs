@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use shared_proto::blocks::BlockId;
 use shared_proto::wire;
-use shared_proto::wire::client_message::Kind as Outgoing;
+use shared_proto::wire::client_message::Kind as ClientKind;
 
 /// A shard's answer to one request.
 #[derive(Debug)]
@@ -31,18 +31,18 @@ impl Answer {
     }
 
     /// Returns the reason why this cannot be the answer to a request; none if it can.
-    pub(crate) fn misfit(&self, request: &Outgoing) -> Option<&'static str> {
+    pub(crate) fn misfit(&self, request: &ClientKind) -> Option<&'static str> {
         let of = |id: Option<wire::BlockId>| id.map(BlockId::from);
         let asked: HashSet<Option<BlockId>> = match (request, self) {
-            (Outgoing::Push(push), Self::Acknowledged(_)) => {
+            (ClientKind::Push(push), Self::Acknowledged(_)) => {
                 push.gradients.iter().map(|part| of(part.block)).collect()
             }
-            (Outgoing::Initialize(initialize), Self::Acknowledged(_)) => initialize
+            (ClientKind::Initialize(initialize), Self::Acknowledged(_)) => initialize
                 .blocks
                 .iter()
                 .map(|part| of(part.block))
                 .collect(),
-            (Outgoing::Pull(pull), Self::Weights(_)) => {
+            (ClientKind::Pull(pull), Self::Weights(_)) => {
                 pull.blocks.iter().map(|known| of(known.block)).collect()
             }
             _ => return Some("with a message of another kind than the request needs"),
@@ -88,7 +88,7 @@ mod tests {
             block: id(index),
             ..wire::Gradient::default()
         };
-        let push = Outgoing::Push(wire::Push {
+        let push = ClientKind::Push(wire::Push {
             gradients: [1, 2].map(gradient).to_vec(),
             ..wire::Push::default()
         });
@@ -104,7 +104,7 @@ mod tests {
                 .contains("twice")
         );
 
-        let pull = Outgoing::Pull(wire::Pull {
+        let pull = ClientKind::Pull(wire::Pull {
             blocks: [1, 2].map(version).to_vec(),
             ..wire::Pull::default()
         });

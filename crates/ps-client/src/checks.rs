@@ -1,33 +1,42 @@
 //! Checks of a push before its first block is sent. Either all of it is sent, or nothing.
 
 use bytes::Bytes;
+use shared_proto::blocks::VariableKind;
 use shared_proto::ids::Clock;
 use shared_proto::payload::{self, LeF32};
 
 use crate::error::ClientError;
-use crate::servers::{Gradients, ParameterServers};
+use crate::shards::{Gradients, Shards};
 
-impl ParameterServers {
+impl Shards {
     /// Checks all values of a push, and returns them.
     pub(crate) fn check<'a>(
         &self,
         clock: Clock,
         gradients: &'a Gradients,
     ) -> Result<&'a [Bytes], ClientError> {
-        self.check_sizes(&gradients.values)?;
-        // No element is larger than the norm. If the norm is NaN, the elements are checked.
-        let all_fit = gradients.norm < f64::from(self.wire.largest());
-        if !all_fit {
-            self.check_finite(clock, &gradients.values)?;
-            self.check_range(&gradients.values)?;
-        }
-        Ok(&gradients.values)
+        let values = &gradients.values;
+        self.check_sizes(values, VariableKind::takes_updates)?;
+        // No element of a gradient is larger than the norm. If the norm is NaN, the elements are checked.
+        let gradients_fit = gradients.norm < f64::from(self.wire.largest());
+        let unchecked = |kind| !(gradients_fit && kind == VariableKind::Trained);
+        self.check_finite(clock, values, unchecked)?;
+        self.check_range(values, unchecked)?;
+        Ok(values)
     }
 
-    pub(crate) fn check_sizes(&self, values: &[Bytes]) -> Result<(), ClientError> {
+    /// Checks that there are all values of the variables that are sent, and none of the others.
+    pub(crate) fn check_sizes(
+        &self,
+        values: &[Bytes],
+        is_sent: impl Fn(VariableKind) -> bool,
+    ) -> Result<(), ClientError> {
         for (index, variable) in self.map.variables.iter().enumerate() {
             let found = values.get(index).map_or(0, Bytes::len);
-            let expected = variable.spec.elements() * size_of::<f32>();
+            let expected = match is_sent(variable.spec.kind) {
+                true => variable.spec.elements() * size_of::<f32>(),
+                false => 0,
+            };
             if found != expected {
                 return Err(ClientError::WrongSize {
                     variable: variable.spec.name.clone(),
@@ -39,8 +48,13 @@ impl ParameterServers {
         Ok(())
     }
 
-    pub(crate) fn check_finite(&self, clock: Clock, values: &[Bytes]) -> Result<(), ClientError> {
-        match self.first_without(values, payload::all_finite) {
+    pub(crate) fn check_finite(
+        &self,
+        clock: Clock,
+        values: &[Bytes],
+        of: impl Fn(VariableKind) -> bool,
+    ) -> Result<(), ClientError> {
+        match self.first_without(values, of, payload::all_finite) {
             Some(variable) => Err(ClientError::NonFinite {
                 variable,
                 clock: clock.0,
@@ -49,8 +63,13 @@ impl ParameterServers {
         }
     }
 
-    fn check_range(&self, values: &[Bytes]) -> Result<(), ClientError> {
-        match self.first_without(values, |values| payload::all_fit(values, self.wire)) {
+    fn check_range(
+        &self,
+        values: &[Bytes],
+        of: impl Fn(VariableKind) -> bool,
+    ) -> Result<(), ClientError> {
+        let fits = |values: &[LeF32]| payload::all_fit(values, self.wire);
+        match self.first_without(values, of, fits) {
             Some(variable) => Err(ClientError::TooLarge {
                 variable,
                 wire: self.wire.as_str_name(),
@@ -59,9 +78,15 @@ impl ParameterServers {
         }
     }
 
-    /// Returns the name of the first variable with values for which `holds` is false.
-    fn first_without(&self, values: &[Bytes], holds: impl Fn(&[LeF32]) -> bool) -> Option<String> {
-        let mut named = self.map.variables.iter().zip(values);
+    /// Returns the name of the first variable of these kinds with values for which `holds` is false.
+    fn first_without(
+        &self,
+        values: &[Bytes],
+        of: impl Fn(VariableKind) -> bool,
+        holds: impl Fn(&[LeF32]) -> bool,
+    ) -> Option<String> {
+        let named = self.map.variables.iter().zip(values);
+        let mut named = named.filter(|(variable, _)| of(variable.spec.kind));
         let found = named.find(|(_, values)| !holds(payload::elements(values)));
         found.map(|(variable, _)| variable.spec.name.clone())
     }
@@ -75,12 +100,13 @@ mod tests {
     use tokio::sync::mpsc;
 
     use super::*;
-    use crate::servers::Identity;
+    use crate::identity::Identity;
 
-    fn servers(wire: Dtype) -> ParameterServers {
+    fn shards(wire: Dtype) -> Shards {
         let spec = VariableSpec {
             name: "w".to_owned(),
             shape: vec![2],
+            ..VariableSpec::default()
         };
         let map = ShardMap {
             epoch: Epoch(1),
@@ -95,7 +121,7 @@ mod tests {
         };
         let identity = Identity::of_a_test(wire, mpsc::channel(1).0);
         let (_, maps) = crate::MapSource::new(map);
-        ParameterServers::connect(&maps, &identity)
+        Shards::connect(&maps, &identity)
     }
 
     #[tokio::test]
@@ -109,7 +135,7 @@ mod tests {
                     .sum::<f64>()
                     .sqrt(),
             };
-            let pushed = servers(wire).push(Clock(3), &gradients).await;
+            let pushed = shards(wire).push(Clock(3), &gradients).await;
             pushed.map(drop).map_err(|error| error.to_string())
         };
         for (wire, fits, too_large) in [

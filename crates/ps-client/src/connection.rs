@@ -6,18 +6,18 @@ use shared_proto::ids::Epoch;
 use shared_proto::ids::Role;
 use shared_proto::refusal::Reason;
 use shared_proto::security::{Credentials, chain_of};
-use shared_proto::stream::{self, Encoded, Incoming as Messages, Sender};
+use shared_proto::stream::{self, Encoded, Incoming, Sender};
 use shared_proto::transport::{CALL_TIMEOUT, PROTOCOL_VERSION};
 use shared_proto::wire;
-use shared_proto::wire::client_message::Kind as Outgoing;
-use shared_proto::wire::server_message::Kind as Incoming;
+use shared_proto::wire::client_message::Kind as ClientKind;
+use shared_proto::wire::server_message::Kind as ServerKind;
 use tokio::time::timeout;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
 use tower::{Service, ServiceExt};
 
 use crate::error::{ClientError, refusal_of};
-use crate::session::Target;
+use crate::target::Target;
 
 /// The number of messages that may wait for the transport.
 const OUTGOING: usize = 4;
@@ -36,7 +36,7 @@ pub(crate) enum StreamEnd {
 pub(crate) async fn open(
     target: &Target,
     map: &ShardMap,
-) -> Result<(Sender, Messages<wire::ServerMessage>), StreamEnd> {
+) -> Result<(Sender, Incoming<wire::ServerMessage>), StreamEnd> {
     let address = match map.shards.get(target.shard as usize) {
         Some(shard) if !shard.address.is_empty() => &shard.address,
         _ => {
@@ -52,7 +52,7 @@ pub(crate) async fn open(
     let late = |error: tokio::time::error::Elapsed| StreamEnd::Broken(error.to_string());
     let channel = channel.map_err(late)?.map_err(failed)?;
     let (outgoing, body) = stream::body(OUTGOING, stream::BodyKind::Request);
-    let hello = Outgoing::Hello(wire::Hello {
+    let hello = ClientKind::Hello(wire::Hello {
         protocol_version: PROTOCOL_VERSION,
         origin: Some(target.origin.clone().into()),
         view: target.view.0,
@@ -65,13 +65,13 @@ pub(crate) async fn open(
     };
     match timeout(2 * CALL_TIMEOUT, greeted).await {
         Ok(Ok((Some(first), incoming))) => match first.kind {
-            Some(Incoming::Welcome(welcome)) if welcome.shard != target.shard => {
+            Some(ServerKind::Welcome(welcome)) if welcome.shard != target.shard => {
                 let shard = welcome.shard;
                 Err(StreamEnd::Broken(format!(
                     "shard {shard} is at its address"
                 )))
             }
-            Some(Incoming::Welcome(_)) => Ok((outgoing, incoming)),
+            Some(ServerKind::Welcome(_)) => Ok((outgoing, incoming)),
             _ => Err(StreamEnd::Broken("it did not say welcome".to_owned())),
         },
         Ok(Ok((None, _))) => Err(StreamEnd::Broken("it closed the stream".to_owned())),
@@ -81,13 +81,13 @@ pub(crate) async fn open(
 }
 
 /// Encodes a message for a stream of this epoch.
-pub(crate) fn encode(mut message: Outgoing, epoch: Epoch) -> Encoded {
+pub(crate) fn encode(mut message: ClientKind, epoch: Epoch) -> Encoded {
     let origin = match &mut message {
-        Outgoing::Hello(hello) => &mut hello.origin,
-        Outgoing::Initialize(initialize) => &mut initialize.origin,
-        Outgoing::Push(push) => &mut push.origin,
-        Outgoing::Pull(pull) => &mut pull.origin,
-        Outgoing::AskOutcome(ask) => &mut ask.origin,
+        ClientKind::Hello(hello) => &mut hello.origin,
+        ClientKind::Initialize(initialize) => &mut initialize.origin,
+        ClientKind::Push(push) => &mut push.origin,
+        ClientKind::Pull(pull) => &mut pull.origin,
+        ClientKind::AskOutcome(ask) => &mut ask.origin,
     };
     if let Some(origin) = origin {
         origin.epoch = epoch.0;
@@ -100,7 +100,7 @@ async fn begin(
     mut channel: Channel,
     body: tonic::body::Body,
     credentials: &Credentials,
-) -> Result<Messages<wire::ServerMessage>, Status> {
+) -> Result<Incoming<wire::ServerMessage>, Status> {
     let mut request = http::Request::post(stream::SESSION_PATH)
         .header(header::CONTENT_TYPE, stream::CONTENT_TYPE)
         .header(header::TE, "trailers")
@@ -119,7 +119,7 @@ async fn begin(
                 "it answers with HTTP status {code}"
             )))
         }
-        _ => Ok(Messages::new(response.into_body())),
+        _ => Ok(Incoming::new(response.into_body())),
     }
 }
 

@@ -74,7 +74,7 @@ fn taken(map: wire::ShardMap) -> Option<ShardMap> {
     }
     let framed: usize = MessagePlan::of(&map)
         .in_turns()
-        .map(|(_, blocks)| blocks.len())
+        .map(|(_, message)| message.blocks.len())
         .sum();
     assert_eq!(framed, map.blocks().count());
     Some(map)

@@ -1,15 +1,20 @@
 //! The worker's side of the data plane: splits variables by shard, pulls, pushes, sends again.
 //!
-//! - [`ParameterServers`]: all shards of a job; [`ParameterServers::push`] and
-//!   [`ParameterServers::pull`] return handles at once, which are awaited later
-//! - `session`: the stream to one shard. When it breaks, the session opens it again and sends the unanswered
-//!   requests again, in order
-//! - `connection`: the opening and the greeting of a stream
-//! - `answers`: a shard's answers, and the check that they fit their requests
-//! - [`Maps`]: the newest shard map; shards move to other servers and addresses while a job runs
-//! - `losses`: acknowledged updates that were lost with a server
+//! The data path goes through these modules in this order:
+//! - `shards`: [`Shards`], all shards of a job; [`Shards::push`] and [`Shards::pull`]
+//!   return handles at once, which are awaited later
 //! - `checks`: checks of a push before any of it is sent
-//! - [`MessagePlan`]: which blocks travel together
+//! - `message_plan`: [`MessagePlan`], which blocks travel together
+//! - `session`: the stream to one shard. When it breaks, the session opens it again and sends the unanswered
+//!   requests again, in order; `session/driver`: its streams; `session/reconcile`: it first asks a restored shard which pushes it has
+//! - `target`: the shard at the other end of a session; `connection`: the opening and the greeting of a stream
+//! - `answers`: a shard's answers, and the check that they fit their requests
+//!
+//! Beside it:
+//! - `maps`: [`Maps`], the newest shard map; shards move to other servers and addresses while a job runs
+//! - `identity`: the settings of a worker's sessions; `reconciled`: the epoch in which all sessions have reconciled
+//! - `losses`: acknowledged updates that were lost with a server
+//! - `error`: the errors of a client, by what the worker does next
 //! - `fuzzing`: the driver of a fuzz target
 
 mod answers;
@@ -18,17 +23,21 @@ mod connection;
 mod error;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
+mod identity;
 mod losses;
 mod maps;
 mod message_plan;
-mod servers;
+mod reconciled;
 mod session;
+mod shards;
+mod target;
 
 pub use error::ClientError;
+pub use identity::Identity;
 pub use losses::{Loss, Lost};
 pub use maps::{MapSource, Maps};
 pub use message_plan::MessagePlan;
-pub use servers::{
-    Acknowledgement, Gradients, Identity, ParameterServers, Pulled, PulledBlock, PushReceipt,
-    Settled, WeightsTicket,
+pub use reconciled::Reconciled;
+pub use shards::{
+    Acknowledgement, Gradients, Pulled, PulledBlock, PushTicket, Shards, WeightsTicket,
 };

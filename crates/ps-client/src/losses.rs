@@ -50,7 +50,7 @@ pub struct Loss {
 /// The pushes that a shard has acknowledged to this worker. A block takes them in order and counts them,
 /// so its count shows which of them it has.
 #[derive(Debug, Default)]
-pub(crate) struct Acknowledged {
+pub(crate) struct PushLedger {
     blocks: HashMap<BlockId, Counts>,
     /// The clocks of the pushes, as runs within which the clock grows by one with each push.
     runs: Vec<Run>,
@@ -72,7 +72,7 @@ struct Run {
     clock: Clock,
 }
 
-impl Acknowledged {
+impl PushLedger {
     /// Notes that updates of a step were applied.
     pub(crate) fn note(&mut self, clock: Clock, blocks: &[wire::BlockVersion]) {
         for version in blocks {
@@ -173,7 +173,7 @@ mod tests {
 
     #[test]
     fn what_was_acknowledged_and_is_not_there_is_lost_once() {
-        let mut acknowledged = Acknowledged::default();
+        let mut acknowledged = PushLedger::default();
         for clock in 5..9 {
             acknowledged.note(Clock(clock), &[version(0), version(1), version(2)]);
         }
@@ -189,7 +189,7 @@ mod tests {
 
     #[test]
     fn acknowledgements_out_of_order_leave_the_steps_of_a_loss_in_order() {
-        let mut acknowledged = Acknowledged::default();
+        let mut acknowledged = PushLedger::default();
         for clock in [7, 5] {
             acknowledged.note(Clock(clock), &[version(0)]);
         }
@@ -198,7 +198,7 @@ mod tests {
 
     #[test]
     fn a_clock_that_has_jumped_loses_no_more_than_was_pushed() {
-        let mut acknowledged = Acknowledged::default();
+        let mut acknowledged = PushLedger::default();
         for clock in [0, 1, 50, 51, 52] {
             acknowledged.note(Clock(clock), &[version(0), version(1)]);
         }

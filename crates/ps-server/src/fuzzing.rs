@@ -2,10 +2,12 @@
 //! moves the shard and takes it back to a checkpoint.
 //!
 //! - `events`: the input
+//! - `map`: the shard map
 //! - `desk`: a shard without sessions, and what has to hold of it
 
 mod desk;
 mod events;
+mod map;
 
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};
@@ -19,7 +21,7 @@ use shared_proto::stream::Incoming;
 use shared_proto::wire::ClientMessage;
 use tonic::body::Body;
 
-use crate::limits;
+use crate::serving::limits;
 use desk::Desk;
 
 /// The most events of an input.

@@ -4,27 +4,17 @@ use std::num::NonZeroUsize;
 use std::sync::{Arc, Once};
 use std::time::Duration;
 
-use checkpoint::CheckpointError;
 use daemon::Offload;
-use daemon::membership::{Coordinator, Membership, MembershipError, Registration};
+use daemon::membership::{Coordinator, Membership, Registration};
 use daemon::process::Process;
 use daemon::settings::{ConnectionSettings, MemberSettings, ProcessSettings};
 use shared_proto::connections::{Connections, Port};
-use shared_proto::ids::{Role, Task};
-use shared_proto::refusal::Refusal;
-use shared_proto::security::SecurityError;
+use shared_proto::ids::Role;
 use shared_proto::transport::Listen;
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::TaskTracker;
 
-use crate::follow::Follower;
-use crate::listener::Listener;
-use crate::service::Sessions;
-use crate::shard::Shard;
-use crate::threads::SessionThreads;
-
-/// The time in which sessions must end.
-const DRAIN: Duration = Duration::from_secs(2);
+use crate::error::PsError;
+use crate::server::{DRAIN, Parts, Server};
+use crate::serving::{Listener, SessionThreads};
 
 /// The settings of a parameter server.
 #[derive(Clone, Debug, clap::Args)]
@@ -69,52 +59,6 @@ impl Settings {
     }
 }
 
-/// An error that ends a parameter server.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum PsError {
-    /// The server cannot listen on its address.
-    #[error("cannot listen on {address}: {error}; give another --listen")]
-    Listen {
-        /// The address.
-        address: Listen,
-        /// The system's error.
-        error: std::io::Error,
-    },
-    /// The files for TLS or the token cannot be used.
-    #[error(transparent)]
-    Security(#[from] SecurityError),
-    /// The coordinator refuses the server, or cannot be reached.
-    #[error(transparent)]
-    Membership(#[from] MembershipError),
-    /// The coordinator's shard map makes no sense.
-    #[error("the shard map cannot be read: {0}")]
-    ShardMap(#[from] Refusal),
-    /// The store of checkpoints cannot be used.
-    #[error(transparent)]
-    Checkpoint(#[from] CheckpointError),
-    /// The store of checkpoints is not the coordinator's.
-    #[error(
-        "this server does not see the checkpoints of the coordinator in {location}; set checkpoint.location to a folder that all of them share, or to an URL as in s3://bucket/folder, or checkpoint.enabled to false"
-    )]
-    OtherStore {
-        /// The store that the server sees.
-        location: String,
-    },
-    /// A step was committed with a gradient that this shard does not have.
-    #[error(
-        "step {step} was committed with a gradient of {task} that this shard does not have; its weights are not the job's any more"
-    )]
-    Diverged {
-        /// The step.
-        step: u64,
-        /// The worker that the missing gradient is from.
-        task: Task,
-    },
-}
-
-impl daemon::process::Failure for PsError {}
-
 /// Serves one shard of a job, and of the jobs after it if processes stay.
 ///
 /// # Errors
@@ -158,32 +102,26 @@ async fn serve_job(
     let membership = membership?;
     announced.call_once(|| process.announce(Some(address)));
 
-    let stop = CancellationToken::new();
-    let shard = Arc::new(Shard::new(&membership.job));
-    let sessions = TaskTracker::new();
-    let service = Sessions {
-        shard: Arc::clone(&shard),
-        sessions: sessions.clone(),
-        shutdown: stop.clone(),
-        security: process.security.clone(),
-        greeted: Arc::default(),
-    };
-    let threads = SessionThreads::start(settings.threads(), &service, &stop).map_err(listen)?;
+    let server = Server::new(
+        &membership.job,
+        Parts {
+            coordinator,
+            registration,
+            security: process.security.clone(),
+            offload: Offload::Threads,
+            checkpoints: Arc::new(checkpoint::Store::open),
+            readiness: process.readiness.clone(),
+            drain: process.shutdown.clone(),
+        },
+    );
+    let (sessions, stop) = (&server.sessions, &server.stop);
+    let threads = SessionThreads::start(settings.threads(), sessions, stop).map_err(listen)?;
     let connections = Connections::new(Port::Data, settings.connections.limits());
     let accepting = tokio::spawn(threads.accept(listener, connections, stop.clone()));
 
-    let follower = Follower {
-        shard,
-        coordinator,
-        registration,
-        offload: Offload::Threads,
-        open: Arc::new(checkpoint::Store::open),
-        readiness: process.readiness.clone(),
-        drain: process.shutdown.clone(),
-    };
     let mut place = Some(membership);
     let outcome = {
-        let mut serve = std::pin::pin!(follower.serve(&mut place, &stop));
+        let mut serve = std::pin::pin!(server.follow(&mut place));
         let until_told = process.shutdown.run_until_cancelled(serve.as_mut()).await;
         match until_told {
             Some(outcome) => Some(outcome),
@@ -207,12 +145,7 @@ async fn serve_job(
         process.readiness.set(true);
         next_job = process.next_job(membership).await;
     }
-    stop.cancel();
-    sessions.close();
-    let _ = tokio::time::timeout(DRAIN, sessions.wait()).await;
-    if let Some(membership) = place.filter(|_| !next_job) {
-        membership.leave(None).await;
-    }
+    server.end(place.filter(|_| !next_job)).await;
     let _ = tokio::time::timeout(DRAIN, accepting).await;
     outcome.unwrap_or(Ok(())).map(|()| next_job)
 }

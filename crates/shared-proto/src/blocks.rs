@@ -1,13 +1,15 @@
 //! The blocks of variables, and the shard map, which places them on shards.
 
+mod map;
+
 use std::fmt;
-use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{Epoch, Task};
 use crate::refusal::{Reason, Refusal};
 use crate::wire;
+
+pub use map::{PlacedShard, PlacedVariable, ShardMap, Source};
 
 /// Elements in the largest blocks: 1 MiB of `f32`. A shard map may have smaller ones.
 pub const BLOCK_ELEMENTS: usize = (1 << 20) / size_of::<f32>();
@@ -57,13 +59,67 @@ impl BlockId {
     }
 }
 
+/// The way in which a variable changes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum VariableKind {
+    /// An optimizer changes it by its gradient.
+    #[default]
+    Trained,
+    /// Workers measure it, as batch normalisation its running mean and variance. It moves by the mean of their
+    /// changes, each of which is sent like a gradient: the old value less the worker's own new one.
+    Averaged,
+    /// It keeps its initial values.
+    Frozen,
+}
+
+impl VariableKind {
+    /// Returns the kind of a variable with this name, unless the job says otherwise: `running_mean`, `running_var` and
+    /// whatever else begins with `running_` after the last dot is averaged, as candle and PyTorch name these.
+    pub fn by_name(name: &str) -> Self {
+        let last = name.rsplit('.').next().unwrap_or(name);
+        match last.starts_with("running_") {
+            true => Self::Averaged,
+            false => Self::Trained,
+        }
+    }
+
+    /// Returns whether workers send updates for it.
+    pub fn takes_updates(self) -> bool {
+        self != Self::Frozen
+    }
+}
+
+impl fmt::Display for VariableKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Trained => "trained",
+            Self::Averaged => "averaged",
+            Self::Frozen => "frozen",
+        })
+    }
+}
+
+impl From<VariableKind> for wire::VariableKind {
+    fn from(kind: VariableKind) -> Self {
+        match kind {
+            VariableKind::Trained => Self::Trained,
+            VariableKind::Averaged => Self::Averaged,
+            VariableKind::Frozen => Self::Frozen,
+        }
+    }
+}
+
 /// A named dense tensor of `f32`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VariableSpec {
     /// The variable's name, as in the model.
     pub name: String,
     /// Elements along each dimension, outermost first; empty for a scalar.
     pub shape: Vec<usize>,
+    /// The way in which it changes.
+    #[serde(default)]
+    pub kind: VariableKind,
 }
 
 impl VariableSpec {
@@ -80,11 +136,25 @@ impl VariableSpec {
     /// Reads a variable from the wire.
     ///
     /// # Errors
-    /// [`Reason::WrongShape`] if its size does not fit into memory's address range.
+    /// [`Reason::WrongShape`] if its size does not fit into memory's address range; [`Reason::Malformed`] for an
+    /// unknown kind.
     pub fn read(variable: &wire::Variable) -> Result<Self, Refusal> {
+        let kind = match wire::VariableKind::try_from(variable.kind) {
+            Ok(wire::VariableKind::Trained) => VariableKind::Trained,
+            Ok(wire::VariableKind::Averaged) => VariableKind::Averaged,
+            Ok(wire::VariableKind::Frozen) => VariableKind::Frozen,
+            Err(_) => {
+                let what = format!(
+                    "variable {:?} is of kind {}, which is unknown here; run the same release everywhere",
+                    variable.name, variable.kind
+                );
+                return Err(Refusal::new(Reason::Malformed, what));
+            }
+        };
         let spec = Self {
             name: variable.name.clone(),
             shape: variable.shape.iter().map(|d| *d as usize).collect(),
+            kind,
         };
         let bytes = spec
             .shape
@@ -113,367 +183,20 @@ impl From<&VariableSpec> for wire::Variable {
         Self {
             name: spec.name.clone(),
             shape: spec.shape.iter().map(|d| *d as u64).collect(),
+            kind: wire::VariableKind::from(spec.kind).into(),
         }
-    }
-}
-
-/// A variable and the shards of its blocks.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PlacedVariable {
-    /// The variable.
-    pub spec: VariableSpec,
-    /// Index i is the shard of block i.
-    pub shards: Vec<u32>,
-}
-
-/// The origin of a shard's values. A server that has held them since this epoch keeps them; any other
-/// server loads them.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Source {
-    /// The epoch in which the values were, or are to be, loaded.
-    pub epoch: Epoch,
-    /// The location of the checkpoint, and its number there; none if the values come from the initialiser.
-    pub checkpoint: Option<(String, u64)>,
-    /// The run that has written the checkpoint; empty if it is not known.
-    #[serde(default)]
-    pub run: String,
-}
-
-impl Source {
-    /// Returns the source of values that the initialiser sends in an epoch.
-    pub fn initializer(epoch: Epoch) -> Self {
-        Self {
-            epoch,
-            checkpoint: None,
-            run: String::new(),
-        }
-    }
-}
-
-/// A shard and where it lives.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct PlacedShard {
-    /// The address of its server, as host:port; empty while it has none.
-    pub address: String,
-    /// Its server, or the last one that it had.
-    pub server: Task,
-    /// The origin of its values.
-    pub source: Source,
-}
-
-/// Where everything lives, within one epoch. Which block is on which shard does not change while a
-/// job runs.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ShardMap {
-    /// The epoch of this map.
-    pub epoch: Epoch,
-    /// The shards, by number.
-    pub shards: Vec<PlacedShard>,
-    /// Index i is the variable with number i; sorted by name.
-    pub variables: Vec<PlacedVariable>,
-    /// Elements in each block but the last of a variable.
-    pub block_elements: usize,
-    /// The number of updates that a block will take over the whole job.
-    pub total_updates: u64,
-}
-
-impl ShardMap {
-    /// Makes all shards load their values from a source.
-    pub fn fill_from(&mut self, source: &Source) {
-        for shard in &mut self.shards {
-            shard.source = source.clone();
-        }
-    }
-
-    /// The elements of its variable that a block holds.
-    ///
-    /// # Errors
-    /// [`Reason::UnknownVariable`] or [`Reason::UnknownBlock`].
-    pub fn range(&self, id: BlockId) -> Result<Range<usize>, Refusal> {
-        let (variable, _) = self.find(id)?;
-        let start = id.index as usize * self.block_elements;
-        Ok(start..(start + self.block_elements).min(variable.spec.elements()))
-    }
-
-    /// Returns the shard that holds a block.
-    ///
-    /// # Errors
-    /// [`Reason::UnknownVariable`] or [`Reason::UnknownBlock`].
-    pub fn shard(&self, id: BlockId) -> Result<u32, Refusal> {
-        self.find(id).map(|(_, shard)| shard)
-    }
-
-    /// Describes a block for messages to people, as in `block 3 of "fc.weight"`.
-    pub fn describe(&self, id: BlockId) -> String {
-        match self.variables.get(id.variable as usize) {
-            Some(v) => format!("block {} of variable {:?}", id.index, v.spec.name),
-            None => format!("block {} of variable number {}", id.index, id.variable),
-        }
-    }
-
-    /// Returns all blocks with their shards, variable by variable.
-    pub fn blocks(&self) -> impl Iterator<Item = (BlockId, u32)> + '_ {
-        (0u32..).zip(&self.variables).flat_map(|(variable, v)| {
-            (0u32..)
-                .zip(&v.shards)
-                .map(move |(index, shard)| (BlockId { variable, index }, *shard))
-        })
-    }
-
-    /// Returns the blocks of one shard.
-    pub fn blocks_of(&self, shard: u32) -> impl Iterator<Item = BlockId> + '_ {
-        self.blocks()
-            .filter_map(move |(id, s)| (s == shard).then_some(id))
-    }
-
-    fn find(&self, id: BlockId) -> Result<(&PlacedVariable, u32), Refusal> {
-        let variable = self.variables.get(id.variable as usize).ok_or_else(|| {
-            Refusal::new(
-                Reason::UnknownVariable,
-                format!(
-                    "there is no variable number {}; the shard map of epoch {} has {}, from 0",
-                    id.variable,
-                    self.epoch,
-                    self.variables.len()
-                ),
-            )
-        })?;
-        let shard = variable.shards.get(id.index as usize).ok_or_else(|| {
-            Refusal::new(
-                Reason::UnknownBlock,
-                format!(
-                    "{} has no block {}; it has {}, from 0",
-                    variable.spec,
-                    id.index,
-                    variable.shards.len()
-                ),
-            )
-        })?;
-        Ok((variable, *shard))
-    }
-}
-
-impl From<&Source> for wire::ShardSource {
-    fn from(source: &Source) -> Self {
-        let (location, checkpoint) = source.checkpoint.clone().unwrap_or_default();
-        Self {
-            epoch: source.epoch.0,
-            location,
-            checkpoint,
-            run: source.run.clone(),
-        }
-    }
-}
-
-impl From<wire::ShardSource> for Source {
-    fn from(source: wire::ShardSource) -> Self {
-        let checkpoint = (!source.location.is_empty()).then_some(source.checkpoint);
-        Self {
-            epoch: Epoch(source.epoch),
-            checkpoint: checkpoint.map(|number| (source.location, number)),
-            run: source.run,
-        }
-    }
-}
-
-impl From<&ShardMap> for wire::ShardMap {
-    fn from(map: &ShardMap) -> Self {
-        Self {
-            epoch: map.epoch.0,
-            shard_addresses: map.shards.iter().map(|s| s.address.clone()).collect(),
-            servers: map.shards.iter().map(|s| s.server.into()).collect(),
-            sources: map.shards.iter().map(|s| (&s.source).into()).collect(),
-            variables: map
-                .variables
-                .iter()
-                .map(|v| wire::PlacedVariable {
-                    variable: Some((&v.spec).into()),
-                    shards: v.shards.clone(),
-                })
-                .collect(),
-            block_elements: map.block_elements as u64,
-            total_updates: map.total_updates,
-        }
-    }
-}
-
-impl TryFrom<wire::ShardMap> for ShardMap {
-    type Error = Refusal;
-
-    fn try_from(map: wire::ShardMap) -> Result<Self, Refusal> {
-        let malformed =
-            |what: String| Refusal::new(Reason::Malformed, format!("shard map: {what}"));
-        let block_elements = map.block_elements as usize;
-        if block_elements == 0 {
-            return Err(malformed("block_elements is 0".to_owned()));
-        }
-        let shards = map.shard_addresses.len();
-        if shards > MOST_SHARDS {
-            return Err(malformed(format!(
-                "it has {shards} shards; {MOST_SHARDS} are the most"
-            )));
-        }
-        if map.servers.len() != shards || map.sources.len() != shards {
-            return Err(malformed(format!(
-                "{shards} shards have {} servers and {} sources; each needs one",
-                map.servers.len(),
-                map.sources.len()
-            )));
-        }
-        let mut variables = Vec::with_capacity(map.variables.len());
-        for placed in map.variables {
-            let variable = placed
-                .variable
-                .ok_or_else(|| malformed("a variable is missing".to_owned()))?;
-            let spec = VariableSpec::read(&variable)?;
-            if placed.shards.len() != spec.blocks(block_elements) {
-                return Err(malformed(format!(
-                    "{spec} is cut into {} blocks; {} were expected",
-                    placed.shards.len(),
-                    spec.blocks(block_elements)
-                )));
-            }
-            if let Some(shard) = placed.shards.iter().find(|s| **s as usize >= shards) {
-                return Err(malformed(format!(
-                    "{spec} has a block on shard {shard}, which is not there"
-                )));
-            }
-            variables.push(PlacedVariable {
-                spec,
-                shards: placed.shards,
-            });
-        }
-        Ok(Self {
-            epoch: Epoch(map.epoch),
-            shards: map
-                .shard_addresses
-                .into_iter()
-                .zip(&map.servers)
-                .zip(map.sources)
-                .map(|((address, server), source)| {
-                    Ok(PlacedShard {
-                        address,
-                        server: server.try_into()?,
-                        source: source.into(),
-                    })
-                })
-                .collect::<Result<_, Refusal>>()?,
-            variables,
-            block_elements,
-            total_updates: map.total_updates,
-        })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ids::{Generation, Role, TaskId};
-
-    fn server(index: u32) -> Task {
-        Task {
-            id: TaskId {
-                role: Role::Ps,
-                index,
-            },
-            generation: Generation(2),
-        }
-    }
-
-    fn map() -> ShardMap {
-        ShardMap {
-            epoch: Epoch(1),
-            shards: vec![
-                PlacedShard {
-                    address: "a:1".into(),
-                    server: server(0),
-                    source: Source::initializer(Epoch(1)),
-                },
-                PlacedShard {
-                    address: String::new(),
-                    server: server(4),
-                    source: Source {
-                        epoch: Epoch(3),
-                        checkpoint: Some(("s3://bucket/run".into(), 7)),
-                        run: "3f9c".into(),
-                    },
-                },
-            ],
-            variables: vec![
-                PlacedVariable {
-                    spec: VariableSpec {
-                        name: "scalar".into(),
-                        shape: vec![],
-                    },
-                    shards: vec![1],
-                },
-                PlacedVariable {
-                    spec: VariableSpec {
-                        name: "w".into(),
-                        shape: vec![5, 2],
-                    },
-                    shards: vec![0, 1, 0],
-                },
-            ],
-            block_elements: 4,
-            total_updates: 10,
-        }
-    }
-
-    #[test]
-    fn blocks_cover_each_variable_once() {
-        let map = map();
-        let w = |index| BlockId { variable: 1, index };
-        assert_eq!(map.range(w(0)).unwrap(), 0..4);
-        assert_eq!(map.range(w(2)).unwrap(), 8..10);
-        assert_eq!(map.shard(w(1)).unwrap(), 1);
-        assert_eq!(map.blocks_of(0).collect::<Vec<_>>(), [w(0), w(2)]);
-        assert_eq!(map.blocks().count(), 4);
-    }
-
-    #[test]
-    fn what_is_not_there_is_named() {
-        let unknown = map()
-            .range(BlockId {
-                variable: 9,
-                index: 0,
-            })
-            .unwrap_err();
-        assert_eq!(unknown.reason, Reason::UnknownVariable);
-        let beyond = map()
-            .range(BlockId {
-                variable: 1,
-                index: 3,
-            })
-            .unwrap_err();
-        assert_eq!(beyond.reason, Reason::UnknownBlock);
-        assert!(beyond.message.contains("\"w\"") && beyond.message.contains("it has 3"));
-    }
-
-    #[test]
-    fn the_map_survives_the_wire_and_bad_maps_do_not() {
-        let wire = wire::ShardMap::from(&map());
-        assert_eq!(ShardMap::try_from(wire.clone()).unwrap(), map());
-        let mut short = wire.clone();
-        short.variables[1].shards.pop();
-        assert!(ShardMap::try_from(short).is_err());
-        let mut unserved = wire.clone();
-        unserved.servers.pop();
-        assert!(ShardMap::try_from(unserved).is_err());
-        let mut astray = wire;
-        astray.variables[1].shards[0] = 2;
-        assert!(
-            ShardMap::try_from(astray)
-                .unwrap_err()
-                .message
-                .contains("shard 2")
-        );
-    }
 
     #[test]
     fn a_variable_of_impossible_size_is_refused() {
         for shape in [vec![u64::MAX, 3], vec![0]] {
             let variable = wire::Variable {
+                kind: 0,
                 name: "w".into(),
                 shape,
             };

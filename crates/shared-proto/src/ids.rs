@@ -35,6 +35,7 @@ counter! {
 }
 counter! {
     /// The number of steps that a worker has finished.
+    /// The push of a step carries the clock before the step, `FinishStep` the clock after it.
     Clock
 }
 counter! {
@@ -42,7 +43,8 @@ counter! {
     Epoch
 }
 counter! {
-    /// The number of updates that a block has taken within an epoch.
+    /// The number of updates that a block has taken since its initial values. A restore sets it back, so versions are
+    /// compared together with the epoch.
     Version
 }
 counter! {
@@ -54,11 +56,11 @@ counter! {
     ViewNumber
 }
 
-/// The number of a run: a job from its begin to its end, by coordinators that resume from one state. 0: not known.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub struct RunId(pub u64);
+/// The number of a run: a job from beginning to end, by coordinators that resume from one state. 0: not known.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct RunNumber(pub u64);
 
-impl RunId {
+impl RunNumber {
     /// Returns the number of a run with an id in hexadecimal digits; 0 for another id.
     pub fn of(id: &str) -> Self {
         Self(u64::from_str_radix(id, 16).unwrap_or(0))
@@ -180,7 +182,7 @@ pub struct Origin {
     /// The name of the job.
     pub job: String,
     /// The run that the sender is a member of.
-    pub run: RunId,
+    pub run: RunNumber,
     /// The sender.
     pub task: Task,
     /// The epoch of the shard map that the sender uses.
@@ -220,7 +222,7 @@ impl Origin {
         }
         Ok(Self {
             job: origin.job.clone(),
-            run: RunId(origin.run),
+            run: RunNumber(origin.run),
             task,
             epoch: Epoch(origin.epoch),
             clock: Clock(origin.clock),

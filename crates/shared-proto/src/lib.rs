@@ -6,6 +6,7 @@
 //! - [`payload`]: tensors as bytes
 //! - [`number`]: floating-point numbers in JSON
 //! - [`kernel`]: instructions chosen for the CPU
+//! - [`quiet`]: limits on log messages that callers can cause at will
 //! - [`staleness`]: the bound on a worker's lead
 //! - [`job`]: the job, one TOML file
 //! - [`mod@planted`]: faults that tests must find
@@ -15,13 +16,15 @@
 //! - [`connections`]: limits on the connections of a port
 //! - [`security`]: certificates and the job's token
 //! - [`stream`]: messages on an HTTP/2 body, without copies of their payloads
-//! - [`transport`]: the gRPC settings of both ends
+//! - [`transport`]: addresses, and the gRPC settings of both ends
+//! - [`network`]: the networks by which peers are reached
 
 pub mod blocks;
 pub mod connections;
 pub mod ids;
 pub mod job;
 pub mod kernel;
+pub mod network;
 pub mod number;
 pub mod payload;
 pub mod planted;

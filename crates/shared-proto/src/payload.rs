@@ -4,6 +4,9 @@
 //! Weights and gradients may travel as 16-bit numbers, rounded to the nearest, ties to even. Servers
 //! keep and compute `f32` all the same.
 
+mod finite;
+mod halves;
+
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -12,11 +15,15 @@ use bytes::Bytes;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
+use finite::finite_halves;
+use halves::{to_bf16, to_f16};
+
 use crate::kernel::Kernel;
 use crate::refusal::{Reason, Refusal};
 use crate::wire;
 
 pub use crate::wire::Dtype;
+pub use finite::{all_finite, all_fit};
 
 /// An `f32` as it travels: four bytes, little-endian, without alignment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
@@ -108,6 +115,11 @@ impl Elements {
             Dtype::Unspecified => Dtype::F32,
             dtype => dtype,
         };
+        Self { dtype, bytes }
+    }
+
+    /// Returns little-endian bytes as elements of the type that they have.
+    pub fn of_bytes(bytes: Bytes, dtype: Dtype) -> Self {
         Self { dtype, bytes }
     }
 
@@ -264,87 +276,6 @@ impl Dtype {
             Self::Bf16 | Self::F16 => 2,
         }
     }
-}
-
-fn to_bf16(values: &Bytes) -> Bytes {
-    // The same as `bf16::from_f32`, in a form for which compilers use wide registers.
-    let half = |v: &LeF32| {
-        let bits = u32::from_le_bytes(v.0);
-        let nearest_even = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
-        let half = match v.get().is_nan() {
-            true => bits >> 16 | 0x40,
-            false => nearest_even,
-        };
-        (half as u16).to_le()
-    };
-    let values = elements(values).iter();
-    Kernel::best().run(|| owned(values.map(half).collect()))
-}
-
-fn to_f16(values: &Bytes) -> Bytes {
-    let mut numbers = [0.0; PART];
-    let mut halves = [f16::ZERO; PART];
-    let mut all = Vec::with_capacity(values.len() / size_of::<f32>());
-    for part in elements(values).chunks(PART) {
-        for (number, element) in numbers.iter_mut().zip(part) {
-            *number = element.get();
-        }
-        halves[..part.len()].convert_from_f32_slice(&numbers[..part.len()]);
-        all.extend(
-            halves[..part.len()]
-                .iter()
-                .map(|half| half.to_bits().to_le()),
-        );
-    }
-    owned(all)
-}
-
-fn owned(halves: Vec<u16>) -> Bytes {
-    struct Owned(Vec<u16>);
-    impl AsRef<[u8]> for Owned {
-        fn as_ref(&self) -> &[u8] {
-            bytemuck::cast_slice(&self.0)
-        }
-    }
-    Bytes::from_owner(Owned(halves))
-}
-
-/// Returns whether all elements are finite.
-pub fn all_finite(values: &[LeF32]) -> bool {
-    all_below(
-        values,
-        |v| u32::from_le_bytes(v.0) & 0x7fff_ffff,
-        0x7f80_0000,
-    )
-}
-
-/// Returns whether each element is still finite after its conversion to `dtype`.
-pub fn all_fit(values: &[LeF32], dtype: Dtype) -> bool {
-    // From this number on, the nearest one of the type is infinite.
-    let too_large = match dtype {
-        Dtype::F32 | Dtype::Unspecified => f32::INFINITY.to_bits(),
-        Dtype::Bf16 => 0x7f7f_8000,
-        Dtype::F16 => 65520f32.to_bits(),
-    };
-    all_below(values, |v| u32::from_le_bytes(v.0) & 0x7fff_ffff, too_large)
-}
-
-/// Returns whether all 16-bit numbers are finite. A number with all bits of its exponent set is NaN or infinite.
-fn finite_halves(bytes: &Bytes, exponent: u16) -> bool {
-    let halves = bytemuck::cast_slice::<u8, [u8; 2]>(bytes);
-    all_below(halves, |v| u16::from_le_bytes(*v) & 0x7fff, exponent)
-}
-
-/// Returns whether all magnitudes are below a limit. The bits of a magnitude, as an integer, have the order of the
-/// numbers.
-fn all_below<T, B: Ord + Default + Copy>(
-    values: &[T],
-    magnitude: impl Fn(&T) -> B,
-    limit: B,
-) -> bool {
-    // Parts of a fixed size without an early exit let the compiler use wide registers.
-    let largest = |part: &[T]| part.iter().map(&magnitude).fold(B::default(), B::max);
-    Kernel::best().run(|| values.chunks(PART).all(|part| largest(part) < limit))
 }
 
 #[cfg(test)]

@@ -4,13 +4,11 @@
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::pin::Pin;
 use std::str::FromStr;
 use std::time::Duration;
 
-use crate::security::{Remote, Security};
 use http::uri::Authority;
-use tonic::transport::{Channel, Endpoint, Server};
+use tonic::transport::{Endpoint, Server};
 
 /// The version of the protocol in `proto/`. Peers with another version are refused.
 pub const PROTOCOL_VERSION: u32 = 1;
@@ -64,8 +62,8 @@ pub fn is_address(text: &str) -> bool {
     }
 }
 
-/// Returns the endpoint of a peer at `address`, given as host:port or as unix:PATH. [`Security::endpoint`] adds
-/// encryption.
+/// Returns the endpoint of a peer at `address`, given as host:port or as unix:PATH.
+/// [`Security::endpoint`](crate::security::Security::endpoint) adds encryption.
 pub(crate) fn endpoint(address: &str) -> Result<Endpoint, tonic::transport::Error> {
     let uri = match address.strip_prefix(UNIX) {
         // tonic removes exactly this prefix again.
@@ -81,49 +79,6 @@ pub(crate) fn endpoint(address: &str) -> Result<Endpoint, tonic::transport::Erro
         .http2_keep_alive_interval(KEEPALIVE.0)
         .keep_alive_timeout(KEEPALIVE.1)
         .tcp_nodelay(true))
-}
-
-/// The network by which peers are reached: the system's, or a simulated one.
-pub trait Network: fmt::Debug + Send + Sync {
-    /// Connects.
-    fn connect(&self, remote: Remote) -> Connecting;
-
-    /// Returns a channel that connects when it is used, and again after the connection breaks.
-    fn connect_lazily(&self, remote: Remote) -> Channel;
-
-    /// Returns the credentials of callers, and those that they demand of their peers.
-    fn security(&self) -> &Security;
-}
-
-/// A pending connection.
-pub type Connecting =
-    Pin<Box<dyn Future<Output = Result<Channel, tonic::transport::Error>> + Send>>;
-
-/// The system's network.
-#[derive(Clone, Debug, Default)]
-pub struct SystemNetwork {
-    security: Security,
-}
-
-impl SystemNetwork {
-    /// Creates the network with these credentials.
-    pub fn new(security: Security) -> Self {
-        Self { security }
-    }
-}
-
-impl Network for SystemNetwork {
-    fn connect(&self, remote: Remote) -> Connecting {
-        Box::pin(async move { remote.connect().await })
-    }
-
-    fn connect_lazily(&self, remote: Remote) -> Channel {
-        remote.connect_lazy()
-    }
-
-    fn security(&self) -> &Security {
-        &self.security
-    }
 }
 
 /// The prefix of the address of a socket file.

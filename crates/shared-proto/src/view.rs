@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::ids::{Clock, Epoch, RunId, Task, ViewNumber};
+use crate::ids::{Clock, Epoch, RunNumber, Task, ViewNumber};
 use crate::refusal::{Reason, Refusal};
 use crate::wire;
 
@@ -35,7 +35,7 @@ pub struct View {
     /// The newest checkpoint that was ordered.
     pub checkpoint: Option<CheckpointOrder>,
     /// The run.
-    pub run: RunId,
+    pub run: RunNumber,
 }
 
 /// A checkpoint that is to be written: in sync mode of one step, else of each block as it is reached.
@@ -72,7 +72,7 @@ impl Default for View {
             phase: JobPhase::Starting,
             error: String::new(),
             checkpoint: None,
-            run: RunId::default(),
+            run: RunNumber::default(),
         }
     }
 }
@@ -164,7 +164,7 @@ impl TryFrom<wire::View> for View {
                 epoch: Epoch(order.epoch),
                 clock: Clock(order.clock),
             }),
-            run: RunId(view.run),
+            run: RunNumber(view.run),
         })
     }
 }
@@ -202,7 +202,7 @@ mod tests {
                 epoch: Epoch(1),
                 clock: Clock(4),
             }),
-            run: RunId(7),
+            run: RunNumber(7),
         };
         assert_eq!(View::try_from(wire::View::from(&view)).unwrap(), view);
     }

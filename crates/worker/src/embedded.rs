@@ -1,31 +1,32 @@
 //! A worker without a process, a thread or a candle model of its own, for simulations.
 
 use std::sync::Arc;
-use std::time::Duration;
 
-use daemon::membership::{Coordinator, Registration};
 use shared_proto::job::Job;
-use shared_proto::transport::Network;
+use tokio_util::sync::CancellationToken;
 
-use crate::counters::Counters;
 use crate::error::WorkerError;
-use crate::member::{Member, Replicas, leave};
+use crate::member::{Member, Replicas};
 use crate::replica::Replica;
 use crate::strategy::{Joining, Strategy, StrategyError};
 
-/// A worker's identity and its connections.
-#[derive(Debug)]
-pub struct Embedded {
-    /// The worker's coordinator.
-    pub coordinator: Coordinator,
-    /// The registration with which it joins.
-    pub registration: Registration,
-    /// The network by which it reaches servers.
-    pub network: Arc<dyn Network>,
-    /// The time for which it continues without an answer of a server.
-    pub patience: Duration,
+pub use crate::member::Parts;
+
+/// Works on the coordinator's job until it is done, with this replica. Joins the cluster by `join`.
+///
+/// # Errors
+/// See the variants of [`WorkerError`].
+pub async fn work<R: Replica>(
+    parts: Parts,
+    replica: R,
+    join: impl AsyncFn(&Joining<'_>, &dyn Replica) -> Result<Box<dyn Strategy>, StrategyError>,
+) -> Result<(), WorkerError> {
+    let member = Member::new(parts, One(Arc::new(replica)), join);
+    let never = CancellationToken::new();
+    member.run(&never, |_| (), async |_| false).await
 }
 
+/// The same replica for each job.
 struct One<R>(Arc<R>);
 
 impl<R: Replica> Replicas for One<R> {
@@ -37,33 +38,5 @@ impl<R: Replica> Replicas for One<R> {
 
     async fn replica(&mut self, _: &Job) -> Result<Arc<R>, WorkerError> {
         Ok(Arc::clone(&self.0))
-    }
-}
-
-impl Embedded {
-    /// Works on the coordinator's job until it is done. Joins the cluster by `join`.
-    ///
-    /// # Errors
-    /// See the variants of [`WorkerError`].
-    pub async fn work<R: Replica>(
-        self,
-        replica: R,
-        join: impl AsyncFn(&Joining<'_>, &dyn Replica) -> Result<Box<dyn Strategy>, StrategyError>,
-    ) -> Result<(), WorkerError> {
-        let mut member = Member {
-            coordinator: self.coordinator,
-            registration: self.registration,
-            network: self.network,
-            patience: self.patience,
-            counters: Counters::new(),
-            replicas: One(Arc::new(replica)),
-            join,
-        };
-        let mut place = None;
-        let outcome = member.work(|_| (), &mut place).await;
-        if let Some(membership) = place {
-            leave(membership, Some(&outcome)).await;
-        }
-        outcome
     }
 }

@@ -1,6 +1,6 @@
 //! The worker: batch, pull, forward and backward in candle, push. candle lives here and only here.
 //!
-//! The data's way goes through these modules in this order:
+//! The data path goes through these modules in this order:
 //! - [`run`]: the process
 //! - `member`: registers and joins by the job's strategy; `trainer`: asks for work
 //! - `step`: one training step: input, pull, compute, push
@@ -10,6 +10,7 @@
 //! - [`model`], [`models`], [`registry`]: the interface of models, those that ship, and those that a job can name
 //! - [`variables`]: the only place where bytes meet candle's memory
 //! - `error`: the errors of a worker; `trouble`: distinguishes this worker's own errors from those of the job
+//! - [`device`]: the device to compute on; `counters`: metrics
 //! - `reporter`: reports finished steps to the coordinator
 //! - [`embedded`]: a worker without a process and a model of its own, for simulations
 //! - [`local`]: the same job in one process, for comparison

@@ -6,11 +6,11 @@ use std::time::Instant;
 
 use candle_core::{Device, Var};
 use candle_nn::{AdamW, Optimizer as _, ParamsAdamW, SGD};
+use nn::backward;
 use shared_proto::job::{Adam, Job, Optimizer};
 
-use crate::input::Pass;
-use crate::model::Metrics;
-use crate::models::layers::backward;
+use crate::input::Order;
+use crate::model::{Metrics, Objective, Pass};
 use crate::registry::Registry;
 use crate::replica::{ReplicaError, build, evaluate};
 use crate::variables::Variables;
@@ -44,24 +44,27 @@ pub fn train(
     save_to: Option<&Path>,
 ) -> Result<Outcome, ReplicaError> {
     let mut data = registry.open(&job.data, job.seed)?;
-    let (variables, model) = build(job, registry, device, &data)?;
+    let objective = Objective::of(&job.objective, &data.signature)?;
+    let (variables, model) = build(job, registry, device, &data.signature, &objective)?;
     let mut rule = rule(&job.optimizer, &variables)?;
 
     let (mut steps, mut samples) = (0, 0);
     let began = Instant::now();
     let count = data.training.count();
     'training: for epoch in 0..job.epochs {
-        let pass = Pass::Shuffled {
+        let order = Order::Shuffled {
             seed: job.seed,
             epoch,
         };
-        for start in (0..count).step_by(job.batch_size as usize) {
+        for start in (0..count).step_by(job.samples_per_step() as usize) {
             if job.steps.is_some_and(|most| steps >= most) {
                 break 'training;
             }
-            let end = count.min(start + u64::from(job.batch_size));
-            let batch = data.training.read(pass, start..end, device)?;
-            let gradients = backward(&model.loss(&batch)?)?;
+            let end = count.min(start + job.samples_per_step());
+            let batch = data.training.read(order, start..end, device)?;
+            let pass = Pass::training(&objective, job.seed, steps, 0);
+            let outputs = model.forward(&batch, &pass)?;
+            let gradients = backward(&model.loss(&outputs, &batch, &pass)?)?;
             match &mut rule {
                 Rule::Sgd(sgd) => sgd.step(&gradients)?,
                 Rule::Adam(adam) => adam.step(&gradients)?,
@@ -78,7 +81,7 @@ pub fn train(
         steps,
         samples,
         seconds,
-        metrics: evaluate(&*model, &mut data, device)?,
+        metrics: evaluate(&*model, &objective, &mut data, device)?,
     })
 }
 
@@ -92,14 +95,18 @@ pub fn evaluate_file(
     device: &Device,
     weights: &Path,
 ) -> Result<Metrics, ReplicaError> {
+    let mut job = job.clone();
+    // All values come from the file.
+    job.model.init_from = None;
     let mut data = registry.open(&job.data, job.seed)?;
-    let (variables, model) = build(job, registry, device, &data)?;
+    let objective = Objective::of(&job.objective, &data.signature)?;
+    let (variables, model) = build(&job, registry, device, &data.signature, &objective)?;
     variables.load(weights)?;
-    evaluate(&*model, &mut data, device)
+    evaluate(&*model, &objective, &mut data, device)
 }
 
 fn rule(optimizer: &Optimizer, variables: &Variables) -> Result<Rule, ReplicaError> {
-    let vars = variables.vars();
+    let vars = variables.trained();
     match optimizer {
         Optimizer::Sgd(s) if s.weight_decay == 0.0 => {
             Ok(Rule::Sgd(SGD::new(vars, s.learning_rate.into())?))

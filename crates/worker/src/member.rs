@@ -8,7 +8,8 @@ use std::time::Duration;
 use daemon::membership::{Coordinator, Membership, Registration};
 use shared_proto::ids::Clock;
 use shared_proto::job::Job;
-use shared_proto::transport::Network;
+use shared_proto::network::Network;
+use tokio_util::sync::CancellationToken;
 
 use crate::counters::Counters;
 use crate::error::WorkerError;
@@ -31,16 +32,26 @@ pub(crate) trait Replicas {
     async fn replica(&mut self, job: &Job) -> Result<Arc<Self::Replica>, WorkerError>;
 }
 
+/// A worker's identity, and its connections to other processes.
+#[derive(Debug)]
+pub struct Parts {
+    /// The worker's coordinator.
+    pub coordinator: Coordinator,
+    /// The registration with which it joins.
+    pub registration: Registration,
+    /// The network by which it reaches servers.
+    pub network: Arc<dyn Network>,
+    /// The time for which it continues without an answer of a server.
+    pub patience: Duration,
+}
+
 /// A member with any kind of replica, network and strategy.
 pub(crate) struct Member<R, J> {
-    pub(crate) coordinator: Coordinator,
-    pub(crate) registration: Registration,
-    pub(crate) network: Arc<dyn Network>,
-    pub(crate) patience: Duration,
-    pub(crate) counters: Counters,
-    pub(crate) replicas: R,
+    parts: Parts,
+    counters: Counters,
+    replicas: R,
     /// Joins by the job's strategy.
-    pub(crate) join: J,
+    join: J,
 }
 
 impl<R, J> Member<R, J>
@@ -48,16 +59,54 @@ where
     R: Replicas,
     J: AsyncFn(&Joining<'_>, &dyn Replica) -> Result<Box<dyn Strategy>, StrategyError>,
 {
-    /// Registers and works until the job is done. Calls `registered` whenever it registers or loses its place.
-    /// The caller must leave by the membership that remains in `place`.
-    pub(crate) async fn work(
+    pub(crate) fn new(parts: Parts, replicas: R, join: J) -> Self {
+        Self {
+            parts,
+            counters: Counters::new(),
+            replicas,
+            join,
+        }
+    }
+
+    /// Works until the shutdown, or until a job is done and `next_job` expects no other, and leaves the cluster. Calls
+    /// `registered` whenever it registers or loses its place.
+    pub(crate) async fn run(
+        mut self,
+        shutdown: &CancellationToken,
+        registered: impl Fn(bool),
+        next_job: impl AsyncFn(&Membership) -> bool,
+    ) -> Result<(), WorkerError> {
+        let mut place = None;
+        let outcome = loop {
+            let work = self.work(&registered, &mut place);
+            let outcome = shutdown.run_until_cancelled(work).await;
+            match &place {
+                Some(done) if matches!(outcome, Some(Ok(()))) => {
+                    if !next_job(done).await {
+                        break outcome;
+                    }
+                }
+                _ => break outcome,
+            }
+        };
+        let Some(membership) = place else {
+            // It has never been a member, so there is nothing to leave.
+            return outcome.unwrap_or(Ok(()));
+        };
+        leave(membership, outcome.as_ref()).await;
+        outcome.unwrap_or(Ok(())).map_err(WorkerError::explained)
+    }
+
+    /// Registers and works until the job is done. The membership that remains in `place` is to be left.
+    async fn work(
         &mut self,
         registered: impl Fn(bool),
         place: &mut Option<Membership>,
     ) -> Result<(), WorkerError> {
         loop {
             self.counters.registrations.increment(1);
-            let join = Membership::join(self.coordinator.clone(), self.registration.clone());
+            let (coordinator, registration) = (&self.parts.coordinator, &self.parts.registration);
+            let join = Membership::join(coordinator.clone(), registration.clone());
             let membership = place.insert(join.await?);
             registered(true);
             let outcome = tokio::select! {
@@ -82,12 +131,12 @@ where
         let joining = Joining {
             job,
             membership,
-            network: &self.network,
-            patience: self.patience,
+            network: &self.parts.network,
+            patience: self.parts.patience,
         };
         let strategy = (self.join)(&joining, &*replica).await?;
-        let (coordinator, settled) = (membership.coordinator.clone(), strategy.settled());
-        let reporter = Reporter::start(coordinator, membership.sender(), settled);
+        let (coordinator, reconciled) = (membership.coordinator.clone(), strategy.reconciled());
+        let reporter = Reporter::start(coordinator, membership.sender(), reconciled);
         let mut trainer = Trainer {
             job,
             membership,

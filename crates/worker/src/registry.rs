@@ -5,9 +5,11 @@ use std::collections::BTreeMap;
 use candle_nn::VarBuilder;
 use shared_proto::job::Data;
 
-use crate::input::{Csv, DataSetup, Dataset, Digits, Idx, InputError, Random, Source};
+use crate::input::{
+    Cifar10, Criteo, Csv, DataSetup, Dataset, Digits, Idx, InputError, LibSvm, Npy, Random, Source,
+};
 use crate::model::{Model, ModelError, Setup};
-use crate::models::{Cnn, Mlp, Softmax};
+use crate::models::{Cnn, Logistic, Mlp, MobileNetV2, ResNet20, Softmax};
 
 type Constructor = fn(&Setup, VarBuilder) -> candle_core::Result<Box<dyn Model>>;
 
@@ -25,21 +27,28 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// Returns a registry of the models `softmax`, `mlp` and `cnn` and the data sources `digits`, `mnist`,
-    /// `fashion-mnist`, `csv` and `random`.
+    /// Returns a registry of the models `logistic`, `softmax`, `mlp`, `cnn`, `resnet20` and `mobilenetv2` and the data sources `digits`, `mnist`,
+    /// `fashion-mnist`, `cifar10`, `npy`, `csv`, `libsvm`, `criteo` and `random`.
     pub fn builtin() -> Self {
         let empty = Self {
             models: BTreeMap::new(),
             sources: BTreeMap::new(),
         };
         empty
+            .model::<Logistic>("logistic")
             .model::<Softmax>("softmax")
             .model::<Mlp>("mlp")
             .model::<Cnn>("cnn")
+            .model::<ResNet20>("resnet20")
+            .model::<MobileNetV2>("mobilenetv2")
             .data::<Digits>("digits")
             .data::<Idx>("mnist")
             .data::<Idx>("fashion-mnist")
             .data::<Csv>("csv")
+            .data::<Cifar10>("cifar10")
+            .data::<Npy>("npy")
+            .data::<LibSvm>("libsvm")
+            .data::<Criteo>("criteo")
             .data::<Random>("random")
     }
 
@@ -57,8 +66,8 @@ impl Registry {
         self
     }
 
-    /// Opens the data that a job names. `seed` decides which samples are held out and what random ones are, where
-    /// the source does not say otherwise.
+    /// Opens the data that a job names. Unless the source says otherwise, `seed` decides which samples are
+    /// held out, and the values of random samples.
     ///
     /// # Errors
     /// [`InputError::Unknown`] lists the known names; the others are the source's.

@@ -13,7 +13,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use crate::counters::Times;
 use crate::error::WorkerError;
 use crate::step::Finished;
-use crate::strategy::Settled;
+use crate::strategy::Reconciled;
 
 /// A worker's progress in a split.
 #[derive(Clone, Copy, Debug)]
@@ -50,7 +50,7 @@ impl Reporter {
     pub(crate) fn start(
         coordinator: Coordinator,
         sender: Sender,
-        settled: Box<dyn Settled>,
+        reconciled: Box<dyn Reconciled>,
     ) -> Self {
         let pending = Arc::<Mutex<Pending>>::default();
         let failure = Arc::<Mutex<Option<WorkerError>>>::default();
@@ -60,7 +60,7 @@ impl Reporter {
         let reports = Reports {
             coordinator,
             sender,
-            settled,
+            reconciled,
             pushes: 0,
             pending: Arc::clone(&pending),
             failure: Arc::clone(&failure),
@@ -140,7 +140,7 @@ impl Times {
 struct Reports {
     coordinator: Coordinator,
     sender: Sender,
-    settled: Box<dyn Settled>,
+    reconciled: Box<dyn Reconciled>,
     /// The number of reported steps with pushed gradients.
     pushes: u64,
     pending: Arc<Mutex<Pending>>,
@@ -169,10 +169,10 @@ impl Reports {
         }
     }
 
-    /// Reports finished steps in the epoch in which the strategy has settled. If the coordinator has a newer one,
-    /// waits until the strategy has settled there, and calls again.
+    /// Reports finished steps in the epoch in which the strategy has reconciled. If the coordinator has a newer one,
+    /// waits until the strategy has reconciled there, and calls again.
     async fn send(&mut self, place: SplitProgress, pending: Pending) -> Result<(), WorkerError> {
-        let mut origin = self.sender.origin(Epoch(0), place.clock);
+        let mut origin = self.sender.next_origin(Epoch(0), place.clock);
         self.pushes += pending.steps - pending.skipped;
         let times = pending.times;
         let mut request = wire::FinishStepRequest {
@@ -193,7 +193,7 @@ impl Reports {
             }),
         };
         loop {
-            origin.epoch = self.settled.epoch();
+            origin.epoch = self.reconciled.epoch();
             request.origin = Some(origin.clone().into());
             match self.coordinator.finish_step(request.clone()).await {
                 Ok(reply) => {
@@ -201,9 +201,8 @@ impl Reports {
                     return Ok(());
                 }
                 Err(MembershipError::Outdated(_)) => {
-                    let newer = origin.epoch.next();
-                    self.sender.heard(newer);
-                    self.settled.reaches(newer).await?;
+                    let newer = self.sender.must_move_beyond(origin.epoch);
+                    self.reconciled.reaches(newer).await?;
                 }
                 Err(error) => return Err(error.into()),
             }

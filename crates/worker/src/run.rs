@@ -10,12 +10,12 @@ use daemon::process::Process;
 use daemon::settings::{MemberSettings, ProcessSettings};
 use shared_proto::ids::Role;
 use shared_proto::job::Job;
-use shared_proto::transport::{Listen, SystemNetwork};
+use shared_proto::network::SystemNetwork;
+use shared_proto::transport::Listen;
 
-use crate::counters::Counters;
 use crate::device;
 use crate::error::WorkerError;
-use crate::member::{Member, Replicas, leave};
+use crate::member::{Member, Parts, Replicas, leave};
 use crate::registry::Registry;
 use crate::replica::ModelReplica;
 use crate::strategy;
@@ -76,19 +76,17 @@ pub async fn run(
             return Err(error.explained());
         }
     };
-    let mut member = Member {
+    let parts = Parts {
         coordinator,
         registration,
         network: Arc::new(SystemNetwork::new(process.security.clone())),
         patience,
-        counters: Counters::new(),
-        replicas: Builder {
-            settings,
-            registry,
-            device,
-            built: None,
-        },
-        join: strategy::join,
+    };
+    let builder = Builder {
+        settings,
+        registry,
+        device,
+        built: None,
     };
     let announced = Once::new();
     let registered = |is: bool| {
@@ -97,25 +95,9 @@ pub async fn run(
             announced.call_once(|| process.announce(None));
         }
     };
-    let mut membership = None;
-    let outcome = loop {
-        let work = member.work(&registered, &mut membership);
-        let outcome = process.shutdown.run_until_cancelled(work).await;
-        match &membership {
-            Some(done) if matches!(outcome, Some(Ok(()))) => {
-                if !process.next_job(done).await {
-                    break outcome;
-                }
-            }
-            _ => break outcome,
-        }
-    };
-    let Some(membership) = membership else {
-        // It has never been a member, so there is nothing to leave.
-        return outcome.unwrap_or(Ok(()));
-    };
-    leave(membership, outcome.as_ref()).await;
-    outcome.unwrap_or(Ok(())).map_err(WorkerError::explained)
+    let next_job = async |done: &Membership| process.next_job(done).await;
+    let member = Member::new(parts, builder, strategy::join);
+    member.run(&process.shutdown, registered, next_job).await
 }
 
 /// Checks what a worker needs of its host before it registers, and opens the device.

@@ -1,4 +1,4 @@
-//! The training step: input, pull, compute, push, as steps 1 to 4 of the data's way.
+//! The training step: input, pull, compute, push, as steps 1 to 4 of the data path.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use shared_proto::wire;
 
 use crate::counters::{Counters, Times};
 use crate::error::WorkerError;
-use crate::replica::{EVERY_BATCH, Prepared, Replica};
+use crate::replica::{EVERY_BATCH, Prepared, Replica, Step};
 use crate::strategy::{Pushed, Strategy, StrategyError};
 
 /// A finished step.
@@ -22,12 +22,12 @@ pub(crate) struct Finished {
     pub(crate) receipts: Vec<wire::ShardReceipt>,
 }
 
-/// Makes the step after `clock` with a prepared batch. `next` is the batch of the step after it, if it is known.
+/// Makes the step after `clock` with a prepared batch, as the worker of number `rank`. `next` is the batch of the step after it, if it is known.
 pub(crate) async fn step(
     replica: &dyn Replica,
     strategy: &mut dyn Strategy,
     counters: &Counters,
-    clock: Clock,
+    (clock, rank): (Clock, u32),
     batch: &mut Prepared,
     next: Option<&mut Prepared>,
     non_finite: NonFinite,
@@ -41,7 +41,7 @@ pub(crate) async fn step(
 
     let asked = Instant::now();
     let positions = batch.positions();
-    let computed = replica.compute(positions).await?;
+    let computed = replica.compute(positions, Step { clock, rank }).await?;
     let compute = asked.elapsed();
 
     let handed_over = Instant::now();

@@ -55,7 +55,7 @@ impl Trainer<'_> {
     }
 
     async fn lease_work(&mut self) -> Result<wire::LeaseWorkReply, WorkerError> {
-        let mut origin = self.membership.origin();
+        let mut origin = self.membership.next_origin();
         origin.clock = self.clock;
         let reply = self.membership.coordinator.lease_work(origin).await?;
         self.membership.sender().heard(Epoch(reply.epoch));
@@ -64,7 +64,7 @@ impl Trainer<'_> {
 
     async fn train_split(&mut self, split: &wire::Split) -> Result<(), WorkerError> {
         let prefetch = self.job.data.prefetch as usize;
-        let mut unprepared = batches(split, self.job.batch_size);
+        let mut unprepared = batches(split, self.job.samples_per_step());
         let mut prepared = VecDeque::new();
         loop {
             while prepared.len() <= prefetch
@@ -79,7 +79,7 @@ impl Trainer<'_> {
                 self.replica,
                 &mut *self.strategy,
                 self.counters,
-                self.clock,
+                (self.clock, self.membership.task.id.index),
                 &mut batch,
                 prepared.front_mut(),
                 self.job.non_finite,
@@ -113,7 +113,7 @@ impl Trainer<'_> {
             let (clock, replica) = (self.clock, self.replica);
             let evaluated = self.strategy.evaluate(clock, view, replica).await?;
             let (epoch, metrics) = (evaluated.epoch, evaluated.metrics);
-            tracing::info!(epoch = evaluate.data_epoch + 1, ?metrics, "evaluated");
+            tracing::info!(data_epoch = evaluate.data_epoch + 1, ?metrics, "evaluated");
             let model_sha256 = match evaluate.save_model {
                 true => self.save_model().await?,
                 false => Bytes::new(),
@@ -126,9 +126,8 @@ impl Trainer<'_> {
             };
             match self.report_evaluation(epoch, report).await {
                 Err(MembershipError::Outdated(_)) => {
-                    let newer = epoch.next();
-                    self.membership.sender().heard(newer);
-                    self.strategy.settled().reaches(newer).await?;
+                    let newer = self.membership.sender().must_move_beyond(epoch);
+                    self.strategy.reconciled().reaches(newer).await?;
                 }
                 told => return Ok(told?),
             }
@@ -153,20 +152,20 @@ impl Trainer<'_> {
         epoch: Epoch,
         report: wire::EvaluationReport,
     ) -> Result<(), MembershipError> {
-        let mut origin = self.membership.origin();
+        let mut origin = self.membership.next_origin();
         origin.epoch = epoch;
         let report = wire::report_request::Report::Evaluation(report);
         self.membership.coordinator.report(origin, report).await
     }
 }
 
-/// Returns the positions of each batch of a split.
-fn batches(split: &wire::Split, size: u32) -> impl Iterator<Item = Positions> + use<> {
-    let (epoch, end, size) = (split.data_epoch, split.end, u64::from(size));
+/// Returns the positions of each step of a split, of `size` samples.
+fn batches(split: &wire::Split, size: u64) -> impl Iterator<Item = Positions> + use<> {
+    let (data_epoch, end) = (split.data_epoch, split.end);
     let mut start = split.start;
     std::iter::from_fn(move || {
         let batch = Positions {
-            epoch,
+            data_epoch,
             start,
             end: end.min(start.saturating_add(size)),
         };
@@ -189,7 +188,7 @@ mod tests {
         };
         let cut = |size| -> Vec<_> {
             let batches = batches(&split, size);
-            batches.map(|b| (b.epoch, b.start, b.end)).collect()
+            batches.map(|b| (b.data_epoch, b.start, b.end)).collect()
         };
         assert_eq!(cut(3), [(2, 10, 13), (2, 13, 16), (2, 16, 17)]);
         assert_eq!(cut(8), [(2, 10, 17)]);

@@ -9,13 +9,15 @@ use candle_core::{DType, Device, Tensor};
 use candle_nn::{VarBuilder, VarMap};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
+use shared_proto::blocks::VariableKind;
 use shared_proto::job;
 use shared_proto::payload::{self, Dtype, Elements};
-use worker::model::{Batch, Model, ModelError, Setup};
+use worker::input::{Column, Field, InMemory, Signature, Values};
+use worker::model::{Batch, Model, ModelError, Objective, Pass, Setup};
 use worker::registry::Registry;
 use worker::variables::Variables;
 
-const MODELS: [&str; 3] = ["softmax", "mlp", "cnn"];
+const MODELS: [&str; 4] = ["logistic", "softmax", "mlp", "cnn"];
 
 fn settings(hidden: &[usize], channels: &[usize]) -> job::Model {
     job::Model {
@@ -23,6 +25,43 @@ fn settings(hidden: &[usize], channels: &[usize]) -> job::Model {
         channels: channels.to_vec(),
         ..job::Model::default()
     }
+}
+
+/// Pictures of this shape, and their classes.
+struct Pictures {
+    data: Signature,
+    objective: Objective,
+}
+
+impl Pictures {
+    fn of(sample_shape: &[usize], classes: u64) -> Self {
+        let data = Signature {
+            inputs: vec![Field::numbers("image", sample_shape.to_vec())],
+            targets: vec![Field::category("label", classes)],
+        };
+        let objective = Objective::of(&job::Objective::default(), &data).unwrap();
+        Self { data, objective }
+    }
+
+    fn setup<'a>(&'a self, settings: &'a job::Model) -> Setup<'a> {
+        Setup {
+            settings,
+            data: &self.data,
+            objective: &self.objective,
+        }
+    }
+
+    fn loss(&self, model: &dyn Model, batch: &Batch) -> Tensor {
+        let pass = Pass::training(&self.objective, 1, 0, 0);
+        let outputs = model.forward(batch, &pass).unwrap();
+        model.loss(&outputs, batch, &pass).unwrap()
+    }
+}
+
+fn batch(inputs: Tensor, targets: Tensor) -> Batch {
+    let samples = inputs.dims()[0];
+    let batch = Batch::of(samples).with_input("image", inputs);
+    batch.with_target("label", targets)
 }
 
 /// Compares each element of each gradient with (f(x + e) - f(x - e)) / 2e, in f64, where e is so
@@ -35,11 +74,8 @@ fn check_by_finite_differences(
     const STEP: f64 = 1e-5;
     let mut random = ChaCha8Rng::seed_from_u64(3);
     let settings = settings(&[5, 4], &[2, 3]);
-    let setup = Setup {
-        settings: &settings,
-        sample_shape,
-        classes: 3,
-    };
+    let pictures = Pictures::of(sample_shape, 3);
+    let setup = pictures.setup(&settings);
     let map = VarMap::new();
     let vars = VarBuilder::from_varmap(&map, DType::F64, &Device::Cpu);
     let model = Registry::builtin().build(name, &setup, vars).unwrap();
@@ -56,12 +92,13 @@ fn check_by_finite_differences(
     let size = sample_shape.iter().product::<usize>();
     let pixels: Vec<f64> = (0..samples * size).map(|_| pixel(&mut random)).collect();
     let shape = [&[samples], sample_shape].concat();
-    let batch = Batch {
-        inputs: Tensor::from_vec(pixels, shape, &Device::Cpu).unwrap(),
-        targets: Tensor::new(&[0u32, 1, 2, 1], &Device::Cpu).unwrap(),
-    };
-    let loss = || model.loss(&batch).unwrap().to_scalar::<f64>().unwrap();
-    let gradients = model.loss(&batch).unwrap().backward().unwrap();
+    let batch = batch(
+        Tensor::from_vec(pixels, shape, &Device::Cpu).unwrap(),
+        Tensor::new(&[0u32, 1, 2, 1], &Device::Cpu).unwrap(),
+    );
+    let loss = || pictures.loss(&*model, &batch);
+    let gradients = loss().backward().unwrap();
+    let loss = || loss().to_scalar::<f64>().unwrap();
 
     let mut worst = 0f64;
     for (variable, var) in &vars {
@@ -104,6 +141,56 @@ fn gradients_agree_with_finite_differences() {
     }
 }
 
+/// Sparse samples, and dense ones with the same values, have the same loss and gradients.
+#[test]
+fn logistic_regression_is_the_same_on_sparse_samples() {
+    let dense = Column::numbers(
+        "x",
+        vec![4],
+        vec![0.5, 0.0, 0.0, 2.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1.5, -1.0, 0.0],
+    );
+    let values = Some(vec![0.5, 2.0, 1.5, -1.0]);
+    let ids = Values::U32(vec![0, 3, 1, 2]);
+    let sparse = Column::ragged("x", ids, vec![0, 2, 2, 4], values, Some(4));
+    let results = [dense, sparse].map(|column| {
+        let labels = Column::binary("y", vec![1.0, 0.0, 1.0]);
+        let samples = InMemory::new(vec![column], vec![labels]).unwrap();
+        let data = samples.signature();
+        let objective = Objective::of(&job::Objective::default(), &data).unwrap();
+        let settings = settings(&[], &[]);
+        let setup = Setup {
+            settings: &settings,
+            data: &data,
+            objective: &objective,
+        };
+        let (variables, model) = build("logistic", &setup);
+        write(&variables, 0, &[0.25]);
+        write(&variables, 1, &[0.1, -0.2, 0.3, 0.4]);
+        let batch = samples.batch(&[0, 1, 2], &Device::Cpu).unwrap();
+        let pass = Pass::training(&objective, 1, 0, 0);
+        let before = variables.measured().unwrap();
+        let outputs = model.forward(&batch, &pass).unwrap();
+        let loss = model.loss(&outputs, &batch, &pass).unwrap();
+        let gradients = variables
+            .gradients(&loss.backward().unwrap(), before, None)
+            .unwrap();
+        (
+            loss.to_scalar::<f32>().unwrap(),
+            gradients.values.iter().map(numbers).collect::<Vec<_>>(),
+        )
+    });
+    let [(dense, gradients), (sparse, others)] = results;
+    assert!((dense - sparse).abs() < 1e-6);
+    for (ours, theirs) in gradients.concat().iter().zip(others.concat()) {
+        assert!((ours - theirs).abs() < 1e-6, "{gradients:?} {others:?}");
+    }
+    // By hand: the mean of sigmoid(logit) - target.
+    let logits = [0.1 * 0.5 + 0.4 * 2.0 + 0.25, 0.25, -0.2 * 1.5 - 0.3 + 0.25];
+    let sigmoid = |x: f64| 1.0 / (1.0 + (-x).exp());
+    let bias = (sigmoid(logits[0]) - 1.0 + sigmoid(logits[1]) + sigmoid(logits[2]) - 1.0) / 3.0;
+    assert!((f64::from(gradients[0][0]) - bias).abs() < 1e-6);
+}
+
 #[test]
 fn equal_maxima_share_one_gradient() {
     // Most windows of a blank picture hold four equal values.
@@ -129,20 +216,20 @@ impl Vectors {
     }
 
     fn batch(&self, step: usize) -> Batch {
-        Batch {
-            inputs: self.0["inputs"].get(step).unwrap(),
-            targets: self.0["labels"]
-                .get(step)
-                .unwrap()
-                .to_dtype(DType::U32)
-                .unwrap(),
-        }
+        let labels = self.0["labels"].get(step).unwrap();
+        batch(
+            self.0["inputs"].get(step).unwrap(),
+            labels.to_dtype(DType::U32).unwrap(),
+        )
     }
 }
 
 fn build(name: &str, setup: &Setup) -> (Variables, Box<dyn Model>) {
     let registry = Registry::builtin();
-    Variables::build(1, &Device::Cpu, |vars| registry.build(name, setup, vars)).unwrap()
+    Variables::build(1, VariableKind::by_name, &Device::Cpu, |vars| {
+        registry.build(name, setup, vars)
+    })
+    .unwrap()
 }
 
 fn numbers(bytes: &bytes::Bytes) -> Vec<f32> {
@@ -178,11 +265,8 @@ fn training_agrees_with_pytorch() {
         let vectors = Vectors::read(name);
         let sample_shape = &vectors.0["inputs"].dims()[2..];
         let settings = settings(&hidden, &channels);
-        let setup = Setup {
-            settings: &settings,
-            sample_shape,
-            classes: 10,
-        };
+        let pictures = Pictures::of(sample_shape, 10);
+        let setup = pictures.setup(&settings);
         let (variables, model) = build(name, &setup);
         let specs = variables.specs();
         let in_file = vectors
@@ -202,9 +286,10 @@ fn training_agrees_with_pytorch() {
         let losses = vectors.numbers("losses");
         let mut worst = (0f32, 0f32, 0f32);
         for (step, expected) in losses.iter().enumerate() {
-            let loss = model.loss(&vectors.batch(step)).unwrap();
+            let before = variables.measured().unwrap();
+            let loss = pictures.loss(&*model, &vectors.batch(step));
             let gradients = variables
-                .gradients(&loss.backward().unwrap(), None)
+                .gradients(&loss.backward().unwrap(), before, None)
                 .unwrap();
             worst.0 = worst
                 .0
@@ -236,40 +321,14 @@ fn training_agrees_with_pytorch() {
     }
 }
 
-#[test]
-fn metrics_are_means_over_the_batch() {
-    for name in MODELS {
-        let settings = settings(&[6], &[2]);
-        let setup = Setup {
-            settings: &settings,
-            sample_shape: &[1, 12, 12],
-            classes: 10,
-        };
-        let (_, model) = build(name, &setup);
-        let batch = Vectors::read("cnn").batch(0);
-        let metrics = model.metrics(&batch).unwrap();
-        let loss = f64::from(model.loss(&batch).unwrap().to_scalar::<f32>().unwrap());
-        assert!((metrics["loss"] - loss).abs() < 1e-6);
-    }
-    let logits = Tensor::new(
-        &[[0f32, 1.0], [1.0, 0.0], [0.0, 1.0], [0.0, 1.0]],
-        &Device::Cpu,
-    )
-    .unwrap();
-    let targets = Tensor::new(&[1u32, 1, 1, 0], &Device::Cpu).unwrap();
-    let metrics = worker::model::classification_metrics(&logits, &targets).unwrap();
-    assert_eq!(metrics["accuracy"], 0.5);
-}
-
 fn refusal(name: &str, sample_shape: &[usize]) -> String {
     let settings = settings(&[6], &[2, 2, 2]);
-    let setup = Setup {
-        settings: &settings,
-        sample_shape,
-        classes: 10,
-    };
+    let pictures = Pictures::of(sample_shape, 10);
+    let setup = pictures.setup(&settings);
     let registry = Registry::builtin();
-    let built = Variables::build(1, &Device::Cpu, |vars| registry.build(name, &setup, vars));
+    let built = Variables::build(1, VariableKind::by_name, &Device::Cpu, |vars| {
+        registry.build(name, &setup, vars)
+    });
     match built {
         Ok(_) => panic!("{name} takes {sample_shape:?}"),
         Err(error @ (ModelError::Unknown { .. } | ModelError::Build { .. })) => error.to_string(),
@@ -281,7 +340,8 @@ fn refusal(name: &str, sample_shape: &[usize]) -> String {
 fn what_cannot_be_built_is_explained() {
     let error = refusal("cnm", &[1, 8, 8]);
     assert!(
-        error.contains("\"cnm\"") && error.contains("cnn, mlp, softmax"),
+        error.contains("\"cnm\"")
+            && error.contains("cnn, logistic, mlp, mobilenetv2, resnet20, softmax"),
         "{error}"
     );
     let error = refusal("cnn", &[64]);

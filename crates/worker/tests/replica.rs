@@ -8,7 +8,7 @@ use candle_core::Device;
 use shared_proto::job::Job;
 use shared_proto::payload::{self, Dtype, Elements};
 use worker::registry::Registry;
-use worker::replica::{EVERY_BATCH, ModelReplica, Positions, Replica, ReplicaError};
+use worker::replica::{EVERY_BATCH, ModelReplica, Positions, Replica, ReplicaError, Step};
 use worker::variables::Part;
 
 fn block_on<T>(future: impl Future<Output = T>) -> T {
@@ -27,7 +27,7 @@ async fn start() -> ModelReplica {
 
 fn batch(start: u64) -> Positions {
     Positions {
-        epoch: 0,
+        data_epoch: 0,
         start,
         end: start + 16,
     }
@@ -40,18 +40,21 @@ fn batches_prepared_ahead_are_computed_in_their_order() {
         let mut one_by_one = Vec::new();
         for positions in [batch(0), batch(16), batch(32)] {
             assert_eq!(replica.prepare(positions).await.wants().await, EVERY_BATCH);
-            one_by_one.push(replica.compute(positions).await.unwrap());
+            one_by_one.push(replica.compute(positions, Step::default()).await.unwrap());
         }
         for positions in [batch(0), batch(16), batch(32)] {
             replica.prepare(positions).await;
         }
         // The first is passed over, as if the membership that prepared it had ended.
         for (positions, expected) in [batch(16), batch(32)].into_iter().zip(&one_by_one[1..]) {
-            let computed = replica.compute(positions).await.unwrap();
+            let computed = replica.compute(positions, Step::default()).await.unwrap();
             assert_eq!(computed.loss, expected.loss);
             assert_eq!(computed.gradients, expected.gradients);
         }
-        let error = replica.compute(batch(0)).await.unwrap_err();
+        let error = replica
+            .compute(batch(0), Step::default())
+            .await
+            .unwrap_err();
         assert!(error.to_string().contains("not prepared"), "{error}");
     });
 }
@@ -62,7 +65,7 @@ fn a_batch_that_cannot_be_assembled_wants_nothing_and_its_computation_says_why()
         let replica = start().await;
         let beyond = batch(100_000);
         assert!(replica.prepare(beyond).await.wants().await.is_empty());
-        let error = replica.compute(beyond).await.unwrap_err();
+        let error = replica.compute(beyond, Step::default()).await.unwrap_err();
         assert!(matches!(error, ReplicaError::Compute(_)), "{error}");
         assert!(error.to_string().contains("100000 to 100016"), "{error}");
     });
@@ -81,7 +84,7 @@ fn initial_values_are_the_same_after_training() {
         };
         replica.take_in(vec![part]).await;
         replica.prepare(batch(0)).await;
-        replica.compute(batch(0)).await.unwrap();
+        replica.compute(batch(0), Step::default()).await.unwrap();
         assert_eq!(replica.initial_values().await.unwrap(), fresh);
     });
 }

@@ -4,6 +4,7 @@
 
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{Init, VarBuilder};
+use shared_proto::blocks::VariableKind;
 use shared_proto::payload::{self, Dtype, Elements};
 use worker::model::ModelError;
 use worker::variables::{Variables, VariablesError};
@@ -12,7 +13,7 @@ type Make = fn(&VarBuilder) -> candle_core::Result<Vec<Tensor>>;
 
 /// Variables that `make` asks for, and the tensors that it got.
 fn try_build(seed: u64, make: Make) -> Result<(Variables, Vec<Tensor>), String> {
-    Variables::build(seed, &Device::Cpu, |vars| {
+    Variables::build(seed, VariableKind::by_name, &Device::Cpu, |vars| {
         make(&vars).map_err(|source| ModelError::Build {
             name: "test".to_owned(),
             source,
@@ -140,7 +141,7 @@ fn initial_values_have_the_distribution_asked_for() {
         ),
     ] {
         let device = Device::Cpu;
-        let (variables, _) = Variables::build(9, &device, |vars| {
+        let (variables, _) = Variables::build(9, VariableKind::by_name, &device, |vars| {
             vars.get_with_hints((100, 50, 2, 2), "w", init)
                 .map_err(|source| ModelError::Build {
                     name: "test".to_owned(),
@@ -244,7 +245,9 @@ fn gradients_are_taken_whole_and_clipped() {
     let store = loss.backward().unwrap();
 
     let read = |clip| {
-        let gradients = variables.gradients(&store, clip).unwrap();
+        let gradients = variables
+            .gradients(&store, variables.measured().unwrap(), clip)
+            .unwrap();
         let values = |b: &bytes::Bytes| {
             payload::elements(b)
                 .iter()
@@ -270,11 +273,107 @@ fn a_missing_gradient_is_named() {
         Ok(vec![vars.get(2, "used")?, vars.get(3, "forgotten")?])
     });
     let store = tensors[0].sum_all().unwrap().backward().unwrap();
-    let error = variables.gradients(&store, None).unwrap_err().to_string();
+    let before = variables.measured().unwrap();
+    let error = variables.gradients(&store, before, None);
+    let error = error.unwrap_err().to_string();
     assert!(
         error.contains("\"forgotten\"") && error.contains("softmax_last_dim"),
         "{error}"
     );
+}
+
+/// candle's batch normalisation sets its running mean and variance while it computes the loss.
+#[test]
+fn averaged_variables_travel_as_changes_and_frozen_ones_not_at_all() {
+    let kind_of = |name: &str| match name {
+        "scale" => VariableKind::Frozen,
+        name => VariableKind::by_name(name),
+    };
+    let (variables, (norm, scale)) = Variables::build(1, kind_of, &Device::Cpu, |vars| {
+        let norm = candle_nn::batch_norm(2, candle_nn::BatchNormConfig::default(), vars.pp("norm"));
+        Ok::<_, candle_core::Error>((norm?, vars.get_with_hints(2, "scale", Init::Const(3.0))?))
+    })
+    .unwrap();
+    let names = [
+        "norm.bias",
+        "norm.running_mean",
+        "norm.running_var",
+        "norm.weight",
+        "scale",
+    ];
+    let specs = variables.specs();
+    assert_eq!(
+        specs.iter().map(|s| s.name.as_str()).collect::<Vec<_>>(),
+        names
+    );
+    let averaged = |name: &str| name.contains("running");
+    for spec in &specs {
+        assert_eq!(spec.kind == VariableKind::Averaged, averaged(&spec.name));
+    }
+
+    let before = variables.measured().unwrap();
+    let inputs = Tensor::new(&[[1f32, 0.0], [3.0, 4.0]], &Device::Cpu).unwrap();
+    let normal = norm.forward_train(&inputs).unwrap();
+    let loss = (normal.sqr().unwrap().broadcast_mul(&scale).unwrap()).sum_all();
+    assert_ne!(numbers(&variables, 1), [0.0, 0.0]);
+    let store = loss.unwrap().backward().unwrap();
+    // The clip is far below the norm, and leaves the changes alone.
+    let gradients = variables.gradients(&store, before, Some(1e-6)).unwrap();
+    let values = |i: usize| {
+        let values = payload::elements(&gradients.values[i]);
+        values.iter().map(|v| v.get()).collect::<Vec<f32>>()
+    };
+    // The mean is (2, 2), the unbiased variance (2, 8), and a tenth of each is taken in.
+    assert_eq!(values(1), [-0.2, -0.2]);
+    let moved = values(2);
+    assert!(
+        (moved[0] + 0.1).abs() < 1e-6 && (moved[1] + 0.7).abs() < 1e-6,
+        "{moved:?}"
+    );
+    assert!(values(3).iter().all(|v| v.abs() < 1e-6));
+    assert!(gradients.values[4].is_empty());
+    assert!(gradients.norm > 1e-6);
+    // All variables are as they were pulled.
+    assert_eq!(numbers(&variables, 1), [0.0, 0.0]);
+    assert_eq!(numbers(&variables, 2), [1.0, 1.0]);
+    assert_eq!(variables.trained().len(), 2);
+}
+
+#[test]
+fn initial_values_may_come_from_a_file_of_another_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("pretrained.safetensors");
+    let (saved, _) = build(1, a_and_b);
+    saved.save(&path).unwrap();
+    // `a` and another variable; `b` is left over.
+    let (other, _) = build(2, |vars| {
+        let a = vars.get_with_hints((2, 3), "a", Init::Const(0.0));
+        Ok(vec![a?, vars.get_with_hints(2, "c", Init::Const(7.0))?])
+    });
+    other.load_known(&path).unwrap();
+    assert_eq!(numbers(&other, 0), numbers(&saved, 0));
+    assert_eq!(numbers(&other, 1), [7.0, 7.0]);
+
+    let (none, _) = build(1, |vars| Ok(vec![vars.get(2, "z")?]));
+    let error = none.load_known(&path).unwrap_err().to_string();
+    assert!(error.contains("none of the variables"), "{error}");
+    let (larger, _) = build(3, |vars| {
+        Ok(vec![vars.get((2, 3), "a")?, vars.get(9, "inner.b")?])
+    });
+    let before = numbers(&larger, 0);
+    let error = larger.load_known(&path).unwrap_err().to_string();
+    assert!(
+        error.contains("\"inner.b\"") && error.contains("with shape [4]"),
+        "{error}"
+    );
+    assert_eq!(numbers(&larger, 0), before);
+
+    let half = folder.path().join("half.safetensors");
+    let values = Tensor::new(&[1.5f32, -2.0], &Device::Cpu).unwrap();
+    let tensors = [("c", values.to_dtype(DType::BF16).unwrap())];
+    candle_core::safetensors::save(&tensors.into(), &half).unwrap();
+    other.load_known(&half).unwrap();
+    assert_eq!(numbers(&other, 1), [1.5, -2.0]);
 }
 
 #[test]

@@ -62,9 +62,22 @@ fn every_truncation_and_every_altered_byte_is_found() {
     }
 }
 
+/// Returns a manifest as format 2 has it.
+fn of_format_2() -> serde_json::Value {
+    let mut value = serde_json::to_value(manifest(12, 2, 5)).unwrap();
+    value["format"] = 2.into();
+    value["slots"] = 2.into();
+    for variable in value["variables"].as_array_mut().unwrap() {
+        let variable = variable.as_object_mut().unwrap();
+        variable.remove("slots").unwrap();
+        variable.remove("kind").unwrap();
+    }
+    value
+}
+
 #[test]
 fn format_1_has_no_run() {
-    let mut value = serde_json::to_value(manifest(12, 2, 5)).unwrap();
+    let mut value = of_format_2();
     value["format"] = 1.into();
     value.as_object_mut().unwrap().remove("run").unwrap();
     let read = Manifest::parse(value.to_string().as_bytes(), WHAT).unwrap();
@@ -72,14 +85,27 @@ fn format_1_has_no_run() {
 }
 
 #[test]
+fn format_2_has_one_number_of_slots() {
+    let read = Manifest::parse(of_format_2().to_string().as_bytes(), WHAT).unwrap();
+    assert_eq!(read.variables, manifest(12, 2, 5).variables);
+    for (format, slots) in [(2, None), (3, Some(2))] {
+        let mut value = of_format_2();
+        value["format"] = format.into();
+        value["slots"] = slots.into();
+        let refused = Manifest::parse(value.to_string().as_bytes(), WHAT).unwrap_err();
+        assert!(refused.to_string().contains("slots is"), "{refused}");
+    }
+}
+
+#[test]
 fn a_newer_format_is_said_to_be_one_whatever_its_fields() {
     let mut value = serde_json::to_value(manifest(12, 2, 5)).unwrap();
-    value["format"] = 3.into();
+    value["format"] = 4.into();
     value["a_new_field"] = true.into();
     let error = Manifest::parse(value.to_string().as_bytes(), WHAT).unwrap_err();
     assert_eq!(
         error.to_string(),
-        format!("{WHAT} was written by a newer release: format 3, this program reads 2")
+        format!("{WHAT} was written by a newer release: format 4, this program reads 3")
     );
     assert!(!error.is_retryable() && !error.is_damaged());
 }

@@ -93,7 +93,7 @@ impl Store {
                 Err(error) => return Err(error),
             }
         }
-        Err(self.unsettled())
+        Err(self.contested())
     }
 
     /// Returns the id of the run that owns the location. By it servers check that they see the same
@@ -125,7 +125,7 @@ impl Store {
                 return Ok(owner);
             }
         }
-        Err(self.unsettled())
+        Err(self.contested())
     }
 
     /// Makes a run the owner in place of `before`, and returns its claim with its number.
@@ -144,7 +144,7 @@ impl Store {
         }
         match self.owner().await? {
             Some(other) => Err(self.taken(&other)),
-            None => Err(self.unsettled()),
+            None => Err(self.contested()),
         }
     }
 
@@ -261,7 +261,7 @@ impl Store {
         }
     }
 
-    fn unsettled(&self) -> CheckpointError {
+    fn contested(&self) -> CheckpointError {
         CheckpointError::Storage {
             place: self.location.clone(),
             reason: "several runs claim it at the same time".to_owned(),

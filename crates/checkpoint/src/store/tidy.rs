@@ -3,9 +3,10 @@
 use object_store::ObjectStoreExt;
 use shared_proto::planted;
 
-use super::{MANIFEST, Store, folder_name, number_of};
+use super::{MANIFEST, Store};
 use crate::error::CheckpointError;
 use crate::folder;
+use crate::format::{folder_name, number_of};
 
 /// A checkpoint of which at least one file exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

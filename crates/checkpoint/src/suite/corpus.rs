@@ -27,7 +27,7 @@ fn write_the_corpus() {
         std::fs::create_dir_all(CORPUS).unwrap();
         std::fs::write(Path::new(CORPUS).join(name), content).unwrap();
     };
-    let part = |slots| encode(&files(slots, 1)[0].1, slots);
+    let part = |slots| encode(&files(slots, 1)[0].1);
     write("part-without-slots", &part(0));
     write("part-with-slots", &part(2));
     write("part-truncated", &part(1)[..200]);

@@ -7,9 +7,10 @@ use object_store::memory::InMemory;
 
 use super::{block, claim, files, manifest, owners, save, save_files};
 use crate::error::CheckpointError;
+use crate::format::folder_name;
 use crate::manifest::{FileEntry, Manifest};
 use crate::part::encode;
-use crate::store::{Listed, Store, folder_name};
+use crate::store::{Listed, Store};
 
 const FILE: &str = "shard-0-part-0000.safetensors";
 
@@ -142,12 +143,12 @@ async fn refuses_manifests(store: Store) {
     .await;
     read("it is of checkpoint-000000000002").await;
 
-    let newer = resealed(&manifest(1, 2, 1), "\"format\": 2,", "\"format\": 3,");
+    let newer = resealed(&manifest(1, 2, 1), "\"format\": 3,", "\"format\": 4,");
     overwrite(&store, 1, "manifest.json", |content| *content = newer).await;
-    read("was written by a newer release: format 3, this program reads 2").await;
+    read("was written by a newer release: format 4, this program reads 3").await;
     // An older checkpoint would lose the training of the newer program.
     let newest = store.newest().await.unwrap_err();
-    assert!(matches!(newest, CheckpointError::Newer { format: 3, .. }));
+    assert!(matches!(newest, CheckpointError::Newer { format: 4, .. }));
 
     // A manifest is not written before its files.
     let early = store.write_manifest(manifest(6, 2, 1)).await.unwrap_err();
@@ -174,7 +175,7 @@ pub(super) fn resealed(manifest: &Manifest, from: &str, to: &str) -> Vec<u8> {
 async fn finds_damaged_files(store: Store) {
     let manifest = save(&store, 1).await;
     let entry = manifest.files[0].clone();
-    let original = encode(&files(2, 1)[0].1, 2);
+    let original = encode(&files(2, 1)[0].1);
     let place = format!("{}/{FILE}", store.checkpoint_location(1));
     let read = async |content: Bytes| {
         store.write_file(1, FILE, content).await.unwrap();
@@ -316,7 +317,7 @@ async fn every_truncation_and_every_altered_byte_of_a_file_is_found() {
     let store = in_memory();
     let manifest = save(&store, 1).await;
     let entry = &manifest.files[1];
-    let original = encode(&files(2, 1)[1].1, 2);
+    let original = encode(&files(2, 1)[1].1);
     for end in 0..original.len() {
         let cut = original.slice(..end);
         store.write_file(1, &entry.name, cut).await.unwrap();
@@ -340,8 +341,8 @@ async fn every_truncation_and_every_altered_byte_of_a_file_is_found() {
 async fn a_files_blocks_are_those_that_the_manifest_names() {
     let store = in_memory();
     let manifest = save(&store, 1).await;
-    let read = async |blocks: &[crate::SavedBlock], slots: u32| {
-        let content = encode(blocks, slots);
+    let read = async |blocks: &[crate::SavedBlock]| {
+        let content = encode(blocks);
         let mut entry = FileEntry::of(FILE, &content, []);
         entry.blocks = manifest.files[0].blocks.clone();
         store.write_file(1, FILE, content).await.unwrap();
@@ -349,16 +350,16 @@ async fn a_files_blocks_are_those_that_the_manifest_names() {
         error.to_string()
     };
     let good = files(2, 1).remove(0).1;
-    let message = read(&good[1..], 2).await;
+    let message = read(&good[1..]).await;
     assert!(
         message.ends_with("its blocks are not those that the manifest names"),
         "{message}"
     );
     let mut short = good.clone();
     short[2] = block(1, 2, 1, 2, 1);
-    let message = read(&short, 2).await;
+    let message = read(&short).await;
     assert!(message.ends_with("block 2 of variable 1 has 4 bytes of weights; 8 were expected"));
     let without: Vec<_> = files(0, 1).remove(0).1;
-    let message = read(&without, 0).await;
+    let message = read(&without).await;
     assert!(message.ends_with("block 0 of variable 0 has 0 bytes of slots; 24 were expected"));
 }

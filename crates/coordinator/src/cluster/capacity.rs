@@ -12,8 +12,8 @@ use super::members::Member;
 impl Cluster {
     /// Returns whether a server has memory for a shard. One that states none has.
     pub(super) fn has_room_for(&self, server: Task, shard: usize) -> bool {
-        let map = self.variables.as_ref().and_then(|v| v.map.as_ref());
-        let capacity = self.members.get(&server.id).and_then(|m| m.capacity);
+        let map = self.map();
+        let capacity = self.member(server.id).and_then(|m| m.capacity);
         let (Some(map), Some(capacity)) = (map, capacity) else {
             return true;
         };
@@ -64,9 +64,13 @@ fn needed(job: &Job, placed: &[PlacedVariable], block_elements: usize) -> Vec<u6
         Mode::Sync => workers * Dtype::from(job.strategy.wire).size() as u64,
         Mode::Bounded | Mode::Async => 0,
     };
-    let held = (1 + job.optimizer.slots() as u64) * size_of::<f32>() as u64;
     let mut needed = Vec::new();
     for variable in placed {
+        let held = (1 + job.slots_of(&variable.spec) as u64) * size_of::<f32>() as u64;
+        let staged = match variable.spec.kind.takes_updates() {
+            true => staged,
+            false => 0,
+        };
         let mut left = variable.spec.elements();
         for shard in &variable.shards {
             let elements = left.min(block_elements);

@@ -13,7 +13,7 @@ impl Cluster {
     /// Notes that a server is about to stop, and orders a checkpoint of its shard. Outside sync mode the server
     /// takes no pushes any more; in sync mode no step is planned until it has left. Returns whether it may leave.
     pub(crate) fn drain(&mut self, now: Instant, server: Task) -> bool {
-        let initialized = self.variables.as_ref().is_some_and(|v| v.initialized);
+        let initialized = self.initialized();
         let holds = self.shard_of(server).is_some();
         if self.ended() || self.place().is_none() || !initialized || !holds || planted!(NoDrain) {
             return true;
@@ -21,14 +21,16 @@ impl Cluster {
         if let Entry::Vacant(entry) = self.draining.entry(server.id) {
             tracing::info!(%server, "a server is about to stop; its shard is saved");
             entry.insert(None);
-            // The server does not wait for as long as failed checkpoints let the store rest.
-            self.checkpoints.try_again = None;
+            // The server does not wait for the backoff after failed checkpoints.
+            if let Some(failed) = &mut self.saving.failed {
+                failed.try_again = now;
+            }
         }
         // In sync mode a checkpoint is made between two steps.
-        if self.step.is_none() {
+        if self.durable.training.step.is_none() {
             self.save_if_due(now);
         }
-        let newest = self.checkpoints.newest.as_ref().map(|newest| newest.number);
+        let newest = self.newest_checkpoint();
         // When one server leaves, no checkpoint can be written until its shard is served again. So all that are
         // about to stop leave after the same checkpoint.
         let saved = |number: &Option<u64>| number.is_some() && newest >= *number;
@@ -49,7 +51,7 @@ impl Cluster {
 
     /// Notes that the checkpoint ordered last has failed, so the servers that wait for it need another.
     pub(super) fn drain_again(&mut self) {
-        let newest = self.checkpoints.newest.as_ref().map(|newest| newest.number);
+        let newest = self.newest_checkpoint();
         for number in self.draining.values_mut() {
             if *number > newest {
                 *number = None;

@@ -9,26 +9,29 @@ use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::wire;
 
 use super::Cluster;
-use crate::limits::DIGEST_BYTES;
-use crate::record::Record;
+use super::record::Record;
+
+/// Bytes of a SHA-256.
+pub(crate) const DIGEST_BYTES: usize = 32;
 
 /// The number of results that are kept in the state, in manifests and for status, the newest.
 /// `metrics.jsonl` has all of them.
 const KEPT: usize = 64;
 
 /// The evaluations that are due, in progress, or done.
-#[derive(Debug, Default)]
-pub(crate) struct Evaluations {
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Evaluations {
     pub(super) due: VecDeque<u32>,
     pub(super) at_work: Option<Evaluation>,
-    pub(crate) done: Vec<wire::EvaluationReport>,
-    /// The epoch and the worker of the last result, so that a repeated report is accepted.
+    pub(super) done: Vec<SavedEvaluation>,
+    /// The data epoch and the worker of the last result, so that a repeated report is accepted.
     pub(super) reported: Option<(u32, Task)>,
 }
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 pub(crate) struct Evaluation {
-    pub(super) epoch: u32,
+    #[serde(rename = "epoch")]
+    pub(super) data_epoch: u32,
     pub(super) task: Task,
     /// True if training is over, so that the weights are the final ones.
     pub(super) last: bool,
@@ -39,47 +42,27 @@ impl Evaluations {
     pub(super) fn restored(due: &[u32], done: &[SavedEvaluation]) -> Self {
         Self {
             due: due.iter().copied().collect(),
-            done: newest(done).iter().cloned().map(Into::into).collect(),
+            done: newest(done).to_vec(),
             ..Self::default()
         }
     }
 
-    /// The evaluations of a coordinator that has restarted.
-    pub(super) fn resumed(
-        due: VecDeque<u32>,
-        at_work: Option<Evaluation>,
-        reported: Option<(u32, Task)>,
-        done: &[SavedEvaluation],
-    ) -> Self {
-        Self {
-            due,
-            at_work,
-            reported,
-            ..Self::restored(&[], done)
-        }
-    }
-
-    /// Returns the evaluations that are due, in progress, and reported last.
-    pub(super) fn parts(&self) -> (VecDeque<u32>, Option<Evaluation>, Option<(u32, Task)>) {
-        (self.due.clone(), self.at_work, self.reported)
-    }
-
-    /// Returns the epochs to be evaluated, including those in progress.
+    /// Returns the data epochs to be evaluated, including those in progress.
     pub(super) fn all_due(&self) -> Vec<u32> {
-        let at_work = self.at_work.map(|at_work| at_work.epoch);
+        let at_work = self.at_work.map(|at_work| at_work.data_epoch);
         at_work
             .into_iter()
             .chain(self.due.iter().copied())
             .collect()
     }
 
-    /// Returns the results.
-    pub(super) fn saved(&self) -> Vec<SavedEvaluation> {
+    /// Returns the results as messages.
+    pub(super) fn reports(&self) -> Vec<wire::EvaluationReport> {
         self.done.iter().cloned().map(Into::into).collect()
     }
 
     /// Adds a result, and drops the oldest beyond [`KEPT`].
-    pub(super) fn add(&mut self, report: wire::EvaluationReport) {
+    pub(super) fn add(&mut self, report: SavedEvaluation) {
         self.done.push(report);
         let older = self.done.len().saturating_sub(KEPT);
         self.done.drain(..older);
@@ -91,7 +74,7 @@ impl Evaluations {
 
     pub(crate) fn release(&mut self, task: Task) {
         if let Some(lost) = self.at_work.take_if(|at_work| at_work.task == task) {
-            self.due.push_front(lost.epoch);
+            self.due.push_front(lost.data_epoch);
         }
     }
 
@@ -102,9 +85,9 @@ impl Evaluations {
     /// Returns the evaluation that `task` holds, or leases it the next one.
     pub(super) fn lease(&mut self, task: Task, exhausted: bool) -> Option<Evaluation> {
         if self.at_work.is_none() {
-            let epoch = self.due.pop_front();
-            self.at_work = epoch.map(|epoch| Evaluation {
-                epoch,
+            let data_epoch = self.due.pop_front();
+            self.at_work = data_epoch.map(|data_epoch| Evaluation {
+                data_epoch,
                 task,
                 last: exhausted && self.due.is_empty(),
             });
@@ -117,7 +100,7 @@ impl Evaluations {
 impl super::Cluster {
     /// Adds a result without a lease.
     pub(crate) fn add_evaluation(&mut self, report: wire::EvaluationReport) {
-        self.evaluations.add(report);
+        self.durable.evaluations.add(report.into());
     }
 }
 
@@ -129,12 +112,12 @@ fn newest<T>(done: &[T]) -> &[T] {
 /// An evaluation's result, as it is stored.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SavedEvaluation {
-    data_epoch: u32,
+    pub(super) data_epoch: u32,
     samples: u64,
     #[serde(with = "shared_proto::number::map")]
-    metrics: BTreeMap<String, f64>,
+    pub(super) metrics: BTreeMap<String, f64>,
     #[serde(default)]
-    model_sha256: Vec<u8>,
+    pub(super) model_sha256: Vec<u8>,
 }
 
 impl From<wire::EvaluationReport> for SavedEvaluation {
@@ -172,8 +155,8 @@ impl Cluster {
         origin: &Origin,
         report: wire::EvaluationReport,
     ) -> Result<(), Refusal> {
-        let (task, epoch) = (origin.task, report.data_epoch);
-        if self.ended() || self.evaluations.reported == Some((epoch, task)) {
+        let (task, data_epoch) = (origin.task, report.data_epoch);
+        if self.ended() || self.durable.evaluations.reported == Some((data_epoch, task)) {
             return Ok(());
         }
         self.check_epoch(origin)?;
@@ -183,8 +166,8 @@ impl Cluster {
                 format!("the evaluation of {task} has no metric \"loss\"; each has one"),
             ));
         }
-        let mine = |e: &Evaluation| e.task == task && e.epoch == epoch;
-        let at_work = self.evaluations.at_work;
+        let mine = |e: &Evaluation| e.task == task && e.data_epoch == data_epoch;
+        let at_work = self.durable.evaluations.at_work;
         let Some(evaluation) = at_work.filter(mine) else {
             return Err(Refusal::new(
                 Reason::NotLeased,
@@ -203,19 +186,19 @@ impl Cluster {
                 ),
             ));
         }
-        self.evaluations.at_work = None;
+        self.durable.evaluations.at_work = None;
         self.records.push(Record::Evaluation {
             seconds: self.seconds(now),
             epoch: report.data_epoch.saturating_add(1),
-            steps: self.tally.steps,
+            steps: self.durable.training.tally.steps,
             samples: report.samples,
             metrics: report.metrics.clone().into_iter().collect(),
         });
-        self.evaluations.reported = Some((epoch, task));
-        self.evaluations.add(report);
+        self.durable.evaluations.reported = Some((data_epoch, task));
+        self.durable.evaluations.add(report.into());
         self.must_persist();
-        if evaluation.last && self.checkpoints.place.is_some() {
-            self.checkpoints.ending = true;
+        if evaluation.last && self.saving.place.is_some() {
+            self.durable.checkpoints.end();
             self.save_if_due(now);
         } else if evaluation.last {
             self.end_well(now);

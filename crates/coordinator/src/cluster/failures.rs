@@ -2,31 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use checkpoint::{CheckpointError, Manifest};
+use checkpoint::Manifest;
 
 use super::Cluster;
-use super::checkpoints::{AtWork, Checkpoints};
+use super::saving::{AtWork, Failed, Failure, Saving};
 
 /// The delay before the files of a given-up checkpoint are deleted once more, because a server may
 /// still finish a file.
 const LATE: Duration = Duration::from_secs(10);
-
-/// The reason why a checkpoint could not be written.
-#[derive(Clone, Debug)]
-pub(crate) struct Failure {
-    pub(crate) why: String,
-    /// True if the store is full.
-    pub(crate) full: bool,
-}
-
-impl From<&CheckpointError> for Failure {
-    fn from(error: &CheckpointError) -> Self {
-        Self {
-            why: error.to_string(),
-            full: error.is_full(),
-        }
-    }
-}
 
 /// The checkpoints of this run that have no manifest and will get none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,7 +46,7 @@ impl Lineage {
     }
 }
 
-impl Checkpoints {
+impl Saving {
     fn sweep_now_and_later(&mut self, now: Instant) {
         self.sweep = true;
         self.sweep_again = Some(now + LATE);
@@ -73,20 +56,21 @@ impl Checkpoints {
 impl Cluster {
     /// Returns the lineage of the training, by which a checkpoint to go back to is found.
     pub(crate) fn lineage(&self) -> Lineage {
+        let start = self.durable.checkpoints.start.as_ref();
         Lineage {
-            run: self.run().to_owned(),
-            from: self.start.as_ref().and_then(|start| start.from.clone()),
+            run: self.run_id().to_owned(),
+            from: start.and_then(|start| start.from.clone()),
         }
     }
 
     /// Takes the order to delete the files of given-up checkpoints, if there is one.
     pub(crate) fn take_sweep(&mut self, now: Instant) -> Option<Sweep> {
-        let checkpoints = &mut self.checkpoints;
-        let again = checkpoints.sweep_again.take_if(|at| now >= *at).is_some();
-        let wanted = std::mem::take(&mut checkpoints.sweep) || again;
-        let at_work = checkpoints.at_work.as_ref();
+        let saving = &mut self.saving;
+        let again = saving.sweep_again.take_if(|at| now >= *at).is_some();
+        let wanted = std::mem::take(&mut saving.sweep) || again;
+        let at_work = saving.at_work.as_ref();
         wanted.then(|| Sweep {
-            below: checkpoints.next,
+            below: self.durable.checkpoints.next,
             under_way: at_work.map(AtWork::number),
         })
     }
@@ -94,42 +78,47 @@ impl Cluster {
     pub(super) fn not_saved(&mut self, now: Instant, failure: Failure) {
         let stall = self.stall();
         self.drain_again();
-        let checkpoints = &mut self.checkpoints;
-        let Some(at_work) = checkpoints.at_work.take() else {
+        let saving = &mut self.saving;
+        let Some(at_work) = saving.at_work.take() else {
             return;
         };
-        let why = failure.why;
         tracing::warn!(
             number = at_work.number(),
-            "a checkpoint could not be written: {why}"
+            "a checkpoint could not be written: {}",
+            failure.why
         );
-        self.fault_counts.failed_checkpoints += 1;
-        (checkpoints.store_task, checkpoints.order) = (None, None);
-        checkpoints.sweep_now_and_later(now);
-        let mut again = checkpoints.backoff.failed(now);
-        checkpoints.begun = None;
-        why.clone_into(&mut checkpoints.failed);
-        checkpoints.full = failure.full;
+        self.observed.fault_counts.failed_checkpoints += 1;
+        saving.store_task = None;
+        saving.sweep_now_and_later(now);
+        saving.begun = None;
+        let mut try_again = saving.backoff.failed(now);
+        let earlier = saving.failed.take();
+        let mut last_since = earlier.and_then(|failed| failed.last_since);
         if at_work.last {
-            let since = *checkpoints.last_fails.get_or_insert(at_work.begun);
+            let since = *last_since.get_or_insert(at_work.begun);
             // It is tried once more at the end of the stall time-out.
-            again = again.min((since + stall).max(now));
+            try_again = try_again.min((since + stall).max(now));
         }
-        checkpoints.try_again = Some(again);
         let over = |since: Instant| now.duration_since(since) >= stall;
-        if at_work.last && checkpoints.last_fails.is_some_and(over) {
+        if at_work.last && last_since.is_some_and(over) {
             // The worker that evaluated last has written the model's file.
+            let why = &failure.why;
             tracing::error!("the job ends without its last checkpoint: {why}");
-            checkpoints.unsaved = why;
+            self.durable.outcome.unsaved.clone_from(why);
             self.end_well(now);
         }
+        self.saving.failed = Some(Failed {
+            failure,
+            try_again,
+            last_since,
+        });
     }
 
     /// Gives up a checkpoint on which no shard makes progress.
     pub(super) fn give_up_if_stuck(&mut self, now: Instant) {
         let longest = self.stall();
         let stuck = |at_work: &&AtWork| now.duration_since(at_work.moved) > longest;
-        if let Some(at_work) = self.checkpoints.at_work.as_ref().filter(stuck) {
+        if let Some(at_work) = self.saving.at_work.as_ref().filter(stuck) {
             let shards = at_work.missing.iter().map(ToString::to_string);
             let shards: Vec<String> = shards.collect();
             let who = match shards.as_slice() {
@@ -144,12 +133,10 @@ impl Cluster {
 
     /// Gives up the checkpoint in progress, because the shards have changed.
     pub(super) fn give_up_saving(&mut self) {
-        let checkpoints = &mut self.checkpoints;
-        if checkpoints.at_work.take().is_some() {
-            checkpoints.sweep = true;
+        if self.saving.at_work.take().is_some() {
+            self.saving.sweep = true;
         }
-        checkpoints.store_task = None;
-        checkpoints.order = None;
+        self.saving.store_task = None;
         self.drain_again();
     }
 
@@ -159,7 +146,7 @@ impl Cluster {
             return;
         }
         self.give_up_saving();
-        self.checkpoints.sweep = false;
+        self.saving.sweep = false;
         tracing::error!("{by}");
         self.fail(
             now,
@@ -171,28 +158,27 @@ impl Cluster {
 
     /// Describes why no checkpoint could be written since the newest; empty if none has failed.
     pub(crate) fn checkpoint_error(&self, now: Instant) -> String {
-        let checkpoints = &self.checkpoints;
-        if checkpoints.failed.is_empty() || self.ended() {
+        let Some(failed) = self.saving.failed.as_ref().filter(|_| !self.ended()) else {
             return String::new();
-        }
-        let what = match checkpoints.full {
+        };
+        let what = match failed.failure.full {
             true => "the store of checkpoints is full",
             false => "checkpoints cannot be written",
         };
-        let tries = match checkpoints.backoff.failures() {
+        let tries = match self.saving.backoff.failures() {
             1 => "once".to_owned(),
             failures => format!("{failures} times in a row"),
         };
-        let wait = |at: Instant| at.saturating_duration_since(now).as_secs();
-        let again = match checkpoints.try_again.map(wait) {
-            Some(seconds @ 1..) => format!("tried again in {seconds} s"),
-            _ => "tried again now".to_owned(),
+        let again = match failed.try_again.saturating_duration_since(now).as_secs() {
+            seconds @ 1.. => format!("tried again in {seconds} s"),
+            0 => "tried again now".to_owned(),
         };
-        format!("{what} ({}); failed {tries}, {again}", checkpoints.failed)
+        format!("{what} ({}); failed {tries}, {again}", failed.failure.why)
     }
 
     /// Returns whether checkpoints fail because their store is full.
     pub(crate) fn is_store_full(&self) -> bool {
-        self.checkpoints.full && !self.ended()
+        let failed = self.saving.failed.as_ref();
+        failed.is_some_and(|failed| failed.failure.full) && !self.ended()
     }
 }

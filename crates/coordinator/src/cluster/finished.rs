@@ -6,7 +6,8 @@ use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::wire;
 
 use super::Cluster;
-use super::training::Step;
+use super::admission::not_leased;
+use super::steps::Step;
 
 impl Cluster {
     /// Checks that the split is the one that the sender holds.
@@ -18,7 +19,7 @@ impl Cluster {
         task: Task,
         request: &wire::FinishStepRequest,
     ) -> Result<(), Refusal> {
-        let held = self.ledger.as_ref().and_then(|ledger| ledger.held_by(task));
+        let held = self.held_by(task);
         match held {
             Some(split) if split.id == request.split => Ok(()),
             _ => Err(not_leased(task, request)),
@@ -44,11 +45,11 @@ impl Cluster {
                 .receipts
                 .iter()
                 .filter(|given| given.shard == *shard);
-            let key = self.receipt_key;
+            let key = self.durable.run.receipt_key;
             given.any(|given| key.verifies(&given.receipt, *shard, origin.task, clock))
         };
         let shards = 0..self.servers().len() as u32;
-        let mut with_blocks = shards.filter(|shard| self.blocks_of(*shard) > 0);
+        let mut with_blocks = shards.filter(|shard| self.updated_blocks_of(*shard) > 0);
         match with_blocks.find(|shard| !holds(shard)) {
             None => Ok(()),
             Some(shard) => Err(Refusal::new(
@@ -70,7 +71,7 @@ impl Cluster {
         task: Task,
         request: &wire::FinishStepRequest,
     ) -> Result<(), Refusal> {
-        let held = self.ledger.as_ref().and_then(|ledger| ledger.held_by(task));
+        let held = self.held_by(task);
         let done = held.map_or(0, |split| request.position.saturating_sub(split.start));
         let times = request.times.unwrap_or_default();
         let seconds = [times.pull, times.compute, times.push, times.wait];
@@ -102,8 +103,8 @@ impl Cluster {
     ) -> Result<(), Refusal> {
         let task = origin.task;
         let mine = |step: &&Step| step.unfinished().any(|unfinished| unfinished == task);
-        let step = self.step.as_ref().filter(mine);
-        let held = self.ledger.as_ref().and_then(|ledger| ledger.held_by(task));
+        let step = self.durable.training.step.as_ref().filter(mine);
+        let held = self.held_by(task);
         match (step, held) {
             (Some(step), Some(split))
                 if request.steps == 1
@@ -121,15 +122,4 @@ impl Cluster {
             )),
         }
     }
-}
-
-/// Returns the refusal of a report on a split that the sender does not hold.
-pub(super) fn not_leased(task: Task, request: &wire::FinishStepRequest) -> Refusal {
-    Refusal::new(
-        Reason::NotLeased,
-        format!(
-            "split {} is not leased to {task} up to position {}; register again",
-            request.split, request.position
-        ),
-    )
 }

@@ -17,7 +17,7 @@ use serde_json::Value;
 use shared_proto::ids::{Role, Task};
 use shared_proto::job::Job;
 
-use super::{Cluster, Saved};
+use super::{Cluster, Durable};
 use player::Player;
 
 /// The most events of an input.
@@ -69,21 +69,21 @@ fn resume(bytes: &[u8]) -> bool {
 
 /// Reads a kept state and resumes from it.
 fn resumed(bytes: &[u8], now: Instant) -> Option<Cluster> {
-    let saved: Saved = serde_json::from_slice(bytes).ok()?;
-    saved.check().ok()?;
-    let job = Job::from_toml(&saved.job_toml).ok()?;
-    Some(Cluster::resume(job, saved, now))
+    let durable: Durable = serde_json::from_slice(bytes).ok()?;
+    durable.check().ok()?;
+    let job = Job::from_toml(&durable.run.job_toml).ok()?;
+    Some(Cluster::resume(job, durable, now))
 }
 
 /// Returns the state as it is kept.
 fn kept(cluster: &Cluster, now: Instant) -> String {
-    serde_json::to_string(&cluster.save_all(now)).expect("a state is plain data")
+    serde_json::to_string(&cluster.snapshot(now)).expect("a state is plain data")
 }
 
 /// Returns a kept state without the number of coordinators that there were.
 fn without_generation(kept: &str) -> Value {
     let mut state: Value = serde_json::from_str(kept).expect("what was kept");
-    state["generation"].take();
+    state["run"]["starts"].take();
     state
 }
 

@@ -11,9 +11,10 @@ use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::wire;
 
 use super::Cluster;
+use super::admission::out_of_order;
 use super::members::Member;
+use super::record::Record;
 use super::variables::Variables;
-use crate::record::Record;
 
 /// The number of ended worker generations for which the number of pushes is kept; the oldest are dropped first.
 const MOST_LIVES: usize = 4096;
@@ -154,11 +155,11 @@ impl Cluster {
         report: &wire::LostReport,
     ) -> Result<(), Refusal> {
         let task = origin.task;
-        let blocks = self.blocks_of(report.shard);
+        let blocks = self.updated_blocks_of(report.shard);
         let most_steps = self
             .training_samples()
             .saturating_mul(self.job.epochs.into());
-        let Some(member) = self.members.get_mut(&task.id) else {
+        let Some(member) = self.durable.members.get_mut(&task.id) else {
             return Ok(());
         };
         // A client that did not get the answer sends the same report again.
@@ -166,7 +167,7 @@ impl Cluster {
             return Ok(());
         }
         if origin.sequence < member.progress.told_lost || origin.sequence == Sequence(0) {
-            return Err(super::out_of_order(origin, "LostReport"));
+            return Err(out_of_order(origin, "LostReport"));
         }
         // A worker pushes at most once a step to each block, and a step has at least one sample.
         let clock = member.progress.clock.max(origin.clock).0;
@@ -193,7 +194,7 @@ impl Cluster {
         if planted!(SilentLosses) {
             return Ok(());
         }
-        let found = self.losses.entry(report.shard, task);
+        let found = self.durable.losses.entry(report.shard, task);
         let counted = found.ahead.min(report.updates);
         let updates = report.updates - counted;
         found.ahead -= counted;
@@ -209,17 +210,17 @@ impl Cluster {
         if self.sync() || planted!(ForgottenLives) {
             return;
         }
-        let blocks = self.blocks_of(report.shard);
-        let over = self.losses.lives.iter();
+        let blocks = self.updated_blocks_of(report.shard);
+        let over = self.durable.losses.lives.iter();
         let over = over.filter(|life| life.covered_from.is_none_or(|first| first > from));
         let over = over.map(|life| (life.task, life.pushes));
-        let living = self.members.values().filter(|m| m.alive);
+        let living = self.durable.members.values().filter(|m| m.alive);
         let living = living.map(|m| (m.task, m.progress.pushes));
         let all: Vec<(Task, u64)> = over.chain(living).collect();
         for (task, pushes) in all {
             if pushes > 0 {
                 let derived = lacking(pushes, blocks, task, &report.watermarks);
-                self.losses.entry(report.shard, task).derived = derived;
+                self.durable.losses.entry(report.shard, task).derived = derived;
             }
         }
         self.say_of_lives_that_are_over(now);
@@ -230,14 +231,15 @@ impl Cluster {
         if task.id.role != Role::Worker || pushes == 0 {
             return;
         }
-        self.losses.ends(task, pushes);
-        let members = &self.members;
-        self.losses.forget(|task| is_alive(members, task));
+        self.durable.losses.ends(task, pushes);
+        let members = &self.durable.members;
+        self.durable.losses.forget(|task| is_alive(members, task));
         self.say_of_lives_that_are_over(now);
     }
 
     fn say_of_lives_that_are_over(&mut self, now: Instant) {
-        let lives: Vec<Task> = self.losses.lives.iter().map(|life| life.task).collect();
+        let lives = self.durable.losses.lives.iter();
+        let lives: Vec<Task> = lives.map(|life| life.task).collect();
         self.count_derived(now, |task| lives.contains(&task));
     }
 
@@ -248,7 +250,7 @@ impl Cluster {
 
     fn count_derived(&mut self, now: Instant, of: impl Fn(Task) -> bool) {
         let mut unsaid = Vec::new();
-        for found in &mut self.losses.found {
+        for found in &mut self.durable.losses.found {
             if found.derived > found.reported && of(found.task) {
                 let updates = found.derived - found.reported;
                 unsaid.push((found.task, found.shard, updates));
@@ -273,7 +275,7 @@ impl Cluster {
         if updates == 0 {
             return;
         }
-        self.losses.total = self.losses.total.saturating_add(updates);
+        self.durable.losses.total = self.durable.losses.total.saturating_add(updates);
         let (first_step, last_step) = steps.unzip();
         tracing::warn!(%task, shard, updates, first_step, last_step, "updates are lost");
         self.records.push(Record::Lost {
@@ -286,9 +288,10 @@ impl Cluster {
         });
     }
 
-    /// Returns the number of blocks of a shard; 0 if there is no such shard.
-    pub(super) fn blocks_of(&self, shard: u32) -> u64 {
-        let counts = self.variables.as_ref().map(Variables::blocks_of_shards);
+    /// Returns the number of blocks of a shard that take updates; 0 if there is no such shard.
+    pub(super) fn updated_blocks_of(&self, shard: u32) -> u64 {
+        let variables = self.durable.variables.as_ref();
+        let counts = variables.map(Variables::updated_blocks_of_shards);
         counts
             .and_then(|counts| counts.get(shard as usize))
             .map_or(0, |count| *count)

@@ -64,6 +64,7 @@ mod tests {
         let spec = |i| VariableSpec {
             name: format!("layer{i:07}.weight"),
             shape: vec![1, elements],
+            ..VariableSpec::default()
         };
         (0..variables).map(spec).collect()
     }

@@ -1,9 +1,8 @@
 //! Members of the cluster: registration, leases, generations.
 
-use std::collections::BTreeMap;
 use std::time::Instant;
 
-use shared_proto::blocks::ShardMap;
+use serde::{Deserialize, Serialize};
 use shared_proto::ids::{Clock, Origin, Role, Sequence, Task, TaskId};
 use shared_proto::planted;
 use shared_proto::refusal::{Reason, Refusal, brief};
@@ -12,9 +11,11 @@ use shared_proto::wire;
 
 use super::Cluster;
 use super::process::Process;
-use crate::record::Record;
+use super::record::Record;
+use super::times::Times;
 
 /// One process of the job.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Member {
     pub(crate) task: Task,
     pub(crate) identity: String,
@@ -23,6 +24,7 @@ pub(crate) struct Member {
     pub(crate) process: Process,
     /// Servers only: the bytes of values that it has memory for, if it states them.
     pub(crate) capacity: Option<u64>,
+    #[serde(skip, default = "Instant::now")]
     pub(crate) seen: Instant,
     pub(crate) alive: bool,
     /// The reason why it is not alive; empty while it is.
@@ -31,10 +33,8 @@ pub(crate) struct Member {
     pub(crate) progress: WorkerProgress,
 }
 
-/// The workers that were evicted and are expected back, each with the end of the wait.
-pub(super) type Awaited = BTreeMap<TaskId, Instant>;
-
 /// A worker's part in the training.
+#[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct WorkerProgress {
     pub(crate) clock: Clock,
     /// True if it holds data, so that others wait for it.
@@ -42,21 +42,35 @@ pub(crate) struct WorkerProgress {
     /// True if it has asked for work: it knows the variables and can take part in a step.
     pub(crate) ready: bool,
     /// True if the coordinator has restarted since its last report, so that it may have come further.
+    #[serde(skip)]
     pub(crate) uncertain: bool,
     /// The number of the newest FinishStep, so that a repeated one does not count again.
     pub(crate) finished: Sequence,
     /// The number of the newest report of losses, so that a repeated one does not count again.
     pub(crate) told_lost: Sequence,
     /// The time at which it last finished a step or took up work.
+    #[serde(skip, default = "Instant::now")]
     pub(crate) moved: Instant,
     pub(crate) samples: u64,
     pub(crate) steps: u64,
     /// The number of steps of this generation that count and have changed the weights.
     pub(crate) pushes: u64,
+    #[serde(skip)]
     pub(crate) loss: f64,
+    #[serde(skip)]
     pub(crate) samples_per_second: f64,
-    pub(crate) times: wire::StepTimes,
+    pub(super) times: Times,
+    #[serde(skip)]
     pub(crate) waiting_on: Vec<wire::Task>,
+}
+
+impl Member {
+    /// Continues with a member that an earlier process has persisted: it has one full lease from now on.
+    pub(super) fn resumed(&mut self, now: Instant) {
+        self.seen = now;
+        let progress = &mut self.progress;
+        (progress.uncertain, progress.moved, progress.loss) = (true, now, f64::NAN);
+    }
 }
 
 impl WorkerProgress {
@@ -85,7 +99,7 @@ impl WorkerProgress {
             pushes: 0,
             loss: f64::NAN,
             samples_per_second: 0.0,
-            times: wire::StepTimes::default(),
+            times: Times::default(),
             waiting_on: Vec::new(),
         }
     }
@@ -110,8 +124,8 @@ impl Cluster {
             ));
         }
         let same = |m: &&Member| m.task.id.role == role && m.identity == request.identity;
-        let earlier = self.members.values().find(same).map(|m| m.task);
-        let known = earlier.and_then(|task| self.members.get_mut(&task.id));
+        let earlier = self.durable.members.values().find(same).map(|m| m.task);
+        let known = earlier.and_then(|task| self.durable.members.get_mut(&task.id));
         let process = match &known {
             Some(known) => known.process.next(&request)?,
             None => Process::of(&request),
@@ -132,8 +146,8 @@ impl Cluster {
                 // again is not lost.
                 let replaced =
                     |m: &Member| m.alive && m.progress.ready && !m.process.is_same(&process);
-                if !self.ended() && self.members.get(&task.id).is_some_and(replaced) {
-                    self.fault_counts.lost_workers += 1;
+                if !self.ended() && self.member(task.id).is_some_and(replaced) {
+                    self.observed.fault_counts.lost_workers += 1;
                 }
                 let why = "superseded by a newer process of its identity";
                 self.remove_from_work(now, task.id, why);
@@ -146,7 +160,7 @@ impl Cluster {
                 if let (Some(shard), Some(map)) = (shard, self.map_mut()) {
                     map.shards[shard].server = task;
                 }
-                let earlier = self.members.get(&task.id).map(|m| &m.progress);
+                let earlier = self.member(task.id).map(|m| &m.progress);
                 let progress = earlier.map(|earlier| WorkerProgress::after(earlier, now));
                 (task, progress)
             }
@@ -154,7 +168,7 @@ impl Cluster {
                 let index = self.new_index(role);
                 let task = Task {
                     id: TaskId { role, index },
-                    generation: self.first_generation,
+                    generation: self.durable.forgotten.first_generation,
                 };
                 (task, None)
             }
@@ -171,11 +185,11 @@ impl Cluster {
             gone: String::new(),
             progress: progress.unwrap_or_else(|| WorkerProgress::new(now)),
         };
-        self.members.insert(task.id, member);
+        self.durable.members.insert(task.id, member);
         self.forget_the_dead();
         self.must_persist();
         if role == Role::Ps {
-            self.last_ps_joined = Some(now);
+            self.instants.last_ps_joined = Some(now);
             // Its own shard comes first, then any shard without a server.
             let fits = |shard: &usize| self.has_room_for(task, *shard);
             let orphan = self.shard_of(task).or_else(|| self.orphans().find(fits));
@@ -199,7 +213,7 @@ impl Cluster {
         if self.sync() {
             return;
         }
-        let member = self.members.get_mut(&origin.task.id);
+        let member = self.durable.members.get_mut(&origin.task.id);
         if let Some(progress) = member.map(|m| &mut m.progress).filter(|p| p.uncertain) {
             progress.clock = progress.clock.max(origin.clock);
         }
@@ -207,7 +221,7 @@ impl Cluster {
 
     /// Renews a lease.
     pub(crate) fn heartbeat(&mut self, now: Instant, task: Task) {
-        if let Some(member) = self.members.get_mut(&task.id) {
+        if let Some(member) = self.durable.members.get_mut(&task.id) {
             member.seen = now;
         }
     }
@@ -223,7 +237,7 @@ impl Cluster {
         } else if !request.error.is_empty() {
             self.fail(now, format!("{task}: {}", brief(&request.error)));
         }
-        self.awaited.remove(&task.id);
+        self.durable.awaited.remove(&task.id);
         self.remove(now, task.id, why);
     }
 
@@ -231,67 +245,75 @@ impl Cluster {
     pub(crate) fn tick(&mut self, now: Instant) {
         let lease = self.lease();
         // While this process was paused it received no heartbeats.
-        let gap = now.duration_since(self.ticked.replace(now).unwrap_or(now));
+        let gap = now.duration_since(self.instants.ticked.replace(now).unwrap_or(now));
         if gap > lease / 2 {
-            for member in self.members.values_mut() {
+            for member in self.durable.members.values_mut() {
                 member.seen += gap;
                 member.progress.moved += gap;
             }
-            for until in self.awaited.values_mut() {
+            for until in self.durable.awaited.values_mut() {
                 *until += gap;
             }
-            self.checkpoints.was_stopped(gap);
-            self.unable.was_stopped(gap);
+            self.saving.was_stopped(gap);
+            self.durable.unable.was_stopped(gap);
+            if let Some(since) = &mut self.instants.none_able_since {
+                *since += gap;
+            }
         }
-        self.awaited.retain(|_, until| now < *until);
-        let silent: Vec<TaskId> = self
-            .members
-            .values()
+        self.durable.awaited.retain(|_, until| now < *until);
+        let members = self.durable.members.values();
+        let silent: Vec<TaskId> = members
             .filter(|m| m.alive && now.duration_since(m.seen) > lease && !planted!(EndlessLeases))
             .map(|m| m.task.id)
             .collect();
         for id in silent {
             if !self.ended() {
                 match id.role {
-                    Role::Ps => self.fault_counts.lost_servers += 1,
-                    Role::Worker | Role::Coordinator => self.fault_counts.lost_workers += 1,
+                    Role::Ps => self.observed.fault_counts.lost_servers += 1,
+                    Role::Worker | Role::Coordinator => {
+                        self.observed.fault_counts.lost_workers += 1
+                    }
                 }
             }
             self.remove(now, id, "nothing was heard from it");
         }
         self.give_up_if_stuck(now);
         self.fail_without_workers(now);
-        if self.step.is_none() {
+        if self.durable.training.step.is_none() {
             self.save_if_due(now);
-            if self.sync() && self.phase == JobPhase::Training {
+            if self.sync() && self.durable.outcome.phase == JobPhase::Training {
                 self.plan_step(now);
             }
         } else if !self.sync() {
             self.save_if_due(now);
         }
-        let loading = !self.checkpoints.loading.is_empty();
+        let loading = !self.durable.checkpoints.loading.is_empty();
         // A checkpoint that makes no progress is given up.
-        let saving = self.sync() && self.checkpoints.at_work();
-        if self.orphans().next().is_some() || loading || saving || self.checkpoints.ending {
+        let saving = self.sync() && self.saving.at_work();
+        if self.orphans().next().is_some() || loading || saving || self.durable.checkpoints.ending()
+        {
             // No worker can finish a step.
-            for member in self.members.values_mut() {
+            for member in self.durable.members.values_mut() {
                 member.progress.moved = now;
             }
         }
-        if self.phase != JobPhase::Training {
+        if self.durable.outcome.phase != JobPhase::Training {
             return;
         }
         let stall = self.stall();
-        let blamed = self.slowest().into_iter().chain(self.evaluations.holder());
+        let blamed = self
+            .slowest()
+            .into_iter()
+            .chain(self.durable.evaluations.holder());
         let stalled: Vec<TaskId> = blamed
             .map(|task| task.id)
             .filter(|id| {
-                let member = self.members.get(id);
+                let member = self.durable.members.get(id);
                 member.is_some_and(|m| now.duration_since(m.progress.moved) > stall)
             })
             .collect();
         for id in stalled {
-            self.fault_counts.lost_workers += 1;
+            self.observed.fault_counts.lost_workers += 1;
             self.remove(now, id, "it finished no step for the stall time-out");
         }
     }
@@ -302,19 +324,15 @@ impl Cluster {
         let until = now + self.lease();
         for id in workers {
             self.remove(now, id, why);
-            self.awaited.insert(id, until);
+            self.durable.awaited.insert(id, until);
         }
     }
 
-    fn map_mut(&mut self) -> Option<&mut ShardMap> {
-        self.variables.as_mut()?.map.as_mut()
-    }
-
     pub(super) fn remove(&mut self, now: Instant, id: TaskId, why: &'static str) {
-        let shard = self.members.get(&id).and_then(|m| self.shard_of(m.task));
-        let was_there = self.members.get(&id).is_some_and(|m| m.alive);
+        let shard = self.member(id).and_then(|m| self.shard_of(m.task));
+        let was_there = self.member(id).is_some_and(|m| m.alive);
         self.remove_from_work(now, id, why);
-        let task = self.members.get(&id).map(|m| m.task);
+        let task = self.member(id).map(|m| m.task);
         if let (Some(shard), Some(task)) = (shard.filter(|_| was_there), task)
             && !self.ended()
         {
@@ -324,7 +342,7 @@ impl Cluster {
 
     fn remove_from_work(&mut self, now: Instant, id: TaskId, why: &'static str) {
         self.draining.remove(&id);
-        let Some(member) = self.members.get_mut(&id).filter(|m| m.alive) else {
+        let Some(member) = self.durable.members.get_mut(&id).filter(|m| m.alive) else {
             return;
         };
         member.alive = false;
@@ -340,21 +358,21 @@ impl Cluster {
             task: task.to_string(),
             why,
         });
-        if let Some(variables) = &mut self.variables {
+        if let Some(variables) = &mut self.durable.variables {
             variables.initializer = variables.initializer.filter(|t| *t != task);
         }
         let released = !planted!(LostData);
-        if let Some(ledger) = self.ledger.as_mut().filter(|_| released) {
+        if let Some(ledger) = self.durable.training.ledger.as_mut().filter(|_| released) {
             ledger.release(task);
         }
-        self.evaluations.release(task);
+        self.durable.evaluations.release(task);
         self.must_persist();
         self.end_life(now, task, pushes);
         self.leave_step(now, task);
     }
 
     pub(super) fn shard_of(&self, task: Task) -> Option<usize> {
-        let shards = &self.variables.as_ref()?.map.as_ref()?.shards;
+        let shards = &self.map()?.shards;
         shards.iter().position(|shard| shard.server == task)
     }
 }

@@ -12,8 +12,8 @@ use shared_proto::view::JobPhase;
 use shared_proto::wire;
 
 use super::Cluster;
-use crate::record::{Record, Summary};
-use crate::splits::Ledger;
+use super::ledger::Ledger;
+use super::record::{Record, Summary};
 
 impl Cluster {
     pub(crate) fn report_shard(&mut self, now: Instant, task: Task, report: wire::ShardReport) {
@@ -31,22 +31,24 @@ impl Cluster {
             );
         }
         self.writes_on(now, task, &report);
-        self.shard_reports.insert(task.id, report);
+        self.observed.shard_reports.insert(task.id, report);
     }
 
     /// Returns whether every live server of a shard has sent its last report.
     pub(crate) fn all_shards_reported(&self) -> bool {
         let servers = self.servers();
-        let live = |task: &&Task| self.members.get(&task.id).is_some_and(|m| m.alive);
-        servers
-            .iter()
-            .filter(live)
-            .all(|task| self.shard_reports.get(&task.id).is_some_and(|r| r.last))
+        let live = |task: &&Task| self.member(task.id).is_some_and(|m| m.alive);
+        servers.iter().filter(live).all(|task| {
+            self.observed
+                .shard_reports
+                .get(&task.id)
+                .is_some_and(|r| r.last)
+        })
     }
 
     /// Returns the servers of the shards, in the order of the shards.
     pub(super) fn servers(&self) -> Vec<Task> {
-        let map = self.variables.as_ref().and_then(|v| v.map.as_ref());
+        let map = self.map();
         map.map_or_else(Vec::new, |map| {
             map.shards.iter().map(|shard| shard.server).collect()
         })
@@ -54,31 +56,35 @@ impl Cluster {
 
     /// Returns the number of steps and of samples done.
     pub(crate) fn done(&self) -> (u64, u64) {
-        (self.tally.steps, self.tally.samples)
+        (
+            self.durable.training.tally.steps,
+            self.durable.training.tally.samples,
+        )
     }
 
     /// Returns whether any member has not left yet.
     pub(crate) fn anyone_there(&self) -> bool {
-        self.members.values().any(|m| m.alive)
+        self.durable.members.values().any(|m| m.alive)
     }
 
     pub(crate) fn seconds(&self, now: Instant) -> f64 {
         let since = |began| now.saturating_duration_since(began).as_secs_f64();
-        self.earlier_seconds + self.began.map_or(0.0, since)
+        self.durable.outcome.seconds + self.instants.began.map_or(0.0, since)
     }
 
     pub(super) fn record_progress(&mut self, now: Instant, steps: u64) {
-        self.tally.recent.steps += steps;
-        if self.tally.recent.steps < self.job.log_every {
+        self.observed.recent.steps += steps;
+        if self.observed.recent.steps < self.job.log_every {
             return;
         }
-        let recent = std::mem::take(&mut self.tally.recent);
+        let recent = std::mem::take(&mut self.observed.recent);
         let seconds = self.seconds(now);
         self.records.push(Record::Steps {
             seconds,
-            steps: self.tally.steps,
-            samples: self.tally.samples,
-            epoch: self.tally.samples as f64 / self.training_samples().max(1) as f64,
+            steps: self.durable.training.tally.steps,
+            samples: self.durable.training.tally.samples,
+            epoch: self.durable.training.tally.samples as f64
+                / self.training_samples().max(1) as f64,
             loss: recent.loss_sum / recent.worker_steps.max(1) as f64,
             samples_per_second: self.rate(seconds),
         });
@@ -86,7 +92,11 @@ impl Cluster {
 
     /// Returns the samples per second of this run.
     fn rate(&self, seconds: f64) -> f64 {
-        let samples = self.tally.samples.saturating_sub(self.earlier_samples);
+        let training = &self.durable.training;
+        let samples = training
+            .tally
+            .samples
+            .saturating_sub(training.earlier_samples);
         if seconds > 0.0 {
             samples as f64 / seconds
         } else {
@@ -98,20 +108,22 @@ impl Cluster {
         self.count_unreported_losses(now);
         self.records.push(Record::Ended {
             seconds: self.seconds(now),
-            error: self.error.clone(),
+            error: self.durable.outcome.error.clone(),
         });
     }
 
     /// Summarizes the job.
     pub(crate) fn summary(&self, now: Instant) -> Summary {
-        let last = self.evaluations.done.last();
+        let last = self.durable.evaluations.done.last();
         let metric = |name: &str| last.and_then(|e| e.metrics.get(name)).copied();
-        let shards = || self.shard_reports.values();
-        let gone = &self.forgotten;
-        let updates: u64 = shards().map(|r| r.updates).sum::<u64>() + gone.updates;
-        let staleness: u64 = shards().map(|r| r.staleness_sum).sum::<u64>() + gone.staleness_sum;
-        let lead = shards().map(|r| r.max_clock_lead).max().unwrap_or(0);
-        let training = self.last_finish.map_or(0.0, |last| self.seconds(last));
+        let gone = &self.durable.forgotten;
+        let members = self.durable.members.values();
+        let progress = &self.durable.training;
+        let observed = self.observed.updates();
+        let training = self
+            .instants
+            .last_finish
+            .map_or(0.0, |last| self.seconds(last));
         Summary {
             mode: self.job.strategy.mode.name().to_owned(),
             staleness: match self.bound() {
@@ -119,45 +131,43 @@ impl Cluster {
                 StalenessBound::Unbounded => None,
             },
             ps: self.servers().len(),
-            workers: gone.workers
-                + self
-                    .members
-                    .values()
-                    .filter(|m| m.progress.steps > 0)
-                    .count(),
+            workers: gone.workers + members.filter(|m| m.progress.steps > 0).count(),
             epochs: self.job.epochs,
-            steps: self.tally.steps,
-            samples: self.tally.samples,
+            steps: progress.tally.steps,
+            samples: progress.tally.samples,
             seconds: self.seconds(now),
             samples_per_second: self.rate(training),
             test_accuracy: metric("accuracy"),
             test_loss: metric("loss"),
+            metrics: last.map_or_else(BTreeMap::new, |last| {
+                last.metrics.clone().into_iter().collect()
+            }),
             // A job that has failed may have the evaluations of another run.
             model_sha256: last
-                .filter(|_| self.phase == JobPhase::Done)
+                .filter(|_| self.durable.outcome.phase == JobPhase::Done)
                 .map_or_else(String::new, |last| hexadecimal(&last.model_sha256)),
-            lost_updates: self.losses.total,
-            skipped_steps: self.tally.skipped,
-            max_clock_lead: lead.max(gone.max_clock_lead),
-            mean_gradient_staleness: staleness as f64 / updates.max(1) as f64,
+            lost_updates: self.durable.losses.total,
+            skipped_steps: progress.tally.skipped,
+            max_clock_lead: observed.max_clock_lead,
+            mean_gradient_staleness: observed.staleness_sum as f64 / observed.updates.max(1) as f64,
             times: self.mean_times(),
-            stopped: self.stopping && !self.ledger.as_ref().is_some_and(Ledger::exhausted),
-            unsaved: self.checkpoints.unsaved.clone(),
-            error: self.error.clone(),
+            stopped: progress.stopping && !progress.ledger.as_ref().is_some_and(Ledger::exhausted),
+            unsaved: self.durable.outcome.unsaved.clone(),
+            error: self.durable.outcome.error.clone(),
         }
     }
 
     /// Returns the shares of pull, compute, push and wait in the time of all workers together.
     fn mean_times(&self) -> BTreeMap<String, f64> {
-        let sum = |part: fn(&wire::StepTimes) -> f64| -> f64 {
-            self.members.values().map(|m| part(&m.progress.times)).sum()
-        };
-        let [pull, compute, push, wait] = self.forgotten.times();
+        let mut times = self.durable.forgotten.times;
+        for member in self.durable.members.values() {
+            times.add(&member.progress.times);
+        }
         let parts = [
-            ("pull", pull + sum(|t| t.pull)),
-            ("compute", compute + sum(|t| t.compute)),
-            ("push", push + sum(|t| t.push)),
-            ("wait", wait + sum(|t| t.wait)),
+            ("pull", times.pull),
+            ("compute", times.compute),
+            ("push", times.push),
+            ("wait", times.wait),
         ];
         let whole: f64 = parts.iter().map(|(_, seconds)| seconds).sum();
         let share = |(name, seconds): (&str, f64)| {

@@ -2,33 +2,51 @@
 //! parts would lead nowhere.
 
 use shared_proto::blocks::{ShardMap, VariableSpec};
-use shared_proto::view::JobPhase;
+use shared_proto::ids::TaskId;
 use shared_proto::wire;
 
-use super::checkpoints::{SavedProgress, Start};
-use super::saved::Saved;
+use super::checkpoints::{Checkpoints, SavedProgress, Start};
+use super::durable::Durable;
+use super::forgotten::Forgotten;
+use super::ledger::Ledger;
 use super::variables::Variables;
 
-impl Saved {
+impl Durable {
     /// Checks that the parts fit together.
     ///
     /// # Errors
     /// Names the first part that does not fit.
     pub(crate) fn check(&self) -> Result<(), String> {
-        if JobPhase::try_from(self.phase).is_err() {
-            return Err(format!("there is no phase {}", self.phase));
+        let seconds = self.outcome.seconds;
+        if !seconds.is_finite() || seconds < 0.0 {
+            return Err(format!("it has trained for {seconds} seconds"));
         }
-        if !self.seconds.is_finite() || self.seconds < 0.0 {
-            return Err(format!("it has trained for {} seconds", self.seconds));
-        }
+        self.forgotten.check(self.members.keys())?;
         let shards = self.variables.as_ref().map_or(Ok(0), Variables::check)?;
-        if let Some(shard) = self.loading.iter().find(|shard| **shard >= shards) {
+        self.training
+            .ledger
+            .as_ref()
+            .map_or(Ok(()), Ledger::check)?;
+        self.checkpoints.check(shards)
+    }
+}
+
+impl Forgotten {
+    /// Checks that no index of a member can be assigned again.
+    fn check<'a>(&self, mut members: impl Iterator<Item = &'a TaskId>) -> Result<(), String> {
+        match members.find(|id| id.index >= self.next_index(id.role)) {
+            Some(id) => Err(format!("the index of {id} is to be assigned again")),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Checkpoints {
+    fn check(&self, shards: usize) -> Result<(), String> {
+        if let Some(shard) = self.loading.keys().find(|shard| **shard >= shards) {
             return Err(format!("shard {shard} of {shards} loads its values"));
         }
-        self.ledger
-            .as_ref()
-            .map_or(Ok(()), |ledger| ledger.check())?;
-        let newest = self.newest.as_ref().map(|kept| &kept.progress);
+        let newest = self.newest.as_ref().map(|newest| &newest.progress);
         newest.map_or(Ok(()), SavedProgress::check)?;
         self.start.as_ref().map_or(Ok(()), Start::check)
     }

@@ -9,14 +9,16 @@ use shared_proto::refusal::brief;
 use shared_proto::wire;
 
 use super::Cluster;
-use super::checkpoints::{DurableCheckpoint, SavedProgress, StoreTask, source};
+use super::checkpoints::{DurableCheckpoint, SavedProgress, Stage, source};
 use super::evaluations::Evaluations;
-use crate::record::Record;
+use super::observed::Recent;
+use super::record::Record;
+use super::saving::StoreTask;
 
 impl Cluster {
     /// Returns the shards without a server.
     pub(super) fn orphans(&self) -> impl Iterator<Item = usize> + '_ {
-        let map = self.variables.as_ref().and_then(|v| v.map.as_ref());
+        let map = self.map();
         let shards = map.map_or(&[][..], |map| &map.shards);
         let numbered = shards.iter().enumerate();
         let without_server = numbered.filter(|(_, shard)| shard.address.is_empty());
@@ -26,12 +28,12 @@ impl Cluster {
     /// Takes a shard from its server, which is gone. A spare gets it, if there is one.
     pub(super) fn orphan(&mut self, now: Instant, shard: usize, gone: Task) {
         self.give_up_saving();
-        if let Some(map) = self.variables.as_mut().and_then(|v| v.map.as_mut()) {
+        if let Some(map) = self.map_mut() {
             map.epoch = map.epoch.next();
             map.shards[shard].address.clear();
         }
         self.must_persist();
-        if self.checkpoints.place.is_none() {
+        if self.saving.place.is_none() {
             return self.fail_without_checkpoints(now, gone, shard);
         }
         if let Some(spare) = self.spare_for(shard) {
@@ -54,19 +56,19 @@ impl Cluster {
     ) -> Option<usize> {
         let holding = holding?;
         let shard = self.shard_of(earlier.filter(|e| e.generation.0 == holding.generation)?)?;
-        let variables = self.variables.as_ref().filter(|v| v.initialized)?;
+        let variables = self.durable.variables.as_ref().filter(|v| v.initialized)?;
         let source = &variables.map.as_ref()?.shards.get(shard)?.source;
         let same = holding.shard as usize == shard && holding.source_epoch == source.epoch.0;
         // It may not have loaded the values that it was told to load.
-        let loaded = !self.checkpoints.loading.contains_key(&shard);
+        let loaded = !self.durable.checkpoints.loading.contains_key(&shard);
         (same && loaded).then_some(shard)
     }
 
     /// Gives a shard back to a server that still has its values. Nothing is lost.
     pub(super) fn give_back(&mut self, server: Task, shard: usize) {
         self.give_up_saving();
-        let address = self.members.get(&server.id).map(|m| m.address.clone());
-        let Some(map) = self.variables.as_mut().and_then(|v| v.map.as_mut()) else {
+        let address = self.member(server.id).map(|m| m.address.clone());
+        let Some(map) = self.map_mut() else {
             return;
         };
         map.epoch = map.epoch.next();
@@ -79,10 +81,10 @@ impl Cluster {
     /// Gives a shard to a server, which loads the values of the newest checkpoint.
     pub(super) fn assign(&mut self, now: Instant, server: Task, shard: usize) {
         self.give_up_saving();
-        let address = self.members.get(&server.id).map(|m| m.address.clone());
+        let address = self.member(server.id).map(|m| m.address.clone());
         let sync = self.sync();
-        let newest = self.checkpoints.newest.clone();
-        let Some(variables) = &mut self.variables else {
+        let newest = self.durable.checkpoints.newest.clone();
+        let Some(variables) = &mut self.durable.variables else {
             return;
         };
         let Some(map) = &mut variables.map else {
@@ -92,16 +94,19 @@ impl Cluster {
         let gone = std::mem::replace(&mut map.shards[shard].server, server);
         map.shards[shard].address = address.unwrap_or_default();
         let epoch = map.epoch;
-        *self.recoveries.entry(gone.id).or_default() += 1;
+        *self.observed.recoveries.entry(gone.id).or_default() += 1;
         tracing::info!(%server, shard, epoch = epoch.0, "gave a shard to a server");
         match newest.filter(|_| variables.initialized) {
-            None if variables.initialized && self.checkpoints.place.is_none() => {
+            None if variables.initialized && self.saving.place.is_none() => {
                 self.fail_without_checkpoints(now, server, shard);
             }
             Some(kept) if sync => self.go_back(now, &kept),
             Some(kept) => {
                 map.shards[shard].source = source(epoch, &kept);
-                self.checkpoints.loading.insert(shard, String::new());
+                self.durable
+                    .checkpoints
+                    .loading
+                    .insert(shard, String::new());
                 self.record_restore(now, kept.number, Some(shard));
                 self.evaluate_again_at_the_end();
             }
@@ -112,11 +117,11 @@ impl Cluster {
 
     /// Takes all shards, and the training, back to a checkpoint.
     fn go_back(&mut self, now: Instant, kept: &DurableCheckpoint) {
-        if let Some(map) = self.variables.as_mut().and_then(|v| v.map.as_mut()) {
+        if let Some(map) = self.map_mut() {
             let source = source(map.epoch, kept);
             map.fill_from(&source);
             let all = 0..map.shards.len();
-            self.checkpoints.loading = all.map(|shard| (shard, String::new())).collect();
+            self.durable.checkpoints.loading = all.map(|shard| (shard, String::new())).collect();
         }
         if !planted!(KeepsProgress) {
             self.restore_progress(&kept.progress);
@@ -125,9 +130,9 @@ impl Cluster {
         self.evict_workers(now, "the job has gone back to a checkpoint");
     }
 
-    /// Has the initial values sent once more, because there is no checkpoint yet.
+    /// Orders the initial values to be sent again, because there is no checkpoint yet.
     fn initialize_anew(&mut self, now: Instant, epoch: Epoch) {
-        if let Some(variables) = &mut self.variables {
+        if let Some(variables) = &mut self.durable.variables {
             (variables.initialized, variables.initializer) = (false, None);
             if let Some(map) = &mut variables.map {
                 map.fill_from(&Source::initializer(epoch));
@@ -143,12 +148,14 @@ impl Cluster {
             .steps
             .map(|steps| steps.saturating_sub(progress.steps));
         let ledger = progress.ledger.clone();
-        self.ledger = Some(ledger.under(self.job.epochs, budget));
-        self.evaluations = Evaluations::restored(&progress.due, &progress.evaluations);
-        (self.step, self.commit) = (None, None);
-        self.min_clock = progress.clock;
-        self.tally.continue_from(progress.steps, progress.samples);
-        self.checkpoints.not_last_any_more();
+        self.durable.training.ledger = Some(ledger.under(self.job.epochs, budget));
+        self.durable.evaluations = Evaluations::restored(&progress.due, &progress.evaluations);
+        (self.durable.training.step, self.durable.training.commit) = (None, None);
+        self.durable.training.min_clock = progress.clock;
+        let tally = &mut self.durable.training.tally;
+        (tally.steps, tally.samples) = (progress.steps, progress.samples);
+        self.observed.recent = Recent::default();
+        self.not_last_any_more();
         self.schedule_last_evaluation();
     }
 
@@ -157,7 +164,7 @@ impl Cluster {
             seconds: self.seconds(now),
             checkpoint,
             shard,
-            steps: self.tally.steps,
+            steps: self.durable.training.tally.steps,
         });
     }
 
@@ -170,7 +177,7 @@ impl Cluster {
         report: &wire::RestoreReport,
     ) {
         let shard = report.shard as usize;
-        let map = self.variables.as_ref().and_then(|v| v.map.as_ref());
+        let map = self.map();
         let expected = map.is_some_and(|map| {
             map.shards.get(shard).is_some_and(|placed| {
                 placed.server == task && placed.source.epoch.0 == report.epoch
@@ -180,7 +187,7 @@ impl Cluster {
             return;
         }
         if report.error.is_empty() {
-            let newly = self.checkpoints.loading.remove(&shard).is_some();
+            let newly = self.durable.checkpoints.loading.remove(&shard).is_some();
             self.must_persist();
             if newly && let Some(from) = self.checkpoint_of(shard) {
                 self.derive_losses(now, report, from);
@@ -188,11 +195,11 @@ impl Cluster {
             self.records.push(Record::loaded(self.seconds(now), report));
             return;
         }
-        let Some(kept) = self.checkpoints.newest.clone() else {
+        let Some(kept) = self.durable.checkpoints.newest.clone() else {
             return;
         };
         // A late report: the shard has loaded its values since.
-        let Some(known) = self.checkpoints.loading.get_mut(&shard) else {
+        let Some(known) = self.durable.checkpoints.loading.get_mut(&shard) else {
             return;
         };
         let error = brief(&report.error);
@@ -200,7 +207,7 @@ impl Cluster {
             *known = error.clone().into_owned();
             tracing::error!(shard, checkpoint = kept.number, "{error}");
         }
-        let begun = self.checkpoints.first_written;
+        let begun = self.durable.checkpoints.stage != Stage::First;
         match report.failure() {
             wire::RestoreFailure::Unavailable => return,
             // An older checkpoint would be denied as well.
@@ -214,14 +221,14 @@ impl Cluster {
             );
             return self.fail(now, why);
         }
-        self.checkpoints
+        self.saving
             .store_task
             .get_or_insert(StoreTask::FindBefore(Box::new(kept)));
     }
 
     /// Returns the number of the checkpoint that a shard's values come from.
     fn checkpoint_of(&self, shard: usize) -> Option<u64> {
-        let map = self.variables.as_ref()?.map.as_ref()?;
+        let map = self.map()?;
         let (_, number) = map.shards.get(shard)?.source.checkpoint.as_ref()?;
         Some(*number)
     }
@@ -251,11 +258,12 @@ impl Cluster {
             instead = kept.number,
             "taking the checkpoint before"
         );
-        self.checkpoints.newest = Some(kept.clone());
+        self.durable.checkpoints.newest = Some(kept.clone());
         let sync = self.sync();
         self.give_up_saving();
         self.must_persist();
-        let Some(map) = self.variables.as_mut().and_then(|v| v.map.as_mut()) else {
+        let variables = self.durable.variables.as_mut();
+        let Some(map) = variables.and_then(|v| v.map.as_mut()) else {
             return;
         };
         map.epoch = map.epoch.next();
@@ -264,7 +272,7 @@ impl Cluster {
             return self.go_back(now, &kept);
         }
         // Shards that have loaded their values keep them.
-        for (shard, why) in &mut self.checkpoints.loading {
+        for (shard, why) in &mut self.durable.checkpoints.loading {
             why.clear();
             if let Some(placed) = map.shards.get_mut(*shard) {
                 placed.source = source(epoch, &kept);

@@ -8,23 +8,12 @@ use shared_proto::wire;
 
 use super::Cluster;
 use super::members::Member;
-
-/// Counts of faults since this coordinator started.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct FaultCounts {
-    /// Servers that sent nothing for a lease.
-    pub(crate) lost_servers: u64,
-    /// Workers that sent nothing for a lease, made no progress for the stall time-out, or were replaced by another
-    /// process of their identity before they left.
-    pub(crate) lost_workers: u64,
-    /// Checkpoints that could not be written.
-    pub(crate) failed_checkpoints: u64,
-}
+use super::observed::FaultCounts;
 
 impl Cluster {
     /// Returns the live members and their addresses.
     pub(crate) fn cluster_spec(&self) -> wire::ClusterSpec {
-        let live = self.members.values().filter(|m| m.alive);
+        let live = self.durable.members.values().filter(|m| m.alive);
         wire::ClusterSpec {
             tasks: live.map(cluster_task).collect(),
         }
@@ -32,10 +21,12 @@ impl Cluster {
 
     /// Returns the whole status.
     pub(crate) fn status(&self, now: Instant) -> wire::Status {
+        let members = self.durable.members.values();
+
         wire::Status {
             job: self.job.name.clone(),
-            phase: self.phase.into(),
-            error: self.error.clone(),
+            phase: self.durable.outcome.phase.into(),
+            error: self.durable.outcome.error.clone(),
             mode: self.job.strategy.mode.name().to_owned(),
             staleness: match self.bound() {
                 StalenessBound::Steps(bound) => Some(bound),
@@ -43,24 +34,20 @@ impl Cluster {
             },
             view: self.view.number.0,
             epoch: self.view.epoch.0,
-            min_clock: self.min_clock.0,
+            min_clock: self.durable.training.min_clock.0,
             waiting_for: self.missing(),
-            data_epoch: self.ledger.as_ref().map_or(0, |ledger| ledger.epoch()),
+            data_epoch: self.data_epoch(),
             data_epochs: self.job.epochs,
-            samples: self.tally.samples,
+            samples: self.durable.training.tally.samples,
             total_samples: self.total_samples(),
-            steps: self.tally.steps,
+            steps: self.durable.training.tally.steps,
             seconds: self.seconds(now),
-            tasks: self
-                .members
-                .values()
-                .map(|m| self.task_status(now, m))
-                .collect(),
+            tasks: members.map(|m| self.task_status(now, m)).collect(),
             shards: self.shard_status(),
-            evaluations: self.evaluations.done.clone(),
+            evaluations: self.durable.evaluations.reports(),
             checkpoint: self.checkpoint_status(now),
-            lost_updates: self.losses.total,
-            run: self.run().to_owned(),
+            lost_updates: self.durable.losses.total,
+            run: self.run_id().to_owned(),
             checkpoint_error: self.checkpoint_error(now),
             checkpoint_store_full: self.is_store_full(),
         }
@@ -77,7 +64,7 @@ impl Cluster {
                 .workers
                 .filter(|_| self.sync())
                 .unwrap_or(1);
-            let per_step = u64::from(self.job.batch_size) * u64::from(workers);
+            let per_step = self.job.samples_per_step() * u64::from(workers);
             steps.saturating_mul(per_step)
         });
         budget.map_or(all_epochs, |budget| budget.min(all_epochs))
@@ -86,23 +73,23 @@ impl Cluster {
     /// Returns, for each server, the number of times that it was lost and its shard was restored, since this
     /// coordinator started.
     pub(crate) fn recoveries(&self) -> impl Iterator<Item = (TaskId, u64)> {
-        let servers = self.members.keys().filter(|id| id.role == Role::Ps);
-        servers.map(|id| (*id, self.recoveries.get(id).copied().unwrap_or(0)))
+        let servers = self.durable.members.keys().filter(|id| id.role == Role::Ps);
+        servers.map(|id| (*id, self.observed.recoveries.get(id).copied().unwrap_or(0)))
     }
 
     /// Returns the counts of faults since this coordinator started.
     pub(crate) fn fault_counts(&self) -> FaultCounts {
-        self.fault_counts
+        self.observed.fault_counts
     }
 
     /// Returns the number of times that a coordinator of this run has started.
     pub(crate) fn starts(&self) -> u64 {
-        self.generation.0
+        self.durable.run.starts
     }
 
     /// Returns the number of updates that were acknowledged and lost with a server.
     pub(crate) fn lost_updates(&self) -> u64 {
-        self.losses.total
+        self.durable.losses.total
     }
 
     /// Returns the number of shards without a server.
@@ -112,19 +99,19 @@ impl Cluster {
 
     /// Returns the means of the newest evaluation by name; none before the first.
     pub(crate) fn newest_evaluation(&self) -> impl Iterator<Item = (&str, f64)> {
-        let newest = self.evaluations.done.last().into_iter();
+        let newest = self.durable.evaluations.done.last().into_iter();
         let means = newest.flat_map(|evaluation| &evaluation.metrics);
         means.map(|(name, value)| (name.as_str(), *value))
     }
 
     /// Returns the lead of each worker; none for one that is gone.
     pub(crate) fn leads(&self) -> impl Iterator<Item = (TaskId, Option<u64>)> {
-        let workers = self.members.values();
+        let workers = self.durable.members.values();
         let workers = workers.filter(|member| member.task.id.role == Role::Worker);
         workers.map(|worker| {
             let work = &worker.progress;
             let ahead = match work.active {
-                true => lead(work.clock, self.min_clock),
+                true => lead(work.clock, self.durable.training.min_clock),
                 false => 0,
             };
             (worker.task.id, worker.alive.then_some(ahead))
@@ -141,19 +128,21 @@ impl Cluster {
             .iter()
             .map(|task| wire::ShardStatus {
                 server: Some((*task).into()),
-                report: self.shard_reports.get(&task.id).cloned(),
+                report: self.observed.shard_reports.get(&task.id).cloned(),
             })
             .collect()
     }
 
     fn task_status(&self, now: Instant, member: &Member) -> wire::TaskStatus {
         let work = &member.progress;
-        let ahead = lead(work.clock, self.min_clock);
-        let held_back = !self.bound().admits(work.clock, self.min_clock);
+        let ahead = lead(work.clock, self.durable.training.min_clock);
+        let held_back = !self
+            .bound()
+            .admits(work.clock, self.durable.training.min_clock);
         let activity = match member.task.id.role {
             _ if !member.alive => "gone",
             Role::Coordinator | Role::Ps => "serving",
-            Role::Worker if self.evaluations.holder() == Some(member.task) => "evaluating",
+            Role::Worker if self.durable.evaluations.holder() == Some(member.task) => "evaluating",
             Role::Worker if work.active && held_back => "waiting",
             Role::Worker if work.active => "training",
             Role::Worker => "idle",
@@ -174,9 +163,9 @@ impl Cluster {
             loss: work.loss,
             activity: activity.to_owned(),
             waiting_on,
-            times: Some(work.times),
-            trouble: self.unable.reason(member.task.id).to_owned(),
-            failure: self.unable.failure(member.task.id).into(),
+            times: Some(work.times.into()),
+            trouble: self.durable.unable.reason(member.task.id).to_owned(),
+            failure: self.durable.unable.failure(member.task.id).into(),
         }
     }
 }

@@ -26,17 +26,17 @@ impl Cluster {
                 ),
             ));
         }
-        if self.phase == JobPhase::Starting {
+        if self.durable.outcome.phase == JobPhase::Starting {
             return Err(Refusal::new(
                 Reason::NotInitialized,
                 "training has not begun, so there is nothing to save; end the processes instead",
             ));
         }
-        if self.ended() || self.stopping {
+        if self.ended() || self.durable.training.stopping {
             return Ok(());
         }
         tracing::info!("told to stop: no more data is handed out");
-        self.stopping = true;
+        self.durable.training.stopping = true;
         self.must_persist();
         self.evaluate_when_at_rest();
         Ok(())
@@ -44,7 +44,7 @@ impl Cluster {
 
     /// Schedules the last evaluation of a stopped job once no worker holds data.
     pub(super) fn evaluate_when_at_rest(&mut self) {
-        if self.stopping && !self.ended() && !self.checkpoints.ending {
+        if self.durable.training.stopping && !self.ended() && !self.durable.checkpoints.ending() {
             self.schedule_last_evaluation();
         }
     }

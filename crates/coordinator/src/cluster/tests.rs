@@ -3,18 +3,19 @@
 use std::time::{Duration, Instant};
 
 use shared_proto::blocks::{Source, VariableSpec};
-use shared_proto::ids::{Clock, Origin, Role, RunId, Sequence, Task};
+use shared_proto::ids::{Clock, Origin, Role, RunNumber, Sequence, Task};
 use shared_proto::job::{Job, Mode};
 use shared_proto::refusal::Reason;
 use shared_proto::view::JobPhase;
 use shared_proto::wire;
 
-use super::{Cluster, Initialization, Work, WorkerData};
+use super::{Cluster, Durable, Initialization, Work, WorkerData};
 
 mod bounds;
 mod capacity;
 mod checkpoints;
 mod drain;
+mod durable;
 mod evaluations;
 mod fault_counts;
 mod finished;
@@ -26,7 +27,7 @@ mod members;
 mod models;
 mod numbers;
 mod recovery;
-mod saved;
+
 mod status;
 mod steps;
 mod stop;
@@ -80,6 +81,18 @@ impl Scene {
         (scene, tasks)
     }
 
+    /// Returns the state as another process reads it.
+    fn read_back(&self) -> Durable {
+        let stored = serde_json::to_vec(&self.cluster.snapshot(self.now)).unwrap();
+        serde_json::from_slice(&stored).unwrap()
+    }
+
+    /// Returns the cluster of another coordinator that resumes from this one's state.
+    fn resumed(&self) -> Cluster {
+        let job = self.cluster.job().clone();
+        Cluster::resume(job, self.read_back(), self.now)
+    }
+
     fn join(&mut self, role: Role, identity: &str) -> Task {
         let request = wire::RegisterRequest {
             identity: identity.to_owned(),
@@ -93,6 +106,7 @@ impl Scene {
         let specs = vec![VariableSpec {
             name: "w".to_owned(),
             shape: vec![4],
+            ..VariableSpec::default()
         }];
         let cluster = &mut self.cluster;
         cluster
@@ -104,7 +118,7 @@ impl Scene {
         self.cluster.lease_work(self.now, task)
     }
 
-    fn split(&mut self, task: Task) -> (crate::splits::Split, Clock) {
+    fn split(&mut self, task: Task) -> (super::ledger::Split, Clock) {
         match self.work(task) {
             (Work::Split(split), clock) => (split, clock),
             (other, _) => panic!("{task} has {other:?}"),
@@ -158,7 +172,7 @@ impl Scene {
         self.sequence += 1;
         Origin {
             job: "flambeau".to_owned(),
-            run: RunId::default(),
+            run: RunNumber::default(),
             task,
             epoch: self.cluster.epoch(),
             clock,

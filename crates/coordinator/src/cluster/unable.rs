@@ -15,8 +15,8 @@ use shared_proto::refusal::brief;
 use shared_proto::view::JobPhase;
 use shared_proto::wire::WorkerFailure;
 
-use super::Cluster;
-use crate::record::Record;
+use super::record::Record;
+use super::{Cluster, stored};
 
 /// The number of troubles that are kept, the newest.
 const MOST_TROUBLES: usize = 256;
@@ -25,60 +25,30 @@ const MOST_TROUBLES: usize = 256;
 const MOST_NAMED: usize = 3;
 
 /// The workers that cannot work.
-#[derive(Debug, Default)]
-pub(crate) struct Unable {
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Unable {
     /// The newest trouble of each worker that has not been at work since.
+    #[serde(with = "stored::by_task")]
     troubles: BTreeMap<TaskId, Trouble>,
-    /// The number of times that workers have left for each reason since this coordinator started.
-    counts: BTreeMap<String, u64>,
-    /// The time since which no worker is known to be able to work.
-    since: Option<Instant>,
     /// True if the job has failed because no worker could work.
     failed: bool,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 struct Trouble {
+    #[serde(with = "stored::enumeration")]
     failure: WorkerFailure,
     reason: String,
+    /// The time of the report, or of the start of this process after it.
+    #[serde(skip, default = "Instant::now")]
     at: Instant,
 }
 
-/// [`Unable`] in its stored form.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(super) struct SavedUnable {
-    troubles: Vec<(TaskId, i32, String)>,
-    failed: bool,
-}
-
 impl Unable {
-    pub(super) fn saved(&self) -> SavedUnable {
-        let troubles = self.troubles.iter();
-        SavedUnable {
-            troubles: troubles
-                .map(|(id, trouble)| (*id, trouble.failure.into(), trouble.reason.clone()))
-                .collect(),
-            failed: self.failed,
-        }
-    }
-
-    pub(super) fn resumed(saved: SavedUnable, now: Instant) -> Self {
-        let trouble = |(id, failure, reason)| {
-            let failure = WorkerFailure::try_from(failure).unwrap_or_default();
-            let at = now;
-            (
-                id,
-                Trouble {
-                    failure,
-                    reason,
-                    at,
-                },
-            )
-        };
-        Self {
-            troubles: saved.troubles.into_iter().map(trouble).collect(),
-            failed: saved.failed,
-            ..Self::default()
+    /// Continues with the troubles that an earlier process has persisted.
+    pub(super) fn resumed(&mut self, now: Instant) {
+        for trouble in self.troubles.values_mut() {
+            trouble.at = now;
         }
     }
 
@@ -89,9 +59,6 @@ impl Unable {
 
     /// Shifts the times by a gap in which the coordinator did not run.
     pub(super) fn was_stopped(&mut self, gap: Duration) {
-        if let Some(since) = &mut self.since {
-            *since += gap;
-        }
         for trouble in self.troubles.values_mut() {
             trouble.at += gap;
         }
@@ -147,15 +114,15 @@ impl Cluster {
             failure: kind.clone(),
             reason: reason.clone(),
         });
-        *self.unable.counts.entry(kind).or_default() += 1;
+        *self.observed.worker_failures.entry(kind).or_default() += 1;
         let at = now;
         let trouble = Trouble {
             failure,
             reason,
             at,
         };
-        self.unable.troubles.insert(task.id, trouble);
-        self.unable.forget_the_oldest();
+        self.durable.unable.troubles.insert(task.id, trouble);
+        self.durable.unable.forget_the_oldest();
         self.must_persist();
     }
 
@@ -163,21 +130,21 @@ impl Cluster {
     pub(super) fn fail_without_workers(&mut self, now: Instant) {
         let able = self.live(Role::Worker).any(|member| member.progress.ready);
         // While the last checkpoint is written no worker is needed.
-        let needless = self.ended() || self.checkpoints.ending;
+        let needless = self.ended() || self.durable.checkpoints.ending();
         if able || needless {
-            self.unable.since = None;
+            self.instants.none_able_since = None;
             return;
         }
-        let since = self.unable.since.unwrap_or(now);
+        let since = self.instants.none_able_since.unwrap_or(now);
         // An older trouble does not explain why no worker is there now.
         let recent = |trouble: &Trouble| since.saturating_duration_since(trouble.at) < self.stall();
-        let troubles = self.unable.troubles.iter();
+        let troubles = self.durable.unable.troubles.iter();
         let troubles: Vec<_> = troubles.filter(|(_, trouble)| recent(trouble)).collect();
         if troubles.is_empty() {
-            self.unable.since = None;
+            self.instants.none_able_since = None;
             return;
         }
-        self.unable.since = Some(since);
+        self.instants.none_able_since = Some(since);
         // A live worker may still be reading its data.
         let hope = self.live(Role::Worker).next().is_some();
         if hope || now.duration_since(since) < self.stall() {
@@ -196,35 +163,35 @@ impl Cluster {
             self.job.cluster.stall_seconds,
             named.join("; ")
         );
-        self.unable.failed = true;
+        self.durable.unable.failed = true;
         self.fail(now, error);
     }
 
     /// Returns whether the job has failed because no worker could work.
     pub(crate) fn failed_without_workers(&self) -> bool {
-        self.phase == JobPhase::Failed && self.unable.failed
+        self.durable.outcome.phase == JobPhase::Failed && self.durable.unable.failed
     }
 
     /// Resumes a job that has failed. Its servers have left, so each shard waits for a server, which loads the
     /// newest checkpoint.
     pub(crate) fn resume_failed(&mut self, now: Instant) {
-        if self.phase != JobPhase::Failed {
+        if self.durable.outcome.phase != JobPhase::Failed {
             return;
         }
-        let error = std::mem::take(&mut self.error);
+        let error = std::mem::take(&mut self.durable.outcome.error);
         tracing::info!("taking up the job again; it had failed: {error}");
-        self.unable.failed = false;
-        self.phase = JobPhase::Starting;
+        self.durable.unable.failed = false;
+        self.durable.outcome.phase = JobPhase::Starting;
         // The training had begun before the failure.
-        if self.earlier_seconds > 0.0 {
-            self.phase = JobPhase::Training;
-            (self.began, self.last_finish) = (Some(now), Some(now));
+        if self.durable.outcome.seconds > 0.0 {
+            self.durable.outcome.phase = JobPhase::Training;
+            (self.instants.began, self.instants.last_finish) = (Some(now), Some(now));
         }
         self.records.push(Record::TakenUp {
             seconds: self.seconds(now),
             error,
         });
-        let alive = |task: &Task| self.members.get(&task.id).is_some_and(|m| m.alive);
+        let alive = |task: &Task| self.member(task.id).is_some_and(|m| m.alive);
         let servers = self.servers().into_iter().enumerate();
         let gone: Vec<_> = servers.filter(|(_, task)| !alive(task)).collect();
         for (shard, task) in gone {
@@ -235,7 +202,7 @@ impl Cluster {
 
     /// Describes how an ended job has ended.
     pub(crate) fn how_it_ended(&self) -> &str {
-        match self.error.as_str() {
+        match self.durable.outcome.error.as_str() {
             "" => "well",
             error => error,
         }
@@ -245,13 +212,13 @@ impl Cluster {
     /// and have not worked since. A worker that was removed for good drops out after that time.
     pub(crate) fn workers_unable(&self, now: Instant) -> usize {
         let recent = |trouble: &&Trouble| now.duration_since(trouble.at) <= self.stall();
-        self.unable.troubles.values().filter(recent).count()
+        self.durable.unable.troubles.values().filter(recent).count()
     }
 
     /// Returns the number of times that workers have left because they could not work, by kind.
     pub(crate) fn worker_failures(&self) -> impl Iterator<Item = (&String, u64)> {
-        self.unable
-            .counts
+        self.observed
+            .worker_failures
             .iter()
             .map(|(kind, times)| (kind, *times))
     }

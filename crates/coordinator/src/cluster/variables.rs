@@ -1,50 +1,44 @@
-//! The model's variables: registration, the cut of the shard map, initial values.
+//! The model's variables: registration, initial values.
 
 use std::sync::OnceLock;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use checkpoint::hexadecimal;
 use serde::{Deserialize, Serialize};
-use shared_proto::blocks::{BLOCK_ELEMENTS, PlacedShard, ShardMap, Source, VariableSpec};
-use shared_proto::ids::{Epoch, Role, Task};
+use shared_proto::blocks::{BLOCK_ELEMENTS, ShardMap, VariableKind, VariableSpec};
+use shared_proto::ids::Task;
+use shared_proto::job::Job;
 use shared_proto::refusal::{Reason, Refusal};
-use shared_proto::view::JobPhase;
 
 use super::Cluster;
-use super::capacity::check_capacity;
-use super::checkpoints::source;
+use super::checkpoints::Start;
+use super::ledger::{Ledger, MOST_SAMPLES};
 use super::map_size::check_map_size;
-use super::members::Member;
-use crate::placement::{block_elements, place};
-use crate::splits::{Ledger, MOST_SAMPLES};
-
-/// If the job does not give the number of servers, the shard map is cut when no server has joined for this long.
-const SETTLE: Duration = Duration::from_secs(3);
 
 /// The variables and data sizes that the first worker has registered.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Variables {
     pub(super) specs: Vec<VariableSpec>,
     #[serde(flatten)]
-    data: WorkerData,
+    pub(super) data: WorkerData,
     pub(crate) map: Option<ShardMap>,
     pub(crate) initializer: Option<Task>,
     pub(crate) initialized: bool,
     /// The worker that initialized them, so that a repeated call is accepted.
     initialized_by: Option<Task>,
-    /// The number of blocks of each shard, which the map fixes once it is cut.
+    /// The number of blocks of each shard that take updates, which the map fixes once it is cut.
     #[serde(skip)]
-    blocks: OnceLock<Vec<u64>>,
+    updated_blocks: OnceLock<Vec<u64>>,
 }
 
 impl Variables {
-    /// Returns the number of blocks of each shard; empty before the map is cut.
-    pub(super) fn blocks_of_shards(&self) -> &[u64] {
+    /// Returns the number of blocks of each shard that take updates; empty before the map is cut.
+    pub(super) fn updated_blocks_of_shards(&self) -> &[u64] {
         let Some(map) = &self.map else { return &[] };
-        self.blocks.get_or_init(|| {
+        self.updated_blocks.get_or_init(|| {
             let mut counts = vec![0; map.shards.len()];
-            for (_, shard) in map.blocks() {
-                counts[shard as usize] += 1;
+            for (id, shard) in map.blocks() {
+                counts[shard as usize] += u64::from(map.takes_updates(id));
             }
             counts
         })
@@ -85,7 +79,7 @@ impl Cluster {
     ) -> Result<Initialization, Refusal> {
         let training_samples = data.training_samples;
         check(&specs, &data)?;
-        match &mut self.variables {
+        match &mut self.durable.variables {
             Some(known) => {
                 compare(&known.specs, &specs, task)?;
                 compare_data(&known.data, &data, task)?;
@@ -96,7 +90,8 @@ impl Cluster {
                 }
             }
             None => {
-                if let Some(start) = &self.start
+                let start = self.durable.checkpoints.start.as_ref();
+                if let Some(start) = start
                     && start.training_samples != training_samples
                 {
                     return Err(Refusal::new(
@@ -107,26 +102,17 @@ impl Cluster {
                         ),
                     ));
                 }
-                if self
-                    .start
-                    .as_ref()
-                    .is_some_and(|start| !start.is_of(&specs))
-                {
-                    return Err(Refusal::new(
-                        Reason::VariablesDiffer,
-                        format!(
-                            "{task} has another model than the checkpoint that the job begins with; look at [model] in the job"
-                        ),
-                    ));
+                if let Some(start) = start {
+                    check_start(start, &self.job, &specs, task)?;
                 }
-                self.variables = Some(Variables {
+                self.durable.variables = Some(Variables {
                     specs,
                     data,
                     map: None,
                     initializer: None,
                     initialized: false,
                     initialized_by: None,
-                    blocks: OnceLock::new(),
+                    updated_blocks: OnceLock::new(),
                 });
                 self.must_persist();
             }
@@ -135,12 +121,12 @@ impl Cluster {
             Ok(None) => {}
             Ok(Some(missing)) => return Ok(Initialization::Pending(missing)),
             Err(refusal) => {
-                self.variables = None;
+                self.durable.variables = None;
                 self.must_persist();
                 return Err(refusal);
             }
         }
-        let Some(variables) = &mut self.variables else {
+        let Some(variables) = &mut self.durable.variables else {
             unreachable!("registered above")
         };
         if variables.initialized {
@@ -165,7 +151,7 @@ impl Cluster {
     /// # Errors
     /// [`Reason::NotLeased`] if the sender is not, or no longer, the initialiser.
     pub(crate) fn finish_initialization(&mut self, task: Task) -> Result<(), Refusal> {
-        let variables = self.variables.as_mut();
+        let variables = self.durable.variables.as_mut();
         if variables
             .as_ref()
             .is_some_and(|v| v.initialized_by == Some(task))
@@ -182,183 +168,22 @@ impl Cluster {
         variables.initializer = None;
         variables.initialized_by = Some(task);
         let samples = variables.data.training_samples;
-        self.ledger = Some(self.fresh_ledger(samples));
+        self.durable.training.ledger = Some(self.fresh_ledger(samples));
         self.must_persist();
         Ok(())
     }
 
     fn fresh_ledger(&self, samples: u64) -> Ledger {
         let job = &self.job;
-        let batch = job.batch_size.into();
+        let batch = job.samples_per_step();
         Ledger::new(samples, job.epochs, batch, job.steps, self.sync())
     }
 
-    /// Returns the shard map.
-    ///
-    /// # Errors
-    /// [`Reason::NotInitialized`] before it is cut.
-    pub(crate) fn shard_map(&self) -> Result<&ShardMap, Refusal> {
-        let map = self.variables.as_ref().and_then(|v| v.map.as_ref());
-        map.ok_or_else(|| {
-            Refusal::new(
-                Reason::NotInitialized,
-                "the shard map is not cut yet: no worker has registered variables, or servers are missing",
-            )
-        })
-    }
-
     pub(crate) fn training_samples(&self) -> u64 {
-        self.variables
+        self.durable
+            .variables
             .as_ref()
             .map_or(0, |v| v.data.training_samples)
-    }
-
-    /// Cuts the shard map if possible. Otherwise returns the missing condition.
-    ///
-    /// # Errors
-    /// [`Reason::Oversized`] if a server has too little memory.
-    fn cut_shard_map(&mut self, now: Instant) -> Result<Option<String>, Refusal> {
-        if self.variables.as_ref().is_some_and(|v| v.map.is_some()) {
-            return Ok(None);
-        }
-        let mut servers: Vec<&Member> = self.live(Role::Ps).collect();
-        servers.sort_by_key(|m| m.task.id.index);
-        match self.job.cluster.ps {
-            Some(wanted) if servers.len() < wanted as usize => {
-                return Ok(Some(format!(
-                    "{} of {wanted} parameter servers have registered",
-                    servers.len()
-                )));
-            }
-            Some(wanted) => servers.truncate(wanted as usize),
-            None if servers.is_empty() => {
-                return Ok(Some("no parameter server has registered".into()));
-            }
-            None if self.last_ps_joined.is_some_and(|at| now < at + SETTLE) => {
-                return Ok(Some("waiting for more parameter servers to join".into()));
-            }
-            None => {}
-        }
-        let Some(variables) = &self.variables else {
-            return Ok(None);
-        };
-        let shards = servers.len() as u32;
-        let block_elements = match &self.start {
-            Some(start) => start.block_elements,
-            None => block_elements(&variables.specs, shards),
-        };
-        let location = self.checkpoint_location();
-        check_map_size(&variables.specs, block_elements, servers.len(), location)?;
-        let placed = place(variables.specs.clone(), shards, block_elements);
-        check_capacity(&self.job, &servers, &placed, block_elements)?;
-        let servers: Vec<(Task, String)> = servers
-            .iter()
-            .map(|m| (m.task, m.address.clone()))
-            .collect();
-        let begin_with = self.start.as_ref().and(self.checkpoints.newest.clone());
-        let workers = u64::from(self.job.cluster.workers.unwrap_or(1));
-        let Some(variables) = &mut self.variables else {
-            return Ok(None);
-        };
-        let source = match &begin_with {
-            Some(kept) => source(Epoch(1), kept),
-            None => Source::initializer(Epoch(1)),
-        };
-        tracing::info!(
-            shards,
-            variables = variables.specs.len(),
-            block_elements,
-            "cut the shard map"
-        );
-        variables.map = Some(ShardMap {
-            epoch: Epoch(1),
-            shards: servers
-                .into_iter()
-                .map(|(server, address)| PlacedShard {
-                    address,
-                    server,
-                    source: source.clone(),
-                })
-                .collect(),
-            variables: placed,
-            block_elements,
-            total_updates: self
-                .job
-                .total_updates(variables.data.training_samples, workers),
-        });
-        if let Some(kept) = begin_with {
-            variables.initialized = true;
-            self.checkpoints.loading = (0..shards as usize).map(|s| (s, String::new())).collect();
-            self.restore_progress(&kept.progress);
-        }
-        self.must_persist();
-        Ok(None)
-    }
-
-    /// Returns the longest location of a checkpoint that shards may come from; empty without checkpoints.
-    fn checkpoint_location(&self) -> &str {
-        let newest = self.checkpoints.newest.as_ref();
-        let newest = newest.map_or("", |kept| &kept.location);
-        let place = self.place().map_or("", |place| &place.location);
-        if newest.len() > place.len() {
-            newest
-        } else {
-            place
-        }
-    }
-
-    /// Describes what keeps training from beginning or continuing; empty if nothing does.
-    pub(crate) fn missing(&self) -> String {
-        if self.ended() {
-            return String::new();
-        }
-        if let Some(shard) = self.orphans().next() {
-            let map = self.variables.as_ref().and_then(|v| v.map.as_ref());
-            let gone = map.and_then(|map| self.members.get(&map.shards[shard].server.id));
-            let gone = gone.map_or_else(String::new, |m| {
-                format!(": {} is gone ({})", m.task, m.gone)
-            });
-            return format!("shard {shard} has no server{gone}; start it again");
-        }
-        if let Some(loads) = self.checkpoints.loads() {
-            return loads;
-        }
-        if self.checkpoints.ending {
-            return self.checkpoints.last_of();
-        }
-        let nobody = self.live(Role::Worker).next().is_none();
-        if self.phase == JobPhase::Training && nobody {
-            return "no worker is there; start one".to_owned();
-        }
-        let wanted = self.job.cluster.workers.unwrap_or(1) as usize;
-        let ready = self.live(Role::Worker).filter(|m| m.progress.ready).count();
-        match &self.variables {
-            _ if self.phase != JobPhase::Starting => String::new(),
-            None => "no worker has registered its variables".to_owned(),
-            Some(v) if v.map.is_none() => {
-                let servers = self.live(Role::Ps).count();
-                match self.job.cluster.ps {
-                    Some(wanted) => {
-                        format!("{servers} of {wanted} parameter servers have registered")
-                    }
-                    None => {
-                        format!(
-                            "{servers} parameter servers have registered; training begins once no other has joined for {} s",
-                            SETTLE.as_secs()
-                        )
-                    }
-                }
-            }
-            Some(v) if !v.initialized => match v.initializer {
-                Some(task) => format!("{task} is sending the initial values"),
-                None => "no worker has begun to send initial values".to_owned(),
-            },
-            Some(_) if ready < wanted => format!("{ready} of {wanted} workers are ready"),
-            Some(_) if self.checkpoints.place.is_some() && !self.checkpoints.first_written => {
-                self.checkpoints.awaits("first")
-            }
-            Some(_) => String::new(),
-        }
     }
 }
 
@@ -394,13 +219,41 @@ fn check(specs: &[VariableSpec], data: &WorkerData) -> Result<(), Refusal> {
     Ok(())
 }
 
+/// Checks that a worker's model is that of the checkpoint with which the job begins.
+fn check_start(
+    start: &Start,
+    job: &Job,
+    specs: &[VariableSpec],
+    task: Task,
+) -> Result<(), Refusal> {
+    let what = if !start.is_of(specs) {
+        format!(
+            "{task} has another model than the checkpoint that the job begins with; look at [model] in the job"
+        )
+    } else if let Some(saved) = start.other_slots(job, specs) {
+        format!(
+            "the checkpoint that the job begins with has variable {:?} of another optimizer, with {} values beside each weight; look at [optimizer] and [[groups]] in the job",
+            saved.name, saved.slots
+        )
+    } else {
+        return Ok(());
+    };
+    Err(Refusal::new(Reason::VariablesDiffer, what))
+}
+
 fn compare(ours: &[VariableSpec], theirs: &[VariableSpec], task: Task) -> Result<(), Refusal> {
     if ours == theirs {
         return Ok(());
     }
     let named = |specs: &[VariableSpec], name: &str| {
         let found = specs.iter().find(|s| s.name == name);
-        found.map_or_else(|| "nothing".to_owned(), |s| format!("shape {:?}", s.shape))
+        found.map_or_else(
+            || "nothing".to_owned(),
+            |s| match s.kind {
+                VariableKind::Trained => format!("shape {:?}", s.shape),
+                kind => format!("shape {:?}, {kind}", s.shape),
+            },
+        )
     };
     let mut names = ours.iter().chain(theirs).map(|s| s.name.as_str());
     let name = names

@@ -8,9 +8,10 @@ use std::time::Duration;
 
 use backon::{ExponentialBuilder, Retryable};
 use shared_proto::ids::Role;
+use shared_proto::network::{Network, SystemNetwork};
 use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::security::{Credentials, Mismatch, Security, certificate_error, chain_of};
-use shared_proto::transport::{CALL_TIMEOUT, Network, SystemNetwork};
+use shared_proto::transport::CALL_TIMEOUT;
 use shared_proto::wire;
 use shared_proto::wire::coordinator_client::CoordinatorClient;
 use tokio::time::Instant;

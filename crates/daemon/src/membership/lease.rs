@@ -99,7 +99,7 @@ pub(super) async fn heartbeats(
         let sent = Instant::now();
         let mut client = coordinator.client.clone();
         let beat = client.heartbeat(wire::HeartbeatRequest {
-            origin: Some(sender.here().into()),
+            origin: Some(sender.next_origin_here().into()),
         });
         match tokio::time::timeout(within, beat).await {
             Ok(Ok(reply)) => {

@@ -1,22 +1,18 @@
 //! `flambeau bench dense`: pushes a gradient, which the servers apply, and pulls the new weights, with real servers,
 //! the real client and the real wire. Each size is measured in turns with plain TCP that does the same.
 
-use std::collections::VecDeque;
-use std::sync::Arc;
+mod worker;
+
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use comfy_table::{Table, presets};
-use daemon::membership::{Coordinator, Membership, Registration};
-use ps_client::{Gradients, MapSource, ParameterServers, PushReceipt, WeightsTicket};
 use serde::Serialize;
-use shared_proto::blocks::{ShardMap, VariableSpec};
-use shared_proto::ids::{Clock, Role, ViewNumber};
+use shared_proto::ids::Role;
 use shared_proto::job::{Job, Mode, Optimizer, Wire};
 use shared_proto::payload::Dtype;
-use shared_proto::transport::SystemNetwork;
-use shared_proto::{payload, wire};
 
+use self::worker::Worker;
 use super::tcp::Reference;
 use super::{median, processes, quantile};
 use crate::cluster::{LocalCluster, Plan, Transport};
@@ -24,9 +20,6 @@ use crate::error::CommandError;
 
 /// The number of turns that Flambeau and the references take; the median counts.
 const TURNS: usize = 5;
-
-/// The time for which servers may be unreachable.
-const PATIENCE: Duration = Duration::from_secs(20);
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Arguments {
@@ -187,15 +180,6 @@ struct Bench {
     _dir: tempfile::TempDir,
 }
 
-struct Worker {
-    servers: ParameterServers,
-    gradients: Gradients,
-    clock: Clock,
-    /// The memory for pulled weights, in place of a model's.
-    weights: Vec<f32>,
-    _membership: Membership,
-}
-
 impl Bench {
     async fn start(arguments: &Arguments, size: usize) -> Result<Self, CommandError> {
         let dir = tempfile::tempdir().map_err(CommandError::file("a temporary folder"))?;
@@ -271,117 +255,6 @@ impl Bench {
 
     async fn stop(mut self) {
         self.cluster.stop().await;
-    }
-}
-
-impl Worker {
-    /// Registers as a worker with one variable; the first one sends the initial values.
-    async fn join(cluster: &LocalCluster, index: u32, size: usize) -> Result<Self, CommandError> {
-        let coordinator = Coordinator::at(
-            &cluster.coordinator.to_string(),
-            PATIENCE,
-            cluster.security()?,
-        )?;
-        let registration = Registration {
-            role: Role::Worker,
-            identity: format!("bench-{index}"),
-            address: String::new(),
-            metrics_address: String::new(),
-            holding: None,
-            capacity_bytes: 0,
-        };
-        let membership = Membership::join(coordinator, registration).await?;
-        let elements = size / size_of::<f32>();
-        let spec = VariableSpec {
-            name: "weights".to_owned(),
-            shape: vec![elements],
-        };
-        let request = wire::RegisterVariablesRequest {
-            origin: Some(membership.origin().into()),
-            variables: vec![(&spec).into()],
-            training_samples: 1,
-            evaluation_samples: 1,
-            data_digest: Default::default(),
-        };
-        let reply = loop {
-            let registered = membership.coordinator.register_variables(request.clone());
-            let reply = registered.await?;
-            if reply.initialization() != wire::Initialization::Pending {
-                break reply;
-            }
-        };
-        let map = ShardMap::try_from(reply.shard_map.clone().unwrap_or_default());
-        let identity = ps_client::Identity {
-            job: membership.job.name.clone(),
-            run: membership.run,
-            task: membership.task,
-            view: ViewNumber(reply.view),
-            patience: PATIENCE,
-            wire: membership.job.strategy.wire.into(),
-            network: Arc::new(SystemNetwork::new(cluster.security()?)),
-            losses: tokio::sync::mpsc::channel(1).0,
-        };
-        let map = map.map_err(|error| failed(&error))?;
-        let (_, maps) = MapSource::new(map);
-        let mut servers = ParameterServers::connect(&maps, &identity);
-        if reply.initialization() == wire::Initialization::Yours {
-            let zeros = payload::to_bytes(&vec![0.0; elements]);
-            servers.initialize(&[zeros]).await.map_err(|e| failed(&e))?;
-            let origin = membership.origin();
-            membership.coordinator.finish_initialization(origin).await?;
-        }
-        Ok(Self {
-            servers,
-            // A worker has the norm from the pass that takes gradients out of candle.
-            gradients: Gradients {
-                values: vec![payload::to_bytes(&vec![1e-3; elements])],
-                norm: 1.0,
-            },
-            clock: Clock(0),
-            weights: vec![0.0; elements],
-            _membership: membership,
-        })
-    }
-
-    /// Returns the seconds of each round trip, with so many under way.
-    async fn round_trips(
-        &mut self,
-        time: Duration,
-        in_flight: usize,
-    ) -> Result<Vec<f64>, CommandError> {
-        let begin = Instant::now();
-        let mut seconds = Vec::new();
-        let mut under_way: VecDeque<(Instant, PushReceipt, WeightsTicket)> = VecDeque::new();
-        loop {
-            let more = begin.elapsed() < time || seconds.len() + under_way.len() < 3;
-            if more && under_way.len() < in_flight {
-                let at = Instant::now();
-                let (clock, next) = (self.clock, self.clock.next());
-                let (push, pull) = self
-                    .servers
-                    .push_then_pull(clock, &self.gradients, next)
-                    .await
-                    .map_err(|error| failed(&error))?;
-                self.clock = next;
-                under_way.push_back((at, push, pull));
-                continue;
-            }
-            let Some((at, push, mut pull)) = under_way.pop_front() else {
-                return Ok(seconds);
-            };
-            while let Some(blocks) = self
-                .servers
-                .next_weights(&mut pull)
-                .await
-                .map_err(|error| failed(&error))?
-            {
-                for block in blocks {
-                    block.values.copy_to(&mut self.weights[block.start..]);
-                }
-            }
-            push.acknowledged().await.map_err(|error| failed(&error))?;
-            seconds.push(at.elapsed().as_secs_f64());
-        }
     }
 }
 

@@ -9,12 +9,12 @@ use serde::{Deserialize, Serialize};
 use shared_proto::job::{Job, Mode, Optimizer, Sgd};
 use worker::device;
 use worker::local;
-use worker::model::{Batch, Model, Setup};
+use worker::model::{Batch, Model, Pass, Setup};
 use worker::registry::Registry;
 
 use super::median;
-use crate::app::JobArguments;
 use crate::cluster::{Plan, Transport, threads_each};
+use crate::command::JobArguments;
 use crate::error::CommandError;
 use crate::train;
 
@@ -135,23 +135,27 @@ struct CandleMlp(Vec<Linear>);
 
 impl Model for CandleMlp {
     fn new(setup: &Setup, vars: VarBuilder) -> candle_core::Result<Self> {
-        let mut widths = vec![setup.sample_shape.iter().product()];
+        let mut widths = vec![setup.features()?];
         widths.extend(&setup.settings.hidden);
-        widths.push(setup.classes);
+        widths.push(setup.outputs());
         let layers = widths.windows(2).enumerate();
         let layer = |(i, pair): (usize, &[usize])| linear(pair[0], pair[1], vars.pp(i));
         layers.map(layer).collect::<Result<_, _>>().map(Self)
     }
 
-    fn loss(&self, batch: &Batch) -> candle_core::Result<Tensor> {
-        let mut x = batch.inputs.flatten_from(1)?;
+    fn forward(&self, batch: &Batch, _: &Pass) -> candle_core::Result<Tensor> {
+        let mut x = batch.input()?.flatten_from(1)?;
         for (i, layer) in self.0.iter().enumerate() {
             x = layer.forward(&x)?;
             if i + 1 < self.0.len() {
                 x = x.relu()?;
             }
         }
-        cross_entropy(&x, &batch.targets)
+        Ok(x)
+    }
+
+    fn loss(&self, outputs: &Tensor, batch: &Batch, _: &Pass) -> candle_core::Result<Tensor> {
+        cross_entropy(outputs, batch.target()?)
     }
 }
 

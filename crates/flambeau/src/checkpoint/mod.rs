@@ -3,19 +3,19 @@
 mod export;
 #[cfg(test)]
 mod tests;
+mod verify;
 
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use ::checkpoint::{
-    BlockRange, CheckpointError, FileEntry, Manifest, Store, folder_name, load, resolve,
-};
+use ::checkpoint::{BlockRange, CheckpointError, Manifest, Store, load, resolve};
 use clap::{Args, Subcommand};
 use comfy_table::{Table, presets};
 use indicatif::{HumanBytes, HumanDuration, ProgressBar, ProgressDrawTarget};
 use serde_json::{Value, json};
 
-use crate::app::block_on;
+use self::verify::{Verified, verify};
+use crate::command::block_on;
 use crate::error::CommandError;
 
 #[derive(Clone, Debug, Subcommand)]
@@ -271,9 +271,11 @@ fn manifest_json(store: &Store, manifest: &Manifest) -> Value {
 
 fn manifest_text(store: &Store, m: &Manifest) -> String {
     let elements: u64 = m.variables.iter().map(|v| v.elements()).sum();
-    let slots = match m.slots {
-        1 => "1 slot".to_owned(),
-        slots => format!("{slots} slots"),
+    let slots = m.variables.iter().map(|v| v.slots);
+    let slots = match (slots.clone().min(), slots.max()) {
+        (Some(1), Some(1)) => "1 slot".to_owned(),
+        (Some(least), Some(most)) if least < most => format!("{least} to {most} slots"),
+        (_, slots) => format!("{} slots", slots.unwrap_or_default()),
     };
     let mut files = Table::new();
     files
@@ -314,101 +316,6 @@ fn manifest_text(store: &Store, m: &Manifest) -> String {
 
 fn count(range: &BlockRange) -> u64 {
     u64::from(range.last - range.first) + 1
-}
-
-/// The result of verifying a checkpoint.
-struct Verified {
-    location: String,
-    files: usize,
-    bytes: u64,
-    damages: Vec<String>,
-}
-
-impl Verified {
-    fn json(&self) -> Value {
-        json!({
-            "location": self.location,
-            "files": self.files,
-            "bytes": self.bytes,
-            "whole": self.damages.is_empty(),
-            "damages": self.damages,
-        })
-    }
-
-    fn line(&self) -> String {
-        let state = match self.damages.len() {
-            0 => "whole".to_owned(),
-            n => format!("{n} damaged"),
-        };
-        let (files, bytes) = (self.files, HumanBytes(self.bytes));
-        format!("{}: {state}, {files} files, {bytes}", self.location)
-    }
-}
-
-/// Verifies the checkpoint at a location, or all that have a manifest. Continues after damaged ones.
-async fn verify(location: &str, quiet: bool) -> Result<Vec<Verified>, CommandError> {
-    let mut all = Vec::new();
-    let (store, _) = resolve(location).await?;
-    let found = list(location).await?;
-    let good = found
-        .iter()
-        .filter_map(|f| f.manifest.as_ref()?.as_ref().ok());
-    let bar = bar(good.map(Manifest::bytes).sum(), quiet);
-    for found in found {
-        // If a file is missing, the others are still verified, so that all damage is reported.
-        let manifest = match found.manifest {
-            None => continue,
-            Some(Ok(manifest)) => Ok(manifest),
-            Some(Err(_)) => store.manifest(found.number).await,
-        };
-        bar.set_message(folder_name(found.number));
-        let location = found.location.clone();
-        let mut verified = Verified {
-            location: found.location,
-            files: 0,
-            bytes: 0,
-            damages: Vec::new(),
-        };
-        match manifest {
-            Err(error) if error.is_retryable() => return Err(error.into()),
-            Err(error) => verified.damages.push(error.to_string()),
-            Ok(manifest) => {
-                for file in &manifest.files {
-                    verified.read(&store, &manifest, file).await?;
-                    bar.inc(file.bytes);
-                }
-                if let Err(reason) = coordinator::can_begin_with(&manifest) {
-                    verified
-                        .damages
-                        .push(format!("{location} is damaged: {reason}"));
-                }
-            }
-        }
-        all.push(verified);
-    }
-    bar.finish_and_clear();
-    if all.is_empty() {
-        let none = format!("nothing to verify: no finished checkpoint at {location}");
-        return Err(CheckpointError::NotFound(none).into());
-    }
-    Ok(all)
-}
-
-impl Verified {
-    async fn read(
-        &mut self,
-        store: &Store,
-        manifest: &Manifest,
-        file: &FileEntry,
-    ) -> Result<(), CommandError> {
-        self.files += 1;
-        self.bytes += file.bytes;
-        match store.read_file(manifest, file).await {
-            Err(error) if error.is_damaged() => self.damages.push(error.to_string()),
-            read => drop(read?),
-        }
-        Ok(())
-    }
 }
 
 /// Returns a progress bar of bytes on stderr, which is hidden if that is no terminal.

@@ -1,9 +1,9 @@
 use std::path::Path;
 
-use ::checkpoint::{FORMAT, FileEntry, SavedBlock, SavedVariable, encode};
+use ::checkpoint::{FORMAT, FileEntry, SavedBlock, SavedVariable, encode, folder_name};
 use bytes::Bytes;
 use safetensors::SafeTensors;
-use shared_proto::blocks::BlockId;
+use shared_proto::blocks::{BlockId, VariableKind};
 use shared_proto::ids::Version;
 
 use super::*;
@@ -19,7 +19,7 @@ async fn save(store: &Store, number: u64) {
     let block = |variable, index, range| SavedBlock {
         id: BlockId { variable, index },
         version: Version(3),
-        marks: vec![],
+        watermarks: vec![],
         slots: numbers(100..100 + range_len(&range)),
         weights: numbers(range),
     };
@@ -32,7 +32,7 @@ async fn save(store: &Store, number: u64) {
     ];
     let mut entries = Vec::new();
     for (name, blocks) in files {
-        let content = encode(&blocks, 1);
+        let content = encode(&blocks);
         let ids: Vec<BlockId> = blocks.iter().map(|block| block.id).collect();
         entries.push(FileEntry::of(name, &content, ids));
         store.write_file(number, name, content).await.unwrap();
@@ -40,6 +40,8 @@ async fn save(store: &Store, number: u64) {
     let variable = |name: &str, shape: &[u64]| SavedVariable {
         name: name.to_owned(),
         shape: shape.to_vec(),
+        kind: VariableKind::Trained,
+        slots: 1,
     };
     let manifest = Manifest {
         format: FORMAT,
@@ -55,7 +57,7 @@ async fn save(store: &Store, number: u64) {
         began: 1_700_000_000,
         variables: vec![variable("b \"quoted\"", &[2, 5]), variable("c", &[])],
         block_elements: 4,
-        slots: 1,
+        slots: None,
         shards: 2,
         files: entries,
         progress: json!({

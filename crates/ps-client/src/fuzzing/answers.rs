@@ -46,6 +46,7 @@ impl From<Map> for wire::ShardMap {
                 variable: Some(wire::Variable {
                     name: format!("v{index}"),
                     shape,
+                    kind: i32::from(variable.size / 8 % 3),
                 }),
                 shards: vec![shard; blocks.min(64) as usize],
             }

@@ -10,22 +10,23 @@ use shared_proto::wire;
 use tokio::sync::mpsc;
 
 use super::answers::Event;
+use crate::identity::Identity;
 use crate::losses::Loss;
 use crate::maps::{MapSource, Maps};
-use crate::servers::{Gradients, Identity, ParameterServers, PushReceipt, WeightsTicket};
-use crate::session::Target;
 use crate::session::fuzzing::Reader;
+use crate::shards::{Gradients, PushTicket, Shards, WeightsTicket};
+use crate::target::Target;
 
 /// Losses that may wait.
 const LOSSES: usize = 1024;
 
 /// A worker, and the reading ends of its sessions.
 pub(super) struct Worker {
-    servers: ParameterServers,
+    shards: Shards,
     readers: Vec<Reader>,
     /// The blocks of each shard that are asked about and not answered for.
     asked: Vec<Vec<Vec<wire::BlockId>>>,
-    receipts: Vec<PushReceipt>,
+    receipts: Vec<PushTicket>,
     tickets: Vec<WeightsTicket>,
     losses: mpsc::Receiver<Loss>,
     clock: u64,
@@ -34,18 +35,18 @@ pub(super) struct Worker {
 
 impl Worker {
     pub(super) fn new(map: ShardMap) -> Self {
-        let shards = map.shards.len();
+        let count = map.shards.len();
         let (_maps, maps) = MapSource::new(map);
         let (sender, losses) = mpsc::channel(LOSSES);
         let identity = Identity::of_a_test(Dtype::F32, sender);
-        let servers = ParameterServers::connect(&maps, &identity);
-        let sessions = (0..).zip(&servers.sessions);
+        let shards = Shards::connect(&maps, &identity);
+        let sessions = (0..).zip(&shards.sessions);
         let readers =
             sessions.map(|(shard, session)| session.reader(target(shard, &maps, &identity)));
         Self {
             readers: readers.collect(),
-            servers,
-            asked: vec![Vec::new(); shards],
+            shards,
+            asked: vec![Vec::new(); count],
             receipts: Vec::new(),
             tickets: Vec::new(),
             losses,
@@ -58,27 +59,30 @@ impl Worker {
         match event {
             Event::Push(clock) => {
                 let clock = clock.of(self.clock);
-                let variables = self.servers.map.variables.iter();
-                let zeros = variables.map(|v| Bytes::from(vec![0; 4 * v.spec.elements()]));
+                let variables = self.shards.map.variables.iter();
+                let zeros = variables.map(|v| match v.spec.kind.takes_updates() {
+                    true => Bytes::from(vec![0; 4 * v.spec.elements()]),
+                    false => Bytes::new(),
+                });
                 let gradients = Gradients {
                     values: zeros.collect(),
                     norm: 0.0,
                 };
-                let pushed = self.servers.push(Clock(clock), &gradients).await;
+                let pushed = self.shards.push(Clock(clock), &gradients).await;
                 self.receipts.push(pushed.expect("zeros travel"));
                 self.clock += 1;
             }
             Event::Pull(clock) => {
                 let clock = Clock(clock.of(self.clock));
                 self.tickets
-                    .push(self.servers.pull(clock, ViewNumber(0)).await);
+                    .push(self.shards.pull(clock, ViewNumber(0)).await);
             }
             Event::Answer { shard, answer } => {
                 let shard = usize::from(shard) % self.readers.len();
                 let asked = self.asked[shard].pop().unwrap_or_default();
                 let oldest = self.readers[shard].oldest();
                 let message = answer.message(oldest.as_ref(), &asked, self.clock);
-                self.readers[shard].take(message, self.servers.map.epoch);
+                self.readers[shard].take(message, self.shards.map.epoch);
             }
             Event::Restored { shard } => {
                 let shard = usize::from(shard) % self.readers.len();
@@ -94,9 +98,9 @@ impl Worker {
             let _ = receipt.acknowledged().await;
         }
         for mut ticket in std::mem::take(&mut self.tickets) {
-            while let Ok(Some(blocks)) = self.servers.next_weights(&mut ticket).await {
+            while let Ok(Some(blocks)) = self.shards.next_weights(&mut ticket).await {
                 for block in blocks {
-                    let variable = &self.servers.map.variables[block.variable];
+                    let variable = &self.shards.map.variables[block.variable];
                     assert!(block.start + block.values.len() <= variable.spec.elements());
                 }
             }
@@ -105,7 +109,7 @@ impl Worker {
     }
 
     async fn check_losses(&mut self) {
-        let blocks = self.servers.map.blocks().count() as u64;
+        let blocks = self.shards.map.blocks().count() as u64;
         let most = self.clock * blocks;
         // Reports are tasks of their own.
         for _ in 0..4 {

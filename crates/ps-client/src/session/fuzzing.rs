@@ -6,7 +6,8 @@ use shared_proto::ids::{Epoch, Task};
 use shared_proto::wire;
 use tokio::sync::{Notify, watch};
 
-use super::{Driver, Outgoing, Session, Target};
+use super::driver::Driver;
+use super::{ClientKind, Session, Target};
 use crate::connection::StreamEnd;
 use crate::error::ClientError;
 
@@ -20,7 +21,7 @@ impl Session {
             target,
             tell: watch::channel(Vec::<Task>::new()).0,
             state: Arc::clone(&self.state),
-            settle: Arc::new(watch::channel(Ok(Epoch(0))).0),
+            reconcile: Arc::new(watch::channel(Ok(Epoch(0))).0),
             answered: Notify::new(),
         })
     }
@@ -29,13 +30,13 @@ impl Session {
 impl Reader {
     /// Takes a message of the server.
     pub(crate) fn take(&self, message: wire::ServerMessage, epoch: Epoch) {
-        if let Err(StreamEnd::Fatal(error)) = self.0.answered(message, epoch) {
+        if let Err(StreamEnd::Fatal(error)) = self.0.take_answer(message, epoch) {
             self.0.fail(&error);
         }
     }
 
     /// Returns the oldest request that is not answered, and its number.
-    pub(crate) fn oldest(&self) -> Option<(u64, Outgoing)> {
+    pub(crate) fn oldest(&self) -> Option<(u64, ClientKind)> {
         let state = self.0.state.lock();
         let oldest = state.in_flight.first_key_value();
         oldest.map(|(sequence, request)| (*sequence, request.message.clone()))

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use checkpoint::{SavedBlock, decode, encode};
 use daemon::membership::Lease;
-use shared_proto::blocks::{BlockId, PlacedShard, PlacedVariable, ShardMap, Source, VariableSpec};
-use shared_proto::ids::{Clock, Epoch, Generation, Origin, Role, Task, TaskId};
+use shared_proto::blocks::{BlockId, ShardMap};
+use shared_proto::ids::{Clock, Epoch, Origin, Role, Task};
 use shared_proto::payload::{self, Dtype, Elements};
 use shared_proto::receipt::ReceiptKey;
 use shared_proto::refusal::{Reason, Refusal};
@@ -15,18 +15,14 @@ use shared_proto::wire;
 use shared_proto::wire::client_message::Kind;
 
 use super::events::{Event, Message, Mode, STALENESS, Setting};
-use crate::block::Block;
-use crate::shard::{Pulled, Shard};
-use crate::store::Store;
-
-/// The elements of a full block, and those of the shard's variable.
-const BLOCK_ELEMENTS: usize = 4;
-const ELEMENTS: usize = 7;
+use super::map::{elements, map, task};
+use crate::shard::store::Store;
+use crate::shard::{Block, Pulled, Shard};
 
 const WORKERS: u8 = 3;
 
-/// The number of departed workers of which a block keeps at least the marks.
-const MARKS: usize = 16;
+/// The number of departed workers of which a block keeps at least the watermarks.
+const WATERMARKS: usize = 16;
 
 /// A shard with a job, a map, and the coordinator that it follows.
 pub(super) struct Desk {
@@ -40,55 +36,15 @@ pub(super) struct Desk {
     saved: Option<(Clock, Vec<SavedBlock>)>,
 }
 
-/// Returns the number of elements of a block, or a full block's if it is unknown.
-pub(super) fn elements(id: BlockId) -> usize {
-    map(Epoch(1))
-        .range(id)
-        .map_or(BLOCK_ELEMENTS, |range| range.len())
-}
-
-fn task(role: Role, index: u32, generation: u64) -> Task {
-    Task {
-        id: TaskId { role, index },
-        generation: Generation(generation),
-    }
-}
-
-/// A map of two shards. The one of the desk is the first.
-fn map(epoch: Epoch) -> ShardMap {
-    let variable = |name: &str, elements, shards| PlacedVariable {
-        spec: VariableSpec {
-            name: name.to_owned(),
-            shape: vec![elements],
-        },
-        shards,
-    };
-    let placed = |index| PlacedShard {
-        address: String::new(),
-        server: task(Role::Ps, index, 1),
-        source: Source::initializer(Epoch(1)),
-    };
-    ShardMap {
-        epoch,
-        shards: [0, 1].map(placed).to_vec(),
-        variables: vec![
-            variable("w", ELEMENTS, vec![0, 0]),
-            variable("x", BLOCK_ELEMENTS, vec![1]),
-        ],
-        block_elements: BLOCK_ELEMENTS,
-        total_updates: 1,
-    }
-}
-
 impl Desk {
     /// A shard of the job `j` at min clock 0 in epoch 1, with a worker of index 0 and generation 1.
     pub(super) fn new(setting: &Setting) -> Self {
         let shard = Shard::new(&setting.job());
-        let store = Store::empty(0, map(Epoch(1)));
+        let store = Store::empty(0, map(Epoch(1)), &shard.job);
         for block in store.blocks.by_id.iter().filter(|_| !setting.fresh) {
             let zeros = payload::to_bytes(&vec![0.0; elements(*block.key())]);
             let zeros = Elements::of(zeros, Dtype::F32);
-            block.lock().initialize(&zeros, shard.rule());
+            block.lock().initialize(&zeros, store.rule(*block.key()));
         }
         shard.answer_under(Lease::default(), Some(ReceiptKey([7; 32])));
         let view = View {
@@ -170,11 +126,16 @@ impl Desk {
         let Some(store) = self.store() else { return };
         let mut versions = Vec::new();
         for (id, block) in self.blocks() {
-            let taken: u64 = block.marks.iter().map(|mark| mark.taken).sum();
-            let all = block.marks.len() > MARKS || taken == block.version.0;
+            if !store.map.takes_updates(id) {
+                let untouched = block.version.0 == 0 && block.watermarks.is_empty();
+                assert!(untouched, "an update of a frozen block: {block:?}");
+                continue;
+            }
+            let taken: u64 = block.watermarks.iter().map(|last| last.taken).sum();
+            let all = block.watermarks.len() > WATERMARKS || taken == block.version.0;
             assert!(
                 self.mode == Mode::Sync || all,
-                "an update without a mark: {block:?}"
+                "an update without a watermark: {block:?}"
             );
             let values = [&block.weights, &block.slots].into_iter();
             let finite = values.map(payload::elements).all(payload::all_finite);
@@ -236,7 +197,7 @@ impl Desk {
     fn save(&mut self) {
         let blocks: Vec<SavedBlock> = self.blocks().into_values().collect();
         if self.view.initialized {
-            let file = encode(&blocks, self.shard.slots());
+            let file = encode(&blocks);
             let read = decode(&file, "what was saved").expect("what was encoded");
             assert_eq!(read, blocks);
             self.saved = Some((self.view.min_clock, read));
@@ -253,7 +214,8 @@ impl Desk {
         }
         let restored = |block: SavedBlock| (block.id, Block::restore(block));
         let blocks = blocks.into_iter().map(restored).collect();
-        self.go_to(|map| Some(Store::loaded(0, map, blocks)));
+        let job = self.shard.job.clone();
+        self.go_to(|map| Some(Store::loaded(0, map, blocks, &job)));
     }
 
     /// Offers a message, perhaps twice. Returns whether it was taken.

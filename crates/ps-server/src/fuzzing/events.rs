@@ -12,13 +12,15 @@ use shared_proto::wire::client_message;
 /// The staleness bound.
 pub(super) const STALENESS: u64 = 2;
 
-/// The blocks that messages name: two of the shard, one of another shard, and two that are unknown.
-const BLOCKS: [BlockId; 5] = [
+/// The blocks that messages name: two of the shard, one of another shard, two that are unknown, and a frozen one of the
+/// shard.
+const BLOCKS: [BlockId; 6] = [
     block(0, 0),
     block(0, 1),
     block(1, 0),
     block(0, 2),
     block(9, 0),
+    block(2, 0),
 ];
 
 const fn block(variable: u32, index: u32) -> BlockId {
@@ -217,7 +219,7 @@ impl Part {
     }
 
     fn payload(&self) -> Option<wire::Payload> {
-        let elements = super::desk::elements(self.id());
+        let elements = super::map::elements(self.id());
         let dense = |bytes| Some(wire::payload::Values::Dense(bytes));
         let values = match &self.values {
             Values::Numbers(numbers) => dense(payload::to_bytes(&numbers[..elements])),

@@ -3,7 +3,7 @@
 //!
 //! A connection begins as a newcomer. Newcomers share a small part of the port's places. If that
 //! part is full, the address with the most newcomers loses the one that has been silent longest. So a
-//! flood displaces itself, and a caller that authenticates gets in. [`Caller::admit`] makes a
+//! flood displaces only its own connections, and a caller that authenticates is admitted. [`Caller::admit`] makes a
 //! connection a member's. Members are never displaced.
 
 mod guarded;

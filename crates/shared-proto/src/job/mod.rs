@@ -1,7 +1,11 @@
 //! The job: one TOML file, the same for all roles. A setting that the file leaves out has its default. An unknown
 //! key is an error that names it.
 
+mod error;
+mod groups;
+mod objective;
 mod optimizer;
+mod read;
 mod template;
 #[cfg(test)]
 mod tests;
@@ -11,6 +15,9 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+pub use error::JobError;
+pub use groups::Group;
+pub use objective::{LossName, Objective};
 pub use optimizer::{
     Adagrad, Adam, AdamW, Ftrl, Momentum, Optimizer, RmsProp, Schedule, ScheduleKind, Sgd,
 };
@@ -33,8 +40,10 @@ pub struct Job {
     /// an epoch.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub steps: Option<u64>,
-    /// Samples in a worker's step.
+    /// Samples that a worker computes together.
     pub batch_size: u32,
+    /// Batches in a worker's step: their gradients make one, as if the batch were so many times as large.
+    pub accumulate: u32,
     /// The action on gradients that are NaN or infinite.
     pub non_finite: NonFinite,
     /// Largest global norm of a worker's gradients; longer ones are scaled down to it.
@@ -49,10 +58,15 @@ pub struct Job {
     pub data: Data,
     /// The model and its settings.
     pub model: Model,
+    /// The loss and the metrics.
+    pub objective: Objective,
     /// The optimizer and its settings.
     pub optimizer: Optimizer,
     /// The schedule of the learning rate over the updates.
     pub schedule: Schedule,
+    /// Variables with settings of their own.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub groups: Vec<Group>,
     /// The strategy: where variables live, and how far workers may lead.
     pub strategy: Strategy,
     /// The number of processes, and the time limits on them.
@@ -69,14 +83,17 @@ impl Default for Job {
             epochs: 20,
             steps: None,
             batch_size: 32,
+            accumulate: 1,
             non_finite: NonFinite::Fail,
             clip_norm: None,
             log_every: 10,
             run_dir: None,
             data: Data::default(),
             model: Model::default(),
+            objective: Objective::default(),
             optimizer: Optimizer::default(),
             schedule: Schedule::default(),
+            groups: Vec::new(),
             strategy: Strategy::default(),
             cluster: Cluster::default(),
             checkpoint: Checkpoint::default(),
@@ -95,6 +112,8 @@ pub struct Data {
     pub dir: Option<PathBuf>,
     /// CSV: the name of the column with the label.
     pub label: String,
+    /// CSV, LIBSVM: what the labels are.
+    pub target: TargetKind,
     /// CSV: the share of the samples held out for evaluation if there is no `test.csv`.
     pub held_out: f64,
     /// Batches that a worker prepares ahead of the one that it computes.
@@ -104,12 +123,28 @@ pub struct Data {
     pub options: toml::Table,
 }
 
+/// What a model is to predict.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum TargetKind {
+    /// What the labels look like: numbers if one has a fraction, else classes (LIBSVM: two labels are 0 and 1).
+    #[default]
+    Auto,
+    /// One of several classes.
+    Class,
+    /// 0 or 1: the lower of two labels is 0.
+    Binary,
+    /// A number.
+    Number,
+}
+
 impl Default for Data {
     fn default() -> Self {
         Self {
             kind: "digits".to_owned(),
             dir: None,
             label: "label".to_owned(),
+            target: TargetKind::Auto,
             held_out: 0.2,
             prefetch: 1,
             options: toml::Table::new(),
@@ -123,6 +158,9 @@ impl Default for Data {
 pub struct Model {
     /// `softmax`, `mlp`, `cnn`, or the name of a model of your own.
     pub name: String,
+    /// A safetensors file with initial values, which each worker sees. Variables that it lacks have their usual ones.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub init_from: Option<PathBuf>,
     /// Widths of the hidden layers (mlp, cnn).
     pub hidden: Vec<usize>,
     /// Channels of the convolutions (cnn).
@@ -136,6 +174,7 @@ impl Default for Model {
     fn default() -> Self {
         Self {
             name: "mlp".to_owned(),
+            init_from: None,
             hidden: vec![256],
             channels: vec![16, 32],
             options: toml::Table::new(),
@@ -328,119 +367,18 @@ pub mod run_dir {
     pub const CURVES: &str = "curves.svg";
 }
 
-/// The error of a job file.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum JobError {
-    /// The text is no job file.
-    #[error("the job file is not valid: {0}")]
-    Syntax(#[from] toml::de::Error),
-    /// A setting makes no sense.
-    #[error("job setting `{field}` is {value}, but {expected}")]
-    Setting {
-        /// The setting's key, as in the file.
-        field: &'static str,
-        /// The setting's value.
-        value: String,
-        /// The expected value.
-        expected: &'static str,
-    },
-    /// A setting is given that has no effect beside another.
-    #[error(
-        "job setting `{field}` is {value}, but it does not count with `{other}` {other_value}; {advice}"
-    )]
-    Unused {
-        /// The setting's key, as in the file.
-        field: &'static str,
-        /// The value given.
-        value: String,
-        /// The other setting's name, as in the file.
-        other: &'static str,
-        /// The value of the other setting.
-        other_value: String,
-        /// Advice to the user.
-        advice: &'static str,
-    },
-}
-
-impl JobError {
-    /// Returns the error for a staleness bound in a mode that does not use it.
-    pub fn staleness_unused(strategy: &Strategy) -> Self {
-        Self::Unused {
-            field: "strategy.staleness",
-            value: strategy.staleness.to_string(),
-            other: "strategy.mode",
-            other_value: format!("{:?}", strategy.mode.name()),
-            advice: "leave it out, or set the mode to \"bounded\"",
-        }
-    }
-}
-
 impl Job {
-    /// Reads a job file, and checks it.
-    ///
-    /// # Errors
-    /// Names the line and key, or the setting and its value.
-    pub fn from_toml(text: &str) -> Result<Self, JobError> {
-        let job = Self::parse(text)?;
-        job.validate()?;
-        Ok(job)
-    }
-
-    /// Reads a job file without checking that its settings make sense.
-    ///
-    /// # Errors
-    /// Names the line and key.
-    pub fn parse(text: &str) -> Result<Self, JobError> {
-        Ok(toml::from_str(text)?)
-    }
-
-    /// Returns the job with one setting changed, given as `key.of.it=value`.
-    ///
-    /// # Errors
-    /// If there is no such setting, or it cannot have that value.
-    pub fn with(&self, setting: &str) -> Result<Self, JobError> {
-        let wrong = |expected| JobError::Setting {
-            field: "--set",
-            value: format!("{setting:?}"),
-            expected,
-        };
-        let (key, value) = setting
-            .split_once('=')
-            .ok_or_else(|| wrong("must be KEY=VALUE, as in schedule.kind=cosine"))?;
-        // A value that is no number, list or quoted text is read as text.
-        let parsed: Result<toml::Table, _> = format!("v = {value}").parse();
-        let value = match parsed {
-            Ok(mut table) => table.remove("v"),
-            Err(_) => None,
-        }
-        .unwrap_or_else(|| toml::Value::String(value.trim().to_owned()));
-        let mut table: toml::Table = toml::from_str(&self.to_toml())?;
-        let mut place = &mut table;
-        let mut keys: Vec<&str> = key.trim().split('.').collect();
-        let last = keys.pop().unwrap_or_default();
-        for key in keys {
-            place = place
-                .entry(key)
-                .or_insert_with(|| toml::Value::Table(toml::Table::new()))
-                .as_table_mut()
-                .ok_or_else(|| wrong("has a key below a setting that has none"))?;
-        }
-        place.insert(last.to_owned(), value);
-        Self::parse(&toml::to_string(&table).unwrap_or_default())
-    }
-
-    /// Returns the text of the job file.
-    pub fn to_toml(&self) -> String {
-        toml::to_string(self).unwrap_or_else(|error| unreachable!("a job is plain data: {error}"))
+    /// Returns the number of samples in a worker's step.
+    pub fn samples_per_step(&self) -> u64 {
+        u64::from(self.batch_size) * u64::from(self.accumulate)
     }
 
     /// Returns the number of updates that a block takes over `samples` samples. Learning-rate schedules stretch
     /// over them by default. `workers` share each step in sync mode.
     pub fn total_updates(&self, samples: u64, workers: u64) -> u64 {
         let per_update = match self.strategy.mode {
-            Mode::Sync => u64::from(self.batch_size).saturating_mul(workers.max(1)),
-            Mode::Bounded | Mode::Async => u64::from(self.batch_size),
+            Mode::Sync => self.samples_per_step().saturating_mul(workers.max(1)),
+            Mode::Bounded | Mode::Async => self.samples_per_step(),
         };
         let whole = samples
             .div_ceil(per_update)

@@ -217,6 +217,19 @@ impl Optimizer {
         }
     }
 
+    /// Returns the weight decay, to be set; none for an optimizer without one.
+    pub fn weight_decay_mut(&mut self) -> Option<&mut f32> {
+        match self {
+            Self::Sgd(s) => Some(&mut s.weight_decay),
+            Self::Momentum(s) => Some(&mut s.weight_decay),
+            Self::Adagrad(s) => Some(&mut s.weight_decay),
+            Self::RmsProp(s) => Some(&mut s.weight_decay),
+            Self::Adam(s) => Some(&mut s.weight_decay),
+            Self::AdamW(s) => Some(&mut s.weight_decay),
+            Self::Ftrl(_) => None,
+        }
+    }
+
     pub(super) fn validate(&self) -> Result<(), JobError> {
         let positive: fn(f32) -> bool = |x| x.is_finite() && x > 0.0;
         let not_negative: fn(f32) -> bool = |x| x.is_finite() && x >= 0.0;

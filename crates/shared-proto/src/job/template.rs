@@ -9,25 +9,34 @@ name = "flambeau"       # messages of another job are refused
 seed = 1                # decides initial values, the order of samples, which are held out
 epochs = 20             # passes over the training data
 #: steps = 1000         # stop after so many steps, summed over workers (sync: committed steps)
-batch_size = 32         # samples in a worker's step
+batch_size = 32         # samples that a worker computes together
+accumulate = 1          # batches in a worker's step, as if the batch were so many times as large
 non_finite = "fail"     # fail | skip: what becomes of a step whose gradient is NaN or infinite
 #: clip_norm = 1.0      # scale a worker's gradients down to this global norm where they exceed it
 log_every = 10          # steps between two lines of metrics.jsonl, summed over workers
 #: run_dir = "runs/mine" # where the run is recorded; absent: a new folder under runs/
 
 [data]
-kind = "digits"         # digits (part of the program) | mnist | fashion-mnist | csv | random | a source of your own
+kind = "digits"         # digits (part of the program) | mnist | fashion-mnist | cifar10 | npy | csv | libsvm | criteo
+                        # | random | a source of your own
 #: dir = "data/mnist"   # where the files are (csv: a folder with train.csv, or one file)
 label = "label"         # csv: the column with the label
+target = "auto"         # csv, libsvm: auto (by the labels) | class | binary | number
 held_out = 0.2          # csv without test.csv: the share of samples held out for evaluation
 prefetch = 1            # batches that a worker reads before it needs them, on the thread that computes
 #: options = { arms = 3 } # anything that a source of your own wants to be told
 
 [model]
-name = "mlp"            # softmax | mlp | cnn | a model of your own
+name = "mlp"            # logistic | softmax | mlp | cnn | resnet20 | mobilenetv2 | a model of your own
+#: init_from = "pretrained.safetensors" # initial values; variables that the file lacks have their usual ones
 hidden = [256]          # widths of the hidden layers (mlp, cnn)
 channels = [16, 32]     # channels of the convolutions (cnn)
 #: options = { depth = 3 } # anything that a model of your own wants to be told
+
+[objective]
+loss = "auto"           # auto (by the target) | cross-entropy | binary-cross-entropy | mean-squared-error | mean-absolute-error
+label_smoothing = 0.0   # cross-entropy: the share of a sample's weight that all classes share
+metrics = []            # accuracy | top_5 | auc | log_loss | f1 | calibration | rmse | mae; empty: the usual ones for the loss
 
 [optimizer]
 name = "adam"           # sgd | momentum | adagrad | rmsprop | adam | adamw | ftrl
@@ -47,6 +56,14 @@ step_every = 1000       # step: updates between two cuts
 step_factor = 0.1       # step: what each cut leaves
 #: total_steps = 5000   # cosine: updates at which the floor is reached; absent: at the job's end
 floor = 0.0             # cosine: the factor at the end
+
+# Variables with settings of their own, by their names; the first group that matches one counts.
+#: [[groups]]
+#: variables = "*.bias"  # a pattern: * stands for any text
+#: frozen = false        # true: keeps its initial values
+#: learning_rate = 0.01
+#: weight_decay = 0.0
+#: optimizer = { name = "sgd" } # absent: the job's
 
 [strategy]
 name = "parameter-server"

@@ -69,7 +69,7 @@ fn settings_without_sense_are_named_with_their_value() {
             "step_every",
             "0",
         ),
-        ("[data]\nkind = \"mnist\"", "data.dir", "absent"),
+        ("accumulate = 0", "accumulate", "is 0,"),
         ("steps = 0", "steps", "is 0,"),
         ("[data]\nprefetch = 2000", "data.prefetch", "2000"),
     ] {

@@ -12,9 +12,6 @@ const LONGEST_SECONDS: f64 = 30.0 * 86_400.0;
 /// The most batches that a worker may prepare ahead: each takes memory.
 const MAX_PREFETCH: u32 = 1024;
 
-/// The data sources of Flambeau that read files. A source of your own checks for itself whether it has a place.
-const READ_FROM_FILES: [&str; 3] = ["mnist", "fashion-mnist", "csv"];
-
 /// A setting's value, formatted as in a job file.
 trait Shown {
     fn shown(&self) -> String;
@@ -95,6 +92,12 @@ impl Job {
             "must be at least 1",
         )?;
         check(
+            self.accumulate > 0,
+            "accumulate",
+            &self.accumulate,
+            "must be at least 1",
+        )?;
+        check(
             self.log_every > 0,
             "log_every",
             &self.log_every,
@@ -126,13 +129,6 @@ impl Job {
             "data.kind",
             &data.kind,
             "must not be empty",
-        )?;
-        let needs_dir = READ_FROM_FILES.contains(&data.kind.as_str());
-        check(
-            !needs_dir || data.dir.is_some(),
-            "data.dir",
-            &data.dir,
-            "must say where the data's files are",
         )?;
         let model = &self.model;
         check(
@@ -208,7 +204,11 @@ impl Job {
             &checkpoint.snapshot_mebibytes,
             "must be at least 1",
         )?;
+        self.objective.validate()?;
         self.optimizer.validate()?;
+        for group in &self.groups {
+            group.validate(&self.optimizer)?;
+        }
         self.schedule.validate()
     }
 }

@@ -31,7 +31,7 @@ faults! {
         SameVersion,
         /// A server takes pushes that it has taken before.
         NoDedup,
-        /// A checkpoint lacks the marks of its blocks.
+        /// A checkpoint lacks the watermarks of its blocks.
         MarksNotSaved,
         /// A server acknowledges some pushes that it does not apply.
         AcknowledgesUnapplied,
@@ -76,7 +76,7 @@ faults! {
         /// Losses of workers that have died are not derived.
         ForgottenLives,
         /// A session does not ask which pushes a restored shard has.
-        SettlesUnasked,
+        ReconcilesUnasked,
         /// A server states one push more than it has taken.
         OutcomeOverstated,
         /// A session does not send unanswered requests again.

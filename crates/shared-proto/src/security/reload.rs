@@ -11,8 +11,8 @@ use metrics::{counter, gauge};
 use super::material::{Contents, Material};
 use super::{Security, SecurityError, accept};
 
-/// The time between two reads of the files. A renewal of certificates waits for all processes, with this value for
-/// some seconds. Kubernetes needs up to a minute anyway until a process sees a new Secret. A read of four small files
+/// The time between two reads of the files. A renewal of certificates waits for all processes: a few seconds with this
+/// value. On Kubernetes, a new Secret takes up to a minute to reach a process anyway. A read of four small files
 /// takes some microseconds.
 const LOOK: Duration = Duration::from_secs(2);
 
@@ -42,15 +42,15 @@ impl Known {
         }
     }
 
-    /// Returns whether to use a result. With `settle`, it must have been found twice in a row.
-    fn is_to_be_used(&mut self, found: &Found, settle: bool) -> bool {
+    /// Returns whether to use a result. With `twice`, it must have been found twice in a row.
+    fn is_to_be_used(&mut self, found: &Found, twice: bool) -> bool {
         if *found == Ok(self.in_use) {
             (self.last, self.reported) = (None, None);
             return false;
         }
         let seen = self.last.as_ref() == Some(found);
         self.last = Some(found.clone());
-        seen || !settle
+        seen || !twice
     }
 
     fn use_now(&mut self, found: Found) {
@@ -97,9 +97,9 @@ impl Security {
     }
 
     /// Reads the files on a thread where that may block.
-    async fn look_aside(&self, settle: bool) -> bool {
+    async fn look_aside(&self, twice: bool) -> bool {
         let security = self.clone();
-        let look = tokio::task::spawn_blocking(move || security.look(settle));
+        let look = tokio::task::spawn_blocking(move || security.look(twice));
         look.await.unwrap_or_else(|error| {
             count(FAILED, 1);
             tracing::error!("reading the files of certificates and tokens has failed: {error}");
@@ -108,14 +108,14 @@ impl Security {
     }
 
     /// Reads the files, and uses new contents. Returns whether there were any.
-    fn look(&self, settle: bool) -> bool {
+    fn look(&self, twice: bool) -> bool {
         let files = self.files();
         // Locked before the files are read, so that an older look does not undo a newer one.
         let mut known = self.known();
         let contents = Contents::read(files);
         let found = contents.as_ref().map(Contents::digest);
         let found = found.map_err(ToString::to_string);
-        let used = known.is_to_be_used(&found, settle);
+        let used = known.is_to_be_used(&found, twice);
         if used {
             let old = self.material();
             let usable = |material: Material| {
@@ -130,7 +130,7 @@ impl Security {
                     return true;
                 }
                 // Tried again at each look: a certificate may become valid later.
-                Err(error) if settle => {
+                Err(error) if twice => {
                     if known.reported.as_ref() != Some(&found) {
                         report(&error);
                     }

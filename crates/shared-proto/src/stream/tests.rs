@@ -1,10 +1,23 @@
+use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
+use bytes::Bytes;
+use http::HeaderMap;
+use http_body::{Body, Frame};
 use proptest::prelude::*;
+use prost::Message;
+use tokio::sync::mpsc;
+use tonic::{Code, Status};
 
+use super::incoming::POLLS;
 use super::*;
 use crate::payload;
+use crate::wire::{self, client_message, payload::Values, server_message};
 
 fn push(sizes: &[usize]) -> wire::Push {
     let gradient = |(index, size): (usize, &usize)| wire::Gradient {
@@ -138,6 +151,47 @@ proptest! {
 }
 
 #[test]
+fn the_documented_bytes_are_those_of_the_message() {
+    let text = include_str!("../stream.rs");
+    let example = text.split("```text").nth(1).unwrap();
+    let example = example.split("```").next().unwrap();
+    let bytes_of = |line: &'static str| {
+        let words = line.trim_start_matches("//!").split_whitespace();
+        words.map_while(|word| match word.len() {
+            2 => u8::from_str_radix(word, 16).ok(),
+            _ => None,
+        })
+    };
+    let documented: Vec<u8> = example.lines().flat_map(bytes_of).collect();
+    let push = client_message::Kind::Push(wire::Push {
+        origin: None,
+        gradients: vec![wire::Gradient {
+            block: Some(wire::BlockId {
+                variable: 3,
+                index: 0,
+            }),
+            based_on_version: 7,
+            payload: Some(payload::dense(payload::to_bytes(&[1.0, -2.0]))),
+        }],
+    });
+    assert_eq!(joined([Encoded::from(push.clone())]), documented);
+    let (read, end) = read::<wire::ClientMessage>(&documented.into(), 1);
+    assert!(end.is_ok());
+    assert_eq!(read, [wire::ClientMessage { kind: Some(push) }]);
+}
+
+#[test]
+fn large_payloads_are_pieces_of_their_own() {
+    let push = client_message::Kind::Push(push(&[20_000, 20_000]));
+    let pieces = Encoded::from(push).into_pieces();
+    let sizes: Vec<usize> = pieces.iter().map(Bytes::len).collect();
+    assert!(
+        matches!(sizes[..], [_, 80_000, _, 80_000]),
+        "the documentation draws four pieces: {sizes:?}"
+    );
+}
+
+#[test]
 fn a_push_is_what_any_library_would_send() {
     let push = client_message::Kind::Push(push(&[5, 20_000, 7, 100_000]));
     let message = wire::ClientMessage {
@@ -175,7 +229,7 @@ fn large_payloads_are_not_copied() {
     let Some(Values::Dense(values)) = payload.values else {
         panic!("no values")
     };
-    let Encoded(pieces) = client_message::Kind::Push(push).into();
+    let pieces = Encoded::from(client_message::Kind::Push(push)).into_pieces();
     assert!(pieces.iter().any(|p| p.as_ptr() == values.as_ptr()));
 
     // A message that comes as it was sent is not copied on the way in either.
@@ -253,7 +307,7 @@ async fn a_reader_looks_again_and_again_only_where_waits_are_short() {
     const LONG: Duration = Duration::from_millis(1);
     // One poll finds nothing, one precedes the sleep, and one follows it.
     const SLEEPS_AT_ONCE: usize = 3;
-    const SLEEPS_IN_THE_END: usize = LOOKS + 2;
+    const SLEEPS_IN_THE_END: usize = POLLS + 2;
 
     let times = Arc::<AtomicUsize>::default();
     let (sender, frames) = mpsc::channel(1);
@@ -262,7 +316,8 @@ async fn a_reader_looks_again_and_again_only_where_waits_are_short() {
         times: Arc::clone(&times),
     };
     let mut incoming = Incoming::<wire::ServerMessage>::new(tonic::body::Body::new(body));
-    let Encoded(message) = server_message::Kind::Welcome(wire::Welcome::default()).into();
+    let message = Encoded::from(server_message::Kind::Welcome(wire::Welcome::default()));
+    let message = message.into_pieces();
     // Returns the number of polls until the next message, which comes after this time.
     let asked = async |incoming: &mut Incoming<wire::ServerMessage>, wait: Duration| {
         let (sender, message) = (sender.clone(), message[0].clone());
@@ -281,7 +336,7 @@ async fn a_reader_looks_again_and_again_only_where_waits_are_short() {
     assert_eq!(asked(&mut incoming, LONG).await, SLEEPS_IN_THE_END);
     assert_eq!(asked(&mut incoming, LONG).await, SLEEPS_AT_ONCE);
     assert_eq!(asked(&mut incoming, Duration::ZERO).await, SLEEPS_AT_ONCE);
-    assert!(asked(&mut incoming, Duration::ZERO).await < LOOKS);
+    assert!(asked(&mut incoming, Duration::ZERO).await < POLLS);
     assert_eq!(asked(&mut incoming, LONG).await, SLEEPS_IN_THE_END);
     // A wait that is given up was long.
     assert_eq!(asked(&mut incoming, Duration::ZERO).await, SLEEPS_AT_ONCE);

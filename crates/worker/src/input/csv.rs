@@ -2,35 +2,34 @@
 //!
 //! `data.dir` is a folder with `train.csv` and, perhaps, `test.csv`, or a single file. The first
 //! line names the columns. All but the label are numbers; each column is shifted and scaled by the
-//! mean and the standard deviation that it has in the training part. Labels are whole numbers from
-//! 0, or else names, numbered in sorted order. Without `test.csv`, a share of the samples is held
+//! mean and the standard deviation that it has in the training part. Labels are classes (whole numbers from
+//! 0, or names, numbered in sorted order) or numbers; `data.target` decides. Without `test.csv`, a share of the samples is held
 //! out, chosen by the job's seed.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
 use csv::{ErrorKind, ReaderBuilder, StringRecord, Trim};
-use shared_proto::job::Data;
 
+use super::column::{Column, Values};
 use super::dataset::Dataset;
 use super::error::InputError;
-use super::memory::{Features, InMemory};
+use super::memory::InMemory;
+use super::place;
 use super::source::{DataSetup, Source};
-use crate::shuffle;
-
-/// Labels from this number on are refused: each class costs a row of the model's output layer.
-const MAX_CLASSES: u32 = 1 << 16;
+use super::target::{Labels, Target};
 
 /// The source `csv`.
 pub struct Csv;
 
 impl Source for Csv {
     fn open(setup: &DataSetup) -> Result<Dataset, InputError> {
-        load(setup.dir()?, setup.settings, setup.seed)
+        load(setup.dir()?, setup)
     }
 }
 
-fn load(place: &Path, data: &Data, seed: u64) -> Result<Dataset, InputError> {
+fn load(place: &Path, setup: &DataSetup) -> Result<Dataset, InputError> {
+    let data = setup.settings;
     let (train, test) = if place.is_dir() {
         let test = place.join("test.csv");
         (place.join("train.csv"), test.is_file().then_some(test))
@@ -44,47 +43,30 @@ fn load(place: &Path, data: &Data, seed: u64) -> Result<Dataset, InputError> {
         });
     }
     let mut train = Table::read(train, &data.label)?;
-    let classes = Classes::of(&train)?;
-    let all = train.take_samples(&classes)?;
+    let wrong = |line, problem| train.wrong(line, problem);
+    let target = Target::of(&train.labels, data.target, false, &wrong)?;
+    let all = train.take_samples(&target)?;
     let (mut training, mut evaluation) = match test {
         Some(test) => {
             let mut test = Table::read(test, &data.label)?;
             test.check_columns(&train)?;
-            (all, test.take_samples(&classes)?)
+            (all, test.take_samples(&target)?)
         }
-        None => hold_out(&all, data.held_out, seed, &train)?,
+        None => place::hold_out(&all, setup, &train.path)?,
     };
     standardise(&mut training, &mut evaluation);
-    Dataset::in_memory(training, evaluation, classes.count)
-}
-
-fn hold_out(
-    all: &InMemory,
-    share: f64,
-    seed: u64,
-    table: &Table,
-) -> Result<(InMemory, InMemory), InputError> {
-    if all.len() < 2 {
-        return Err(table.wrong(
-            2,
-            "there is a single sample; at least one to learn from and one to hold out are needed"
-                .to_owned(),
-        ));
-    }
-    let held_out = (all.len() as f64 * share).ceil() as usize;
-    let order = shuffle::held_out(seed, all.len());
-    let (training, evaluation) = order.split_at(all.len() - held_out.clamp(1, all.len() - 1));
-    Ok((all.select(training), all.select(evaluation)))
+    Dataset::in_memory(training, evaluation)
 }
 
 /// Gives each column the mean 0 and the deviation 1 in the training part, and moves the evaluation
 /// part along. A column that never changes there becomes 0.
 fn standardise(training: &mut InMemory, evaluation: &mut InMemory) {
-    let columns = training.sample_shape()[0];
+    let columns = training.inputs[0].field().elements();
     let count = training.len() as f64;
-    let (Features::Floats(train), Features::Floats(test)) =
-        (&mut training.features, &mut evaluation.features)
-    else {
+    let (Values::F32(train), Values::F32(test)) = (
+        training.inputs[0].stored_mut(),
+        evaluation.inputs[0].stored_mut(),
+    ) else {
         unreachable!("columns are read as floats");
     };
     for column in 0..columns {
@@ -113,10 +95,7 @@ struct Table {
     columns: Vec<String>,
     /// The values of these columns, row by row.
     features: Vec<f32>,
-    /// The index of each row's label in `names`.
-    labels: Vec<u32>,
-    /// The labels that occur, each with the first line where it does.
-    names: Vec<(String, u64)>,
+    labels: Labels,
 }
 
 impl Table {
@@ -135,18 +114,16 @@ impl Table {
             path,
             columns: Vec::new(),
             features: Vec::new(),
-            labels: Vec::new(),
-            names: Vec::new(),
+            labels: Labels::default(),
         };
         let label = table.read_header(&header, label)?;
-        let mut known = HashMap::new();
         let mut row = StringRecord::new();
         while reader
             .read_record(&mut row)
             .map_err(|e| unreadable(&table.path, e))?
         {
             let line = line_of(&row, &content);
-            table.read_row(&row, line, &header, label, &mut known)?;
+            table.read_row(&row, line, &header, label)?;
         }
         if table.labels.is_empty() {
             return Err(table.wrong(1, "no sample follows the header".to_owned()));
@@ -194,7 +171,6 @@ impl Table {
         line: u64,
         header: &StringRecord,
         label: usize,
-        known: &mut HashMap<String, u32>,
     ) -> Result<(), InputError> {
         if row.len() != header.len() {
             return Err(self.wrong(
@@ -218,13 +194,8 @@ impl Table {
                 self.features.push(value);
             } else if field.is_empty() {
                 return Err(self.wrong(line, format!("the label, column {column:?}, is empty")));
-            } else if let Some(known) = known.get(field) {
-                self.labels.push(*known);
             } else {
-                let new = self.names.len() as u32;
-                known.insert(field.to_owned(), new);
-                self.names.push((field.to_owned(), line));
-                self.labels.push(new);
+                self.labels.push(field, line);
             }
         }
         Ok(())
@@ -245,20 +216,11 @@ impl Table {
         ))
     }
 
-    fn take_samples(&mut self, classes: &Classes) -> Result<InMemory, InputError> {
-        let mut numbers = Vec::with_capacity(self.names.len());
-        for (name, line) in &self.names {
-            let number = classes.numbers.get(name).ok_or_else(|| {
-                self.wrong(
-                    *line,
-                    format!("label {name:?} does not occur in the training data"),
-                )
-            })?;
-            numbers.push(*number);
-        }
-        let labels = self.labels.iter().map(|l| numbers[*l as usize]).collect();
+    fn take_samples(&mut self, target: &Target) -> Result<InMemory, InputError> {
+        let label = target.column("label", &self.labels, &|line, what| self.wrong(line, what))?;
         let features = std::mem::take(&mut self.features);
-        InMemory::floats(vec![self.columns.len()], features, labels)
+        let features = Column::numbers("features", vec![self.columns.len()], features);
+        InMemory::new(vec![features], vec![label])
     }
 
     fn wrong(&self, line: u64, problem: String) -> InputError {
@@ -267,43 +229,6 @@ impl Table {
             line,
             problem,
         }
-    }
-}
-
-/// The class of each label.
-struct Classes {
-    numbers: HashMap<String, u32>,
-    count: usize,
-}
-
-impl Classes {
-    fn of(train: &Table) -> Result<Self, InputError> {
-        let names = train.names.iter();
-        let whole: Option<HashMap<String, u32>> = names
-            .clone()
-            .map(|(name, _)| Some((name.clone(), name.parse().ok()?)))
-            .collect();
-        let Some(numbers) = whole else {
-            let sorted: BTreeSet<&String> = names.map(|(name, _)| name).collect();
-            return Ok(Self {
-                count: sorted.len(),
-                numbers: sorted.into_iter().cloned().zip(0..).collect(),
-            });
-        };
-        let too_large = |(name, _): &&(String, u64)| numbers[name] >= MAX_CLASSES;
-        if let Some((name, line)) = train.names.iter().find(too_large) {
-            return Err(train.wrong(
-                *line,
-                format!(
-                    "label {name} is too large; number the classes from 0, below {MAX_CLASSES}"
-                ),
-            ));
-        }
-        let highest = numbers.values().max().copied().unwrap_or(0);
-        Ok(Self {
-            numbers,
-            count: highest as usize + 1,
-        })
     }
 }
 

@@ -7,8 +7,9 @@ use bytes::Bytes;
 use candle_core::Device;
 use sha2::{Digest, Sha256};
 
+use super::batch::Batch;
 use super::error::InputError;
-use crate::model::Batch;
+use super::field::Signature;
 
 /// The samples that a job trains on, and those that it holds out to measure.
 pub struct Dataset {
@@ -16,10 +17,8 @@ pub struct Dataset {
     pub training: Box<dyn Samples>,
     /// The samples that are held out.
     pub evaluation: Box<dyn Samples>,
-    /// The shape of each sample.
-    pub sample_shape: Vec<usize>,
-    /// The number of classes; labels are below it.
-    pub classes: usize,
+    /// The fields of each sample.
+    pub signature: Signature,
 }
 
 /// Samples that are read by position. The coordinator leases positions to workers; the samples themselves decide
@@ -36,7 +35,7 @@ pub trait Samples: Send {
     /// [`InputError`] names what cannot be read.
     fn read(
         &mut self,
-        pass: Pass,
+        order: Order,
         positions: Range<u64>,
         device: &Device,
     ) -> Result<Batch, InputError>;
@@ -46,12 +45,12 @@ pub trait Samples: Send {
     fn digest(&self, _hash: &mut dyn FnMut(&[u8])) {}
 }
 
-/// A pass over samples.
+/// The order of a pass over samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pass {
-    /// A pass in the order in which the samples are stored, to measure.
+pub enum Order {
+    /// The order in which the samples are stored, to measure.
     Stored,
-    /// A pass in an order of its own, to train.
+    /// An order of the pass's own, to train.
     Shuffled {
         /// The job's seed.
         seed: u64,
@@ -65,8 +64,7 @@ impl fmt::Debug for Dataset {
         f.debug_struct("Dataset")
             .field("training", &self.training.count())
             .field("evaluation", &self.evaluation.count())
-            .field("sample_shape", &self.sample_shape)
-            .field("classes", &self.classes)
+            .field("signature", &self.signature)
             .finish()
     }
 }
@@ -96,16 +94,17 @@ impl Dataset {
 /// Those of the samples, and [`InputError::Invalid`] for a batch of another size.
 pub(crate) fn read(
     samples: &mut dyn Samples,
-    pass: Pass,
+    order: Order,
     positions: Range<u64>,
     device: &Device,
 ) -> Result<Batch, InputError> {
     let expected = (positions.end - positions.start) as usize;
-    let batch = samples.read(pass, positions.clone(), device)?;
-    let (inputs, targets) = (batch.inputs.dim(0)?, batch.targets.dim(0)?);
-    if inputs != expected || targets != expected {
+    let batch = samples.read(order, positions.clone(), device)?;
+    let mut sizes = batch.sizes()?;
+    sizes.push(("the batch", batch.samples()));
+    if let Some((name, size)) = sizes.into_iter().find(|(_, size)| *size != expected) {
         return Err(InputError::Invalid(format!(
-            "the data source has returned {inputs} inputs and {targets} targets for the {expected} positions from {} on; `Samples::read` returns one of each for every position",
+            "the data source has returned {size} samples of {name} for the {expected} positions from {} on; `Samples::read` returns one for every position",
             positions.start
         )));
     }
@@ -129,25 +128,31 @@ mod tests {
 
         fn read(
             &mut self,
-            _: Pass,
+            _: Order,
             positions: Range<u64>,
             device: &Device,
         ) -> Result<Batch, InputError> {
             let left = (positions.end - positions.start) as usize - self.left_out;
-            Ok(Batch {
-                inputs: Tensor::zeros((left, 3), DType::F32, device)?,
-                targets: Tensor::zeros(left, DType::U32, device)?,
-            })
+            Ok(Batch::of(left)
+                .with_input("x", Tensor::zeros((left, 3), DType::F32, device)?)
+                .with_target("y", Tensor::zeros(left, DType::U32, device)?))
         }
     }
 
     #[test]
     fn a_batch_with_too_few_samples_is_refused() {
-        let read = |left_out| read(&mut Filtered { left_out }, Pass::Stored, 2..6, &Device::Cpu);
-        assert_eq!(read(0).unwrap().inputs.dims(), [4, 3]);
+        let read = |left_out| {
+            read(
+                &mut Filtered { left_out },
+                Order::Stored,
+                2..6,
+                &Device::Cpu,
+            )
+        };
+        assert_eq!(read(0).unwrap().input().unwrap().dims(), [4, 3]);
         let error = read(1).unwrap_err().to_string();
         assert!(
-            error.contains("3 inputs") && error.contains("4 positions"),
+            error.contains("3 samples of x") && error.contains("4 positions"),
             "{error}"
         );
     }

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use flate2::read::GzDecoder;
 
+use super::column::Column;
 use super::dataset::Dataset;
 use super::error::InputError;
 use super::memory::InMemory;
@@ -28,7 +29,7 @@ impl Source for Digits {
         let all = parse()?;
         let order = shuffle::held_out(HELD_OUT_SEED, all.len());
         let (training, evaluation) = order.split_at(all.len() * 4 / 5);
-        Dataset::in_memory(all.select(training), all.select(evaluation), CLASSES)
+        Dataset::in_memory(all.select(training), all.select(evaluation))
     }
 }
 
@@ -63,5 +64,7 @@ fn parse() -> Result<InMemory, InputError> {
             }
         }
     }
-    InMemory::bytes(vec![1, 8, 8], pixels, DARKEST.into(), labels)
+    let image = Column::bytes("image", vec![1, 8, 8], pixels, DARKEST.into());
+    let label = Column::category("label", labels, CLASSES as u64);
+    InMemory::new(vec![image], vec![label])
 }

@@ -61,6 +61,36 @@ pub enum InputError {
     /// The samples, or the settings of a source, make no sense.
     #[error("{0}")]
     Invalid(String),
+    /// The data has not a single input, or not a single target.
+    #[error(
+        "the data has no single {what}: it has {names:?}; use a model that asks for these by name"
+    )]
+    Fields {
+        /// `input` or `target`.
+        what: &'static str,
+        /// The names of those that it has.
+        names: Vec<String>,
+    },
+    /// The loss does not fit the target.
+    #[error(
+        "target {target:?} is {is}, which objective.loss = {loss:?} does not take; set objective.loss to \"auto\" or to a loss for it, or have the data read the target as what the loss takes"
+    )]
+    Target {
+        /// The loss.
+        loss: &'static str,
+        /// The target's name.
+        target: String,
+        /// What the target is.
+        is: String,
+    },
+    /// No metric has this name.
+    #[error("objective.metrics has {name:?}; for this loss there are {known}")]
+    Metric {
+        /// The name.
+        name: String,
+        /// The names that exist for the loss.
+        known: &'static str,
+    },
     /// candle failed while it made a batch.
     #[error("candle: {}", plain(.0))]
     Candle(#[from] candle_core::Error),

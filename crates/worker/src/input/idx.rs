@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 
 use flate2::read::MultiGzDecoder;
 
+use super::column::Column;
 use super::dataset::Dataset;
 use super::error::InputError;
 use super::memory::InMemory;
@@ -29,18 +30,19 @@ impl Source for Idx {
 fn load(folder: &Path) -> Result<Dataset, InputError> {
     let training = read_samples(folder, "train")?;
     let evaluation = read_samples(folder, "t10k")?;
-    if training.sample_shape() != evaluation.sample_shape() {
+    let shape = |samples: &InMemory| samples.inputs[0].field().shape.clone();
+    if shape(&training) != shape(&evaluation) {
         return Err(InputError::Bytes {
             path: find(folder, "t10k-images-idx3-ubyte")?,
             offset: 8,
             problem: format!(
                 "pictures have shape {:?}, those of train-images-idx3-ubyte {:?}; take both from one data set",
-                evaluation.sample_shape(),
-                training.sample_shape()
+                shape(&evaluation),
+                shape(&training)
             ),
         });
     }
-    Dataset::in_memory(training, evaluation, CLASSES)
+    Dataset::in_memory(training, evaluation)
 }
 
 fn read_samples(folder: &Path, part: &str) -> Result<InMemory, InputError> {
@@ -69,7 +71,11 @@ fn read_samples(folder: &Path, part: &str) -> Result<InMemory, InputError> {
     }
     let sample_shape = vec![1, images.sizes[1], images.sizes[2]];
     let labels = labels.values.into_iter().map(u32::from).collect();
-    InMemory::bytes(sample_shape, images.values, 255.0, labels)
+    let image = Column::bytes("image", sample_shape, images.values, 255.0);
+    InMemory::new(
+        vec![image],
+        vec![Column::category("label", labels, CLASSES as u64)],
+    )
 }
 
 fn find(folder: &Path, name: &str) -> Result<PathBuf, InputError> {

@@ -1,86 +1,82 @@
-//! Samples that are held in memory, as small as they come.
+//! Samples that are held in memory, column by column.
 
 use std::ops::Range;
 
 use candle_core::{Device, Tensor, bail};
-use shared_proto::payload;
 
-use super::dataset::{Dataset, Pass, Samples};
+use super::batch::{Batch, Feature};
+use super::column::Column;
+use super::dataset::{Dataset, Order, Samples};
 use super::error::InputError;
-use crate::model::Batch;
+use super::field::{Field, Signature};
 use crate::shuffle;
 
-/// The values that are converted to bytes at once for the digest.
-const DIGEST_PART: usize = 1 << 16;
-
-/// Labelled samples in memory.
+/// Samples in memory.
 #[derive(Clone, Debug)]
 pub struct InMemory {
-    pub(super) features: Features,
-    labels: Vec<u32>,
-    sample_shape: Vec<usize>,
+    pub(super) inputs: Vec<Column>,
+    pub(super) targets: Vec<Column>,
+    /// The weight of each sample in the loss, if they differ.
+    weights: Option<Vec<f32>>,
+    count: usize,
     /// False if workers need not have the same samples.
     compared: bool,
-    /// The order of the pass that was read last.
-    order: Option<(Pass, Vec<u32>)>,
-}
-
-#[derive(Clone, Debug)]
-pub(super) enum Features {
-    /// Numbers that are divided by the second when a batch is made: a quarter of the memory.
-    Bytes(Vec<u8>, f32),
-    Floats(Vec<f32>),
+    /// The order that was read last.
+    order: Option<(Order, Vec<u32>)>,
 }
 
 impl InMemory {
-    /// Returns samples of single bytes, sample after sample. A model is given each byte divided by `divisor`.
+    /// Returns samples of these columns.
     ///
     /// # Errors
-    /// [`InputError::Invalid`] if there are not as many samples as labels.
-    pub fn bytes(
-        sample_shape: Vec<usize>,
-        values: Vec<u8>,
-        divisor: f32,
-        labels: Vec<u32>,
-    ) -> Result<Self, InputError> {
-        Self::new(sample_shape, Features::Bytes(values, divisor), labels)
-    }
-
-    /// Returns samples of `f32`, sample after sample.
-    ///
-    /// # Errors
-    /// [`InputError::Invalid`] if there are not as many samples as labels.
-    pub fn floats(
-        sample_shape: Vec<usize>,
-        values: Vec<f32>,
-        labels: Vec<u32>,
-    ) -> Result<Self, InputError> {
-        Self::new(sample_shape, Features::Floats(values), labels)
-    }
-
-    fn new(
-        sample_shape: Vec<usize>,
-        features: Features,
-        labels: Vec<u32>,
-    ) -> Result<Self, InputError> {
-        let found = match &features {
-            Features::Bytes(values, _) => values.len(),
-            Features::Floats(values) => values.len(),
-        };
-        let size: usize = sample_shape.iter().product();
-        if size == 0 || size.checked_mul(labels.len()) != Some(found) {
-            return Err(InputError::Invalid(format!(
-                "there are {found} values for {} labels; each sample has shape {sample_shape:?}, which is {size} values",
-                labels.len()
-            )));
+    /// [`InputError::Invalid`] names a column with another number of samples than the first, one whose name occurs
+    /// twice, or one with values that do not fit.
+    pub fn new(inputs: Vec<Column>, targets: Vec<Column>) -> Result<Self, InputError> {
+        let mut count = None;
+        let mut names: Vec<&str> = Vec::new();
+        for column in inputs.iter().chain(&targets) {
+            let (name, samples) = (column.field().name.as_str(), column.samples()?);
+            let first = *count.get_or_insert(samples);
+            let what = if names.contains(&name) {
+                "there are two columns of this name".to_owned()
+            } else if samples != first {
+                format!("it has {samples} samples, the first column {first}")
+            } else {
+                names.push(name);
+                continue;
+            };
+            return Err(InputError::Invalid(format!("column {name:?}: {what}")));
+        }
+        if inputs.is_empty() || targets.is_empty() {
+            return Err(InputError::Invalid(
+                "the data needs at least one input and one target".to_owned(),
+            ));
         }
         Ok(Self {
-            features,
-            labels,
-            sample_shape,
+            inputs,
+            targets,
+            weights: None,
+            count: count.unwrap_or(0),
             compared: true,
             order: None,
         })
+    }
+
+    /// Sets the weight of each sample in the loss.
+    ///
+    /// # Errors
+    /// [`InputError::Invalid`] if there is not one for each sample, or one is negative or not finite.
+    pub fn with_weights(mut self, weights: Vec<f32>) -> Result<Self, InputError> {
+        let fits = |weight: &f32| weight.is_finite() && *weight >= 0.0;
+        if weights.len() != self.count || !weights.iter().all(fits) {
+            return Err(InputError::Invalid(format!(
+                "there are {} weights for {} samples; each sample needs one that is finite and not negative",
+                weights.len(),
+                self.count
+            )));
+        }
+        self.weights = Some(weights);
+        Ok(self)
     }
 
     /// Lets workers train together without comparing these samples, because each worker makes them from the seed.
@@ -92,92 +88,82 @@ impl InMemory {
 
     /// Returns the number of samples.
     pub fn len(&self) -> usize {
-        self.labels.len()
+        self.count
     }
 
     /// Returns whether there are no samples.
     pub fn is_empty(&self) -> bool {
-        self.labels.is_empty()
+        self.count == 0
     }
 
-    /// Returns the shape of each sample.
-    pub fn sample_shape(&self) -> &[usize] {
-        &self.sample_shape
-    }
-
-    /// Returns the highest label.
-    fn highest_label(&self) -> Option<u32> {
-        self.labels.iter().copied().max()
+    /// Returns the fields of each sample.
+    pub fn signature(&self) -> Signature {
+        let fields = |columns: &[Column]| columns.iter().map(|c| c.field().clone()).collect();
+        Signature {
+            inputs: fields(&self.inputs),
+            targets: fields(&self.targets),
+        }
     }
 
     /// Returns a batch of the samples with these numbers, in this order.
     ///
     /// # Errors
     /// If no number is given, or one that is not there, or candle's.
-    pub fn batch(&self, indices: &[u32], device: &Device) -> candle_core::Result<Batch> {
-        if indices.is_empty() {
+    pub fn batch(&self, samples: &[u32], device: &Device) -> candle_core::Result<Batch> {
+        if samples.is_empty() {
             bail!("a batch of no samples was asked for; it needs at least one");
         }
-        if let Some(index) = indices.iter().find(|i| **i as usize >= self.len()) {
+        if let Some(sample) = samples.iter().find(|i| **i as usize >= self.count) {
             bail!(
-                "there is no sample {index}; there are {}, from 0",
-                self.len()
+                "there is no sample {sample}; there are {}, from 0",
+                self.count
             );
         }
-        let size: usize = self.sample_shape.iter().product();
-        let ranges = || {
-            let start = |index: &u32| *index as usize * size;
-            indices.iter().map(move |i| start(i)..start(i) + size)
-        };
-        let mut inputs: Vec<f32> = Vec::with_capacity(indices.len() * size);
-        match &self.features {
-            Features::Bytes(values, divisor) => {
-                for range in ranges() {
-                    inputs.extend(values[range].iter().map(|v| f32::from(*v) / divisor));
-                }
-            }
-            Features::Floats(values) => {
-                for range in ranges() {
-                    inputs.extend_from_slice(&values[range]);
-                }
-            }
+        let mut batch = Batch::of(samples.len());
+        for column in &self.inputs {
+            let name = &column.field().name;
+            batch = match column.read(samples, device)? {
+                Feature::Dense(values) => batch.with_input(name, values),
+                Feature::Ragged(values) => batch.with_ragged(name, values),
+            };
         }
-        let targets: Vec<u32> = indices.iter().map(|i| self.labels[*i as usize]).collect();
-        let mut shape = vec![indices.len()];
-        shape.extend(&self.sample_shape);
-        Ok(Batch {
-            inputs: Tensor::from_vec(inputs, shape, device)?,
-            targets: Tensor::from_vec(targets, indices.len(), device)?,
-        })
+        for column in &self.targets {
+            let name = &column.field().name;
+            batch = match column.read(samples, device)? {
+                Feature::Dense(values) => batch.with_target(name, values),
+                Feature::Ragged(_) => bail!("target {name:?} has any number of values"),
+            };
+        }
+        if let Some(weights) = &self.weights {
+            let weights: Vec<f32> = samples.iter().map(|i| weights[*i as usize]).collect();
+            batch = batch.with_weights(Tensor::from_vec(weights, samples.len(), device)?);
+        }
+        Ok(batch)
     }
 
     /// Returns the samples with these numbers, in this order, as samples of their own.
-    pub(super) fn select(&self, indices: &[u32]) -> Self {
-        let size: usize = self.sample_shape.iter().product();
-        let features = match &self.features {
-            Features::Bytes(values, divisor) => {
-                Features::Bytes(rows(values, size, indices), *divisor)
-            }
-            Features::Floats(values) => Features::Floats(rows(values, size, indices)),
-        };
+    pub(super) fn select(&self, samples: &[u32]) -> Self {
+        let select = |columns: &[Column]| columns.iter().map(|c| c.select(samples)).collect();
+        let weights = self.weights.as_ref();
         Self {
-            features,
-            labels: rows(&self.labels, 1, indices),
-            sample_shape: self.sample_shape.clone(),
+            inputs: select(&self.inputs),
+            targets: select(&self.targets),
+            weights: weights.map(|w| samples.iter().map(|i| w[*i as usize]).collect()),
+            count: samples.len(),
             compared: self.compared,
             order: None,
         }
     }
 
-    /// Returns the order of a pass: the number of the sample at each position.
-    fn order(&mut self, pass: Pass) -> &[u32] {
+    /// Returns the number of the sample at each position of an order.
+    fn order(&mut self, order: Order) -> &[u32] {
         let samples = self.len();
-        self.order.take_if(|(of, _)| *of != pass);
-        let fresh = || match pass {
-            Pass::Stored => (0u32..).take(samples).collect(),
-            Pass::Shuffled { seed, epoch } => shuffle::order(seed, epoch, samples),
+        self.order.take_if(|(of, _)| *of != order);
+        let fresh = || match order {
+            Order::Stored => (0u32..).take(samples).collect(),
+            Order::Shuffled { seed, epoch } => shuffle::order(seed, epoch, samples),
         };
-        &self.order.get_or_insert_with(|| (pass, fresh())).1
+        &self.order.get_or_insert_with(|| (order, fresh())).1
     }
 }
 
@@ -185,36 +171,36 @@ impl Dataset {
     /// Returns a data set of samples in memory.
     ///
     /// # Errors
-    /// [`InputError::Invalid`] if either part is empty, if their shapes differ, or if a label is not below `classes`.
-    pub fn in_memory(
-        training: InMemory,
-        evaluation: InMemory,
-        classes: usize,
-    ) -> Result<Self, InputError> {
+    /// [`InputError::Invalid`] if either part is empty, or if their fields differ.
+    pub fn in_memory(training: InMemory, evaluation: InMemory) -> Result<Self, InputError> {
         for (part, name) in [(&training, "to train on"), (&evaluation, "held out")] {
             if part.is_empty() {
                 return Err(InputError::Invalid(format!(
                     "there is no sample {name}; at least one is needed"
                 )));
             }
-            if let Some(label) = part.highest_label().filter(|l| *l as usize >= classes) {
-                return Err(InputError::Invalid(format!(
-                    "a sample {name} has label {label}; labels must be below the number of classes, {classes}"
-                )));
-            }
         }
-        if training.sample_shape() != evaluation.sample_shape() {
-            return Err(InputError::Invalid(format!(
-                "samples to train on have shape {:?}, those held out {:?}; give them the same shape",
-                training.sample_shape(),
-                evaluation.sample_shape()
-            )));
+        let (signature, held_out) = (training.signature(), evaluation.signature());
+        let all = |s: &Signature| [s.inputs.clone(), s.targets.clone()].concat();
+        let (ours, theirs) = (all(&signature), all(&held_out));
+        if signature != held_out {
+            let differs = |(ours, theirs): &(&Field, &Field)| ours != theirs;
+            let named = ours.iter().zip(&theirs).find(differs);
+            return Err(InputError::Invalid(match named {
+                Some((ours, theirs)) => format!(
+                    "samples to train on have {ours}, those held out {theirs}; give them the same fields"
+                ),
+                None => format!(
+                    "samples to train on have {} fields, those held out {}; give them the same",
+                    ours.len(),
+                    theirs.len()
+                ),
+            }));
         }
         Ok(Self {
-            sample_shape: training.sample_shape().to_vec(),
+            signature,
             training: Box::new(training),
             evaluation: Box::new(evaluation),
-            classes,
         })
     }
 }
@@ -226,11 +212,11 @@ impl Samples for InMemory {
 
     fn read(
         &mut self,
-        pass: Pass,
+        order: Order,
         positions: Range<u64>,
         device: &Device,
     ) -> Result<Batch, InputError> {
-        let order = self.order(pass);
+        let order = self.order(order);
         let samples = order.len();
         let range = positions.start as usize..positions.end as usize;
         let Some(indices) = order.get(range).map(<[u32]>::to_vec) else {
@@ -247,53 +233,117 @@ impl Samples for InMemory {
         if !self.compared {
             return;
         }
-        match &self.features {
-            Features::Bytes(values, _) => hash(values),
-            Features::Floats(values) => {
-                for part in values.chunks(DIGEST_PART) {
-                    hash(&payload::to_bytes(part));
-                }
+        for column in self.inputs.iter().chain(&self.targets) {
+            column.digest(hash);
+        }
+        if let Some(weights) = &self.weights {
+            for weight in weights {
+                hash(&weight.to_le_bytes());
             }
         }
-        for part in self.labels.chunks(DIGEST_PART) {
-            let bytes: Vec<u8> = part.iter().flat_map(|label| label.to_le_bytes()).collect();
-            hash(&bytes);
-        }
     }
-}
-
-fn rows<T: Copy>(values: &[T], size: usize, indices: &[u32]) -> Vec<T> {
-    let row = |index: &u32| &values[*index as usize * size..][..size];
-    indices.iter().flat_map(row).copied().collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::input::Values;
+
+    fn samples(inputs: Column, classes: Vec<u32>) -> Result<InMemory, InputError> {
+        InMemory::new(vec![inputs], vec![Column::category("label", classes, 5)])
+    }
 
     #[test]
-    fn values_that_do_not_fit_their_labels_are_refused() {
-        let samples = |values, labels| InMemory::floats(vec![2], values, labels);
-        assert!(samples(vec![0.0; 4], vec![0, 1]).is_ok());
-        let error = samples(vec![0.0; 5], vec![0, 1]).unwrap_err().to_string();
-        assert!(error.contains("5 values for 2 labels"), "{error}");
-        assert!(InMemory::bytes(vec![0], vec![], 1.0, vec![3]).is_err());
+    fn values_that_do_not_fit_are_refused_with_their_column() {
+        let numbers = |count| Column::numbers("x", vec![2], vec![0.0; count]);
+        assert!(samples(numbers(4), vec![0, 1]).is_ok());
+        for (column, labels, named) in [
+            (numbers(5), vec![0, 1], "5 values are no whole number"),
+            (
+                numbers(6),
+                vec![0, 1],
+                "it has 2 samples, the first column 3",
+            ),
+            (numbers(4), vec![0, 5], "\"label\": 5 is not below 5"),
+            (
+                Column::numbers("x", vec![0], vec![]),
+                vec![0],
+                "has no values",
+            ),
+            (
+                Column::numbers("label", vec![2], vec![0.0; 4]),
+                vec![0, 1],
+                "two columns",
+            ),
+            (
+                Column::ragged("x", Values::U32(vec![1, 2]), vec![0, 2, 1], None, None),
+                vec![0, 1],
+                "offsets",
+            ),
+        ] {
+            let error = samples(column, labels).unwrap_err().to_string();
+            assert!(error.contains(named), "{error}");
+        }
+        assert!(InMemory::new(Vec::new(), Vec::new()).is_err());
+        let weighted = samples(numbers(4), vec![0, 1])
+            .unwrap()
+            .with_weights(vec![1.0, -1.0]);
+        assert!(weighted.unwrap_err().to_string().contains("not negative"));
     }
 
     #[test]
     fn each_pass_has_an_order_of_its_own() {
-        let mut samples = InMemory::floats(vec![1], vec![0.0; 5], vec![0, 1, 2, 3, 4]).unwrap();
-        let mut read = |pass, positions| -> Vec<u32> {
-            let batch = samples.read(pass, positions, &Device::Cpu).unwrap();
-            batch.targets.to_vec1().unwrap()
+        let numbers = Column::numbers("x", vec![1], vec![0.0; 5]);
+        let mut samples = samples(numbers, vec![0, 1, 2, 3, 4]).unwrap();
+        let mut read = |order, positions| -> Vec<u32> {
+            let batch = samples.read(order, positions, &Device::Cpu).unwrap();
+            batch.target().unwrap().to_vec1().unwrap()
         };
-        let shuffled = |epoch| Pass::Shuffled { seed: 7, epoch };
+        let shuffled = |epoch| Order::Shuffled { seed: 7, epoch };
         let order = shuffle::order(7, 1, 5);
         assert_eq!(read(shuffled(1), 1..4), order[1..4]);
-        assert_eq!(read(Pass::Stored, 1..4), [1, 2, 3]);
+        assert_eq!(read(Order::Stored, 1..4), [1, 2, 3]);
         assert_eq!(read(shuffled(2), 0..5), shuffle::order(7, 2, 5));
         assert_eq!(read(shuffled(1), 4..5), order[4..]);
-        let beyond = samples.read(Pass::Stored, 4..6, &Device::Cpu).unwrap_err();
+        let beyond = samples.read(Order::Stored, 4..6, &Device::Cpu).unwrap_err();
         assert!(beyond.to_string().contains("4 to 6"), "{beyond}");
+    }
+
+    #[test]
+    fn a_batch_has_named_inputs_of_any_type_and_length() {
+        let ids = Values::I64(vec![7, 8, 9, -1]);
+        let weights = Some(vec![0.5, 1.0, 1.5, 2.0]);
+        let columns = vec![
+            Column::ragged("genres", ids, vec![0, 2, 2, 4], weights, None),
+            Column::bytes("image", vec![1, 2], vec![0, 255, 51, 102, 0, 0], 255.0),
+            Column::category("user", vec![3, 1, 2], 4),
+        ];
+        let targets = vec![Column::numbers("rating", vec![], vec![1.0, 2.0, 3.0])];
+        let samples = InMemory::new(columns, targets)
+            .unwrap()
+            .with_weights(vec![1.0, 2.0, 3.0]);
+        let whole = samples.unwrap();
+        let reversed = whole.select(&[2, 1, 0]);
+        for (samples, order) in [(&whole, [2, 0, 1]), (&reversed, [0, 2, 1])] {
+            let batch = samples.batch(&order, &Device::Cpu).unwrap();
+            let genres = batch.ragged("genres").unwrap();
+            assert_eq!(genres.offsets, [0, 2, 4, 4]);
+            assert_eq!(genres.values.to_vec1::<i64>().unwrap(), [9, -1, 7, 8]);
+            let weights = genres.weights.as_ref().unwrap();
+            assert_eq!(weights.to_vec1::<f32>().unwrap(), [1.5, 2.0, 0.5, 1.0]);
+            let image = batch.input_of("image").unwrap();
+            assert_eq!(image.dims(), [3, 1, 2]);
+            assert_eq!(
+                image.flatten_all().unwrap().to_vec1::<f32>().unwrap()[3],
+                1.0
+            );
+            let users = batch.input_of("user").unwrap().to_vec1::<u32>().unwrap();
+            assert_eq!(users, [2, 3, 1]);
+            let ratings = batch.target().unwrap().to_vec1::<f32>().unwrap();
+            assert_eq!(ratings, [3.0, 1.0, 2.0]);
+            let weights = batch.weights().unwrap().to_vec1::<f32>().unwrap();
+            assert_eq!(weights, [3.0, 1.0, 2.0]);
+            assert!(batch.input().is_err() && batch.input_of("genres").is_err());
+        }
     }
 }

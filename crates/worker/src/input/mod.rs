@@ -3,26 +3,46 @@
 //! Everything here is deterministic: with the same files and seed, each position of a pass holds the same sample on
 //! every worker. Files are not trusted: an error names the file and the place in it.
 //!
-//! - `source`: the interface of data sources; [`Digits`], [`Idx`], [`Csv`] and [`Random`] are those that ship
+//! - `source`: the interface of data sources; [`Digits`], [`Idx`], [`Cifar10`], [`Npy`], [`Csv`], [`LibSvm`],
+//!   [`Criteo`] and [`Random`] are those that ship
 //! - `dataset`: a data set and its samples, read by position
-//! - `memory`: samples that are held in memory
+//! - `batch`: samples that are computed together
+//! - `field`: the parts of a sample, by name
+//! - `column`, `memory`: samples that are held in memory, column by column
+//! - `place`: files, and samples that are held out; `target`: labels
 //! - `error`: the errors of all of these
 
+mod batch;
+mod cifar;
+mod column;
+mod criteo;
 mod csv;
 mod dataset;
 mod digits;
 mod error;
+mod field;
 mod idx;
+mod libsvm;
 mod memory;
+mod npy;
+mod place;
 mod random;
 mod source;
+mod target;
 
+pub use batch::{Batch, Feature, Ragged};
+pub use cifar::Cifar10;
+pub use column::{Column, Values};
+pub use criteo::Criteo;
 pub use csv::Csv;
 pub(crate) use dataset::read;
-pub use dataset::{Dataset, Pass, Samples};
+pub use dataset::{Dataset, Order, Samples};
 pub use digits::Digits;
 pub use error::InputError;
+pub use field::{Field, Signature};
 pub use idx::Idx;
+pub use libsvm::LibSvm;
 pub use memory::InMemory;
+pub use npy::Npy;
 pub use random::Random;
 pub use source::{DataSetup, Source};

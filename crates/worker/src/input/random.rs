@@ -3,6 +3,7 @@
 use rand::{RngCore, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
+use super::column::Column;
 use super::dataset::Dataset;
 use super::error::InputError;
 use super::memory::InMemory;
@@ -24,10 +25,12 @@ impl Source for Random {
             let mut pixels = vec![0; count * PIXELS];
             random.fill_bytes(&mut pixels);
             let labels = (0..count).map(|_| random.next_u32() % CLASSES).collect();
-            let samples = InMemory::bytes(vec![1, 28, 28], pixels, 255.0, labels)?;
+            let image = Column::bytes("image", vec![1, 28, 28], pixels, 255.0);
+            let label = Column::category("label", labels, CLASSES.into());
+            let samples = InMemory::new(vec![image], vec![label])?;
             Ok::<_, InputError>(samples.not_compared())
         };
         let training = samples(TRAINING)?;
-        Dataset::in_memory(training, samples(EVALUATION)?, CLASSES as usize)
+        Dataset::in_memory(training, samples(EVALUATION)?)
     }
 }

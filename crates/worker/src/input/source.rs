@@ -33,4 +33,21 @@ impl<'a> DataSetup<'a> {
     pub fn dir(&self) -> Result<&'a Path, InputError> {
         self.settings.dir.as_deref().ok_or(InputError::NoPlace)
     }
+
+    /// Returns a whole number in `data.options`, if it is there.
+    ///
+    /// # Errors
+    /// [`InputError::Invalid`] if it is none, or negative.
+    pub fn whole_number(&self, key: &str) -> Result<Option<u64>, InputError> {
+        let Some(value) = self.settings.options.get(key) else {
+            return Ok(None);
+        };
+        let number = value.as_integer().and_then(|n| u64::try_from(n).ok());
+        let refused = || {
+            InputError::Invalid(format!(
+                "`data.options.{key}` is {value}, but must be a whole number, at least 0"
+            ))
+        };
+        number.map(Some).ok_or_else(refused)
+    }
 }

@@ -1,7 +1,6 @@
 use candle_core::{Result, Tensor};
 use candle_nn::{Module, VarBuilder};
-
-use super::layers::Linear;
+use nn::Linear;
 
 /// Fully connected layers with ReLU between them: `hidden.0`, `hidden.1`, ..., `output`. Takes
 /// samples of any shape and flattens them.
@@ -32,7 +31,7 @@ impl Dense {
 
 impl Module for Dense {
     fn forward(&self, inputs: &Tensor) -> Result<Tensor> {
-        let mut x = inputs.flatten_from(1)?;
+        let mut x = inputs.reshape((inputs.dim(0)?, ()))?;
         for layer in &self.hidden {
             x = layer.forward_relu(&x)?;
         }

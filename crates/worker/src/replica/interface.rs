@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use async_trait::async_trait;
 use bytes::Bytes;
 use shared_proto::blocks::VariableSpec;
+use shared_proto::ids::Clock;
 use tokio::sync::oneshot;
 
 use super::error::ReplicaError;
@@ -15,14 +16,14 @@ use crate::variables::{Gradients, Part};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Positions {
     /// The number of the pass, from 0.
-    pub epoch: u32,
+    pub data_epoch: u32,
     /// The first position.
     pub start: u64,
     /// The position after the last one.
     pub end: u64,
 }
 
-/// Values that a batch needs before it can be computed.
+/// Values that a batch needs before it can be computed. There is one kind today; rows of tables will be the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Want {
@@ -76,6 +77,15 @@ impl Prepared {
     }
 }
 
+/// A step of a worker.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Step {
+    /// The number of steps that the worker has finished.
+    pub clock: Clock,
+    /// The worker's number, from 0.
+    pub rank: u32,
+}
+
 /// The result of a step.
 #[derive(Debug)]
 pub struct Computed {
@@ -112,7 +122,7 @@ pub trait Replica {
 
     /// Computes the loss and the gradients of the prepared batch with these positions. Batches are computed in the
     /// order in which they were prepared; one that is passed over is dropped.
-    async fn compute(&self, positions: Positions) -> Result<Computed, ReplicaError>;
+    async fn compute(&self, positions: Positions, step: Step) -> Result<Computed, ReplicaError>;
 
     /// Evaluates the weights on the held-out samples.
     async fn evaluate(&self) -> Result<Metrics, ReplicaError>;

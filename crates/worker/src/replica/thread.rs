@@ -7,18 +7,20 @@ use std::thread::JoinHandle;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use candle_core::Device;
+use candle_core::{DType, Device};
+use nn::backward;
 use parking_lot::Mutex;
 use shared_proto::job::{Job, NonFinite};
 use tokio::sync::{mpsc, oneshot};
 
 use super::error::ReplicaError;
-use super::interface::{Computed, Description, EVERY_BATCH, Positions, Prepared, Replica, Want};
-use crate::input::{Dataset, Pass, read};
-use crate::model::{Batch, Metrics, Model, ModelError, Setup};
-use crate::models::layers::backward;
+use super::interface::{
+    Computed, Description, EVERY_BATCH, Positions, Prepared, Replica, Step, Want,
+};
+use crate::input::{Dataset, Order, Signature, read};
+use crate::model::{Batch, Metrics, Model, Objective, Pass, Setup};
 use crate::registry::Registry;
-use crate::variables::{Part, Variables};
+use crate::variables::{Part, Trained, Variables};
 
 /// The number of samples that are evaluated together.
 const EVALUATION_BATCH: u64 = 256;
@@ -31,7 +33,7 @@ type Reply<T> = oneshot::Sender<Result<T, ReplicaError>>;
 enum Command {
     Prepare(Positions, oneshot::Sender<Vec<Want>>),
     TakeIn(Vec<Part>),
-    Compute(Positions, Reply<Computed>),
+    Compute(Positions, Step, Reply<Computed>),
     Evaluate(Reply<Metrics>),
     InitialValues(Reply<Vec<Bytes>>),
     Save(PathBuf, Reply<()>),
@@ -107,8 +109,9 @@ impl Replica for ModelReplica {
         let _ = self.commands.send(Command::TakeIn(parts)).await;
     }
 
-    async fn compute(&self, positions: Positions) -> Result<Computed, ReplicaError> {
-        self.ask(|reply| Command::Compute(positions, reply)).await
+    async fn compute(&self, positions: Positions, step: Step) -> Result<Computed, ReplicaError> {
+        self.ask(|reply| Command::Compute(positions, step, reply))
+            .await
     }
 
     async fn evaluate(&self) -> Result<Metrics, ReplicaError> {
@@ -146,11 +149,12 @@ struct Thread {
     job: Arc<Job>,
     registry: Registry,
     data: Dataset,
+    objective: Objective,
     model: Box<dyn Model>,
     variables: Variables,
     device: Device,
-    /// The batches that were prepared and not computed yet, the oldest first.
-    prepared: VecDeque<(Positions, Result<Batch, ReplicaError>)>,
+    /// The batches of steps that were prepared and not computed yet, the oldest first.
+    prepared: VecDeque<(Positions, Result<Vec<Batch>, ReplicaError>)>,
     /// True if the variables no longer have their initial values.
     overwritten: bool,
     /// The error of weights taken in since the last answer.
@@ -160,9 +164,11 @@ struct Thread {
 impl Thread {
     fn new(job: Arc<Job>, registry: Registry, device: Device) -> Result<Self, ReplicaError> {
         let data = registry.open(&job.data, job.seed)?;
-        let (variables, model) = build(&job, &registry, &device, &data)?;
+        let objective = Objective::of(&job.objective, &data.signature)?;
+        let (variables, model) = build(&job, &registry, &device, &data.signature, &objective)?;
         Ok(Self {
             data,
+            objective,
             model,
             variables,
             device,
@@ -188,21 +194,21 @@ impl Thread {
             // A caller that is gone does not need the answer.
             match command {
                 Command::Prepare(positions, reply) => {
-                    let batch = self.batch(positions);
-                    let wants = batch.as_ref().map_or(&[][..], |_| EVERY_BATCH);
+                    let batches = self.batches(positions);
+                    let wants = batches.as_ref().map_or(&[][..], |_| EVERY_BATCH);
                     let _ = reply.send(wants.to_vec());
                     // Memberships that have ended may have left batches behind.
                     let ahead = self.job.data.prefetch as usize;
                     let surplus = self.prepared.len().saturating_sub(ahead);
                     self.prepared.drain(..surplus);
-                    self.prepared.push_back((positions, batch));
+                    self.prepared.push_back((positions, batches));
                 }
                 Command::TakeIn(parts) => {
                     let taken_in = self.take_in(&parts);
                     self.taken_in = std::mem::replace(&mut self.taken_in, Ok(())).and(taken_in);
                 }
-                Command::Compute(positions, reply) => {
-                    drop(reply.send(self.compute(positions)));
+                Command::Compute(positions, step, reply) => {
+                    drop(reply.send(self.compute(positions, step)));
                 }
                 Command::Evaluate(reply) => drop(reply.send(self.evaluate())),
                 Command::InitialValues(reply) => drop(reply.send(self.initial_values())),
@@ -213,34 +219,51 @@ impl Thread {
         }
     }
 
-    fn batch(&mut self, positions: Positions) -> Result<Batch, ReplicaError> {
-        let pass = Pass::Shuffled {
+    /// Reads the batches of a step.
+    fn batches(&mut self, positions: Positions) -> Result<Vec<Batch>, ReplicaError> {
+        let order = Order::Shuffled {
             seed: self.job.seed,
-            epoch: positions.epoch,
+            epoch: positions.data_epoch,
         };
-        let positions = positions.start..positions.end;
-        Ok(read(
-            &mut *self.data.training,
-            pass,
-            positions,
-            &self.device,
-        )?)
+        let size = u64::from(self.job.batch_size);
+        let (training, end) = (&mut *self.data.training, positions.end);
+        let starts = (positions.start..end).step_by(size as usize);
+        let batch = |start: u64| {
+            let positions = start..end.min(start.saturating_add(size));
+            Ok(read(training, order, positions, &self.device)?)
+        };
+        starts.map(batch).collect()
     }
 
-    fn compute(&mut self, positions: Positions) -> Result<Computed, ReplicaError> {
+    fn compute(&mut self, positions: Positions, step: Step) -> Result<Computed, ReplicaError> {
         std::mem::replace(&mut self.taken_in, Ok(()))?;
         let mut prepared = std::iter::from_fn(|| self.prepared.pop_front());
         // A membership that has ended may have left batches behind.
-        let batch = prepared.find(|(of, _)| *of == positions);
+        let batches = prepared.find(|(of, _)| *of == positions);
         let nothing = || candle_core::Error::msg("the batch was not prepared");
-        let batch = batch.ok_or_else(nothing)?.1?;
-        let loss = self.model.loss(&batch)?;
-        let gradients = self
-            .variables
-            .gradients(&backward(&loss)?, self.job.clip_norm)?;
+        let batches = batches.ok_or_else(nothing)?.1?;
+        let samples: usize = batches.iter().map(Batch::samples).sum();
+        let before = self.variables.measured()?;
+        let (clock, rank) = (step.clock.0, step.rank);
+        let pass = Pass::training(&self.objective, self.job.seed, clock, rank);
+        let (mut mean, mut sum) = (0.0, None::<Trained>);
+        for batch in &batches {
+            let outputs = self.model.forward(batch, &pass)?;
+            let loss = self.model.loss(&outputs, batch, &pass)?;
+            let share = batch.samples() as f64 / samples as f64;
+            mean += share * f64::from(loss.to_scalar::<f32>()?);
+            let gradients = self.variables.trained_gradients(&backward(&loss)?)?;
+            match &mut sum {
+                None if batches.len() == 1 => sum = Some(gradients),
+                None => sum = Some(gradients.times(share as f32)),
+                Some(sum) => sum.add(gradients, share as f32),
+            }
+        }
+        let sum = sum.ok_or_else(nothing)?;
+        let clip_norm = self.job.clip_norm;
         Ok(Computed {
-            loss: f64::from(loss.to_scalar::<f32>()?),
-            gradients,
+            loss: mean,
+            gradients: self.variables.finish_gradients(sum, before, clip_norm)?,
         })
     }
 
@@ -249,7 +272,7 @@ impl Thread {
         if self.job.non_finite == NonFinite::Fail {
             self.variables.check_finite()?;
         }
-        evaluate(&*self.model, &mut self.data, &self.device)
+        evaluate(&*self.model, &self.objective, &mut self.data, &self.device)
     }
 
     fn take_in(&mut self, parts: &[Part]) -> Result<(), ReplicaError> {
@@ -264,7 +287,14 @@ impl Thread {
     fn initial_values(&self) -> Result<Vec<Bytes>, ReplicaError> {
         let again;
         let variables = if self.overwritten {
-            (again, _) = build(&self.job, &self.registry, &self.device, &self.data)?;
+            let (signature, objective) = (&self.data.signature, &self.objective);
+            (again, _) = build(
+                &self.job,
+                &self.registry,
+                &self.device,
+                signature,
+                objective,
+            )?;
             &again
         } else {
             &self.variables
@@ -275,43 +305,59 @@ impl Thread {
     }
 }
 
-/// Builds a job's model for its data, with initial values.
+/// Builds a job's model for its data, with initial values, those of `model.init_from` first.
 pub(crate) fn build(
     job: &Job,
     registry: &Registry,
     device: &Device,
-    data: &Dataset,
-) -> Result<(Variables, Box<dyn Model>), ModelError> {
+    data: &Signature,
+    objective: &Objective,
+) -> Result<(Variables, Box<dyn Model>), ReplicaError> {
     let setup = Setup {
         settings: &job.model,
-        sample_shape: &data.sample_shape,
-        classes: data.classes,
+        data,
+        objective,
     };
-    Variables::build(job.seed, device, |vars| {
+    let groups = job.clone();
+    let kind_of = move |name: &str| groups.kind_of(name);
+    let (variables, model) = Variables::build(job.seed, kind_of, device, |vars| {
         registry.build(&job.model.name, &setup, vars)
-    })
+    })?;
+    if let Some(path) = &job.model.init_from {
+        variables.load_known(path)?;
+    }
+    Ok((variables, model))
 }
 
-/// Returns the means of a model's metrics over the held-out samples.
+/// Returns the loss and the metrics of a model over all held-out samples.
 ///
 /// # Errors
 /// The data's or the model's.
 pub fn evaluate(
     model: &dyn Model,
+    objective: &Objective,
     data: &mut Dataset,
     device: &Device,
 ) -> Result<Metrics, ReplicaError> {
     let samples = data.evaluation.count();
-    let mut sums = Metrics::new();
-    let mut start = 0;
+    let pass = Pass::evaluation(objective);
+    let mut metrics = objective.accumulators();
+    metrics.extend(model.metrics());
+    let (mut loss, mut start) = (0.0, 0);
     while start < samples {
         let end = samples.min(start + EVALUATION_BATCH);
-        let batch = read(&mut *data.evaluation, Pass::Stored, start..end, device)?;
-        for (name, mean) in model.metrics(&batch)? {
-            *sums.entry(name).or_default() += mean * (end - start) as f64;
+        let batch = read(&mut *data.evaluation, Order::Stored, start..end, device)?;
+        let outputs = model.forward(&batch, &pass)?;
+        let mean = model.loss(&outputs, &batch, &pass)?.to_dtype(DType::F64)?;
+        loss += mean.to_scalar::<f64>()? * (end - start) as f64;
+        for (_, metric) in &mut metrics {
+            metric.add(&outputs, &batch)?;
         }
         start = end;
     }
-    sums.values_mut().for_each(|sum| *sum /= samples as f64);
-    Ok(sums)
+    let values = metrics
+        .into_iter()
+        .map(|(name, mut metric)| (name, metric.value()));
+    let loss = ("loss".to_owned(), loss / samples as f64);
+    Ok(values.chain([loss]).collect())
 }

@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use daemon::membership::Membership;
 use shared_proto::ids::{Clock, Epoch, ViewNumber};
 use shared_proto::job::Job;
-use shared_proto::transport::Network;
+use shared_proto::network::Network;
 use shared_proto::wire;
 
 use super::error::StrategyError;
@@ -62,7 +62,7 @@ pub trait Strategy {
     async fn save(&mut self, path: PathBuf, replica: &dyn Replica) -> Result<(), StrategyError>;
 
     /// Returns a watch on the epoch in which this worker's steps count.
-    fn settled(&self) -> Box<dyn Settled>;
+    fn reconciled(&self) -> Box<dyn Reconciled>;
 }
 
 /// The result of a pull.
@@ -88,13 +88,13 @@ pub struct Evaluated {
     pub epoch: Epoch,
 }
 
-/// A watch on the epoch that a strategy has settled in. The coordinator raises the epoch when processes are
+/// A watch on the epoch that a strategy has reconciled in. The coordinator raises the epoch when processes are
 /// replaced, and counts a step only if it was made in the newest epoch.
 #[async_trait]
-pub trait Settled: Send {
+pub trait Reconciled: Send {
     /// Returns the epoch at present.
     fn epoch(&self) -> Epoch;
 
-    /// Waits until the strategy has settled in this epoch or a later one.
+    /// Waits until the strategy has reconciled in this epoch or a later one.
     async fn reaches(&mut self, epoch: Epoch) -> Result<(), StrategyError>;
 }

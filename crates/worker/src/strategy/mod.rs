@@ -10,8 +10,8 @@ mod interface;
 mod parameter_server;
 
 pub use error::StrategyError;
-pub use interface::{Evaluated, Joining, Pulled, Pushed, Settled, Strategy};
-pub use parameter_server::ParameterServer;
+pub use interface::{Evaluated, Joining, Pulled, Pushed, Reconciled, Strategy};
+pub use parameter_server::{ParameterServer, Registered, register};
 
 use shared_proto::job::StrategyName;
 

@@ -1,49 +1,92 @@
-//! The gradients of a step: taken out of candle, measured and clipped.
+//! The gradients of a step: taken out of candle, measured and clipped. The changes of averaged variables travel with
+//! them.
 
 use bytes::Bytes;
+use candle_core::Var;
 use candle_core::backprop::GradStore;
+use shared_proto::blocks::{VariableKind, VariableSpec};
 use shared_proto::kernel::Kernel;
-use shared_proto::payload;
+use shared_proto::payload::{self, Dtype, Elements};
 
 use super::error::VariablesError;
-use super::memory::elements;
+use super::initial::is_measured;
+use super::memory::{Overwrite, elements};
 use super::set::Variables;
 
 /// The gradients of one step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gradients {
-    /// One entry for each variable, in the order of [`Variables::specs`]: all its elements in little-endian `f32`.
+    /// One entry for each variable, in the order of [`Variables::specs`]: all its elements in little-endian `f32`. The
+    /// entry of an averaged variable is its value before the step less that after it; the entry of a frozen one is
+    /// empty.
     pub values: Vec<Bytes>,
-    /// Their global norm before it was clipped. It is finite only if each element is.
+    /// The global norm of the trained variables' gradients before it was clipped. It is finite only if each of their
+    /// elements is.
     pub norm: f64,
 }
 
+/// The values, before a step, of the variables that a model changes while it computes.
+#[derive(Debug)]
+pub struct Measured(Vec<Option<Vec<f32>>>);
+
 impl Variables {
-    /// Takes each variable's gradient out of `store`, scaled so that their global norm is at most
-    /// `clip_norm`.
+    /// Returns the values of the variables that a model changes while it computes.
+    ///
+    /// # Errors
+    /// candle's.
+    pub fn measured(&self) -> Result<Measured, VariablesError> {
+        let value = |(name, var): (&str, &Var)| match is_measured(name) {
+            true => Ok(Some(elements(var)?)),
+            false => Ok(None),
+        };
+        let named = self.0.iter().map(|(spec, var)| (spec.name.as_str(), var));
+        named.map(value).collect::<Result<_, _>>().map(Measured)
+    }
+
+    /// Takes each trained variable's gradient out of `store`.
     ///
     /// # Errors
     /// [`VariablesError::NoGradient`] names a variable that has none, or candle's.
-    pub fn gradients(
+    pub fn trained_gradients(&self, store: &GradStore) -> Result<Trained, VariablesError> {
+        let gradient = |(spec, var): &(VariableSpec, Var)| match spec.kind {
+            VariableKind::Trained => {
+                let gradient = store.get(var).ok_or_else(|| VariablesError::NoGradient {
+                    variable: spec.clone(),
+                })?;
+                Ok(elements(gradient)?)
+            }
+            VariableKind::Averaged | VariableKind::Frozen => Ok(Vec::new()),
+        };
+        self.0
+            .iter()
+            .map(gradient)
+            .collect::<Result<_, _>>()
+            .map(Trained)
+    }
+
+    /// Returns the gradients of a step: those of trained variables, scaled so that their global norm is at most
+    /// `clip_norm`, and the changes of averaged variables since `before`. The variables that the model has changed get
+    /// their values of before, so that all variables are as they were pulled.
+    ///
+    /// # Errors
+    /// candle's.
+    pub fn finish_gradients(
         &self,
-        store: &GradStore,
+        trained: Trained,
+        before: Measured,
         clip_norm: Option<f32>,
     ) -> Result<Gradients, VariablesError> {
-        let mut gradients = Vec::with_capacity(self.0.len());
-        let mut squares = 0.0;
-        for (spec, var) in &self.0 {
-            let gradient = store.get(var).ok_or_else(|| VariablesError::NoGradient {
-                variable: spec.clone(),
-            })?;
-            let values = elements(gradient)?;
-            squares += sum_of_squares(&values);
-            gradients.push(values);
-        }
+        let squares: f64 = trained.0.iter().map(|values| sum_of_squares(values)).sum();
         let norm = squares.sqrt();
-        if let Some(clip) = clip_norm.filter(|clip| norm > f64::from(*clip)) {
-            let scale = (f64::from(clip) / norm) as f32;
-            for value in gradients.iter_mut().flatten() {
-                *value *= scale;
+        let trained = match clip_norm.filter(|clip| norm > f64::from(*clip)) {
+            Some(clip) => trained.times((f64::from(clip) / norm) as f32),
+            None => trained,
+        };
+        let mut gradients = trained.0;
+        for (((spec, var), before), gradient) in self.0.iter().zip(before.0).zip(&mut gradients) {
+            let change = before.map(|before| restore(var, before)).transpose()?;
+            if spec.kind == VariableKind::Averaged {
+                *gradient = change.unwrap_or_else(|| vec![0.0; spec.elements()]);
             }
         }
         let values = gradients
@@ -52,6 +95,60 @@ impl Variables {
             .collect();
         Ok(Gradients { values, norm })
     }
+
+    /// Returns the gradients of a step that has one batch: [`Self::finish_gradients`] of [`Self::trained_gradients`].
+    ///
+    /// # Errors
+    /// Those of both.
+    pub fn gradients(
+        &self,
+        store: &GradStore,
+        before: Measured,
+        clip_norm: Option<f32>,
+    ) -> Result<Gradients, VariablesError> {
+        self.finish_gradients(self.trained_gradients(store)?, before, clip_norm)
+    }
+}
+
+/// The gradients of trained variables, by the variables' numbers; those of others are empty.
+#[derive(Clone, Debug)]
+pub struct Trained(Vec<Vec<f32>>);
+
+impl Trained {
+    /// Returns the gradients, each times a factor.
+    #[must_use]
+    pub fn times(mut self, factor: f32) -> Self {
+        for value in self.0.iter_mut().flatten() {
+            *value *= factor;
+        }
+        self
+    }
+
+    /// Adds other gradients, each times a factor.
+    pub fn add(&mut self, others: Self, factor: f32) {
+        for (sum, others) in self.0.iter_mut().zip(others.0) {
+            for (sum, other) in sum.iter_mut().zip(others) {
+                *sum += factor * other;
+            }
+        }
+    }
+}
+
+/// Restores a variable's values from before the step. Returns these values minus the ones that it had.
+fn restore(var: &Var, before: Vec<f32>) -> Result<Vec<f32>, VariablesError> {
+    let after = elements(var)?;
+    let changes = before
+        .iter()
+        .zip(after)
+        .map(|(before, after)| before - after);
+    let changes = changes.collect();
+    let values = Elements::of(payload::share(&before.into()), Dtype::F32);
+    let start = 0;
+    var.inplace_op1(&Overwrite {
+        start,
+        values: &values,
+    })?;
+    Ok(changes)
 }
 
 fn sum_of_squares(values: &[f32]) -> f64 {
@@ -65,8 +162,6 @@ fn sum_of_squares(values: &[f32]) -> f64 {
                 *sum += square(value);
             }
         }
-        sums.iter()
-            .chain(&rest.iter().map(square).collect::<Vec<_>>())
-            .sum()
+        sums.into_iter().chain(rest.iter().map(square)).sum()
     })
 }

@@ -10,19 +10,39 @@ use rand::SeedableRng;
 use rand::distr::{Distribution, Uniform};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::Normal;
+use shared_proto::blocks::VariableKind;
 
 /// Creates a variable when a model asks for it.
 #[derive(Clone)]
 pub(super) struct Maker {
     seed: u64,
+    kind_of: Arc<dyn Fn(&str) -> VariableKind + Send + Sync>,
     made: Arc<Mutex<BTreeMap<String, Var>>>,
 }
 
 impl Maker {
-    pub(super) fn new(seed: u64) -> Self {
+    /// `kind_of` returns the kind of the variable of a name.
+    pub(super) fn new(
+        seed: u64,
+        kind_of: impl Fn(&str) -> VariableKind + Send + Sync + 'static,
+    ) -> Self {
         Self {
             seed,
+            kind_of: Arc::new(kind_of),
             made: Arc::default(),
+        }
+    }
+
+    /// Returns the kind of the variable of a name.
+    pub(super) fn kind_of(&self, name: &str) -> VariableKind {
+        (self.kind_of)(name)
+    }
+
+    /// Returns a variable as the model gets it. candle computes no gradients for a frozen one.
+    fn handed_out(&self, name: &str, var: &Var) -> Tensor {
+        match self.kind_of(name) == VariableKind::Frozen && !is_measured(name) {
+            true => var.as_detached_tensor(),
+            false => var.as_tensor().clone(),
         }
     }
 
@@ -57,18 +77,18 @@ impl SimpleBackend for Maker {
                     shape.dims()
                 );
             }
-            return Ok(var.as_tensor().clone());
+            return Ok(self.handed_out(name, var));
         }
         let values = initial_values(self.seed, name, &shape, init)?;
         let var = Var::from_vec(values, shape, device)?;
-        let tensor = var.as_tensor().clone();
+        let tensor = self.handed_out(name, &var);
         made.insert(name.to_owned(), var);
         Ok(tensor)
     }
 
     fn get_unchecked(&self, name: &str, _: DType, _: &Device) -> candle_core::Result<Tensor> {
         match self.made().get(name) {
-            Some(var) => Ok(var.as_tensor().clone()),
+            Some(var) => Ok(self.handed_out(name, var)),
             None => bail!("variable {name:?} is asked for without a shape; ask with `get`"),
         }
     }
@@ -76,6 +96,11 @@ impl SimpleBackend for Maker {
     fn contains_tensor(&self, name: &str) -> bool {
         self.made().contains_key(name)
     }
+}
+
+/// Returns whether the model itself changes the variable of a name while it computes.
+pub(super) fn is_measured(name: &str) -> bool {
+    VariableKind::by_name(name) == VariableKind::Averaged
 }
 
 /// Returns values as candle's `Init::var` does, from a generator that can be seeded.

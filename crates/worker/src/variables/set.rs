@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use candle_core::{DType, Device, Var};
 use candle_nn::var_builder::VarBuilder;
-use shared_proto::blocks::VariableSpec;
+use shared_proto::blocks::{VariableKind, VariableSpec};
 use shared_proto::payload::{self, Elements};
 
 use super::error::VariablesError;
@@ -27,16 +27,18 @@ pub struct Variables(pub(super) Vec<(VariableSpec, Var)>);
 
 impl Variables {
     /// Builds a model, and creates each variable when the model asks for it. The seed and the variable's name
-    /// alone decide its initial values: candle's generator cannot be seeded on the CPU.
+    /// alone decide its initial values: candle's generator cannot be seeded on the CPU. `kind_of` returns the kind of
+    /// the variable of a name, as [`VariableKind::by_name`] does.
     ///
     /// # Errors
     /// The errors of `build`.
     pub fn build<M, E>(
         seed: u64,
+        kind_of: impl Fn(&str) -> VariableKind + Send + Sync + 'static,
         device: &Device,
         build: impl FnOnce(VarBuilder) -> Result<M, E>,
     ) -> Result<(Self, M), E> {
-        let maker = Maker::new(seed);
+        let maker = Maker::new(seed, kind_of);
         let backend = Box::new(maker.clone());
         let model = build(VarBuilder::from_backend(
             backend,
@@ -45,20 +47,22 @@ impl Variables {
         ))?;
         let made = maker.take();
         let spec = |(name, var): (String, Var)| {
-            let shape = var.dims().to_vec();
-            (VariableSpec { name, shape }, var)
+            let (shape, kind) = (var.dims().to_vec(), maker.kind_of(&name));
+            (VariableSpec { name, shape, kind }, var)
         };
         Ok((Self(made.into_iter().map(spec).collect()), model))
     }
 
-    /// Returns the names and shapes of all variables.
+    /// Returns the names, shapes and kinds of all variables.
     pub fn specs(&self) -> Vec<VariableSpec> {
         self.0.iter().map(|(spec, _)| spec.clone()).collect()
     }
 
-    /// Returns candle's variables, in the order of [`Self::specs`].
-    pub fn vars(&self) -> Vec<Var> {
-        self.0.iter().map(|(_, var)| var.clone()).collect()
+    /// Returns candle's variables of those that are trained, in the order of [`Self::specs`].
+    pub fn trained(&self) -> Vec<Var> {
+        let trained = |(spec, _): &&(VariableSpec, Var)| spec.kind == VariableKind::Trained;
+        let trained = self.0.iter().filter(trained);
+        trained.map(|(_, var)| var.clone()).collect()
     }
 
     /// Returns all elements of a variable, in little-endian `f32`.

@@ -20,10 +20,7 @@ fn csv_columns_are_standardised_by_the_training_part() {
     let train = "x, label ,constant,y\n1,0,5,-1\n3, 2 ,5,1\n";
     let test = "x,label,constant,y\n\n5,2,6,0\n";
     let mut dataset = load_csv(&[("train.csv", train), ("test.csv", test)], 1).unwrap();
-    assert_eq!(
-        (dataset.sample_shape.as_slice(), dataset.classes),
-        ([3].as_slice(), 3)
-    );
+    assert_eq!(fields(&dataset), (vec![3], Some(3)));
     let expected = (vec![-1.0, 0.0, -1.0, 1.0, 0.0, 1.0], vec![0, 2]);
     assert_eq!(all(&mut dataset.training), expected);
     assert_eq!(all(&mut dataset.evaluation), (vec![3.0, 1.0, 0.0], vec![2]));
@@ -35,8 +32,8 @@ fn names_are_classes_in_sorted_order() {
     let mut dataset =
         load_csv(&[("train.csv", train), ("test.csv", "label,x\ncat,1\n")], 1).unwrap();
     assert_eq!(
-        (labels(&mut dataset.training), dataset.classes),
-        (vec![2, 0, 1, 0], 3)
+        (labels(&mut dataset.training), fields(&dataset).1),
+        (vec![2, 0, 1, 0], Some(3))
     );
     assert_eq!(labels(&mut dataset.evaluation), [2]);
 }

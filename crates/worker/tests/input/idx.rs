@@ -45,10 +45,7 @@ fn idx_files_are_read_compressed_or_not() {
         std::fs::write(folder.path().join(format!("{name}.gz")), gzip(&content)).unwrap();
     }
     for mut dataset in [plain, load_idx(folder.path()).unwrap()] {
-        assert_eq!(
-            (dataset.sample_shape.as_slice(), dataset.classes),
-            ([1, 2, 2].as_slice(), 10)
-        );
+        assert_eq!(fields(&dataset), (vec![1, 2, 2], Some(10)));
         let (features, labels) = all(&mut dataset.training);
         assert_eq!(labels, [7, 0, 9]);
         assert_eq!(features[11], 220.0 / 255.0);
@@ -173,23 +170,6 @@ fn missing_files_are_named() {
     assert_says(&load(&nowhere, 1).unwrap_err().to_string(), &["data.dir"]);
 }
 
-/// The folder of the real data sets: `FLAMBEAU_TEST_DATA`, or `shared/data` beside the repository.
-fn real(name: &str) -> Option<PathBuf> {
-    let beside = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data");
-    let folder = std::env::var_os("FLAMBEAU_TEST_DATA").map_or_else(beside, PathBuf::from);
-    let folder = folder.join(name);
-    if folder.is_dir() {
-        return Some(folder);
-    }
-    // Past the capture of the test's output.
-    let _ = writeln!(
-        std::io::stderr(),
-        "SKIPPED: {} is not there; let FLAMBEAU_TEST_DATA name a folder with mnist/ and fashion-mnist/ in it",
-        folder.display()
-    );
-    None
-}
-
 #[test]
 fn mnist_and_fashion_mnist_are_read() {
     let mnist = (
@@ -202,10 +182,7 @@ fn mnist_and_fashion_mnist_are_read() {
     ] {
         let Some(folder) = real(name) else { continue };
         let mut dataset = load(&data(kind, &folder), 1).unwrap();
-        assert_eq!(
-            (dataset.sample_shape.as_slice(), dataset.classes),
-            ([1, 28, 28].as_slice(), 10)
-        );
+        assert_eq!(fields(&dataset), (vec![1, 28, 28], Some(10)));
         assert_eq!(counts(&labels(&mut dataset.training)), training);
         assert_eq!(counts(&labels(&mut dataset.evaluation)), evaluation);
         let (features, _) = all(&mut dataset.evaluation);

@@ -2,8 +2,12 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod cifar;
+mod criteo;
 mod csv;
 mod idx;
+mod libsvm;
+mod npy;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -13,7 +17,7 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use shared_proto::job::Data;
 use tempfile::TempDir;
-use worker::input::{Dataset, InMemory, InputError, Pass, Samples};
+use worker::input::{Column, Dataset, InMemory, InputError, Order, Samples};
 use worker::registry::Registry;
 
 fn load(data: &Data, seed: u64) -> Result<Dataset, InputError> {
@@ -35,15 +39,46 @@ fn labels(samples: &mut Box<dyn Samples>) -> Vec<u32> {
 /// Features and labels of all samples.
 fn all(samples: &mut Box<dyn Samples>) -> (Vec<f32>, Vec<u32>) {
     let all = 0..samples.count();
-    let batch = samples.read(Pass::Stored, all, &Device::Cpu).unwrap();
-    let features = batch.inputs.flatten_all().unwrap().to_vec1().unwrap();
-    (features, batch.targets.to_vec1().unwrap())
+    let batch = samples.read(Order::Stored, all, &Device::Cpu).unwrap();
+    let features = batch.input().unwrap().flatten_all().unwrap();
+    let labels = batch.target().unwrap().to_vec1().unwrap();
+    (features.to_vec1().unwrap(), labels)
+}
+
+/// The shape of the input, and the number of classes.
+fn fields(dataset: &Dataset) -> (Vec<usize>, Option<u64>) {
+    let signature = &dataset.signature;
+    let shape = signature.input().unwrap().shape.clone();
+    (shape, signature.target().unwrap().categories)
+}
+
+/// Samples of one number each.
+fn numbers(values: Vec<f32>, labels: Vec<u32>) -> InMemory {
+    let numbers = Column::numbers("x", vec![1], values);
+    InMemory::new(vec![numbers], vec![Column::category("y", labels, 10)]).unwrap()
 }
 
 fn counts(labels: &[u32]) -> Vec<usize> {
     (0..10)
         .map(|class| labels.iter().filter(|l| **l == class).count())
         .collect()
+}
+
+/// The folder of the real data sets: `FLAMBEAU_TEST_DATA`, or `shared/data` beside the repository.
+fn real(name: &str) -> Option<PathBuf> {
+    let beside = || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data");
+    let folder = std::env::var_os("FLAMBEAU_TEST_DATA").map_or_else(beside, PathBuf::from);
+    let folder = folder.join(name);
+    if folder.is_dir() {
+        return Some(folder);
+    }
+    // Past the capture of the test's output.
+    let _ = writeln!(
+        std::io::stderr(),
+        "SKIPPED: {} is not there; let FLAMBEAU_TEST_DATA name a folder that has it",
+        folder.display()
+    );
+    None
 }
 
 fn assert_says(error: &str, parts: &[&str]) {
@@ -59,10 +94,7 @@ fn digits_are_always_the_same() {
         (digits.training.count(), digits.evaluation.count()),
         (1437, 360)
     );
-    assert_eq!(
-        (digits.sample_shape.as_slice(), digits.classes),
-        ([1, 8, 8].as_slice(), 10)
-    );
+    assert_eq!(fields(&digits), (vec![1, 8, 8], Some(10)));
 
     let (features, training) = all(&mut digits.training);
     let (_, evaluation) = all(&mut digits.evaluation);
@@ -91,13 +123,16 @@ fn digits_are_always_the_same() {
 #[test]
 fn a_batch_holds_the_samples_asked_for() {
     let features: Vec<f32> = (0u8..12).map(f32::from).collect();
-    let samples = InMemory::floats(vec![2, 2], features.clone(), vec![7, 0, 9]).unwrap();
+    let inputs = Column::numbers("x", vec![2, 2], features.clone());
+    let labels = Column::category("y", vec![7, 0, 9], 10);
+    let samples = InMemory::new(vec![inputs], vec![labels]).unwrap();
     let batch = samples.batch(&[2, 1, 2], &Device::Cpu).unwrap();
-    assert_eq!(batch.inputs.dims(), [3, 2, 2]);
-    let found: Vec<f32> = batch.inputs.flatten_all().unwrap().to_vec1().unwrap();
+    let inputs = batch.input().unwrap();
+    assert_eq!(inputs.dims(), [3, 2, 2]);
+    let found: Vec<f32> = inputs.flatten_all().unwrap().to_vec1().unwrap();
     let sample = |i: usize| &features[i * 4..][..4];
     assert_eq!(found, [sample(2), sample(1), sample(2)].concat());
-    let targets: Vec<u32> = batch.targets.to_vec1().unwrap();
+    let targets: Vec<u32> = batch.target().unwrap().to_vec1().unwrap();
     assert_eq!(targets, [9, 0, 9]);
 
     let error = samples.batch(&[0, 3], &Device::Cpu).unwrap_err();
@@ -144,16 +179,19 @@ fn an_unknown_source_is_refused_with_those_that_exist() {
     let error = load(&unknown, 1).unwrap_err().to_string();
     assert_says(
         &error,
-        &["\"parquet\"", "csv, digits, fashion-mnist, mnist, random"],
+        &[
+            "\"parquet\"",
+            "cifar10, criteo, csv, digits, fashion-mnist, libsvm, mnist, npy, random",
+        ],
     );
 }
 
 #[test]
 fn the_digest_tells_data_sets_apart_as_the_protocol_says() {
     use sha2::{Digest, Sha256};
-    let samples = |value: f32, label| InMemory::floats(vec![1], vec![value], vec![label]).unwrap();
+    let samples = |value: f32, label| numbers(vec![value], vec![label]);
     let digest = |value, label| {
-        let data = Dataset::in_memory(samples(value, label), samples(2.0, 1), 3).unwrap();
+        let data = Dataset::in_memory(samples(value, label), samples(2.0, 1)).unwrap();
         data.digest()
     };
     let mut content = Vec::new();
@@ -173,17 +211,15 @@ fn the_digest_tells_data_sets_apart_as_the_protocol_says() {
 
 #[test]
 fn data_that_no_model_could_learn_is_refused() {
-    let samples = |count: usize, label| {
-        InMemory::floats(vec![1], vec![0.0; count], vec![label; count]).unwrap()
-    };
-    for (training, evaluation, classes, said) in [
-        (samples(0, 0), samples(1, 0), 2, "no sample to train on"),
-        (samples(1, 0), samples(0, 0), 2, "no sample held out"),
-        (samples(1, 0), samples(1, 2), 2, "label 2"),
+    let samples = |count: usize| numbers(vec![0.0; count], vec![0; count]);
+    let others = Column::numbers("x", vec![2], vec![0.0; 2]);
+    let others = InMemory::new(vec![others], vec![Column::category("y", vec![0], 10)]);
+    for (training, evaluation, said) in [
+        (samples(0), samples(1), "no sample to train on"),
+        (samples(1), samples(0), "no sample held out"),
+        (samples(1), others.unwrap(), "\"x\" of f32 and shape [2]"),
     ] {
-        let error = Dataset::in_memory(training, evaluation, classes)
-            .err()
-            .unwrap();
+        let error = Dataset::in_memory(training, evaluation).err().unwrap();
         assert_says(&error.to_string(), &[said]);
     }
 }

@@ -2,7 +2,9 @@
 
 use fuzz_input::Near;
 use shared_proto::blocks::VariableSpec;
-use shared_proto::ids::{Clock, Epoch, Generation, Origin, Role, RunId, Sequence, Task, TaskId};
+use shared_proto::ids::{
+    Clock, Epoch, Generation, Origin, Role, RunNumber, Sequence, Task, TaskId,
+};
 use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::wire;
 use shared_proto::wire::report_request::Report;
@@ -10,9 +12,8 @@ use shared_proto::wire::report_request::Report;
 use super::events::{Call, Caller, Finish};
 use super::kept;
 use super::player::Player;
+use crate::calls::messages::take_report;
 use crate::cluster::WorkerData;
-use crate::messages::take_report;
-use crate::splits::Split;
 
 /// Samples of the data.
 const SAMPLES: u64 = 18;
@@ -41,7 +42,9 @@ impl Player {
                 self.cluster.admit(&origin).is_err()
             }
             // A model for which the servers are too small is forgotten.
-            Err(refusal) => refusal.reason == Reason::Oversized && self.cluster.variables.is_none(),
+            Err(refusal) => {
+                refusal.reason == Reason::Oversized && self.cluster.durable.variables.is_none()
+            }
             Ok(()) => false,
         };
         if !on_purpose {
@@ -55,9 +58,9 @@ impl Player {
         self.call(&caller, Call::LeaseWork);
         self.settle();
         let task = self.member(false, who);
-        if self.held(task).is_some() {
+        if self.cluster.held_by(task).is_some() {
             self.call(&caller, Call::FinishStep(Finish::good()));
-        } else if self.cluster.evaluations.holder() == Some(task) {
+        } else if self.cluster.durable.evaluations.holder() == Some(task) {
             let (epoch, loss, model) = (Near::Expected, Some(1.0), true);
             self.call(&caller, Call::Evaluated { epoch, loss, model });
         }
@@ -83,7 +86,7 @@ impl Player {
     /// Makes a call as the service does.
     fn admitted(&mut self, origin: &Origin, call: Call) -> Result<(), Refusal> {
         self.cluster.admit(origin)?;
-        let member = self.cluster.members.get(&origin.task.id);
+        let member = self.cluster.durable.members.get(&origin.task.id);
         let uncertain = member.is_some_and(|member| member.progress.uncertain);
         self.cluster.catch_up_clock(origin);
         if uncertain {
@@ -144,7 +147,12 @@ impl Player {
 
     fn origin(&self, caller: &Caller, call: &Call) -> Origin {
         let task = self.member(caller.server, caller.who);
-        let progress = self.cluster.members.get(&task.id).map(|m| &m.progress);
+        let progress = self
+            .cluster
+            .durable
+            .members
+            .get(&task.id)
+            .map(|m| &m.progress);
         let clock = progress.map_or(0, |progress| progress.clock.0);
         let steps = match call {
             Call::FinishStep(finish) => finish.steps.of(1),
@@ -156,7 +164,7 @@ impl Player {
         });
         Origin {
             job: "flambeau".to_owned(),
-            run: RunId(0),
+            run: RunNumber(0),
             task: Task {
                 generation: Generation(caller.generation.of(task.generation.0)),
                 ..task
@@ -167,13 +175,9 @@ impl Player {
         }
     }
 
-    fn held(&self, task: Task) -> Option<Split> {
-        self.cluster.ledger.as_ref()?.held_by(task)
-    }
-
     /// Finishes steps, and checks that no more samples count than the worker holds.
     fn finish(&mut self, origin: &Origin, finish: &Finish) -> Result<(), Refusal> {
-        let held = self.held(origin.task);
+        let held = self.cluster.held_by(origin.task);
         let (split, start, end) = held.map_or((1, 0, 0), |held| (held.id, held.start, held.end));
         let steps = finish.steps.of(1);
         let batch = u64::from(self.cluster.job().batch_size);
@@ -203,9 +207,9 @@ impl Player {
             receipts: (0..shards).map(receipt).collect(),
             ..wire::FinishStepRequest::default()
         };
-        let before = self.cluster.tally.samples;
+        let before = self.cluster.durable.training.tally.samples;
         self.cluster.finish_step(self.now, origin, &request)?;
-        let newly = self.cluster.tally.samples - before;
+        let newly = self.cluster.durable.training.tally.samples - before;
         assert!(
             newly <= end - start,
             "{newly} samples of {held:?}: {request:?}"
@@ -227,8 +231,8 @@ impl Player {
                 last_step: last.of(1),
             }),
             Call::Evaluated { epoch, loss, model } => {
-                let at_work = self.cluster.evaluations.at_work;
-                let due = at_work.map_or(0, |evaluation| evaluation.epoch.into());
+                let at_work = self.cluster.durable.evaluations.at_work;
+                let due = at_work.map_or(0, |evaluation| evaluation.data_epoch.into());
                 let metrics = loss.map(|loss| ("loss".to_owned(), loss));
                 Report::Evaluation(wire::EvaluationReport {
                     data_epoch: epoch.of(due) as u32,
@@ -316,6 +320,8 @@ fn variables(model: u8) -> Vec<wire::Variable> {
     let variable = |name: &str, shape: &[u64]| wire::Variable {
         name: name.to_owned(),
         shape: shape.to_vec(),
+        // A known kind, or one that is not.
+        kind: i32::from(model / 6) % 4,
     };
     match model % 6 {
         0..2 => vec![variable("b", &[4]), variable("w", &[1 << 20])],

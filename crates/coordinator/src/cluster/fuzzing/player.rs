@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use checkpoint::Manifest;
 use fuzz_input::Near;
-use shared_proto::ids::{Role, RunId, Task};
+use shared_proto::ids::{Role, RunNumber, Task};
 use shared_proto::job::Job;
 use shared_proto::refusal::Refusal;
 use shared_proto::view::View;
@@ -12,10 +12,10 @@ use shared_proto::wire;
 
 use super::events::{Call, Caller, Event, Registration, Setting};
 use super::{kept, resumed, without_generation};
+use crate::calls::limits::check_lengths;
+use crate::cluster::Record;
 use crate::cluster::{CheckpointPlace, Cluster, DurableCheckpoint, Failure, StoreTask};
-use crate::keeper::progress;
-use crate::limits::check_lengths;
-use crate::record::Record;
+use crate::keeping::keeper::progress;
 
 /// Processes of each role.
 const PROCESSES: u8 = 3;
@@ -51,7 +51,7 @@ impl Player {
     pub(super) fn new(setting: &Setting) -> Self {
         let place = setting.checkpoints.then(|| CheckpointPlace {
             location: "there".to_owned(),
-            probe: "00000000000000aa".to_owned(),
+            run_id: "00000000000000aa".to_owned(),
         });
         let cluster = Cluster::new(setting.job());
         let mut player = Self {
@@ -81,7 +81,7 @@ impl Player {
         if let Some(place) = &self.place {
             cluster = cluster.with_checkpoints(place.clone(), next);
         }
-        self.cluster = cluster.with_run(RunId(0xaa));
+        self.cluster = cluster.with_run_number(RunNumber(0xaa));
         self.counts = Counts {
             view: self.counts.view,
             ..Counts::default()
@@ -222,7 +222,12 @@ impl Player {
     pub(super) fn member(&self, server: bool, who: u8) -> Task {
         let role = role(server);
         let identity = identity(who);
-        let mut members = self.cluster.members.values().map(|m| (m.task, &m.identity));
+        let mut members = self
+            .cluster
+            .durable
+            .members
+            .values()
+            .map(|m| (m.task, &m.identity));
         let found = members.find(|(task, of)| task.id.role == role && **of == identity);
         let unknown = || super::origins::unknown(role, who);
         found.map_or_else(unknown, |(task, _)| task)

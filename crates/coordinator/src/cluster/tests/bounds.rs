@@ -5,7 +5,7 @@ use crate::cluster::CheckpointPlace;
 
 /// Returns the size of the state in bytes.
 fn size(scene: &Scene) -> usize {
-    let saved = scene.cluster.save_all(scene.now);
+    let saved = scene.cluster.snapshot(scene.now);
     serde_json::to_vec(&saved).unwrap().len()
 }
 
@@ -34,7 +34,7 @@ fn the_state_stays_as_small_as_it_was() {
     let mut scene = Scene::new(Mode::Async, Some(1), 1);
     let place = CheckpointPlace {
         location: "here".to_owned(),
-        probe: "run".to_owned(),
+        run_id: "run".to_owned(),
     };
     scene.cluster = scene.cluster.with_checkpoints(place, 0);
     let server = scene.join(Role::Ps, "ps");
@@ -50,9 +50,16 @@ fn the_state_stays_as_small_as_it_was() {
     assert!(last < first + first / 10, "{sizes:?}");
     assert!(last < 64 << 10, "{sizes:?}");
     // The live members and the newest evaluation are still known.
-    assert!(scene.cluster.members.contains_key(&server.id));
+    assert!(scene.cluster.durable.members.contains_key(&server.id));
     assert_eq!(
-        scene.cluster.evaluations.done.last().unwrap().data_epoch,
+        scene
+            .cluster
+            .durable
+            .evaluations
+            .done
+            .last()
+            .unwrap()
+            .data_epoch,
         4_399
     );
 }
@@ -79,14 +86,10 @@ fn no_index_is_given_twice_and_no_generation_falls() {
         assert!(given.insert(task.id), "{task} was given out before");
         if turn % 50 == 0 {
             // A restarted coordinator continues the indices.
-            let saved = scene.cluster.save_all(scene.now);
-            let text = serde_json::to_string(&saved).unwrap();
-            let job = scene.cluster.job().clone();
-            let saved = serde_json::from_str(&text).unwrap();
-            scene.cluster = Cluster::resume(job, saved, scene.now);
+            scene.cluster = scene.resumed();
         }
     }
-    assert!(!scene.cluster.members.contains_key(&early.id));
+    assert!(!scene.cluster.durable.members.contains_key(&early.id));
     let back = scene.join(Role::Worker, "worker-00000");
     assert!(given.insert(back.id));
     assert!(
@@ -96,7 +99,7 @@ fn no_index_is_given_twice_and_no_generation_falls() {
     // Its late calls are refused all the same.
     let origin = Origin {
         job: "flambeau".to_owned(),
-        run: RunId::default(),
+        run: RunNumber::default(),
         task: early,
         epoch: scene.cluster.epoch(),
         clock: Clock(0),
@@ -120,7 +123,11 @@ fn what_the_forgotten_have_done_stays_in_the_summary() {
     };
     let spare = scene.join(Role::Ps, "spare");
     // It has held a shard once.
-    scene.cluster.shard_reports.insert(spare.id, report);
+    scene
+        .cluster
+        .observed
+        .shard_reports
+        .insert(spare.id, report);
     let before = scene.cluster.summary(scene.now);
     for task in tasks.iter().chain([&spare]) {
         scene
@@ -130,7 +137,7 @@ fn what_the_forgotten_have_done_stays_in_the_summary() {
     for turn in 0..200 {
         epoch(&mut scene, turn);
     }
-    assert!(!scene.cluster.members.contains_key(&spare.id));
+    assert!(!scene.cluster.durable.members.contains_key(&spare.id));
     let after = scene.cluster.summary(scene.now);
     assert_eq!(after.workers, before.workers);
     assert_eq!(after.max_clock_lead, 4);
@@ -139,7 +146,14 @@ fn what_the_forgotten_have_done_stays_in_the_summary() {
         before.mean_gradient_staleness
     );
     // The server of a shard is never forgotten: it gets it again under its identity.
-    assert!(scene.cluster.members.values().any(|m| m.identity == "ps"));
+    assert!(
+        scene
+            .cluster
+            .durable
+            .members
+            .values()
+            .any(|m| m.identity == "ps")
+    );
 }
 
 #[test]
@@ -160,21 +174,9 @@ fn an_index_stays_taken_when_its_worker_is_forgotten_while_others_come_back() {
         leaves(&mut scene, *task);
     }
     scene.join(Role::Worker, "early-69");
-    assert!(!scene.cluster.members.contains_key(&last.id));
+    assert!(!scene.cluster.durable.members.contains_key(&last.id));
     let next = scene.join(Role::Worker, "next");
     assert!(next.id.index > last.id.index, "{next} after {last}");
-}
-
-#[test]
-fn the_state_of_a_release_without_indices_gives_none_twice() {
-    let (mut scene, tasks) = Scene::training(Mode::Async, 2);
-    let saved = scene.cluster.save_all(scene.now);
-    let mut stored = serde_json::to_value(saved).unwrap();
-    stored.as_object_mut().unwrap().remove("forgotten");
-    let saved = serde_json::from_value(stored).unwrap();
-    scene.cluster = Cluster::resume(scene.cluster.job().clone(), saved, scene.now);
-    let next = scene.join(Role::Worker, "next");
-    assert!(!tasks.iter().any(|task| task.id == next.id), "{next}");
 }
 
 #[test]
@@ -202,7 +204,7 @@ fn losses_of_workers_that_are_gone_for_good_are_forgotten() {
     };
     scene.cluster.lost(scene.now, &origin, &report).unwrap();
     let found = |scene: &Scene| {
-        let saved = serde_json::to_value(scene.cluster.save_all(scene.now)).unwrap();
+        let saved = serde_json::to_value(scene.cluster.snapshot(scene.now)).unwrap();
         saved["losses"]["found"].as_array().unwrap().len()
     };
     assert_eq!(found(&scene), 1);

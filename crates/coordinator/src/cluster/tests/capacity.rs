@@ -21,6 +21,7 @@ impl Scene {
         let specs = vec![VariableSpec {
             name: "w".to_owned(),
             shape: vec![elements],
+            ..VariableSpec::default()
         }];
         self.cluster
             .register_variables(self.now, worker, specs, data(SAMPLES, 7))

@@ -1,12 +1,13 @@
 //! Scenarios with checkpoints: written, tried again, damaged.
 
 use super::*;
+use crate::cluster::checkpoints::Stage;
 use crate::cluster::{CheckpointPlace, StoreTask};
 
 pub(super) fn place() -> CheckpointPlace {
     CheckpointPlace {
         location: "here".to_owned(),
-        probe: String::new(),
+        run_id: String::new(),
     }
 }
 
@@ -87,16 +88,14 @@ impl Scene {
 
     /// Another coordinator resumes from this one's state.
     pub(super) fn restart(&mut self) {
-        let saved = self.cluster.save_all(self.now);
-        let job = self.cluster.job().clone();
-        self.cluster = Cluster::resume(job, saved, self.now).with_checkpoints(place(), 0);
+        self.cluster = self.resumed().with_checkpoints(place(), 0);
     }
 }
 
 #[test]
 fn a_damaged_checkpoint_takes_back_only_those_that_cannot_load_it() {
     let (mut scene, servers, worker) = Scene::with_checkpoints(2);
-    let first = scene.cluster.checkpoints.newest.clone().unwrap();
+    let first = scene.cluster.durable.checkpoints.newest.clone().unwrap();
     scene.finish(worker);
     let everybody = [servers[0], servers[1], worker];
     scene.pass(31, &everybody);
@@ -128,7 +127,7 @@ fn a_damaged_checkpoint_takes_back_only_those_that_cannot_load_it() {
 #[test]
 fn a_restarted_coordinator_knows_who_is_loading() {
     let (mut scene, servers, worker) = Scene::with_checkpoints(2);
-    let first = scene.cluster.checkpoints.newest.clone().unwrap();
+    let first = scene.cluster.durable.checkpoints.newest.clone().unwrap();
     scene.finish(worker);
     scene.pass(31, &[servers[0], servers[1], worker]);
     scene.save(&servers, "");
@@ -179,11 +178,11 @@ fn a_store_that_gives_nothing_is_waited_for_and_named() {
     assert!(!scene.cluster.missing().contains("shard 0"));
     let again = scene.join(Role::Ps, "ps0");
     // A job that is to begin with a checkpoint, and may not read it.
-    scene.cluster.checkpoints.first_written = false;
+    scene.cluster.durable.checkpoints.stage = Stage::First;
     scene.failed(again, 0, "no answer", Unavailable);
     assert!(!scene.cluster.ended());
     scene.failed(again, 0, "AccessDenied", Denied);
-    assert_eq!(scene.cluster.phase, JobPhase::Failed);
+    assert_eq!(scene.cluster.durable.outcome.phase, JobPhase::Failed);
     assert_eq!(scene.cluster.missing(), "");
     let summary = scene.cluster.summary(scene.now);
     assert!(summary.error.contains("AccessDenied"), "{}", summary.error);
@@ -218,13 +217,15 @@ fn the_last_checkpoint_is_tried_again_for_a_while() {
         while scene.cluster.refresh_view().checkpoint.is_none() {
             match scene.work(worker).0 {
                 Work::Split(_) => drop(scene.finish(worker)),
-                Work::Evaluate { epoch, .. } => scene.report(worker, epoch).unwrap(),
+                Work::Evaluate {
+                    data_epoch: epoch, ..
+                } => scene.report(worker, epoch).unwrap(),
                 Work::Idle(_) | Work::Done => {}
             }
             scene.cluster.tick(scene.now);
         }
         let (begin, mut failed) = (scene.now, 0);
-        while failed < failures && scene.cluster.phase == JobPhase::Training {
+        while failed < failures && scene.cluster.durable.outcome.phase == JobPhase::Training {
             assert!(scene.cluster.missing().contains("shard 0 is writing"));
             scene.save(&servers, "no room");
             failed += 1;
@@ -239,8 +240,8 @@ fn the_last_checkpoint_is_tried_again_for_a_while() {
             let took = scene.now.duration_since(begin).as_secs();
             assert!((59..=61).contains(&took), "{took} s");
         }
-        assert_eq!(scene.cluster.phase, JobPhase::Done);
-        let newest = scene.cluster.checkpoints.newest.clone().unwrap();
+        assert_eq!(scene.cluster.durable.outcome.phase, JobPhase::Done);
+        let newest = scene.cluster.durable.checkpoints.newest.clone().unwrap();
         assert_eq!(newest.number > 0, written);
         let unsaved = scene.cluster.summary(scene.now).unsaved;
         assert_eq!(unsaved.contains("no room"), !written, "{unsaved}");
@@ -353,7 +354,7 @@ fn a_run_that_was_taken_over_writes_no_more_and_says_so() {
         .cluster
         .taken_over(scene.now, "another run is at work at here: run 7");
     assert_eq!(scene.cluster.refresh_view().checkpoint, None);
-    assert_eq!(scene.cluster.phase, JobPhase::Failed);
+    assert_eq!(scene.cluster.durable.outcome.phase, JobPhase::Failed);
     assert!(scene.cluster.summary(scene.now).error.contains("run 7"));
     assert!(scene.cluster.take_store_task().is_none());
     assert!(scene.cluster.take_sweep(scene.now).is_none());
@@ -383,7 +384,7 @@ fn a_restart_before_training_orders_no_other_checkpoint() {
     let (mut scene, servers, _) = Scene::with_checkpoints(1);
     scene.restart();
     scene.pass(2, &servers);
-    assert_eq!(scene.cluster.phase, JobPhase::Starting);
+    assert_eq!(scene.cluster.durable.outcome.phase, JobPhase::Starting);
     assert_eq!(scene.cluster.refresh_view().checkpoint, None);
 }
 
@@ -409,7 +410,7 @@ fn a_manifest_that_nobody_waits_for_does_not_count() {
     assert!(scene.cluster.refresh_view().checkpoint.is_some());
     scene.cluster.fail(scene.now, "no power".to_owned());
     assert!(!scene.cluster.manifest_written(scene.now, 1, Ok(())));
-    let newest = scene.cluster.checkpoints.newest.clone().unwrap();
+    let newest = scene.cluster.durable.checkpoints.newest.clone().unwrap();
     assert_eq!(newest.number, 0);
 }
 

@@ -40,7 +40,7 @@ fn a_server_that_is_killed_while_it_drains_is_saved_anew_the_next_time() {
 #[test]
 fn in_sync_mode_steps_go_on_after_a_server_was_killed_while_it_drained() {
     let (mut scene, tasks) = Scene::training(Mode::Sync, 1);
-    scene.cluster.checkpoints.place = Some(super::checkpoints::place());
+    scene.cluster.saving.place = Some(super::checkpoints::place());
     let server = scene.server();
     scene.drains(server);
     scene.finish(tasks[0]);

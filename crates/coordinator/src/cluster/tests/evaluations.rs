@@ -20,7 +20,7 @@ fn an_evaluation_that_was_due_in_a_checkpoint_is_due_again_when_the_job_goes_bac
     for at_work in [false, true] {
         let (mut scene, server, worker) = at_the_end_of_an_epoch();
         let evaluate = Work::Evaluate {
-            epoch: 0,
+            data_epoch: 0,
             save_model: false,
         };
         if at_work {
@@ -32,11 +32,11 @@ fn an_evaluation_that_was_due_in_a_checkpoint_is_due_again_when_the_job_goes_bac
         scene.save(&[server], "");
         assert_eq!(scene.work(worker).0, evaluate);
         scene.report(worker, 0).unwrap();
-        assert_eq!(scene.cluster.evaluations.done.len(), 1);
+        assert_eq!(scene.cluster.durable.evaluations.done.len(), 1);
 
         let server = scene.join(Role::Ps, "ps0");
         scene.restored_without_losses(server);
-        assert_eq!(scene.cluster.evaluations.done.len(), 0);
+        assert_eq!(scene.cluster.durable.evaluations.done.len(), 0);
         let worker = scene.join(Role::Worker, "w");
         scene.variables(worker);
         assert_eq!(scene.work(worker).0, evaluate, "at work: {at_work}");
@@ -50,7 +50,7 @@ fn an_evaluation_that_no_worker_has_taken_is_due_after_a_restart() {
     scene.restart();
     assert!(matches!(
         scene.work(worker).0,
-        Work::Evaluate { epoch: 0, .. }
+        Work::Evaluate { data_epoch: 0, .. }
     ));
 }
 

@@ -82,7 +82,7 @@ fn evaluations_outlive_a_coordinator() {
         scene.finish(worker);
     }
     let evaluate = Work::Evaluate {
-        epoch: 0,
+        data_epoch: 0,
         save_model: false,
     };
     assert_eq!(scene.work(worker).0, evaluate);
@@ -92,7 +92,7 @@ fn evaluations_outlive_a_coordinator() {
     scene.restart();
     // A repeated report is accepted, and counts once.
     scene.report(worker, 0).unwrap();
-    let done = scene.cluster.evaluations.done.iter();
+    let done = scene.cluster.durable.evaluations.done.iter();
     let done: Vec<_> = done.map(|report| report.data_epoch).collect();
     assert_eq!(done, [0]);
 }

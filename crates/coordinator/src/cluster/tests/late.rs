@@ -17,7 +17,7 @@ impl Scene {
     fn is_member(&self, task: Task) -> bool {
         let origin = Origin {
             job: "flambeau".to_owned(),
-            run: RunId::default(),
+            run: RunNumber::default(),
             task,
             epoch: self.cluster.epoch(),
             clock: Clock(0),
@@ -70,9 +70,7 @@ fn a_process_that_was_superseded_cannot_take_its_identity_back() {
     let second = scene.registers(8, 1).unwrap();
     assert!(!scene.is_member(first));
     // The late call is refused after a restart of the coordinator too.
-    let saved = scene.cluster.save_all(scene.now);
-    let saved = serde_json::from_slice(&serde_json::to_vec(&saved).unwrap()).unwrap();
-    scene.cluster = Cluster::resume(scene.cluster.job().clone(), saved, scene.now);
+    scene.cluster = scene.resumed();
     let late = scene.registers(7, 2).unwrap_err();
     assert_eq!(late.reason, Reason::Superseded);
     assert!(scene.is_member(second));

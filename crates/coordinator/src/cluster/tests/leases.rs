@@ -1,11 +1,11 @@
 //! Leases, time-outs, and the state that a member keeps when it registers again.
 
 use super::*;
-use crate::record::Record;
+use crate::cluster::Record;
 
 impl Scene {
     fn is_live(&self, task: Task) -> bool {
-        self.cluster.members[&task.id].alive
+        self.cluster.durable.members[&task.id].alive
     }
 
     fn left(&mut self) -> usize {
@@ -44,7 +44,7 @@ fn a_worker_that_registers_again_keeps_what_it_has_done_and_begins_a_new_clock()
         });
     });
     let again = scene.join(Role::Worker, "w0");
-    let progress = &scene.cluster.members[&again.id].progress;
+    let progress = &scene.cluster.durable.members[&again.id].progress;
     assert_eq!((progress.samples, progress.steps), (5, 1));
     assert_eq!((progress.times.wait, progress.loss), (2.0, 0.5));
     assert_eq!((progress.clock, progress.pushes), (Clock(0), 0));
@@ -137,7 +137,7 @@ fn an_evaluator_that_does_nothing_is_evicted_and_another_evaluates() {
     scene.variables(other);
     assert!(matches!(
         scene.work(other).0,
-        Work::Evaluate { epoch: 0, .. }
+        Work::Evaluate { data_epoch: 0, .. }
     ));
 }
 
@@ -209,7 +209,10 @@ fn after_a_restart_the_min_clock_follows_what_workers_say_of_themselves() {
         assert_eq!(scene.cluster.refresh_view().min_clock, heard);
         let earlier = scene.origin(tasks[0], Clock(3));
         scene.cluster.catch_up_clock(&earlier);
-        assert_eq!(scene.cluster.members[&tasks[0].id].progress.clock, heard);
+        assert_eq!(
+            scene.cluster.durable.members[&tasks[0].id].progress.clock,
+            heard
+        );
     }
 }
 

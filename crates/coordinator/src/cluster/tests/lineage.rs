@@ -5,10 +5,10 @@ use checkpoint::Manifest;
 use super::*;
 use crate::cluster::{CheckpointPlace, SavedProgress, StoreTask};
 
-fn of_run(probe: &str) -> CheckpointPlace {
+fn of_run(run_id: &str) -> CheckpointPlace {
     CheckpointPlace {
         location: "here".to_owned(),
-        probe: probe.to_owned(),
+        run_id: run_id.to_owned(),
     }
 }
 
@@ -28,7 +28,7 @@ fn file(name: &str) -> wire::CheckpointFile {
 /// The manifest of checkpoint 1 of run "first", after two steps of one worker, with two servers.
 fn manifest() -> Manifest {
     let (mut scene, servers, worker) = Scene::with_checkpoints(2);
-    scene.cluster.checkpoints.place = Some(of_run("first"));
+    scene.cluster.saving.place = Some(of_run("first"));
     scene.finish(worker);
     scene.finish(worker);
     scene.pass(31, &[servers[0], servers[1], worker]);
@@ -38,7 +38,6 @@ fn manifest() -> Manifest {
             number: order.number,
             shard,
             files: vec![file(name)],
-            slots: 2,
             ..wire::CheckpointReport::default()
         };
         let server = servers[shard as usize];
@@ -70,7 +69,8 @@ fn a_manifest_says_where_the_training_stood_and_what_lies_where() {
     assert_eq!((manifest.number, manifest.run.as_str()), (1, "first"));
     assert_eq!((manifest.steps, manifest.samples), (2, 10));
     assert_eq!((manifest.clock, manifest.epoch), (2, 1));
-    assert_eq!((manifest.shards, manifest.slots), (2, 2));
+    let slots = manifest.variables.iter().map(|variable| variable.slots);
+    assert_eq!((manifest.shards, slots.max()), (2, Some(2)));
     assert_eq!(manifest.mode, "async");
     let files: Vec<_> = manifest.files.iter().map(|f| f.name.as_str()).collect();
     assert_eq!(files, ["a", "b"]);
@@ -83,7 +83,7 @@ fn a_manifest_says_where_the_training_stood_and_what_lies_where() {
 fn a_job_that_begins_with_a_checkpoint_goes_on_where_that_stood() {
     let manifest = manifest();
     let mut scene = begun_with(&manifest);
-    assert_eq!(scene.cluster.run(), "second");
+    assert_eq!(scene.cluster.run_id(), "second");
     let server = scene.join(Role::Ps, "ps");
     let worker = scene.join(Role::Worker, "w");
     // The marks in the blocks are those of generation 1.
@@ -119,6 +119,7 @@ fn a_worker_with_another_model_or_other_data_than_the_checkpoint_is_refused() {
         let spec = |name: &&str| VariableSpec {
             name: (*name).to_owned(),
             shape: vec![4],
+            ..VariableSpec::default()
         };
         names.iter().map(spec).collect()
     };

@@ -1,7 +1,7 @@
 //! Scenarios in which a shard moves: the steps that count, and the losses that are reported.
 
 use super::*;
-use crate::record::Record;
+use crate::cluster::Record;
 
 impl Scene {
     /// A scene with two servers and a worker that trains in async mode. The first checkpoint is written.
@@ -190,7 +190,7 @@ fn a_life_is_forgotten_once_all_checkpoints_that_are_kept_have_it() {
     scene.finish(worker);
     let next = scene.join(Role::Worker, "w");
     let lives = |scene: &Scene| {
-        let saved = serde_json::to_value(scene.cluster.save_all(scene.now)).unwrap();
+        let saved = serde_json::to_value(scene.cluster.snapshot(scene.now)).unwrap();
         saved["losses"]["lives"].as_array().unwrap().len()
     };
     for _ in 0..=scene.cluster.job().checkpoint.keep {
@@ -303,7 +303,7 @@ fn a_server_that_dies_in_the_last_checkpoint_has_the_model_evaluated_again() {
     assert!(matches!(scene.work(worker), (Work::Idle(_), _)));
     scene.move_shard(worker, 0);
     let again = Work::Evaluate {
-        epoch: epochs - 1,
+        data_epoch: epochs - 1,
         save_model: true,
     };
     assert_eq!(scene.work(worker).0, again);

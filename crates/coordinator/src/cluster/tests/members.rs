@@ -58,19 +58,19 @@ fn a_restarted_process_supersedes_its_earlier_life() {
 fn a_member_of_another_run_is_told_to_register_again() {
     let (mut scene, tasks) = Scene::training(Mode::Async, 2);
     let mut origin = scene.origin(tasks[0], Clock(0));
-    origin.run = RunId(5);
+    origin.run = RunNumber(5);
     // Like the state of an earlier release, the scene has no run number, so none is compared.
     assert_eq!(scene.cluster.admit(&origin), Ok(()));
-    scene.cluster = scene.cluster.with_run(RunId(7));
+    scene.cluster = scene.cluster.with_run_number(RunNumber(7));
     let refused = scene.cluster.admit(&origin).unwrap_err();
     assert_eq!(refused.reason, Reason::Fenced);
     assert!(refused.message.contains("another run"), "{refused}");
     for run in [0, 7] {
-        origin.run = RunId(run);
+        origin.run = RunNumber(run);
         assert_eq!(scene.cluster.admit(&origin), Ok(()));
     }
-    let saved = scene.cluster.save_all(scene.now);
-    assert_eq!(saved.run(), Some(format!("{:016x}", 7)));
+    let saved = scene.cluster.snapshot(scene.now);
+    assert_eq!(saved.run.id(), Some(format!("{:016x}", 7)));
 }
 
 #[test]

@@ -8,6 +8,7 @@ fn model(variables: &[(&str, usize)]) -> Vec<VariableSpec> {
     let spec = |(name, elements): &(&str, usize)| VariableSpec {
         name: (*name).to_owned(),
         shape: vec![*elements],
+        ..VariableSpec::default()
     };
     variables.iter().map(spec).collect()
 }
@@ -35,7 +36,7 @@ fn data_without_samples_or_of_more_than_can_be_counted_is_refused() {
             .cluster
             .register_variables(scene.now, worker, specs, data);
         assert_eq!(refused.unwrap_err().reason, Reason::Malformed);
-        assert!(scene.cluster.variables.is_none());
+        assert!(scene.cluster.durable.variables.is_none());
     }
 }
 
@@ -69,7 +70,7 @@ fn what_training_waits_for_is_told_at_each_stage() {
         tells(&scene);
         scene.write(&servers, "");
         tells(&scene);
-        assert_eq!(scene.cluster.phase, JobPhase::Training);
+        assert_eq!(scene.cluster.durable.outcome.phase, JobPhase::Training);
         let leave = wire::LeaveRequest::default();
         scene.cluster.leave(scene.now, worker, &leave);
         tells(&scene);
@@ -161,10 +162,13 @@ fn the_blocks_of_each_shard_are_counted() {
     let mut scene = Scene::new(Mode::Async, Some(1), 1);
     scene.join(Role::Ps, "ps");
     let worker = scene.join(Role::Worker, "w");
-    assert_eq!(scene.cluster.blocks_of(0), 0);
+    assert_eq!(scene.cluster.updated_blocks_of(0), 0);
     let variables = [("a", 1), ("b", BLOCK_ELEMENTS * 3 / 2)];
     scene.model(worker, &variables).unwrap();
-    assert_eq!([0, 1].map(|shard| scene.cluster.blocks_of(shard)), [3, 0]);
+    assert_eq!(
+        [0, 1].map(|shard| scene.cluster.updated_blocks_of(shard)),
+        [3, 0]
+    );
 }
 
 #[test]
@@ -175,10 +179,12 @@ fn a_model_whose_shard_map_no_message_holds_is_refused_and_leaves_room_for_anoth
     let scalars = (0..300_000).map(|i| VariableSpec {
         name: format!("v{i:06}"),
         shape: Vec::new(),
+        ..VariableSpec::default()
     });
     let huge = VariableSpec {
         name: "w".to_owned(),
         shape: vec![1 << 40],
+        ..VariableSpec::default()
     };
     for specs in [scalars.collect(), vec![huge]] {
         let registered =

@@ -39,6 +39,7 @@ fn workers_with_as_many_samples_and_others_are_told_apart() {
         let specs = vec![VariableSpec {
             name: "w".to_owned(),
             shape: vec![4],
+            ..VariableSpec::default()
         }];
         let data = WorkerData {
             // 0: this worker states no digest.
@@ -72,11 +73,11 @@ fn a_job_with_a_run_directory_does_not_end_without_its_model() {
         match scene.work(worker).0 {
             Work::Split(_) => drop(scene.finish(worker)),
             Work::Evaluate {
-                epoch,
+                data_epoch: epoch,
                 save_model: false,
             } => scene.report(worker, epoch).unwrap(),
             Work::Evaluate {
-                epoch,
+                data_epoch: epoch,
                 save_model: true,
             } => {
                 let refused = scene.report(worker, epoch).unwrap_err();

@@ -3,8 +3,8 @@
 use shared_proto::blocks::ShardMap;
 
 use super::*;
+use crate::cluster::Record;
 use crate::cluster::StoreTask;
-use crate::record::Record;
 
 /// The checkpoint, the shard and the steps of each return to a checkpoint.
 type Restores = Vec<(u64, Option<usize>, u64)>;
@@ -62,7 +62,11 @@ impl Scene {
     }
 
     fn is_loading(&self, shard: usize) -> bool {
-        self.cluster.checkpoints.loading.contains_key(&shard)
+        self.cluster
+            .durable
+            .checkpoints
+            .loading
+            .contains_key(&shard)
     }
 }
 
@@ -305,12 +309,12 @@ fn in_sync_mode_the_whole_job_goes_back_to_the_checkpoint_before_a_damaged_one()
     let (mut scene, servers, worker) = Scene::before_the_first_in(Mode::Sync, 1);
     scene.work(worker);
     scene.save(&servers, "");
-    let first = scene.cluster.checkpoints.newest.clone().unwrap();
+    let first = scene.cluster.durable.checkpoints.newest.clone().unwrap();
     scene.finish(worker);
     scene.pass(31, &[servers[0], worker]);
     scene.finish(worker);
     scene.write(&servers, "");
-    let newest = scene.cluster.checkpoints.newest.clone().unwrap();
+    let newest = scene.cluster.durable.checkpoints.newest.clone().unwrap();
     assert_eq!(newest.number, 1);
     scene.join(Role::Ps, "ps0");
     let steps = scene.cluster.done().0;
@@ -326,7 +330,17 @@ fn in_sync_mode_the_whole_job_goes_back_to_the_checkpoint_before_a_damaged_one()
         map.shards[0].source.checkpoint,
         Some(("here".to_owned(), 0))
     );
-    assert_eq!(scene.cluster.checkpoints.newest.as_ref().unwrap().number, 0);
+    assert_eq!(
+        scene
+            .cluster
+            .durable
+            .checkpoints
+            .newest
+            .as_ref()
+            .unwrap()
+            .number,
+        0
+    );
 }
 
 #[test]
@@ -334,7 +348,13 @@ fn a_job_with_a_budget_of_steps_that_goes_back_does_only_what_is_left_of_it() {
     let (mut scene, servers, worker) = Scene::before_the_first_in(Mode::Sync, 1);
     scene.cluster.job.steps = Some(3);
     let samples = scene.cluster.training_samples();
-    scene.cluster.ledger = Some(crate::splits::Ledger::new(samples, 2, 5, Some(3), true));
+    scene.cluster.durable.training.ledger = Some(crate::cluster::ledger::Ledger::new(
+        samples,
+        2,
+        5,
+        Some(3),
+        true,
+    ));
     scene.work(worker);
     scene.save(&servers, "");
     scene.finish(worker);
@@ -370,7 +390,7 @@ fn without_checkpoints_a_server_that_restarts_without_its_values_ends_the_job() 
 fn a_step_waits_for_the_workers_that_were_evicted_for_a_lease_also_after_a_restart() {
     for restarts in [false, true] {
         let (mut scene, tasks) = Scene::training(Mode::Sync, 2);
-        scene.cluster.checkpoints.place = Some(super::checkpoints::place());
+        scene.cluster.saving.place = Some(super::checkpoints::place());
         let server = scene.server();
         scene.finish(tasks[0]);
         scene.finish(tasks[1]);
@@ -387,7 +407,10 @@ fn a_step_waits_for_the_workers_that_were_evicted_for_a_lease_also_after_a_resta
         let waits = matches!(&work, Work::Idle(why) if why.contains("worker-1 is given time"));
         assert!(waits, "{work:?}");
         scene.pass(1, &[server, first]);
-        assert!(scene.cluster.step.is_some(), "the step is planned at once");
+        assert!(
+            scene.cluster.durable.training.step.is_some(),
+            "the step is planned at once"
+        );
         scene.split(first);
     }
 }

@@ -1,11 +1,11 @@
 //! Finished steps and evaluations: how they are counted, and the records of them.
 
 use super::*;
-use crate::record::Record;
+use crate::cluster::Record;
 
 impl Scene {
     fn pushes(&self, task: Task) -> u64 {
-        self.cluster.members[&task.id].progress.pushes
+        self.cluster.durable.members[&task.id].progress.pushes
     }
 }
 
@@ -81,7 +81,7 @@ fn a_result_that_was_taken_may_be_sent_again_after_a_shard_has_moved() {
     scene.report(worker, 0).unwrap();
     scene.join(Role::Ps, "ps0");
     scene.report(worker, 0).unwrap();
-    assert_eq!(scene.cluster.evaluations.done.len(), 1);
+    assert_eq!(scene.cluster.durable.evaluations.done.len(), 1);
 }
 
 #[test]
@@ -112,7 +112,7 @@ fn in_a_job_with_a_run_directory_the_last_evaluation_tells_of_its_model() {
             assert_eq!(tells(&mut scene, 0, 0), Ok(()));
         }
     }
-    assert_eq!(scene.cluster.phase, JobPhase::Done);
+    assert_eq!(scene.cluster.durable.outcome.phase, JobPhase::Done);
     // Epochs count from 1 in the metrics.
     let records = scene.cluster.take_records().into_iter();
     let lines = records.filter_map(|record| match record {

@@ -21,7 +21,10 @@ fn a_stopped_job_hands_out_no_more_data_and_evaluates_what_it_has() {
         let works = tasks.iter().map(|task| (*task, scene.work(*task).0));
         let works: Vec<_> = works.collect();
         let evaluator = works.iter().find_map(|(task, work)| match work {
-            Work::Evaluate { epoch, save_model } => Some((*task, *epoch, *save_model)),
+            Work::Evaluate {
+                data_epoch: epoch,
+                save_model,
+            } => Some((*task, *epoch, *save_model)),
             _ => None,
         });
         let (task, epoch, save_model) = evaluator.unwrap_or_else(|| panic!("{mode:?}: {works:?}"));
@@ -71,7 +74,7 @@ fn a_job_that_has_not_begun_cannot_be_stopped_nor_can_another() {
 #[test]
 fn a_job_that_is_stopped_within_a_sync_step_orders_no_checkpoint_before_the_steps_end() {
     let (mut scene, tasks) = Scene::training(Mode::Sync, 2);
-    scene.cluster.checkpoints.place = Some(super::checkpoints::place());
+    scene.cluster.saving.place = Some(super::checkpoints::place());
     let server = scene.server();
     scene.finish(tasks[0]);
     scene.finish(tasks[1]);
@@ -79,7 +82,7 @@ fn a_job_that_is_stopped_within_a_sync_step_orders_no_checkpoint_before_the_step
     // A checkpoint is due while the step is open.
     scene.pass(31, &[server, tasks[0], tasks[1]]);
     scene.finish(tasks[0]);
-    assert!(scene.cluster.step.is_some());
+    assert!(scene.cluster.durable.training.step.is_some());
     scene.cluster.stop("flambeau").unwrap();
     assert_eq!(scene.cluster.refresh_view().checkpoint, None);
     scene.finish(tasks[1]);
@@ -94,7 +97,10 @@ fn a_job_whose_data_is_done_ends_as_it_would_have() {
     loop {
         match scene.work(worker).0 {
             Work::Split(_) => drop(scene.finish(worker)),
-            Work::Evaluate { epoch, save_model } => {
+            Work::Evaluate {
+                data_epoch: epoch,
+                save_model,
+            } => {
                 if save_model {
                     scene.cluster.stop("flambeau").unwrap();
                 }
@@ -110,7 +116,7 @@ fn a_job_whose_data_is_done_ends_as_it_would_have() {
 #[test]
 fn a_job_that_is_stopped_in_its_last_checkpoint_stays_stopped_when_it_goes_back() {
     let (mut scene, tasks) = Scene::training(Mode::Sync, 1);
-    scene.cluster.checkpoints.place = Some(super::checkpoints::place());
+    scene.cluster.saving.place = Some(super::checkpoints::place());
     let (server, worker) = (scene.server(), tasks[0]);
     scene.finish(worker);
     scene.write(&[server], "");
@@ -119,7 +125,9 @@ fn a_job_that_is_stopped_in_its_last_checkpoint_stays_stopped_when_it_goes_back(
         match scene.work(worker).0 {
             Work::Split(_) => drop(scene.finish(worker)),
             Work::Evaluate { save_model, .. } if save_model => break,
-            Work::Evaluate { epoch, .. } => scene.report(worker, epoch).unwrap(),
+            Work::Evaluate {
+                data_epoch: epoch, ..
+            } => scene.report(worker, epoch).unwrap(),
             other => panic!("{other:?}"),
         }
     }
@@ -169,7 +177,7 @@ fn a_job_that_is_stopped_while_no_worker_holds_data_is_evaluated_at_once() {
         }
         scene.cluster.stop("flambeau").unwrap();
         let evaluate = Work::Evaluate {
-            epoch: 0,
+            data_epoch: 0,
             save_model: true,
         };
         assert_eq!(scene.work(tasks[0]).0, evaluate, "{mode:?}");

@@ -1,7 +1,7 @@
 //! The metrics of a running job, and its summary.
 
 use super::*;
-use crate::record::Record;
+use crate::cluster::Record;
 
 impl Scene {
     /// Finishes one step with a report that `tell` has completed.
@@ -131,6 +131,9 @@ fn the_summary_has_the_last_evaluation_and_the_counts_of_all_shards() {
     assert_eq!((summary.seconds, summary.samples_per_second), (10.0, 2.5));
     assert_eq!(summary.test_loss, Some(0.25));
     assert_eq!(summary.test_accuracy, Some(0.75));
+    let metrics =
+        [("accuracy", 0.75), ("loss", 0.25)].map(|(name, value)| (name.to_owned(), value));
+    assert_eq!(summary.metrics, metrics.into());
     assert_eq!(summary.max_clock_lead, 7);
     assert_eq!(summary.mean_gradient_staleness, 2.5);
     // Only a job that is done has a model.
@@ -178,7 +181,7 @@ fn the_time_of_all_workers_is_shared_among_what_they_did() {
         let task = scene.join(Role::Worker, &format!("passing-{index}"));
         scene.cluster.leave(scene.now, task, &leave);
     }
-    assert!(!scene.cluster.members.contains_key(&tasks[1].id));
+    assert!(!scene.cluster.durable.members.contains_key(&tasks[1].id));
     assert_eq!(shares(&scene), [0.25, 0.5, 0.125, 0.125]);
     assert_eq!(scene.cluster.summary(scene.now).workers, 2);
 }
@@ -193,7 +196,7 @@ fn the_rate_is_that_of_the_samples_of_this_run() {
     scene.finish(tasks[0]);
     assert_eq!(scene.cluster.summary(scene.now).samples_per_second, 5.0);
     // The first step came with the checkpoint that the run began with.
-    scene.cluster.earlier_samples = 5;
+    scene.cluster.durable.training.earlier_samples = 5;
     assert_eq!(scene.cluster.summary(scene.now).samples_per_second, 2.5);
 }
 

@@ -24,7 +24,7 @@ impl Scene {
     }
 
     fn servers_and_workers(&self) -> Vec<Task> {
-        let live = self.cluster.members.values().filter(|m| m.alive);
+        let live = self.cluster.durable.members.values().filter(|m| m.alive);
         live.map(|m| m.task).collect()
     }
 
@@ -118,12 +118,10 @@ fn a_failed_job_is_taken_up_again() {
     scene.cluster.leave(scene.now, server, &leave);
     let done = scene.cluster.done();
 
-    let saved = scene.cluster.save_all(scene.now);
-    let job = scene.cluster.job().clone();
-    scene.cluster = Cluster::resume(job, saved, scene.now).with_checkpoints(
+    scene.cluster = scene.resumed().with_checkpoints(
         super::super::CheckpointPlace {
             location: "here".to_owned(),
-            probe: "p".to_owned(),
+            run_id: "p".to_owned(),
         },
         0,
     );
@@ -250,7 +248,7 @@ fn a_job_that_failed_before_its_training_began_is_taken_up_before_it() {
     scene.live_on(62);
     assert!(scene.cluster.failed_without_workers());
     scene.cluster.resume_failed(scene.now);
-    assert_eq!(scene.cluster.phase, JobPhase::Starting);
+    assert_eq!(scene.cluster.durable.outcome.phase, JobPhase::Starting);
     assert_eq!(scene.cluster.seconds(scene.now), 0.0);
 }
 
@@ -274,5 +272,5 @@ fn while_the_last_checkpoint_is_written_no_worker_is_needed() {
     }
     assert!(!scene.cluster.ended());
     scene.write(&servers, "");
-    assert_eq!(scene.cluster.phase, JobPhase::Done);
+    assert_eq!(scene.cluster.durable.outcome.phase, JobPhase::Done);
 }

@@ -88,7 +88,7 @@ fn a_stop_of_the_coordinator_itself_ends_no_lease() {
     scene.now += Duration::from_secs(3600);
     scene.cluster.tick(scene.now);
     assert_eq!(scene.cluster.refresh_view().workers, tasks);
-    assert_eq!(scene.cluster.phase, JobPhase::Training);
+    assert_eq!(scene.cluster.durable.outcome.phase, JobPhase::Training);
 }
 
 #[test]
@@ -142,11 +142,14 @@ fn each_epoch_ends_with_an_evaluation_and_the_last_one_ends_the_job() {
     for mode in [Mode::Sync, Mode::Async] {
         let (mut scene, tasks) = Scene::training(mode, 2);
         let mut evaluations = Vec::new();
-        while scene.cluster.phase == JobPhase::Training {
+        while scene.cluster.durable.outcome.phase == JobPhase::Training {
             for task in &tasks {
                 match scene.work(*task).0 {
                     Work::Split(_) => drop(scene.finish(*task)),
-                    Work::Evaluate { epoch, save_model } => {
+                    Work::Evaluate {
+                        data_epoch: epoch,
+                        save_model,
+                    } => {
                         if mode == Mode::Sync {
                             // No worker trains meanwhile.
                             for other in tasks.iter().filter(|t| *t != task) {
@@ -182,7 +185,7 @@ fn an_evaluation_passes_on_when_its_worker_dies() {
     scene.pass(11, &others);
     assert!(matches!(
         scene.work(tasks[1]).0,
-        Work::Evaluate { epoch: 0, .. }
+        Work::Evaluate { data_epoch: 0, .. }
     ));
 }
 
@@ -190,7 +193,7 @@ fn an_evaluation_passes_on_when_its_worker_dies() {
 fn who_evaluates_waits_for_nobody_where_nobody_has_data() {
     let (mut scene, tasks) = Scene::training(Mode::Bounded, 2);
     let (ahead, behind) = (tasks[0], tasks[1]);
-    while scene.split(ahead).0.epoch == 0 {
+    while scene.split(ahead).0.data_epoch == 0 {
         scene.finish(ahead);
     }
     // Both finish what they hold, and the one that is ahead asks first what comes next.

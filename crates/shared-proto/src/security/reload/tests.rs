@@ -68,11 +68,11 @@ impl Scene {
     fn trust_too(&self, authority: &str) {
         let known = fs::read_to_string(self.dir.path().join("ca.crt")).unwrap();
         self.write("ca.crt", &format!("{known}{authority}"));
-        assert!(self.settle());
+        assert!(self.look_twice());
     }
 
     /// Reads the files until nothing new is found. Returns whether new contents were used.
-    fn settle(&self) -> bool {
+    fn look_twice(&self) -> bool {
         (0..4).fold(false, |any, _| self.security.look(true) || any)
     }
 
@@ -105,10 +105,10 @@ impl Scene {
 fn a_certificate_and_its_key_are_used_once_both_are_there() {
     let scene = Scene::new();
     let [authority, certificate, key] = material(2095);
-    assert!(!scene.settle());
+    assert!(!scene.look_twice());
     scene.trust_too(&authority);
     scene.write("tls.crt", &certificate);
-    assert!(!scene.settle());
+    assert!(!scene.look_twice());
     assert!(scene.reported());
     assert_eq!(scene.expires(), 2090);
     scene.write("tls.key", &key);
@@ -133,15 +133,15 @@ fn half_written_files_are_not_used() {
     ] {
         let before = fs::read_to_string(scene.dir.path().join(file)).unwrap();
         scene.write(file, &text);
-        assert!(!scene.settle(), "{file}");
+        assert!(!scene.look_twice(), "{file}");
         assert!(scene.reported(), "{file}");
         assert!(scene.accepts("old"), "{file}");
         scene.write(file, &before);
-        assert!(!scene.settle(), "{file}");
+        assert!(!scene.look_twice(), "{file}");
         assert!(!scene.reported(), "{file}");
     }
     fs::remove_file(scene.dir.path().join("tls.key")).unwrap();
-    assert!(!scene.settle());
+    assert!(!scene.look_twice());
     assert!(scene.reported());
     assert_eq!(scene.expires(), 2090);
 }
@@ -167,7 +167,7 @@ fn a_token_is_replaced_line_by_line() {
         ("\nnew \n\n", "Bearer new", "new", "old"),
     ] {
         scene.write("token", lines);
-        assert!(scene.settle(), "{lines:?}");
+        assert!(scene.look_twice(), "{lines:?}");
         assert_eq!(scene.sends(), sent);
         assert!(scene.accepts(accepted), "{lines:?}");
         assert!(!scene.accepts(refused), "{lines:?}");
@@ -184,7 +184,7 @@ fn all_authorities_of_a_file_are_trusted() {
     scene.write("tls.crt", &certificate);
     scene.write("tls.key", &key);
     scene.write("ca.crt", &new);
-    assert!(scene.settle());
+    assert!(scene.look_twice());
     assert_eq!(scene.security.material().authorities, 1);
     assert!(!old.contains(&new));
 }
@@ -200,18 +200,18 @@ fn a_certificate_that_peers_would_refuse_does_not_replace_one_that_works() {
     }] {
         scene.write("tls.crt", &certificate);
         scene.write("tls.key", &key);
-        assert!(!scene.settle());
+        assert!(!scene.look_twice());
         assert!(scene.reported());
         assert_eq!(scene.expires(), 2090);
     }
     // It does not keep a token from being replaced.
     let expired = Scene::with_certificate_until(2020);
     expired.write("token", "new\n");
-    assert!(expired.settle() && expired.accepts("new"));
+    assert!(expired.look_twice() && expired.accepts("new"));
     // The only authority has not signed the process's own certificate.
     let scene = Scene::new();
     scene.write("ca.crt", &authority);
-    assert!(!scene.settle());
+    assert!(!scene.look_twice());
     assert!(scene.reported());
 }
 

@@ -9,21 +9,27 @@ use crate::replica::Description;
 use crate::strategy::error::StrategyError;
 
 /// The coordinator's answer to a worker that has registered its variables.
-pub(super) struct Registered {
-    pub(super) map: ShardMap,
-    pub(super) view: ViewNumber,
+#[derive(Clone, Debug)]
+pub struct Registered {
+    /// The shard map.
+    pub map: ShardMap,
+    /// The newest view that the coordinator has decided.
+    pub view: ViewNumber,
     /// True if this worker sends the initial values.
-    pub(super) initialize: bool,
+    pub initialize: bool,
 }
 
 /// Registers the variables. Waits until there is a shard map and, unless this worker is to send them, initial
 /// values.
-pub(super) async fn register(
+///
+/// # Errors
+/// The coordinator's.
+pub async fn register(
     membership: &Membership,
     description: &Description,
 ) -> Result<Registered, StrategyError> {
     let request = wire::RegisterVariablesRequest {
-        origin: Some(membership.origin().into()),
+        origin: Some(membership.next_origin().into()),
         variables: description.variables.iter().map(Into::into).collect(),
         training_samples: description.training_samples,
         evaluation_samples: description.evaluation_samples,

@@ -7,24 +7,23 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use ps_client::{
-    Acknowledgement, ClientError, MapSource, ParameterServers, PulledBlock, WeightsTicket,
-};
+use ps_client::{Acknowledgement, ClientError, MapSource, PulledBlock, Shards, WeightsTicket};
 use shared_proto::ids::{Clock, Epoch, ViewNumber};
 use tokio::sync::mpsc;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use self::join::{Registered, register};
+pub use self::join::{Registered, register};
+
 use self::news::{LOSSES, fetch_maps, tell_losses, tell_waits};
 use super::error::StrategyError;
-use super::interface::{Evaluated, Joining, Pulled, Pushed, Settled, Strategy};
+use super::interface::{Evaluated, Joining, Pulled, Pushed, Reconciled, Strategy};
 use crate::replica::{Replica, Want};
 use crate::variables::{Gradients, Part};
 
 /// Pulls from and pushes to parameter servers. Requests the weights of the next step right after the gradients
 /// of this one, on the same streams.
 pub struct ParameterServer {
-    servers: ParameterServers,
+    shards: Shards,
     /// The weights that are already requested, and the clock that they are for.
     next: Option<(Clock, WeightsTicket)>,
     /// Stops the tasks that exchange news with the coordinator.
@@ -45,7 +44,7 @@ impl ParameterServer {
         let Registered { map, view, .. } = registered;
         let (source, maps) = MapSource::new(map);
         let (tell_lost, lost) = mpsc::channel(LOSSES);
-        let servers = ParameterServers::connect(
+        let shards = Shards::connect(
             &maps,
             &ps_client::Identity {
                 job: job.name.clone(),
@@ -59,48 +58,64 @@ impl ParameterServer {
             },
         );
         let stop = CancellationToken::new();
-        let waits = tell_waits(membership, servers.waiting_on());
+        let waits = tell_waits(membership, shards.waiting_on());
         let maps = fetch_maps(membership, source);
         let losses = tell_losses(membership, lost);
         tokio::spawn(stop.clone().run_until_cancelled_owned(waits));
         tokio::spawn(stop.clone().run_until_cancelled_owned(maps));
         tokio::spawn(stop.clone().run_until_cancelled_owned(losses));
         let mut joined = Self {
-            servers,
+            shards,
             next: None,
             _stop: stop.drop_guard(),
         };
         if registered.initialize {
             let values = replica.initial_values().await?;
-            joined.servers.initialize(&values).await?;
-            let origin = membership.origin();
+            joined.shards.initialize(&values).await?;
+            let origin = membership.next_origin();
             membership.coordinator.finish_initialization(origin).await?;
             tracing::info!("sent the initial values");
         }
         Ok(joined)
     }
 
-    /// Pulls the weights for the step after `clock` that have changed since the last pull.
+    /// Pulls the wanted weights for the step after `clock` that have changed since the last pull.
     ///
     /// # Errors
     /// The client's.
     pub async fn pull_blocks(
         &mut self,
         clock: Clock,
+        wants: &[Want],
         take: impl AsyncFnMut(Vec<PulledBlock>),
-    ) -> Result<ps_client::Pulled, ClientError> {
-        match self.next.take_if(|(asked, _)| *asked == clock) {
-            Some((_, ticket)) => self.take_all(ticket, take).await,
-            // The clock has jumped, so the requested weights may be older than the bound allows.
-            None => self.pull_fresh_blocks(clock, ViewNumber(0), take).await,
+    ) -> Result<Pulled, ClientError> {
+        if !wants.contains(&Want::Dense) {
+            return Ok(Pulled::default());
         }
+        let pulled = match self.next.take_if(|(asked, _)| *asked == clock) {
+            Some((_, ticket)) => self.take_all(ticket, take).await?,
+            // The clock has jumped, so the requested weights may be older than the bound allows.
+            None => self.pull_fresh(clock, ViewNumber(0), take).await?,
+        };
+        Ok(Pulled {
+            waited: pulled.waited,
+        })
     }
 
-    /// Pulls the newest weights of servers that follow `view` or a later one, whatever was asked for before.
+    /// Pulls the newest weights of servers that follow `view` or a later one. Returns the epoch to which they belong.
     ///
     /// # Errors
     /// The client's.
     pub async fn pull_fresh_blocks(
+        &mut self,
+        clock: Clock,
+        view: ViewNumber,
+        take: impl AsyncFnMut(Vec<PulledBlock>),
+    ) -> Result<Epoch, ClientError> {
+        Ok(self.pull_fresh(clock, view, take).await?.epoch)
+    }
+
+    async fn pull_fresh(
         &mut self,
         clock: Clock,
         view: ViewNumber,
@@ -110,7 +125,7 @@ impl ParameterServer {
         if let Some((_, ticket)) = self.next.take() {
             self.take_all(ticket, &mut take).await?;
         }
-        let ticket = self.servers.pull(clock, view).await;
+        let ticket = self.shards.pull(clock, view).await;
         self.take_all(ticket, take).await
     }
 
@@ -130,11 +145,11 @@ impl ParameterServer {
             norm: gradients.norm,
         };
         if !next.contains(&Want::Dense) {
-            let receipt = self.servers.push(clock, &gradients).await?;
+            let receipt = self.shards.push(clock, &gradients).await?;
             return receipt.acknowledged().await;
         }
         let next = clock.next();
-        let sent = self.servers.push_then_pull(clock, &gradients, next).await;
+        let sent = self.shards.push_then_pull(clock, &gradients, next).await;
         let (receipt, ticket) = sent?;
         self.next = Some((next, ticket));
         receipt.acknowledged().await
@@ -145,7 +160,7 @@ impl ParameterServer {
         mut ticket: WeightsTicket,
         mut take: impl AsyncFnMut(Vec<PulledBlock>),
     ) -> Result<ps_client::Pulled, ClientError> {
-        while let Some(blocks) = self.servers.next_weights(&mut ticket).await? {
+        while let Some(blocks) = self.shards.next_weights(&mut ticket).await? {
             take(blocks).await;
         }
         Ok(ticket.pulled)
@@ -160,14 +175,8 @@ impl Strategy for ParameterServer {
         wants: &[Want],
         replica: &dyn Replica,
     ) -> Result<Pulled, StrategyError> {
-        if !wants.contains(&Want::Dense) {
-            return Ok(Pulled::default());
-        }
         let take = async |blocks| replica.take_in(parts(blocks)).await;
-        let pulled = self.pull_blocks(clock, take).await?;
-        Ok(Pulled {
-            waited: pulled.waited,
-        })
+        Ok(self.pull_blocks(clock, wants, take).await?)
     }
 
     async fn push(
@@ -189,19 +198,17 @@ impl Strategy for ParameterServer {
         replica: &dyn Replica,
     ) -> Result<Evaluated, StrategyError> {
         let take = async |blocks| replica.take_in(parts(blocks)).await;
-        let pulled = self.pull_fresh_blocks(clock, view, take).await?;
-        Ok(Evaluated {
-            metrics: replica.evaluate().await?,
-            epoch: pulled.epoch,
-        })
+        let epoch = self.pull_fresh_blocks(clock, view, take).await?;
+        let metrics = replica.evaluate().await?;
+        Ok(Evaluated { metrics, epoch })
     }
 
     async fn save(&mut self, path: PathBuf, replica: &dyn Replica) -> Result<(), StrategyError> {
         Ok(replica.save(path).await?)
     }
 
-    fn settled(&self) -> Box<dyn Settled> {
-        Box::new(self.servers.settled())
+    fn reconciled(&self) -> Box<dyn Reconciled> {
+        Box::new(self.shards.reconciled())
     }
 }
 
@@ -216,13 +223,13 @@ fn parts(blocks: Vec<PulledBlock>) -> Vec<Part> {
 }
 
 #[async_trait]
-impl Settled for ps_client::Settled {
+impl Reconciled for ps_client::Reconciled {
     fn epoch(&self) -> Epoch {
-        ps_client::Settled::epoch(self)
+        ps_client::Reconciled::epoch(self)
     }
 
     async fn reaches(&mut self, epoch: Epoch) -> Result<(), StrategyError> {
-        Ok(ps_client::Settled::reaches(self, epoch).await?)
+        Ok(ps_client::Reconciled::reaches(self, epoch).await?)
     }
 }
 

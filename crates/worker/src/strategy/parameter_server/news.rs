@@ -28,7 +28,7 @@ pub(super) fn tell_waits(
         while waiting_on.changed().await.is_ok() {
             let on = waiting_on.borrow_and_update().clone();
             if !on.is_empty() {
-                tracing::info!(on = names(&on), "held back: waiting for slower workers");
+                tracing::info!(on = names(&on), "held back: waiting for others");
             }
             for task in &on {
                 counter!("flambeau_worker_waits_total", "on" => task.to_string()).increment(1);
@@ -37,7 +37,7 @@ pub(super) fn tell_waits(
                 on: on.into_iter().map(Into::into).collect(),
             });
             // Nothing depends on this report.
-            let _ = coordinator.report(sender.here(), report).await;
+            let _ = coordinator.report(sender.next_origin_here(), report).await;
         }
     }
 }
@@ -58,7 +58,7 @@ pub(super) fn fetch_maps(
                 _ = newest.wait_for(|newest| *newest > epoch) => {}
                 () = source.wanted() => {}
             }
-            let map = coordinator.shard_map(sender.here()).await;
+            let map = coordinator.shard_map(sender.next_origin_here()).await;
             match map.map(ShardMap::try_from) {
                 Ok(Ok(map)) => source.publish(map),
                 Ok(Err(error)) => tracing::warn!("the shard map cannot be read: {error}"),
@@ -81,7 +81,7 @@ pub(super) fn tell_losses(
         while let Some(loss) = losses.recv().await {
             let (shard, lost) = (loss.shard, loss.lost);
             counted.increment(lost.updates);
-            let mut origin = sender.here();
+            let mut origin = sender.next_origin_here();
             origin.epoch = loss.epoch;
             let report = Report::Lost(wire::LostReport {
                 shard,

@@ -1,0 +1,10 @@
+//! Calls of members and users.
+//!
+//! - `service`: the gRPC service; asks the cluster
+//! - `messages`: messages of the service, read and written
+//! - `callers`: the connections of members; `limits`: limits of names in calls
+
+pub(crate) mod callers;
+pub(crate) mod limits;
+pub(crate) mod messages;
+pub(crate) mod service;

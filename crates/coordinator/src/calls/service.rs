@@ -1,0 +1,418 @@
+//! The gRPC service: reads a request, asks the cluster under its lock, publishes the changes.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use metrics::counter;
+use shared_proto::blocks::VariableSpec;
+use shared_proto::ids::{Origin, Role};
+use shared_proto::planted;
+use shared_proto::quiet::Quiet;
+use shared_proto::refusal::{Reason, Refusal};
+use shared_proto::security::Security;
+use shared_proto::transport::PROTOCOL_VERSION;
+use shared_proto::wire;
+use shared_proto::wire::coordinator_server::Coordinator;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
+use tonic::{Extensions, Request, Response, Status};
+
+use super::limits::{check_addresses, check_lengths};
+use super::messages::{not_for, read_data, take_report, wire_work};
+use crate::cluster::{Cluster, Initialization, Work};
+use crate::keeping::shared::Shared;
+
+type Answer<T> = Result<Response<T>, Status>;
+
+/// The gRPC service.
+pub(crate) struct Service {
+    shared: Arc<Shared>,
+    shutdown: CancellationToken,
+    security: Security,
+}
+
+impl Service {
+    pub(crate) fn new(shared: Arc<Shared>, shutdown: CancellationToken) -> Self {
+        Self {
+            shared,
+            shutdown,
+            security: Security::default(),
+        }
+    }
+
+    /// Makes the service check the certificates of callers.
+    pub(crate) fn with_security(self, security: Security) -> Self {
+        Self { security, ..self }
+    }
+
+    /// Reads the origin of a call, and checks that the caller's certificate is of that role.
+    fn origin(&self, from: &CallOrigin<'_>) -> Result<Origin, Status> {
+        let origin = Origin::read(from.origin, from.what).map_err(refused)?;
+        let role = origin.task.id.role;
+        if from.role.is_some_and(|expected| expected != role) && !planted!(AnyRole) {
+            return Err(refused(not_for(from.what, &origin)));
+        }
+        self.security.check_role(from.extensions, role)?;
+        Ok(origin)
+    }
+
+    /// Returns the epoch of the newest shard map that is published.
+    fn epoch(&self) -> u64 {
+        self.shared.views.borrow().epoch.0
+    }
+
+    /// Asks the cluster on behalf of a member. Refuses callers that are no members, under the same lock.
+    async fn ask_as<T>(
+        &self,
+        from: CallOrigin<'_>,
+        ask: impl FnOnce(&mut Cluster, Instant, &Origin) -> Result<T, Refusal>,
+    ) -> Result<T, Status> {
+        let origin = self.origin(&from)?;
+        let ask = |cluster: &mut Cluster, now| {
+            cluster.admit(&origin)?;
+            cluster.catch_up_clock(&origin);
+            ask(cluster, now, &origin)
+        };
+        self.shared.ask(ask).await.map_err(refused)
+    }
+
+    /// Asks the cluster on behalf of a member until the answer satisfies, or for as long as a call may wait.
+    async fn ask_as_until<T>(
+        &self,
+        from: CallOrigin<'_>,
+        mut ask: impl FnMut(&mut Cluster, Instant, &Origin) -> Result<T, Refusal>,
+        satisfies: impl Fn(&T) -> bool,
+    ) -> Result<T, Status> {
+        let origin = self.origin(&from)?;
+        let ask = |cluster: &mut Cluster, now| {
+            cluster.admit(&origin)?;
+            cluster.catch_up_clock(&origin);
+            ask(cluster, now, &origin)
+        };
+        self.shared.ask_until(ask, satisfies).await.map_err(refused)
+    }
+}
+
+/// The claimed origin of a call, and the call's name.
+struct CallOrigin<'a> {
+    origin: Option<&'a wire::Origin>,
+    extensions: &'a Extensions,
+    what: &'static str,
+    /// The only role that makes this call; none if both roles do.
+    role: Option<Role>,
+}
+
+impl<'a> CallOrigin<'a> {
+    fn new(
+        origin: &'a Option<wire::Origin>,
+        extensions: &'a Extensions,
+        what: &'static str,
+    ) -> Self {
+        Self {
+            origin: origin.as_ref(),
+            extensions,
+            what,
+            role: None,
+        }
+    }
+
+    /// Restricts the call to servers.
+    fn server(self) -> Self {
+        Self {
+            role: Some(Role::Ps),
+            ..self
+        }
+    }
+
+    /// Restricts the call to workers.
+    fn worker(self) -> Self {
+        Self {
+            role: Some(Role::Worker),
+            ..self
+        }
+    }
+}
+
+/// Counts and logs a refusal.
+fn refused(refusal: Refusal) -> Status {
+    counter!("flambeau_coordinator_refused_total", "reason" => refusal.label()).increment(1);
+    static LOG: Quiet = Quiet::new();
+    if let Some(left_out) = LOG.admit() {
+        tracing::warn!(reason = refusal.label(), left_out, "refused: {refusal}");
+    }
+    refusal.into()
+}
+
+#[tonic::async_trait]
+impl Coordinator for Service {
+    async fn register(
+        &self,
+        request: Request<wire::RegisterRequest>,
+    ) -> Answer<wire::RegisterReply> {
+        let (_, extensions, request) = request.into_parts();
+        if request.protocol_version != PROTOCOL_VERSION {
+            return Err(refused(Refusal::new(
+                Reason::WrongProtocolVersion,
+                format!(
+                    "{:?} speaks protocol version {}, the coordinator {PROTOCOL_VERSION}; use the same release everywhere",
+                    request.identity, request.protocol_version
+                ),
+            )));
+        }
+        check_lengths(&request).map_err(refused)?;
+        let role = Role::try_from(request.role).map_err(refused)?;
+        check_addresses(role, &request).map_err(refused)?;
+        self.security.check_role(&extensions, role)?;
+        let shared = &self.shared;
+        let task = shared
+            .ask(|cluster, now| cluster.register(now, role, request))
+            .await
+            .map_err(refused)?;
+        tracing::info!(%task, generation = task.generation.0, "registered");
+        let view = shared.views.borrow().number.0;
+        let reply = shared.look(|cluster, _| wire::RegisterReply {
+            job: cluster.job().name.clone(),
+            task: Some(task.into()),
+            lease_milliseconds: cluster.lease().as_millis() as u64,
+            view,
+            job_toml: cluster.job().to_toml(),
+            checkpoints: cluster
+                .place()
+                .map_or_else(String::new, |place| place.location.clone()),
+            probe: cluster
+                .place()
+                .map_or_else(String::new, |place| place.run_id.clone()),
+            receipt_key: match role {
+                Role::Ps => Bytes::copy_from_slice(&cluster.receipt_key().0),
+                Role::Worker | Role::Coordinator => Bytes::new(),
+            },
+            run: cluster.run_number().0,
+        });
+        Ok(Response::new(reply))
+    }
+
+    async fn heartbeat(
+        &self,
+        request: Request<wire::HeartbeatRequest>,
+    ) -> Answer<wire::HeartbeatReply> {
+        let (_, extensions, request) = request.into_parts();
+        let origin = self.origin(&CallOrigin::new(&request.origin, &extensions, "Heartbeat"))?;
+        // A heartbeat makes no work available, so no waiting call is woken.
+        let beat = |cluster: &mut Cluster, now| {
+            cluster.admit(&origin)?;
+            cluster.catch_up_clock(&origin);
+            cluster.heartbeat(now, origin.task);
+            Ok(())
+        };
+        self.shared.ask_quietly(beat).await.map_err(refused)?;
+        let view = self.shared.views.borrow();
+        Ok(Response::new(wire::HeartbeatReply {
+            view: view.number.0,
+            phase: view.phase.into(),
+            error: view.error.clone(),
+            epoch: view.epoch.0,
+        }))
+    }
+
+    async fn drain(&self, request: Request<wire::DrainRequest>) -> Answer<wire::DrainReply> {
+        let (_, extensions, request) = request.into_parts();
+        let done = self
+            .ask_as_until(
+                CallOrigin::new(&request.origin, &extensions, "Drain").server(),
+                |cluster, now, origin| Ok(cluster.drain(now, origin.task)),
+                |done| *done,
+            )
+            .await?;
+        Ok(Response::new(wire::DrainReply { done }))
+    }
+
+    async fn leave(&self, request: Request<wire::LeaveRequest>) -> Answer<wire::LeaveReply> {
+        let (_, extensions, request) = request.into_parts();
+        self.ask_as(
+            CallOrigin::new(&request.origin, &extensions, "Leave"),
+            |cluster, now, origin| {
+                cluster.leave(now, origin.task, &request);
+                Ok(())
+            },
+        )
+        .await?;
+        Ok(Response::new(wire::LeaveReply {}))
+    }
+
+    async fn get_cluster_spec(
+        &self,
+        _: Request<wire::ClusterSpecRequest>,
+    ) -> Answer<wire::ClusterSpec> {
+        Ok(Response::new(
+            self.shared.look(|cluster, _| cluster.cluster_spec()),
+        ))
+    }
+
+    async fn get_job(&self, _: Request<wire::JobRequest>) -> Answer<wire::JobReply> {
+        let reply = self.shared.look(|cluster, _| wire::JobReply {
+            job: cluster.job().name.clone(),
+            job_toml: cluster.job().to_toml(),
+        });
+        Ok(Response::new(reply))
+    }
+
+    async fn get_shard_map(
+        &self,
+        request: Request<wire::ShardMapRequest>,
+    ) -> Answer<wire::ShardMap> {
+        let (_, extensions, request) = request.into_parts();
+        let origin = match &request.origin {
+            Some(_) => Some(self.origin(&CallOrigin::new(
+                &request.origin,
+                &extensions,
+                "GetShardMap",
+            ))?),
+            None => None,
+        };
+        // Returned only once it is persisted.
+        let map = |cluster: &mut Cluster, _| {
+            origin.map_or(Ok(()), |origin| cluster.admit(&origin))?;
+            cluster.shard_map().map(wire::ShardMap::from)
+        };
+        let map = self.shared.ask_quietly(map).await;
+        map.map(Response::new).map_err(refused)
+    }
+
+    async fn register_variables(
+        &self,
+        request: Request<wire::RegisterVariablesRequest>,
+    ) -> Answer<wire::RegisterVariablesReply> {
+        let (_, extensions, request) = request.into_parts();
+        let specs = request.variables.iter().map(VariableSpec::read);
+        let specs = specs.collect::<Result<Vec<_>, _>>().map_err(refused)?;
+        let data = read_data(&request).map_err(refused)?;
+        let initialization = self
+            .ask_as_until(
+                CallOrigin::new(&request.origin, &extensions, "RegisterVariables").worker(),
+                |cluster, now, origin| {
+                    cluster.register_variables(now, origin.task, specs.clone(), data.clone())
+                },
+                |answer| !matches!(answer, Initialization::Pending(_)),
+            )
+            .await?;
+        let view = self.shared.views.borrow().number.0;
+        let map = |cluster: &mut Cluster, _| cluster.shard_map().ok().map(Into::into);
+        let shard_map = self.shared.ask_quietly(map).await;
+        let (initialization, waiting_for) = match initialization {
+            Initialization::Yours => (wire::Initialization::Yours, String::new()),
+            Initialization::Pending(what) => (wire::Initialization::Pending, what),
+            Initialization::Done => (wire::Initialization::Done, String::new()),
+        };
+        Ok(Response::new(wire::RegisterVariablesReply {
+            shard_map,
+            view,
+            initialization: initialization.into(),
+            waiting_for,
+        }))
+    }
+
+    async fn finish_initialization(
+        &self,
+        request: Request<wire::FinishInitializationRequest>,
+    ) -> Answer<wire::FinishInitializationReply> {
+        let (_, extensions, request) = request.into_parts();
+        let from = CallOrigin::new(&request.origin, &extensions, "FinishInitialization").worker();
+        self.ask_as(from, |cluster, _, origin| {
+            cluster.finish_initialization(origin.task)
+        })
+        .await?;
+        Ok(Response::new(wire::FinishInitializationReply {}))
+    }
+
+    async fn lease_work(
+        &self,
+        request: Request<wire::LeaseWorkRequest>,
+    ) -> Answer<wire::LeaseWorkReply> {
+        let (_, extensions, request) = request.into_parts();
+        let (work, clock) = self
+            .ask_as_until(
+                CallOrigin::new(&request.origin, &extensions, "LeaseWork").worker(),
+                |cluster, now, origin| Ok(cluster.lease_work(now, origin.task)),
+                |(work, _)| !matches!(work, Work::Idle(_)),
+            )
+            .await?;
+        let view = self.shared.views.borrow();
+        Ok(Response::new(wire::LeaseWorkReply {
+            clock: clock.0,
+            epoch: view.epoch.0,
+            view: view.number.0,
+            work: Some(wire_work(work, view.error.clone())),
+        }))
+    }
+
+    async fn finish_step(
+        &self,
+        request: Request<wire::FinishStepRequest>,
+    ) -> Answer<wire::FinishStepReply> {
+        let (_, extensions, request) = request.into_parts();
+        let from = CallOrigin::new(&request.origin, &extensions, "FinishStep").worker();
+        let min_clock = self
+            .ask_as(from, |cluster, now, origin| {
+                cluster.finish_step(now, origin, &request)
+            })
+            .await?;
+        Ok(Response::new(wire::FinishStepReply {
+            min_clock: min_clock.0,
+            epoch: self.epoch(),
+        }))
+    }
+
+    async fn report(&self, request: Request<wire::ReportRequest>) -> Answer<wire::ReportReply> {
+        let (_, extensions, request) = request.into_parts();
+        let wire::ReportRequest { origin, report } = request;
+        self.ask_as(
+            CallOrigin::new(&origin, &extensions, "Report"),
+            |cluster, now, origin| take_report(cluster, now, origin, report),
+        )
+        .await?;
+        Ok(Response::new(wire::ReportReply {
+            epoch: self.epoch(),
+        }))
+    }
+
+    type WatchStream = ReceiverStream<Result<wire::View, Status>>;
+
+    async fn watch(&self, request: Request<wire::WatchRequest>) -> Answer<Self::WatchStream> {
+        let (_, extensions, request) = request.into_parts();
+        let origin = self.origin(&CallOrigin::new(&request.origin, &extensions, "Watch"))?;
+        let admitted = self.shared.look(|cluster, _| cluster.admit(&origin));
+        admitted.map_err(refused)?;
+        // The channel holds one view: a slow reader gets the newest one when it is ready.
+        let (sender, stream) = mpsc::channel(1);
+        let mut views = self.shared.views();
+        let shutdown = self.shutdown.clone();
+        tokio::spawn(async move {
+            let forward = async {
+                loop {
+                    let view = wire::View::from(&*views.borrow_and_update());
+                    if sender.send(Ok(view)).await.is_err() || views.changed().await.is_err() {
+                        return;
+                    }
+                }
+            };
+            shutdown.run_until_cancelled(forward).await;
+        });
+        Ok(Response::new(ReceiverStream::new(stream)))
+    }
+
+    async fn stop(&self, request: Request<wire::StopRequest>) -> Answer<wire::StopReply> {
+        let (_, extensions, request) = request.into_parts();
+        self.security.check_role(&extensions, Role::Worker)?;
+        let stop = |cluster: &mut Cluster, _| cluster.stop(&request.job);
+        self.shared.ask(stop).await.map_err(refused)?;
+        Ok(Response::new(wire::StopReply {}))
+    }
+
+    async fn get_status(&self, _: Request<wire::StatusRequest>) -> Answer<wire::Status> {
+        Ok(Response::new(
+            self.shared.look(|cluster, now| cluster.status(now)),
+        ))
+    }
+}

@@ -1,0 +1,192 @@
+//! The records of a job, and its summary.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use shared_proto::{number, wire};
+
+/// A line of `metrics.jsonl`. Seconds count from the beginning of training.
+#[derive(Clone, Debug, Serialize)]
+#[serde(tag = "event", rename_all = "snake_case")]
+pub(crate) enum Record {
+    Joined {
+        #[serde(with = "number")]
+        seconds: f64,
+        task: String,
+        generation: u64,
+    },
+    Left {
+        #[serde(with = "number")]
+        seconds: f64,
+        task: String,
+        why: &'static str,
+    },
+    /// A worker cannot work; the job continues without it.
+    CannotWork {
+        #[serde(with = "number")]
+        seconds: f64,
+        task: String,
+        /// `data`, `model`, `device`, `run_directory`, `memory` or `refused`.
+        failure: String,
+        reason: String,
+    },
+    /// A failed job is resumed.
+    TakenUp {
+        #[serde(with = "number")]
+        seconds: f64,
+        /// The error with which the job had failed.
+        error: String,
+    },
+    /// A checkpoint is whole.
+    Checkpoint {
+        #[serde(with = "number")]
+        seconds: f64,
+        number: u64,
+        steps: u64,
+    },
+    /// A shard, or in sync mode all of them and the training, went back to a checkpoint.
+    Restored {
+        #[serde(with = "number")]
+        seconds: f64,
+        checkpoint: u64,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        shard: Option<usize>,
+        /// Steps done, at which the training continues.
+        steps: u64,
+    },
+    /// A shard has loaded its values: updates beyond these versions, in earlier epochs, are lost.
+    Loaded {
+        #[serde(with = "number")]
+        seconds: f64,
+        shard: u32,
+        epoch: u64,
+        /// Variable, first block, last block, version.
+        versions: Vec<[u64; 4]>,
+    },
+    /// Updates of a worker that were acknowledged are not in the values that a shard was restored
+    /// to.
+    Lost {
+        #[serde(with = "number")]
+        seconds: f64,
+        task: String,
+        shard: u32,
+        /// Pairs of a block and a step.
+        updates: u64,
+        /// Absent where the worker could not report the loss itself.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        first_step: Option<u64>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        last_step: Option<u64>,
+    },
+    Began {
+        ps: usize,
+        workers: usize,
+        training_samples: u64,
+    },
+    Steps {
+        #[serde(with = "number")]
+        seconds: f64,
+        /// Steps done since the beginning.
+        steps: u64,
+        samples: u64,
+        /// Passes over the data, with fraction.
+        #[serde(with = "number")]
+        epoch: f64,
+        /// Mean over the steps since the last such line.
+        #[serde(with = "number")]
+        loss: f64,
+        #[serde(with = "number")]
+        samples_per_second: f64,
+    },
+    Evaluation {
+        #[serde(with = "number")]
+        seconds: f64,
+        /// The pass over the data, from 1.
+        epoch: u32,
+        steps: u64,
+        samples: u64,
+        #[serde(with = "number::map")]
+        metrics: BTreeMap<String, f64>,
+    },
+    Ended {
+        #[serde(with = "number")]
+        seconds: f64,
+        error: String,
+    },
+}
+
+impl Record {
+    pub(crate) fn loaded(seconds: f64, report: &wire::RestoreReport) -> Self {
+        let versions = report.blocks.iter().map(|restored| {
+            let range = restored.blocks.unwrap_or_default();
+            let [variable, first, last] = [range.variable, range.first, range.last].map(u64::from);
+            [variable, first, last, restored.version]
+        });
+        Self::Loaded {
+            seconds,
+            shard: report.shard,
+            epoch: report.epoch,
+            versions: versions.collect(),
+        }
+    }
+}
+
+/// The summary of a job: `summary.json`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Summary {
+    /// `sync`, `bounded` or `async`.
+    pub mode: String,
+    /// The bound, in steps; absent without one.
+    pub staleness: Option<u64>,
+    /// Servers that held a shard.
+    pub ps: usize,
+    /// Workers that finished a step.
+    pub workers: usize,
+    /// Passes over the data.
+    pub epochs: u32,
+    /// Steps, summed over workers; in sync mode, committed steps.
+    pub steps: u64,
+    /// Samples trained on.
+    pub samples: u64,
+    /// Seconds from the beginning of training to the end of the job.
+    #[serde(with = "number")]
+    pub seconds: f64,
+    /// Samples divided by the seconds from the beginning of training to the last step.
+    #[serde(with = "number")]
+    pub samples_per_second: f64,
+    /// The accuracy of the last evaluation, if the model has one.
+    #[serde(default, with = "number::option")]
+    pub test_accuracy: Option<f64>,
+    /// The loss of the last evaluation.
+    #[serde(default, with = "number::option")]
+    pub test_loss: Option<f64>,
+    /// All metrics of the last evaluation, by name.
+    #[serde(default, with = "number::map")]
+    pub metrics: BTreeMap<String, f64>,
+    /// SHA-256 of `model.safetensors`, in hexadecimal; empty if the job has ended without it.
+    #[serde(default)]
+    pub model_sha256: String,
+    /// Updates (pairs of a block and a step) that were acknowledged and lost with a server.
+    #[serde(default)]
+    pub lost_updates: u64,
+    /// Steps that were left out because their gradients were NaN or infinite.
+    #[serde(default)]
+    pub skipped_steps: u64,
+    /// The largest lead of any pull that a shard answered, in steps.
+    pub max_clock_lead: u64,
+    /// Mean number of updates that a block took between a pull and the push made with it.
+    #[serde(with = "number")]
+    pub mean_gradient_staleness: f64,
+    /// Shares of the workers' time: `share_pull`, `share_compute`, `share_push`, `share_wait`.
+    #[serde(flatten, with = "number::map")]
+    pub times: BTreeMap<String, f64>,
+    /// True if it was told to end before its data did.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub stopped: bool,
+    /// The reason why the last checkpoint could not be written; empty if it was.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub unsaved: String,
+    /// The error with which the job failed; empty if it did not.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub error: String,
+}

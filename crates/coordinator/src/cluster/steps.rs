@@ -1,0 +1,246 @@
+//! Steps: planned in sync mode, finished by workers, and committed in sync mode.
+
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+use shared_proto::ids::{Clock, Origin, Role, Sequence, Task};
+use shared_proto::planted;
+use shared_proto::refusal::{Reason, Refusal};
+use shared_proto::view::Commit;
+use shared_proto::wire;
+
+use super::Cluster;
+use super::admission::{not_leased, out_of_order};
+use super::times::Times;
+
+/// The weight of the newest step in the moving average of a worker's rate.
+const RATE_SMOOTHING: f64 = 0.2;
+
+/// Sync mode: the open step and its parts.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Step {
+    pub(super) clock: Clock,
+    pub(super) parts: Vec<Part>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct Part {
+    pub(super) task: Task,
+    /// The number of samples, once the part is finished.
+    pub(super) finished: Option<u64>,
+    /// True if its gradient was NaN or infinite, so that it does not count.
+    pub(super) skipped: bool,
+}
+
+impl Step {
+    pub(super) fn unfinished(&self) -> impl Iterator<Item = Task> + '_ {
+        self.parts
+            .iter()
+            .filter(|p| p.finished.is_none())
+            .map(|p| p.task)
+    }
+}
+
+impl Cluster {
+    /// Sync mode: cuts the next step among the workers that are ready, unless a step is open.
+    pub(super) fn plan_step(&mut self, now: Instant) {
+        let ending = self.durable.training.stopping || self.durable.checkpoints.ending();
+        // A step must not begin on a server that is about to stop.
+        let ending = ending || !self.draining.is_empty();
+        let busy =
+            self.durable.training.step.is_some() || self.durable.evaluations.pending() || ending;
+        // The step waits for workers that were evicted and are expected back.
+        if busy || !self.durable.awaited.is_empty() && !planted!(NobodyAwaited) {
+            return;
+        }
+        let clock = self.update_min_clock();
+        let mut ranks: Vec<Task> = self
+            .live(Role::Worker)
+            .filter(|m| m.progress.ready)
+            .map(|m| m.task)
+            .collect();
+        ranks.sort_by_key(|task| task.id.index);
+        let Some(ledger) = &mut self.durable.training.ledger else {
+            return;
+        };
+        let parts: Vec<Part> = ledger
+            .lease_step(&ranks)
+            .into_iter()
+            .map(|(task, _)| Part {
+                task,
+                finished: None,
+                skipped: false,
+            })
+            .collect();
+        if parts.is_empty() {
+            return;
+        }
+        for part in &parts {
+            if let Some(member) = self.durable.members.get_mut(&part.task.id) {
+                member.progress.moved = now;
+            }
+        }
+        self.durable.training.step = Some(Step { clock, parts });
+        self.must_persist();
+    }
+
+    /// Counts finished steps, once each.
+    ///
+    /// # Errors
+    /// [`Reason::NotLeased`] if the split is not leased to the sender, [`Reason::FutureClock`] if the sender
+    /// cannot have come so far, [`Reason::StaleEpoch`] if a shard has moved since and may have lost the
+    /// gradients.
+    pub(crate) fn finish_step(
+        &mut self,
+        now: Instant,
+        origin: &Origin,
+        request: &wire::FinishStepRequest,
+    ) -> Result<Clock, Refusal> {
+        let task = origin.task;
+        let Some(member) = self.durable.members.get(&task.id) else {
+            return Ok(self.durable.training.min_clock);
+        };
+        if origin.sequence == member.progress.finished && origin.sequence > Sequence(0) {
+            return Ok(self.durable.training.min_clock);
+        }
+        if origin.sequence < member.progress.finished || origin.sequence == Sequence(0) {
+            return Err(out_of_order(origin, "FinishStep"));
+        }
+        self.check_epoch(origin)?;
+        let reached = member.progress.clock.0.saturating_add(request.steps);
+        // A restarted coordinator may not know how far workers have come.
+        if origin.clock.0 > reached && !member.progress.uncertain {
+            return Err(Refusal::new(
+                Reason::FutureClock,
+                format!(
+                    "{task} says that it has finished {} steps after {} more, but it had finished {}",
+                    origin.clock, request.steps, member.progress.clock
+                ),
+            ));
+        }
+        if self.sync() {
+            self.check_part(origin, request)?;
+        }
+        self.check_lease(task, request)?;
+        self.check_numbers(task, request)?;
+        if let Err(refusal) = self.check_receipts(origin, request) {
+            // Its gradient cannot count on all shards, so the other workers must not wait for it.
+            self.remove(
+                now,
+                task.id,
+                "it finished a step without a receipt of each shard",
+            );
+            return Err(refusal);
+        }
+        let ledger = self.durable.training.ledger.as_mut();
+        let advanced = ledger.and_then(|l| l.advance(task, request.split, request.position));
+        let (samples, complete) = advanced.ok_or_else(|| not_leased(task, request))?;
+        self.count(now, origin, request, samples);
+        self.durable.evaluations.due.extend(complete);
+        if self.sync() {
+            self.must_persist();
+            self.finish_part(now, task, samples, request.skipped > 0);
+        } else {
+            let tally = &mut self.durable.training.tally;
+            tally.steps = tally.steps.saturating_add(request.steps);
+            self.record_progress(now, request.steps);
+        }
+        self.schedule_last_evaluation();
+        Ok(self.update_min_clock())
+    }
+
+    fn count(
+        &mut self,
+        now: Instant,
+        origin: &Origin,
+        request: &wire::FinishStepRequest,
+        samples: u64,
+    ) {
+        self.instants.last_finish = Some(now);
+        let tally = &mut self.durable.training.tally;
+        tally.samples = tally.samples.saturating_add(samples);
+        tally.skipped = tally.skipped.saturating_add(request.skipped);
+        let recent = &mut self.observed.recent;
+        recent.worker_steps = recent.worker_steps.saturating_add(request.steps);
+        recent.loss_sum += request.loss_sum;
+        self.may_persist();
+        let Some(member) = self.durable.members.get_mut(&origin.task.id) else {
+            return;
+        };
+        let work = &mut member.progress;
+        work.finished = origin.sequence;
+        work.uncertain = false;
+        work.clock = work.clock.max(origin.clock);
+        work.samples = work.samples.saturating_add(samples);
+        work.steps = work.steps.saturating_add(request.steps);
+        // A restarted coordinator may have forgotten some pushes.
+        let told = request.pushes.min(origin.clock.0);
+        let more = request.steps.saturating_sub(request.skipped);
+        work.pushes = told.max(work.pushes.saturating_add(more));
+        work.loss = request.loss_sum / request.steps.max(1) as f64;
+        let seconds = now.duration_since(work.moved).as_secs_f64();
+        if seconds > 0.0 {
+            let rate = samples as f64 / seconds;
+            let old = work.samples_per_second;
+            let weight = if old > 0.0 { RATE_SMOOTHING } else { 1.0 };
+            work.samples_per_second = old + weight * (rate - old);
+        }
+        work.moved = now;
+        if let Some(times) = &request.times {
+            work.times.add(&Times::from(times));
+        }
+    }
+
+    fn finish_part(&mut self, now: Instant, task: Task, samples: u64, skipped: bool) {
+        let step = self.durable.training.step.as_mut();
+        let parts = step.map(|step| step.parts.iter_mut());
+        if let Some(part) = parts.and_then(|mut parts| parts.find(|p| p.task == task)) {
+            part.finished = Some(samples);
+            part.skipped = skipped;
+        }
+        self.commit_if_complete(now);
+    }
+
+    /// Removes a worker that is gone from the open step, unless it has finished its part.
+    pub(super) fn leave_step(&mut self, now: Instant, task: Task) {
+        if let Some(step) = &mut self.durable.training.step {
+            step.parts
+                .retain(|p| p.task != task || p.finished.is_some());
+            self.commit_if_complete(now);
+        }
+    }
+
+    fn commit_if_complete(&mut self, now: Instant) {
+        let finished = |step: &mut Step| step.unfinished().next().is_none();
+        let Some(step) = self.durable.training.step.take_if(finished) else {
+            return;
+        };
+        self.must_persist();
+        let contributors: Vec<(Task, u64)> = step
+            .parts
+            .iter()
+            .filter(|part| !part.skipped)
+            .skip(usize::from(
+                planted!(ForgottenContributor) && step.parts.len() > 1,
+            ))
+            .filter_map(|part| Some((part.task, part.finished?)))
+            .collect();
+        if step.parts.is_empty() {
+            // All its workers are gone. Its data was given back, and the step is planned anew.
+            if let Some(ledger) = &mut self.durable.training.ledger {
+                ledger.refund(1);
+            }
+        } else {
+            self.durable.training.commit = Some(Commit {
+                step: step.clock,
+                contributors,
+            });
+            self.durable.training.tally.steps = self.durable.training.tally.steps.saturating_add(1);
+            self.record_progress(now, 1);
+        }
+        self.schedule_last_evaluation();
+        self.update_min_clock();
+        self.save_if_due(now);
+        self.plan_step(now);
+    }
+}

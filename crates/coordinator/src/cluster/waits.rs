@@ -1,0 +1,67 @@
+//! The reasons for which training waits, for people.
+
+use shared_proto::ids::Role;
+use shared_proto::view::JobPhase;
+
+use super::Cluster;
+use super::checkpoints::Stage;
+use super::shard_map::SETTLE;
+
+impl Cluster {
+    /// Describes what keeps training from beginning or continuing; empty if nothing does.
+    pub(crate) fn missing(&self) -> String {
+        if self.ended() {
+            return String::new();
+        }
+        if let Some(shard) = self.orphans().next() {
+            let map = self.map();
+            let gone = map.and_then(|map| self.durable.members.get(&map.shards[shard].server.id));
+            let gone = gone.map_or_else(String::new, |m| {
+                format!(": {} is gone ({})", m.task, m.gone)
+            });
+            return format!("shard {shard} has no server{gone}; start it again");
+        }
+        if let Some(loads) = self.durable.checkpoints.loads() {
+            return loads;
+        }
+        if self.durable.checkpoints.ending() {
+            return self.saving.last_of();
+        }
+        let nobody = self.live(Role::Worker).next().is_none();
+        if self.durable.outcome.phase == JobPhase::Training && nobody {
+            return "no worker is there; start one".to_owned();
+        }
+        let wanted = self.job.cluster.workers.unwrap_or(1) as usize;
+        let ready = self.live(Role::Worker).filter(|m| m.progress.ready).count();
+        match &self.durable.variables {
+            _ if self.durable.outcome.phase != JobPhase::Starting => String::new(),
+            None => "no worker has registered its variables".to_owned(),
+            Some(v) if v.map.is_none() => {
+                let servers = self.live(Role::Ps).count();
+                match self.job.cluster.ps {
+                    Some(wanted) => {
+                        format!("{servers} of {wanted} parameter servers have registered")
+                    }
+                    None => {
+                        format!(
+                            "{servers} parameter servers have registered; training begins once no other has joined for {} s",
+                            SETTLE.as_secs()
+                        )
+                    }
+                }
+            }
+            Some(v) if !v.initialized => match v.initializer {
+                Some(task) => format!("{task} is sending the initial values"),
+                None => "no worker has begun to send initial values".to_owned(),
+            },
+            Some(_) if ready < wanted => format!("{ready} of {wanted} workers are ready"),
+            Some(_)
+                if self.saving.place.is_some()
+                    && self.durable.checkpoints.stage == Stage::First =>
+            {
+                self.saving.awaits("first")
+            }
+            Some(_) => String::new(),
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! Carries out the cluster's tasks in the store of checkpoints, and keeps up the run's claim to it.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use checkpoint::{BEAT, CheckpointError, Claim, Manifest, Store};
+
+use super::shared::Shared;
+use crate::cluster::{DurableCheckpoint, Failure, SavedProgress, StoreTask, Sweep};
+use tokio_util::sync::CancellationToken;
+
+/// The pause before a store that did not answer is asked again.
+const TRY_AGAIN: Duration = Duration::from_secs(1);
+
+/// Runs the cluster's tasks until the future is dropped.
+pub(crate) async fn run_store_tasks(shared: Arc<Shared>, store: Store, keep: usize) {
+    loop {
+        match shared.take_store_task() {
+            Some(StoreTask::Write(manifest, begun)) => {
+                let manifest = Manifest {
+                    began: unix_seconds(begun),
+                    ..*manifest
+                };
+                write(&shared, &store, manifest, keep).await;
+            }
+            Some(StoreTask::FindBefore(damaged)) => {
+                let found = find_before(&shared, &store, &damaged).await;
+                shared
+                    .ask(|cluster, now| cluster.older_found(now, &damaged, found))
+                    .await;
+            }
+            None => match shared.take_sweep() {
+                Some(what) => sweep(&store, what).await,
+                None => shared.changed().await,
+            },
+        }
+    }
+}
+
+/// Raises the counter of the run's claim, and checks whether another run has superseded it. Makes a new claim
+/// if this process has none yet or the claim's file was deleted. Returns when the claim is lost, or between two
+/// writes after `stop`: a write that is dropped continues, and may undo the caller's next one.
+pub(crate) async fn keep_claim(
+    shared: Arc<Shared>,
+    store: Store,
+    held: Arc<parking_lot::Mutex<Claim>>,
+    stop: CancellationToken,
+) {
+    let mut warned = false;
+    let mut beats = 1;
+    loop {
+        beats += 1;
+        let mut pause = BEAT;
+        let claim = held.lock().clone();
+        match renew(&store, &claim, beats).await {
+            Ok(Renewed::Still) => warned = false,
+            Ok(Renewed::Again(claim)) => *held.lock() = claim,
+            Ok(Renewed::Lost(other)) => {
+                let by = store.taken(&other).to_string();
+                return shared
+                    .ask(|cluster, now| cluster.taken_over(now, &by))
+                    .await;
+            }
+            Err(error) => {
+                if !std::mem::replace(&mut warned, true) {
+                    tracing::warn!("cannot show that this run owns its checkpoints: {error}");
+                }
+                pause = TRY_AGAIN;
+            }
+        }
+        let slept = stop.run_until_cancelled(tokio::time::sleep(pause));
+        if slept.await.is_none() {
+            return;
+        }
+    }
+}
+
+enum Renewed {
+    Still,
+    /// The claim was made again, under another number.
+    Again(Claim),
+    Lost(Claim),
+}
+
+async fn renew(store: &Store, claim: &Claim, beat: u64) -> Result<Renewed, CheckpointError> {
+    let owner = store.owner().await?;
+    match owner {
+        Some(owner) if owner == *claim => {
+            store.beat(claim, beat).await?;
+            Ok(Renewed::Still)
+        }
+        // Another coordinator process of this run has claimed the store since.
+        Some(owner) if owner.run == claim.run && owner.term >= claim.term && claim.term > 0 => {
+            Ok(Renewed::Lost(owner))
+        }
+        Some(owner) if owner.run != claim.run => Ok(Renewed::Lost(owner)),
+        before => {
+            if before.is_none() && claim.term > 0 {
+                tracing::warn!("the claim to the store of checkpoints was gone; made it again");
+            }
+            let claimed = store.claim(claim.clone(), before.as_ref()).await;
+            match claimed {
+                Ok(claim) => Ok(Renewed::Again(claim)),
+                // The next check shows which run has it.
+                Err(CheckpointError::Taken { .. }) => Ok(Renewed::Still),
+                Err(error) => Err(error),
+            }
+        }
+    }
+}
+
+/// Returns a time of the past in seconds since 1970.
+fn unix_seconds(past: Instant) -> u64 {
+    let ago = tokio::time::Instant::now().into_std().duration_since(past);
+    let since = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    since.saturating_sub(ago).as_secs()
+}
+
+async fn write(shared: &Arc<Shared>, store: &Store, manifest: Manifest, keep: usize) {
+    let number = manifest.number;
+    let written = async {
+        match store.owner().await? {
+            Some(other) if other.run != manifest.run => Err(store.taken(&other)),
+            _ => store.write_manifest(manifest).await,
+        }
+    };
+    let written = written.await.map(drop).map_err(|e| Failure::from(&e));
+    let counts = shared
+        .ask(|cluster, now| cluster.manifest_written(now, number, written))
+        .await;
+    // A checkpoint that was given up meanwhile must not displace those that the job may go back to.
+    if counts && let Err(error) = store.prune(keep).await {
+        tracing::warn!("old checkpoints could not be deleted: {error}");
+    }
+}
+
+/// Deletes the files of given-up checkpoints. After an error they are deleted with those of the next one.
+async fn sweep(store: &Store, what: Sweep) {
+    match store.sweep(|number| what.is_given_up(number)).await {
+        Ok(removed) if removed.is_empty() => {}
+        Ok(removed) => tracing::info!(?removed, "deleted checkpoints that were not finished"),
+        Err(error) => tracing::warn!("unfinished checkpoints could not be deleted: {error}"),
+    }
+}
+
+async fn find_before(
+    shared: &Shared,
+    store: &Store,
+    damaged: &DurableCheckpoint,
+) -> Result<DurableCheckpoint, String> {
+    let lineage = shared.look(|cluster, _| cluster.lineage());
+    let ours = |manifest: &Manifest| lineage.has(store.location(), manifest);
+    loop {
+        match store.before_of(damaged.number, ours).await {
+            Ok(Some(manifest)) => return kept(store, &manifest),
+            Ok(None) => return Err("there is none before it".to_owned()),
+            Err(error) if error.is_of_store() => {
+                tracing::warn!(
+                    "looking for a checkpoint before {}: {error}",
+                    damaged.number
+                );
+                tokio::time::sleep(TRY_AGAIN).await;
+            }
+            Err(error) => return Err(format!("those before it cannot be read: {error}")),
+        }
+    }
+}
+
+/// Returns a checkpoint as one that the job can go back to.
+pub(crate) fn kept(store: &Store, manifest: &Manifest) -> Result<DurableCheckpoint, String> {
+    Ok(DurableCheckpoint {
+        location: store.location().to_owned(),
+        number: manifest.number,
+        progress: progress(manifest)?,
+        run: manifest.run.clone(),
+    })
+}
+
+/// Reads the progress of the training from a manifest.
+pub(crate) fn progress(manifest: &Manifest) -> Result<SavedProgress, String> {
+    let progress = serde_json::from_value(manifest.progress.clone());
+    let progress = progress.map_err(|error| error.to_string());
+    let progress = progress.and_then(|progress: SavedProgress| progress.check().map(|()| progress));
+    progress.map_err(|what| {
+        format!(
+            "the progress in checkpoint {} cannot be read: {what}",
+            manifest.number
+        )
+    })
+}
+
+/// Checks that a job can begin with a checkpoint, as far as its manifest shows.
+///
+/// # Errors
+/// Names what cannot be read.
+pub fn can_begin_with(manifest: &Manifest) -> Result<(), String> {
+    progress(manifest).map(drop)
+}

@@ -1,0 +1,96 @@
+//! The run directory: `metrics.jsonl` while the job runs, `summary.json` at its end.
+
+use std::path::{Path, PathBuf};
+
+use shared_proto::job::{Job, run_dir};
+use tokio::fs::File;
+use tokio::io::{AsyncWriteExt, BufWriter};
+use tokio::sync::mpsc;
+
+use crate::cluster::{Record, Summary};
+
+/// The number of lines that may wait to be written. Beyond that, the sender waits.
+const QUEUE: usize = 1024;
+
+/// Writes records as they come.
+pub(crate) struct Recorder {
+    dir: PathBuf,
+    lines: mpsc::Sender<Record>,
+    writer: tokio::task::JoinHandle<()>,
+}
+
+impl Recorder {
+    /// Creates the run directory and writes the job to it. If `again`, the run is resumed, and its metrics are kept.
+    pub(crate) async fn open(dir: &Path, job: &Job, again: bool) -> std::io::Result<Self> {
+        tokio::fs::create_dir_all(dir).await?;
+        tokio::fs::write(dir.join(run_dir::JOB), job.to_toml()).await?;
+        let mut options = File::options();
+        options
+            .create(true)
+            .write(true)
+            .append(again)
+            .truncate(!again);
+        let file = options.open(dir.join(run_dir::METRICS)).await?;
+        let (lines, queue) = mpsc::channel(QUEUE);
+        Ok(Self {
+            dir: dir.to_owned(),
+            lines,
+            writer: tokio::spawn(write(file, queue)),
+        })
+    }
+
+    pub(crate) fn lines(&self) -> mpsc::Sender<Record> {
+        self.lines.clone()
+    }
+
+    /// Writes the summary.
+    pub(crate) async fn summarise(&self, summary: &Summary) -> std::io::Result<()> {
+        let text = serde_json::to_string_pretty(summary).map_err(std::io::Error::other)?;
+        let unfinished = self.dir.join(format!("{}.unfinished", run_dir::SUMMARY));
+        tokio::fs::write(&unfinished, text + "\n").await?;
+        tokio::fs::rename(unfinished, self.dir.join(run_dir::SUMMARY)).await
+    }
+
+    /// Writes the remaining lines. All other senders must be dropped, because the queue ends with the last one.
+    pub(crate) async fn close(self) {
+        drop(self.lines);
+        if self.writer.await.is_err() {
+            tracing::warn!("the last lines of metrics may be missing");
+        }
+    }
+}
+
+async fn write(file: File, mut queue: mpsc::Receiver<Record>) {
+    let mut file = BufWriter::new(file);
+    // The number of lines that could not be written, since the disk is full. It may have room again later.
+    let mut lost = 0u64;
+    while let Some(record) = queue.recv().await {
+        let written = async {
+            // The last line may have been cut short.
+            let mut line = if lost > 0 { vec![b'\n'] } else { Vec::new() };
+            serde_json::to_writer(&mut line, &record).map_err(std::io::Error::other)?;
+            line.push(b'\n');
+            file.write_all(&line).await?;
+            if queue.is_empty() {
+                file.flush().await?;
+            }
+            Ok::<_, std::io::Error>(())
+        };
+        match written.await {
+            Ok(()) if lost == 0 => {}
+            Ok(()) => {
+                tracing::warn!(lost, "metrics can be written again; lines are missing");
+                lost = 0;
+            }
+            Err(error) => {
+                if lost == 0 {
+                    tracing::error!(%error, "metrics cannot be written at present");
+                }
+                lost += 1;
+            }
+        }
+    }
+    if let Err(error) = file.flush().await {
+        tracing::error!(%error, "metrics cannot be written");
+    }
+}

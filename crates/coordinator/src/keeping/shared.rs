@@ -1,0 +1,198 @@
+//! The cluster under its lock. Its changes are persisted before any process sees them.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use daemon::Offload;
+use parking_lot::Mutex;
+use shared_proto::planted;
+use shared_proto::refusal::Refusal;
+use shared_proto::view::View;
+use tokio::sync::{Notify, mpsc, watch};
+use tokio_util::sync::CancellationToken;
+
+use super::state::State;
+use crate::cluster::{Changes, Cluster, Record, StoreTask, Sweep};
+
+/// The longest wait of a call for a result before it answers that there is none yet.
+const LONG_POLL: Duration = Duration::from_secs(4);
+
+/// The interval at which a waiting call checks for changes that come with time alone.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
+
+/// The cluster, its state on disk, and the channels by which its changes are published.
+pub(crate) struct Shared {
+    cluster: Mutex<Cluster>,
+    pub(crate) views: watch::Sender<View>,
+    /// Wakes waiting calls after a change.
+    changed: Notify,
+    records: mpsc::Sender<Record>,
+    state: Arc<State>,
+    offload: Offload,
+    /// The changes that are persisted. Locked while the state is written.
+    kept: tokio::sync::Mutex<Changes>,
+    /// Cancelled when the state cannot be written. No call is answered from then on.
+    broken: CancellationToken,
+}
+
+/// Returns the time of tokio's clock, which in simulations is not the system's.
+fn now() -> Instant {
+    tokio::time::Instant::now().into_std()
+}
+
+impl Shared {
+    pub(crate) fn new(
+        cluster: Cluster,
+        records: mpsc::Sender<Record>,
+        state: State,
+        offload: Offload,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            cluster: Mutex::new(cluster),
+            views: watch::channel(View::default()).0,
+            changed: Notify::new(),
+            records,
+            state: Arc::new(state),
+            offload,
+            kept: tokio::sync::Mutex::default(),
+            broken: CancellationToken::new(),
+        })
+    }
+
+    /// Asks the cluster, persists urgent changes, publishes the view if it is new, and wakes waiting calls.
+    pub(crate) async fn ask<T>(
+        self: &Arc<Self>,
+        ask: impl FnOnce(&mut Cluster, Instant) -> T,
+    ) -> T {
+        let answer = self.ask_quietly(ask).await;
+        self.changed.notify_waiters();
+        answer
+    }
+
+    /// Asks the cluster, persists urgent changes, and publishes the view if it is new. Wakes no waiting call.
+    pub(crate) async fn ask_quietly<T>(
+        self: &Arc<Self>,
+        ask: impl FnOnce(&mut Cluster, Instant) -> T,
+    ) -> T {
+        let (answer, urgent, records) = {
+            let mut cluster = self.cluster.lock();
+            let answer = ask(&mut cluster, now());
+            cluster.refresh_view();
+            (answer, cluster.changes().urgent, cluster.take_records())
+        };
+        let shared = Arc::clone(self);
+        // A task of its own, so that the changes are persisted and published even if the caller is cancelled.
+        let settled = tokio::spawn(async move {
+            shared.settle(urgent).await;
+            for record in records {
+                // Fails only if the recorder has ended, which has logged why.
+                let _ = shared.records.send(record).await;
+            }
+        });
+        let _ = settled.await;
+        answer
+    }
+
+    /// Returns when urgent changes up to this count are persisted and published. One write persists the changes
+    /// of all calls that wait.
+    async fn settle(&self, urgent: u64) {
+        let mut kept = self.kept.lock().await;
+        if kept.urgent < urgent {
+            *kept = match planted!(AnsweredBeforeKept) {
+                true => self.look(|cluster, _| cluster.changes()),
+                false => self.keep().await,
+            };
+        }
+        // Only persisted changes may be seen. The calls that made later changes publish their view.
+        let cluster = self.cluster.lock();
+        if cluster.changes().urgent == kept.urgent {
+            self.publish(cluster.view());
+        }
+    }
+
+    /// Persists all changes, if there are new ones.
+    pub(crate) async fn keep_all(&self) {
+        let mut kept = self.kept.lock().await;
+        if self.look(|cluster, _| cluster.changes()) != *kept {
+            *kept = self.keep().await;
+        }
+    }
+
+    async fn keep(&self) -> Changes {
+        let (durable, changes) =
+            self.look(|cluster, now| (cluster.snapshot(now), cluster.changes()));
+        let state = Arc::clone(&self.state);
+        if let Err(error) = self.offload.run(move || state.write(&durable)).await {
+            // Later answers could promise changes that a restart would forget.
+            tracing::error!("the coordinator's state cannot be written: {error}; ending");
+            self.broken.cancel();
+            std::future::pending::<()>().await;
+        }
+        changes
+    }
+
+    fn publish(&self, view: &View) {
+        self.views.send_if_modified(|current| {
+            let newer = view.number > current.number;
+            if newer {
+                current.clone_from(view);
+            }
+            newer
+        });
+    }
+
+    /// Returns when the state cannot be written any more.
+    pub(crate) async fn broken(&self) {
+        self.broken.cancelled().await;
+    }
+
+    /// Takes the next task for the store of checkpoints.
+    pub(crate) fn take_store_task(&self) -> Option<StoreTask> {
+        self.cluster.lock().take_store_task()
+    }
+
+    /// Takes the order to delete the files of given-up checkpoints, if there is one.
+    pub(crate) fn take_sweep(&self) -> Option<Sweep> {
+        self.cluster.lock().take_sweep(now())
+    }
+
+    /// Releases the disk space that is reserved for the state, because the job has ended.
+    pub(crate) fn release_reserve(&self) {
+        self.state.release();
+    }
+
+    pub(crate) fn views(&self) -> watch::Receiver<View> {
+        self.views.subscribe()
+    }
+
+    /// Looks at the cluster without changing it.
+    pub(crate) fn look<T>(&self, look: impl FnOnce(&Cluster, Instant) -> T) -> T {
+        look(&self.cluster.lock(), now())
+    }
+
+    /// Waits for the next change, at most for [`LOOK_AGAIN`].
+    pub(crate) async fn changed(&self) {
+        let _ = tokio::time::timeout(LOOK_AGAIN, self.changed.notified()).await;
+    }
+
+    /// Asks the cluster until the answer satisfies, or for as long as a call may wait.
+    pub(crate) async fn ask_until<T>(
+        self: &Arc<Self>,
+        mut ask: impl FnMut(&mut Cluster, Instant) -> Result<T, Refusal>,
+        satisfies: impl Fn(&T) -> bool,
+    ) -> Result<T, Refusal> {
+        let deadline = now() + LONG_POLL;
+        loop {
+            let changed = self.changed.notified();
+            tokio::pin!(changed);
+            changed.as_mut().enable();
+            // A waiting call must not wake the others each time it asks.
+            let answer = self.ask_quietly(&mut ask).await?;
+            if satisfies(&answer) || now() >= deadline {
+                self.changed.notify_waiters();
+                return Ok(answer);
+            }
+            let _ = tokio::time::timeout(LOOK_AGAIN, changed).await;
+        }
+    }
+}

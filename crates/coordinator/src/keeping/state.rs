@@ -1,0 +1,421 @@
+//! The state that outlives a coordinator, in an embedded transactional store in the run directory.
+
+use std::io;
+use std::path::Path;
+
+use parking_lot::Mutex;
+use redb::{Database, ReadableDatabase, StorageBackend, TableDefinition};
+use serde::{Deserialize, Serialize};
+use shared_proto::job::run_dir;
+
+use super::reserve::Reserve;
+use crate::cluster::Durable;
+
+const TABLE: TableDefinition<&str, &[u8]> = TableDefinition::new("flambeau");
+const CLUSTER: &str = "cluster";
+
+/// The form of the state that this release writes. It is raised when an earlier release's state cannot be read as
+/// this one's. States without a form are older than all.
+const FORM: u32 = 2;
+
+/// The state with its form.
+#[derive(Serialize, Deserialize)]
+struct Stored<T> {
+    form: u32,
+    cluster: T,
+}
+
+/// The form alone, which is read first.
+#[derive(Deserialize)]
+struct Form {
+    #[serde(default)]
+    form: u32,
+}
+
+/// The store of a coordinator's state.
+pub(crate) struct State {
+    database: Mutex<Option<Database>>,
+    /// The reserve; none for a state that is not in a file.
+    reserve: Option<Mutex<Reserve>>,
+}
+
+/// Returns whether a coordinator is at work in a run directory.
+///
+/// # Errors
+/// If the state in it cannot be opened.
+pub fn is_at_work(dir: &Path) -> Result<bool, StateError> {
+    let path = dir.join(run_dir::STATE);
+    if !path.exists() {
+        return Ok(false);
+    }
+    match Database::open(path) {
+        Ok(_) => Ok(false),
+        Err(redb::DatabaseError::DatabaseAlreadyOpen) => Ok(true),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The reason why the state cannot be read or written.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StateError {
+    /// The store fails, or is not what this release writes.
+    #[error("{0}")]
+    Store(Box<redb::Error>),
+    /// The next process would not read the state as it was written.
+    #[error("the state does not read back as it was written ({0}); this is a bug in Flambeau")]
+    NotReadBack(String),
+    /// Another release has written it.
+    #[error(
+        "another release of Flambeau has written it, in form {0}, and this one reads form {FORM}"
+    )]
+    OtherRelease(u32),
+}
+
+impl<E: Into<redb::Error>> From<E> for StateError {
+    fn from(error: E) -> Self {
+        Self::Store(Box::new(error.into()))
+    }
+}
+
+impl StateError {
+    /// Returns a likely reason, as the end of a sentence.
+    pub(crate) fn suspicion(&self) -> &'static str {
+        match self {
+            Self::Store(_) => "; is another coordinator at work there?",
+            Self::NotReadBack(_) | Self::OtherRelease(_) => ".",
+        }
+    }
+
+    /// Returns whether the disk is full.
+    fn is_full(&self) -> bool {
+        use io::ErrorKind::{QuotaExceeded, StorageFull};
+        match self {
+            Self::Store(error) => {
+                matches!(&**error, redb::Error::Io(io) if matches!(io.kind(), StorageFull | QuotaExceeded))
+            }
+            Self::NotReadBack(_) | Self::OtherRelease(_) => false,
+        }
+    }
+}
+
+impl State {
+    /// Opens or creates the file. If the disk is full, uses the reserve that an earlier process has made.
+    ///
+    /// # Errors
+    /// If it cannot be read or written, or another process has it open.
+    pub(crate) fn open(path: &Path) -> Result<Self, StateError> {
+        let mut reserve = Reserve::beside(path);
+        let database = match Database::create(path).map_err(StateError::from) {
+            Err(error) if error.is_full() && reserve.release() => Database::create(path)?,
+            opened => opened?,
+        };
+        // Made only now, because the process that has the state open owns the reserve too.
+        reserve.make();
+        Ok(Self {
+            database: Mutex::new(Some(database)),
+            reserve: Some(Mutex::new(reserve)),
+        })
+    }
+
+    /// Creates a state over other storage, for simulations.
+    ///
+    /// # Errors
+    /// If it cannot be read or written.
+    pub(crate) fn over(storage: impl StorageBackend) -> Result<Self, StateError> {
+        let database = Database::builder().create_with_backend(storage)?;
+        Ok(Self {
+            database: Mutex::new(Some(database)),
+            reserve: None,
+        })
+    }
+
+    /// Reads the stored state, if there is one.
+    pub(crate) fn read(&self) -> Result<Option<Durable>, StateError> {
+        let database = self.database.lock();
+        let Some(database) = &*database else {
+            return Err(closed());
+        };
+        let reading = database.begin_read()?;
+        let table = match reading.open_table(TABLE) {
+            Ok(table) => table,
+            Err(redb::TableError::TableDoesNotExist(_)) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        let Some(kept) = table.get(CLUSTER)? else {
+            return Ok(None);
+        };
+        decode(kept.value()).map(Some)
+    }
+
+    /// Persists the state of the cluster. Once this returns, it survives a crash of the process and the machine.
+    /// If the disk is full, uses the reserve.
+    ///
+    /// # Errors
+    /// If it cannot be written, or the next process could not read it. The stored state is then unchanged.
+    pub(crate) fn write(&self, durable: &Durable) -> Result<(), StateError> {
+        let bytes = encode(durable)?;
+        let mut database = self.database.lock();
+        let written = match &*database {
+            Some(database) => put(database, &bytes),
+            None => Err(closed()),
+        };
+        let Some(reserve) = &self.reserve else {
+            return written;
+        };
+        let mut reserve = reserve.lock();
+        match written {
+            Err(error) if error.is_full() && reserve.release() => {
+                tracing::error!(
+                    "no room for the coordinator's state ({error}); used the room reserved for it in {}. Make room on that disk",
+                    reserve.path.display()
+                );
+                // After a failed write the store must be opened again.
+                drop(database.take());
+                let again = database.insert(Database::create(&reserve.state)?);
+                put(again, &bytes)
+            }
+            Ok(()) => {
+                reserve.see_to();
+                Ok(())
+            }
+            failed => failed,
+        }
+    }
+
+    /// Releases the reserve for good, because the job has ended.
+    pub(crate) fn release(&self) {
+        if let Some(reserve) = &self.reserve {
+            let mut reserve = reserve.lock();
+            reserve.release();
+            reserve.wanted = false;
+        }
+    }
+}
+
+fn closed() -> StateError {
+    redb::Error::Corrupted("it could not be opened again after a failed write".to_owned()).into()
+}
+
+/// Reads a state that [`encode`] has written.
+fn decode(bytes: &[u8]) -> Result<Durable, StateError> {
+    let corrupted = |what: String| {
+        redb::Error::Corrupted(format!("it is not what this release writes: {what}"))
+    };
+    let read = |error: serde_json::Error| corrupted(error.to_string());
+    let Form { form } = serde_json::from_slice(bytes).map_err(read)?;
+    if form != FORM {
+        return Err(StateError::OtherRelease(form));
+    }
+    let stored: Stored<Durable> = serde_json::from_slice(bytes).map_err(read)?;
+    stored.cluster.check().map_err(corrupted)?;
+    Ok(stored.cluster)
+}
+
+/// Encodes the state, and checks that it reads back the same.
+fn encode(durable: &Durable) -> Result<Vec<u8>, StateError> {
+    let wrong = |error: serde_json::Error| StateError::NotReadBack(error.to_string());
+    let stored = Stored {
+        form: FORM,
+        cluster: durable,
+    };
+    let bytes = serde_json::to_vec(&stored).map_err(wrong)?;
+    let read: Stored<Durable> = serde_json::from_slice(&bytes).map_err(wrong)?;
+    if serde_json::to_vec(&read).map_err(wrong)? != bytes {
+        let what = "a value changes when it is read back".to_owned();
+        return Err(StateError::NotReadBack(what));
+    }
+    Ok(bytes)
+}
+
+fn put(database: &Database, bytes: &[u8]) -> Result<(), StateError> {
+    let writing = database.begin_write()?;
+    writing.open_table(TABLE)?.insert(CLUSTER, bytes)?;
+    Ok(writing.commit()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cluster::Cluster;
+    use crate::keeping::reserve::{RESERVE_AGAIN, RESERVE_BYTES};
+    use proptest::prelude::*;
+    use shared_proto::ids::Role;
+    use shared_proto::job::Job;
+    use shared_proto::wire;
+    use std::fs::File;
+    use std::io::Write;
+    use std::time::Instant;
+
+    /// Returns a cluster with one evaluation that has these numbers.
+    fn evaluated(numbers: [f64; 4]) -> Durable {
+        let mut cluster = Cluster::new(Job::default());
+        let request = wire::RegisterRequest {
+            identity: "w".to_owned(),
+            ..wire::RegisterRequest::default()
+        };
+        let now = Instant::now();
+        cluster.register(now, Role::Worker, request).unwrap();
+        let metrics = numbers.iter().enumerate();
+        cluster.add_evaluation(wire::EvaluationReport {
+            metrics: metrics.map(|(i, n)| (format!("m{i}"), *n)).collect(),
+            ..wire::EvaluationReport::default()
+        });
+        cluster.snapshot(now)
+    }
+
+    fn metrics(saved: &Durable) -> Vec<f64> {
+        let cluster = Cluster::resume(Job::default(), saved.clone(), Instant::now());
+        let metrics: std::collections::BTreeMap<_, _> = cluster.newest_evaluation().collect();
+        metrics.into_values().collect()
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn metrics_of_any_bits_outlive_a_coordinator(bits: [u64; 4]) {
+            let numbers = bits.map(f64::from_bits);
+            let state = State::over(redb::backends::InMemoryBackend::new()).unwrap();
+            state.write(&evaluated(numbers)).unwrap();
+            let read = metrics(&state.read().unwrap().unwrap());
+            let same = |(a, b): (&f64, f64)| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
+            prop_assert!(numbers.iter().zip(read).all(same));
+        }
+    }
+
+    #[test]
+    fn a_metric_that_is_no_number_outlives_a_coordinator() {
+        let numbers = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY, -0.0];
+        let state = State::over(redb::backends::InMemoryBackend::new()).unwrap();
+        state.write(&evaluated(numbers)).unwrap();
+        let read = metrics(&state.read().unwrap().unwrap());
+        assert!(read[0].is_nan(), "{read:?}");
+        assert_eq!(read[1..], [f64::INFINITY, f64::NEG_INFINITY, -0.0]);
+        assert!(read[3].is_sign_negative());
+    }
+
+    #[test]
+    fn the_state_of_another_release_is_refused_as_such() {
+        let state = State::over(redb::backends::InMemoryBackend::new()).unwrap();
+        let put_text = |text: &str| {
+            let database = state.database.lock();
+            put(database.as_ref().unwrap(), text.as_bytes()).unwrap();
+        };
+        for (text, form) in [
+            (r#"{"generation":3,"members":[]}"#, "form 0"),
+            (r#"{"form":3,"cluster":{}}"#, "form 3"),
+        ] {
+            put_text(text);
+            let refused = state.read().unwrap_err().to_string();
+            assert!(refused.contains("another release"), "{refused}");
+            assert!(refused.contains(form), "{refused}");
+        }
+        for text in [r#"{"form":2,"cluster":{}}"#, "{"] {
+            put_text(text);
+            let refused = state.read().unwrap_err().to_string();
+            assert!(
+                refused.contains("not what this release writes"),
+                "{refused}"
+            );
+        }
+    }
+
+    /// A disk of a few MiB, unmounted at the end of the test.
+    struct SmallDisk(tempfile::TempDir);
+
+    impl SmallDisk {
+        fn mount(mebibytes: u32) -> Option<Self> {
+            let dir = tempfile::tempdir().unwrap();
+            let mounted = std::process::Command::new("mount")
+                .args(["-t", "tmpfs", "-o", &format!("size={mebibytes}m"), "tmpfs"])
+                .arg(dir.path())
+                .output()
+                .is_ok_and(|output| output.status.success());
+            if mounted {
+                return Some(Self(dir));
+            }
+            // Written to the real stderr, which the test harness does not capture.
+            let _ = writeln!(
+                io::stderr(),
+                "SKIPPED: the state on a full disk: no tmpfs can be mounted here (root can)"
+            );
+            None
+        }
+
+        /// Fills the disk.
+        fn fill(&self) {
+            let mut file = File::create(self.0.path().join("others")).unwrap();
+            while file.write_all(&[1; 4096]).is_ok() {}
+        }
+    }
+
+    impl Drop for SmallDisk {
+        fn drop(&mut self) {
+            let unmount = std::process::Command::new("umount")
+                .arg(self.0.path())
+                .status();
+            if !unmount.is_ok_and(|status| status.success()) {
+                eprintln!("cannot unmount {:?}", self.0.path());
+            }
+        }
+    }
+
+    #[test]
+    fn a_full_disk_has_room_for_the_state() {
+        let Some(disk) = SmallDisk::mount(16) else {
+            return;
+        };
+        let path = disk.0.path().join("coordinator.redb");
+        let state = State::open(&path).unwrap();
+        let reserve = disk.0.path().join("coordinator.reserve");
+        assert_eq!(reserve.metadata().unwrap().len(), RESERVE_BYTES as u64);
+        state.write(&evaluated([1.0; 4])).unwrap();
+        disk.fill();
+        // Much more than fits into the store's file.
+        for round in 0..200 {
+            let mut cluster = Cluster::new(Job::default());
+            for member in 0..300 {
+                let request = wire::RegisterRequest {
+                    identity: format!("{member:0>200}"),
+                    ..wire::RegisterRequest::default()
+                };
+                let now = Instant::now();
+                cluster.register(now, Role::Worker, request).unwrap();
+            }
+            cluster.add_evaluation(wire::EvaluationReport {
+                metrics: [("round".to_owned(), f64::from(round))].into(),
+                ..wire::EvaluationReport::default()
+            });
+            state.write(&cluster.snapshot(Instant::now())).unwrap();
+        }
+        assert!(!reserve.exists(), "the disk was not full");
+        drop(state);
+        // The next coordinator reads it, although the disk is still full.
+        let state = State::open(&path).unwrap();
+        assert_eq!(metrics(&state.read().unwrap().unwrap()), [199.0]);
+        std::fs::remove_file(disk.0.path().join("others")).unwrap();
+        for _ in 0..=RESERVE_AGAIN {
+            state.write(&evaluated([2.0; 4])).unwrap();
+        }
+        assert!(reserve.exists(), "there is room again");
+        state.release();
+        assert!(!reserve.exists());
+    }
+
+    #[test]
+    fn what_was_kept_is_read_by_the_next_process_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("coordinator.redb");
+        let state = State::open(&path).unwrap();
+        assert!(state.read().unwrap().is_none());
+        let saved = Cluster::new(Job::default()).snapshot(Instant::now());
+        state.write(&saved).unwrap();
+        assert!(
+            State::open(&path).is_err(),
+            "two coordinators with one state"
+        );
+        drop(state);
+        let read = State::open(&path).unwrap().read().unwrap().unwrap();
+        assert_eq!(read.run.job_toml, Job::default().to_toml());
+    }
+}

@@ -1,0 +1,280 @@
+//! The beginning of a coordinator: with a fresh job, with a checkpoint, or with the state that an earlier
+//! process has left in the run directory.
+
+use std::path::Path;
+
+use checkpoint::{CheckpointError, Claim, DEAD_AFTER, Manifest, Store};
+use shared_proto::ids::RunNumber;
+use shared_proto::job::{Job, Mode, run_dir};
+use shared_proto::receipt::ReceiptKey;
+
+use super::error::CoordinatorError;
+use crate::cluster::{CheckpointPlace, Cluster, Durable};
+use crate::keeping::keeper::progress;
+use crate::keeping::state::State;
+
+/// The store of checkpoints, and the coordinator's part in it.
+pub(crate) struct Keeping {
+    pub(crate) store: Store,
+    /// The number of checkpoints to keep.
+    pub(crate) keep: usize,
+    /// The run's claim to the store. Its number is 0 until it is made.
+    pub(crate) claim: Claim,
+}
+
+/// A job that was begun or resumed.
+pub(crate) struct Begun {
+    pub(crate) cluster: Cluster,
+    pub(crate) keeping: Option<Keeping>,
+    /// True if an earlier process has worked on it.
+    pub(crate) again: bool,
+}
+
+/// The operator's options for the beginning.
+#[derive(Debug)]
+pub(crate) struct Wish<'a> {
+    /// The store of checkpoints; none if the job writes none.
+    pub(crate) checkpoints: Option<Store>,
+    /// The checkpoint to begin with, if the run directory has no run yet.
+    pub(crate) restore: Option<Restore<'a>>,
+    /// True to resume a job that has failed.
+    pub(crate) resume_failed: bool,
+    /// The id of the run, if the run directory has none yet.
+    pub(crate) run: String,
+    /// The host and address of this coordinator. Only shown.
+    pub(crate) here: String,
+}
+
+/// A checkpoint to begin with.
+#[derive(Debug)]
+pub(crate) enum Restore<'a> {
+    /// The one in a run directory or a checkpoint's folder, or at the URL of either.
+    At(&'a str),
+    /// The newest one in a store.
+    NewestOf(Store),
+}
+
+impl Restore<'_> {
+    async fn load(self) -> Result<(Store, Manifest), CheckpointError> {
+        match self {
+            Self::At(location) => checkpoint::load(location).await,
+            Self::NewestOf(store) => match store.newest().await? {
+                Some(manifest) => Ok((store, manifest)),
+                None => {
+                    let location = store.location();
+                    let reason = format!("{location} has no checkpoint that is whole");
+                    Err(CheckpointError::NotFound(reason))
+                }
+            },
+        }
+    }
+}
+
+/// Opens the store of a job's checkpoints, if the job writes any.
+///
+/// # Errors
+/// If the location cannot be used.
+pub(crate) fn open_store(job: &Job, dir: &Path) -> Result<Option<Store>, CheckpointError> {
+    if !job.checkpoint.enabled {
+        return Ok(None);
+    }
+    let beside = || dir.join(run_dir::CHECKPOINTS).display().to_string();
+    let location = job.checkpoint.location.clone().unwrap_or_else(beside);
+    Store::open(&location).map(Some)
+}
+
+/// Begins a job, or resumes the one in `state`.
+///
+/// # Errors
+/// If the run directory belongs to another run, if another run owns the location of the checkpoints, or
+/// if checkpoints cannot be read or written.
+pub(crate) async fn begin(
+    job: Job,
+    dir: &Path,
+    state: &State,
+    wish: Wish<'_>,
+) -> Result<Begun, CoordinatorError> {
+    let unreadable = |error| CoordinatorError::State {
+        path: dir.join(run_dir::STATE),
+        error,
+    };
+    let saved = state.read().map_err(unreadable)?;
+    let again = saved.is_some();
+    let known = saved.as_ref().and_then(|durable| durable.run.id());
+    let run = known.unwrap_or(wish.run);
+    let mut keeping = wish.checkpoints.map(|store| Keeping {
+        store: store.of_run(&run),
+        keep: job.checkpoint.keep as usize,
+        claim: claim(&job, &run, wish.here),
+    });
+    let mut cluster = match saved {
+        // The state has everything, so the store need not answer now.
+        Some(saved) => {
+            let cluster = go_on(job, dir, saved)?;
+            match &keeping {
+                Some(keeping) => cluster.with_checkpoints(keeping.place(), 0),
+                None => cluster,
+            }
+        }
+        None => {
+            let cluster = start(job, dir, keeping.as_mut(), wish.restore).await?;
+            cluster.with_receipt_key(ReceiptKey(rand::random()))
+        }
+    };
+    cluster = cluster.with_run_number(RunNumber::of(&run));
+    tracing::info!(run, "this run's id");
+    // Persisted before the coordinator is reachable, so that a restart resumes from here.
+    let now = tokio::time::Instant::now().into_std();
+    if wish.resume_failed || cluster.failed_without_workers() {
+        cluster.resume_failed(now);
+    } else if cluster.ended() {
+        tracing::info!("the job has ended already: {}", cluster.how_it_ended());
+    }
+    state.write(&cluster.snapshot(now)).map_err(unreadable)?;
+    Ok(Begun {
+        cluster,
+        keeping,
+        again,
+    })
+}
+
+impl Keeping {
+    fn place(&self) -> CheckpointPlace {
+        CheckpointPlace {
+            location: self.store.location().to_owned(),
+            run_id: self.claim.run.clone(),
+        }
+    }
+}
+
+/// Returns a claim that has no number yet.
+fn claim(job: &Job, run: &str, here: String) -> Claim {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    Claim {
+        term: 0,
+        run: run.to_owned(),
+        process: format!("{:016x}", rand::random::<u64>()),
+        job: job.name.clone(),
+        since: since.map_or(0, |since| since.as_secs()),
+        coordinator: here,
+    }
+}
+
+/// Begins a new run, which owns its store of checkpoints from now on.
+async fn start(
+    job: Job,
+    dir: &Path,
+    keeping: Option<&mut Keeping>,
+    restore: Option<Restore<'_>>,
+) -> Result<Cluster, CoordinatorError> {
+    let Some(keeping) = keeping else {
+        return start_cluster(job, dir, None, restore).await;
+    };
+    let store = keeping.store.clone();
+    // Comes first: where another run is at work, nothing may be read or changed.
+    let before = store.watch_owner(&keeping.claim.run, DEAD_AFTER).await?;
+    let cluster = start_cluster(job, dir, Some(&store), restore).await?;
+    keeping.claim = store.claim(keeping.claim.clone(), before.as_ref()).await?;
+    let listed = store.list().await?;
+    let next = listed.last().map_or(0, |last| last.number + 1);
+    Ok(cluster.with_checkpoints(keeping.place(), next))
+}
+
+fn go_on(job: Job, dir: &Path, saved: Durable) -> Result<Cluster, CoordinatorError> {
+    let other = |what: String| CoordinatorError::OtherRun {
+        dir: dir.to_owned(),
+        what,
+    };
+    // Compares the parsed jobs, because another release may write other settings into the text.
+    if Job::from_toml(&saved.run.job_toml).ok().as_ref() != Some(&job) {
+        return Err(other(
+            "is that of a job with other settings; give another --run-dir, or the settings that it has in its job.toml".to_owned(),
+        ));
+    }
+    let now = tokio::time::Instant::now().into_std();
+    Ok(Cluster::resume(job, saved, now))
+}
+
+async fn start_cluster(
+    job: Job,
+    dir: &Path,
+    ours: Option<&Store>,
+    restore: Option<Restore<'_>>,
+) -> Result<Cluster, CoordinatorError> {
+    let Some(restore) = restore else {
+        if let Some(ours) = ours
+            && ours.list().await?.iter().any(|listed| listed.complete)
+        {
+            return Err(CoordinatorError::OtherRun {
+                dir: dir.to_owned(),
+                what: format!(
+                    "has checkpoints of an earlier run in {}; go on from them with --restore, or give another --run-dir",
+                    ours.location()
+                ),
+            });
+        }
+        return Ok(Cluster::new(job));
+    };
+    let (store, manifest) = restore.load().await?;
+    let refused = |what: String| CoordinatorError::Restore {
+        location: store.checkpoint_location(manifest.number),
+        what,
+    };
+    let theirs = Job::parse(&manifest.job_toml).map_err(|error| refused(error.to_string()))?;
+    if let Some(what) = difference(&job, &theirs) {
+        return Err(refused(what));
+    }
+    let progress = progress(&manifest).map_err(refused)?;
+    if let Err(error) = store.check_present(&manifest).await {
+        return Err(store.advise(manifest.number, error).await.into());
+    }
+    tracing::info!(
+        location = store.location(),
+        number = manifest.number,
+        steps = manifest.steps,
+        "beginning with a checkpoint"
+    );
+    let mut cluster = Cluster::new(job);
+    cluster.start_from(store.location().to_owned(), &manifest, progress);
+    Ok(cluster)
+}
+
+/// Returns the first setting that must agree between the job and a checkpoint's job but does not.
+fn difference(ours: &Job, theirs: &Job) -> Option<String> {
+    let sync = |job: &Job| job.strategy.mode == Mode::Sync;
+    let fields = [
+        ("name", ours.name.clone(), theirs.name.clone()),
+        ("seed", ours.seed.to_string(), theirs.seed.to_string()),
+        (
+            "data.kind",
+            ours.data.kind.clone(),
+            theirs.data.kind.clone(),
+        ),
+        (
+            "model.name",
+            ours.model.name.clone(),
+            theirs.model.name.clone(),
+        ),
+        (
+            "optimizer.name",
+            ours.optimizer.name().to_owned(),
+            theirs.optimizer.name().to_owned(),
+        ),
+        (
+            "batch_size * accumulate",
+            ours.samples_per_step().to_string(),
+            theirs.samples_per_step().to_string(),
+        ),
+        (
+            "strategy.mode = \"sync\"",
+            sync(ours).to_string(),
+            sync(theirs).to_string(),
+        ),
+    ];
+    fields
+        .into_iter()
+        .find(|(_, ours, theirs)| ours != theirs)
+        .map(|(field, ours, theirs)| {
+            format!("it is of another job: {field} is {theirs} there, and {ours} here")
+        })
+}

@@ -1,0 +1,96 @@
+//! A coordinator without a process, files or threads of its own, for simulations.
+
+use std::path::Path;
+
+use checkpoint::Store;
+use daemon::Offload;
+use redb::StorageBackend;
+use serde_json::Value;
+use shared_proto::job::Job;
+use shared_proto::security::Security;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::sync::mpsc;
+use tokio_stream::Stream;
+use tonic::transport::server::Connected;
+
+use super::begin::{Restore, Wish, begin};
+use super::error::CoordinatorError;
+use super::wiring::Parts;
+use crate::cluster::Summary;
+use crate::keeping::state::State;
+
+/// Records that may wait to be taken.
+const RECORDS: usize = 1024;
+
+/// A job, and the storage that outlives its coordinators.
+pub struct Embedded<B> {
+    /// The job.
+    pub job: Job,
+    /// The storage of the state.
+    pub storage: B,
+    /// The store of checkpoints.
+    pub checkpoints: Store,
+    /// True to begin with the newest checkpoint, if `storage` has no run yet.
+    pub restore: bool,
+    /// The id of the run, if `storage` has none yet.
+    pub run: String,
+}
+
+impl<B: StorageBackend> Embedded<B> {
+    /// Coordinates the job to its end, and passes each record to `tell` as in a line of `metrics.jsonl`. Only
+    /// these and the answers to calls are tasks of their own.
+    ///
+    /// # Errors
+    /// If the state cannot be read or written, another run owns the store of checkpoints, or there is
+    /// nothing in it to begin with.
+    pub async fn coordinate<S>(
+        self,
+        incoming: impl Stream<Item = std::io::Result<S>> + Send + 'static,
+        tell: impl Fn(Value) + Send + 'static,
+    ) -> Result<Summary, CoordinatorError>
+    where
+        S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
+    {
+        let place = Path::new("(in memory)");
+        let state = State::over(self.storage).map_err(|error| CoordinatorError::State {
+            path: place.to_owned(),
+            error,
+        })?;
+        let store = self.checkpoints;
+        let wish = Wish {
+            checkpoints: Some(store.clone()),
+            restore: self.restore.then(|| Restore::NewestOf(store)),
+            resume_failed: false,
+            run: self.run,
+            here: "(simulated)".to_owned(),
+        };
+        let begun = begin(self.job, place, &state, wish).await?;
+        let (records, mut queue) = mpsc::channel(RECORDS);
+        let parts = Parts {
+            begun,
+            state,
+            records,
+            offload: Offload::Inline,
+            security: Security::default(),
+        };
+        let (running, work) = parts.build(incoming);
+        // Persisted records are passed on, however the coordinator ends.
+        tokio::spawn(async move {
+            while let Some(record) = queue.recv().await {
+                tell(serde_json::to_value(record).unwrap_or_default());
+            }
+        });
+        let ended = async {
+            let summary = running.ended().await?;
+            running.all_left().await;
+            Ok::<_, CoordinatorError>(summary)
+        };
+        let summary = tokio::select! {
+            biased;
+            ended = ended => ended?,
+            _ = work => return Err(CoordinatorError::StateLost),
+        };
+        running.release().await;
+        Ok(summary)
+    }
+}

@@ -1,0 +1,86 @@
+//! The errors with which a coordinator ends.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use checkpoint::CheckpointError;
+use shared_proto::job::JobError;
+use shared_proto::security::SecurityError;
+
+use crate::keeping::state::StateError;
+
+/// The error with which the coordinator ended.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CoordinatorError {
+    /// The job file cannot be read.
+    #[error("cannot read the job file {path:?}: {error}")]
+    JobFile {
+        /// The path of the file.
+        path: PathBuf,
+        /// The system's error.
+        error: std::io::Error,
+    },
+    /// The job makes no sense.
+    #[error(transparent)]
+    Job(#[from] JobError),
+    /// The address cannot be listened on.
+    #[error("cannot listen on {address}: {error}; give another --listen")]
+    Listen {
+        /// The address to listen on.
+        address: SocketAddr,
+        /// The system's error.
+        error: std::io::Error,
+    },
+    /// The certificates or the token cannot be used.
+    #[error(transparent)]
+    Security(#[from] SecurityError),
+    /// The run directory cannot be written.
+    #[error("cannot write the run directory {dir:?}: {error}; give another --run-dir")]
+    RunDir {
+        /// The run directory.
+        dir: PathBuf,
+        /// The system's error.
+        error: std::io::Error,
+    },
+    /// The state of an earlier process cannot be used.
+    #[error(
+        "the coordinator's state {path:?} cannot be used: {error}{} Give another --run-dir, or go on from its checkpoints with --restore", error.suspicion()
+    )]
+    State {
+        /// The state's file.
+        path: PathBuf,
+        /// The error of the state.
+        error: StateError,
+    },
+    /// The state cannot be written any more.
+    #[error("the coordinator's state cannot be written; the log has the reason")]
+    StateLost,
+    /// The run directory belongs to another run.
+    #[error("the run directory {dir:?} {what}")]
+    OtherRun {
+        /// The run directory.
+        dir: PathBuf,
+        /// The content of the run directory, and the remedy.
+        what: String,
+    },
+    /// The checkpoints cannot be used.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// The checkpoint to begin with does not fit.
+    #[error("cannot begin with {location}: {what}")]
+    Restore {
+        /// The checkpoint.
+        location: String,
+        /// The reason why it does not fit.
+        what: String,
+    },
+    /// The job failed.
+    #[error("the job failed: {0}")]
+    JobFailed(String),
+    /// The gRPC server failed.
+    #[error("the server has ended: {0}")]
+    Transport(#[from] tonic::transport::Error),
+}
+
+impl daemon::process::Failure for CoordinatorError {}

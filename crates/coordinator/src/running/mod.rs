@@ -1,0 +1,18 @@
+//! A coordinator from its beginning to its end.
+//!
+//! - `run`: the process; `settings`: its settings; `error`: the errors with which it ends
+//! - [`embedded`]: a coordinator without a process of its own, for simulations
+//! - `begin`: begins with a fresh job, a checkpoint, or the state of an earlier process
+//! - `wiring`: builds a running coordinator from its parts, for both; `gauges`: metrics
+
+mod begin;
+pub mod embedded;
+mod error;
+mod gauges;
+mod run;
+mod settings;
+mod wiring;
+
+pub use error::CoordinatorError;
+pub use run::run;
+pub use settings::{Settings, read_job};

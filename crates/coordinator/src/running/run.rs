@@ -1,0 +1,141 @@
+//! The process: listens, records, and ends when the job does or a signal tells it.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use daemon::Offload;
+use daemon::process::Process;
+use shared_proto::connections::{Connections, Port};
+use shared_proto::job::run_dir;
+use shared_proto::transport::Listen;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpListener;
+use tokio_stream::Stream;
+use tonic::transport::server::Connected;
+
+use super::begin::{Restore, Wish, begin, open_store};
+use super::error::CoordinatorError;
+use super::settings::Settings;
+use super::wiring::{DRAIN, Parts};
+use crate::keeping::run_dir::Recorder;
+use crate::keeping::state::State;
+
+/// The time for which a coordinator keeps serving if it is restarted after the end of its job.
+const AFTERLIFE: Duration = Duration::from_secs(20);
+
+/// Coordinates one job.
+///
+/// # Errors
+/// See the variants of [`CoordinatorError`]; a failed job is one of them.
+pub async fn run(settings: Settings, process: Process) -> Result<(), CoordinatorError> {
+    process.security.for_listening()?;
+    let mut job = settings.read_job()?;
+    let listen = |error| CoordinatorError::Listen {
+        address: settings.listen,
+        error,
+    };
+    let listener = TcpListener::bind(settings.listen).await.map_err(listen)?;
+    let address = listener.local_addr().map_err(listen)?;
+
+    let default_dir = || PathBuf::from("runs").join(&job.name);
+    let dir = job.run_dir.clone().unwrap_or_else(default_dir);
+    let run_dir = |error| CoordinatorError::RunDir {
+        dir: dir.clone(),
+        error,
+    };
+    // Workers write there too, and may have another working directory.
+    let dir = std::path::absolute(&dir).map_err(run_dir)?;
+    tokio::fs::create_dir_all(&dir).await.map_err(run_dir)?;
+    job.run_dir = Some(dir.clone());
+    let path = dir.join(run_dir::STATE);
+    let state = State::open(&path).map_err(|error| CoordinatorError::State { path, error })?;
+    let host =
+        hostname::get().map_or_else(|_| "?".into(), |host| host.to_string_lossy().into_owned());
+    let wish = Wish {
+        checkpoints: open_store(&job, &dir)?,
+        restore: settings.restore.as_deref().map(Restore::At),
+        resume_failed: settings.resume_failed,
+        run: format!("{:016x}", rand::random::<u64>()),
+        here: format!("{host} ({address})"),
+    };
+    // May take a while, if it watches whether another run is alive.
+    let begun = begin(job, &dir, &state, wish);
+    let Some(begun) = process.shutdown.run_until_cancelled(begun).await else {
+        return Ok(());
+    };
+    let begun = begun?;
+    let again = begun.again;
+    process.announce(Some(Listen::Tcp(address)));
+    process.readiness.set(true);
+    tracing::info!(%address, run_dir = %dir.display(), again, "coordinating");
+    let connections = Connections::new(Port::Coordinator, settings.connections.limits());
+    let recorder = Recorder::open(&dir, begun.cluster.job(), again);
+    let recorder = recorder.await.map_err(run_dir)?;
+    let parts = Parts {
+        begun,
+        state,
+        records: recorder.lines(),
+        offload: Offload::Threads,
+        security: process.security.clone(),
+    };
+    let incoming = Box::pin(connections.incoming(listener));
+    if process.security.is_listening_encrypted() {
+        let incoming = Box::pin(process.security.secured(incoming));
+        serve(parts, incoming, recorder, &dir, &process).await
+    } else {
+        serve(parts, incoming, recorder, &dir, &process).await
+    }
+}
+
+/// Serves a job to its end, or until the process is told to shut down.
+async fn serve<S>(
+    parts: Parts,
+    incoming: impl Stream<Item = std::io::Result<S>> + Send + 'static,
+    recorder: Recorder,
+    dir: &Path,
+    process: &Process,
+) -> Result<(), CoordinatorError>
+where
+    S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
+{
+    let (running, work) = parts.build(incoming);
+    let work = tokio::spawn(work);
+    let shared = &running.shared;
+    let ended = process.shutdown.run_until_cancelled(running.ended()).await;
+    let mut error = String::new();
+    if let Some(summary) = ended.transpose()? {
+        error.clone_from(&summary.error);
+        // If the job had ended before this process started, the existing summary knows more.
+        if !(running.had_ended && dir.join(run_dir::SUMMARY).exists()) {
+            let written = recorder.summarise(&summary).await;
+            written.map_err(|error| CoordinatorError::RunDir {
+                dir: dir.to_owned(),
+                error,
+            })?;
+        }
+        // A job that failed without workers is resumed by the next start, so this process must end.
+        if !shared.look(|cluster, _| cluster.failed_without_workers()) {
+            process.linger().await;
+        }
+        if running.had_ended {
+            // Processes that are restarted together with it learn that the job has ended.
+            let _ = tokio::time::timeout(AFTERLIFE, process.shutdown.cancelled()).await;
+        }
+        running.all_left().await;
+    }
+    running.stop();
+    // Connections that clients do not close are dropped, and the store may not answer.
+    let served = tokio::time::timeout(DRAIN, work).await;
+    running.release().await;
+    let _ = tokio::time::timeout(DRAIN, shared.keep_all()).await;
+    drop(running);
+    let _ = tokio::time::timeout(DRAIN, recorder.close()).await;
+    if let Ok(Ok(outcome)) = served {
+        outcome?;
+    }
+    if error.is_empty() {
+        Ok(())
+    } else {
+        Err(CoordinatorError::JobFailed(error))
+    }
+}

@@ -1,0 +1,63 @@
+//! The settings of the process, and the job that they name.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+
+use daemon::settings::{ConnectionSettings, JobFlags, ProcessSettings};
+use shared_proto::job::Job;
+
+use super::error::CoordinatorError;
+
+/// The settings of a coordinator.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Settings {
+    /// The job file; `flambeau job init` writes one. Default: digits, MLP.
+    #[arg(env = "FLAMBEAU_JOB", value_name = "JOB.toml")]
+    pub job_file: Option<PathBuf>,
+    /// Listen on this address, which all other processes are given.
+    #[arg(long, env = "FLAMBEAU_LISTEN", default_value = "127.0.0.1:7070")]
+    pub listen: SocketAddr,
+    /// Begin with a checkpoint: a run directory (its newest one), a checkpoint's folder, or the URL of
+    /// either. Ignored if the run directory already has a run to resume.
+    #[arg(long, env = "FLAMBEAU_RESTORE", value_name = "RUN_DIR|CHECKPOINT|URL")]
+    pub restore: Option<String>,
+    /// Resume a failed job of the run directory from its newest checkpoint. A job that failed because no
+    /// worker could work is resumed without this.
+    #[arg(long, env = "FLAMBEAU_RESUME_FAILED")]
+    pub resume_failed: bool,
+    /// Limits of connections.
+    #[command(flatten)]
+    pub connections: ConnectionSettings,
+    /// The settings of all processes.
+    #[command(flatten)]
+    pub process: ProcessSettings,
+    /// Overrides of the job file.
+    #[command(flatten)]
+    pub job: JobFlags,
+}
+
+impl Settings {
+    /// Reads the job. Flags override the file, which overrides the defaults.
+    ///
+    /// # Errors
+    /// If the file cannot be read or the job makes no sense.
+    pub fn read_job(&self) -> Result<Job, CoordinatorError> {
+        read_job(self.job_file.as_deref(), self.job.clone())
+    }
+}
+
+/// Reads the job of a file, or takes the default job, and applies the flags.
+///
+/// # Errors
+/// If the file cannot be read or the job makes no sense.
+pub fn read_job(path: Option<&Path>, flags: JobFlags) -> Result<Job, CoordinatorError> {
+    let file = path.map(|path| {
+        let text = std::fs::read_to_string(path).map_err(|error| CoordinatorError::JobFile {
+            path: path.to_owned(),
+            error,
+        })?;
+        // The flags may supply what the file lacks, so both are validated together.
+        Ok::<_, CoordinatorError>(Job::parse(&text)?)
+    });
+    Ok(flags.over(file.transpose()?)?)
+}

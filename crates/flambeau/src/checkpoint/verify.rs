@@ -1,0 +1,101 @@
+//! `flambeau checkpoint verify`: reads checkpoints whole and compares them with their checksums.
+
+use ::checkpoint::{CheckpointError, FileEntry, Manifest, Store, folder_name, resolve};
+use indicatif::HumanBytes;
+use serde_json::{Value, json};
+
+use super::{bar, list};
+use crate::error::CommandError;
+
+/// The result of verifying a checkpoint.
+pub(super) struct Verified {
+    location: String,
+    files: usize,
+    bytes: u64,
+    pub(super) damages: Vec<String>,
+}
+
+impl Verified {
+    pub(super) fn json(&self) -> Value {
+        json!({
+            "location": self.location,
+            "files": self.files,
+            "bytes": self.bytes,
+            "whole": self.damages.is_empty(),
+            "damages": self.damages,
+        })
+    }
+
+    pub(super) fn line(&self) -> String {
+        let state = match self.damages.len() {
+            0 => "whole".to_owned(),
+            n => format!("{n} damaged"),
+        };
+        let (files, bytes) = (self.files, HumanBytes(self.bytes));
+        format!("{}: {state}, {files} files, {bytes}", self.location)
+    }
+
+    async fn read(
+        &mut self,
+        store: &Store,
+        manifest: &Manifest,
+        file: &FileEntry,
+    ) -> Result<(), CommandError> {
+        self.files += 1;
+        self.bytes += file.bytes;
+        match store.read_file(manifest, file).await {
+            Err(error) if error.is_damaged() => self.damages.push(error.to_string()),
+            read => drop(read?),
+        }
+        Ok(())
+    }
+}
+
+/// Verifies the checkpoint at a location, or all that have a manifest. Continues after damaged ones.
+pub(super) async fn verify(location: &str, quiet: bool) -> Result<Vec<Verified>, CommandError> {
+    let mut all = Vec::new();
+    let (store, _) = resolve(location).await?;
+    let found = list(location).await?;
+    let good = found
+        .iter()
+        .filter_map(|f| f.manifest.as_ref()?.as_ref().ok());
+    let bar = bar(good.map(Manifest::bytes).sum(), quiet);
+    for found in found {
+        // If a file is missing, the others are still verified, so that all damage is reported.
+        let manifest = match found.manifest {
+            None => continue,
+            Some(Ok(manifest)) => Ok(manifest),
+            Some(Err(_)) => store.manifest(found.number).await,
+        };
+        bar.set_message(folder_name(found.number));
+        let location = found.location.clone();
+        let mut verified = Verified {
+            location: found.location,
+            files: 0,
+            bytes: 0,
+            damages: Vec::new(),
+        };
+        match manifest {
+            Err(error) if error.is_retryable() => return Err(error.into()),
+            Err(error) => verified.damages.push(error.to_string()),
+            Ok(manifest) => {
+                for file in &manifest.files {
+                    verified.read(&store, &manifest, file).await?;
+                    bar.inc(file.bytes);
+                }
+                if let Err(reason) = coordinator::can_begin_with(&manifest) {
+                    verified
+                        .damages
+                        .push(format!("{location} is damaged: {reason}"));
+                }
+            }
+        }
+        all.push(verified);
+    }
+    bar.finish_and_clear();
+    if all.is_empty() {
+        let none = format!("nothing to verify: no finished checkpoint at {location}");
+        return Err(CheckpointError::NotFound(none).into());
+    }
+    Ok(all)
+}

@@ -1,0 +1,38 @@
+//! `flambeau job`: writes job files.
+
+use std::path::{Path, PathBuf};
+
+use clap::Subcommand;
+use shared_proto::job::TEMPLATE;
+
+use crate::error::CommandError;
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// Write a commented job file with every setting and its default.
+    Init {
+        /// The file to write; "-" is stdout. An existing file is not replaced.
+        #[arg(default_value = "job.toml")]
+        path: PathBuf,
+    },
+}
+
+pub(crate) fn run(command: &Command) -> Result<(), CommandError> {
+    match command {
+        Command::Init { path } => write_template(path),
+    }
+}
+
+fn write_template(path: &Path) -> Result<(), CommandError> {
+    if path.as_os_str() == "-" {
+        print!("{TEMPLATE}");
+        return Ok(());
+    }
+    let write = || {
+        let mut file = std::fs::File::create_new(path)?;
+        std::io::Write::write_all(&mut file, TEMPLATE.as_bytes())
+    };
+    write().map_err(CommandError::file(path))?;
+    println!("wrote {}; flambeau train {0} runs it", path.display());
+    Ok(())
+}

@@ -1,0 +1,173 @@
+//! A job on a local cluster, from its first process to its summary.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use coordinator::Summary;
+use daemon::membership::Coordinator;
+use shared_proto::ids::TaskId;
+use shared_proto::job::{Job, run_dir};
+use shared_proto::view::JobPhase;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::cluster::{COORDINATOR, LocalCluster, Plan};
+use crate::error::CommandError;
+use crate::progress::Progress;
+use crate::{metrics, status};
+
+/// The interval at which the cluster's status is fetched.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// The time in which the coordinator must end a job that cannot continue.
+const GRACE: Duration = Duration::from_secs(3);
+
+/// The number of times that a process is restarted while no step is finished.
+const MOST_DEATHS: usize = 10;
+
+/// Starts the cluster, shows its progress, and ends it.
+pub(super) async fn watch(
+    job: &Job,
+    dir: &Path,
+    plan: Plan<'_>,
+    quiet: bool,
+) -> Result<Summary, CommandError> {
+    let signals = |kind| signal(kind).map_err(CommandError::file("signals"));
+    let mut interrupt = signals(SignalKind::interrupt())?;
+    let mut terminate = signals(SignalKind::terminate())?;
+    let mut cluster = tokio::select! {
+        started = LocalCluster::start(job, dir, plan) => started?,
+        _ = interrupt.recv() => return Err(CommandError::Interrupted),
+        _ = terminate.recv() => return Err(CommandError::Interrupted),
+    };
+    let mut progress = Progress::new(quiet);
+    let coordinator = Coordinator::at(&cluster.coordinator.to_string(), LOOK, cluster.security()?)?;
+    let mut interrupted = false;
+    let mut following = Following::default();
+    let ended = loop {
+        tokio::select! {
+            ended = follow(&mut cluster, &coordinator, &mut progress, &mut following) => break ended,
+            _ = interrupt.recv() => {
+                if interrupted || !stop(&coordinator, &job.name, &progress).await {
+                    break Err(CommandError::Interrupted);
+                }
+                interrupted = true;
+            }
+            _ = terminate.recv() => break Err(CommandError::Interrupted),
+        }
+    };
+    progress.close();
+    // The members left before the coordinator ended. A process that had not joined yet would wait for its
+    // coordinator in vain, so it is told to end. On Ctrl-C the processes are killed, as the cluster is dropped.
+    tokio::select! {
+        () = cluster.stop() => {}
+        _ = interrupt.recv() => return Err(CommandError::Interrupted),
+    }
+    ended?;
+    let path = dir.join(run_dir::SUMMARY);
+    let Ok(text) = std::fs::read_to_string(&path) else {
+        return Err(cluster.died(COORDINATOR));
+    };
+    let summary: Summary = serde_json::from_str(&text).map_err(|error| CommandError::Content {
+        path,
+        reason: error.to_string(),
+    })?;
+    progress.finish(&metrics::read(dir)?);
+    match (summary.error.is_empty(), cluster.culprit(&summary.error)) {
+        (true, _) => Ok(summary),
+        (false, Some(task)) => Err(cluster.died(task)),
+        (false, None) => Err(CommandError::JobFailed(summary.error)),
+    }
+}
+
+/// Follows the job until the coordinator has ended. Restarts processes that are killed.
+async fn follow(
+    cluster: &mut LocalCluster,
+    coordinator: &Coordinator,
+    progress: &mut Progress,
+    following: &mut Following,
+) -> Result<(), CommandError> {
+    let Following {
+        deaths,
+        missing,
+        training,
+    } = following;
+    loop {
+        for (task, status) in cluster.ended() {
+            // A process with an exit code has ended by itself. A signal has killed the others.
+            let killed = status.code().is_none();
+            if killed && deaths.may_restart(task) {
+                progress.say(&format!("{task} was killed ({status}); started it again"));
+                cluster.restart(task)?;
+            } else if task == COORDINATOR {
+                return Ok(());
+            } else if worker::cannot_work(status.code()) {
+                if !(*training && cluster.has_workers()) {
+                    return Err(cluster.died(task));
+                }
+                progress.say(&cluster.died(task).to_string());
+                progress.say(&format!("{task} cannot work; the others go on without it"));
+            } else if !status.success() {
+                missing.get_or_insert((task, Instant::now() + GRACE));
+            }
+        }
+        match *missing {
+            Some((task, until)) if Instant::now() >= until => return Err(cluster.died(task)),
+            _ => {}
+        }
+        if let Ok(status) = status::fetch(coordinator).await {
+            deaths.note(status.steps);
+            *training |= status.phase() == JobPhase::Training;
+            progress.show(&status);
+        }
+        tokio::time::sleep(LOOK).await;
+    }
+}
+
+/// Asks the coordinator to end the job early. Returns whether it does.
+async fn stop(coordinator: &Coordinator, job: &str, progress: &Progress) -> bool {
+    if let Err(error) = coordinator.stop(job.to_owned()).await {
+        progress.say(&format!("the job cannot be stopped in good order: {error}"));
+        return false;
+    }
+    progress.say(
+        "stopping: workers finish the data that they hold, then the model and a checkpoint are written; Ctrl-C again ends at once",
+    );
+    true
+}
+
+/// The state of following a job.
+#[derive(Default)]
+struct Following {
+    deaths: Deaths,
+    /// A process that has failed, and the time until which the coordinator may end the job because of it.
+    missing: Option<(TaskId, Instant)>,
+    /// True if training has begun. Before that it waits for all workers of the job.
+    training: bool,
+}
+
+/// The number of times that each process was killed since a step was finished.
+#[derive(Default)]
+struct Deaths {
+    of: BTreeMap<TaskId, usize>,
+    steps: u64,
+}
+
+impl Deaths {
+    /// Counts a death. Returns whether the process is restarted; one that keeps dying is not.
+    fn may_restart(&mut self, task: TaskId) -> bool {
+        let deaths = self.of.entry(task).or_default();
+        *deaths += 1;
+        *deaths <= MOST_DEATHS
+    }
+
+    /// Notes the number of finished steps.
+    fn note(&mut self, steps: u64) {
+        if steps != self.steps {
+            *self = Self {
+                steps,
+                ..Self::default()
+            };
+        }
+    }
+}

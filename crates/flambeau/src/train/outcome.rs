@@ -1,0 +1,202 @@
+//! The outcome of a run: its summary, and how it is shown.
+
+use std::path::{Path, PathBuf};
+
+use comfy_table::{Table, presets};
+use coordinator::Summary;
+use serde::Serialize;
+use shared_proto::job::{Checkpoint, run_dir};
+
+/// The mean gradient staleness, in updates, beyond which gradients help little.
+const TOO_STALE: f64 = 32.0;
+
+/// The outcome of a run.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Outcome {
+    #[serde(flatten)]
+    pub(crate) summary: Summary,
+    pub(crate) run_dir: PathBuf,
+}
+
+/// Returns a warning if gradients were too stale to help.
+pub(super) fn stale(summary: &Summary) -> Option<String> {
+    let updates = summary.mean_gradient_staleness;
+    if updates <= TOO_STALE {
+        return None;
+    }
+    let useful = summary.times.get("share_compute");
+    let useful = useful.map_or(String::new(), |share| {
+        format!(
+            " The workers computed for {:.0} % of their time.",
+            100.0 * share
+        )
+    });
+    Some(format!(
+        "gradients were {updates:.0} updates old on average when they were applied; beyond some {TOO_STALE:.0} they help little. The staleness bound does not prevent this: it limits the steps of one worker, not the updates of all.{useful} Fewer workers, a larger --batch-size or --mode sync make better use of the same time."
+    ))
+}
+
+/// Describes how to continue a stopped run.
+pub(super) fn next(
+    outcome: &Outcome,
+    checkpoint: &Checkpoint,
+    device: &str,
+    secure: bool,
+) -> String {
+    if !checkpoint.enabled {
+        return "it cannot be continued: there are no checkpoints (checkpoint.enabled is false)"
+            .to_owned();
+    }
+    let from = match &*outcome.summary.unsaved {
+        "" => "this goes on from the last checkpoint".to_owned(),
+        why => format!(
+            "the last checkpoint could not be written ({why}); this goes on from the one before"
+        ),
+    };
+    let place = checkpoint.location.as_deref().map(Path::new);
+    let dir = &outcome.run_dir;
+    let command = going_on(dir, place.unwrap_or(dir), device, secure);
+    format!("{from}:\n  {command}")
+}
+
+/// Returns the command that continues a stopped run from its newest checkpoint.
+fn going_on(dir: &Path, restore: &Path, device: &str, secure: bool) -> String {
+    let quoted = |path: &Path| {
+        let text = shown(path);
+        let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+".contains(c);
+        match text.chars().all(plain) {
+            true => text,
+            false => format!("'{}'", text.replace('\'', r"'\''")),
+        }
+    };
+    let program = std::env::args_os().next().unwrap_or_default();
+    let mut command = format!(
+        "{} train {} --restore {} --run-dir {}",
+        quoted(Path::new(&program)),
+        quoted(&dir.join(run_dir::JOB)),
+        quoted(restore),
+        quoted(&next_dir(dir)),
+    );
+    if device != "auto" {
+        command += &format!(" --device {device}");
+    }
+    if secure {
+        command += " --secure";
+    }
+    command
+}
+
+/// Returns a folder beside a run's that does not exist yet.
+fn next_dir(dir: &Path) -> PathBuf {
+    let name = dir.file_name().unwrap_or_default().to_string_lossy();
+    let folder = |number: u32| dir.with_file_name(format!("{name}-{number}"));
+    let mut number = 2;
+    while folder(number).exists() {
+        number += 1;
+    }
+    folder(number)
+}
+
+pub(super) fn json(outcome: &Outcome) -> String {
+    serde_json::to_string(outcome)
+        .unwrap_or_else(|error| unreachable!("an outcome is plain data: {error}"))
+}
+
+pub(super) fn table(outcome: &Outcome) -> Table {
+    let summary = &outcome.summary;
+    let mode = match (summary.mode.as_str(), summary.staleness) {
+        ("bounded", Some(bound)) => format!("bounded, staleness at most {bound}"),
+        (mode, _) => mode.to_owned(),
+    };
+    let percent =
+        |share: Option<f64>| share.map_or("-".to_owned(), |s| format!("{:.2} %", 100.0 * s));
+    let lost = match summary.lost_updates {
+        0 => "none".to_owned(),
+        lost => format!("{lost}; metrics.jsonl says which"),
+    };
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING);
+    let others = summary.metrics.iter();
+    let others = others.filter(|(name, _)| !["accuracy", "loss"].contains(&name.as_str()));
+    for (name, value) in others {
+        table.add_row([format!("test {name}"), format!("{value:.4}")]);
+    }
+    for (name, value) in [
+        ("test accuracy", percent(summary.test_accuracy)),
+        (
+            "test loss",
+            summary
+                .test_loss
+                .map_or("-".to_owned(), |l| format!("{l:.4}")),
+        ),
+        ("mode", mode),
+        (
+            "cluster",
+            format!("{} ps, {} workers", summary.ps, summary.workers),
+        ),
+        (
+            "steps",
+            format!("{} in {} epochs", summary.steps, summary.epochs),
+        ),
+        (
+            "time",
+            format!(
+                "{:.1} s, {:.0} samples/s",
+                summary.seconds, summary.samples_per_second
+            ),
+        ),
+        (
+            "largest clock lead",
+            format!("{} steps", summary.max_clock_lead),
+        ),
+        (
+            "mean gradient staleness",
+            format!("{:.2} updates", summary.mean_gradient_staleness),
+        ),
+        ("updates lost", lost),
+        ("run directory", shown(&outcome.run_dir)),
+    ] {
+        table.add_row([name, &value]);
+    }
+    if !summary.unsaved.is_empty() {
+        table.add_row([
+            "last checkpoint",
+            &format!("not written: {}", summary.unsaved),
+        ]);
+    }
+    table
+}
+
+/// Shows a path relative to the working directory, if it lies inside.
+pub(super) fn shown(path: &Path) -> String {
+    let here = std::env::current_dir().ok();
+    let inside = here.and_then(|here| path.strip_prefix(here).ok().map(Path::to_owned));
+    inside
+        .unwrap_or_else(|| path.to_owned())
+        .display()
+        .to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn summary(staleness: f64) -> Summary {
+        let summary = serde_json::json!({
+            "mode": "bounded", "staleness": 4, "ps": 2, "workers": 300, "epochs": 1, "steps": 1, "samples": 1,
+            "seconds": 1.0, "samples_per_second": 1.0, "test_accuracy": null, "test_loss": null,
+            "max_clock_lead": 4, "mean_gradient_staleness": staleness, "share_compute": 0.08,
+        });
+        serde_json::from_value(summary).unwrap()
+    }
+
+    #[test]
+    fn gradients_that_are_too_old_to_help_are_told_at_the_end() {
+        let said = stale(&summary(245.0)).unwrap();
+        assert!(
+            said.contains("245 updates") && said.contains("8 %"),
+            "{said}"
+        );
+        assert_eq!(stale(&summary(7.0)), None);
+    }
+}

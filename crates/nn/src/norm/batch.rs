@@ -1,0 +1,429 @@
+//! Normalisation of each channel over the batch.
+
+use candle_core::backend::BackendStorage;
+use candle_core::{
+    CpuStorage, CustomOp3, DType, Layout, Result, Shape, Tensor, Var, WithDType, bail,
+};
+use candle_nn::{Init, VarBuilder};
+use pulp::Arch;
+
+use super::moments;
+use crate::activation::Activation;
+use crate::backward::keep;
+use crate::simd::{BLOCK, Element, extend_with, extend_with_pairs};
+use crate::storage::{computed_here, elements, slice, with_type};
+
+/// How a [`BatchNorm`] computes. The default is PyTorch's.
+#[derive(Clone, Copy, Debug)]
+pub struct BatchNormConfig {
+    /// Added to the variance.
+    pub eps: f64,
+    /// The part of a batch in the new running statistics.
+    pub momentum: f64,
+    /// Applied to the result, in the same operation.
+    pub activation: Activation,
+}
+
+impl Default for BatchNormConfig {
+    fn default() -> Self {
+        Self {
+            eps: 1e-5,
+            momentum: 0.1,
+            activation: Activation::Identity,
+        }
+    }
+}
+
+/// Batch normalisation of inputs of shape `[samples, channels, ...]`: of pictures (`BatchNorm2d` in PyTorch) as of
+/// anything else (`BatchNorm1d`).
+#[derive(Clone, Debug)]
+pub struct BatchNorm {
+    weight: Tensor,
+    bias: Tensor,
+    running: RunningStatistics,
+    /// The variables of the mean and the variance, as the model was given them.
+    variables: [Tensor; 2],
+    config: BatchNormConfig,
+}
+
+/// The mean and the variance of each channel over many batches, by which a model is evaluated.
+#[derive(Clone, Debug)]
+pub struct RunningStatistics {
+    /// Of shape `[channels]`.
+    pub mean: Tensor,
+    /// Of shape `[channels]`, unbiased.
+    pub variance: Tensor,
+}
+
+impl BatchNorm {
+    /// Asks `vars` for `weight`, `bias`, `running_mean` and `running_var`, initially 1, 0, 0 and 1.
+    ///
+    /// # Errors
+    /// Those of `vars`.
+    pub fn new(channels: usize, config: BatchNormConfig, vars: VarBuilder) -> Result<Self> {
+        let var = |name, value| vars.get_with_hints(channels, name, Init::Const(value));
+        let variables = [var("running_mean", 0.0)?, var("running_var", 1.0)?];
+        Ok(Self {
+            weight: var("weight", 1.0)?,
+            bias: var("bias", 0.0)?,
+            running: RunningStatistics {
+                mean: variables[0].detach(),
+                variance: variables[1].detach(),
+            },
+            variables,
+            config,
+        })
+    }
+
+    /// Normalises by the statistics of the batch and sets the variables of the running statistics in training, and
+    /// normalises by these otherwise.
+    ///
+    /// # Errors
+    /// Those of [`Self::train`] and [`Self::evaluate`].
+    pub fn forward(&self, inputs: &Tensor, training: bool) -> Result<Tensor> {
+        if !training {
+            return self.evaluate(inputs);
+        }
+        let (normal, statistics) = self.train(inputs)?;
+        for (variable, value) in self
+            .variables
+            .iter()
+            .zip([statistics.mean, statistics.variance])
+        {
+            if variable.is_variable() {
+                Var::from_tensor(variable)?.set(&value)?;
+            }
+        }
+        Ok(normal)
+    }
+
+    /// Normalises by the statistics of the batch itself, and returns the running statistics as they are after it. This
+    /// layer does not keep these: put them where `running_mean` and `running_var` come from.
+    ///
+    /// # Errors
+    /// If the inputs do not have this layer's channels, if a channel has a single element, or candle's.
+    pub fn train(&self, inputs: &Tensor) -> Result<(Tensor, RunningStatistics)> {
+        let size = self.check(inputs)?;
+        let count = inputs.dim(0)? * size;
+        if count < 2 {
+            bail!("a batch of shape {:?} has no variance", inputs.shape());
+        }
+        let BatchNormConfig {
+            eps,
+            momentum,
+            activation,
+        } = self.config;
+        if !computed_here(&[inputs, &self.weight, &self.bias]) {
+            return self.train_elsewhere(inputs, size);
+        }
+        let inputs = inputs.contiguous()?;
+        let (mean, variance) = with_type!(inputs.dtype(), T => {
+            statistics::<T>(elements(&inputs).slice()?, self.weight.elem_count(), size)
+        });
+        let running = |old: &Tensor, new: Vec<f64>| -> Result<Tensor> {
+            let new = Tensor::from_vec(new, old.shape(), old.device())?.to_dtype(old.dtype())?;
+            (old.detach() * (1.0 - momentum))? + (new * momentum)?
+        };
+        let unbiased = count as f64 / (count - 1) as f64;
+        let unbiased = variance.iter().map(|v| v * unbiased).collect();
+        let statistics = RunningStatistics {
+            mean: running(&self.running.mean, mean.clone())?,
+            variance: running(&self.running.variance, unbiased)?,
+        };
+        let op = Normalize {
+            size,
+            mean,
+            scale: variance.iter().map(|v| 1.0 / (v + eps).sqrt()).collect(),
+            of_batch: true,
+            activation,
+        };
+        let (weight, bias) = (self.weight.contiguous()?, self.bias.contiguous()?);
+        Ok((inputs.apply_op3(&weight, &bias, op)?, statistics))
+    }
+
+    /// Normalises by the running statistics.
+    ///
+    /// # Errors
+    /// If the inputs do not have this layer's channels, or candle's.
+    pub fn evaluate(&self, inputs: &Tensor) -> Result<Tensor> {
+        let size = self.check(inputs)?;
+        let (running, config) = (&self.running, &self.config);
+        if inputs.elem_count() == 0 || !computed_here(&[inputs, &self.weight, &self.bias]) {
+            let (mean, variance) = (&running.mean, &running.variance);
+            return self.elsewhere(
+                &inputs.reshape(((), self.channels(), size))?,
+                mean,
+                variance,
+                inputs,
+            );
+        }
+        let numbers = |tensor: &Tensor| tensor.to_dtype(DType::F64)?.to_vec1::<f64>();
+        let variance = numbers(&running.variance)?;
+        let op = Normalize {
+            size,
+            mean: numbers(&running.mean)?,
+            scale: variance
+                .iter()
+                .map(|v| 1.0 / (v + config.eps).sqrt())
+                .collect(),
+            of_batch: false,
+            activation: config.activation,
+        };
+        let (weight, bias) = (self.weight.contiguous()?, self.bias.contiguous()?);
+        inputs.contiguous()?.apply_op3(&weight, &bias, op)
+    }
+
+    fn channels(&self) -> usize {
+        self.weight.elem_count()
+    }
+
+    /// Returns the number of elements that a sample has for each channel.
+    fn check(&self, inputs: &Tensor) -> Result<usize> {
+        if inputs.rank() < 2 || inputs.dims()[1] != self.channels() {
+            bail!(
+                "inputs of shape {:?} do not fit {} channels; inputs are [samples, channels, ...]",
+                inputs.shape(),
+                self.channels()
+            );
+        }
+        Ok(inputs.dims()[2..].iter().product())
+    }
+
+    /// The training pass with candle's own operations.
+    fn train_elsewhere(&self, inputs: &Tensor, size: usize) -> Result<(Tensor, RunningStatistics)> {
+        let rows = inputs.reshape(((), self.channels(), size))?;
+        let count = (rows.dim(0)? * size) as f64;
+        let mean = rows.mean((0, 2))?;
+        let centered = rows.broadcast_sub(&mean.reshape((1, (), 1))?)?;
+        let variance = centered.sqr()?.mean((0, 2))?;
+        let part = self.config.momentum;
+        let running = |old: &Tensor, new: &Tensor, factor: f64| -> Result<Tensor> {
+            let new = new.detach().to_dtype(old.dtype())?;
+            (old.detach() * (1.0 - part))? + (new * (part * factor))?
+        };
+        let statistics = RunningStatistics {
+            mean: running(&self.running.mean, &mean, 1.0)?,
+            variance: running(&self.running.variance, &variance, count / (count - 1.0))?,
+        };
+        Ok((self.elsewhere(&rows, &mean, &variance, inputs)?, statistics))
+    }
+
+    fn elsewhere(
+        &self,
+        rows: &Tensor,
+        mean: &Tensor,
+        variance: &Tensor,
+        like: &Tensor,
+    ) -> Result<Tensor> {
+        let channel = |tensor: &Tensor| tensor.to_dtype(like.dtype())?.reshape((1, (), 1));
+        let deviation = (channel(variance)? + self.config.eps)?.sqrt()?;
+        let normal = rows
+            .broadcast_sub(&channel(mean)?)?
+            .broadcast_div(&deviation)?;
+        let result = normal.broadcast_mul(&channel(&self.weight)?)?;
+        let result = result.broadcast_add(&channel(&self.bias)?)?;
+        self.config
+            .activation
+            .elsewhere(&result.reshape(like.shape())?)
+    }
+}
+
+/// Returns the mean and the biased variance of each channel.
+fn statistics<T: Element>(inputs: &[T], channels: usize, size: usize) -> (Vec<f64>, Vec<f64>) {
+    let mut means = vec![0.0; channels];
+    let mut squares = vec![0.0; channels];
+    let mut counts = 0.0;
+    let part = size as f64;
+    for sample in inputs.chunks_exact(channels * size) {
+        let total = counts + part;
+        let kept = means.iter_mut().zip(&mut squares);
+        for (part_of_sample, (mean, square)) in sample.chunks_exact(size).zip(kept) {
+            let (new, deviations) = Arch::new().dispatch(|| moments(part_of_sample));
+            // Two sets become one, by their means and their squared deviations (Chan and others, 1979).
+            let apart = new - *mean;
+            *mean += apart * part / total;
+            *square += deviations + apart * apart * counts * part / total;
+        }
+        counts = total;
+    }
+    squares.iter_mut().for_each(|square| *square /= counts);
+    (means, squares)
+}
+
+/// The operation: `(x - mean) · scale · weight + bias`, then the activation.
+struct Normalize {
+    size: usize,
+    mean: Vec<f64>,
+    /// 1 / the standard deviation.
+    scale: Vec<f64>,
+    /// True if the mean and the scale are those of the inputs, so that these have a part in the gradient.
+    of_batch: bool,
+    activation: Activation,
+}
+
+impl Normalize {
+    /// Returns the factor and the summand of each channel.
+    fn factors<T: Element>(&self, weight: &[T], bias: &[T]) -> Vec<(T, T)> {
+        let channels = self
+            .mean
+            .iter()
+            .zip(&self.scale)
+            .zip(weight.iter().zip(bias));
+        let factors = channels.map(|((mean, scale), (weight, bias))| {
+            let factor = scale * weight.to_f64();
+            (
+                T::from_f64(factor),
+                T::from_f64(bias.to_f64() - mean * factor),
+            )
+        });
+        factors.collect()
+    }
+
+    fn forward<T: Element>(&self, inputs: &[T], weight: &[T], bias: &[T]) -> Vec<T> {
+        let (factors, limits) = (self.factors(weight, bias), self.activation.limits());
+        let mut result = Vec::with_capacity(inputs.len());
+        let channels = inputs.chunks_exact(self.size).zip(factors.iter().cycle());
+        for (values, (factor, summand)) in channels {
+            Arch::new().dispatch(|| {
+                extend_with(&mut result, values, |x| {
+                    limits.apply(x * *factor + *summand)
+                });
+            });
+        }
+        result
+    }
+
+    /// The argument of the activation is computed again, which is faster than reading the result.
+    fn backward<T: Element>(
+        &self,
+        inputs: &[T],
+        weight: &[T],
+        bias: &[T],
+        gradient: &[T],
+        of_inputs: bool,
+    ) -> Gradients<T> {
+        let channels = weight.len();
+        let (factors, limits) = (self.factors(weight, bias), self.activation.limits());
+        let mut sums = vec![(0.0, 0.0); channels];
+        let parts = inputs
+            .chunks_exact(self.size)
+            .zip(gradient.chunks_exact(self.size));
+        for (i, (values, gradient)) in parts.enumerate() {
+            let channel = i % channels;
+            let (factor, summand) = factors[channel];
+            let middle = T::from_f64(self.mean[channel]);
+            let (of_bias, of_weight) = Arch::new().dispatch(|| {
+                let (mut of_bias, mut of_weight) = ([T::zero(); BLOCK], [T::zero(); BLOCK]);
+                let (chunks, rest) = values.as_chunks::<BLOCK>();
+                let (of_chunks, of_rest) = gradient.as_chunks::<BLOCK>();
+                for (x, g) in chunks.iter().zip(of_chunks) {
+                    for i in 0..BLOCK {
+                        let g = limits.gradient(x[i] * factor + summand, g[i]);
+                        of_bias[i] += g;
+                        of_weight[i] += g * (x[i] - middle);
+                    }
+                }
+                for (i, (x, g)) in rest.iter().zip(of_rest).enumerate() {
+                    let g = limits.gradient(*x * factor + summand, *g);
+                    of_bias[i] += g;
+                    of_weight[i] += g * (*x - middle);
+                }
+                let total = |sums: [T; BLOCK]| sums.iter().fold(0.0, |sum, x| sum + x.to_f64());
+                (total(of_bias), total(of_weight))
+            });
+            sums[channel].0 += of_bias;
+            sums[channel].1 += of_weight;
+        }
+
+        let count = (inputs.len() / channels) as f64;
+        let mut result = Vec::with_capacity(if of_inputs { inputs.len() } else { 0 });
+        let parts = inputs
+            .chunks_exact(self.size)
+            .zip(gradient.chunks_exact(self.size));
+        for (i, (values, gradient)) in parts.enumerate() {
+            if !of_inputs {
+                break;
+            }
+            let channel = i % channels;
+            let (factor, summand) = factors[channel];
+            let middle = T::from_f64(self.mean[channel]);
+            let (mean, slope) = match self.of_batch {
+                true => {
+                    let (of_bias, of_weight) = sums[channel];
+                    let scale = self.scale[channel];
+                    (of_bias / count, of_weight * scale * scale / count)
+                }
+                false => (0.0, 0.0),
+            };
+            let (mean, slope) = (T::from_f64(mean), T::from_f64(slope));
+            Arch::new().dispatch(|| {
+                extend_with_pairs(&mut result, values, gradient, |x, g| {
+                    let g = limits.gradient(x * factor + summand, g);
+                    factor * (g - mean - (x - middle) * slope)
+                });
+            });
+        }
+        let scaled = sums.iter().zip(&self.scale);
+        Gradients {
+            of_inputs: result,
+            of_weight: scaled
+                .map(|(sums, scale)| T::from_f64(sums.1 * scale))
+                .collect(),
+            of_bias: sums.iter().map(|sums| T::from_f64(sums.0)).collect(),
+        }
+    }
+}
+
+struct Gradients<T> {
+    of_inputs: Vec<T>,
+    of_weight: Vec<T>,
+    of_bias: Vec<T>,
+}
+
+impl CustomOp3 for Normalize {
+    fn name(&self) -> &'static str {
+        "batch-norm"
+    }
+
+    fn cpu_fwd(
+        &self,
+        inputs: &CpuStorage,
+        inputs_layout: &Layout,
+        weight: &CpuStorage,
+        weight_layout: &Layout,
+        bias: &CpuStorage,
+        bias_layout: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        with_type!(inputs.dtype(), T => {
+            let (weight, bias) = (slice(weight, weight_layout)?, slice(bias, bias_layout)?);
+            let result = self.forward::<T>(slice(inputs, inputs_layout)?, weight, bias);
+            Ok((T::to_cpu_storage_owned(result), inputs_layout.shape().clone()))
+        })
+    }
+
+    fn bwd(
+        &self,
+        inputs: &Tensor,
+        weight: &Tensor,
+        bias: &Tensor,
+        _result: &Tensor,
+        gradient: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+        let gradient = gradient.contiguous()?;
+        with_type!(inputs.dtype(), T => {
+            let gradients = self.backward::<T>(
+                elements(inputs).slice()?,
+                elements(weight).slice()?,
+                elements(bias).slice()?,
+                elements(&gradient).slice()?,
+                inputs.track_op(),
+            );
+            let tensor = |values, like: &Tensor| Tensor::from_vec(values, like.shape(), like.device());
+            Ok((
+                keep(inputs, || tensor(gradients.of_inputs, inputs))?,
+                keep(weight, || tensor(gradients.of_weight, weight))?,
+                keep(bias, || tensor(gradients.of_bias, bias))?,
+            ))
+        })
+    }
+}

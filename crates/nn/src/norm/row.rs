@@ -1,0 +1,299 @@
+//! Normalisation of each sample by itself.
+
+use candle_core::backend::BackendStorage;
+use candle_core::{CpuStorage, CustomOp3, D, Layout, Result, Shape, Tensor, WithDType, bail};
+use candle_nn::{Init, VarBuilder};
+use pulp::Arch;
+
+use super::moments;
+use crate::backward::keep;
+use crate::simd::{BLOCK, Element};
+use crate::storage::{computed_here, elements, slice, with_type};
+
+/// Layer normalisation over the last dimension, with a weight and a bias for each of its elements.
+#[derive(Clone, Debug)]
+pub struct LayerNorm {
+    weight: Tensor,
+    bias: Tensor,
+    eps: f64,
+}
+
+impl LayerNorm {
+    /// Asks `vars` for `weight` and `bias`, initially 1 and 0. `eps` is added to the variance; PyTorch's is 1e-5.
+    ///
+    /// # Errors
+    /// Those of `vars`.
+    pub fn new(size: usize, eps: f64, vars: VarBuilder) -> Result<Self> {
+        Ok(Self {
+            weight: vars.get_with_hints(size, "weight", Init::Const(1.0))?,
+            bias: vars.get_with_hints(size, "bias", Init::Const(0.0))?,
+            eps,
+        })
+    }
+
+    /// Returns the normalised inputs, of shape `[..., size]`.
+    ///
+    /// # Errors
+    /// If the inputs do not have this layer's size, or candle's.
+    pub fn forward(&self, inputs: &Tensor) -> Result<Tensor> {
+        let size = self.weight.elem_count();
+        if inputs.rank() == 0 || inputs.dim(D::Minus1)? != size {
+            bail!("inputs of shape {:?} are not [..., {size}]", inputs.shape());
+        }
+        let rows = Rows {
+            size,
+            run: 1,
+            groups: 1,
+            eps: self.eps,
+        };
+        rows.apply(inputs, &self.weight, &self.bias)
+    }
+}
+
+/// Group normalisation of inputs of shape `[samples, channels, ...]`: the channels of a group are normalised together,
+/// with a weight and a bias for each channel.
+#[derive(Clone, Debug)]
+pub struct GroupNorm {
+    weight: Tensor,
+    bias: Tensor,
+    groups: usize,
+    eps: f64,
+}
+
+impl GroupNorm {
+    /// Asks `vars` for `weight` and `bias`, initially 1 and 0. `eps` is added to the variance; PyTorch's is 1e-5.
+    ///
+    /// # Errors
+    /// If the groups do not divide the channels, or those of `vars`.
+    pub fn new(groups: usize, channels: usize, eps: f64, vars: VarBuilder) -> Result<Self> {
+        if groups == 0 || !channels.is_multiple_of(groups) {
+            bail!("{groups} groups do not divide {channels} channels");
+        }
+        Ok(Self {
+            weight: vars.get_with_hints(channels, "weight", Init::Const(1.0))?,
+            bias: vars.get_with_hints(channels, "bias", Init::Const(0.0))?,
+            groups,
+            eps,
+        })
+    }
+
+    /// Returns the normalised inputs.
+    ///
+    /// # Errors
+    /// If the inputs do not have this layer's channels, or candle's.
+    pub fn forward(&self, inputs: &Tensor) -> Result<Tensor> {
+        let channels = self.weight.elem_count();
+        if inputs.rank() < 2 || inputs.dims()[1] != channels {
+            bail!(
+                "inputs of shape {:?} are not [samples, {channels}, ...]",
+                inputs.shape()
+            );
+        }
+        let run: usize = inputs.dims()[2..].iter().product();
+        let rows = Rows {
+            size: channels / self.groups * run,
+            run,
+            groups: self.groups,
+            eps: self.eps,
+        };
+        rows.apply(inputs, &self.weight, &self.bias)
+    }
+}
+
+/// The operation: rows of `size` elements are normalised, each by itself. `groups` rows make a sample, and `run`
+/// elements that follow each other have the same weight and bias.
+struct Rows {
+    size: usize,
+    run: usize,
+    groups: usize,
+    eps: f64,
+}
+
+impl Rows {
+    fn apply(self, inputs: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor> {
+        if inputs.elem_count() == 0 || !computed_here(&[inputs, weight, bias]) {
+            let rows = inputs.reshape(((), self.groups, self.size / self.run, self.run))?;
+            let centered = rows.broadcast_sub(&rows.mean_keepdim((2, 3))?)?;
+            let variance = centered.sqr()?.mean_keepdim((2, 3))?;
+            let normal = centered.broadcast_div(&(variance + self.eps)?.sqrt()?)?;
+            let channel = |tensor: &Tensor| tensor.reshape((1, self.groups, (), 1));
+            let scaled = normal.broadcast_mul(&channel(weight)?)?;
+            return scaled
+                .broadcast_add(&channel(bias)?)?
+                .reshape(inputs.shape());
+        }
+        let (weight, bias) = (weight.contiguous()?, bias.contiguous()?);
+        inputs.contiguous()?.apply_op3(&weight, &bias, self)
+    }
+
+    /// Returns a number for each element of a sample.
+    fn spread<T: Element>(&self, values: &[T]) -> Vec<T> {
+        let runs = values
+            .iter()
+            .flat_map(|v| std::iter::repeat_n(*v, self.run));
+        runs.collect()
+    }
+
+    /// Returns the sums of each run.
+    fn gather<T: Element>(&self, values: &[T]) -> Vec<T> {
+        let sum = |run: &[T]| run.iter().fold(T::zero(), |sum, v| sum + *v);
+        values.chunks_exact(self.run).map(sum).collect()
+    }
+
+    /// Returns the mean of a row, and 1 / its standard deviation.
+    #[inline(always)]
+    fn statistics<T: Element>(&self, row: &[T]) -> (T, T) {
+        let (mean, squares) = moments(row);
+        let variance = (squares / row.len() as f64).max(0.0);
+        (
+            T::from_f64(mean),
+            T::from_f64(1.0 / (variance + self.eps).sqrt()),
+        )
+    }
+
+    fn forward<T: Element>(&self, inputs: &[T], weight: &[T], bias: &[T]) -> Vec<T> {
+        let (weights, biases) = (self.spread(weight), self.spread(bias));
+        let affine = weights
+            .chunks_exact(self.size)
+            .zip(biases.chunks_exact(self.size));
+        let mut result = Vec::with_capacity(inputs.len());
+        for (row, (weight, bias)) in inputs.chunks_exact(self.size).zip(affine.cycle()) {
+            Arch::new().dispatch(|| {
+                let (mean, scale) = self.statistics(row);
+                let y = |x: T, weight: T, bias: T| (x - mean) * scale * weight + bias;
+                let (blocks, rest) = row.as_chunks::<BLOCK>();
+                let weights = weight
+                    .as_chunks::<BLOCK>()
+                    .0
+                    .iter()
+                    .zip(bias.as_chunks::<BLOCK>().0);
+                for (x, (weight, bias)) in blocks.iter().zip(weights) {
+                    let mut new = [T::zero(); BLOCK];
+                    for i in 0..BLOCK {
+                        new[i] = y(x[i], weight[i], bias[i]);
+                    }
+                    result.extend_from_slice(&new);
+                }
+                for i in self.size - rest.len()..self.size {
+                    result.push(y(row[i], weight[i], bias[i]));
+                }
+            });
+        }
+        result
+    }
+
+    fn backward<T: Element>(&self, inputs: &[T], weight: &[T], gradient: &[T]) -> [Vec<T>; 3] {
+        let weights = self.spread(weight);
+        let mut of_weights = vec![T::zero(); weights.len()];
+        let mut of_biases = vec![T::zero(); weights.len()];
+        let mut of_inputs = vec![T::zero(); inputs.len()];
+        let rows = inputs
+            .chunks_exact(self.size)
+            .zip(gradient.chunks_exact(self.size));
+        for (i, ((x, g), of)) in rows.zip(of_inputs.chunks_exact_mut(self.size)).enumerate() {
+            let group = i % self.groups * self.size;
+            let weight = &weights[group..][..self.size];
+            let of_weight = &mut of_weights[group..][..self.size];
+            let of_bias = &mut of_biases[group..][..self.size];
+            Arch::new().dispatch(|| {
+                row_backward(self.statistics(x), x, g, weight, of, of_weight, of_bias)
+            });
+        }
+        [of_inputs, self.gather(&of_weights), self.gather(&of_biases)]
+    }
+}
+
+/// The backward pass of a row; the gradients of the weights and of the biases are added to what they have.
+#[inline(always)]
+fn row_backward<T: Element>(
+    (mean, scale): (T, T),
+    x: &[T],
+    gradient: &[T],
+    weight: &[T],
+    of_inputs: &mut [T],
+    of_weight: &mut [T],
+    of_bias: &mut [T],
+) {
+    let size = x.len();
+    let (gradient, weight) = (&gradient[..size], &weight[..size]);
+    let (of_weight, of_bias) = (&mut of_weight[..size], &mut of_bias[..size]);
+    let (mut sums, mut products) = ([T::zero(); BLOCK], [T::zero(); BLOCK]);
+    let whole = size / BLOCK * BLOCK;
+    for start in (0..whole).step_by(BLOCK) {
+        let (x, g, w) = (
+            &x[start..][..BLOCK],
+            &gradient[start..][..BLOCK],
+            &weight[start..][..BLOCK],
+        );
+        let (of_w, of_b) = (
+            &mut of_weight[start..][..BLOCK],
+            &mut of_bias[start..][..BLOCK],
+        );
+        for i in 0..BLOCK {
+            let normal = (x[i] - mean) * scale;
+            of_w[i] += g[i] * normal;
+            of_b[i] += g[i];
+            sums[i] += g[i] * w[i];
+            products[i] += g[i] * w[i] * normal;
+        }
+    }
+    for i in whole..size {
+        let normal = (x[i] - mean) * scale;
+        of_weight[i] += gradient[i] * normal;
+        of_bias[i] += gradient[i];
+        sums[0] += gradient[i] * weight[i];
+        products[0] += gradient[i] * weight[i] * normal;
+    }
+    let total = |sums: [T; BLOCK]| sums.iter().fold(0.0, |sum, x| sum + x.to_f64());
+    let sum = T::from_f64(total(sums) / size as f64);
+    let product = T::from_f64(total(products) / size as f64);
+    for (of, ((x, g), w)) in of_inputs.iter_mut().zip(x.iter().zip(gradient).zip(weight)) {
+        *of = scale * (*g * *w - sum - (*x - mean) * scale * product);
+    }
+}
+
+impl CustomOp3 for Rows {
+    fn name(&self) -> &'static str {
+        "row-norm"
+    }
+
+    fn cpu_fwd(
+        &self,
+        inputs: &CpuStorage,
+        inputs_layout: &Layout,
+        weight: &CpuStorage,
+        weight_layout: &Layout,
+        bias: &CpuStorage,
+        bias_layout: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        with_type!(inputs.dtype(), T => {
+            let (weight, bias) = (slice(weight, weight_layout)?, slice(bias, bias_layout)?);
+            let result = self.forward::<T>(slice(inputs, inputs_layout)?, weight, bias);
+            Ok((T::to_cpu_storage_owned(result), inputs_layout.shape().clone()))
+        })
+    }
+
+    fn bwd(
+        &self,
+        inputs: &Tensor,
+        weight: &Tensor,
+        bias: &Tensor,
+        _result: &Tensor,
+        gradient: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+        let gradient = gradient.contiguous()?;
+        with_type!(inputs.dtype(), T => {
+            let [of_inputs, of_weight, of_bias] = self.backward::<T>(
+                elements(inputs).slice()?,
+                elements(weight).slice()?,
+                elements(&gradient).slice()?,
+            );
+            let tensor = |values, like: &Tensor| Tensor::from_vec(values, like.shape(), like.device());
+            Ok((
+                keep(inputs, || tensor(of_inputs, inputs))?,
+                keep(weight, || tensor(of_weight, weight))?,
+                keep(bias, || tensor(of_bias, bias))?,
+            ))
+        })
+    }
+}

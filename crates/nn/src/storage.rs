@@ -1,0 +1,71 @@
+//! The elements of tensors on the CPU.
+
+use std::ops::Deref;
+
+use candle_core::{CpuStorage, DType, Layout, Result, Storage, Tensor, WithDType, bail};
+
+/// Returns whether the fused operations can compute these tensors.
+pub(crate) fn computed_here(tensors: &[&Tensor]) -> bool {
+    let dtype = tensors[0].dtype();
+    matches!(dtype, DType::F32 | DType::F64)
+        && tensors
+            .iter()
+            .all(|t| t.device().is_cpu() && t.dtype() == dtype)
+}
+
+/// Returns the elements of a contiguous storage.
+pub(crate) fn slice<'a, T: WithDType>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [T]> {
+    let all = T::cpu_storage_as_slice(storage)?;
+    match layout.contiguous_offsets() {
+        Some((start, end)) => Ok(&all[start..end]),
+        None => bail!("a tensor of shape {:?} is not contiguous", layout.shape()),
+    }
+}
+
+/// The elements of a tensor, which is not changed meanwhile.
+pub(crate) struct Elements<'a, S> {
+    storage: S,
+    layout: &'a Layout,
+}
+
+/// Returns the elements of a tensor on the CPU.
+pub(crate) fn elements(tensor: &Tensor) -> Elements<'_, impl Deref<Target = Storage>> {
+    let (storage, layout) = tensor.storage_and_layout();
+    Elements { storage, layout }
+}
+
+impl<S: Deref<Target = Storage>> Elements<'_, S> {
+    /// Returns them, if the tensor is contiguous.
+    pub(crate) fn slice<T: WithDType>(&self) -> Result<&[T]> {
+        match &*self.storage {
+            Storage::Cpu(storage) => slice(storage, self.layout),
+            _ => bail!("a tensor is not on the CPU"),
+        }
+    }
+}
+
+/// Calls `f` with the elements of two contiguous tensors.
+pub(crate) fn with_slices<A: WithDType, B: WithDType, R>(
+    a: &Tensor,
+    b: &Tensor,
+    f: impl FnOnce(&[A], &[B]) -> R,
+) -> Result<R> {
+    Ok(f(elements(a).slice()?, elements(b).slice()?))
+}
+
+/// Evaluates an expression with `T` as the type of a tensor's elements, `f32` or `f64`.
+macro_rules! with_type {
+    ($dtype:expr, $T:ident => $work:expr) => {
+        match $dtype {
+            candle_core::DType::F32 => {
+                type $T = f32;
+                $work
+            }
+            _ => {
+                type $T = f64;
+                $work
+            }
+        }
+    };
+}
+pub(crate) use with_type;

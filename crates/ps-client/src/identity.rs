@@ -1,0 +1,58 @@
+//! The settings of a worker's sessions.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use shared_proto::ids::{RunNumber, Task, ViewNumber};
+use shared_proto::network::Network;
+use shared_proto::payload::Dtype;
+use tokio::sync::mpsc;
+
+use crate::losses::Loss;
+
+/// The settings of a worker's sessions with the servers.
+#[derive(Clone, Debug)]
+pub struct Identity {
+    /// The name of the job.
+    pub job: String,
+    /// The run that this worker is a member of.
+    pub run: RunNumber,
+    /// This worker.
+    pub task: Task,
+    /// The newest view it knows of.
+    pub view: ViewNumber,
+    /// The time for which a server may be unreachable.
+    pub patience: Duration,
+    /// The type of the numbers in which weights and gradients travel.
+    pub wire: Dtype,
+    /// The network by which servers are reached.
+    pub network: Arc<dyn Network>,
+    /// The receiver of losses with a server.
+    pub losses: mpsc::Sender<Loss>,
+}
+
+#[cfg(any(test, feature = "fuzzing"))]
+impl Identity {
+    /// Returns the identity of worker 0 of the job `j`, for tests without a cluster.
+    pub(crate) fn of_a_test(wire: Dtype, losses: mpsc::Sender<Loss>) -> Self {
+        use shared_proto::ids::{Generation, Role, TaskId};
+        use shared_proto::network::SystemNetwork;
+        let id = TaskId {
+            role: Role::Worker,
+            index: 0,
+        };
+        Self {
+            job: "j".to_owned(),
+            run: RunNumber::default(),
+            task: Task {
+                id,
+                generation: Generation(1),
+            },
+            view: ViewNumber(1),
+            patience: Duration::from_secs(60),
+            wire,
+            network: Arc::new(SystemNetwork::default()),
+            losses,
+        }
+    }
+}

@@ -1,0 +1,384 @@
+//! All shards of a job, behind one interface for pushes and pulls.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use shared_proto::blocks::{BlockId, PlacedShard, ShardMap};
+use shared_proto::ids::{Clock, Epoch, Origin, Sequence, Task, Version, ViewNumber};
+use shared_proto::payload::{self, Dtype, Elements};
+use shared_proto::wire;
+use shared_proto::wire::client_message::Kind as ClientKind;
+use tokio::sync::watch;
+
+use crate::answers::Answer;
+use crate::error::ClientError;
+use crate::identity::Identity;
+use crate::maps::Maps;
+use crate::message_plan::{MessagePlan, PlannedMessage};
+use crate::reconciled::Reconciled;
+use crate::session::{Reply, Session};
+use crate::target::Target;
+
+/// All shards of a job.
+pub struct Shards {
+    pub(crate) map: ShardMap,
+    plan: Arc<MessagePlan>,
+    pub(crate) sessions: Vec<Session>,
+    waiting_on: watch::Receiver<Vec<Task>>,
+    /// The origin of the newest message. Each stream sets the epoch to its own when it encodes a message.
+    origin: Origin,
+    pub(crate) wire: Dtype,
+    /// The version of each block that this worker's model holds.
+    known: HashMap<BlockId, wire::BlockVersion>,
+}
+
+/// The gradients of one step.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Gradients {
+    /// One entry for each variable, in the order of the map: all its elements in little-endian `f32`. Those of a
+    /// frozen variable are left out.
+    pub values: Vec<Bytes>,
+    /// The global norm of the trained variables' gradients, before it was clipped. None of their elements is larger,
+    /// so if the norm fits into the numbers on the wire, they need no check.
+    pub norm: f64,
+}
+
+/// The pending acknowledgements of a push.
+#[must_use = "a push counts once it is acknowledged"]
+pub struct PushTicket(Vec<Reply>);
+
+/// The pending weights of a pull.
+#[must_use = "weights that were asked for must be taken"]
+pub struct WeightsTicket {
+    replies: VecDeque<Reply>,
+    /// The outcome of the pull so far.
+    pub pulled: Pulled,
+}
+
+impl WeightsTicket {
+    fn new(replies: impl IntoIterator<Item = Reply>) -> Self {
+        Self {
+            replies: replies.into_iter().collect(),
+            pulled: Pulled {
+                min_clock: Clock(u64::MAX),
+                waited: Duration::ZERO,
+                epoch: Epoch(u64::MAX),
+            },
+        }
+    }
+}
+
+/// A push that is safe on every shard.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Acknowledgement {
+    /// The blocks that have taken it, with the versions that it made.
+    pub blocks: Vec<wire::BlockVersion>,
+    /// Sync mode: each shard's receipt, for the coordinator.
+    pub receipts: Vec<wire::ShardReceipt>,
+}
+
+/// The outcome of a pull.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pulled {
+    /// The lowest min clock by which a shard admitted the pull.
+    pub min_clock: Clock,
+    /// The longest time for which a shard held the pull back.
+    pub waited: Duration,
+    /// The lowest epoch of the shard map among the servers that answered.
+    pub epoch: Epoch,
+}
+
+/// A block's values.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PulledBlock {
+    /// The variable's number.
+    pub variable: usize,
+    /// The block's first element in the variable.
+    pub start: usize,
+    /// The epoch in which the version counts.
+    pub epoch: Epoch,
+    /// The block's version.
+    pub version: Version,
+    /// The values as received.
+    pub values: Elements,
+}
+
+impl Shards {
+    /// Opens a session with each shard, in the background.
+    pub fn connect(maps: &Maps, identity: &Identity) -> Self {
+        let map = ShardMap::clone(&maps.newest());
+        let origin = Origin {
+            job: identity.job.clone(),
+            run: identity.run,
+            task: identity.task,
+            epoch: map.epoch,
+            clock: Clock(0),
+            sequence: Sequence(0),
+        };
+        let target = |(shard, _): (u32, &PlacedShard)| Target {
+            shard,
+            maps: maps.clone(),
+            network: Arc::clone(&identity.network),
+            losses: identity.losses.clone(),
+            origin: origin.clone(),
+            view: identity.view,
+            patience: identity.patience,
+        };
+        let (tell, waiting_on) = watch::channel(Vec::new());
+        Self {
+            sessions: (0u32..)
+                .zip(&map.shards)
+                .map(target)
+                .map(|target| Session::open(target, tell.clone()))
+                .collect(),
+            waiting_on,
+            plan: Arc::new(MessagePlan::of(&map)),
+            map,
+            origin,
+            wire: identity.wire,
+            known: HashMap::new(),
+        }
+    }
+
+    /// Returns the shard map at connecting. Blocks and their sizes do not change afterwards.
+    pub fn map(&self) -> &ShardMap {
+        &self.map
+    }
+
+    /// Returns a watch on the epoch of the shard map that all sessions have reconciled in.
+    pub fn reconciled(&self) -> Reconciled {
+        Reconciled(self.sessions.iter().map(Session::reconciled).collect())
+    }
+
+    /// Returns a watch on the tasks that this worker's pulls wait for; mostly there are none.
+    pub fn waiting_on(&self) -> watch::Receiver<Vec<Task>> {
+        self.waiting_on.clone()
+    }
+
+    /// Sends initial values, one entry a variable in the order of the map, and waits until every
+    /// shard has them.
+    ///
+    /// # Errors
+    /// [`ClientError::NonFinite`] or [`ClientError::WrongSize`] before anything is sent; else as the
+    /// servers answer.
+    pub async fn initialize(&mut self, values: &[Bytes]) -> Result<(), ClientError> {
+        self.check_sizes(values, |_| true)?;
+        self.check_finite(Clock(0), values, |_| true)?;
+        let mut replies = Vec::new();
+        let plan = Arc::clone(&self.plan);
+        for (shard, message) in plan.in_turns() {
+            let part = |id: &BlockId| {
+                Ok(wire::BlockPayload {
+                    block: Some((*id).into()),
+                    payload: Some(payload::dense(self.slice(values, *id)?)),
+                })
+            };
+            let blocks = message
+                .blocks
+                .iter()
+                .map(part)
+                .collect::<Result<_, ClientError>>()?;
+            let origin = self.next_origin(Clock(0));
+            let sequence = origin.sequence.0;
+            let message = ClientKind::Initialize(wire::Initialize {
+                origin: Some(origin.into()),
+                blocks,
+            });
+            replies.push(self.sessions[shard].send(sequence, message).await);
+        }
+        PushTicket(replies).acknowledged().await.map(|_| ())
+    }
+
+    /// Pushes the gradients of the step after `clock`.
+    ///
+    /// # Errors
+    /// [`ClientError::NonFinite`] or [`ClientError::WrongSize`] before anything is sent.
+    pub async fn push(
+        &mut self,
+        clock: Clock,
+        gradients: &Gradients,
+    ) -> Result<PushTicket, ClientError> {
+        let gradients = self.check(clock, gradients)?;
+        let mut replies = Vec::new();
+        let plan = Arc::clone(&self.plan);
+        for (shard, message) in plan.in_turns() {
+            let updated = &message.updated;
+            replies.extend(self.send_push(shard, updated, clock, gradients).await?);
+        }
+        Ok(PushTicket(replies))
+    }
+
+    /// Asks for the weights of the step after `clock`, from servers that follow `view` or a later one.
+    pub async fn pull(&mut self, clock: Clock, view: ViewNumber) -> WeightsTicket {
+        let mut replies = Vec::new();
+        let plan = Arc::clone(&self.plan);
+        for (shard, message) in plan.in_turns() {
+            let blocks = &message.blocks;
+            replies.push(self.send_pull(shard, blocks, clock, view).await);
+        }
+        WeightsTicket::new(replies)
+    }
+
+    /// [`Self::push`] and then [`Self::pull`], block by block: the first weights are on their way
+    /// back while the last gradients are still to be sent.
+    ///
+    /// # Errors
+    /// As [`Self::push`].
+    pub async fn push_then_pull(
+        &mut self,
+        clock: Clock,
+        gradients: &Gradients,
+        next: Clock,
+    ) -> Result<(PushTicket, WeightsTicket), ClientError> {
+        let gradients = self.check(clock, gradients)?;
+        let (mut pushed, mut pulled) = (Vec::new(), Vec::new());
+        let plan = Arc::clone(&self.plan);
+        for (shard, message) in plan.in_turns() {
+            let PlannedMessage { blocks, updated } = message;
+            pushed.extend(self.send_push(shard, updated, clock, gradients).await?);
+            let any = ViewNumber(0);
+            pulled.push(self.send_pull(shard, blocks, next, any).await);
+        }
+        Ok((PushTicket(pushed), WeightsTicket::new(pulled)))
+    }
+
+    /// Pushes the gradients of these blocks of a shard, if there are any.
+    async fn send_push(
+        &mut self,
+        shard: usize,
+        blocks: &[BlockId],
+        clock: Clock,
+        gradients: &[Bytes],
+    ) -> Result<Option<Reply>, ClientError> {
+        if blocks.is_empty() {
+            return Ok(None);
+        }
+        let part = |id: &BlockId| {
+            Ok(wire::Gradient {
+                block: Some((*id).into()),
+                based_on_version: self.known.get(id).map_or(0, |known| known.version),
+                payload: Some(Elements::of(self.slice(gradients, *id)?, self.wire).into()),
+            })
+        };
+        let gradients = blocks
+            .iter()
+            .map(part)
+            .collect::<Result<_, ClientError>>()?;
+        let origin = self.next_origin(clock);
+        let sequence = origin.sequence.0;
+        let message = ClientKind::Push(wire::Push {
+            origin: Some(origin.into()),
+            gradients,
+        });
+        Ok(Some(self.sessions[shard].send(sequence, message).await))
+    }
+
+    async fn send_pull(
+        &mut self,
+        shard: usize,
+        blocks: &[BlockId],
+        clock: Clock,
+        view: ViewNumber,
+    ) -> Reply {
+        let known = |id: &BlockId| {
+            let nothing = wire::BlockVersion {
+                block: Some((*id).into()),
+                ..wire::BlockVersion::default()
+            };
+            self.known.get(id).copied().unwrap_or(nothing)
+        };
+        let blocks = blocks.iter().map(known).collect();
+        let origin = self.next_origin(clock);
+        let sequence = origin.sequence.0;
+        let message = ClientKind::Pull(wire::Pull {
+            origin: Some(origin.into()),
+            blocks,
+            dtype: self.wire.into(),
+            view: view.0,
+        });
+        self.sessions[shard].send(sequence, message).await
+    }
+
+    /// Waits for the next blocks that have changed since they were last pulled; none once all have
+    /// come. Copy each into the model when it comes: the next messages reuse the memory of this one. From
+    /// then on the blocks count as known, so the model must have them.
+    ///
+    /// # Errors
+    /// See the variants of [`ClientError`].
+    pub async fn next_weights(
+        &mut self,
+        ticket: &mut WeightsTicket,
+    ) -> Result<Option<Vec<PulledBlock>>, ClientError> {
+        let Some(reply) = ticket.replies.pop_front() else {
+            return Ok(None);
+        };
+        let mut blocks = Vec::new();
+        let Answer::Weights(part) = reply.answer().await? else {
+            return Ok(Some(blocks));
+        };
+        if !part.elsewhere.is_empty() {
+            return Err(ClientError::Moved { epoch: part.epoch });
+        }
+        let pulled = &mut ticket.pulled;
+        pulled.min_clock = pulled.min_clock.min(Clock(part.min_clock));
+        let waited = Duration::try_from_secs_f64(part.waited).unwrap_or_default();
+        pulled.waited = pulled.waited.max(waited);
+        pulled.epoch = pulled.epoch.min(Epoch(part.epoch));
+        for block in part.blocks {
+            let Some(version) = block.version else {
+                continue;
+            };
+            let id = BlockId::read(version.block)?;
+            let range = self.map.range(id)?;
+            blocks.push(PulledBlock {
+                variable: id.variable as usize,
+                start: range.start,
+                epoch: Epoch(version.epoch),
+                version: Version(version.version),
+                values: Elements::read(block.payload.as_ref(), range.len())?,
+            });
+            self.known.insert(id, version);
+        }
+        Ok(Some(blocks))
+    }
+
+    fn next_origin(&mut self, clock: Clock) -> Origin {
+        self.origin.sequence = self.origin.sequence.next();
+        self.origin.clock = clock;
+        self.origin.clone()
+    }
+
+    /// Returns the part of a variable's values that belongs to a block.
+    fn slice(&self, values: &[Bytes], id: BlockId) -> Result<Bytes, ClientError> {
+        let range = self.map.range(id)?;
+        let size = size_of::<f32>();
+        Ok(values[id.variable as usize].slice(range.start * size..range.end * size))
+    }
+}
+
+impl PushTicket {
+    /// Waits until every shard concerned has acknowledged.
+    ///
+    /// # Errors
+    /// See the variants of [`ClientError`].
+    pub async fn acknowledged(self) -> Result<Acknowledgement, ClientError> {
+        let (mut blocks, mut receipts) = (Vec::new(), Vec::new());
+        for reply in self.0 {
+            let shard = reply.shard;
+            if let Answer::Acknowledged(acknowledged) = reply.answer().await? {
+                if !acknowledged.elsewhere.is_empty() {
+                    let epoch = acknowledged.epoch;
+                    return Err(ClientError::Moved { epoch });
+                }
+                blocks.extend(acknowledged.blocks);
+                if !acknowledged.receipt.is_empty() {
+                    let receipt = acknowledged.receipt;
+                    receipts.push(wire::ShardReceipt { shard, receipt });
+                }
+            }
+        }
+        Ok(Acknowledgement { blocks, receipts })
+    }
+}

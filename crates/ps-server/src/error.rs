@@ -1,0 +1,54 @@
+//! The errors that end a parameter server.
+
+use checkpoint::CheckpointError;
+use daemon::membership::MembershipError;
+use shared_proto::ids::Task;
+use shared_proto::refusal::Refusal;
+use shared_proto::security::SecurityError;
+use shared_proto::transport::Listen;
+
+/// An error that ends a parameter server.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PsError {
+    /// The server cannot listen on its address.
+    #[error("cannot listen on {address}: {error}; give another --listen")]
+    Listen {
+        /// The address.
+        address: Listen,
+        /// The system's error.
+        error: std::io::Error,
+    },
+    /// The files for TLS or the token cannot be used.
+    #[error(transparent)]
+    Security(#[from] SecurityError),
+    /// The coordinator refuses the server, or cannot be reached.
+    #[error(transparent)]
+    Membership(#[from] MembershipError),
+    /// The coordinator's shard map makes no sense.
+    #[error("the shard map cannot be read: {0}")]
+    ShardMap(#[from] Refusal),
+    /// The store of checkpoints cannot be used.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// The store of checkpoints is not the coordinator's.
+    #[error(
+        "this server does not see the checkpoints of the coordinator in {location}; set checkpoint.location to a folder that all of them share, or to an URL as in s3://bucket/folder, or checkpoint.enabled to false"
+    )]
+    OtherStore {
+        /// The store that the server sees.
+        location: String,
+    },
+    /// A step was committed with a gradient that this shard does not have.
+    #[error(
+        "step {step} was committed with a gradient of {task} that this shard does not have; its weights are not the job's any more"
+    )]
+    Diverged {
+        /// The step.
+        step: u64,
+        /// The worker that the missing gradient is from.
+        task: Task,
+    },
+}
+
+impl daemon::process::Failure for PsError {}

@@ -1,0 +1,149 @@
+//! Loads a shard's values from a checkpoint, whatever the shards of its writers.
+
+use std::collections::{BTreeMap, HashSet};
+
+use checkpoint::{CheckpointError, FileEntry, Manifest};
+use daemon::Offload;
+use shared_proto::blocks::{BlockId, ShardMap, VariableSpec};
+use shared_proto::ids::{Task, Version};
+use shared_proto::job::Job;
+use shared_proto::wire;
+
+use crate::shard::Block;
+use crate::shard::store::Store;
+
+/// The reason why values cannot be loaded.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum LoadError {
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// The checkpoint is of another run, model or optimizer.
+    #[error("checkpoint {number} at {location} does not fit the job: {what}")]
+    OtherJob {
+        number: u64,
+        location: String,
+        what: &'static str,
+    },
+    /// The checkpoint has values that the job does not take.
+    #[error(
+        "checkpoint {number} at {location} has values of {block} that are NaN or infinite, and the job has non_finite = \"fail\"; restore an earlier one, or set non_finite = \"skip\""
+    )]
+    NotFinite {
+        number: u64,
+        location: String,
+        block: String,
+    },
+}
+
+impl LoadError {
+    /// Returns the kind of failure, for the coordinator.
+    pub(crate) fn failure(&self) -> wire::RestoreFailure {
+        match self {
+            Self::Checkpoint(CheckpointError::Denied { .. }) => wire::RestoreFailure::Denied,
+            Self::Checkpoint(error) if error.is_of_store() => wire::RestoreFailure::Unavailable,
+            Self::Checkpoint(_) | Self::OtherJob { .. } | Self::NotFinite { .. } => {
+                wire::RestoreFailure::Unusable
+            }
+        }
+    }
+}
+
+/// Loads the blocks of `shard`.
+///
+/// # Errors
+/// See the variants of [`LoadError`].
+pub(crate) async fn load(
+    shard: u32,
+    map: ShardMap,
+    from: &checkpoint::Store,
+    manifest: &Manifest,
+    job: &Job,
+    offload: Offload,
+) -> Result<Store, LoadError> {
+    let run = map
+        .shards
+        .get(shard as usize)
+        .map(|shard| &shard.source.run);
+    let of_another = run.is_some_and(|run| !run.is_empty() && *run != manifest.run);
+    let of_another = of_another.then_some("it is another run's");
+    if let Some(what) = of_another.or_else(|| misfit(&map, manifest, job)) {
+        return Err(LoadError::OtherJob {
+            number: manifest.number,
+            location: from.location().to_owned(),
+            what,
+        });
+    }
+    let wanted: HashSet<BlockId> = map.blocks_of(shard).collect();
+    let has_wanted = |file: &&FileEntry| {
+        let mut ids = file.blocks.iter().flat_map(|range| range.ids());
+        ids.any(|id| wanted.contains(&id))
+    };
+    let mut blocks = Vec::with_capacity(wanted.len());
+    for file in manifest.files.iter().filter(has_wanted) {
+        let saved = from.read_file(manifest, file).await?;
+        let ours = saved.into_iter().filter(|block| wanted.contains(&block.id));
+        let ours: Vec<_> = ours.collect();
+        let restored = offload.run(move || {
+            let restore = |saved: checkpoint::SavedBlock| (saved.id, Block::restore(saved));
+            ours.into_iter().map(restore).collect::<Vec<_>>()
+        });
+        blocks.extend(restored.await);
+    }
+    Ok(Store::loaded(shard, map, blocks, job))
+}
+
+/// Returns the reason why a checkpoint cannot be loaded under a map, if there is one.
+fn misfit(map: &ShardMap, manifest: &Manifest, job: &Job) -> Option<&'static str> {
+    let specs = || map.variables.iter().map(|variable| &variable.spec);
+    let shape = |spec: &VariableSpec| (spec.name.clone(), spec.shape.clone());
+    let saved = manifest.variables.iter().map(VariableSpec::from);
+    if !specs().map(shape).eq(saved.map(|spec| shape(&spec))) {
+        return Some("its variables are not the job's");
+    }
+    let slots = manifest.variables.iter().map(|saved| saved.slots as usize);
+    if !specs().map(|spec| job.slots_of(spec)).eq(slots) {
+        return Some("it is of another optimizer");
+    }
+    let blocks_differ = manifest.block_elements != map.block_elements as u64;
+    blocks_differ.then_some("its blocks have another size")
+}
+
+/// Returns the versions that the blocks of a shard went back to; neighbours of one version share an entry.
+pub(crate) fn versions(store: &Store) -> Vec<wire::RestoredBlocks> {
+    let mut found: Vec<wire::RestoredBlocks> = Vec::new();
+    for id in store.map.blocks_of(store.shard) {
+        let block = store.blocks.by_id.get(&id);
+        let version = block.map_or(Version(0), |block| block.lock().version());
+        let last = found.last_mut().filter(|found| found.version == version.0);
+        match last.and_then(|found| found.blocks.as_mut()) {
+            Some(range) if range.variable == id.variable && range.last + 1 == id.index => {
+                range.last = id.index;
+            }
+            _ => found.push(wire::RestoredBlocks {
+                blocks: Some(wire::BlockRange {
+                    variable: id.variable,
+                    first: id.index,
+                    last: id.index,
+                }),
+                version: version.0,
+            }),
+        }
+    }
+    found
+}
+
+/// Returns, for each worker and number of its pushes, the number of blocks that have taken so many.
+pub(crate) fn watermarks(store: &Store) -> Vec<wire::Watermark> {
+    let mut blocks = BTreeMap::<(Task, u64), u64>::new();
+    for block in &store.blocks.by_id {
+        for last in block.lock().watermarks() {
+            *blocks.entry((last.task, last.taken)).or_default() += 1;
+        }
+    }
+    let watermark = |((task, taken), blocks): ((Task, u64), u64)| wire::Watermark {
+        task: Some(task.into()),
+        taken,
+        blocks,
+    };
+    blocks.into_iter().map(watermark).collect()
+}

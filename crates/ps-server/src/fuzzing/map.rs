@@ -1,0 +1,53 @@
+//! The shard map under which messages come.
+
+use shared_proto::blocks::{
+    BlockId, PlacedShard, PlacedVariable, ShardMap, Source, VariableKind, VariableSpec,
+};
+use shared_proto::ids::{Epoch, Generation, Role, Task, TaskId};
+
+/// The elements of a full block, and those of the shard's variable.
+const BLOCK_ELEMENTS: usize = 4;
+const ELEMENTS: usize = 7;
+
+/// Returns the number of elements of a block, or a full block's if it is unknown.
+pub(super) fn elements(id: BlockId) -> usize {
+    map(Epoch(1))
+        .range(id)
+        .map_or(BLOCK_ELEMENTS, |range| range.len())
+}
+
+pub(super) fn task(role: Role, index: u32, generation: u64) -> Task {
+    Task {
+        id: TaskId { role, index },
+        generation: Generation(generation),
+    }
+}
+
+/// A map of two shards. The one of the desk is the first.
+pub(super) fn map(epoch: Epoch) -> ShardMap {
+    let variable = |name: &str, kind, elements, shards| PlacedVariable {
+        spec: VariableSpec {
+            name: name.to_owned(),
+            shape: vec![elements],
+            kind,
+        },
+        shards,
+    };
+    let (trained, frozen) = (VariableKind::Trained, VariableKind::Frozen);
+    let placed = |index| PlacedShard {
+        address: String::new(),
+        server: task(Role::Ps, index, 1),
+        source: Source::initializer(Epoch(1)),
+    };
+    ShardMap {
+        epoch,
+        shards: [0, 1].map(placed).to_vec(),
+        variables: vec![
+            variable("w", trained, ELEMENTS, vec![0, 0]),
+            variable("x", trained, BLOCK_ELEMENTS, vec![1]),
+            variable("y", frozen, BLOCK_ELEMENTS, vec![0]),
+        ],
+        block_elements: BLOCK_ELEMENTS,
+        total_updates: 1,
+    }
+}

@@ -1,0 +1,90 @@
+//! A server of one job, put together: the shard, the service through which workers reach it, and its part in the
+//! cluster. The process and the simulation both run it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use daemon::Offload;
+use daemon::http::Readiness;
+use daemon::membership::{Coordinator, Membership, Registration};
+use shared_proto::job::Job;
+use shared_proto::security::Security;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+
+use crate::error::PsError;
+use crate::following::{Follower, Opener};
+use crate::serving::Sessions;
+use crate::shard::Shard;
+
+/// The time in which sessions must end.
+pub(crate) const DRAIN: Duration = Duration::from_secs(2);
+
+/// A server's identity, its credentials, and its ways to the outside.
+pub(crate) struct Parts {
+    pub(crate) coordinator: Coordinator,
+    pub(crate) registration: Registration,
+    pub(crate) security: Security,
+    pub(crate) offload: Offload,
+    /// Opens stores of checkpoints.
+    pub(crate) checkpoints: Opener,
+    pub(crate) readiness: Readiness,
+    /// Cancelled when the process is to stop.
+    pub(crate) drain: CancellationToken,
+}
+
+/// A server of one job.
+pub(crate) struct Server {
+    /// The sessions of workers.
+    pub(crate) sessions: Sessions,
+    follower: Follower,
+    running: TaskTracker,
+    /// Cancelled when the sessions are to end.
+    pub(crate) stop: CancellationToken,
+}
+
+impl Server {
+    pub(crate) fn new(job: &Job, parts: Parts) -> Self {
+        let shard = Arc::new(Shard::new(job));
+        let (running, stop) = (TaskTracker::new(), CancellationToken::new());
+        Self {
+            sessions: Sessions {
+                shard: Arc::clone(&shard),
+                running: running.clone(),
+                shutdown: stop.clone(),
+                security: parts.security,
+                greeted: Arc::default(),
+            },
+            follower: Follower {
+                shard,
+                coordinator: parts.coordinator,
+                registration: parts.registration,
+                offload: parts.offload,
+                open: parts.checkpoints,
+                readiness: parts.readiness,
+                drain: parts.drain,
+            },
+            running,
+            stop,
+        }
+    }
+
+    /// Takes part in the job until it has ended, under as many registrations as it takes. The caller gives the
+    /// membership that is left in `place` to [`Self::end`].
+    ///
+    /// # Errors
+    /// See the variants of [`PsError`].
+    pub(crate) async fn follow(&self, place: &mut Option<Membership>) -> Result<(), PsError> {
+        self.follower.follow(place, &self.stop).await
+    }
+
+    /// Ends the sessions, and gives back the membership.
+    pub(crate) async fn end(self, membership: Option<Membership>) {
+        self.stop.cancel();
+        self.running.close();
+        let _ = tokio::time::timeout(DRAIN, self.running.wait()).await;
+        if let Some(membership) = membership {
+            membership.leave(None).await;
+        }
+    }
+}

@@ -1,0 +1,84 @@
+//! The gRPC service: each stream is a session. It is written by hand, because generated services copy each message
+//! once more on its way in and out (see `shared_proto::stream`).
+
+use std::convert::Infallible;
+use std::future::{Ready, ready};
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use http::{HeaderValue, Request, Response, header};
+use shared_proto::connections::Caller;
+use shared_proto::ids::Role;
+use shared_proto::security::Security;
+use shared_proto::stream::{self, BodyKind, Incoming};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tonic::Status;
+use tonic::body::Body;
+use tonic::server::NamedService;
+use tower::Service;
+
+use super::limits::Greeted;
+use super::session::Session;
+use crate::shard::Shard;
+
+/// The number of answers of one session that may wait to be sent. An answer has about 1 MiB at the most, and shares
+/// its block's memory until the block is updated. With the transport's window this bounds the memory of a session.
+const ANSWERS: usize = 4;
+
+/// The service `flambeau.v1.ParameterServer`.
+#[derive(Clone)]
+pub(crate) struct Sessions {
+    pub(crate) shard: Arc<Shard>,
+    pub(crate) running: TaskTracker,
+    pub(crate) shutdown: CancellationToken,
+    pub(crate) security: Security,
+    pub(crate) greeted: Arc<Greeted>,
+}
+
+impl NamedService for Sessions {
+    const NAME: &'static str = shared_proto::wire::parameter_server_server::SERVICE_NAME;
+}
+
+impl Service<Request<Body>> for Sessions {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Ready<Result<Self::Response, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        ready(Ok(self.begin(request)))
+    }
+}
+
+impl Sessions {
+    fn begin(&self, request: Request<Body>) -> Response<Body> {
+        if request.uri().path() != stream::SESSION_PATH {
+            let path = request.uri().path();
+            return Status::unimplemented(format!("there is no method {path}")).into_http();
+        }
+        let (security, extensions) = (&self.security, request.extensions());
+        let admitted = security.check_token(request.headers(), extensions);
+        let admitted = admitted.and_then(|()| security.check_role(extensions, Role::Worker));
+        if let Err(status) = admitted {
+            return status.into_http();
+        }
+        let caller = Caller::of(extensions).cloned();
+        caller.iter().for_each(Caller::called);
+        let (answers, body) = stream::body(ANSWERS, BodyKind::Response);
+        let entrance = Arc::clone(&self.greeted).entrance(caller);
+        let session = Session::new(Arc::clone(&self.shard), answers, entrance);
+        let incoming = Incoming::new(request.into_body());
+        self.running
+            .spawn(session.serve(incoming, self.shutdown.clone()));
+        let mut response = Response::new(body);
+        response.headers_mut().insert(
+            header::CONTENT_TYPE,
+            HeaderValue::from_static(stream::CONTENT_TYPE),
+        );
+        response
+    }
+}

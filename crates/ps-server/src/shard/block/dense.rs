@@ -1,0 +1,152 @@
+//! The contents of a block of a dense variable: consecutive elements.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use checkpoint::SavedBlock;
+use optimizer::{Part, Slots, Update, VariableRule};
+use shared_proto::kernel::Kernel;
+use shared_proto::payload::{self, Elements, LeF32};
+
+use super::contents::Contents;
+
+/// The number of elements that are updated at a time: they are in the first-level cache when the result is checked.
+pub(super) const PART: usize = 2048;
+
+/// Consecutive elements of a variable.
+#[derive(Debug, Default)]
+pub(super) struct Dense {
+    /// Empty until initial values come. Shared with the answers that are being sent and with the
+    /// checkpoint that is being written: while one of these uses the values, an update leaves them as they
+    /// are and continues with a copy.
+    weights: Arc<Vec<f32>>,
+    /// The optimizer's arrays, each as long as the weights, back to back.
+    slots: Arc<Vec<f32>>,
+}
+
+impl Dense {
+    pub(super) fn restored(saved: &SavedBlock) -> Self {
+        let numbers = |bytes: &Bytes| -> Arc<Vec<f32>> {
+            Arc::new(payload::elements(bytes).iter().map(|v| v.get()).collect())
+        };
+        Self {
+            weights: numbers(&saved.weights),
+            slots: numbers(&saved.slots),
+        }
+    }
+
+    fn begin<'a>(&'a mut self, rule: &'a VariableRule, update: Update) -> Begun<'a> {
+        Begun {
+            rule,
+            update,
+            weights: Arc::make_mut(&mut self.weights).as_mut_slice(),
+            slots: rule
+                .slots()
+                .split(Arc::make_mut(&mut self.slots).as_mut_slice()),
+            finite: true,
+        }
+    }
+}
+
+impl Contents for Dense {
+    fn initialize(&mut self, values: &Elements, slots: Slots) {
+        let mut weights = vec![0.0; values.len()];
+        values.copy_to(&mut weights);
+        self.weights = Arc::new(weights);
+        self.slots = Arc::new(vec![slots.initial; slots.count * values.len()]);
+    }
+
+    fn initialized(&self) -> bool {
+        !self.weights.is_empty()
+    }
+
+    fn values(&self) -> Bytes {
+        payload::share(&self.weights)
+    }
+
+    fn update(
+        &mut self,
+        gradients: &[(f32, &Elements)],
+        rule: &VariableRule,
+        update: Update,
+        sum: &mut Vec<f32>,
+    ) -> bool {
+        if let [(1.0, gradient)] = gradients {
+            let mut begun = self.begin(rule, update);
+            gradient.for_parts(|range, part| begun.apply(range, part));
+            return begun.finite;
+        }
+        sum.clear();
+        sum.resize(self.weights.len(), 0.0);
+        for (factor, gradient) in gradients {
+            gradient.for_parts(|range, part| {
+                Kernel::best().run(|| {
+                    for (sum, g) in sum[range].iter_mut().zip(part) {
+                        *sum += factor * g.get();
+                    }
+                });
+            });
+        }
+        let mut begun = self.begin(rule, update);
+        begun.apply(0..sum.len(), payload::in_place(sum));
+        begun.finite
+    }
+
+    fn all_finite(&self) -> bool {
+        let finite = |values: &[f32]| all_finite(Kernel::best(), values);
+        finite(&self.weights) && finite(&self.slots)
+    }
+
+    fn bytes(&self) -> usize {
+        size_of_val(&**self.weights) + size_of_val(&**self.slots)
+    }
+
+    fn save(&self) -> (Bytes, Bytes) {
+        (self.values(), payload::share(&self.slots))
+    }
+}
+
+/// An update in progress, which goes over the elements part by part.
+struct Begun<'a> {
+    rule: &'a VariableRule,
+    update: Update,
+    weights: &'a mut [f32],
+    slots: [&'a mut [f32]; 2],
+    /// True while all changed values are finite.
+    finite: bool,
+}
+
+impl Begun<'_> {
+    fn apply(&mut self, range: Range<usize>, gradient: &[LeF32]) {
+        for (start, gradient) in range.step_by(PART).zip(gradient.chunks(PART)) {
+            self.apply_part(start..start + gradient.len(), gradient);
+        }
+    }
+
+    fn apply_part(&mut self, range: Range<usize>, gradient: &[LeF32]) {
+        let slots = self
+            .slots
+            .each_mut()
+            .map(|slot| slot.get_mut(range.clone()).unwrap_or_default());
+        let part = Part {
+            weights: &mut self.weights[range.clone()],
+            gradient,
+            slots,
+        };
+        self.rule.apply(self.update, part);
+        let [first, second] = &self.slots;
+        let slots = [first, second].map(|slot| slot.get(range.clone()).unwrap_or_default());
+        let finite = |values: &[f32]| all_finite(self.update.kernel, values);
+        self.finite &= finite(&self.weights[range.clone()]) && slots.into_iter().all(finite);
+    }
+}
+
+fn all_finite(kernel: Kernel, values: &[f32]) -> bool {
+    let exponents = || {
+        values
+            .iter()
+            .fold(0, |most, v| most.max(v.to_bits() & 0x7fff_ffff))
+    };
+    kernel.run(exponents) < f32::INFINITY.to_bits()
+}

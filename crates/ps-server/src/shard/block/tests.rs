@@ -1,0 +1,269 @@
+//! Updates, watermarks and staged gradients of a single block.
+
+use super::dense::PART;
+use super::*;
+use shared_proto::blocks::VariableSpec;
+use shared_proto::ids::{Epoch, Generation, Role, RunNumber, TaskId};
+use shared_proto::job::{Adam, Job, Optimizer, Sgd};
+use shared_proto::payload;
+
+fn worker(index: u32, generation: u64) -> Task {
+    Task {
+        id: TaskId {
+            role: Role::Worker,
+            index,
+        },
+        generation: Generation(generation),
+    }
+}
+
+fn from(task: Task, clock: u64, sequence: u64) -> Origin {
+    Origin {
+        job: "j".to_owned(),
+        run: RunNumber::default(),
+        task,
+        epoch: Epoch(1),
+        clock: Clock(clock),
+        sequence: Sequence(sequence),
+    }
+}
+
+fn gradient(values: &[f32]) -> Elements {
+    Elements::of(payload::to_bytes(values), payload::Dtype::F32)
+}
+
+fn rule(optimizer: Optimizer, learning_rate: f32) -> VariableRule {
+    let mut job = Job {
+        optimizer,
+        ..Job::default()
+    };
+    *job.optimizer.learning_rate_mut() = learning_rate;
+    VariableRule::of(&job, &VariableSpec::default(), 1)
+}
+
+fn sgd(learning_rate: f32) -> VariableRule {
+    rule(Optimizer::Sgd(Sgd::default()), learning_rate)
+}
+
+fn adam(learning_rate: f32) -> VariableRule {
+    rule(Optimizer::Adam(Adam::default()), learning_rate)
+}
+
+fn weights(block: &Block) -> Vec<f32> {
+    payload::elements(&block.values())
+        .iter()
+        .map(|v| v.get())
+        .collect()
+}
+
+fn block(values: &[f32]) -> Block {
+    let mut block = Block::empty();
+    block.initialize(&gradient(values), &sgd(1.0));
+    block
+}
+
+#[test]
+fn finite_gradients_that_make_a_value_infinite_are_noticed_wherever_it_is() {
+    let length = 2 * PART + 3;
+    for (place, rule, gradient_value) in [
+        (0, sgd(2.0), f32::MAX),
+        (PART, sgd(2.0), f32::MAX),
+        (length - 1, sgd(2.0), f32::MAX),
+        // The weight stays finite, but never changes again: its second moment is infinite.
+        (PART - 1, adam(2.0), 1e30),
+    ] {
+        let mut block = Block::empty();
+        block.initialize(&gradient(&vec![1.0; length]), &rule);
+        let mut values = vec![0.0; length];
+        let (from, view) = (|sequence| from(worker(0, 1), 0, sequence), View::default());
+        block.apply(&from(1), &view, &gradient(&values), Version(0), &rule);
+        assert!(block.is_finite());
+        values[place] = gradient_value;
+        block.apply(&from(2), &view, &gradient(&values), Version(1), &rule);
+        assert!(!block.is_finite(), "{place}");
+    }
+}
+
+#[test]
+fn an_update_raises_the_version_and_knows_its_staleness() {
+    let (mut block, view) = (block(&[1.0, 2.0]), View::default());
+    for (sequence, expected) in [(1, 0), (2, 1)] {
+        let applied = block.apply(
+            &from(worker(0, 1), 0, sequence),
+            &view,
+            &gradient(&[1.0, -1.0]),
+            Version(0),
+            &sgd(0.5),
+        );
+        assert_eq!(applied.version, Version(sequence));
+        assert_eq!(applied.staleness, expected);
+    }
+    assert_eq!(weights(&block), [0.0, 3.0]);
+}
+
+#[test]
+fn weights_that_are_being_sent_stay_as_they_were() {
+    let (mut block, view) = (block(&[1.0, 2.0]), View::default());
+    let held = block.values();
+    let from = from(worker(0, 1), 0, 1);
+    let ones = gradient(&[1.0, 1.0]);
+    block.apply(&from, &view, &ones, Version(0), &sgd(1.0));
+    assert_eq!(held, payload::to_bytes(&[1.0, 2.0]));
+    assert_eq!(block.values(), payload::to_bytes(&[0.0, 1.0]));
+}
+
+#[test]
+fn what_is_saved_stays_as_it_was_and_is_restored_whole() {
+    let adam = adam(0.1);
+    let (mut block, view) = (Block::empty(), View::default());
+    block.initialize(&gradient(&[1.0, -2.0]), &adam);
+    let push = |block: &mut Block, sequence| {
+        let from = from(worker(0, 3), sequence + 6, sequence);
+        let gradient = gradient(&[0.5, 4.0]);
+        block.apply(&from, &view, &gradient, Version(0), &adam)
+    };
+    push(&mut block, 1);
+    let id = BlockId {
+        variable: 0,
+        index: 0,
+    };
+    let saved = block.save(id);
+    let before = weights(&block);
+    push(&mut block, 2);
+    assert_ne!(weights(&block), before);
+
+    let mut restored = Block::restore(saved);
+    assert_eq!(
+        (weights(&restored), restored.version()),
+        (before, Version(1))
+    );
+    assert_eq!(restored.has_taken(worker(0, 3), Sequence(1)), Taken::Yes);
+    assert_eq!(restored.has_taken(worker(0, 3), Sequence(2)), Taken::No);
+    let last = restored.watermark_of(worker(0, 3)).unwrap();
+    let found = (last.clock, last.version, last.taken);
+    assert_eq!(found, (Clock(7), Version(1), 1));
+    push(&mut restored, 2);
+    assert_eq!(restored.save(id), block.save(id));
+}
+
+#[test]
+fn watermarks_know_what_was_taken_and_stay_few() {
+    let mut block = block(&[0.0]);
+    for index in 0..100 {
+        let task = worker(index, 1);
+        let view = View {
+            workers: vec![task, worker(index + 1, 1)],
+            ..View::default()
+        };
+        block.stage(&from(task, 0, 7), &view, gradient(&[]));
+        assert_eq!(block.has_taken(task, Sequence(7)), Taken::Yes);
+        assert_eq!(block.has_taken(task, Sequence(3)), Taken::Unknown);
+        assert_eq!(block.has_taken(task, Sequence(8)), Taken::No);
+        assert_eq!(block.has_taken(worker(index, 2), Sequence(1)), Taken::No);
+        assert!(block.watermarks.len() <= 2 + DEPARTED_WATERMARKS);
+    }
+}
+
+#[test]
+fn watermarks_of_those_who_live_and_of_the_newest_departed_stay() {
+    let mut block = block(&[0.0]);
+    let stays = worker(100, 1);
+    for index in 0..40 {
+        let comes = worker(index, 1);
+        let view = View {
+            workers: vec![comes, stays],
+            ..View::default()
+        };
+        if index == 0 {
+            block.stage(&from(stays, 0, 7), &view, gradient(&[]));
+        }
+        block.stage(&from(comes, 0, 7), &view, gradient(&[]));
+    }
+    let has = |task| block.has_taken(task, Sequence(7)) == Taken::Yes;
+    assert!(has(stays) && has(worker(39, 1)));
+    let departed: Vec<u32> = (0..39).filter(|index| has(worker(*index, 1))).collect();
+    assert_eq!(
+        departed,
+        (39 - DEPARTED_WATERMARKS as u32..39).collect::<Vec<_>>()
+    );
+    assert_eq!(block.watermarks().len(), DEPARTED_WATERMARKS + 2);
+}
+
+#[test]
+fn a_block_counts_what_it_has_taken_of_each_worker() {
+    let (mut block, view) = (block(&[0.0]), View::default());
+    for (index, sequence) in [(0, 1), (1, 1), (0, 4)] {
+        let from = from(worker(index, 1), sequence, sequence);
+        block.apply(&from, &view, &gradient(&[1.0]), Version(0), &sgd(1.0));
+    }
+    let last = block.watermark_of(worker(0, 1)).unwrap();
+    let found = (last.taken, last.before, last.version, last.clock);
+    assert_eq!(found, (2, Sequence(1), Version(3), Clock(4)));
+    // The block knows the last two messages, and nothing about those between them.
+    let taken = [1, 2, 4, 5].map(|number| block.has_taken(worker(0, 1), Sequence(number)));
+    assert_eq!(taken, [Taken::Yes, Taken::Unknown, Taken::Yes, Taken::No]);
+}
+
+#[test]
+fn a_block_has_a_size_once_it_has_values() {
+    let adam = adam(0.1);
+    let mut block = Block::empty();
+    assert!(!block.initialized() && block.bytes() == 0);
+    block.initialize(&gradient(&[1.0, 2.0, 3.0]), &adam);
+    // Three weights, and two slots for each.
+    assert!(block.initialized() && block.bytes() == 9 * size_of::<f32>());
+}
+
+#[test]
+fn a_gradient_is_the_first_of_its_step_once() {
+    let (mut block, view) = (block(&[0.0]), View::default());
+    let mut stage = |clock, sequence| {
+        let from = from(worker(0, 1), clock, sequence);
+        block.stage(&from, &view, gradient(&[1.0]))
+    };
+    assert_eq!(
+        [stage(5, 1), stage(5, 2), stage(6, 3)].map(|staging| staging.is_first),
+        [true, false, true]
+    );
+}
+
+#[test]
+fn a_newcomer_that_an_older_view_lacks_keeps_its_watermark() {
+    let mut block = block(&[0.0]);
+    let newer = View {
+        workers: vec![worker(0, 1), worker(1, 1)],
+        ..View::default()
+    };
+    block.stage(&from(worker(1, 1), 0, 5), &newer, gradient(&[]));
+    block.stage(&from(worker(0, 1), 0, 5), &View::default(), gradient(&[]));
+    assert_eq!(block.has_taken(worker(1, 1), Sequence(5)), Taken::Yes);
+}
+
+#[test]
+fn a_commit_takes_the_weighted_mean_of_its_contributors_and_drops_the_rest() {
+    let (mut block, view) = (block(&[0.0]), View::default());
+    for (index, gradient) in [(0, 1.0), (1, 4.0), (2, 100.0)] {
+        let gradient = self::gradient(&[gradient]);
+        block.stage(&from(worker(index, 1), 5, 1), &view, gradient);
+    }
+    let mut commit = Commit {
+        step: Clock(5),
+        contributors: vec![(worker(0, 1), 2), (worker(1, 1), 1)],
+    };
+    let mut mean = Vec::new();
+    block.commit(&commit, &sgd(1.0), &mut mean).unwrap();
+    assert_eq!(weights(&block), [-2.0]);
+    assert!(block.version() == Version(1) && block.staged.is_empty());
+
+    let nobody = Commit {
+        step: Clock(6),
+        contributors: Vec::new(),
+    };
+    block.commit(&nobody, &sgd(1.0), &mut mean).unwrap();
+    assert_eq!((weights(&block), block.version()), (vec![-2.0], Version(1)));
+
+    commit.step = Clock(6);
+    let missing = block.commit(&commit, &sgd(1.0), &mut mean);
+    assert_eq!(missing, Err(NotStaged(worker(0, 1))));
+    assert_eq!((weights(&block), block.version()), (vec![-2.0], Version(1)));
+}

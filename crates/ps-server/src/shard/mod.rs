@@ -1,0 +1,61 @@
+//! A shard of the variables: steps 5 to 7 of the data path.
+//!
+//! - `messages`: pushes and pulls; `checks`: a message is checked as a whole before anything changes
+//! - `gate`: admission of messages by clock: proceed, wait or reject
+//! - `views`: catching up with the coordinator's views, and the steps that they commit
+//! - `store`: the blocks of an epoch
+//! - `block`: values under one lock, with version, watermarks and staged gradients
+//! - `snapshot`: the blocks of a checkpoint that is being written
+
+mod block;
+mod checks;
+pub(crate) mod gate;
+mod messages;
+pub(crate) mod snapshot;
+pub(crate) mod store;
+mod views;
+
+use shared_proto::job::{Job, Mode, NonFinite};
+use tokio::sync::watch;
+
+use crate::counters::Counters;
+use gate::Gate;
+
+pub(crate) use block::{Block, NotStaged};
+pub(crate) use messages::Pulled;
+pub(crate) use views::Followed;
+
+/// A shard of the variables.
+pub(crate) struct Shard {
+    pub(crate) job: Job,
+    pub(crate) gate: Gate,
+    pub(crate) counters: Counters,
+    /// The most bytes of a checkpoint's copies.
+    snapshot_bytes: usize,
+    followed: watch::Sender<Followed>,
+}
+
+impl Shard {
+    pub(crate) fn new(job: &Job) -> Self {
+        Self {
+            job: job.clone(),
+            gate: Gate {
+                job: job.name.clone(),
+                strategy: job.strategy.clone(),
+            },
+            counters: Counters::new(),
+            snapshot_bytes: (job.checkpoint.snapshot_mebibytes as usize).saturating_mul(1 << 20),
+            followed: watch::channel(Followed::default()).0,
+        }
+    }
+
+    /// Returns whether the job is in sync mode.
+    pub(crate) fn is_sync(&self) -> bool {
+        self.job.strategy.mode == Mode::Sync
+    }
+
+    /// Returns whether weights that are NaN or infinite end the job, so that no checkpoint may have them.
+    pub(crate) fn refuses_non_finite(&self) -> bool {
+        self.job.non_finite == NonFinite::Fail
+    }
+}

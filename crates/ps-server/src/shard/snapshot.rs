@@ -1,0 +1,150 @@
+//! The state of a shard as a checkpoint needs it, while training continues. Blocks are written one by one. An update of
+//! a block that is being written leaves the old values to the writer and continues with a copy (see `Block`).
+//!
+//! In sync mode a checkpoint is of one step on all shards. A commit that comes before the writer has finished copies the
+//! blocks that are not written yet, up to a limit, and then waits for the store. Copies are written first, so that
+//! each file makes room for the waiting commit.
+
+use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use checkpoint::SavedBlock;
+use parking_lot::{Condvar, Mutex};
+use shared_proto::blocks::BlockId;
+use shared_proto::view::{CheckpointOrder, Commit, View};
+
+use super::block::Block;
+
+/// The longest time that a commit waits for room before the checkpoint is given up.
+pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(30);
+
+/// The blocks of a checkpoint that is being written.
+pub(crate) struct Snapshot {
+    pub(crate) order: CheckpointOrder,
+    /// The most bytes of copies that commits may make.
+    most_copied: usize,
+    state: Mutex<State>,
+    room: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    reached: HashSet<BlockId>,
+    copies: BTreeMap<BlockId, SavedBlock>,
+    copied_bytes: usize,
+    /// True once no copies are needed any more.
+    over: bool,
+}
+
+/// Returns the bytes of a block's values and slots.
+pub(crate) fn size(block: &SavedBlock) -> usize {
+    block.weights.len() + block.slots.len()
+}
+
+impl Snapshot {
+    pub(crate) fn new(order: CheckpointOrder, most_copied: usize) -> Self {
+        Self {
+            order,
+            most_copied,
+            state: Mutex::default(),
+            room: Condvar::new(),
+        }
+    }
+
+    /// Returns whether this step is part of the checkpoint.
+    pub(crate) fn is_to_have(&self, commit: &Commit) -> bool {
+        self.order.clock > commit.step
+    }
+
+    /// Returns whether the step that this view commits is part of the checkpoint.
+    pub(crate) fn has(&self, view: &View) -> bool {
+        let commit = view.commit.as_ref();
+        commit.is_some_and(|commit| self.is_to_have(commit))
+    }
+
+    /// Waits until there is room for a copy of a block, if it needs one. The caller holds no block's lock.
+    pub(crate) fn wait_for_room(&self, id: BlockId) {
+        let full = |state: &mut State| {
+            state.copied_bytes >= self.most_copied && !state.over && !state.reached.contains(&id)
+        };
+        let mut state = self.state.lock();
+        if full(&mut state) {
+            tracing::info!(
+                number = self.order.number,
+                "a step waits for the checkpoint that is being written"
+            );
+            let waited = self.room.wait_while_for(&mut state, full, LONGEST_WAIT);
+            if waited.timed_out() {
+                // Training matters more than this checkpoint.
+                state.over = true;
+                state.copies.clear();
+            }
+        }
+    }
+
+    /// Copies a block before it changes, unless it is written or copied already.
+    pub(crate) fn copy_before_write(&self, id: BlockId, block: &Block) {
+        let mut state = self.state.lock();
+        if !state.over && state.reached.insert(id) {
+            let saved = block.save(id);
+            state.copied_bytes += size(&saved);
+            state.copies.insert(id, saved);
+        }
+    }
+
+    /// Returns the next block to write: one that was copied, else the next of those that remain.
+    pub(crate) fn next(&self, remaining: &mut impl Iterator<Item = BlockId>) -> Option<BlockId> {
+        let copied = self.state.lock().copies.keys().next().copied();
+        copied.or_else(|| remaining.next())
+    }
+
+    /// Returns the block as it is in the checkpoint.
+    pub(crate) fn reach(&self, id: BlockId, block: &Block) -> SavedBlock {
+        let mut state = self.state.lock();
+        state.reached.insert(id);
+        match state.copies.remove(&id) {
+            Some(saved) => {
+                state.copied_bytes -= size(&saved);
+                self.room.notify_all();
+                saved
+            }
+            None => block.save(id),
+        }
+    }
+
+    /// Ends the checkpoint, written or not, so that commits no longer wait for it.
+    pub(crate) fn end(&self) {
+        let mut state = self.state.lock();
+        state.over = true;
+        state.copies.clear();
+        self.room.notify_all();
+    }
+
+    /// Returns whether the checkpoint has ended, written or not.
+    pub(crate) fn is_over(&self) -> bool {
+        self.state.lock().over
+    }
+}
+
+/// Ends a checkpoint when this is dropped.
+pub(crate) struct EndOnDrop(pub(crate) Arc<Snapshot>);
+
+impl Drop for EndOnDrop {
+    fn drop(&mut self) {
+        self.0.end();
+    }
+}
+
+#[cfg(test)]
+impl Snapshot {
+    /// Returns the bytes of the copies that wait to be written.
+    pub(crate) fn copied_bytes(&self) -> usize {
+        self.state.lock().copied_bytes
+    }
+
+    /// Returns the number of copies that wait to be written.
+    pub(crate) fn copies(&self) -> usize {
+        self.state.lock().copies.len()
+    }
+}

@@ -1,0 +1,272 @@
+//! The blocks that a shard holds, by the shard map of an epoch.
+
+use std::cmp::Ordering;
+use std::collections::{BTreeMap, HashSet};
+use std::sync::{Arc, OnceLock};
+
+use dashmap::DashMap;
+use optimizer::VariableRule;
+use parking_lot::{Mutex, RwLock};
+use shared_proto::blocks::{BlockId, PlacedVariable, ShardMap, Source};
+use shared_proto::ids::{Clock, Task};
+use shared_proto::job::Job;
+use shared_proto::payload::Elements;
+use shared_proto::planted;
+use shared_proto::refusal::{Reason, Refusal};
+use shared_proto::transport::MAX_MESSAGE_BYTES;
+use shared_proto::view::Commit;
+use shared_proto::wire;
+
+use super::block::Block;
+use super::snapshot::Snapshot;
+
+/// A shard in one epoch of the shard map.
+pub(crate) struct Store {
+    pub(crate) shard: u32,
+    pub(crate) map: ShardMap,
+    /// The rule of each variable, by its number.
+    rules: Arc<[VariableRule]>,
+    /// The blocks. Consecutive epochs share them while the values come from the same source.
+    pub(crate) blocks: Arc<Blocks>,
+}
+
+/// Blocks, and the state that concerns all of them.
+pub(crate) struct Blocks {
+    pub(crate) by_id: DashMap<BlockId, Mutex<Block>>,
+    /// The number of blocks that take updates.
+    updated: usize,
+    /// Locked for writing while a step is committed, and for reading while a pull is answered: a pull sees all of
+    /// a step or nothing of it.
+    pub(crate) committing: RwLock<()>,
+    /// The checkpoint that is being written.
+    pub(crate) snapshot: Mutex<Option<Arc<Snapshot>>>,
+    /// Sync mode: the newest commit in the values. It stays with them when this server registers again.
+    pub(crate) committed: Mutex<Option<Commit>>,
+    /// The first block of which an update has made a value NaN or infinite.
+    pub(crate) non_finite: OnceLock<BlockId>,
+    /// Sync mode: the step that each worker stages, and the number of blocks that hold its gradient.
+    staged: Mutex<BTreeMap<Task, (Clock, usize)>>,
+}
+
+impl Blocks {
+    /// `updated` is the number of blocks that take updates.
+    fn new(blocks: impl Iterator<Item = (BlockId, Block)>, updated: usize) -> Self {
+        Self {
+            by_id: blocks.map(|(id, block)| (id, Mutex::new(block))).collect(),
+            updated,
+            committing: RwLock::new(()),
+            snapshot: Mutex::new(None),
+            committed: Mutex::default(),
+            non_finite: OnceLock::new(),
+            staged: Mutex::default(),
+        }
+    }
+
+    /// Describes all that a message may change, for comparison.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(crate) fn describe(&self) -> String {
+        let blocks = self.by_id.iter();
+        let blocks: BTreeMap<_, _> = blocks
+            .map(|block| (*block.key(), format!("{:?}", block.lock())))
+            .collect();
+        let (committed, staged) = (self.committed.lock(), self.staged.lock());
+        format!("{blocks:?} {committed:?} {staged:?} {:?}", self.non_finite)
+    }
+
+    /// Notes that a worker has staged its gradient of a step in so many more blocks. Returns whether all
+    /// blocks that take updates hold it now.
+    pub(crate) fn note_staged(&self, task: Task, clock: Clock, blocks: usize) -> bool {
+        let mut staged = self.staged.lock();
+        let (of, count) = staged.entry(task).or_insert((clock, 0));
+        match clock.cmp(of) {
+            Ordering::Equal => {}
+            Ordering::Greater => (*of, *count) = (clock, 0),
+            // A push of an earlier step that is sent again leaves the count of the newest one alone.
+            Ordering::Less => return false,
+        }
+        *count += blocks;
+        *count == self.updated
+    }
+
+    /// Clears the counts of staged gradients, once a commit has used these.
+    pub(crate) fn none_staged(&self) {
+        self.staged.lock().clear();
+    }
+}
+
+impl Store {
+    /// Returns a shard without values, which the initialiser sends later.
+    pub(crate) fn empty(shard: u32, map: ShardMap, job: &Job) -> Self {
+        let blocks = map.blocks_of(shard).map(|id| (id, Block::empty()));
+        Self::new(shard, blocks.collect(), map, job)
+    }
+
+    /// Returns a shard with the values of a checkpoint.
+    pub(crate) fn loaded(
+        shard: u32,
+        map: ShardMap,
+        blocks: Vec<(BlockId, Block)>,
+        job: &Job,
+    ) -> Self {
+        Self::new(shard, blocks, map, job)
+    }
+
+    fn new(shard: u32, blocks: Vec<(BlockId, Block)>, map: ShardMap, job: &Job) -> Self {
+        let rule = |v: &PlacedVariable| VariableRule::of(job, &v.spec, map.total_updates);
+        let updated = map.blocks_of(shard).filter(|id| map.takes_updates(*id));
+        Self {
+            shard,
+            rules: map.variables.iter().map(rule).collect(),
+            blocks: Arc::new(Blocks::new(blocks.into_iter(), updated.count())),
+            map,
+        }
+    }
+
+    /// Returns a shard that shares this one's values, under another epoch's map.
+    pub(crate) fn under(&self, map: ShardMap) -> Self {
+        Self {
+            shard: self.shard,
+            rules: Arc::clone(&self.rules),
+            blocks: Arc::clone(&self.blocks),
+            map,
+        }
+    }
+
+    /// Returns the rule by which a block's variable changes. The block is one of the map's.
+    pub(crate) fn rule(&self, id: BlockId) -> &VariableRule {
+        &self.rules[id.variable as usize]
+    }
+
+    /// Records that a block has values that are NaN or infinite, and logs the first one.
+    pub(crate) fn found_non_finite(&self, id: BlockId) {
+        if self.blocks.non_finite.set(id).is_ok() {
+            tracing::error!(
+                "an update has made values of {} NaN or infinite; lower the learning rate, or set clip_norm",
+                self.map.describe(id)
+            );
+        }
+    }
+
+    /// Returns the variable of which an update has made a value NaN or infinite; empty if there is none.
+    pub(crate) fn non_finite(&self) -> String {
+        let id = self.blocks.non_finite.get();
+        let variable = id.and_then(|id| self.map.variables.get(id.variable as usize));
+        variable.map_or_else(String::new, |variable| variable.spec.name.clone())
+    }
+
+    /// Returns a block with a value that is NaN or infinite, if there is one.
+    pub(crate) fn block_not_finite(&self) -> Option<String> {
+        let mut blocks = self.blocks.by_id.iter();
+        let id = *blocks.find(|block| !block.lock().is_finite())?.key();
+        Some(self.map.describe(id))
+    }
+
+    /// Returns the source of the values.
+    pub(crate) fn source(&self) -> Option<&Source> {
+        let shard = self.map.shards.get(self.shard as usize)?;
+        Some(&shard.source)
+    }
+
+    /// Returns the number of blocks, and the bytes of their weights and slots.
+    pub(crate) fn size(&self) -> (usize, usize) {
+        let blocks = &self.blocks.by_id;
+        (
+            blocks.len(),
+            blocks.iter().map(|block| block.lock().bytes()).sum(),
+        )
+    }
+
+    /// Checks that a pull names each block once, and no more blocks than fit into a message.
+    pub(crate) fn check_pull(&self, pull: &wire::Pull) -> Result<(), Refusal> {
+        let mut named = HashSet::with_capacity(pull.blocks.len());
+        let mut bytes = 0;
+        for known in &pull.blocks {
+            let id = BlockId::read(known.block)?;
+            bytes += self.map.range(id)?.len() * size_of::<f32>();
+            if !named.insert(id) {
+                return Err(self.twice(id));
+            }
+        }
+        if bytes > MAX_MESSAGE_BYTES {
+            return Err(Refusal::new(
+                Reason::Oversized,
+                format!(
+                    "a pull asks for {bytes} bytes; a message has {MAX_MESSAGE_BYTES} at the most, so ask for fewer blocks at a time"
+                ),
+            ));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn twice(&self, id: BlockId) -> Refusal {
+        let block = self.map.describe(id);
+        Refusal::new(
+            Reason::Malformed,
+            format!("{block} is named twice in one message; once is enough"),
+        )
+    }
+
+    pub(crate) fn version(&self, id: BlockId, block: &Block) -> wire::BlockVersion {
+        wire::BlockVersion {
+            block: Some(id.into()),
+            epoch: self.map.epoch.0,
+            version: block.version().0,
+        }
+    }
+
+    /// Reads the values sent for a block: they must have its size and a known type, and be finite.
+    pub(crate) fn read_values(
+        &self,
+        id: BlockId,
+        payload: Option<&wire::Payload>,
+    ) -> Result<Elements, Refusal> {
+        let expected = self.map.range(id)?.len();
+        let named = |refusal: Refusal| {
+            Refusal::new(
+                refusal.reason,
+                format!("{} {refusal}", self.map.describe(id)),
+            )
+        };
+        let values = Elements::read(payload, expected).map_err(named)?;
+        if !values.all_finite() && !planted!(TakesNonFinite) {
+            return Err(named(Refusal::new(
+                Reason::NonFinite,
+                "holds NaN or infinity; lower the learning rate, clip gradients, or look at the data",
+            )));
+        }
+        Ok(values)
+    }
+}
+
+/// Returns the refusal of a message that needs values before there are any.
+pub(crate) fn not_initialized(what: &str) -> Refusal {
+    Refusal::new(
+        Reason::NotInitialized,
+        format!("{what} has no values yet; an initialiser is at work, ask again"),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use shared_proto::ids::{Generation, Role, TaskId};
+
+    #[test]
+    fn a_push_of_an_earlier_step_does_not_hide_that_all_blocks_hold_the_newest() {
+        let id = |index| BlockId { variable: 0, index };
+        let blocks = Blocks::new((0..2).map(|index| (id(index), Block::empty())), 2);
+        let id = TaskId {
+            role: Role::Worker,
+            index: 0,
+        };
+        let worker = Task {
+            id,
+            generation: Generation(1),
+        };
+        assert!(blocks.note_staged(worker, Clock(4), 2));
+        assert!(!blocks.note_staged(worker, Clock(5), 1));
+        // The push is sent again after a stream broke. The blocks have already taken it.
+        assert!(!blocks.note_staged(worker, Clock(4), 0));
+        assert!(blocks.note_staged(worker, Clock(5), 1));
+    }
+}

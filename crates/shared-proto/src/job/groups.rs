@@ -1,0 +1,192 @@
+//! Groups of variables with settings of their own.
+
+use std::borrow::Cow;
+
+use glob::Pattern;
+use serde::{Deserialize, Serialize};
+
+use super::{Job, JobError, Optimizer};
+use crate::blocks::{VariableKind, VariableSpec};
+
+/// Settings for the variables whose names match a pattern, in place of the job's. A variable belongs to the first
+/// group that matches it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Group {
+    /// The names of the variables, as in `"*.bias"`: `*` stands for any text, `?` for any character, `[ab]` for one
+    /// of these.
+    pub variables: String,
+    /// True if these variables keep their initial values.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub frozen: bool,
+    /// The learning rate before any schedule.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub learning_rate: Option<f32>,
+    /// The weight decay.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weight_decay: Option<f32>,
+    /// The optimizer and its settings.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub optimizer: Option<Optimizer>,
+}
+
+impl Group {
+    /// Returns the group's optimizer, which is `base` where the group says nothing else.
+    fn optimizer(&self, base: &Optimizer) -> Result<Optimizer, JobError> {
+        let mut optimizer = self.optimizer.as_ref().unwrap_or(base).clone();
+        if let Some(rate) = self.learning_rate {
+            *optimizer.learning_rate_mut() = rate;
+        }
+        if let Some(decay) = self.weight_decay {
+            let setting = optimizer.weight_decay_mut();
+            *setting.ok_or_else(|| JobError::Setting {
+                field: "weight_decay",
+                value: decay.to_string(),
+                expected: "must be absent with ftrl, which has l2 in its place",
+            })? = decay;
+        }
+        Ok(optimizer)
+    }
+
+    pub(super) fn validate(&self, base: &Optimizer) -> Result<(), JobError> {
+        let of_group = |error| JobError::Group {
+            variables: self.variables.clone(),
+            error: Box::new(error),
+        };
+        if Pattern::new(&self.variables).is_err() || self.variables.is_empty() {
+            return Err(of_group(JobError::Setting {
+                field: "variables",
+                value: format!("{:?}", self.variables),
+                expected: "must be a pattern of names, as in \"*.bias\"",
+            }));
+        }
+        let changed = [
+            ("learning_rate", self.learning_rate.is_some()),
+            ("weight_decay", self.weight_decay.is_some()),
+            ("optimizer", self.optimizer.is_some()),
+        ];
+        if self.frozen
+            && let Some((field, _)) = changed.into_iter().find(|(_, given)| *given)
+        {
+            return Err(of_group(JobError::Unused {
+                field,
+                value: "given".to_owned(),
+                other: "frozen",
+                other_value: "true".to_owned(),
+                advice: "frozen variables do not change; leave one of them out",
+            }));
+        }
+        let optimizer = self.optimizer(base).map_err(of_group)?;
+        optimizer.validate().map_err(of_group)
+    }
+}
+
+impl Job {
+    /// Returns the first group that a variable of this name belongs to.
+    pub fn group_of(&self, name: &str) -> Option<&Group> {
+        let matches = |group: &&Group| {
+            let pattern = Pattern::new(&group.variables);
+            pattern.is_ok_and(|pattern| pattern.matches(name))
+        };
+        self.groups.iter().find(matches)
+    }
+
+    /// Returns the optimizer of a trained variable: its group's, or the job's.
+    pub fn optimizer_of(&self, name: &str) -> Cow<'_, Optimizer> {
+        let own = self.group_of(name).map(|g| g.optimizer(&self.optimizer));
+        match own {
+            Some(Ok(optimizer)) => Cow::Owned(optimizer),
+            _ => Cow::Borrowed(&self.optimizer),
+        }
+    }
+
+    /// Returns the kind of a variable that a model asks for under this name.
+    pub fn kind_of(&self, name: &str) -> VariableKind {
+        match self.group_of(name) {
+            Some(group) if group.frozen => VariableKind::Frozen,
+            _ => VariableKind::by_name(name),
+        }
+    }
+
+    /// Returns the number of values that a server keeps beside each element of a variable.
+    pub fn slots_of(&self, variable: &VariableSpec) -> usize {
+        match variable.kind {
+            VariableKind::Trained => self.optimizer_of(&variable.name).slots(),
+            VariableKind::Averaged | VariableKind::Frozen => 0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn job(text: &str) -> Result<Job, JobError> {
+        Job::from_toml(text)
+    }
+
+    #[test]
+    fn a_variable_has_the_settings_of_the_first_group_that_matches_it() {
+        let job = job(r#"
+            [optimizer]
+            name = "adamw"
+            weight_decay = 0.1
+
+            [[groups]]
+            variables = "*.bias"
+            weight_decay = 0.0
+
+            [[groups]]
+            variables = "head.*"
+            learning_rate = 0.5
+
+            [[groups]]
+            variables = "embed*"
+            frozen = true
+
+            [[groups]]
+            variables = "gate.?"
+            optimizer = { name = "ftrl", l1 = 1.0 }
+        "#)
+        .unwrap();
+        assert_eq!(Job::from_toml(&job.to_toml()).unwrap(), job);
+        let decay = |name| match job.optimizer_of(name).into_owned() {
+            Optimizer::AdamW(s) => (s.learning_rate, s.weight_decay),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(decay("body.weight"), (0.001, 0.1));
+        assert_eq!(decay("head.bias"), (0.001, 0.0));
+        assert_eq!(decay("head.weight"), (0.5, 0.1));
+        assert_eq!(job.optimizer_of("gate.a").name(), "ftrl");
+        assert_eq!(job.optimizer_of("gate.ab").name(), "adamw");
+        assert_eq!(job.kind_of("embedding.weight"), VariableKind::Frozen);
+        assert_eq!(job.kind_of("norm.running_mean"), VariableKind::Averaged);
+        assert_eq!(job.kind_of("norm.weight"), VariableKind::Trained);
+    }
+
+    #[test]
+    fn groups_without_sense_are_named() {
+        for (group, named) in [
+            ("variables = \"\"", "must be a pattern"),
+            ("variables = \"[a\"", "\"[a\""),
+            (
+                "variables = \"a\"\nlearning_rate = -1.0",
+                "learning_rate` is -1",
+            ),
+            (
+                "variables = \"a\"\nfrozen = true\nweight_decay = 0.1",
+                "frozen",
+            ),
+            (
+                "variables = \"a\"\noptimizer = { name = \"ftrl\" }\nweight_decay = 0.1",
+                "l2 in its place",
+            ),
+            ("variables = \"a\"\nrate = 1", "rate"),
+        ] {
+            let error = job(&format!("[[groups]]\n{group}"))
+                .unwrap_err()
+                .to_string();
+            assert!(error.contains(named), "{error}");
+        }
+    }
+}

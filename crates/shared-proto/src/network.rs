@@ -1,0 +1,51 @@
+//! The networks by which peers are reached: the system's, or a simulated one.
+
+use std::fmt;
+use std::pin::Pin;
+
+use tonic::transport::Channel;
+
+use crate::security::{Remote, Security};
+
+/// The network by which peers are reached: the system's, or a simulated one.
+pub trait Network: fmt::Debug + Send + Sync {
+    /// Connects.
+    fn connect(&self, remote: Remote) -> Connecting;
+
+    /// Returns a channel that connects when it is used, and again after the connection breaks.
+    fn connect_lazily(&self, remote: Remote) -> Channel;
+
+    /// Returns the credentials of callers, and those that they demand of their peers.
+    fn security(&self) -> &Security;
+}
+
+/// A pending connection.
+pub type Connecting =
+    Pin<Box<dyn Future<Output = Result<Channel, tonic::transport::Error>> + Send>>;
+
+/// The system's network.
+#[derive(Clone, Debug, Default)]
+pub struct SystemNetwork {
+    security: Security,
+}
+
+impl SystemNetwork {
+    /// Creates the network with these credentials.
+    pub fn new(security: Security) -> Self {
+        Self { security }
+    }
+}
+
+impl Network for SystemNetwork {
+    fn connect(&self, remote: Remote) -> Connecting {
+        Box::pin(async move { remote.connect().await })
+    }
+
+    fn connect_lazily(&self, remote: Remote) -> Channel {
+        remote.connect_lazy()
+    }
+
+    fn security(&self) -> &Security {
+        &self.security
+    }
+}

@@ -1,0 +1,182 @@
+//! Samples that are computed together.
+
+use std::collections::BTreeMap;
+
+use candle_core::{Result, Tensor, bail};
+
+/// Samples that are computed together: named inputs and targets, each with one entry for each sample.
+#[derive(Clone, Debug, Default)]
+pub struct Batch {
+    samples: usize,
+    inputs: BTreeMap<String, Feature>,
+    targets: BTreeMap<String, Tensor>,
+    weights: Option<Tensor>,
+}
+
+/// An input of a batch.
+#[derive(Clone, Debug)]
+pub enum Feature {
+    /// A tensor of shape `[samples, ...shape of the field]`.
+    Dense(Tensor),
+    /// Any number of values in each sample.
+    Ragged(Ragged),
+}
+
+/// Values of which each sample has any number.
+#[derive(Clone, Debug)]
+pub struct Ragged {
+    /// The values of all samples, one after the other.
+    pub values: Tensor,
+    /// The place in `values` at which each sample begins, and the end of the last one: one more than there are samples.
+    pub offsets: Vec<usize>,
+    /// A weight of each value, as `f32`; none if all count alike.
+    pub weights: Option<Tensor>,
+}
+
+impl Batch {
+    /// Returns a batch of this number of samples without inputs and targets.
+    pub fn of(samples: usize) -> Self {
+        Self {
+            samples,
+            ..Self::default()
+        }
+    }
+
+    /// Adds an input of shape `[samples, ...]`.
+    #[must_use]
+    pub fn with_input(mut self, name: &str, values: Tensor) -> Self {
+        self.inputs.insert(name.to_owned(), Feature::Dense(values));
+        self
+    }
+
+    /// Adds an input of which each sample has any number of values.
+    #[must_use]
+    pub fn with_ragged(mut self, name: &str, values: Ragged) -> Self {
+        self.inputs.insert(name.to_owned(), Feature::Ragged(values));
+        self
+    }
+
+    /// Adds a target of shape `[samples, ...]`.
+    #[must_use]
+    pub fn with_target(mut self, name: &str, values: Tensor) -> Self {
+        self.targets.insert(name.to_owned(), values);
+        self
+    }
+
+    /// Sets the weights of the samples in the loss, `f32` of shape `[samples]`.
+    #[must_use]
+    pub fn with_weights(mut self, weights: Tensor) -> Self {
+        self.weights = Some(weights);
+        self
+    }
+
+    /// Returns the number of samples.
+    pub fn samples(&self) -> usize {
+        self.samples
+    }
+
+    /// Returns the input of data that has a single one.
+    ///
+    /// # Errors
+    /// If there are several, or it is ragged.
+    pub fn input(&self) -> Result<&Tensor> {
+        match self.inputs.values().next() {
+            Some(Feature::Dense(values)) if self.inputs.len() == 1 => Ok(values),
+            _ => bail!(
+                "the batch has no single dense input; ask for one of {:?} by its name",
+                self.inputs.keys()
+            ),
+        }
+    }
+
+    /// Returns the dense input of this name.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn input_of(&self, name: &str) -> Result<&Tensor> {
+        match self.inputs.get(name) {
+            Some(Feature::Dense(values)) => Ok(values),
+            Some(Feature::Ragged(_)) => {
+                bail!("input {name:?} has any number of values in each sample; ask with `ragged`")
+            }
+            None => bail!(
+                "there is no input {name:?}; there are {:?}",
+                self.inputs.keys()
+            ),
+        }
+    }
+
+    /// Returns the input of this name, of which each sample has any number of values.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn ragged(&self, name: &str) -> Result<&Ragged> {
+        match self.inputs.get(name) {
+            Some(Feature::Ragged(values)) => Ok(values),
+            Some(Feature::Dense(_)) => bail!("input {name:?} is dense; ask with `input_of`"),
+            None => bail!(
+                "there is no input {name:?}; there are {:?}",
+                self.inputs.keys()
+            ),
+        }
+    }
+
+    /// Returns all inputs by name.
+    pub fn inputs(&self) -> &BTreeMap<String, Feature> {
+        &self.inputs
+    }
+
+    /// Returns the target of data that has a single one.
+    ///
+    /// # Errors
+    /// If there are none or several.
+    pub fn target(&self) -> Result<&Tensor> {
+        match self.targets.values().next() {
+            Some(values) if self.targets.len() == 1 => Ok(values),
+            _ => bail!(
+                "the batch has no single target; ask for one of {:?} by its name",
+                self.targets.keys()
+            ),
+        }
+    }
+
+    /// Returns the target of this name.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn target_of(&self, name: &str) -> Result<&Tensor> {
+        match self.targets.get(name) {
+            Some(values) => Ok(values),
+            None => bail!(
+                "there is no target {name:?}; there are {:?}",
+                self.targets.keys()
+            ),
+        }
+    }
+
+    /// Returns the weights of the samples in the loss, if they differ.
+    pub fn weights(&self) -> Option<&Tensor> {
+        self.weights.as_ref()
+    }
+
+    /// Returns the size of the first dimension of each part, with its name.
+    pub(crate) fn sizes(&self) -> Result<Vec<(&str, usize)>> {
+        let mut sizes = Vec::new();
+        for (name, feature) in &self.inputs {
+            sizes.push((
+                name.as_str(),
+                match feature {
+                    Feature::Dense(values) => values.dim(0)?,
+                    Feature::Ragged(values) => values.offsets.len().saturating_sub(1),
+                },
+            ));
+        }
+        for (name, values) in &self.targets {
+            sizes.push((name.as_str(), values.dim(0)?));
+        }
+        if let Some(weights) = &self.weights {
+            sizes.push(("the weights", weights.dim(0)?));
+        }
+        Ok(sizes)
+    }
+}

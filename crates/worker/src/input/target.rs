@@ -1,0 +1,294 @@
+//! What a model is to predict, read from text: a class, 0 or 1, or a number.
+
+use std::collections::{BTreeSet, HashMap};
+
+use shared_proto::job::TargetKind;
+
+use super::column::Column;
+use super::error::InputError;
+
+/// Classes from this number on are refused: each costs a row of the model's output layer.
+const MAX_CLASSES: u32 = 1 << 16;
+
+/// With more different whole numbers than this, the job has to say whether they are classes.
+const MOST_CERTAIN_CLASSES: usize = 1000;
+
+/// The labels of a file, in the order of its samples.
+#[derive(Debug, Default)]
+pub(super) struct Labels {
+    /// The index in `texts` of each sample's label.
+    samples: Vec<u32>,
+    /// The labels that occur, each with the first line where it does.
+    texts: Vec<(String, u64)>,
+    known: HashMap<String, u32>,
+}
+
+impl Labels {
+    /// Adds the label of the next sample.
+    pub(super) fn push(&mut self, text: &str, line: u64) {
+        // LIBSVM files have +1 as well as 1.
+        let text = text.strip_prefix('+').unwrap_or(text);
+        let index = match self.known.get(text) {
+            Some(index) => *index,
+            None => {
+                let new = self.texts.len() as u32;
+                self.known.insert(text.to_owned(), new);
+                self.texts.push((text.to_owned(), line));
+                new
+            }
+        };
+        self.samples.push(index);
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.samples.is_empty()
+    }
+}
+
+/// The meaning of labels, as the training part has them.
+#[derive(Debug)]
+pub(super) enum Target {
+    /// Each label is a class.
+    Class {
+        numbers: HashMap<String, u32>,
+        count: u64,
+    },
+    /// One label is 0, the other 1.
+    Binary(HashMap<String, f32>),
+    /// Each label is a number.
+    Number,
+}
+
+/// Makes an error out of a line and a problem.
+pub(super) type Wrong<'a> = &'a dyn Fn(u64, String) -> InputError;
+
+impl Target {
+    /// Decides what the labels of the training part mean. Where the job leaves it open, labels with fractions are
+    /// numbers, two labels are 0 and 1 if `two_are_binary`, and all others are classes.
+    ///
+    /// # Errors
+    /// Names the first label that does not fit.
+    pub(super) fn of(
+        labels: &Labels,
+        kind: TargetKind,
+        two_are_binary: bool,
+        wrong: Wrong,
+    ) -> Result<Self, InputError> {
+        let texts = &labels.texts;
+        let fraction = texts.iter().find(|(text, _)| is_fraction(text));
+        match (kind, fraction) {
+            (TargetKind::Number, _) => Ok(Self::Number),
+            (TargetKind::Class, Some((text, line))) => Err(wrong(
+                *line,
+                format!(
+                    "label {text} is no class; set data.target to \"number\" to predict it as a number, or number the classes from 0 or name them"
+                ),
+            )),
+            (TargetKind::Auto, Some(_)) => Ok(Self::Number),
+            (TargetKind::Binary, _) => Self::binary(labels, wrong),
+            (TargetKind::Auto, None) if two_are_binary && texts.len() == 2 => {
+                Self::binary(labels, wrong)
+            }
+            (TargetKind::Auto | TargetKind::Class, None) => Self::classes(labels, kind, wrong),
+        }
+    }
+
+    fn binary(labels: &Labels, wrong: Wrong) -> Result<Self, InputError> {
+        if let Some((text, line)) = labels.texts.get(2) {
+            return Err(wrong(
+                *line,
+                format!(
+                    "{text} is a third label; a binary target has two, so set data.target to \"class\""
+                ),
+            ));
+        }
+        let mut sorted: Vec<&String> = labels.texts.iter().map(|(text, _)| text).collect();
+        // As numbers, if they are: -1 is less than +1.
+        let number = |text: &&String| text.parse::<f64>().ok();
+        sorted.sort_by(|a, b| match (number(a), number(b)) {
+            (Some(a), Some(b)) => a.total_cmp(&b),
+            _ => a.cmp(b),
+        });
+        let one = |(i, text): (usize, &String)| {
+            // A single label tells its value only if it is a number.
+            let value = number(&text).filter(|_| labels.texts.len() == 1);
+            let value = value.map_or(i as f32, |v| if v > 0.0 { 1.0 } else { 0.0 });
+            (text.clone(), value)
+        };
+        Ok(Self::Binary(
+            sorted.into_iter().enumerate().map(one).collect(),
+        ))
+    }
+
+    fn classes(labels: &Labels, kind: TargetKind, wrong: Wrong) -> Result<Self, InputError> {
+        let texts = labels.texts.iter();
+        let whole: Option<HashMap<String, u32>> = texts
+            .clone()
+            .map(|(text, _)| Some((text.clone(), whole(text)?)))
+            .collect();
+        let Some(numbers) = whole else {
+            let sorted: BTreeSet<&String> = texts.map(|(text, _)| text).collect();
+            return Ok(Self::Class {
+                count: sorted.len() as u64,
+                numbers: sorted.into_iter().cloned().zip(0..).collect(),
+            });
+        };
+        if kind == TargetKind::Auto && labels.texts.len() > MOST_CERTAIN_CLASSES {
+            return Err(wrong(
+                labels.texts[MOST_CERTAIN_CLASSES].1,
+                format!(
+                    "there are {} different whole numbers as labels; set data.target to \"number\" to predict them as numbers, or to \"class\" if each is a class",
+                    labels.texts.len()
+                ),
+            ));
+        }
+        let too_large = |(text, _): &&(String, u64)| numbers[text] >= MAX_CLASSES;
+        if let Some((text, line)) = labels.texts.iter().find(too_large) {
+            return Err(wrong(
+                *line,
+                format!(
+                    "label {text} is too large; number the classes from 0, below {MAX_CLASSES}, or set data.target to \"number\""
+                ),
+            ));
+        }
+        let highest = numbers.values().max().copied().unwrap_or(0);
+        Ok(Self::Class {
+            numbers,
+            count: u64::from(highest) + 1,
+        })
+    }
+
+    /// Returns the labels as a column of this name.
+    ///
+    /// # Errors
+    /// Names the first label that the training part does not have, or that is no finite number.
+    pub(super) fn column(
+        &self,
+        name: &str,
+        labels: &Labels,
+        wrong: Wrong,
+    ) -> Result<Column, InputError> {
+        match self {
+            Self::Class { numbers, count } => {
+                let ids = each(labels, |text| numbers.get(text).copied(), wrong, UNKNOWN)?;
+                Ok(Column::category(name, ids, *count))
+            }
+            Self::Binary(values) => {
+                let values = each(labels, |text| values.get(text).copied(), wrong, UNKNOWN)?;
+                Ok(Column::binary(name, values))
+            }
+            Self::Number => {
+                let number = |text: &str| text.parse().ok().filter(|v: &f32| v.is_finite());
+                let values = each(labels, number, wrong, "is no finite number")?;
+                Ok(Column::numbers(name, Vec::new(), values))
+            }
+        }
+    }
+}
+
+const UNKNOWN: &str = "does not occur in the training data";
+
+/// Returns the value of each sample's label.
+fn each<T: Copy>(
+    labels: &Labels,
+    value: impl Fn(&str) -> Option<T>,
+    wrong: Wrong,
+    problem: &str,
+) -> Result<Vec<T>, InputError> {
+    let value = |(text, line): &(String, u64)| {
+        value(text).ok_or_else(|| wrong(*line, format!("label {text:?} {problem}")))
+    };
+    let values: Vec<T> = labels.texts.iter().map(value).collect::<Result<_, _>>()?;
+    let samples = labels.samples.iter();
+    Ok(samples.map(|index| values[*index as usize]).collect())
+}
+
+/// Returns whether a label is a number that is not whole.
+fn is_fraction(text: &str) -> bool {
+    let number = text.parse::<f64>();
+    number.is_ok_and(|number| number.is_finite() && number.fract() != 0.0)
+}
+
+/// Returns a label that is a whole number, as in `3` or `3.0`.
+fn whole(text: &str) -> Option<u32> {
+    let number: f64 = text.parse().ok()?;
+    let fits = number.fract() == 0.0 && (0.0..=f64::from(u32::MAX)).contains(&number);
+    fits.then_some(number as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(texts: &[&str], kind: TargetKind) -> Result<Column, String> {
+        let mut labels = Labels::default();
+        for (line, text) in (2..).zip(texts) {
+            labels.push(text, line);
+        }
+        let wrong = |line, problem| InputError::Invalid(format!("line {line}: {problem}"));
+        let target = Target::of(&labels, kind, true, &wrong);
+        let column = target.and_then(|target| target.column("y", &labels, &wrong));
+        column.map_err(|error| error.to_string())
+    }
+
+    fn values(texts: &[&str], kind: TargetKind) -> (Vec<f64>, Option<u64>) {
+        use crate::input::Values;
+        let mut column = read(texts, kind).unwrap();
+        let categories = column.field().categories;
+        let values = match column.stored_mut() {
+            Values::F32(values) => values.iter().map(|v| f64::from(*v)).collect(),
+            Values::U32(values) => values.iter().map(|v| f64::from(*v)).collect(),
+            other => panic!("{other:?}"),
+        };
+        (values, categories)
+    }
+
+    #[test]
+    fn labels_mean_what_they_look_like_or_what_the_job_says() {
+        use TargetKind::{Auto, Binary, Class, Number};
+        assert_eq!(
+            values(&["+1", "-1", "+1"], Auto),
+            (vec![1.0, 0.0, 1.0], Some(2))
+        );
+        assert_eq!(
+            values(&["b", "a", "b"], Binary),
+            (vec![1.0, 0.0, 1.0], Some(2))
+        );
+        assert_eq!(
+            values(&["2", "0", "1"], Auto),
+            (vec![2.0, 0.0, 1.0], Some(3))
+        );
+        assert_eq!(
+            values(&["c", "a", "b"], Auto),
+            (vec![2.0, 0.0, 1.0], Some(3))
+        );
+        assert_eq!(values(&["1", "0"], Class), (vec![1.0, 0.0], Some(2)));
+        assert_eq!(
+            values(&["1", "-1", "+1"], Auto),
+            (vec![1.0, 0.0, 1.0], Some(2))
+        );
+        assert_eq!(
+            values(&["2.0", "0.0", "1.0"], Auto),
+            (vec![2.0, 0.0, 1.0], Some(3))
+        );
+        assert_eq!(values(&["1.5", "2"], Auto), (vec![1.5, 2.0], None));
+        assert_eq!(values(&["3", "2"], Number), (vec![3.0, 2.0], None));
+    }
+
+    #[test]
+    fn labels_that_do_not_fit_are_refused_with_the_ways_out() {
+        use TargetKind::{Auto, Binary, Class, Number};
+        let prices: Vec<String> = (0..1577).map(|price| price.to_string()).collect();
+        let prices: Vec<&str> = prices.iter().map(String::as_str).collect();
+        for (texts, kind, parts) in [
+            (&["0", "1.5"][..], Class, ["line 3", "\"number\""]),
+            (&["0", "1", "2"], Binary, ["line 4", "\"class\""]),
+            (&prices, Auto, ["1577 different", "\"class\""]),
+            (&["0", "70000"], Class, ["line 3", "below 65536"]),
+            (&["0", "x"], Number, ["line 3", "no finite number"]),
+        ] {
+            let error = read(texts, kind).unwrap_err();
+            assert!(parts.iter().all(|part| error.contains(part)), "{error}");
+        }
+    }
+}

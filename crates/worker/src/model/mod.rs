@@ -1,0 +1,176 @@
+//! The interface of models.
+//!
+//! A model of your own is a struct with candle layers and an implementation of [`Model`]: `new`
+//! takes its variables from a [`VarBuilder`], `forward` computes outputs. Everything else (the loss, metrics, initial
+//! values, gradients, pulling and pushing) is done around it.
+//!
+//! ```
+//! use candle_core::{Device, Result, Tensor};
+//! use candle_nn::{Linear, Module, VarBuilder};
+//! use shared_proto::blocks::VariableKind;
+//! use worker::input::{Field, Signature};
+//! use worker::model::{Batch, Model, Objective, Pass, Setup};
+//! use worker::registry::Registry;
+//! use worker::variables::Variables;
+//!
+//! struct Straight(Linear);
+//!
+//! impl Model for Straight {
+//!     fn new(setup: &Setup, vars: VarBuilder) -> Result<Self> {
+//!         // Its variables: "line.weight" and "line.bias".
+//!         let (features, outputs) = (setup.features()?, setup.outputs());
+//!         Ok(Self(candle_nn::linear(features, outputs, vars.pp("line"))?))
+//!     }
+//!
+//!     fn forward(&self, batch: &Batch, _: &Pass) -> Result<Tensor> {
+//!         self.0.forward(&batch.input()?.flatten_from(1)?)
+//!     }
+//! }
+//!
+//! # fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
+//! let registry = Registry::builtin().model::<Straight>("straight");
+//!
+//! let settings = shared_proto::job::Model::default();
+//! let data = Signature {
+//!     inputs: vec![Field::numbers("image", vec![2, 2])],
+//!     targets: vec![Field::category("label", 3)],
+//! };
+//! let objective = Objective::of(&Default::default(), &data)?;
+//! let setup = Setup { settings: &settings, data: &data, objective: &objective };
+//! let (variables, model) = Variables::build(1, VariableKind::by_name, &Device::Cpu, |vars| {
+//!     registry.build("straight", &setup, vars)
+//! })?;
+//! assert_eq!(variables.specs()[1].name, "line.weight");
+//!
+//! let inputs = Tensor::new(&[[[0.1f32, 0.2], [0.3, 0.4]], [[1.0, 0.0], [0.0, 1.0]]], &Device::Cpu)?;
+//! let labels = Tensor::new(&[0u32, 2], &Device::Cpu)?;
+//! let batch = Batch::of(2).with_input("image", inputs).with_target("label", labels);
+//! let before = variables.measured()?;
+//! let pass = Pass::training(&objective, 1, 0, 0);
+//! let loss = model.loss(&model.forward(&batch, &pass)?, &batch, &pass)?;
+//! let gradients = variables.gradients(&loss.backward()?, before, None)?;
+//! assert_eq!(gradients.values.len(), 2);
+//! # Ok(())
+//! # }
+//! ```
+
+mod loss;
+mod metrics;
+mod objective;
+mod pass;
+
+use candle_core::{Error, Result, Tensor};
+use candle_nn::VarBuilder;
+
+use crate::candle_error::plain;
+use crate::input::Signature;
+
+pub use crate::input::{Batch, Feature, Ragged};
+pub use loss::Loss;
+pub use metrics::{Metric, Metrics, Name as MetricName};
+pub use objective::Objective;
+pub use pass::Pass;
+
+/// The settings from which a model is built.
+#[derive(Clone, Copy, Debug)]
+pub struct Setup<'a> {
+    /// The job's `[model]`; settings of a model's own are in its `options`.
+    pub settings: &'a shared_proto::job::Model,
+    /// The fields of each sample.
+    pub data: &'a Signature,
+    /// The loss and the metrics of the job.
+    pub objective: &'a Objective,
+}
+
+impl<'a> Setup<'a> {
+    /// Returns the shape of one sample, without the batch dimension, of data with a single dense input.
+    ///
+    /// # Errors
+    /// If there are several inputs, or it is ragged.
+    pub fn sample_shape(&self) -> Result<&'a [usize]> {
+        let input = self
+            .data
+            .input()
+            .map_err(|error| Error::msg(error.to_string()))?;
+        match input.ragged {
+            false => Ok(&input.shape),
+            true => Err(Error::msg(format!(
+                "input {:?} has any number of values in each sample; this model takes a dense input",
+                input.name
+            ))),
+        }
+    }
+
+    /// Returns the number of values in one sample of data with a single dense input.
+    ///
+    /// # Errors
+    /// As [`Self::sample_shape`].
+    pub fn features(&self) -> Result<usize> {
+        Ok(self.sample_shape()?.iter().product())
+    }
+
+    /// Returns the number of outputs that the loss wants for each sample: one logit for each class, or one number.
+    pub fn outputs(&self) -> usize {
+        self.objective.outputs
+    }
+}
+
+/// A model that can be trained. The module's page shows how to write one.
+pub trait Model: 'static {
+    /// Builds the model on variables that it asks `vars` for. Their names and shapes must depend
+    /// on `setup` alone, because all workers share them, and they are `f32`.
+    ///
+    /// A variable whose name begins with `running_` after the last dot is averaged: the model sets it while it
+    /// computes, as candle's batch normalisation does, and the mean of what the workers set counts.
+    ///
+    /// # Errors
+    /// If it cannot be built, for example for samples of a wrong shape.
+    fn new(setup: &Setup, vars: VarBuilder) -> Result<Self>
+    where
+        Self: Sized;
+
+    /// Returns the outputs for a batch: of shape `[samples, classes]` for cross entropy, `[samples]` or `[samples, 1]`
+    /// for a binary target or a number.
+    ///
+    /// # Errors
+    /// candle's.
+    fn forward(&self, batch: &Batch, pass: &Pass) -> Result<Tensor>;
+
+    /// Returns the loss of these outputs, a scalar: the mean over the samples of the batch. Its gradient is pushed, so
+    /// it must depend on each trained variable. The default is the job's loss.
+    ///
+    /// # Errors
+    /// candle's.
+    fn loss(&self, outputs: &Tensor, batch: &Batch, pass: &Pass) -> Result<Tensor> {
+        pass.objective.loss.of(outputs, batch)
+    }
+
+    /// Returns accumulators of metrics of the model's own, by name, for one evaluation.
+    fn metrics(&self) -> Vec<(String, Box<dyn Metric>)> {
+        Vec::new()
+    }
+}
+
+/// The error of a model that cannot be built.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ModelError {
+    /// No model has this name.
+    #[error(
+        "there is no model {name:?}; `model.name` may be {known}, or a model of your own once it is in the registry"
+    )]
+    Unknown {
+        /// The name.
+        name: String,
+        /// The names that exist.
+        known: String,
+    },
+    /// The model could not be built.
+    #[error("model {name:?} cannot be built: {}", plain(source))]
+    Build {
+        /// The model's name.
+        name: String,
+        /// candle's error.
+        source: candle_core::Error,
+    },
+}

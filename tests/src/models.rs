@@ -1,0 +1,125 @@
+//! Models that misbehave on purpose, or that show what became of their variables. Environment variables, which differ
+//! between workers, choose the faults.
+
+use std::time::Duration;
+
+use flambeau::candle_core::{Result, Tensor};
+use flambeau::candle_nn::{self, BatchNorm, BatchNormConfig, Linear, Module, VarBuilder};
+use flambeau::{Batch, Model, Pass, Setup};
+
+/// A linear model. Its step takes as many milliseconds as `TEST_STEP_MILLISECONDS` says, and 300 while the
+/// file that `TEST_SLOW_WHILE` names exists. It computes NaN from step `TEST_NAN_AT` on, and panics at step
+/// `TEST_PANIC_AT`. With `TEST_NO_MODEL` it cannot be built, nor by the process with the identity
+/// `TEST_NO_MODEL_FOR`.
+#[derive(Debug)]
+pub struct Odd {
+    linear: Linear,
+    step: std::cell::Cell<u64>,
+}
+
+fn told(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|value| value.parse().unwrap())
+}
+
+impl Model for Odd {
+    fn new(setup: &Setup, vars: VarBuilder) -> Result<Self> {
+        let for_whom = std::env::var("TEST_NO_MODEL_FOR");
+        let is_meant = for_whom.is_ok_and(|name| std::env::args().any(|a| a == name));
+        if told("TEST_NO_MODEL").is_some() || is_meant {
+            return Err(flambeau::candle_core::Error::msg("told to be none"));
+        }
+        let features = setup.features()?;
+        Ok(Self {
+            linear: candle_nn::linear(features, setup.outputs(), vars.pp("line"))?,
+            step: std::cell::Cell::new(0),
+        })
+    }
+
+    fn forward(&self, batch: &Batch, _: &Pass) -> Result<Tensor> {
+        self.linear.forward(&batch.input()?.flatten_from(1)?)
+    }
+
+    fn loss(&self, outputs: &Tensor, batch: &Batch, pass: &Pass) -> Result<Tensor> {
+        let loss = pass.objective.loss.of(outputs, batch)?;
+        if !pass.training {
+            return Ok(loss);
+        }
+        let step = self.step.replace(self.step.get() + 1);
+        if let Some(milliseconds) = told("TEST_STEP_MILLISECONDS") {
+            std::thread::sleep(Duration::from_millis(milliseconds));
+        }
+        let slow_while = std::env::var_os("TEST_SLOW_WHILE");
+        if slow_while.is_some_and(|file| std::path::Path::new(&file).exists()) {
+            std::thread::sleep(Duration::from_millis(300));
+        }
+        assert!(
+            told("TEST_PANIC_AT") != Some(step),
+            "told to panic at step {step}"
+        );
+        match told("TEST_NAN_AT") {
+            Some(at) if step >= at => loss.affine(f64::NAN, 0.0),
+            _ => Ok(loss),
+        }
+    }
+}
+
+/// A model with weights that count visits. Each sample has a class of its own, and each step on it adds one to that
+/// element of each variable. It needs SGD at a learning rate of one, and a batch size of one.
+#[derive(Debug)]
+pub struct Visits(Vec<Tensor>);
+
+impl Model for Visits {
+    fn new(setup: &Setup, vars: VarBuilder) -> Result<Self> {
+        let zeros = candle_nn::init::ZERO;
+        let variable = |name| vars.get_with_hints(setup.outputs(), name, zeros);
+        Ok(Self(
+            ["a", "b", "c", "d"]
+                .map(variable)
+                .into_iter()
+                .collect::<Result<_>>()?,
+        ))
+    }
+
+    fn forward(&self, batch: &Batch, _: &Pass) -> Result<Tensor> {
+        let mut sum = self.0[0].clone();
+        for variable in &self.0[1..] {
+            sum = (sum + variable)?;
+        }
+        let classes = sum.elem_count();
+        sum.broadcast_as((batch.samples(), classes))
+    }
+
+    fn loss(&self, outputs: &Tensor, batch: &Batch, pass: &Pass) -> Result<Tensor> {
+        if let Some(milliseconds) = told("TEST_STEP_MILLISECONDS").filter(|_| pass.training) {
+            std::thread::sleep(Duration::from_millis(milliseconds));
+        }
+        let classes = outputs.dim(1)? as u32;
+        let all = Tensor::arange(0, classes, outputs.device())?;
+        let visited = all.broadcast_eq(&batch.target()?.unsqueeze(1)?)?;
+        let visited = visited.to_dtype(outputs.dtype())?;
+        (outputs * visited)?.sum_all()?.neg()
+    }
+}
+
+/// A linear model of inputs that candle's batch normalisation has normalised.
+#[derive(Debug)]
+pub struct Normal {
+    norm: BatchNorm,
+    line: Linear,
+}
+
+impl Model for Normal {
+    fn new(setup: &Setup, vars: VarBuilder) -> Result<Self> {
+        let features = setup.features()?;
+        Ok(Self {
+            norm: candle_nn::batch_norm(features, BatchNormConfig::default(), vars.pp("norm"))?,
+            line: candle_nn::linear(features, setup.outputs(), vars.pp("line"))?,
+        })
+    }
+
+    fn forward(&self, batch: &Batch, pass: &Pass) -> Result<Tensor> {
+        let inputs = batch.input()?.flatten_from(1)?;
+        let inputs = inputs.apply_t(&self.norm, pass.training)?;
+        self.line.forward(&inputs)
+    }
+}
