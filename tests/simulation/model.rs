@@ -5,18 +5,16 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bytes::Bytes;
 use shared_proto::blocks::VariableSpec;
 use shared_proto::ids::{Clock, ViewNumber};
-use shared_proto::payload::{self, Elements};
+use shared_proto::payload::Elements;
+use shared_proto::step::{EVERY_BATCH, Gradients, Want};
 use worker::model::Metrics;
-use worker::replica::{
-    Computed, Description, EVERY_BATCH, Positions, Prepared, Replica, ReplicaError, Step, Want,
-};
+use worker::replica::{Computed, Description, Positions, Prepared, Replica, ReplicaError, Step};
 use worker::strategy::{
     Evaluated, Joining, ParameterServer, Pulled, Pushed, Reconciled, Strategy, StrategyError,
 };
-use worker::variables::{Gradients, Part};
+use worker::variables::Part;
 
 use crate::history::History;
 
@@ -65,19 +63,18 @@ impl Shape {
     }
 
     /// Returns a gradient of one in the push's element of every block.
-    fn gradient(self, push: usize) -> Bytes {
+    fn gradient(self, push: usize) -> Elements {
         let mut gradient = vec![0.0; self.elements()];
         for block in gradient.chunks_mut(self.block_elements) {
             block[push] = 1.0;
         }
-        payload::to_bytes(&gradient)
+        gradient.into()
     }
 }
 
 /// Returns the elements of a block that count pushes.
 pub(crate) fn counters(values: &Elements) -> Vec<f32> {
-    let mut all = vec![0.0; values.len()];
-    values.copy_to(&mut all);
+    let mut all = values.to_vec();
     all.truncate(PUSHES);
     all
 }
@@ -138,7 +135,7 @@ impl Replica for Counting {
         let shape = self.history.shape();
         let mut values = vec![shape.gradient(push); VARIABLES];
         if !finite {
-            values[1] = payload::to_bytes(&vec![f32::NAN; shape.elements()]);
+            values[1] = vec![f32::NAN; shape.elements()].into();
         }
         let norm = if finite { 2.0 } else { f64::NAN };
         Ok(Computed {
@@ -152,9 +149,9 @@ impl Replica for Counting {
         Ok([("loss".to_owned(), 0.0)].into())
     }
 
-    async fn initial_values(&self) -> Result<Vec<Bytes>, ReplicaError> {
+    async fn initial_values(&self) -> Result<Vec<Elements>, ReplicaError> {
         let zeros = vec![0.0; self.history.shape().elements()];
-        Ok(vec![payload::to_bytes(&zeros); VARIABLES])
+        Ok(vec![zeros.into(); VARIABLES])
     }
 
     async fn save(&self, _: PathBuf) -> Result<(), ReplicaError> {
@@ -208,7 +205,7 @@ impl Strategy for Observed {
         gradients: Gradients,
         next: &[Want],
     ) -> Result<Pushed, StrategyError> {
-        let acknowledged = self.inner.push_blocks(clock, gradients, next).await?;
+        let acknowledged = self.inner.push_blocks(clock, &gradients, next).await?;
         self.history
             .acknowledged(&self.name, clock.0, &acknowledged.blocks);
         Ok(Pushed {

@@ -148,7 +148,7 @@ impl LocalCluster {
             coordinator.start = start.with(["--listen", &cluster.coordinator.to_string()]);
         }
 
-        for index in 0..job.cluster.ps.unwrap_or(1) {
+        for index in 0..job.servers().unwrap_or(1) {
             let mut start = cluster.member("ps-server", Role::Ps, index);
             let file = cluster.sockets.path().join(format!("ps-{index}.sock"));
             // Traffic through a socket file is not encrypted.

@@ -1,6 +1,6 @@
 //! The rule of one variable, as the job and the variable's kind decide it.
 
-use shared_proto::blocks::{VariableKind, VariableSpec};
+use shared_proto::blocks::VariableSpec;
 use shared_proto::job::{Job, Optimizer, Schedule, Sgd};
 use shared_proto::kernel::Kernel;
 
@@ -22,12 +22,12 @@ impl VariableRule {
     /// A trained variable has the optimizer of its group, under the job's schedule. An averaged one moves by the
     /// whole of each update, which is a mean of changes. A frozen one takes no updates.
     pub fn of(job: &Job, variable: &VariableSpec, total_updates: u64) -> Self {
-        let (optimizer, schedule) = match variable.kind {
-            VariableKind::Trained => (
+        let (optimizer, schedule) = match variable.kind.is_optimized() {
+            true => (
                 job.optimizer_of(&variable.name).into_owned(),
                 job.schedule.clone(),
             ),
-            VariableKind::Averaged | VariableKind::Frozen => {
+            false => {
                 let whole = Sgd {
                     learning_rate: 1.0,
                     weight_decay: 0.0,
@@ -66,6 +66,7 @@ impl VariableRule {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use shared_proto::blocks::VariableKind;
     use shared_proto::payload::{self, LeF32};
 
     fn variable(name: &str, kind: VariableKind) -> VariableSpec {

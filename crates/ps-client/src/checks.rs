@@ -1,12 +1,12 @@
 //! Checks of a push before its first block is sent. Either all of it is sent, or nothing.
 
-use bytes::Bytes;
 use shared_proto::blocks::VariableKind;
 use shared_proto::ids::Clock;
-use shared_proto::payload::{self, LeF32};
+use shared_proto::payload::Elements;
+use shared_proto::step::Gradients;
 
 use crate::error::ClientError;
-use crate::shards::{Gradients, Shards};
+use crate::shards::Shards;
 
 impl Shards {
     /// Checks all values of a push, and returns them.
@@ -14,12 +14,12 @@ impl Shards {
         &self,
         clock: Clock,
         gradients: &'a Gradients,
-    ) -> Result<&'a [Bytes], ClientError> {
+    ) -> Result<&'a [Elements], ClientError> {
         let values = &gradients.values;
         self.check_sizes(values, VariableKind::takes_updates)?;
         // No element of a gradient is larger than the norm. If the norm is NaN, the elements are checked.
         let gradients_fit = gradients.norm < f64::from(self.wire.largest());
-        let unchecked = |kind| !(gradients_fit && kind == VariableKind::Trained);
+        let unchecked = |kind: VariableKind| !(gradients_fit && kind.is_optimized());
         self.check_finite(clock, values, unchecked)?;
         self.check_range(values, unchecked)?;
         Ok(values)
@@ -28,13 +28,13 @@ impl Shards {
     /// Checks that there are all values of the variables that are sent, and none of the others.
     pub(crate) fn check_sizes(
         &self,
-        values: &[Bytes],
+        values: &[Elements],
         is_sent: impl Fn(VariableKind) -> bool,
     ) -> Result<(), ClientError> {
         for (index, variable) in self.map.variables.iter().enumerate() {
-            let found = values.get(index).map_or(0, Bytes::len);
+            let found = values.get(index).map_or(0, Elements::len);
             let expected = match is_sent(variable.spec.kind) {
-                true => variable.spec.elements() * size_of::<f32>(),
+                true => variable.spec.elements(),
                 false => 0,
             };
             if found != expected {
@@ -51,10 +51,10 @@ impl Shards {
     pub(crate) fn check_finite(
         &self,
         clock: Clock,
-        values: &[Bytes],
+        values: &[Elements],
         of: impl Fn(VariableKind) -> bool,
     ) -> Result<(), ClientError> {
-        match self.first_without(values, of, payload::all_finite) {
+        match self.first_without(values, of, Elements::all_finite) {
             Some(variable) => Err(ClientError::NonFinite {
                 variable,
                 clock: clock.0,
@@ -65,11 +65,10 @@ impl Shards {
 
     fn check_range(
         &self,
-        values: &[Bytes],
+        values: &[Elements],
         of: impl Fn(VariableKind) -> bool,
     ) -> Result<(), ClientError> {
-        let fits = |values: &[LeF32]| payload::all_fit(values, self.wire);
-        match self.first_without(values, of, fits) {
+        match self.first_without(values, of, |values| values.all_fit(self.wire)) {
             Some(variable) => Err(ClientError::TooLarge {
                 variable,
                 wire: self.wire.as_str_name(),
@@ -81,13 +80,13 @@ impl Shards {
     /// Returns the name of the first variable of these kinds with values for which `holds` is false.
     fn first_without(
         &self,
-        values: &[Bytes],
+        values: &[Elements],
         of: impl Fn(VariableKind) -> bool,
-        holds: impl Fn(&[LeF32]) -> bool,
+        holds: impl Fn(&Elements) -> bool,
     ) -> Option<String> {
         let named = self.map.variables.iter().zip(values);
         let mut named = named.filter(|(variable, _)| of(variable.spec.kind));
-        let found = named.find(|(_, values)| !holds(payload::elements(values)));
+        let found = named.find(|(_, values)| !holds(values));
         found.map(|(variable, _)| variable.spec.name.clone())
     }
 }
@@ -128,7 +127,7 @@ mod tests {
     async fn what_cannot_travel_is_named_before_anything_is_sent() {
         let push = async |wire, values: [f32; 2]| {
             let gradients = Gradients {
-                values: vec![payload::to_bytes(&values)],
+                values: vec![values.to_vec().into()],
                 norm: values
                     .iter()
                     .map(|v| f64::from(*v).powi(2))

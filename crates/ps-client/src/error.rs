@@ -45,13 +45,13 @@ pub enum ClientError {
         wire: &'static str,
     },
     /// Values do not fit the shard map.
-    #[error("variable {variable:?} has {found} bytes; the shard map says {expected}")]
+    #[error("variable {variable:?} has {found} elements; the shard map says {expected}")]
     WrongSize {
         /// The variable's name.
         variable: String,
-        /// The number of bytes given.
+        /// The number of elements given.
         found: usize,
-        /// The number of bytes expected.
+        /// The number of elements expected.
         expected: usize,
     },
     /// A server could not be reached for longer than the worker's patience.

@@ -4,10 +4,10 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use shared_proto::blocks::{BlockId, PlacedShard, ShardMap};
 use shared_proto::ids::{Clock, Epoch, Origin, Sequence, Task, Version, ViewNumber};
-use shared_proto::payload::{self, Dtype, Elements};
+use shared_proto::payload::{Dtype, Elements};
+use shared_proto::step::{Gradients, Want};
 use shared_proto::wire;
 use shared_proto::wire::client_message::Kind as ClientKind;
 use tokio::sync::watch;
@@ -16,7 +16,7 @@ use crate::answers::Answer;
 use crate::error::ClientError;
 use crate::identity::Identity;
 use crate::maps::Maps;
-use crate::message_plan::{MessagePlan, PlannedMessage};
+use crate::message_plan::MessagePlan;
 use crate::reconciled::Reconciled;
 use crate::session::{Reply, Session};
 use crate::target::Target;
@@ -32,17 +32,6 @@ pub struct Shards {
     pub(crate) wire: Dtype,
     /// The version of each block that this worker's model holds.
     known: HashMap<BlockId, wire::BlockVersion>,
-}
-
-/// The gradients of one step.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Gradients {
-    /// One entry for each variable, in the order of the map: all its elements in little-endian `f32`. Those of a
-    /// frozen variable are left out.
-    pub values: Vec<Bytes>,
-    /// The global norm of the trained variables' gradients, before it was clipped. None of their elements is larger,
-    /// so if the norm fits into the numbers on the wire, they need no check.
-    pub norm: f64,
 }
 
 /// The pending acknowledgements of a push.
@@ -163,7 +152,7 @@ impl Shards {
     /// # Errors
     /// [`ClientError::NonFinite`] or [`ClientError::WrongSize`] before anything is sent; else as the
     /// servers answer.
-    pub async fn initialize(&mut self, values: &[Bytes]) -> Result<(), ClientError> {
+    pub async fn initialize(&mut self, values: &[Elements]) -> Result<(), ClientError> {
         self.check_sizes(values, |_| true)?;
         self.check_finite(Clock(0), values, |_| true)?;
         let mut replies = Vec::new();
@@ -172,7 +161,7 @@ impl Shards {
             let part = |id: &BlockId| {
                 Ok(wire::BlockPayload {
                     block: Some((*id).into()),
-                    payload: Some(payload::dense(self.slice(values, *id)?)),
+                    payload: Some(self.slice(values, *id)?.into()),
                 })
             };
             let blocks = message
@@ -210,19 +199,19 @@ impl Shards {
         Ok(PushTicket(replies))
     }
 
-    /// Asks for the weights of the step after `clock`, from servers that follow `view` or a later one.
-    pub async fn pull(&mut self, clock: Clock, view: ViewNumber) -> WeightsTicket {
+    /// Asks for the weights that the step after `clock` wants, from servers that follow `view` or a later one.
+    pub async fn pull(&mut self, clock: Clock, view: ViewNumber, wants: &[Want]) -> WeightsTicket {
         let mut replies = Vec::new();
         let plan = Arc::clone(&self.plan);
         for (shard, message) in plan.in_turns() {
-            let blocks = &message.blocks;
-            replies.push(self.send_pull(shard, blocks, clock, view).await);
+            let wanted = message.wanted(wants);
+            replies.extend(self.send_pull(shard, wanted, clock, view).await);
         }
         WeightsTicket::new(replies)
     }
 
-    /// [`Self::push`] and then [`Self::pull`], block by block: the first weights are on their way
-    /// back while the last gradients are still to be sent.
+    /// [`Self::push`] and then [`Self::pull`] of what the step after `next` wants, block by block: the first weights
+    /// are on their way back while the last gradients are still to be sent.
     ///
     /// # Errors
     /// As [`Self::push`].
@@ -231,15 +220,16 @@ impl Shards {
         clock: Clock,
         gradients: &Gradients,
         next: Clock,
+        wants: &[Want],
     ) -> Result<(PushTicket, WeightsTicket), ClientError> {
         let gradients = self.check(clock, gradients)?;
         let (mut pushed, mut pulled) = (Vec::new(), Vec::new());
         let plan = Arc::clone(&self.plan);
         for (shard, message) in plan.in_turns() {
-            let PlannedMessage { blocks, updated } = message;
+            let updated = &message.updated;
             pushed.extend(self.send_push(shard, updated, clock, gradients).await?);
-            let any = ViewNumber(0);
-            pulled.push(self.send_pull(shard, blocks, next, any).await);
+            let (any, wanted) = (ViewNumber(0), message.wanted(wants));
+            pulled.extend(self.send_pull(shard, wanted, next, any).await);
         }
         Ok((PushTicket(pushed), WeightsTicket::new(pulled)))
     }
@@ -250,7 +240,7 @@ impl Shards {
         shard: usize,
         blocks: &[BlockId],
         clock: Clock,
-        gradients: &[Bytes],
+        gradients: &[Elements],
     ) -> Result<Option<Reply>, ClientError> {
         if blocks.is_empty() {
             return Ok(None);
@@ -259,7 +249,7 @@ impl Shards {
             Ok(wire::Gradient {
                 block: Some((*id).into()),
                 based_on_version: self.known.get(id).map_or(0, |known| known.version),
-                payload: Some(Elements::of(self.slice(gradients, *id)?, self.wire).into()),
+                payload: Some(self.slice(gradients, *id)?.to(self.wire).into()),
             })
         };
         let gradients = blocks
@@ -275,13 +265,17 @@ impl Shards {
         Ok(Some(self.sessions[shard].send(sequence, message).await))
     }
 
+    /// Asks for these blocks of a shard, if there are any.
     async fn send_pull(
         &mut self,
         shard: usize,
         blocks: &[BlockId],
         clock: Clock,
         view: ViewNumber,
-    ) -> Reply {
+    ) -> Option<Reply> {
+        if blocks.is_empty() {
+            return None;
+        }
         let known = |id: &BlockId| {
             let nothing = wire::BlockVersion {
                 block: Some((*id).into()),
@@ -298,7 +292,7 @@ impl Shards {
             dtype: self.wire.into(),
             view: view.0,
         });
-        self.sessions[shard].send(sequence, message).await
+        Some(self.sessions[shard].send(sequence, message).await)
     }
 
     /// Waits for the next blocks that have changed since they were last pulled; none once all have
@@ -337,7 +331,7 @@ impl Shards {
                 start: range.start,
                 epoch: Epoch(version.epoch),
                 version: Version(version.version),
-                values: Elements::read(block.payload.as_ref(), range.len())?,
+                values: self.map.read(id, block.payload.as_ref())?,
             });
             self.known.insert(id, version);
         }
@@ -351,10 +345,9 @@ impl Shards {
     }
 
     /// Returns the part of a variable's values that belongs to a block.
-    fn slice(&self, values: &[Bytes], id: BlockId) -> Result<Bytes, ClientError> {
+    fn slice(&self, values: &[Elements], id: BlockId) -> Result<Elements, ClientError> {
         let range = self.map.range(id)?;
-        let size = size_of::<f32>();
-        Ok(values[id.variable as usize].slice(range.start * size..range.end * size))
+        Ok(values[id.variable as usize].slice(range))
     }
 }
 

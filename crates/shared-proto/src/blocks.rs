@@ -84,6 +84,11 @@ impl VariableKind {
         }
     }
 
+    /// Returns whether an optimizer changes it by its gradient.
+    pub fn is_optimized(self) -> bool {
+        self == Self::Trained
+    }
+
     /// Returns whether workers send updates for it.
     pub fn takes_updates(self) -> bool {
         self != Self::Frozen

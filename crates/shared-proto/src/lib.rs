@@ -4,6 +4,7 @@
 //! - [`ids`]: tasks, clocks, versions
 //! - [`blocks`]: the blocks of variables, and the shard map
 //! - [`payload`]: tensors as bytes
+//! - [`step`]: the values that a training step wants, and the gradients that it makes
 //! - [`number`]: floating-point numbers in JSON
 //! - [`kernel`]: instructions chosen for the CPU
 //! - [`quiet`]: limits on log messages that callers can cause at will
@@ -33,6 +34,7 @@ pub mod receipt;
 pub mod refusal;
 pub mod security;
 pub mod staleness;
+pub mod step;
 pub mod stream;
 pub mod transport;
 pub mod view;

@@ -23,7 +23,9 @@ use crate::refusal::{Reason, Refusal};
 use crate::wire;
 
 pub use crate::wire::Dtype;
-pub use finite::{all_finite, all_fit};
+use finite::all_fit;
+
+pub use finite::all_finite;
 
 /// An `f32` as it travels: four bytes, little-endian, without alignment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Pod, Zeroable)]
@@ -116,6 +118,36 @@ impl Elements {
             dtype => dtype,
         };
         Self { dtype, bytes }
+    }
+
+    /// Returns some of the elements. They share the memory of these.
+    ///
+    /// # Panics
+    /// If the range ends after the last element.
+    #[must_use]
+    pub fn slice(&self, range: Range<usize>) -> Self {
+        let size = self.dtype.size();
+        Self {
+            dtype: self.dtype,
+            bytes: self.bytes.slice(range.start * size..range.end * size),
+        }
+    }
+
+    /// Converts the elements to `dtype`. The memory is shared if they have that type already.
+    #[must_use]
+    pub fn to(&self, dtype: Dtype) -> Self {
+        match (self.dtype, dtype) {
+            (Dtype::F32, dtype) => Self::of(self.bytes.clone(), dtype),
+            (from, to) if from == to => self.clone(),
+            _ => Self::from(self.to_vec()).to(dtype),
+        }
+    }
+
+    /// Returns whether each element is still finite after its conversion to `dtype`.
+    pub fn all_fit(&self, dtype: Dtype) -> bool {
+        let mut fit = true;
+        self.for_parts(|_, part| fit &= all_fit(part, dtype));
+        fit
     }
 
     /// Returns little-endian bytes as elements of the type that they have.
@@ -215,6 +247,13 @@ impl Elements {
         }
     }
 
+    /// Returns all elements as numbers.
+    pub fn to_vec(&self) -> Vec<f32> {
+        let mut numbers = vec![0.0; self.len()];
+        self.copy_to(&mut numbers);
+        numbers
+    }
+
     /// Writes as many elements as fit to `numbers`.
     pub fn copy_to(&self, numbers: &mut [f32]) {
         self.copy_part(0, numbers);
@@ -247,6 +286,13 @@ impl Elements {
                 }
             }
         }
+    }
+}
+
+impl From<Vec<f32>> for Elements {
+    /// The elements share the numbers' memory if its byte order is the wire's.
+    fn from(values: Vec<f32>) -> Self {
+        Self::of(share(&Arc::new(values)), Dtype::F32)
     }
 }
 
@@ -343,7 +389,8 @@ mod tests {
                 }
                 let finite = expected.iter().all(|v| v.is_finite());
                 prop_assert_eq!(read.all_finite(), finite);
-                prop_assert_eq!(all_fit(elements(&to_bytes(&values)), dtype), finite);
+                prop_assert_eq!(Elements::from(values.clone()).all_fit(dtype), finite);
+                prop_assert_eq!(&Elements::from(values.clone()).to(dtype), &Elements::of(to_bytes(&values), dtype));
             }
         }
 

@@ -4,11 +4,12 @@ use std::time::{Duration, Instant};
 
 use shared_proto::ids::Clock;
 use shared_proto::job::NonFinite;
+use shared_proto::step::EVERY_BATCH;
 use shared_proto::wire;
 
 use crate::counters::{Counters, Times};
 use crate::error::WorkerError;
-use crate::replica::{EVERY_BATCH, Prepared, Replica, Step};
+use crate::replica::{Prepared, Replica, Step};
 use crate::strategy::{Pushed, Strategy, StrategyError};
 
 /// A finished step.

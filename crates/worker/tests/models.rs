@@ -176,7 +176,11 @@ fn logistic_regression_is_the_same_on_sparse_samples() {
             .unwrap();
         (
             loss.to_scalar::<f32>().unwrap(),
-            gradients.values.iter().map(numbers).collect::<Vec<_>>(),
+            gradients
+                .values
+                .iter()
+                .map(Elements::to_vec)
+                .collect::<Vec<_>>(),
         )
     });
     let [(dense, gradients), (sparse, others)] = results;
@@ -295,7 +299,7 @@ fn training_agrees_with_pytorch() {
                 .0
                 .max((loss.to_scalar::<f32>().unwrap() / expected - 1.0).abs());
             for (i, spec) in specs.iter().enumerate() {
-                let gradient = numbers(&gradients.values[i]);
+                let gradient = gradients.values[i].to_vec();
                 if step == 0 {
                     let expected = vectors.numbers(&format!("gradient.{}", spec.name));
                     worst.1 = worst.1.max(largest_difference(&gradient, &expected));

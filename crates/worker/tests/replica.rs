@@ -7,8 +7,9 @@ use std::sync::Arc;
 use candle_core::Device;
 use shared_proto::job::Job;
 use shared_proto::payload::{self, Dtype, Elements};
+use shared_proto::step::EVERY_BATCH;
 use worker::registry::Registry;
-use worker::replica::{EVERY_BATCH, ModelReplica, Positions, Replica, ReplicaError, Step};
+use worker::replica::{ModelReplica, Positions, Replica, ReplicaError, Step};
 use worker::variables::Part;
 
 fn block_on<T>(future: impl Future<Output = T>) -> T {

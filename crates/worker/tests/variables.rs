@@ -248,15 +248,9 @@ fn gradients_are_taken_whole_and_clipped() {
         let gradients = variables
             .gradients(&store, variables.measured().unwrap(), clip)
             .unwrap();
-        let values = |b: &bytes::Bytes| {
-            payload::elements(b)
-                .iter()
-                .map(|v| v.get())
-                .collect::<Vec<f32>>()
-        };
         (
-            values(&gradients.values[0]),
-            values(&gradients.values[1]),
+            gradients.values[0].to_vec(),
+            gradients.values[1].to_vec(),
             gradients.norm,
         )
     };
@@ -319,10 +313,7 @@ fn averaged_variables_travel_as_changes_and_frozen_ones_not_at_all() {
     let store = loss.unwrap().backward().unwrap();
     // The clip is far below the norm, and leaves the changes alone.
     let gradients = variables.gradients(&store, before, Some(1e-6)).unwrap();
-    let values = |i: usize| {
-        let values = payload::elements(&gradients.values[i]);
-        values.iter().map(|v| v.get()).collect::<Vec<f32>>()
-    };
+    let values = |i: usize| gradients.values[i].to_vec();
     // The mean is (2, 2), the unbiased variance (2, 8), and a tenth of each is taken in.
     assert_eq!(values(1), [-0.2, -0.2]);
     let moved = values(2);

@@ -14,7 +14,7 @@ use super::members::Member;
 use super::placement::{block_elements, place};
 
 /// If the job does not give the number of servers, the shard map is cut when no server has joined for this long.
-pub(super) const SETTLE: Duration = Duration::from_secs(3);
+const SETTLE: Duration = Duration::from_secs(3);
 
 impl Cluster {
     /// Returns the shard map.
@@ -31,7 +31,23 @@ impl Cluster {
         })
     }
 
-    /// Cuts the shard map if possible. Otherwise returns the missing condition.
+    /// Returns the servers that the shard map waits for, in words; none if it has them. `settled` is false while others
+    /// may still join a job that does not give their number.
+    pub(super) fn missing_servers(&self, settled: bool) -> Option<String> {
+        let servers = self.live(Role::Ps).count();
+        match self.job.servers() {
+            Some(wanted) if servers < wanted as usize => Some(format!(
+                "{servers} of {wanted} parameter servers have registered"
+            )),
+            None if servers == 0 || !settled => Some(format!(
+                "{servers} parameter servers have registered; training begins once no other has joined for {} s",
+                SETTLE.as_secs()
+            )),
+            _ => None,
+        }
+    }
+
+    /// Cuts the shard map if possible. Otherwise returns the missing condition. A job without servers gets no map.
     ///
     /// # Errors
     /// [`Reason::Oversized`] if a server has too little memory.
@@ -39,27 +55,18 @@ impl Cluster {
         if self.map().is_some() {
             return Ok(None);
         }
+        let joined = self.instants.last_ps_joined;
+        let settled = joined.is_none_or(|at| now >= at + SETTLE);
+        if let Some(missing) = self.missing_servers(settled) {
+            return Ok(Some(missing));
+        }
         let mut servers: Vec<&Member> = self.live(Role::Ps).collect();
         servers.sort_by_key(|m| m.task.id.index);
-        match self.job.cluster.ps {
-            Some(wanted) if servers.len() < wanted as usize => {
-                return Ok(Some(format!(
-                    "{} of {wanted} parameter servers have registered",
-                    servers.len()
-                )));
-            }
-            Some(wanted) => servers.truncate(wanted as usize),
-            None if servers.is_empty() => {
-                return Ok(Some("no parameter server has registered".into()));
-            }
-            None if self
-                .instants
-                .last_ps_joined
-                .is_some_and(|at| now < at + SETTLE) =>
-            {
-                return Ok(Some("waiting for more parameter servers to join".into()));
-            }
-            None => {}
+        if let Some(wanted) = self.job.servers() {
+            servers.truncate(wanted as usize);
+        }
+        if servers.is_empty() {
+            return Ok(None);
         }
         let Some(variables) = &self.durable.variables else {
             return Ok(None);

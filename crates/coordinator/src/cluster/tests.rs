@@ -27,12 +27,12 @@ mod members;
 mod models;
 mod numbers;
 mod recovery;
-
 mod status;
 mod steps;
 mod stop;
 mod summary;
 mod unable;
+mod without_servers;
 mod work;
 
 const SAMPLES: u64 = 40;

@@ -5,7 +5,6 @@ use shared_proto::view::JobPhase;
 
 use super::Cluster;
 use super::checkpoints::Stage;
-use super::shard_map::SETTLE;
 
 impl Cluster {
     /// Describes what keeps training from beginning or continuing; empty if nothing does.
@@ -33,23 +32,11 @@ impl Cluster {
         }
         let wanted = self.job.cluster.workers.unwrap_or(1) as usize;
         let ready = self.live(Role::Worker).filter(|m| m.progress.ready).count();
+        let servers = self.missing_servers(false);
         match &self.durable.variables {
             _ if self.durable.outcome.phase != JobPhase::Starting => String::new(),
             None => "no worker has registered its variables".to_owned(),
-            Some(v) if v.map.is_none() => {
-                let servers = self.live(Role::Ps).count();
-                match self.job.cluster.ps {
-                    Some(wanted) => {
-                        format!("{servers} of {wanted} parameter servers have registered")
-                    }
-                    None => {
-                        format!(
-                            "{servers} parameter servers have registered; training begins once no other has joined for {} s",
-                            SETTLE.as_secs()
-                        )
-                    }
-                }
-            }
+            Some(v) if v.map.is_none() && servers.is_some() => servers.unwrap_or_default(),
             Some(v) if !v.initialized => match v.initializer {
                 Some(task) => format!("{task} is sending the initial values"),
                 None => "no worker has begun to send initial values".to_owned(),

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use bytes::Bytes;
 use shared_proto::blocks::ShardMap;
 use shared_proto::ids::{Clock, Origin, Sequence, ViewNumber};
 use shared_proto::payload::Dtype;
+use shared_proto::step::{EVERY_BATCH, Gradients};
 use shared_proto::wire;
 use tokio::sync::mpsc;
 
@@ -14,7 +14,7 @@ use crate::identity::Identity;
 use crate::losses::Loss;
 use crate::maps::{MapSource, Maps};
 use crate::session::fuzzing::Reader;
-use crate::shards::{Gradients, PushTicket, Shards, WeightsTicket};
+use crate::shards::{PushTicket, Shards, WeightsTicket};
 use crate::target::Target;
 
 /// Losses that may wait.
@@ -61,8 +61,8 @@ impl Worker {
                 let clock = clock.of(self.clock);
                 let variables = self.shards.map.variables.iter();
                 let zeros = variables.map(|v| match v.spec.kind.takes_updates() {
-                    true => Bytes::from(vec![0; 4 * v.spec.elements()]),
-                    false => Bytes::new(),
+                    true => vec![0.0; v.spec.elements()].into(),
+                    false => Vec::new().into(),
                 });
                 let gradients = Gradients {
                     values: zeros.collect(),
@@ -75,7 +75,7 @@ impl Worker {
             Event::Pull(clock) => {
                 let clock = Clock(clock.of(self.clock));
                 self.tickets
-                    .push(self.shards.pull(clock, ViewNumber(0)).await);
+                    .push(self.shards.pull(clock, ViewNumber(0), EVERY_BATCH).await);
             }
             Event::Answer { shard, answer } => {
                 let shard = usize::from(shard) % self.readers.len();

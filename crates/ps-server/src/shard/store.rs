@@ -220,19 +220,10 @@ impl Store {
         id: BlockId,
         payload: Option<&wire::Payload>,
     ) -> Result<Elements, Refusal> {
-        let expected = self.map.range(id)?.len();
-        let named = |refusal: Refusal| {
-            Refusal::new(
-                refusal.reason,
-                format!("{} {refusal}", self.map.describe(id)),
-            )
-        };
-        let values = Elements::read(payload, expected).map_err(named)?;
+        let values = self.map.read(id, payload)?;
         if !values.all_finite() && !planted!(TakesNonFinite) {
-            return Err(named(Refusal::new(
-                Reason::NonFinite,
-                "holds NaN or infinity; lower the learning rate, clip gradients, or look at the data",
-            )));
+            let what = "holds NaN or infinity; lower the learning rate, clip gradients, or look at the data";
+            return Err(self.map.about(id, Refusal::new(Reason::NonFinite, what)));
         }
         Ok(values)
     }

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{BlockId, MOST_SHARDS, VariableSpec};
 use crate::ids::{Epoch, Task};
+use crate::payload::Elements;
 use crate::refusal::{Reason, Refusal};
 use crate::wire;
 
@@ -85,6 +86,21 @@ impl ShardMap {
         let (variable, _) = self.find(id)?;
         let start = id.index as usize * self.block_elements;
         Ok(start..(start + self.block_elements).min(variable.spec.elements()))
+    }
+
+    /// Reads the values of a block from a message.
+    ///
+    /// # Errors
+    /// [`Reason::UnknownVariable`], [`Reason::UnknownBlock`], or those of [`Elements::read`]. The message names the
+    /// block.
+    pub fn read(&self, id: BlockId, payload: Option<&wire::Payload>) -> Result<Elements, Refusal> {
+        let expected = self.range(id)?.len();
+        Elements::read(payload, expected).map_err(|refusal| self.about(id, refusal))
+    }
+
+    /// Returns a refusal of a block's values that begins with the name of the block.
+    pub fn about(&self, id: BlockId, refusal: Refusal) -> Refusal {
+        Refusal::new(refusal.reason, format!("{} {refusal}", self.describe(id)))
     }
 
     /// Returns the shard that holds a block.

@@ -110,9 +110,9 @@ impl Job {
 
     /// Returns the number of values that a server keeps beside each element of a variable.
     pub fn slots_of(&self, variable: &VariableSpec) -> usize {
-        match variable.kind {
-            VariableKind::Trained => self.optimizer_of(&variable.name).slots(),
-            VariableKind::Averaged | VariableKind::Frozen => 0,
+        match variable.kind.is_optimized() {
+            true => self.optimizer_of(&variable.name).slots(),
+            false => 0,
         }
     }
 }

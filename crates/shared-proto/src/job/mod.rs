@@ -226,6 +226,15 @@ pub enum StrategyName {
     ParameterServer,
 }
 
+impl StrategyName {
+    /// Returns whether parameter servers hold variables.
+    pub fn has_servers(self) -> bool {
+        match self {
+            Self::ParameterServer => true,
+        }
+    }
+}
+
 /// The type of numbers in which weights and gradients travel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -368,6 +377,14 @@ pub mod run_dir {
 }
 
 impl Job {
+    /// Returns the number of parameter servers, none if the job leaves it open. A strategy without servers has 0.
+    pub fn servers(&self) -> Option<u32> {
+        match self.strategy.name.has_servers() {
+            true => self.cluster.ps,
+            false => Some(0),
+        }
+    }
+
     /// Returns the number of samples in a worker's step.
     pub fn samples_per_step(&self) -> u64 {
         u64::from(self.batch_size) * u64::from(self.accumulate)

@@ -15,7 +15,7 @@ pub fn all_finite(values: &[LeF32]) -> bool {
 }
 
 /// Returns whether each element is still finite after its conversion to `dtype`.
-pub fn all_fit(values: &[LeF32], dtype: Dtype) -> bool {
+pub(super) fn all_fit(values: &[LeF32], dtype: Dtype) -> bool {
     // From this number on, the nearest one of the type is infinite.
     let too_large = match dtype {
         Dtype::F32 | Dtype::Unspecified => f32::INFINITY.to_bits(),

@@ -61,6 +61,7 @@ mod pass;
 
 use candle_core::{Error, Result, Tensor};
 use candle_nn::VarBuilder;
+use shared_proto::step::{EVERY_BATCH, Want};
 
 use crate::candle_error::plain;
 use crate::input::Signature;
@@ -143,6 +144,11 @@ pub trait Model: 'static {
     /// candle's.
     fn loss(&self, outputs: &Tensor, batch: &Batch, pass: &Pass) -> Result<Tensor> {
         pass.objective.loss.of(outputs, batch)
+    }
+
+    /// Returns the values that a batch needs before [`Self::forward`]. The default is all dense variables.
+    fn wants(&self, _batch: &Batch) -> Vec<Want> {
+        EVERY_BATCH.to_vec()
     }
 
     /// Returns accumulators of metrics of the model's own, by name, for one evaluation.

@@ -6,11 +6,13 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use shared_proto::blocks::VariableSpec;
 use shared_proto::ids::Clock;
+use shared_proto::payload::Elements;
+use shared_proto::step::{Gradients, Want};
 use tokio::sync::oneshot;
 
 use super::error::ReplicaError;
 use crate::model::Metrics;
-use crate::variables::{Gradients, Part};
+use crate::variables::Part;
 
 /// Positions of a pass over the training data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,17 +24,6 @@ pub struct Positions {
     /// The position after the last one.
     pub end: u64,
 }
-
-/// Values that a batch needs before it can be computed. There is one kind today; rows of tables will be the next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Want {
-    /// All elements of all dense variables.
-    Dense,
-}
-
-/// The values that every batch wants, whatever its samples are.
-pub const EVERY_BATCH: &[Want] = &[Want::Dense];
 
 /// A batch that a replica prepares.
 #[derive(Debug)]
@@ -128,7 +119,7 @@ pub trait Replica {
     async fn evaluate(&self) -> Result<Metrics, ReplicaError>;
 
     /// Returns the values with which the variables were created, whatever has been written since.
-    async fn initial_values(&self) -> Result<Vec<Bytes>, ReplicaError>;
+    async fn initial_values(&self) -> Result<Vec<Elements>, ReplicaError>;
 
     /// Writes the variables to a safetensors file.
     async fn save(&self, path: PathBuf) -> Result<(), ReplicaError>;

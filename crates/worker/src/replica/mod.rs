@@ -9,6 +9,6 @@ mod interface;
 mod thread;
 
 pub use error::ReplicaError;
-pub use interface::{Computed, Description, EVERY_BATCH, Positions, Prepared, Replica, Step, Want};
+pub use interface::{Computed, Description, Positions, Prepared, Replica, Step};
 pub(crate) use thread::build;
 pub use thread::{ModelReplica, evaluate};

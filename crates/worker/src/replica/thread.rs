@@ -6,17 +6,16 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use async_trait::async_trait;
-use bytes::Bytes;
 use candle_core::{DType, Device};
 use nn::backward;
 use parking_lot::Mutex;
 use shared_proto::job::{Job, NonFinite};
+use shared_proto::payload::{Dtype, Elements};
+use shared_proto::step::Want;
 use tokio::sync::{mpsc, oneshot};
 
 use super::error::ReplicaError;
-use super::interface::{
-    Computed, Description, EVERY_BATCH, Positions, Prepared, Replica, Step, Want,
-};
+use super::interface::{Computed, Description, Positions, Prepared, Replica, Step};
 use crate::input::{Dataset, Order, Signature, read};
 use crate::model::{Batch, Metrics, Model, Objective, Pass, Setup};
 use crate::registry::Registry;
@@ -35,7 +34,7 @@ enum Command {
     TakeIn(Vec<Part>),
     Compute(Positions, Step, Reply<Computed>),
     Evaluate(Reply<Metrics>),
-    InitialValues(Reply<Vec<Bytes>>),
+    InitialValues(Reply<Vec<Elements>>),
     Save(PathBuf, Reply<()>),
 }
 
@@ -118,7 +117,7 @@ impl Replica for ModelReplica {
         self.ask(Command::Evaluate).await
     }
 
-    async fn initial_values(&self) -> Result<Vec<Bytes>, ReplicaError> {
+    async fn initial_values(&self) -> Result<Vec<Elements>, ReplicaError> {
         self.ask(Command::InitialValues).await
     }
 
@@ -195,8 +194,7 @@ impl Thread {
             match command {
                 Command::Prepare(positions, reply) => {
                     let batches = self.batches(positions);
-                    let wants = batches.as_ref().map_or(&[][..], |_| EVERY_BATCH);
-                    let _ = reply.send(wants.to_vec());
+                    let _ = reply.send(self.wants(batches.as_deref().unwrap_or_default()));
                     // Memberships that have ended may have left batches behind.
                     let ahead = self.job.data.prefetch as usize;
                     let surplus = self.prepared.len().saturating_sub(ahead);
@@ -233,6 +231,17 @@ impl Thread {
             Ok(read(training, order, positions, &self.device)?)
         };
         starts.map(batch).collect()
+    }
+
+    /// Returns the values that the batches of a step want together.
+    fn wants(&self, batches: &[Batch]) -> Vec<Want> {
+        let mut wants = Vec::new();
+        for want in batches.iter().flat_map(|batch| self.model.wants(batch)) {
+            if !wants.contains(&want) {
+                wants.push(want);
+            }
+        }
+        wants
     }
 
     fn compute(&mut self, positions: Positions, step: Step) -> Result<Computed, ReplicaError> {
@@ -284,7 +293,7 @@ impl Thread {
         Ok(())
     }
 
-    fn initial_values(&self) -> Result<Vec<Bytes>, ReplicaError> {
+    fn initial_values(&self) -> Result<Vec<Elements>, ReplicaError> {
         let again;
         let variables = if self.overwritten {
             let (signature, objective) = (&self.data.signature, &self.objective);
@@ -300,7 +309,7 @@ impl Thread {
             &self.variables
         };
         let count = variables.specs().len();
-        let values = (0..count).map(|variable| Ok(variables.values(variable)?));
+        let values = (0..count).map(|v| Ok(Elements::of(variables.values(v)?, Dtype::F32)));
         values.collect()
     }
 }

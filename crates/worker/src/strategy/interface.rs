@@ -9,12 +9,12 @@ use daemon::membership::Membership;
 use shared_proto::ids::{Clock, Epoch, ViewNumber};
 use shared_proto::job::Job;
 use shared_proto::network::Network;
+use shared_proto::step::{Gradients, Want};
 use shared_proto::wire;
 
 use super::error::StrategyError;
 use crate::model::Metrics;
-use crate::replica::{Replica, Want};
-use crate::variables::Gradients;
+use crate::replica::Replica;
 
 /// A registered worker that joins a cluster by a strategy.
 #[derive(Clone, Copy, Debug)]

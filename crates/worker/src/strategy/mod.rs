@@ -3,15 +3,18 @@
 //!
 //! - `interface`: the trait, and the types that steps and strategies exchange
 //! - `error`: its errors, by what the worker does next
+//! - `register`: how workers agree on the variables
 //! - `parameter_server`: variables on sharded parameter servers
 
 mod error;
 mod interface;
 mod parameter_server;
+mod register;
 
 pub use error::StrategyError;
 pub use interface::{Evaluated, Joining, Pulled, Pushed, Reconciled, Strategy};
-pub use parameter_server::{ParameterServer, Registered, register};
+pub use parameter_server::ParameterServer;
+pub use register::{Registered, register};
 
 use shared_proto::job::StrategyName;
 

@@ -1,29 +1,17 @@
 //! The gradients of a step: taken out of candle, measured and clipped. The changes of averaged variables travel with
 //! them.
 
-use bytes::Bytes;
 use candle_core::Var;
 use candle_core::backprop::GradStore;
 use shared_proto::blocks::{VariableKind, VariableSpec};
 use shared_proto::kernel::Kernel;
-use shared_proto::payload::{self, Dtype, Elements};
+use shared_proto::payload::Elements;
+use shared_proto::step::Gradients;
 
 use super::error::VariablesError;
 use super::initial::is_measured;
 use super::memory::{Overwrite, elements};
 use super::set::Variables;
-
-/// The gradients of one step.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Gradients {
-    /// One entry for each variable, in the order of [`Variables::specs`]: all its elements in little-endian `f32`. The
-    /// entry of an averaged variable is its value before the step less that after it; the entry of a frozen one is
-    /// empty.
-    pub values: Vec<Bytes>,
-    /// The global norm of the trained variables' gradients before it was clipped. It is finite only if each of their
-    /// elements is.
-    pub norm: f64,
-}
 
 /// The values, before a step, of the variables that a model changes while it computes.
 #[derive(Debug)]
@@ -48,14 +36,14 @@ impl Variables {
     /// # Errors
     /// [`VariablesError::NoGradient`] names a variable that has none, or candle's.
     pub fn trained_gradients(&self, store: &GradStore) -> Result<Trained, VariablesError> {
-        let gradient = |(spec, var): &(VariableSpec, Var)| match spec.kind {
-            VariableKind::Trained => {
-                let gradient = store.get(var).ok_or_else(|| VariablesError::NoGradient {
-                    variable: spec.clone(),
-                })?;
-                Ok(elements(gradient)?)
+        let gradient = |(spec, var): &(VariableSpec, Var)| {
+            if !spec.kind.is_optimized() {
+                return Ok(Vec::new());
             }
-            VariableKind::Averaged | VariableKind::Frozen => Ok(Vec::new()),
+            let gradient = store.get(var).ok_or_else(|| VariablesError::NoGradient {
+                variable: spec.clone(),
+            })?;
+            Ok(elements(gradient)?)
         };
         self.0
             .iter()
@@ -89,10 +77,7 @@ impl Variables {
                 *gradient = change.unwrap_or_else(|| vec![0.0; spec.elements()]);
             }
         }
-        let values = gradients
-            .into_iter()
-            .map(|g| payload::share(&g.into()))
-            .collect();
+        let values = gradients.into_iter().map(Elements::from).collect();
         Ok(Gradients { values, norm })
     }
 
@@ -142,7 +127,7 @@ fn restore(var: &Var, before: Vec<f32>) -> Result<Vec<f32>, VariablesError> {
         .zip(after)
         .map(|(before, after)| before - after);
     let changes = changes.collect();
-    let values = Elements::of(payload::share(&before.into()), Dtype::F32);
+    let values = Elements::from(before);
     let start = 0;
     var.inplace_op1(&Overwrite {
         start,

@@ -15,5 +15,5 @@ mod set;
 
 pub use error::VariablesError;
 pub(crate) use files::digest_of;
-pub use gradients::{Gradients, Measured, Trained};
+pub use gradients::{Measured, Trained};
 pub use set::{Part, Variables};

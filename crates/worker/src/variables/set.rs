@@ -60,7 +60,7 @@ impl Variables {
 
     /// Returns candle's variables of those that are trained, in the order of [`Self::specs`].
     pub fn trained(&self) -> Vec<Var> {
-        let trained = |(spec, _): &&(VariableSpec, Var)| spec.kind == VariableKind::Trained;
+        let trained = |(spec, _): &&(VariableSpec, Var)| spec.kind.is_optimized();
         let trained = self.0.iter().filter(trained);
         trained.map(|(_, var)| var.clone()).collect()
     }

@@ -7,11 +7,11 @@ use std::time::{Duration, Instant};
 use ::worker::replica::Description;
 use ::worker::strategy::register;
 use daemon::membership::{Coordinator, Membership, Registration};
-use ps_client::{Gradients, MapSource, PushTicket, Shards, WeightsTicket};
+use ps_client::{MapSource, PushTicket, Shards, WeightsTicket};
 use shared_proto::blocks::VariableSpec;
 use shared_proto::ids::{Clock, Role};
 use shared_proto::network::SystemNetwork;
-use shared_proto::payload;
+use shared_proto::step::{EVERY_BATCH, Gradients};
 
 use super::failed;
 use crate::cluster::LocalCluster;
@@ -75,10 +75,11 @@ impl Worker {
             network: Arc::new(SystemNetwork::new(cluster.security()?)),
             losses: tokio::sync::mpsc::channel(1).0,
         };
-        let (_, maps) = MapSource::new(registered.map);
+        let initialize = registered.initialize;
+        let (_, maps) = MapSource::new(registered.shard_map().map_err(|e| failed(&e))?);
         let mut shards = Shards::connect(&maps, &identity);
-        if registered.initialize {
-            let zeros = payload::to_bytes(&vec![0.0; elements]);
+        if initialize {
+            let zeros = vec![0.0; elements].into();
             shards.initialize(&[zeros]).await.map_err(|e| failed(&e))?;
             let origin = membership.next_origin();
             membership.coordinator.finish_initialization(origin).await?;
@@ -87,7 +88,7 @@ impl Worker {
             shards,
             // A worker has the norm from the pass that takes gradients out of candle.
             gradients: Gradients {
-                values: vec![payload::to_bytes(&vec![1e-3; elements])],
+                values: vec![vec![1e-3; elements].into()],
                 norm: 1.0,
             },
             clock: Clock(0),
@@ -112,7 +113,7 @@ impl Worker {
                 let (clock, next) = (self.clock, self.clock.next());
                 let (push, pull) = self
                     .shards
-                    .push_then_pull(clock, &self.gradients, next)
+                    .push_then_pull(clock, &self.gradients, next, EVERY_BATCH)
                     .await
                     .map_err(|error| failed(&error))?;
                 self.clock = next;

@@ -51,9 +51,7 @@ impl Dense {
 
 impl Contents for Dense {
     fn initialize(&mut self, values: &Elements, slots: Slots) {
-        let mut weights = vec![0.0; values.len()];
-        values.copy_to(&mut weights);
-        self.weights = Arc::new(weights);
+        self.weights = Arc::new(values.to_vec());
         self.slots = Arc::new(vec![slots.initial; slots.count * values.len()]);
     }
 

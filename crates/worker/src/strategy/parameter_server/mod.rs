@@ -1,6 +1,5 @@
 //! The strategy with variables on sharded parameter servers.
 
-mod join;
 mod news;
 
 use std::path::PathBuf;
@@ -9,25 +8,32 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use ps_client::{Acknowledgement, ClientError, MapSource, PulledBlock, Shards, WeightsTicket};
 use shared_proto::ids::{Clock, Epoch, ViewNumber};
+use shared_proto::step::{EVERY_BATCH, Gradients, Want};
 use tokio::sync::mpsc;
 use tokio_util::sync::{CancellationToken, DropGuard};
-
-pub use self::join::{Registered, register};
 
 use self::news::{LOSSES, fetch_maps, tell_losses, tell_waits};
 use super::error::StrategyError;
 use super::interface::{Evaluated, Joining, Pulled, Pushed, Reconciled, Strategy};
-use crate::replica::{Replica, Want};
-use crate::variables::{Gradients, Part};
+use super::register::register;
+use crate::replica::Replica;
+use crate::variables::Part;
 
 /// Pulls from and pushes to parameter servers. Requests the weights of the next step right after the gradients
 /// of this one, on the same streams.
 pub struct ParameterServer {
     shards: Shards,
-    /// The weights that are already requested, and the clock that they are for.
-    next: Option<(Clock, WeightsTicket)>,
+    /// The weights that are already requested.
+    next: Option<Requested>,
     /// Stops the tasks that exchange news with the coordinator.
     _stop: DropGuard,
+}
+
+/// Weights that are requested for the step after a clock.
+struct Requested {
+    clock: Clock,
+    wants: Vec<Want>,
+    ticket: WeightsTicket,
 }
 
 impl ParameterServer {
@@ -41,8 +47,8 @@ impl ParameterServer {
             job, membership, ..
         } = joining;
         let registered = register(membership, replica.description()).await?;
-        let Registered { map, view, .. } = registered;
-        let (source, maps) = MapSource::new(map);
+        let (view, initialize) = (registered.view, registered.initialize);
+        let (source, maps) = MapSource::new(registered.shard_map()?);
         let (tell_lost, lost) = mpsc::channel(LOSSES);
         let shards = Shards::connect(
             &maps,
@@ -69,7 +75,7 @@ impl ParameterServer {
             next: None,
             _stop: stop.drop_guard(),
         };
-        if registered.initialize {
+        if initialize {
             let values = replica.initial_values().await?;
             joined.shards.initialize(&values).await?;
             let origin = membership.next_origin();
@@ -89,13 +95,11 @@ impl ParameterServer {
         wants: &[Want],
         take: impl AsyncFnMut(Vec<PulledBlock>),
     ) -> Result<Pulled, ClientError> {
-        if !wants.contains(&Want::Dense) {
-            return Ok(Pulled::default());
-        }
-        let pulled = match self.next.take_if(|(asked, _)| *asked == clock) {
-            Some((_, ticket)) => self.take_all(ticket, take).await?,
+        let fits = |next: &mut Requested| next.clock == clock && next.wants == wants;
+        let pulled = match self.next.take_if(fits) {
+            Some(next) => self.take_all(next.ticket, take).await?,
             // The clock has jumped, so the requested weights may be older than the bound allows.
-            None => self.pull_fresh(clock, ViewNumber(0), take).await?,
+            None => self.pull_fresh(clock, ViewNumber(0), wants, take).await?,
         };
         Ok(Pulled {
             waited: pulled.waited,
@@ -112,20 +116,22 @@ impl ParameterServer {
         view: ViewNumber,
         take: impl AsyncFnMut(Vec<PulledBlock>),
     ) -> Result<Epoch, ClientError> {
-        Ok(self.pull_fresh(clock, view, take).await?.epoch)
+        let pulled = self.pull_fresh(clock, view, EVERY_BATCH, take).await?;
+        Ok(pulled.epoch)
     }
 
     async fn pull_fresh(
         &mut self,
         clock: Clock,
         view: ViewNumber,
+        wants: &[Want],
         mut take: impl AsyncFnMut(Vec<PulledBlock>),
     ) -> Result<ps_client::Pulled, ClientError> {
         // The later answer leaves out unchanged blocks, so both are taken in, in order.
-        if let Some((_, ticket)) = self.next.take() {
-            self.take_all(ticket, &mut take).await?;
+        if let Some(next) = self.next.take() {
+            self.take_all(next.ticket, &mut take).await?;
         }
-        let ticket = self.shards.pull(clock, view).await;
+        let ticket = self.shards.pull(clock, view, wants).await;
         self.take_all(ticket, take).await
     }
 
@@ -137,22 +143,18 @@ impl ParameterServer {
     pub async fn push_blocks(
         &mut self,
         clock: Clock,
-        gradients: Gradients,
+        gradients: &Gradients,
         next: &[Want],
     ) -> Result<Acknowledgement, ClientError> {
-        let gradients = ps_client::Gradients {
-            values: gradients.values,
-            norm: gradients.norm,
-        };
-        if !next.contains(&Want::Dense) {
-            let receipt = self.shards.push(clock, &gradients).await?;
-            return receipt.acknowledged().await;
-        }
-        let next = clock.next();
-        let sent = self.shards.push_then_pull(clock, &gradients, next).await;
-        let (receipt, ticket) = sent?;
-        self.next = Some((next, ticket));
-        receipt.acknowledged().await
+        let after = clock.next();
+        let sent = self.shards.push_then_pull(clock, gradients, after, next);
+        let (pushed, ticket) = sent.await?;
+        self.next = Some(Requested {
+            clock: after,
+            wants: next.to_vec(),
+            ticket,
+        });
+        pushed.acknowledged().await
     }
 
     async fn take_all(
@@ -185,7 +187,7 @@ impl Strategy for ParameterServer {
         gradients: Gradients,
         next: &[Want],
     ) -> Result<Pushed, StrategyError> {
-        let acknowledged = self.push_blocks(clock, gradients, next).await?;
+        let acknowledged = self.push_blocks(clock, &gradients, next).await?;
         Ok(Pushed {
             receipts: acknowledged.receipts,
         })

@@ -1,26 +1,44 @@
-//! The calls to the coordinator by which workers agree on the variables and their initial values.
+//! The call to the coordinator by which workers agree on the variables and on who sends their initial values.
 
 use daemon::membership::Membership;
 use shared_proto::blocks::ShardMap;
 use shared_proto::ids::ViewNumber;
 use shared_proto::wire;
 
+use super::error::StrategyError;
 use crate::replica::Description;
-use crate::strategy::error::StrategyError;
 
 /// The coordinator's answer to a worker that has registered its variables.
 #[derive(Clone, Debug)]
 pub struct Registered {
-    /// The shard map.
-    pub map: ShardMap,
+    /// The shard map; none for a strategy without servers.
+    pub map: Option<ShardMap>,
     /// The newest view that the coordinator has decided.
     pub view: ViewNumber,
     /// True if this worker sends the initial values.
     pub initialize: bool,
 }
 
-/// Registers the variables. Waits until there is a shard map and, unless this worker is to send them, initial
-/// values.
+impl Registered {
+    /// Returns the shard map.
+    ///
+    /// # Errors
+    /// [`StrategyError::Answer`] if there is none.
+    pub fn shard_map(self) -> Result<ShardMap, StrategyError> {
+        let missing = "it has no shard map; is the coordinator of the same release?";
+        self.map.ok_or_else(|| unusable(missing.to_owned()))
+    }
+}
+
+fn unusable(problem: String) -> StrategyError {
+    StrategyError::Answer {
+        call: "RegisterVariables",
+        problem,
+    }
+}
+
+/// Registers the variables. Waits until there is a shard map, for a strategy that has one, and, unless this worker is
+/// to send them, initial values.
 ///
 /// # Errors
 /// The coordinator's.
@@ -34,10 +52,6 @@ pub async fn register(
         training_samples: description.training_samples,
         evaluation_samples: description.evaluation_samples,
         data_digest: description.data_digest.clone(),
-    };
-    let unusable = |problem: String| StrategyError::Answer {
-        call: "RegisterVariables",
-        problem,
     };
     let mut said = String::new();
     loop {
@@ -54,13 +68,9 @@ pub async fn register(
                 continue;
             }
         };
-        let map = reply.shard_map.ok_or_else(|| {
-            unusable("it has no shard map; is the coordinator of the same release?".to_owned())
-        })?;
+        let map = reply.shard_map.map(ShardMap::try_from).transpose();
         return Ok(Registered {
-            map: map
-                .try_into()
-                .map_err(|error| unusable(format!("the shard map cannot be read: {error}")))?,
+            map: map.map_err(|error| unusable(format!("the shard map cannot be read: {error}")))?,
             view: ViewNumber(reply.view),
             initialize,
         });
