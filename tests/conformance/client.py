@@ -102,7 +102,7 @@ class Worker:
     # Registration and initial values.
 
     def start(self):
-        variables = [c.Variable(name=name, shape=shape) for name, shape in self.model.variables]
+        variables = [t.Variable(name=name, shape=shape) for name, shape in self.model.variables]
         while True:
             reply = self.coordinator.call("RegisterVariables", c.RegisterVariablesRequest(
                 origin=self.origin(), variables=variables,
@@ -291,7 +291,8 @@ class Worker:
         sent, epochs = [], []
         for shard, blocks in self.messages():
             known = [self.known.get(block, t.BlockVersion(block=block_id(block))) for block in blocks]
-            message = p.Pull(origin=self.origin(clock), blocks=known, dtype=t.DTYPE_F32, view=view)
+            wanted = [t.WantedBlock(block=held.block, epoch=held.epoch, version=held.version) for held in known]
+            message = p.Pull(origin=self.origin(clock), blocks=wanted, dtype=t.DTYPE_F32, view=view)
             sent.append((shard, self.post(shard, pull=message)))
         for shard, sequence in sent:
             weights = self.answer(shard, sequence)

@@ -191,7 +191,7 @@ class ByHand(unittest.TestCase):
 
     def bias(self, stream):
         pull = p.Pull(origin=self.worker.origin(0, self.worker.map.epoch),
-                      blocks=[t.BlockVersion(block=block_id((0, 0)))])
+                      blocks=[t.WantedBlock(block=block_id((0, 0)))])
         (block,) = stream.ask(pull=pull).weights.blocks
         return list(from_bytes(block.payload.dense)), block.version.version
 
@@ -214,7 +214,7 @@ class Bound(ByHand):
 
     def pull(self, clock):
         return p.Pull(origin=self.worker.origin(clock, self.worker.map.epoch),
-                      blocks=[t.BlockVersion(block=block_id((0, 0)))])
+                      blocks=[t.WantedBlock(block=block_id((0, 0)))])
 
     def test_a_clock_is_admitted_up_to_the_min_clock_and_the_bound(self):
         stream = self.open()

@@ -91,7 +91,7 @@ impl Scene {
     }
 
     /// Returns a pull of the next step's weights, which must wait.
-    fn early_pull(&mut self, blocks: Vec<wire::BlockVersion>) -> Kind {
+    fn early_pull(&mut self, blocks: Vec<wire::WantedBlock>) -> Kind {
         Kind::Pull(wire::Pull {
             origin: Some(self.hostile.next(1)),
             blocks,
@@ -119,7 +119,7 @@ async fn pulls_of_many_empty_parts_take_no_memory() {
     let mut session = scene.session().await;
     let mut refusals = 0;
     for _ in 0..40 {
-        let pull = scene.early_pull(vec![wire::BlockVersion::default(); 1_000_000]);
+        let pull = scene.early_pull(vec![wire::WantedBlock::default(); 1_000_000]);
         session.send(pull).await;
         // A server that takes the message does not answer at first.
         if let Ok(Err(status)) = timeout(SILENCE, session.receive()).await {
@@ -139,7 +139,7 @@ async fn pulls_that_wait_are_counted_by_what_they_hold() {
     let mut session = scene.session().await;
     // There are more pulls than there is room for, though far fewer than may wait for a large shard.
     for _ in 0..4000 {
-        let known = vec![wire::BlockVersion::default(); 12];
+        let known = vec![wire::WantedBlock::default(); 12];
         session.send(scene.early_pull(known)).await;
     }
     // The pulls before the first refusal wait.

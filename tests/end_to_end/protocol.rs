@@ -5,7 +5,7 @@ mod bad_messages;
 
 use std::time::Duration;
 
-use shared_proto::blocks::ShardMap;
+use shared_proto::blocks::{ShardMap, VariableKind};
 use shared_proto::payload::{self, Dtype, Elements};
 use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::transport::MAX_MESSAGE_BYTES;
@@ -267,7 +267,8 @@ async fn numbers_travel_as_the_worker_wants_them() {
         let Answer::Weights(weights) = scene.session.ask(Kind::Pull(pull)).await else {
             panic!("no weights came")
         };
-        let values = Elements::read(weights.blocks[0].payload.as_ref(), 4).unwrap();
+        let payload = weights.blocks[0].payload.as_ref();
+        let values = Elements::read(payload, VariableKind::Trained, 4).unwrap();
         assert_eq!(values.bytes(), 8);
         let mut numbers = [0.0; 4];
         values.copy_to(&mut numbers);

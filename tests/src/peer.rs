@@ -191,9 +191,9 @@ impl Peer {
             origin: Some(self.next(clock)),
             blocks: blocks
                 .iter()
-                .map(|block| wire::BlockVersion {
+                .map(|block| wire::WantedBlock {
                     block: Some(*block),
-                    ..wire::BlockVersion::default()
+                    ..wire::WantedBlock::default()
                 })
                 .collect(),
             ..wire::Pull::default()

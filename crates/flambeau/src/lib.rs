@@ -54,6 +54,7 @@ pub use app::App;
 pub use candle_core;
 pub use candle_nn;
 pub use nn;
+pub use shared_proto::step::Want;
 pub use worker::input::{
     Column, DataSetup, Dataset, Field, InMemory, InputError, Order, Samples, Signature, Source,
     Values,

@@ -43,7 +43,7 @@ impl Answer {
                 .map(|part| of(part.block))
                 .collect(),
             (ClientKind::Pull(pull), Self::Weights(_)) => {
-                pull.blocks.iter().map(|known| of(known.block)).collect()
+                pull.blocks.iter().map(|wanted| of(wanted.block)).collect()
             }
             _ => return Some("with a message of another kind than the request needs"),
         };
@@ -66,6 +66,13 @@ mod tests {
 
     fn id(index: u32) -> Option<wire::BlockId> {
         Some(wire::BlockId { variable: 0, index })
+    }
+
+    fn wanted(index: u32) -> wire::WantedBlock {
+        wire::WantedBlock {
+            block: id(index),
+            ..wire::WantedBlock::default()
+        }
     }
 
     fn version(index: u32) -> wire::BlockVersion {
@@ -105,7 +112,7 @@ mod tests {
         );
 
         let pull = ClientKind::Pull(wire::Pull {
-            blocks: [1, 2].map(version).to_vec(),
+            blocks: [1, 2].map(wanted).to_vec(),
             ..wire::Pull::default()
         });
         assert!(acknowledged(&[1]).misfit(&pull).unwrap().contains("kind"));

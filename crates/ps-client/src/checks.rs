@@ -6,6 +6,7 @@ use shared_proto::payload::Elements;
 use shared_proto::step::Gradients;
 
 use crate::error::ClientError;
+use crate::parts;
 use crate::shards::Shards;
 
 impl Shards {
@@ -32,18 +33,8 @@ impl Shards {
         is_sent: impl Fn(VariableKind) -> bool,
     ) -> Result<(), ClientError> {
         for (index, variable) in self.map.variables.iter().enumerate() {
-            let found = values.get(index).map_or(0, Elements::len);
-            let expected = match is_sent(variable.spec.kind) {
-                true => variable.spec.elements(),
-                false => 0,
-            };
-            if found != expected {
-                return Err(ClientError::WrongSize {
-                    variable: variable.spec.name.clone(),
-                    found,
-                    expected,
-                });
-            }
+            let spec = &variable.spec;
+            parts::check_size(spec, is_sent(spec.kind), values.get(index))?;
         }
         Ok(())
     }

@@ -4,7 +4,7 @@
 //! - `shards`: [`Shards`], all shards of a job; [`Shards::push`] and [`Shards::pull`]
 //!   return handles at once, which are awaited later
 //! - `checks`: checks of a push before any of it is sent
-//! - `message_plan`: [`MessagePlan`], which blocks travel together
+//! - `message_plan`: [`MessagePlan`], which blocks travel together; `parts`: what belongs to one block
 //! - `session`: the stream to one shard. When it breaks, the session opens it again and sends the unanswered
 //!   requests again, in order; `session/driver`: its streams; `session/reconcile`: it first asks a restored shard which pushes it has
 //! - `target`: the shard at the other end of a session; `connection`: the opening and the greeting of a stream
@@ -27,6 +27,7 @@ mod identity;
 mod losses;
 mod maps;
 mod message_plan;
+mod parts;
 mod reconciled;
 mod session;
 mod shards;

@@ -1,7 +1,6 @@
 //! The grouping of blocks into messages: as many blocks of a shard as fit into one.
 
 use shared_proto::blocks::{BlockId, ShardMap};
-use shared_proto::step::Want;
 use shared_proto::transport::MESSAGE_PAYLOAD_BYTES;
 
 /// The blocks of each message, shard by shard. Small variables share a message, a full block has
@@ -18,16 +17,6 @@ pub struct PlannedMessage {
     pub blocks: Vec<BlockId>,
     /// Those of them that take updates, which a push names.
     pub updated: Vec<BlockId>,
-}
-
-impl PlannedMessage {
-    /// Returns the blocks that a pull names for a step with these wants.
-    pub fn wanted(&self, wants: &[Want]) -> &[BlockId] {
-        match wants.contains(&Want::Dense) {
-            true => &self.blocks,
-            false => &[],
-        }
-    }
 }
 
 impl MessagePlan {

@@ -31,7 +31,7 @@ pub struct Shards {
     origin: Origin,
     pub(crate) wire: Dtype,
     /// The version of each block that this worker's model holds.
-    known: HashMap<BlockId, wire::BlockVersion>,
+    pub(crate) known: HashMap<BlockId, wire::BlockVersion>,
 }
 
 /// The pending acknowledgements of a push.
@@ -161,7 +161,7 @@ impl Shards {
             let part = |id: &BlockId| {
                 Ok(wire::BlockPayload {
                     block: Some((*id).into()),
-                    payload: Some(self.slice(values, *id)?.into()),
+                    payload: Some(self.part(values, *id)?.into()),
                 })
             };
             let blocks = message
@@ -204,8 +204,8 @@ impl Shards {
         let mut replies = Vec::new();
         let plan = Arc::clone(&self.plan);
         for (shard, message) in plan.in_turns() {
-            let wanted = message.wanted(wants);
-            replies.extend(self.send_pull(shard, wanted, clock, view).await);
+            let pull = self.send_pull(shard, &message.blocks, clock, view, wants);
+            replies.extend(pull.await);
         }
         WeightsTicket::new(replies)
     }
@@ -228,8 +228,9 @@ impl Shards {
         for (shard, message) in plan.in_turns() {
             let updated = &message.updated;
             pushed.extend(self.send_push(shard, updated, clock, gradients).await?);
-            let (any, wanted) = (ViewNumber(0), message.wanted(wants));
-            pulled.extend(self.send_pull(shard, wanted, next, any).await);
+            let any = ViewNumber(0);
+            let pull = self.send_pull(shard, &message.blocks, next, any, wants);
+            pulled.extend(pull.await);
         }
         Ok((PushTicket(pushed), WeightsTicket::new(pulled)))
     }
@@ -249,7 +250,7 @@ impl Shards {
             Ok(wire::Gradient {
                 block: Some((*id).into()),
                 based_on_version: self.known.get(id).map_or(0, |known| known.version),
-                payload: Some(self.slice(gradients, *id)?.to(self.wire).into()),
+                payload: Some(self.part(gradients, *id)?.to(self.wire).into()),
             })
         };
         let gradients = blocks
@@ -265,25 +266,20 @@ impl Shards {
         Ok(Some(self.sessions[shard].send(sequence, message).await))
     }
 
-    /// Asks for these blocks of a shard, if there are any.
+    /// Asks for those of these blocks of a shard that a step wants, if there are any.
     async fn send_pull(
         &mut self,
         shard: usize,
         blocks: &[BlockId],
         clock: Clock,
         view: ViewNumber,
+        wants: &[Want],
     ) -> Option<Reply> {
+        let wanted = |id: &BlockId| self.wanted(wants, *id);
+        let blocks: Vec<_> = blocks.iter().filter_map(wanted).collect();
         if blocks.is_empty() {
             return None;
         }
-        let known = |id: &BlockId| {
-            let nothing = wire::BlockVersion {
-                block: Some((*id).into()),
-                ..wire::BlockVersion::default()
-            };
-            self.known.get(id).copied().unwrap_or(nothing)
-        };
-        let blocks = blocks.iter().map(known).collect();
         let origin = self.next_origin(clock);
         let sequence = origin.sequence.0;
         let message = ClientKind::Pull(wire::Pull {
@@ -342,12 +338,6 @@ impl Shards {
         self.origin.sequence = self.origin.sequence.next();
         self.origin.clock = clock;
         self.origin.clone()
-    }
-
-    /// Returns the part of a variable's values that belongs to a block.
-    fn slice(&self, values: &[Elements], id: BlockId) -> Result<Elements, ClientError> {
-        let range = self.map.range(id)?;
-        Ok(values[id.variable as usize].slice(range))
     }
 }
 

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::refusal::{Reason, Refusal};
 use crate::wire;
 
+pub use crate::kind::VariableKind;
 pub use map::{PlacedShard, PlacedVariable, ShardMap, Source};
 
 /// Elements in the largest blocks: 1 MiB of `f32`. A shard map may have smaller ones.
@@ -59,62 +60,6 @@ impl BlockId {
     }
 }
 
-/// The way in which a variable changes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum VariableKind {
-    /// An optimizer changes it by its gradient.
-    #[default]
-    Trained,
-    /// Workers measure it, as batch normalisation its running mean and variance. It moves by the mean of their
-    /// changes, each of which is sent like a gradient: the old value less the worker's own new one.
-    Averaged,
-    /// It keeps its initial values.
-    Frozen,
-}
-
-impl VariableKind {
-    /// Returns the kind of a variable with this name, unless the job says otherwise: `running_mean`, `running_var` and
-    /// whatever else begins with `running_` after the last dot is averaged, as candle and PyTorch name these.
-    pub fn by_name(name: &str) -> Self {
-        let last = name.rsplit('.').next().unwrap_or(name);
-        match last.starts_with("running_") {
-            true => Self::Averaged,
-            false => Self::Trained,
-        }
-    }
-
-    /// Returns whether an optimizer changes it by its gradient.
-    pub fn is_optimized(self) -> bool {
-        self == Self::Trained
-    }
-
-    /// Returns whether workers send updates for it.
-    pub fn takes_updates(self) -> bool {
-        self != Self::Frozen
-    }
-}
-
-impl fmt::Display for VariableKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Trained => "trained",
-            Self::Averaged => "averaged",
-            Self::Frozen => "frozen",
-        })
-    }
-}
-
-impl From<VariableKind> for wire::VariableKind {
-    fn from(kind: VariableKind) -> Self {
-        match kind {
-            VariableKind::Trained => Self::Trained,
-            VariableKind::Averaged => Self::Averaged,
-            VariableKind::Frozen => Self::Frozen,
-        }
-    }
-}
-
 /// A named dense tensor of `f32`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VariableSpec {
@@ -144,18 +89,13 @@ impl VariableSpec {
     /// [`Reason::WrongShape`] if its size does not fit into memory's address range; [`Reason::Malformed`] for an
     /// unknown kind.
     pub fn read(variable: &wire::Variable) -> Result<Self, Refusal> {
-        let kind = match wire::VariableKind::try_from(variable.kind) {
-            Ok(wire::VariableKind::Trained) => VariableKind::Trained,
-            Ok(wire::VariableKind::Averaged) => VariableKind::Averaged,
-            Ok(wire::VariableKind::Frozen) => VariableKind::Frozen,
-            Err(_) => {
-                let what = format!(
-                    "variable {:?} is of kind {}, which is unknown here; run the same release everywhere",
-                    variable.name, variable.kind
-                );
-                return Err(Refusal::new(Reason::Malformed, what));
-            }
-        };
+        let kind = VariableKind::read(variable.kind).map_err(|found| {
+            let what = format!(
+                "variable {:?} is of kind {found}, which is unknown here; run the same release everywhere",
+                variable.name
+            );
+            Refusal::new(Reason::Malformed, what)
+        })?;
         let spec = Self {
             name: variable.name.clone(),
             shape: variable.shape.iter().map(|d| *d as usize).collect(),

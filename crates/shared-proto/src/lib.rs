@@ -25,6 +25,7 @@ pub mod connections;
 pub mod ids;
 pub mod job;
 pub mod kernel;
+mod kind;
 pub mod network;
 pub mod number;
 pub mod payload;

@@ -19,6 +19,7 @@ use finite::finite_halves;
 use halves::{to_bf16, to_f16};
 
 use crate::kernel::Kernel;
+use crate::kind::VariableKind;
 use crate::refusal::{Reason, Refusal};
 use crate::wire;
 
@@ -155,12 +156,16 @@ impl Elements {
         Self { dtype, bytes }
     }
 
-    /// Reads the dense payload of a block of `expected` elements.
+    /// Reads the payload of a block of `expected` elements of a variable of this kind.
     ///
     /// # Errors
     /// [`Reason::WrongDtype`], [`Reason::WrongShape`] or [`Reason::Malformed`]. The message begins with the value
     /// found; the caller puts the place before it.
-    pub fn read(payload: Option<&wire::Payload>, expected: usize) -> Result<Self, Refusal> {
+    pub fn read(
+        payload: Option<&wire::Payload>,
+        kind: VariableKind,
+        expected: usize,
+    ) -> Result<Self, Refusal> {
         let payload = payload.ok_or_else(|| Refusal::new(Reason::Malformed, "has no payload"))?;
         let dtype = match Dtype::try_from(payload.dtype) {
             Ok(Dtype::Unspecified) | Err(_) => {
@@ -190,7 +195,7 @@ impl Elements {
             )),
             Some(wire::payload::Values::Rows(_)) => Err(Refusal::new(
                 Reason::WrongDtype,
-                "holds rows, but the variable is dense; send all elements as `dense`",
+                format!("holds rows, but a {kind} variable is dense; send all elements as `dense`"),
             )),
             None => Err(Refusal::new(
                 Reason::Malformed,
@@ -329,6 +334,8 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    const KIND: VariableKind = VariableKind::Trained;
+
     /// Returns every kind of number, and those at the limits of conversions.
     fn anything() -> impl Strategy<Value = f32> {
         prop_oneof![
@@ -365,7 +372,7 @@ mod tests {
         #[test]
         fn numbers_survive_the_wire(values in prop::collection::vec(anything(), 0..100), shift in 0usize..4) {
             let sent = shifted(Elements::of(to_bytes(&values), Dtype::F32), shift);
-            let read = Elements::read(Some(&sent.into()), values.len()).unwrap();
+            let read = Elements::read(Some(&sent.into()), KIND, values.len()).unwrap();
             let bits = |values: &[f32]| values.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
             prop_assert_eq!(bits(&numbers(&read)), bits(&values));
         }
@@ -381,7 +388,7 @@ mod tests {
             ] {
                 let sent = shifted(Elements::of(to_bytes(&values), dtype), shift);
                 prop_assert_eq!(sent.bytes(), 2 * values.len());
-                let read = Elements::read(Some(&sent.into()), values.len()).unwrap();
+                let read = Elements::read(Some(&sent.into()), KIND, values.len()).unwrap();
                 let expected: Vec<f32> = values.iter().copied().map(rounded).collect();
                 for (read, expected) in numbers(&read).iter().zip(&expected) {
                     let same = read.to_bits() == expected.to_bits();
@@ -412,7 +419,7 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_refused_by_name() {
         let three = dense(to_bytes(&[1.0, 2.0, 3.0]));
-        let wrong = Elements::read(Some(&three), 4).unwrap_err();
+        let wrong = Elements::read(Some(&three), KIND, 4).unwrap_err();
         assert_eq!(wrong.reason, Reason::WrongShape);
         assert!(wrong.message.contains("12 bytes") && wrong.message.contains("16"));
 
@@ -420,10 +427,10 @@ mod tests {
             dtype: Dtype::F32.into(),
             values: Some(wire::payload::Values::Rows(wire::Rows::default())),
         };
-        let refused = Elements::read(Some(&rows), 0).unwrap_err();
+        let refused = Elements::read(Some(&rows), KIND, 0).unwrap_err();
         assert_eq!(refused.reason, Reason::WrongDtype);
         let odd = wire::Payload { dtype: 77, ..three };
-        let refused = Elements::read(Some(&odd), 3).unwrap_err();
+        let refused = Elements::read(Some(&odd), KIND, 3).unwrap_err();
         assert!(refused.message.contains("77"));
     }
 }

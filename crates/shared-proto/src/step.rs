@@ -1,6 +1,7 @@
 //! A training step: the values that it wants, and the gradients that it makes.
 
 use crate::payload::Elements;
+use crate::wire;
 
 /// Values that a batch needs before it can be computed. There is one kind today; rows of tables will be the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,6 +13,17 @@ pub enum Want {
 
 /// The values that every batch wants, whatever its samples are.
 pub const EVERY_BATCH: &[Want] = &[Want::Dense];
+
+impl From<wire::BlockVersion> for wire::WantedBlock {
+    /// Returns the entry of a pull for a block of which the client holds this version.
+    fn from(held: wire::BlockVersion) -> Self {
+        Self {
+            block: held.block,
+            epoch: held.epoch,
+            version: held.version,
+        }
+    }
+}
 
 /// The gradients of one step.
 #[derive(Clone, Debug, PartialEq)]

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use checkpoint::{CheckpointError, FileEntry, Manifest};
+use checkpoint::{CheckpointError, FileEntry, Manifest, SavedBlock};
 use daemon::Offload;
 use shared_proto::blocks::{BlockId, ShardMap, VariableSpec};
 use shared_proto::ids::{Task, Version};
@@ -10,7 +10,7 @@ use shared_proto::job::Job;
 use shared_proto::wire;
 
 use crate::shard::Block;
-use crate::shard::store::Store;
+use crate::shard::store::{Rules, Store};
 
 /// The reason why values cannot be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -78,18 +78,23 @@ pub(crate) async fn load(
         let mut ids = file.blocks.iter().flat_map(|range| range.ids());
         ids.any(|id| wanted.contains(&id))
     };
+    let rules = Rules::of(&map, job);
     let mut blocks = Vec::with_capacity(wanted.len());
     for file in manifest.files.iter().filter(has_wanted) {
         let saved = from.read_file(manifest, file).await?;
         let ours = saved.into_iter().filter(|block| wanted.contains(&block.id));
         let ours: Vec<_> = ours.collect();
+        let rules = rules.clone();
         let restored = offload.run(move || {
-            let restore = |saved: checkpoint::SavedBlock| (saved.id, Block::restore(saved));
+            let restore = |saved: SavedBlock| {
+                let rule = rules.of_block(saved.id);
+                (saved.id, Block::restore(saved, rule))
+            };
             ours.into_iter().map(restore).collect::<Vec<_>>()
         });
         blocks.extend(restored.await);
     }
-    Ok(Store::loaded(shard, map, blocks, job))
+    Ok(Store::loaded(shard, map, blocks, rules))
 }
 
 /// Returns the reason why a checkpoint cannot be loaded under a map, if there is one.

@@ -137,7 +137,7 @@ mod tests {
         Clock, Epoch, Generation, Origin, Role, RunNumber, Sequence, Task, TaskId, Version,
     };
     use shared_proto::job::{Job, Momentum, Optimizer};
-    use shared_proto::payload::{self, Dtype, Elements};
+    use shared_proto::payload::{self, Elements};
     use shared_proto::view::{CheckpointOrder, Commit, View};
     use std::sync::Arc;
 
@@ -155,7 +155,7 @@ mod tests {
     }
 
     fn elements(value: f32) -> Elements {
-        Elements::of(payload::to_bytes(&vec![value; ELEMENTS]), Dtype::F32)
+        Elements::from(vec![value; ELEMENTS])
     }
 
     fn job() -> Job {
@@ -192,7 +192,7 @@ mod tests {
         };
         let store = Store::empty(0, map, &job());
         for block in &store.blocks.by_id {
-            block.lock().initialize(&elements(0.0), &momentum());
+            block.lock().initialize(&elements(0.0));
         }
         store
     }
@@ -302,9 +302,7 @@ mod tests {
         let store = store();
         let id = store.map.blocks_of(0).last().unwrap();
         let entry = store.blocks.by_id.get(&id).unwrap();
-        entry
-            .lock()
-            .initialize(&elements(f32::INFINITY), &momentum());
+        entry.lock().initialize(&elements(f32::INFINITY));
         drop(entry);
         for (number, only_finite) in [(3, true), (4, false)] {
             let order = CheckpointOrder {

@@ -7,7 +7,7 @@ use checkpoint::{SavedBlock, decode, encode};
 use daemon::membership::Lease;
 use shared_proto::blocks::{BlockId, ShardMap};
 use shared_proto::ids::{Clock, Epoch, Origin, Role, Task};
-use shared_proto::payload::{self, Dtype, Elements};
+use shared_proto::payload;
 use shared_proto::receipt::ReceiptKey;
 use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::view::{Commit, JobPhase, View};
@@ -16,7 +16,7 @@ use shared_proto::wire::client_message::Kind;
 
 use super::events::{Event, Message, Mode, STALENESS, Setting};
 use super::map::{elements, map, task};
-use crate::shard::store::Store;
+use crate::shard::store::{Rules, Store};
 use crate::shard::{Block, Pulled, Shard};
 
 const WORKERS: u8 = 3;
@@ -42,9 +42,8 @@ impl Desk {
         let shard = Shard::new(&setting.job());
         let store = Store::empty(0, map(Epoch(1)), &shard.job);
         for block in store.blocks.by_id.iter().filter(|_| !setting.fresh) {
-            let zeros = payload::to_bytes(&vec![0.0; elements(*block.key())]);
-            let zeros = Elements::of(zeros, Dtype::F32);
-            block.lock().initialize(&zeros, store.rule(*block.key()));
+            let zeros = vec![0.0; elements(*block.key())];
+            block.lock().initialize(&zeros.into());
         }
         shard.answer_under(Lease::default(), Some(ReceiptKey([7; 32])));
         let view = View {
@@ -212,10 +211,16 @@ impl Desk {
             (self.view.min_clock, self.view.commit) = (clock, None);
             self.receipts.clear();
         }
-        let restored = |block: SavedBlock| (block.id, Block::restore(block));
-        let blocks = blocks.into_iter().map(restored).collect();
         let job = self.shard.job.clone();
-        self.go_to(|map| Some(Store::loaded(0, map, blocks, &job)));
+        self.go_to(|map| {
+            let rules = Rules::of(&map, &job);
+            let restored = |block: SavedBlock| {
+                let rule = rules.of_block(block.id);
+                (block.id, Block::restore(block, rule))
+            };
+            let blocks = blocks.into_iter().map(restored).collect();
+            Some(Store::loaded(0, map, blocks, rules))
+        });
     }
 
     /// Offers a message, perhaps twice. Returns whether it was taken.

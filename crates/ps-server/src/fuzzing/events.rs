@@ -129,7 +129,7 @@ impl Message {
             Kind::Pull => client_message::Kind::Pull(wire::Pull {
                 origin,
                 dtype: parts[0].dtype(),
-                blocks: parts.iter().map(|part| part.known(epoch)).collect(),
+                blocks: parts.iter().map(|part| part.wanted(epoch)).collect(),
                 view: 0,
             }),
             Kind::Initialize => client_message::Kind::Initialize(wire::Initialize {
@@ -201,12 +201,14 @@ impl Part {
         }
     }
 
-    fn known(&self, epoch: u64) -> wire::BlockVersion {
+    fn wanted(&self, epoch: u64) -> wire::WantedBlock {
+        let version = self.version.of(0);
         wire::BlockVersion {
             block: Some(self.block()),
             epoch,
-            version: self.version.of(0),
+            version,
         }
+        .into()
     }
 
     fn dtype(&self) -> i32 {

@@ -65,7 +65,7 @@ pub(crate) fn cost(pull: &wire::Pull) -> usize {
         .as_ref()
         .map_or(0, |origin| origin.job.capacity());
     // The name of the job is in the message, and in the origin read from it.
-    2 * job + pull.blocks.capacity() * size_of::<wire::BlockVersion>()
+    2 * job + pull.blocks.capacity() * size_of::<wire::WantedBlock>()
 }
 
 /// The admitted sessions, one for each worker.

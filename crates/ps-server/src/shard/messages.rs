@@ -7,7 +7,7 @@ use bytes::Bytes;
 use shared_proto::blocks::BlockId;
 use shared_proto::ids::{Origin, Task};
 use shared_proto::job::Mode;
-use shared_proto::payload::{Dtype, Elements};
+use shared_proto::payload::Dtype;
 use shared_proto::planted;
 use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::view::View;
@@ -146,8 +146,8 @@ impl Shard {
             )
         })?;
         let _whole_steps = store.blocks.committing.read();
-        for known in &pull.blocks {
-            let id = BlockId::read(known.block)?;
+        for wanted in &pull.blocks {
+            let id = BlockId::read(wanted.block)?;
             if store.map.shard(id)? != store.shard {
                 weights.elsewhere.push(id.into());
                 continue;
@@ -160,14 +160,14 @@ impl Shard {
             if !block.initialized() {
                 return Err(not_initialized(&store.map.describe(id)));
             }
-            if version == *known {
+            if (version.epoch, version.version) == (wanted.epoch, wanted.version) {
                 self.counters.unchanged.increment(1);
                 weights.unchanged.push(id.into());
                 continue;
             }
-            let values = block.values();
+            let values = block.values(wanted);
             drop(block);
-            let values = Elements::of(values, dtype);
+            let values = values.to(dtype);
             if dtype.size() < Dtype::F32.size() && !values.all_finite() {
                 return Err(Refusal::new(
                     Reason::NonFinite,
@@ -250,7 +250,7 @@ impl Shard {
             match store.blocks.by_id.get(&id) {
                 Some(block) => {
                     let mut block = block.lock();
-                    block.initialize(&values, store.rule(id));
+                    block.initialize(&values);
                     acknowledged.blocks.push(store.version(id, &block));
                 }
                 None => acknowledged.elsewhere.push(id.into()),

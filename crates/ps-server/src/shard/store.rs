@@ -24,10 +24,26 @@ use super::snapshot::Snapshot;
 pub(crate) struct Store {
     pub(crate) shard: u32,
     pub(crate) map: ShardMap,
-    /// The rule of each variable, by its number.
-    rules: Arc<[VariableRule]>,
+    rules: Rules,
     /// The blocks. Consecutive epochs share them while the values come from the same source.
     pub(crate) blocks: Arc<Blocks>,
+}
+
+/// The rules of all variables.
+#[derive(Clone)]
+pub(crate) struct Rules(Arc<[VariableRule]>);
+
+impl Rules {
+    /// Returns the rules of a map's variables in a job.
+    pub(crate) fn of(map: &ShardMap, job: &Job) -> Self {
+        let rule = |v: &PlacedVariable| VariableRule::of(job, &v.spec, map.total_updates);
+        Self(map.variables.iter().map(rule).collect())
+    }
+
+    /// Returns the rule by which a block's variable changes. The block is one of the map's.
+    pub(crate) fn of_block(&self, id: BlockId) -> &VariableRule {
+        &self.0[id.variable as usize]
+    }
 }
 
 /// Blocks, and the state that concerns all of them.
@@ -97,8 +113,10 @@ impl Blocks {
 impl Store {
     /// Returns a shard without values, which the initialiser sends later.
     pub(crate) fn empty(shard: u32, map: ShardMap, job: &Job) -> Self {
-        let blocks = map.blocks_of(shard).map(|id| (id, Block::empty()));
-        Self::new(shard, blocks.collect(), map, job)
+        let rules = Rules::of(&map, job);
+        let block = |id| (id, Block::empty(rules.of_block(id)));
+        let blocks = map.blocks_of(shard).map(block).collect();
+        Self::loaded(shard, map, blocks, rules)
     }
 
     /// Returns a shard with the values of a checkpoint.
@@ -106,17 +124,12 @@ impl Store {
         shard: u32,
         map: ShardMap,
         blocks: Vec<(BlockId, Block)>,
-        job: &Job,
+        rules: Rules,
     ) -> Self {
-        Self::new(shard, blocks, map, job)
-    }
-
-    fn new(shard: u32, blocks: Vec<(BlockId, Block)>, map: ShardMap, job: &Job) -> Self {
-        let rule = |v: &PlacedVariable| VariableRule::of(job, &v.spec, map.total_updates);
         let updated = map.blocks_of(shard).filter(|id| map.takes_updates(*id));
         Self {
             shard,
-            rules: map.variables.iter().map(rule).collect(),
+            rules,
             blocks: Arc::new(Blocks::new(blocks.into_iter(), updated.count())),
             map,
         }
@@ -126,7 +139,7 @@ impl Store {
     pub(crate) fn under(&self, map: ShardMap) -> Self {
         Self {
             shard: self.shard,
-            rules: Arc::clone(&self.rules),
+            rules: self.rules.clone(),
             blocks: Arc::clone(&self.blocks),
             map,
         }
@@ -134,7 +147,7 @@ impl Store {
 
     /// Returns the rule by which a block's variable changes. The block is one of the map's.
     pub(crate) fn rule(&self, id: BlockId) -> &VariableRule {
-        &self.rules[id.variable as usize]
+        self.rules.of_block(id)
     }
 
     /// Records that a block has values that are NaN or infinite, and logs the first one.
@@ -180,8 +193,8 @@ impl Store {
     pub(crate) fn check_pull(&self, pull: &wire::Pull) -> Result<(), Refusal> {
         let mut named = HashSet::with_capacity(pull.blocks.len());
         let mut bytes = 0;
-        for known in &pull.blocks {
-            let id = BlockId::read(known.block)?;
+        for wanted in &pull.blocks {
+            let id = BlockId::read(wanted.block)?;
             bytes += self.map.range(id)?.len() * size_of::<f32>();
             if !named.insert(id) {
                 return Err(self.twice(id));
@@ -240,12 +253,14 @@ pub(crate) fn not_initialized(what: &str) -> Refusal {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use shared_proto::blocks::VariableSpec;
     use shared_proto::ids::{Generation, Role, TaskId};
 
     #[test]
     fn a_push_of_an_earlier_step_does_not_hide_that_all_blocks_hold_the_newest() {
         let id = |index| BlockId { variable: 0, index };
-        let blocks = Blocks::new((0..2).map(|index| (id(index), Block::empty())), 2);
+        let rule = VariableRule::of(&Job::default(), &VariableSpec::default(), 1);
+        let blocks = Blocks::new((0..2).map(|index| (id(index), Block::empty(&rule))), 2);
         let id = TaskId {
             role: Role::Worker,
             index: 0,

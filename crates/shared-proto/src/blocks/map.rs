@@ -94,8 +94,9 @@ impl ShardMap {
     /// [`Reason::UnknownVariable`], [`Reason::UnknownBlock`], or those of [`Elements::read`]. The message names the
     /// block.
     pub fn read(&self, id: BlockId, payload: Option<&wire::Payload>) -> Result<Elements, Refusal> {
-        let expected = self.range(id)?.len();
-        Elements::read(payload, expected).map_err(|refusal| self.about(id, refusal))
+        let ((variable, _), expected) = (self.find(id)?, self.range(id)?.len());
+        let read = Elements::read(payload, variable.spec.kind, expected);
+        read.map_err(|refusal| self.about(id, refusal))
     }
 
     /// Returns a refusal of a block's values that begins with the name of the block.

@@ -80,7 +80,7 @@ mod tests {
     fn message(blocks: usize) -> Vec<u8> {
         let pull = wire::Pull {
             origin: Some(wire::Origin::default()),
-            blocks: vec![wire::BlockVersion::default(); blocks],
+            blocks: vec![wire::WantedBlock::default(); blocks],
             dtype: 1,
             ..wire::Pull::default()
         };

@@ -3,20 +3,21 @@
 use std::fmt::Debug;
 
 use bytes::Bytes;
-use optimizer::{Slots, Update, VariableRule};
+use optimizer::{Update, VariableRule};
 use shared_proto::payload::Elements;
+use shared_proto::wire;
 
 /// The values of a block, with the optimizer's state for them. The [`Block`](super::Block) around them has the version,
 /// the watermarks and the staged gradients. There is one implementation today; rows of tables will be the next.
 pub(crate) trait Contents: Debug + Send {
     /// Sets initial values, over earlier ones too.
-    fn initialize(&mut self, values: &Elements, slots: Slots);
+    fn initialize(&mut self, values: &Elements);
 
     /// Returns whether there are values.
     fn initialized(&self) -> bool;
 
-    /// Returns the values as they are now, to be sent.
-    fn values(&self) -> Bytes;
+    /// Returns the values that a pull wants, as they are now, as `f32`.
+    fn values(&self, wanted: &wire::WantedBlock) -> Elements;
 
     /// Applies the sum of gradients, each times its factor, as one update. `sum` is scratch memory. Returns whether
     /// all values that it has changed are finite.

@@ -7,7 +7,8 @@ use bytes::Bytes;
 use checkpoint::SavedBlock;
 use optimizer::{Part, Slots, Update, VariableRule};
 use shared_proto::kernel::Kernel;
-use shared_proto::payload::{self, Elements, LeF32};
+use shared_proto::payload::{self, Dtype, Elements, LeF32};
+use shared_proto::wire;
 
 use super::contents::Contents;
 
@@ -15,8 +16,10 @@ use super::contents::Contents;
 pub(super) const PART: usize = 2048;
 
 /// Consecutive elements of a variable.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Dense {
+    /// The optimizer's state for each element.
+    each: Slots,
     /// Empty until initial values come. Shared with the answers that are being sent and with the
     /// checkpoint that is being written: while one of these uses the values, an update leaves them as they
     /// are and continues with a copy.
@@ -26,11 +29,20 @@ pub(super) struct Dense {
 }
 
 impl Dense {
-    pub(super) fn restored(saved: &SavedBlock) -> Self {
+    pub(super) fn empty(each: Slots) -> Self {
+        Self {
+            each,
+            weights: Arc::default(),
+            slots: Arc::default(),
+        }
+    }
+
+    pub(super) fn restored(saved: &SavedBlock, each: Slots) -> Self {
         let numbers = |bytes: &Bytes| -> Arc<Vec<f32>> {
             Arc::new(payload::elements(bytes).iter().map(|v| v.get()).collect())
         };
         Self {
+            each,
             weights: numbers(&saved.weights),
             slots: numbers(&saved.slots),
         }
@@ -50,17 +62,17 @@ impl Dense {
 }
 
 impl Contents for Dense {
-    fn initialize(&mut self, values: &Elements, slots: Slots) {
+    fn initialize(&mut self, values: &Elements) {
         self.weights = Arc::new(values.to_vec());
-        self.slots = Arc::new(vec![slots.initial; slots.count * values.len()]);
+        self.slots = Arc::new(vec![self.each.initial; self.each.count * values.len()]);
     }
 
     fn initialized(&self) -> bool {
         !self.weights.is_empty()
     }
 
-    fn values(&self) -> Bytes {
-        payload::share(&self.weights)
+    fn values(&self, _: &wire::WantedBlock) -> Elements {
+        Elements::of(payload::share(&self.weights), Dtype::F32)
     }
 
     fn update(
@@ -101,7 +113,7 @@ impl Contents for Dense {
     }
 
     fn save(&self) -> (Bytes, Bytes) {
-        (self.values(), payload::share(&self.slots))
+        (payload::share(&self.weights), payload::share(&self.slots))
     }
 }
 

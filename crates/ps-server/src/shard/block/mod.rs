@@ -8,7 +8,6 @@ mod dense;
 
 use std::collections::BTreeMap;
 
-use bytes::Bytes;
 use checkpoint::{SavedBlock, Watermark};
 use optimizer::VariableRule;
 use shared_proto::blocks::BlockId;
@@ -16,6 +15,7 @@ use shared_proto::ids::{Clock, Origin, Sequence, Task, Version};
 use shared_proto::payload::Elements;
 use shared_proto::planted;
 use shared_proto::view::{Commit, View};
+use shared_proto::wire;
 
 use contents::Contents;
 use dense::Dense;
@@ -74,10 +74,10 @@ pub(crate) enum Taken {
 pub(crate) struct NotStaged(pub(crate) Task);
 
 impl Block {
-    /// Returns a block without values.
-    pub(crate) fn empty() -> Self {
+    /// Returns a block without values, of a variable that this rule changes.
+    pub(crate) fn empty(rule: &VariableRule) -> Self {
         Self {
-            contents: Box::new(Dense::default()),
+            contents: Box::new(Dense::empty(rule.slots())),
             version: Version(0),
             watermarks: Vec::new(),
             staged: BTreeMap::new(),
@@ -86,8 +86,8 @@ impl Block {
     }
 
     /// Sets initial values, over earlier ones too.
-    pub(crate) fn initialize(&mut self, values: &Elements, rule: &VariableRule) {
-        self.contents.initialize(values, rule.slots());
+    pub(crate) fn initialize(&mut self, values: &Elements) {
+        self.contents.initialize(values);
     }
 
     /// Returns the block in the form of a checkpoint. The values are shared, not copied.
@@ -102,9 +102,9 @@ impl Block {
         }
     }
 
-    /// Restores a block from a checkpoint.
-    pub(crate) fn restore(saved: SavedBlock) -> Self {
-        let contents = Box::new(Dense::restored(&saved));
+    /// Restores a block of a variable that this rule changes from a checkpoint.
+    pub(crate) fn restore(saved: SavedBlock, rule: &VariableRule) -> Self {
+        let contents = Box::new(Dense::restored(&saved, rule.slots()));
         Self {
             non_finite: !contents.all_finite(),
             contents,
@@ -132,9 +132,9 @@ impl Block {
         self.contents.bytes()
     }
 
-    /// Returns the values as they are now, to be sent.
-    pub(crate) fn values(&self) -> Bytes {
-        self.contents.values()
+    /// Returns the values that a pull wants, as they are now, as `f32`.
+    pub(crate) fn values(&self, wanted: &wire::WantedBlock) -> Elements {
+        self.contents.values(wanted)
     }
 
     /// Returns whether the block has taken this message of a task.

@@ -5,7 +5,6 @@ use super::*;
 use shared_proto::blocks::VariableSpec;
 use shared_proto::ids::{Epoch, Generation, Role, RunNumber, TaskId};
 use shared_proto::job::{Adam, Job, Optimizer, Sgd};
-use shared_proto::payload;
 
 fn worker(index: u32, generation: u64) -> Task {
     Task {
@@ -29,7 +28,7 @@ fn from(task: Task, clock: u64, sequence: u64) -> Origin {
 }
 
 fn gradient(values: &[f32]) -> Elements {
-    Elements::of(payload::to_bytes(values), payload::Dtype::F32)
+    Elements::from(values.to_vec())
 }
 
 fn rule(optimizer: Optimizer, learning_rate: f32) -> VariableRule {
@@ -49,16 +48,17 @@ fn adam(learning_rate: f32) -> VariableRule {
     rule(Optimizer::Adam(Adam::default()), learning_rate)
 }
 
+fn values(block: &Block) -> Elements {
+    block.values(&wire::WantedBlock::default())
+}
+
 fn weights(block: &Block) -> Vec<f32> {
-    payload::elements(&block.values())
-        .iter()
-        .map(|v| v.get())
-        .collect()
+    values(block).to_vec()
 }
 
 fn block(values: &[f32]) -> Block {
-    let mut block = Block::empty();
-    block.initialize(&gradient(values), &sgd(1.0));
+    let mut block = Block::empty(&sgd(1.0));
+    block.initialize(&gradient(values));
     block
 }
 
@@ -72,8 +72,8 @@ fn finite_gradients_that_make_a_value_infinite_are_noticed_wherever_it_is() {
         // The weight stays finite, but never changes again: its second moment is infinite.
         (PART - 1, adam(2.0), 1e30),
     ] {
-        let mut block = Block::empty();
-        block.initialize(&gradient(&vec![1.0; length]), &rule);
+        let mut block = Block::empty(&rule);
+        block.initialize(&gradient(&vec![1.0; length]));
         let mut values = vec![0.0; length];
         let (from, view) = (|sequence| from(worker(0, 1), 0, sequence), View::default());
         block.apply(&from(1), &view, &gradient(&values), Version(0), &rule);
@@ -104,19 +104,19 @@ fn an_update_raises_the_version_and_knows_its_staleness() {
 #[test]
 fn weights_that_are_being_sent_stay_as_they_were() {
     let (mut block, view) = (block(&[1.0, 2.0]), View::default());
-    let held = block.values();
+    let held = values(&block);
     let from = from(worker(0, 1), 0, 1);
     let ones = gradient(&[1.0, 1.0]);
     block.apply(&from, &view, &ones, Version(0), &sgd(1.0));
-    assert_eq!(held, payload::to_bytes(&[1.0, 2.0]));
-    assert_eq!(block.values(), payload::to_bytes(&[0.0, 1.0]));
+    assert_eq!(held.to_vec(), [1.0, 2.0]);
+    assert_eq!(weights(&block), [0.0, 1.0]);
 }
 
 #[test]
 fn what_is_saved_stays_as_it_was_and_is_restored_whole() {
     let adam = adam(0.1);
-    let (mut block, view) = (Block::empty(), View::default());
-    block.initialize(&gradient(&[1.0, -2.0]), &adam);
+    let (mut block, view) = (Block::empty(&adam), View::default());
+    block.initialize(&gradient(&[1.0, -2.0]));
     let push = |block: &mut Block, sequence| {
         let from = from(worker(0, 3), sequence + 6, sequence);
         let gradient = gradient(&[0.5, 4.0]);
@@ -132,7 +132,7 @@ fn what_is_saved_stays_as_it_was_and_is_restored_whole() {
     push(&mut block, 2);
     assert_ne!(weights(&block), before);
 
-    let mut restored = Block::restore(saved);
+    let mut restored = Block::restore(saved, &adam);
     assert_eq!(
         (weights(&restored), restored.version()),
         (before, Version(1))
@@ -207,9 +207,9 @@ fn a_block_counts_what_it_has_taken_of_each_worker() {
 #[test]
 fn a_block_has_a_size_once_it_has_values() {
     let adam = adam(0.1);
-    let mut block = Block::empty();
+    let mut block = Block::empty(&adam);
     assert!(!block.initialized() && block.bytes() == 0);
-    block.initialize(&gradient(&[1.0, 2.0, 3.0]), &adam);
+    block.initialize(&gradient(&[1.0, 2.0, 3.0]));
     // Three weights, and two slots for each.
     assert!(block.initialized() && block.bytes() == 9 * size_of::<f32>());
 }
