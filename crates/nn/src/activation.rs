@@ -3,12 +3,11 @@
 use std::f64::consts;
 
 use candle_core::backend::BackendStorage;
-use candle_core::{
-    CpuStorage, CustomOp1, CustomOp2, Layout, Result, Shape, Tensor, WithDType, bail,
-};
+use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape, Tensor, WithDType, bail};
 use pulp::Arch;
 
 use crate::backward::keep;
+use crate::operation::{Function, apply};
 use crate::simd::{Element, extend_with, extend_with_pairs};
 use crate::storage::{computed_here, elements, slice, with_type};
 
@@ -24,7 +23,7 @@ pub enum Activation {
     Relu6,
 }
 
-/// An activation as the two limits between which a number stays as it is; a limit that is NaN is none.
+/// An activation as the lower and the upper limit of its result. There is no limit where one is NaN.
 #[derive(Clone, Copy)]
 pub(crate) struct Limits<T> {
     low: T,
@@ -32,15 +31,15 @@ pub(crate) struct Limits<T> {
 }
 
 impl<T: Element> Limits<T> {
-    /// Comparisons are written so that NaN stays NaN.
+    /// Returns `x` within the limits. The comparisons are written so that NaN stays NaN.
     #[inline(always)]
     pub(crate) fn apply(self, x: T) -> T {
         let x = if x <= self.low { self.low } else { x };
         if x >= self.high { self.high } else { x }
     }
 
-    /// Returns the gradient before the activation, from that after it and its argument or its result. As in PyTorch it
-    /// is 0 where the argument is exactly a limit.
+    /// Returns the gradient of the activation's argument, given the gradient of its result. `x` is the argument or the
+    /// result. As in PyTorch, the gradient is 0 where the argument is exactly a limit.
     #[inline(always)]
     pub(crate) fn gradient(self, x: T, gradient: T) -> T {
         if (x <= self.low) | (x >= self.high) {
@@ -64,7 +63,7 @@ impl Activation {
         }
     }
 
-    /// Applies it with candle's own operations.
+    /// Returns the activation of each element, by candle's operations.
     pub(crate) fn elsewhere(self, x: &Tensor) -> Result<Tensor> {
         match self {
             Self::Identity => Ok(x.clone()),
@@ -74,8 +73,10 @@ impl Activation {
     }
 }
 
-/// Returns the larger of each element and 0. On the CPU, in `f32` and `f64`, it behaves as PyTorch's: where the result
-/// is 0 its gradient is 0 (candle's own is 1), and NaN stays NaN (candle makes it 0).
+/// Returns the larger of each element and 0.
+///
+/// On the CPU, in `f32` and `f64`, it is PyTorch's: the gradient is 0 where the result is 0, and NaN stays NaN.
+/// Elsewhere it is candle's: the gradient is 1 where the element is exactly 0, and NaN may become 0.
 ///
 /// # Errors
 /// candle's.
@@ -83,7 +84,10 @@ pub fn relu(x: &Tensor) -> Result<Tensor> {
     activate(x, Activation::Relu)
 }
 
-/// Returns each element between 0 and 6, with the gradients of PyTorch.
+/// Returns each element, limited to the range from 0 to 6.
+///
+/// On the CPU, in `f32` and `f64`, it is PyTorch's: the gradient is 0 where the result is 0 or 6, and NaN stays NaN.
+/// Elsewhere it is candle's: the gradient is half of the result's where the element is exactly 0 or 6.
 ///
 /// # Errors
 /// candle's.
@@ -97,7 +101,7 @@ pub fn relu6(x: &Tensor) -> Result<Tensor> {
 /// candle's.
 pub fn gelu(x: &Tensor) -> Result<Tensor> {
     match computed_here(&[x]) {
-        true => x.contiguous()?.apply_op1(Gelu),
+        true => apply(Gelu, x),
         false => x.gelu_erf(),
     }
 }
@@ -122,12 +126,12 @@ pub fn add_relu(a: &Tensor, b: &Tensor) -> Result<Tensor> {
 
 fn activate(x: &Tensor, activation: Activation) -> Result<Tensor> {
     match computed_here(&[x]) {
-        true => x.contiguous()?.apply_op1(Activate(activation)),
+        true => apply(Activate(activation), x),
         false => activation.elsewhere(x),
     }
 }
 
-/// Returns the gradient before an activation, from its result and the gradient after it.
+/// Returns the gradient of an activation's argument, given its result and the gradient of the result.
 pub(crate) fn before<T: Element>(activation: Activation, result: &[T], gradient: &[T]) -> Vec<T> {
     let limits = activation.limits();
     let mut before = Vec::with_capacity(gradient.len());
@@ -139,29 +143,18 @@ pub(crate) fn before<T: Element>(activation: Activation, result: &[T], gradient:
 
 struct Activate(Activation);
 
-impl CustomOp1 for Activate {
-    fn name(&self) -> &'static str {
-        "activation"
+impl Function for Activate {
+    const NAME: &'static str = "activation";
+
+    fn forward<T: Element>(&self, x: &[T]) -> Vec<T> {
+        let limits = self.0.limits();
+        let mut result = Vec::with_capacity(x.len());
+        Arch::new().dispatch(|| extend_with(&mut result, x, |x| limits.apply(x)));
+        result
     }
 
-    fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        with_type!(x.dtype(), T => {
-            let (values, limits) = (slice::<T>(x, layout)?, self.0.limits());
-            let mut result = Vec::with_capacity(values.len());
-            Arch::new().dispatch(|| extend_with(&mut result, values, |x| limits.apply(x)));
-            Ok((T::to_cpu_storage_owned(result), layout.shape().clone()))
-        })
-    }
-
-    fn bwd(&self, x: &Tensor, result: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
-        let gradient = gradient.contiguous()?;
-        keep(x, || {
-            with_type!(x.dtype(), T => {
-                let (result, gradient) = (elements(result), elements(&gradient));
-                let before = before::<T>(self.0, result.slice()?, gradient.slice()?);
-                Tensor::from_vec(before, x.shape(), x.device())
-            })
-        })
+    fn backward<T: Element>(&self, _: &[T], result: &[T], gradient: &[T]) -> Vec<T> {
+        before(self.0, result, gradient)
     }
 }
 
@@ -197,10 +190,12 @@ impl CustomOp2 for AddRelu {
         result: &Tensor,
         gradient: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        let of_sum = Activate(Activation::Relu).bwd(result, result, gradient)?;
-        let Some(of_sum) = of_sum else {
-            return Ok((None, None));
-        };
+        let gradient = gradient.contiguous()?;
+        let of_sum = with_type!(result.dtype(), T => {
+            let (values, gradient) = (elements(result), elements(&gradient));
+            let of_sum = before::<T>(Activation::Relu, values.slice()?, gradient.slice()?);
+            Tensor::from_vec(of_sum, result.shape(), result.device())?
+        });
         let of_a = keep(a, || Ok(of_sum.clone()))?;
         Ok((of_a, keep(b, || Ok(of_sum))?))
     }
@@ -215,38 +210,26 @@ fn normal<T: Element>(x: T) -> T {
     half + half * (x * T::from_f64(consts::FRAC_1_SQRT_2)).error_function()
 }
 
-impl CustomOp1 for Gelu {
-    fn name(&self) -> &'static str {
-        "gelu"
+impl Function for Gelu {
+    const NAME: &'static str = "gelu";
+
+    fn forward<T: Element>(&self, x: &[T]) -> Vec<T> {
+        let mut result = Vec::with_capacity(x.len());
+        Arch::new().dispatch(|| extend_with(&mut result, x, |x| x * normal(x)));
+        result
     }
 
-    fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        with_type!(x.dtype(), T => {
-            let values = slice::<T>(x, layout)?;
-            let mut result = Vec::with_capacity(values.len());
-            Arch::new().dispatch(|| extend_with(&mut result, values, |x| x * normal(x)));
-            Ok((T::to_cpu_storage_owned(result), layout.shape().clone()))
-        })
-    }
-
-    fn bwd(&self, x: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
-        let gradient = gradient.contiguous()?;
-        keep(x, || {
-            with_type!(x.dtype(), T => {
-                let (values, gradient) = (elements(x), elements(&gradient));
-                let (values, gradient) = (values.slice::<T>()?, gradient.slice()?);
-                let mut before = Vec::with_capacity(values.len());
-                // 1 / sqrt(2 pi)
-                let factor = 0.5 * consts::FRAC_2_SQRT_PI * consts::FRAC_1_SQRT_2;
-                let factor = factor as T;
-                Arch::new().dispatch(|| {
-                    extend_with_pairs(&mut before, values, gradient, |x, g| {
-                        let density = (x * x * -0.5).exponential() * factor;
-                        g * (normal(x) + x * density)
-                    });
-                });
-                Tensor::from_vec(before, x.shape(), x.device())
-            })
-        })
+    fn backward<T: Element>(&self, x: &[T], _: &[T], gradient: &[T]) -> Vec<T> {
+        let mut before = Vec::with_capacity(x.len());
+        // 1 / sqrt(2 pi)
+        let factor = T::from_f64(0.5 * consts::FRAC_2_SQRT_PI * consts::FRAC_1_SQRT_2);
+        let half = T::from_f64(-0.5);
+        Arch::new().dispatch(|| {
+            extend_with_pairs(&mut before, x, gradient, |x, g| {
+                let density = (x * x * half).exponential() * factor;
+                g * (normal(x) + x * density)
+            });
+        });
+        before
     }
 }

@@ -47,7 +47,7 @@ impl Attention {
         let queries = (queries * (of_head as f64).powf(-0.5))?;
         let mut scores = queries.matmul(&keys.t()?)?;
         if let Some(mask) = mask {
-            scores = scores.broadcast_add(mask)?;
+            scores = (&scores + mask.broadcast_as(scores.shape())?)?;
         }
         let taken = softmax(&scores)?.matmul(&values)?;
         let taken = taken.transpose(1, 2)?.flatten_from(D::Minus2)?;

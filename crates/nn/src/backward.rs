@@ -3,11 +3,11 @@
 use std::cell::RefCell;
 
 use candle_core::backprop::GradStore;
-use candle_core::{Result, Tensor};
+use candle_core::{Result, Tensor, WithDType};
 
-/// Returns the same gradients as `loss.backward()`, faster if the layers of this module made the loss: they keep a
-/// variable's gradient as they make it, where candle adds it to zeros. A backward pass within another, for
-/// example to recompute activations, must be this one too.
+/// Returns the same gradients as `loss.backward()`. It is faster if layers of this crate made the loss: they store the
+/// gradient of a variable as soon as they have it, while candle first makes zeros and adds the gradient to them. A
+/// backward pass that runs within another one, for example to recompute activations, must call this function too.
 ///
 /// # Errors
 /// candle's.
@@ -21,11 +21,11 @@ pub fn backward(loss: &Tensor) -> Result<GradStore> {
 }
 
 thread_local! {
-    /// Gradients of variables, while [`backward`] runs.
+    /// The gradients of variables that layers have stored, while [`backward`] runs.
     static KEPT: RefCell<Option<GradStore>> = const { RefCell::new(None) };
 }
 
-/// Lets gradients be kept, until it is dropped.
+/// Layers store gradients in [`KEPT`] while this value exists. It holds the store of the pass around this one, if any.
 struct Scope(Option<GradStore>);
 
 impl Scope {
@@ -39,14 +39,14 @@ impl Scope {
 }
 
 impl Drop for Scope {
-    // This runs after an error or a panic too, so that no gradient of a failed pass remains.
+    // Also after an error or a panic, so that no gradient of a failed pass remains.
     fn drop(&mut self) {
         KEPT.set(self.0.take());
     }
 }
 
-/// Keeps the gradient of a variable, or gives it to candle. candle asks for the gradient of every tensor; it is not
-/// computed for a tensor without variables, such as the first layer's inputs.
+/// Stores the gradient of a variable in [`KEPT`], or returns it, for candle to store. If `arg` does not depend on a
+/// variable, as with the inputs of the first layer, its gradient is not computed.
 pub(crate) fn keep(
     arg: &Tensor,
     gradient: impl FnOnce() -> Result<Tensor>,
@@ -56,7 +56,7 @@ pub(crate) fn keep(
     }
     let gradient = gradient()?;
     KEPT.with_borrow_mut(|kept| match kept {
-        // Only a variable may be without a gradient in candle's own store.
+        // candle's backward pass needs the gradients of all other tensors in its own store.
         Some(kept) if arg.is_variable() => {
             let sum = match kept.remove(arg) {
                 Some(other) => (other + gradient)?,
@@ -66,5 +66,15 @@ pub(crate) fn keep(
             Ok(None)
         }
         _ => Ok(Some(gradient)),
+    })
+}
+
+/// Calls [`keep`] with the elements of a gradient, which has the shape of `arg`.
+pub(crate) fn keep_values<T: WithDType>(
+    arg: &Tensor,
+    values: impl FnOnce() -> Result<Vec<T>>,
+) -> Result<Option<Tensor>> {
+    keep(arg, || {
+        Tensor::from_vec(values()?, arg.shape(), arg.device())
     })
 }

@@ -1,15 +1,15 @@
 //! Dropout.
 
-use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor, WithDType, bail};
+use candle_core::{Result, Tensor, bail};
 use rand::{RngCore, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use crate::backward::keep;
-use crate::storage::{computed_here, elements, slice, with_type};
+use crate::operation::{Function, apply};
+use crate::simd::Element;
+use crate::storage::computed_here;
 
-/// The random numbers by which elements are dropped, a function of the seed, the step and the worker's rank: a step that
-/// is computed again drops the same elements.
+/// The random numbers by which elements are dropped, a function of the seed, the step and the worker's rank: a step
+/// that is computed again drops the same elements.
 #[derive(Clone, Debug)]
 pub struct DropoutStream(ChaCha8Rng);
 
@@ -41,16 +41,15 @@ pub fn dropout(inputs: &Tensor, rate: f64, stream: Option<&mut DropoutStream>) -
     }
     let least = (rate * f64::from(u32::MAX)) as u32;
     let kept = (0..inputs.elem_count()).map(|_| stream.0.next_u32() >= least);
-    let op = Dropout {
-        kept: kept.collect(),
-        scale: 1.0 / (1.0 - rate),
-    };
+    let scale = 1.0 / (1.0 - rate);
+    // Elements are chosen and not multiplied by 0, so that NaN and infinity are dropped too.
     if !computed_here(&[inputs]) {
-        let factors: Vec<f32> = op.kept.iter().map(|kept| op.factor(*kept)).collect();
-        let factors = Tensor::from_vec(factors, inputs.shape(), inputs.device())?;
-        return inputs * factors.to_dtype(inputs.dtype())?;
+        let kept: Vec<u8> = kept.map(u8::from).collect();
+        let kept = Tensor::from_vec(kept, inputs.shape(), inputs.device())?;
+        return kept.where_cond(&(inputs * scale)?, &inputs.zeros_like()?);
     }
-    inputs.contiguous()?.apply_op1(op)
+    let kept = kept.collect();
+    apply(Dropout { kept, scale }, inputs)
 }
 
 struct Dropout {
@@ -59,43 +58,23 @@ struct Dropout {
 }
 
 impl Dropout {
-    fn factor<T: WithDType>(&self, kept: bool) -> T {
-        if kept {
-            T::from_f64(self.scale)
-        } else {
-            T::zero()
-        }
-    }
-
-    fn apply<T: WithDType>(&self, values: &[T]) -> Vec<T> {
-        let (scale, zero) = (self.factor::<T>(true), T::zero());
+    fn apply<T: Element>(&self, values: &[T]) -> Vec<T> {
+        let (scale, zero) = (T::from_f64(self.scale), T::zero());
         let pairs = values.iter().zip(&self.kept);
-        // Not a product, so that NaN and infinity are dropped too.
         pairs
             .map(|(x, kept)| if *kept { *x * scale } else { zero })
             .collect()
     }
 }
 
-impl CustomOp1 for Dropout {
-    fn name(&self) -> &'static str {
-        "dropout"
+impl Function for Dropout {
+    const NAME: &'static str = "dropout";
+
+    fn forward<T: Element>(&self, x: &[T]) -> Vec<T> {
+        self.apply(x)
     }
 
-    fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        with_type!(x.dtype(), T => {
-            let result = self.apply::<T>(slice(x, layout)?);
-            Ok((T::to_cpu_storage_owned(result), layout.shape().clone()))
-        })
-    }
-
-    fn bwd(&self, x: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
-        let gradient = gradient.contiguous()?;
-        keep(x, || {
-            with_type!(x.dtype(), T => {
-                let before = self.apply::<T>(elements(&gradient).slice()?);
-                Tensor::from_vec(before, x.shape(), x.device())
-            })
-        })
+    fn backward<T: Element>(&self, _: &[T], _: &[T], gradient: &[T]) -> Vec<T> {
+        self.apply(gradient)
     }
 }

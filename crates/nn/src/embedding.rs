@@ -4,7 +4,7 @@ use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp2, DType, Layout, Result, Shape, Tensor, WithDType, bail};
 use candle_nn::VarBuilder;
 
-use crate::backward::keep;
+use crate::backward::keep_values;
 use crate::storage::{computed_here, elements, slice, with_type};
 
 /// A table of vectors: a weight of shape `[rows, size]`.
@@ -25,8 +25,8 @@ impl Embedding {
         })
     }
 
-    /// Returns the vectors of `ids`: `u32` of shape `[...]` make a result of `[..., size]`. The gradient adds them up in
-    /// the order of the ids, so it is the same in each run.
+    /// Returns the vectors of `ids`: `u32` of shape `[...]` make a result of `[..., size]`. The gradient adds them up
+    /// in the order of the ids, so it is the same in each run.
     ///
     /// # Errors
     /// If an id is not below `rows` (on the CPU), if the ids are not `u32`, or candle's.
@@ -85,8 +85,8 @@ impl CustomOp2 for Lookup {
         gradient: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
         let gradient = gradient.contiguous()?;
-        let of_weight = keep(weight, || {
-            with_type!(weight.dtype(), T => {
+        let of_weight = with_type!(weight.dtype(), T => {
+            keep_values(weight, || {
                 let (ids, gradient) = (elements(ids), elements(&gradient));
                 let mut of_weight = vec![0.0 as T; weight.elem_count()];
                 let rows = gradient.slice::<T>()?.chunks_exact(self.size);
@@ -94,7 +94,7 @@ impl CustomOp2 for Lookup {
                     let sums = &mut of_weight[*id as usize * self.size..][..self.size];
                     sums.iter_mut().zip(row).for_each(|(sum, g)| *sum += g);
                 }
-                Tensor::from_vec(of_weight, weight.shape(), weight.device())
+                Ok(of_weight)
             })
         })?;
         Ok((of_weight, None))

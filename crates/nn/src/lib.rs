@@ -1,8 +1,8 @@
 //! Layers and losses for candle models, right in their gradients and fast on the CPU. A model of your own may use them,
 //! next to candle's.
 //!
-//! Some of candle's own layers have a wrong gradient (`max_pool2d`) or none (`LayerNorm`, `softmax_last_dim`). Others walk
-//! over an activation once for the bias and again for ReLU, make each weight's gradient transposed, move pictures
+//! Some of candle's own layers have a wrong gradient (`max_pool2d`) or none (`LayerNorm`, `softmax_last_dim`). Others
+//! walk over an activation once for the bias and again for ReLU, make each weight's gradient transposed, move pictures
 //! around for a convolution, and add each gradient to zeros before it is kept. On the CPU that costs as much as the
 //! arithmetic, or several times as much. The layers here have forward and backward passes of their own on the CPU, in
 //! `f32` and `f64`, and [`backward`] keeps the gradients of variables as they are made. Elsewhere (on a GPU, in other
@@ -37,6 +37,7 @@ mod embedding;
 mod linear;
 mod loss;
 mod norm;
+mod operation;
 mod pool;
 mod simd;
 mod softmax;

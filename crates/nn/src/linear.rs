@@ -1,13 +1,13 @@
 //! Fully connected layers.
 
 use candle_core::backend::BackendStorage;
-use candle_core::{
-    CpuStorage, CustomOp3, D, DType, Layout, Result, Shape, Tensor, WithDType, bail,
-};
+use candle_core::{CpuStorage, CustomOp3, D, Layout, Result, Shape, Tensor, WithDType, bail};
 use candle_nn::VarBuilder;
 
+use crate::activation::Activation;
 use crate::backward::keep;
-use crate::storage::{computed_here, slice, with_slices};
+use crate::simd::Element;
+use crate::storage::{computed_here, slice, with_slices, with_type};
 
 /// A fully connected layer: a weight of shape `[outputs, inputs]` and a bias of shape `[outputs]`.
 #[derive(Clone, Debug)]
@@ -55,23 +55,28 @@ impl Linear {
 /// # Errors
 /// If the shapes do not fit, or candle's.
 pub fn linear(inputs: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor> {
-    apply(inputs, weight, bias, false)
+    apply(inputs, weight, bias, Activation::Identity)
 }
 
-/// Returns the ReLU of [`linear`]. On the CPU, in `f32` and `f64`, it behaves as PyTorch's: where the result is 0
-/// its gradient is 0 (candle's own is 1), and NaN stays NaN (candle makes it 0).
+/// Returns the [`relu`](crate::relu) of [`linear`], with the same gradient and the same results for NaN.
 ///
 /// # Errors
 /// Those of [`linear`].
 pub fn linear_relu(inputs: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor> {
-    apply(inputs, weight, bias, true)
+    apply(inputs, weight, bias, Activation::Relu)
 }
 
-fn apply(inputs: &Tensor, weight: &Tensor, bias: &Tensor, relu: bool) -> Result<Tensor> {
+fn apply(
+    inputs: &Tensor,
+    weight: &Tensor,
+    bias: &Tensor,
+    activation: Activation,
+) -> Result<Tensor> {
     let (outputs, features) = weight.dims2()?;
     if inputs.rank() < 2 || inputs.dim(D::Minus1)? != features || bias.dims() != [outputs] {
         bail!(
-            "inputs of shape {:?} and a bias of {:?} do not fit a weight of {:?}; inputs [..., in] and a bias [out] fit a weight [out, in]",
+            "inputs of shape {:?} and a bias of {:?} do not fit a weight of {:?}; \
+             inputs [..., in] and a bias [out] fit a weight [out, in]",
             inputs.shape(),
             bias.shape(),
             weight.shape()
@@ -84,10 +89,9 @@ fn apply(inputs: &Tensor, weight: &Tensor, bias: &Tensor, relu: bool) -> Result<
     };
     let empty = rows.elem_count() == 0 || outputs == 0;
     let result = if empty || !computed_here(&[&rows, weight, bias]) {
-        let sum = rows.matmul(&weight.t()?)?.broadcast_add(bias)?;
-        if relu { sum.relu()? } else { sum }
+        activation.elsewhere(&rows.matmul(&weight.t()?)?.broadcast_add(bias)?)?
     } else {
-        rows.apply_op3(weight, &bias.contiguous()?, Layer { relu })?
+        rows.apply_op3(weight, &bias.contiguous()?, Affine { activation })?
     };
     match leading {
         [_] => Ok(result),
@@ -95,41 +99,28 @@ fn apply(inputs: &Tensor, weight: &Tensor, bias: &Tensor, relu: bool) -> Result<
     }
 }
 
-/// The operation `inputs · weightᵀ + bias`, with or without ReLU.
-struct Layer {
-    relu: bool,
+/// The operation `inputs · weightᵀ + bias`, and the activation.
+struct Affine {
+    activation: Activation,
 }
 
-impl Layer {
-    fn activation<T: WithDType>(&self, sum: T) -> T {
-        // A comparison written this way keeps NaN.
-        if self.relu && sum <= T::zero() {
-            T::zero()
-        } else {
-            sum
-        }
-    }
-
-    /// Adds the bias to each row.
-    fn finish<T: WithDType>(&self, product: CpuStorage, bias: &[T]) -> Result<CpuStorage> {
-        let mut sums = T::cpu_storage_data(product)?;
-        for row in sums.chunks_exact_mut(bias.len()) {
+impl Affine {
+    /// Adds the bias to each row of the product, and applies the activation.
+    fn finish<T: Element>(&self, mut product: Vec<T>, bias: &[T]) -> Vec<T> {
+        let limits = self.activation.limits();
+        for row in product.chunks_exact_mut(bias.len()) {
             for (y, b) in row.iter_mut().zip(bias) {
-                *y = self.activation(*y + *b);
+                *y = limits.apply(*y + *b);
             }
         }
-        Ok(T::to_cpu_storage_owned(sums))
+        product
     }
 
-    /// Adds the bias to a product that has the outputs in its rows, and transposes it. It takes a block of
-    /// outputs at a time, to stay in the first-level cache.
-    fn finish_transposed<T: WithDType>(
-        &self,
-        product: CpuStorage,
-        bias: &[T],
-    ) -> Result<CpuStorage> {
+    /// Does the same with a product `weight · inputsᵀ`, and transposes it. It takes a block of outputs at a time, to
+    /// stay in the first-level cache.
+    fn finish_transposed<T: Element>(&self, product: Vec<T>, bias: &[T]) -> Vec<T> {
         const BLOCK: usize = 64;
-        let product = T::cpu_storage_data(product)?;
+        let limits = self.activation.limits();
         let (outputs, rows) = (bias.len(), product.len() / bias.len());
         let mut result = vec![T::zero(); product.len()];
         for start in (0..outputs).step_by(BLOCK) {
@@ -138,28 +129,25 @@ impl Layer {
             for (row, result) in result.chunks_exact_mut(outputs).enumerate() {
                 let column = product[row..].iter().step_by(rows);
                 for (y, (x, b)) in result[start..end].iter_mut().zip(column.zip(bias)) {
-                    *y = self.activation(*x + *b);
+                    *y = limits.apply(*x + *b);
                 }
             }
         }
-        Ok(T::to_cpu_storage_owned(result))
+        result
     }
 
-    /// Returns the gradient before ReLU, and the bias's gradient, which is the sum over the rows, in one pass.
-    fn unfinish<T: WithDType>(
-        &self,
-        result: &Tensor,
-        gradient: &Tensor,
-    ) -> Result<(Tensor, Tensor)> {
+    /// Returns the gradient of the activation's argument, and its sum over the rows, which is the gradient of the bias.
+    /// One pass over the memory makes both.
+    fn unfinish<T: Element>(&self, result: &Tensor, gradient: &Tensor) -> Result<(Tensor, Tensor)> {
         let outputs = result.dim(1)?;
         let mut sums = vec![T::zero(); outputs];
+        let limits = self.activation.limits();
         let mask = |result: &[T], gradient: &[T]| {
             let mut masked = Vec::with_capacity(gradient.len());
             let rows = gradient.chunks_exact(outputs);
             for (row, result) in rows.zip(result.chunks_exact(outputs)) {
-                let zero = |y: &T| self.relu && *y <= T::zero();
                 let pairs = row.iter().zip(result);
-                masked.extend(pairs.map(|(g, y)| if zero(y) { T::zero() } else { *g }));
+                masked.extend(pairs.map(|(g, y)| limits.gradient(*y, *g)));
                 let last = &masked[masked.len() - outputs..];
                 sums.iter_mut().zip(last).for_each(|(sum, g)| *sum += *g);
             }
@@ -172,7 +160,7 @@ impl Layer {
     }
 }
 
-impl CustomOp3 for Layer {
+impl CustomOp3 for Affine {
     fn name(&self) -> &'static str {
         "linear"
     }
@@ -198,14 +186,13 @@ impl CustomOp3 for Layer {
             let (size, weight_t) = ((1, rows, outputs, features), weight_layout.transpose(0, 1)?);
             inputs.matmul(weight, size, inputs_layout, &weight_t)?
         };
-        let result = match (product.dtype(), transposed) {
-            (DType::F32, false) => self.finish::<f32>(product, slice(bias, bias_layout)?)?,
-            (DType::F32, true) => {
-                self.finish_transposed::<f32>(product, slice(bias, bias_layout)?)?
-            }
-            (_, false) => self.finish::<f64>(product, slice(bias, bias_layout)?)?,
-            (_, true) => self.finish_transposed::<f64>(product, slice(bias, bias_layout)?)?,
-        };
+        let result = with_type!(product.dtype(), T => {
+            let (product, bias) = (T::cpu_storage_data(product)?, slice::<T>(bias, bias_layout)?);
+            T::to_cpu_storage_owned(match transposed {
+                false => self.finish(product, bias),
+                true => self.finish_transposed(product, bias),
+            })
+        });
         Ok((result, (rows, outputs).into()))
     }
 
@@ -217,10 +204,8 @@ impl CustomOp3 for Layer {
         result: &Tensor,
         gradient: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let (gradient, of_bias) = match result.dtype() {
-            DType::F32 => self.unfinish::<f32>(result, gradient)?,
-            _ => self.unfinish::<f64>(result, gradient)?,
-        };
+        let (gradient, of_bias) =
+            with_type!(result.dtype(), T => self.unfinish::<T>(result, gradient))?;
         let of_inputs = keep(inputs, || gradient.matmul(&weight.detach()))?;
         // In this order the gradient has the weight's own layout.
         let of_weight = keep(weight, || gradient.t()?.matmul(&inputs.detach()))?;

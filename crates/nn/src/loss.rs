@@ -3,7 +3,7 @@
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp2, DType, Layout, Result, Shape, Tensor, WithDType, bail};
 
-use crate::backward::keep;
+use crate::backward::keep_values;
 use crate::storage::{computed_here, slice, with_slices, with_type};
 
 /// Returns the mean over the batch of `-log(softmax(logits)[target])`, a scalar: logits of shape
@@ -26,7 +26,8 @@ pub fn cross_entropy_smooth(logits: &Tensor, targets: &Tensor, smoothing: f64) -
     let (samples, classes) = logits.dims2()?;
     if targets.dims() != [samples] || targets.dtype() != DType::U32 || logits.elem_count() == 0 {
         bail!(
-            "targets of shape {:?} and type {:?} do not fit logits of shape {:?}; logits [samples, classes] take u32 targets [samples], at least one",
+            "targets of shape {:?} and type {:?} do not fit logits of shape {:?}; \
+             logits [samples, classes] take u32 targets [samples], at least one",
             targets.shape(),
             targets.dtype(),
             logits.shape()
@@ -51,7 +52,7 @@ struct CrossEntropy {
 }
 
 impl CrossEntropy {
-    fn loss<T: WithDType>(&self, logits: &[T], targets: &[u32]) -> Result<CpuStorage> {
+    fn loss<T: WithDType>(&self, logits: &[T], targets: &[u32]) -> Result<T> {
         let mut sum = 0.0;
         for (row, target) in logits.chunks_exact(self.classes).zip(targets) {
             let Some(of_target) = row.get(*target as usize) else {
@@ -66,8 +67,7 @@ impl CrossEntropy {
             }
             sum += exponentials.ln() + largest - target;
         }
-        let mean = T::from_f64(sum / targets.len() as f64);
-        Ok(T::to_cpu_storage_owned(vec![mean]))
+        Ok(T::from_f64(sum / targets.len() as f64))
     }
 
     /// Returns `(softmax - 1 at the target) / samples`, times the gradient of the loss.
@@ -76,7 +76,7 @@ impl CrossEntropy {
         logits: &Tensor,
         targets: &Tensor,
         of_loss: &Tensor,
-    ) -> Result<Tensor> {
+    ) -> Result<Vec<T>> {
         let of_loss = of_loss.to_scalar::<T>()?.to_f64();
         let gradient = |logits: &[T], targets: &[u32]| {
             let scale = of_loss / targets.len() as f64;
@@ -93,8 +93,7 @@ impl CrossEntropy {
             }
             gradient
         };
-        let gradient = with_slices(logits, targets, gradient)?;
-        Tensor::from_vec(gradient, logits.shape(), logits.device())
+        with_slices(logits, targets, gradient)
     }
 }
 
@@ -118,11 +117,10 @@ impl CustomOp2 for CrossEntropy {
         targets_layout: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
         let targets = slice(targets, targets_layout)?;
-        let loss = match logits.dtype() {
-            DType::F32 => self.loss::<f32>(slice(logits, logits_layout)?, targets)?,
-            _ => self.loss::<f64>(slice(logits, logits_layout)?, targets)?,
-        };
-        Ok((loss, ().into()))
+        with_type!(logits.dtype(), T => {
+            let loss = self.loss::<T>(slice(logits, logits_layout)?, targets)?;
+            Ok((T::to_cpu_storage_owned(vec![loss]), ().into()))
+        })
     }
 
     fn bwd(
@@ -132,11 +130,10 @@ impl CustomOp2 for CrossEntropy {
         _loss: &Tensor,
         of_loss: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        let gradient = || match logits.dtype() {
-            DType::F32 => self.gradient::<f32>(logits, targets, of_loss),
-            _ => self.gradient::<f64>(logits, targets, of_loss),
-        };
-        Ok((keep(logits, gradient)?, None))
+        let of_logits = with_type!(logits.dtype(), T => {
+            keep_values(logits, || self.gradient::<T>(logits, targets, of_loss))
+        })?;
+        Ok((of_logits, None))
     }
 }
 
@@ -180,7 +177,8 @@ impl Kind {
             || outputs.elem_count() == 0
         {
             bail!(
-                "targets of shape {:?} and type {:?} do not fit outputs of shape {:?} and type {:?}; both are the same, with at least one element",
+                "targets of shape {:?} and type {:?} do not fit outputs of shape {:?} and type {:?}; \
+                 both have the same shape and type, and at least one element",
                 targets.shape(),
                 targets.dtype(),
                 outputs.shape(),
@@ -194,7 +192,11 @@ impl Kind {
         }
         let of_each = match self {
             Self::Squared => (outputs - targets)?.sqr()?,
-            Self::Absolute => (outputs - targets)?.abs()?,
+            // Not `abs`: its gradient in candle is 1 where both are equal, and that of `sign` is 0.
+            Self::Absolute => {
+                let apart = (outputs - targets)?;
+                (&apart * apart.sign()?)?
+            }
             // max(x, 0) - x t + log(1 + exp(-|x|))
             Self::BinaryCrossEntropy => {
                 let small = (outputs.abs()?.neg()?.exp()? + 1.0)?.log()?;
@@ -254,17 +256,16 @@ impl CustomOp2 for Kind {
     ) -> Result<(Option<Tensor>, Option<Tensor>)> {
         with_type!(outputs.dtype(), T => {
             let scale = of_loss.to_scalar::<T>()?.to_f64() / outputs.elem_count() as f64;
-            let gradient = |of: fn((f64, f64)) -> f64| -> Result<Tensor> {
-                let gradient = with_slices(outputs, targets, |outputs: &[T], targets: &[T]| {
+            let gradient = |of: fn((f64, f64)) -> f64| {
+                with_slices(outputs, targets, |outputs: &[T], targets: &[T]| {
                     let pairs = outputs.iter().zip(targets);
                     let slopes = pairs.map(|(x, t)| self.slopes(x.to_f64(), t.to_f64()));
                     slopes.map(|slopes| T::from_f64(of(slopes) * scale)).collect::<Vec<T>>()
-                })?;
-                Tensor::from_vec(gradient, outputs.shape(), outputs.device())
+                })
             };
             Ok((
-                keep(outputs, || gradient(|slopes| slopes.0))?,
-                keep(targets, || gradient(|slopes| slopes.1))?,
+                keep_values(outputs, || gradient(|slopes| slopes.0))?,
+                keep_values(targets, || gradient(|slopes| slopes.1))?,
             ))
         })
     }

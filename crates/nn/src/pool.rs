@@ -1,11 +1,11 @@
 //! Pooling of pictures.
 
-use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor, WithDType, bail};
+use candle_core::{Result, Shape, Tensor, bail};
+use pulp::Arch;
 
-use crate::backward::keep;
+use crate::operation::{Function, apply};
 use crate::simd::{Element, Sum};
-use crate::storage::{computed_here, elements, slice, with_type};
+use crate::storage::computed_here;
 
 /// The windows of a pooling: as many rows as columns, a step, and a border around the picture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,20 +28,38 @@ impl Pool2d {
         }
     }
 
+    /// Returns the number of windows along an axis of `input` pixels.
     fn output(&self, input: usize) -> Result<usize> {
-        let padded = input + 2 * self.padding;
-        if self.kernel == 0 || self.stride == 0 || padded < self.kernel {
-            bail!("{self:?} does not fit {input} pixels");
-        }
-        if self.padding * 2 > self.kernel {
+        let Self {
+            kernel,
+            stride,
+            padding,
+        } = *self;
+        if padding > kernel / 2 {
             bail!(
-                "{self:?} has windows outside of the picture; a padding is at most half of the kernel"
+                "windows of {kernel} pixels with padding {padding} would lie outside of the picture; \
+                 a padding is at most half of the kernel"
             );
         }
-        Ok((padded - self.kernel) / self.stride + 1)
+        let padded = input.checked_add(2 * padding);
+        let steps = padded
+            .and_then(|padded| padded.checked_sub(kernel))
+            .and_then(|places| places.checked_div(stride));
+        match steps {
+            Some(steps) if kernel > 0 => Ok(steps + 1),
+            _ => bail!(
+                "windows of {kernel} pixels with stride {stride} and padding {padding} do not fit {input} pixels; \
+                 kernel and stride are at least 1, and the kernel is not larger than the padded pixels"
+            ),
+        }
     }
 
-    /// Returns the inputs of a window.
+    /// Returns the number of pixels of a window.
+    fn area(&self) -> f64 {
+        (self.kernel as f64).powi(2)
+    }
+
+    /// Returns the inputs of a window along an axis.
     fn window(&self, output: usize, input: usize) -> std::ops::Range<usize> {
         let start = output * self.stride;
         let end = (start + self.kernel)
@@ -51,70 +69,57 @@ impl Pool2d {
     }
 }
 
-/// Returns the largest value of each window of pictures of shape `[samples, channels, rows, columns]`. The first of
-/// several equal values has the gradient. As in PyTorch, a NaN is the largest. Rows and columns that do not fill a
-/// window are left out.
+/// Returns the largest value of each window of pictures of shape `[samples, channels, rows, columns]`. Rows and columns
+/// that do not fill a window are left out.
+///
+/// On the CPU, in `f32` and `f64`, it is PyTorch's: the first of several equal values has the gradient, and the result
+/// of a window with a NaN is NaN. Elsewhere candle's operations compute it: equal values share the gradient, not always
+/// evenly, and a NaN may be lost.
 ///
 /// # Errors
 /// If the windows do not fit the pictures, or candle's.
 pub fn max_pool2d(inputs: &Tensor, windows: &Pool2d) -> Result<Tensor> {
-    let op = Pool::new(inputs, windows, Kind::Max)?;
-    if op.elsewhere(inputs) {
-        let (shifts, [.., rows, columns]) = op.shifts(inputs, f64::NEG_INFINITY)?;
-        let mut largest: Option<Tensor> = None;
-        for shifted in shifts {
-            largest = Some(match largest {
-                // Of two equal values each has half of the gradient.
-                Some(largest) => largest.maximum(&shifted)?,
-                None => shifted,
-            });
-        }
-        return match largest {
-            Some(largest) => largest.narrow(2, 0, rows)?.narrow(3, 0, columns),
-            None => bail!("{windows:?} has no elements"),
-        };
+    let pool = Pool::new(inputs, windows, Kind::Max)?;
+    match pool.is_elsewhere(inputs) {
+        true => pool.elsewhere(inputs, f64::NEG_INFINITY, |a, b| a.maximum(b)),
+        false => apply(pool, inputs),
     }
-    inputs.contiguous()?.apply_op1(op)
 }
 
 /// Returns the mean of each window of pictures of shape `[samples, channels, rows, columns]`. Rows and columns that do
-/// not fill a window are left out.
+/// not fill a window are left out. The zeros of the padding count.
 ///
 /// # Errors
 /// If the windows do not fit the pictures, or candle's.
 pub fn avg_pool2d(inputs: &Tensor, windows: &Pool2d) -> Result<Tensor> {
-    let op = Pool::new(inputs, windows, Kind::Mean)?;
-    if op.elsewhere(inputs) {
-        let (shifts, [.., rows, columns]) = op.shifts(inputs, 0.0)?;
-        let mut sum: Option<Tensor> = None;
-        for shifted in shifts {
-            sum = Some(match sum {
-                Some(sum) => (sum + shifted)?,
-                None => shifted,
-            });
-        }
-        return match sum {
-            Some(sum) => {
-                let mean = (sum / (windows.kernel * windows.kernel) as f64)?;
-                mean.narrow(2, 0, rows)?.narrow(3, 0, columns)
-            }
-            None => bail!("{windows:?} has no elements"),
-        };
+    let pool = Pool::new(inputs, windows, Kind::Mean)?;
+    match pool.is_elsewhere(inputs) {
+        true => pool.elsewhere(inputs, 0.0, |a, b| a + b)? / windows.area(),
+        false => apply(pool, inputs),
     }
-    inputs.contiguous()?.apply_op1(op)
 }
 
 /// Returns the mean of each picture: `[samples, channels, rows, columns]` becomes `[samples, channels]`.
 ///
 /// # Errors
-/// If the inputs have another rank, or candle's.
+/// If the inputs have another rank, if the pictures have no pixels, or candle's.
 pub fn global_avg_pool2d(inputs: &Tensor) -> Result<Tensor> {
-    let (_, _, rows, columns) = inputs.dims4()?;
-    if inputs.elem_count() == 0 || !computed_here(&[inputs]) {
-        return inputs.flatten_from(2)?.mean(2);
+    let (samples, channels, rows, columns) = inputs.dims4()?;
+    if rows == 0 || columns == 0 {
+        bail!("pictures of {rows} x {columns} pixels have no mean");
     }
-    let size = rows * columns;
-    inputs.contiguous()?.apply_op1(Mean { size })
+    if samples == 0 || channels == 0 {
+        return inputs.reshape((samples, channels));
+    }
+    match computed_here(&[inputs]) {
+        true => apply(
+            Mean {
+                size: rows * columns,
+            },
+            inputs,
+        ),
+        false => inputs.flatten_from(2)?.mean(2),
+    }
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -142,13 +147,17 @@ impl Pool {
         })
     }
 
-    fn elsewhere(&self, inputs: &Tensor) -> bool {
+    fn is_elsewhere(&self, inputs: &Tensor) -> bool {
         inputs.elem_count() == 0 || !computed_here(&[inputs])
     }
 
-    /// Returns, for each place in a window, the values of all windows there, with candle's operations; and the shape
-    /// of the result.
-    fn shifts(&self, inputs: &Tensor, border: f64) -> Result<(Vec<Tensor>, [usize; 4])> {
+    /// Computes the result with candle's operations: `join` makes one value of two, and `border` fills the padding.
+    fn elsewhere(
+        &self,
+        inputs: &Tensor,
+        border: f64,
+        join: impl Fn(&Tensor, &Tensor) -> Result<Tensor>,
+    ) -> Result<Tensor> {
         let Pool2d {
             kernel,
             stride,
@@ -156,44 +165,44 @@ impl Pool {
         } = self.windows;
         let (samples, channels, _, _) = inputs.dims4()?;
         let (rows, columns) = self.output;
+        // A single window has no next one, and its stride may be much larger than the picture.
+        let step = |outputs| if outputs == 1 { 1 } else { stride };
+        let (down, right) = (step(rows), step(columns));
         let mut padded = inputs.clone();
-        for (dim, outputs) in [(2, rows), (3, columns)] {
+        for (dim, steps) in [(2, rows * down), (3, columns * right)] {
             // A whole number of steps for each place in the window.
-            let size = outputs * stride + kernel;
-            let after = size.saturating_sub(padded.dim(dim)? + padding);
-            for (count, first) in [(padding, true), (after, false)] {
-                if count > 0 {
-                    let mut shape = padded.dims().to_vec();
-                    shape[dim] = count;
-                    let border = Tensor::full(border, shape, inputs.device())?;
-                    let border = border.to_dtype(inputs.dtype())?;
-                    let parts = match first {
-                        true => [&border, &padded],
-                        false => [&padded, &border],
-                    };
-                    padded = Tensor::cat(&parts, dim)?;
-                }
-            }
+            let after = (steps + kernel).saturating_sub(padded.dim(dim)? + padding);
+            padded = bordered(&padded, dim, padding, after, border)?;
         }
-        let mut shifts = Vec::with_capacity(kernel * kernel);
-        for row in 0..kernel {
-            for column in 0..kernel {
-                let shifted = padded
-                    .narrow(2, row, rows * stride)?
-                    .narrow(3, column, columns * stride)?
-                    .reshape((samples, channels, rows, stride, columns, stride))?
-                    .narrow(3, 0, 1)?
-                    .narrow(5, 0, 1)?
-                    .reshape((samples, channels, rows, columns))?;
-                shifts.push(shifted);
-            }
+        // Returns the values of all windows at one place in the window.
+        let values = |row, column| {
+            padded
+                .narrow(2, row, rows * down)?
+                .narrow(3, column, columns * right)?
+                .reshape((samples, channels, rows, down, columns, right))?
+                .narrow(3, 0, 1)?
+                .narrow(5, 0, 1)?
+                .reshape((samples, channels, rows, columns))
+        };
+        let mut result = values(0, 0)?;
+        for place in 1..kernel * kernel {
+            result = join(&result, &values(place / kernel, place % kernel)?)?;
         }
-        Ok((shifts, [samples, channels, rows, columns]))
+        Ok(result)
     }
 
     /// Returns whether the windows are the pairs of rows and columns, which is the most frequent case.
     fn in_pairs(&self) -> bool {
         self.windows == Pool2d::new(2)
+    }
+}
+
+impl Function for Pool {
+    const NAME: &'static str = "pool2d";
+
+    fn shape(&self, inputs: &Shape) -> Result<Shape> {
+        let (samples, channels, _, _) = inputs.dims4()?;
+        Ok((samples, channels, self.output.0, self.output.1).into())
     }
 
     fn forward<T: Element>(&self, inputs: &[T]) -> Vec<T> {
@@ -201,7 +210,7 @@ impl Pool {
         let (height, width) = self.input;
         let pictures = inputs.chunks_exact(height * width);
         let mut result = Vec::with_capacity(pictures.len() * rows * columns);
-        let area = T::from_f64((self.windows.kernel * self.windows.kernel) as f64);
+        let area = T::from_f64(self.windows.area());
         for picture in pictures {
             if self.kind == Kind::Max && self.in_pairs() {
                 for pair in picture.chunks_exact(2 * width).take(rows) {
@@ -239,7 +248,7 @@ impl Pool {
         let (rows, columns) = self.output;
         let (height, width) = self.input;
         let mut of_inputs = vec![T::zero(); inputs.len()];
-        let area = T::from_f64((self.windows.kernel * self.windows.kernel) as f64);
+        let area = T::from_f64(self.windows.area());
         let pictures = inputs.chunks_exact(height * width);
         let results = result.chunks_exact(rows * columns);
         let gradients = gradient.chunks_exact(rows * columns);
@@ -319,64 +328,41 @@ fn give_to_largest<T: Element>(inputs: &[T], result: &[T], gradient: &[T], of_in
     }
 }
 
-impl CustomOp1 for Pool {
-    fn name(&self) -> &'static str {
-        "pool2d"
-    }
-
-    fn cpu_fwd(&self, inputs: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        let (samples, channels, _, _) = layout.shape().dims4()?;
-        let shape = (samples, channels, self.output.0, self.output.1).into();
-        with_type!(inputs.dtype(), T => {
-            let result = self.forward::<T>(slice(inputs, layout)?);
-            Ok((T::to_cpu_storage_owned(result), shape))
-        })
-    }
-
-    fn bwd(&self, inputs: &Tensor, result: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
-        let gradient = gradient.contiguous()?;
-        keep(inputs, || {
-            with_type!(inputs.dtype(), T => {
-                let (of, result, gradient) = (elements(inputs), elements(result), elements(&gradient));
-                let of_inputs = self.backward::<T>(of.slice()?, result.slice()?, gradient.slice()?);
-                Tensor::from_vec(of_inputs, inputs.shape(), inputs.device())
-            })
-        })
-    }
+/// Adds rows or columns of a value before and after pictures.
+fn bordered(x: &Tensor, dim: usize, before: usize, after: usize, value: f64) -> Result<Tensor> {
+    let border = |count| {
+        let mut shape = x.dims().to_vec();
+        shape[dim] = count;
+        Tensor::full(value, shape, x.device())?.to_dtype(x.dtype())
+    };
+    Tensor::cat(&[&border(before)?, x, &border(after)?], dim)
 }
 
-/// The mean over pictures of a number of pixels.
+/// The mean of each picture of `size` pixels.
 struct Mean {
     size: usize,
 }
 
-impl CustomOp1 for Mean {
-    fn name(&self) -> &'static str {
-        "global-avg-pool2d"
+impl Function for Mean {
+    const NAME: &'static str = "global-avg-pool2d";
+
+    fn shape(&self, inputs: &Shape) -> Result<Shape> {
+        let (samples, channels, _, _) = inputs.dims4()?;
+        Ok((samples, channels).into())
     }
 
-    fn cpu_fwd(&self, inputs: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        let (samples, channels, _, _) = layout.shape().dims4()?;
-        with_type!(inputs.dtype(), T => {
-            let pictures = slice::<T>(inputs, layout)?.chunks_exact(self.size);
-            let mean = |picture| pulp::Arch::new().dispatch(Sum(picture)) / self.size as T;
-            let means: Vec<T> = pictures.map(mean).collect();
-            Ok((T::to_cpu_storage_owned(means), (samples, channels).into()))
-        })
+    fn forward<T: Element>(&self, inputs: &[T]) -> Vec<T> {
+        let size = T::from_f64(self.size as f64);
+        let mean = |picture| Arch::new().dispatch(Sum(picture)) / size;
+        inputs.chunks_exact(self.size).map(mean).collect()
     }
 
-    fn bwd(&self, inputs: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
-        let gradient = gradient.contiguous()?;
-        keep(inputs, || {
-            with_type!(inputs.dtype(), T => {
-                let gradient = elements(&gradient);
-                let mut of_inputs = Vec::with_capacity(inputs.elem_count());
-                for gradient in gradient.slice::<T>()? {
-                    let part = *gradient / self.size as T;
-                    of_inputs.resize(of_inputs.len() + self.size, part);
-                }
-                Tensor::from_vec(of_inputs, inputs.shape(), inputs.device())
-            })
-        })
+    fn backward<T: Element>(&self, inputs: &[T], _: &[T], gradient: &[T]) -> Vec<T> {
+        let size = T::from_f64(self.size as f64);
+        let mut of_inputs = Vec::with_capacity(inputs.len());
+        for gradient in gradient {
+            of_inputs.resize(of_inputs.len() + self.size, *gradient / size);
+        }
+        of_inputs
     }
 }

@@ -1,35 +1,36 @@
-//! Vectors of the CPU that the program runs on, of `f32` and of `f64`: by the `pulp` crate, which picks AVX-512,
-//! AVX2 or NEON at run time.
+//! SIMD vectors of `f32` and `f64`. The `pulp` crate chooses the instructions of the CPU at run time: AVX-512, AVX2 or
+//! NEON.
 
 use candle_core::WithDType;
 use pulp::{Simd, WithSimd};
 
-/// A type of numbers that the layers compute with.
+/// The type of a tensor's elements: `f32` or `f64`.
 pub(crate) trait Element: WithDType {
-    /// Some of these numbers in one register.
+    /// A register full of elements; each element is in a lane.
     type Vector<S: Simd>: Copy;
 
-    /// The number of them in a register.
+    /// Returns the number of lanes of a vector.
     #[inline(always)]
     fn lanes<S: Simd>() -> usize {
         size_of::<Self::Vector<S>>() / size_of::<Self>()
     }
 
+    /// Returns a vector with `value` in each lane.
     fn splat<S: Simd>(simd: S, value: Self) -> Self::Vector<S>;
 
-    /// Returns the whole vectors at the start of a slice.
+    /// Returns a slice as vectors. Elements at the end that do not fill a vector are left out.
     fn vectors<S: Simd>(slice: &[Self]) -> &[Self::Vector<S>];
 
-    /// Returns the whole vectors at the start of a slice.
+    /// Returns a slice as vectors. Elements at the end that do not fill a vector are left out.
     fn vectors_mut<S: Simd>(slice: &mut [Self]) -> &mut [Self::Vector<S>];
 
-    /// Returns a vector of at most as many numbers as it has lanes, the rest of them 0.
+    /// Returns a vector with the first elements of a slice. If the slice is shorter, the other lanes are 0.
     fn load<S: Simd>(simd: S, slice: &[Self]) -> Self::Vector<S>;
 
-    /// Writes as many numbers as the slice has, at most as many as the vector.
+    /// Writes a vector to the start of a slice. If the slice is shorter, the other lanes are not written.
     fn store<S: Simd>(simd: S, slice: &mut [Self], vector: Self::Vector<S>);
 
-    /// Returns `a · b + c`.
+    /// Returns `a · b + c`, lane by lane.
     fn mul_add<S: Simd>(
         simd: S,
         a: Self::Vector<S>,
@@ -37,10 +38,10 @@ pub(crate) trait Element: WithDType {
         c: Self::Vector<S>,
     ) -> Self::Vector<S>;
 
-    /// Returns the sum over the lanes.
+    /// Returns the sum of the lanes.
     fn sum<S: Simd>(simd: S, vector: Self::Vector<S>) -> Self;
 
-    /// Returns the exponential, in a way of which the compiler makes vectors, if there is one.
+    /// Returns the exponential. The compiler can vectorise a loop over it for `f32`, and not for `f64`.
     fn exponential(self) -> Self;
 
     /// Returns the error function.
@@ -132,11 +133,11 @@ element!(
     candle_core::cpu::erf::erf_f64
 );
 
-/// How many numbers the loops below take at a time, so that the compiler makes vectors of them.
+/// The number of elements that a loop takes at a time. With a fixed number the compiler vectorises the inner loop.
 pub(crate) const BLOCK: usize = 16;
 
-/// Appends a function of each element. Call it within [`pulp::Arch::dispatch`], like [`extend_with_pairs`]: `Vec::extend`
-/// does not become vectors there.
+/// Appends `of` each element. [`pulp::Arch::dispatch`] must call it, so that the compiler vectorises it for the CPU; it
+/// does not vectorise `Vec::extend`.
 #[inline(always)]
 pub(crate) fn extend_with<T: Element>(result: &mut Vec<T>, values: &[T], of: impl Fn(T) -> T) {
     let (blocks, rest) = values.as_chunks::<BLOCK>();
@@ -152,7 +153,7 @@ pub(crate) fn extend_with<T: Element>(result: &mut Vec<T>, values: &[T], of: imp
     }
 }
 
-/// Appends a function of each pair of elements.
+/// Appends `of` each pair of elements, under the same condition as [`extend_with`].
 #[inline(always)]
 pub(crate) fn extend_with_pairs<T: Element>(
     result: &mut Vec<T>,
@@ -174,7 +175,7 @@ pub(crate) fn extend_with_pairs<T: Element>(
     }
 }
 
-/// The sum of a slice, of which a vector's worth of partial sums is kept.
+/// Computes the sum of a slice. It keeps one partial sum in each lane of a vector, and adds these at the end.
 pub(crate) struct Sum<'a, T>(pub(crate) &'a [T]);
 
 impl<T: Element> WithSimd for Sum<'_, T> {
@@ -193,14 +194,15 @@ impl<T: Element> WithSimd for Sum<'_, T> {
     }
 }
 
-/// The exponential of an `f32`, within two units in the last place; 0 below -87, and the largest at 88.
+/// Returns the exponential of an `f32`, with an error of at most two units in the last place (Cephes, `expf`). Below
+/// -87 it returns 0, and above 88 the exponential of 88.
 #[inline(always)]
 fn exponential(x: f32) -> f32 {
-    // A comparison written this way keeps NaN.
+    // These comparisons keep NaN.
     let small = x < -87.0;
     let x = if x > 88.0 { 88.0 } else { x };
     let x = if small { 0.0 } else { x };
-    // x = n ln 2 + r; ln 2 in two parts, the first of which has few bits, so that its product is exact.
+    // x = n ln 2 + r. The constant ln 2 is split in two; the first part has few bits, so its product with n is exact.
     let n = (x * std::f32::consts::LOG2_E + 12_582_912.0) - 12_582_912.0;
     let r = x - n * 0.693_359_4;
     let r = r + n * 2.121_944_4e-4;
@@ -215,7 +217,7 @@ fn exponential(x: f32) -> f32 {
     if small { 0.0 } else { p * power }
 }
 
-/// The error function of an `f32`, within 2e-7 (Abramowitz and Stegun, 7.1.26).
+/// Returns the error function of an `f32`, with an error of at most 2e-7 (Abramowitz and Stegun, 7.1.26).
 #[inline(always)]
 fn error_function(x: f32) -> f32 {
     let size = x.abs();

@@ -1,60 +1,55 @@
 //! Softmax.
 
-use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp1, D, Layout, Result, Shape, Tensor, WithDType};
+use candle_core::{D, Result, Tensor};
 use pulp::Arch;
 
-use crate::backward::keep;
+use crate::operation::{Function, apply};
 use crate::simd::{BLOCK, Element};
-use crate::storage::{computed_here, elements, slice, with_type};
+use crate::storage::computed_here;
 
-/// Returns the softmax over the last dimension. (`candle_nn::ops::softmax_last_dim` has no gradient.)
+/// Returns the softmax over the last dimension: `exp(x)`, divided by the sum of `exp(x)` over that dimension. Unlike
+/// `candle_nn::ops::softmax_last_dim` it has a gradient.
 ///
 /// # Errors
-/// candle's.
+/// If `x` is a scalar, or candle's.
 pub fn softmax(x: &Tensor) -> Result<Tensor> {
-    if x.elem_count() == 0 || !computed_here(&[x]) {
-        return candle_nn::ops::softmax(x, D::Minus1);
-    }
     let size = x.dim(D::Minus1)?;
-    x.contiguous()?.apply_op1(Softmax { size })
+    if x.elem_count() == 0 {
+        return Ok(x.clone());
+    }
+    match computed_here(&[x]) {
+        true => apply(Softmax { size }, x),
+        false => candle_nn::ops::softmax(x, D::Minus1),
+    }
 }
 
+/// The softmax of each row of `size` elements.
 struct Softmax {
     size: usize,
 }
 
-impl CustomOp1 for Softmax {
-    fn name(&self) -> &'static str {
-        "softmax"
+impl Function for Softmax {
+    const NAME: &'static str = "softmax";
+
+    fn forward<T: Element>(&self, x: &[T]) -> Vec<T> {
+        let mut values = x.to_vec();
+        for row in values.chunks_exact_mut(self.size) {
+            Arch::new().dispatch(|| forward(row));
+        }
+        values
     }
 
-    fn cpu_fwd(&self, x: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        with_type!(x.dtype(), T => {
-            let mut values = slice::<T>(x, layout)?.to_vec();
-            for row in values.chunks_exact_mut(self.size) {
-                Arch::new().dispatch(|| forward(row));
-            }
-            Ok((T::to_cpu_storage_owned(values), layout.shape().clone()))
-        })
-    }
-
-    fn bwd(&self, x: &Tensor, result: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
-        let gradient = gradient.contiguous()?;
-        keep(x, || {
-            with_type!(x.dtype(), T => {
-                let (result, gradient) = (elements(result), elements(&gradient));
-                let mut before = gradient.slice::<T>()?.to_vec();
-                let rows = result.slice()?.chunks_exact(self.size);
-                for (row, result) in before.chunks_exact_mut(self.size).zip(rows) {
-                    Arch::new().dispatch(|| backward(row, result));
-                }
-                Tensor::from_vec(before, x.shape(), x.device())
-            })
-        })
+    fn backward<T: Element>(&self, _: &[T], result: &[T], gradient: &[T]) -> Vec<T> {
+        let mut before = gradient.to_vec();
+        let rows = result.chunks_exact(self.size);
+        for (row, result) in before.chunks_exact_mut(self.size).zip(rows) {
+            Arch::new().dispatch(|| backward(row, result));
+        }
+        before
     }
 }
 
+/// Replaces a row by its softmax.
 #[inline(always)]
 fn forward<T: Element>(row: &mut [T]) {
     let largest = row
@@ -66,7 +61,7 @@ fn forward<T: Element>(row: &mut [T]) {
     row.iter_mut().for_each(|x| *x *= scale);
 }
 
-/// Makes the gradient before softmax of that after it.
+/// Replaces the gradient of a row's softmax by the gradient of the row. `result` is the softmax.
 #[inline(always)]
 fn backward<T: Element>(gradient: &mut [T], result: &[T]) {
     let mean = sum(gradient, |g, y| g * y, result);
@@ -75,6 +70,7 @@ fn backward<T: Element>(gradient: &mut [T], result: &[T]) {
     }
 }
 
+/// Returns the sum of `of` over pairs of elements.
 #[inline(always)]
 fn sum<T: Element>(left: &[T], of: impl Fn(T, T) -> T, right: &[T]) -> T {
     let ((lefts, left), (rights, right)) = (left.as_chunks::<BLOCK>(), right.as_chunks::<BLOCK>());

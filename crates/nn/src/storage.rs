@@ -1,10 +1,11 @@
-//! The elements of tensors on the CPU.
+//! Access to the elements of tensors on the CPU.
 
 use std::ops::Deref;
 
 use candle_core::{CpuStorage, DType, Layout, Result, Storage, Tensor, WithDType, bail};
 
-/// Returns whether the fused operations can compute these tensors.
+/// Returns true if all tensors are on the CPU and of one type, `f32` or `f64`. The operations of this crate can then
+/// compute them.
 pub(crate) fn computed_here(tensors: &[&Tensor]) -> bool {
     let dtype = tensors[0].dtype();
     matches!(dtype, DType::F32 | DType::F64)
@@ -13,7 +14,10 @@ pub(crate) fn computed_here(tensors: &[&Tensor]) -> bool {
             .all(|t| t.device().is_cpu() && t.dtype() == dtype)
 }
 
-/// Returns the elements of a contiguous storage.
+/// Returns the elements of a tensor, given its storage and its layout.
+///
+/// # Errors
+/// If the tensor is not contiguous, or has another type.
 pub(crate) fn slice<'a, T: WithDType>(storage: &'a CpuStorage, layout: &Layout) -> Result<&'a [T]> {
     let all = T::cpu_storage_as_slice(storage)?;
     match layout.contiguous_offsets() {
@@ -22,29 +26,35 @@ pub(crate) fn slice<'a, T: WithDType>(storage: &'a CpuStorage, layout: &Layout) 
     }
 }
 
-/// The elements of a tensor, which is not changed meanwhile.
+/// A lock on the elements of a tensor: while it exists, nothing changes them.
 pub(crate) struct Elements<'a, S> {
     storage: S,
     layout: &'a Layout,
 }
 
-/// Returns the elements of a tensor on the CPU.
+/// Locks the elements of a tensor for reading.
 pub(crate) fn elements(tensor: &Tensor) -> Elements<'_, impl Deref<Target = Storage>> {
     let (storage, layout) = tensor.storage_and_layout();
     Elements { storage, layout }
 }
 
 impl<S: Deref<Target = Storage>> Elements<'_, S> {
-    /// Returns them, if the tensor is contiguous.
+    /// Returns the elements.
+    ///
+    /// # Errors
+    /// If the tensor is not on the CPU, is not contiguous, or has another type.
     pub(crate) fn slice<T: WithDType>(&self) -> Result<&[T]> {
         match &*self.storage {
             Storage::Cpu(storage) => slice(storage, self.layout),
-            _ => bail!("a tensor is not on the CPU"),
+            _ => bail!(
+                "a tensor of shape {:?} is not on the CPU",
+                self.layout.shape()
+            ),
         }
     }
 }
 
-/// Calls `f` with the elements of two contiguous tensors.
+/// Calls `f` with the elements of two tensors, which are contiguous and on the CPU.
 pub(crate) fn with_slices<A: WithDType, B: WithDType, R>(
     a: &Tensor,
     b: &Tensor,
@@ -53,7 +63,7 @@ pub(crate) fn with_slices<A: WithDType, B: WithDType, R>(
     Ok(f(elements(a).slice()?, elements(b).slice()?))
 }
 
-/// Evaluates an expression with `T` as the type of a tensor's elements, `f32` or `f64`.
+/// Evaluates an expression in which `T` is `f32` for `DType::F32`, and `f64` for every other type.
 macro_rules! with_type {
     ($dtype:expr, $T:ident => $work:expr) => {
         match $dtype {

@@ -5,9 +5,9 @@
 mod gradients;
 
 use candle_core::{DType, Device, Tensor, Var};
-use candle_nn::Conv2dConfig;
-use gradients::{Source, check, difference};
-use nn::{backward, conv2d, conv2d_relu};
+use candle_nn::{Conv2dConfig, VarBuilder};
+use gradients::{Source, check, difference, values};
+use nn::{Conv2d, backward, conv2d, conv2d_relu};
 
 #[derive(Clone, Copy, Debug)]
 struct Case {
@@ -55,7 +55,11 @@ fn cases() -> Vec<Case> {
         case((1, 1, 2), (4, 4), (2, 2), [3, 1, 1, 1]),
         case((2, 3, 4), (5, 5), (1, 1), [0, 1, 1, 1]),
         case((2, 3, 4), (5, 5), (1, 1), [0, 2, 1, 1]),
+        case((2, 3, 4), (5, 6), (1, 1), [1, 3, 1, 1]),
         case((2, 3, 4), (4, 5), (1, 1), [1, 1, 1, 1]),
+        case((1, 2, 2), (9, 11), (2, 2), [0, 4, 1, 1]),
+        case((1, 2, 2), (9, 11), (2, 3), [1, 4, 2, 1]),
+        case((1, 2, 3), (13, 11), (3, 2), [2, 6, 4, 1]),
         case((2, 4, 4), (5, 6), (3, 3), [1, 1, 1, 4]),
         case((2, 3, 6), (6, 5), (3, 3), [1, 2, 1, 3]),
         case((1, 4, 6), (5, 5), (3, 3), [1, 1, 1, 2]),
@@ -199,12 +203,150 @@ fn what_does_not_fit_is_an_error() {
     assert!(run(&tensor(&[2, 4, 3, 3]), None, config(0, 1)).is_err());
     let error = run(&tensor(&[2, 4, 3, 3]), Some(&tensor(&[3])), config(1, 1)).unwrap_err();
     assert!(error.to_string().contains("a bias [outputs]"), "{error}");
-    // No samples are no error.
-    let none = conv2d(
-        &tensor(&[0, 4, 5, 5]),
-        &tensor(&[2, 4, 3, 3]),
-        None,
-        &config(1, 1),
-    );
-    assert!(none.is_err() || none.unwrap().elem_count() == 0);
+}
+
+#[test]
+fn without_inputs_the_result_is_the_bias() {
+    let tensor = |shape: &[usize], dtype| Tensor::ones(shape, dtype, &Device::Cpu).unwrap();
+    let config = Conv2dConfig {
+        padding: 2,
+        ..Conv2dConfig::default()
+    };
+    for dtype in [DType::F32, DType::BF16] {
+        let bias = tensor(&[2], dtype);
+        for (inputs, weight, result) in [
+            ([0, 4, 5, 6], [2, 4, 3, 3], [0, 2, 7, 8]),
+            ([3, 0, 5, 6], [2, 0, 3, 3], [3, 2, 7, 8]),
+            ([3, 4, 0, 6], [2, 4, 3, 3], [3, 2, 2, 8]),
+        ] {
+            let (x, w) = (tensor(&inputs, dtype), tensor(&weight, dtype));
+            assert_eq!(conv2d(&x, &w, None, &config).unwrap().dims(), result);
+            let y = conv2d_relu(&x, &w, Some(&bias), &config).unwrap();
+            assert_eq!(y.dims(), result);
+            assert!(values(&y).iter().all(|y| *y == 1.0));
+        }
+        let (x, w) = (tensor(&[3, 4, 5, 6], dtype), tensor(&[0, 4, 3, 3], dtype));
+        assert_eq!(conv2d(&x, &w, None, &config).unwrap().dims(), [3, 0, 7, 8]);
+    }
+}
+
+#[test]
+fn other_types_agree_with_f32() {
+    let mut source = Source::new();
+    for (case, dtype) in cases()
+        .into_iter()
+        .flat_map(|c| [(c, DType::BF16), (c, DType::F16)])
+    {
+        let (x, w, b, part) = case.tensors(&mut source, dtype);
+        let run = |dtype| {
+            let var = |tensor: &Tensor| Var::from_tensor(&tensor.to_dtype(dtype).unwrap()).unwrap();
+            let (x, w, b, part) = (var(&x), var(&w), var(&b), var(&part));
+            let y = conv2d_relu(&x, &w, Some(&b), &case.config).unwrap();
+            let loss = (&y * part.as_tensor()).unwrap().sum_all().unwrap();
+            let gradients = backward(&loss).unwrap();
+            let gradients = [x, w, b].map(|var| gradients.get(&var).unwrap().clone());
+            (y, gradients)
+        };
+        let ((other, of_other), (ours, of_ours)) = (run(dtype), run(DType::F32));
+        assert_eq!(other.dtype(), dtype);
+        let error = difference(&other, &ours);
+        assert!(error < 0.01, "{case:?}: {error:.1e}");
+        for (other, ours) in of_other.iter().zip(&of_ours) {
+            let error = difference(other, ours);
+            assert!(error < 0.02, "{case:?} {:?}: {error:.1e}", ours.shape());
+        }
+    }
+}
+
+#[test]
+fn a_stride_much_larger_than_the_picture_takes_no_memory() {
+    let mut source = Source::new();
+    let x = source.var(&[2, 2, 3, 4], DType::F64);
+    let w = source.var(&[3, 2, 2, 2], DType::F64);
+    let part = source.tensor(&[2, 3, 1, 1], DType::F64);
+    let of_stride = |stride| {
+        let config = Conv2dConfig {
+            stride,
+            ..Conv2dConfig::default()
+        };
+        check(&format!("stride {stride}"), &[&x, &w], || {
+            (conv2d(&x, &w, None, &config)? * &part)?.sum_all()
+        });
+        conv2d(&x, &w, None, &config).unwrap()
+    };
+    let y = of_stride(usize::MAX);
+    assert_eq!(y.dims(), [2, 3, 1, 1]);
+    assert_eq!(values(&y), values(&of_stride(4)));
+    // With padding the kernel reads the first pixel alone, by its last tap.
+    let padded = Conv2dConfig {
+        stride: usize::MAX,
+        padding: 1,
+        ..Conv2dConfig::default()
+    };
+    let next = Conv2dConfig {
+        stride: 5,
+        ..padded
+    };
+    check("a stride with padding", &[&x, &w], || {
+        (conv2d(&x, &w, None, &padded)? * &part)?.sum_all()
+    });
+    let y = [padded, next].map(|config| conv2d(&x, &w, None, &config).unwrap());
+    assert_eq!(values(&y[0]), values(&y[1]));
+    // Three positions of the kernel, two of them in the padding.
+    let config = Conv2dConfig {
+        stride: 1 << 30,
+        padding: 1 << 30,
+        ..Conv2dConfig::default()
+    };
+    let y = conv2d(&x, &w, None, &config).unwrap();
+    assert_eq!(y.dims(), [2, 3, 3, 3]);
+    let middle = y.narrow(2, 1, 1).unwrap().narrow(3, 1, 1).unwrap();
+    assert_eq!(values(&middle), values(&of_stride(4)));
+}
+
+#[test]
+fn sizes_beyond_memory_are_an_error() {
+    let mut source = Source::new();
+    let x = source.tensor(&[1, 1, 5, 5], DType::F32);
+    let w = source.tensor(&[1, 1, 3, 3], DType::F32);
+    let config = |padding, stride, dilation| Conv2dConfig {
+        padding,
+        stride,
+        dilation,
+        ..Conv2dConfig::default()
+    };
+    let many = usize::MAX;
+    for config in [
+        config(many, 1, 1),
+        config(many / 2, 1, 1),
+        config(1, 1, many),
+        config(1, 1, many / 2 + 1),
+        config(1 << 40, 1 << 40, 1),
+        config(1 << 30, 1, 1),
+        config(1 << 30, 1, 1 << 30),
+    ] {
+        let error = conv2d(&x, &w, None, &config).unwrap_err().to_string();
+        let expected = ["does not fit 5 pixels", "more memory than there can be"];
+        assert!(expected.iter().any(|e| error.contains(e)), "{error}");
+    }
+}
+
+#[test]
+fn groups_that_do_not_divide_the_channels_are_an_error() {
+    let layer = |inputs, outputs, groups| {
+        let config = Conv2dConfig {
+            groups,
+            ..Conv2dConfig::default()
+        };
+        let vars = || VarBuilder::zeros(DType::F32, &Device::Cpu);
+        let new = Conv2d::new(inputs, outputs, 3, config, vars());
+        let no_bias = Conv2d::no_bias(inputs, outputs, 3, config, vars());
+        assert_eq!(new.is_ok(), no_bias.is_ok());
+        new
+    };
+    assert!(layer(4, 6, 2).is_ok());
+    for (inputs, outputs, groups) in [(4, 6, 0), (3, 6, 2), (4, 7, 2), (4, 6, 3)] {
+        let error = layer(inputs, outputs, groups).unwrap_err().to_string();
+        assert!(error.contains("groups do not divide"), "{error}");
+    }
 }

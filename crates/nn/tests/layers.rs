@@ -127,6 +127,19 @@ fn dropout_is_a_function_of_seed_step_and_rank() {
     // What is kept has the gradient.
     let gradients = backward(&y.sum_all().unwrap()).unwrap();
     assert_eq!(values(gradients.get(&x).unwrap()), values(&y));
+    // NaN is dropped like other numbers, in all types.
+    for dtype in [DType::F32, DType::BF16] {
+        let x = Tensor::full(f32::NAN, (100, 100), &Device::Cpu).unwrap();
+        let x = Var::from_tensor(&x.to_dtype(dtype).unwrap()).unwrap();
+        let mut stream = DropoutStream::new(1, 2, 3);
+        let z = dropout(&x, 0.25, Some(&mut stream)).unwrap();
+        let pairs = || values(&z).into_iter().zip(values(&y));
+        assert!(pairs().all(|(z, y)| z.is_nan() == (y != 0.0)));
+        let gradients = backward(&z.sum_all().unwrap()).unwrap();
+        let of_x = values(gradients.get(&x).unwrap());
+        let near = |(of_x, y): (&f64, &f64)| (of_x - y).abs() < 0.01;
+        assert!(of_x.iter().zip(&values(&y)).all(near));
+    }
     // Evaluation.
     let same = dropout(&x, 0.25, None).unwrap();
     assert_eq!(same.id(), x.as_tensor().id());
@@ -186,4 +199,58 @@ fn attention_agrees_with_finite_differences() {
     let first = |tensor: &Tensor| tensor.narrow(D::Minus2, 0, 3).unwrap();
     assert!(difference(&first(&before), &first(&after)) < 1e-12);
     assert!(Attention::new(6, 4, vars()).is_err());
+}
+
+#[test]
+fn a_mask_that_is_larger_than_the_scores_is_an_error() {
+    let vars = VarBuilder::zeros(DType::F32, &Device::Cpu);
+    let layer = Attention::new(4, 2, vars).unwrap();
+    let zeros = |shape: &[usize]| Tensor::zeros(shape, DType::F32, &Device::Cpu).unwrap();
+    // Of one position there is one score; these masks would make three results of it.
+    let x = zeros(&[2, 1, 4]);
+    assert!(layer.forward(&x, Some(&zeros(&[3, 1]))).is_err());
+    let y = layer.forward(&x, Some(&zeros(&[1, 1]))).unwrap();
+    assert_eq!(y.dims(), [2, 1, 4]);
+    // No samples are no error.
+    let none = layer.forward(&zeros(&[0, 3, 4]), Some(&zeros(&[3, 3])));
+    assert_eq!(none.unwrap().dims(), [0, 3, 4]);
+}
+
+#[test]
+fn functions_of_no_elements_are_no_error() {
+    let functions: [Function; 4] = [relu, relu6, gelu, softmax];
+    for dtype in [DType::F32, DType::BF16] {
+        for shape in [[0, 3], [2, 0]] {
+            let x = Tensor::zeros(&shape, dtype, &Device::Cpu).unwrap();
+            for function in functions {
+                assert_eq!(function(&x).unwrap().dims(), shape);
+            }
+            assert_eq!(add_relu(&x, &x).unwrap().dims(), shape);
+            let mut stream = DropoutStream::new(1, 2, 3);
+            let y = dropout(&x, 0.5, Some(&mut stream)).unwrap();
+            assert_eq!(y.dims(), shape);
+        }
+    }
+}
+
+#[test]
+fn functions_of_other_types_agree_with_f32() {
+    let mut source = Source::new();
+    let functions: [Function; 5] = [relu, relu6, gelu, softmax, |x| add_relu(x, x)];
+    let x = (source.tensor(&[4, 9], DType::F32) * 8.0).unwrap();
+    let other = x.to_dtype(DType::BF16).unwrap();
+    let (x, other) = (
+        Var::from_tensor(&other.to_dtype(DType::F32).unwrap()).unwrap(),
+        Var::from_tensor(&other).unwrap(),
+    );
+    for function in functions {
+        let gradient = |x: &Var| {
+            let y = function(x).unwrap();
+            let gradients = backward(&y.sqr().unwrap().sum_all().unwrap()).unwrap();
+            (y, gradients.get(x).unwrap().clone())
+        };
+        let ((y, of_x), (others, of_other)) = (gradient(&x), gradient(&other));
+        assert!(difference(&others, &y) < 0.02);
+        assert!(difference(&of_other, &of_x) < 0.03);
+    }
 }

@@ -7,7 +7,7 @@ mod gradients;
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{Module, VarBuilder, VarMap};
-use gradients::{Source, check, difference};
+use gradients::{Source, check, difference, values};
 use nn::{Linear, backward, cross_entropy, linear, linear_relu};
 
 /// Rows, inputs, outputs. Up to 64 rows with 64 outputs or more the product is made transposed.
@@ -133,6 +133,32 @@ fn layers_agree_with_candle() {
 }
 
 #[test]
+fn other_types_agree_with_f32() {
+    let mut source = Source::new();
+    let x = source.var(&[5, 7], DType::BF16);
+    let w = source.var(&[4, 7], DType::BF16);
+    let b = source.var(&[4], DType::BF16);
+    let targets = source.targets(5, 4);
+    let run = |[x, w, b]: [&Var; 3]| {
+        let y = linear_relu(x, w, b).unwrap();
+        let loss = cross_entropy(&y, &targets).unwrap();
+        let gradients = backward(&loss).unwrap();
+        (
+            loss,
+            [x, w, b].map(|var| gradients.get(var).unwrap().clone()),
+        )
+    };
+    let (other, of_other) = run([&x, &w, &b]);
+    let all = [&x, &w, &b].map(|var| Var::from_tensor(&var.to_dtype(DType::F32).unwrap()).unwrap());
+    let (ours, of_ours) = run([&all[0], &all[1], &all[2]]);
+    assert!(difference(&other, &ours) < 0.02);
+    for (other, ours) in of_other.iter().zip(&of_ours) {
+        let error = difference(other, ours);
+        assert!(error < 0.05, "{:?}: {error:.1e}", ours.shape());
+    }
+}
+
+#[test]
 fn relu_does_as_pytorch_does() {
     let x = Tensor::new(&[[0f32], [f32::NAN], [-2.0], [3.0]], &Device::Cpu).unwrap();
     let w = Var::new(&[[1f32]], &Device::Cpu).unwrap();
@@ -209,9 +235,20 @@ fn what_does_not_fit_is_an_error() {
     let error = cross_entropy(&logits, &floats).unwrap_err().to_string();
     assert!(error.contains("u32"), "{error}");
     assert!(cross_entropy(&tensor(&[0, 3]), &targets(&[])).is_err());
-    // Zero rows are no error, if candle accepts them.
-    assert_eq!(
-        linear_relu(&tensor(&[0, 3]), &w, &b).unwrap().dims(),
-        [0, 4]
-    );
+}
+
+#[test]
+fn without_inputs_the_result_is_the_bias() {
+    let ones = |shape: &[usize], dtype| Tensor::ones(shape, dtype, &Device::Cpu).unwrap();
+    for dtype in [DType::F32, DType::BF16] {
+        for (rows, features, outputs) in [(0, 3, 4), (2, 0, 4), (2, 3, 0)] {
+            let x = ones(&[rows, features], dtype);
+            let (w, b) = (ones(&[outputs, features], dtype), ones(&[outputs], dtype));
+            for layer in [linear, linear_relu] {
+                let y = layer(&x, &w, &b).unwrap();
+                assert_eq!(y.dims(), [rows, outputs]);
+                assert!(values(&y).iter().all(|y| *y == 1.0));
+            }
+        }
+    }
 }

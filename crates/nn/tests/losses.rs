@@ -5,7 +5,7 @@
 mod gradients;
 
 use candle_core::{DType, Device, Tensor, Var};
-use gradients::{Source, check, difference};
+use gradients::{Source, check, difference, values};
 use nn::{
     backward, binary_cross_entropy, cross_entropy, cross_entropy_smooth, mean_absolute_error,
     mean_squared_error,
@@ -74,6 +74,20 @@ fn large_logits_do_not_overflow() {
     let gradients = backward(&loss).unwrap();
     let gradient: Vec<f32> = gradients.get(&x).unwrap().to_vec1().unwrap();
     assert_eq!(gradient, [0.0, 0.0, 1.0 / 3.0]);
+}
+
+#[test]
+fn the_absolute_error_has_no_gradient_at_0_in_other_types() {
+    let of = |numbers: &[f32]| {
+        let tensor = Tensor::new(numbers, &Device::Cpu).unwrap();
+        Var::from_tensor(&tensor.to_dtype(DType::BF16).unwrap()).unwrap()
+    };
+    let (x, t) = (of(&[1.0, 3.0, -2.0, 0.5]), of(&[1.0, 1.0, 2.0, 0.5]));
+    let loss = mean_absolute_error(&x, &t).unwrap();
+    assert_eq!(values(&loss), [1.5]);
+    let gradients = backward(&loss).unwrap();
+    assert_eq!(values(gradients.get(&x).unwrap()), [0.0, 0.25, -0.25, 0.0]);
+    assert_eq!(values(gradients.get(&t).unwrap()), [0.0, -0.25, 0.25, 0.0]);
 }
 
 #[test]

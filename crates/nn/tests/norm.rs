@@ -4,9 +4,9 @@
 
 mod gradients;
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
-use gradients::{Source, check, difference};
+use gradients::{Source, check, difference, values};
 use nn::{Activation, BatchNorm, BatchNormConfig, GroupNorm, LayerNorm, backward};
 
 const ACTIVATIONS: [Activation; 3] = [Activation::Identity, Activation::Relu, Activation::Relu6];
@@ -74,6 +74,134 @@ fn a_batch_is_normalised_and_remembered() {
     // The layer itself keeps its statistics: they are variables of the caller.
     let kept = map.data().lock().unwrap()["running_mean"].clone();
     assert!(difference(&kept, &zero) < 1e-12);
+}
+
+#[test]
+fn training_sets_the_variables_of_the_running_statistics() {
+    let mut source = Source::new();
+    let x = source.tensor(&[6, 3, 5], DType::F64);
+    let map = VarMap::new();
+    let layer = layer(&map, 3, BatchNormConfig::default());
+    let vars = map.data().lock().unwrap().clone();
+    let before = layer.evaluate(&x).unwrap();
+    assert!(difference(&layer.forward(&x, false).unwrap(), &before) < 1e-12);
+    let zero = Tensor::zeros(3, DType::F64, &Device::Cpu).unwrap();
+    assert!(difference(&vars["running_mean"], &zero) < 1e-12);
+
+    let (normal, running) = layer.train(&x).unwrap();
+    assert!(difference(&layer.forward(&x, true).unwrap(), &normal) < 1e-12);
+    assert!(difference(&vars["running_mean"], &running.mean) < 1e-12);
+    assert!(difference(&vars["running_var"], &running.variance) < 1e-12);
+    // The next evaluation is by the new statistics.
+    let after = layer.evaluate(&x).unwrap();
+    assert!(difference(&after, &before) > 1e-3);
+    assert!(difference(&layer.forward(&x, false).unwrap(), &after) < 1e-12);
+}
+
+#[test]
+fn equal_values_have_no_negative_variance() {
+    // In `f32` the mean of these values is rounded, and the squared deviations come out below 0.
+    let x = Tensor::full(131_072.015_625_f32, (2, 1, 3), &Device::Cpu).unwrap();
+    let map = VarMap::new();
+    let vars = VarBuilder::from_varmap(&map, DType::F32, &Device::Cpu);
+    let config = BatchNormConfig {
+        momentum: 1.0,
+        eps: 1e-30,
+        ..BatchNormConfig::default()
+    };
+    let layer = BatchNorm::new(1, config, vars).unwrap();
+    let (y, running) = layer.train(&x).unwrap();
+    let variance = running.variance.to_vec1::<f32>().unwrap()[0];
+    assert!(variance >= 0.0, "{variance}");
+    assert!(values(&y).iter().all(|y| !y.is_nan()));
+}
+
+#[test]
+fn infinite_and_missing_numbers_are_not_hidden() {
+    let vars = || VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
+    for bad in [f32::NAN, f32::INFINITY, f32::NEG_INFINITY] {
+        let mut numbers = [1f32, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0];
+        numbers[1] = bad;
+        let x = Tensor::from_slice(&numbers, (2, 4), &Device::Cpu).unwrap();
+        let y = LayerNorm::new(4, 1e-5, vars())
+            .unwrap()
+            .forward(&x)
+            .unwrap();
+        let y = values(&y);
+        assert!(y[..4].iter().all(|y| y.is_nan()), "{bad}: {y:?}");
+        assert!(y[4..].iter().all(|y| y.is_finite()), "{bad}: {y:?}");
+        let layer = BatchNorm::new(4, BatchNormConfig::default(), vars()).unwrap();
+        let (y, running) = layer.train(&x).unwrap();
+        let (y, variance) = (values(&y), values(&running.variance));
+        assert!(y[1].is_nan() && y[5].is_nan() && variance[1].is_nan());
+        assert!(y[0].is_finite() && variance[0].is_finite());
+    }
+}
+
+#[test]
+fn other_types_agree_with_f32() {
+    let mut source = Source::new();
+    let numbers = source.tensor(&[8, 4, 9], DType::BF16);
+    let part = source.tensor(&[8, 4, 9], DType::BF16);
+    let layers: [fn(VarBuilder, &Tensor) -> Result<Tensor>; 4] = [
+        |vars, x| Ok(BatchNorm::new(4, relu(), vars)?.train(x)?.0),
+        |vars, x| BatchNorm::new(4, relu(), vars)?.evaluate(x),
+        |vars, x| LayerNorm::new(9, 1e-5, vars)?.forward(x),
+        |vars, x| GroupNorm::new(2, 4, 1e-5, vars)?.forward(x),
+    ];
+    for (i, layer) in layers.into_iter().enumerate() {
+        let run = |dtype| {
+            let map = VarMap::new();
+            let vars = VarBuilder::from_varmap(&map, dtype, &Device::Cpu);
+            let x = Var::from_tensor(&numbers.to_dtype(dtype).unwrap()).unwrap();
+            let y = layer(vars, &x).unwrap();
+            let loss = (&y * part.to_dtype(dtype).unwrap())
+                .unwrap()
+                .sum_all()
+                .unwrap();
+            let gradients = backward(&loss).unwrap();
+            let vars = map.data().lock().unwrap().clone();
+            let all = [&x, &vars["weight"], &vars["bias"]];
+            (y, all.map(|var| gradients.get(var).unwrap().clone()))
+        };
+        let ((other, of_other), (ours, of_ours)) = (run(DType::BF16), run(DType::F32));
+        let error = difference(&other, &ours);
+        assert!(error < 0.02, "layer {i}: {error:.1e}");
+        for (other, ours) in of_other.iter().zip(&of_ours) {
+            let error = difference(other, ours);
+            assert!(error < 0.05, "layer {i} {:?}: {error:.1e}", ours.shape());
+        }
+    }
+}
+
+fn relu() -> BatchNormConfig {
+    BatchNormConfig {
+        activation: Activation::Relu,
+        ..BatchNormConfig::default()
+    }
+}
+
+#[test]
+fn inputs_without_elements_come_back() {
+    let vars = || VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
+    let empty = |shape: &[usize]| Tensor::zeros(shape, DType::F32, &Device::Cpu).unwrap();
+    for shape in [&[0, 3][..], &[2, 0]] {
+        let layer = LayerNorm::new(shape[1], 1e-5, vars()).unwrap();
+        assert_eq!(layer.forward(&empty(shape)).unwrap().dims(), shape);
+    }
+    for shape in [&[0, 4, 3][..], &[2, 4, 0], &[2, 0, 3]] {
+        let layer = GroupNorm::new(2, shape[1], 1e-5, vars()).unwrap();
+        assert_eq!(layer.forward(&empty(shape)).unwrap().dims(), shape);
+        let layer = BatchNorm::new(shape[1], BatchNormConfig::default(), vars()).unwrap();
+        assert_eq!(layer.evaluate(&empty(shape)).unwrap().dims(), shape);
+    }
+    let layer = BatchNorm::new(0, BatchNormConfig::default(), vars()).unwrap();
+    let (y, running) = layer.train(&empty(&[2, 0, 3])).unwrap();
+    assert_eq!(y.dims(), [2, 0, 3]);
+    assert_eq!(running.mean.dims(), [0]);
+    let layer = BatchNorm::new(4, BatchNormConfig::default(), vars()).unwrap();
+    let error = layer.train(&empty(&[0, 4, 3])).unwrap_err().to_string();
+    assert!(error.contains("at least two elements"), "{error}");
 }
 
 #[test]

@@ -5,7 +5,7 @@
 mod gradients;
 
 use candle_core::{DType, Device, Tensor, Var};
-use gradients::{Source, check};
+use gradients::{Source, check, difference, values};
 use nn::{Pool2d, avg_pool2d, backward, global_avg_pool2d, max_pool2d};
 
 fn windows() -> Vec<Pool2d> {
@@ -82,24 +82,80 @@ fn values_are_those_of_the_windows() {
 
 #[test]
 fn the_first_of_equal_values_has_the_gradient() {
-    for width in [4, 5] {
-        let x = Var::ones((1, 1, 4, width), DType::F32, &Device::Cpu).unwrap();
-        for windows in [
-            Pool2d::new(2),
-            Pool2d {
-                kernel: 2,
-                stride: 2,
-                padding: 1,
-            },
-        ] {
-            let y = max_pool2d(&x, &windows).unwrap();
-            let gradients = backward(&y.sum_all().unwrap()).unwrap();
-            let gradient = gradients.get(&x).unwrap();
-            assert_eq!(gradient.max_all().unwrap().to_scalar::<f32>().unwrap(), 1.0);
-            let sum = gradient.sum_all().unwrap().to_scalar::<f32>().unwrap();
-            assert_eq!(sum, y.elem_count() as f32);
+    let windows = |kernel, stride, padding| Pool2d {
+        kernel,
+        stride,
+        padding,
+    };
+    // The rows, and the columns, of the first pixels of all windows.
+    for (windows, firsts) in [
+        (windows(2, 2, 0), vec![0, 2]),
+        (windows(2, 2, 1), vec![0, 1, 3]),
+        (windows(3, 1, 0), vec![0, 1]),
+        (windows(3, 2, 1), vec![0, 1]),
+    ] {
+        let x = Var::ones((1, 1, 4, 4), DType::F32, &Device::Cpu).unwrap();
+        let y = max_pool2d(&x, &windows).unwrap();
+        assert_eq!(y.dims(), [1, 1, firsts.len(), firsts.len()]);
+        let gradients = backward(&y.sum_all().unwrap()).unwrap();
+        let gradient = values(gradients.get(&x).unwrap());
+        for (place, gradient) in gradient.iter().enumerate() {
+            let first = firsts.contains(&(place / 4)) && firsts.contains(&(place % 4));
+            assert_eq!(*gradient, f64::from(first), "{windows:?} at {place}");
         }
     }
+}
+
+#[test]
+fn pictures_of_other_types_are_pooled_alike() {
+    let mut source = Source::new();
+    for windows in windows() {
+        let x = source.tensor(&[2, 2, 5, 7], DType::BF16);
+        let (other, x) = (
+            Var::from_tensor(&x).unwrap(),
+            Var::from_tensor(&x.to_dtype(DType::F32).unwrap()).unwrap(),
+        );
+        for pool in [max_pool2d, avg_pool2d] {
+            let (y, others) = (pool(&x, &windows).unwrap(), pool(&other, &windows).unwrap());
+            let error = difference(&others, &y);
+            assert!(error < 0.02, "{windows:?}: {error:.1e}");
+            let gradient = |x: &Var, y: &Tensor| {
+                let gradients = backward(&y.sum_all().unwrap()).unwrap();
+                gradients.get(x).unwrap().clone()
+            };
+            let error = difference(&gradient(&other, &others), &gradient(&x, &y));
+            assert!(error < 0.02, "{windows:?}: {error:.1e}");
+        }
+    }
+}
+
+#[test]
+fn a_stride_much_larger_than_the_picture_takes_no_memory() {
+    let windows = Pool2d {
+        kernel: 2,
+        stride: usize::MAX,
+        padding: 0,
+    };
+    for dtype in [DType::F32, DType::BF16] {
+        let x = Tensor::new(&[[1f32, 2.0], [3.0, 6.0]], &Device::Cpu).unwrap();
+        let x = x.reshape((1, 1, 2, 2)).unwrap().to_dtype(dtype).unwrap();
+        assert_eq!(values(&max_pool2d(&x, &windows).unwrap()), [6.0]);
+        assert_eq!(values(&avg_pool2d(&x, &windows).unwrap()), [3.0]);
+    }
+}
+
+#[test]
+fn no_samples_make_no_results() {
+    for dtype in [DType::F32, DType::BF16] {
+        let x = Tensor::zeros((0, 3, 5, 5), dtype, &Device::Cpu).unwrap();
+        for pool in [max_pool2d, avg_pool2d] {
+            assert_eq!(pool(&x, &Pool2d::new(2)).unwrap().dims(), [0, 3, 2, 2]);
+        }
+        assert_eq!(global_avg_pool2d(&x).unwrap().dims(), [0, 3]);
+    }
+    let x = Tensor::zeros((2, 3, 0, 5), DType::F32, &Device::Cpu).unwrap();
+    let error = global_avg_pool2d(&x).unwrap_err().to_string();
+    assert!(error.contains("0 x 5 pixels have no mean"), "{error}");
 }
 
 #[test]
@@ -128,7 +184,16 @@ fn a_nan_is_the_largest() {
 #[test]
 fn windows_that_do_not_fit_are_an_error() {
     let x = Tensor::zeros((1, 1, 3, 3), DType::F32, &Device::Cpu).unwrap();
-    for (kernel, stride, padding) in [(4, 1, 0), (0, 1, 0), (2, 0, 0), (2, 2, 2)] {
+    const HALF: usize = usize::MAX / 2 + 1;
+    for (kernel, stride, padding) in [
+        (4, 1, 0),
+        (0, 1, 0),
+        (2, 0, 0),
+        (2, 2, 2),
+        // Twice the padding, and the padded pixels, are beyond the numbers of 64 bits.
+        (1, 1, HALF),
+        (usize::MAX, 1, HALF - 1),
+    ] {
         let windows = Pool2d {
             kernel,
             stride,
@@ -137,5 +202,7 @@ fn windows_that_do_not_fit_are_an_error() {
         assert!(max_pool2d(&x, &windows).is_err(), "{windows:?}");
         assert!(avg_pool2d(&x, &windows).is_err(), "{windows:?}");
     }
+    let error = max_pool2d(&x, &Pool2d::new(4)).unwrap_err().to_string();
+    assert!(error.contains("do not fit 3 pixels"), "{error}");
     assert!(max_pool2d(&x.squeeze(0).unwrap(), &Pool2d::new(2)).is_err());
 }

@@ -1,14 +1,18 @@
 //! Training steps of whole models, in samples per second: forward, loss, backward, and an update by SGD.
 //!
-//! `RAYON_NUM_THREADS=1 cargo bench -p nn -- [cnn] [resnet20] [mobilenetv2] [transformer] [--seconds N]` measures the models
-//! that are named, or all. `scripts/bench-torch.py` does the same with PyTorch. Only one thread is measured.
+//! `RAYON_NUM_THREADS=1 cargo bench -p nn -- [cnn] [resnet20] [mobilenetv2] [transformer] [--seconds N]` measures the
+//! models that are named, or all, with one thread. `scripts/bench-torch.py` does the same with PyTorch.
 
 #![allow(clippy::unwrap_used, missing_docs)]
 
+mod arguments;
 mod models;
 
+use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use arguments::Arguments;
+use candle_core::utils::get_num_threads;
 use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::{Optimizer, SGD, VarBuilder, VarMap};
 use models::{Cnn, MobileNetV2, Network, ResNet20, Transformer};
@@ -16,21 +20,24 @@ use models::{Cnn, MobileNetV2, Network, ResNet20, Transformer};
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-fn main() -> Result<()> {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    let seconds = arguments.iter().position(|a| a == "--seconds");
-    let seconds: f64 = seconds.map_or(5.0, |at| arguments[at + 1].parse().unwrap());
-    for (name, batch, shape, build) in models() {
-        let asked: Vec<_> = arguments
-            .iter()
-            .filter(|a| models().iter().any(|m| m.0 == **a))
-            .collect();
-        if asked.is_empty() || asked.iter().any(|a| **a == name) {
-            let speed = measure(batch, shape, build, seconds)?;
+fn main() -> ExitCode {
+    let models = models();
+    let names: Vec<&str> = models.iter().map(|model| model.0).collect();
+    let arguments = std::env::args().skip(1);
+    let Arguments { names, time } = match Arguments::read(arguments, &names, get_num_threads()) {
+        Ok(arguments) => arguments,
+        Err(message) => {
+            eprintln!("{message}");
+            return ExitCode::FAILURE;
+        }
+    };
+    for (name, batch, shape, build) in models {
+        if names.is_empty() || names.iter().any(|asked| asked == name) {
+            let speed = measure(batch, shape, build, time).unwrap();
             println!("{name} {speed:.0} samples/s");
         }
     }
-    Ok(())
+    ExitCode::SUCCESS
 }
 
 type Build = fn(VarBuilder) -> Result<Box<dyn Network>>;
@@ -52,7 +59,7 @@ fn models() -> Vec<(&'static str, usize, &'static [usize], Build)> {
     ]
 }
 
-fn measure(batch: usize, shape: &[usize], build: Build, seconds: f64) -> Result<f64> {
+fn measure(batch: usize, shape: &[usize], build: Build, time: Duration) -> Result<f64> {
     let map = VarMap::new();
     let model = build(VarBuilder::from_varmap(&map, DType::F32, &Device::Cpu))?;
     let shape = [&[batch], shape].concat();
@@ -70,7 +77,7 @@ fn measure(batch: usize, shape: &[usize], build: Build, seconds: f64) -> Result<
     }
     // The median of the steps' time on the CPU, so that what else runs on the machine counts little.
     let (mut times, start) = (Vec::new(), Instant::now());
-    while start.elapsed() < Duration::from_secs_f64(seconds) {
+    while times.is_empty() || start.elapsed() < time {
         let before = seconds_on_cpu();
         step()?;
         times.push(seconds_on_cpu() - before);

@@ -1,71 +1,20 @@
-//! The places of a convolution's numbers in memory.
+//! The layout of a convolution's data in memory.
 //!
-//! Each picture is copied into a larger plane with a border of zeros, its *frame*. There, the taps of a kernel are at fixed
-//! distances from each other at every position of the kernel: for a position (row, column) of the result, a tap
-//! (row, column) reads the frame at the sum of both. With all rows of a frame in one line, of one width, a
-//! convolution is a sum of shifted lines times weights. The positions where a row ends and the next one begins are
-//! computed too, and left out of the result.
+//! Each picture is copied into a larger plane with a border of zeros, its *frame*. A frame is a single line of numbers,
+//! row after row. There, the distance between two taps of the kernel is the same at every position of the kernel: for a
+//! position (row, column) of the result, a tap (row, column) reads the frame at the sum of both. So a convolution is a
+//! sum of shifted lines times weights. The positions where a row ends and the next one begins are computed too, and
+//! left out of the result.
 //!
-//! A convolution with stride `s` has `s · s` frames for each picture, its *phases*: rows and columns `s` apart, so
-//! that neighbours of a phase are what neighbouring positions read by the same tap.
+//! A convolution with stride `s` splits a picture into *phases*: each takes every `s`-th row and column, from another
+//! offset on. Neighbouring positions of the kernel read neighbours in a phase by the same tap. Each phase has a frame
+//! of its own. A phase that no tap reads has none, so the frames stay small however large the stride is.
 
-use std::ops::Range;
+use candle_core::{Result, Tensor, bail};
+use candle_nn::Conv2dConfig;
 
-/// One of the two axes of a convolution.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Axis {
-    pub(super) input: usize,
-    pub(super) output: usize,
-    pub(super) kernel: usize,
-    pub(super) stride: usize,
-    pub(super) padding: usize,
-    pub(super) dilation: usize,
-}
-
-impl Axis {
-    /// Returns the phase that a tap reads, and how far from the position of the result.
-    pub(super) fn tap(&self, tap: usize) -> (usize, usize) {
-        let place = tap * self.dilation;
-        (place % self.stride, place / self.stride)
-    }
-
-    /// Returns the largest distance of a tap.
-    fn reach(&self) -> usize {
-        (self.kernel - 1) * self.dilation / self.stride
-    }
-
-    /// Returns the size of a frame for the inputs.
-    pub(super) fn input_frame(&self) -> usize {
-        self.output + self.reach()
-    }
-
-    /// Returns the places in a phase that inputs have.
-    pub(super) fn places(&self, phase: usize) -> Range<usize> {
-        let start = self.padding.saturating_sub(phase).div_ceil(self.stride);
-        let end = (self.input + self.padding).saturating_sub(phase);
-        start..end.div_ceil(self.stride).max(start)
-    }
-
-    /// Returns the input at a place of a phase.
-    pub(super) fn input(&self, phase: usize, place: usize) -> usize {
-        place * self.stride + phase - self.padding
-    }
-
-    /// Returns the number of zeros before the gradients in their frame: the taps of the first input reach back by it.
-    pub(super) fn lead(&self) -> usize {
-        let back = |tap| {
-            let (phase, distance) = self.tap(tap);
-            distance.saturating_sub(self.places(phase).start)
-        };
-        (0..self.kernel).map(back).max().unwrap_or(0)
-    }
-
-    /// Returns the size of a frame for the gradients.
-    pub(super) fn gradient_frame(&self) -> usize {
-        let ends = (0..self.stride).map(|phase| self.places(phase).end);
-        self.lead() + ends.max().unwrap_or(0).max(self.output)
-    }
-}
+use super::axis::Axis;
+use crate::simd::Element;
 
 /// The sizes of a convolution.
 #[derive(Clone, Copy, Debug)]
@@ -81,6 +30,69 @@ pub(super) struct Geometry {
 }
 
 impl Geometry {
+    /// Returns the sizes of a convolution of `inputs` with `weight`.
+    ///
+    /// # Errors
+    /// If the shapes do not fit, or if the sizes are larger than memory.
+    pub(super) fn new(inputs: &Tensor, weight: &Tensor, config: &Conv2dConfig) -> Result<Self> {
+        let (samples, channels, height, width) = inputs.dims4()?;
+        let (outputs, of_group, kernel_rows, kernel_columns) = weight.dims4()?;
+        let groups = config.groups;
+        check_groups(channels, outputs, groups)?;
+        if of_group != channels / groups {
+            bail!(
+                "inputs of shape {:?} and a weight of {:?} do not fit {groups} groups; \
+                 inputs [samples, channels, rows, columns] fit a weight [outputs, channels / groups, rows, columns]",
+                inputs.shape(),
+                weight.shape()
+            );
+        }
+        let geometry = Self {
+            samples,
+            groups,
+            inputs: of_group,
+            outputs: outputs / groups,
+            rows: Axis::new(height, kernel_rows, config)?,
+            columns: Axis::new(width, kernel_columns, config)?,
+        };
+        if !geometry.is_addressable() {
+            bail!(
+                "a convolution of inputs of shape {:?} with a weight of {:?}, padding {} and dilation {} needs more \
+                 memory than there can be; use a smaller padding or dilation",
+                inputs.shape(),
+                weight.shape(),
+                config.padding,
+                config.dilation
+            );
+        }
+        Ok(geometry)
+    }
+
+    /// Returns true if no size of this convolution overflows, by a limit above all of them.
+    fn is_addressable(&self) -> bool {
+        let (rows, columns) = (&self.rows, &self.columns);
+        let frame = |axis: &Axis| axis.phases * axis.input_frame().max(axis.gradient_frame());
+        // Channels are computed by up to 8 at a time, and an element has up to 8 bytes.
+        let factors = [
+            self.samples.max(1),
+            self.groups,
+            self.inputs.max(self.outputs).max(8) * 2,
+            frame(rows),
+            frame(columns),
+            size_of::<f64>(),
+        ];
+        let size = factors
+            .into_iter()
+            .try_fold(1usize, |size, factor| size.checked_mul(factor));
+        size.is_some_and(|size| size <= isize::MAX as usize)
+    }
+
+    /// Returns the shape of the result.
+    pub(super) fn result(&self) -> (usize, usize, usize, usize) {
+        let (rows, columns) = (self.rows.output, self.columns.output);
+        (self.samples, self.groups * self.outputs, rows, columns)
+    }
+
     pub(super) fn taps(&self) -> usize {
         self.rows.kernel * self.columns.kernel
     }
@@ -103,16 +115,17 @@ impl Geometry {
         self.groups * self.outputs * self.output_size()
     }
 
-    /// Returns whether each result needs one pixel of each channel only, that of its own place: a product of matrices.
+    /// Returns true if each result needs a single pixel of each channel, the one at its own place. The convolution is
+    /// then a product of matrices.
     pub(super) fn is_product(&self) -> bool {
         [self.rows, self.columns]
             .iter()
-            .all(|axis| axis.kernel == 1 && axis.stride == 1 && axis.padding == 0)
+            .all(|axis| axis.kernel == 1 && axis.padding == 0 && axis.input == axis.output)
     }
 
     /// Returns the number of elements of an input channel in frames of the given width.
     pub(super) fn input_plane(&self, width: usize) -> usize {
-        self.rows.stride * self.columns.stride * self.rows.input_frame() * width
+        self.rows.phases * self.columns.phases * self.rows.input_frame() * width
     }
 
     /// Returns the number of elements of a gradient's channel in a frame of the given width.
@@ -128,7 +141,7 @@ impl Geometry {
             let (row_phase, down) = self.rows.tap(row);
             for column in 0..self.columns.kernel {
                 let (column_phase, right) = self.columns.tap(column);
-                let phase = row_phase * self.columns.stride + column_phase;
+                let phase = row_phase * self.columns.phases + column_phase;
                 offsets.push(phase * frame + down * width + right);
             }
         }
@@ -147,7 +160,7 @@ impl Geometry {
         let pictures = sample.chunks_exact(self.input_size());
         for (picture, frames) in pictures.zip(frames.chunks_exact_mut(self.input_plane(width))) {
             for (phase, frame) in frames.chunks_exact_mut(frame).enumerate() {
-                let (row_phase, column_phase) = (phase / columns.stride, phase % columns.stride);
+                let (row_phase, column_phase) = (phase / columns.phases, phase % columns.phases);
                 let mut places = columns.places(column_phase);
                 places.end = places.end.min(columns.input_frame());
                 if places.is_empty() {
@@ -193,45 +206,16 @@ impl Geometry {
         (self.rows.output - 1) * width + self.columns.output
     }
 
-    /// Returns all phases. Together, their taps make the gradients of the inputs, row by row.
+    /// Returns the phases that taps read. Their taps make the gradients of the inputs.
     pub(super) fn phases(&self, width: usize) -> Vec<Phase> {
-        let strides = self.rows.stride * self.columns.stride;
-        let phases = (0..strides).map(|phase| self.phase(phase, width));
+        let columns = self.columns.phases;
+        let phases = (0..self.rows.phases * columns)
+            .map(|phase| self.phase((phase / columns, phase % columns), width));
         phases.collect()
     }
 
-    /// Appends the gradients of a channel's inputs, from the lines of all phases.
-    #[inline(always)]
-    pub(super) fn append_phases<'a, T: Copy + 'a>(
-        &self,
-        phases: &[Phase],
-        line: impl Fn(usize) -> &'a [T],
-        width: usize,
-        result: &mut Vec<T>,
-    ) {
+    fn phase(&self, phase: (usize, usize), width: usize) -> Phase {
         let (rows, columns) = (&self.rows, &self.columns);
-        for row in 0..rows.input {
-            let place = row + rows.padding;
-            let (row_phase, row) = (place % rows.stride, place / rows.stride);
-            let phase = |column_phase| row_phase * columns.stride + column_phase;
-            if columns.stride == 1 {
-                let line = &line(phase(0))[(row - phases[phase(0)].first.0) * width..];
-                result.extend_from_slice(&line[..columns.input]);
-                continue;
-            }
-            for column in 0..columns.input {
-                let place = column + columns.padding;
-                let (column_phase, column) = (place % columns.stride, place / columns.stride);
-                let (phase, line) = (&phases[phase(column_phase)], line(phase(column_phase)));
-                let (row, column) = (row - phase.first.0, column - phase.first.1);
-                result.push(line[row * width + column]);
-            }
-        }
-    }
-
-    fn phase(&self, phase: usize, width: usize) -> Phase {
-        let (rows, columns) = (&self.rows, &self.columns);
-        let phase = (phase / columns.stride, phase % columns.stride);
         let (down, right) = (rows.places(phase.0), columns.places(phase.1));
         let mut taps = Vec::new();
         for row in 0..rows.kernel {
@@ -251,17 +235,64 @@ impl Geometry {
                 true => 0,
                 false => (down.len() - 1) * width + right.len(),
             },
-            first: (down.start, right.start),
+            first: (
+                rows.input(phase.0, down.start),
+                columns.input(phase.1, right.start),
+            ),
+            columns: right.len(),
         }
     }
+
+    /// Appends the gradients of a channel's inputs, from the lines of all phases. An input that no tap reads has the
+    /// gradient 0.
+    #[inline(always)]
+    pub(super) fn append_inputs<'a, T: Element>(
+        &self,
+        phases: &[Phase],
+        line: impl Fn(usize) -> &'a [T],
+        width: usize,
+        result: &mut Vec<T>,
+    ) {
+        let start = result.len();
+        result.resize(start + self.input_size(), T::zero());
+        let picture = &mut result[start..];
+        let (down, right) = (self.rows.stride, self.columns.stride);
+        for (number, phase) in phases.iter().enumerate() {
+            let rows = line(number).chunks(width);
+            for (from, row) in rows.zip((phase.first.0..self.rows.input).step_by(down)) {
+                let from = &from[..phase.columns];
+                let to = &mut picture[row * self.columns.input + phase.first.1..];
+                if right == 1 {
+                    to[..from.len()].copy_from_slice(from);
+                } else {
+                    let to = to.iter_mut().step_by(right);
+                    to.zip(from).for_each(|(to, from)| *to = *from);
+                }
+            }
+        }
+    }
+}
+
+/// Refuses groups that do not divide the channels.
+pub(super) fn check_groups(inputs: usize, outputs: usize, groups: usize) -> Result<()> {
+    let divides = |channels: usize| groups > 0 && channels.is_multiple_of(groups);
+    if !divides(inputs) || !divides(outputs) {
+        bail!(
+            "{groups} groups do not divide {inputs} channels of the inputs and {outputs} of the outputs; \
+             the number of groups is at least 1 and divides both"
+        );
+    }
+    Ok(())
 }
 
 /// The inputs that one phase's taps read.
 pub(super) struct Phase {
     /// Taps, and where each begins in the frame of the gradients.
     pub(super) taps: Vec<(usize, usize)>,
-    /// The places of a line from the first input to the last.
+    /// The distance from the first input to the end of the last one, in a line.
     pub(super) length: usize,
-    /// The row and the column of the first input in the phase.
-    pub(super) first: (usize, usize),
+    /// The row and the column of the first input in its picture.
+    first: (usize, usize),
+    /// The number of inputs in a row.
+    columns: usize,
 }

@@ -1,6 +1,5 @@
-//! The inner loops of convolutions. Their operands are rows of numbers that begin anywhere in a slice, so a
-//! convolution can read each tap of its kernel as the same plane from another place on, and nothing is rearranged
-//! for each tap.
+//! The inner loops of convolutions. Their operands are rows of numbers, and a row may begin anywhere in a slice. All
+//! taps of a convolution's kernel read the same plane, each from its own offset, so no data is rearranged for a tap.
 
 use std::array::from_fn;
 
@@ -8,9 +7,11 @@ use pulp::Simd;
 
 use crate::simd::Element;
 
-/// Adds up `weights[k][i] · source[offsets[k] + p]` over all `k`, for each of `M` rows `i` and each position `p` below
-/// `length`. Row `i` of the result begins at `result[i · length]`. At most `V` vectors of a row are made at a time. A
-/// source that goes on behind the last position is read in whole vectors, which is faster.
+/// Computes `M` rows of `length` elements: `result[i · length + p]` is the sum of `weights[k · M + i] ·
+/// source[offsets[k] + p]` over all `k`. It computes up to `V` vectors of each row at a time.
+///
+/// It is faster if the source continues behind the last position that is needed, because it then reads whole vectors to
+/// the end.
 #[inline(always)]
 pub(super) fn combine<S: Simd, T: Element, const M: usize, const V: usize>(
     simd: S,
@@ -48,7 +49,7 @@ pub(super) fn combine<S: Simd, T: Element, const M: usize, const V: usize>(
     }
 }
 
-/// Writes the vectors of each row, cut short at its end, and returns their number.
+/// Writes `V` vectors to each row, from position `at` to at most the end of the row, and returns `V`.
 #[inline(always)]
 fn store<S: Simd, T: Element, const M: usize, const V: usize>(
     simd: S,
@@ -71,6 +72,7 @@ fn store<S: Simd, T: Element, const M: usize, const V: usize>(
     V
 }
 
+/// Computes `V` vectors of each row, from position `at` on. The source must have as many elements.
 #[inline(always)]
 fn combine_whole<S: Simd, T: Element, const M: usize, const V: usize>(
     simd: S,
@@ -95,6 +97,8 @@ fn combine_whole<S: Simd, T: Element, const M: usize, const V: usize>(
     sums
 }
 
+/// Computes a vector of each row, from position `at` on. It reads only `width` elements at each offset of the source;
+/// the other lanes are 0.
 #[inline(always)]
 fn combine_part<S: Simd, T: Element, const M: usize>(
     simd: S,
@@ -114,7 +118,8 @@ fn combine_part<S: Simd, T: Element, const M: usize>(
     sums
 }
 
-/// Adds to `sums[i][j]`, lane by lane, `left[lefts[i] + p] · right[rights[j] + p]` over all positions `p` below `length`.
+/// Adds `left[lefts[i] + p] · right[rights[j] + p]` to `sums[i][j]`, for all positions `p` below `length`. The lanes of
+/// `sums[i][j]` are partial sums.
 #[inline(always)]
 pub(super) fn correlate<S: Simd, T: Element, const M: usize, const N: usize>(
     simd: S,

@@ -1,5 +1,6 @@
 //! Convolutions over pictures.
 
+mod axis;
 mod geometry;
 mod kernel;
 mod lines;
@@ -7,22 +8,21 @@ mod pass;
 
 use std::ops::Range;
 
-use candle_core::backend::BackendStorage;
 use candle_core::utils::get_num_threads;
-use candle_core::{CpuStorage, CustomOp2, CustomOp3, Layout, Result, Shape, Tensor, bail};
+use candle_core::{DType, Result, Shape, Tensor, bail};
 use candle_nn::{Conv2dConfig, VarBuilder};
 use pulp::Arch;
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
 
 use crate::activation::{Activation, before};
-use crate::backward::keep;
+use crate::operation::{Gradients, Layer, Pass, apply_layer};
 use crate::simd::{Element, Sum};
-use crate::storage::{computed_here, elements, slice, with_type};
-use geometry::{Axis, Geometry};
+use crate::storage::computed_here;
+use geometry::{Geometry, check_groups};
 use pass::{Backward, Forward};
 
-/// A convolution over pictures: a weight of shape `[outputs, inputs / groups, rows, columns]` and, if it has one, a bias
-/// of shape `[outputs]`.
+/// A convolution over pictures: a weight of shape `[outputs, inputs / groups, rows, columns]` and, if it has one, a
+/// bias of shape `[outputs]`.
 #[derive(Clone, Debug)]
 pub struct Conv2d {
     weight: Tensor,
@@ -34,7 +34,7 @@ impl Conv2d {
     /// Asks `vars` for `weight` and `bias`, with the initial values of [`candle_nn::conv2d()`].
     ///
     /// # Errors
-    /// Those of `vars`.
+    /// If the groups do not divide the channels, or those of `vars`.
     pub fn new(
         inputs: usize,
         outputs: usize,
@@ -42,18 +42,15 @@ impl Conv2d {
         config: Conv2dConfig,
         vars: VarBuilder,
     ) -> Result<Self> {
+        check_groups(inputs, outputs, config.groups)?;
         let layer = candle_nn::conv2d(inputs, outputs, kernel, config, vars)?;
-        Ok(Self {
-            weight: layer.weight().clone(),
-            bias: layer.bias().cloned(),
-            config,
-        })
+        Ok(Self::with_variables_of(&layer))
     }
 
     /// Asks `vars` for `weight`, with the initial values of [`candle_nn::conv2d_no_bias()`].
     ///
     /// # Errors
-    /// Those of `vars`.
+    /// If the groups do not divide the channels, or those of `vars`.
     pub fn no_bias(
         inputs: usize,
         outputs: usize,
@@ -61,12 +58,17 @@ impl Conv2d {
         config: Conv2dConfig,
         vars: VarBuilder,
     ) -> Result<Self> {
+        check_groups(inputs, outputs, config.groups)?;
         let layer = candle_nn::conv2d_no_bias(inputs, outputs, kernel, config, vars)?;
-        Ok(Self {
+        Ok(Self::with_variables_of(&layer))
+    }
+
+    fn with_variables_of(layer: &candle_nn::Conv2d) -> Self {
+        Self {
             weight: layer.weight().clone(),
-            bias: None,
-            config,
-        })
+            bias: layer.bias().cloned(),
+            config: *layer.config(),
+        }
     }
 
     /// Returns [`conv2d`] of the inputs with this layer's weight and bias.
@@ -89,8 +91,13 @@ impl Conv2d {
 /// Returns the convolution of inputs of shape `[samples, channels, rows, columns]` with a weight of shape
 /// `[outputs, channels / groups, rows, columns]`, plus a bias of shape `[outputs]`.
 ///
+/// This crate computes it if all tensors are on the CPU and of one type: `f32`, `f64`, or `bf16` and `f16`, by way of
+/// `f32`. Otherwise candle does, with the algorithm that the configuration names for cuDNN. candle's gradient fails for
+/// some pictures that are not square, if the stride is not 1. If inputs or weight have no elements, the result is the
+/// bias, and only the bias has a gradient.
+///
 /// # Errors
-/// If the shapes do not fit, or candle's.
+/// If the shapes do not fit, if the sizes are larger than memory, or candle's.
 pub fn conv2d(
     inputs: &Tensor,
     weight: &Tensor,
@@ -100,8 +107,8 @@ pub fn conv2d(
     apply(inputs, weight, bias, config, Activation::Identity)
 }
 
-/// Returns the ReLU of [`conv2d`]. On the CPU, in `f32` and `f64`, it behaves as PyTorch's: where the result is 0
-/// its gradient is 0 (candle's own is 1), and NaN stays NaN (candle makes it 0).
+/// Returns the [`relu`](crate::relu) of [`conv2d`]. Where this crate computes it, the gradient is 0 where the result is 0,
+/// and NaN stays NaN. Where candle does, the gradient is 1 where the sum is exactly 0, and NaN may become 0.
 ///
 /// # Errors
 /// Those of [`conv2d`].
@@ -121,89 +128,78 @@ fn apply(
     config: &Conv2dConfig,
     activation: Activation,
 ) -> Result<Tensor> {
-    let geometry = geometry(inputs, weight, bias, config)?;
-    let tensors = [Some(inputs), Some(weight), bias];
-    let tensors: Vec<&Tensor> = tensors.into_iter().flatten().collect();
-    let empty = tensors.iter().any(|tensor| tensor.elem_count() == 0);
-    if empty || !computed_here(&tensors) {
-        let c = config;
-        let sum = inputs.conv2d(weight, c.padding, c.stride, c.dilation, c.groups)?;
-        let sum = match bias {
-            Some(bias) => sum.broadcast_add(&bias.reshape((1, (), 1, 1))?)?,
-            None => sum,
-        };
-        return activation.elsewhere(&sum);
-    }
-    let op = Convolution {
-        geometry,
-        activation,
-    };
-    let (inputs, weight) = (inputs.contiguous()?, weight.contiguous()?);
-    match bias {
-        Some(bias) => inputs.apply_op3(&weight, &bias.contiguous()?, op),
-        None => inputs.apply_op2(&weight, op),
-    }
-}
-
-fn geometry(
-    inputs: &Tensor,
-    weight: &Tensor,
-    bias: Option<&Tensor>,
-    config: &Conv2dConfig,
-) -> Result<Geometry> {
-    let (samples, channels, height, width) = inputs.dims4()?;
-    let (outputs, of_group, kernel_rows, kernel_columns) = weight.dims4()?;
-    let groups = config.groups;
-    let fits = groups > 0
-        && outputs % groups == 0
-        && of_group * groups == channels
-        && bias.is_none_or(|bias| bias.dims() == [outputs]);
-    if !fits {
+    let geometry = Geometry::new(inputs, weight, config)?;
+    let (_, outputs, _, _) = geometry.result();
+    if let Some(bias) = bias
+        && bias.dims() != [outputs]
+    {
         bail!(
-            "inputs of shape {:?}, a weight of {:?} and a bias of {:?} do not fit {groups} groups; inputs [samples, channels, rows, columns] and a bias [outputs] fit a weight [outputs, channels / groups, rows, columns]",
-            inputs.shape(),
-            weight.shape(),
-            bias.map(|bias| bias.shape()),
+            "a bias of shape {:?} does not fit a weight of {:?}; a bias [outputs] fits a weight [outputs, ...]",
+            bias.shape(),
+            weight.shape()
         );
     }
-    let axis = |input: usize, kernel: usize| {
-        let span = (kernel.max(1) - 1) * config.dilation + 1;
-        let padded = input + 2 * config.padding;
-        if config.stride == 0 || config.dilation == 0 || kernel == 0 || padded < span {
-            bail!(
-                "a kernel of {kernel} with dilation {} and stride {} does not fit {input} pixels with padding {}",
-                config.dilation,
-                config.stride,
-                config.padding
-            );
-        }
-        Ok(Axis {
-            input,
-            output: (padded - span) / config.stride + 1,
-            kernel,
-            stride: config.stride,
-            padding: config.padding,
-            dilation: config.dilation,
-        })
+    let empty = inputs.elem_count() == 0 || weight.elem_count() == 0;
+    let all = [inputs, weight, bias.unwrap_or(weight)];
+    if !empty && computed_here(&all) {
+        let convolution = Convolution {
+            geometry,
+            activation,
+        };
+        return match bias {
+            Some(bias) => apply_layer(convolution, inputs, weight, bias),
+            None => {
+                let bias = Tensor::zeros(outputs, weight.dtype(), weight.device())?;
+                apply_layer(convolution, inputs, weight, &bias)
+            }
+        };
+    }
+    let dtype = inputs.dtype();
+    let narrow = matches!(dtype, DType::BF16 | DType::F16);
+    if !empty
+        && narrow
+        && all
+            .iter()
+            .all(|x| x.device().is_cpu() && x.dtype() == dtype)
+    {
+        let wide = |tensor: &Tensor| tensor.to_dtype(DType::F32);
+        let bias = bias.map(wide).transpose()?;
+        let result = apply(
+            &wide(inputs)?,
+            &wide(weight)?,
+            bias.as_ref(),
+            config,
+            activation,
+        )?;
+        return result.to_dtype(dtype);
+    }
+    let sum = match empty {
+        true => Tensor::zeros(geometry.result(), inputs.dtype(), inputs.device())?,
+        false => inputs.conv2d_with_algo(
+            weight,
+            config.padding,
+            config.stride,
+            config.dilation,
+            config.groups,
+            config.cudnn_fwd_algo,
+        )?,
     };
-    Ok(Geometry {
-        samples,
-        groups,
-        inputs: of_group,
-        outputs: outputs / groups,
-        rows: axis(height, kernel_rows)?,
-        columns: axis(width, kernel_columns)?,
-    })
+    let sum = match bias {
+        Some(bias) => sum.broadcast_add(&bias.reshape((1, (), 1, 1))?)?,
+        None => sum,
+    };
+    activation.elsewhere(&sum)
 }
 
-/// The operation, with an activation.
+/// A convolution, and the activation of its result.
 struct Convolution {
     geometry: Geometry,
     activation: Activation,
 }
 
 impl Convolution {
-    /// Calls `work` for the samples of each of candle's threads, and returns the results in the order of the samples.
+    /// Divides the samples among candle's threads, and calls `work` for each part. The results are in the order of the
+    /// samples.
     fn in_parts<R: Send>(&self, work: impl Fn(Geometry, Range<usize>) -> R + Sync) -> Vec<R> {
         let samples = self.geometry.samples;
         let part = samples.div_ceil(get_num_threads().max(1));
@@ -221,17 +217,18 @@ impl Convolution {
         let starts: Vec<usize> = (0..samples).step_by(part).collect();
         starts.into_par_iter().map(work).collect()
     }
+}
 
-    fn forward<T: Element>(
-        &self,
-        (inputs, inputs_layout): (&CpuStorage, &Layout),
-        (weight, weight_layout): (&CpuStorage, &Layout),
-        bias: Option<(&CpuStorage, &Layout)>,
-    ) -> Result<(CpuStorage, Shape)> {
-        let bias = bias.map(|(bias, layout)| slice(bias, layout));
-        let (inputs, weight) = (slice(inputs, inputs_layout)?, slice(weight, weight_layout)?);
-        let (bias, limits) = (bias.transpose()?, self.activation.limits());
-        let results = self.in_parts(|geometry, part| {
+impl Layer for Convolution {
+    const NAME: &'static str = "conv2d";
+
+    fn shape(&self, _: &Shape) -> Result<Shape> {
+        Ok(self.geometry.result().into())
+    }
+
+    fn forward<T: Element>(&self, inputs: &[T], weight: &[T], bias: &[T]) -> Vec<T> {
+        let limits = self.activation.limits();
+        joined(self.in_parts(|geometry, part| {
             Arch::new().dispatch(Forward::<T> {
                 geometry,
                 inputs: &inputs[of_samples(&part, geometry.sample_inputs())],
@@ -239,61 +236,38 @@ impl Convolution {
                 bias,
                 limits,
             })
-        });
-        let g = &self.geometry;
-        let shape = (
-            g.samples,
-            g.groups * g.outputs,
-            g.rows.output,
-            g.columns.output,
-        );
-        let result = joined(results);
-        Ok((T::to_cpu_storage_owned(result), shape.into()))
+        }))
     }
 
-    /// Returns the gradients of the inputs, of the weight and of the bias, each if it is tracked.
-    fn backward<T: Element>(
-        &self,
-        (inputs, weight, bias): (&Tensor, &Tensor, Option<&Tensor>),
-        result: &Tensor,
-        gradient: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
+    fn backward<T: Element>(&self, pass: &Pass<T>) -> Gradients<T> {
         let g = &self.geometry;
-        let gradient = gradient.contiguous()?;
-        let gradient = elements(&gradient);
-        let mut gradient = gradient.slice::<T>()?;
         let masked;
-        if self.activation != Activation::Identity {
-            masked = before(self.activation, elements(result).slice()?, gradient);
-            gradient = &masked;
-        }
-        let (all_inputs, weights) = (elements(inputs), elements(weight));
-        let (all_inputs, weights) = (all_inputs.slice()?, weights.slice()?);
+        let gradient = match self.activation {
+            Activation::Identity => pass.gradient,
+            activation => {
+                masked = before(activation, pass.result, pass.gradient);
+                &masked
+            }
+        };
         let parts = self.in_parts(|geometry, part| {
             Arch::new().dispatch(Backward::<T> {
                 geometry,
-                inputs: &all_inputs[of_samples(&part, geometry.sample_inputs())],
-                weight: weights,
+                inputs: &pass.inputs[of_samples(&part, geometry.sample_inputs())],
+                weight: pass.weight,
                 gradient: &gradient[of_samples(&part, geometry.sample_outputs())],
-                of_inputs: inputs.track_op(),
-                of_weight: weight.track_op(),
+                of_inputs: pass.of_inputs,
+                of_weight: pass.of_weight,
             })
         });
-        let (of_inputs, of_weights): (Vec<_>, Vec<_>) = parts
-            .into_iter()
-            .map(|part| (part.of_inputs, part.of_weight))
-            .unzip();
-        let (of_inputs, of_weight) = (joined(of_inputs), summed(of_weights));
-        let tensor = |values, like: &Tensor| Tensor::from_vec(values, like.shape(), like.device());
-        let of_inputs = keep(inputs, || tensor(of_inputs, inputs))?;
-        let of_weight = keep(weight, || tensor(of_weight, weight))?;
-        let of_bias = match bias {
-            Some(bias) => keep(bias, || {
-                tensor(sums(gradient, g.groups * g.outputs, g.output_size()), bias)
-            })?,
-            None => None,
-        };
-        Ok((of_inputs, of_weight, of_bias))
+        let (of_inputs, of_weights): (Vec<_>, Vec<_>) = parts.into_iter().unzip();
+        Gradients {
+            of_inputs: joined(of_inputs),
+            of_weight: summed(of_weights),
+            of_bias: match pass.of_bias {
+                true => sums(gradient, g.groups * g.outputs, g.output_size()),
+                false => Vec::new(),
+            },
+        }
     }
 }
 
@@ -328,66 +302,4 @@ fn sums<T: Element>(values: &[T], channels: usize, size: usize) -> Vec<T> {
         }
     }
     sums
-}
-
-impl CustomOp2 for Convolution {
-    fn name(&self) -> &'static str {
-        "conv2d"
-    }
-
-    fn cpu_fwd(
-        &self,
-        inputs: &CpuStorage,
-        inputs_layout: &Layout,
-        weight: &CpuStorage,
-        weight_layout: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        let (inputs, weight) = ((inputs, inputs_layout), (weight, weight_layout));
-        with_type!(inputs.0.dtype(), T => self.forward::<T>(inputs, weight, None))
-    }
-
-    fn bwd(
-        &self,
-        inputs: &Tensor,
-        weight: &Tensor,
-        result: &Tensor,
-        gradient: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
-        let arguments = (inputs, weight, None);
-        let (of_inputs, of_weight, _) =
-            with_type!(result.dtype(), T => self.backward::<T>(arguments, result, gradient))?;
-        Ok((of_inputs, of_weight))
-    }
-}
-
-impl CustomOp3 for Convolution {
-    fn name(&self) -> &'static str {
-        "conv2d"
-    }
-
-    fn cpu_fwd(
-        &self,
-        inputs: &CpuStorage,
-        inputs_layout: &Layout,
-        weight: &CpuStorage,
-        weight_layout: &Layout,
-        bias: &CpuStorage,
-        bias_layout: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        let (inputs, weight) = ((inputs, inputs_layout), (weight, weight_layout));
-        let bias = Some((bias, bias_layout));
-        with_type!(inputs.0.dtype(), T => self.forward::<T>(inputs, weight, bias))
-    }
-
-    fn bwd(
-        &self,
-        inputs: &Tensor,
-        weight: &Tensor,
-        bias: &Tensor,
-        result: &Tensor,
-        gradient: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let arguments = (inputs, weight, Some(bias));
-        with_type!(result.dtype(), T => self.backward::<T>(arguments, result, gradient))
-    }
 }

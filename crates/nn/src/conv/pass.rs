@@ -18,7 +18,7 @@ pub(super) struct Forward<'a, T> {
     pub(super) geometry: Geometry,
     pub(super) inputs: &'a [T],
     pub(super) weight: &'a [T],
-    pub(super) bias: Option<&'a [T]>,
+    pub(super) bias: &'a [T],
     pub(super) limits: Limits<T>,
 }
 
@@ -84,13 +84,12 @@ impl<T: Element> Forward<'_, T> {
     /// Appends a part of a channel to the result.
     #[inline(always)]
     fn append(&self, output: usize, part: &[T], result: &mut Vec<T>) {
-        let bias = self.bias.map_or(T::zero(), |bias| bias[output]);
-        let limits = self.limits;
+        let (bias, limits) = (self.bias[output], self.limits);
         extend_with(result, part, |y| limits.apply(y + bias));
     }
 }
 
-/// The backward pass: the gradients of the inputs and of the weight, each if it is asked for.
+/// The backward pass. It returns the gradients of the inputs and of the weight, each if it is asked for.
 pub(super) struct Backward<'a, T> {
     pub(super) geometry: Geometry,
     pub(super) inputs: &'a [T],
@@ -100,17 +99,11 @@ pub(super) struct Backward<'a, T> {
     pub(super) of_weight: bool,
 }
 
-/// The gradients of the inputs and of the weight.
-pub(super) struct Gradients<T> {
-    pub(super) of_inputs: Vec<T>,
-    pub(super) of_weight: Vec<T>,
-}
-
 impl<T: Element> WithSimd for Backward<'_, T> {
-    type Output = Gradients<T>;
+    type Output = (Vec<T>, Vec<T>);
 
     #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) -> Gradients<T> {
+    fn with_simd<S: Simd>(self, simd: S) -> (Vec<T>, Vec<T>) {
         let g = &self.geometry;
         match (g.inputs.max(g.outputs), S::REGISTER_COUNT) {
             (1, _) => self.run::<S, 1, 8, 1, 9>(simd),
@@ -125,7 +118,7 @@ impl<T: Element> Backward<'_, T> {
     fn run<S: Simd, const M: usize, const V: usize, const A: usize, const B: usize>(
         self,
         simd: S,
-    ) -> Gradients<T> {
+    ) -> (Vec<T>, Vec<T>) {
         match self.geometry.is_product() {
             true => self.product::<S, M, V, A, B>(simd),
             false => self.frames::<S, M, V, A, B>(simd),
@@ -143,7 +136,7 @@ impl<T: Element> Backward<'_, T> {
     fn product<S: Simd, const M: usize, const V: usize, const A: usize, const B: usize>(
         self,
         simd: S,
-    ) -> Gradients<T> {
+    ) -> (Vec<T>, Vec<T>) {
         let g = &self.geometry;
         let size = g.input_size();
         let (inputs, outputs) = (g.groups * g.inputs, g.groups * g.outputs);
@@ -174,17 +167,14 @@ impl<T: Element> Backward<'_, T> {
                 of_weight.add::<S, A, B>(simd, gradient, pixels, 1, length);
             }
         }
-        Gradients {
-            of_inputs,
-            of_weight: of_weight.sums,
-        }
+        (of_inputs, of_weight.sums)
     }
 
     #[inline(always)]
     fn frames<S: Simd, const M: usize, const V: usize, const A: usize, const B: usize>(
         self,
         simd: S,
-    ) -> Gradients<T> {
+    ) -> (Vec<T>, Vec<T>) {
         let g = &self.geometry;
         let (inputs, outputs) = (g.groups * g.inputs, g.groups * g.outputs);
         // Both kinds of frames have the same width, so that a line of one meets a line of the other.
@@ -227,7 +217,7 @@ impl<T: Element> Backward<'_, T> {
                             let length = phases[phase].length;
                             sums[phase].line(&lines[phase], input, length)
                         };
-                        g.append_phases(&phases, line, width, &mut of_inputs);
+                        g.append_inputs(&phases, line, width, &mut of_inputs);
                     }
                 }
             }
@@ -240,10 +230,7 @@ impl<T: Element> Backward<'_, T> {
                 of_weight.add::<S, A, B>(simd, &gradients, &frames, count, g.line(width));
             }
         }
-        Gradients {
-            of_inputs,
-            of_weight: of_weight.sums,
-        }
+        (of_inputs, of_weight.sums)
     }
 
     /// Returns the number of samples over which the weight's gradient is summed at a time: enough that the sum over the

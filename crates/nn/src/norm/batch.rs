@@ -1,17 +1,14 @@
 //! Normalisation of each channel over the batch.
 
-use candle_core::backend::BackendStorage;
-use candle_core::{
-    CpuStorage, CustomOp3, DType, Layout, Result, Shape, Tensor, Var, WithDType, bail,
-};
+use candle_core::{DType, Result, Tensor, Var, bail};
 use candle_nn::{Init, VarBuilder};
 use pulp::Arch;
 
 use super::moments;
 use crate::activation::Activation;
-use crate::backward::keep;
+use crate::operation::{Gradients, Layer, Pass, apply_layer};
 use crate::simd::{BLOCK, Element, extend_with, extend_with_pairs};
-use crate::storage::{computed_here, elements, slice, with_type};
+use crate::storage::{computed_here, elements, with_type};
 
 /// How a [`BatchNorm`] computes. The default is PyTorch's.
 #[derive(Clone, Copy, Debug)]
@@ -75,8 +72,8 @@ impl BatchNorm {
         })
     }
 
-    /// Normalises by the statistics of the batch and sets the variables of the running statistics in training, and
-    /// normalises by these otherwise.
+    /// In training, returns [`Self::train`] of the inputs and sets the variables of the running statistics. Otherwise,
+    /// returns [`Self::evaluate`].
     ///
     /// # Errors
     /// Those of [`Self::train`] and [`Self::evaluate`].
@@ -85,11 +82,8 @@ impl BatchNorm {
             return self.evaluate(inputs);
         }
         let (normal, statistics) = self.train(inputs)?;
-        for (variable, value) in self
-            .variables
-            .iter()
-            .zip([statistics.mean, statistics.variance])
-        {
+        let values = [statistics.mean, statistics.variance];
+        for (variable, value) in self.variables.iter().zip(values) {
             if variable.is_variable() {
                 Var::from_tensor(variable)?.set(&value)?;
             }
@@ -97,48 +91,41 @@ impl BatchNorm {
         Ok(normal)
     }
 
-    /// Normalises by the statistics of the batch itself, and returns the running statistics as they are after it. This
-    /// layer does not keep these: put them where `running_mean` and `running_var` come from.
+    /// Normalises by the statistics of the batch. Returns the result and the new running statistics. This layer does
+    /// not store these: the caller sets `running_mean` and `running_var`.
     ///
     /// # Errors
-    /// If the inputs do not have this layer's channels, if a channel has a single element, or candle's.
+    /// If the inputs do not have this layer's channels, if a channel has fewer than two elements, or candle's.
     pub fn train(&self, inputs: &Tensor) -> Result<(Tensor, RunningStatistics)> {
         let size = self.check(inputs)?;
         let count = inputs.dim(0)? * size;
-        if count < 2 {
-            bail!("a batch of shape {:?} has no variance", inputs.shape());
+        if self.channels() == 0 {
+            return Ok((inputs.clone(), self.running.clone()));
         }
-        let BatchNormConfig {
-            eps,
-            momentum,
-            activation,
-        } = self.config;
+        if count < 2 {
+            bail!(
+                "a batch of shape {:?} has no variance; a channel needs at least two elements",
+                inputs.shape()
+            );
+        }
         if !computed_here(&[inputs, &self.weight, &self.bias]) {
             return self.train_elsewhere(inputs, size);
         }
         let inputs = inputs.contiguous()?;
         let (mean, variance) = with_type!(inputs.dtype(), T => {
-            statistics::<T>(elements(&inputs).slice()?, self.weight.elem_count(), size)
+            statistics::<T>(elements(&inputs).slice()?, self.channels(), size)
         });
-        let running = |old: &Tensor, new: Vec<f64>| -> Result<Tensor> {
-            let new = Tensor::from_vec(new, old.shape(), old.device())?.to_dtype(old.dtype())?;
-            (old.detach() * (1.0 - momentum))? + (new * momentum)?
+        let running = |old: &Tensor, new: &[f64], factor: f64| {
+            let new = Tensor::from_slice(new, old.shape(), old.device())?;
+            self.running(old, &new, factor)
         };
-        let unbiased = count as f64 / (count - 1) as f64;
-        let unbiased = variance.iter().map(|v| v * unbiased).collect();
         let statistics = RunningStatistics {
-            mean: running(&self.running.mean, mean.clone())?,
-            variance: running(&self.running.variance, unbiased)?,
+            mean: running(&self.running.mean, &mean, 1.0)?,
+            variance: running(&self.running.variance, &variance, unbiased(count))?,
         };
-        let op = Normalize {
-            size,
-            mean,
-            scale: variance.iter().map(|v| 1.0 / (v + eps).sqrt()).collect(),
-            of_batch: true,
-            activation,
-        };
-        let (weight, bias) = (self.weight.contiguous()?, self.bias.contiguous()?);
-        Ok((inputs.apply_op3(&weight, &bias, op)?, statistics))
+        let layer = self.normalize(size, mean, &variance, true);
+        let result = apply_layer(layer, &inputs, &self.weight, &self.bias)?;
+        Ok((result, statistics))
     }
 
     /// Normalises by the running statistics.
@@ -147,30 +134,41 @@ impl BatchNorm {
     /// If the inputs do not have this layer's channels, or candle's.
     pub fn evaluate(&self, inputs: &Tensor) -> Result<Tensor> {
         let size = self.check(inputs)?;
-        let (running, config) = (&self.running, &self.config);
-        if inputs.elem_count() == 0 || !computed_here(&[inputs, &self.weight, &self.bias]) {
-            let (mean, variance) = (&running.mean, &running.variance);
-            return self.elsewhere(
-                &inputs.reshape(((), self.channels(), size))?,
-                mean,
-                variance,
-                inputs,
-            );
+        if inputs.elem_count() == 0 {
+            return Ok(inputs.clone());
+        }
+        let RunningStatistics { mean, variance } = &self.running;
+        if !computed_here(&[inputs, &self.weight, &self.bias]) {
+            let rows = inputs.reshape(((), self.channels(), size))?;
+            return self.elsewhere(&rows, mean, variance, inputs);
         }
         let numbers = |tensor: &Tensor| tensor.to_dtype(DType::F64)?.to_vec1::<f64>();
-        let variance = numbers(&running.variance)?;
-        let op = Normalize {
+        let layer = self.normalize(size, numbers(mean)?, &numbers(variance)?, false);
+        apply_layer(layer, inputs, &self.weight, &self.bias)
+    }
+
+    fn normalize(
+        &self,
+        size: usize,
+        mean: Vec<f64>,
+        variance: &[f64],
+        of_batch: bool,
+    ) -> Normalize {
+        let scale = |variance: &f64| 1.0 / (variance + self.config.eps).sqrt();
+        Normalize {
             size,
-            mean: numbers(&running.mean)?,
-            scale: variance
-                .iter()
-                .map(|v| 1.0 / (v + config.eps).sqrt())
-                .collect(),
-            of_batch: false,
-            activation: config.activation,
-        };
-        let (weight, bias) = (self.weight.contiguous()?, self.bias.contiguous()?);
-        inputs.contiguous()?.apply_op3(&weight, &bias, op)
+            mean,
+            scale: variance.iter().map(scale).collect(),
+            of_batch,
+            activation: self.config.activation,
+        }
+    }
+
+    /// Returns a running statistic after a batch with the statistic `new`, times `factor`.
+    fn running(&self, old: &Tensor, new: &Tensor, factor: f64) -> Result<Tensor> {
+        let momentum = self.config.momentum;
+        let new = (new.detach() * (momentum * factor))?.to_dtype(old.dtype())?;
+        (old.detach() * (1.0 - momentum))? + new
     }
 
     fn channels(&self) -> usize {
@@ -192,22 +190,18 @@ impl BatchNorm {
     /// The training pass with candle's own operations.
     fn train_elsewhere(&self, inputs: &Tensor, size: usize) -> Result<(Tensor, RunningStatistics)> {
         let rows = inputs.reshape(((), self.channels(), size))?;
-        let count = (rows.dim(0)? * size) as f64;
+        let count = rows.dim(0)? * size;
         let mean = rows.mean((0, 2))?;
         let centered = rows.broadcast_sub(&mean.reshape((1, (), 1))?)?;
         let variance = centered.sqr()?.mean((0, 2))?;
-        let part = self.config.momentum;
-        let running = |old: &Tensor, new: &Tensor, factor: f64| -> Result<Tensor> {
-            let new = new.detach().to_dtype(old.dtype())?;
-            (old.detach() * (1.0 - part))? + (new * (part * factor))?
-        };
         let statistics = RunningStatistics {
-            mean: running(&self.running.mean, &mean, 1.0)?,
-            variance: running(&self.running.variance, &variance, count / (count - 1.0))?,
+            mean: self.running(&self.running.mean, &mean, 1.0)?,
+            variance: self.running(&self.running.variance, &variance, unbiased(count))?,
         };
         Ok((self.elsewhere(&rows, &mean, &variance, inputs)?, statistics))
     }
 
+    /// Normalises by the given statistics, with candle's own operations.
     fn elsewhere(
         &self,
         rows: &Tensor,
@@ -228,6 +222,11 @@ impl BatchNorm {
     }
 }
 
+/// Returns the factor from the biased to the unbiased variance of a number of elements.
+fn unbiased(count: usize) -> f64 {
+    count as f64 / (count - 1) as f64
+}
+
 /// Returns the mean and the biased variance of each channel.
 fn statistics<T: Element>(inputs: &[T], channels: usize, size: usize) -> (Vec<f64>, Vec<f64>) {
     let mut means = vec![0.0; channels];
@@ -239,7 +238,7 @@ fn statistics<T: Element>(inputs: &[T], channels: usize, size: usize) -> (Vec<f6
         let kept = means.iter_mut().zip(&mut squares);
         for (part_of_sample, (mean, square)) in sample.chunks_exact(size).zip(kept) {
             let (new, deviations) = Arch::new().dispatch(|| moments(part_of_sample));
-            // Two sets become one, by their means and their squared deviations (Chan and others, 1979).
+            // Joins the statistics of two sets (Chan, Golub and LeVeque, "Updating formulae", 1979).
             let apart = new - *mean;
             *mean += apart * part / total;
             *square += deviations + apart * apart * counts * part / total;
@@ -278,6 +277,10 @@ impl Normalize {
         });
         factors.collect()
     }
+}
+
+impl Layer for Normalize {
+    const NAME: &'static str = "batch-norm";
 
     fn forward<T: Element>(&self, inputs: &[T], weight: &[T], bias: &[T]) -> Vec<T> {
         let (factors, limits) = (self.factors(weight, bias), self.activation.limits());
@@ -293,17 +296,12 @@ impl Normalize {
         result
     }
 
-    /// The argument of the activation is computed again, which is faster than reading the result.
-    fn backward<T: Element>(
-        &self,
-        inputs: &[T],
-        weight: &[T],
-        bias: &[T],
-        gradient: &[T],
-        of_inputs: bool,
-    ) -> Gradients<T> {
-        let channels = weight.len();
-        let (factors, limits) = (self.factors(weight, bias), self.activation.limits());
+    /// Computes the argument of the activation again, which is faster than reading the result.
+    fn backward<T: Element>(&self, pass: &Pass<T>) -> Gradients<T> {
+        let (inputs, gradient) = (pass.inputs, pass.gradient);
+        let channels = self.mean.len();
+        let factors = self.factors(pass.weight, pass.bias);
+        let limits = self.activation.limits();
         let mut sums = vec![(0.0, 0.0); channels];
         let parts = inputs
             .chunks_exact(self.size)
@@ -336,12 +334,12 @@ impl Normalize {
         }
 
         let count = (inputs.len() / channels) as f64;
-        let mut result = Vec::with_capacity(if of_inputs { inputs.len() } else { 0 });
+        let mut result = Vec::with_capacity(if pass.of_inputs { inputs.len() } else { 0 });
         let parts = inputs
             .chunks_exact(self.size)
             .zip(gradient.chunks_exact(self.size));
         for (i, (values, gradient)) in parts.enumerate() {
-            if !of_inputs {
+            if !pass.of_inputs {
                 break;
             }
             let channel = i % channels;
@@ -371,59 +369,5 @@ impl Normalize {
                 .collect(),
             of_bias: sums.iter().map(|sums| T::from_f64(sums.0)).collect(),
         }
-    }
-}
-
-struct Gradients<T> {
-    of_inputs: Vec<T>,
-    of_weight: Vec<T>,
-    of_bias: Vec<T>,
-}
-
-impl CustomOp3 for Normalize {
-    fn name(&self) -> &'static str {
-        "batch-norm"
-    }
-
-    fn cpu_fwd(
-        &self,
-        inputs: &CpuStorage,
-        inputs_layout: &Layout,
-        weight: &CpuStorage,
-        weight_layout: &Layout,
-        bias: &CpuStorage,
-        bias_layout: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        with_type!(inputs.dtype(), T => {
-            let (weight, bias) = (slice(weight, weight_layout)?, slice(bias, bias_layout)?);
-            let result = self.forward::<T>(slice(inputs, inputs_layout)?, weight, bias);
-            Ok((T::to_cpu_storage_owned(result), inputs_layout.shape().clone()))
-        })
-    }
-
-    fn bwd(
-        &self,
-        inputs: &Tensor,
-        weight: &Tensor,
-        bias: &Tensor,
-        _result: &Tensor,
-        gradient: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let gradient = gradient.contiguous()?;
-        with_type!(inputs.dtype(), T => {
-            let gradients = self.backward::<T>(
-                elements(inputs).slice()?,
-                elements(weight).slice()?,
-                elements(bias).slice()?,
-                elements(&gradient).slice()?,
-                inputs.track_op(),
-            );
-            let tensor = |values, like: &Tensor| Tensor::from_vec(values, like.shape(), like.device());
-            Ok((
-                keep(inputs, || tensor(gradients.of_inputs, inputs))?,
-                keep(weight, || tensor(gradients.of_weight, weight))?,
-                keep(bias, || tensor(gradients.of_bias, bias))?,
-            ))
-        })
     }
 }

@@ -8,15 +8,17 @@ use crate::simd::{BLOCK, Element};
 pub use batch::{BatchNorm, BatchNormConfig, RunningStatistics};
 pub use row::{GroupNorm, LayerNorm};
 
-/// Returns the mean and the sum of the squared deviations from it.
+/// Returns the mean, and the sum of the squared deviations from it.
 #[inline(always)]
 fn moments<T: Element>(values: &[T]) -> (f64, f64) {
     let mean = sum(values, |x| x).to_f64() / values.len() as f64;
     let middle = T::from_f64(mean);
     let squares = sum(values, |x| (x - middle) * (x - middle)).to_f64();
-    // The middle is rounded.
+    // The deviations are from the rounded mean.
     let off = mean - middle.to_f64();
-    (mean, squares - off * off * values.len() as f64)
+    let squares = squares - off * off * values.len() as f64;
+    // Equal values may leave less than 0, by the rounding of their sum. NaN stays NaN.
+    (mean, if squares < 0.0 { 0.0 } else { squares })
 }
 
 #[inline(always)]

@@ -1,14 +1,13 @@
 //! Normalisation of each sample by itself.
 
-use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, CustomOp3, D, Layout, Result, Shape, Tensor, WithDType, bail};
+use candle_core::{D, Result, Tensor, bail};
 use candle_nn::{Init, VarBuilder};
 use pulp::Arch;
 
 use super::moments;
-use crate::backward::keep;
+use crate::operation::{Gradients, Layer, Pass, apply_layer};
 use crate::simd::{BLOCK, Element};
-use crate::storage::{computed_here, elements, slice, with_type};
+use crate::storage::computed_here;
 
 /// Layer normalisation over the last dimension, with a weight and a bias for each of its elements.
 #[derive(Clone, Debug)]
@@ -100,8 +99,8 @@ impl GroupNorm {
     }
 }
 
-/// The operation: rows of `size` elements are normalised, each by itself. `groups` rows make a sample, and `run`
-/// elements that follow each other have the same weight and bias.
+/// Normalises each row of `size` elements. A sample has `groups` rows, and in a row, each `run` elements share a weight
+/// and a bias.
 struct Rows {
     size: usize,
     run: usize,
@@ -111,22 +110,23 @@ struct Rows {
 
 impl Rows {
     fn apply(self, inputs: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor> {
-        if inputs.elem_count() == 0 || !computed_here(&[inputs, weight, bias]) {
-            let rows = inputs.reshape(((), self.groups, self.size / self.run, self.run))?;
-            let centered = rows.broadcast_sub(&rows.mean_keepdim((2, 3))?)?;
-            let variance = centered.sqr()?.mean_keepdim((2, 3))?;
-            let normal = centered.broadcast_div(&(variance + self.eps)?.sqrt()?)?;
-            let channel = |tensor: &Tensor| tensor.reshape((1, self.groups, (), 1));
-            let scaled = normal.broadcast_mul(&channel(weight)?)?;
-            return scaled
-                .broadcast_add(&channel(bias)?)?
-                .reshape(inputs.shape());
+        if inputs.elem_count() == 0 {
+            return Ok(inputs.clone());
         }
-        let (weight, bias) = (weight.contiguous()?, bias.contiguous()?);
-        inputs.contiguous()?.apply_op3(&weight, &bias, self)
+        if computed_here(&[inputs, weight, bias]) {
+            return apply_layer(self, inputs, weight, bias);
+        }
+        let rows = inputs.reshape(((), self.groups, self.size / self.run, self.run))?;
+        let centered = rows.broadcast_sub(&rows.mean_keepdim((2, 3))?)?;
+        let variance = centered.sqr()?.mean_keepdim((2, 3))?;
+        let normal = centered.broadcast_div(&(variance + self.eps)?.sqrt()?)?;
+        let channel = |tensor: &Tensor| tensor.reshape((1, self.groups, (), 1));
+        let scaled = normal.broadcast_mul(&channel(weight)?)?;
+        let result = scaled.broadcast_add(&channel(bias)?)?;
+        result.reshape(inputs.shape())
     }
 
-    /// Returns a number for each element of a sample.
+    /// Repeats each value `run` times, so that there is one for each element of a sample.
     fn spread<T: Element>(&self, values: &[T]) -> Vec<T> {
         let runs = values
             .iter()
@@ -134,7 +134,7 @@ impl Rows {
         runs.collect()
     }
 
-    /// Returns the sums of each run.
+    /// Returns the sum of each run.
     fn gather<T: Element>(&self, values: &[T]) -> Vec<T> {
         let sum = |run: &[T]| run.iter().fold(T::zero(), |sum, v| sum + *v);
         values.chunks_exact(self.run).map(sum).collect()
@@ -144,12 +144,16 @@ impl Rows {
     #[inline(always)]
     fn statistics<T: Element>(&self, row: &[T]) -> (T, T) {
         let (mean, squares) = moments(row);
-        let variance = (squares / row.len() as f64).max(0.0);
+        let variance = squares / row.len() as f64;
         (
             T::from_f64(mean),
             T::from_f64(1.0 / (variance + self.eps).sqrt()),
         )
     }
+}
+
+impl Layer for Rows {
+    const NAME: &'static str = "row-norm";
 
     fn forward<T: Element>(&self, inputs: &[T], weight: &[T], bias: &[T]) -> Vec<T> {
         let (weights, biases) = (self.spread(weight), self.spread(bias));
@@ -182,8 +186,9 @@ impl Rows {
         result
     }
 
-    fn backward<T: Element>(&self, inputs: &[T], weight: &[T], gradient: &[T]) -> [Vec<T>; 3] {
-        let weights = self.spread(weight);
+    fn backward<T: Element>(&self, pass: &Pass<T>) -> Gradients<T> {
+        let (inputs, gradient) = (pass.inputs, pass.gradient);
+        let weights = self.spread(pass.weight);
         let mut of_weights = vec![T::zero(); weights.len()];
         let mut of_biases = vec![T::zero(); weights.len()];
         let mut of_inputs = vec![T::zero(); inputs.len()];
@@ -199,11 +204,15 @@ impl Rows {
                 row_backward(self.statistics(x), x, g, weight, of, of_weight, of_bias)
             });
         }
-        [of_inputs, self.gather(&of_weights), self.gather(&of_biases)]
+        Gradients {
+            of_inputs,
+            of_weight: self.gather(&of_weights),
+            of_bias: self.gather(&of_biases),
+        }
     }
 }
 
-/// The backward pass of a row; the gradients of the weights and of the biases are added to what they have.
+/// Writes the gradient of a row to `of_inputs`, and adds its part of the other gradients to `of_weight` and `of_bias`.
 #[inline(always)]
 fn row_backward<T: Element>(
     (mean, scale): (T, T),
@@ -249,51 +258,5 @@ fn row_backward<T: Element>(
     let product = T::from_f64(total(products) / size as f64);
     for (of, ((x, g), w)) in of_inputs.iter_mut().zip(x.iter().zip(gradient).zip(weight)) {
         *of = scale * (*g * *w - sum - (*x - mean) * scale * product);
-    }
-}
-
-impl CustomOp3 for Rows {
-    fn name(&self) -> &'static str {
-        "row-norm"
-    }
-
-    fn cpu_fwd(
-        &self,
-        inputs: &CpuStorage,
-        inputs_layout: &Layout,
-        weight: &CpuStorage,
-        weight_layout: &Layout,
-        bias: &CpuStorage,
-        bias_layout: &Layout,
-    ) -> Result<(CpuStorage, Shape)> {
-        with_type!(inputs.dtype(), T => {
-            let (weight, bias) = (slice(weight, weight_layout)?, slice(bias, bias_layout)?);
-            let result = self.forward::<T>(slice(inputs, inputs_layout)?, weight, bias);
-            Ok((T::to_cpu_storage_owned(result), inputs_layout.shape().clone()))
-        })
-    }
-
-    fn bwd(
-        &self,
-        inputs: &Tensor,
-        weight: &Tensor,
-        bias: &Tensor,
-        _result: &Tensor,
-        gradient: &Tensor,
-    ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let gradient = gradient.contiguous()?;
-        with_type!(inputs.dtype(), T => {
-            let [of_inputs, of_weight, of_bias] = self.backward::<T>(
-                elements(inputs).slice()?,
-                elements(weight).slice()?,
-                elements(&gradient).slice()?,
-            );
-            let tensor = |values, like: &Tensor| Tensor::from_vec(values, like.shape(), like.device());
-            Ok((
-                keep(inputs, || tensor(of_inputs, inputs))?,
-                keep(weight, || tensor(of_weight, weight))?,
-                keep(bias, || tensor(of_bias, bias))?,
-            ))
-        })
     }
 }
