@@ -9,7 +9,7 @@ use pulp::Arch;
 use crate::backward::keep;
 use crate::operation::{Function, apply};
 use crate::simd::{Element, extend_with, extend_with_pairs};
-use crate::storage::{computed_here, elements, slice, with_type};
+use crate::storage::{check_float, computed_here, elements, slice, with_type};
 
 /// A function of each element that a layer may apply to its result.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -98,8 +98,9 @@ pub fn relu6(x: &Tensor) -> Result<Tensor> {
 /// Returns `x · Φ(x)`, where Φ is the normal distribution: GELU by the error function, as in PyTorch.
 ///
 /// # Errors
-/// candle's.
+/// If `x` has integers, or candle's.
 pub fn gelu(x: &Tensor) -> Result<Tensor> {
+    check_float(x)?;
     match computed_here(&[x]) {
         true => apply(Gelu, x),
         false => x.gelu_erf(),

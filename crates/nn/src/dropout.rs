@@ -6,7 +6,7 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::operation::{Function, apply};
 use crate::simd::Element;
-use crate::storage::computed_here;
+use crate::storage::{check_float, computed_here};
 
 /// The random numbers by which elements are dropped, a function of the seed, the step and the worker's rank: a step
 /// that is computed again drops the same elements.
@@ -28,11 +28,12 @@ impl DropoutStream {
 /// evaluation, it returns the inputs.
 ///
 /// # Errors
-/// If the rate is not from 0 to below 1, or candle's.
+/// If the rate is not from 0 to below 1, if the inputs are integers, or candle's.
 pub fn dropout(inputs: &Tensor, rate: f64, stream: Option<&mut DropoutStream>) -> Result<Tensor> {
     if !(0.0..1.0).contains(&rate) {
         bail!("a dropout rate is from 0 to below 1, not {rate}");
     }
+    check_float(inputs)?;
     let Some(stream) = stream else {
         return Ok(inputs.clone());
     };

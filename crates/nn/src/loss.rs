@@ -4,7 +4,7 @@ use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp2, DType, Layout, Result, Shape, Tensor, WithDType, bail};
 
 use crate::backward::keep_values;
-use crate::storage::{computed_here, slice, with_slices, with_type};
+use crate::storage::{check_float, computed_here, slice, with_slices, with_type};
 
 /// Returns the mean over the batch of `-log(softmax(logits)[target])`, a scalar: logits of shape
 /// `[samples, classes]`, targets as `u32` of shape `[samples]`.
@@ -23,6 +23,7 @@ pub fn cross_entropy_smooth(logits: &Tensor, targets: &Tensor, smoothing: f64) -
     if !(0.0..=1.0).contains(&smoothing) {
         bail!("label smoothing is from 0 to 1, not {smoothing}");
     }
+    check_float(logits)?;
     let (samples, classes) = logits.dims2()?;
     if targets.dims() != [samples] || targets.dtype() != DType::U32 || logits.elem_count() == 0 {
         bail!(
@@ -141,7 +142,7 @@ impl CustomOp2 for CrossEntropy {
 /// the same shape and type.
 ///
 /// # Errors
-/// If the shapes or types differ, or candle's.
+/// If the shapes or types differ, if the numbers are integers, or candle's.
 pub fn binary_cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
     Kind::BinaryCrossEntropy.apply(logits, targets)
 }
@@ -149,7 +150,7 @@ pub fn binary_cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor>
 /// Returns the mean of `(x - t)²` over all elements, a scalar.
 ///
 /// # Errors
-/// If the shapes or types differ, or candle's.
+/// If the shapes or types differ, if the numbers are integers, or candle's.
 pub fn mean_squared_error(outputs: &Tensor, targets: &Tensor) -> Result<Tensor> {
     Kind::Squared.apply(outputs, targets)
 }
@@ -157,7 +158,7 @@ pub fn mean_squared_error(outputs: &Tensor, targets: &Tensor) -> Result<Tensor> 
 /// Returns the mean of `|x - t|` over all elements, a scalar. Where both are equal the gradient is 0.
 ///
 /// # Errors
-/// If the shapes or types differ, or candle's.
+/// If the shapes or types differ, if the numbers are integers, or candle's.
 pub fn mean_absolute_error(outputs: &Tensor, targets: &Tensor) -> Result<Tensor> {
     Kind::Absolute.apply(outputs, targets)
 }
@@ -172,6 +173,7 @@ enum Kind {
 
 impl Kind {
     fn apply(self, outputs: &Tensor, targets: &Tensor) -> Result<Tensor> {
+        check_float(outputs)?;
         if outputs.dims() != targets.dims()
             || outputs.dtype() != targets.dtype()
             || outputs.elem_count() == 0

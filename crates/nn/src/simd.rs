@@ -49,7 +49,10 @@ pub(crate) trait Element: WithDType {
 }
 
 macro_rules! element {
-    ($type:ty, $vector:ident, $splat:ident, $vectors:ident, $vectors_mut:ident, $load:ident, $store:ident, $mul_add:ident, $sum:ident, $exp:path, $erf:path) => {
+    (
+        $type:ty, $vector:ident, $splat:ident, $vectors:ident, $vectors_mut:ident, $load:ident, $store:ident,
+        $mul_add:ident, $sum:ident, $exp:path, $erf:path
+    ) => {
         impl Element for $type {
             type Vector<S: Simd> = S::$vector;
 

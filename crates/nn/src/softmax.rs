@@ -5,14 +5,15 @@ use pulp::Arch;
 
 use crate::operation::{Function, apply};
 use crate::simd::{BLOCK, Element};
-use crate::storage::computed_here;
+use crate::storage::{check_float, computed_here};
 
 /// Returns the softmax over the last dimension: `exp(x)`, divided by the sum of `exp(x)` over that dimension. Unlike
 /// `candle_nn::ops::softmax_last_dim` it has a gradient.
 ///
 /// # Errors
-/// If `x` is a scalar, or candle's.
+/// If `x` is a scalar or has integers, or candle's.
 pub fn softmax(x: &Tensor) -> Result<Tensor> {
+    check_float(x)?;
     let size = x.dim(D::Minus1)?;
     if x.elem_count() == 0 {
         return Ok(x.clone());

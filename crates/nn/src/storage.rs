@@ -14,6 +14,17 @@ pub(crate) fn computed_here(tensors: &[&Tensor]) -> bool {
             .all(|t| t.device().is_cpu() && t.dtype() == dtype)
 }
 
+/// Refuses tensors of integers. candle panics when it computes some functions of them.
+pub(crate) fn check_float(x: &Tensor) -> Result<()> {
+    if !x.dtype().is_float() {
+        bail!(
+            "a tensor of type {:?} has no floating-point numbers; convert it by `to_dtype`",
+            x.dtype()
+        );
+    }
+    Ok(())
+}
+
 /// Returns the elements of a tensor, given its storage and its layout.
 ///
 /// # Errors

@@ -8,7 +8,8 @@ use candle_core::{D, DType, Device, Result, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
 use gradients::{Source, check, difference, values};
 use nn::{
-    Attention, DropoutStream, Embedding, add_relu, backward, dropout, gelu, relu, relu6, softmax,
+    Attention, DropoutStream, Embedding, add_relu, backward, cross_entropy, dropout, gelu,
+    mean_squared_error, relu, relu6, softmax,
 };
 
 type Function = fn(&Tensor) -> Result<Tensor>;
@@ -230,6 +231,18 @@ fn functions_of_no_elements_are_no_error() {
             let y = dropout(&x, 0.5, Some(&mut stream)).unwrap();
             assert_eq!(y.dims(), shape);
         }
+    }
+}
+
+#[test]
+fn functions_of_integers_are_an_error() {
+    let x = Tensor::zeros((2, 3), DType::U8, &Device::Cpu).unwrap();
+    let dropped: Function = |x| dropout(x, 0.5, Some(&mut DropoutStream::new(1, 2, 3)));
+    let error: Function = |x| mean_squared_error(x, x);
+    let entropy: Function = |x| cross_entropy(x, &Tensor::zeros(2, DType::U32, &Device::Cpu)?);
+    for function in [gelu, softmax, dropped, error, entropy] {
+        let error = function(&x).unwrap_err().to_string();
+        assert!(error.contains("no floating-point numbers"), "{error}");
     }
 }
 

@@ -42,7 +42,7 @@ impl Axis {
                 // A larger stride does not change anything.
                 let stride = stride.min(places + 1);
                 // The offsets of the taps repeat from the tap on that has the offset of the first one, 0.
-                let repeats = |tap: &usize| tap * dilation % stride == 0;
+                let repeats = |tap: &usize| (tap * dilation).is_multiple_of(stride);
                 Ok(Self {
                     input,
                     output: places / stride + 1,

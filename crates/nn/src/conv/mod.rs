@@ -107,8 +107,8 @@ pub fn conv2d(
     apply(inputs, weight, bias, config, Activation::Identity)
 }
 
-/// Returns the [`relu`](crate::relu) of [`conv2d`]. Where this crate computes it, the gradient is 0 where the result is 0,
-/// and NaN stays NaN. Where candle does, the gradient is 1 where the sum is exactly 0, and NaN may become 0.
+/// Returns the [`relu`](crate::relu) of [`conv2d`]. Where this crate computes it, the gradient is 0 where the result is
+/// 0, and NaN stays NaN. Where candle does, the gradient is 1 where the sum is exactly 0, and NaN may become 0.
 ///
 /// # Errors
 /// Those of [`conv2d`].
