@@ -5,7 +5,7 @@
 //! walk over an activation once for the bias and again for ReLU, make each weight's gradient transposed, move pictures
 //! around for a convolution, and add each gradient to zeros before it is kept. On the CPU that costs as much as the
 //! arithmetic, or several times as much. The layers here have forward and backward passes of their own on the CPU, in
-//! `f32` and `f64`, and [`backward`] keeps the gradients of variables as they are made. Elsewhere (on a GPU, in other
+//! `f32` and `f64`, and [`backward()`] keeps the gradients of variables as they are made. Elsewhere (on a GPU, in other
 //! types) the same functions call candle's operations, and avoid those with wrong gradients.
 //!
 //! Gradients are checked against finite differences and against PyTorch. With the same number of threads, a
