@@ -1,9 +1,11 @@
 # Runs a daemon, the arguments, in a pod of a Job. A daemon that is told to end before its job has exits with 0, which
 # the Job would take for success. This exits with 143 then, and the pod is replaced.
-told=
+told= daemon=
+trap 'told=yes; [ -z "$daemon" ] || kill -TERM "$daemon"' TERM
 "$@" &
 daemon=$!
-trap 'told=yes; kill -TERM "$daemon"' TERM
+# It may have been told before the daemon had a number.
+[ -z "$told" ] || kill -TERM "$daemon"
 wait "$daemon"
 code=$?
 if [ -n "$told" ]; then
