@@ -17,14 +17,14 @@ struct Spirals;
 impl Source for Spirals {
     fn open(setup: &DataSetup) -> Result<Dataset, InputError> {
         // Settings of the source's own stand under `options` in the job's [data].
-        let arms = setup.settings.options.get("arms");
-        let arms = arms.and_then(|arms| arms.as_integer()).unwrap_or(3);
-        let arms = u32::try_from(arms).unwrap_or(0);
+        setup.only(&["arms"])?;
+        let arms = setup.whole_number("arms")?.unwrap_or(3);
         if !(2..=10).contains(&arms) {
-            return Err(InputError::Invalid(
-                "`data.options.arms` must be a number from 2 to 10".to_owned(),
-            ));
+            return Err(InputError::Invalid(format!(
+                "`data.options.arms` is {arms}, but must be from 2 to 10"
+            )));
         }
+        let arms = arms as u32;
         Dataset::in_memory(points(arms, 600, 0.0)?, points(arms, 100, 0.5)?)
     }
 }

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The training steps of `cargo bench -p nn` with PyTorch, in samples per second.
+"""The training steps of `RAYON_NUM_THREADS=1 cargo bench -p nn` with PyTorch, in samples per second.
 
     pip install torch
     scripts/bench-torch.py [MODEL ...] [--seconds N] [--threads N]

@@ -152,6 +152,38 @@ fn a_csv_file_trains() {
         outcome["test_accuracy"].as_f64().unwrap() > 0.9,
         "{outcome}"
     );
+
+    // Points that it has not seen, far apart: their own mean and deviation are others than those of training.
+    let later = dir.path().join("later.csv");
+    std::fs::write(&later, "x,y\n5,4\n0.4,0.3\n-3,1\n8,-7\n").unwrap();
+    let (run, file) = (run.to_str().unwrap(), later.to_str().unwrap());
+    let predicted = program().run(&["predict", run, "--data-dir", file]);
+    let text = String::from_utf8(predicted.stdout).unwrap();
+    let mut lines = text.lines();
+    assert_eq!(lines.next(), Some("prediction,probability"));
+    let rows: Vec<(&str, f64)> = lines
+        .map(|line| {
+            let (label, probability) = line.split_once(',').unwrap();
+            (label, probability.parse().unwrap())
+        })
+        .collect();
+    let labels: Vec<&str> = rows.iter().map(|(label, _)| *label).collect();
+    assert_eq!(labels, ["red", "red", "blue", "red"]);
+    assert!(
+        rows.iter().all(|(_, p)| (0.5..=1.0).contains(p)),
+        "{rows:?}"
+    );
+
+    std::fs::write(&later, "y,x\n5,4\n").unwrap();
+    let refused = program().run(&["predict", run, "--data-dir", file]);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(
+        !refused.status.success() && said.contains("later.csv"),
+        "{said}"
+    );
+    let folder = program().run(&["predict", run]);
+    let said = String::from_utf8_lossy(&folder.stderr);
+    assert!(said.contains("name the CSV file"), "{said}");
 }
 
 #[test]

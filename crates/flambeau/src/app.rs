@@ -9,7 +9,7 @@ use worker::model::Model;
 use worker::registry::Registry;
 
 use crate::error::CommandError;
-use crate::{bench, certs, checkpoint, eval, job, plot, status, train};
+use crate::{bench, certs, checkpoint, eval, job, plot, predict, status, train};
 
 /// Distributed training for candle.
 #[derive(Parser)]
@@ -25,6 +25,8 @@ enum Command {
     Train(train::Arguments),
     /// Evaluate the final weights of a run again.
     Eval(eval::Arguments),
+    /// Write the predictions of a run's final weights as CSV.
+    Predict(predict::Arguments),
     /// Draw the loss and accuracy of a run.
     Plot(plot::Arguments),
     /// Show the state of a cluster.
@@ -109,6 +111,7 @@ impl App {
             }),
             Command::Train(arguments) => finish(train::run(arguments, &registry)),
             Command::Eval(arguments) => finish(eval::run(&arguments, &registry)),
+            Command::Predict(arguments) => finish(predict::run(&arguments, &registry)),
             Command::Plot(arguments) => finish(plot::run(&arguments)),
             Command::Status(arguments) => finish(status::run(&arguments)),
             Command::Certs(arguments) => finish(certs::run(&arguments)),

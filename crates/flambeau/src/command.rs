@@ -1,9 +1,12 @@
 //! The parts that several commands have: the job that they are about, and the runtime of those that call processes.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use daemon::settings::JobFlags;
+use shared_proto::job::{Job, run_dir};
+use worker::input::Fitted;
+use worker::replica::ReplicaError;
 
 use crate::error::CommandError;
 
@@ -15,6 +18,37 @@ pub(crate) struct JobArguments {
     pub(crate) file: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) flags: JobFlags,
+}
+
+/// The files of a run that has ended.
+pub(crate) struct FinishedRun {
+    /// The job as it ran, with data from another place if one is given.
+    pub(crate) job: Job,
+    /// The file of the final weights.
+    pub(crate) weights: PathBuf,
+    /// What the columns of a table were fitted to; none for data of other kinds.
+    pub(crate) fitted: Option<Fitted>,
+}
+
+impl FinishedRun {
+    pub(crate) fn read(dir: &Path, data: Option<&Path>) -> Result<Self, CommandError> {
+        let path = dir.join(run_dir::JOB);
+        let text = std::fs::read_to_string(&path).map_err(CommandError::file(&path))?;
+        let mut job = Job::parse(&text).map_err(|error| CommandError::Content {
+            path,
+            reason: error.to_string(),
+        })?;
+        if let Some(data) = data {
+            job.data.dir = Some(data.to_owned());
+        }
+        let transforms = dir.join(run_dir::TRANSFORMS);
+        let fitted = transforms.is_file().then(|| Fitted::load(&transforms));
+        Ok(Self {
+            job,
+            weights: dir.join(run_dir::MODEL),
+            fitted: fitted.transpose().map_err(ReplicaError::from)?,
+        })
+    }
 }
 
 /// Runs a command that talks to others.

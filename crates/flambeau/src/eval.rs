@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use clap::Args;
-use shared_proto::job::{Job, run_dir};
 use shared_proto::number::Number;
 use worker::device;
 use worker::local::evaluate_file;
 use worker::registry::Registry;
 
+use crate::command::FinishedRun;
 use crate::error::CommandError;
 
 #[derive(Clone, Debug, Args)]
@@ -28,18 +28,14 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) fn run(arguments: &Arguments, registry: &Registry) -> Result<(), CommandError> {
-    let path = arguments.run_dir.join(run_dir::JOB);
-    let text = std::fs::read_to_string(&path).map_err(CommandError::file(&path))?;
-    let mut job = Job::parse(&text).map_err(|error| CommandError::Content {
-        path,
-        reason: error.to_string(),
-    })?;
-    if let Some(dir) = &arguments.data_dir {
-        job.data.dir = Some(dir.clone());
-    }
+    let finished = FinishedRun::read(&arguments.run_dir, arguments.data_dir.as_deref())?;
+    let FinishedRun {
+        job,
+        weights,
+        fitted,
+    } = &finished;
     let device = device::open(arguments.device)?;
-    let weights = arguments.run_dir.join(run_dir::MODEL);
-    let metrics = evaluate_file(&job, registry, &device, &weights)?;
+    let metrics = evaluate_file(job, registry, &device, weights, fitted.as_ref())?;
     if arguments.json {
         let named: BTreeMap<_, _> = metrics
             .into_iter()

@@ -46,6 +46,7 @@ mod eval;
 mod job;
 mod metrics;
 mod plot;
+mod predict;
 mod progress;
 mod status;
 mod train;
@@ -56,8 +57,8 @@ pub use candle_nn;
 pub use nn;
 pub use shared_proto::step::Want;
 pub use worker::input::{
-    Column, DataSetup, Dataset, Field, InMemory, InputError, Order, Samples, Signature, Source,
-    Values,
+    Column, DataSetup, Dataset, Field, Fitted, InMemory, InputError, Order, Purpose, Samples,
+    Signature, Source, Values,
 };
 pub use worker::model::{
     Batch, Feature, Loss, Metric, Metrics, Model, Objective, Pass, Ragged, Setup,

@@ -6,7 +6,8 @@
 //! around for a convolution, and add each gradient to zeros before it is kept. On the CPU that costs as much as the
 //! arithmetic, or several times as much. The layers here have forward and backward passes of their own on the CPU, in
 //! `f32` and `f64`, and [`backward()`] keeps the gradients of variables as they are made. Elsewhere (on a GPU, in other
-//! types) the same functions call candle's operations, and avoid those with wrong gradients.
+//! types) the same functions call candle's operations, and avoid those with wrong gradients. Convolutions of `bf16` and
+//! `f16` on the CPU are computed here too, in `f32`.
 //!
 //! Gradients are checked against finite differences and against PyTorch. With the same number of threads, a
 //! computation gives the same bits in each run.
@@ -51,8 +52,8 @@ pub use dropout::{DropoutStream, dropout};
 pub use embedding::Embedding;
 pub use linear::{Linear, linear, linear_relu};
 pub use loss::{
-    binary_cross_entropy, cross_entropy, cross_entropy_smooth, mean_absolute_error,
-    mean_squared_error,
+    binary_cross_entropy, binary_cross_entropy_of_each, cross_entropy, cross_entropy_smooth,
+    mean_absolute_error, mean_squared_error,
 };
 pub use norm::{BatchNorm, BatchNormConfig, GroupNorm, LayerNorm, RunningStatistics};
 pub use pool::{Pool2d, avg_pool2d, global_avg_pool2d, max_pool2d};

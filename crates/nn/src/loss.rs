@@ -147,6 +147,16 @@ pub fn binary_cross_entropy(logits: &Tensor, targets: &Tensor) -> Result<Tensor>
     Kind::BinaryCrossEntropy.apply(logits, targets)
 }
 
+/// Returns `-t log σ(x) - (1 - t) log(1 - σ(x))` of each element, in the form `max(x, 0) - x t + log(1 + exp(-|x|))`, which
+/// does not overflow: logits `x` and targets `t` of the same shape and type.
+///
+/// # Errors
+/// candle's, among them those of shapes or types that differ.
+pub fn binary_cross_entropy_of_each(logits: &Tensor, targets: &Tensor) -> Result<Tensor> {
+    let small = (logits.abs()?.neg()?.exp()? + 1.0)?.log()?;
+    (logits.relu()? - (logits * targets)?)? + small
+}
+
 /// Returns the mean of `(x - t)²` over all elements, a scalar.
 ///
 /// # Errors
@@ -199,11 +209,7 @@ impl Kind {
                 let apart = (outputs - targets)?;
                 (&apart * apart.sign()?)?
             }
-            // max(x, 0) - x t + log(1 + exp(-|x|))
-            Self::BinaryCrossEntropy => {
-                let small = (outputs.abs()?.neg()?.exp()? + 1.0)?.log()?;
-                ((outputs.relu()? - (outputs * targets)?)? + small)?
-            }
+            Self::BinaryCrossEntropy => binary_cross_entropy_of_each(outputs, targets)?,
         };
         of_each.mean_all()
     }

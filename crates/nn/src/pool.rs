@@ -41,7 +41,10 @@ impl Pool2d {
                  a padding is at most half of the kernel"
             );
         }
-        let padded = input.checked_add(2 * padding);
+        // A limit that keeps the area of a window within a `usize`.
+        let padded = input
+            .checked_add(2 * padding)
+            .filter(|padded| input > 0 && *padded <= u32::MAX as usize);
         let steps = padded
             .and_then(|padded| padded.checked_sub(kernel))
             .and_then(|places| places.checked_div(stride));

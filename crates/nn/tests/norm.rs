@@ -325,3 +325,20 @@ fn what_does_not_fit_is_an_error() {
     let layer = LayerNorm::new(4, 1e-5, vars()).unwrap();
     assert!(layer.forward(&source.tensor(&[1, 3], DType::F64)).is_err());
 }
+
+#[test]
+fn normalised_integers_are_an_error() {
+    let vars = || VarBuilder::from_varmap(&VarMap::new(), DType::F32, &Device::Cpu);
+    let x = Tensor::zeros((2, 4, 9), DType::U8, &Device::Cpu).unwrap();
+    let batch = BatchNorm::new(4, BatchNormConfig::default(), vars()).unwrap();
+    let results = [
+        batch.train(&x).map(|(y, _)| y),
+        batch.evaluate(&x),
+        LayerNorm::new(9, 1e-5, vars()).unwrap().forward(&x),
+        GroupNorm::new(2, 4, 1e-5, vars()).unwrap().forward(&x),
+    ];
+    for result in results {
+        let error = result.unwrap_err().to_string();
+        assert!(error.contains("no floating-point numbers"), "{error}");
+    }
+}

@@ -193,6 +193,8 @@ fn windows_that_do_not_fit_are_an_error() {
         // Twice the padding, and the padded pixels, are beyond the numbers of 64 bits.
         (1, 1, HALF),
         (usize::MAX, 1, HALF - 1),
+        // The area of the window is.
+        (1 << 40, 1, 1 << 39),
     ] {
         let windows = Pool2d {
             kernel,
@@ -201,6 +203,8 @@ fn windows_that_do_not_fit_are_an_error() {
         };
         assert!(max_pool2d(&x, &windows).is_err(), "{windows:?}");
         assert!(avg_pool2d(&x, &windows).is_err(), "{windows:?}");
+        let halves = x.to_dtype(DType::BF16).unwrap();
+        assert!(max_pool2d(&halves, &windows).is_err(), "{windows:?}");
     }
     let error = max_pool2d(&x, &Pool2d::new(4)).unwrap_err().to_string();
     assert!(error.contains("do not fit 3 pixels"), "{error}");

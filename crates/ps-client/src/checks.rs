@@ -1,12 +1,11 @@
 //! Checks of a push before its first block is sent. Either all of it is sent, or nothing.
 
-use shared_proto::blocks::VariableKind;
+use shared_proto::blocks::{VariableKind, VariableSpec};
 use shared_proto::ids::Clock;
 use shared_proto::payload::Elements;
 use shared_proto::step::Gradients;
 
 use crate::error::ClientError;
-use crate::parts;
 use crate::shards::Shards;
 
 impl Shards {
@@ -34,7 +33,7 @@ impl Shards {
     ) -> Result<(), ClientError> {
         for (index, variable) in self.map.variables.iter().enumerate() {
             let spec = &variable.spec;
-            parts::check_size(spec, is_sent(spec.kind), values.get(index))?;
+            check_size(spec, is_sent(spec.kind), values.get(index))?;
         }
         Ok(())
     }
@@ -79,6 +78,27 @@ impl Shards {
         let mut named = named.filter(|(variable, _)| of(variable.spec.kind));
         let found = named.find(|(_, values)| !holds(values));
         found.map(|(variable, _)| variable.spec.name.clone())
+    }
+}
+
+/// Checks that the values of a variable are all of it, or none if it is not sent.
+///
+/// # Errors
+/// [`ClientError::WrongSize`].
+fn check_size(
+    variable: &VariableSpec,
+    is_sent: bool,
+    values: Option<&Elements>,
+) -> Result<(), ClientError> {
+    let found = values.map_or(0, Elements::len);
+    let expected = if is_sent { variable.elements() } else { 0 };
+    match found == expected {
+        true => Ok(()),
+        false => Err(ClientError::WrongSize {
+            variable: variable.name.clone(),
+            found,
+            expected,
+        }),
     }
 }
 

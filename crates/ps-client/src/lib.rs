@@ -4,7 +4,8 @@
 //! - `shards`: [`Shards`], all shards of a job; [`Shards::push`] and [`Shards::pull`]
 //!   return handles at once, which are awaited later
 //! - `checks`: checks of a push before any of it is sent
-//! - `message_plan`: [`MessagePlan`], which blocks travel together; `parts`: what belongs to one block
+//! - `message_plan`: [`MessagePlan`], which blocks travel together
+//! - `parts`: a block's entry in a pull, and its part of a variable's values
 //! - `session`: the stream to one shard. When it breaks, the session opens it again and sends the unanswered
 //!   requests again, in order; `session/driver`: its streams; `session/reconcile`: it first asks a restored shard which pushes it has
 //! - `target`: the shard at the other end of a session; `connection`: the opening and the greeting of a stream

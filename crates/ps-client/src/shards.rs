@@ -71,11 +71,11 @@ pub struct Acknowledgement {
 /// The outcome of a pull.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pulled {
-    /// The lowest min clock by which a shard admitted the pull.
+    /// The lowest min clock by which a shard admitted the pull; the largest number if nothing was wanted.
     pub min_clock: Clock,
     /// The longest time for which a shard held the pull back.
     pub waited: Duration,
-    /// The lowest epoch of the shard map among the servers that answered.
+    /// The lowest epoch of the shard map among the servers that answered; the largest number if nothing was wanted.
     pub epoch: Epoch,
 }
 

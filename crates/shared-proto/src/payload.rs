@@ -15,7 +15,7 @@ use bytes::Bytes;
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-use finite::finite_halves;
+use finite::{all_fit, finite_halves};
 use halves::{to_bf16, to_f16};
 
 use crate::kernel::Kernel;
@@ -24,8 +24,6 @@ use crate::refusal::{Reason, Refusal};
 use crate::wire;
 
 pub use crate::wire::Dtype;
-use finite::all_fit;
-
 pub use finite::all_finite;
 
 /// An `f32` as it travels: four bytes, little-endian, without alignment.
@@ -134,7 +132,8 @@ impl Elements {
         }
     }
 
-    /// Converts the elements to `dtype`. The memory is shared if they have that type already.
+    /// Converts the elements to `dtype`. The memory is shared if they have that type already. A conversion from another
+    /// type than `f32` goes by way of `f32`, with a copy.
     #[must_use]
     pub fn to(&self, dtype: Dtype) -> Self {
         match (self.dtype, dtype) {
@@ -195,7 +194,7 @@ impl Elements {
             )),
             Some(wire::payload::Values::Rows(_)) => Err(Refusal::new(
                 Reason::WrongDtype,
-                format!("holds rows, but a {kind} variable is dense; send all elements as `dense`"),
+                format!("holds rows, but {kind} variables are dense; send all elements as `dense`"),
             )),
             None => Err(Refusal::new(
                 Reason::Malformed,

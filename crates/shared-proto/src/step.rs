@@ -1,7 +1,6 @@
 //! A training step: the values that it wants, and the gradients that it makes.
 
 use crate::payload::Elements;
-use crate::wire;
 
 /// Values that a batch needs before it can be computed. There is one kind today; rows of tables will be the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,24 +13,13 @@ pub enum Want {
 /// The values that every batch wants, whatever its samples are.
 pub const EVERY_BATCH: &[Want] = &[Want::Dense];
 
-impl From<wire::BlockVersion> for wire::WantedBlock {
-    /// Returns the entry of a pull for a block of which the client holds this version.
-    fn from(held: wire::BlockVersion) -> Self {
-        Self {
-            block: held.block,
-            epoch: held.epoch,
-            version: held.version,
-        }
-    }
-}
-
 /// The gradients of one step.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Gradients {
     /// One entry for each variable, in the order of their numbers: all its elements. The entry of an averaged variable
     /// is its value before the step less that after it; the entry of a frozen one is empty.
     pub values: Vec<Elements>,
-    /// The global norm of the trained variables' gradients, before it was clipped. None of their elements is larger,
+    /// The global norm of the trained variables' gradients, before they were clipped. None of their elements is larger,
     /// so if the norm fits into the numbers on the wire, they need no check. It is finite only if each of their
     /// elements is.
     pub norm: f64,

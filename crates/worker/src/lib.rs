@@ -13,7 +13,7 @@
 //! - [`device`]: the device to compute on; `counters`: metrics
 //! - `reporter`: reports finished steps to the coordinator
 //! - [`embedded`]: a worker without a process and a model of its own, for simulations
-//! - [`local`]: the same job in one process, for comparison
+//! - [`local`]: the same job in one process, for comparison; [`predict`]: what a trained model says of samples
 
 mod candle_error;
 mod counters;
@@ -25,6 +25,7 @@ pub mod local;
 mod member;
 pub mod model;
 pub mod models;
+pub mod predict;
 pub mod registry;
 pub mod replica;
 mod reporter;

@@ -7,10 +7,10 @@ use std::time::Instant;
 use candle_core::{Device, Var};
 use candle_nn::{AdamW, Optimizer as _, ParamsAdamW, SGD};
 use nn::backward;
-use shared_proto::job::{Adam, Job, Optimizer};
+use shared_proto::job::{Adam, Job, Optimizer, Schedule, run_dir};
 
-use crate::input::Order;
-use crate::model::{Metrics, Objective, Pass};
+use crate::input::{Dataset, Fitted, Order, Purpose};
+use crate::model::{Metrics, Model, Objective, Pass};
 use crate::registry::Registry;
 use crate::replica::{ReplicaError, build, evaluate};
 use crate::variables::Variables;
@@ -36,17 +36,18 @@ enum Rule {
 /// Trains, evaluates, and writes the weights to `save_to`.
 ///
 /// # Errors
-/// The data's, the model's or candle's. Optimizers other than sgd, adam and adamw are refused.
+/// The data's, the model's or candle's. Optimizers other than sgd, adam and adamw are refused, and so are settings of
+/// the update that candle's optimizers do not have: `schedule`, `clip_norm`, and groups that are not frozen.
 pub fn train(
     job: &Job,
     registry: &Registry,
     device: &Device,
     save_to: Option<&Path>,
 ) -> Result<Outcome, ReplicaError> {
-    let mut data = registry.open(&job.data, job.seed)?;
+    let mut data = registry.open(&job.data, job.seed, Purpose::Training)?;
     let objective = Objective::of(&job.objective, &data.signature)?;
     let (variables, model) = build(job, registry, device, &data.signature, &objective)?;
-    let mut rule = rule(&job.optimizer, &variables)?;
+    let mut rule = rule(job, &variables)?;
 
     let (mut steps, mut samples) = (0, 0);
     let began = Instant::now();
@@ -76,6 +77,9 @@ pub fn train(
     let seconds = began.elapsed().as_secs_f64();
     if let Some(path) = save_to {
         variables.save(path)?;
+        if let Some(fitted) = &data.transforms {
+            fitted.save(&path.with_file_name(run_dir::TRANSFORMS))?;
+        }
     }
     Ok(Outcome {
         steps,
@@ -85,7 +89,8 @@ pub fn train(
     })
 }
 
-/// Evaluates the weights of a safetensors file on the job's held-out samples.
+/// Evaluates the weights of a safetensors file on the job's held-out samples. `fitted` is what the columns of a table
+/// were fitted to in training.
 ///
 /// # Errors
 /// The data's or the model's, or if the file holds other variables than the model has.
@@ -94,20 +99,60 @@ pub fn evaluate_file(
     registry: &Registry,
     device: &Device,
     weights: &Path,
+    fitted: Option<&Fitted>,
 ) -> Result<Metrics, ReplicaError> {
-    let mut job = job.clone();
-    // All values come from the file.
-    job.model.init_from = None;
-    let mut data = registry.open(&job.data, job.seed)?;
-    let objective = Objective::of(&job.objective, &data.signature)?;
-    let (variables, model) = build(&job, registry, device, &data.signature, &objective)?;
-    variables.load(weights)?;
-    evaluate(&*model, &objective, &mut data, device)
+    let purpose = fitted.map_or(Purpose::Training, Purpose::Evaluation);
+    let mut loaded = Loaded::open(job, registry, device, weights, purpose)?;
+    evaluate(&*loaded.model, &loaded.objective, &mut loaded.data, device)
 }
 
-fn rule(optimizer: &Optimizer, variables: &Variables) -> Result<Rule, ReplicaError> {
+/// A trained model with data for it.
+pub(crate) struct Loaded {
+    pub(crate) data: Dataset,
+    pub(crate) objective: Objective,
+    pub(crate) model: Box<dyn Model>,
+}
+
+impl Loaded {
+    /// Builds the job's model with the weights of a safetensors file, for the job's data.
+    pub(crate) fn open(
+        job: &Job,
+        registry: &Registry,
+        device: &Device,
+        weights: &Path,
+        purpose: Purpose,
+    ) -> Result<Self, ReplicaError> {
+        let mut job = job.clone();
+        // All values come from the file.
+        job.model.init_from = None;
+        let data = registry.open(&job.data, job.seed, purpose)?;
+        let objective = Objective::of(&job.objective, &data.signature)?;
+        let (variables, model) = build(&job, registry, device, &data.signature, &objective)?;
+        variables.load(weights)?;
+        Ok(Self {
+            data,
+            objective,
+            model,
+        })
+    }
+}
+
+/// Returns candle's optimizer for the job's settings, or an error that names a setting that it cannot follow.
+fn rule(job: &Job, variables: &Variables) -> Result<Rule, ReplicaError> {
+    let updates = job.groups.iter().find(|group| !group.frozen);
+    let unused = match updates {
+        Some(group) => Some(format!("the group {:?}", group.variables)),
+        None if job.schedule != Schedule::default() => Some("`schedule`".to_owned()),
+        None => job.clip_norm.map(|norm| format!("`clip_norm` ({norm})")),
+    };
+    if let Some(setting) = unused {
+        return Err(candle_core::Error::msg(format!(
+            "{setting} has no effect in a single process without servers; leave it out"
+        ))
+        .into());
+    }
     let vars = variables.trained();
-    match optimizer {
+    match &job.optimizer {
         Optimizer::Sgd(s) if s.weight_decay == 0.0 => {
             Ok(Rule::Sgd(SGD::new(vars, s.learning_rate.into())?))
         }
@@ -146,4 +191,49 @@ fn adam(vars: Vec<Var>, settings: [&f32; 5]) -> Result<Rule, ReplicaError> {
         weight_decay,
     };
     Ok(Rule::Adam(AdamW::new(vars, settings)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn settings_that_would_have_no_effect_are_refused() {
+        for (setting, named) in [
+            ("clip_norm = 1.5", "`clip_norm` (1.5)"),
+            ("[schedule]\nkind = \"cosine\"", "`schedule`"),
+            ("[schedule]\nwarmup_steps = 3", "`schedule`"),
+            (
+                "[[groups]]\nvariables = \"*.bias\"\nlearning_rate = 0.1",
+                "the group \"*.bias\"",
+            ),
+            ("[optimizer]\nname = \"ftrl\"", "candle has no ftrl"),
+        ] {
+            let job = Job::from_toml(setting).unwrap();
+            let outcome = train(&job, &Registry::builtin(), &Device::Cpu, None);
+            let error = outcome.unwrap_err().to_string();
+            assert!(error.contains(named), "{error}");
+        }
+    }
+
+    #[test]
+    fn frozen_variables_keep_their_values() {
+        let job =
+            "steps = 3\n[model]\nname = \"softmax\"\n[[groups]]\nvariables = \"*\"\nfrozen = true";
+        let job = Job::from_toml(job).unwrap();
+        let (registry, device) = (Registry::builtin(), Device::Cpu);
+        let trained = train(&job, &registry, &device, None).unwrap();
+        let untrained = train(
+            &Job {
+                steps: Some(0),
+                ..job
+            },
+            &registry,
+            &device,
+            None,
+        )
+        .unwrap();
+        assert_eq!(trained.metrics, untrained.metrics);
+        assert_eq!((trained.steps, untrained.steps), (3, 0));
+    }
 }

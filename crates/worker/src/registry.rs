@@ -6,7 +6,8 @@ use candle_nn::VarBuilder;
 use shared_proto::job::Data;
 
 use crate::input::{
-    Cifar10, Criteo, Csv, DataSetup, Dataset, Digits, Idx, InputError, LibSvm, Npy, Random, Source,
+    Cifar10, Criteo, Csv, DataSetup, Dataset, Digits, Idx, Images, InputError, LibSvm, Npy,
+    Parquet, Purpose, Random, Source,
 };
 use crate::model::{Model, ModelError, Setup};
 use crate::models::{Cnn, Logistic, Mlp, MobileNetV2, ResNet20, Softmax};
@@ -28,7 +29,7 @@ pub struct Registry {
 
 impl Registry {
     /// Returns a registry of the models `logistic`, `softmax`, `mlp`, `cnn`, `resnet20` and `mobilenetv2` and the data sources `digits`, `mnist`,
-    /// `fashion-mnist`, `cifar10`, `npy`, `csv`, `libsvm`, `criteo` and `random`.
+    /// `fashion-mnist`, `cifar10`, `npy`, `image-folder`, `csv`, `parquet`, `libsvm`, `criteo` and `random`.
     pub fn builtin() -> Self {
         let empty = Self {
             models: BTreeMap::new(),
@@ -45,8 +46,10 @@ impl Registry {
             .data::<Idx>("mnist")
             .data::<Idx>("fashion-mnist")
             .data::<Csv>("csv")
+            .data::<Parquet>("parquet")
             .data::<Cifar10>("cifar10")
             .data::<Npy>("npy")
+            .data::<Images>("image-folder")
             .data::<LibSvm>("libsvm")
             .data::<Criteo>("criteo")
             .data::<Random>("random")
@@ -71,7 +74,7 @@ impl Registry {
     ///
     /// # Errors
     /// [`InputError::Unknown`] lists the known names; the others are the source's.
-    pub fn open(&self, data: &Data, seed: u64) -> Result<Dataset, InputError> {
+    pub fn open(&self, data: &Data, seed: u64, purpose: Purpose) -> Result<Dataset, InputError> {
         let open = self.sources.get(data.kind.as_str());
         let open = open.ok_or_else(|| InputError::Unknown {
             name: data.kind.clone(),
@@ -80,6 +83,7 @@ impl Registry {
         open(&DataSetup {
             settings: data,
             seed,
+            purpose,
         })
     }
 

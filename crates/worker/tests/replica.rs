@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use candle_core::Device;
-use shared_proto::job::Job;
+use shared_proto::job::{Group, Job};
 use shared_proto::payload::{self, Dtype, Elements};
 use shared_proto::step::EVERY_BATCH;
 use worker::registry::Registry;
@@ -88,4 +88,30 @@ fn initial_values_are_the_same_after_training() {
         replica.compute(batch(0), Step::default()).await.unwrap();
         assert_eq!(replica.initial_values().await.unwrap(), fresh);
     });
+}
+
+#[test]
+fn a_group_that_matches_no_variable_is_refused_with_those_there_are() {
+    let start = |pattern: &str| {
+        let mut job = Job::default();
+        "softmax".clone_into(&mut job.model.name);
+        job.groups = ["*.bias", pattern].map(of_pattern).to_vec();
+        block_on(ModelReplica::start(
+            Arc::new(job),
+            Registry::builtin(),
+            Device::Cpu,
+        ))
+    };
+    assert!(start("*.weight").is_ok());
+    let error = start("hidden.*").err().unwrap().to_string();
+    assert!(error.contains("\"hidden.*\""), "{error}");
+    assert!(error.contains("output.bias"), "{error}");
+}
+
+fn of_pattern(pattern: &str) -> Group {
+    Group {
+        variables: pattern.to_owned(),
+        frozen: true,
+        ..Group::default()
+    }
 }

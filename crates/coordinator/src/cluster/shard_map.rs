@@ -26,7 +26,7 @@ impl Cluster {
         map.ok_or_else(|| {
             Refusal::new(
                 Reason::NotInitialized,
-                "the shard map is not cut yet: no worker has registered variables, or servers are missing",
+                "the shard map is not cut yet: no worker has registered variables, servers are missing, or the job has none",
             )
         })
     }
@@ -39,7 +39,10 @@ impl Cluster {
             Some(wanted) if servers < wanted as usize => Some(format!(
                 "{servers} of {wanted} parameter servers have registered"
             )),
-            None if servers == 0 || !settled => Some(format!(
+            None if servers == 0 => {
+                Some("no parameter server has registered; start one".to_owned())
+            }
+            None if !settled => Some(format!(
                 "{servers} parameter servers have registered; training begins once no other has joined for {} s",
                 SETTLE.as_secs()
             )),

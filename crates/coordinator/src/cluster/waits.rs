@@ -36,7 +36,9 @@ impl Cluster {
         match &self.durable.variables {
             _ if self.durable.outcome.phase != JobPhase::Starting => String::new(),
             None => "no worker has registered its variables".to_owned(),
-            Some(v) if v.map.is_none() && servers.is_some() => servers.unwrap_or_default(),
+            Some(v) if v.map.is_none() && self.job.servers() != Some(0) => {
+                servers.unwrap_or_else(|| "the shard map is being cut".to_owned())
+            }
             Some(v) if !v.initialized => match v.initializer {
                 Some(task) => format!("{task} is sending the initial values"),
                 None => "no worker has begun to send initial values".to_owned(),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// What the benchmark measures.
+/// The models that the benchmark measures, and for how long.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Arguments {
     /// The names of models; if there are none, all are measured.
@@ -15,7 +15,7 @@ impl Arguments {
     /// Reads arguments. `known` has the names of all models, and `threads` is the number of threads that candle uses.
     ///
     /// # Errors
-    /// A message, if an argument is wrong or if there is more than one thread: the benchmark measures the time of one.
+    /// If an argument is wrong, or if there is more than one thread: the benchmark measures the time of one.
     pub(crate) fn read(
         arguments: impl IntoIterator<Item = String>,
         known: &[&str],

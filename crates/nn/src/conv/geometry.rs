@@ -6,8 +6,8 @@
 //! sum of shifted lines times weights. The positions where a row ends and the next one begins are computed too, and
 //! left out of the result.
 //!
-//! A convolution with stride `s` splits a picture into *phases*: each takes every `s`-th row and column, from another
-//! offset on. Neighbouring positions of the kernel read neighbours in a phase by the same tap. Each phase has a frame
+//! A convolution with stride `s` splits a picture into *phases*: each has every `s`-th row and every `s`-th column,
+//! from an offset of its own on. Neighbouring positions of the kernel read neighbours in a phase by the same tap. Each phase has a frame
 //! of its own. A phase that no tap reads has none, so the frames stay small however large the stride is.
 
 use candle_core::{Result, Tensor, bail};
@@ -68,7 +68,7 @@ impl Geometry {
         Ok(geometry)
     }
 
-    /// Returns true if no size of this convolution overflows, by a limit above all of them.
+    /// Returns true if an upper bound of this convolution's memory, in bytes, does not overflow.
     fn is_addressable(&self) -> bool {
         let (rows, columns) = (&self.rows, &self.columns);
         let frame = |axis: &Axis| axis.phases * axis.input_frame().max(axis.gradient_frame());

@@ -91,13 +91,13 @@ impl Conv2d {
 /// Returns the convolution of inputs of shape `[samples, channels, rows, columns]` with a weight of shape
 /// `[outputs, channels / groups, rows, columns]`, plus a bias of shape `[outputs]`.
 ///
-/// This crate computes it if all tensors are on the CPU and of one type: `f32`, `f64`, or `bf16` and `f16`, by way of
-/// `f32`. Otherwise candle does, with the algorithm that the configuration names for cuDNN. candle's gradient fails for
+/// This crate computes it if all tensors are on the CPU and have the same type: `f32`, `f64`, `bf16` or `f16`. It
+/// converts the last two to `f32`, and the result back. Otherwise candle computes it, with the algorithm that the configuration names for cuDNN. candle's gradient fails for
 /// some pictures that are not square, if the stride is not 1. If inputs or weight have no elements, the result is the
 /// bias, and only the bias has a gradient.
 ///
 /// # Errors
-/// If the shapes do not fit, if the sizes are larger than memory, or candle's.
+/// If the shapes do not fit, if the sizes are larger than the address range, or candle's.
 pub fn conv2d(
     inputs: &Tensor,
     weight: &Tensor,

@@ -8,7 +8,7 @@ use super::moments;
 use crate::activation::Activation;
 use crate::operation::{Gradients, Layer, Pass, apply_layer};
 use crate::simd::{BLOCK, Element, extend_with, extend_with_pairs};
-use crate::storage::{computed_here, elements, with_type};
+use crate::storage::{check_float, computed_here, elements, with_type};
 
 /// How a [`BatchNorm`] computes. The default is PyTorch's.
 #[derive(Clone, Copy, Debug)]
@@ -167,7 +167,8 @@ impl BatchNorm {
     /// Returns a running statistic after a batch with the statistic `new`, times `factor`.
     fn running(&self, old: &Tensor, new: &Tensor, factor: f64) -> Result<Tensor> {
         let momentum = self.config.momentum;
-        let new = (new.detach() * (momentum * factor))?.to_dtype(old.dtype())?;
+        // In the statistics' type: that of the inputs may have fewer digits.
+        let new = (new.detach().to_dtype(old.dtype())? * (momentum * factor))?;
         (old.detach() * (1.0 - momentum))? + new
     }
 
@@ -177,6 +178,7 @@ impl BatchNorm {
 
     /// Returns the number of elements that a sample has for each channel.
     fn check(&self, inputs: &Tensor) -> Result<usize> {
+        check_float(inputs)?;
         if inputs.rank() < 2 || inputs.dims()[1] != self.channels() {
             bail!(
                 "inputs of shape {:?} do not fit {} channels; inputs are [samples, channels, ...]",

@@ -7,7 +7,7 @@ use pulp::Arch;
 use super::moments;
 use crate::operation::{Gradients, Layer, Pass, apply_layer};
 use crate::simd::{BLOCK, Element};
-use crate::storage::computed_here;
+use crate::storage::{check_float, computed_here};
 
 /// Layer normalisation over the last dimension, with a weight and a bias for each of its elements.
 #[derive(Clone, Debug)]
@@ -33,8 +33,9 @@ impl LayerNorm {
     /// Returns the normalised inputs, of shape `[..., size]`.
     ///
     /// # Errors
-    /// If the inputs do not have this layer's size, or candle's.
+    /// If the inputs do not have this layer's size or are integers, or candle's.
     pub fn forward(&self, inputs: &Tensor) -> Result<Tensor> {
+        check_float(inputs)?;
         let size = self.weight.elem_count();
         if inputs.rank() == 0 || inputs.dim(D::Minus1)? != size {
             bail!("inputs of shape {:?} are not [..., {size}]", inputs.shape());
@@ -79,8 +80,9 @@ impl GroupNorm {
     /// Returns the normalised inputs.
     ///
     /// # Errors
-    /// If the inputs do not have this layer's channels, or candle's.
+    /// If the inputs do not have this layer's channels or are integers, or candle's.
     pub fn forward(&self, inputs: &Tensor) -> Result<Tensor> {
+        check_float(inputs)?;
         let channels = self.weight.elem_count();
         if inputs.rank() < 2 || inputs.dims()[1] != channels {
             bail!(

@@ -94,7 +94,7 @@ pub(crate) async fn load(
         });
         blocks.extend(restored.await);
     }
-    Ok(Store::loaded(shard, map, blocks, rules))
+    Ok(Store::of_blocks(shard, map, blocks, rules))
 }
 
 /// Returns the reason why a checkpoint cannot be loaded under a map, if there is one.

@@ -219,7 +219,7 @@ impl Desk {
                 (block.id, Block::restore(block, rule))
             };
             let blocks = blocks.into_iter().map(restored).collect();
-            Some(Store::loaded(0, map, blocks, rules))
+            Some(Store::of_blocks(0, map, blocks, rules))
         });
     }
 

@@ -202,13 +202,11 @@ impl Part {
     }
 
     fn wanted(&self, epoch: u64) -> wire::WantedBlock {
-        let version = self.version.of(0);
-        wire::BlockVersion {
+        wire::WantedBlock {
             block: Some(self.block()),
             epoch,
-            version,
+            version: self.version.of(0),
         }
-        .into()
     }
 
     fn dtype(&self) -> i32 {

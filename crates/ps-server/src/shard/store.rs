@@ -116,11 +116,11 @@ impl Store {
         let rules = Rules::of(&map, job);
         let block = |id| (id, Block::empty(rules.of_block(id)));
         let blocks = map.blocks_of(shard).map(block).collect();
-        Self::loaded(shard, map, blocks, rules)
+        Self::of_blocks(shard, map, blocks, rules)
     }
 
-    /// Returns a shard with the values of a checkpoint.
-    pub(crate) fn loaded(
+    /// Returns a shard with these blocks, under the rules of the map's variables.
+    pub(crate) fn of_blocks(
         shard: u32,
         map: ShardMap,
         blocks: Vec<(BlockId, Block)>,

@@ -35,6 +35,14 @@ pub enum JobError {
         /// Advice to the user.
         advice: &'static str,
     },
+    /// A setting of a column of the data makes no sense.
+    #[error("data.columns, column {column:?}: {error}")]
+    Column {
+        /// The column's name.
+        column: String,
+        /// The error of the setting.
+        error: Box<JobError>,
+    },
     /// A group's setting makes no sense.
     #[error("group {variables:?}: {error}")]
     Group {

@@ -31,6 +31,11 @@ pub struct Group {
 }
 
 impl Group {
+    /// Returns whether the pattern matches the name of a variable.
+    pub fn matches(&self, name: &str) -> bool {
+        Pattern::new(&self.variables).is_ok_and(|pattern| pattern.matches(name))
+    }
+
     /// Returns the group's optimizer, which is `base` where the group says nothing else.
     fn optimizer(&self, base: &Optimizer) -> Result<Optimizer, JobError> {
         let mut optimizer = self.optimizer.as_ref().unwrap_or(base).clone();
@@ -84,11 +89,7 @@ impl Group {
 impl Job {
     /// Returns the first group that a variable of this name belongs to.
     pub fn group_of(&self, name: &str) -> Option<&Group> {
-        let matches = |group: &&Group| {
-            let pattern = Pattern::new(&group.variables);
-            pattern.is_ok_and(|pattern| pattern.matches(name))
-        };
-        self.groups.iter().find(matches)
+        self.groups.iter().find(|group| group.matches(name))
     }
 
     /// Returns the optimizer of a trained variable: its group's, or the job's.

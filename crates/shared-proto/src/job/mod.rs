@@ -1,6 +1,7 @@
 //! The job: one TOML file, the same for all roles. A setting that the file leaves out has its default. An unknown
 //! key is an error that names it.
 
+mod data;
 mod error;
 mod groups;
 mod objective;
@@ -15,6 +16,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+pub use data::{ColumnType, Data, TargetKind, Transform};
 pub use error::JobError;
 pub use groups::Group;
 pub use objective::{LossName, Objective};
@@ -42,7 +44,8 @@ pub struct Job {
     pub steps: Option<u64>,
     /// Samples that a worker computes together.
     pub batch_size: u32,
-    /// Batches in a worker's step: their gradients make one, as if the batch were so many times as large.
+    /// Batches in a worker's step. The mean of their gradients is that of a batch so many times as large, except in
+    /// layers that compute with several samples at a time: batch normalisation takes mean and variance from each batch.
     pub accumulate: u32,
     /// The action on gradients that are NaN or infinite.
     pub non_finite: NonFinite,
@@ -101,62 +104,11 @@ impl Default for Job {
     }
 }
 
-/// The data set and its settings.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Data {
-    /// `digits`, `mnist`, `fashion-mnist`, `csv`, `random`, or the name of a source of your own.
-    pub kind: String,
-    /// The folder or file of the data; each worker may override it.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub dir: Option<PathBuf>,
-    /// CSV: the name of the column with the label.
-    pub label: String,
-    /// CSV, LIBSVM: what the labels are.
-    pub target: TargetKind,
-    /// CSV: the share of the samples held out for evaluation if there is no `test.csv`.
-    pub held_out: f64,
-    /// Batches that a worker prepares ahead of the one that it computes.
-    pub prefetch: u32,
-    /// Settings of a source of your own.
-    #[serde(skip_serializing_if = "toml::Table::is_empty")]
-    pub options: toml::Table,
-}
-
-/// What a model is to predict.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum TargetKind {
-    /// What the labels look like: numbers if one has a fraction, else classes (LIBSVM: two labels are 0 and 1).
-    #[default]
-    Auto,
-    /// One of several classes.
-    Class,
-    /// 0 or 1: the lower of two labels is 0.
-    Binary,
-    /// A number.
-    Number,
-}
-
-impl Default for Data {
-    fn default() -> Self {
-        Self {
-            kind: "digits".to_owned(),
-            dir: None,
-            label: "label".to_owned(),
-            target: TargetKind::Auto,
-            held_out: 0.2,
-            prefetch: 1,
-            options: toml::Table::new(),
-        }
-    }
-}
-
 /// The model and its settings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Model {
-    /// `softmax`, `mlp`, `cnn`, or the name of a model of your own.
+    /// `logistic`, `softmax`, `mlp`, `cnn`, `resnet20`, `mobilenetv2`, or the name of a model of your own.
     pub name: String,
     /// A safetensors file with initial values, which each worker sees. Variables that it lacks have their usual ones.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -227,7 +179,7 @@ pub enum StrategyName {
 }
 
 impl StrategyName {
-    /// Returns whether parameter servers hold variables.
+    /// Returns whether parameter servers hold the variables.
     pub fn has_servers(self) -> bool {
         match self {
             Self::ParameterServer => true,
@@ -368,6 +320,8 @@ pub mod run_dir {
     pub const SUMMARY: &str = "summary.json";
     /// Final weights under the variables' own names.
     pub const MODEL: &str = "model.safetensors";
+    /// What the columns of a table were fitted to: means, vocabularies, labels. Beside the weights, for data of tables.
+    pub const TRANSFORMS: &str = "transforms.json";
     /// The folder of checkpoints, unless the job gives another location.
     pub const CHECKPOINTS: &str = "checkpoints";
     /// The state from which a restarted coordinator resumes.
@@ -377,7 +331,7 @@ pub mod run_dir {
 }
 
 impl Job {
-    /// Returns the number of parameter servers, none if the job leaves it open. A strategy without servers has 0.
+    /// Returns the number of parameter servers: `None` if the job does not give it, 0 for a strategy without servers.
     pub fn servers(&self) -> Option<u32> {
         match self.strategy.name.has_servers() {
             true => self.cluster.ps,

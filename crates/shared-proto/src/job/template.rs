@@ -10,21 +10,22 @@ seed = 1                # decides initial values, the order of samples, which ar
 epochs = 20             # passes over the training data
 #: steps = 1000         # stop after so many steps, summed over workers (sync: committed steps)
 batch_size = 32         # samples that a worker computes together
-accumulate = 1          # batches in a worker's step, as if the batch were so many times as large
+accumulate = 1          # batches in a worker's step, as if it had one so many times as large (not in batch normalisation)
 non_finite = "fail"     # fail | skip: what becomes of a step whose gradient is NaN or infinite
 #: clip_norm = 1.0      # scale a worker's gradients down to this global norm where they exceed it
 log_every = 10          # steps between two lines of metrics.jsonl, summed over workers
 #: run_dir = "runs/mine" # where the run is recorded; absent: a new folder under runs/
 
 [data]
-kind = "digits"         # digits (part of the program) | mnist | fashion-mnist | cifar10 | npy | csv | libsvm | criteo
-                        # | random | a source of your own
-#: dir = "data/mnist"   # where the files are (csv: a folder with train.csv, or one file)
-label = "label"         # csv: the column with the label
-target = "auto"         # csv, libsvm: auto (by the labels) | class | binary | number
-held_out = 0.2          # csv without test.csv: the share of samples held out for evaluation
+kind = "digits"         # digits (part of the program) | mnist | fashion-mnist | cifar10 | npy | images | csv | parquet
+                        # | libsvm | criteo | random | a source of your own
+#: dir = "data/mnist"   # where the files are (csv, parquet: a folder with train.csv or train.parquet, or one file)
+label = "label"         # csv, parquet: the column with the label
+target = "auto"         # csv, parquet, libsvm: auto (by the labels) | class | binary | number
+held_out = 0.2          # the share of samples held out for evaluation, where they have no file of their own
 prefetch = 1            # batches that a worker reads before it needs them, on the thread that computes
-#: options = { arms = 3 } # anything that a source of your own wants to be told
+#: columns = { city = { type = "category", buckets = 9 } } # csv, parquet: what columns are (docs/data.md)
+#: options = { arms = 3 } # settings of the source's own (docs/data.md), or of one that you have written
 
 [model]
 name = "mlp"            # logistic | softmax | mlp | cnn | resnet20 | mobilenetv2 | a model of your own

@@ -204,6 +204,7 @@ impl Job {
             &checkpoint.snapshot_mebibytes,
             "must be at least 1",
         )?;
+        self.data.validate_columns()?;
         self.objective.validate()?;
         self.optimizer.validate()?;
         for group in &self.groups {

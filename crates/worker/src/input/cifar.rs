@@ -1,9 +1,9 @@
 //! CIFAR-10: pictures of 32 x 32 in binary files.
 //!
 //! A file is a row of records of 3,073 bytes: the label, and the red, green and blue values, row by row (Krizhevsky,
-//! "Learning Multiple Layers of Features from Tiny Images", 2009; "Binary version"). `data.dir` is the folder of
-//! `data_batch_1.bin` to `data_batch_5.bin` and `test_batch.bin`; all files whose names begin with `data_batch` are
-//! trained on, all that begin with `test_batch` are held out.
+//! "Learning Multiple Layers of Features from Tiny Images", 2009; "Binary version"). `data.dir` is a folder. Its files
+//! `data_batch*.bin` are trained on, in the order of their names, and its files `test_batch*.bin` are held out; the whole
+//! data set has `data_batch_1.bin` to `data_batch_5.bin` and `test_batch.bin`.
 
 use std::path::{Path, PathBuf};
 
@@ -24,6 +24,7 @@ pub struct Cifar10;
 
 impl Source for Cifar10 {
     fn open(setup: &DataSetup) -> Result<Dataset, InputError> {
+        setup.only(&[])?;
         let folder = setup.dir()?;
         let part = |prefix| read_part(folder, prefix);
         Dataset::in_memory(part("data_batch")?, part("test_batch")?)

@@ -167,11 +167,6 @@ impl Column {
         &self.field
     }
 
-    /// Returns the values, to be changed.
-    pub(super) fn stored_mut(&mut self) -> &mut Values {
-        &mut self.values
-    }
-
     /// Returns the number of samples.
     ///
     /// # Errors

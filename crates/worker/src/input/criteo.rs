@@ -12,6 +12,7 @@ use std::path::Path;
 use super::column::{Column, Values};
 use super::dataset::Dataset;
 use super::error::InputError;
+use super::hash::hash;
 use super::memory::InMemory;
 use super::place;
 use super::source::{DataSetup, Source};
@@ -26,6 +27,7 @@ pub struct Criteo;
 
 impl Source for Criteo {
     fn open(setup: &DataSetup) -> Result<Dataset, InputError> {
+        setup.only(&["train", "test", "buckets"])?;
         let parts = place::parts(setup, Path::to_owned)?;
         let buckets = setup.whole_number("buckets")?.unwrap_or(BUCKETS);
         if buckets == 0 || buckets > u64::from(u32::MAX) {
@@ -38,14 +40,10 @@ impl Source for Criteo {
         if let Some(path) = &parts.evaluation {
             return Dataset::in_memory(all, read(path, buckets)?);
         }
-        let count = all.len() as u32;
-        let share = (f64::from(count) * setup.settings.held_out).ceil() as u32;
-        let held_out = share.clamp(1, count.saturating_sub(1).max(1));
-        let samples = |range: std::ops::Range<u32>| all.select(&range.collect::<Vec<_>>());
-        Dataset::in_memory(
-            samples(0..count - held_out),
-            samples(count - held_out..count),
-        )
+        let begin = place::first_held_out(all.len(), setup, &parts.training)?;
+        let numbers: Vec<u32> = (0u32..).take(all.len()).collect();
+        let (training, evaluation) = numbers.split_at(begin);
+        Dataset::in_memory(all.select(training), all.select(evaluation))
     }
 }
 
@@ -106,17 +104,4 @@ fn read(path: &Path, buckets: u64) -> Result<InMemory, InputError> {
         vec![numbers, categories],
         vec![Column::binary("label", labels)],
     )
-}
-
-/// FNV-1a of a field's number and a text, with its bits mixed (the finaliser of MurmurHash3), so that the remainder by any
-/// number of buckets is even.
-fn hash(field: u64, text: &str) -> u64 {
-    let bytes = field.to_le_bytes().into_iter().chain(text.bytes());
-    let mut hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    });
-    for factor in [0xff51_afd7_ed55_8ccd_u64, 0xc4ce_b9fe_1a85_ec53] {
-        hash = (hash ^ (hash >> 33)).wrapping_mul(factor);
-    }
-    hash ^ (hash >> 33)
 }

@@ -10,6 +10,7 @@ use sha2::{Digest, Sha256};
 use super::batch::Batch;
 use super::error::InputError;
 use super::field::Signature;
+use super::fitted::Fitted;
 
 /// The samples that a job trains on, and those that it holds out to measure.
 pub struct Dataset {
@@ -19,6 +20,8 @@ pub struct Dataset {
     pub evaluation: Box<dyn Samples>,
     /// The fields of each sample.
     pub signature: Signature,
+    /// What the columns of a table have been fitted to; none for data of other kinds.
+    pub transforms: Option<Fitted>,
 }
 
 /// Samples that are read by position. The coordinator leases positions to workers; the samples themselves decide

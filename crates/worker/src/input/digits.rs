@@ -25,7 +25,8 @@ const HELD_OUT_SEED: u64 = 1797;
 pub struct Digits;
 
 impl Source for Digits {
-    fn open(_: &DataSetup) -> Result<Dataset, InputError> {
+    fn open(setup: &DataSetup) -> Result<Dataset, InputError> {
+        setup.only(&[])?;
         let all = parse()?;
         let order = shuffle::held_out(HELD_OUT_SEED, all.len());
         let (training, evaluation) = order.split_at(all.len() * 4 / 5);

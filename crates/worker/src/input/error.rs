@@ -38,6 +38,14 @@ pub enum InputError {
         /// The system's error.
         source: io::Error,
     },
+    /// A file cannot be written.
+    #[error("{} cannot be written: {source}", path.display())]
+    Unwritable {
+        /// The file.
+        path: PathBuf,
+        /// The system's error.
+        source: io::Error,
+    },
     /// The content of a binary file is invalid.
     #[error("{}, byte {offset}: {problem}", path.display())]
     Bytes {
@@ -55,6 +63,16 @@ pub enum InputError {
         path: PathBuf,
         /// The line, from 1.
         line: u64,
+        /// The value found, and the one expected.
+        problem: String,
+    },
+    /// The content of a file of rows is invalid.
+    #[error("{}, row {row}: {problem}", path.display())]
+    Row {
+        /// The file.
+        path: PathBuf,
+        /// The row, from 1.
+        row: u64,
         /// The value found, and the one expected.
         problem: String,
     },

@@ -23,6 +23,7 @@ pub struct Idx;
 
 impl Source for Idx {
     fn open(setup: &DataSetup) -> Result<Dataset, InputError> {
+        setup.only(&[])?;
         load(setup.dir()?)
     }
 }

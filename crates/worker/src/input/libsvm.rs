@@ -3,7 +3,7 @@
 //! `data.dir` is a file, or a folder. The file beside the training file with `.t` at its end, or `.test` in place of
 //! `.train`, has the samples that are held out; without it, a share of the training file is held out, chosen by the
 //! job's seed. Settings in `data.options`: `train` and `test` name the files in the folder; `width` is the number of
-//! features (by default, that of the training file); `sparse = true` hands out indices and values instead of rows,
+//! features (by default, those up to the highest index of the training file); `sparse = true` hands out indices and values instead of rows,
 //! which is the default beyond 1,024 features.
 
 use std::path::{Path, PathBuf};
@@ -14,7 +14,8 @@ use super::error::InputError;
 use super::memory::InMemory;
 use super::place::{self, Parts};
 use super::source::{DataSetup, Source};
-use super::target::{Labels, Target};
+use super::target::Target;
+use super::texts::Texts;
 
 /// With more features than this, samples are sparse.
 const MOST_DENSE: usize = 1024;
@@ -27,6 +28,7 @@ pub struct LibSvm;
 
 impl Source for LibSvm {
     fn open(setup: &DataSetup) -> Result<Dataset, InputError> {
+        setup.only(&["train", "test", "width", "sparse"])?;
         let parts = place::parts(setup, |file| {
             let name = file.to_string_lossy();
             let twin = name
@@ -75,12 +77,10 @@ impl Options {
             )));
         }
         let width = width as usize;
-        let sparse = setup.settings.options.get("sparse");
-        let sparse = sparse.and_then(|sparse| sparse.as_bool());
         Ok(Self {
             first,
             width,
-            sparse: sparse.unwrap_or(width > MOST_DENSE),
+            sparse: setup.truth("sparse")?.unwrap_or(width > MOST_DENSE),
         })
     }
 }
@@ -88,7 +88,7 @@ impl Options {
 /// A file's content.
 struct File {
     path: PathBuf,
-    labels: Labels,
+    labels: Texts,
     /// The line of each sample.
     lines: Vec<u64>,
     /// The place in `indices` at which each sample begins, and the end of the last one.
@@ -102,7 +102,7 @@ impl File {
         let text = place::read_text(path)?;
         let mut file = Self {
             path: path.to_owned(),
-            labels: Labels::default(),
+            labels: Texts::default(),
             lines: Vec::new(),
             offsets: vec![0],
             indices: Vec::new(),
@@ -131,7 +131,7 @@ impl File {
         if label.contains(':') {
             return Err(self.wrong(line, format!("{label:?} stands where the label belongs")));
         }
-        self.labels.push(label, line);
+        self.labels.push_label(label, line);
         self.lines.push(line);
         let begin = self.indices.len();
         for field in fields {

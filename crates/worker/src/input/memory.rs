@@ -30,7 +30,7 @@ impl InMemory {
     ///
     /// # Errors
     /// [`InputError::Invalid`] names a column with another number of samples than the first, one whose name occurs
-    /// twice, or one with values that do not fit.
+    /// twice, or one with values that do not fit; there may be at most `u32::MAX` samples.
     pub fn new(inputs: Vec<Column>, targets: Vec<Column>) -> Result<Self, InputError> {
         let mut count = None;
         let mut names: Vec<&str> = Vec::new();
@@ -52,11 +52,13 @@ impl InMemory {
                 "the data needs at least one input and one target".to_owned(),
             ));
         }
+        let count = count.unwrap_or(0);
+        countable(count)?;
         Ok(Self {
             inputs,
             targets,
             weights: None,
-            count: count.unwrap_or(0),
+            count,
             compared: true,
             order: None,
         })
@@ -167,6 +169,20 @@ impl InMemory {
     }
 }
 
+/// Checks that so many samples can be numbered: orders and batches have their numbers as `u32`.
+///
+/// # Errors
+/// [`InputError::Invalid`] if there are more.
+pub(super) fn countable(samples: usize) -> Result<(), InputError> {
+    match u32::try_from(samples) {
+        Ok(_) => Ok(()),
+        Err(_) => Err(InputError::Invalid(format!(
+            "there are {samples} samples, but at most {} can be held in memory; implement `Samples` for larger data",
+            u32::MAX
+        ))),
+    }
+}
+
 impl Dataset {
     /// Returns a data set of samples in memory.
     ///
@@ -201,6 +217,7 @@ impl Dataset {
             signature,
             training: Box::new(training),
             evaluation: Box::new(evaluation),
+            transforms: None,
         })
     }
 }
@@ -289,6 +306,14 @@ mod tests {
             .unwrap()
             .with_weights(vec![1.0, -1.0]);
         assert!(weighted.unwrap_err().to_string().contains("not negative"));
+    }
+
+    #[test]
+    fn more_samples_than_numbers_are_refused() {
+        let most = u32::MAX as usize;
+        assert!(countable(most).is_ok());
+        let error = countable(most + 1).unwrap_err().to_string();
+        assert!(error.contains("4294967296 samples"), "{error}");
     }
 
     #[test]

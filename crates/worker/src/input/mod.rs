@@ -3,12 +3,14 @@
 //! Everything here is deterministic: with the same files and seed, each position of a pass holds the same sample on
 //! every worker. Files are not trusted: an error names the file and the place in it.
 //!
-//! - `source`: the interface of data sources; [`Digits`], [`Idx`], [`Cifar10`], [`Npy`], [`Csv`], [`LibSvm`],
-//!   [`Criteo`] and [`Random`] are those that ship
+//! - `source`: the interface of data sources; [`Digits`], [`Idx`], [`Cifar10`], [`Npy`], [`Images`], [`Csv`],
+//!   [`Parquet`], [`LibSvm`], [`Criteo`] and [`Random`] are those that ship
 //! - `dataset`: a data set and its samples, read by position
 //! - `batch`: samples that are computed together
 //! - `field`: the parts of a sample, by name
 //! - `column`, `memory`: samples that are held in memory, column by column
+//! - `tabular`, `table`: columns by their types, of [`Csv`] and [`Parquet`]; `fitted`: what they are fitted to; `texts`,
+//!   `hash`, `date`: their cells
 //! - `place`: files, and samples that are held out; `target`: labels
 //! - `error`: the errors of all of these
 
@@ -18,17 +20,25 @@ mod column;
 mod criteo;
 mod csv;
 mod dataset;
+mod date;
 mod digits;
 mod error;
 mod field;
+mod fitted;
+mod hash;
 mod idx;
+mod images;
 mod libsvm;
 mod memory;
 mod npy;
+mod parquet;
 mod place;
 mod random;
 mod source;
+mod table;
+mod tabular;
 mod target;
+mod texts;
 
 pub use batch::{Batch, Feature, Ragged};
 pub use cifar::Cifar10;
@@ -40,9 +50,13 @@ pub use dataset::{Dataset, Order, Samples};
 pub use digits::Digits;
 pub use error::InputError;
 pub use field::{Field, Signature};
+pub use fitted::{Fitted, FittedColumn, Rule};
 pub use idx::Idx;
+pub use images::Images;
 pub use libsvm::LibSvm;
 pub use memory::InMemory;
 pub use npy::Npy;
+pub use parquet::Parquet;
 pub use random::Random;
-pub use source::{DataSetup, Source};
+pub use source::{DataSetup, Purpose, Source};
+pub use target::Target;

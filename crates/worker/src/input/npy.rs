@@ -11,61 +11,37 @@ use std::path::Path;
 
 use half::f16;
 
-use super::column::{Column, Values};
+use super::column::Column;
 use super::dataset::Dataset;
 use super::error::InputError;
-use super::memory::InMemory;
 use super::place;
 use super::source::{DataSetup, Source};
-use crate::shuffle;
 
 /// The source `npy`.
 pub struct Npy;
 
 impl Source for Npy {
     fn open(setup: &DataSetup) -> Result<Dataset, InputError> {
+        setup.only(&["most"])?;
         let folder = setup.dir()?;
         let mut files = place::files(folder)?;
         files.retain(|path| path.extension().is_some_and(|extension| extension == "npy"));
-        if files.is_empty() {
+        let Some((first, others)) = files.split_first() else {
             return Err(InputError::Missing {
                 folder: folder.to_owned(),
                 names: "*.npy, a file for each class".to_owned(),
             });
-        }
-        let most = setup.whole_number("most")?;
-        let classes = files.len() as u64;
-        let mut all: Option<Array> = None;
-        let (mut labels, mut training, mut held_out) = (Vec::new(), Vec::new(), Vec::new());
-        for (class, path) in (0u32..).zip(&files) {
-            let array = Array::read(path, most)?;
-            let (begin, count) = (labels.len() as u32, array.count);
-            let order = shuffle::held_out(setup.seed ^ u64::from(class), count);
-            let share = (count as f64 * setup.settings.held_out).ceil() as usize;
-            if count < 2 {
-                return Err(wrong(
-                    path,
-                    "there are less than two samples; at least one to learn from and one to hold out are needed",
-                ));
-            }
-            let (learn, hold) = order.split_at(count - share.clamp(1, count - 1));
-            training.extend(learn.iter().map(|i| begin + i));
-            held_out.extend(hold.iter().map(|i| begin + i));
-            labels.extend(std::iter::repeat_n(class, count));
-            all = Some(match all {
-                None => array,
-                Some(before) => before.then(array, path)?,
-            });
-        }
-        let Some(array) = all else {
-            return Err(InputError::NoPlace);
         };
-        let image = array.column();
-        let samples = InMemory::new(
-            vec![image],
-            vec![Column::category("label", labels, classes)],
-        )?;
-        Dataset::in_memory(samples.select(&training), samples.select(&held_out))
+        let most = setup.whole_number("most")?;
+        let mut all = Array::read(first, most)?;
+        let mut counts = vec![all.count];
+        for path in others {
+            let array = Array::read(path, most)?;
+            counts.push(array.count);
+            all.append(array, path)?;
+        }
+        let classes: Vec<_> = files.into_iter().zip(counts).collect();
+        place::hold_out_of_classes(all.column(), &classes, setup)
     }
 }
 
@@ -73,7 +49,13 @@ impl Source for Npy {
 struct Array {
     shape: Vec<usize>,
     count: usize,
-    values: Values,
+    elements: Elements,
+}
+
+/// The elements of an array.
+enum Elements {
+    Bytes(Vec<u8>),
+    Numbers(Vec<f32>),
 }
 
 impl Array {
@@ -96,7 +78,7 @@ impl Array {
         // The file is not trusted: its header may promise more than there is.
         let elements = dims.iter().try_fold(1u64, |n, d| n.checked_mul(*d as u64));
         let promised = elements.and_then(|n| n.checked_mul(header.size as u64));
-        if promised != Some(length - header.length) {
+        if promised.is_none() || promised != length.checked_sub(header.length) {
             return Err(wrong(
                 path,
                 &format!(
@@ -105,17 +87,17 @@ impl Array {
             ));
         }
         let count = most.map_or(*count, |most| (*count).min(most as usize));
-        let size: usize = sample.iter().product();
-        if size == 0 || count == 0 {
+        if count == 0 || sample.contains(&0) {
             return Err(wrong(
                 path,
-                &format!("the array has shape {dims:?}, which is empty"),
+                &format!("the array has shape {dims:?}, of which no sample is read"),
             ));
         }
+        let size: usize = sample.iter().product();
         let mut bytes = vec![0; count * size * header.size];
         file.read_exact(&mut bytes).map_err(unreadable)?;
-        let values = header.values(bytes);
-        if let Values::F32(numbers) = &values
+        let elements = header.elements(bytes);
+        if let Elements::Numbers(numbers) = &elements
             && let Some(at) = numbers.iter().position(|v| !v.is_finite())
         {
             let problem = format!("sample {} holds NaN or infinity", at / size);
@@ -124,37 +106,42 @@ impl Array {
         Ok(Self {
             shape: picture(sample),
             count,
-            values,
+            elements,
         })
     }
 
     /// Appends the samples of another class, read from `path`.
-    fn then(mut self, next: Self, path: &Path) -> Result<Self, InputError> {
-        match (&mut self.values, next.values) {
-            (Values::U8(all), Values::U8(more)) if self.shape == next.shape => all.extend(more),
-            (Values::F32(all), Values::F32(more)) if self.shape == next.shape => all.extend(more),
-            (all, more) => {
+    fn append(&mut self, next: Self, path: &Path) -> Result<(), InputError> {
+        let (ours, theirs) = (self.described(), next.described());
+        match (&mut self.elements, next.elements) {
+            (Elements::Bytes(all), Elements::Bytes(more)) if ours == theirs => all.extend(more),
+            (Elements::Numbers(all), Elements::Numbers(more)) if ours == theirs => all.extend(more),
+            _ => {
                 return Err(wrong(
                     path,
                     &format!(
-                        "samples are {} of shape {:?}, those of the classes before {} of shape {:?}; give all classes the same",
-                        more.dtype().as_str(),
-                        next.shape,
-                        all.dtype().as_str(),
-                        self.shape
+                        "samples are {theirs}, those of the classes before {ours}; give all classes the same"
                     ),
                 ));
             }
         }
         self.count += next.count;
-        Ok(self)
+        Ok(())
+    }
+
+    /// Returns type and shape of a sample.
+    fn described(&self) -> String {
+        let kind = match self.elements {
+            Elements::Bytes(_) => "u8",
+            Elements::Numbers(_) => "f32",
+        };
+        format!("{kind} of shape {:?}", self.shape)
     }
 
     fn column(self) -> Column {
-        match self.values {
-            Values::U8(values) => Column::bytes("image", self.shape, values, 255.0),
-            Values::F32(values) => Column::numbers("image", self.shape, values),
-            other => Column::values("image", self.shape, other),
+        match self.elements {
+            Elements::Bytes(values) => Column::bytes("image", self.shape, values, 255.0),
+            Elements::Numbers(values) => Column::numbers("image", self.shape, values),
         }
     }
 }
@@ -207,7 +194,8 @@ impl Header {
             .filter(|size| !size.is_empty());
         let shape: Result<Vec<usize>, _> = sizes.map(str::parse).collect();
         let size = match kind {
-            "|u1" => 1,
+            // candle writes the latter.
+            "|u1" | "<u1" => 1,
             "<f2" => 2,
             "<f4" | "<i4" | "<u4" => 4,
             "<f8" | "<i8" => 8,
@@ -228,10 +216,10 @@ impl Header {
     }
 
     /// Returns bytes as they are, and other values as numbers.
-    fn values(&self, bytes: Vec<u8>) -> Values {
-        fn numbers<const N: usize>(bytes: &[u8], number: fn([u8; N]) -> f32) -> Values {
+    fn elements(&self, bytes: Vec<u8>) -> Elements {
+        fn numbers<const N: usize>(bytes: &[u8], number: fn([u8; N]) -> f32) -> Elements {
             let (values, _) = bytes.as_chunks::<N>();
-            Values::F32(values.iter().map(|value| number(*value)).collect())
+            Elements::Numbers(values.iter().map(|value| number(*value)).collect())
         }
         match self.kind.as_str() {
             "<f2" => numbers(&bytes, |v| f16::from_le_bytes(v).to_f32()),
@@ -240,7 +228,7 @@ impl Header {
             "<i4" => numbers(&bytes, |v| i32::from_le_bytes(v) as f32),
             "<u4" => numbers(&bytes, |v| u32::from_le_bytes(v) as f32),
             "<i8" => numbers(&bytes, |v| i64::from_le_bytes(v) as f32),
-            _ => Values::U8(bytes),
+            _ => Elements::Bytes(bytes),
         }
     }
 }

@@ -2,12 +2,15 @@
 
 use std::fs;
 use std::io::Read;
+use std::iter::repeat_n;
 use std::path::{Path, PathBuf};
 
 use flate2::read::MultiGzDecoder;
 
+use super::column::Column;
+use super::dataset::Dataset;
 use super::error::InputError;
-use super::memory::InMemory;
+use super::memory::{self, InMemory};
 use super::source::DataSetup;
 use crate::shuffle;
 
@@ -23,26 +26,27 @@ pub(super) struct Parts {
 /// `train` and `test`. `twin` returns the name of the file with the held-out samples beside one to train on.
 ///
 /// # Errors
-/// [`InputError::Missing`] if there is no such file; [`InputError::Invalid`] if there are several.
+/// [`InputError::Missing`] if there is no such file; [`InputError::Invalid`] if there are several, or if a name is no
+/// text.
 pub(super) fn parts(
     setup: &DataSetup,
     twin: impl Fn(&Path) -> PathBuf,
 ) -> Result<Parts, InputError> {
     let place = setup.dir()?;
     let named = |key: &str| {
-        let name = setup.settings.options.get(key)?.as_str()?;
-        Some(match place.is_dir() {
+        let path = |name| match place.is_dir() {
             true => place.join(name),
             false => place.with_file_name(name),
-        })
+        };
+        Ok::<_, InputError>(setup.text(key)?.map(path))
     };
-    let training = match named("train") {
+    let training = match named("train")? {
         Some(path) => path,
         None if place.is_dir() => the_one(place, &twin)?,
         None => place.to_owned(),
     };
     let beside = twin(&training);
-    let evaluation = match named("test") {
+    let evaluation = match named("test")? {
         Some(path) => Some(path),
         None => Some(beside).filter(|path| *path != training && path.is_file()),
     };
@@ -151,23 +155,84 @@ pub(super) fn read_text(path: &Path) -> Result<String, InputError> {
     })
 }
 
-/// Splits samples into those to train on and a share that is held out, chosen by the job's seed.
+/// Splits samples into those to train on and a share that is held out, chosen by the job's seed. `path` is their file.
 ///
 /// # Errors
-/// [`InputError::Line`] if there is a single sample.
+/// [`InputError::Invalid`] if there is a single sample.
 pub(super) fn hold_out(
     all: &InMemory,
     setup: &DataSetup,
     path: &Path,
 ) -> Result<(InMemory, InMemory), InputError> {
-    if all.len() < 2 {
+    let (training, evaluation) = split(all.len(), setup, setup.seed, path)?;
+    Ok((all.select(&training), all.select(&evaluation)))
+}
+
+/// Splits pictures of several classes: a share of each class is held out, chosen by the job's seed. `image` has the
+/// pictures of each class after those of the class before; `classes` has the file or folder of each, and its number of
+/// pictures.
+///
+/// # Errors
+/// [`InputError::Invalid`] if a class has less than two.
+pub(super) fn hold_out_of_classes(
+    image: Column,
+    classes: &[(PathBuf, usize)],
+    setup: &DataSetup,
+) -> Result<Dataset, InputError> {
+    let labels = (0u32..)
+        .zip(classes)
+        .flat_map(|(class, (_, count))| repeat_n(class, *count));
+    let labels = Column::category("label", labels.collect(), classes.len() as u64);
+    let all = InMemory::new(vec![image], vec![labels])?;
+    let (mut training, mut evaluation) = (Vec::new(), Vec::new());
+    let mut first = 0;
+    for (class, (path, count)) in (0u64..).zip(classes) {
+        let (learn, hold) = split(*count, setup, setup.seed ^ class, path)?;
+        training.extend(learn.iter().map(|i| first + i));
+        evaluation.extend(hold.iter().map(|i| first + i));
+        first += *count as u32;
+    }
+    Dataset::in_memory(all.select(&training), all.select(&evaluation))
+}
+
+/// Returns the numbers of the samples to train on, and of a share that is held out, chosen by a seed.
+///
+/// # Errors
+/// [`InputError::Invalid`] if there are less than two samples, or more than can be numbered.
+pub(super) fn split(
+    samples: usize,
+    setup: &DataSetup,
+    seed: u64,
+    path: &Path,
+) -> Result<(Vec<u32>, Vec<u32>), InputError> {
+    memory::countable(samples)?;
+    let begin = first_held_out(samples, setup, path)?;
+    let mut training = shuffle::held_out(seed, samples);
+    let evaluation = training.split_off(begin);
+    Ok((training, evaluation))
+}
+
+/// Returns the number of the first sample that is held out, if the last share of the samples is. At least one sample is
+/// held out, and at least one is not.
+///
+/// # Errors
+/// [`InputError::Invalid`] if there are less than two samples.
+pub(super) fn first_held_out(
+    samples: usize,
+    setup: &DataSetup,
+    path: &Path,
+) -> Result<usize, InputError> {
+    if samples < 2 {
+        let found = if samples == 0 {
+            "no sample"
+        } else {
+            "a single sample"
+        };
         return Err(InputError::Invalid(format!(
-            "{}: there is a single sample; at least one to learn from and one to hold out are needed",
+            "{}: there is {found}; at least one to learn from and one to hold out are needed",
             path.display()
         )));
     }
-    let held_out = (all.len() as f64 * setup.settings.held_out).ceil() as usize;
-    let order = shuffle::held_out(setup.seed, all.len());
-    let (training, evaluation) = order.split_at(all.len() - held_out.clamp(1, all.len() - 1));
-    Ok((all.select(training), all.select(evaluation)))
+    let share = (samples as f64 * setup.settings.held_out).ceil() as usize;
+    Ok(samples - share.clamp(1, samples - 1))
 }

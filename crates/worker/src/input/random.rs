@@ -20,6 +20,7 @@ pub struct Random;
 
 impl Source for Random {
     fn open(setup: &DataSetup) -> Result<Dataset, InputError> {
+        setup.only(&[])?;
         let mut random = ChaCha8Rng::seed_from_u64(setup.seed);
         let mut samples = |count: usize| {
             let mut pixels = vec![0; count * PIXELS];

@@ -3,9 +3,11 @@
 use std::path::Path;
 
 use shared_proto::job::Data;
+use toml::Value;
 
 use super::dataset::Dataset;
 use super::error::InputError;
+use super::fitted::Fitted;
 
 /// A source of data, which a job names in `data.kind`.
 pub trait Source: 'static {
@@ -23,6 +25,20 @@ pub struct DataSetup<'a> {
     pub settings: &'a Data,
     /// The job's seed.
     pub seed: u64,
+    /// The use of the data.
+    pub purpose: Purpose<'a>,
+}
+
+/// The use of data. It makes a difference for tables, where columns are fitted to the training samples.
+#[derive(Clone, Copy, Debug, Default)]
+pub enum Purpose<'a> {
+    /// Training: columns are fitted.
+    #[default]
+    Training,
+    /// An evaluation, with the columns as they were fitted in training.
+    Evaluation(&'a Fitted),
+    /// Predictions for all samples, with the columns as they were fitted in training. Labels are not read.
+    Prediction(&'a Fitted),
 }
 
 impl<'a> DataSetup<'a> {
@@ -39,15 +55,74 @@ impl<'a> DataSetup<'a> {
     /// # Errors
     /// [`InputError::Invalid`] if it is none, or negative.
     pub fn whole_number(&self, key: &str) -> Result<Option<u64>, InputError> {
+        let number = |value: &Value| value.as_integer().and_then(|n| u64::try_from(n).ok());
+        self.option(key, number, "a whole number, at least 0")
+    }
+
+    /// Returns a truth value in `data.options`, if it is there.
+    ///
+    /// # Errors
+    /// [`InputError::Invalid`] if it is neither `true` nor `false`.
+    pub fn truth(&self, key: &str) -> Result<Option<bool>, InputError> {
+        self.option(key, Value::as_bool, "true or false")
+    }
+
+    /// Returns a text in `data.options`, if it is there.
+    ///
+    /// # Errors
+    /// [`InputError::Invalid`] if it is no text.
+    pub fn text(&self, key: &str) -> Result<Option<&'a str>, InputError> {
+        self.option(key, Value::as_str, "text in quotes")
+    }
+
+    /// Refuses settings that would have no effect: those in `data.options` with other names than these, and
+    /// `data.columns`.
+    ///
+    /// # Errors
+    /// [`InputError::Invalid`] names the setting and those that there are.
+    pub fn only(&self, names: &[&str]) -> Result<(), InputError> {
+        if let Some(column) = self.settings.columns.keys().next() {
+            return Err(InputError::Invalid(format!(
+                "`data.columns` has {column:?}, but data.kind = {:?} has no columns; leave it out, or set data.kind to \"csv\" or \"parquet\"",
+                self.settings.kind
+            )));
+        }
+        self.only_options(names)
+    }
+
+    /// Refuses settings in `data.options` with other names than these.
+    ///
+    /// # Errors
+    /// [`InputError::Invalid`] names the setting and those that there are.
+    pub(super) fn only_options(&self, names: &[&str]) -> Result<(), InputError> {
+        let mut options = self.settings.options.keys();
+        let Some(key) = options.find(|key| !names.contains(&key.as_str())) else {
+            return Ok(());
+        };
+        let known = match names {
+            [] => "which takes none".to_owned(),
+            names => format!("which takes {}", names.join(", ")),
+        };
+        Err(InputError::Invalid(format!(
+            "`data.options.{key}` is no setting of data.kind = {:?}, {known}",
+            self.settings.kind
+        )))
+    }
+
+    fn option<T>(
+        &self,
+        key: &str,
+        read: impl Fn(&'a Value) -> Option<T>,
+        expected: &str,
+    ) -> Result<Option<T>, InputError> {
         let Some(value) = self.settings.options.get(key) else {
             return Ok(None);
         };
-        let number = value.as_integer().and_then(|n| u64::try_from(n).ok());
         let refused = || {
             InputError::Invalid(format!(
-                "`data.options.{key}` is {value}, but must be a whole number, at least 0"
+                "`data.options.{key}` is {value}, but must be {expected}"
             ))
         };
-        number.map(Some).ok_or_else(refused)
+        read(value).map(Some).ok_or_else(refused)
     }
 }

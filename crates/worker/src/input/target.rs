@@ -1,11 +1,13 @@
 //! What a model is to predict, read from text: a class, 0 or 1, or a number.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 
+use serde::{Deserialize, Serialize};
 use shared_proto::job::TargetKind;
 
 use super::column::Column;
 use super::error::InputError;
+use super::texts::Texts;
 
 /// Classes from this number on are refused: each costs a row of the model's output layer.
 const MAX_CLASSES: u32 = 1 << 16;
@@ -13,50 +15,24 @@ const MAX_CLASSES: u32 = 1 << 16;
 /// With more different whole numbers than this, the job has to say whether they are classes.
 const MOST_CERTAIN_CLASSES: usize = 1000;
 
-/// The labels of a file, in the order of its samples.
-#[derive(Debug, Default)]
-pub(super) struct Labels {
-    /// The index in `texts` of each sample's label.
-    samples: Vec<u32>,
-    /// The labels that occur, each with the first line where it does.
-    texts: Vec<(String, u64)>,
-    known: HashMap<String, u32>,
-}
-
-impl Labels {
-    /// Adds the label of the next sample.
-    pub(super) fn push(&mut self, text: &str, line: u64) {
-        // LIBSVM files have +1 as well as 1.
-        let text = text.strip_prefix('+').unwrap_or(text);
-        let index = match self.known.get(text) {
-            Some(index) => *index,
-            None => {
-                let new = self.texts.len() as u32;
-                self.known.insert(text.to_owned(), new);
-                self.texts.push((text.to_owned(), line));
-                new
-            }
-        };
-        self.samples.push(index);
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.samples.is_empty()
-    }
-}
-
 /// The meaning of labels, as the training part has them.
-#[derive(Debug)]
-pub(super) enum Target {
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Target {
     /// Each label is a class.
     Class {
-        numbers: HashMap<String, u32>,
+        /// The number of each label's class.
+        numbers: BTreeMap<String, u32>,
+        /// The number of classes, above the number of each.
         count: u64,
     },
     /// One label is 0, the other 1.
-    Binary(HashMap<String, f32>),
+    Binary {
+        /// The value of each label.
+        values: BTreeMap<String, f32>,
+    },
     /// Each label is a number.
-    Number,
+    Number {},
 }
 
 /// Makes an error out of a line and a problem.
@@ -69,7 +45,7 @@ impl Target {
     /// # Errors
     /// Names the first label that does not fit.
     pub(super) fn of(
-        labels: &Labels,
+        labels: &Texts,
         kind: TargetKind,
         two_are_binary: bool,
         wrong: Wrong,
@@ -77,14 +53,14 @@ impl Target {
         let texts = &labels.texts;
         let fraction = texts.iter().find(|(text, _)| is_fraction(text));
         match (kind, fraction) {
-            (TargetKind::Number, _) => Ok(Self::Number),
+            (TargetKind::Number, _) => Ok(Self::Number {}),
             (TargetKind::Class, Some((text, line))) => Err(wrong(
                 *line,
                 format!(
                     "label {text} is no class; set data.target to \"number\" to predict it as a number, or number the classes from 0 or name them"
                 ),
             )),
-            (TargetKind::Auto, Some(_)) => Ok(Self::Number),
+            (TargetKind::Auto, Some(_)) => Ok(Self::Number {}),
             (TargetKind::Binary, _) => Self::binary(labels, wrong),
             (TargetKind::Auto, None) if two_are_binary && texts.len() == 2 => {
                 Self::binary(labels, wrong)
@@ -93,7 +69,7 @@ impl Target {
         }
     }
 
-    fn binary(labels: &Labels, wrong: Wrong) -> Result<Self, InputError> {
+    fn binary(labels: &Texts, wrong: Wrong) -> Result<Self, InputError> {
         if let Some((text, line)) = labels.texts.get(2) {
             return Err(wrong(
                 *line,
@@ -115,14 +91,14 @@ impl Target {
             let value = value.map_or(i as f32, |v| if v > 0.0 { 1.0 } else { 0.0 });
             (text.clone(), value)
         };
-        Ok(Self::Binary(
-            sorted.into_iter().enumerate().map(one).collect(),
-        ))
+        Ok(Self::Binary {
+            values: sorted.into_iter().enumerate().map(one).collect(),
+        })
     }
 
-    fn classes(labels: &Labels, kind: TargetKind, wrong: Wrong) -> Result<Self, InputError> {
+    fn classes(labels: &Texts, kind: TargetKind, wrong: Wrong) -> Result<Self, InputError> {
         let texts = labels.texts.iter();
-        let whole: Option<HashMap<String, u32>> = texts
+        let whole: Option<BTreeMap<String, u32>> = texts
             .clone()
             .map(|(text, _)| Some((text.clone(), whole(text)?)))
             .collect();
@@ -165,7 +141,7 @@ impl Target {
     pub(super) fn column(
         &self,
         name: &str,
-        labels: &Labels,
+        labels: &Texts,
         wrong: Wrong,
     ) -> Result<Column, InputError> {
         match self {
@@ -173,11 +149,11 @@ impl Target {
                 let ids = each(labels, |text| numbers.get(text).copied(), wrong, UNKNOWN)?;
                 Ok(Column::category(name, ids, *count))
             }
-            Self::Binary(values) => {
+            Self::Binary { values } => {
                 let values = each(labels, |text| values.get(text).copied(), wrong, UNKNOWN)?;
                 Ok(Column::binary(name, values))
             }
-            Self::Number => {
+            Self::Number {} => {
                 let number = |text: &str| text.parse().ok().filter(|v: &f32| v.is_finite());
                 let values = each(labels, number, wrong, "is no finite number")?;
                 Ok(Column::numbers(name, Vec::new(), values))
@@ -186,21 +162,29 @@ impl Target {
     }
 }
 
+impl Target {
+    /// Returns a column of so many labels that are not known: each is 0.
+    pub(super) fn unknown(&self, name: &str, samples: usize) -> Column {
+        match self {
+            Self::Class { count, .. } => Column::category(name, vec![0; samples], *count),
+            Self::Binary { .. } => Column::binary(name, vec![0.0; samples]),
+            Self::Number {} => Column::numbers(name, Vec::new(), vec![0.0; samples]),
+        }
+    }
+}
+
 const UNKNOWN: &str = "does not occur in the training data";
 
 /// Returns the value of each sample's label.
 fn each<T: Copy>(
-    labels: &Labels,
+    labels: &Texts,
     value: impl Fn(&str) -> Option<T>,
     wrong: Wrong,
     problem: &str,
 ) -> Result<Vec<T>, InputError> {
-    let value = |(text, line): &(String, u64)| {
-        value(text).ok_or_else(|| wrong(*line, format!("label {text:?} {problem}")))
-    };
-    let values: Vec<T> = labels.texts.iter().map(value).collect::<Result<_, _>>()?;
-    let samples = labels.samples.iter();
-    Ok(samples.map(|index| values[*index as usize]).collect())
+    labels.try_each(|text, line| {
+        value(text).ok_or_else(|| wrong(line, format!("label {text:?} {problem}")))
+    })
 }
 
 /// Returns whether a label is a number that is not whole.
@@ -219,11 +203,13 @@ fn whole(text: &str) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::input::Feature;
+    use candle_core::{DType, Device};
 
     fn read(texts: &[&str], kind: TargetKind) -> Result<Column, String> {
-        let mut labels = Labels::default();
+        let mut labels = Texts::default();
         for (line, text) in (2..).zip(texts) {
-            labels.push(text, line);
+            labels.push_label(text, line);
         }
         let wrong = |line, problem| InputError::Invalid(format!("line {line}: {problem}"));
         let target = Target::of(&labels, kind, true, &wrong);
@@ -232,15 +218,13 @@ mod tests {
     }
 
     fn values(texts: &[&str], kind: TargetKind) -> (Vec<f64>, Option<u64>) {
-        use crate::input::Values;
-        let mut column = read(texts, kind).unwrap();
-        let categories = column.field().categories;
-        let values = match column.stored_mut() {
-            Values::F32(values) => values.iter().map(|v| f64::from(*v)).collect(),
-            Values::U32(values) => values.iter().map(|v| f64::from(*v)).collect(),
-            other => panic!("{other:?}"),
+        let column = read(texts, kind).unwrap();
+        let samples: Vec<u32> = (0u32..).take(texts.len()).collect();
+        let Feature::Dense(values) = column.read(&samples, &Device::Cpu).unwrap() else {
+            panic!("a label for each sample");
         };
-        (values, categories)
+        let values = values.to_dtype(DType::F64).unwrap().to_vec1().unwrap();
+        (values, column.field().categories)
     }
 
     #[test]

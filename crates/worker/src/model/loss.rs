@@ -30,13 +30,10 @@ impl Loss {
     /// # Errors
     /// If outputs and target do not fit, or candle's.
     pub fn of(self, outputs: &Tensor, batch: &Batch) -> Result<Tensor> {
-        let target = &match self {
-            Self::CrossEntropy { .. } => batch.target()?.clone(),
-            _ => batch.target()?.to_dtype(outputs.dtype())?,
-        };
         if let Some(weights) = batch.weights() {
-            return (self.of_each(outputs, target)? * weights)?.mean_all();
+            return (self.of_each(outputs, batch)? * weights)?.mean_all();
         }
+        let target = &self.target(outputs, batch)?;
         match self {
             Self::CrossEntropy { smoothing } => {
                 nn::cross_entropy_smooth(outputs, target, smoothing.into())
@@ -48,7 +45,8 @@ impl Loss {
     }
 
     /// Returns the loss of each sample, of shape `[samples]`.
-    fn of_each(self, outputs: &Tensor, target: &Tensor) -> Result<Tensor> {
+    pub(super) fn of_each(self, outputs: &Tensor, batch: &Batch) -> Result<Tensor> {
+        let target = &self.target(outputs, batch)?;
         match self {
             Self::CrossEntropy { smoothing } => {
                 let logs = candle_nn::ops::log_softmax(outputs, D::Minus1)?;
@@ -59,13 +57,26 @@ impl Loss {
             }
             Self::BinaryCrossEntropy => {
                 let outputs = like(outputs, target)?;
-                // log(1 + exp(x)) - x * target, in a form that does not overflow.
-                let log = (outputs.abs()?.neg()?.exp()? + 1.0)?.log()?;
-                let linear = (outputs.relu()? - (&outputs * target)?)?;
-                per_sample(&(linear + log)?)
+                per_sample(&nn::binary_cross_entropy_of_each(&outputs, target)?)
             }
             Self::MeanSquaredError => per_sample(&(like(outputs, target)? - target)?.sqr()?),
             Self::MeanAbsoluteError => per_sample(&(like(outputs, target)? - target)?.abs()?),
+        }
+    }
+
+    /// Returns the loss without label smoothing, which is for training alone.
+    pub(super) fn plain(self) -> Self {
+        match self {
+            Self::CrossEntropy { .. } => Self::CrossEntropy { smoothing: 0.0 },
+            loss => loss,
+        }
+    }
+
+    /// Returns the batch's target in the type that the loss takes.
+    fn target(self, outputs: &Tensor, batch: &Batch) -> Result<Tensor> {
+        match self {
+            Self::CrossEntropy { .. } => Ok(batch.target()?.clone()),
+            _ => batch.target()?.to_dtype(outputs.dtype()),
         }
     }
 }

@@ -5,23 +5,14 @@ use std::fmt;
 
 use candle_core::{DType, Result, Tensor};
 
-use super::loss::{Loss, like};
+use super::loss::Loss;
+use super::metric::Metric;
+use super::pairs::{Pairs, auc, calibration, f1};
+use super::scores::Scores;
 use crate::input::{Batch, InputError};
 
 /// Metrics of an evaluation, by name; `loss` is always there.
 pub type Metrics = BTreeMap<String, f64>;
-
-/// A measurement over all samples of an evaluation.
-pub trait Metric {
-    /// Takes the outputs of the model for a batch.
-    ///
-    /// # Errors
-    /// If they do not fit, or candle's.
-    fn add(&mut self, outputs: &Tensor, batch: &Batch) -> Result<()>;
-
-    /// Returns the value over all batches; NaN if it is not defined for them.
-    fn value(&mut self) -> f64;
-}
 
 /// A metric that comes with Flambeau.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,13 +98,7 @@ impl Name {
                 count: 0,
             })
         };
-        let pairs = |value| -> Box<dyn Metric> {
-            Box::new(Pairs {
-                loss,
-                pairs: Vec::new(),
-                value,
-            })
-        };
+        let pairs = |value| -> Box<dyn Metric> { Box::new(Pairs::new(loss, value)) };
         match self {
             Self::Accuracy => mean(|scores, i| scores.is_right(i, 1), false),
             Self::Top(most) => Box::new(Top {
@@ -121,7 +106,11 @@ impl Name {
                 right: 0.0,
                 count: 0,
             }),
-            Self::LogLoss => mean(Scores::log_loss, false),
+            Self::LogLoss => Box::new(LogLoss {
+                loss: loss.plain(),
+                sum: 0.0,
+                count: 0,
+            }),
             Self::Rmse => mean(|scores, i| scores.error(i).powi(2), true),
             Self::Mae => mean(|scores, i| scores.error(i).abs(), false),
             Self::Auc => pairs(auc),
@@ -142,101 +131,6 @@ impl fmt::Display for Name {
             Self::Calibration => f.write_str("calibration"),
             Self::Rmse => f.write_str("rmse"),
             Self::Mae => f.write_str("mae"),
-        }
-    }
-}
-
-/// The outputs and targets of a batch as numbers.
-struct Scores {
-    loss: Loss,
-    /// The outputs of each sample.
-    width: usize,
-    outputs: Vec<f32>,
-    targets: Vec<f32>,
-}
-
-impl Scores {
-    fn of(loss: Loss, outputs: &Tensor, batch: &Batch) -> Result<Self> {
-        let target = batch.target()?;
-        let outputs = match loss {
-            Loss::CrossEntropy { .. } => outputs.clone(),
-            _ => like(outputs, target)?,
-        };
-        let numbers = |tensor: &Tensor| -> Result<Vec<f32>> {
-            tensor.to_dtype(DType::F32)?.flatten_all()?.to_vec1()
-        };
-        Ok(Self {
-            loss,
-            // A target of several numbers counts once for each.
-            width: match loss {
-                Loss::CrossEntropy { .. } => outputs.dim(1)?.max(1),
-                _ => 1,
-            },
-            outputs: numbers(&outputs)?,
-            targets: numbers(target)?,
-        })
-    }
-
-    fn samples(&self) -> usize {
-        self.targets
-            .len()
-            .min(self.outputs.len() / self.width.max(1))
-    }
-
-    fn row(&self, sample: usize) -> &[f32] {
-        &self.outputs[sample * self.width..][..self.width]
-    }
-
-    /// Returns 1 if the target's class is among the `most` largest outputs, else 0.
-    fn is_right(&self, sample: usize, most: usize) -> f64 {
-        let right = match self.loss {
-            Loss::CrossEntropy { .. } => {
-                let (row, class) = (self.row(sample), self.targets[sample] as usize);
-                let own = row.get(class).copied().unwrap_or(f32::NAN);
-                // Of equal outputs the first counts, as with candle's argmax.
-                let before = |(i, v): &(usize, &f32)| **v > own || (**v == own && *i < class);
-                let numbers = class < row.len() && row.iter().all(|v| !v.is_nan());
-                numbers && row.iter().enumerate().filter(before).count() < most
-            }
-            _ => {
-                let logit = self.outputs[sample];
-                !logit.is_nan() && (logit > 0.0) == (self.targets[sample] > 0.5)
-            }
-        };
-        f64::from(u8::from(right))
-    }
-
-    fn error(&self, sample: usize) -> f64 {
-        f64::from(self.outputs[sample]) - f64::from(self.targets[sample])
-    }
-
-    /// Returns the logit of class 1 against class 0.
-    fn logit(&self, sample: usize) -> f64 {
-        match self.row(sample) {
-            [logit] => f64::from(*logit),
-            [first, second] => f64::from(*second) - f64::from(*first),
-            _ => f64::NAN,
-        }
-    }
-
-    fn log_loss(&self, sample: usize) -> f64 {
-        match self.loss {
-            Loss::CrossEntropy { .. } => {
-                let row = self.row(sample).iter().map(|v| f64::from(*v));
-                let largest = row.clone().fold(f64::NEG_INFINITY, f64::max);
-                let sum: f64 = row.clone().map(|v| (v - largest).exp()).sum();
-                let own = row.clone().nth(self.targets[sample] as usize);
-                largest + sum.ln() - own.unwrap_or(f64::NAN)
-            }
-            _ => {
-                let logit = self.logit(sample);
-                let towards = if self.targets[sample] > 0.5 {
-                    -logit
-                } else {
-                    logit
-                };
-                towards.max(0.0) + (-towards.abs()).exp().ln_1p()
-            }
         }
     }
 }
@@ -287,60 +181,23 @@ impl Metric for Top {
     }
 }
 
-/// The logits and targets of all samples of two classes, and a value that is computed from them.
-struct Pairs {
+/// The mean of the loss of each sample, computed in `f64`.
+struct LogLoss {
     loss: Loss,
-    pairs: Vec<(f64, bool)>,
-    value: fn(&mut [(f64, bool)]) -> f64,
+    sum: f64,
+    count: usize,
 }
 
-impl Metric for Pairs {
+impl Metric for LogLoss {
     fn add(&mut self, outputs: &Tensor, batch: &Batch) -> Result<()> {
-        let scores = Scores::of(self.loss, outputs, batch)?;
-        let pair = |i| (scores.logit(i), scores.targets[i] > 0.5);
-        self.pairs.extend((0..scores.samples()).map(pair));
+        let losses = self.loss.of_each(&outputs.to_dtype(DType::F64)?, batch)?;
+        self.sum += losses.sum_all()?.to_scalar::<f64>()?;
+        self.count += losses.elem_count();
         Ok(())
     }
 
     fn value(&mut self) -> f64 {
-        match self.pairs.iter().any(|(logit, _)| logit.is_nan()) {
-            true => f64::NAN,
-            false => (self.value)(&mut self.pairs),
-        }
-    }
-}
-
-/// Returns the share of pairs of a positive and a negative sample in which the positive one has the larger logit; a
-/// tie counts half.
-fn auc(pairs: &mut [(f64, bool)]) -> f64 {
-    pairs.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
-    let (mut below, mut sum, mut positives) = (0.0, 0.0, 0.0);
-    // -0.0 and 0.0 are one logit, so groups go by `==`.
-    for equal in pairs.chunk_by(|a, b| a.0 == b.0) {
-        let here = equal.iter().filter(|(_, positive)| *positive).count() as f64;
-        let negatives = equal.len() as f64 - here;
-        sum += here * (below + negatives / 2.0);
-        below += negatives;
-        positives += here;
-    }
-    sum / (positives * below)
-}
-
-fn f1(pairs: &mut [(f64, bool)]) -> f64 {
-    let count = |of: fn(&&(f64, bool)) -> bool| pairs.iter().filter(of).count() as f64;
-    let right = count(|(logit, positive)| *logit > 0.0 && *positive);
-    let wrong = count(|(logit, positive)| (*logit > 0.0) != *positive);
-    2.0 * right / (2.0 * right + wrong)
-}
-
-fn calibration(pairs: &mut [(f64, bool)]) -> f64 {
-    let predicted: f64 = pairs
-        .iter()
-        .map(|(logit, _)| 1.0 / (1.0 + (-logit).exp()))
-        .sum();
-    match pairs.iter().filter(|(_, positive)| *positive).count() {
-        0 => f64::NAN,
-        observed => predicted / observed as f64,
+        self.sum / self.count as f64
     }
 }
 
@@ -419,6 +276,19 @@ mod tests {
         assert!((of(Name::Accuracy) - 1.0 / 3.0).abs() < 1e-12);
         assert!((of(Name::Top(2)) - 1.0).abs() < 1e-12);
         assert!((of(Name::Top(1)) - of(Name::Accuracy)).abs() < 1e-12);
+    }
+
+    #[test]
+    fn the_log_loss_of_classes_has_no_smoothing() {
+        let outputs = [Tensor::new(&[[0f32, 3f32.ln()], [1.0, 1.0]], &Cpu).unwrap()];
+        let target = Tensor::new(&[1u32, 0], &Cpu).unwrap();
+        let batches = [Batch::of(2).with_target("y", target)];
+        let smooth = Loss::CrossEntropy { smoothing: 0.2 };
+        let expected = ((4f64 / 3.0).ln() + 2f64.ln()) / 2.0;
+        for loss in [CLASSES, smooth] {
+            let found = measure(Name::LogLoss, loss, &batches, &outputs);
+            assert!((found - expected).abs() < 1e-7, "{found} {expected}");
+        }
     }
 
     #[test]

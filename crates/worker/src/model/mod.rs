@@ -55,20 +55,24 @@
 //! ```
 
 mod loss;
+mod metric;
 mod metrics;
 mod objective;
+mod pairs;
 mod pass;
+mod scores;
 
 use candle_core::{Error, Result, Tensor};
 use candle_nn::VarBuilder;
-use shared_proto::step::{EVERY_BATCH, Want};
+use shared_proto::step::Want;
 
 use crate::candle_error::plain;
 use crate::input::Signature;
 
 pub use crate::input::{Batch, Feature, Ragged};
 pub use loss::Loss;
-pub use metrics::{Metric, Metrics, Name as MetricName};
+pub use metric::Metric;
+pub use metrics::{Metrics, Name as MetricName};
 pub use objective::Objective;
 pub use pass::Pass;
 
@@ -146,9 +150,10 @@ pub trait Model: 'static {
         pass.objective.loss.of(outputs, batch)
     }
 
-    /// Returns the values that a batch needs before [`Self::forward`]. The default is all dense variables.
+    /// Returns the values that a batch needs before [`Self::forward`], beside the dense variables, which every batch
+    /// gets. The default is none.
     fn wants(&self, _batch: &Batch) -> Vec<Want> {
-        EVERY_BATCH.to_vec()
+        Vec::new()
     }
 
     /// Returns accumulators of metrics of the model's own, by name, for one evaluation.

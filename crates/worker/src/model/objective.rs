@@ -4,7 +4,8 @@ use candle_core::DType;
 use shared_proto::job::{self, LossName};
 
 use super::loss::Loss;
-use super::metrics::{self, Metric};
+use super::metric::Metric;
+use super::metrics;
 use crate::input::{Field, InputError, Signature};
 
 /// The loss and the metrics of a job, for its data.

@@ -15,6 +15,16 @@ pub enum ReplicaError {
     /// The model cannot be built.
     #[error(transparent)]
     Model(#[from] ModelError),
+    /// A group of the job has no variable.
+    #[error(
+        "`groups` has the pattern {pattern:?}, which matches no variable of the model; its variables are {variables:?}"
+    )]
+    Group {
+        /// The pattern.
+        pattern: String,
+        /// The names of the model's variables.
+        variables: Vec<String>,
+    },
     /// Values do not fit the variables.
     #[error(transparent)]
     Variables(#[from] VariablesError),

@@ -121,6 +121,7 @@ pub trait Replica {
     /// Returns the values with which the variables were created, whatever has been written since.
     async fn initial_values(&self) -> Result<Vec<Elements>, ReplicaError>;
 
-    /// Writes the variables to a safetensors file.
+    /// Writes the variables to a safetensors file, and what the columns of a table were fitted to beside it
+    /// (`transforms.json`).
     async fn save(&self, path: PathBuf) -> Result<(), ReplicaError>;
 }

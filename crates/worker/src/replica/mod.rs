@@ -10,5 +10,5 @@ mod thread;
 
 pub use error::ReplicaError;
 pub use interface::{Computed, Description, Positions, Prepared, Replica, Step};
-pub(crate) use thread::build;
+pub(crate) use thread::{EVALUATION_BATCH, build};
 pub use thread::{ModelReplica, evaluate};

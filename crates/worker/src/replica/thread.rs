@@ -1,7 +1,7 @@
 //! A replica that is a candle model on a thread of its own, so that candle does not block tokio.
 
 use std::collections::VecDeque;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -9,20 +9,20 @@ use async_trait::async_trait;
 use candle_core::{DType, Device};
 use nn::backward;
 use parking_lot::Mutex;
-use shared_proto::job::{Job, NonFinite};
+use shared_proto::job::{Group, Job, NonFinite, run_dir};
 use shared_proto::payload::{Dtype, Elements};
-use shared_proto::step::Want;
+use shared_proto::step::{EVERY_BATCH, Want};
 use tokio::sync::{mpsc, oneshot};
 
 use super::error::ReplicaError;
 use super::interface::{Computed, Description, Positions, Prepared, Replica, Step};
-use crate::input::{Dataset, Order, Signature, read};
+use crate::input::{Dataset, Order, Purpose, Signature, read};
 use crate::model::{Batch, Metrics, Model, Objective, Pass, Setup};
 use crate::registry::Registry;
 use crate::variables::{Part, Trained, Variables};
 
 /// The number of samples that are evaluated together.
-const EVALUATION_BATCH: u64 = 256;
+pub(crate) const EVALUATION_BATCH: u64 = 256;
 
 /// The number of commands that may wait for the model's thread.
 const COMMANDS: usize = 4;
@@ -162,7 +162,7 @@ struct Thread {
 
 impl Thread {
     fn new(job: Arc<Job>, registry: Registry, device: Device) -> Result<Self, ReplicaError> {
-        let data = registry.open(&job.data, job.seed)?;
+        let data = registry.open(&job.data, job.seed, Purpose::Training)?;
         let objective = Objective::of(&job.objective, &data.signature)?;
         let (variables, model) = build(&job, &registry, &device, &data.signature, &objective)?;
         Ok(Self {
@@ -211,7 +211,7 @@ impl Thread {
                 Command::Evaluate(reply) => drop(reply.send(self.evaluate())),
                 Command::InitialValues(reply) => drop(reply.send(self.initial_values())),
                 Command::Save(path, reply) => {
-                    drop(reply.send(self.variables.save(&path).map_err(Into::into)));
+                    drop(reply.send(self.save(&path)));
                 }
             }
         }
@@ -235,7 +235,8 @@ impl Thread {
 
     /// Returns the values that the batches of a step want together.
     fn wants(&self, batches: &[Batch]) -> Vec<Want> {
-        let mut wants = Vec::new();
+        // A pull also waits for slower workers, so each step has one.
+        let mut wants = EVERY_BATCH.to_vec();
         for want in batches.iter().flat_map(|batch| self.model.wants(batch)) {
             if !wants.contains(&want) {
                 wants.push(want);
@@ -293,6 +294,13 @@ impl Thread {
         Ok(())
     }
 
+    fn save(&self, path: &Path) -> Result<(), ReplicaError> {
+        if let Some(fitted) = &self.data.transforms {
+            fitted.save(&path.with_file_name(run_dir::TRANSFORMS))?;
+        }
+        Ok(self.variables.save(path)?)
+    }
+
     fn initial_values(&self) -> Result<Vec<Elements>, ReplicaError> {
         let again;
         let variables = if self.overwritten {
@@ -315,6 +323,9 @@ impl Thread {
 }
 
 /// Builds a job's model for its data, with initial values, those of `model.init_from` first.
+///
+/// # Errors
+/// The model's, those of the file with initial values, or [`ReplicaError::Group`].
 pub(crate) fn build(
     job: &Job,
     registry: &Registry,
@@ -332,10 +343,24 @@ pub(crate) fn build(
     let (variables, model) = Variables::build(job.seed, kind_of, device, |vars| {
         registry.build(&job.model.name, &setup, vars)
     })?;
+    check_groups(job, &variables)?;
     if let Some(path) = &job.model.init_from {
         variables.load_known(path)?;
     }
     Ok((variables, model))
+}
+
+/// Refuses a group whose pattern matches no variable: it would have no effect.
+fn check_groups(job: &Job, variables: &Variables) -> Result<(), ReplicaError> {
+    let names: Vec<String> = variables.specs().into_iter().map(|s| s.name).collect();
+    let without = |group: &&Group| !names.iter().any(|name| group.matches(name));
+    match job.groups.iter().find(without) {
+        None => Ok(()),
+        Some(group) => Err(ReplicaError::Group {
+            pattern: group.variables.clone(),
+            variables: names,
+        }),
+    }
 }
 
 /// Returns the loss and the metrics of a model over all held-out samples.

@@ -3,7 +3,7 @@
 //!
 //! - `interface`: the trait, and the types that steps and strategies exchange
 //! - `error`: its errors, by what the worker does next
-//! - `register`: how workers agree on the variables
+//! - `register`: the registration of variables, which every strategy needs
 //! - `parameter_server`: variables on sharded parameter servers
 
 mod error;

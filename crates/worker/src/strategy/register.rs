@@ -1,4 +1,4 @@
-//! The call to the coordinator by which workers agree on the variables and on who sends their initial values.
+//! Registration: the call by which workers agree on the variables, and on the worker that sends the initial values.
 
 use daemon::membership::Membership;
 use shared_proto::blocks::ShardMap;
@@ -41,7 +41,7 @@ fn unusable(problem: String) -> StrategyError {
 /// to send them, initial values.
 ///
 /// # Errors
-/// The coordinator's.
+/// The coordinator's, or [`StrategyError::Answer`] if its shard map cannot be read.
 pub async fn register(
     membership: &Membership,
     description: &Description,

@@ -57,14 +57,8 @@ impl Variables {
     /// [`VariablesError::File`] if it cannot be read, [`VariablesError::Mismatch`] if it holds
     /// other variables than these, or candle's.
     pub fn load(&self, path: &Path) -> Result<(), VariablesError> {
-        let unreadable = |source| VariablesError::File {
-            action: "read",
-            path: path.to_owned(),
-            source,
-        };
-        let content = std::fs::read(path).map_err(unreadable)?;
-        let file = SafeTensors::deserialize(&content)
-            .map_err(|error| unreadable(io::Error::new(io::ErrorKind::InvalidData, error)))?;
+        let content = read(path)?;
+        let file = parse(&content, path)?;
         let differences = self.differences(&file);
         if !differences.is_empty() {
             return Err(VariablesError::Mismatch {
@@ -89,14 +83,8 @@ impl Variables {
     /// [`VariablesError::File`] if it cannot be read, [`VariablesError::Mismatch`] if a tensor has another shape or type,
     /// or if the file has none of the variables; nothing is set then.
     pub fn load_known(&self, path: &Path) -> Result<(), VariablesError> {
-        let unreadable = |source| VariablesError::File {
-            action: "read",
-            path: path.to_owned(),
-            source,
-        };
-        let content = std::fs::read(path).map_err(unreadable)?;
-        let file = SafeTensors::deserialize(&content)
-            .map_err(|error| unreadable(io::Error::new(io::ErrorKind::InvalidData, error)))?;
+        let content = read(path)?;
+        let file = parse(&content, path)?;
         let mismatch = |differences: String| VariablesError::Mismatch {
             path: path.to_owned(),
             differences,
@@ -175,6 +163,25 @@ impl Variables {
             differences.push(format!("{name:?} is none of the model's"));
         }
         differences
+    }
+}
+
+/// Returns the content of a file.
+fn read(path: &Path) -> Result<Vec<u8>, VariablesError> {
+    std::fs::read(path).map_err(|source| unreadable(path, source))
+}
+
+/// Returns the tensors in the content of a safetensors file.
+fn parse<'a>(content: &'a [u8], path: &Path) -> Result<SafeTensors<'a>, VariablesError> {
+    SafeTensors::deserialize(content)
+        .map_err(|error| unreadable(path, io::Error::new(io::ErrorKind::InvalidData, error)))
+}
+
+fn unreadable(path: &Path, source: io::Error) -> VariablesError {
+    VariablesError::File {
+        action: "read",
+        path: path.to_owned(),
+        source,
     }
 }
 

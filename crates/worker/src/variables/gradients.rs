@@ -35,7 +35,7 @@ impl Variables {
     ///
     /// # Errors
     /// [`VariablesError::NoGradient`] names a variable that has none, or candle's.
-    pub fn trained_gradients(&self, store: &GradStore) -> Result<Trained, VariablesError> {
+    pub(crate) fn trained_gradients(&self, store: &GradStore) -> Result<Trained, VariablesError> {
         let gradient = |(spec, var): &(VariableSpec, Var)| {
             if !spec.kind.is_optimized() {
                 return Ok(Vec::new());
@@ -58,7 +58,7 @@ impl Variables {
     ///
     /// # Errors
     /// candle's.
-    pub fn finish_gradients(
+    pub(crate) fn finish_gradients(
         &self,
         trained: Trained,
         before: Measured,
@@ -81,10 +81,12 @@ impl Variables {
         Ok(Gradients { values, norm })
     }
 
-    /// Returns the gradients of a step that has one batch: [`Self::finish_gradients`] of [`Self::trained_gradients`].
+    /// Returns the gradients of a step that has one batch: those of trained variables, scaled so that their global norm
+    /// is at most `clip_norm`, and the changes of averaged variables since `before`. The variables that the model has
+    /// changed get their values of before.
     ///
     /// # Errors
-    /// Those of both.
+    /// [`VariablesError::NoGradient`] names a trained variable without a gradient in `store`, or candle's.
     pub fn gradients(
         &self,
         store: &GradStore,
@@ -97,12 +99,12 @@ impl Variables {
 
 /// The gradients of trained variables, by the variables' numbers; those of others are empty.
 #[derive(Clone, Debug)]
-pub struct Trained(Vec<Vec<f32>>);
+pub(crate) struct Trained(Vec<Vec<f32>>);
 
 impl Trained {
     /// Returns the gradients, each times a factor.
     #[must_use]
-    pub fn times(mut self, factor: f32) -> Self {
+    pub(crate) fn times(mut self, factor: f32) -> Self {
         for value in self.0.iter_mut().flatten() {
             *value *= factor;
         }
@@ -110,7 +112,7 @@ impl Trained {
     }
 
     /// Adds other gradients, each times a factor.
-    pub fn add(&mut self, others: Self, factor: f32) {
+    pub(crate) fn add(&mut self, others: Self, factor: f32) {
         for (sum, others) in self.0.iter_mut().zip(others.0) {
             for (sum, other) in sum.iter_mut().zip(others) {
                 *sum += factor * other;

@@ -15,5 +15,6 @@ mod set;
 
 pub use error::VariablesError;
 pub(crate) use files::digest_of;
-pub use gradients::{Measured, Trained};
+pub use gradients::Measured;
+pub(crate) use gradients::Trained;
 pub use set::{Part, Variables};

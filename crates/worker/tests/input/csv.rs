@@ -65,7 +65,7 @@ fn bad_csv_files_are_refused() {
         (
             "x,y,label\n1,2,0\n",
             "",
-            ["train.csv", "line 2", "single sample"],
+            ["train.csv", "a single sample", "hold out"],
         ),
         (
             "x,y,class\n1,2,0\n",

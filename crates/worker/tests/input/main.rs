@@ -3,11 +3,15 @@
 #![allow(clippy::unwrap_used)]
 
 mod cifar;
+mod columns;
 mod criteo;
 mod csv;
+mod docs;
 mod idx;
+mod images;
 mod libsvm;
 mod npy;
+mod parquet;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -17,11 +21,11 @@ use flate2::Compression;
 use flate2::write::GzEncoder;
 use shared_proto::job::Data;
 use tempfile::TempDir;
-use worker::input::{Column, Dataset, InMemory, InputError, Order, Samples};
+use worker::input::{Column, Dataset, InMemory, InputError, Order, Purpose, Samples};
 use worker::registry::Registry;
 
 fn load(data: &Data, seed: u64) -> Result<Dataset, InputError> {
-    Registry::builtin().open(data, seed)
+    Registry::builtin().open(data, seed, Purpose::Training)
 }
 
 fn data(kind: &str, dir: &Path) -> Data {
@@ -173,17 +177,77 @@ fn random_pictures_are_the_same_everywhere() {
 #[test]
 fn an_unknown_source_is_refused_with_those_that_exist() {
     let unknown = Data {
-        kind: "parquet".to_owned(),
+        kind: "arrow".to_owned(),
         ..Data::default()
     };
     let error = load(&unknown, 1).unwrap_err().to_string();
     assert_says(
         &error,
         &[
-            "\"parquet\"",
-            "cifar10, criteo, csv, digits, fashion-mnist, libsvm, mnist, npy, random",
+            "\"arrow\"",
+            "cifar10, criteo, csv, digits, fashion-mnist, image-folder, libsvm, mnist, npy, parquet, random",
         ],
     );
+}
+
+#[test]
+fn settings_that_a_source_does_not_take_are_refused_with_those_it_takes() {
+    for (kind, options, parts) in [
+        (
+            "digits",
+            "width = 3",
+            ["`data.options.width`", "\"digits\"", "takes none"],
+        ),
+        (
+            "mnist",
+            "most = 3",
+            ["`data.options.most`", "\"mnist\"", "takes none"],
+        ),
+        (
+            "cifar10",
+            "most = 3",
+            ["`data.options.most`", "\"cifar10\"", "takes none"],
+        ),
+        (
+            "random",
+            "count = 3",
+            ["`data.options.count`", "\"random\"", "takes none"],
+        ),
+        (
+            "csv",
+            "delimiter = ';'",
+            ["`data.options.delimiter`", "\"csv\"", "takes none"],
+        ),
+        (
+            "npy",
+            "max = 3",
+            ["`data.options.max`", "\"npy\"", "takes most"],
+        ),
+        (
+            "criteo",
+            "bucket = 3",
+            ["bucket`", "\"criteo\"", "train, test, buckets"],
+        ),
+        (
+            "libsvm",
+            "widht = 3",
+            ["widht`", "\"libsvm\"", "train, test, width, sparse"],
+        ),
+        ("libsvm", "train = 3", ["train`", "is 3", "text in quotes"]),
+        ("libsvm", "sparse = 1", ["sparse`", "is 1", "true or false"]),
+        ("npy", "most = 1.5", ["most`", "is 1.5", "whole number"]),
+        ("npy", "most = -1", ["most`", "is -1", "at least 0"]),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let file = match kind {
+            "libsvm" => "1 1:2\n0 1:1\n",
+            _ => "",
+        };
+        std::fs::write(folder.path().join("a.npy"), file).unwrap();
+        let mut data = data(kind, folder.path());
+        data.options = options.parse().unwrap();
+        assert_says(&load(&data, 1).unwrap_err().to_string(), &parts);
+    }
 }
 
 #[test]

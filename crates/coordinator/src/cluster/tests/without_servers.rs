@@ -1,4 +1,5 @@
-//! Jobs of strategies without servers.
+//! Jobs of strategies without servers. There is no such strategy yet, so these jobs have 0 servers, which a job file may
+//! not say.
 
 use super::*;
 

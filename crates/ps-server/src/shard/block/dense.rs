@@ -18,8 +18,8 @@ pub(super) const PART: usize = 2048;
 /// Consecutive elements of a variable.
 #[derive(Debug)]
 pub(super) struct Dense {
-    /// The optimizer's state for each element.
-    each: Slots,
+    /// The slots of each element, and their initial value.
+    slots_per_element: Slots,
     /// Empty until initial values come. Shared with the answers that are being sent and with the
     /// checkpoint that is being written: while one of these uses the values, an update leaves them as they
     /// are and continues with a copy.
@@ -29,20 +29,20 @@ pub(super) struct Dense {
 }
 
 impl Dense {
-    pub(super) fn empty(each: Slots) -> Self {
+    pub(super) fn empty(slots_per_element: Slots) -> Self {
         Self {
-            each,
+            slots_per_element,
             weights: Arc::default(),
             slots: Arc::default(),
         }
     }
 
-    pub(super) fn restored(saved: &SavedBlock, each: Slots) -> Self {
+    pub(super) fn restored(saved: &SavedBlock, slots_per_element: Slots) -> Self {
         let numbers = |bytes: &Bytes| -> Arc<Vec<f32>> {
             Arc::new(payload::elements(bytes).iter().map(|v| v.get()).collect())
         };
         Self {
-            each,
+            slots_per_element,
             weights: numbers(&saved.weights),
             slots: numbers(&saved.slots),
         }
@@ -64,7 +64,10 @@ impl Dense {
 impl Contents for Dense {
     fn initialize(&mut self, values: &Elements) {
         self.weights = Arc::new(values.to_vec());
-        self.slots = Arc::new(vec![self.each.initial; self.each.count * values.len()]);
+        self.slots = Arc::new(vec![
+            self.slots_per_element.initial;
+            self.slots_per_element.count * values.len()
+        ]);
     }
 
     fn initialized(&self) -> bool {

@@ -98,7 +98,8 @@ impl ParameterServer {
         let fits = |next: &mut Requested| next.clock == clock && next.wants == wants;
         let pulled = match self.next.take_if(fits) {
             Some(next) => self.take_all(next.ticket, take).await?,
-            // The clock has jumped, so the requested weights may be older than the bound allows.
+            // The clock has jumped, so the requested weights may be older than the bound allows; or the batch wants
+            // other values than were requested.
             None => self.pull_fresh(clock, ViewNumber(0), wants, take).await?,
         };
         Ok(Pulled {

@@ -1,0 +1,50 @@
+//! `flambeau predict`: the predictions of a run's final weights.
+
+use std::io;
+use std::path::PathBuf;
+
+use clap::Args;
+use worker::device;
+use worker::predict::predict;
+use worker::registry::Registry;
+
+use crate::command::FinishedRun;
+use crate::error::CommandError;
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Arguments {
+    /// The run directory, with job.toml and model.safetensors; for tables with transforms.json too.
+    run_dir: PathBuf,
+    /// The file to predict, a table of the job's kind; its label may be missing. Other kinds of data have their held-out
+    /// samples predicted.
+    #[arg(long, value_name = "FILE")]
+    data_dir: Option<PathBuf>,
+    /// The CSV file to write; standard output if none is given.
+    #[arg(long, value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// The device to compute on: auto, cpu or cuda:N.
+    #[arg(long, default_value = "auto")]
+    device: device::Choice,
+}
+
+pub(crate) fn run(arguments: &Arguments, registry: &Registry) -> Result<(), CommandError> {
+    let finished = FinishedRun::read(&arguments.run_dir, arguments.data_dir.as_deref())?;
+    let FinishedRun {
+        job,
+        weights,
+        fitted,
+    } = &finished;
+    let device = device::open(arguments.device)?;
+    let predictions = predict(job, registry, &device, weights, fitted.as_ref())?;
+    match &arguments.out {
+        Some(path) => {
+            let file = std::fs::File::create(path).map_err(CommandError::file(path))?;
+            let written = predictions.write_csv(io::BufWriter::new(file));
+            written.map_err(CommandError::file(path))
+        }
+        None => {
+            let written = predictions.write_csv(io::stdout().lock());
+            written.map_err(CommandError::file("standard output"))
+        }
+    }
+}

@@ -1,0 +1,237 @@
+//! The data set of a job: its source, what is predicted, and the columns of tables.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::JobError;
+
+/// The most ids of a column: ids are 32-bit numbers.
+const MOST_BUCKETS: u64 = u32::MAX as u64;
+
+/// The data set and its settings.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Data {
+    /// `digits`, `mnist`, `fashion-mnist`, `cifar10`, `npy`, `image-folder`, `csv`, `parquet`, `libsvm`, `criteo`, `random`,
+    /// or the name of a source of your own.
+    pub kind: String,
+    /// The folder or file of the data; each worker may override it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub dir: Option<PathBuf>,
+    /// CSV, Parquet: the name of the column with the label.
+    pub label: String,
+    /// CSV, Parquet, LIBSVM: what the labels are.
+    pub target: TargetKind,
+    /// The share of the samples held out for evaluation, in sources whose held-out samples have no file of their own.
+    pub held_out: f64,
+    /// Batches that a worker prepares ahead of the one that it computes.
+    pub prefetch: u32,
+    /// CSV, Parquet: the types of columns, by name. Columns that are not here are numbers.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub columns: BTreeMap<String, ColumnType>,
+    /// Settings of the source's own; a source refuses those that it does not have.
+    #[serde(skip_serializing_if = "toml::Table::is_empty")]
+    pub options: toml::Table,
+}
+
+/// What a model is to predict.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum TargetKind {
+    /// What the labels look like: numbers if one has a fraction, else classes (LIBSVM: two labels are 0 and 1).
+    #[default]
+    Auto,
+    /// One of several classes.
+    Class,
+    /// 0 or 1: the lower of two labels is 0.
+    Binary,
+    /// A number.
+    Number,
+}
+
+/// The type of a column, and how its values become inputs of the model.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum ColumnType {
+    /// Numbers.
+    Number {
+        /// The change of the numbers.
+        #[serde(default, skip_serializing_if = "is_default")]
+        transform: Transform,
+        /// The number of buckets of [`Transform::Bucket`]; 10 by default.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        buckets: Option<u64>,
+    },
+    /// Dates and times, as days since the beginning of 1970 in UTC.
+    Date {
+        /// The change of the number of days.
+        #[serde(default, skip_serializing_if = "is_default")]
+        transform: Transform,
+        /// The number of buckets of [`Transform::Bucket`]; 10 by default.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        buckets: Option<u64>,
+    },
+    /// Categories, of which each becomes an id.
+    Category {
+        /// The number of ids among which values are spread by a hash. Absent: each value of the training samples has an
+        /// id from 1 on, in sorted order, and all other values have the id 0.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        buckets: Option<u64>,
+    },
+    /// Not an input of the model.
+    Ignore {},
+}
+
+/// The change of a column's numbers. What it needs to know of them is taken from the training samples.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Transform {
+    /// None.
+    None,
+    /// Less the mean, divided by the standard deviation.
+    #[default]
+    Standardise,
+    /// `sign(x) ln(1 + |x|)`, which is then standardised.
+    Log,
+    /// The number of the bucket, as an id. The buckets hold about equally many training samples.
+    Bucket,
+}
+
+impl Default for Data {
+    fn default() -> Self {
+        Self {
+            kind: "digits".to_owned(),
+            dir: None,
+            label: "label".to_owned(),
+            target: TargetKind::Auto,
+            held_out: 0.2,
+            prefetch: 1,
+            columns: BTreeMap::new(),
+            options: toml::Table::new(),
+        }
+    }
+}
+
+impl Data {
+    /// Checks that the settings of each column make sense.
+    pub(super) fn validate_columns(&self) -> Result<(), JobError> {
+        for (column, kind) in &self.columns {
+            kind.validate().map_err(|error| JobError::Column {
+                column: column.clone(),
+                error: Box::new(error),
+            })?;
+        }
+        Ok(())
+    }
+}
+
+impl ColumnType {
+    fn validate(&self) -> Result<(), JobError> {
+        let (buckets, fewest) = match self {
+            Self::Category { buckets } => (buckets, 1),
+            Self::Number { transform, buckets } | Self::Date { transform, buckets } => {
+                if buckets.is_some() && *transform != Transform::Bucket {
+                    return Err(JobError::Unused {
+                        field: "buckets",
+                        value: "given".to_owned(),
+                        other: "transform",
+                        other_value: format!("{:?}", transform.name()),
+                        advice: "leave it out, or set transform to \"bucket\"",
+                    });
+                }
+                (buckets, 2)
+            }
+            Self::Ignore {} => return Ok(()),
+        };
+        match buckets {
+            Some(n) if !(fewest..=MOST_BUCKETS).contains(n) => Err(JobError::Setting {
+                field: "buckets",
+                value: n.to_string(),
+                expected: "must be at least 1 for a category, 2 for others, and at most 4294967295",
+            }),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Transform {
+    /// Returns the name in job files.
+    fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Standardise => "standardise",
+            Self::Log => "log",
+            Self::Bucket => "bucket",
+        }
+    }
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::Job;
+
+    #[test]
+    fn columns_are_read_and_written() {
+        let job = Job::from_toml(
+            r#"
+            [data.columns]
+            price = { type = "number", transform = "log" }
+            age = { type = "number", transform = "bucket", buckets = 5 }
+            city = { type = "category", buckets = 1000 }
+            kind = { type = "category" }
+            when = { type = "date" }
+            note = { type = "ignore" }
+            "#,
+        )
+        .unwrap();
+        let columns = &job.data.columns;
+        assert_eq!(columns["note"], ColumnType::Ignore {});
+        assert_eq!(columns["kind"], ColumnType::Category { buckets: None });
+        let when = ColumnType::Date {
+            transform: Transform::Standardise,
+            buckets: None,
+        };
+        assert_eq!(columns["when"], when);
+        assert_eq!(Job::from_toml(&job.to_toml()).unwrap(), job);
+        let changed = job.with("data.columns.city.buckets=7").unwrap();
+        let seven = ColumnType::Category { buckets: Some(7) };
+        assert_eq!(changed.data.columns["city"], seven);
+    }
+
+    #[test]
+    fn columns_without_sense_are_named() {
+        for (column, named) in [
+            ("type = \"number\"\nbuckets = 3", "transform"),
+            (
+                "type = \"number\"\ntransform = \"log\"\nbuckets = 3",
+                "\"log\"",
+            ),
+            (
+                "type = \"number\"\ntransform = \"bucket\"\nbuckets = 1",
+                "is 1",
+            ),
+            ("type = \"category\"\nbuckets = 0", "is 0"),
+            ("type = \"category\"\nbuckets = 4294967296", "is 4294967296"),
+            (
+                "type = \"date\"\ntransform = \"bucket\"\nbuckets = 0",
+                "is 0",
+            ),
+            ("type = \"category\"\ntransform = \"log\"", "transform"),
+            ("type = \"ignore\"\nbuckets = 3", "buckets"),
+            ("type = \"text\"", "text"),
+            ("transform = \"log\"", "type"),
+        ] {
+            let error = Job::from_toml(&format!("[data.columns.x]\n{column}"));
+            let error = error.unwrap_err().to_string();
+            assert!(error.contains(named), "{column}: {error}");
+            assert!(error.contains("x"), "{error}");
+        }
+    }
+}

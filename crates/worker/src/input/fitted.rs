@@ -1,0 +1,324 @@
+//! What the columns of a table have been fitted to: means, deviations, edges of buckets, vocabularies, labels.
+
+use std::collections::{BTreeSet, HashSet};
+use std::ffi::OsString;
+use std::io;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use shared_proto::job::{ColumnType, Transform};
+
+use super::column::Column;
+use super::error::InputError;
+use super::hash::hash;
+use super::table::{Cells, NUMBERS, Table};
+use super::target::Target;
+
+/// The form of the file; another one is refused.
+const FORM: u32 = 1;
+
+/// The buckets of a number column, unless the job says otherwise.
+const BUCKETS: u64 = 10;
+
+/// What the columns of a table have been fitted to. It depends on the training samples alone, but for the labels, which
+/// are those of the whole file that is trained on. Its file lets later data be read in the same way.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Fitted {
+    form: u32,
+    /// The inputs, in the order of the file.
+    pub columns: Vec<FittedColumn>,
+    /// What the labels mean.
+    pub target: Target,
+}
+
+/// A column that is read, and what becomes of its cells.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FittedColumn {
+    /// The column's name.
+    pub name: String,
+    /// True if its cells are dates, which count as days since 1970.
+    pub date: bool,
+    /// What becomes of them.
+    pub rule: Rule,
+}
+
+/// What becomes of a cell.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Rule {
+    /// The number, as it is.
+    Number {},
+    /// The number less the mean, divided by the deviation.
+    Standardise {
+        /// The mean.
+        mean: f64,
+        /// The standard deviation, or 1 if the training samples have a single number.
+        deviation: f64,
+    },
+    /// `sign(x) ln(1 + |x|)` less the mean, divided by the deviation.
+    Log {
+        /// The mean of the logarithms.
+        mean: f64,
+        /// The standard deviation of the logarithms, or 1 if the training samples have a single number.
+        deviation: f64,
+    },
+    /// An id: the number of edges that are not above the number.
+    Bucket {
+        /// The edges, each above the one before.
+        edges: Vec<f64>,
+    },
+    /// An id: the remainder of the text's hash by the number of ids.
+    Hash {
+        /// The number of ids.
+        buckets: u64,
+    },
+    /// An id: the text's place in the vocabulary, from 1; 0 for any other text.
+    Vocabulary {
+        /// The texts, in sorted order.
+        texts: Vec<String>,
+    },
+}
+
+impl Fitted {
+    /// Fits the columns of a table to the samples with these numbers.
+    pub(super) fn to(table: &Table, training: &[u32], target: Target) -> Self {
+        let column = |(name, kind, cells): (&str, &ColumnType, &Cells)| FittedColumn {
+            name: name.to_owned(),
+            date: matches!(kind, ColumnType::Date { .. }),
+            rule: Rule::to(kind, cells, training),
+        };
+        Self {
+            form: FORM,
+            columns: table.inputs().map(column).collect(),
+            target,
+        }
+    }
+
+    /// Returns the inputs of a table that has the columns of the one that this was fitted to: those of ids, after the
+    /// numbers together.
+    ///
+    /// # Errors
+    /// Names the first number that leaves the range of `f32`.
+    pub(super) fn inputs(&self, table: &Table) -> Result<Vec<Column>, InputError> {
+        let (mut numbers, mut inputs) = (Vec::new(), Vec::new());
+        for ((name, _, cells), column) in table.inputs().zip(&self.columns) {
+            match column.rule.ids(cells) {
+                Some((ids, count)) => inputs.push(Column::category(name, ids, count)),
+                None => numbers.push(column.numbers(cells)?),
+            }
+        }
+        if !numbers.is_empty() {
+            let rows = (0..table.len()).flat_map(|row| numbers.iter().map(move |n| n[row]));
+            let rows = rows.collect();
+            inputs.insert(0, Column::numbers(NUMBERS, vec![numbers.len()], rows));
+        }
+        Ok(inputs)
+    }
+
+    /// Writes a JSON file, which appears whole or not at all.
+    ///
+    /// # Errors
+    /// [`InputError::Unwritable`].
+    pub fn save(&self, path: &Path) -> Result<(), InputError> {
+        let write = || {
+            let mut text = serde_json::to_string_pretty(self).map_err(io::Error::other)?;
+            text.push('\n');
+            let mut partial = OsString::from(path);
+            partial.push(".partial");
+            std::fs::write(&partial, text)?;
+            std::fs::File::open(&partial)?.sync_all()?;
+            std::fs::rename(&partial, path)
+        };
+        write().map_err(|source| InputError::Unwritable {
+            path: path.to_owned(),
+            source,
+        })
+    }
+
+    /// Reads a file that [`Self::save`] has written.
+    ///
+    /// # Errors
+    /// [`InputError::Unreadable`]; [`InputError::Invalid`] names the file and what is wrong in it.
+    pub fn load(path: &Path) -> Result<Self, InputError> {
+        let wrong = |problem: String| {
+            InputError::Invalid(format!(
+                "{}: {problem}; fit the columns again",
+                path.display()
+            ))
+        };
+        let text = std::fs::read(path).map_err(|source| InputError::Unreadable {
+            path: path.to_owned(),
+            source,
+        })?;
+        let fitted: Self = serde_json::from_slice(&text)
+            .map_err(|error| wrong(format!("it is no file of fitted columns ({error})")))?;
+        fitted.check().map_err(wrong)?;
+        Ok(fitted)
+    }
+
+    /// Checks what a file says. The error is a problem in words.
+    fn check(&self) -> Result<(), String> {
+        if self.form != FORM {
+            return Err(format!(
+                "it has form {}, but this release reads {FORM}",
+                self.form
+            ));
+        }
+        let mut names = HashSet::new();
+        for FittedColumn { name, rule, .. } in &self.columns {
+            let fits = match rule {
+                Rule::Number {} => true,
+                Rule::Standardise { mean, deviation } | Rule::Log { mean, deviation } => {
+                    mean.is_finite() && deviation.is_finite() && *deviation > 0.0
+                }
+                Rule::Bucket { edges } => edges.is_sorted_by(|a, b| a < b),
+                Rule::Hash { buckets } => (1..=u64::from(u32::MAX)).contains(buckets),
+                Rule::Vocabulary { texts } => texts.is_sorted_by(|a, b| a < b),
+            };
+            if !fits || !names.insert(name) {
+                return Err(format!(
+                    "column {name:?} occurs twice, or its numbers or texts make no sense"
+                ));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl FittedColumn {
+    /// Returns the numbers of the cells.
+    fn numbers(&self, cells: &Cells) -> Result<Vec<f32>, InputError> {
+        let Cells::Numbers(cells) = cells else {
+            unreachable!("texts become ids");
+        };
+        let number = |(sample, cell): (usize, &f64)| {
+            let number = self.rule.number(*cell) as f32;
+            match number.is_finite() {
+                true => Ok(number),
+                false => Err(InputError::Invalid(format!(
+                    "column {:?} holds {cell} in sample {}, which is too far from the training samples to be standardised; check it, or set the column's transform to \"log\" or \"none\"",
+                    self.name,
+                    sample + 1
+                ))),
+            }
+        };
+        cells.iter().enumerate().map(number).collect()
+    }
+}
+
+impl Rule {
+    fn to(kind: &ColumnType, cells: &Cells, training: &[u32]) -> Self {
+        match cells {
+            Cells::Numbers(cells) => {
+                let numbers = training.iter().map(|sample| cells[*sample as usize]);
+                Self::of_numbers(kind, numbers)
+            }
+            Cells::Texts(cells) => {
+                if let ColumnType::Category { buckets: Some(n) } = kind {
+                    return Self::Hash { buckets: *n };
+                }
+                let text = |sample: &u32| &cells.texts[cells.samples[*sample as usize] as usize].0;
+                let texts: BTreeSet<&String> = training.iter().map(text).collect();
+                Self::Vocabulary {
+                    texts: texts.into_iter().cloned().collect(),
+                }
+            }
+        }
+    }
+
+    fn of_numbers(kind: &ColumnType, numbers: impl Iterator<Item = f64> + Clone) -> Self {
+        let (transform, buckets) = match kind {
+            ColumnType::Number { transform, buckets } | ColumnType::Date { transform, buckets } => {
+                (*transform, buckets.unwrap_or(BUCKETS))
+            }
+            ColumnType::Category { .. } | ColumnType::Ignore {} => (Transform::None, BUCKETS),
+        };
+        match transform {
+            Transform::None => Self::Number {},
+            Transform::Standardise => {
+                let (mean, deviation) = moments(numbers);
+                Self::Standardise { mean, deviation }
+            }
+            Transform::Log => {
+                let (mean, deviation) = moments(numbers.map(log));
+                Self::Log { mean, deviation }
+            }
+            Transform::Bucket => Self::Bucket {
+                edges: edges(numbers.collect(), buckets),
+            },
+        }
+    }
+
+    /// Returns whether the rule is for cells of this type.
+    pub(super) fn reads(&self, cells: &Cells) -> bool {
+        let texts = matches!(self, Self::Hash { .. } | Self::Vocabulary { .. });
+        texts == matches!(cells, Cells::Texts(_))
+    }
+
+    /// Returns a number as the model gets it.
+    fn number(&self, number: f64) -> f64 {
+        match self {
+            Self::Standardise { mean, deviation } => (number - mean) / deviation,
+            Self::Log { mean, deviation } => (log(number) - mean) / deviation,
+            _ => number,
+        }
+    }
+
+    /// Returns the id of each cell and the number of ids, if the rule makes ids.
+    fn ids(&self, cells: &Cells) -> Option<(Vec<u32>, u64)> {
+        match (self, cells) {
+            (Self::Bucket { edges }, Cells::Numbers(cells)) => {
+                let id = |cell: &f64| edges.partition_point(|edge| edge <= cell) as u32;
+                Some((cells.iter().map(id).collect(), edges.len() as u64 + 1))
+            }
+            (Self::Hash { buckets }, Cells::Texts(cells)) => {
+                let id = |text: &str| (hash(0, text) % buckets) as u32;
+                Some((cells.each(id), *buckets))
+            }
+            (Self::Vocabulary { texts }, Cells::Texts(cells)) => {
+                let place = |text: &str| texts.binary_search_by(|known| known.as_str().cmp(text));
+                let id = |text: &str| place(text).map_or(0, |place| place as u32 + 1);
+                Some((cells.each(id), texts.len() as u64 + 1))
+            }
+            _ => None,
+        }
+    }
+}
+
+fn log(number: f64) -> f64 {
+    number.signum() * number.abs().ln_1p()
+}
+
+/// Returns mean and standard deviation. Numbers that are all the same have the deviation 1.
+fn moments(numbers: impl Iterator<Item = f64> + Clone) -> (f64, f64) {
+    let count = numbers.clone().count() as f64;
+    let first = numbers.clone().next().unwrap_or(0.0);
+    if numbers.clone().all(|number| number == first) {
+        return (first, 1.0);
+    }
+    let mean = numbers.clone().sum::<f64>() / count;
+    let squares: f64 = numbers.map(|number| (number - mean).powi(2)).sum();
+    match (squares / count).sqrt() {
+        // The squares of the smallest differences are 0.
+        0.0 => (mean, 1.0),
+        deviation => (mean, deviation),
+    }
+}
+
+/// Returns the edges between so many buckets of about equally many numbers; fewer where numbers occur often.
+fn edges(mut numbers: Vec<f64>, buckets: u64) -> Vec<f64> {
+    numbers.sort_unstable_by(f64::total_cmp);
+    let count = numbers.len() as u64;
+    // More buckets than numbers would have no numbers between them.
+    let buckets = buckets.min(count);
+    let edge = |bucket: u64| {
+        numbers[(u128::from(bucket) * u128::from(count) / u128::from(buckets)) as usize]
+    };
+    let mut edges: Vec<f64> = (1..buckets).map(edge).collect();
+    edges.dedup();
+    // An edge at the lowest number has nothing below it.
+    edges.retain(|edge| *edge > numbers[0]);
+    edges
+}

@@ -1,0 +1,170 @@
+//! Folders of pictures: a folder for each class, with PNG and JPEG files.
+//!
+//! `data.dir` is the folder of these folders; the classes are in the order of their names. All pictures get
+//! `data.options.size` rows and columns; without it, pictures of several sizes are refused. Pictures have one channel if all are grey,
+//! else three; opacity is left out. A share of each class is held out (`data.held_out`), chosen by the job's seed.
+
+use std::fs::{self, File};
+use std::io::BufReader;
+use std::path::{Path, PathBuf};
+
+use image::imageops::FilterType;
+use image::{DynamicImage, ImageDecoder, ImageError, ImageReader};
+
+use super::column::Column;
+use super::dataset::Dataset;
+use super::error::InputError;
+use super::place;
+use super::source::{DataSetup, Source};
+
+/// The largest side of a picture, in a file or as `data.options.size`.
+const MOST: u32 = 1 << 14;
+
+/// The source `image-folder`.
+pub struct Images;
+
+impl Source for Images {
+    fn open(setup: &DataSetup) -> Result<Dataset, InputError> {
+        setup.only(&["size"])?;
+        let size = setup.whole_number("size")?;
+        if let Some(size) = size.filter(|size| !(1..=u64::from(MOST)).contains(size)) {
+            return Err(InputError::Invalid(format!(
+                "`data.options.size` is {size}, but must be at least 1 and at most {MOST}"
+            )));
+        }
+        let classes = classes(setup.dir()?)?;
+        let pictures = classes.iter().flat_map(|(_, files)| files);
+        let shape = Shape::of(pictures.clone(), size.map(|size| size as u32))?;
+        let mut pixels = Vec::new();
+        for path in pictures {
+            pixels.extend(shape.pixels(path)?);
+        }
+        let sizes = vec![shape.channels, shape.rows as usize, shape.columns as usize];
+        let image = Column::bytes("image", sizes, pixels, 255.0);
+        let counts: Vec<_> = classes
+            .into_iter()
+            .map(|(folder, files)| (folder, files.len()))
+            .collect();
+        place::hold_out_of_classes(image, &counts, setup)
+    }
+}
+
+/// Returns the folder and the files of each class, in the order of the names. Names that begin with a dot do not count.
+fn classes(folder: &Path) -> Result<Vec<(PathBuf, Vec<PathBuf>)>, InputError> {
+    let unreadable = |source| InputError::Unreadable {
+        path: folder.to_owned(),
+        source,
+    };
+    let mut classes = Vec::new();
+    for entry in fs::read_dir(folder).map_err(unreadable)? {
+        let path = entry.map_err(unreadable)?.path();
+        if path.is_dir() && !is_hidden(&path) {
+            classes.push(path);
+        }
+    }
+    classes.sort();
+    if classes.is_empty() {
+        return Err(InputError::Missing {
+            folder: folder.to_owned(),
+            names: "folder, one for each class, with its pictures".to_owned(),
+        });
+    }
+    let with_files = |class: PathBuf| {
+        let mut files = place::files(&class)?;
+        files.retain(|path| !is_hidden(path));
+        match files.is_empty() {
+            false => Ok((class, files)),
+            true => Err(InputError::Missing {
+                folder: class,
+                names: "picture".to_owned(),
+            }),
+        }
+    };
+    classes.into_iter().map(with_files).collect()
+}
+
+fn is_hidden(path: &Path) -> bool {
+    let name = path.file_name().unwrap_or_default();
+    name.to_string_lossy().starts_with('.')
+}
+
+/// The shape of all pictures.
+struct Shape {
+    channels: usize,
+    rows: u32,
+    columns: u32,
+}
+
+impl Shape {
+    /// Returns the shape that pictures have, or get by `size`. It reads their headers alone.
+    fn of<'a>(
+        pictures: impl Iterator<Item = &'a PathBuf>,
+        size: Option<u32>,
+    ) -> Result<Self, InputError> {
+        let mut first: Option<(&Path, (u32, u32))> = None;
+        let mut channels = 1;
+        for path in pictures {
+            let decoder = open(path)?.into_decoder().map_err(|e| wrong(path, &e))?;
+            if decoder.color_type().has_color() {
+                channels = 3;
+            }
+            let found = decoder.dimensions();
+            let (of, expected) = *first.get_or_insert((path, found));
+            if size.is_none() && found != expected {
+                let sides =
+                    |(columns, rows): (u32, u32)| format!("{rows} rows and {columns} columns");
+                return Err(InputError::Invalid(format!(
+                    "{} has {}, but {} has {}; set data.options.size to give all pictures one size",
+                    path.display(),
+                    sides(found),
+                    of.display(),
+                    sides(expected)
+                )));
+            }
+        }
+        let found = first.map(|(_, found)| found);
+        let (columns, rows) = size.map(|size| (size, size)).or(found).unwrap_or_default();
+        Ok(Self {
+            channels,
+            rows,
+            columns,
+        })
+    }
+
+    /// Returns a picture's bytes, channel by channel and row by row.
+    fn pixels(&self, path: &Path) -> Result<Vec<u8>, InputError> {
+        let mut picture = open(path)?.decode().map_err(|e| wrong(path, &e))?;
+        if (picture.width(), picture.height()) != (self.columns, self.rows) {
+            picture = picture.resize_exact(self.columns, self.rows, FilterType::Triangle);
+        }
+        Ok(match self.channels {
+            1 => picture.into_luma8().into_raw(),
+            channels => {
+                let mixed = DynamicImage::into_rgb8(picture).into_raw();
+                let channel = |channel| mixed.iter().skip(channel).step_by(channels).copied();
+                (0..channels).flat_map(channel).collect()
+            }
+        })
+    }
+}
+
+fn open(path: &Path) -> Result<ImageReader<BufReader<File>>, InputError> {
+    let unreadable = |source| InputError::Unreadable {
+        path: path.to_owned(),
+        source,
+    };
+    let reader = ImageReader::open(path).map_err(unreadable)?;
+    let mut reader = reader.with_guessed_format().map_err(unreadable)?;
+    let mut limits = image::Limits::default();
+    limits.max_image_width = Some(MOST);
+    limits.max_image_height = Some(MOST);
+    reader.limits(limits);
+    Ok(reader)
+}
+
+fn wrong(path: &Path, error: &ImageError) -> InputError {
+    InputError::Invalid(format!(
+        "{} cannot be read as PNG or JPEG: {error}; get it again, convert it, or remove it",
+        path.display()
+    ))
+}

@@ -1,0 +1,142 @@
+//! Predictions of a trained model, made without a cluster.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::Path;
+
+use candle_core::{D, DType, Device, Tensor};
+use shared_proto::job::Job;
+
+use crate::input::{Fitted, Order, Purpose, Target, read};
+use crate::local::Loaded;
+use crate::model::{Loss, Pass};
+use crate::registry::Registry;
+use crate::replica::{EVALUATION_BATCH, ReplicaError};
+
+/// The predictions for some samples, in words and numbers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Predictions {
+    /// The names of the columns.
+    pub header: Vec<String>,
+    /// A row for each sample, in the order of the samples.
+    pub rows: Vec<Vec<String>>,
+}
+
+impl Predictions {
+    /// Writes a CSV file.
+    ///
+    /// # Errors
+    /// Those of `to`.
+    pub fn write_csv(&self, to: impl Write) -> std::io::Result<()> {
+        let mut file = csv::Writer::from_writer(to);
+        file.write_record(&self.header)?;
+        for row in &self.rows {
+            file.write_record(row)?;
+        }
+        file.flush()
+    }
+}
+
+/// Returns a model's predictions, of the weights in a safetensors file. With `fitted`, the samples are all rows of the
+/// table `data.dir`, with the transforms of training; its labels are not read and may be missing. Otherwise they are
+/// the job's held-out samples.
+///
+/// For classes, a prediction is the likeliest class and its probability; for a binary target, the likelier label and the
+/// probability of the one that counts as 1; for numbers, each number.
+///
+/// # Errors
+/// The data's or the model's, or if the file holds other variables than the model has.
+pub fn predict(
+    job: &Job,
+    registry: &Registry,
+    device: &Device,
+    weights: &Path,
+    fitted: Option<&Fitted>,
+) -> Result<Predictions, ReplicaError> {
+    let purpose = fitted.map_or(Purpose::Training, Purpose::Prediction);
+    let mut loaded = Loaded::open(job, registry, device, weights, purpose)?;
+    let labels = fitted.map_or_else(BTreeMap::new, |fitted| labels(&fitted.target));
+    let samples = &mut *loaded.data.evaluation;
+    let pass = Pass::evaluation(&loaded.objective);
+    let mut rows = Vec::new();
+    for start in (0..samples.count()).step_by(EVALUATION_BATCH as usize) {
+        let end = samples.count().min(start + EVALUATION_BATCH);
+        let batch = read(samples, Order::Stored, start..end, device)?;
+        let outputs = loaded.model.forward(&batch, &pass)?;
+        rows.extend(match loaded.objective.loss {
+            Loss::CrossEntropy { .. } if loaded.objective.outputs > 0 => {
+                classes(&outputs, &labels)?
+            }
+            Loss::BinaryCrossEntropy => binary(&outputs, &labels)?,
+            _ => numbers(&outputs)?,
+        });
+    }
+    let width = rows.first().map_or(0, Vec::len);
+    let header = match loaded.objective.loss {
+        Loss::CrossEntropy { .. } | Loss::BinaryCrossEntropy if loaded.objective.outputs > 0 => {
+            vec!["prediction".to_owned(), "probability".to_owned()]
+        }
+        _ if width == 1 => vec!["prediction".to_owned()],
+        _ => (0..width).map(|i| format!("prediction_{i}")).collect(),
+    };
+    Ok(Predictions { header, rows })
+}
+
+/// Returns the likeliest class of each sample, and its probability.
+fn classes(
+    outputs: &Tensor,
+    labels: &BTreeMap<u32, String>,
+) -> candle_core::Result<Vec<Vec<String>>> {
+    let probabilities = nn::softmax(&outputs.to_dtype(DType::F32)?)?;
+    let likeliest = probabilities.argmax(D::Minus1)?.to_vec1::<u32>()?;
+    let probability = probabilities.max(D::Minus1)?.to_vec1::<f32>()?;
+    let row = |(class, p): (u32, f32)| vec![label(labels, class), p.to_string()];
+    Ok(likeliest.into_iter().zip(probability).map(row).collect())
+}
+
+/// Returns the likelier label of each sample, and the probability of the label that counts as 1.
+fn binary(
+    outputs: &Tensor,
+    labels: &BTreeMap<u32, String>,
+) -> candle_core::Result<Vec<Vec<String>>> {
+    let outputs = outputs
+        .flatten_all()?
+        .to_dtype(DType::F64)?
+        .to_vec1::<f64>()?;
+    let row = |output: f64| {
+        let p = 1.0 / (1.0 + (-output).exp());
+        vec![label(labels, u32::from(p >= 0.5)), (p as f32).to_string()]
+    };
+    Ok(outputs.into_iter().map(row).collect())
+}
+
+/// Returns the outputs of each sample.
+fn numbers(outputs: &Tensor) -> candle_core::Result<Vec<Vec<String>>> {
+    let outputs = match outputs.rank() {
+        1 => outputs.unsqueeze(1)?,
+        _ => outputs.flatten_from(1)?,
+    };
+    let rows = outputs.to_dtype(DType::F32)?.to_vec2::<f32>()?;
+    let row = |row: Vec<f32>| row.iter().map(f32::to_string).collect();
+    Ok(rows.into_iter().map(row).collect())
+}
+
+/// Returns a class's label; its number if the data has no labels in words.
+fn label(labels: &BTreeMap<u32, String>, class: u32) -> String {
+    let label = labels.get(&class).cloned();
+    label.unwrap_or_else(|| class.to_string())
+}
+
+/// Returns the label of each class.
+fn labels(target: &Target) -> BTreeMap<u32, String> {
+    let mut labels = BTreeMap::new();
+    let named: Vec<(u32, &String)> = match target {
+        Target::Class { numbers, .. } => numbers.iter().map(|(text, n)| (*n, text)).collect(),
+        Target::Binary { values } => values.iter().map(|(text, v)| (*v as u32, text)).collect(),
+        Target::Number {} => Vec::new(),
+    };
+    for (class, text) in named {
+        labels.entry(class).or_insert_with(|| text.clone());
+    }
+    labels
+}

@@ -1,0 +1,180 @@
+//! Folders of pictures: classes, sizes, channels, and what is refused.
+
+use image::{GrayImage, ImageFormat, Luma, Rgb, RgbImage, RgbaImage};
+
+use super::*;
+
+/// Writes a picture of one color, and makes its folder.
+fn colored(folder: &Path, name: &str, sides: (u32, u32), color: [u8; 3]) {
+    save(
+        folder,
+        name,
+        RgbImage::from_pixel(sides.0, sides.1, Rgb(color)).into(),
+    );
+}
+
+fn save(folder: &Path, name: &str, picture: image::DynamicImage) {
+    let path = folder.join(name);
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    picture.save(path).unwrap();
+}
+
+fn load_images(folder: &Path, options: &str) -> Result<Dataset, String> {
+    let mut data = data("image-folder", folder);
+    data.options = options.parse().unwrap();
+    load(&data, 1).map_err(|error| error.to_string())
+}
+
+#[test]
+fn each_folder_is_a_class_of_pictures() {
+    let folder = tempfile::tempdir().unwrap();
+    let place = folder.path();
+    for i in 0..5 {
+        colored(place, &format!("dog/{i}.png"), (3, 2), [255, 51, 0]);
+        // Opacity is left out.
+        let clear = RgbaImage::from_pixel(3, 2, image::Rgba([0, 102, 255, 7]));
+        save(place, &format!("cat/{i}.png"), clear.into());
+    }
+    std::fs::write(place.join("cat/.hidden"), "x").unwrap();
+    std::fs::create_dir(place.join(".cache")).unwrap();
+    std::fs::write(place.join("README.md"), "x").unwrap();
+    let mut dataset = load_images(place, "").unwrap();
+    assert_eq!(fields(&dataset), (vec![3, 2, 3], Some(2)));
+    assert_eq!(
+        (dataset.training.count(), dataset.evaluation.count()),
+        (8, 2)
+    );
+    for samples in [&mut dataset.training, &mut dataset.evaluation] {
+        let (pixels, labels) = all(samples);
+        for (picture, label) in pixels.chunks(18).zip(labels) {
+            let expected = if label == 0 {
+                [0.0, 0.4, 1.0]
+            } else {
+                [1.0, 0.2, 0.0]
+            };
+            for (channel, value) in picture.chunks(6).zip(expected) {
+                assert_eq!(channel, [value; 6], "class {label}");
+            }
+        }
+    }
+    assert_eq!(counts(&labels(&mut dataset.evaluation))[..2], [1, 1]);
+    // A share of each class, chosen by the seed.
+    let digest = dataset.digest();
+    assert_eq!(load_images(place, "").unwrap().digest(), digest);
+}
+
+#[test]
+fn rows_and_columns_keep_their_places() {
+    let folder = tempfile::tempdir().unwrap();
+    let picture = GrayImage::from_fn(3, 2, |x, y| Luma([(y * 3 + x) as u8 * 51]));
+    for i in 0..2 {
+        save(folder.path(), &format!("a/{i}.png"), picture.clone().into());
+    }
+    let mut dataset = load_images(folder.path(), "").unwrap();
+    assert_eq!(fields(&dataset), (vec![1, 2, 3], Some(1)));
+    let (pixels, _) = all(&mut dataset.training);
+    assert_eq!(pixels, [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]);
+}
+
+#[test]
+fn pictures_of_several_sizes_get_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let place = folder.path();
+    colored(place, "a/wide.png", (9, 4), [255, 0, 0]);
+    colored(place, "a/high.jpeg", (5, 20), [255, 0, 0]);
+    save(
+        place,
+        "b/grey.PNG",
+        GrayImage::from_pixel(6, 6, Luma([204])).into(),
+    );
+    // A name does not tell the format.
+    let other = place.join("b/other.jpg");
+    let grey = GrayImage::from_pixel(4, 4, Luma([204]));
+    grey.save_with_format(other, ImageFormat::Png).unwrap();
+    let error = load_images(place, "").unwrap_err();
+    assert_says(
+        &error,
+        &[
+            "wide.png",
+            "4 rows and 9 columns",
+            "high.jpeg",
+            "20 rows and 5 columns",
+            "data.options.size",
+        ],
+    );
+
+    let mut dataset = load_images(place, "size = 6").unwrap();
+    assert_eq!(fields(&dataset), (vec![3, 6, 6], Some(2)));
+    for samples in [&mut dataset.training, &mut dataset.evaluation] {
+        let (pixels, labels) = all(samples);
+        for (picture, label) in pixels.chunks(3 * 36).zip(labels) {
+            let expected = if label == 0 {
+                [1.0, 0.0, 0.0]
+            } else {
+                [0.8; 3]
+            };
+            for (channel, value) in picture.chunks(36).zip(expected) {
+                // JPEG changes a color a little.
+                assert!(
+                    channel.iter().all(|v| (v - value).abs() < 0.02),
+                    "{channel:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn folders_that_cannot_be_read_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let place = folder.path();
+    assert_says(
+        &load_images(place, "").unwrap_err(),
+        &["no folder, one for each class"],
+    );
+    std::fs::create_dir(place.join("a")).unwrap();
+    assert_says(&load_images(place, "").unwrap_err(), &["a has no picture"]);
+    colored(place, "a/1.png", (2, 2), [0; 3]);
+    assert_says(
+        &load_images(place, "").unwrap_err(),
+        &["a: there is a single sample"],
+    );
+    colored(place, "a/2.png", (2, 2), [0; 3]);
+    assert!(load_images(place, "").is_ok());
+    for (options, parts) in [
+        ("size = 0", ["`data.options.size`", "is 0", "at least 1"]),
+        (
+            "size = 20000",
+            ["`data.options.size`", "is 20000", "at most 16384"],
+        ),
+        (
+            "sizes = 3",
+            ["`data.options.sizes`", "\"image-folder\"", "takes size"],
+        ),
+    ] {
+        assert_says(&load_images(place, options).unwrap_err(), &parts);
+    }
+
+    let good = std::fs::read(place.join("a/1.png")).unwrap();
+    let bad = place.join("a/3.png");
+    std::fs::write(&bad, "GIF89a and more").unwrap();
+    assert_says(
+        &load_images(place, "").unwrap_err(),
+        &["3.png", "cannot be read as PNG or JPEG"],
+    );
+    for end in 0..good.len() {
+        std::fs::write(&bad, &good[..end]).unwrap();
+        // Without its last bytes, a checksum, a picture is whole.
+        if end < good.len() - 16 {
+            assert_says(&load_images(place, "").unwrap_err(), &["3.png"]);
+        }
+    }
+    // A header that promises more pixels than memory has.
+    let mut huge = good.clone();
+    huge[16..24].copy_from_slice(&[0, 0, 0x3f, 0xff, 0, 0, 0x7f, 0xff]);
+    std::fs::write(&bad, huge).unwrap();
+    assert_says(
+        &load_images(place, "").unwrap_err(),
+        &["3.png", "cannot be read"],
+    );
+}
