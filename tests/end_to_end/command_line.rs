@@ -184,6 +184,18 @@ fn a_csv_file_trains() {
     let folder = program().run(&["predict", run]);
     let said = String::from_utf8_lossy(&folder.stderr);
     assert!(said.contains("name the CSV file"), "{said}");
+
+    // Without the file, the columns would be fitted to the later data.
+    std::fs::remove_file(dir.path().join("run/transforms.json")).unwrap();
+    for command in ["predict", "eval"] {
+        let refused = program().run(&[command, run, "--data-dir", file]);
+        let said = String::from_utf8_lossy(&refused.stderr);
+        assert!(!refused.status.success(), "{command}");
+        assert!(
+            said.contains("transforms.json") || said.contains("label"),
+            "{said}"
+        );
+    }
 }
 
 #[test]

@@ -9,7 +9,7 @@ use candle_nn::{AdamW, Optimizer as _, ParamsAdamW, SGD};
 use nn::backward;
 use shared_proto::job::{Adam, Job, Optimizer, Schedule, run_dir};
 
-use crate::input::{Dataset, Fitted, Order, Purpose};
+use crate::input::{Dataset, Fitted, InputError, Order, Purpose};
 use crate::model::{Metrics, Model, Objective, Pass};
 use crate::registry::Registry;
 use crate::replica::{ReplicaError, build, evaluate};
@@ -77,9 +77,7 @@ pub fn train(
     let seconds = began.elapsed().as_secs_f64();
     if let Some(path) = save_to {
         variables.save(path)?;
-        if let Some(fitted) = &data.transforms {
-            fitted.save(&path.with_file_name(run_dir::TRANSFORMS))?;
-        }
+        data.save_transforms(path)?;
     }
     Ok(Outcome {
         steps,
@@ -89,8 +87,8 @@ pub fn train(
     })
 }
 
-/// Evaluates the weights of a safetensors file on the job's held-out samples. `fitted` is what the columns of a table
-/// were fitted to in training.
+/// Evaluates the weights of a safetensors file on the job's held-out samples. `fitted` has the parameters
+/// of a table's columns from training.
 ///
 /// # Errors
 /// The data's or the model's, or if the file holds other variables than the model has.
@@ -126,6 +124,14 @@ impl Loaded {
         // All values come from the file.
         job.model.init_from = None;
         let data = registry.open(&job.data, job.seed, purpose)?;
+        if data.transforms.is_some() && matches!(purpose, Purpose::Training) {
+            return Err(InputError::Invalid(format!(
+                "there is no {} beside {}; copy it from the run directory of the training",
+                run_dir::TRANSFORMS,
+                weights.display()
+            ))
+            .into());
+        }
         let objective = Objective::of(&job.objective, &data.signature)?;
         let (variables, model) = build(&job, registry, device, &data.signature, &objective)?;
         variables.load(weights)?;

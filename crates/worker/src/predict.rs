@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::Path;
 
-use candle_core::{D, DType, Device, Tensor};
+use candle_core::{D, DType, Device, Tensor, bail};
 use shared_proto::job::Job;
 
 use crate::input::{Fitted, Order, Purpose, Target, read};
 use crate::local::Loaded;
-use crate::model::{Loss, Pass};
+use crate::model::{Loss, Objective, Pass};
 use crate::registry::Registry;
 use crate::replica::{EVALUATION_BATCH, ReplicaError};
 
@@ -55,7 +55,9 @@ pub fn predict(
 ) -> Result<Predictions, ReplicaError> {
     let purpose = fitted.map_or(Purpose::Training, Purpose::Prediction);
     let mut loaded = Loaded::open(job, registry, device, weights, purpose)?;
-    let labels = fitted.map_or_else(BTreeMap::new, |fitted| labels(&fitted.target));
+    let transforms = loaded.data.transforms.as_ref();
+    let labels = transforms.map_or_else(BTreeMap::new, |fitted| labels(&fitted.target));
+    let form = Form::of(&loaded.objective);
     let samples = &mut *loaded.data.evaluation;
     let pass = Pass::evaluation(&loaded.objective);
     let mut rows = Vec::new();
@@ -63,23 +65,54 @@ pub fn predict(
         let end = samples.count().min(start + EVALUATION_BATCH);
         let batch = read(samples, Order::Stored, start..end, device)?;
         let outputs = loaded.model.forward(&batch, &pass)?;
-        rows.extend(match loaded.objective.loss {
-            Loss::CrossEntropy { .. } if loaded.objective.outputs > 0 => {
-                classes(&outputs, &labels)?
-            }
-            Loss::BinaryCrossEntropy => binary(&outputs, &labels)?,
-            _ => numbers(&outputs)?,
+        check_finite(&outputs, start)?;
+        rows.extend(match form {
+            Form::Classes => classes(&outputs, &labels)?,
+            Form::Binary => binary(&outputs, &labels)?,
+            Form::Numbers => numbers(&outputs)?,
         });
     }
     let width = rows.first().map_or(0, Vec::len);
-    let header = match loaded.objective.loss {
-        Loss::CrossEntropy { .. } | Loss::BinaryCrossEntropy if loaded.objective.outputs > 0 => {
-            vec!["prediction".to_owned(), "probability".to_owned()]
-        }
-        _ if width == 1 => vec!["prediction".to_owned()],
-        _ => (0..width).map(|i| format!("prediction_{i}")).collect(),
+    let header = match form {
+        Form::Classes | Form::Binary => vec!["prediction".to_owned(), "probability".to_owned()],
+        Form::Numbers if width == 1 => vec!["prediction".to_owned()],
+        Form::Numbers => (0..width).map(|i| format!("prediction_{i}")).collect(),
     };
     Ok(Predictions { header, rows })
+}
+
+/// The meaning of a model's outputs.
+#[derive(Clone, Copy)]
+enum Form {
+    Classes,
+    Binary,
+    Numbers,
+}
+
+impl Form {
+    fn of(objective: &Objective) -> Self {
+        match objective.loss {
+            Loss::CrossEntropy { .. } if objective.outputs > 0 => Self::Classes,
+            Loss::BinaryCrossEntropy => Self::Binary,
+            _ => Self::Numbers,
+        }
+    }
+}
+
+/// Checks that the outputs for the samples from `start` on are numbers.
+fn check_finite(outputs: &Tensor, start: u64) -> candle_core::Result<()> {
+    let values = outputs
+        .to_dtype(DType::F32)?
+        .flatten_all()?
+        .to_vec1::<f32>()?;
+    let Some(at) = values.iter().position(|value| value.is_nan()) else {
+        return Ok(());
+    };
+    let row = start as usize + at * outputs.dim(0)? / values.len();
+    bail!(
+        "the model's output for sample {} is NaN; its weights or the sample are damaged",
+        row + 1
+    )
 }
 
 /// Returns the likeliest class of each sample, and its probability.

@@ -36,11 +36,11 @@ pub struct Data {
     pub options: toml::Table,
 }
 
-/// What a model is to predict.
+/// The kind of the label.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum TargetKind {
-    /// What the labels look like: numbers if one has a fraction, else classes (LIBSVM: two labels are 0 and 1).
+    /// It follows from the labels: numbers if one has a fraction, else classes (LIBSVM: two labels are 0 and 1).
     #[default]
     Auto,
     /// One of several classes.

@@ -320,7 +320,7 @@ pub mod run_dir {
     pub const SUMMARY: &str = "summary.json";
     /// Final weights under the variables' own names.
     pub const MODEL: &str = "model.safetensors";
-    /// What the columns of a table were fitted to: means, vocabularies, labels. Beside the weights, for data of tables.
+    /// The parameters of a table's columns: means, vocabularies, labels. It is there for data of tables.
     pub const TRANSFORMS: &str = "transforms.json";
     /// The folder of checkpoints, unless the job gives another location.
     pub const CHECKPOINTS: &str = "checkpoints";

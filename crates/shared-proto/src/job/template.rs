@@ -17,7 +17,7 @@ log_every = 10          # steps between two lines of metrics.jsonl, summed over 
 #: run_dir = "runs/mine" # where the run is recorded; absent: a new folder under runs/
 
 [data]
-kind = "digits"         # digits (part of the program) | mnist | fashion-mnist | cifar10 | npy | images | csv | parquet
+kind = "digits"         # digits (part of the program) | mnist | fashion-mnist | cifar10 | npy | image-folder | csv | parquet
                         # | libsvm | criteo | random | a source of your own
 #: dir = "data/mnist"   # where the files are (csv, parquet: a folder with train.csv or train.parquet, or one file)
 label = "label"         # csv, parquet: the column with the label

@@ -1,11 +1,14 @@
 //! A data set: samples to train on, and samples that are held out.
 
 use std::fmt;
+use std::io;
 use std::ops::Range;
+use std::path::Path;
 
 use bytes::Bytes;
 use candle_core::Device;
 use sha2::{Digest, Sha256};
+use shared_proto::job::run_dir;
 
 use super::batch::Batch;
 use super::error::InputError;
@@ -20,7 +23,7 @@ pub struct Dataset {
     pub evaluation: Box<dyn Samples>,
     /// The fields of each sample.
     pub signature: Signature,
-    /// What the columns of a table have been fitted to; none for data of other kinds.
+    /// The parameters of a table's columns; none for data of other kinds.
     pub transforms: Option<Fitted>,
 }
 
@@ -73,6 +76,24 @@ impl fmt::Debug for Dataset {
 }
 
 impl Dataset {
+    /// Writes the parameters of a table's columns beside a file of weights. For other data, removes those of an earlier
+    /// run.
+    ///
+    /// # Errors
+    /// [`InputError::Unwritable`].
+    pub(crate) fn save_transforms(&self, weights: &Path) -> Result<(), InputError> {
+        let path = weights.with_file_name(run_dir::TRANSFORMS);
+        match &self.transforms {
+            Some(fitted) => fitted.save(&path),
+            None => match std::fs::remove_file(&path) {
+                Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                    Err(InputError::Unwritable { path, source })
+                }
+                _ => Ok(()),
+            },
+        }
+    }
+
     /// Returns the SHA-256 of all samples, by which the coordinator knows whether workers have the same data. It is
     /// empty for data that is not compared.
     pub fn digest(&self) -> Bytes {

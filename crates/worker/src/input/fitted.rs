@@ -1,4 +1,5 @@
-//! What the columns of a table have been fitted to: means, deviations, edges of buckets, vocabularies, labels.
+//! The parameters of a table's columns, computed from the training samples: means, deviations, edges of buckets,
+//! vocabularies, labels.
 
 use std::collections::{BTreeSet, HashSet};
 use std::ffi::OsString;
@@ -20,19 +21,20 @@ const FORM: u32 = 1;
 /// The buckets of a number column, unless the job says otherwise.
 const BUCKETS: u64 = 10;
 
-/// What the columns of a table have been fitted to. It depends on the training samples alone, but for the labels, which
-/// are those of the whole file that is trained on. Its file lets later data be read in the same way.
+/// The parameters of a table's columns: means, deviations, edges of buckets, vocabularies, labels. They depend on the
+/// training samples alone, but for the labels, which are those of the whole file that is trained on. With the file that
+/// [`Self::save`] writes, later data is read in the same way.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fitted {
     form: u32,
     /// The inputs, in the order of the file.
     pub columns: Vec<FittedColumn>,
-    /// What the labels mean.
+    /// The meaning of the labels.
     pub target: Target,
 }
 
-/// A column that is read, and what becomes of its cells.
+/// A column that is read, and the transform of its cells.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FittedColumn {
@@ -40,11 +42,11 @@ pub struct FittedColumn {
     pub name: String,
     /// True if its cells are dates, which count as days since 1970.
     pub date: bool,
-    /// What becomes of them.
+    /// The transform from a cell to an input of the model.
     pub rule: Rule,
 }
 
-/// What becomes of a cell.
+/// The transform of a column's cells.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Rule {
@@ -96,12 +98,13 @@ impl Fitted {
         }
     }
 
-    /// Returns the inputs of a table that has the columns of the one that this was fitted to: those of ids, after the
-    /// numbers together.
+    /// Returns the inputs of a table: those of ids, after the numbers together.
     ///
     /// # Errors
-    /// Names the first number that leaves the range of `f32`.
+    /// If the table has other columns than that of training, in another order or of another type, or a number that
+    /// leaves the range of `f32`.
     pub(super) fn inputs(&self, table: &Table) -> Result<Vec<Column>, InputError> {
+        self.check_columns(table)?;
         let (mut numbers, mut inputs) = (Vec::new(), Vec::new());
         for ((name, _, cells), column) in table.inputs().zip(&self.columns) {
             match column.rule.ids(cells) {
@@ -117,6 +120,26 @@ impl Fitted {
         Ok(inputs)
     }
 
+    /// Checks that a table has the columns that were fitted, in the same order and of the same types.
+    fn check_columns(&self, table: &Table) -> Result<(), InputError> {
+        let found: Vec<&str> = table.inputs().map(|(name, ..)| name).collect();
+        let expected: Vec<&str> = self.columns.iter().map(|column| &*column.name).collect();
+        if found != expected {
+            let (found, expected) = (found.join(", "), expected.join(", "));
+            let what =
+                format!("the columns {found} were found; {expected} were expected, as in training");
+            return Err(table.wrong(1, what));
+        }
+        let mut columns = table.inputs().zip(&self.columns);
+        match columns.find(|((_, kind, cells), column)| !column.reads(kind, cells)) {
+            Some(((name, ..), _)) => Err(table.wrong(
+                1,
+                format!("column {name:?} has another type in `data.columns` than in training"),
+            )),
+            None => Ok(()),
+        }
+    }
+
     /// Writes a JSON file, which appears whole or not at all.
     ///
     /// # Errors
@@ -125,8 +148,12 @@ impl Fitted {
         let write = || {
             let mut text = serde_json::to_string_pretty(self).map_err(io::Error::other)?;
             text.push('\n');
+            if let Some(folder) = path.parent() {
+                std::fs::create_dir_all(folder)?;
+            }
+            // Another worker may write the same file at the same time.
             let mut partial = OsString::from(path);
-            partial.push(".partial");
+            partial.push(format!(".{:016x}.partial", rand::random::<u64>()));
             std::fs::write(&partial, text)?;
             std::fs::File::open(&partial)?.sync_all()?;
             std::fs::rename(&partial, path)
@@ -144,7 +171,7 @@ impl Fitted {
     pub fn load(path: &Path) -> Result<Self, InputError> {
         let wrong = |problem: String| {
             InputError::Invalid(format!(
-                "{}: {problem}; fit the columns again",
+                "{}: {problem}; copy the file from the run directory of the training again, or train again",
                 path.display()
             ))
         };
@@ -177,17 +204,30 @@ impl Fitted {
                 Rule::Hash { buckets } => (1..=u64::from(u32::MAX)).contains(buckets),
                 Rule::Vocabulary { texts } => texts.is_sorted_by(|a, b| a < b),
             };
-            if !fits || !names.insert(name) {
+            if !fits {
                 return Err(format!(
-                    "column {name:?} occurs twice, or its numbers or texts make no sense"
+                    "the numbers or texts of column {name:?} are not those of its rule"
                 ));
             }
+            if !names.insert(name) {
+                return Err(format!("column {name:?} occurs twice"));
+            }
         }
-        Ok(())
+        match self.target.is_whole() {
+            true => Ok(()),
+            false => Err("the classes or values of its target are out of range".to_owned()),
+        }
     }
 }
 
 impl FittedColumn {
+    /// Returns whether this was fitted to a column of this type.
+    fn reads(&self, kind: &ColumnType, cells: &Cells) -> bool {
+        let texts = matches!(self.rule, Rule::Hash { .. } | Rule::Vocabulary { .. });
+        texts == matches!(cells, Cells::Texts(_))
+            && self.date == matches!(kind, ColumnType::Date { .. })
+    }
+
     /// Returns the numbers of the cells.
     fn numbers(&self, cells: &Cells) -> Result<Vec<f32>, InputError> {
         let Cells::Numbers(cells) = cells else {
@@ -249,12 +289,6 @@ impl Rule {
                 edges: edges(numbers.collect(), buckets),
             },
         }
-    }
-
-    /// Returns whether the rule is for cells of this type.
-    pub(super) fn reads(&self, cells: &Cells) -> bool {
-        let texts = matches!(self, Self::Hash { .. } | Self::Vocabulary { .. });
-        texts == matches!(cells, Cells::Texts(_))
     }
 
     /// Returns a number as the model gets it.

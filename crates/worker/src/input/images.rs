@@ -1,8 +1,9 @@
 //! Folders of pictures: a folder for each class, with PNG and JPEG files.
 //!
-//! `data.dir` is the folder of these folders; the classes are in the order of their names. All pictures get
-//! `data.options.size` rows and columns; without it, pictures of several sizes are refused. Pictures have one channel if all are grey,
-//! else three; opacity is left out. A share of each class is held out (`data.held_out`), chosen by the job's seed.
+//! `data.dir` is the folder of these folders; the classes are in the order of their names. Folders within a class are
+//! not read. All pictures are resized to `data.options.size` rows and columns; without it, they must have the same size.
+//! Samples have one channel if every picture is grey, else three; the alpha channel is dropped. A share of each class is
+//! held out (`data.held_out`), chosen by the job's seed.
 
 use std::fs::{self, File};
 use std::io::BufReader;
@@ -96,7 +97,7 @@ struct Shape {
 }
 
 impl Shape {
-    /// Returns the shape that pictures have, or get by `size`. It reads their headers alone.
+    /// Returns the shape that pictures have, or get by `size`, without decoding them.
     fn of<'a>(
         pictures: impl Iterator<Item = &'a PathBuf>,
         size: Option<u32>,

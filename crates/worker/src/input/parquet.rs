@@ -66,19 +66,23 @@ fn read_file(
     let mut rows = 0;
     for group in 0..reader.num_row_groups() {
         let group = reader.get_row_group(group).map_err(broken)?;
-        let count = u64::try_from(group.metadata().num_rows()).unwrap_or(0);
+        let count = u32::try_from(group.metadata().num_rows());
+        let count = u64::from(
+            count.map_err(|_| damaged(path, "a row group's number of rows is impossible"))?,
+        );
         for (leaf, described) in schema.columns().iter().enumerate() {
             let column = schema.get_column_root_idx(leaf);
             if table.is_ignored(column) {
                 continue;
             }
-            let mut cells = Cells {
+            let mut cells = ColumnWriter {
                 table: &mut table,
                 column,
                 name: names[column],
                 meaning: Meaning::of(described),
                 nulls_below: described.max_def_level(),
                 row: rows,
+                last: rows + count,
             };
             if described.path().parts().len() > 1 || described.max_rep_level() > 0 {
                 return Err(cells.wrong("is a list or a structure"));
@@ -110,7 +114,7 @@ fn damaged(path: &Path, problem: &str) -> InputError {
     ))
 }
 
-/// What the numbers of a column stand for.
+/// The meaning of a column's numbers.
 #[derive(Clone, Copy)]
 enum Meaning {
     /// Numbers, or texts.
@@ -189,7 +193,7 @@ impl Meaning {
 }
 
 /// The cells of a column, on their way from the file into the table.
-struct Cells<'a> {
+struct ColumnWriter<'a> {
     table: &'a mut Table,
     column: usize,
     name: &'a str,
@@ -198,9 +202,11 @@ struct Cells<'a> {
     nulls_below: i16,
     /// The rows that have been read.
     row: u64,
+    /// The rows that the file promises up to the end of the group.
+    last: u64,
 }
 
-impl Cells<'_> {
+impl ColumnWriter<'_> {
     fn read(&mut self, reader: ColumnReader) -> Result<(), InputError> {
         let meaning = self.meaning;
         let number = |number: f64| Some(Value::Number(number));
@@ -248,6 +254,10 @@ impl Cells<'_> {
                 read.map_err(|error| self.wrong(&format!("cannot be read ({error})")))?;
             if rows == 0 {
                 return Ok(());
+            }
+            // A few bytes can stand for any number of rows.
+            if self.row + rows as u64 > self.last {
+                return Err(self.wrong("has more rows than the file promises"));
             }
             let mut present = values.iter();
             for row in 0..rows {

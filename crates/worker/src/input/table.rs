@@ -10,7 +10,6 @@ use shared_proto::job::{ColumnType, Data, Transform};
 
 use super::date;
 use super::error::InputError;
-use super::fitted::Fitted;
 use super::texts::Texts;
 
 /// The name of the input that has the number columns.
@@ -159,29 +158,6 @@ impl Table {
             Role::Input { kind, .. } => Some((column.name.as_str(), kind, &column.cells)),
             Role::Label | Role::Ignored => None,
         })
-    }
-
-    /// Checks that this table has the inputs that were fitted in training, in the same order.
-    ///
-    /// # Errors
-    /// [`InputError`] names the columns of both.
-    pub(super) fn check_columns(&self, fitted: &Fitted) -> Result<(), InputError> {
-        let ours: Vec<&str> = self.inputs().map(|(name, ..)| name).collect();
-        let columns = fitted.columns.iter();
-        let theirs: Vec<&str> = columns.map(|column| column.name.as_str()).collect();
-        if ours != theirs {
-            let what =
-                format!("columns {ours:?} were found; {theirs:?} were expected, as in training");
-            return Err(self.wrong(1, what));
-        }
-        let mut columns = self.inputs().zip(&fitted.columns);
-        match columns.find(|((_, _, cells), column)| !column.rule.reads(cells)) {
-            Some(((name, ..), _)) => Err(self.wrong(
-                1,
-                format!("column {name:?} has another type in `data.columns` than in training"),
-            )),
-            None => Ok(()),
-        }
     }
 
     /// Returns the error of a problem at a place of the file.

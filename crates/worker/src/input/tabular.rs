@@ -41,19 +41,26 @@ pub(super) fn open(
         return unlabelled(fitted, &table);
     }
     let (train, test) = files(setup.dir()?, extension)?;
-    let read = |path: &Path| read(path, setup.settings, Labels::Read);
+    let read = |path: &Path| {
+        let table = read(path, setup.settings, Labels::Read)?;
+        memory::countable(table.len())?;
+        Ok::<_, InputError>(table)
+    };
     let table = read(&train)?;
-    memory::countable(table.len())?;
-    let target = match setup.purpose {
-        Purpose::Evaluation(fitted) | Purpose::Prediction(fitted) => fitted.target.clone(),
-        Purpose::Training => {
+    let known = match setup.purpose {
+        Purpose::Evaluation(fitted) => Some(fitted),
+        Purpose::Training | Purpose::Prediction(_) => None,
+    };
+    let target = match known {
+        Some(fitted) => fitted.target.clone(),
+        None => {
             let wrong = |line, problem| table.wrong(line, problem);
             Target::of(table.labels(), setup.settings.target, false, &wrong)?
         }
     };
-    let fit = |training: &[u32]| match setup.purpose {
-        Purpose::Evaluation(fitted) | Purpose::Prediction(fitted) => fitted.clone(),
-        Purpose::Training => Fitted::to(&table, training, target),
+    let fit = |training: &[u32]| match known {
+        Some(fitted) => fitted.clone(),
+        None => Fitted::to(&table, training, target),
     };
     let (fitted, training, evaluation) = match test {
         Some(test) => {
@@ -78,7 +85,7 @@ pub(super) fn open(
 
 /// Returns all samples of a table without labels as those that are held out.
 fn unlabelled(fitted: &Fitted, table: &Table) -> Result<Dataset, InputError> {
-    table.check_columns(fitted)?;
+    memory::countable(table.len())?;
     let target = fitted.target.unknown(LABEL, table.len());
     let samples = InMemory::new(fitted.inputs(table)?, vec![target])?;
     Ok(Dataset {
@@ -89,7 +96,6 @@ fn unlabelled(fitted: &Fitted, table: &Table) -> Result<Dataset, InputError> {
 
 /// Returns the samples of a table.
 fn samples(fitted: &Fitted, table: &Table) -> Result<InMemory, InputError> {
-    table.check_columns(fitted)?;
     let wrong = |place, problem| table.wrong(place, problem);
     let target = fitted.target.column(LABEL, table.labels(), &wrong)?;
     InMemory::new(fitted.inputs(table)?, vec![target])

@@ -1,4 +1,4 @@
-//! What a model is to predict, read from text: a class, 0 or 1, or a number.
+//! Targets of a prediction, read from text: a class, 0 or 1, or a number.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -51,6 +51,14 @@ impl Target {
         wrong: Wrong,
     ) -> Result<Self, InputError> {
         let texts = &labels.texts;
+        let not_finite = |text: &str| text.parse::<f64>().is_ok_and(|n| !n.is_finite());
+        if kind != TargetKind::Binary
+            && let Some((text, line)) = texts.iter().find(|(text, _)| not_finite(text))
+        {
+            let what =
+                format!("label {text} is no finite number; leave the sample out, or correct it");
+            return Err(wrong(*line, what));
+        }
         let fraction = texts.iter().find(|(text, _)| is_fraction(text));
         match (kind, fraction) {
             (TargetKind::Number, _) => Ok(Self::Number {}),
@@ -103,6 +111,12 @@ impl Target {
             .map(|(text, _)| Some((text.clone(), whole(text)?)))
             .collect();
         let Some(numbers) = whole else {
+            if let Some((text, line)) = labels.texts.get(MAX_CLASSES as usize) {
+                let what = format!(
+                    "{text} is one label of more than {MAX_CLASSES}; set data.target to \"number\" if labels are numbers"
+                );
+                return Err(wrong(*line, what));
+            }
             let sorted: BTreeSet<&String> = texts.map(|(text, _)| text).collect();
             return Ok(Self::Class {
                 count: sorted.len() as u64,
@@ -163,6 +177,18 @@ impl Target {
 }
 
 impl Target {
+    /// Returns whether each class is below their number, and each value 0 or 1.
+    pub(super) fn is_whole(&self) -> bool {
+        match self {
+            Self::Class { numbers, count } => {
+                (1..=u64::from(MAX_CLASSES)).contains(count)
+                    && numbers.values().all(|number| u64::from(*number) < *count)
+            }
+            Self::Binary { values } => values.values().all(|value| [0.0, 1.0].contains(value)),
+            Self::Number {} => true,
+        }
+    }
+
     /// Returns a column of so many labels that are not known: each is 0.
     pub(super) fn unknown(&self, name: &str, samples: usize) -> Column {
         match self {
@@ -270,6 +296,9 @@ mod tests {
             (&prices, Auto, ["1577 different", "\"class\""]),
             (&["0", "70000"], Class, ["line 3", "below 65536"]),
             (&["0", "x"], Number, ["line 3", "no finite number"]),
+            // Without it, each price would be the name of a class.
+            (&["10", "2", "NaN"], Auto, ["line 4", "no finite number"]),
+            (&["10", "inf"], Class, ["line 3", "no finite number"]),
         ] {
             let error = read(texts, kind).unwrap_err();
             assert!(parts.iter().all(|part| error.contains(part)), "{error}");

@@ -29,7 +29,9 @@ impl Texts {
 
     /// Adds the label of the next sample: LIBSVM files have `+1` as well as `1`.
     pub(super) fn push_label(&mut self, text: &str, line: u64) {
-        self.push(text.strip_prefix('+').unwrap_or(text), line);
+        let number = text.strip_prefix('+');
+        let number = number.filter(|rest| rest.parse::<f64>().is_ok());
+        self.push(number.unwrap_or(text), line);
     }
 
     pub(super) fn is_empty(&self) -> bool {

@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use candle_core::{DType, Device};
 use nn::backward;
 use parking_lot::Mutex;
-use shared_proto::job::{Group, Job, NonFinite, run_dir};
+use shared_proto::job::{Group, Job, NonFinite};
 use shared_proto::payload::{Dtype, Elements};
 use shared_proto::step::{EVERY_BATCH, Want};
 use tokio::sync::{mpsc, oneshot};
@@ -295,9 +295,7 @@ impl Thread {
     }
 
     fn save(&self, path: &Path) -> Result<(), ReplicaError> {
-        if let Some(fitted) = &self.data.transforms {
-            fitted.save(&path.with_file_name(run_dir::TRANSFORMS))?;
-        }
+        self.data.save_transforms(path)?;
         Ok(self.variables.save(path)?)
     }
 

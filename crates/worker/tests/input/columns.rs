@@ -188,14 +188,18 @@ fn what_is_fitted_comes_back_from_its_file() {
     assert!(again == fitted);
     assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
 
-    let missing = folder.path().join("missing").join("file");
+    // A worker may be the first to write to its run directory.
+    let new = folder.path().join("missing").join("transforms.json");
     assert_says(
-        &fitted.save(&missing).unwrap_err().to_string(),
-        &["file", "cannot be written"],
+        &Fitted::load(&new).unwrap_err().to_string(),
+        &["transforms.json", "cannot be read"],
     );
+    fitted.save(&new).unwrap();
+    assert!(Fitted::load(&new).unwrap() == fitted);
+    let below_a_file = file.join("transforms.json");
     assert_says(
-        &Fitted::load(&missing).unwrap_err().to_string(),
-        &["file", "cannot be read"],
+        &fitted.save(&below_a_file).unwrap_err().to_string(),
+        &["transforms.json", "cannot be written"],
     );
 }
 
@@ -227,11 +231,24 @@ fn files_of_fitted_columns_that_make_no_sense_are_refused() {
         r#"{"vocabulary": {"texts": ["b", "a"]}}"#,
     ] {
         let error = load(1, &column(rule)).unwrap_err();
-        assert_says(&error, &["transforms.json", "\"x\"", "make no sense"]);
+        assert_says(
+            &error,
+            &["transforms.json", "\"x\"", "not those of its rule"],
+        );
     }
     for rule in [r#"{"plain": {}}"#, r#"{"number": {"by": 3}}"#, "3"] {
         let error = load(1, &column(rule)).unwrap_err();
         assert_says(&error, &["transforms.json", "no file of fitted columns"]);
+    }
+    for target in [
+        r#"{"class": {"numbers": {"a": 3}, "count": 3}}"#,
+        r#"{"class": {"numbers": {}, "count": 1000000000000000}}"#,
+        r#"{"binary": {"values": {"a": 0.5}}}"#,
+    ] {
+        let text = format!(r#"{{"form": 1, "columns": [{good}], "target": {target}}}"#);
+        std::fs::write(&file, text).unwrap();
+        let error = Fitted::load(&file).unwrap_err().to_string();
+        assert_says(&error, &["transforms.json", "its target"]);
     }
 }
 
@@ -308,7 +325,11 @@ fn columns_that_cannot_be_read_are_refused_with_the_line_to_add() {
     let fewer = load_columns("x,y,label\n1,2,0\n", "x,label\n1,0\n", "");
     assert_says(
         &fewer.unwrap_err(),
-        &["test.csv, line 1", "[\"x\"]", "[\"x\", \"y\"]"],
+        &[
+            "test.csv, line 1",
+            "columns x were found",
+            "x, y were expected",
+        ],
     );
 
     let other = Data {
@@ -396,10 +417,14 @@ fn later_data_is_read_as_the_training_data_was() {
     refused(
         &swapped,
         &without_note,
-        &["line 1", "\"raw\", \"size\"", "as in training"],
+        &["line 1", "raw, size", "as in training"],
     );
     let few = "price\n1\n";
-    refused(few, "", &["[\"price\"]", "as in training", "\"city\""]);
+    refused(
+        few,
+        "",
+        &["the columns price were found", "as in training", "city"],
+    );
     let other = without_note.replace("kind = { type = \"category\" }\n", "");
     refused(
         &bare.replace(",b,", ",1,").replace(",a,", ",2,"),
