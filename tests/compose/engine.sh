@@ -5,7 +5,7 @@
 #                                    (docker.io, docker-compose, iptables, debootstrap) and starts dockerd
 #   tests/compose/engine.sh stop     stops the dockerd that `start` has started, and no other
 #
-# It changes the machine, so .ci/containers starts it and .ci/run stops it; the tests do neither. It says on each line what it does,
+# It changes the machine, so only .ci/containers calls it; the tests never do. It says on each line what it does,
 # and exits with 0 only if an engine answers (start) or the one it started has gone (stop).
 set -euo pipefail
 
