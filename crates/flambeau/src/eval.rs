@@ -29,13 +29,9 @@ pub(crate) struct Arguments {
 
 pub(crate) fn run(arguments: &Arguments, registry: &Registry) -> Result<(), CommandError> {
     let finished = FinishedRun::read(&arguments.run_dir, arguments.data_dir.as_deref())?;
-    let FinishedRun {
-        job,
-        weights,
-        fitted,
-    } = &finished;
+    let (job, fitted) = (&finished.job, finished.fitted.as_ref());
     let device = device::open(arguments.device)?;
-    let metrics = evaluate_file(job, registry, &device, weights, fitted.as_ref())?;
+    let metrics = evaluate_file(job, registry, &device, &finished.weights, fitted)?;
     if arguments.json {
         let named: BTreeMap<_, _> = metrics
             .into_iter()
