@@ -132,7 +132,7 @@ fn a_server_that_comes_back_is_ready_once_it_has_its_shard() {
     eventually(|| samples(&cluster) > 1000);
     assert!(cluster.ps[1].http("/readyz").contains("200 OK"));
     cluster.ps[1].kill();
-    // A checkpoint whose parts are written can still be completed until the coordinator gives the server up.
+    // If its parts are written, a checkpoint can still be completed until the coordinator gives the server up.
     eventually(|| cluster.coordinator.log().contains("a member is gone"));
     // The files cannot be read at present, because they are links to themselves.
     let checkpoints = std::fs::read_dir(cluster.run_dir().join("checkpoints")).unwrap();

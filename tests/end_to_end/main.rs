@@ -5,6 +5,7 @@
 mod calls;
 mod chaos;
 mod command_line;
+mod data;
 mod faults;
 mod flood;
 mod floors;

@@ -25,7 +25,7 @@ fn sync_with_four_workers_equals_one_process_with_four_times_the_batch() {
     equals_one_process("batch_size = 4\naccumulate = 4\n", JOB);
 }
 
-/// Compares four workers in sync mode with one process whose batch has 64 samples.
+/// Compares four workers in sync mode with one process with batches of 64 samples.
 fn equals_one_process(batch: &str, common: &str) {
     let given =
         format!("{batch}{common}[strategy]\nmode = \"sync\"\n[cluster]\nps = 2\nworkers = 4\n");

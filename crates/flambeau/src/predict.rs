@@ -15,8 +15,8 @@ use crate::error::CommandError;
 pub(crate) struct Arguments {
     /// The run directory, with job.toml and model.safetensors; for tables with transforms.json too.
     run_dir: PathBuf,
-    /// The file to predict: a table of the job's kind, with or without the label. For other kinds of data, the place
-    /// whose held-out samples are predicted.
+    /// The file to predict: a table of the job's kind, with or without the label. For other kinds of data, the
+    /// folder or file of the data; its held-out samples are predicted.
     #[arg(long, value_name = "FILE")]
     data_dir: Option<PathBuf>,
     /// The CSV file to write; standard output if none is given.

@@ -180,7 +180,7 @@ impl Start {
         specs.iter().map(shapes).eq(saved.map(|spec| shapes(&spec)))
     }
 
-    /// Returns the first variable whose optimizer keeps another number of slots in the job than in the checkpoint.
+    /// Returns the first variable for which the job's optimizer keeps another number of slots than the checkpoint has.
     pub(crate) fn other_slots(&self, job: &Job, specs: &[VariableSpec]) -> Option<&SavedVariable> {
         let mut pairs = self.variables.iter().zip(specs);
         let differs = |(saved, spec): &(&SavedVariable, &VariableSpec)| {

@@ -89,7 +89,7 @@ impl Shard {
         })
     }
 
-    /// Returns the receipt of a worker whose gradient is staged in all blocks; empty before that, and outside sync mode.
+    /// Returns a worker's receipt once all blocks hold its gradient; empty before that, and outside sync mode.
     fn receipt(
         &self,
         followed: &Followed,

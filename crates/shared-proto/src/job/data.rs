@@ -24,7 +24,7 @@ pub struct Data {
     pub label: String,
     /// CSV, Parquet, LIBSVM: what the labels are.
     pub target: TargetKind,
-    /// The share of the samples held out for evaluation, in sources whose held-out samples have no file of their own.
+    /// The share of the samples that is held out for evaluation, where no separate file has them.
     pub held_out: f64,
     /// Batches that a worker prepares ahead of the one that it computes.
     pub prefetch: u32,

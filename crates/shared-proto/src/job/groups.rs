@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::{Job, JobError, Optimizer};
 use crate::blocks::{VariableKind, VariableSpec};
 
-/// Settings for the variables whose names match a pattern, in place of the job's. A variable belongs to the first
+/// Settings for the variables with names that match a pattern, in place of the job's. A variable belongs to the first
 /// group that matches it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

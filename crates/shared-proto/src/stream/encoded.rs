@@ -186,7 +186,7 @@ fn begin_message(length: usize, buffer: &mut BytesMut) {
     buffer.put_u32(length as u32);
 }
 
-/// Writes the key and the length of a field whose content follows.
+/// Writes the key and the length of a field. Its content follows.
 fn begin_field(tag: u32, length: usize, buffer: &mut BytesMut) {
     encode_key(tag, WireType::LengthDelimited, buffer);
     encode_varint(length as u64, buffer);

@@ -29,8 +29,8 @@ impl InMemory {
     /// Returns samples of these columns.
     ///
     /// # Errors
-    /// [`InputError::Invalid`] names a column with another number of samples than the first, one whose name occurs
-    /// twice, or one with values that do not fit; there may be at most `u32::MAX` samples.
+    /// [`InputError::Invalid`] names a column with another number of samples than the first, one with a name that
+    /// occurs twice, or one with values that do not fit; there may be at most `u32::MAX` samples.
     pub fn new(inputs: Vec<Column>, targets: Vec<Column>) -> Result<Self, InputError> {
         let mut count = None;
         let mut names: Vec<&str> = Vec::new();

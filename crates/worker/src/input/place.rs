@@ -68,7 +68,7 @@ pub(super) fn parts(
     })
 }
 
-/// Returns the one file in a folder that is no other's twin. Files whose names begin with a dot, and descriptions, do
+/// Returns the one file in a folder that is no other's twin. Files with names that begin with a dot, and descriptions, do
 /// not count.
 fn the_one(folder: &Path, twin: &impl Fn(&Path) -> PathBuf) -> Result<PathBuf, InputError> {
     let files = files(folder)?;

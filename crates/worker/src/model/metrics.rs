@@ -19,7 +19,7 @@ pub type Metrics = BTreeMap<String, f64>;
 pub enum Name {
     /// The share of samples with the right class. Binary: the right side of the probability 0.5.
     Accuracy,
-    /// The share of samples whose class is among the so many with the largest logits.
+    /// The share of samples that have their class among the so many largest logits.
     Top(usize),
     /// The area under the ROC curve, exact over the whole evaluation; ties count half (Fawcett, "An introduction to
     /// ROC analysis", 2006, section 7). For two classes.
@@ -159,7 +159,7 @@ impl Metric for Mean {
     }
 }
 
-/// The share of samples whose class is among the largest outputs.
+/// The share of samples that have their class among the largest outputs.
 struct Top {
     most: usize,
     right: f64,

@@ -125,7 +125,7 @@ pub trait Model: 'static {
     /// Builds the model on variables that it asks `vars` for. Their names and shapes must depend
     /// on `setup` alone, because all workers share them, and they are `f32`.
     ///
-    /// A variable whose name begins with `running_` after the last dot is averaged: the model sets it while it
+    /// A variable is averaged if its name begins with `running_` after the last dot: the model sets it while it
     /// computes, as candle's batch normalisation does, and the mean of what the workers set counts.
     ///
     /// # Errors

@@ -348,7 +348,7 @@ pub(crate) fn build(
     Ok((variables, model))
 }
 
-/// Refuses a group whose pattern matches no variable: it would have no effect.
+/// Refuses a group with a pattern that matches no variable: the group would have no effect.
 fn check_groups(job: &Job, variables: &Variables) -> Result<(), ReplicaError> {
     let names: Vec<String> = variables.specs().into_iter().map(|s| s.name).collect();
     let without = |group: &&Group| !names.iter().any(|name| group.matches(name));

@@ -1,0 +1,182 @@
+//! Data of several kinds, from its files to predictions.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+use tests::Program;
+
+use crate::command_line::train;
+use crate::{data_set, program};
+
+#[test]
+fn mnist_and_fashion_mnist_train_from_their_files() {
+    for (data, model) in [("mnist", "mlp"), ("fashion-mnist", "cnn")] {
+        let Some(folder) = data_set(data) else {
+            continue;
+        };
+        let dir = tempfile::tempdir().unwrap();
+        let folder = folder.to_str().unwrap();
+        let arguments = [
+            "--data",
+            data,
+            "--data-dir",
+            folder,
+            "--model",
+            model,
+            "--steps",
+            "60",
+        ];
+        let outcome = train(dir.path(), &arguments);
+        assert_eq!(outcome["steps"], 60);
+        let accuracy = outcome["test_accuracy"].as_f64().unwrap();
+        assert!(accuracy > 0.5, "{data} {model}: {accuracy}");
+    }
+}
+
+/// Trains on points of two colours in a CSV file. The run is in the folder `run`.
+fn train_on_points(dir: &Path) -> Value {
+    let mut text = "x,y,colour\n".to_owned();
+    for i in 0..400 {
+        let (x, y) = (
+            f64::from(i % 20) / 10.0 - 0.95,
+            f64::from(i / 20) / 10.0 - 0.95,
+        );
+        let colour = if x + y > 0.0 { "red" } else { "blue" };
+        text += &format!("{x},{y},{colour}\n");
+    }
+    std::fs::write(dir.join("train.csv"), text).unwrap();
+    let folder = dir.to_str().unwrap();
+    let run = dir.join("run");
+    let arguments = [
+        "--data",
+        "csv",
+        "--data-dir",
+        folder,
+        "--label",
+        "colour",
+        "--epochs",
+        "20",
+    ];
+    train(&run, &arguments)
+}
+
+#[test]
+fn a_csv_file_trains() {
+    let dir = tempfile::tempdir().unwrap();
+    let outcome = train_on_points(dir.path());
+    let accuracy = outcome["test_accuracy"].as_f64().unwrap();
+    assert!(accuracy > 0.9, "{outcome}");
+}
+
+#[test]
+fn rows_of_a_later_table_are_predicted_with_the_transforms_of_training() {
+    let dir = tempfile::tempdir().unwrap();
+    train_on_points(dir.path());
+    // Points far apart: their own mean and deviation are others than those of training.
+    let later = dir.path().join("later.csv");
+    std::fs::write(&later, "x,y\n5,4\n0.4,0.3\n-3,1\n8,-7\n").unwrap();
+    let run = dir.path().join("run");
+    let (run, file) = (run.to_str().unwrap(), later.to_str().unwrap());
+    let predicted = program().run(&["predict", run, "--data-dir", file]);
+    let text = String::from_utf8(predicted.stdout).unwrap();
+    let mut lines = text.lines();
+    assert_eq!(lines.next(), Some("prediction,probability"));
+    let rows: Vec<(&str, f64)> = lines
+        .map(|line| {
+            let (label, probability) = line.split_once(',').unwrap();
+            (label, probability.parse().unwrap())
+        })
+        .collect();
+    let labels: Vec<&str> = rows.iter().map(|(label, _)| *label).collect();
+    assert_eq!(labels, ["red", "red", "blue", "red"]);
+    assert!(
+        rows.iter().all(|(_, p)| (0.5..=1.0).contains(p)),
+        "{rows:?}"
+    );
+
+    std::fs::write(&later, "y,x\n5,4\n").unwrap();
+    let refused = program().run(&["predict", run, "--data-dir", file]);
+    let said = String::from_utf8_lossy(&refused.stderr);
+    assert!(
+        !refused.status.success() && said.contains("later.csv"),
+        "{said}"
+    );
+    let folder = program().run(&["predict", run]);
+    let said = String::from_utf8_lossy(&folder.stderr);
+    assert!(said.contains("name the CSV file"), "{said}");
+
+    // Without the transforms, the columns would be fitted again, perhaps to other data.
+    std::fs::remove_file(dir.path().join("run/transforms.json")).unwrap();
+    for command in ["predict", "eval"] {
+        let refused = program().run(&[command, run]);
+        let said = String::from_utf8_lossy(&refused.stderr);
+        assert!(!refused.status.success(), "{command}");
+        assert!(said.contains("there is no transforms.json"), "{said}");
+    }
+}
+
+#[test]
+fn a_data_source_of_ones_own_trains_and_is_evaluated_again() {
+    let program = Program(PathBuf::from(env!("CARGO_BIN_EXE_own-data")));
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().to_str().unwrap();
+    let output = program.run(&[
+        "train",
+        "--data",
+        "spirals",
+        "--hidden",
+        "64",
+        "--learning-rate",
+        "0.01",
+        "--quiet",
+        "--json",
+        "--set",
+        "data.options.arms=2",
+        "--set",
+        "data.prefetch=3",
+        "--run-dir",
+        run,
+    ]);
+    assert!(output.status.success(), "{output:?}");
+    let trained: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let accuracy = trained["test_accuracy"].as_f64().unwrap();
+    assert!(accuracy > 0.9, "{trained}");
+    let output = program.run(&["eval", run, "--json"]);
+    let again: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(again["test_accuracy"], trained["test_accuracy"]);
+
+    let wrong = program.run(&[
+        "train",
+        "--data",
+        "spirals",
+        "--quiet",
+        "--set",
+        "data.options.arms=1",
+    ]);
+    let said = String::from_utf8_lossy(&wrong.stderr);
+    assert!(said.contains("`data.options.arms`"), "{said}");
+}
+
+#[test]
+fn damaged_data_is_refused_with_its_file_and_the_job_ends() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("train-images-idx3-ubyte");
+    std::fs::write(&file, [0, 0, 8, 3, 0, 0]).unwrap();
+    let folder = dir.path().to_str().unwrap();
+    let run = dir.path().join("run");
+    let run = run.to_str().unwrap();
+    let output = program().run(&[
+        "train",
+        "--data",
+        "mnist",
+        "--data-dir",
+        folder,
+        "--run-dir",
+        run,
+    ]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        !output.status.success() && said.contains("train-images-idx3-ubyte"),
+        "{said}"
+    );
+}
