@@ -70,12 +70,16 @@ impl Restore<'_> {
     }
 }
 
-/// Opens the store of a job's checkpoints, if the job writes any.
+/// Opens the store of a job's checkpoints, if the job writes any. Servers write them, so a job without servers has none.
 ///
 /// # Errors
 /// If the location cannot be used.
 pub(crate) fn open_store(job: &Job, dir: &Path) -> Result<Option<Store>, CheckpointError> {
     if !job.checkpoint.enabled {
+        return Ok(None);
+    }
+    if job.servers() == Some(0) {
+        tracing::info!("the job has no parameter servers, so it writes no checkpoints");
         return Ok(None);
     }
     let beside = || dir.join(run_dir::CHECKPOINTS).display().to_string();
@@ -277,4 +281,20 @@ fn difference(ours: &Job, theirs: &Job) -> Option<String> {
         .map(|(field, ours, theirs)| {
             format!("it is of another job: {field} is {theirs} there, and {ours} here")
         })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_without_servers_has_no_store_that_no_server_would_write_to() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut job = Job::default();
+        for (servers, has_store) in [(None, true), (Some(1), true), (Some(0), false)] {
+            job.cluster.ps = servers;
+            let store = open_store(&job, dir.path()).unwrap();
+            assert_eq!(store.is_some(), has_store, "{servers:?}");
+        }
+    }
 }

@@ -361,8 +361,9 @@ impl Value<'_> {
             true => column.to_owned(),
             false => format!("{column:?}"),
         };
-        let other = match kind {
-            "ignore" => "",
+        let other = match self {
+            Self::Missing => ", or \"category\" if its other cells are texts",
+            _ if kind == "ignore" => "",
             _ => ", or \"ignore\"",
         };
         format!("; add this line to [data.columns]: {key} = {{ type = \"{kind}\" }}{other}")

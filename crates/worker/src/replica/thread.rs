@@ -194,7 +194,8 @@ impl Thread {
             match command {
                 Command::Prepare(positions, reply) => {
                     let batches = self.batches(positions);
-                    let _ = reply.send(self.wants(batches.as_deref().unwrap_or_default()));
+                    let wants = batches.as_deref().map(|batches| self.wants(batches));
+                    let _ = reply.send(wants.unwrap_or_default());
                     // Memberships that have ended may have left batches behind.
                     let ahead = self.job.data.prefetch as usize;
                     let surplus = self.prepared.len().saturating_sub(ahead);

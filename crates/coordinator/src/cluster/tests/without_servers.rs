@@ -7,10 +7,6 @@ use super::*;
 fn a_job_without_servers_trains_to_its_end_and_has_no_shard_map() {
     for mode in [Mode::Async, Mode::Bounded, Mode::Sync] {
         let mut scene = Scene::new(mode, Some(0), 2);
-        // The run directory is a place for checkpoints, which no server would write.
-        scene.cluster = scene
-            .cluster
-            .with_checkpoints(super::checkpoints::place(), 0);
         let workers = [0, 1].map(|index| scene.join(Role::Worker, &format!("w{index}")));
         assert_eq!(scene.variables(workers[0]), Initialization::Yours);
         assert!(matches!(
