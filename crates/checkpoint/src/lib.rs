@@ -18,11 +18,13 @@
 //!   `store/owner`: the run that owns a location
 //! - `location`: the locations that a user may give, and their stores
 //! - `format`: its version, and the names of folders
+//! - `files`: the files of a location, in a folder or a bucket
 //! - `folder`: writes to a folder that survive a crash
 //! - `fuzzing`: the driver of a fuzz target
 //! - `error`: errors, and the secrets that no message shows
 
 mod error;
+mod files;
 mod folder;
 mod format;
 #[cfg(any(test, feature = "fuzzing"))]

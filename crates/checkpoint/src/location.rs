@@ -10,6 +10,7 @@ use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 
 use crate::error::{CheckpointError, Secrets, without_user};
+use crate::files::Files;
 use crate::format::{folder_name, number_of};
 use crate::manifest::Manifest;
 use crate::store::Store;
@@ -224,11 +225,7 @@ impl Backend {
                 let location = folder.display().to_string();
                 let objects = LocalFileSystem::new_with_prefix(folder)
                     .map_err(|error| Secrets::default().explain(&location, &error))?;
-                Ok(Store::in_folder(
-                    Arc::new(objects),
-                    folder.clone(),
-                    location,
-                ))
+                Ok(Files::in_folder(Arc::new(objects), folder.clone(), location).into())
             }
             Self::Bucket { name, path } => bucket(name, path, variables),
         }
@@ -267,7 +264,7 @@ fn bucket(name: &str, path: &str, variables: &Variables) -> Result<Store, Checkp
         .with_conditional_put(S3ConditionalPut::ETagMatch)
         .build()
         .map_err(|error| refused(error.to_string()))?;
-    Ok(Store::in_bucket(Arc::new(objects), root, location, secrets))
+    Ok(Files::in_bucket(Arc::new(objects), root, location, secrets).into())
 }
 
 /// Returns the process's environment variables that are valid Unicode.

@@ -16,7 +16,6 @@
 use std::fmt;
 use std::time::Duration;
 
-use object_store::path::Path;
 use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 
@@ -81,11 +80,11 @@ impl Store {
                 return Ok(None);
             };
             let name = numbered(OWNER, term);
-            match self.read("", &name).await {
+            match self.files.read("", &name).await {
                 Ok(content) => {
                     let claim = serde_json::from_slice(&content);
                     return claim.map(Some).map_err(|error| {
-                        CheckpointError::damaged(&self.place(&name), error.to_string())
+                        CheckpointError::damaged(&self.files.place(&name), error.to_string())
                     });
                 }
                 // A higher claim has replaced it meanwhile.
@@ -155,11 +154,11 @@ impl Store {
     pub async fn try_claim(&self, claim: &Claim) -> Result<bool, CheckpointError> {
         let content = serde_json::to_vec_pretty(claim);
         let content = content.map_err(|error| CheckpointError::Storage {
-            place: self.location.clone(),
+            place: self.location().to_owned(),
             reason: error.to_string(),
         })?;
         let name = numbered(OWNER, claim.term);
-        match self.create("", &name, content.into()).await {
+        match self.files.create("", &name, content.into()).await {
             // A retried request may have found the file of its own first attempt. The next check shows that.
             Ok(()) | Err(CheckpointError::Exists(_)) => {}
             Err(error) => return Err(error),
@@ -173,7 +172,7 @@ impl Store {
             let older = self.terms(prefix).await?;
             let older = older.into_iter().filter(|term| *term < claim.term);
             let older: Vec<String> = older.map(|term| numbered(prefix, term)).collect();
-            self.remove("", &older).await?;
+            self.files.remove("", &older).await?;
         }
         Ok(true)
     }
@@ -196,11 +195,11 @@ impl Store {
 
     async fn pulse(&self, claim: &Claim, content: String) -> Result<(), CheckpointError> {
         let name = numbered(PULSE, claim.term);
-        self.write("", &name, content.into()).await
+        self.files.write("", &name, content.into()).await
     }
 
     async fn read_pulse(&self, claim: &Claim) -> Result<Option<Vec<u8>>, CheckpointError> {
-        match self.read("", &numbered(PULSE, claim.term)).await {
+        match self.files.read("", &numbered(PULSE, claim.term)).await {
             Ok(content) => Ok(Some(content.to_vec())),
             Err(CheckpointError::NotFound(_)) => Ok(None),
             Err(error) => Err(error),
@@ -218,7 +217,7 @@ impl Store {
         }
         tracing::warn!(
             "{} is {owner}; watching for {patience:?} whether it lives",
-            self.location
+            self.location()
         );
         let until = tokio::time::Instant::now() + patience;
         loop {
@@ -241,29 +240,25 @@ impl Store {
 
     /// Returns the numbers of the files with a prefix.
     async fn terms(&self, prefix: &str) -> Result<Vec<u64>, CheckpointError> {
-        let root = (!self.root.as_ref().is_empty()).then_some(&self.root);
-        let found = self.objects.list_with_delimiter(root).await;
-        let found = found.map_err(|error| self.secrets.explain(&self.location, &error))?;
-        let names = found.objects.iter().map(|object| &object.location);
-        let term = |path: &Path| -> Option<u64> {
-            let name = path.filename()?;
+        let files = self.files.list("").await?;
+        let term = |name: &str| -> Option<u64> {
             let term = name.strip_prefix(prefix)?.parse().ok()?;
             (numbered(prefix, term) == name).then_some(term)
         };
-        Ok(names.filter_map(term).collect())
+        Ok(files.iter().filter_map(|(name, _)| term(name)).collect())
     }
 
     /// Returns the error for a location that another run owns.
     pub fn taken(&self, owner: &Claim) -> CheckpointError {
         CheckpointError::Taken {
-            location: self.location.clone(),
+            location: self.location().to_owned(),
             owner: owner.to_string(),
         }
     }
 
     fn contested(&self) -> CheckpointError {
         CheckpointError::Storage {
-            place: self.location.clone(),
+            place: self.location().to_owned(),
             reason: "several runs claim it at the same time".to_owned(),
         }
     }

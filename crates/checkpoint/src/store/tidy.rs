@@ -1,11 +1,9 @@
 //! Lists the checkpoints of a store and deletes those of a run that are not kept.
 
-use object_store::ObjectStoreExt;
 use shared_proto::planted;
 
 use super::{MANIFEST, Store};
 use crate::error::CheckpointError;
-use crate::folder;
 use crate::format::{folder_name, number_of};
 
 /// A checkpoint of which at least one file exists.
@@ -42,7 +40,7 @@ impl Store {
         numbers.sort_unstable();
         let mut listed = Vec::new();
         for number in numbers {
-            let files = self.files(number).await?;
+            let files = self.files.list(&folder_name(number)).await?;
             listed.push(Listed {
                 number,
                 complete: files.iter().any(|(name, _)| name == MANIFEST),
@@ -87,7 +85,9 @@ impl Store {
     /// # Errors
     /// If the store cannot be written to.
     pub async fn remove_file(&self, number: u64, name: &str) -> Result<(), CheckpointError> {
-        self.remove(&folder_name(number), &[name.to_owned()]).await
+        self.files
+            .remove(&folder_name(number), &[name.to_owned()])
+            .await
     }
 
     /// Lists the checkpoints of this run by number. A checkpoint counts if each file in its folder may belong to
@@ -98,7 +98,7 @@ impl Store {
         numbers.sort_unstable();
         let mut own = Vec::new();
         for number in numbers {
-            let files = self.files(number).await?;
+            let files = self.files.list(&folder_name(number)).await?;
             let mut files: Vec<String> = files.into_iter().map(|(name, _)| name).collect();
             if files.iter().all(|name| self.may_be_own(name)) {
                 // The manifest goes first: half a removal leaves no checkpoint.
@@ -119,35 +119,12 @@ impl Store {
     ) -> Result<Vec<u64>, CheckpointError> {
         let mut removed = Vec::new();
         for own in which {
-            self.remove(&folder_name(own.number), &own.files).await?;
+            self.files
+                .remove(&folder_name(own.number), &own.files)
+                .await?;
             removed.push(own.number);
         }
         Ok(removed)
-    }
-
-    /// Removes files of a folder in order.
-    pub(super) async fn remove(
-        &self,
-        folder: &str,
-        files: &[String],
-    ) -> Result<(), CheckpointError> {
-        if let Some(root) = &self.folder {
-            let (path, files) = (root.join(folder), files.to_vec());
-            let place = self.place(folder);
-            let removed =
-                move || folder::remove(&path, &files).map_err(|e| CheckpointError::io(&place, &e));
-            return self.work(removed).await;
-        }
-        for file in files {
-            match self.objects.delete(&self.path(folder, file)).await {
-                Ok(()) | Err(object_store::Error::NotFound { .. }) => {}
-                Err(error) => {
-                    let place = self.place(&format!("{folder}/{file}"));
-                    return Err(self.secrets.explain(&place, &error));
-                }
-            }
-        }
-        Ok(())
     }
 }
 

@@ -229,7 +229,7 @@ async fn large_files(store: Store) {
     }
     let content = Bytes::from(content);
     store.write_file(1, FILE, content.clone()).await.unwrap();
-    assert!(store.read(&folder_name(1), FILE).await.unwrap() == content);
+    assert!(store.files.read(&folder_name(1), FILE).await.unwrap() == content);
 }
 
 async fn names(store: Store) {
@@ -243,9 +243,13 @@ async fn names(store: Store) {
 /// Changes a file by the store's own means, without its checks.
 async fn overwrite(store: &Store, number: u64, name: &str, change: impl FnOnce(&mut Vec<u8>)) {
     let folder = folder_name(number);
-    let mut content = store.read(&folder, name).await.unwrap().to_vec();
+    let mut content = store.files.read(&folder, name).await.unwrap().to_vec();
     change(&mut content);
-    store.write(&folder, name, content.into()).await.unwrap();
+    store
+        .files
+        .write(&folder, name, content.into())
+        .await
+        .unwrap();
 }
 
 #[test]

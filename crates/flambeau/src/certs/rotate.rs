@@ -6,13 +6,11 @@ use std::fs;
 use std::path::Path;
 
 use clap::Args;
-use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, UnixTime};
-use webpki::{ALL_VERIFICATION_ALGS, EndEntityCert, KeyUsage, anchor_from_trusted_cert};
 
+use super::authority::{has_signed, new_authority};
 use super::{
     ALL, AUTHORITY, AUTHORITY_KEY, CERTIFICATE, Folder, Holder, PUBLIC, SECRET, TOKEN,
-    expect_trust, failed, known_authority, new_authority, new_token, read,
+    expect_trust, failed, known_authority, new_token, read,
 };
 use crate::error::CommandError;
 
@@ -182,23 +180,6 @@ fn next_token(dir: &Path) -> Result<Option<String>, CommandError> {
     let path = dir.join(NEXT_TOKEN);
     let token = path.exists().then(|| read(&path)).transpose()?;
     Ok(token.map(|token| token.trim().to_owned()))
-}
-
-/// Returns whether an authority has signed a certificate.
-pub(super) fn has_signed(authority: &str, certificate: &str) -> bool {
-    let [authority, certificate] =
-        [authority, certificate].map(|pem| CertificateDer::from_pem_slice(pem.as_bytes()));
-    let (Ok(authority), Ok(certificate)) = (authority, certificate) else {
-        return false;
-    };
-    let anchor = anchor_from_trusted_cert(&authority);
-    let (Ok(anchor), Ok(certificate)) = (anchor, EndEntityCert::try_from(&certificate)) else {
-        return false;
-    };
-    let (anchors, usage) = ([anchor], KeyUsage::client_auth());
-    let (algorithms, now) = (ALL_VERIFICATION_ALGS, UnixTime::now());
-    let verified = certificate.verify_for_usage(algorithms, &anchors, &[], now, usage, None, None);
-    verified.is_ok()
 }
 
 fn not_yet(path: &Path, reason: String) -> CommandError {
