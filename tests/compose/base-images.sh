@@ -22,7 +22,7 @@ argument() { sed -n "s/^ARG $1=//p" "$dockerfile" | head -n 1; }
 variable() { sed -n "s/.*\${$1:-\([^}]*\)}.*/\1/p" docker-compose.yml | head -n 1; }
 
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+trap 'umount "$work/debian" 2>/dev/null; rm -rf "$work"' EXIT
 
 # Builds with the classic builder, which uses images that are on this machine without asking a registry.
 build() {
@@ -34,6 +34,9 @@ make_debian() {
     local root=$work/debian
     command -v debootstrap >/dev/null || fail "$1 is missing, no registry answers, and debootstrap is not installed"
     ((EUID == 0)) || fail "only root can make $1 with debootstrap"
+    mkdir "$root"
+    # In memory, where it can be: dpkg waits for the disk after each file.
+    mount -t tmpfs -o size=1g flambeau "$root" 2>/dev/null || true
     debootstrap --variant=minbase "$suite" "$root" >"$work/debootstrap.log" 2>&1 \
         || { tail -n 20 "$work/debootstrap.log" >&2; fail "debootstrap failed"; }
     # What the slim image leaves out, and what apt fetches again when it is asked to.
@@ -43,8 +46,11 @@ make_debian() {
     tar --create --numeric-owner --directory "$root" . \
         | docker import --change 'CMD ["bash"]' \
             --change 'ENV PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin' - "$1" >/dev/null
-    rm -rf "$root"
+    umount "$root" 2>/dev/null || rm -rf "$root"
 }
+
+# What apt-get installs into images without waiting for the disk after each file.
+install="apt-get install --yes --no-install-recommends --option Dpkg::Options::=--force-unsafe-io"
 
 # gcc, a C library to link with, this machine's Rust, and the certificates that this machine trusts, so that
 # crates come from where they come from here.
@@ -58,7 +64,7 @@ make_rust() {
     cat >"$context/Dockerfile" <<END
 FROM $debian
 RUN apt-get update \\
-    && apt-get install --yes --no-install-recommends ca-certificates gcc libc6-dev \\
+    && $install ca-certificates gcc libc6-dev \\
     && rm -rf /var/lib/apt/lists/*
 COPY ca-certificates.crt /etc/ssl/certs/ca-certificates.crt
 COPY bin /usr/local/cargo/bin
@@ -75,7 +81,7 @@ make_prometheus() {
     cat >"$work/prometheus/Dockerfile" <<END
 FROM $debian
 RUN apt-get update \\
-    && apt-get install --yes --no-install-recommends prometheus \\
+    && $install prometheus \\
     && rm -rf /var/lib/apt/lists/* \\
     && install --directory --owner nobody --group nogroup /prometheus
 WORKDIR /prometheus

@@ -374,3 +374,23 @@ fn a_daemon_that_does_not_know_what_to_log_says_so() {
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(said.contains("ps_server=loud"), "{said}");
 }
+
+#[test]
+fn training_steps_of_models_are_measured() {
+    let arguments = ["bench", "models", "mlp", "transformer", "--seconds", "0.1"];
+    let output = program().run(&[&arguments[..], &["--threads", "2", "--json"]].concat());
+    assert!(output.status.success(), "{output:?}");
+    let measured: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let rows = measured["rows"].as_array().unwrap();
+    for (row, model) in rows.iter().zip(["mlp", "transformer"]) {
+        assert_eq!((&row["model"], &row["threads"]), (&model.into(), &2.into()));
+        assert!(row["samples_per_second"].as_f64().unwrap() > 0.0, "{row}");
+    }
+    assert_eq!(rows.len(), 2);
+    let output = program().run(&["bench", "models", "resnet21"]);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        error.contains("resnet20") && !output.status.success(),
+        "{error}"
+    );
+}

@@ -1,6 +1,7 @@
 //! Data of several kinds, from its files to predictions.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use serde_json::Value;
 use tests::Program;
@@ -179,4 +180,65 @@ fn damaged_data_is_refused_with_its_file_and_the_job_ends() {
         !output.status.success() && said.contains("train-images-idx3-ubyte"),
         "{said}"
     );
+}
+
+#[test]
+fn ratings_with_categories_train_a_factorization_machine() {
+    let Some(folder) = data_set("movielens-latest-small") else {
+        return;
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let unpacked = Command::new("python3")
+        .args(["-m", "zipfile", "-e"])
+        .args([&folder.join("ml-latest-small.zip"), dir.path()])
+        .status();
+    assert!(unpacked.unwrap().success());
+    let ratings = dir.path().join("ml-latest-small/ratings.csv");
+    let arguments = [
+        "--data",
+        "csv",
+        "--data-dir",
+        ratings.to_str().unwrap(),
+        "--label",
+        "rating",
+        "--set",
+        "data.target=number",
+        "--set",
+        "data.columns.userId.type=category",
+        "--set",
+        "data.columns.movieId.type=category",
+        "--set",
+        "data.columns.timestamp.type=ignore",
+        "--model",
+        "factorization-machine",
+        "--batch-size",
+        "512",
+        "--learning-rate",
+        "0.01",
+        "--epochs",
+        "2",
+    ];
+    let outcome = train(&dir.path().join("run"), &arguments);
+    // The mean of all ratings has an error of 1.04.
+    let error = outcome["metrics"]["rmse"].as_f64().unwrap();
+    assert!(error < 0.95, "{outcome}");
+}
+
+#[test]
+fn pictures_are_varied_and_normalised() {
+    let dir = tempfile::tempdir().unwrap();
+    let arguments = [
+        "--model",
+        "cnn",
+        "--epochs",
+        "4",
+        "--set",
+        "data.pictures={ resize = 12, crop = 1, mean = [0.3], deviation = [0.4] }",
+    ];
+    let outcome = train(dir.path(), &arguments);
+    let accuracy = outcome["test_accuracy"].as_f64().unwrap();
+    assert!(accuracy > 0.8, "{outcome}");
+    let again = program().run(&["eval", "--json", dir.path().to_str().unwrap()]);
+    let again: Value = serde_json::from_slice(&again.stdout).unwrap();
+    assert_eq!(again["test_loss"], outcome["test_loss"]);
 }

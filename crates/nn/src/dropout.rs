@@ -24,6 +24,13 @@ impl DropoutStream {
     }
 }
 
+impl From<ChaCha8Rng> for DropoutStream {
+    /// Takes a generator that the caller has seeded.
+    fn from(random: ChaCha8Rng) -> Self {
+        Self(random)
+    }
+}
+
 /// Sets each element to 0 with probability `rate`, and divides the others by `1 - rate`. Without a stream, which is
 /// evaluation, it returns the inputs.
 ///

@@ -2,7 +2,7 @@
 
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp2, DType, Layout, Result, Shape, Tensor, WithDType, bail};
-use candle_nn::VarBuilder;
+use candle_nn::{Init, VarBuilder};
 
 use crate::backward::keep_values;
 use crate::storage::{computed_here, elements, slice, with_type};
@@ -23,6 +23,15 @@ impl Embedding {
         Ok(Self {
             weight: layer.embeddings().clone(),
         })
+    }
+
+    /// Asks `vars` for `weight`, with these initial values.
+    ///
+    /// # Errors
+    /// Those of `vars`.
+    pub fn with_init(rows: usize, size: usize, init: Init, vars: VarBuilder) -> Result<Self> {
+        let weight = vars.get_with_hints((rows, size), "weight", init)?;
+        Ok(Self { weight })
     }
 
     /// Returns the vectors of `ids`: `u32` of shape `[...]` make a result of `[..., size]`. The gradient adds them up

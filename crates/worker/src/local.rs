@@ -37,7 +37,7 @@ enum Rule {
 ///
 /// # Errors
 /// The data's, the model's or candle's. Optimizers other than sgd, adam and adamw are refused, and so are settings of
-/// the update that candle's optimizers do not have: `schedule`, `clip_norm`, and groups that are not frozen.
+/// the update that candle's optimizers do not have: `schedule`, `clip_norm`, `clip_value`, and groups that are not frozen.
 pub fn train(
     job: &Job,
     registry: &Registry,
@@ -149,7 +149,12 @@ fn rule(job: &Job, variables: &Variables) -> Result<Rule, ReplicaError> {
     let unused = match updates {
         Some(group) => Some(format!("the group {:?}", group.variables)),
         None if job.schedule != Schedule::default() => Some("`schedule`".to_owned()),
-        None => job.clip_norm.map(|norm| format!("`clip_norm` ({norm})")),
+        None => {
+            let norm = job.clip_norm.map(|norm| format!("`clip_norm` ({norm})"));
+            norm.or(job
+                .clip_value
+                .map(|value| format!("`clip_value` ({value})")))
+        }
     };
     if let Some(setting) = unused {
         return Err(candle_core::Error::msg(format!(
@@ -207,6 +212,7 @@ mod tests {
     fn settings_that_would_have_no_effect_are_refused() {
         for (setting, named) in [
             ("clip_norm = 1.5", "`clip_norm` (1.5)"),
+            ("clip_value = 0.5", "`clip_value` (0.5)"),
             ("[schedule]\nkind = \"cosine\"", "`schedule`"),
             ("[schedule]\nwarmup_steps = 3", "`schedule`"),
             (

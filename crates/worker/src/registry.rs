@@ -7,10 +7,12 @@ use shared_proto::job::Data;
 
 use crate::input::{
     Cifar10, Criteo, Csv, DataSetup, Dataset, Digits, Idx, Images, InputError, LibSvm, Npy,
-    Parquet, Purpose, Random, Source,
+    Parquet, Purpose, Random, Source, pictures,
 };
 use crate::model::{Model, ModelError, Setup};
-use crate::models::{Cnn, Logistic, Mlp, MobileNetV2, ResNet20, Softmax};
+use crate::models::{
+    Cnn, FactorizationMachine, Logistic, Mlp, MobileNetV2, ResNet, Softmax, Transformer,
+};
 
 type Constructor = fn(&Setup, VarBuilder) -> candle_core::Result<Box<dyn Model>>;
 
@@ -28,8 +30,9 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// Returns a registry of the models `logistic`, `softmax`, `mlp`, `cnn`, `resnet20` and `mobilenetv2` and the data sources `digits`, `mnist`,
-    /// `fashion-mnist`, `cifar10`, `npy`, `image-folder`, `csv`, `parquet`, `libsvm`, `criteo` and `random`.
+    /// Returns a registry of the models `logistic`, `softmax`, `mlp`, `factorization-machine`, `cnn`, `resnet18`,
+    /// `resnet20`, `resnet34`, `resnet50`, `resnet56`, `mobilenetv2` and `transformer`, and of the data sources `digits`,
+    /// `mnist`, `fashion-mnist`, `cifar10`, `npy`, `image-folder`, `csv`, `parquet`, `libsvm`, `criteo` and `random`.
     pub fn builtin() -> Self {
         let empty = Self {
             models: BTreeMap::new(),
@@ -40,8 +43,14 @@ impl Registry {
             .model::<Softmax>("softmax")
             .model::<Mlp>("mlp")
             .model::<Cnn>("cnn")
-            .model::<ResNet20>("resnet20")
+            .model::<FactorizationMachine>("factorization-machine")
+            .model::<ResNet<20>>("resnet20")
+            .model::<ResNet<56>>("resnet56")
+            .model::<ResNet<18>>("resnet18")
+            .model::<ResNet<34>>("resnet34")
+            .model::<ResNet<50>>("resnet50")
             .model::<MobileNetV2>("mobilenetv2")
+            .model::<Transformer>("transformer")
             .data::<Digits>("digits")
             .data::<Idx>("mnist")
             .data::<Idx>("fashion-mnist")
@@ -80,11 +89,15 @@ impl Registry {
             name: data.kind.clone(),
             known: listed(&self.sources),
         })?;
-        open(&DataSetup {
+        let dataset = open(&DataSetup {
             settings: data,
             seed,
             purpose,
-        })
+        })?;
+        match &data.pictures {
+            Some(pictures) => pictures::change(dataset, pictures),
+            None => Ok(dataset),
+        }
     }
 
     /// Builds the model of this name.

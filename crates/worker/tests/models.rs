@@ -10,7 +10,7 @@ use candle_nn::{VarBuilder, VarMap};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use shared_proto::blocks::VariableKind;
-use shared_proto::job;
+use shared_proto::job::{self, Clip};
 use shared_proto::payload::{self, Dtype, Elements};
 use worker::input::{Column, Field, InMemory, Signature, Values};
 use worker::model::{Batch, Model, ModelError, Objective, Pass, Setup};
@@ -65,20 +65,13 @@ fn batch(inputs: Tensor, targets: Tensor) -> Batch {
 }
 
 /// Compares each element of each gradient with (f(x + e) - f(x - e)) / 2e, in f64, where e is so
-/// small that neither rounding nor curvature matters.
-fn check_by_finite_differences(
-    name: &str,
-    sample_shape: &[usize],
-    pixel: impl Fn(&mut ChaCha8Rng) -> f64,
-) -> f64 {
+/// small that neither rounding nor curvature matters. Returns the largest difference.
+fn check_by_finite_differences(name: &str, setup: &Setup, batch: &Batch) -> f64 {
     const STEP: f64 = 1e-5;
     let mut random = ChaCha8Rng::seed_from_u64(3);
-    let settings = settings(&[5, 4], &[2, 3]);
-    let pictures = Pictures::of(sample_shape, 3);
-    let setup = pictures.setup(&settings);
     let map = VarMap::new();
     let vars = VarBuilder::from_varmap(&map, DType::F64, &Device::Cpu);
-    let model = Registry::builtin().build(name, &setup, vars).unwrap();
+    let model = Registry::builtin().build(name, setup, vars).unwrap();
     let vars: BTreeMap<_, _> = map.data().lock().unwrap().clone().into_iter().collect();
     for var in vars.values() {
         let values: Vec<f64> = (0..var.elem_count())
@@ -87,16 +80,11 @@ fn check_by_finite_differences(
         var.set(&Tensor::from_vec(values, var.shape(), &Device::Cpu).unwrap())
             .unwrap();
     }
-
-    let samples = 4;
-    let size = sample_shape.iter().product::<usize>();
-    let pixels: Vec<f64> = (0..samples * size).map(|_| pixel(&mut random)).collect();
-    let shape = [&[samples], sample_shape].concat();
-    let batch = batch(
-        Tensor::from_vec(pixels, shape, &Device::Cpu).unwrap(),
-        Tensor::new(&[0u32, 1, 2, 1], &Device::Cpu).unwrap(),
-    );
-    let loss = || pictures.loss(&*model, &batch);
+    let pass = Pass::training(setup.objective, 1, 0, 0);
+    let loss = || {
+        let outputs = model.forward(batch, &pass).unwrap();
+        model.loss(&outputs, batch, &pass).unwrap()
+    };
     let gradients = loss().backward().unwrap();
     let loss = || loss().to_scalar::<f64>().unwrap();
 
@@ -104,7 +92,7 @@ fn check_by_finite_differences(
     for (variable, var) in &vars {
         let gradient = gradients
             .get(var)
-            .unwrap()
+            .unwrap_or_else(|| panic!("{name}: {variable} has no gradient"))
             .flatten_all()
             .unwrap()
             .to_vec1::<f64>()
@@ -131,13 +119,158 @@ fn check_by_finite_differences(
     worst
 }
 
+/// Checks a model's gradients on four pictures.
+fn check_on_pictures(
+    name: &str,
+    sample_shape: &[usize],
+    pixel: impl Fn(&mut ChaCha8Rng) -> f64,
+) -> f64 {
+    let mut random = ChaCha8Rng::seed_from_u64(4);
+    let samples = 4;
+    let size = sample_shape.iter().product::<usize>();
+    let pixels: Vec<f64> = (0..samples * size).map(|_| pixel(&mut random)).collect();
+    let shape = [&[samples], sample_shape].concat();
+    let batch = batch(
+        Tensor::from_vec(pixels, shape, &Device::Cpu).unwrap(),
+        Tensor::new(&[0u32, 1, 2, 1], &Device::Cpu).unwrap(),
+    );
+    let settings = settings(&[5, 4], &[2, 3]);
+    let pictures = Pictures::of(sample_shape, 3);
+    check_by_finite_differences(name, &pictures.setup(&settings), &batch)
+}
+
 #[test]
 fn gradients_agree_with_finite_differences() {
     for name in MODELS {
         // Odd sizes, so that pooling has to leave something out.
-        let worst =
-            check_by_finite_differences(name, &[2, 7, 6], |random| random.random_range(-1.0..1.0));
+        let worst = check_on_pictures(name, &[2, 7, 6], |random| random.random_range(-1.0..1.0));
         eprintln!("{name}: largest difference {worst:.1e}");
+    }
+}
+
+/// Four samples of two numbers, two ids, and any number of weighted ids; the last sample has none.
+fn table(target: Column) -> InMemory {
+    let weights = Some(vec![0.5, -1.0, 2.0, 1.0]);
+    let columns = vec![
+        Column::numbers(
+            "inputs",
+            vec![2],
+            vec![0.5, -1.0, 2.0, 0.25, 0.0, 1.5, -0.5, 1.0],
+        ),
+        Column::values("pair", vec![2], Values::U32(vec![0, 2, 1, 1, 2, 0, 0, 0])).below(3),
+        Column::ragged(
+            "tags",
+            Values::I64(vec![3, 1, 0, 3]),
+            vec![0, 2, 3, 4, 4],
+            weights,
+            Some(4),
+        ),
+    ];
+    InMemory::new(columns, vec![target]).unwrap()
+}
+
+#[test]
+fn gradients_of_tables_agree_with_finite_differences() {
+    let classes = || Column::category("kind", vec![0, 2, 1, 2], 3);
+    let numbers = || Column::numbers("price", vec![], vec![1.0, -0.5, 2.0, 0.25]);
+    for (name, target) in [
+        ("logistic", classes()),
+        ("mlp", classes()),
+        ("mlp", numbers()),
+        ("factorization-machine", numbers()),
+    ] {
+        let samples = table(target);
+        let data = samples.signature();
+        let objective = Objective::of(&job::Objective::default(), &data).unwrap();
+        let settings = job::Model {
+            embedding: 3,
+            ..settings(&[4], &[])
+        };
+        let setup = Setup {
+            settings: &settings,
+            data: &data,
+            objective: &objective,
+        };
+        let batch = samples.batch(&[0, 1, 2, 3], &Device::Cpu).unwrap();
+        let worst = check_by_finite_differences(name, &setup, &batch);
+        // A batch in which no sample has a tag.
+        let without = samples.batch(&[3], &Device::Cpu).unwrap();
+        check_by_finite_differences(name, &setup, &without);
+        eprintln!("{name} of a table: largest difference {worst:.1e}");
+    }
+}
+
+/// The output is the bias, a weight of each feature, and for each pair of features the product of their vectors.
+#[test]
+fn a_factorization_machine_is_the_sum_over_all_pairs() {
+    let samples = table(Column::numbers("price", vec![], vec![0.0; 4]));
+    let data = samples.signature();
+    let objective = Objective::of(&job::Objective::default(), &data).unwrap();
+    let settings = job::Model {
+        embedding: 2,
+        ..settings(&[], &[])
+    };
+    let setup = Setup {
+        settings: &settings,
+        data: &data,
+        objective: &objective,
+    };
+    let (variables, model) = build("factorization-machine", &setup);
+    let specs = variables.specs();
+    let mut values = BTreeMap::new();
+    let mut random = ChaCha8Rng::seed_from_u64(5);
+    for (variable, spec) in specs.iter().enumerate() {
+        let drawn: Vec<f32> = (0..spec.elements())
+            .map(|_| random.random_range(-1.0..1.0))
+            .collect();
+        write(&variables, variable, &drawn);
+        values.insert(spec.name.as_str(), drawn);
+    }
+    let feature = |value: f32, weight: &str, vectors: &str, place: usize| {
+        let vector = [0, 1].map(|i| value * values[vectors][2 * place + i]);
+        (value * values[weight][place], vector)
+    };
+    let number = |value, place| feature(value, "numbers.weight", "numbers.vectors", place);
+    let pair = |place| feature(1.0, "pair.weight", "pair.vectors.weight", place);
+    let tag = |value, place| feature(value, "tags.weight", "tags.vectors.weight", place);
+    let of_samples = [
+        vec![
+            number(0.5, 0),
+            number(-1.0, 1),
+            pair(0),
+            pair(2),
+            tag(0.5, 3),
+            tag(-1.0, 1),
+        ],
+        vec![
+            number(2.0, 0),
+            number(0.25, 1),
+            pair(1),
+            pair(1),
+            tag(2.0, 0),
+        ],
+        vec![
+            number(0.0, 0),
+            number(1.5, 1),
+            pair(2),
+            pair(0),
+            tag(1.0, 3),
+        ],
+        vec![number(-0.5, 0), number(1.0, 1), pair(0), pair(0)],
+    ];
+    let batch = samples.batch(&[0, 1, 2, 3], &Device::Cpu).unwrap();
+    let outputs = model
+        .forward(&batch, &Pass::evaluation(&objective))
+        .unwrap();
+    let outputs: Vec<f32> = outputs.flatten_all().unwrap().to_vec1().unwrap();
+    for (features, found) in of_samples.iter().zip(outputs) {
+        let mut expected = values["bias"][0] + features.iter().map(|f| f.0).sum::<f32>();
+        for (i, (_, a)) in features.iter().enumerate() {
+            for (_, b) in &features[..i] {
+                expected += a[0] * b[0] + a[1] * b[1];
+            }
+        }
+        assert!((found - expected).abs() < 1e-5, "{found} {expected}");
     }
 }
 
@@ -172,7 +305,7 @@ fn logistic_regression_is_the_same_on_sparse_samples() {
         let outputs = model.forward(&batch, &pass).unwrap();
         let loss = model.loss(&outputs, &batch, &pass).unwrap();
         let gradients = variables
-            .gradients(&loss.backward().unwrap(), before, None)
+            .gradients(&loss.backward().unwrap(), before, Clip::default())
             .unwrap();
         (
             loss.to_scalar::<f32>().unwrap(),
@@ -199,7 +332,7 @@ fn logistic_regression_is_the_same_on_sparse_samples() {
 fn equal_maxima_share_one_gradient() {
     // Most windows of a blank picture hold four equal values.
     for blank in [0.0, 1.0] {
-        check_by_finite_differences("cnn", &[1, 8, 8], |_| blank);
+        check_on_pictures("cnn", &[1, 8, 8], |_| blank);
     }
 }
 
@@ -293,7 +426,7 @@ fn training_agrees_with_pytorch() {
             let before = variables.measured().unwrap();
             let loss = pictures.loss(&*model, &vectors.batch(step));
             let gradients = variables
-                .gradients(&loss.backward().unwrap(), before, None)
+                .gradients(&loss.backward().unwrap(), before, Clip::default())
                 .unwrap();
             worst.0 = worst
                 .0
@@ -345,7 +478,7 @@ fn what_cannot_be_built_is_explained() {
     let error = refusal("cnm", &[1, 8, 8]);
     assert!(
         error.contains("\"cnm\"")
-            && error.contains("cnn, logistic, mlp, mobilenetv2, resnet20, softmax"),
+            && error.contains("cnn, factorization-machine, logistic, mlp, mobilenetv2, resnet18"),
         "{error}"
     );
     let error = refusal("cnn", &[64]);
@@ -355,6 +488,12 @@ fn what_cannot_be_built_is_explained() {
     );
     let error = refusal("cnn", &[1, 8, 6]);
     assert!(error.contains("2x1 before convolution 2"), "{error}");
+    let error = refusal("factorization-machine", &[6]);
+    assert!(error.contains("has 10 outputs"), "{error}");
+    let error = refusal("transformer", &[3, 8, 8]);
+    assert!(error.contains("[length, features]"), "{error}");
+    let error = refusal("resnet18", &[3, 7, 8]);
+    assert!(error.contains("at least 8 x 8"), "{error}");
     let error = refusal("mlp", &[3, 0]);
     assert!(error.contains("hidden.0.weight"), "{error}");
 }

@@ -2,9 +2,12 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::path::Path;
+
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{Init, VarBuilder};
 use shared_proto::blocks::VariableKind;
+use shared_proto::job::Clip;
 use shared_proto::payload::{self, Dtype, Elements};
 use worker::model::ModelError;
 use worker::variables::{Variables, VariablesError};
@@ -255,10 +258,28 @@ fn gradients_are_taken_whole_and_clipped() {
         )
     };
     let whole = (vec![1.0, 3.0, 5.0, 2.0, 4.0, 6.0], vec![3.0], 10.0);
-    assert_eq!(read(None), whole);
-    assert_eq!(read(Some(10.0)), whole);
+    let norm = |norm| Clip {
+        norm: Some(norm),
+        value: None,
+    };
+    assert_eq!(read(Clip::default()), whole);
+    assert_eq!(read(norm(10.0)), whole);
     let half = (vec![0.5, 1.5, 2.5, 1.0, 2.0, 3.0], vec![1.5], 10.0);
-    assert_eq!(read(Some(5.0)), half);
+    assert_eq!(read(norm(5.0)), half);
+    let limit = |most| Clip {
+        value: Some(most),
+        norm: None,
+    };
+    let limited = (vec![1.0, 2.5, 2.5, 2.0, 2.5, 2.5], vec![2.5], 10.0);
+    assert_eq!(read(limit(2.5)), limited);
+    // Seven ones have the norm 7^0.5, of which the norm's limit takes half.
+    let both = Clip {
+        norm: Some(7f32.sqrt() / 2.0),
+        ..limit(1.0)
+    };
+    let (a, b, _) = read(both);
+    let halves = a.iter().chain(&b).all(|value| (value - 0.5).abs() < 1e-6);
+    assert!(halves, "{a:?} {b:?}");
 }
 
 #[test]
@@ -268,7 +289,7 @@ fn a_missing_gradient_is_named() {
     });
     let store = tensors[0].sum_all().unwrap().backward().unwrap();
     let before = variables.measured().unwrap();
-    let error = variables.gradients(&store, before, None);
+    let error = variables.gradients(&store, before, Clip::default());
     let error = error.unwrap_err().to_string();
     assert!(
         error.contains("\"forgotten\"") && error.contains("softmax_last_dim"),
@@ -312,7 +333,11 @@ fn averaged_variables_travel_as_changes_and_frozen_ones_not_at_all() {
     assert_ne!(numbers(&variables, 1), [0.0, 0.0]);
     let store = loss.unwrap().backward().unwrap();
     // The clip is far below the norm, and leaves the changes alone.
-    let gradients = variables.gradients(&store, before, Some(1e-6)).unwrap();
+    let clip = Clip {
+        norm: Some(1e-6),
+        value: None,
+    };
+    let gradients = variables.gradients(&store, before, clip).unwrap();
     let values = |i: usize| gradients.values[i].to_vec();
     // The mean is (2, 2), the unbiased variance (2, 8), and a tenth of each is taken in.
     assert_eq!(values(1), [-0.2, -0.2]);
@@ -341,18 +366,23 @@ fn initial_values_may_come_from_a_file_of_another_model() {
         let a = vars.get_with_hints((2, 3), "a", Init::Const(0.0));
         Ok(vec![a?, vars.get_with_hints(2, "c", Init::Const(7.0))?])
     });
-    other.load_known(&path).unwrap();
+    let load = |variables: &Variables, path: &Path| {
+        let foreign = |name: &str| (name == "c2").then(|| "c".to_owned());
+        let loaded = variables.load_known(path, |name| name != "unwanted", foreign);
+        loaded.map_err(|error| error.to_string())
+    };
+    load(&other, &path).unwrap();
     assert_eq!(numbers(&other, 0), numbers(&saved, 0));
     assert_eq!(numbers(&other, 1), [7.0, 7.0]);
 
     let (none, _) = build(1, |vars| Ok(vec![vars.get(2, "z")?]));
-    let error = none.load_known(&path).unwrap_err().to_string();
+    let error = load(&none, &path).unwrap_err();
     assert!(error.contains("none of the variables"), "{error}");
     let (larger, _) = build(3, |vars| {
         Ok(vec![vars.get((2, 3), "a")?, vars.get(9, "inner.b")?])
     });
     let before = numbers(&larger, 0);
-    let error = larger.load_known(&path).unwrap_err().to_string();
+    let error = load(&larger, &path).unwrap_err();
     assert!(
         error.contains("\"inner.b\"") && error.contains("with shape [4]"),
         "{error}"
@@ -361,10 +391,36 @@ fn initial_values_may_come_from_a_file_of_another_model() {
 
     let half = folder.path().join("half.safetensors");
     let values = Tensor::new(&[1.5f32, -2.0], &Device::Cpu).unwrap();
-    let tensors = [("c", values.to_dtype(DType::BF16).unwrap())];
-    candle_core::safetensors::save(&tensors.into(), &half).unwrap();
-    other.load_known(&half).unwrap();
+    let save = |name, values: Tensor| {
+        let tensors = [(name, values)];
+        candle_core::safetensors::save(&tensors.into(), &half).unwrap();
+    };
+    save("c", values.to_dtype(DType::BF16).unwrap());
+    load(&other, &half).unwrap();
     assert_eq!(numbers(&other, 1), [1.5, -2.0]);
+    // Under the name that another program gives it.
+    save("c2", (&values + 1.0).unwrap());
+    load(&other, &half).unwrap();
+    assert_eq!(numbers(&other, 1), [2.5, -1.0]);
+    save("c", values.to_dtype(DType::U32).unwrap());
+    let error = load(&other, &half).unwrap_err();
+    assert!(
+        error.contains("\"c\"") && error.contains("as u32"),
+        "{error}"
+    );
+    save("c2", (&values * f64::INFINITY).unwrap());
+    let error = load(&other, &half).unwrap_err();
+    assert!(error.contains("as \"c2\" with NaN or infinity"), "{error}");
+    assert_eq!(numbers(&other, 1), [2.5, -1.0]);
+    let (unwanted, _) = build(1, |vars| Ok(vec![vars.get(2, "unwanted")?]));
+    save("unwanted", values);
+    assert!(load(&unwanted, &half).is_err());
+    std::fs::write(&half, "no tensors").unwrap();
+    assert!(
+        load(&other, &half)
+            .unwrap_err()
+            .contains("half.safetensors cannot be read")
+    );
 }
 
 #[test]

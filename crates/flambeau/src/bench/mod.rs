@@ -2,6 +2,7 @@
 
 mod apply;
 mod dense;
+mod models;
 mod processes;
 mod tcp;
 mod train;
@@ -19,6 +20,8 @@ pub(crate) enum Command {
     Dense(dense::Arguments),
     /// Run each optimizer's update alone; compared with a copy of the same bytes.
     Apply(apply::Arguments),
+    /// Training steps of the models that ship, in one process.
+    Models(models::Arguments),
     /// Train the same job in one process with candle alone, and with some numbers of workers.
     Train(Box<train::Arguments>),
 }
@@ -27,6 +30,7 @@ pub(crate) fn run(command: Command) -> Result<(), CommandError> {
     match command {
         Command::Dense(arguments) => dense::run(&arguments),
         Command::Apply(arguments) => apply::run(&arguments),
+        Command::Models(arguments) => models::run(&arguments),
         Command::Train(arguments) => train::run(*arguments),
     }
 }

@@ -31,9 +31,34 @@ pub struct Data {
     /// CSV, Parquet: the types of columns, by name. Columns that are not here are numbers.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub columns: BTreeMap<String, ColumnType>,
+    /// Sources of pictures: how they are resized, normalised and varied.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pictures: Option<Pictures>,
     /// Settings of the source's own; a source refuses those that it does not have.
     #[serde(skip_serializing_if = "toml::Table::is_empty")]
     pub options: toml::Table,
+}
+
+/// The changes of pictures, samples of shape `[channels, rows, columns]`, in the order of these fields.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Pictures {
+    /// The rows and the columns that all pictures get.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub resize: Option<u32>,
+    /// Training: zeros that are added at each side; of the result a window of the picture's size is taken, in another
+    /// place in each pass.
+    #[serde(skip_serializing_if = "is_default")]
+    pub crop: u32,
+    /// Training: half of the pictures are mirrored left to right, others in each pass.
+    #[serde(skip_serializing_if = "is_default")]
+    pub flip: bool,
+    /// Subtracted from all values, a number for each channel.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub mean: Vec<f32>,
+    /// The divisor of the result, a number for each channel.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub deviation: Vec<f32>,
 }
 
 /// The kind of the label.
@@ -109,6 +134,7 @@ impl Default for Data {
             held_out: 0.2,
             prefetch: 1,
             columns: BTreeMap::new(),
+            pictures: None,
             options: toml::Table::new(),
         }
     }
@@ -122,6 +148,39 @@ impl Data {
                 column: column.clone(),
                 error: Box::new(error),
             })?;
+        }
+        Ok(())
+    }
+}
+
+impl Pictures {
+    /// The most rows and columns of a picture, and the most zeros at a side.
+    pub const MOST: u32 = 1 << 14;
+
+    pub(super) fn validate(&self) -> Result<(), JobError> {
+        let setting = |field, value: String, expected| {
+            Err(JobError::Setting {
+                field,
+                value,
+                expected,
+            })
+        };
+        if let Some(side) = self.resize.filter(|n| !(1..=Self::MOST).contains(n)) {
+            let expected = "must be at least 1 and at most 16384";
+            return setting("data.pictures.resize", side.to_string(), expected);
+        }
+        if self.crop > Self::MOST {
+            let expected = "must be at most 16384";
+            return setting("data.pictures.crop", self.crop.to_string(), expected);
+        }
+        if let Some(mean) = self.mean.iter().find(|mean| !mean.is_finite()) {
+            let expected = "must be numbers";
+            return setting("data.pictures.mean", mean.to_string(), expected);
+        }
+        let bad = |deviation: &&f32| !deviation.is_normal() || **deviation < 0.0;
+        if let Some(deviation) = self.deviation.iter().find(bad) {
+            let expected = "must be positive numbers";
+            return setting("data.pictures.deviation", deviation.to_string(), expected);
         }
         Ok(())
     }
@@ -203,6 +262,26 @@ mod tests {
         let changed = job.with("data.columns.city.buckets=7").unwrap();
         let seven = ColumnType::Category { buckets: Some(7) };
         assert_eq!(changed.data.columns["city"], seven);
+    }
+
+    #[test]
+    fn changes_of_pictures_without_sense_are_named() {
+        let pictures = "[data.pictures]\nresize = 96\nflip = true\nmean = [0.5]";
+        let job = Job::from_toml(pictures).unwrap();
+        assert_eq!(Job::from_toml(&job.to_toml()).unwrap(), job);
+        for (setting, named) in [
+            ("resize = 0", "data.pictures.resize"),
+            ("resize = 16385", "is 16385"),
+            ("crop = 16385", "data.pictures.crop"),
+            ("mean = [0.5, nan]", "data.pictures.mean"),
+            ("deviation = [0.0]", "data.pictures.deviation"),
+            ("deviation = [-1.0]", "is -1"),
+            ("size = 3", "size"),
+        ] {
+            let error = Job::from_toml(&format!("[data.pictures]\n{setting}"));
+            let error = error.unwrap_err().to_string();
+            assert!(error.contains(named), "{setting}: {error}");
+        }
     }
 
     #[test]

@@ -30,10 +30,20 @@ pub struct Group {
     pub optimizer: Option<Optimizer>,
 }
 
+/// Returns whether a pattern matches the name of a variable.
+pub(super) fn matches(pattern: &str, name: &str) -> bool {
+    Pattern::new(pattern).is_ok_and(|pattern| pattern.matches(name))
+}
+
+/// Returns whether a text is a pattern of names.
+pub(super) fn is_pattern(text: &str) -> bool {
+    !text.is_empty() && Pattern::new(text).is_ok()
+}
+
 impl Group {
     /// Returns whether the pattern matches the name of a variable.
     pub fn matches(&self, name: &str) -> bool {
-        Pattern::new(&self.variables).is_ok_and(|pattern| pattern.matches(name))
+        matches(&self.variables, name)
     }
 
     /// Returns the group's optimizer, which is `base` where the group says nothing else.
@@ -58,7 +68,7 @@ impl Group {
             variables: self.variables.clone(),
             error: Box::new(error),
         };
-        if Pattern::new(&self.variables).is_err() || self.variables.is_empty() {
+        if !is_pattern(&self.variables) {
             return Err(of_group(JobError::Setting {
                 field: "variables",
                 value: format!("{:?}", self.variables),

@@ -16,7 +16,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-pub use data::{ColumnType, Data, TargetKind, Transform};
+pub use data::{ColumnType, Data, Pictures, TargetKind, Transform};
 pub use error::JobError;
 pub use groups::Group;
 pub use objective::{LossName, Objective};
@@ -49,7 +49,10 @@ pub struct Job {
     pub accumulate: u32,
     /// The action on gradients that are NaN or infinite.
     pub non_finite: NonFinite,
-    /// Largest global norm of a worker's gradients; longer ones are scaled down to it.
+    /// Largest absolute value of an element of a worker's gradients; larger ones are set to it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub clip_value: Option<f32>,
+    /// Largest global norm of a worker's gradients, after `clip_value`; longer ones are scaled down to it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub clip_norm: Option<f32>,
     /// Steps between two lines of `metrics.jsonl`, summed over workers.
@@ -88,6 +91,7 @@ impl Default for Job {
             batch_size: 32,
             accumulate: 1,
             non_finite: NonFinite::Fail,
+            clip_value: None,
             clip_norm: None,
             log_every: 10,
             run_dir: None,
@@ -104,20 +108,36 @@ impl Default for Job {
     }
 }
 
+/// The limits on a worker's gradients.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Clip {
+    /// The largest absolute value of an element; larger ones are set to it.
+    pub value: Option<f32>,
+    /// The largest global norm; longer gradients are scaled down to it.
+    pub norm: Option<f32>,
+}
+
 /// The model and its settings.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Model {
-    /// `logistic`, `softmax`, `mlp`, `cnn`, `resnet20`, `mobilenetv2`, or the name of a model of your own.
+    /// `logistic`, `softmax`, `mlp`, `factorization-machine`, `cnn`, `resnet18`, `resnet20`, `resnet34`, `resnet50`,
+    /// `resnet56`, `mobilenetv2`, `transformer`, or the name of a model of your own.
     pub name: String,
-    /// A safetensors file with initial values, which each worker sees. Variables that it lacks have their usual ones.
+    /// A file with initial values, of safetensors or PyTorch, which each worker sees. Variables that it lacks have their
+    /// usual ones.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub init_from: Option<PathBuf>,
+    /// Patterns of the names of variables that have their usual initial values although `init_from` has others.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub init_except: Vec<String>,
     /// Widths of the hidden layers (mlp, cnn).
     pub hidden: Vec<usize>,
     /// Channels of the convolutions (cnn).
     pub channels: Vec<usize>,
-    /// Settings of a model of your own.
+    /// Elements of the vector of a category (mlp, factorization-machine).
+    pub embedding: usize,
+    /// Settings of the transformer, or of a model of your own.
     #[serde(skip_serializing_if = "toml::Table::is_empty")]
     pub options: toml::Table,
 }
@@ -127,10 +147,20 @@ impl Default for Model {
         Self {
             name: "mlp".to_owned(),
             init_from: None,
+            init_except: Vec::new(),
             hidden: vec![256],
             channels: vec![16, 32],
+            embedding: 16,
             options: toml::Table::new(),
         }
+    }
+}
+
+impl Model {
+    /// Returns whether a variable takes its initial values from [`init_from`](Self::init_from), if the file has them.
+    pub fn is_initial_from_file(&self, variable: &str) -> bool {
+        let matches = |pattern: &String| groups::matches(pattern, variable);
+        !self.init_except.iter().any(matches)
     }
 }
 
@@ -336,6 +366,14 @@ impl Job {
         match self.strategy.name.has_servers() {
             true => self.cluster.ps,
             false => Some(0),
+        }
+    }
+
+    /// Returns the limits on a worker's gradients.
+    pub fn clip(&self) -> Clip {
+        Clip {
+            value: self.clip_value,
+            norm: self.clip_norm,
         }
     }
 

@@ -12,6 +12,7 @@ epochs = 20             # passes over the training data
 batch_size = 32         # samples that a worker computes together
 accumulate = 1          # batches in a worker's step, as if it had one so many times as large (not in batch normalisation)
 non_finite = "fail"     # fail | skip: the response to a step with a NaN or infinite gradient
+#: clip_value = 1.0     # limit each element of a worker's gradients to this absolute value
 #: clip_norm = 1.0      # scale a worker's gradients down to this global norm where they exceed it
 log_every = 10          # steps between two lines of metrics.jsonl, summed over workers
 #: run_dir = "runs/mine" # where the run is recorded; absent: a new folder under runs/
@@ -25,14 +26,18 @@ target = "auto"         # csv, parquet, libsvm: auto (by the labels) | class | b
 held_out = 0.2          # the share of samples held out for evaluation, where they have no file of their own
 prefetch = 1            # batches that a worker reads before it needs them, on the thread that computes
 #: columns = { city = { type = "category", buckets = 9 } } # csv, parquet: what columns are (docs/data.md)
+#: pictures = { flip = true, crop = 4 } # samples that are pictures: how they are resized and varied (docs/data.md)
 #: options = { arms = 3 } # settings of the source's own (docs/data.md), or of one that you have written
 
 [model]
-name = "mlp"            # logistic | softmax | mlp | cnn | resnet20 | mobilenetv2 | a model of your own
-#: init_from = "pretrained.safetensors" # initial values; variables that the file lacks have their usual ones
+name = "mlp"            # logistic | softmax | mlp | factorization-machine | cnn | resnet18 | resnet20 | resnet34 | resnet50
+                        # | resnet56 | mobilenetv2 | transformer | a model of your own
+#: init_from = "pretrained.safetensors" # initial values (or .pth); variables that the file lacks have their usual ones
+#: init_except = ["output.*"] # variables that do not take theirs from that file
 hidden = [256]          # widths of the hidden layers (mlp, cnn)
 channels = [16, 32]     # channels of the convolutions (cnn)
-#: options = { depth = 3 } # anything that a model of your own wants to be told
+embedding = 16          # elements of the vector of a category (mlp, factorization-machine)
+#: options = { depth = 3 } # settings of the transformer (size, heads, layers, feed_forward, dropout), or of your own model
 
 [objective]
 loss = "auto"           # auto (by the target) | cross-entropy | binary-cross-entropy | mean-squared-error | mean-absolute-error

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::{Job, JobError, Mode, Strategy};
+use super::{Job, JobError, Mode, Strategy, groups};
 use crate::blocks::MOST_SHARDS;
 
 /// The longest time that a setting may give, in seconds: 30 days. No wait in a job is longer, and the sum of this and
@@ -110,6 +110,13 @@ impl Job {
             &clip,
             "must be positive, or absent",
         )?;
+        let clip = self.clip_value;
+        check(
+            clip.is_none_or(|c| positive(c.into())),
+            "clip_value",
+            &clip,
+            "must be positive, or absent",
+        )?;
         let data = &self.data;
         let held_out = data.held_out;
         check(
@@ -148,6 +155,29 @@ impl Job {
             "model.channels",
             &model.channels,
             "no layer may be empty",
+        )?;
+        let bad = |text: &&String| !groups::is_pattern(text);
+        if let Some(text) = model.init_except.iter().find(bad) {
+            return Err(JobError::Setting {
+                field: "model.init_except",
+                value: format!("{text:?}"),
+                expected: "must be patterns of names, as in \"output.*\"",
+            });
+        }
+        if !model.init_except.is_empty() && model.init_from.is_none() {
+            return Err(JobError::Unused {
+                field: "model.init_except",
+                value: "given".to_owned(),
+                other: "model.init_from",
+                other_value: "absent".to_owned(),
+                advice: "leave it out, or name a file with initial values",
+            });
+        }
+        check(
+            model.embedding > 0,
+            "model.embedding",
+            &(model.embedding as u64),
+            "must be at least 1",
         )?;
         let cluster = &self.cluster;
         let shards = cluster
@@ -205,6 +235,9 @@ impl Job {
             "must be at least 1",
         )?;
         self.data.validate_columns()?;
+        if let Some(pictures) = &self.data.pictures {
+            pictures.validate()?;
+        }
         self.objective.validate()?;
         self.optimizer.validate()?;
         for group in &self.groups {

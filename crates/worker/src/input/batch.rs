@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use candle_core::{Result, Tensor, bail};
+use candle_core::{Device, Result, Tensor, bail};
 
 /// Samples that are computed together: named inputs and targets, each with one entry for each sample.
 #[derive(Clone, Debug, Default)]
@@ -157,6 +157,36 @@ impl Batch {
     /// Returns the weights of the samples in the loss, if they differ.
     pub fn weights(&self) -> Option<&Tensor> {
         self.weights.as_ref()
+    }
+
+    /// Returns the batch in a device's memory.
+    ///
+    /// # Errors
+    /// candle's.
+    pub(crate) fn to_device(&self, device: &Device) -> Result<Self> {
+        let there = |values: &Tensor| values.to_device(device);
+        let input = |feature: &Feature| -> Result<Feature> {
+            Ok(match feature {
+                Feature::Dense(values) => Feature::Dense(there(values)?),
+                Feature::Ragged(values) => Feature::Ragged(Ragged {
+                    values: there(&values.values)?,
+                    offsets: values.offsets.clone(),
+                    weights: values.weights.as_ref().map(there).transpose()?,
+                }),
+            })
+        };
+        let inputs = self.inputs.iter();
+        let targets = self.targets.iter();
+        Ok(Self {
+            samples: self.samples,
+            inputs: inputs
+                .map(|(name, feature)| Ok((name.clone(), input(feature)?)))
+                .collect::<Result<_>>()?,
+            targets: targets
+                .map(|(name, values)| Ok((name.clone(), there(values)?)))
+                .collect::<Result<_>>()?,
+            weights: self.weights.as_ref().map(there).transpose()?,
+        })
     }
 
     /// Returns the size of the first dimension of each part, with its name.

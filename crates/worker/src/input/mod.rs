@@ -9,6 +9,7 @@
 //! - `batch`: samples that are computed together
 //! - `field`: the parts of a sample, by name
 //! - `column`, `memory`: samples that are held in memory, column by column
+//! - `pictures`: samples that are pictures, resized, normalised, and varied in training
 //! - `tabular`, `table`: columns by their types, of [`Csv`] and [`Parquet`]; `fitted`: what they are fitted to; `texts`,
 //!   `hash`, `date`: their cells
 //! - `place`: files, and samples that are held out; `target`: labels
@@ -32,6 +33,7 @@ mod libsvm;
 mod memory;
 mod npy;
 mod parquet;
+pub(crate) mod pictures;
 mod place;
 mod random;
 mod source;

@@ -48,7 +48,7 @@
 //! let before = variables.measured()?;
 //! let pass = Pass::training(&objective, 1, 0, 0);
 //! let loss = model.loss(&model.forward(&batch, &pass)?, &batch, &pass)?;
-//! let gradients = variables.gradients(&loss.backward()?, before, None)?;
+//! let gradients = variables.gradients(&loss.backward()?, before, Default::default())?;
 //! assert_eq!(gradients.values.len(), 2);
 //! # Ok(())
 //! # }
@@ -154,6 +154,12 @@ pub trait Model: 'static {
     /// gets. The default is none.
     fn wants(&self, _batch: &Batch) -> Vec<Want> {
         Vec::new()
+    }
+
+    /// Returns this model's name of a variable that files of another program call `foreign`, so that `model.init_from`
+    /// can take their values. The default knows no other names.
+    fn name_of(&self, _foreign: &str) -> Option<String> {
+        None
     }
 
     /// Returns accumulators of metrics of the model's own, by name, for one evaluation.

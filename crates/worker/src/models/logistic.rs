@@ -1,68 +1,51 @@
-use candle_core::{Result, Tensor, bail};
+use candle_core::{Result, Tensor};
 use candle_nn::VarBuilder;
 use candle_nn::init::ZERO;
+use nn::Embedding;
 
-use crate::model::{Batch, Feature, Model, Pass, Ragged, Setup};
+use super::inputs::Inputs;
+use crate::model::{Batch, Model, Pass, Setup};
 
 /// Logistic regression, and for other targets softmax or linear regression: `output.weight` of shape
-/// `[outputs, features]`, `output.bias`, both zeros at first. Takes one input, dense or sparse.
+/// `[outputs, numbers]`, `output.bias`, and for each input of ids, dense or sparse, `INPUT.weight` of shape
+/// `[categories, outputs]`. All are zeros at first.
 pub struct Logistic {
-    weight: Tensor,
+    inputs: Inputs,
+    weight: Option<Tensor>,
+    tables: Vec<Embedding>,
     bias: Tensor,
 }
 
 impl Model for Logistic {
     fn new(setup: &Setup, vars: VarBuilder) -> Result<Self> {
-        let input = setup
-            .data
-            .input()
-            .map_err(|error| candle_core::Error::msg(error.to_string()))?;
-        let features = match input.categories.filter(|_| input.ragged) {
-            Some(categories) => categories as usize,
-            None => setup.features()?,
-        };
-        let (outputs, vars) = (setup.outputs(), vars.pp("output"));
+        let inputs = Inputs::of(setup, &vars)?;
+        let outputs = setup.outputs();
+        let table = |name: &str, rows| Embedding::with_init(rows, outputs, ZERO, vars.pp(name));
+        let tables = inputs
+            .ids
+            .iter()
+            .map(|ids| table(&ids.name, ids.categories));
+        let tables = tables.collect::<Result<_>>()?;
+        let vars = vars.pp("output");
+        let weight = (inputs.width > 0)
+            .then(|| vars.get_with_hints((outputs, inputs.width), "weight", ZERO));
         Ok(Self {
-            weight: vars.get_with_hints((outputs, features), "weight", ZERO)?,
+            inputs,
+            weight: weight.transpose()?,
+            tables,
             bias: vars.get_with_hints(outputs, "bias", ZERO)?,
         })
     }
 
     fn forward(&self, batch: &Batch, _: &Pass) -> Result<Tensor> {
-        let sums = match batch.inputs().values().next() {
-            Some(Feature::Dense(values)) => values
-                .reshape((values.dim(0)?, ()))?
-                .matmul(&self.weight.t()?)?,
-            Some(Feature::Ragged(values)) => self.sparse(values)?,
-            None => bail!("the batch has no input"),
-        };
-        sums.broadcast_add(&self.bias)
-    }
-}
-
-impl Logistic {
-    /// Returns, for each sample, the sum of its values, each times the weights of its feature.
-    fn sparse(&self, features: &Ragged) -> Result<Tensor> {
-        let samples = features.offsets.len() - 1;
-        let zeros = Tensor::zeros(
-            (samples, self.weight.dim(0)?),
-            self.weight.dtype(),
-            self.weight.device(),
-        )?;
-        if features.values.elem_count() == 0 {
-            return Ok(zeros);
+        let shape = (batch.samples(), self.bias.elem_count());
+        let mut sums = self.bias.broadcast_as(shape)?;
+        if let (Some(numbers), Some(weight)) = (self.inputs.numbers(batch)?, &self.weight) {
+            sums = (sums + numbers.matmul(&weight.t()?)?)?;
         }
-        let mut rows = self
-            .weight
-            .t()?
-            .contiguous()?
-            .index_select(&features.values, 0)?;
-        if let Some(weights) = &features.weights {
-            rows = rows.broadcast_mul(&weights.unsqueeze(1)?)?;
+        for (ids, table) in self.inputs.ids.iter().zip(&self.tables) {
+            sums = (sums + ids.vectors(table, batch)?.sum()?)?;
         }
-        let owners = features.offsets.windows(2).enumerate();
-        let owners = owners.flat_map(|(i, ends)| std::iter::repeat_n(i as u32, ends[1] - ends[0]));
-        let owners = Tensor::from_iter(owners, self.weight.device())?;
-        zeros.index_add(&owners, &rows, 0)
+        Ok(sums)
     }
 }

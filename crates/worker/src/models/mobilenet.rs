@@ -2,11 +2,14 @@ use candle_core::{Result, Tensor};
 use candle_nn::VarBuilder;
 use nn::{Activation, Linear, global_avg_pool2d};
 
-use super::normalized::{Normalized, Shape, channels};
+use super::normalized::{Normalized, Shape, channels, is_small};
 use crate::model::{Batch, Model, Pass, Setup};
 
 /// MobileNetV2 (Sandler et al., "MobileNetV2: Inverted Residuals and Linear Bottlenecks", CVPR 2018, table 2). For
 /// pictures below 64 x 64 the first two strides are 1.
+///
+/// Variables: `first`, `stage.S.B.expand`, `.depth`, `.project`, `last`, each with `conv` and `norm`, and `output`. Files
+/// with the names of torchvision's MobileNetV2 can be loaded.
 pub struct MobileNetV2 {
     first: Normalized,
     blocks: Vec<Block>,
@@ -29,7 +32,7 @@ impl Model for MobileNetV2 {
     fn new(setup: &Setup, vars: VarBuilder) -> Result<Self> {
         let relu = Activation::Relu6;
         let colours = channels(setup)?;
-        let small = setup.sample_shape()?[1..].iter().any(|side| *side < 64);
+        let small = is_small(setup)?;
         let point = |channels, stride, kernel| Shape {
             channels,
             kernel,
@@ -66,6 +69,64 @@ impl Model for MobileNetV2 {
         x = self.last.forward(&x, pass)?;
         self.output.forward(&global_avg_pool2d(&x)?)
     }
+
+    fn name_of(&self, foreign: &str) -> Option<String> {
+        torchvision(foreign)
+    }
+}
+
+/// Returns the name of a variable that torchvision gives a name such as `features.2.conv.0.1.running_mean`: the first
+/// convolution, the blocks one after the other, and the last convolution are `features`.
+fn torchvision(foreign: &str) -> Option<String> {
+    let (layer, field) = foreign.rsplit_once('.')?;
+    if layer == "classifier.1" {
+        return Some(format!("output.{field}"));
+    }
+    let (feature, part) = layer.strip_prefix("features.")?.split_once('.')?;
+    let of_normalized = |part: &str| match part {
+        "0" => Some("conv"),
+        "1" => Some("norm"),
+        _ => None,
+    };
+    let (layer, part) = match feature.parse::<usize>().ok()? {
+        0 => ("first".to_owned(), of_normalized(part)?),
+        LAST_FEATURE => ("last".to_owned(), of_normalized(part)?),
+        feature => {
+            let (stage, block) = block_of(feature - 1)?;
+            // The blocks of the first stage do not expand.
+            let (layer, part) = match (stage, part.strip_prefix("conv.")?) {
+                (0, "1") => ("project", "conv"),
+                (0, "2") => ("project", "norm"),
+                (1.., "2") => ("project", "conv"),
+                (1.., "3") => ("project", "norm"),
+                (stage, part) => {
+                    let (layer, part) = part.split_once('.')?;
+                    let layer = match (stage, layer) {
+                        (1.., "0") => "expand",
+                        (0, "0") | (1.., "1") => "depth",
+                        _ => return None,
+                    };
+                    (layer, of_normalized(part)?)
+                }
+            };
+            (format!("stage.{stage}.{block}.{layer}"), part)
+        }
+    };
+    Some(format!("{layer}.{part}.{field}"))
+}
+
+/// The number of the last convolution among torchvision's features.
+const LAST_FEATURE: usize = 18;
+
+/// Returns the stage of a block, and its number there.
+fn block_of(mut block: usize) -> Option<(usize, usize)> {
+    for (stage, (_, _, count, _)) in STAGES.into_iter().enumerate() {
+        if block < count {
+            return Some((stage, block));
+        }
+        block -= count;
+    }
+    None
 }
 
 /// An inverted residual: it expands the channels, filters each by itself, and projects to few channels again.
@@ -122,5 +183,37 @@ impl Block {
             y = layer.forward(&y, pass)?;
         }
         if self.residual { x + y } else { Ok(y) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_torchvision_are_known() {
+        for (foreign, ours) in [
+            ("features.0.0.weight", "first.conv.weight"),
+            ("features.0.1.running_var", "first.norm.running_var"),
+            ("features.1.conv.0.0.weight", "stage.0.0.depth.conv.weight"),
+            ("features.1.conv.1.weight", "stage.0.0.project.conv.weight"),
+            ("features.1.conv.2.bias", "stage.0.0.project.norm.bias"),
+            ("features.2.conv.0.1.bias", "stage.1.0.expand.norm.bias"),
+            ("features.17.conv.1.0.weight", "stage.6.0.depth.conv.weight"),
+            ("features.16.conv.3.weight", "stage.5.2.project.norm.weight"),
+            ("features.18.0.weight", "last.conv.weight"),
+            ("classifier.1.bias", "output.bias"),
+        ] {
+            assert_eq!(torchvision(foreign).as_deref(), Some(ours));
+        }
+        for unknown in [
+            "features.19.0.weight",
+            "features.1.conv.3.weight",
+            "features.2.conv.2.0.weight",
+            "features.0.2.weight",
+            "classifier.0.weight",
+        ] {
+            assert_eq!(torchvision(unknown), None, "{unknown}");
+        }
     }
 }

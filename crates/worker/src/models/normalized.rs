@@ -54,3 +54,9 @@ pub(super) fn channels(setup: &Setup) -> Result<usize> {
         ),
     }
 }
+
+/// Returns whether pictures are below 64 x 64: too small for the first strides of networks for larger ones.
+pub(super) fn is_small(setup: &Setup) -> Result<bool> {
+    let sides = setup.sample_shape()?.iter().skip(1);
+    Ok(sides.copied().any(|side| side < 64))
+}

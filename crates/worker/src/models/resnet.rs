@@ -1,39 +1,86 @@
-use candle_core::{Result, Tensor};
+use candle_core::{Result, Tensor, bail};
 use candle_nn::VarBuilder;
-use nn::{Activation, Linear, add_relu, global_avg_pool2d};
+use nn::{Activation, Linear, Pool2d, add_relu, global_avg_pool2d, max_pool2d};
 
-use super::normalized::{Normalized, Shape, channels};
+use super::normalized::{Normalized, Shape, channels, is_small};
 use crate::model::{Batch, Model, Pass, Setup};
 
-/// ResNet-20 for small pictures (He et al., "Deep Residual Learning for Image Recognition", CVPR 2016, section 4.2):
-/// three stages of three blocks, of 16, 32 and 64 channels. Where the size changes, the shortcut is a 1x1 convolution
-/// with batch normalisation (option B there).
-pub struct ResNet20 {
+/// A residual network with so many layers (He et al., "Deep Residual Learning for Image Recognition", CVPR 2016): 20 and
+/// 56 are those for small pictures (section 4.2), 18, 34 and 50 those of table 1. Where the size changes, the shortcut
+/// is a 1x1 convolution with batch normalisation (option B there). In a bottleneck the 3x3 convolution has the stride,
+/// as in PyTorch. For pictures below 64 x 64, 18, 34 and 50 begin with a 3x3 convolution and no pooling.
+///
+/// Variables: `first`, `stage.S.B.first`, `.second`, `.third`, `.shortcut`, each with `conv` and `norm`, and `output`.
+/// Files with the names of torchvision's ResNets can be loaded.
+pub struct ResNet<const LAYERS: usize> {
     first: Normalized,
+    pool: bool,
     blocks: Vec<Block>,
     output: Linear,
 }
 
-impl Model for ResNet20 {
+/// The form of a network.
+struct Plan {
+    /// The channels of the first stage; each stage after it has twice as many.
+    channels: usize,
+    /// The number of blocks of each stage.
+    blocks: &'static [usize],
+    /// True if blocks are bottlenecks: 1x1, 3x3 and 1x1 convolutions with four times as many channels at the end.
+    bottleneck: bool,
+}
+
+impl Plan {
+    fn of(layers: usize) -> Result<Self> {
+        let plan = |channels, blocks, bottleneck| Self {
+            channels,
+            blocks,
+            bottleneck,
+        };
+        Ok(match layers {
+            20 => plan(16, &[3; 3], false),
+            56 => plan(16, &[9; 3], false),
+            18 => plan(64, &[2; 4], false),
+            34 => plan(64, &[3, 4, 6, 3], false),
+            50 => plan(64, &[3, 4, 6, 3], true),
+            other => bail!("there is no ResNet of {other} layers; there are 18, 20, 34, 50 and 56"),
+        })
+    }
+
+    /// Returns whether the network is one for small pictures alone.
+    fn is_for_small(&self) -> bool {
+        self.blocks.len() == 3
+    }
+}
+
+impl<const LAYERS: usize> Model for ResNet<LAYERS> {
     fn new(setup: &Setup, vars: VarBuilder) -> Result<Self> {
+        let plan = Plan::of(LAYERS)?;
+        let colours = channels(setup)?;
+        let whole = !plan.is_for_small() && !is_small(setup)?;
         let first = Shape {
-            channels: (channels(setup)?, 16),
-            kernel: 3,
-            stride: 1,
+            channels: (colours, plan.channels),
+            kernel: if whole { 7 } else { 3 },
+            stride: if whole { 2 } else { 1 },
             groups: 1,
         };
         let mut blocks = Vec::new();
-        let mut inputs = 16;
-        for (stage, outputs) in [16, 32, 64].into_iter().enumerate() {
-            for block in 0..3 {
+        let mut inputs = plan.channels;
+        for (stage, count) in plan.blocks.iter().enumerate() {
+            let inner = plan.channels << stage;
+            for block in 0..*count {
                 let vars = vars.pp(format!("stage.{stage}.{block}"));
                 let stride = if stage > 0 && block == 0 { 2 } else { 1 };
-                blocks.push(Block::new((inputs, outputs), stride, &vars)?);
-                inputs = outputs;
+                let block = match plan.bottleneck {
+                    true => Block::bottleneck(inputs, inner, stride, &vars)?,
+                    false => Block::basic(inputs, inner, stride, &vars)?,
+                };
+                inputs = if plan.bottleneck { 4 * inner } else { inner };
+                blocks.push(block);
             }
         }
         Ok(Self {
             first: Normalized::new(first, Activation::Relu, vars.pp("first"))?,
+            pool: whole,
             blocks,
             output: Linear::new(inputs, setup.outputs(), vars.pp("output"))?,
         })
@@ -41,49 +88,143 @@ impl Model for ResNet20 {
 
     fn forward(&self, batch: &Batch, pass: &Pass) -> Result<Tensor> {
         let mut x = self.first.forward(batch.input()?, pass)?;
+        if self.pool {
+            let windows = Pool2d {
+                kernel: 3,
+                stride: 2,
+                padding: 1,
+            };
+            x = max_pool2d(&x, &windows)?;
+        }
         for block in &self.blocks {
             x = block.forward(&x, pass)?;
         }
         self.output.forward(&global_avg_pool2d(&x)?)
     }
+
+    fn name_of(&self, foreign: &str) -> Option<String> {
+        torchvision(foreign)
+    }
 }
 
-/// Two convolutions, to which the inputs are added.
+/// Returns the name of a variable that torchvision gives a name such as `layer2.0.downsample.1.running_mean`.
+fn torchvision(foreign: &str) -> Option<String> {
+    let (layer, field) = foreign.rsplit_once('.')?;
+    let named = |within: &str, part: &str| Some(format!("{within}{part}.{field}"));
+    if layer == "fc" {
+        return named("", "output");
+    }
+    let Some(rest) = layer.strip_prefix("layer") else {
+        return named("", of_block(layer)?);
+    };
+    let mut parts = rest.splitn(3, '.');
+    let stage = parts.next()?.parse::<usize>().ok()?.checked_sub(1)?;
+    let block = parts.next()?;
+    named(&format!("stage.{stage}.{block}."), of_block(parts.next()?)?)
+}
+
+/// Returns the name of a layer that torchvision gives this name within a block.
+fn of_block(foreign: &str) -> Option<&'static str> {
+    Some(match foreign {
+        "conv1" => "first.conv",
+        "bn1" => "first.norm",
+        "conv2" => "second.conv",
+        "bn2" => "second.norm",
+        "conv3" => "third.conv",
+        "bn3" => "third.norm",
+        "downsample.0" => "shortcut.conv",
+        "downsample.1" => "shortcut.norm",
+        _ => return None,
+    })
+}
+
+/// Convolutions, to which the inputs are added.
 struct Block {
-    first: Normalized,
-    second: Normalized,
+    convolutions: Vec<Normalized>,
     shortcut: Option<Normalized>,
 }
 
 impl Block {
-    fn new(channels: (usize, usize), stride: usize, vars: &VarBuilder) -> Result<Self> {
-        let first = Shape {
-            channels,
-            kernel: 3,
-            stride,
-            groups: 1,
-        };
-        let second = Shape {
-            channels: (channels.1, channels.1),
-            stride: 1,
-            ..first
-        };
-        let shortcut = Shape { kernel: 1, ..first };
-        let (relu, identity) = (Activation::Relu, Activation::Identity);
-        let changes = stride > 1 || channels.0 != channels.1;
-        let shortcut = changes.then(|| Normalized::new(shortcut, identity, vars.pp("shortcut")));
+    /// Two 3x3 convolutions.
+    fn basic(inputs: usize, outputs: usize, stride: usize, vars: &VarBuilder) -> Result<Self> {
+        let shapes = [
+            shape((inputs, outputs), 3, stride),
+            shape((outputs, outputs), 3, 1),
+        ];
+        Self::new(&shapes, vars)
+    }
+
+    /// A 1x1 convolution to `inner` channels, a 3x3 convolution, and a 1x1 convolution to four times as many channels.
+    fn bottleneck(inputs: usize, inner: usize, stride: usize, vars: &VarBuilder) -> Result<Self> {
+        let shapes = [
+            shape((inputs, inner), 1, 1),
+            shape((inner, inner), 3, stride),
+            shape((inner, 4 * inner), 1, 1),
+        ];
+        Self::new(&shapes, vars)
+    }
+
+    fn new(shapes: &[Shape], vars: &VarBuilder) -> Result<Self> {
+        let last = shapes.len() - 1;
+        let names = ["first", "second", "third"];
+        let convolutions = shapes.iter().zip(names).enumerate();
+        let convolutions = convolutions.map(|(i, (shape, name))| {
+            let activation = match i == last {
+                true => Activation::Identity,
+                false => Activation::Relu,
+            };
+            Normalized::new(*shape, activation, vars.pp(name))
+        });
+        let convolutions = convolutions.collect::<Result<_>>()?;
+        let stride = shapes.iter().map(|shape| shape.stride).product();
+        let (inputs, outputs) = (shapes[0].channels.0, shapes[last].channels.1);
+        let shortcut = shape((inputs, outputs), 1, stride);
+        let shortcut = (stride > 1 || inputs != outputs)
+            .then(|| Normalized::new(shortcut, Activation::Identity, vars.pp("shortcut")));
         Ok(Self {
-            first: Normalized::new(first, relu, vars.pp("first"))?,
-            second: Normalized::new(second, identity, vars.pp("second"))?,
+            convolutions,
             shortcut: shortcut.transpose()?,
         })
     }
 
     fn forward(&self, x: &Tensor, pass: &Pass) -> Result<Tensor> {
-        let y = self.second.forward(&self.first.forward(x, pass)?, pass)?;
+        let mut y = x.clone();
+        for convolution in &self.convolutions {
+            y = convolution.forward(&y, pass)?;
+        }
         match &self.shortcut {
             Some(shortcut) => add_relu(&y, &shortcut.forward(x, pass)?),
             None => add_relu(&y, x),
+        }
+    }
+}
+
+fn shape(channels: (usize, usize), kernel: usize, stride: usize) -> Shape {
+    Shape {
+        channels,
+        kernel,
+        stride,
+        groups: 1,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_torchvision_are_known() {
+        for (foreign, ours) in [
+            ("conv1.weight", "first.conv.weight"),
+            ("bn1.running_var", "first.norm.running_var"),
+            ("layer1.0.conv2.weight", "stage.0.0.second.conv.weight"),
+            ("layer4.2.downsample.1.bias", "stage.3.2.shortcut.norm.bias"),
+            ("fc.bias", "output.bias"),
+        ] {
+            assert_eq!(torchvision(foreign).as_deref(), Some(ours));
+        }
+        for unknown in ["layer0.0.conv1.weight", "layer1.conv1", "head.weight"] {
+            assert_eq!(torchvision(unknown), None, "{unknown}");
         }
     }
 }

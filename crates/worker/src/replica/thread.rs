@@ -271,10 +271,10 @@ impl Thread {
             }
         }
         let sum = sum.ok_or_else(nothing)?;
-        let clip_norm = self.job.clip_norm;
+        let clip = self.job.clip();
         Ok(Computed {
             loss: mean,
-            gradients: self.variables.finish_gradients(sum, before, clip_norm)?,
+            gradients: self.variables.finish_gradients(sum, before, clip)?,
         })
     }
 
@@ -344,7 +344,8 @@ pub(crate) fn build(
     })?;
     check_groups(job, &variables)?;
     if let Some(path) = &job.model.init_from {
-        variables.load_known(path)?;
+        let wanted = |name: &str| job.model.is_initial_from_file(name);
+        variables.load_known(path, wanted, |foreign| model.name_of(foreign))?;
     }
     Ok((variables, model))
 }

@@ -41,6 +41,14 @@ pub enum VariablesError {
         /// The system's error.
         source: io::Error,
     },
+    /// A file with initial values cannot be read.
+    #[error("{} cannot be read: {reason}", path.display())]
+    Unreadable {
+        /// The file.
+        path: PathBuf,
+        /// candle's error.
+        reason: String,
+    },
     /// A file holds other variables than the model has.
     #[error(
         "{} holds the variables of another model, nothing was loaded: {differences}", path.display()

@@ -76,69 +76,6 @@ impl Variables {
         Ok(())
     }
 
-    /// Sets the variables that a safetensors file has, of `F32`, `F16` or `BF16`; the others keep their values. Those that
-    /// are missing, and tensors that no variable takes, are logged.
-    ///
-    /// # Errors
-    /// [`VariablesError::File`] if it cannot be read, [`VariablesError::Mismatch`] if a tensor has another shape or type,
-    /// or if the file has none of the variables; nothing is set then.
-    pub fn load_known(&self, path: &Path) -> Result<(), VariablesError> {
-        let content = read(path)?;
-        let file = parse(&content, path)?;
-        let mismatch = |differences: String| VariablesError::Mismatch {
-            path: path.to_owned(),
-            differences,
-        };
-        let (mut known, mut missing) = (Vec::new(), Vec::new());
-        for (variable, (spec, _)) in self.0.iter().enumerate() {
-            let Ok(tensor) = file.tensor(&spec.name) else {
-                missing.push(spec.name.as_str());
-                continue;
-            };
-            let dtype = match tensor.dtype() {
-                safetensors::Dtype::F32 => Dtype::F32,
-                safetensors::Dtype::F16 => Dtype::F16,
-                safetensors::Dtype::BF16 => Dtype::Bf16,
-                other => return Err(mismatch(format!("{spec} is there as {other}"))),
-            };
-            if tensor.shape() != spec.shape {
-                return Err(mismatch(format!(
-                    "{spec} is there with shape {:?}",
-                    tensor.shape()
-                )));
-            }
-            let values = Bytes::copy_from_slice(tensor.data());
-            let values = Elements::of_bytes(values, dtype);
-            if !values.all_finite() {
-                return Err(mismatch(format!("{spec} holds NaN or infinity")));
-            }
-            known.push((variable, values));
-        }
-        let is_known = |name: &&str| self.0.iter().any(|(spec, _)| spec.name == **name);
-        let mut left_over: Vec<&str> = file
-            .names()
-            .into_iter()
-            .filter(|name| !is_known(name))
-            .collect();
-        left_over.sort_unstable();
-        if known.is_empty() {
-            return Err(mismatch(format!(
-                "it has none of the variables, {missing:?}, but {left_over:?}"
-            )));
-        }
-        for (variable, values) in &known {
-            self.write(*variable, 0, values)?;
-        }
-        tracing::info!(
-            path = %path.display(),
-            loaded = known.len(),
-            ?missing,
-            ?left_over,
-            "initial values come from a file"
-        );
-        Ok(())
-    }
-
     fn differences(&self, file: &SafeTensors) -> Vec<String> {
         let mut differences = Vec::new();
         for (spec, _) in &self.0 {

@@ -4,6 +4,7 @@
 use candle_core::Var;
 use candle_core::backprop::GradStore;
 use shared_proto::blocks::{VariableKind, VariableSpec};
+use shared_proto::job::Clip;
 use shared_proto::kernel::Kernel;
 use shared_proto::payload::Elements;
 use shared_proto::step::Gradients;
@@ -52,9 +53,9 @@ impl Variables {
             .map(Trained)
     }
 
-    /// Returns the gradients of a step: those of trained variables, scaled so that their global norm is at most
-    /// `clip_norm`, and the changes of averaged variables since `before`. The variables that the model has changed get
-    /// their values of before, so that all variables are as they were pulled.
+    /// Returns the gradients of a step: those of trained variables, limited by `clip`, and the changes of averaged
+    /// variables since `before`. The variables that the model has changed get their values of before, so that all
+    /// variables are as they were pulled.
     ///
     /// # Errors
     /// candle's.
@@ -62,12 +63,19 @@ impl Variables {
         &self,
         trained: Trained,
         before: Measured,
-        clip_norm: Option<f32>,
+        clip: Clip,
     ) -> Result<Gradients, VariablesError> {
-        let squares: f64 = trained.0.iter().map(|values| sum_of_squares(values)).sum();
-        let norm = squares.sqrt();
-        let trained = match clip_norm.filter(|clip| norm > f64::from(*clip)) {
-            Some(clip) => trained.times((f64::from(clip) / norm) as f32),
+        let norm = trained.norm();
+        let (trained, limited) = match clip.value {
+            Some(most) => {
+                let trained = trained.limited(most);
+                let norm = trained.norm();
+                (trained, norm)
+            }
+            None => (trained, norm),
+        };
+        let trained = match clip.norm.map(f64::from).filter(|most| limited > *most) {
+            Some(most) => trained.times((most / limited) as f32),
             None => trained,
         };
         let mut gradients = trained.0;
@@ -81,9 +89,8 @@ impl Variables {
         Ok(Gradients { values, norm })
     }
 
-    /// Returns the gradients of a step that has one batch: those of trained variables, scaled so that their global norm
-    /// is at most `clip_norm`, and the changes of averaged variables since `before`. The variables that the model has
-    /// changed get their values of before.
+    /// Returns the gradients of a step that has one batch: those of trained variables, limited by `clip`, and the changes
+    /// of averaged variables since `before`. The variables that the model has changed get their values of before.
     ///
     /// # Errors
     /// [`VariablesError::NoGradient`] names a trained variable without a gradient in `store`, or candle's.
@@ -91,9 +98,9 @@ impl Variables {
         &self,
         store: &GradStore,
         before: Measured,
-        clip_norm: Option<f32>,
+        clip: Clip,
     ) -> Result<Gradients, VariablesError> {
-        self.finish_gradients(self.trained_gradients(store)?, before, clip_norm)
+        self.finish_gradients(self.trained_gradients(store)?, before, clip)
     }
 }
 
@@ -102,11 +109,26 @@ impl Variables {
 pub(crate) struct Trained(Vec<Vec<f32>>);
 
 impl Trained {
+    /// Returns the global norm.
+    fn norm(&self) -> f64 {
+        let squares: f64 = self.0.iter().map(|values| sum_of_squares(values)).sum();
+        squares.sqrt()
+    }
+
     /// Returns the gradients, each times a factor.
     #[must_use]
     pub(crate) fn times(mut self, factor: f32) -> Self {
         for value in self.0.iter_mut().flatten() {
             *value *= factor;
+        }
+        self
+    }
+
+    /// Returns the gradients with no finite element below `-most` or above `most`. NaN and infinity stay, to be found.
+    fn limited(mut self, most: f32) -> Self {
+        let finite = |value: &&mut f32| value.is_finite();
+        for value in self.0.iter_mut().flatten().filter(finite) {
+            *value = value.clamp(-most, most);
         }
         self
     }

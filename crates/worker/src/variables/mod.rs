@@ -4,6 +4,7 @@
 //! - `initial`: initial values from a seed
 //! - `gradients`: the gradients of a step
 //! - `files`: safetensors files
+//! - `pretrained`: initial values from files of other models and programs
 //! - `memory`: candle's memory, read and written
 
 mod error;
@@ -11,6 +12,7 @@ mod files;
 mod gradients;
 mod initial;
 mod memory;
+mod pretrained;
 mod set;
 
 pub use error::VariablesError;
