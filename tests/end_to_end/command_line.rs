@@ -141,11 +141,11 @@ fn settings_come_from_flags_over_environment_over_file() {
 fn an_unknown_model_is_refused_by_name_with_those_that_exist() {
     let dir = tempfile::tempdir().unwrap();
     let run = dir.path().to_str().unwrap();
-    let output = program().run(&["train", "--model", "transformer", "--run-dir", run]);
+    let output = program().run(&["train", "--model", "oracle", "--run-dir", run]);
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success(), "{said}");
     assert!(
-        said.contains("\"transformer\"") && said.contains("softmax"),
+        said.contains("\"oracle\"") && said.contains("softmax"),
         "{said}"
     );
 }

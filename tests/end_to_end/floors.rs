@@ -79,14 +79,18 @@ fn imports_point_down() {
 
 #[test]
 fn the_jobs_that_ship_are_valid() {
-    let jobs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy/jobs");
-    let mut read = 0;
-    for entry in std::fs::read_dir(jobs).unwrap() {
-        let path = entry.unwrap().path();
-        let text = std::fs::read_to_string(&path).unwrap();
-        let job = shared_proto::job::Job::from_toml(&text);
-        assert!(job.is_ok(), "{}: {job:?}", path.display());
-        read += 1;
+    for folder in ["deploy/jobs", "examples/jobs"] {
+        let jobs = Path::new(env!("CARGO_MANIFEST_DIR"))
+            .join("..")
+            .join(folder);
+        let mut read = 0;
+        for entry in std::fs::read_dir(jobs).unwrap() {
+            let path = entry.unwrap().path();
+            let text = std::fs::read_to_string(&path).unwrap();
+            let job = shared_proto::job::Job::from_toml(&text);
+            assert!(job.is_ok(), "{}: {job:?}", path.display());
+            read += 1;
+        }
+        assert!(read > 0, "{folder}");
     }
-    assert!(read > 0);
 }

@@ -172,17 +172,18 @@ pub struct JobFlags {
     /// Name of the job.
     #[arg(long, env = "FLAMBEAU_NAME")]
     pub name: Option<String>,
-    /// Data set: digits, mnist, fashion-mnist, cifar10, npy, csv, libsvm, criteo, random (for measurements), or a source
-    /// of your own.
+    /// Data set: digits, mnist, fashion-mnist, cifar10, npy, image-folder, csv, parquet, libsvm, criteo, random (for
+    /// measurements), or a source of your own.
     #[arg(long, env = "FLAMBEAU_DATA")]
     pub data: Option<String>,
     /// The folder or file of the data.
     #[arg(long, env = "FLAMBEAU_DATA_DIR", value_name = "DIR")]
     pub data_dir: Option<PathBuf>,
-    /// csv: the column with the label.
+    /// csv, parquet: the column with the label.
     #[arg(long, env = "FLAMBEAU_LABEL", value_name = "COLUMN")]
     pub label: Option<String>,
-    /// Model: logistic, softmax, mlp, cnn, resnet20, mobilenetv2, or one of your own.
+    /// Model: logistic, softmax, mlp, factorization-machine, cnn, resnet18, resnet20, resnet34, resnet50, resnet56,
+    /// mobilenetv2, transformer, or one of your own.
     #[arg(long, env = "FLAMBEAU_MODEL")]
     pub model: Option<String>,
     /// Widths of the hidden layers, as in 256,64.

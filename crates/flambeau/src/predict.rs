@@ -13,10 +13,10 @@ use crate::error::CommandError;
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Arguments {
-    /// The run directory, with job.toml and model.safetensors; for tables with transforms.json too.
+    /// The run directory, with job.toml and model.safetensors, and transforms.json if the training wrote it.
     run_dir: PathBuf,
-    /// The file to predict: a table of the job's kind, with or without the label. For other kinds of data, the
-    /// folder or file of the data; its held-out samples are predicted.
+    /// The data to predict: a table of the job's kind, with or without the label; pictures in a folder; or a folder of
+    /// NumPy files. For other kinds, the folder or file of the data, of which the held-out samples are predicted.
     #[arg(long, value_name = "FILE")]
     data_dir: Option<PathBuf>,
     /// The CSV file to write; standard output if none is given.

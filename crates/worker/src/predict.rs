@@ -37,8 +37,8 @@ impl Predictions {
     }
 }
 
-/// Returns a model's predictions, of the weights in a safetensors file. With `fitted`, the samples are all rows of the
-/// table `data.dir`, with the transforms of training; its labels are not read and may be missing. Otherwise they are
+/// Returns a model's predictions, of the weights in a safetensors file. With `fitted`, the samples are all that are in
+/// `data.dir`, with the transforms and the classes of training; labels are not read and may be missing. Otherwise they are
 /// the job's held-out samples.
 ///
 /// For classes, a prediction is the likeliest class and its probability; for a binary target, the likelier label and the

@@ -231,8 +231,8 @@ fn a_factorization_machine_is_the_sum_over_all_pairs() {
         (value * values[weight][place], vector)
     };
     let number = |value, place| feature(value, "numbers.weight", "numbers.vectors", place);
-    let pair = |place| feature(1.0, "pair.weight", "pair.vectors.weight", place);
-    let tag = |value, place| feature(value, "tags.weight", "tags.vectors.weight", place);
+    let pair = |place| feature(1.0, "linear.pair.weight", "embedding.pair.weight", place);
+    let tag = |value, place| feature(value, "linear.tags.weight", "embedding.tags.weight", place);
     let of_samples = [
         vec![
             number(0.5, 0),
@@ -297,8 +297,13 @@ fn logistic_regression_is_the_same_on_sparse_samples() {
             objective: &objective,
         };
         let (variables, model) = build("logistic", &setup);
-        write(&variables, 0, &[0.25]);
-        write(&variables, 1, &[0.1, -0.2, 0.3, 0.4]);
+        // The bias, and the weights of four features.
+        for (variable, spec) in variables.specs().iter().enumerate() {
+            match spec.elements() {
+                1 => write(&variables, variable, &[0.25]),
+                _ => write(&variables, variable, &[0.1, -0.2, 0.3, 0.4]),
+            }
+        }
         let batch = samples.batch(&[0, 1, 2], &Device::Cpu).unwrap();
         let pass = Pass::training(&objective, 1, 0, 0);
         let before = variables.measured().unwrap();
@@ -307,14 +312,10 @@ fn logistic_regression_is_the_same_on_sparse_samples() {
         let gradients = variables
             .gradients(&loss.backward().unwrap(), before, Clip::default())
             .unwrap();
-        (
-            loss.to_scalar::<f32>().unwrap(),
-            gradients
-                .values
-                .iter()
-                .map(Elements::to_vec)
-                .collect::<Vec<_>>(),
-        )
+        let mut gradients: Vec<Vec<f32>> = gradients.values.iter().map(Elements::to_vec).collect();
+        // The bias first.
+        gradients.sort_by_key(Vec::len);
+        (loss.to_scalar::<f32>().unwrap(), gradients)
     });
     let [(dense, gradients), (sparse, others)] = results;
     assert!((dense - sparse).abs() < 1e-6);
@@ -455,6 +456,33 @@ fn training_agrees_with_pytorch() {
             worst.0, worst.1, worst.2
         );
         assert!(worst.0 < 1e-5 && worst.1 < 1e-5 && worst.2 < 1e-5);
+    }
+}
+
+/// Each variable of torchvision's models (`vectors/make_torchvision_names.py`) belongs to one of the same shape, and each
+/// of ours has one, but for torchvision's counts of batches.
+#[test]
+fn models_know_the_names_of_torchvision() {
+    type Shapes = BTreeMap<String, Vec<usize>>;
+    let models: BTreeMap<String, Shapes> =
+        serde_json::from_str(include_str!("vectors/torchvision.json")).unwrap();
+    assert_eq!(models.len(), 3);
+    for (name, foreign) in models {
+        let settings = settings(&[], &[]);
+        let pictures = Pictures::of(&[3, 64, 64], 1000);
+        let (variables, model) = build(&name, &pictures.setup(&settings));
+        let specs = variables.specs();
+        let ours: Shapes = specs.into_iter().map(|s| (s.name, s.shape)).collect();
+        let counts = |foreign: &String| foreign.ends_with("num_batches_tracked");
+        let named = foreign.into_iter().filter(|(foreign, _)| !counts(foreign));
+        let renamed = |(foreign, shape): (String, _)| {
+            let name = model.name_of(&foreign);
+            (
+                name.unwrap_or_else(|| panic!("no variable for {foreign}")),
+                shape,
+            )
+        };
+        assert_eq!(named.map(renamed).collect::<Shapes>(), ours, "{name}");
     }
 }
 

@@ -79,7 +79,13 @@ pub(crate) fn open_store(job: &Job, dir: &Path) -> Result<Option<Store>, Checkpo
         return Ok(None);
     }
     if job.servers() == Some(0) {
-        tracing::info!("the job has no parameter servers, so it writes no checkpoints");
+        match &job.checkpoint.location {
+            Some(location) => tracing::warn!(
+                location,
+                "the job has no parameter servers, which write checkpoints; checkpoint.location has no effect"
+            ),
+            None => tracing::info!("the job has no parameter servers, so it has no checkpoints"),
+        }
         return Ok(None);
     }
     let beside = || dir.join(run_dir::CHECKPOINTS).display().to_string();
@@ -288,7 +294,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_job_without_servers_has_no_store_that_no_server_would_write_to() {
+    fn a_job_without_servers_opens_no_store() {
         let dir = tempfile::tempdir().unwrap();
         let mut job = Job::default();
         for (servers, has_store) in [(None, true), (Some(1), true), (Some(0), false)] {

@@ -7,6 +7,8 @@ mod processes;
 mod tcp;
 mod train;
 
+use std::ffi::OsString;
+
 use clap::Subcommand;
 
 use crate::error::CommandError;
@@ -20,7 +22,7 @@ pub(crate) enum Command {
     Dense(dense::Arguments),
     /// Run each optimizer's update alone; compared with a copy of the same bytes.
     Apply(apply::Arguments),
-    /// Training steps of the models that ship, in one process.
+    /// Measure training steps of models in one process.
     Models(models::Arguments),
     /// Train the same job in one process with candle alone, and with some numbers of workers.
     Train(Box<train::Arguments>),
@@ -32,6 +34,31 @@ pub(crate) fn run(command: Command) -> Result<(), CommandError> {
         Command::Apply(arguments) => apply::run(&arguments),
         Command::Models(arguments) => models::run(&arguments),
         Command::Train(arguments) => train::run(*arguments),
+    }
+}
+
+/// The variable by which candle learns its number of threads, once for a process.
+const THREADS: &str = "RAYON_NUM_THREADS";
+
+/// Runs this program with these arguments in a process of its own that computes with this number of threads. Returns what
+/// it prints.
+fn with_threads(
+    threads: u32,
+    arguments: impl IntoIterator<Item = OsString>,
+) -> Result<Vec<u8>, CommandError> {
+    let failed = |reason: String| CommandError::Start {
+        name: "the process that computes".to_owned(),
+        reason,
+    };
+    let executable = std::env::current_exe().map_err(CommandError::file("this executable"))?;
+    let output = std::process::Command::new(executable)
+        .args(arguments)
+        .env(THREADS, threads.to_string())
+        .output()
+        .map_err(|error| failed(error.to_string()))?;
+    match output.status.success() {
+        true => Ok(output.stdout),
+        false => Err(failed(String::from_utf8_lossy(&output.stderr).into_owned())),
     }
 }
 

@@ -12,7 +12,7 @@ use worker::local;
 use worker::model::{Batch, Model, Pass, Setup};
 use worker::registry::Registry;
 
-use super::median;
+use super::{median, with_threads};
 use crate::cluster::{Plan, Transport, threads_each};
 use crate::command::JobArguments;
 use crate::error::CommandError;
@@ -161,24 +161,14 @@ impl Model for CandleMlp {
 
 /// Trains in a separate process with one thread, like a worker of a cluster that has a worker for each core.
 fn single_process(job: &Job) -> Result<Row, CommandError> {
-    let failed = |reason: String| CommandError::Start {
-        name: "the single process".to_owned(),
-        reason,
-    };
     let dir = tempfile::tempdir().map_err(CommandError::file("a temporary folder"))?;
     let file = dir.path().join("job.toml");
     std::fs::write(&file, job.to_toml()).map_err(CommandError::file(&file))?;
-    let executable = std::env::current_exe().map_err(CommandError::file("this executable"))?;
-    let output = std::process::Command::new(executable)
-        .arg("local")
-        .arg(&file)
-        .env("RAYON_NUM_THREADS", "1")
-        .output()
-        .map_err(|error| failed(error.to_string()))?;
-    if !output.status.success() {
-        return Err(failed(String::from_utf8_lossy(&output.stderr).into_owned()));
-    }
-    serde_json::from_slice(&output.stdout).map_err(|error| failed(error.to_string()))
+    let printed = with_threads(1, ["local".into(), file.into()])?;
+    serde_json::from_slice(&printed).map_err(|error| CommandError::Start {
+        name: "the single process".to_owned(),
+        reason: error.to_string(),
+    })
 }
 
 fn distributed(job: &Job, workers: u32) -> Result<Row, CommandError> {

@@ -46,11 +46,11 @@ pub struct Pictures {
     /// The rows and the columns that all pictures get.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub resize: Option<u32>,
-    /// Training: zeros that are added at each side; of the result a window of the picture's size is taken, in another
-    /// place in each pass.
+    /// Training: zeros that are added at each side. Of the result a window of the picture's size is taken, at a place that
+    /// is drawn again in each pass.
     #[serde(skip_serializing_if = "is_default")]
     pub crop: u32,
-    /// Training: half of the pictures are mirrored left to right, others in each pass.
+    /// Training: each picture is mirrored left to right with probability 1/2, drawn again in each pass.
     #[serde(skip_serializing_if = "is_default")]
     pub flip: bool,
     /// Subtracted from all values, a number for each channel.
@@ -155,7 +155,7 @@ impl Data {
 
 impl Pictures {
     /// The most rows and columns of a picture, and the most zeros at a side.
-    pub const MOST: u32 = 1 << 14;
+    const MOST: u32 = 1 << 12;
 
     pub(super) fn validate(&self) -> Result<(), JobError> {
         let setting = |field, value: String, expected| {
@@ -166,15 +166,15 @@ impl Pictures {
             })
         };
         if let Some(side) = self.resize.filter(|n| !(1..=Self::MOST).contains(n)) {
-            let expected = "must be at least 1 and at most 16384";
+            let expected = "must be at least 1 and at most 4096";
             return setting("data.pictures.resize", side.to_string(), expected);
         }
         if self.crop > Self::MOST {
-            let expected = "must be at most 16384";
+            let expected = "must be at most 4096";
             return setting("data.pictures.crop", self.crop.to_string(), expected);
         }
         if let Some(mean) = self.mean.iter().find(|mean| !mean.is_finite()) {
-            let expected = "must be numbers";
+            let expected = "must be finite numbers";
             return setting("data.pictures.mean", mean.to_string(), expected);
         }
         let bad = |deviation: &&f32| !deviation.is_normal() || **deviation < 0.0;
@@ -271,8 +271,8 @@ mod tests {
         assert_eq!(Job::from_toml(&job.to_toml()).unwrap(), job);
         for (setting, named) in [
             ("resize = 0", "data.pictures.resize"),
-            ("resize = 16385", "is 16385"),
-            ("crop = 16385", "data.pictures.crop"),
+            ("resize = 4097", "is 4097"),
+            ("crop = 4097", "data.pictures.crop"),
             ("mean = [0.5, nan]", "data.pictures.mean"),
             ("deviation = [0.0]", "data.pictures.deviation"),
             ("deviation = [-1.0]", "is -1"),

@@ -31,7 +31,7 @@ pub struct Group {
 }
 
 /// Returns whether a pattern matches the name of a variable.
-pub(super) fn matches(pattern: &str, name: &str) -> bool {
+pub fn matches_pattern(pattern: &str, name: &str) -> bool {
     Pattern::new(pattern).is_ok_and(|pattern| pattern.matches(name))
 }
 
@@ -43,7 +43,7 @@ pub(super) fn is_pattern(text: &str) -> bool {
 impl Group {
     /// Returns whether the pattern matches the name of a variable.
     pub fn matches(&self, name: &str) -> bool {
-        matches(&self.variables, name)
+        matches_pattern(&self.variables, name)
     }
 
     /// Returns the group's optimizer, which is `base` where the group says nothing else.

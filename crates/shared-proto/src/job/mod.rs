@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 
 pub use data::{ColumnType, Data, Pictures, TargetKind, Transform};
 pub use error::JobError;
-pub use groups::Group;
+pub use groups::{Group, matches_pattern};
 pub use objective::{LossName, Objective};
 pub use optimizer::{
     Adagrad, Adam, AdamW, Ftrl, Momentum, Optimizer, RmsProp, Schedule, ScheduleKind, Sgd,
@@ -159,7 +159,7 @@ impl Default for Model {
 impl Model {
     /// Returns whether a variable takes its initial values from [`init_from`](Self::init_from), if the file has them.
     pub fn is_initial_from_file(&self, variable: &str) -> bool {
-        let matches = |pattern: &String| groups::matches(pattern, variable);
+        let matches = |pattern: &String| matches_pattern(pattern, variable);
         !self.init_except.iter().any(matches)
     }
 }
@@ -350,7 +350,8 @@ pub mod run_dir {
     pub const SUMMARY: &str = "summary.json";
     /// Final weights under the variables' own names.
     pub const MODEL: &str = "model.safetensors";
-    /// The parameters of a table's columns: means, vocabularies, labels. It is there for data of tables.
+    /// The parameters of a table's columns, and the names of classes: means, vocabularies, labels. It is there for tables,
+    /// and for data with a file or a folder for each class.
     pub const TRANSFORMS: &str = "transforms.json";
     /// The folder of checkpoints, unless the job gives another location.
     pub const CHECKPOINTS: &str = "checkpoints";

@@ -12,6 +12,9 @@ const LONGEST_SECONDS: f64 = 30.0 * 86_400.0;
 /// The most batches that a worker may prepare ahead: each takes memory.
 const MAX_PREFETCH: u32 = 1024;
 
+/// The most elements of the vector of a category.
+const MAX_EMBEDDING: usize = 1 << 16;
+
 /// A setting's value, formatted as in a job file.
 trait Shown {
     fn shown(&self) -> String;
@@ -174,10 +177,10 @@ impl Job {
             });
         }
         check(
-            model.embedding > 0,
+            (1..=MAX_EMBEDDING).contains(&model.embedding),
             "model.embedding",
             &(model.embedding as u64),
-            "must be at least 1",
+            "must be at least 1 and at most 65536",
         )?;
         let cluster = &self.cluster;
         let shards = cluster

@@ -23,7 +23,7 @@ pub struct Dataset {
     pub evaluation: Box<dyn Samples>,
     /// The fields of each sample.
     pub signature: Signature,
-    /// The parameters of a table's columns; none for data of other kinds.
+    /// The parameters of a table's columns, and the names of classes; none for data without either.
     pub transforms: Option<Fitted>,
 }
 
@@ -76,8 +76,8 @@ impl fmt::Debug for Dataset {
 }
 
 impl Dataset {
-    /// Writes the parameters of a table's columns beside a file of weights. For other data, removes those of an earlier
-    /// run.
+    /// Writes the parameters of columns and the names of classes beside a file of weights. For data without either,
+    /// removes those of an earlier run.
     ///
     /// # Errors
     /// [`InputError::Unwritable`].

@@ -21,7 +21,8 @@ const FORM: u32 = 1;
 /// The buckets of a number column, unless the job says otherwise.
 const BUCKETS: u64 = 10;
 
-/// The parameters of a table's columns: means, deviations, edges of buckets, vocabularies, labels. They depend on the
+/// The parameters of a table's columns: means, deviations, edges of buckets, vocabularies, labels. Data of files or folders
+/// for each class has labels alone. They depend on the
 /// training samples alone, but for the labels, which are those of the whole file that is trained on. With the file that
 /// [`Self::save`] writes, later data is read in the same way.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -94,6 +95,15 @@ impl Fitted {
         Self {
             form: FORM,
             columns: table.inputs().map(column).collect(),
+            target,
+        }
+    }
+
+    /// Returns the parameters of data without columns: the meaning of its labels.
+    pub(super) fn of_target(target: Target) -> Self {
+        Self {
+            form: FORM,
+            columns: Vec::new(),
             target,
         }
     }

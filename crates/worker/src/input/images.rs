@@ -12,11 +12,12 @@ use std::path::{Path, PathBuf};
 use image::imageops::FilterType;
 use image::{DynamicImage, ImageDecoder, ImageError, ImageReader};
 
+use super::classes::dataset;
 use super::column::Column;
 use super::dataset::Dataset;
 use super::error::InputError;
 use super::place;
-use super::source::{DataSetup, Source};
+use super::source::{DataSetup, Purpose, Source};
 
 /// The largest side of a picture, in a file or as `data.options.size`.
 const MOST: u32 = 1 << 14;
@@ -33,7 +34,10 @@ impl Source for Images {
                 "`data.options.size` is {size}, but must be at least 1 and at most {MOST}"
             )));
         }
-        let classes = classes(setup.dir()?)?;
+        let classes = match setup.purpose {
+            Purpose::Prediction(_) => unsorted(setup.dir()?)?,
+            Purpose::Training | Purpose::Evaluation(_) => classes(setup.dir()?)?,
+        };
         let pictures = classes.iter().flat_map(|(_, files)| files);
         let shape = Shape::of(pictures.clone(), size.map(|size| size as u32))?;
         let mut pixels = Vec::new();
@@ -46,42 +50,61 @@ impl Source for Images {
             .into_iter()
             .map(|(folder, files)| (folder, files.len()))
             .collect();
-        place::hold_out_of_classes(image, &counts, setup)
+        dataset(image, &counts, setup)
     }
 }
 
-/// Returns the folder and the files of each class, in the order of the names. Names that begin with a dot do not count.
-fn classes(folder: &Path) -> Result<Vec<(PathBuf, Vec<PathBuf>)>, InputError> {
+/// Returns the folder and the files of each class, in the order of the names.
+fn classes(place: &Path) -> Result<Vec<(PathBuf, Vec<PathBuf>)>, InputError> {
+    let folders = folders(place)?;
+    if folders.is_empty() {
+        return Err(InputError::Missing {
+            folder: place.to_owned(),
+            names: "folder, one for each class, with its pictures".to_owned(),
+        });
+    }
+    let with_files = |class: PathBuf| Ok((class.clone(), pictures(class)?));
+    folders.into_iter().map(with_files).collect()
+}
+
+/// Returns the pictures to predict: those of the classes' folders, or of a folder without folders, or a single one.
+fn unsorted(place: &Path) -> Result<Vec<(PathBuf, Vec<PathBuf>)>, InputError> {
+    let single = |files| Ok(vec![(place.to_owned(), files)]);
+    match place.is_file() {
+        true => single(vec![place.to_owned()]),
+        false if folders(place)?.is_empty() => single(pictures(place.to_owned())?),
+        false => classes(place),
+    }
+}
+
+/// Returns the folders in a folder, in the order of their names. Names that begin with a dot do not count.
+fn folders(folder: &Path) -> Result<Vec<PathBuf>, InputError> {
     let unreadable = |source| InputError::Unreadable {
         path: folder.to_owned(),
         source,
     };
-    let mut classes = Vec::new();
+    let mut folders = Vec::new();
     for entry in fs::read_dir(folder).map_err(unreadable)? {
         let path = entry.map_err(unreadable)?.path();
         if path.is_dir() && !is_hidden(&path) {
-            classes.push(path);
+            folders.push(path);
         }
     }
-    classes.sort();
-    if classes.is_empty() {
-        return Err(InputError::Missing {
-            folder: folder.to_owned(),
-            names: "folder, one for each class, with its pictures".to_owned(),
-        });
+    folders.sort();
+    Ok(folders)
+}
+
+/// Returns the files in a folder, in the order of their names. Names that begin with a dot do not count.
+fn pictures(folder: PathBuf) -> Result<Vec<PathBuf>, InputError> {
+    let mut files = place::files(&folder)?;
+    files.retain(|path| !is_hidden(path));
+    match files.is_empty() {
+        false => Ok(files),
+        true => Err(InputError::Missing {
+            folder,
+            names: "picture".to_owned(),
+        }),
     }
-    let with_files = |class: PathBuf| {
-        let mut files = place::files(&class)?;
-        files.retain(|path| !is_hidden(path));
-        match files.is_empty() {
-            false => Ok((class, files)),
-            true => Err(InputError::Missing {
-                folder: class,
-                names: "picture".to_owned(),
-            }),
-        }
-    };
-    classes.into_iter().map(with_files).collect()
 }
 
 fn is_hidden(path: &Path) -> bool {

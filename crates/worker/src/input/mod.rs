@@ -12,11 +12,13 @@
 //! - `pictures`: samples that are pictures, resized, normalised, and varied in training
 //! - `tabular`, `table`: columns by their types, of [`Csv`] and [`Parquet`]; `fitted`: what they are fitted to; `texts`,
 //!   `hash`, `date`: their cells
+//! - `classes`: samples in a file or a folder for each class
 //! - `place`: files, and samples that are held out; `target`: labels
 //! - `error`: the errors of all of these
 
 mod batch;
 mod cifar;
+mod classes;
 mod column;
 mod criteo;
 mod csv;

@@ -11,6 +11,7 @@ use std::path::Path;
 
 use half::f16;
 
+use super::classes;
 use super::column::Column;
 use super::dataset::Dataset;
 use super::error::InputError;
@@ -41,7 +42,7 @@ impl Source for Npy {
             all.append(array, path)?;
         }
         let classes: Vec<_> = files.into_iter().zip(counts).collect();
-        place::hold_out_of_classes(all.column(), &classes, setup)
+        classes::dataset(all.column(), &classes, setup)
     }
 }
 

@@ -1,11 +1,11 @@
 //! Pictures that are resized, normalised, and varied in training.
 //!
-//! What is random depends on the job's seed, the number of the pass and the position alone: a step that is computed
+//! Random changes depend on the job's seed, the number of the pass and the position alone: a step that is computed
 //! again, by whichever worker, gets the same pictures.
 
 use std::ops::Range;
 
-use candle_core::{Device, Tensor};
+use candle_core::{DType, Device, Tensor};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use shared_proto::job;
@@ -27,6 +27,8 @@ pub(crate) fn change(data: Dataset, settings: &job::Pictures) -> Result<Dataset,
             samples,
             name: input.name.clone(),
             shape,
+            down: Tap::of_axis(shape.rows),
+            across: Tap::of_axis(shape.columns),
             settings: settings.clone(),
         })
     };
@@ -56,11 +58,14 @@ impl Shape {
                 "`data.pictures` does not fit the data: {problem}"
             )))
         };
-        let &[channels, rows, columns] = input.shape.as_slice() else {
-            return invalid(format!(
-                "samples have {input}, and are not pictures of shape [channels, rows, columns]; leave it out"
-            ));
+        let numbers = input.dtype == DType::F32 && input.categories.is_none() && !input.ragged;
+        let shape = input.shape.as_slice();
+        let &[channels, rows, columns] = shape else {
+            return invalid(not_pictures(input));
         };
+        if !numbers || shape.contains(&0) {
+            return invalid(not_pictures(input));
+        }
         for (name, numbers) in [("mean", &settings.mean), ("deviation", &settings.deviation)] {
             if !numbers.is_empty() && numbers.len() != channels {
                 return invalid(format!(
@@ -70,6 +75,13 @@ impl Shape {
             }
         }
         let resized = settings.resize.map(|side| side as usize);
+        let smallest = resized.unwrap_or(rows.min(columns));
+        if settings.crop as usize >= smallest {
+            return invalid(format!(
+                "`crop` is {}, but the smallest side of a picture has {smallest} pixels; give fewer than these",
+                settings.crop
+            ));
+        }
         Ok(Self {
             channels,
             rows: (rows, resized.unwrap_or(rows)),
@@ -78,12 +90,21 @@ impl Shape {
     }
 }
 
+fn not_pictures(input: &Field) -> String {
+    format!(
+        "samples have {input}, and are not pictures, numbers of shape [channels, rows, columns]; leave it out"
+    )
+}
+
 /// Samples with changed pictures.
 struct Pictures {
     samples: Box<dyn Samples>,
     /// The name of the input.
     name: String,
     shape: Shape,
+    /// How rows and columns are resized.
+    down: Vec<Tap>,
+    across: Vec<Tap>,
     settings: job::Pictures,
 }
 
@@ -105,7 +126,16 @@ impl Samples for Pictures {
             rows,
             columns,
         } = self.shape;
-        let mut changed = Vec::with_capacity(batch.samples() * channels * rows.1 * columns.1);
+        let mut changed = Vec::new();
+        let sizes = [batch.samples(), channels, rows.1, columns.1];
+        let pixels = sizes
+            .iter()
+            .try_fold(1usize, |n, size| n.checked_mul(*size));
+        if pixels.is_none_or(|pixels| changed.try_reserve_exact(pixels).is_err()) {
+            return Err(InputError::Invalid(format!(
+                "a batch of pictures of shape {sizes:?} does not fit into memory; lower data.pictures.resize"
+            )));
+        }
         let pictures = values.chunks_exact(channels * rows.0 * columns.0);
         for (position, picture) in positions.zip(pictures) {
             let variation = match order {
@@ -142,7 +172,7 @@ impl Pictures {
         let values = match (rows.0, columns.0) == (rows.1, columns.1) {
             true => values,
             false => {
-                resized = resize(values, rows, columns);
+                resized = resize(values, &self.down, &self.across);
                 &resized
             }
         };
@@ -163,19 +193,18 @@ impl Pictures {
     }
 }
 
-/// Returns the values of a channel with other numbers of rows and columns, each pair before and after: a bilinear
-/// interpolation, in which a smaller picture takes the mean over all pixels that it replaces. The `image` crate's resizing
-/// limits values to 0 to 1.
-fn resize(values: &[f32], rows: (usize, usize), columns: (usize, usize)) -> Vec<f32> {
-    let (down, across) = (Tap::of_axis(rows), Tap::of_axis(columns));
-    let mut narrow = Vec::with_capacity(rows.0 * columns.1);
-    for row in values.chunks_exact(columns.0) {
+/// Returns the values of a channel with the rows and columns of these taps: a bilinear interpolation, in which a pixel of a
+/// smaller picture is the mean over all pixels that it replaces. The `image` crate's resizing limits values to 0 to 1.
+fn resize(values: &[f32], down: &[Tap], across: &[Tap]) -> Vec<f32> {
+    let width = across.last().map_or(0, Tap::end);
+    let mut narrow = Vec::new();
+    for row in values.chunks_exact(width) {
         narrow.extend(across.iter().map(|tap| tap.sum(|at| row[at])));
     }
-    let mut resized = Vec::with_capacity(rows.1 * columns.1);
-    for tap in &down {
-        let column = |column: usize| tap.sum(|at| narrow[at * columns.1 + column]);
-        resized.extend((0..columns.1).map(column));
+    let mut resized = Vec::with_capacity(down.len() * across.len());
+    for tap in down {
+        let column = |column: usize| tap.sum(|at| narrow[at * across.len() + column]);
+        resized.extend((0..across.len()).map(column));
     }
     resized
 }
@@ -187,7 +216,7 @@ struct Tap {
 }
 
 impl Tap {
-    /// Returns the taps of an axis that has so many pixels before and after.
+    /// Returns the taps of an axis, given its number of pixels before and after.
     fn of_axis((before, after): (usize, usize)) -> Vec<Self> {
         let scale = before as f64 / after as f64;
         let reach = scale.max(1.0);
@@ -204,6 +233,11 @@ impl Tap {
             }
         };
         (0..after).map(tap).collect()
+    }
+
+    /// Returns the end of the pixels; of the last tap, it is the number of all.
+    fn end(&self) -> usize {
+        self.first + self.weights.len()
     }
 
     fn sum(&self, value: impl Fn(usize) -> f32) -> f32 {
@@ -240,7 +274,7 @@ impl Variation {
         }
     }
 
-    /// Returns the pixel that comes to a place; none if it lies outside of the picture.
+    /// Returns the source pixel of an output pixel; none if it lies outside of the picture.
     fn place(
         self,
         row: usize,
@@ -357,11 +391,8 @@ mod tests {
         assert_eq!(rows[0][..8], expected);
         assert_eq!((rows[0][0], rows[0][63]), (1.0, 12.0));
         // As PyTorch's `interpolate` with antialias: 1 to 12 in rows of four become two rows of two.
-        let taps = resize(
-            &(1..=12u16).map(f32::from).collect::<Vec<_>>(),
-            (3, 2),
-            (4, 2),
-        );
+        let values: Vec<f32> = (1..=12u16).map(f32::from).collect();
+        let taps = resize(&values, &Tap::of_axis((3, 2)), &Tap::of_axis((4, 2)));
         assert!(taps.iter().zip(SMALLER).all(near), "{taps:?}");
     }
 
@@ -377,6 +408,15 @@ mod tests {
         let error = pictures(&few).unwrap_err().to_string();
         assert!(
             error.contains("`mean` has 1 numbers") && error.contains("2 channels"),
+            "{error}"
+        );
+        let wide = job::Pictures {
+            crop: 3,
+            ..job::Pictures::default()
+        };
+        let error = pictures(&wide).unwrap_err().to_string();
+        assert!(
+            error.contains("`crop` is 3") && error.contains("has 3 pixels"),
             "{error}"
         );
         let row = || {

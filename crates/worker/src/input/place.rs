@@ -2,13 +2,10 @@
 
 use std::fs;
 use std::io::Read;
-use std::iter::repeat_n;
 use std::path::{Path, PathBuf};
 
 use flate2::read::MultiGzDecoder;
 
-use super::column::Column;
-use super::dataset::Dataset;
 use super::error::InputError;
 use super::memory::{self, InMemory};
 use super::source::DataSetup;
@@ -166,33 +163,6 @@ pub(super) fn hold_out(
 ) -> Result<(InMemory, InMemory), InputError> {
     let (training, evaluation) = split(all.len(), setup, setup.seed, path)?;
     Ok((all.select(&training), all.select(&evaluation)))
-}
-
-/// Splits pictures of several classes: a share of each class is held out, chosen by the job's seed. `image` has the
-/// pictures of each class after those of the class before; `classes` has the file or folder of each, and its number of
-/// pictures.
-///
-/// # Errors
-/// [`InputError::Invalid`] if a class has less than two.
-pub(super) fn hold_out_of_classes(
-    image: Column,
-    classes: &[(PathBuf, usize)],
-    setup: &DataSetup,
-) -> Result<Dataset, InputError> {
-    let labels = (0u32..)
-        .zip(classes)
-        .flat_map(|(class, (_, count))| repeat_n(class, *count));
-    let labels = Column::category("label", labels.collect(), classes.len() as u64);
-    let all = InMemory::new(vec![image], vec![labels])?;
-    let (mut training, mut evaluation) = (Vec::new(), Vec::new());
-    let mut first = 0;
-    for (class, (path, count)) in (0u64..).zip(classes) {
-        let (learn, hold) = split(*count, setup, setup.seed ^ class, path)?;
-        training.extend(learn.iter().map(|i| first + i));
-        evaluation.extend(hold.iter().map(|i| first + i));
-        first += *count as u32;
-    }
-    Dataset::in_memory(all.select(&training), all.select(&evaluation))
 }
 
 /// Returns the numbers of the samples to train on, and of a share that is held out, chosen by a seed.

@@ -3,6 +3,7 @@ use candle_nn::{Conv2dConfig, Module, VarBuilder};
 use nn::{Conv2d, Pool2d, max_pool2d};
 
 use super::dense::Dense;
+use super::options::Options;
 use crate::model::{Batch, Model, Pass, Setup};
 
 /// A convolutional network for samples of shape `[channels, height, width]`: for each number in
@@ -16,6 +17,7 @@ pub struct Cnn {
 
 impl Model for Cnn {
     fn new(setup: &Setup, vars: VarBuilder) -> Result<Self> {
+        Options::of(setup, &[])?;
         let shape = setup.sample_shape()?;
         let &[mut channels, mut height, mut width] = shape else {
             bail!(

@@ -1,32 +1,28 @@
 use candle_core::{Result, Tensor, bail};
 use candle_nn::init::ZERO;
 use candle_nn::{Init, VarBuilder};
-use nn::Embedding;
 
-use super::inputs::Inputs;
+use super::inputs::{Inputs, Tables};
+use super::options::Options;
 use crate::model::{Batch, Model, Pass, Setup};
 
 /// The standard deviation of the vectors' initial values.
 const SPREAD: f64 = 0.01;
 
 /// A factorization machine of degree 2 (Rendle, "Factorization Machines", ICDM 2010): a bias, a weight for each feature,
-/// and for each pair of features the product of their vectors, which have `model.embedding` elements. Of a user and an
-/// item it is matrix factorization with biases. It predicts a number or a binary target.
+/// and for each pair of features the product of their vectors, which have `model.embedding` elements. For a user and an item
+/// it equals matrix factorization with biases. It predicts a number or a binary target.
 ///
-/// Variables: `bias`; `INPUT.weight` of shape `[categories, 1]` and `INPUT.vectors.weight` of shape
-/// `[categories, model.embedding]` for each input of ids; `numbers.weight` of shape `[numbers, 1]` and
-/// `numbers.vectors` for numbers.
+/// Variables: `bias`; for each input of ids `linear.INPUT.weight` of shape `[categories, 1]` and `embedding.INPUT.weight`
+/// of shape `[categories, model.embedding]`; for numbers `numbers.weight` of shape `[numbers, 1]` and `numbers.vectors`.
 pub struct FactorizationMachine {
     inputs: Inputs,
-    tables: Vec<Table>,
+    /// The weights of ids.
+    weights: Tables,
+    /// The vectors of ids.
+    vectors: Tables,
     numbers: Option<Numbers>,
     bias: Tensor,
-}
-
-/// The weights and the vectors of an input's ids.
-struct Table {
-    weights: Embedding,
-    vectors: Embedding,
 }
 
 /// The weights and the vectors of numbers.
@@ -48,19 +44,8 @@ impl Model for FactorizationMachine {
             mean: 0.0,
             stdev: SPREAD,
         };
+        Options::of(setup, &[])?;
         let inputs = Inputs::of(setup, &vars)?;
-        let table = |name: &str, rows| {
-            let vars = vars.pp(name);
-            Ok(Table {
-                vectors: Embedding::with_init(rows, size, spread, vars.pp("vectors"))?,
-                weights: Embedding::with_init(rows, 1, ZERO, vars)?,
-            })
-        };
-        let tables = inputs
-            .ids
-            .iter()
-            .map(|ids| table(&ids.name, ids.categories));
-        let tables = tables.collect::<Result<_>>()?;
         let numbers = |width| {
             let vars = vars.pp("numbers");
             Ok(Numbers {
@@ -70,8 +55,9 @@ impl Model for FactorizationMachine {
         };
         let numbers: Option<Result<Numbers>> = (inputs.width > 0).then(|| numbers(inputs.width));
         Ok(Self {
+            weights: inputs.tables(1, ZERO, &vars.pp("linear"))?,
+            vectors: inputs.tables(size, spread, &vars.pp("embedding"))?,
             inputs,
-            tables,
             numbers: numbers.transpose()?,
             bias: vars.get_with_hints(1, "bias", ZERO)?,
         })
@@ -88,9 +74,10 @@ impl Model for FactorizationMachine {
             });
             Ok(())
         };
-        for (ids, table) in self.inputs.ids.iter().zip(&self.tables) {
-            outputs = (outputs + ids.vectors(&table.weights, batch)?.sum()?)?;
-            let vectors = ids.vectors(&table.vectors, batch)?;
+        for weights in self.inputs.vectors(&self.weights, batch)? {
+            outputs = (outputs + weights.sum()?)?;
+        }
+        for vectors in self.inputs.vectors(&self.vectors, batch)? {
             add(vectors.sum()?, vectors.squares()?.sum()?)?;
         }
         if let (Some(values), Some(numbers)) = (self.inputs.numbers(batch)?, &self.numbers) {

@@ -1,5 +1,5 @@
 use candle_core::{DType, Error, Result, Tensor, bail};
-use candle_nn::VarBuilder;
+use candle_nn::{Init, VarBuilder};
 use nn::Embedding;
 
 use crate::input::Field;
@@ -10,17 +10,17 @@ pub(super) struct Inputs {
     numbers: Vec<String>,
     /// The length of the row of numbers; 0 if there are none.
     pub(super) width: usize,
-    pub(super) ids: Vec<Ids>,
+    ids: Vec<Ids>,
     dtype: DType,
 }
 
 /// An input of ids.
-pub(super) struct Ids {
-    pub(super) name: String,
+struct Ids {
+    name: String,
     /// Each id is below this number.
-    pub(super) categories: usize,
+    categories: usize,
     /// The ids of a sample; none if samples have different numbers of them.
-    pub(super) count: Option<usize>,
+    count: Option<usize>,
 }
 
 impl Inputs {
@@ -67,6 +67,30 @@ impl Inputs {
             }
         }
     }
+
+    /// Makes a table for each input of ids: `INPUT.weight` of shape `[categories, size]`.
+    pub(super) fn tables(&self, size: usize, init: Init, vars: &VarBuilder) -> Result<Tables> {
+        let table =
+            |ids: &Ids| Embedding::with_init(ids.categories, size, init, vars.pp(&ids.name));
+        self.ids
+            .iter()
+            .map(table)
+            .collect::<Result<_>>()
+            .map(Tables)
+    }
+
+    /// Returns the vectors of a batch's ids, for each input of ids.
+    pub(super) fn vectors(&self, tables: &Tables, batch: &Batch) -> Result<Vec<Vectors>> {
+        let pairs = self.ids.iter().zip(&tables.0);
+        pairs
+            .map(|(ids, table)| ids.vectors(table, batch))
+            .collect()
+    }
+
+    /// Returns the number of vectors that a sample has, side by side.
+    pub(super) fn vector_count(&self) -> usize {
+        self.ids.iter().map(|ids| ids.count.unwrap_or(1)).sum()
+    }
 }
 
 fn unknown(field: &Field) -> Error {
@@ -77,7 +101,7 @@ fn unknown(field: &Field) -> Error {
 
 impl Ids {
     /// Returns the vectors that a table has for the ids of a batch.
-    pub(super) fn vectors(&self, table: &Embedding, batch: &Batch) -> Result<Vectors> {
+    fn vectors(&self, table: &Embedding, batch: &Batch) -> Result<Vectors> {
         match batch.inputs().get(&self.name) {
             Some(Feature::Dense(ids)) => {
                 let ids = ids.to_dtype(DType::U32)?;
@@ -89,6 +113,9 @@ impl Ids {
         }
     }
 }
+
+/// A vector for each id of each input of ids.
+pub(super) struct Tables(Vec<Embedding>);
 
 /// The vectors of the ids of a batch, each times the weight of its id.
 pub(super) enum Vectors {

@@ -1,31 +1,27 @@
 use candle_core::{Result, Tensor};
 use candle_nn::VarBuilder;
 use candle_nn::init::ZERO;
-use nn::Embedding;
 
-use super::inputs::Inputs;
+use super::inputs::{Inputs, Tables};
+use super::options::Options;
 use crate::model::{Batch, Model, Pass, Setup};
 
 /// Logistic regression, and for other targets softmax or linear regression: `output.weight` of shape
-/// `[outputs, numbers]`, `output.bias`, and for each input of ids, dense or sparse, `INPUT.weight` of shape
+/// `[outputs, numbers]`, `output.bias`, and for each input of ids, dense or sparse, `embedding.INPUT.weight` of shape
 /// `[categories, outputs]`. All are zeros at first.
 pub struct Logistic {
     inputs: Inputs,
     weight: Option<Tensor>,
-    tables: Vec<Embedding>,
+    tables: Tables,
     bias: Tensor,
 }
 
 impl Model for Logistic {
     fn new(setup: &Setup, vars: VarBuilder) -> Result<Self> {
+        Options::of(setup, &[])?;
         let inputs = Inputs::of(setup, &vars)?;
         let outputs = setup.outputs();
-        let table = |name: &str, rows| Embedding::with_init(rows, outputs, ZERO, vars.pp(name));
-        let tables = inputs
-            .ids
-            .iter()
-            .map(|ids| table(&ids.name, ids.categories));
-        let tables = tables.collect::<Result<_>>()?;
+        let tables = inputs.tables(outputs, ZERO, &vars.pp("embedding"))?;
         let vars = vars.pp("output");
         let weight = (inputs.width > 0)
             .then(|| vars.get_with_hints((outputs, inputs.width), "weight", ZERO));
@@ -43,8 +39,8 @@ impl Model for Logistic {
         if let (Some(numbers), Some(weight)) = (self.inputs.numbers(batch)?, &self.weight) {
             sums = (sums + numbers.matmul(&weight.t()?)?)?;
         }
-        for (ids, table) in self.inputs.ids.iter().zip(&self.tables) {
-            sums = (sums + ids.vectors(table, batch)?.sum()?)?;
+        for vectors in self.inputs.vectors(&self.tables, batch)? {
+            sums = (sums + vectors.sum()?)?;
         }
         Ok(sums)
     }

@@ -3,6 +3,7 @@ use candle_nn::VarBuilder;
 use nn::{Activation, Linear, global_avg_pool2d};
 
 use super::normalized::{Normalized, Shape, channels, is_small};
+use super::options::Options;
 use crate::model::{Batch, Model, Pass, Setup};
 
 /// MobileNetV2 (Sandler et al., "MobileNetV2: Inverted Residuals and Linear Bottlenecks", CVPR 2018, table 2). For
@@ -30,15 +31,10 @@ const STAGES: [(usize, usize, usize, usize); 7] = [
 
 impl Model for MobileNetV2 {
     fn new(setup: &Setup, vars: VarBuilder) -> Result<Self> {
+        Options::of(setup, &[])?;
         let relu = Activation::Relu6;
         let colours = channels(setup)?;
         let small = is_small(setup)?;
-        let point = |channels, stride, kernel| Shape {
-            channels,
-            kernel,
-            stride,
-            groups: 1,
-        };
         let mut blocks = Vec::new();
         let mut inputs = 32;
         for (stage, (expansion, outputs, count, stride)) in STAGES.into_iter().enumerate() {
@@ -52,11 +48,11 @@ impl Model for MobileNetV2 {
                 inputs = outputs;
             }
         }
-        let first = point((colours, 32), if small { 1 } else { 2 }, 3);
+        let first = Shape::new((colours, 32), 3, if small { 1 } else { 2 });
         Ok(Self {
             first: Normalized::new(first, relu, vars.pp("first"))?,
             blocks,
-            last: Normalized::new(point((inputs, 1280), 1, 1), relu, vars.pp("last"))?,
+            last: Normalized::new(Shape::new((inputs, 1280), 1, 1), relu, vars.pp("last"))?,
             output: Linear::new(1280, setup.outputs(), vars.pp("output"))?,
         })
     }
@@ -144,18 +140,8 @@ impl Block {
     ) -> Result<Self> {
         let inner = inputs * expansion;
         let relu = Activation::Relu6;
-        let point = |channels| Shape {
-            channels,
-            kernel: 1,
-            stride: 1,
-            groups: 1,
-        };
-        let depth = Shape {
-            channels: (inner, inner),
-            kernel: 3,
-            stride,
-            groups: inner,
-        };
+        let point = |channels| Shape::new(channels, 1, 1);
+        let depth = Shape::depthwise(inner, stride);
         let mut layers = Vec::new();
         if expansion > 1 {
             layers.push(Normalized::new(

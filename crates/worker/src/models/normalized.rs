@@ -15,9 +15,29 @@ pub(super) struct Normalized {
 #[derive(Clone, Copy)]
 pub(super) struct Shape {
     pub(super) channels: (usize, usize),
-    pub(super) kernel: usize,
+    kernel: usize,
     pub(super) stride: usize,
-    pub(super) groups: usize,
+    groups: usize,
+}
+
+impl Shape {
+    /// Returns the shape of a convolution over all channels.
+    pub(super) fn new(channels: (usize, usize), kernel: usize, stride: usize) -> Self {
+        Self {
+            channels,
+            kernel,
+            stride,
+            groups: 1,
+        }
+    }
+
+    /// Returns the shape of a 3x3 convolution of each channel by itself.
+    pub(super) fn depthwise(channels: usize, stride: usize) -> Self {
+        Self {
+            groups: channels,
+            ..Self::new((channels, channels), 3, stride)
+        }
+    }
 }
 
 impl Normalized {

@@ -11,19 +11,23 @@ impl<'a> Options<'a> {
     pub(super) fn of(setup: &Setup<'a>, names: &[&str]) -> Result<Self> {
         let options = &setup.settings.options;
         match options.keys().find(|key| !names.contains(&key.as_str())) {
+            Some(key) if names.is_empty() => {
+                bail!("`model.options.{key}` is unknown; this model takes no options")
+            }
             Some(key) => bail!(
-                "`model.options.{key}` is no setting of it; it takes {}",
+                "`model.options.{key}` is unknown; this model takes {}",
                 names.join(", ")
             ),
             None => Ok(Self(options)),
         }
     }
 
-    /// Returns a number from 1 on.
-    pub(super) fn count(&self, name: &str, default: usize) -> Result<usize> {
-        let read = |value: &Value| value.as_integer().and_then(|n| usize::try_from(n).ok());
-        self.read(name, default, "a whole number, at least 1", |value| {
-            read(value).filter(|n| *n > 0)
+    /// Returns a whole number, at least 1 and at most `most`.
+    pub(super) fn count(&self, name: &str, default: usize, most: usize) -> Result<usize> {
+        let expected = format!("a whole number, at least 1 and at most {most}");
+        self.read(name, default, &expected, |value| {
+            let number = usize::try_from(value.as_integer()?).ok()?;
+            (1..=most).contains(&number).then_some(number)
         })
     }
 

@@ -3,9 +3,10 @@ use candle_nn::VarBuilder;
 use nn::{Activation, Linear, Pool2d, add_relu, global_avg_pool2d, max_pool2d};
 
 use super::normalized::{Normalized, Shape, channels, is_small};
+use super::options::Options;
 use crate::model::{Batch, Model, Pass, Setup};
 
-/// A residual network with so many layers (He et al., "Deep Residual Learning for Image Recognition", CVPR 2016): 20 and
+/// A residual network of `LAYERS` layers (He et al., "Deep Residual Learning for Image Recognition", CVPR 2016): 20 and
 /// 56 are those for small pictures (section 4.2), 18, 34 and 50 those of table 1. Where the size changes, the shortcut
 /// is a 1x1 convolution with batch normalisation (option B there). In a bottleneck the 3x3 convolution has the stride,
 /// as in PyTorch. For pictures below 64 x 64, 18, 34 and 50 begin with a 3x3 convolution and no pooling.
@@ -54,15 +55,12 @@ impl Plan {
 
 impl<const LAYERS: usize> Model for ResNet<LAYERS> {
     fn new(setup: &Setup, vars: VarBuilder) -> Result<Self> {
+        Options::of(setup, &[])?;
         let plan = Plan::of(LAYERS)?;
         let colours = channels(setup)?;
         let whole = !plan.is_for_small() && !is_small(setup)?;
-        let first = Shape {
-            channels: (colours, plan.channels),
-            kernel: if whole { 7 } else { 3 },
-            stride: if whole { 2 } else { 1 },
-            groups: 1,
-        };
+        let (kernel, stride) = if whole { (7, 2) } else { (3, 1) };
+        let first = Shape::new((colours, plan.channels), kernel, stride);
         let mut blocks = Vec::new();
         let mut inputs = plan.channels;
         for (stage, count) in plan.blocks.iter().enumerate() {
@@ -148,8 +146,8 @@ impl Block {
     /// Two 3x3 convolutions.
     fn basic(inputs: usize, outputs: usize, stride: usize, vars: &VarBuilder) -> Result<Self> {
         let shapes = [
-            shape((inputs, outputs), 3, stride),
-            shape((outputs, outputs), 3, 1),
+            Shape::new((inputs, outputs), 3, stride),
+            Shape::new((outputs, outputs), 3, 1),
         ];
         Self::new(&shapes, vars)
     }
@@ -157,9 +155,9 @@ impl Block {
     /// A 1x1 convolution to `inner` channels, a 3x3 convolution, and a 1x1 convolution to four times as many channels.
     fn bottleneck(inputs: usize, inner: usize, stride: usize, vars: &VarBuilder) -> Result<Self> {
         let shapes = [
-            shape((inputs, inner), 1, 1),
-            shape((inner, inner), 3, stride),
-            shape((inner, 4 * inner), 1, 1),
+            Shape::new((inputs, inner), 1, 1),
+            Shape::new((inner, inner), 3, stride),
+            Shape::new((inner, 4 * inner), 1, 1),
         ];
         Self::new(&shapes, vars)
     }
@@ -178,7 +176,7 @@ impl Block {
         let convolutions = convolutions.collect::<Result<_>>()?;
         let stride = shapes.iter().map(|shape| shape.stride).product();
         let (inputs, outputs) = (shapes[0].channels.0, shapes[last].channels.1);
-        let shortcut = shape((inputs, outputs), 1, stride);
+        let shortcut = Shape::new((inputs, outputs), 1, stride);
         let shortcut = (stride > 1 || inputs != outputs)
             .then(|| Normalized::new(shortcut, Activation::Identity, vars.pp("shortcut")));
         Ok(Self {
@@ -196,15 +194,6 @@ impl Block {
             Some(shortcut) => add_relu(&y, &shortcut.forward(x, pass)?),
             None => add_relu(&y, x),
         }
-    }
-}
-
-fn shape(channels: (usize, usize), kernel: usize, stride: usize) -> Shape {
-    Shape {
-        channels,
-        kernel,
-        stride,
-        groups: 1,
     }
 }
 

@@ -5,8 +5,12 @@ use nn::{Attention, DropoutStream, Embedding, LayerNorm, Linear, dropout, gelu};
 use super::options::Options;
 use crate::model::{Batch, Model, Pass, Setup};
 
-/// What is added to the variance in normalisations.
+/// The number added to the variance in normalisations.
 const EPSILON: f64 = 1e-5;
+
+/// The largest width of a layer, and the most layers.
+const WIDEST: usize = 1 << 16;
+const DEEPEST: usize = 1024;
 
 /// The standard deviation of the initial values of ids' vectors and of positions.
 const SPREAD: f64 = 0.02;
@@ -39,9 +43,9 @@ impl Model for Transformer {
             setup,
             &["size", "heads", "layers", "feed_forward", "dropout"],
         )?;
-        let size = options.count("size", 128)?;
-        let heads = options.count("heads", 4)?;
-        let inner = options.count("feed_forward", 4 * size)?;
+        let size = options.count("size", 128, WIDEST)?;
+        let heads = options.count("heads", 4, WIDEST)?;
+        let inner = options.count("feed_forward", 4 * size, 4 * WIDEST)?;
         let spread = Init::Randn {
             mean: 0.0,
             stdev: SPREAD,
@@ -63,7 +67,7 @@ impl Model for Transformer {
                 setup.data.inputs[0]
             ),
         };
-        let layers = (0..options.count("layers", 2)?)
+        let layers = (0..options.count("layers", 2, DEEPEST)?)
             .map(|layer| Layer::new(size, heads, inner, vars.pp("layer").pp(layer)));
         Ok(Self {
             input,

@@ -15,11 +15,11 @@ pub enum ReplicaError {
     /// The model cannot be built.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// A group of the job has no variable.
+    /// A pattern of the job, of a group or of `model.init_except`, matches no variable.
     #[error(
-        "`groups` has the pattern {pattern:?}, which matches no variable of the model; its variables are {variables:?}"
+        "the pattern {pattern:?} of `groups` or `model.init_except` matches no variable of the model; its variables are {variables:?}"
     )]
-    Group {
+    Pattern {
         /// The pattern.
         pattern: String,
         /// The names of the model's variables.

@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use candle_core::{DType, Device};
 use nn::backward;
 use parking_lot::Mutex;
-use shared_proto::job::{Group, Job, NonFinite};
+use shared_proto::job::{Job, NonFinite, matches_pattern};
 use shared_proto::payload::{Dtype, Elements};
 use shared_proto::step::{EVERY_BATCH, Want};
 use tokio::sync::{mpsc, oneshot};
@@ -324,7 +324,7 @@ impl Thread {
 /// Builds a job's model for its data, with initial values, those of `model.init_from` first.
 ///
 /// # Errors
-/// The model's, those of the file with initial values, or [`ReplicaError::Group`].
+/// The model's, those of the file with initial values, or [`ReplicaError::Pattern`].
 pub(crate) fn build(
     job: &Job,
     registry: &Registry,
@@ -342,7 +342,7 @@ pub(crate) fn build(
     let (variables, model) = Variables::build(job.seed, kind_of, device, |vars| {
         registry.build(&job.model.name, &setup, vars)
     })?;
-    check_groups(job, &variables)?;
+    check_patterns(job, &variables)?;
     if let Some(path) = &job.model.init_from {
         let wanted = |name: &str| job.model.is_initial_from_file(name);
         variables.load_known(path, wanted, |foreign| model.name_of(foreign))?;
@@ -350,14 +350,16 @@ pub(crate) fn build(
     Ok((variables, model))
 }
 
-/// Refuses a group with a pattern that matches no variable: the group would have no effect.
-fn check_groups(job: &Job, variables: &Variables) -> Result<(), ReplicaError> {
+/// Refuses a pattern that matches no variable, of a group or of `model.init_except`: it would have no effect.
+fn check_patterns(job: &Job, variables: &Variables) -> Result<(), ReplicaError> {
     let names: Vec<String> = variables.specs().into_iter().map(|s| s.name).collect();
-    let without = |group: &&Group| !names.iter().any(|name| group.matches(name));
-    match job.groups.iter().find(without) {
+    let groups = job.groups.iter().map(|group| &group.variables);
+    let mut patterns = groups.chain(&job.model.init_except);
+    let without = |pattern: &&String| !names.iter().any(|name| matches_pattern(pattern, name));
+    match patterns.find(without) {
         None => Ok(()),
-        Some(group) => Err(ReplicaError::Group {
-            pattern: group.variables.clone(),
+        Some(pattern) => Err(ReplicaError::Pattern {
+            pattern: pattern.clone(),
             variables: names,
         }),
     }

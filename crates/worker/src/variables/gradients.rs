@@ -128,7 +128,7 @@ impl Trained {
     fn limited(mut self, most: f32) -> Self {
         let finite = |value: &&mut f32| value.is_finite();
         for value in self.0.iter_mut().flatten().filter(finite) {
-            *value = value.clamp(-most, most);
+            *value = value.max(-most).min(most);
         }
         self
     }

@@ -1,14 +1,22 @@
 //! Initial values from files of other models and programs.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 
-use candle_core::{DType, Device, Tensor, pickle, safetensors};
+use candle_core::pickle::PthTensors;
+use candle_core::safetensors::Load;
+use candle_core::{DType, Device, Tensor};
+use safetensors::SafeTensors;
 use shared_proto::payload::Elements;
 
 use super::error::VariablesError;
 use super::set::Variables;
 use crate::candle_error::plain;
+
+/// The keys under which training scripts keep the variables in a PyTorch file.
+const STATE_KEYS: [&str; 2] = ["state_dict", "model"];
 
 impl Variables {
     /// Sets the variables that a file has: a safetensors file, or one that PyTorch has saved (`.pth`, `.pt`, `.bin`), of
@@ -25,47 +33,47 @@ impl Variables {
         wanted: impl Fn(&str) -> bool,
         name_of: impl Fn(&str) -> Option<String>,
     ) -> Result<(), VariablesError> {
-        let tensors = read(path).map_err(|error| VariablesError::Unreadable {
+        let unreadable = |reason: String| VariablesError::Unreadable {
             path: path.to_owned(),
-            reason: plain(&error),
-        })?;
+            reason,
+        };
         let mismatch = |differences: String| VariablesError::Mismatch {
             path: path.to_owned(),
             differences,
         };
-        let mut renamed: BTreeMap<String, &str> = BTreeMap::new();
-        for foreign in tensors.keys() {
-            if let Some(name) = name_of(foreign) {
-                renamed.insert(name, foreign);
-            }
-        }
-        let (mut known, mut missing) = (Vec::new(), Vec::new());
-        let mut left_over: BTreeSet<&str> = tensors.keys().map(String::as_str).collect();
+        let content = fs::read(path).map_err(|error| unreadable(error.to_string()))?;
+        let file = File::open(path, &content).map_err(unreadable)?;
+        let names = file.names();
+        let renamed = names.iter().filter_map(|name| Some((name_of(name)?, name)));
+        let renamed: BTreeMap<String, &String> = renamed.collect();
+        let (mut known, mut missing, mut excluded) = (Vec::new(), Vec::new(), Vec::new());
+        let mut left_over: BTreeSet<&String> = names.iter().collect();
         for (variable, (spec, _)) in self.0.iter().enumerate() {
-            let name = spec.name.as_str();
-            let found = tensors.get_key_value(name);
-            let found = found.or_else(|| tensors.get_key_value(*renamed.get(name)?));
-            let found = found.filter(|_| wanted(name));
-            let Some((named, tensor)) = found else {
+            let name = &spec.name;
+            let foreign = names.get(name).or(renamed.get(name).copied());
+            let Some(foreign) = foreign else {
                 missing.push(name);
                 continue;
             };
-            left_over.remove(named.as_str());
-            let there = match named == name {
-                true => format!("{spec} is there"),
-                false => format!("{spec} is there as {named:?}"),
-            };
+            left_over.remove(foreign);
+            if !wanted(name) {
+                excluded.push(name);
+                continue;
+            }
+            let tensor = file.tensor(foreign).map_err(unreadable)?;
             if tensor.dims() != spec.shape {
                 return Err(mismatch(format!(
-                    "{there} with shape {:?}; name it in model.init_except to leave it out",
+                    "{spec} is there as {foreign:?} with shape {:?}; name it in model.init_except to leave it out",
                     tensor.dims()
                 )));
             }
-            known.push((variable, elements(tensor, &there).map_err(mismatch)?));
+            let values = elements(&tensor);
+            let values = values.map_err(|problem| mismatch(format!("{foreign:?} {problem}")))?;
+            known.push((variable, values));
         }
         if known.is_empty() {
             return Err(mismatch(format!(
-                "it has none of the variables, {missing:?}, but {left_over:?}"
+                "it has none of the variables {missing:?}, but {left_over:?}; model.init_except leaves out {excluded:?}"
             )));
         }
         for (variable, values) in &known {
@@ -75,6 +83,7 @@ impl Variables {
             path = %path.display(),
             loaded = known.len(),
             ?missing,
+            ?excluded,
             ?left_over,
             "initial values come from a file"
         );
@@ -82,28 +91,104 @@ impl Variables {
     }
 }
 
-/// Returns the tensors in a file, by their names.
-fn read(path: &Path) -> candle_core::Result<BTreeMap<String, Tensor>> {
-    let extension = path.extension().unwrap_or_default().to_string_lossy();
-    match extension.as_ref() {
-        "pth" | "pt" | "bin" => Ok(pickle::read_all(path)?.into_iter().collect()),
-        _ => Ok(safetensors::load(path, &Device::Cpu)?.into_iter().collect()),
+/// A file of tensors. Errors are reasons in words.
+enum File<'a> {
+    Safetensors(SafeTensors<'a>),
+    /// The tensors, and the length of the file in bytes.
+    PyTorch(PthTensors, usize),
+}
+
+impl<'a> File<'a> {
+    /// Reads the names and the shapes of all tensors.
+    fn open(path: &Path, content: &'a [u8]) -> Result<Self, String> {
+        let extension = path.extension().unwrap_or_default().to_string_lossy();
+        if !["pth", "pt", "bin"].contains(&extension.as_ref()) {
+            let file = SafeTensors::deserialize(content);
+            return file.map(Self::Safetensors).map_err(|e| e.to_string());
+        }
+        let keys = [None].into_iter().chain(STATE_KEYS.map(Some));
+        let mut file = None;
+        for key in keys {
+            let read = guarded(|| PthTensors::new(path, key));
+            match read {
+                Ok(tensors) if !tensors.tensor_infos().is_empty() => {
+                    return Ok(Self::PyTorch(tensors, content.len()));
+                }
+                // A file without the key.
+                read => file = file.or(Some(read)),
+            }
+        }
+        let reason = match file {
+            Some(Err(reason)) => reason,
+            _ => "it has no tensors".to_owned(),
+        };
+        Err(format!(
+            "{reason}; save a state_dict with torch.save of PyTorch 1.6 or later, or a safetensors file"
+        ))
+    }
+
+    fn names(&self) -> BTreeSet<String> {
+        match self {
+            Self::Safetensors(file) => file.names().into_iter().map(str::to_owned).collect(),
+            Self::PyTorch(file, _) => file.tensor_infos().keys().cloned().collect(),
+        }
+    }
+
+    fn tensor(&self, name: &str) -> Result<Tensor, String> {
+        match self {
+            Self::Safetensors(file) => {
+                let view = file.tensor(name).map_err(|error| error.to_string())?;
+                let tensor = view.load(&Device::Cpu);
+                tensor.map_err(|error| format!("{name:?}: {}", plain(&error)))
+            }
+            Self::PyTorch(file, length) => {
+                // What the file says of a tensor is checked before memory is taken for it.
+                let fits = file.tensor_infos().get(name).is_some_and(|info| {
+                    let mut dims = info.layout.dims().iter();
+                    let size = info.dtype.size_in_bytes();
+                    let bytes = dims.try_fold(size, |bytes, dim| bytes.checked_mul(*dim));
+                    // candle would take the offset, a number of elements, for one of bytes.
+                    bytes.is_some_and(|bytes| bytes <= *length) && info.layout.start_offset() == 0
+                });
+                if !fits {
+                    return Err(format!(
+                        "{name:?} is damaged, or a part of another tensor; save a clone of it"
+                    ));
+                }
+                match guarded(|| file.get(name)) {
+                    Ok(Some(tensor)) => Ok(tensor),
+                    Ok(None) => Err(format!("{name:?} is missing")),
+                    Err(reason) => Err(format!("{name:?}: {reason}")),
+                }
+            }
+        }
     }
 }
 
-/// Returns the numbers of a tensor, or what is wrong with them.
-fn elements(tensor: &Tensor, there: &str) -> Result<Elements, String> {
+/// Reads a part of a PyTorch file. candle's reader may panic if the file is damaged.
+fn guarded<T>(read: impl FnOnce() -> candle_core::Result<T>) -> Result<T, String> {
+    match catch_unwind(AssertUnwindSafe(read)) {
+        Ok(read) => read.map_err(|error| plain(&error)),
+        Err(_) => Err("it is damaged".to_owned()),
+    }
+}
+
+/// Returns the numbers of a tensor, or the problem with them.
+fn elements(tensor: &Tensor) -> Result<Elements, String> {
     let dtype = tensor.dtype();
     if !matches!(dtype, DType::F32 | DType::F64 | DType::F16 | DType::BF16) {
-        return Err(format!("{there} as {}", dtype.as_str()));
+        return Err(format!(
+            "is of {}; F32, F64, F16 or BF16 was expected",
+            dtype.as_str()
+        ));
     }
     let values = tensor
         .to_dtype(DType::F32)
         .and_then(|tensor| tensor.flatten_all()?.to_vec1::<f32>())
-        .map_err(|error| format!("{there}: {}", plain(&error)))?;
+        .map_err(|error| format!("cannot be read: {}", plain(&error)))?;
     let values = Elements::from(values);
     match values.all_finite() {
         true => Ok(values),
-        false => Err(format!("{there} with NaN or infinity")),
+        false => Err("has NaN or infinity".to_owned()),
     }
 }

@@ -125,6 +125,55 @@ fn pictures_of_several_sizes_get_one() {
 }
 
 #[test]
+fn classes_keep_the_numbers_that_they_had_in_training() {
+    let folder = tempfile::tempdir().unwrap();
+    let place = |name: &str| folder.path().join(name);
+    for class in ["ant", "bee", "cat"] {
+        for i in 0..5 {
+            colored(
+                &place("old"),
+                &format!("{class}/{i}.png"),
+                (2, 2),
+                [9, 9, 8],
+            );
+        }
+    }
+    let fitted = load_images(&place("old"), "").unwrap().transforms.unwrap();
+    let open = |name: &str, purpose| {
+        let opened = Registry::builtin().open(&data("image-folder", &place(name)), 1, purpose);
+        opened.map_err(|error| error.to_string())
+    };
+    // Without the first class, the others would have other numbers.
+    for class in ["bee", "cat"] {
+        for i in 0..2 {
+            colored(
+                &place("new"),
+                &format!("{class}/{i}.png"),
+                (2, 2),
+                [9, 9, 8],
+            );
+        }
+    }
+    let mut new = open("new", Purpose::Evaluation(&fitted)).unwrap();
+    assert_eq!(fields(&new), (vec![3, 2, 2], Some(3)));
+    assert_eq!(labels(&mut new.evaluation), [1, 2]);
+    // All pictures are predicted, of a folder with or without folders, or a single one.
+    let count = |name| {
+        open(name, Purpose::Prediction(&fitted))
+            .unwrap()
+            .evaluation
+            .count()
+    };
+    assert_eq!(
+        (count("new"), count("new/bee"), count("new/bee/1.png")),
+        (4, 2, 1)
+    );
+    colored(&place("new"), "dog/0.png", (2, 2), [9, 9, 8]);
+    let error = open("new", Purpose::Evaluation(&fitted)).unwrap_err();
+    assert_says(&error, &["\"dog\"", "ant, bee, cat"]);
+}
+
+#[test]
 fn folders_that_cannot_be_read_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let place = folder.path();
