@@ -22,7 +22,7 @@ argument() { sed -n "s/^ARG $1=//p" "$dockerfile" | head -n 1; }
 variable() { sed -n "s/.*\${$1:-\([^}]*\)}.*/\1/p" docker-compose.yml | head -n 1; }
 
 work=$(mktemp -d)
-trap 'umount "$work/debian" 2>/dev/null; rm -rf "$work"' EXIT
+trap 'umount "$work/debian" 2>/dev/null || true; rm -rf "$work"' EXIT
 
 # Builds with the classic builder, which uses images that are on this machine without asking a registry.
 build() {

@@ -40,4 +40,4 @@ pub use losses::{Loss, Lost};
 pub use maps::{MapSource, Maps};
 pub use message_plan::MessagePlan;
 pub use reconciled::Reconciled;
-pub use shards::{Acknowledgement, Pulled, PulledBlock, PushTicket, Shards, WeightsTicket};
+pub use shards::{Acknowledgement, PullOutcome, PulledBlock, PushTicket, Shards, WeightsTicket};

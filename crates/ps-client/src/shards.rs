@@ -43,14 +43,14 @@ pub struct PushTicket(Vec<Reply>);
 pub struct WeightsTicket {
     replies: VecDeque<Reply>,
     /// The outcome of the pull so far.
-    pub pulled: Pulled,
+    pub pulled: PullOutcome,
 }
 
 impl WeightsTicket {
     fn new(replies: impl IntoIterator<Item = Reply>) -> Self {
         Self {
             replies: replies.into_iter().collect(),
-            pulled: Pulled {
+            pulled: PullOutcome {
                 min_clock: Clock(u64::MAX),
                 waited: Duration::ZERO,
                 epoch: Epoch(u64::MAX),
@@ -70,7 +70,7 @@ pub struct Acknowledgement {
 
 /// The outcome of a pull.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Pulled {
+pub struct PullOutcome {
     /// The lowest min clock by which a shard admitted the pull; the largest number if nothing was wanted.
     pub min_clock: Clock,
     /// The longest time for which a shard held the pull back.

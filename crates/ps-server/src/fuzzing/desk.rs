@@ -17,7 +17,7 @@ use shared_proto::wire::client_message::Kind;
 use super::events::{Event, Message, Mode, STALENESS, Setting};
 use super::map::{elements, map, task};
 use crate::shard::store::{Rules, Store};
-use crate::shard::{Block, Pulled, Shard};
+use crate::shard::{Block, PullAnswer, Shard};
 
 const WORKERS: u8 = 3;
 
@@ -276,7 +276,7 @@ impl Desk {
     fn pull(&self, pull: &wire::Pull) -> Result<(), Refusal> {
         let origin = Origin::read(pull.origin.as_ref(), "Pull")?;
         let followed = self.shard.followed();
-        let Pulled::Weights(weights) = self.shard.pull(pull, &origin, &followed)? else {
+        let PullAnswer::Weights(weights) = self.shard.pull(pull, &origin, &followed)? else {
             return Ok(());
         };
         let ahead = origin.clock.0.saturating_sub(self.view.min_clock.0);

@@ -20,8 +20,8 @@ use super::gate::Admission;
 use super::store::{Store, not_initialized};
 use super::views::Followed;
 
-/// The outcome of a pull that was not refused.
-pub(crate) enum Pulled {
+/// The answer to a pull that is not refused.
+pub(crate) enum PullAnswer {
     Weights(wire::Weights),
     /// It must wait for these tasks; for a newer view if there are none.
     Wait(Vec<Task>),
@@ -111,16 +111,18 @@ impl Shard {
         pull: &wire::Pull,
         origin: &Origin,
         followed: &Followed,
-    ) -> Result<Pulled, Refusal> {
+    ) -> Result<PullAnswer, Refusal> {
         let view = &followed.view;
         let store = self.admit_initialized(origin, view, followed.store.as_ref())?;
         if view.number.0 < pull.view {
-            return Ok(Pulled::Wait(Vec::new()));
+            return Ok(PullAnswer::Wait(Vec::new()));
         }
         match self.gate.pull(origin.task, origin.clock, view) {
-            Admission::Wait(on) if !planted!(NoGate) => Ok(Pulled::Wait(on)),
+            Admission::Wait(on) if !planted!(NoGate) => Ok(PullAnswer::Wait(on)),
             Admission::Reject(refusal) if !planted!(NoGate) => Err(refusal),
-            _ => Ok(Pulled::Weights(self.weights(pull, origin, view, store)?)),
+            _ => Ok(PullAnswer::Weights(
+                self.weights(pull, origin, view, store)?,
+            )),
         }
     }
 

@@ -22,7 +22,7 @@ use crate::counters::Counters;
 use gate::Gate;
 
 pub(crate) use block::{Block, NotStaged};
-pub(crate) use messages::Pulled;
+pub(crate) use messages::PullAnswer;
 pub(crate) use views::Followed;
 
 /// A shard of the variables.

@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use super::super::limits;
 use super::{QUIET, Session, SessionEnd};
-use crate::shard::{Followed, Pulled};
+use crate::shard::{Followed, PullAnswer};
 
 /// The most pulls of one session that may wait at a time: more than a worker needs that asks for each
 /// block of a large shard by itself.
@@ -40,11 +40,11 @@ impl Session {
     ) -> Result<(), SessionEnd> {
         let followed = self.shard.followed();
         match self.shard.pull(&pull, &origin, &followed) {
-            Ok(Pulled::Weights(weights)) => {
+            Ok(PullAnswer::Weights(weights)) => {
                 let clock = origin.clock;
                 self.send_weights(weights, clock, Duration::ZERO).await
             }
-            Ok(Pulled::Wait(_)) if !self.has_room_for(&pull, &followed) => {
+            Ok(PullAnswer::Wait(_)) if !self.has_room_for(&pull, &followed) => {
                 let many = Refusal::new(
                     Reason::TooManyRequests,
                     format!(
@@ -54,7 +54,7 @@ impl Session {
                 );
                 self.refuse(origin.sequence.0, many).await
             }
-            Ok(Pulled::Wait(on)) => {
+            Ok(PullAnswer::Wait(on)) => {
                 let on = self.shared(on);
                 let now = Instant::now();
                 self.let_wait(Waiting {
@@ -101,11 +101,11 @@ impl Session {
         for mut waiting in std::mem::take(&mut self.waiting) {
             let origin = &waiting.origin;
             match self.shard.pull(&waiting.pull, origin, &followed) {
-                Ok(Pulled::Weights(weights)) => {
+                Ok(PullAnswer::Weights(weights)) => {
                     let (clock, waited) = (origin.clock, waiting.since.elapsed());
                     self.send_weights(weights, clock, waited).await?;
                 }
-                Ok(Pulled::Wait(on)) => {
+                Ok(PullAnswer::Wait(on)) => {
                     if *on != *waiting.on {
                         waiting.on = self.shared(on);
                         waiting.tell = Some(waiting.tell.unwrap_or_else(Instant::now));

@@ -127,7 +127,7 @@ impl ParameterServer {
         view: ViewNumber,
         wants: &[Want],
         mut take: impl AsyncFnMut(Vec<PulledBlock>),
-    ) -> Result<ps_client::Pulled, ClientError> {
+    ) -> Result<ps_client::PullOutcome, ClientError> {
         // The later answer leaves out unchanged blocks, so both are taken in, in order.
         if let Some(next) = self.next.take() {
             self.take_all(next.ticket, &mut take).await?;
@@ -162,7 +162,7 @@ impl ParameterServer {
         &mut self,
         mut ticket: WeightsTicket,
         mut take: impl AsyncFnMut(Vec<PulledBlock>),
-    ) -> Result<ps_client::Pulled, ClientError> {
+    ) -> Result<ps_client::PullOutcome, ClientError> {
         while let Some(blocks) = self.shards.next_weights(&mut ticket).await? {
             take(blocks).await;
         }
