@@ -49,7 +49,7 @@ make_debian() {
     umount "$root" 2>/dev/null || rm -rf "$root"
 }
 
-# What apt-get installs into images without waiting for the disk after each file.
+# Installs packages into images without waiting for the disk after each file.
 install="apt-get install --yes --no-install-recommends --option Dpkg::Options::=--force-unsafe-io"
 
 # gcc, a C library to link with, this machine's Rust, and the certificates that this machine trusts, so that
