@@ -41,8 +41,16 @@ impl Variables {
             path: path.to_owned(),
             differences,
         };
-        let content = fs::read(path).map_err(|error| unreadable(error.to_string()))?;
-        let file = File::open(path, &content).map_err(unreadable)?;
+        let content;
+        let file = match is_of_pytorch(path) {
+            true => File::pytorch(path),
+            false => {
+                content = fs::read(path).map_err(|error| unreadable(error.to_string()))?;
+                let file = SafeTensors::deserialize(&content);
+                file.map(File::Safetensors).map_err(|e| e.to_string())
+            }
+        };
+        let file = file.map_err(unreadable)?;
         let names = file.names();
         let renamed = names.iter().filter_map(|name| Some((name_of(name)?, name)));
         let renamed: BTreeMap<String, &String> = renamed.collect();
@@ -95,24 +103,26 @@ impl Variables {
 enum File<'a> {
     Safetensors(SafeTensors<'a>),
     /// The tensors, and the length of the file in bytes.
-    PyTorch(PthTensors, usize),
+    PyTorch(PthTensors, u64),
 }
 
-impl<'a> File<'a> {
-    /// Reads the names and the shapes of all tensors.
-    fn open(path: &Path, content: &'a [u8]) -> Result<Self, String> {
-        let extension = path.extension().unwrap_or_default().to_string_lossy();
-        if !["pth", "pt", "bin"].contains(&extension.as_ref()) {
-            let file = SafeTensors::deserialize(content);
-            return file.map(Self::Safetensors).map_err(|e| e.to_string());
-        }
+/// Returns whether a file is one of PyTorch, by its name.
+fn is_of_pytorch(path: &Path) -> bool {
+    let extension = path.extension().unwrap_or_default().to_string_lossy();
+    ["pth", "pt", "bin"].contains(&extension.as_ref())
+}
+
+impl File<'_> {
+    /// Reads the names and the shapes of the tensors in a file of PyTorch.
+    fn pytorch(path: &Path) -> Result<Self, String> {
+        let length = fs::metadata(path).map_err(|error| error.to_string())?.len();
         let keys = [None].into_iter().chain(STATE_KEYS.map(Some));
         let mut file = None;
         for key in keys {
             let read = guarded(|| PthTensors::new(path, key));
             match read {
                 Ok(tensors) if !tensors.tensor_infos().is_empty() => {
-                    return Ok(Self::PyTorch(tensors, content.len()));
+                    return Ok(Self::PyTorch(tensors, length));
                 }
                 // A file without the key.
                 read => file = file.or(Some(read)),
@@ -148,7 +158,8 @@ impl<'a> File<'a> {
                     let size = info.dtype.size_in_bytes();
                     let bytes = dims.try_fold(size, |bytes, dim| bytes.checked_mul(*dim));
                     // candle would take the offset, a number of elements, for one of bytes.
-                    bytes.is_some_and(|bytes| bytes <= *length) && info.layout.start_offset() == 0
+                    bytes.is_some_and(|bytes| bytes as u64 <= *length)
+                        && info.layout.start_offset() == 0
                 });
                 if !fits {
                     return Err(format!(
