@@ -1,6 +1,7 @@
 //! Models that misbehave on purpose, or that show what became of their variables. Environment variables, which differ
 //! between workers, choose the faults.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use flambeau::candle_core::{Result, Tensor};
@@ -14,7 +15,7 @@ use flambeau::{Batch, Model, Pass, Setup};
 #[derive(Debug)]
 pub struct Odd {
     linear: Linear,
-    step: std::cell::Cell<u64>,
+    step: AtomicU64,
 }
 
 fn told(name: &str) -> Option<u64> {
@@ -31,7 +32,7 @@ impl Model for Odd {
         let features = setup.features()?;
         Ok(Self {
             linear: candle_nn::linear(features, setup.outputs(), vars.pp("line"))?,
-            step: std::cell::Cell::new(0),
+            step: AtomicU64::new(0),
         })
     }
 
@@ -44,7 +45,7 @@ impl Model for Odd {
         if !pass.training {
             return Ok(loss);
         }
-        let step = self.step.replace(self.step.get() + 1);
+        let step = self.step.fetch_add(1, Ordering::Relaxed);
         if let Some(milliseconds) = told("TEST_STEP_MILLISECONDS") {
             std::thread::sleep(Duration::from_millis(milliseconds));
         }

@@ -9,7 +9,7 @@ use candle_nn::{AdamW, Optimizer as _, ParamsAdamW, SGD};
 use nn::backward;
 use shared_proto::job::{Adam, Job, Optimizer, Schedule, run_dir};
 
-use crate::input::{Dataset, Fitted, InputError, Order, Purpose};
+use crate::input::{Dataset, Fitted, InputError, Order, Purpose, save_transforms};
 use crate::model::{Metrics, Model, Objective, Pass};
 use crate::registry::Registry;
 use crate::replica::{ReplicaError, build, evaluate};
@@ -77,13 +77,13 @@ pub fn train(
     let seconds = began.elapsed().as_secs_f64();
     if let Some(path) = save_to {
         variables.save(path)?;
-        data.save_transforms(path)?;
+        save_transforms(data.transforms.as_ref(), path)?;
     }
     Ok(Outcome {
         steps,
         samples,
         seconds,
-        metrics: evaluate(&*model, &objective, &mut data, device)?,
+        metrics: evaluate(&*model, &objective, &mut *data.evaluation, device)?,
     })
 }
 
@@ -101,7 +101,8 @@ pub fn evaluate_file(
 ) -> Result<Metrics, ReplicaError> {
     let purpose = fitted.map_or(Purpose::Training, Purpose::Evaluation);
     let mut loaded = Loaded::open(job, registry, device, weights, purpose)?;
-    evaluate(&*loaded.model, &loaded.objective, &mut loaded.data, device)
+    let samples = &mut *loaded.data.evaluation;
+    evaluate(&*loaded.model, &loaded.objective, samples, device)
 }
 
 /// A trained model with data for it.

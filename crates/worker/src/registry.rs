@@ -20,13 +20,18 @@ fn construct<M: Model>(setup: &Setup, vars: VarBuilder) -> candle_core::Result<B
     Ok(Box::new(M::new(setup, vars)?))
 }
 
-type Open = fn(&DataSetup) -> Result<Dataset, InputError>;
+/// A data source.
+#[derive(Clone, Copy, Debug)]
+struct Opener {
+    open: fn(&DataSetup) -> Result<Dataset, InputError>,
+    streams: bool,
+}
 
 /// The models and data sources that a job can name.
 #[derive(Clone, Debug)]
 pub struct Registry {
     models: BTreeMap<&'static str, Constructor>,
-    sources: BTreeMap<&'static str, Open>,
+    sources: BTreeMap<&'static str, Opener>,
 }
 
 impl Registry {
@@ -74,7 +79,11 @@ impl Registry {
     /// Adds a data source, or replaces the one that had its name.
     #[must_use]
     pub fn data<S: Source>(mut self, name: &'static str) -> Self {
-        self.sources.insert(name, S::open);
+        let source = Opener {
+            open: S::open,
+            streams: S::STREAMS,
+        };
+        self.sources.insert(name, source);
         self
     }
 
@@ -84,12 +93,20 @@ impl Registry {
     /// # Errors
     /// [`InputError::Unknown`] lists the known names; the others are the source's.
     pub fn open(&self, data: &Data, seed: u64, purpose: Purpose) -> Result<Dataset, InputError> {
-        let open = self.sources.get(data.kind.as_str());
-        let open = open.ok_or_else(|| InputError::Unknown {
+        let source = self.sources.get(data.kind.as_str());
+        let source = source.ok_or_else(|| InputError::Unknown {
             name: data.kind.clone(),
-            known: listed(&self.sources),
+            known: listed(self.sources.keys()),
         })?;
-        let dataset = open(&DataSetup {
+        if data.stream && !source.streams {
+            let streams = self.sources.iter().filter(|(_, source)| source.streams);
+            return Err(InputError::Invalid(format!(
+                "data.kind = {:?} cannot be streamed, because it holds all samples in memory; set data.stream to false, or data.kind to one of {}",
+                data.kind,
+                listed(streams.map(|(name, _)| name))
+            )));
+        }
+        let dataset = (source.open)(&DataSetup {
             settings: data,
             seed,
             purpose,
@@ -113,7 +130,7 @@ impl Registry {
     ) -> Result<Box<dyn Model>, ModelError> {
         let constructor = self.models.get(name).ok_or_else(|| ModelError::Unknown {
             name: name.to_owned(),
-            known: listed(&self.models),
+            known: listed(self.models.keys()),
         })?;
         constructor(setup, vars).map_err(|source| ModelError::Build {
             name: name.to_owned(),
@@ -123,6 +140,6 @@ impl Registry {
 }
 
 /// Returns the names in a sentence.
-fn listed<T>(named: &BTreeMap<&'static str, T>) -> String {
-    named.keys().copied().collect::<Vec<_>>().join(", ")
+fn listed<'a>(names: impl Iterator<Item = &'a &'static str>) -> String {
+    names.copied().collect::<Vec<_>>().join(", ")
 }

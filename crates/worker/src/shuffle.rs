@@ -5,20 +5,46 @@ use rand_chacha::ChaCha8Rng;
 
 /// Returns the samples in the order of an epoch: a permutation of `0..samples`. `samples` must be below 2^32.
 pub fn order(seed: u64, epoch: u32, samples: usize) -> Vec<u32> {
-    permutation(seed, epoch, 0, samples)
+    permutation(seed, epoch, Purpose::Samples, samples)
 }
 
 /// Returns the order by which samples are held out for evaluation: its last ones are. It differs from the order of
 /// each epoch.
 pub(crate) fn held_out(seed: u64, samples: usize) -> Vec<u32> {
-    permutation(seed, 0, 1, samples)
+    permutation(seed, 0, Purpose::HeldOut, samples)
 }
 
-fn permutation(seed: u64, epoch: u32, purpose: u8, samples: usize) -> Vec<u32> {
+/// Returns the order of the chunks of streamed data in an epoch.
+pub(crate) fn chunks(seed: u64, epoch: u32, chunks: usize) -> Vec<u32> {
+    permutation(seed, epoch, Purpose::Chunks, chunks)
+}
+
+/// Returns the order of the samples in a window of streamed data.
+pub(crate) fn window(seed: u64, epoch: u32, window: u64, samples: usize) -> Vec<u32> {
+    permutation(seed, epoch, Purpose::Window(window), samples)
+}
+
+/// The use of an order; each has orders of its own.
+#[derive(Clone, Copy)]
+enum Purpose {
+    Samples,
+    HeldOut,
+    Chunks,
+    Window(u64),
+}
+
+fn permutation(seed: u64, epoch: u32, purpose: Purpose, samples: usize) -> Vec<u32> {
+    let (number, window) = match purpose {
+        Purpose::Samples => (0, 0),
+        Purpose::HeldOut => (1, 0),
+        Purpose::Chunks => (2, 0),
+        Purpose::Window(window) => (3, window),
+    };
     let mut key = [0; 32];
     key[..8].copy_from_slice(&seed.to_le_bytes());
     key[8..12].copy_from_slice(&epoch.to_le_bytes());
-    key[12] = purpose;
+    key[12] = number;
+    key[16..24].copy_from_slice(&window.to_le_bytes());
     let mut random = ChaCha8Rng::from_seed(key);
     let mut order: Vec<u32> = (0u32..).take(samples).collect();
     // Fisher and Yates.

@@ -28,6 +28,11 @@ pub struct Data {
     pub held_out: f64,
     /// Batches that a worker prepares ahead of the one that it computes.
     pub prefetch: u32,
+    /// CSV, Parquet, LIBSVM, Criteo, folders of pictures: samples are read from their files in each pass, and not held in
+    /// memory.
+    pub stream: bool,
+    /// Streamed data: the mebibytes of the files of which the samples are shuffled together. A worker holds twice as many.
+    pub shuffle_mebibytes: u32,
     /// CSV, Parquet: the types of columns, by name. Columns that are not here are numbers.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub columns: BTreeMap<String, ColumnType>,
@@ -133,6 +138,8 @@ impl Default for Data {
             target: TargetKind::Auto,
             held_out: 0.2,
             prefetch: 1,
+            stream: false,
+            shuffle_mebibytes: 64,
             columns: BTreeMap::new(),
             pictures: None,
             options: toml::Table::new(),

@@ -20,11 +20,13 @@ log_every = 10          # steps between two lines of metrics.jsonl, summed over 
 [data]
 kind = "digits"         # digits (part of the program) | mnist | fashion-mnist | cifar10 | npy | image-folder | csv | parquet
                         # | libsvm | criteo | random | a source of your own
-#: dir = "data/mnist"   # where the files are (csv, parquet: a folder with train.csv or train.parquet, or one file)
+#: dir = "data/mnist"   # where the files are (docs/data.md): a folder, one file, or a pattern of names
 label = "label"         # csv, parquet: the column with the label
 target = "auto"         # csv, parquet, libsvm: auto (by the labels) | class | binary | number
 held_out = 0.2          # the share of samples held out for evaluation, where they have no file of their own
-prefetch = 1            # batches that a worker reads before it needs them, on the thread that computes
+prefetch = 1            # batches that a worker reads before it needs them, while it computes
+stream = false          # true: samples stay in their files and are read in each pass (docs/data.md)
+shuffle_mebibytes = 64  # streamed data: how much of the files is shuffled together; a worker holds twice as much
 #: columns = { city = { type = "category", buckets = 9 } } # csv, parquet: what columns are (docs/data.md)
 #: pictures = { flip = true, crop = 4 } # samples that are pictures: how they are resized and varied (docs/data.md)
 #: options = { arms = 3 } # settings of the source's own (docs/data.md), or of one that you have written

@@ -9,6 +9,9 @@ use crate::blocks::MOST_SHARDS;
 /// any time of a clock is still a time.
 const LONGEST_SECONDS: f64 = 30.0 * 86_400.0;
 
+/// The most mebibytes of streamed data that are shuffled together.
+const MOST_SHUFFLED: u32 = 1 << 16;
+
 /// The most batches that a worker may prepare ahead: each takes memory.
 const MAX_PREFETCH: u32 = 1024;
 
@@ -133,6 +136,12 @@ impl Job {
             "data.prefetch",
             &data.prefetch,
             "must be at most 1024",
+        )?;
+        check(
+            (1..=MOST_SHUFFLED).contains(&data.shuffle_mebibytes),
+            "data.shuffle_mebibytes",
+            &data.shuffle_mebibytes,
+            "must be at least 1 and at most 65536",
         )?;
         check(
             !data.kind.is_empty(),

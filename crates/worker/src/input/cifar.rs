@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use super::column::Column;
 use super::dataset::Dataset;
 use super::error::InputError;
+use super::files;
 use super::memory::InMemory;
-use super::place;
 use super::source::{DataSetup, Source};
 
 const SHAPE: [usize; 3] = [3, 32, 32];
@@ -36,7 +36,7 @@ fn read_part(folder: &Path, prefix: &str) -> Result<InMemory, InputError> {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         name.starts_with(prefix) && name.ends_with(".bin")
     };
-    let files: Vec<_> = place::files(folder)?
+    let files: Vec<_> = files::in_folder(folder)?
         .into_iter()
         .filter(is_of_part)
         .collect();
@@ -48,7 +48,7 @@ fn read_part(folder: &Path, prefix: &str) -> Result<InMemory, InputError> {
     }
     let (mut pixels, mut labels) = (Vec::new(), Vec::new());
     for path in files {
-        let content = place::read(&path)?;
+        let content = files::read(&path)?;
         let wrong = |offset: usize, problem: String| InputError::Bytes {
             path: path.clone(),
             offset: offset as u64,

@@ -7,68 +7,100 @@ use super::column::Column;
 use super::dataset::Dataset;
 use super::error::InputError;
 use super::fitted::Fitted;
-use super::memory::InMemory;
-use super::place::split;
+use super::held_out::split;
+use super::memory::{InMemory, countable};
 use super::source::{DataSetup, Purpose};
 use super::target::Target;
 
 /// The name of the target.
 const LABEL: &str = "label";
 
-/// Returns a data set of samples of several classes. `inputs` has the samples of each class after those of the class
-/// before; `classes` has the file or folder of each, and its number of samples. A share of each class is held out, chosen
-/// by the job's seed. In an evaluation, classes have the numbers that they had in training; in a prediction, all samples
-/// are held out, and their classes do not count.
-///
-/// # Errors
-/// [`InputError::Invalid`] if a class has less than two samples, or did not exist in training.
-pub(super) fn dataset(
-    inputs: Column,
-    classes: &[(PathBuf, usize)],
-    setup: &DataSetup,
-) -> Result<Dataset, InputError> {
-    let samples = classes.iter().map(|(_, count)| count).sum();
-    let fitted = match setup.purpose {
-        Purpose::Training => {
-            let names = classes.iter().map(|(path, _)| name_of(path));
-            Fitted::of_target(Target::Class {
-                numbers: names.zip(0..).collect(),
-                count: classes.len() as u64,
-            })
-        }
-        Purpose::Evaluation(fitted) => fitted.clone(),
-        Purpose::Prediction(fitted) => {
-            let unknown = fitted.target.unknown(LABEL, samples);
-            let samples = InMemory::new(vec![inputs], vec![unknown])?;
-            return Ok(Dataset {
-                transforms: Some(fitted.clone()),
-                ..Dataset::in_memory(samples.select(&[0]), samples)?
-            });
-        }
-    };
-    let (numbers, count) = numbers(&fitted.target, classes)?;
-    let labels = numbers.iter().zip(classes);
-    let labels = labels.flat_map(|(number, (_, count))| repeat_n(*number, *count));
-    let labels = Column::category(LABEL, labels.collect(), count);
-    let all = InMemory::new(vec![inputs], vec![labels])?;
-    let (mut training, mut evaluation) = (Vec::new(), Vec::new());
-    let mut first = 0;
-    for (number, (path, count)) in numbers.into_iter().zip(classes) {
-        let seed = setup.seed ^ u64::from(number);
-        let (learn, hold) = split(*count, setup, seed, path)?;
-        training.extend(learn.iter().map(|i| first + i));
-        evaluation.extend(hold.iter().map(|i| first + i));
-        first += *count as u32;
-    }
-    Ok(Dataset {
-        transforms: Some(fitted),
-        ..Dataset::in_memory(all.select(&training), all.select(&evaluation))?
-    })
+/// Samples that lie class by class.
+pub(super) struct Sorted {
+    /// The number of each sample's class; 0 in a prediction.
+    pub(super) labels: Vec<u32>,
+    /// The meaning of the labels.
+    pub(super) transforms: Fitted,
+    /// The samples to train on.
+    pub(super) training: Vec<u32>,
+    /// The samples that are held out.
+    pub(super) evaluation: Vec<u32>,
 }
 
-/// Returns the number of each class, and the number of all classes.
-fn numbers(target: &Target, classes: &[(PathBuf, usize)]) -> Result<(Vec<u32>, u64), InputError> {
-    let Target::Class { numbers, count } = target else {
+impl Sorted {
+    /// Numbers the samples of several classes, which have these files or folders and numbers of samples. A share of each
+    /// class is held out, chosen by the job's seed. In an evaluation, classes have the numbers that they had in training;
+    /// in a prediction, all samples are held out, and their classes do not count.
+    ///
+    /// # Errors
+    /// [`InputError::Invalid`] if a class has less than two samples, or did not exist in training, or if there are more
+    /// samples than can be numbered.
+    pub(super) fn of(classes: &[(PathBuf, usize)], setup: &DataSetup) -> Result<Self, InputError> {
+        let samples = classes.iter().map(|(_, count)| count).sum();
+        countable(samples)?;
+        let transforms = match setup.purpose {
+            Purpose::Training => {
+                let names = classes.iter().map(|(path, _)| name_of(path));
+                Fitted::of_target(Target::Class {
+                    numbers: names.zip(0..).collect(),
+                    count: classes.len() as u64,
+                })
+            }
+            Purpose::Evaluation(fitted) => fitted.clone(),
+            Purpose::Prediction(fitted) => {
+                return Ok(Self {
+                    labels: vec![0; samples],
+                    transforms: fitted.clone(),
+                    training: vec![0],
+                    evaluation: (0u32..).take(samples).collect(),
+                });
+            }
+        };
+        let numbers = numbers(&transforms.target, classes)?;
+        let (mut training, mut evaluation) = (Vec::new(), Vec::new());
+        let mut first = 0;
+        for (number, (path, count)) in numbers.iter().zip(classes) {
+            let seed = setup.seed ^ u64::from(*number);
+            let (learn, hold) = split(*count, setup, seed, path)?;
+            training.extend(learn.iter().map(|i| first + i));
+            evaluation.extend(hold.iter().map(|i| first + i));
+            first += *count as u32;
+        }
+        let labels = numbers.iter().zip(classes);
+        let labels = labels.flat_map(|(number, (_, count))| repeat_n(*number, *count));
+        Ok(Self {
+            labels: labels.collect(),
+            transforms,
+            training,
+            evaluation,
+        })
+    }
+
+    /// Returns the target of samples with these labels.
+    pub(super) fn column(target: &Target, labels: Vec<u32>) -> Column {
+        match target {
+            Target::Class { count, .. } => Column::category(LABEL, labels, *count),
+            other => other.unknown(LABEL, labels.len()),
+        }
+    }
+
+    /// Returns a data set of all samples, which are in memory.
+    ///
+    /// # Errors
+    /// [`InputError::Invalid`] if there are not as many of them.
+    pub(super) fn in_memory(self, inputs: Column) -> Result<Dataset, InputError> {
+        let labels = Self::column(&self.transforms.target, self.labels);
+        let all = InMemory::new(vec![inputs], vec![labels])?;
+        Ok(Dataset {
+            transforms: Some(self.transforms),
+            ..Dataset::in_memory(all.select(&self.training), all.select(&self.evaluation))?
+        })
+    }
+}
+
+/// Returns the number of each class.
+fn numbers(target: &Target, classes: &[(PathBuf, usize)]) -> Result<Vec<u32>, InputError> {
+    let Target::Class { numbers, .. } = target else {
         return Err(InputError::Invalid(
             "the training had no classes; train again with this data, or name the run directory that belongs to it".to_owned(),
         ));
@@ -84,8 +116,7 @@ fn numbers(target: &Target, classes: &[(PathBuf, usize)]) -> Result<(Vec<u32>, u
             ))
         })
     };
-    let found = classes.iter().map(number).collect::<Result<_, _>>()?;
-    Ok((found, *count))
+    classes.iter().map(number).collect()
 }
 
 /// Returns the name of a class: that of its folder, or of its file without the extension.

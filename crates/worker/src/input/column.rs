@@ -290,6 +290,25 @@ impl Column {
         }
     }
 
+    /// Appends a column of the same field.
+    pub(super) fn append(&mut self, more: Self) {
+        let end = self.values.len();
+        match (&mut self.values, more.values) {
+            (Values::U8(values), Values::U8(more)) => values.extend(more),
+            (Values::F16(values), Values::F16(more)) => values.extend(more),
+            (Values::F32(values), Values::F32(more)) => values.extend(more),
+            (Values::U32(values), Values::U32(more)) => values.extend(more),
+            (Values::I64(values), Values::I64(more)) => values.extend(more),
+            _ => unreachable!("columns of one field have one type"),
+        }
+        if let (Some(offsets), Some(more)) = (&mut self.offsets, more.offsets) {
+            offsets.extend(more.into_iter().skip(1).map(|offset| end + offset));
+        }
+        if let (Some(weights), Some(more)) = (&mut self.weights, more.weights) {
+            weights.extend(more);
+        }
+    }
+
     /// Hands the content to `hash`, as the data's digest has it.
     pub(super) fn digest(&self, hash: &mut dyn FnMut(&[u8])) {
         match &self.values {

@@ -7,14 +7,19 @@
 //! hash, below `data.options.buckets` (100,000 by default): the hash of the field's number and the text; a missing one is a
 //! text of its own.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use super::chunks::{self, Decode, Files, Format, Part};
 use super::column::{Column, Values};
 use super::dataset::Dataset;
 use super::error::InputError;
+use super::files;
+use super::fitted::Fitted;
 use super::hash::hash;
+use super::held_out::HeldOut;
+use super::lines::{Lines, Text, TextFiles};
 use super::memory::InMemory;
-use super::place;
 use super::source::{DataSetup, Source};
 
 const NUMBERS: usize = 13;
@@ -26,9 +31,11 @@ const BUCKETS: u64 = 100_000;
 pub struct Criteo;
 
 impl Source for Criteo {
+    const STREAMS: bool = true;
+
     fn open(setup: &DataSetup) -> Result<Dataset, InputError> {
         setup.only(&["train", "test", "buckets"])?;
-        let parts = place::parts(setup, Path::to_owned)?;
+        let parts = files::parts(setup, Path::to_owned)?;
         let buckets = setup.whole_number("buckets")?.unwrap_or(BUCKETS);
         if buckets == 0 || buckets > u64::from(u32::MAX) {
             return Err(InputError::Invalid(format!(
@@ -36,26 +43,48 @@ impl Source for Criteo {
                 u32::MAX
             )));
         }
-        let all = read(&parts.training, buckets)?;
-        if let Some(path) = &parts.evaluation {
-            return Dataset::in_memory(all, read(path, buckets)?);
-        }
-        let begin = place::first_held_out(all.len(), setup, &parts.training)?;
-        let numbers: Vec<u32> = (0u32..).take(all.len()).collect();
-        let (training, evaluation) = numbers.split_at(begin);
-        Dataset::in_memory(all.select(training), all.select(evaluation))
+        let cut = |paths: &[PathBuf]| {
+            let files = files::open(setup, paths)?;
+            let size = chunks::size(setup, &files);
+            let lines = Lines::open(files, size, |_| true)?;
+            Ok::<_, InputError>(TextFiles::new(lines, move |text, samples| {
+                parse(text, samples, buckets)
+            }))
+        };
+        let evaluation = parts.evaluation.map(|path| cut(&[path])).transpose()?;
+        let files = Files {
+            training: cut(&parts.training)?,
+            evaluation,
+            place: &parts.place,
+        };
+        files.open(setup, HeldOut::Last, Clicks)
     }
 }
 
-fn read(path: &Path, buckets: u64) -> Result<InMemory, InputError> {
-    let text = place::read_text(path)?;
+/// Lines are parsed to samples, without anything to learn.
+struct Clicks;
+
+impl Format for Clicks {
+    type Parsed = InMemory;
+
+    fn learns(&self) -> bool {
+        false
+    }
+
+    fn learn(&mut self, _: &InMemory, _: Part) -> Result<(), InputError> {
+        Ok(())
+    }
+
+    fn finish(self) -> Result<(Decode<InMemory>, Option<Fitted>), InputError> {
+        Ok((Arc::new(|samples: &InMemory| Ok(samples.clone())), None))
+    }
+}
+
+fn parse(text: &Text, samples: &[u32], buckets: u64) -> Result<InMemory, InputError> {
     let (mut labels, mut numbers, mut categories) = (Vec::new(), Vec::new(), Vec::new());
-    for (line, row) in (1..).zip(text.lines()) {
-        let wrong = |problem: String| InputError::Line {
-            path: path.to_owned(),
-            line,
-            problem,
-        };
+    for (sample, line) in text.lines(samples).enumerate() {
+        let row = line?;
+        let wrong = |problem: String| text.rows(&samples[sample..=sample]).place(0).wrong(problem);
         let fields: Vec<&str> = row.split('\t').collect();
         if fields.len() != FIELDS {
             return Err(wrong(format!(
@@ -89,13 +118,6 @@ fn read(path: &Path, buckets: u64) -> Result<InMemory, InputError> {
             }
             categories.push((hash(field, text) % buckets) as u32);
         }
-    }
-    if labels.is_empty() {
-        return Err(InputError::Line {
-            path: path.to_owned(),
-            line: 1,
-            problem: "there is no sample".to_owned(),
-        });
     }
     let numbers = Column::numbers("numbers", vec![NUMBERS], numbers);
     let categories = Column::values("categories", vec![CATEGORIES], Values::U32(categories));

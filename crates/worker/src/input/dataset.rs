@@ -76,24 +76,6 @@ impl fmt::Debug for Dataset {
 }
 
 impl Dataset {
-    /// Writes the parameters of columns and the names of classes beside a file of weights. For data without either,
-    /// removes those of an earlier run.
-    ///
-    /// # Errors
-    /// [`InputError::Unwritable`].
-    pub(crate) fn save_transforms(&self, weights: &Path) -> Result<(), InputError> {
-        let path = weights.with_file_name(run_dir::TRANSFORMS);
-        match &self.transforms {
-            Some(fitted) => fitted.save(&path),
-            None => match std::fs::remove_file(&path) {
-                Err(source) if source.kind() != io::ErrorKind::NotFound => {
-                    Err(InputError::Unwritable { path, source })
-                }
-                _ => Ok(()),
-            },
-        }
-    }
-
     /// Returns the SHA-256 of all samples, by which the coordinator knows whether workers have the same data. It is
     /// empty for data that is not compared.
     pub fn digest(&self) -> Bytes {
@@ -109,6 +91,27 @@ impl Dataset {
             true => Bytes::copy_from_slice(&hash.finalize()),
             false => Bytes::new(),
         }
+    }
+}
+
+/// Writes the parameters of columns and the names of classes beside a file of weights. For data without either, removes
+/// those of an earlier run.
+///
+/// # Errors
+/// [`InputError::Unwritable`].
+pub(crate) fn save_transforms(
+    transforms: Option<&Fitted>,
+    weights: &Path,
+) -> Result<(), InputError> {
+    let path = weights.with_file_name(run_dir::TRANSFORMS);
+    match transforms {
+        Some(fitted) => fitted.save(&path),
+        None => match std::fs::remove_file(&path) {
+            Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                Err(InputError::Unwritable { path, source })
+            }
+            _ => Ok(()),
+        },
     }
 }
 

@@ -1,13 +1,13 @@
 //! The parameters of a table's columns, computed from the training samples: means, deviations, edges of buckets,
 //! vocabularies, labels.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::HashSet;
 use std::ffi::OsString;
 use std::io;
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
-use shared_proto::job::{ColumnType, Transform};
+use shared_proto::job::ColumnType;
 
 use super::column::Column;
 use super::error::InputError;
@@ -16,10 +16,7 @@ use super::table::{Cells, NUMBERS, Table};
 use super::target::Target;
 
 /// The form of the file; another one is refused.
-const FORM: u32 = 1;
-
-/// The buckets of a number column, unless the job says otherwise.
-const BUCKETS: u64 = 10;
+pub(super) const FORM: u32 = 1;
 
 /// The parameters of a table's columns: means, deviations, edges of buckets, vocabularies, labels. Data of files or folders
 /// for each class has labels alone. They depend on the
@@ -28,7 +25,7 @@ const BUCKETS: u64 = 10;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Fitted {
-    form: u32,
+    pub(super) form: u32,
     /// The inputs, in the order of the file.
     pub columns: Vec<FittedColumn>,
     /// The meaning of the labels.
@@ -85,20 +82,6 @@ pub enum Rule {
 }
 
 impl Fitted {
-    /// Fits the columns of a table to the samples with these numbers.
-    pub(super) fn to(table: &Table, training: &[u32], target: Target) -> Self {
-        let column = |(name, kind, cells): (&str, &ColumnType, &Cells)| FittedColumn {
-            name: name.to_owned(),
-            date: matches!(kind, ColumnType::Date { .. }),
-            rule: Rule::to(kind, cells, training),
-        };
-        Self {
-            form: FORM,
-            columns: table.inputs().map(column).collect(),
-            target,
-        }
-    }
-
     /// Returns the parameters of data without columns: the meaning of its labels.
     pub(super) fn of_target(target: Target) -> Self {
         Self {
@@ -119,7 +102,7 @@ impl Fitted {
         for ((name, _, cells), column) in table.inputs().zip(&self.columns) {
             match column.rule.ids(cells) {
                 Some((ids, count)) => inputs.push(Column::category(name, ids, count)),
-                None => numbers.push(column.numbers(cells)?),
+                None => numbers.push(column.numbers(cells, table)?),
             }
         }
         if !numbers.is_empty() {
@@ -138,14 +121,13 @@ impl Fitted {
             let (found, expected) = (found.join(", "), expected.join(", "));
             let what =
                 format!("the columns {found} were found; {expected} were expected, as in training");
-            return Err(table.wrong(1, what));
+            return Err(table.header_place().wrong(what));
         }
         let mut columns = table.inputs().zip(&self.columns);
         match columns.find(|((_, kind, cells), column)| !column.reads(kind, cells)) {
-            Some(((name, ..), _)) => Err(table.wrong(
-                1,
-                format!("column {name:?} has another type in `data.columns` than in training"),
-            )),
+            Some(((name, ..), _)) => Err(table.header_place().wrong(format!(
+                "column {name:?} has another type in `data.columns` than in training"
+            ))),
             None => Ok(()),
         }
     }
@@ -239,7 +221,7 @@ impl FittedColumn {
     }
 
     /// Returns the numbers of the cells.
-    fn numbers(&self, cells: &Cells) -> Result<Vec<f32>, InputError> {
+    fn numbers(&self, cells: &Cells, table: &Table) -> Result<Vec<f32>, InputError> {
         let Cells::Numbers(cells) = cells else {
             unreachable!("texts become ids");
         };
@@ -247,10 +229,9 @@ impl FittedColumn {
             let number = self.rule.number(*cell) as f32;
             match number.is_finite() {
                 true => Ok(number),
-                false => Err(InputError::Invalid(format!(
-                    "column {:?} holds {cell} in sample {}, which is too far from the training samples to be standardised; check it, or set the column's transform to \"log\" or \"none\"",
-                    self.name,
-                    sample + 1
+                false => Err(table.place(sample).wrong(format!(
+                    "column {:?} holds {cell}, which is too far from the training samples to be standardised; check it, or set the column's transform to \"log\" or \"none\"",
+                    self.name
                 ))),
             }
         };
@@ -259,48 +240,6 @@ impl FittedColumn {
 }
 
 impl Rule {
-    fn to(kind: &ColumnType, cells: &Cells, training: &[u32]) -> Self {
-        match cells {
-            Cells::Numbers(cells) => {
-                let numbers = training.iter().map(|sample| cells[*sample as usize]);
-                Self::of_numbers(kind, numbers)
-            }
-            Cells::Texts(cells) => {
-                if let ColumnType::Category { buckets: Some(n) } = kind {
-                    return Self::Hash { buckets: *n };
-                }
-                let text = |sample: &u32| &cells.texts[cells.samples[*sample as usize] as usize].0;
-                let texts: BTreeSet<&String> = training.iter().map(text).collect();
-                Self::Vocabulary {
-                    texts: texts.into_iter().cloned().collect(),
-                }
-            }
-        }
-    }
-
-    fn of_numbers(kind: &ColumnType, numbers: impl Iterator<Item = f64> + Clone) -> Self {
-        let (transform, buckets) = match kind {
-            ColumnType::Number { transform, buckets } | ColumnType::Date { transform, buckets } => {
-                (*transform, buckets.unwrap_or(BUCKETS))
-            }
-            ColumnType::Category { .. } | ColumnType::Ignore {} => (Transform::None, BUCKETS),
-        };
-        match transform {
-            Transform::None => Self::Number {},
-            Transform::Standardise => {
-                let (mean, deviation) = moments(numbers);
-                Self::Standardise { mean, deviation }
-            }
-            Transform::Log => {
-                let (mean, deviation) = moments(numbers.map(log));
-                Self::Log { mean, deviation }
-            }
-            Transform::Bucket => Self::Bucket {
-                edges: edges(numbers.collect(), buckets),
-            },
-        }
-    }
-
     /// Returns a number as the model gets it.
     fn number(&self, number: f64) -> f64 {
         match self {
@@ -331,38 +270,7 @@ impl Rule {
     }
 }
 
-fn log(number: f64) -> f64 {
+/// Returns the logarithm that [`Rule::Log`] takes.
+pub(super) fn log(number: f64) -> f64 {
     number.signum() * number.abs().ln_1p()
-}
-
-/// Returns mean and standard deviation. Numbers that are all the same have the deviation 1.
-fn moments(numbers: impl Iterator<Item = f64> + Clone) -> (f64, f64) {
-    let count = numbers.clone().count() as f64;
-    let first = numbers.clone().next().unwrap_or(0.0);
-    if numbers.clone().all(|number| number == first) {
-        return (first, 1.0);
-    }
-    let mean = numbers.clone().sum::<f64>() / count;
-    let squares: f64 = numbers.map(|number| (number - mean).powi(2)).sum();
-    match (squares / count).sqrt() {
-        // The squares of the smallest differences are 0.
-        0.0 => (mean, 1.0),
-        deviation => (mean, deviation),
-    }
-}
-
-/// Returns the edges between so many buckets of about equally many numbers; fewer where numbers occur often.
-fn edges(mut numbers: Vec<f64>, buckets: u64) -> Vec<f64> {
-    numbers.sort_unstable_by(f64::total_cmp);
-    let count = numbers.len() as u64;
-    // More buckets than numbers would have no numbers between them.
-    let buckets = buckets.min(count);
-    let edge = |bucket: u64| {
-        numbers[(u128::from(bucket) * u128::from(count) / u128::from(buckets)) as usize]
-    };
-    let mut edges: Vec<f64> = (1..buckets).map(edge).collect();
-    edges.dedup();
-    // An edge at the lowest number has nothing below it.
-    edges.retain(|edge| *edge > numbers[0]);
-    edges
 }

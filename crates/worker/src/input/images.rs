@@ -6,17 +6,20 @@
 //! held out (`data.held_out`), chosen by the job's seed.
 
 use std::fs::{self, File};
-use std::io::BufReader;
+use std::io::{BufRead, BufReader, Cursor, Seek};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use image::imageops::FilterType;
 use image::{DynamicImage, ImageDecoder, ImageError, ImageReader};
 
-use super::classes::dataset;
+use super::chunks::{self, Chunk, Chunks};
+use super::classes::Sorted;
 use super::column::Column;
 use super::dataset::Dataset;
 use super::error::InputError;
-use super::place;
+use super::files;
+use super::memory::InMemory;
 use super::source::{DataSetup, Purpose, Source};
 
 /// The largest side of a picture, in a file or as `data.options.size`.
@@ -26,6 +29,8 @@ const MOST: u32 = 1 << 14;
 pub struct Images;
 
 impl Source for Images {
+    const STREAMS: bool = true;
+
     fn open(setup: &DataSetup) -> Result<Dataset, InputError> {
         setup.only(&["size"])?;
         let size = setup.whole_number("size")?;
@@ -40,17 +45,94 @@ impl Source for Images {
         };
         let pictures = classes.iter().flat_map(|(_, files)| files);
         let shape = Shape::of(pictures.clone(), size.map(|size| size as u32))?;
-        let mut pixels = Vec::new();
-        for path in pictures {
-            pixels.extend(shape.pixels(path)?);
+        let files: Vec<PathBuf> = pictures.cloned().collect();
+        let counts = classes.into_iter().map(|(folder, of)| (folder, of.len()));
+        let sorted = Sorted::of(&counts.collect::<Vec<_>>(), setup)?;
+        if setup.settings.stream {
+            return stream(setup, files, shape, sorted);
         }
-        let sizes = vec![shape.channels, shape.rows as usize, shape.columns as usize];
-        let image = Column::bytes("image", sizes, pixels, 255.0);
-        let counts: Vec<_> = classes
-            .into_iter()
-            .map(|(folder, files)| (folder, files.len()))
-            .collect();
-        dataset(image, &counts, setup)
+        let mut pixels = Vec::new();
+        for path in &files {
+            pixels.extend(shape.pixels(path, files::read(path)?)?);
+        }
+        sorted.in_memory(shape.column(pixels))
+    }
+}
+
+/// Leaves the pictures in their files. Each is a chunk.
+fn stream(
+    setup: &DataSetup,
+    files: Vec<PathBuf>,
+    shape: Shape,
+    sorted: Sorted,
+) -> Result<Dataset, InputError> {
+    let Sorted {
+        labels,
+        transforms,
+        training,
+        evaluation,
+    } = sorted;
+    let chunk = |path: &PathBuf| {
+        let found = fs::metadata(path).map_err(files::unreadable(path))?;
+        Ok(Chunk {
+            samples: 1,
+            bytes: found.len(),
+        })
+    };
+    let chunks = files.iter().map(chunk).collect::<Result<_, InputError>>()?;
+    let target = transforms.target.clone();
+    let decode = move |(pixels, label): &(Vec<u8>, u32)| {
+        let label = Sorted::column(&target, vec![*label]);
+        InMemory::new(vec![shape.column(pixels.clone())], vec![label])
+    };
+    let pictures = Arc::new(Pictures {
+        files,
+        chunks,
+        labels,
+        shape,
+    });
+    let (training, evaluation) = ((pictures.clone(), training), (pictures, evaluation));
+    chunks::streamed(
+        setup,
+        training,
+        evaluation,
+        Arc::new(decode),
+        Some(transforms),
+    )
+}
+
+/// Pictures in files.
+struct Pictures {
+    files: Vec<PathBuf>,
+    chunks: Vec<Chunk>,
+    labels: Vec<u32>,
+    shape: Shape,
+}
+
+impl Chunks for Pictures {
+    /// The number of a picture, and its file's content.
+    type Raw = (usize, Vec<u8>);
+    /// A picture's bytes, and its label.
+    type Parsed = (Vec<u8>, u32);
+
+    fn chunks(&self) -> &[Chunk] {
+        &self.chunks
+    }
+
+    fn read(&self, chunk: usize) -> Result<Self::Raw, InputError> {
+        Ok((chunk, files::read(&self.files[chunk])?))
+    }
+
+    fn parse(&self, (chunk, content): &Self::Raw, _: &[u32]) -> Result<Self::Parsed, InputError> {
+        let pixels = self.shape.pixels(&self.files[*chunk], content.clone())?;
+        Ok((pixels, self.labels[*chunk]))
+    }
+
+    fn digest(&self, hash: &mut dyn FnMut(&[u8])) {
+        for (path, chunk) in self.files.iter().zip(&self.chunks) {
+            hash(path.file_name().unwrap_or_default().as_encoded_bytes());
+            hash(&chunk.bytes.to_le_bytes());
+        }
     }
 }
 
@@ -96,7 +178,7 @@ fn folders(folder: &Path) -> Result<Vec<PathBuf>, InputError> {
 
 /// Returns the files in a folder, in the order of their names. Names that begin with a dot do not count.
 fn pictures(folder: PathBuf) -> Result<Vec<PathBuf>, InputError> {
-    let mut files = place::files(&folder)?;
+    let mut files = files::in_folder(&folder)?;
     files.retain(|path| !is_hidden(path));
     match files.is_empty() {
         false => Ok(files),
@@ -113,6 +195,7 @@ fn is_hidden(path: &Path) -> bool {
 }
 
 /// The shape of all pictures.
+#[derive(Clone, Copy)]
 struct Shape {
     channels: usize,
     rows: u32,
@@ -155,9 +238,16 @@ impl Shape {
         })
     }
 
-    /// Returns a picture's bytes, channel by channel and row by row.
-    fn pixels(&self, path: &Path) -> Result<Vec<u8>, InputError> {
-        let mut picture = open(path)?.decode().map_err(|e| wrong(path, &e))?;
+    /// Returns pictures as an input.
+    fn column(&self, pixels: Vec<u8>) -> Column {
+        let sizes = vec![self.channels, self.rows as usize, self.columns as usize];
+        Column::bytes("image", sizes, pixels, 255.0)
+    }
+
+    /// Returns the bytes of the picture in a file with this content, channel by channel and row by row.
+    fn pixels(&self, path: &Path, content: Vec<u8>) -> Result<Vec<u8>, InputError> {
+        let reader = limited(path, ImageReader::new(Cursor::new(content)))?;
+        let mut picture = reader.decode().map_err(|e| wrong(path, &e))?;
         if (picture.width(), picture.height()) != (self.columns, self.rows) {
             picture = picture.resize_exact(self.columns, self.rows, FilterType::Triangle);
         }
@@ -173,12 +263,17 @@ impl Shape {
 }
 
 fn open(path: &Path) -> Result<ImageReader<BufReader<File>>, InputError> {
-    let unreadable = |source| InputError::Unreadable {
-        path: path.to_owned(),
-        source,
-    };
-    let reader = ImageReader::open(path).map_err(unreadable)?;
-    let mut reader = reader.with_guessed_format().map_err(unreadable)?;
+    let reader = ImageReader::open(path).map_err(files::unreadable(path))?;
+    limited(path, reader)
+}
+
+/// Returns a reader that refuses pictures that are too large.
+fn limited<R: BufRead + Seek>(
+    path: &Path,
+    reader: ImageReader<R>,
+) -> Result<ImageReader<R>, InputError> {
+    let guessed = reader.with_guessed_format();
+    let mut reader = guessed.map_err(files::unreadable(path))?;
     let mut limits = image::Limits::default();
     limits.max_image_width = Some(MOST);
     limits.max_image_height = Some(MOST);

@@ -6,15 +6,21 @@
 //! features (by default, those up to the highest index of the training file); `sparse = true` hands out indices and values instead of rows,
 //! which is the default beyond 1,024 features.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+use std::sync::Arc;
 
+use super::chunks::{self, Decode, Files, Format, Part};
 use super::column::{Column, Values};
 use super::dataset::Dataset;
 use super::error::InputError;
+use super::files;
+use super::fitted::Fitted;
+use super::held_out::HeldOut;
+use super::lines::{Lines, Text, TextFiles};
 use super::memory::InMemory;
-use super::place::{self, Parts};
 use super::source::{DataSetup, Source};
-use super::target::Target;
+use super::table::Rows as Places;
+use super::target::{Labels, Target};
 use super::texts::Texts;
 
 /// With more features than this, samples are sparse.
@@ -27,112 +33,146 @@ const MOST_FEATURES: u64 = u32::MAX as u64;
 pub struct LibSvm;
 
 impl Source for LibSvm {
+    const STREAMS: bool = true;
+
     fn open(setup: &DataSetup) -> Result<Dataset, InputError> {
         setup.only(&["train", "test", "width", "sparse"])?;
-        let parts = place::parts(setup, |file| {
+        let parts = files::parts(setup, |file| {
             let name = file.to_string_lossy();
             let twin = name
                 .strip_suffix(".train")
                 .map(|stem| format!("{stem}.test"));
             twin.unwrap_or_else(|| format!("{name}.t")).into()
         })?;
-        let training = File::read(&parts.training)?;
-        let evaluation = parts.evaluation.as_deref().map(File::read).transpose()?;
-        let options = Options::of(setup, &training, evaluation.as_ref())?;
-        let kind = setup.settings.target;
-        let wrong = |line, problem| training.wrong(line, problem);
-        let target = Target::of(&training.labels, kind, true, &wrong)?;
-        let all = training.samples(&options, &target)?;
-        let Some(evaluation) = evaluation else {
-            let Parts { training: path, .. } = parts;
-            let (training, evaluation) = place::hold_out(&all, setup, &path)?;
-            return Dataset::in_memory(training, evaluation);
+        let cut = |paths: &[PathBuf]| {
+            let files = files::open(setup, paths)?;
+            let size = chunks::size(setup, &files);
+            Ok::<_, InputError>(TextFiles::new(
+                Lines::open(files, size, is_sample)?,
+                Samples::parse,
+            ))
         };
-        Dataset::in_memory(all, evaluation.samples(&options, &target)?)
+        let width = setup.whole_number("width")?;
+        if let Some(width) = width.filter(|width| !(1..=MOST_FEATURES).contains(width)) {
+            return Err(InputError::Invalid(format!(
+                "`data.options.width` is {width}, but must be at least 1 and at most {MOST_FEATURES}"
+            )));
+        }
+        let format = Features {
+            width,
+            sparse: setup.truth("sparse")?,
+            labels: Labels::of(setup.settings.target, true),
+            lowest: None,
+            highest: None,
+        };
+        let evaluation = parts.evaluation.map(|path| cut(&[path])).transpose()?;
+        let files = Files {
+            training: cut(&parts.training)?,
+            evaluation,
+            place: &parts.place,
+        };
+        files.open(setup, HeldOut::Random, format)
+    }
+}
+
+/// Returns whether a line has more than a comment.
+fn is_sample(line: &[u8]) -> bool {
+    let first = line.iter().find(|byte| !byte.is_ascii_whitespace());
+    first.is_some_and(|byte| *byte != b'#')
+}
+
+/// The features and labels of all samples, as they pass by.
+struct Features {
+    /// The number of features, if the job gives it.
+    width: Option<u64>,
+    /// Whether samples are sparse, if the job says it.
+    sparse: Option<bool>,
+    /// The labels of the files to train on.
+    labels: Labels,
+    /// The lowest index of all files.
+    lowest: Option<u32>,
+    /// The highest index of the files to train on.
+    highest: Option<u32>,
+}
+
+impl Format for Features {
+    type Parsed = Samples;
+
+    fn learn(&mut self, samples: &Samples, part: Part) -> Result<(), InputError> {
+        let lowest = samples.indices.iter().min().copied();
+        self.lowest = [self.lowest, lowest].into_iter().flatten().min();
+        if let Part::Training(_) = part {
+            self.highest = self.highest.max(samples.indices.iter().max().copied());
+            self.labels.note(&samples.labels);
+        }
+        Ok(())
+    }
+
+    fn finish(self) -> Result<(Decode<Samples>, Option<Fitted>), InputError> {
+        let target = self.labels.target()?;
+        let first = u32::from(self.lowest != Some(0));
+        let highest = self.highest.unwrap_or(first);
+        let found = u64::from(highest) + 1 - u64::from(first);
+        let width = self.width.unwrap_or(found) as usize;
+        let columns = Columns {
+            first,
+            width,
+            sparse: self.sparse.unwrap_or(width > MOST_DENSE),
+        };
+        let decode = move |samples: &Samples| samples.columns(&columns, &target);
+        Ok((Arc::new(decode), None))
     }
 }
 
 /// How features become columns.
-struct Options {
+struct Columns {
     /// The index of the first feature.
     first: u32,
     width: usize,
     sparse: bool,
 }
 
-impl Options {
-    fn of(
-        setup: &DataSetup,
-        training: &File,
-        evaluation: Option<&File>,
-    ) -> Result<Self, InputError> {
-        let mut files = [Some(training), evaluation].into_iter().flatten();
-        let first = u32::from(!files.any(|file| file.indices.contains(&0)));
-        let highest = training.indices.iter().max().copied().unwrap_or(first);
-        let found = u64::from(highest) + 1 - u64::from(first);
-        let width = setup.whole_number("width")?.unwrap_or(found);
-        if width == 0 || width > MOST_FEATURES {
-            return Err(InputError::Invalid(format!(
-                "`data.options.width` is {width}, but must be at least 1 and at most {MOST_FEATURES}"
-            )));
-        }
-        let width = width as usize;
-        Ok(Self {
-            first,
-            width,
-            sparse: setup.truth("sparse")?.unwrap_or(width > MOST_DENSE),
-        })
-    }
-}
-
-/// A file's content.
-struct File {
-    path: PathBuf,
+/// Samples as a file has them.
+struct Samples {
+    places: Places,
     labels: Texts,
-    /// The line of each sample.
-    lines: Vec<u64>,
     /// The place in `indices` at which each sample begins, and the end of the last one.
     offsets: Vec<usize>,
     indices: Vec<u32>,
     values: Vec<f32>,
 }
 
-impl File {
-    fn read(path: &Path) -> Result<Self, InputError> {
-        let text = place::read_text(path)?;
-        let mut file = Self {
-            path: path.to_owned(),
+impl Samples {
+    fn parse(text: &Text, samples: &[u32]) -> Result<Self, InputError> {
+        let mut parsed = Self {
+            places: text.rows(samples),
             labels: Texts::default(),
-            lines: Vec::new(),
             offsets: vec![0],
             indices: Vec::new(),
             values: Vec::new(),
         };
-        for (line, row) in (1..).zip(text.lines()) {
+        for (sample, line) in text.lines(samples).enumerate() {
             // A comment may end a line.
-            let row = row.split('#').next().unwrap_or_default();
+            let row = line?.split('#').next().unwrap_or_default();
             let mut fields = row.split_ascii_whitespace();
             if let Some(label) = fields.next() {
-                file.read_row(line, label, fields)?;
+                parsed.read_row(sample, label, fields)?;
             }
         }
-        match file.labels.is_empty() {
-            true => Err(file.wrong(1, "there is no sample".to_owned())),
-            false => Ok(file),
-        }
+        Ok(parsed)
     }
 
     fn read_row<'a>(
         &mut self,
-        line: u64,
+        sample: usize,
         label: &str,
         fields: impl Iterator<Item = &'a str>,
     ) -> Result<(), InputError> {
+        let wrong = |problem: String| Err(self.places.place(sample).wrong(problem));
         if label.contains(':') {
-            return Err(self.wrong(line, format!("{label:?} stands where the label belongs")));
+            return wrong(format!("{label:?} stands where the label belongs"));
         }
-        self.labels.push_label(label, line);
-        self.lines.push(line);
+        self.labels.push_label(label, || self.places.place(sample));
         let begin = self.indices.len();
         for field in fields {
             let parsed = field.split_once(':').and_then(|(index, value)| {
@@ -140,18 +180,14 @@ impl File {
                 Some((index.parse().ok()?, value)).filter(|_| value.is_finite())
             });
             let Some((index, value)) = parsed else {
-                return Err(self.wrong(
-                    line,
-                    format!("{field:?} was found; an index and a finite number were expected, as in 3:0.5"),
+                return wrong(format!(
+                    "{field:?} was found; an index and a finite number were expected, as in 3:0.5"
                 ));
             };
-            if self.indices[begin..]
-                .last()
-                .is_some_and(|last| *last >= index)
-            {
-                return Err(self.wrong(
-                    line,
-                    format!("index {index} comes after a higher or an equal one; sort the indices of a sample"),
+            let last = self.indices[begin..].last();
+            if last.is_some_and(|last| *last >= index) {
+                return wrong(format!(
+                    "index {index} comes after a higher or an equal one; sort the indices of a sample"
                 ));
             }
             self.indices.push(index);
@@ -161,22 +197,19 @@ impl File {
         Ok(())
     }
 
-    fn samples(&self, options: &Options, target: &Target) -> Result<InMemory, InputError> {
-        let (first, width) = (options.first, options.width);
+    fn columns(&self, columns: &Columns, target: &Target) -> Result<InMemory, InputError> {
+        let (first, width) = (columns.first, columns.width);
         let place = |index: u32| index.checked_sub(first).map(|i| i as usize);
-        for (row, line) in self.offsets.windows(2).zip(&self.lines) {
+        for (sample, row) in self.offsets.windows(2).enumerate() {
             let mut indices = self.indices[row[0]..row[1]].iter();
             let beyond = |index: &&u32| place(**index).is_none_or(|i| i >= width);
             if let Some(index) = indices.find(beyond) {
-                return Err(self.wrong(
-                    *line,
-                    format!(
-                        "index {index} is not among the {width} features from {first} on; set data.options.width to the number of features"
-                    ),
-                ));
+                return Err(self.places.place(sample).wrong(format!(
+                    "index {index} is not among the {width} features from {first} on; set data.options.width to the number of features"
+                )));
             }
         }
-        let features = if options.sparse {
+        let features = if columns.sparse {
             let indices = self.indices.iter().map(|index| index - first).collect();
             let values = Some(self.values.clone());
             let offsets = self.offsets.clone();
@@ -188,7 +221,7 @@ impl File {
                 Some(width as u64),
             )
         } else {
-            let mut rows = vec![0.0; self.lines.len() * width];
+            let mut rows = vec![0.0; (self.offsets.len() - 1) * width];
             for (row, ends) in rows.chunks_exact_mut(width).zip(self.offsets.windows(2)) {
                 for at in ends[0]..ends[1] {
                     row[(self.indices[at] - first) as usize] = self.values[at];
@@ -196,16 +229,7 @@ impl File {
             }
             Column::numbers("features", vec![width], rows)
         };
-        let wrong = |line, problem| self.wrong(line, problem);
-        let target = target.column("label", &self.labels, &wrong)?;
+        let target = target.column("label", &self.labels)?;
         InMemory::new(vec![features], vec![target])
-    }
-
-    fn wrong(&self, line: u64, problem: String) -> InputError {
-        InputError::Line {
-            path: self.path.clone(),
-            line,
-            problem,
-        }
     }
 }

@@ -157,6 +157,26 @@ impl InMemory {
         }
     }
 
+    /// Appends samples with the same fields.
+    ///
+    /// # Errors
+    /// [`InputError::Invalid`] if the fields differ, or if there are more samples than can be numbered.
+    pub(super) fn append(&mut self, more: Self) -> Result<(), InputError> {
+        check_equal(&self.signature(), &more.signature())?;
+        countable(self.count + more.count)?;
+        let columns = self.inputs.iter_mut().chain(&mut self.targets);
+        for (column, more) in columns.zip(more.inputs.into_iter().chain(more.targets)) {
+            column.append(more);
+        }
+        if self.weights.is_some() || more.weights.is_some() {
+            let weights = self.weights.get_or_insert_with(|| vec![1.0; self.count]);
+            weights.extend(more.weights.unwrap_or_else(|| vec![1.0; more.count]));
+        }
+        self.count += more.count;
+        self.order = None;
+        Ok(())
+    }
+
     /// Returns the number of the sample at each position of an order.
     fn order(&mut self, order: Order) -> &[u32] {
         let samples = self.len();
@@ -183,6 +203,30 @@ pub(super) fn countable(samples: usize) -> Result<(), InputError> {
     }
 }
 
+/// Checks that the samples of both parts of a data set have the same fields.
+///
+/// # Errors
+/// [`InputError::Invalid`] names the first field that differs.
+pub(super) fn check_equal(training: &Signature, held_out: &Signature) -> Result<(), InputError> {
+    if training == held_out {
+        return Ok(());
+    }
+    let all = |s: &Signature| [s.inputs.clone(), s.targets.clone()].concat();
+    let (ours, theirs) = (all(training), all(held_out));
+    let differs = |(ours, theirs): &(&Field, &Field)| ours != theirs;
+    let named = ours.iter().zip(&theirs).find(differs);
+    Err(InputError::Invalid(match named {
+        Some((ours, theirs)) => format!(
+            "samples to train on have {ours}, those held out {theirs}; give them the same fields"
+        ),
+        None => format!(
+            "samples to train on have {} fields, those held out {}; give them the same",
+            ours.len(),
+            theirs.len()
+        ),
+    }))
+}
+
 impl Dataset {
     /// Returns a data set of samples in memory.
     ///
@@ -196,23 +240,8 @@ impl Dataset {
                 )));
             }
         }
-        let (signature, held_out) = (training.signature(), evaluation.signature());
-        let all = |s: &Signature| [s.inputs.clone(), s.targets.clone()].concat();
-        let (ours, theirs) = (all(&signature), all(&held_out));
-        if signature != held_out {
-            let differs = |(ours, theirs): &(&Field, &Field)| ours != theirs;
-            let named = ours.iter().zip(&theirs).find(differs);
-            return Err(InputError::Invalid(match named {
-                Some((ours, theirs)) => format!(
-                    "samples to train on have {ours}, those held out {theirs}; give them the same fields"
-                ),
-                None => format!(
-                    "samples to train on have {} fields, those held out {}; give them the same",
-                    ours.len(),
-                    theirs.len()
-                ),
-            }));
-        }
+        let signature = training.signature();
+        check_equal(&signature, &evaluation.signature())?;
         Ok(Self {
             signature,
             training: Box::new(training),

@@ -10,13 +10,15 @@
 //! - `field`: the parts of a sample, by name
 //! - `column`, `memory`: samples that are held in memory, column by column
 //! - `pictures`: samples that are pictures, resized, normalised, and varied in training
-//! - `tabular`, `table`: columns by their types, of [`Csv`] and [`Parquet`]; `fitted`: what they are fitted to; `texts`,
-//!   `hash`, `date`: their cells
-//! - `classes`: samples in a file or a folder for each class
-//! - `place`: files, and samples that are held out; `target`: labels
+//! - `files`: where files are, and their bytes; `held_out`: samples that are held out of them; `place`: a place in a file
+//! - `chunks`: files that are read in parts; `stream`: samples that are read anew in each pass; `lines`: files of text
+//! - `tabular`, `table`: columns by their types, of [`Csv`] and [`Parquet`]; `fitting`: how they are fitted to the training
+//!   samples, and `fitted`: the result; `texts`, `hash`, `date`: their cells
+//! - `classes`: samples in a file or a folder for each class; `target`: labels
 //! - `error`: the errors of all of these
 
 mod batch;
+mod chunks;
 mod cifar;
 mod classes;
 mod column;
@@ -27,11 +29,15 @@ mod date;
 mod digits;
 mod error;
 mod field;
+mod files;
 mod fitted;
+mod fitting;
 mod hash;
+mod held_out;
 mod idx;
 mod images;
 mod libsvm;
+mod lines;
 mod memory;
 mod npy;
 mod parquet;
@@ -39,6 +45,7 @@ pub(crate) mod pictures;
 mod place;
 mod random;
 mod source;
+mod stream;
 mod table;
 mod tabular;
 mod target;
@@ -49,8 +56,8 @@ pub use cifar::Cifar10;
 pub use column::{Column, Values};
 pub use criteo::Criteo;
 pub use csv::Csv;
-pub(crate) use dataset::read;
 pub use dataset::{Dataset, Order, Samples};
+pub(crate) use dataset::{read, save_transforms};
 pub use digits::Digits;
 pub use error::InputError;
 pub use field::{Field, Signature};

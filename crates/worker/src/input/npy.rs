@@ -11,11 +11,11 @@ use std::path::Path;
 
 use half::f16;
 
-use super::classes;
+use super::classes::Sorted;
 use super::column::Column;
 use super::dataset::Dataset;
 use super::error::InputError;
-use super::place;
+use super::files;
 use super::source::{DataSetup, Source};
 
 /// The source `npy`.
@@ -25,7 +25,7 @@ impl Source for Npy {
     fn open(setup: &DataSetup) -> Result<Dataset, InputError> {
         setup.only(&["most"])?;
         let folder = setup.dir()?;
-        let mut files = place::files(folder)?;
+        let mut files = files::in_folder(folder)?;
         files.retain(|path| path.extension().is_some_and(|extension| extension == "npy"));
         let Some((first, others)) = files.split_first() else {
             return Err(InputError::Missing {
@@ -42,7 +42,7 @@ impl Source for Npy {
             all.append(array, path)?;
         }
         let classes: Vec<_> = files.into_iter().zip(counts).collect();
-        classes::dataset(all.column(), &classes, setup)
+        Sorted::of(&classes, setup)?.in_memory(all.column())
     }
 }
 

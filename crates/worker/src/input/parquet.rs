@@ -1,12 +1,13 @@
 //! Parquet files: columns of numbers, texts and dates, one of them a label.
 //!
-//! `data.dir` is a folder with `train.parquet` and, perhaps, `test.parquet`, or a single file; `tabular` tells what
-//! becomes of the columns. They are flat: a list or a structure is refused, unless the job ignores it. Files may be
+//! `data.dir` is a folder with `train.parquet` and, perhaps, `test.parquet`, a single file, or a pattern of names;
+//! `tabular` tells what becomes of the columns. They are flat: a list or a structure is refused, unless the job ignores it. Files may be
 //! compressed with Snappy, gzip or LZ4.
 
 use std::fs::File;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use half::f16;
 use parquet::basic::{ConvertedType, LogicalType, TimeUnit};
@@ -15,12 +16,14 @@ use parquet::data_type::{AsBytes, DataType};
 use parquet::errors::ParquetError;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::schema::types::ColumnDescriptor;
-use shared_proto::job::Data;
 
+use super::chunks::{Chunk, Chunks};
 use super::dataset::Dataset;
 use super::error::InputError;
+use super::files::{self, DataFile};
+use super::place::{Place, Unit};
 use super::source::{DataSetup, Source};
-use super::table::{Labels, Places, Table, Value};
+use super::table::{Header, LabelColumn, Rows, Table, Value};
 use super::tabular;
 
 /// The rows of a column that are read at once.
@@ -32,79 +35,215 @@ const SECONDS_OF_A_DAY: f64 = 86_400.0;
 pub struct Parquet;
 
 impl Source for Parquet {
+    const STREAMS: bool = true;
+
     fn open(setup: &DataSetup) -> Result<Dataset, InputError> {
-        tabular::open(setup, "parquet", read)
+        tabular::open(setup, "parquet", |paths, labels| {
+            ParquetFiles::open(setup, paths, labels)
+        })
     }
 }
 
-fn read(path: &Path, settings: &Data, labels: Labels) -> Result<Table, InputError> {
-    let file = File::open(path).map_err(|source| InputError::Unreadable {
-        path: path.to_owned(),
-        source,
-    })?;
-    // The library panics on some damaged files (`damaged_files_are_refused` has such).
-    let table = catch_unwind(AssertUnwindSafe(|| read_file(file, path, settings, labels)));
-    table.unwrap_or_else(|_| Err(damaged(path, "its pages do not fit together")))
+/// Parquet files. Their row groups are the chunks.
+struct ParquetFiles {
+    files: Vec<Arc<Path>>,
+    header: Header,
+    groups: Vec<Group>,
+    chunks: Vec<Chunk>,
+    /// Hashes of the files' metadata, which have the places and sizes of all pages.
+    metadata: Vec<u32>,
 }
 
-fn read_file(
-    file: File,
-    path: &Path,
-    settings: &Data,
-    labels: Labels,
-) -> Result<Table, InputError> {
-    let broken = |error: ParquetError| damaged(path, &error.to_string());
-    let reader = SerializedFileReader::new(file).map_err(broken)?;
-    let schema = reader.metadata().file_metadata().schema_descr();
-    let names: Vec<&str> = schema
-        .root_schema()
-        .get_fields()
-        .iter()
-        .map(|field| field.name())
-        .collect();
-    let mut table = Table::new(path.to_owned(), Places::Rows, &names, settings, labels)?;
-    let mut rows = 0;
-    for group in 0..reader.num_row_groups() {
-        let group = reader.get_row_group(group).map_err(broken)?;
-        let count = u32::try_from(group.metadata().num_rows());
-        let count = u64::from(
-            count.map_err(|_| damaged(path, "a row group's number of rows is impossible"))?,
-        );
-        for (leaf, described) in schema.columns().iter().enumerate() {
-            let column = schema.get_column_root_idx(leaf);
-            if table.is_ignored(column) {
+/// The place of a row group.
+struct Group {
+    file: usize,
+    number: usize,
+    /// The rows of the file before it.
+    first: u64,
+}
+
+impl ParquetFiles {
+    fn open(setup: &DataSetup, paths: &[PathBuf], labels: LabelColumn) -> Result<Self, InputError> {
+        let mut all: Option<Self> = None;
+        for path in paths {
+            let opened = safely(path, || open(path))?;
+            let header = header_of(path, &opened, setup, labels)?;
+            let files = all.get_or_insert_with(|| Self {
+                files: Vec::new(),
+                header: header.clone(),
+                groups: Vec::new(),
+                chunks: Vec::new(),
+                metadata: Vec::new(),
+            });
+            let file: Arc<Path> = path.as_path().into();
+            files.header.check_same(&header, &at(&file, 1))?;
+            files.add(file, &opened)?;
+        }
+        all.ok_or(InputError::NoPlace)
+    }
+
+    /// Adds the row groups of a file.
+    fn add(
+        &mut self,
+        file: Arc<Path>,
+        opened: &SerializedFileReader<File>,
+    ) -> Result<(), InputError> {
+        let mut first = 0;
+        for (number, group) in opened.metadata().row_groups().iter().enumerate() {
+            let samples = u32::try_from(group.num_rows())
+                .map_err(|_| damaged(&file, "a row group's number of rows is impossible"))?;
+            if samples == 0 {
                 continue;
             }
-            let mut cells = ColumnWriter {
-                table: &mut table,
-                column,
-                name: names[column],
-                meaning: Meaning::of(described),
-                nulls_below: described.max_def_level(),
-                row: rows,
-                last: rows + count,
-            };
-            if described.path().parts().len() > 1 || described.max_rep_level() > 0 {
-                return Err(cells.wrong("is a list or a structure"));
-            }
-            cells.read(group.get_column_reader(leaf).map_err(broken)?)?;
-            let found = cells.row - rows;
-            if found != count {
-                return Err(damaged(
-                    path,
-                    &format!(
-                        "column {:?} has {found} rows where {count} are promised",
-                        names[column]
-                    ),
-                ));
-            }
+            self.groups.push(Group {
+                file: self.files.len(),
+                number,
+                first,
+            });
+            self.chunks.push(Chunk {
+                samples,
+                bytes: u64::try_from(group.total_byte_size()).unwrap_or_default(),
+            });
+            first += u64::from(samples);
         }
-        rows += count;
+        if first == 0 {
+            return Err(at(&file, 1).wrong("the file has no row".to_owned()));
+        }
+        self.metadata.push(crc32fast::hash(&footer(&file)?));
+        self.files.push(file);
+        Ok(())
     }
-    match table.len() {
-        0 => Err(table.wrong(1, "the file has no row".to_owned())),
-        _ => Ok(table),
+}
+
+impl Chunks for ParquetFiles {
+    type Raw = Table;
+    type Parsed = Table;
+
+    fn chunks(&self) -> &[Chunk] {
+        &self.chunks
     }
+
+    fn read(&self, chunk: usize) -> Result<Table, InputError> {
+        let group = &self.groups[chunk];
+        let (file, count) = (&self.files[group.file], self.chunks[chunk].samples);
+        safely(file, || {
+            let opened = open(file)?;
+            let rows = Rows {
+                file: file.clone(),
+                unit: Unit::Row,
+                numbers: (group.first + 1..).take(count as usize).collect(),
+            };
+            let mut table = self.header.table(rows);
+            read_group(&opened, group, count, &mut table)?;
+            Ok(table)
+        })
+    }
+
+    fn parse(&self, table: &Table, samples: &[u32]) -> Result<Table, InputError> {
+        Ok(table.select(samples))
+    }
+
+    fn digest(&self, hash: &mut dyn FnMut(&[u8])) {
+        for crc in &self.metadata {
+            hash(&crc.to_le_bytes());
+        }
+    }
+}
+
+/// Runs what reads a file. The library panics on some damaged files (`damaged_files_are_refused` has such).
+fn safely<T>(path: &Path, read: impl FnOnce() -> Result<T, InputError>) -> Result<T, InputError> {
+    let done = catch_unwind(AssertUnwindSafe(read));
+    done.unwrap_or_else(|_| Err(damaged(path, "its pages do not fit together")))
+}
+
+fn open(path: &Path) -> Result<SerializedFileReader<File>, InputError> {
+    let file = File::open(path).map_err(files::unreadable(path))?;
+    SerializedFileReader::new(file).map_err(|error| damaged(path, &error.to_string()))
+}
+
+/// Returns the metadata at the end of a file, before its length and the last four bytes.
+fn footer(path: &Path) -> Result<Vec<u8>, InputError> {
+    let file = DataFile::open(path)?;
+    let end = file.size().saturating_sub(8);
+    let length = file.read(end..file.size())?;
+    let length = length.first_chunk().map_or(0, |l| u32::from_le_bytes(*l));
+    file.read(end.saturating_sub(length.into())..end)
+}
+
+fn header_of(
+    path: &Path,
+    opened: &SerializedFileReader<File>,
+    setup: &DataSetup,
+    labels: LabelColumn,
+) -> Result<Header, InputError> {
+    let schema = opened.metadata().file_metadata().schema_descr();
+    let fields = schema.root_schema().get_fields();
+    let names: Vec<&str> = fields.iter().map(|field| field.name()).collect();
+    let settings = setup.settings;
+    let header = Header::new(&path.into(), Unit::Row, &names, settings, labels)?;
+    for (leaf, described) in schema.columns().iter().enumerate() {
+        let column = schema.get_column_root_idx(leaf);
+        let nested = described.path().parts().len() > 1 || described.max_rep_level() > 0;
+        if nested && !header.is_ignored(column) {
+            return Err(at(&path.into(), 1).wrong(unfit(names[column], "is a list or a structure")));
+        }
+    }
+    Ok(header)
+}
+
+/// Reads the cells of a row group.
+fn read_group(
+    opened: &SerializedFileReader<File>,
+    group: &Group,
+    count: u32,
+    table: &mut Table,
+) -> Result<(), InputError> {
+    let path = table.place(0).file;
+    let broken = |error: ParquetError| damaged(&path, &error.to_string());
+    let schema = opened.metadata().file_metadata().schema_descr();
+    let reader = opened.get_row_group(group.number).map_err(broken)?;
+    for (leaf, described) in schema.columns().iter().enumerate() {
+        let column = schema.get_column_root_idx(leaf);
+        if table.is_ignored(column) {
+            continue;
+        }
+        let mut cells = ColumnWriter {
+            table,
+            column,
+            name: described.name(),
+            meaning: Meaning::of(described),
+            nulls_below: described.max_def_level(),
+            read: 0,
+            count,
+        };
+        cells.read(reader.get_column_reader(leaf).map_err(broken)?)?;
+        let found = cells.read;
+        if found != count {
+            return Err(damaged(
+                &path,
+                &format!(
+                    "column {:?} has {found} rows where {count} are promised",
+                    described.name()
+                ),
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn at(file: &Arc<Path>, number: u64) -> Place {
+    Place {
+        file: file.clone(),
+        unit: Unit::Row,
+        number,
+    }
+}
+
+/// Returns the problem of a column, with the line of a job that leaves it out.
+fn unfit(name: &str, problem: &str) -> String {
+    format!(
+        "column {name:?} {problem}; leave it out with this line in [data.columns]: {name:?} = {{ type = \"ignore\" }}"
+    )
 }
 
 fn damaged(path: &Path, problem: &str) -> InputError {
@@ -200,10 +339,10 @@ struct ColumnWriter<'a> {
     meaning: Meaning,
     /// A cell with a lower definition level is absent.
     nulls_below: i16,
-    /// The rows that have been read.
-    row: u64,
-    /// The rows that the file promises up to the end of the group.
-    last: u64,
+    /// The rows of the group that have been read.
+    read: u32,
+    /// The rows that the group promises.
+    count: u32,
 }
 
 impl ColumnWriter<'_> {
@@ -256,7 +395,7 @@ impl ColumnWriter<'_> {
                 return Ok(());
             }
             // A few bytes can stand for any number of rows.
-            if self.row + rows as u64 > self.last {
+            if rows > (self.count - self.read) as usize {
                 return Err(self.wrong("has more rows than the file promises"));
             }
             let mut present = values.iter();
@@ -270,19 +409,14 @@ impl ColumnWriter<'_> {
                     })?,
                     None => Value::Missing,
                 };
-                self.row += 1;
-                self.table.push(self.column, cell, self.row)?;
+                self.read += 1;
+                self.table.push(self.column, cell)?;
             }
         }
     }
 
     fn wrong(&self, problem: &str) -> InputError {
-        let name = self.name;
-        self.table.wrong(
-            self.row + 1,
-            format!(
-                "column {name:?} {problem}; leave it out with this line in [data.columns]: {name:?} = {{ type = \"ignore\" }}"
-            ),
-        )
+        let place = self.table.place(self.read as usize);
+        place.wrong(unfit(self.name, problem))
     }
 }

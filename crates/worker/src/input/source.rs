@@ -11,6 +11,9 @@ use super::fitted::Fitted;
 
 /// A source of data, which a job names in `data.kind`.
 pub trait Source: 'static {
+    /// True if samples can stay in their files when `data.stream` is set. Otherwise this is refused.
+    const STREAMS: bool = false;
+
     /// Opens the data. With the same settings and files, every worker gets the same samples.
     ///
     /// # Errors
@@ -48,6 +51,11 @@ impl<'a> DataSetup<'a> {
     /// [`InputError::NoPlace`] if neither the job nor this worker's settings name one.
     pub fn dir(&self) -> Result<&'a Path, InputError> {
         self.settings.dir.as_deref().ok_or(InputError::NoPlace)
+    }
+
+    /// Returns the bytes of a streamed file that are shuffled together.
+    pub(super) fn window(&self) -> u64 {
+        u64::from(self.settings.shuffle_mebibytes) << 20
     }
 
     /// Returns a whole number in `data.options`, if it is there.

@@ -3,13 +3,14 @@
 use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fmt;
-use std::path::PathBuf;
-use std::sync::LazyLock;
+use std::path::Path;
+use std::sync::{Arc, LazyLock};
 
 use shared_proto::job::{ColumnType, Data, Transform};
 
 use super::date;
 use super::error::InputError;
+use super::place::{Place, Unit};
 use super::texts::Texts;
 
 /// The name of the input that has the number columns.
@@ -20,28 +21,38 @@ pub(super) const LABEL: &str = "label";
 
 /// A file's columns, which are filled row by row or column by column.
 pub(super) struct Table {
-    path: PathBuf,
-    places: Places,
+    rows: Rows,
     columns: Vec<Named>,
     /// The index of the label's column; none if labels are not read.
     label: Option<usize>,
 }
 
+/// The samples of a table: where they are in their file.
+#[derive(Debug)]
+pub(super) struct Rows {
+    pub(super) file: Arc<Path>,
+    pub(super) unit: Unit,
+    /// The number of each sample's line or row.
+    pub(super) numbers: Vec<u64>,
+}
+
+impl Rows {
+    /// Returns the place of a sample; of the file's begin, if it has none.
+    pub(super) fn place(&self, sample: usize) -> Place {
+        Place {
+            file: self.file.clone(),
+            unit: self.unit,
+            number: self.numbers.get(sample).copied().unwrap_or(1),
+        }
+    }
+}
+
 /// The part that labels have.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Labels {
+pub(super) enum LabelColumn {
     Read,
     /// The column may be missing.
     LeftOut,
-}
-
-/// The numbers that the format gives to its samples.
-#[derive(Clone, Copy)]
-pub(super) enum Places {
-    /// Lines of a text.
-    Lines,
-    /// Rows, from 1.
-    Rows,
 }
 
 struct Named {
@@ -50,6 +61,7 @@ struct Named {
     cells: Cells,
 }
 
+#[derive(Clone, Debug)]
 enum Role {
     Label,
     Ignored,
@@ -75,6 +87,17 @@ impl Cells {
             Self::Texts(texts) => texts.samples.len(),
         }
     }
+
+    /// Returns the cells of these samples; a column that is ignored has none.
+    fn select(&self, samples: &[u32]) -> Self {
+        match self {
+            Self::Numbers(numbers) => {
+                let number = |sample: &u32| numbers.get(*sample as usize).copied();
+                Self::Numbers(samples.iter().filter_map(number).collect())
+            }
+            Self::Texts(texts) => Self::Texts(texts.select(samples)),
+        }
+    }
 }
 
 /// A cell's value, as a file has it.
@@ -88,58 +111,136 @@ pub(super) enum Value<'a> {
     Days(f64),
 }
 
-impl Table {
-    /// Returns a table without samples, for a file with columns of these names.
+/// The columns of a file: their names and what they are for.
+#[derive(Clone, Debug)]
+pub(super) struct Header {
+    names: Vec<String>,
+    roles: Vec<Role>,
+    /// The index of the label's column; none if labels are not read.
+    label: Option<usize>,
+}
+
+impl Header {
+    /// Returns the columns of a file, which have these names.
     ///
     /// # Errors
     /// If a name occurs twice or is taken, the label is missing, no column is left to learn from, or the job names a
     /// column that the file does not have.
     pub(super) fn new(
-        path: PathBuf,
-        places: Places,
+        file: &Arc<Path>,
+        unit: Unit,
         names: &[&str],
         settings: &Data,
-        labels: Labels,
+        labels: LabelColumn,
     ) -> Result<Self, InputError> {
         let label = names.iter().position(|name| *name == settings.label);
-        let table = Self {
-            path,
-            places,
-            columns: names
+        let header = Self {
+            names: names.iter().map(|name| (*name).to_owned()).collect(),
+            roles: names
                 .iter()
-                .map(|name| Named::new(name, settings, labels))
+                .map(|name| Role::new(name, settings, labels))
                 .collect(),
-            label: label.filter(|_| labels == Labels::Read),
+            label: label.filter(|_| labels == LabelColumn::Read),
         };
-        match problem(names, settings, &table.columns, labels) {
-            Some(problem) => Err(table.wrong(1, problem)),
-            None => Ok(table),
+        match header.problem(names, settings, labels) {
+            None => Ok(header),
+            Some(problem) => Err(Place {
+                file: file.clone(),
+                unit,
+                number: 1,
+            }
+            .wrong(problem)),
+        }
+    }
+
+    pub(super) fn names(&self) -> &[String] {
+        &self.names
+    }
+
+    /// Checks that another file to train on has the same columns in the same order.
+    ///
+    /// # Errors
+    /// Names the columns of both.
+    pub(super) fn check_same(&self, other: &Self, place: &Place) -> Result<(), InputError> {
+        match self.names == other.names {
+            true => Ok(()),
+            false => Err(place.wrong(format!(
+                "the columns {} were found; {} were expected, as in the first file",
+                other.names.join(", "),
+                self.names.join(", ")
+            ))),
         }
     }
 
     /// Returns whether nothing reads the cells of a column.
     pub(super) fn is_ignored(&self, column: usize) -> bool {
-        self.columns[column].is_ignored()
+        matches!(self.roles[column], Role::Ignored)
+    }
+
+    /// Returns a table of these samples, without their cells.
+    pub(super) fn table(&self, rows: Rows) -> Table {
+        let columns = self.names.iter().zip(&self.roles);
+        Table {
+            rows,
+            columns: columns.map(|(name, role)| Named::new(name, role)).collect(),
+            label: self.label,
+        }
+    }
+}
+
+impl Table {
+    /// Returns whether nothing reads the cells of a column.
+    pub(super) fn is_ignored(&self, column: usize) -> bool {
+        matches!(self.columns[column].role, Role::Ignored)
     }
 
     /// Adds the next sample's cell to a column.
     ///
     /// # Errors
     /// [`InputError`] names file, place, column and value, and what was expected.
-    pub(super) fn push(
-        &mut self,
-        column: usize,
-        value: Value,
-        place: u64,
-    ) -> Result<(), InputError> {
-        let pushed = self.columns[column].push(value, place);
-        pushed.map_err(|problem| self.wrong(place, problem))
+    pub(super) fn push(&mut self, column: usize, value: Value) -> Result<(), InputError> {
+        let column = &mut self.columns[column];
+        let sample = column.cells.len();
+        let rows = &self.rows;
+        let pushed = column.push(value, || rows.place(sample));
+        pushed.map_err(|problem| rows.place(sample).wrong(problem))
     }
 
     /// Returns the number of samples.
     pub(super) fn len(&self) -> usize {
-        let mut read = self.columns.iter().filter(|column| !column.is_ignored());
-        read.next().map_or(0, |column| column.cells.len())
+        self.rows.numbers.len()
+    }
+
+    /// Returns the samples with these numbers, in this order.
+    pub(super) fn select(&self, samples: &[u32]) -> Self {
+        let column = |column: &Named| Named {
+            name: column.name.clone(),
+            role: column.role.clone(),
+            cells: column.cells.select(samples),
+        };
+        let number = |sample: &u32| self.rows.numbers[*sample as usize];
+        Self {
+            rows: Rows {
+                file: self.rows.file.clone(),
+                unit: self.rows.unit,
+                numbers: samples.iter().map(number).collect(),
+            },
+            columns: self.columns.iter().map(column).collect(),
+            label: self.label,
+        }
+    }
+
+    /// Returns the place of the columns' names.
+    pub(super) fn header_place(&self) -> Place {
+        Place {
+            number: 1,
+            ..self.rows.place(0)
+        }
+    }
+
+    /// Returns the place of a sample in its file.
+    pub(super) fn place(&self, sample: usize) -> Place {
+        self.rows.place(sample)
     }
 
     /// Returns the labels; none if they are not read.
@@ -159,72 +260,57 @@ impl Table {
             Role::Label | Role::Ignored => None,
         })
     }
-
-    /// Returns the error of a problem at a place of the file.
-    pub(super) fn wrong(&self, place: u64, problem: String) -> InputError {
-        let path = self.path.clone();
-        match self.places {
-            Places::Lines => InputError::Line {
-                path,
-                line: place,
-                problem,
-            },
-            Places::Rows => InputError::Row {
-                path,
-                row: place,
-                problem,
-            },
-        }
-    }
 }
 
-/// Returns what is wrong with the names of a file's columns.
-fn problem(names: &[&str], settings: &Data, columns: &[Named], labels: Labels) -> Option<String> {
-    let label = &settings.label;
-    let mut seen = HashSet::new();
-    if let Some(twice) = names.iter().find(|name| !seen.insert(**name)) {
-        return Some(format!(
-            "two columns are called {twice:?}; rename one of them"
-        ));
-    }
-    if labels == Labels::Read && !names.contains(&label.as_str()) {
-        return Some(format!(
-            "no column is called {label:?}; let `data.label` name one of {names:?}"
-        ));
-    }
-    if settings.columns.contains_key(label) {
-        return Some(format!(
-            "`data.columns` has {label:?}, the label; `data.target` says what the label is, so leave it out there"
-        ));
-    }
-    let absent = |name: &&String| !names.contains(&name.as_str());
-    if let Some(absent) = settings.columns.keys().find(absent) {
-        return Some(format!(
-            "`data.columns` has {absent:?}, which is no column of the file; it has {names:?}"
-        ));
-    }
-    let is_input = |column: &&Named| matches!(column.role, Role::Input { .. });
-    let mut inputs = columns.iter().filter(is_input).peekable();
-    if inputs.peek().is_none() {
-        return Some(format!(
-            "{label:?} is the only column that is read; there is nothing to learn from"
-        ));
-    }
-    let taken = inputs.find(|column| column.is_ids() && [NUMBERS, LABEL].contains(&&*column.name));
-    taken.map(|column| {
+impl Header {
+    /// Returns what is wrong with the names of the columns.
+    fn problem(&self, names: &[&str], settings: &Data, labels: LabelColumn) -> Option<String> {
+        let label = &settings.label;
+        let mut seen = HashSet::new();
+        if let Some(twice) = names.iter().find(|name| !seen.insert(**name)) {
+            return Some(format!(
+                "two columns are called {twice:?}; rename one of them"
+            ));
+        }
+        if labels == LabelColumn::Read && !names.contains(&label.as_str()) {
+            return Some(format!(
+                "no column is called {label:?}; let `data.label` name one of {names:?}"
+            ));
+        }
+        if settings.columns.contains_key(label) {
+            return Some(format!(
+                "`data.columns` has {label:?}, the label; `data.target` says what the label is, so leave it out there"
+            ));
+        }
+        let absent = |name: &&String| !names.contains(&name.as_str());
+        if let Some(absent) = settings.columns.keys().find(absent) {
+            return Some(format!(
+                "`data.columns` has {absent:?}, which is no column of the file; it has {names:?}"
+            ));
+        }
+        let is_input = |(_, role): &(&&str, &Role)| matches!(role, Role::Input { .. });
+        let mut inputs = names.iter().zip(&self.roles).filter(is_input).peekable();
+        if inputs.peek().is_none() {
+            return Some(format!(
+                "{label:?} is the only column that is read; there is nothing to learn from"
+            ));
+        }
+        let taken = inputs.find(|(name, role)| role.is_ids() && [NUMBERS, LABEL].contains(name));
+        taken.map(|(name, _)| {
         format!(
             "a column of ids cannot be called {:?}, which is the name of the number columns together (\"{NUMBERS}\") or of the target (\"{LABEL}\"); rename it",
-            column.name
+            name
         )
     })
+    }
 }
 
-impl Named {
-    fn new(name: &str, settings: &Data, labels: Labels) -> Self {
-        let role = match settings.columns.get(name) {
+impl Role {
+    fn new(name: &str, settings: &Data, labels: LabelColumn) -> Self {
+        match settings.columns.get(name) {
             _ if name == settings.label => match labels {
-                Labels::Read => Role::Label,
-                Labels::LeftOut => Role::Ignored,
+                LabelColumn::Read => Role::Label,
+                LabelColumn::LeftOut => Role::Ignored,
             },
             Some(ColumnType::Ignore {}) => Role::Ignored,
             kind => Role::Input {
@@ -234,29 +320,12 @@ impl Named {
                     buckets: None,
                 }),
             },
-        };
-        let texts = match &role {
-            Role::Label => true,
-            Role::Input { kind, .. } => matches!(kind, ColumnType::Category { .. }),
-            Role::Ignored => false,
-        };
-        Self {
-            name: name.to_owned(),
-            role,
-            cells: match texts {
-                true => Cells::Texts(Texts::default()),
-                false => Cells::Numbers(Vec::new()),
-            },
         }
-    }
-
-    fn is_ignored(&self) -> bool {
-        matches!(self.role, Role::Ignored)
     }
 
     /// Returns whether the column is an input of ids, with a name of its own.
     fn is_ids(&self) -> bool {
-        let Role::Input { kind, .. } = &self.role else {
+        let Role::Input { kind, .. } = self else {
             return false;
         };
         match kind {
@@ -267,9 +336,27 @@ impl Named {
             ColumnType::Ignore {} => false,
         }
     }
+}
+
+impl Named {
+    fn new(name: &str, role: &Role) -> Self {
+        let texts = match role {
+            Role::Label => true,
+            Role::Input { kind, .. } => matches!(kind, ColumnType::Category { .. }),
+            Role::Ignored => false,
+        };
+        Self {
+            name: name.to_owned(),
+            role: role.clone(),
+            cells: match texts {
+                true => Cells::Texts(Texts::default()),
+                false => Cells::Numbers(Vec::new()),
+            },
+        }
+    }
 
     /// Adds a cell. The error is a problem in words.
-    fn push(&mut self, value: Value, place: u64) -> Result<(), String> {
+    fn push(&mut self, value: Value, place: impl Fn() -> Place) -> Result<(), String> {
         let name = &self.name;
         match (&self.role, &mut self.cells) {
             (Role::Ignored, _) => {}

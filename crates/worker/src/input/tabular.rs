@@ -1,116 +1,131 @@
 //! Data sets of tables: columns by their types, what is fitted to the training samples, and the held-out part.
 //!
-//! `data.dir` is a folder with `train.EXTENSION` and, perhaps, `test.EXTENSION`, or a single file. One column is the
+//! `data.dir` is a folder with `train.EXTENSION` and, perhaps, `test.EXTENSION`, or a single file, or a pattern of names,
+//! of which all files have the same columns. One column is the
 //! label; `data.target` says what it is. `data.columns` gives the types of the others, which are numbers if it says
 //! nothing. The number columns and dates together are the input `inputs`; each category is an input of its own.
 //! Without a file of their own, a share of the samples is held out, chosen by the job's seed.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use shared_proto::job::Data;
-
+use super::chunks::{Chunks, Decode, Files, Format, Part};
 use super::dataset::Dataset;
 use super::error::InputError;
+use super::files;
 use super::fitted::Fitted;
-use super::memory::{self, InMemory};
-use super::place;
+use super::fitting::Fitting;
+use super::held_out::HeldOut;
+use super::memory::InMemory;
 use super::source::{DataSetup, Purpose};
-use super::table::{LABEL, Labels, Table};
-use super::target::Target;
+use super::table::{LABEL, LabelColumn, Table};
+use super::target::Labels;
 
-/// Opens a data set of tables, of which `read` reads one.
+/// Opens a data set of tables; `cut` opens files of its format.
 ///
 /// # Errors
-/// Those of `read`, and of labels that do not fit.
-pub(super) fn open(
+/// Those of `cut`, and of labels that do not fit.
+pub(super) fn open<C: Chunks<Parsed = Table>>(
     setup: &DataSetup,
     extension: &str,
-    read: impl Fn(&Path, &Data, Labels) -> Result<Table, InputError>,
+    cut: impl Fn(&[PathBuf], LabelColumn) -> Result<C, InputError>,
 ) -> Result<Dataset, InputError> {
     setup.only_options(&[])?;
+    let place = setup.dir()?;
     if let Purpose::Prediction(fitted) = setup.purpose {
-        let file = setup.dir()?;
-        if !file.is_file() {
+        let paths = files::matching(place)?;
+        if let Some(other) = paths.iter().find(|path| !path.is_file()) {
             return Err(InputError::Invalid(format!(
                 "{} is no file; name the {} file to predict",
-                file.display(),
+                other.display(),
                 extension.to_uppercase()
             )));
         }
-        let table = read(file, setup.settings, Labels::LeftOut)?;
-        return unlabelled(fitted, &table);
+        let files = Files {
+            training: cut(&paths, LabelColumn::LeftOut)?,
+            evaluation: None,
+            place,
+        };
+        return files.open_all(setup, unlabelled(fitted.clone()), fitted);
     }
-    let (train, test) = files(setup.dir()?, extension)?;
-    let read = |path: &Path| {
-        let table = read(path, setup.settings, Labels::Read)?;
-        memory::countable(table.len())?;
-        Ok::<_, InputError>(table)
+    let (train, test) = find(place, extension)?;
+    let test = test.map(|test| cut(&[test], LabelColumn::Read));
+    let files = Files {
+        training: cut(&train, LabelColumn::Read)?,
+        evaluation: test.transpose()?,
+        place: train.first().map_or(place, PathBuf::as_path),
     };
-    let table = read(&train)?;
     let known = match setup.purpose {
-        Purpose::Evaluation(fitted) => Some(fitted),
+        Purpose::Evaluation(fitted) => Some(fitted.clone()),
         Purpose::Training | Purpose::Prediction(_) => None,
     };
-    let target = match known {
-        Some(fitted) => fitted.target.clone(),
-        None => {
-            let wrong = |line, problem| table.wrong(line, problem);
-            Target::of(table.labels(), setup.settings.target, false, &wrong)?
-        }
+    let columns = Columns {
+        known,
+        labels: Labels::of(setup.settings.target, false),
+        fitting: Fitting::default(),
     };
-    let fit = |training: &[u32]| match known {
-        Some(fitted) => fitted.clone(),
-        None => Fitted::to(&table, training, target),
-    };
-    let (fitted, training, evaluation) = match test {
-        Some(test) => {
-            let held_out = read(&test)?;
-            let all: Vec<u32> = (0u32..).take(table.len()).collect();
-            let fitted = fit(&all);
-            let (training, evaluation) = (samples(&fitted, &table)?, samples(&fitted, &held_out)?);
-            (fitted, training, evaluation)
+    files.open(setup, HeldOut::Random, columns)
+}
+
+/// The columns of all tables, as they pass by.
+struct Columns {
+    /// What the columns were fitted to in training, if this is not one.
+    known: Option<Fitted>,
+    /// The labels of the files to train on.
+    labels: Labels,
+    fitting: Fitting,
+}
+
+impl Format for Columns {
+    type Parsed = Table;
+
+    fn learns(&self) -> bool {
+        self.known.is_none()
+    }
+
+    fn learn(&mut self, table: &Table, part: Part) -> Result<(), InputError> {
+        if let Part::Training(samples) = part {
+            self.labels.note(table.labels());
+            self.fitting.add(table, samples);
         }
-        None => {
-            let (training, evaluation) = place::split(table.len(), setup, setup.seed, &train)?;
-            let fitted = fit(&training);
-            let all = samples(&fitted, &table)?;
-            (fitted, all.select(&training), all.select(&evaluation))
-        }
-    };
-    Ok(Dataset {
-        transforms: Some(fitted),
-        ..Dataset::in_memory(training, evaluation)?
+        Ok(())
+    }
+
+    fn finish(self) -> Result<(Decode<Table>, Option<Fitted>), InputError> {
+        let fitted = match self.known {
+            Some(fitted) => fitted,
+            None => self.fitting.finish(self.labels.target()?),
+        };
+        let transforms = fitted.clone();
+        let decode = move |table: &Table| {
+            let target = fitted.target.column(LABEL, table.labels())?;
+            InMemory::new(fitted.inputs(table)?, vec![target])
+        };
+        Ok((Arc::new(decode), Some(transforms)))
+    }
+}
+
+/// Returns how tables without labels are decoded.
+fn unlabelled(fitted: Fitted) -> Decode<Table> {
+    Arc::new(move |table: &Table| {
+        let target = fitted.target.unknown(LABEL, table.len());
+        InMemory::new(fitted.inputs(table)?, vec![target])
     })
 }
 
-/// Returns all samples of a table without labels as those that are held out.
-fn unlabelled(fitted: &Fitted, table: &Table) -> Result<Dataset, InputError> {
-    memory::countable(table.len())?;
-    let target = fitted.target.unknown(LABEL, table.len());
-    let samples = InMemory::new(fitted.inputs(table)?, vec![target])?;
-    Ok(Dataset {
-        transforms: Some(fitted.clone()),
-        ..Dataset::in_memory(samples.select(&[0]), samples)?
-    })
-}
-
-/// Returns the samples of a table.
-fn samples(fitted: &Fitted, table: &Table) -> Result<InMemory, InputError> {
-    let wrong = |place, problem| table.wrong(place, problem);
-    let target = fitted.target.column(LABEL, table.labels(), &wrong)?;
-    InMemory::new(fitted.inputs(table)?, vec![target])
-}
-
-/// Returns the file to train on, and that with the samples that are held out, if there is one.
-fn files(place: &Path, extension: &str) -> Result<(PathBuf, Option<PathBuf>), InputError> {
+/// Returns the files to train on, and that with the samples that are held out, if there is one.
+fn find(place: &Path, extension: &str) -> Result<(Vec<PathBuf>, Option<PathBuf>), InputError> {
     let (train, test) = match place.is_dir() {
         true => {
             let file = |part| place.join(format!("{part}.{extension}"));
-            (file("train"), Some(file("test")).filter(|f| f.is_file()))
+            (
+                vec![file("train")],
+                Some(file("test")).filter(|f| f.is_file()),
+            )
         }
-        false => (place.to_owned(), None),
+        false => (files::matching(place)?, None),
     };
-    match train.is_file() {
+    match train.iter().all(|file| file.is_file()) {
         true => Ok((train, test)),
         false => Err(InputError::Missing {
             folder: place.to_owned(),

@@ -7,6 +7,7 @@ use shared_proto::job::TargetKind;
 
 use super::column::Column;
 use super::error::InputError;
+use super::place::Place;
 use super::texts::Texts;
 
 /// Classes from this number on are refused: each costs a row of the model's output layer.
@@ -35,58 +36,86 @@ pub enum Target {
     Number {},
 }
 
-/// Makes an error out of a line and a problem.
-pub(super) type Wrong<'a> = &'a dyn Fn(u64, String) -> InputError;
+/// The labels of a training part, of which no more are kept than a target needs.
+#[derive(Debug)]
+pub(super) struct Labels {
+    kind: TargetKind,
+    /// True if two labels are 0 and 1 where the job leaves it open.
+    two_are_binary: bool,
+    /// The labels that occur. Of more than any target can have, the first are kept.
+    texts: Texts,
+    /// The first label that is a number, but not a finite one.
+    not_finite: Option<(String, Place)>,
+    /// The first label that is a number, but not a whole one.
+    fraction: Option<(String, Place)>,
+}
 
-impl Target {
-    /// Decides what the labels of the training part mean. Where the job leaves it open, labels with fractions are
-    /// numbers, two labels are 0 and 1 if `two_are_binary`, and all others are classes.
-    ///
-    /// # Errors
-    /// Names the first label that does not fit.
-    pub(super) fn of(
-        labels: &Texts,
-        kind: TargetKind,
-        two_are_binary: bool,
-        wrong: Wrong,
-    ) -> Result<Self, InputError> {
-        let texts = &labels.texts;
-        let not_finite = |text: &str| text.parse::<f64>().is_ok_and(|n| !n.is_finite());
-        if kind != TargetKind::Binary
-            && let Some((text, line)) = texts.iter().find(|(text, _)| not_finite(text))
-        {
-            let what =
-                format!("label {text} is no finite number; leave the sample out, or correct it");
-            return Err(wrong(*line, what));
-        }
-        let fraction = texts.iter().find(|(text, _)| is_fraction(text));
-        match (kind, fraction) {
-            (TargetKind::Number, _) => Ok(Self::Number {}),
-            (TargetKind::Class, Some((text, line))) => Err(wrong(
-                *line,
-                format!(
-                    "label {text} is no class; set data.target to \"number\" to predict it as a number, or number the classes from 0 or name them"
-                ),
-            )),
-            (TargetKind::Auto, Some(_)) => Ok(Self::Number {}),
-            (TargetKind::Binary, _) => Self::binary(labels, wrong),
-            (TargetKind::Auto, None) if two_are_binary && texts.len() == 2 => {
-                Self::binary(labels, wrong)
-            }
-            (TargetKind::Auto | TargetKind::Class, None) => Self::classes(labels, kind, wrong),
+impl Labels {
+    /// Returns no labels, which are to become a target of this kind.
+    pub(super) fn of(kind: TargetKind, two_are_binary: bool) -> Self {
+        Self {
+            kind,
+            two_are_binary,
+            texts: Texts::default(),
+            not_finite: None,
+            fraction: None,
         }
     }
 
-    fn binary(labels: &Texts, wrong: Wrong) -> Result<Self, InputError> {
-        if let Some((text, line)) = labels.texts.get(2) {
-            return Err(wrong(
-                *line,
-                format!(
-                    "{text} is a third label; a binary target has two, so set data.target to \"class\""
-                ),
-            ));
+    /// Notes the labels that occur.
+    pub(super) fn note(&mut self, labels: &Texts) {
+        for (text, place) in &labels.texts {
+            if let Ok(number) = text.parse::<f64>() {
+                let first = match (number.is_finite(), number.fract() == 0.0) {
+                    (false, _) => Some(&mut self.not_finite),
+                    (true, false) => Some(&mut self.fraction),
+                    (true, true) => None,
+                };
+                if let Some(first @ None) = first {
+                    *first = Some((text.clone(), place.clone()));
+                }
+            }
+            if self.texts.texts.len() <= MAX_CLASSES as usize {
+                self.texts.note(text, place);
+            }
         }
-        let mut sorted: Vec<&String> = labels.texts.iter().map(|(text, _)| text).collect();
+    }
+
+    /// Decides what the labels mean. Where the job leaves it open, labels with fractions are numbers, two labels may be
+    /// 0 and 1, and all others are classes.
+    ///
+    /// # Errors
+    /// Names the first label that does not fit.
+    pub(super) fn target(self) -> Result<Target, InputError> {
+        if self.kind != TargetKind::Binary
+            && let Some((text, place)) = &self.not_finite
+        {
+            return Err(place.wrong(format!(
+                "label {text} is no finite number; leave the sample out, or correct it"
+            )));
+        }
+        match (self.kind, &self.fraction) {
+            (TargetKind::Number, _) => Ok(Target::Number {}),
+            (TargetKind::Class, Some((text, place))) => Err(place.wrong(format!(
+                "label {text} is no class; set data.target to \"number\" to predict it as a number, or number the classes from 0 or name them"
+            ))),
+            (TargetKind::Auto, Some(_)) => Ok(Target::Number {}),
+            (TargetKind::Binary, _) => self.binary(),
+            (TargetKind::Auto, None) if self.two_are_binary && self.texts.texts.len() == 2 => {
+                self.binary()
+            }
+            (TargetKind::Auto | TargetKind::Class, None) => self.classes(),
+        }
+    }
+
+    fn binary(&self) -> Result<Target, InputError> {
+        let texts = &self.texts.texts;
+        if let Some((text, place)) = texts.get(2) {
+            return Err(place.wrong(format!(
+                "{text} is a third label; a binary target has two, so set data.target to \"class\""
+            )));
+        }
+        let mut sorted: Vec<&String> = texts.iter().map(|(text, _)| text).collect();
         // As numbers, if they are: -1 is less than +1.
         let number = |text: &&String| text.parse::<f64>().ok();
         sorted.sort_by(|a, b| match (number(a), number(b)) {
@@ -95,81 +124,78 @@ impl Target {
         });
         let one = |(i, text): (usize, &String)| {
             // A single label tells its value only if it is a number.
-            let value = number(&text).filter(|_| labels.texts.len() == 1);
+            let value = number(&text).filter(|_| texts.len() == 1);
             let value = value.map_or(i as f32, |v| if v > 0.0 { 1.0 } else { 0.0 });
             (text.clone(), value)
         };
-        Ok(Self::Binary {
+        Ok(Target::Binary {
             values: sorted.into_iter().enumerate().map(one).collect(),
         })
     }
 
-    fn classes(labels: &Texts, kind: TargetKind, wrong: Wrong) -> Result<Self, InputError> {
-        let texts = labels.texts.iter();
+    fn classes(&self) -> Result<Target, InputError> {
+        let all = &self.texts.texts;
+        let texts = all.iter();
         let whole: Option<BTreeMap<String, u32>> = texts
             .clone()
             .map(|(text, _)| Some((text.clone(), whole(text)?)))
             .collect();
         let Some(numbers) = whole else {
-            if let Some((text, line)) = labels.texts.get(MAX_CLASSES as usize) {
-                let what = format!(
+            if let Some((text, place)) = all.get(MAX_CLASSES as usize) {
+                return Err(place.wrong(format!(
                     "{text} is one label of more than {MAX_CLASSES}; set data.target to \"number\" if labels are numbers"
-                );
-                return Err(wrong(*line, what));
+                )));
             }
             let sorted: BTreeSet<&String> = texts.map(|(text, _)| text).collect();
-            return Ok(Self::Class {
+            return Ok(Target::Class {
                 count: sorted.len() as u64,
                 numbers: sorted.into_iter().cloned().zip(0..).collect(),
             });
         };
-        if kind == TargetKind::Auto && labels.texts.len() > MOST_CERTAIN_CLASSES {
-            return Err(wrong(
-                labels.texts[MOST_CERTAIN_CLASSES].1,
-                format!(
-                    "there are {} different whole numbers as labels; set data.target to \"number\" to predict them as numbers, or to \"class\" if each is a class",
-                    labels.texts.len()
-                ),
-            ));
+        if self.kind == TargetKind::Auto && all.len() > MOST_CERTAIN_CLASSES {
+            let (_, place) = &all[MOST_CERTAIN_CLASSES];
+            let more = if all.len() > MAX_CLASSES as usize {
+                "more than "
+            } else {
+                ""
+            };
+            return Err(place.wrong(format!(
+                "there are {more}{} different whole numbers as labels; set data.target to \"number\" to predict them as numbers, or to \"class\" if each is a class",
+                all.len().min(MAX_CLASSES as usize)
+            )));
         }
-        let too_large = |(text, _): &&(String, u64)| numbers[text] >= MAX_CLASSES;
-        if let Some((text, line)) = labels.texts.iter().find(too_large) {
-            return Err(wrong(
-                *line,
-                format!(
-                    "label {text} is too large; number the classes from 0, below {MAX_CLASSES}, or set data.target to \"number\""
-                ),
-            ));
+        let too_large = |(text, _): &&(String, Place)| numbers[text] >= MAX_CLASSES;
+        if let Some((text, place)) = all.iter().find(too_large) {
+            return Err(place.wrong(format!(
+                "label {text} is too large; number the classes from 0, below {MAX_CLASSES}, or set data.target to \"number\""
+            )));
         }
         let highest = numbers.values().max().copied().unwrap_or(0);
-        Ok(Self::Class {
+        Ok(Target::Class {
             numbers,
             count: u64::from(highest) + 1,
         })
     }
+}
 
+impl Target {
     /// Returns the labels as a column of this name.
     ///
     /// # Errors
     /// Names the first label that the training part does not have, or that is no finite number.
-    pub(super) fn column(
-        &self,
-        name: &str,
-        labels: &Texts,
-        wrong: Wrong,
-    ) -> Result<Column, InputError> {
+    pub(super) fn column(&self, name: &str, labels: &Texts) -> Result<Column, InputError> {
         match self {
             Self::Class { numbers, count } => {
-                let ids = each(labels, |text| numbers.get(text).copied(), wrong, UNKNOWN)?;
+                let ids = each(labels, |text| numbers.get(text).copied(), UNKNOWN)?;
                 Ok(Column::category(name, ids, *count))
             }
             Self::Binary { values } => {
-                let values = each(labels, |text| values.get(text).copied(), wrong, UNKNOWN)?;
+                let values = each(labels, |text| values.get(text).copied(), UNKNOWN)?;
                 Ok(Column::binary(name, values))
             }
             Self::Number {} => {
                 let number = |text: &str| text.parse().ok().filter(|v: &f32| v.is_finite());
-                let values = each(labels, number, wrong, "is no finite number")?;
+                let values = each(labels, number, "is no finite number")?;
                 Ok(Column::numbers(name, Vec::new(), values))
             }
         }
@@ -205,18 +231,11 @@ const UNKNOWN: &str = "does not occur in the training data";
 fn each<T: Copy>(
     labels: &Texts,
     value: impl Fn(&str) -> Option<T>,
-    wrong: Wrong,
     problem: &str,
 ) -> Result<Vec<T>, InputError> {
-    labels.try_each(|text, line| {
-        value(text).ok_or_else(|| wrong(line, format!("label {text:?} {problem}")))
+    labels.try_each(|text, place| {
+        value(text).ok_or_else(|| place.wrong(format!("label {text:?} {problem}")))
     })
-}
-
-/// Returns whether a label is a number that is not whole.
-fn is_fraction(text: &str) -> bool {
-    let number = text.parse::<f64>();
-    number.is_ok_and(|number| number.is_finite() && number.fract() != 0.0)
 }
 
 /// Returns a label that is a whole number, as in `3` or `3.0`.
@@ -230,16 +249,22 @@ fn whole(text: &str) -> Option<u32> {
 mod tests {
     use super::*;
     use crate::input::Feature;
+    use crate::input::place::Unit;
     use candle_core::{DType, Device};
+    use std::path::Path;
 
     fn read(texts: &[&str], kind: TargetKind) -> Result<Column, String> {
         let mut labels = Texts::default();
-        for (line, text) in (2..).zip(texts) {
-            labels.push_label(text, line);
+        for (number, text) in (2..).zip(texts) {
+            labels.push_label(text, || Place {
+                file: Path::new("file").into(),
+                unit: Unit::Line,
+                number,
+            });
         }
-        let wrong = |line, problem| InputError::Invalid(format!("line {line}: {problem}"));
-        let target = Target::of(&labels, kind, true, &wrong);
-        let column = target.and_then(|target| target.column("y", &labels, &wrong));
+        let mut seen = Labels::of(kind, true);
+        seen.note(&labels);
+        let column = seen.target().and_then(|target| target.column("y", &labels));
         column.map_err(|error| error.to_string())
     }
 

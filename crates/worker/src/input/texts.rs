@@ -2,40 +2,55 @@
 
 use std::collections::HashMap;
 
+use super::place::Place;
+
 /// The texts of a column, in the order of the samples.
 #[derive(Debug, Default)]
 pub(super) struct Texts {
     /// The index in `texts` of each sample's text.
     pub(super) samples: Vec<u32>,
-    /// The texts that occur, each with the first line or row where it does.
-    pub(super) texts: Vec<(String, u64)>,
+    /// The texts that occur, each with the first place where it does.
+    pub(super) texts: Vec<(String, Place)>,
     known: HashMap<String, u32>,
 }
 
 impl Texts {
-    /// Adds the text of the next sample.
-    pub(super) fn push(&mut self, text: &str, line: u64) {
-        let index = match self.known.get(text) {
-            Some(index) => *index,
-            None => {
-                let new = self.texts.len() as u32;
-                self.known.insert(text.to_owned(), new);
-                self.texts.push((text.to_owned(), line));
-                new
-            }
-        };
+    /// Adds the text of the next sample, which is at this place.
+    pub(super) fn push(&mut self, text: &str, place: impl Fn() -> Place) {
+        let index = self.index(text, place);
         self.samples.push(index);
     }
 
     /// Adds the label of the next sample: LIBSVM files have `+1` as well as `1`.
-    pub(super) fn push_label(&mut self, text: &str, line: u64) {
+    pub(super) fn push_label(&mut self, text: &str, place: impl Fn() -> Place) {
         let number = text.strip_prefix('+');
         let number = number.filter(|rest| rest.parse::<f64>().is_ok());
-        self.push(number.unwrap_or(text), line);
+        self.push(number.unwrap_or(text), place);
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.samples.is_empty()
+    /// Notes a text that occurs, without a sample.
+    pub(super) fn note(&mut self, text: &str, place: &Place) {
+        self.index(text, || place.clone());
+    }
+
+    fn index(&mut self, text: &str, place: impl Fn() -> Place) -> u32 {
+        if let Some(index) = self.known.get(text) {
+            return *index;
+        }
+        let new = self.texts.len() as u32;
+        self.known.insert(text.to_owned(), new);
+        self.texts.push((text.to_owned(), place()));
+        new
+    }
+
+    /// Returns the texts of the samples with these numbers, in this order.
+    pub(super) fn select(&self, samples: &[u32]) -> Self {
+        let mut selected = Self::default();
+        for sample in samples {
+            let (text, place) = &self.texts[self.samples[*sample as usize] as usize];
+            selected.push(text, || place.clone());
+        }
+        selected
     }
 
     /// Returns the value of each sample's text.
@@ -44,15 +59,15 @@ impl Texts {
         self.of_samples(&values)
     }
 
-    /// Returns the value of each sample's text. `value` also gets the first line or row where the text occurs.
+    /// Returns the value of each sample's text. `value` also gets the first place where the text occurs.
     ///
     /// # Errors
     /// Those of `value`.
     pub(super) fn try_each<T: Copy, E>(
         &self,
-        value: impl Fn(&str, u64) -> Result<T, E>,
+        value: impl Fn(&str, &Place) -> Result<T, E>,
     ) -> Result<Vec<T>, E> {
-        let values = self.texts.iter().map(|(text, line)| value(text, *line));
+        let values = self.texts.iter().map(|(text, place)| value(text, place));
         Ok(self.of_samples(&values.collect::<Result<Vec<T>, E>>()?))
     }
 

@@ -120,8 +120,9 @@ impl<'a> Setup<'a> {
     }
 }
 
-/// A model that can be trained. The module's page shows how to write one.
-pub trait Model: 'static {
+/// A model that can be trained. The module's page shows how to write one. One thread computes with it, while another asks it
+/// what the next batches want.
+pub trait Model: Send + Sync + 'static {
     /// Builds the model on variables that it asks `vars` for. Their names and shapes must depend
     /// on `setup` alone, because all workers share them, and they are `f32`.
     ///

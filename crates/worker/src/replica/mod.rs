@@ -2,10 +2,12 @@
 //!
 //! - `interface`: what the training step and strategies ask of a replica
 //! - `thread`: a candle model on a thread of its own
-//! - `error`: the errors of both
+//! - `reader`: the thread that reads its batches
+//! - `error`: the errors of all of these
 
 mod error;
 mod interface;
+mod reader;
 mod thread;
 
 pub use error::ReplicaError;

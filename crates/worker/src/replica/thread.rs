@@ -1,4 +1,5 @@
-//! A replica that is a candle model on a thread of its own, so that candle does not block tokio.
+//! A replica that is a candle model on a thread of its own, so that candle does not block tokio. Another thread reads its
+//! batches.
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -11,12 +12,12 @@ use nn::backward;
 use parking_lot::Mutex;
 use shared_proto::job::{Job, NonFinite, matches_pattern};
 use shared_proto::payload::{Dtype, Elements};
-use shared_proto::step::{EVERY_BATCH, Want};
 use tokio::sync::{mpsc, oneshot};
 
 use super::error::ReplicaError;
 use super::interface::{Computed, Description, Positions, Prepared, Replica, Step};
-use crate::input::{Dataset, Order, Purpose, Signature, read};
+use super::reader::{self, Batches, Request};
+use crate::input::{Dataset, Fitted, Order, Purpose, Samples, Signature, read, save_transforms};
 use crate::model::{Batch, Metrics, Model, Objective, Pass, Setup};
 use crate::registry::Registry;
 use crate::variables::{Part, Trained, Variables};
@@ -30,7 +31,8 @@ const COMMANDS: usize = 4;
 type Reply<T> = oneshot::Sender<Result<T, ReplicaError>>;
 
 enum Command {
-    Prepare(Positions, oneshot::Sender<Vec<Want>>),
+    /// The batches of a step, which the reader sends.
+    Prepare(Positions, oneshot::Receiver<Batches>),
     TakeIn(Vec<Part>),
     Compute(Positions, Step, Reply<Computed>),
     Evaluate(Reply<Metrics>),
@@ -41,6 +43,7 @@ enum Command {
 /// A candle model on a thread of its own, which ends when this is dropped.
 pub struct ModelReplica {
     commands: mpsc::Sender<Command>,
+    requests: mpsc::Sender<Request>,
     thread: Mutex<Option<JoinHandle<()>>>,
     description: Description,
 }
@@ -60,8 +63,8 @@ impl ModelReplica {
         let thread = std::thread::Builder::new()
             .name("replica".to_owned())
             .spawn(move || match Thread::new(job, registry, device) {
-                Ok(mut thread) => {
-                    let _ = tell.send(Ok(thread.description()));
+                Ok((mut thread, requests)) => {
+                    let _ = tell.send(Ok((thread.description.clone(), requests)));
                     thread.serve(queue);
                 }
                 Err(error) => {
@@ -71,11 +74,15 @@ impl ModelReplica {
             .map_err(ReplicaError::Thread)?;
         let thread = Mutex::new(Some(thread));
         match told.await {
-            Ok(description) => Ok(Self {
-                description: description?,
-                commands,
-                thread,
-            }),
+            Ok(started) => {
+                let (description, requests) = started?;
+                Ok(Self {
+                    commands,
+                    requests,
+                    thread,
+                    description,
+                })
+            }
             Err(_) => Err(panicked(&thread).await),
         }
     }
@@ -97,10 +104,17 @@ impl Replica for ModelReplica {
     }
 
     async fn prepare(&self, positions: Positions) -> Prepared {
-        let (reply, wants) = oneshot::channel();
-        // If the thread has ended, the next command that waits for an answer reports it.
-        let _ = self.commands.send(Command::Prepare(positions, reply)).await;
-        Prepared::assembling(positions, wants)
+        let (wants, wanted) = oneshot::channel();
+        let (batches, read) = oneshot::channel();
+        // If a thread has ended, the next command that waits for an answer reports it.
+        let request = Request {
+            positions,
+            wants,
+            batches,
+        };
+        let _ = self.requests.send(request).await;
+        let _ = self.commands.send(Command::Prepare(positions, read)).await;
+        Prepared::assembling(positions, wanted)
     }
 
     async fn take_in(&self, parts: Vec<Part>) {
@@ -129,15 +143,18 @@ impl Replica for ModelReplica {
 /// Returns the error of a thread that has panicked.
 async fn panicked(thread: &Mutex<Option<JoinHandle<()>>>) -> ReplicaError {
     let thread = thread.lock().take();
-    let join = tokio::task::spawn_blocking(|| thread.map(JoinHandle::join));
-    let message = match join.await {
-        Ok(Some(Err(panic))) => {
-            match (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>()) {
-                (Some(text), _) => (*text).to_owned(),
-                (_, Some(text)) => text.clone(),
-                _ => "without a message".to_owned(),
-            }
-        }
+    let ended = tokio::task::spawn_blocking(|| ended(thread)).await;
+    ended.unwrap_or_else(|error| ReplicaError::Panicked(error.to_string()))
+}
+
+/// Waits for the end of a thread that has panicked, and returns its error.
+fn ended(thread: Option<JoinHandle<()>>) -> ReplicaError {
+    let message = match thread.map(JoinHandle::join) {
+        Some(Err(panic)) => match (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>()) {
+            (Some(text), _) => (*text).to_owned(),
+            (_, Some(text)) => text.clone(),
+            _ => "without a message".to_owned(),
+        },
         _ => "see above".to_owned(),
     };
     ReplicaError::Panicked(message)
@@ -147,13 +164,17 @@ async fn panicked(thread: &Mutex<Option<JoinHandle<()>>>) -> ReplicaError {
 struct Thread {
     job: Arc<Job>,
     registry: Registry,
-    data: Dataset,
+    description: Description,
+    signature: Signature,
+    evaluation: Box<dyn Samples>,
+    transforms: Option<Fitted>,
     objective: Objective,
-    model: Box<dyn Model>,
+    model: Arc<dyn Model>,
     variables: Variables,
     device: Device,
+    reader: Option<JoinHandle<()>>,
     /// The batches of steps that were prepared and not computed yet, the oldest first.
-    prepared: VecDeque<(Positions, Result<Vec<Batch>, ReplicaError>)>,
+    prepared: VecDeque<(Positions, oneshot::Receiver<Batches>)>,
     /// True if the variables no longer have their initial values.
     overwritten: bool,
     /// The error of weights taken in since the last answer.
@@ -161,41 +182,52 @@ struct Thread {
 }
 
 impl Thread {
-    fn new(job: Arc<Job>, registry: Registry, device: Device) -> Result<Self, ReplicaError> {
+    fn new(
+        job: Arc<Job>,
+        registry: Registry,
+        device: Device,
+    ) -> Result<(Self, mpsc::Sender<Request>), ReplicaError> {
         let data = registry.open(&job.data, job.seed, Purpose::Training)?;
         let objective = Objective::of(&job.objective, &data.signature)?;
         let (variables, model) = build(&job, &registry, &device, &data.signature, &objective)?;
-        Ok(Self {
-            data,
+        let model: Arc<dyn Model> = model.into();
+        let description = Description {
+            variables: variables.specs(),
+            training_samples: data.training.count(),
+            evaluation_samples: data.evaluation.count(),
+            data_digest: data.digest(),
+        };
+        let Dataset {
+            training,
+            evaluation,
+            signature,
+            transforms,
+        } = data;
+        let (requests, reader) = reader::start(job.clone(), training, model.clone())?;
+        let thread = Self {
+            job,
+            registry,
+            description,
+            signature,
+            evaluation,
+            transforms,
             objective,
             model,
             variables,
             device,
-            job,
-            registry,
-            overwritten: false,
+            reader: Some(reader),
             prepared: VecDeque::new(),
+            overwritten: false,
             taken_in: Ok(()),
-        })
-    }
-
-    fn description(&self) -> Description {
-        Description {
-            variables: self.variables.specs(),
-            training_samples: self.data.training.count(),
-            evaluation_samples: self.data.evaluation.count(),
-            data_digest: self.data.digest(),
-        }
+        };
+        Ok((thread, requests))
     }
 
     fn serve(&mut self, mut queue: mpsc::Receiver<Command>) {
         while let Some(command) = queue.blocking_recv() {
             // A caller that is gone does not need the answer.
             match command {
-                Command::Prepare(positions, reply) => {
-                    let batches = self.batches(positions);
-                    let wants = batches.as_deref().map(|batches| self.wants(batches));
-                    let _ = reply.send(wants.unwrap_or_default());
+                Command::Prepare(positions, batches) => {
                     // Memberships that have ended may have left batches behind.
                     let ahead = self.job.data.prefetch as usize;
                     let surplus = self.prepared.len().saturating_sub(ahead);
@@ -218,41 +250,23 @@ impl Thread {
         }
     }
 
-    /// Reads the batches of a step.
+    /// Returns the batches of a prepared step, in the device's memory.
     fn batches(&mut self, positions: Positions) -> Result<Vec<Batch>, ReplicaError> {
-        let order = Order::Shuffled {
-            seed: self.job.seed,
-            epoch: positions.data_epoch,
+        let mut prepared = std::iter::from_fn(|| self.prepared.pop_front());
+        // A membership that has ended may have left batches behind.
+        let batches = prepared.find(|(of, _)| *of == positions);
+        let (_, batches) = batches.ok_or_else(nothing)?;
+        let Ok(batches) = batches.blocking_recv() else {
+            return Err(ended(self.reader.take()));
         };
-        let size = u64::from(self.job.batch_size);
-        let (training, end) = (&mut *self.data.training, positions.end);
-        let starts = (positions.start..end).step_by(size as usize);
-        let batch = |start: u64| {
-            let positions = start..end.min(start.saturating_add(size));
-            Ok(read(training, order, positions, &self.device)?)
-        };
-        starts.map(batch).collect()
-    }
-
-    /// Returns the values that the batches of a step want together.
-    fn wants(&self, batches: &[Batch]) -> Vec<Want> {
-        // A pull also waits for slower workers, so each step has one.
-        let mut wants = EVERY_BATCH.to_vec();
-        for want in batches.iter().flat_map(|batch| self.model.wants(batch)) {
-            if !wants.contains(&want) {
-                wants.push(want);
-            }
-        }
-        wants
+        let batches = batches?.into_iter();
+        let there = |batch: Batch| Ok(batch.to_device(&self.device)?);
+        batches.map(there).collect()
     }
 
     fn compute(&mut self, positions: Positions, step: Step) -> Result<Computed, ReplicaError> {
         std::mem::replace(&mut self.taken_in, Ok(()))?;
-        let mut prepared = std::iter::from_fn(|| self.prepared.pop_front());
-        // A membership that has ended may have left batches behind.
-        let batches = prepared.find(|(of, _)| *of == positions);
-        let nothing = || candle_core::Error::msg("the batch was not prepared");
-        let batches = batches.ok_or_else(nothing)?.1?;
+        let batches = self.batches(positions)?;
         let samples: usize = batches.iter().map(Batch::samples).sum();
         let before = self.variables.measured()?;
         let (clock, rank) = (step.clock.0, step.rank);
@@ -283,7 +297,8 @@ impl Thread {
         if self.job.non_finite == NonFinite::Fail {
             self.variables.check_finite()?;
         }
-        evaluate(&*self.model, &self.objective, &mut self.data, &self.device)
+        let samples = &mut *self.evaluation;
+        evaluate(&*self.model, &self.objective, samples, &self.device)
     }
 
     fn take_in(&mut self, parts: &[Part]) -> Result<(), ReplicaError> {
@@ -296,14 +311,14 @@ impl Thread {
     }
 
     fn save(&self, path: &Path) -> Result<(), ReplicaError> {
-        self.data.save_transforms(path)?;
+        save_transforms(self.transforms.as_ref(), path)?;
         Ok(self.variables.save(path)?)
     }
 
     fn initial_values(&self) -> Result<Vec<Elements>, ReplicaError> {
         let again;
         let variables = if self.overwritten {
-            let (signature, objective) = (&self.data.signature, &self.objective);
+            let (signature, objective) = (&self.signature, &self.objective);
             (again, _) = build(
                 &self.job,
                 &self.registry,
@@ -319,6 +334,10 @@ impl Thread {
         let values = (0..count).map(|v| Ok(Elements::of(variables.values(v)?, Dtype::F32)));
         values.collect()
     }
+}
+
+fn nothing() -> candle_core::Error {
+    candle_core::Error::msg("the batch was not prepared")
 }
 
 /// Builds a job's model for its data, with initial values, those of `model.init_from` first.
@@ -372,17 +391,17 @@ fn check_patterns(job: &Job, variables: &Variables) -> Result<(), ReplicaError> 
 pub fn evaluate(
     model: &dyn Model,
     objective: &Objective,
-    data: &mut Dataset,
+    held_out: &mut dyn Samples,
     device: &Device,
 ) -> Result<Metrics, ReplicaError> {
-    let samples = data.evaluation.count();
+    let samples = held_out.count();
     let pass = Pass::evaluation(objective);
     let mut metrics = objective.accumulators();
     metrics.extend(model.metrics());
     let (mut loss, mut start) = (0.0, 0);
     while start < samples {
         let end = samples.min(start + EVALUATION_BATCH);
-        let batch = read(&mut *data.evaluation, Order::Stored, start..end, device)?;
+        let batch = read(held_out, Order::Stored, start..end, device)?;
         let outputs = model.forward(&batch, &pass)?;
         let mean = model.loss(&outputs, &batch, &pass)?.to_dtype(DType::F64)?;
         loss += mean.to_scalar::<f64>()? * (end - start) as f64;

@@ -319,7 +319,7 @@ fn columns_that_cannot_be_read_are_refused_with_the_line_to_add() {
         assert_says(&load_columns(train, "", columns).unwrap_err(), parts);
     }
     let far = load_columns("x,label\n1,0\n1.0000001,1\n", "x,label\n1e38,0\n", "");
-    assert_says(&far.unwrap_err(), &["\"x\"", "sample 1", "too far"]);
+    assert_says(&far.unwrap_err(), &["\"x\"", "test.csv, line 2", "too far"]);
     let fewer = load_columns(TRAIN, "price,label\n1,yes\n", "");
     assert!(fewer.is_err());
     let fewer = load_columns("x,y,label\n1,2,0\n", "x,label\n1,0\n", "");

@@ -111,7 +111,7 @@ fn bad_csv_files_are_refused() {
             ["line 2", "\"label\"", "empty"],
         ),
         (
-            "x,y,label\n1,2,4000000000\n",
+            "x,y,label\n1,2,4000000000\n3,4,1\n",
             "",
             ["line 2", "4000000000", "65536"],
         ),

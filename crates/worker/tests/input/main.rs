@@ -12,6 +12,7 @@ mod images;
 mod libsvm;
 mod npy;
 mod parquet;
+mod streams;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};

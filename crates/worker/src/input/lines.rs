@@ -1,0 +1,243 @@
+//! Text files of a line for each sample, cut into chunks of whole lines.
+
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use memchr::memchr_iter;
+
+use super::chunks::{Chunk, Chunks};
+use super::error::InputError;
+use super::files::DataFile;
+use super::place::{Place, Unit};
+use super::table::Rows;
+
+/// The most bytes that are read at once to find the lines.
+const PIECE: u64 = 1 << 20;
+
+/// Returns whether a line has a sample.
+pub(super) type IsSample = fn(&[u8]) -> bool;
+
+/// Text files, cut into chunks.
+pub(super) struct Lines {
+    files: Vec<DataFile>,
+    parts: Vec<Part>,
+    chunks: Vec<Chunk>,
+    is_sample: IsSample,
+}
+
+/// A chunk's place.
+struct Part {
+    file: usize,
+    bytes: Range<u64>,
+    /// The number of its first line.
+    first: u64,
+    crc: u32,
+}
+
+/// A chunk in memory.
+pub(super) struct Text {
+    file: Arc<Path>,
+    content: Vec<u8>,
+    /// The bytes and the number of each line with a sample.
+    lines: Vec<(Range<usize>, u64)>,
+}
+
+impl Lines {
+    /// Finds the lines of files, and cuts them into chunks of about so many bytes.
+    ///
+    /// # Errors
+    /// [`InputError::Unreadable`]; [`InputError::Line`] for a file without samples.
+    pub(super) fn open(
+        files: Vec<DataFile>,
+        size: u64,
+        is_sample: IsSample,
+    ) -> Result<Self, InputError> {
+        let mut lines = Self {
+            files: Vec::new(),
+            parts: Vec::new(),
+            chunks: Vec::new(),
+            is_sample,
+        };
+        for file in files {
+            let before = lines.parts.len();
+            lines.cut(&file, size)?;
+            if lines.parts.len() == before {
+                return Err(at(file.path(), 1).wrong("there is no sample".to_owned()));
+            }
+            lines.files.push(file);
+        }
+        Ok(lines)
+    }
+
+    /// Adds the chunks of a file.
+    fn cut(&mut self, file: &DataFile, size: u64) -> Result<(), InputError> {
+        let mut chunk = Vec::new();
+        let (mut start, mut read, mut line) = (0, 0, 1);
+        while read < file.size() {
+            let end = file.size().min(read + size.clamp(1, PIECE));
+            let searched = chunk.len();
+            chunk.extend(file.read(read..end)?);
+            read = end;
+            let whole = match read == file.size() {
+                true => Some(chunk.len()),
+                false if (chunk.len() as u64) < size => None,
+                false => memchr::memrchr(b'\n', &chunk[searched..]).map(|at| searched + at + 1),
+            };
+            if let Some(whole) = whole {
+                line += self.add(start, &chunk[..whole], line);
+                start += whole as u64;
+                chunk.drain(..whole);
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds the lines of a chunk, unless they have no sample. Returns their number.
+    fn add(&mut self, start: u64, content: &[u8], first: u64) -> u64 {
+        let (mut samples, mut lines) = (0, 0);
+        for line in split(content) {
+            samples += u32::from((self.is_sample)(&content[line]));
+            lines += 1;
+        }
+        if samples > 0 {
+            self.parts.push(Part {
+                file: self.files.len(),
+                bytes: start..start + content.len() as u64,
+                first,
+                crc: crc32fast::hash(content),
+            });
+            self.chunks.push(Chunk {
+                samples,
+                bytes: content.len() as u64,
+            });
+        }
+        lines
+    }
+
+    /// Reads a chunk.
+    ///
+    /// # Errors
+    /// [`InputError::Unreadable`]; [`InputError::Invalid`] if the file has changed.
+    fn read(&self, chunk: usize) -> Result<Text, InputError> {
+        let part = &self.parts[chunk];
+        let file = &self.files[part.file];
+        let content = file.read(part.bytes.clone())?;
+        if crc32fast::hash(&content) != part.crc {
+            return Err(changed(file.path()));
+        }
+        let numbered = split(&content).zip(part.first..);
+        let with_sample = numbered.filter(|(line, _)| (self.is_sample)(&content[line.clone()]));
+        Ok(Text {
+            file: file.path().clone(),
+            lines: with_sample.collect(),
+            content,
+        })
+    }
+}
+
+impl Text {
+    /// Returns the lines of these samples.
+    ///
+    /// # Errors
+    /// [`InputError::Line`] for one that is no UTF-8.
+    pub(super) fn lines<'a>(
+        &'a self,
+        samples: &'a [u32],
+    ) -> impl Iterator<Item = Result<&'a str, InputError>> {
+        samples.iter().map(|sample| {
+            let (line, number) = &self.lines[*sample as usize];
+            let text = std::str::from_utf8(&self.content[line.clone()]);
+            text.map_err(|_| {
+                at(&self.file, *number).wrong("the line is no text in UTF-8".to_owned())
+            })
+        })
+    }
+
+    /// Returns the place of each of these samples.
+    pub(super) fn rows(&self, samples: &[u32]) -> Rows {
+        let number = |sample: &u32| self.lines[*sample as usize].1;
+        Rows {
+            file: self.file.clone(),
+            unit: Unit::Line,
+            numbers: samples.iter().map(number).collect(),
+        }
+    }
+}
+
+/// Returns the error of a file that is no longer as it was.
+pub(super) fn changed(file: &Path) -> InputError {
+    InputError::Invalid(format!(
+        "{} has changed since the training began; leave the files of a job as they are, and train again",
+        file.display()
+    ))
+}
+
+/// Returns the lines of a text, without their ends.
+fn split(content: &[u8]) -> impl Iterator<Item = Range<usize>> + '_ {
+    let mut start = 0;
+    let ends = memchr_iter(b'\n', content).chain(
+        // The last line may have no end.
+        (content.last().is_some_and(|last| *last != b'\n')).then_some(content.len()),
+    );
+    ends.map(move |end| {
+        let line = start..end;
+        start = end + 1;
+        match content[line.clone()].ends_with(b"\r") {
+            true => line.start..line.end - 1,
+            false => line,
+        }
+    })
+}
+
+fn at(file: &Arc<Path>, number: u64) -> Place {
+    Place {
+        file: file.clone(),
+        unit: Unit::Line,
+        number,
+    }
+}
+
+/// Parses lines with samples.
+type Parse<P> = Box<dyn Fn(&Text, &[u32]) -> Result<P, InputError> + Send + Sync>;
+
+/// Text files of a format.
+pub(super) struct TextFiles<P> {
+    lines: Lines,
+    parse: Parse<P>,
+}
+
+impl<P> TextFiles<P> {
+    pub(super) fn new(
+        lines: Lines,
+        parse: impl Fn(&Text, &[u32]) -> Result<P, InputError> + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            lines,
+            parse: Box::new(parse),
+        }
+    }
+}
+
+impl<P: 'static> Chunks for TextFiles<P> {
+    type Raw = Text;
+    type Parsed = P;
+
+    fn chunks(&self) -> &[Chunk] {
+        &self.lines.chunks
+    }
+
+    fn read(&self, chunk: usize) -> Result<Text, InputError> {
+        self.lines.read(chunk)
+    }
+
+    fn parse(&self, raw: &Text, samples: &[u32]) -> Result<P, InputError> {
+        (self.parse)(raw, samples)
+    }
+
+    fn digest(&self, hash: &mut dyn FnMut(&[u8])) {
+        for part in &self.lines.parts {
+            hash(&part.crc.to_le_bytes());
+        }
+    }
+}

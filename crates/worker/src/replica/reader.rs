@@ -1,0 +1,100 @@
+//! Reads the batches of steps on a thread of its own, while the model computes on another.
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use candle_core::Device;
+use shared_proto::job::Job;
+use shared_proto::step::{EVERY_BATCH, Want};
+use tokio::sync::mpsc::{self, Receiver, Sender};
+use tokio::sync::oneshot;
+
+use super::error::ReplicaError;
+use super::interface::Positions;
+use crate::input::{Order, Samples, read};
+use crate::model::{Batch, Model};
+
+/// The batches of a step.
+pub(super) type Batches = Result<Vec<Batch>, ReplicaError>;
+
+/// A step whose batches are to be read.
+pub(super) struct Request {
+    pub(super) positions: Positions,
+    /// Gets the values that the batches want; none if they cannot be read.
+    pub(super) wants: oneshot::Sender<Vec<Want>>,
+    pub(super) batches: oneshot::Sender<Batches>,
+}
+
+/// The number of steps that may wait for the thread.
+const REQUESTS: usize = 4;
+
+/// The state of the thread.
+struct Reader {
+    job: Arc<Job>,
+    training: Box<dyn Samples>,
+    model: Arc<dyn Model>,
+}
+
+/// Starts the thread, which ends when its requests do.
+///
+/// # Errors
+/// [`ReplicaError::Thread`].
+pub(super) fn start(
+    job: Arc<Job>,
+    training: Box<dyn Samples>,
+    model: Arc<dyn Model>,
+) -> Result<(Sender<Request>, JoinHandle<()>), ReplicaError> {
+    let (requests, queue) = mpsc::channel(REQUESTS);
+    let mut reader = Reader {
+        job,
+        training,
+        model,
+    };
+    let thread = std::thread::Builder::new()
+        .name("reader".to_owned())
+        .spawn(move || reader.serve(queue))
+        .map_err(ReplicaError::Thread)?;
+    Ok((requests, thread))
+}
+
+impl Reader {
+    fn serve(&mut self, mut queue: Receiver<Request>) {
+        while let Some(request) = queue.blocking_recv() {
+            // The membership that asked for the batch may have ended.
+            if request.batches.is_closed() {
+                continue;
+            }
+            let batches = self.batches(request.positions);
+            let wants = batches.as_deref().map(|batches| self.wants(batches));
+            let _ = request.wants.send(wants.unwrap_or_default());
+            let _ = request.batches.send(batches);
+        }
+    }
+
+    fn batches(&mut self, positions: Positions) -> Batches {
+        let order = Order::Shuffled {
+            seed: self.job.seed,
+            epoch: positions.data_epoch,
+        };
+        let size = u64::from(self.job.batch_size);
+        let (training, end) = (&mut *self.training, positions.end);
+        let starts = (positions.start..end).step_by(size as usize);
+        let batch = |start: u64| {
+            let positions = start..end.min(start.saturating_add(size));
+            Ok(read(training, order, positions, &Device::Cpu)?)
+        };
+        starts.map(batch).collect()
+    }
+
+    /// Returns the values that the batches of a step want together.
+    fn wants(&self, batches: &[Batch]) -> Vec<Want> {
+        // A pull also waits for slower workers, so each step has one.
+        let mut wants = EVERY_BATCH.to_vec();
+        for want in batches.iter().flat_map(|batch| self.model.wants(batch)) {
+            if !wants.contains(&want) {
+                wants.push(want);
+            }
+        }
+        wants
+    }
+}

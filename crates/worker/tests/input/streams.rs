@@ -1,0 +1,262 @@
+//! Streamed data: the same samples as in memory, each once in a pass, in orders that repeat.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::fs;
+
+use super::*;
+
+const SAMPLES: u32 = 20_000;
+
+/// Opens data that is streamed in windows of a mebibyte.
+fn stream(kind: &str, place: &Path) -> Result<Dataset, String> {
+    let data = Data {
+        stream: true,
+        shuffle_mebibytes: 1,
+        ..data(kind, place)
+    };
+    load(&data, 1).map_err(|error| error.to_string())
+}
+
+/// Returns a line for each sample: a label, and numbers of which the first is the sample's.
+fn csv(samples: u32) -> String {
+    let mut text = "label,number,noise\n".to_owned();
+    for i in 0..samples {
+        writeln!(text, "{},{i},\"{}\"", i % 7, f64::from(i).sin()).unwrap();
+    }
+    text
+}
+
+/// Reads a pass in batches of this size, and returns the numbers of the samples.
+fn pass(samples: &mut Box<dyn Samples>, order: Order, size: u64) -> Vec<u32> {
+    let (mut read, mut start) = (Vec::new(), 0);
+    while start < samples.count() {
+        let end = samples.count().min(start + size);
+        let batch = samples.read(order, start..end, &Device::Cpu).unwrap();
+        let inputs = batch.input().unwrap().to_vec2::<f32>().unwrap();
+        read.extend(inputs.iter().map(|row| row[0] as u32));
+        start = end;
+    }
+    read
+}
+
+const fn shuffled(epoch: u32) -> Order {
+    Order::Shuffled { seed: 7, epoch }
+}
+
+/// A job's columns that are left as they are, so that numbers tell samples.
+fn untransformed(place: &Path, stream: bool) -> Data {
+    let columns = "number = { type = \"number\", transform = \"none\" }";
+    Data {
+        stream,
+        shuffle_mebibytes: 1,
+        columns: toml::from_str(columns).unwrap(),
+        ..data("csv", place)
+    }
+}
+
+#[test]
+fn each_pass_has_every_sample_once_in_an_order_of_its_own() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("train.csv"), csv(SAMPLES)).unwrap();
+    fs::write(folder.path().join("test.csv"), csv(100)).unwrap();
+    let open = || load(&untransformed(folder.path(), true), 1).unwrap();
+    let (mut dataset, mut other) = (open(), open());
+    assert_eq!(dataset.training.count(), u64::from(SAMPLES));
+    let orders: Vec<Vec<u32>> = (0..3)
+        .map(|epoch| pass(&mut dataset.training, shuffled(epoch), 999))
+        .collect();
+    for order in &orders {
+        let seen: BTreeSet<u32> = order.iter().copied().collect();
+        assert!(seen.into_iter().eq(0..SAMPLES) && order.len() == SAMPLES as usize);
+        // Neighbours in the file are not neighbours in the pass.
+        let together = order.windows(2).filter(|pair| pair[0] + 1 == pair[1]);
+        assert!(together.count() < 100);
+    }
+    assert!(orders[0] != orders[1] && orders[1] != orders[2]);
+    // The order does not depend on how, when and by whom it is read.
+    assert_eq!(pass(&mut other.training, shuffled(1), 64), orders[1]);
+    let stored = pass(&mut dataset.training, Order::Stored, 333);
+    assert!(stored.into_iter().eq(0..SAMPLES));
+    let mut at = |start: u64| {
+        let batch = dataset
+            .training
+            .read(shuffled(0), start..start + 5, &Device::Cpu);
+        let inputs = batch.unwrap().input().unwrap().to_vec2::<f32>().unwrap();
+        inputs.iter().map(|row| row[0] as u32).collect::<Vec<_>>()
+    };
+    for start in [19_995, 3, 12_000, 0] {
+        assert_eq!(at(start), orders[0][start as usize..][..5]);
+    }
+    assert_eq!(dataset.digest(), other.digest());
+}
+
+#[test]
+fn samples_are_those_of_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("train.csv"), csv(3000)).unwrap();
+    fs::write(folder.path().join("test.csv"), csv(100)).unwrap();
+    let mut streamed = stream("csv", folder.path()).unwrap();
+    let mut held = load(&data("csv", folder.path()), 1).unwrap();
+    assert_eq!(streamed.signature, held.signature);
+    assert_eq!(streamed.transforms, held.transforms);
+    assert_eq!(all(&mut streamed.training), all(&mut held.training));
+    assert_eq!(all(&mut streamed.evaluation), all(&mut held.evaluation));
+
+    let libsvm: String = (0..500)
+        .map(|i| format!("{} {}:1 {}:0.5 # {i}\n\n", i % 2, i % 9 + 1, i % 9 + 10))
+        .collect();
+    let file = folder.path().join("file.libsvm");
+    fs::write(&file, &libsvm).unwrap();
+    fs::write(folder.path().join("file.libsvm.t"), &libsvm[..200]).unwrap();
+    let mut streamed = stream("libsvm", &file).unwrap();
+    let mut held = load(&data("libsvm", &file), 1).unwrap();
+    assert_eq!(streamed.signature, held.signature);
+    let rows = |samples: &mut Box<dyn Samples>| {
+        let batch = samples.read(Order::Stored, 0..samples.count(), &Device::Cpu);
+        let batch = batch.unwrap();
+        (
+            batch.input().unwrap().to_vec2::<f32>().unwrap(),
+            batch.target().unwrap().to_vec1::<f32>().unwrap(),
+        )
+    };
+    assert_eq!(rows(&mut streamed.training), rows(&mut held.training));
+    assert_eq!(rows(&mut streamed.evaluation), rows(&mut held.evaluation));
+}
+
+#[test]
+fn several_files_are_one_data_set() {
+    let folder = tempfile::tempdir().unwrap();
+    let whole = csv(1000);
+    let (header, rows) = whole.split_once('\n').unwrap();
+    let rows: Vec<&str> = rows.lines().collect();
+    for (day, rows) in rows.chunks(300).enumerate() {
+        let text = format!("{header}\n{}\n", rows.join("\n"));
+        fs::write(folder.path().join(format!("day-{day}.csv")), text).unwrap();
+    }
+    fs::write(folder.path().join("whole.txt"), &whole).unwrap();
+    let pattern = folder.path().join("day-*.csv");
+    let mut parts = load(&untransformed(&pattern, false), 1).unwrap();
+    let mut single = load(&untransformed(&folder.path().join("whole.txt"), false), 1).unwrap();
+    assert_eq!(all(&mut parts.training), all(&mut single.training));
+    assert_eq!(all(&mut parts.evaluation), all(&mut single.evaluation));
+    let mut streamed = load(&untransformed(&pattern, true), 1).unwrap();
+    let mut seen = pass(&mut streamed.training, shuffled(0), 64);
+    assert!((750..=850).contains(&seen.len()), "{}", seen.len());
+    seen.extend(pass(&mut streamed.evaluation, Order::Stored, 64));
+    seen.sort_unstable();
+    assert!(seen.into_iter().eq(0..1000));
+
+    fs::write(
+        folder.path().join("day-9.csv"),
+        "label,noise,number\n1,2,3\n",
+    )
+    .unwrap();
+    let error = load(&untransformed(&pattern, true), 1).unwrap_err();
+    let columns = "label, noise, number were found";
+    assert_says(
+        &error.to_string(),
+        &["day-9.csv, line 1", columns, "first file"],
+    );
+    let none = folder.path().join("night-*.csv");
+    let error = load(&untransformed(&none, false), 1).unwrap_err();
+    assert_says(&error.to_string(), &["night-*.csv"]);
+}
+
+#[test]
+fn pictures_may_stay_in_their_files() {
+    let folder = tempfile::tempdir().unwrap();
+    for class in ["ant", "bee"] {
+        fs::create_dir(folder.path().join(class)).unwrap();
+        for i in 0..20u8 {
+            let color = image::Rgb([i, if class == "ant" { 0 } else { 200 }, 7]);
+            let picture = image::RgbImage::from_pixel(3, 2, color);
+            picture
+                .save(folder.path().join(format!("{class}/{i}.png")))
+                .unwrap();
+        }
+    }
+    let mut streamed = stream("image-folder", folder.path()).unwrap();
+    let mut held = load(&data("image-folder", folder.path()), 1).unwrap();
+    assert_eq!(streamed.signature, held.signature);
+    assert_eq!(streamed.transforms, held.transforms);
+    let pictures = |samples: &mut Box<dyn Samples>, order| {
+        let batch = samples
+            .read(order, 0..samples.count(), &Device::Cpu)
+            .unwrap();
+        let pixels = batch.input().unwrap().flatten_from(1).unwrap();
+        let pixels = pixels.to_vec2::<f32>().unwrap();
+        let labels = batch.target().unwrap().to_vec1::<u32>().unwrap();
+        let bits = |row: &Vec<f32>| row.iter().map(|v| v.to_bits()).collect::<Vec<_>>();
+        pixels.iter().map(bits).zip(labels).collect::<Vec<_>>()
+    };
+    for (streamed, held) in [
+        (&mut streamed.training, &mut held.training),
+        (&mut streamed.evaluation, &mut held.evaluation),
+    ] {
+        assert_eq!(
+            pictures(streamed, Order::Stored),
+            pictures(held, Order::Stored)
+        );
+        let mut all = pictures(streamed, shuffled(0));
+        assert_ne!(all, pictures(streamed, Order::Stored));
+        all.sort();
+        let mut stored = pictures(held, Order::Stored);
+        stored.sort();
+        assert_eq!(all, stored);
+    }
+}
+
+#[test]
+fn data_that_cannot_be_streamed_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let place = folder.path().join("one.csv");
+    fs::write(&place, "label,number\n1,2\n").unwrap();
+    let error = stream("csv", &place).unwrap_err();
+    assert_says(
+        &error,
+        &["one.csv", "a single part", "data.stream to false"],
+    );
+    let error = stream("digits", folder.path()).unwrap_err();
+    assert_says(
+        &error,
+        &["\"digits\"", "csv, image-folder, libsvm, parquet"],
+    );
+    let place = folder.path().join("two.csv.gz");
+    fs::write(&place, "").unwrap();
+    let error = stream("csv", &place).unwrap_err();
+    assert_says(&error, &["two.csv.gz", "compressed", "decompress it"]);
+    // A row that is wrong is known before training.
+    let mut text = csv(SAMPLES);
+    text.push_str("1,two,3\n");
+    fs::write(folder.path().join("train.csv"), text).unwrap();
+    let error = stream("csv", folder.path()).unwrap_err();
+    assert_says(&error, &["train.csv, line 20002", "\"two\""]);
+}
+
+#[test]
+fn a_file_that_changes_in_training_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let place = folder.path().join("rows.libsvm");
+    let text: String = (0..100).map(|i| format!("{} 1:{i}\n", i % 2)).collect();
+    fs::write(&place, &text).unwrap();
+    for (later, named) in [
+        (text.replace("1:7\n", "1:8\n"), "has changed"),
+        (text[..100].to_owned(), "cannot be read"),
+    ] {
+        fs::write(&place, &text).unwrap();
+        let dataset = stream("libsvm", &place).unwrap();
+        fs::write(&place, later).unwrap();
+        let count = dataset.training.count();
+        let mut samples = [dataset.training, dataset.evaluation];
+        let errors = samples.iter_mut().filter_map(|samples| {
+            let end = count.min(samples.count());
+            samples.read(Order::Stored, 0..end, &Device::Cpu).err()
+        });
+        let errors: Vec<String> = errors.map(|error| error.to_string()).collect();
+        assert!(!errors.is_empty());
+        for error in errors {
+            assert_says(&error, &["rows.libsvm", named]);
+        }
+    }
+}
