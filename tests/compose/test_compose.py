@@ -210,11 +210,16 @@ class Project:
             return []
         return [float(series["value"][1]) for series in found]
 
-    def read(self, path):
+    def read(self, path, program="cat"):
         """A file of the volume with the runs."""
         volume = f"{self.name}_runs:/runs:ro"
-        command = ["docker", "run", "--rm", "--network=none", "--volume", volume, "--entrypoint", "cat"]
+        command = ["docker", "run", "--rm", "--network=none", "--volume", volume, "--entrypoint", program]
         return run(*command, IMAGES["coordinator"], path)
+
+    def find(self, path):
+        """A file of the volume with the runs, or nothing while it is not there."""
+        folder, name = path.rsplit("/", 1)
+        return self.read(path) if name in self.read(folder, "ls").split() else None
 
     def await_end(self, run_name, seconds):
         """Waits for the end of the job, at which every container must end well and stay so. Returns the summary."""
@@ -708,7 +713,8 @@ def done_job(project, name, epochs):
     """Waits until a job is done, of which every sample must count; returns its summary."""
     done = lambda: (found := project.status()) and (found["job"], found["phase"]) == (name, "done")
     until(f"the job {name} is done", 600, done)
-    summary = json.loads(project.read(f"/runs/{name}/summary.json"))
+    # It is written after the last report, which the status shows at once.
+    summary = json.loads(until(f"the summary of {name} is written", 30, lambda: project.find(f"/runs/{name}/summary.json")))
     check(summary["samples"] == epochs * 1437, f"{summary['samples']} samples count, not {epochs} times 1437")
     return summary
 
