@@ -3,10 +3,11 @@
 use std::path::Path;
 
 /// Each crate with those of ours that it may use.
-const FLOORS: [(&str, &[&str]); 11] = [
+const FLOORS: [(&str, &[&str]); 12] = [
     ("shared-proto", &[]),
     ("fuzz-input", &[]),
-    ("checkpoint", &["shared-proto"]),
+    ("storage", &[]),
+    ("checkpoint", &["shared-proto", "storage"]),
     ("daemon", &["shared-proto"]),
     ("optimizer", &["shared-proto"]),
     ("nn", &[]),
@@ -25,7 +26,10 @@ const FLOORS: [(&str, &[&str]); 11] = [
         "coordinator",
         &["shared-proto", "fuzz-input", "checkpoint", "daemon"],
     ),
-    ("worker", &["shared-proto", "daemon", "nn", "ps-client"]),
+    (
+        "worker",
+        &["shared-proto", "storage", "daemon", "nn", "ps-client"],
+    ),
     (
         "flambeau",
         &[

@@ -22,6 +22,7 @@ mod start;
 mod steps;
 mod stop;
 mod stores;
+mod streams;
 mod unable;
 
 use std::path::PathBuf;

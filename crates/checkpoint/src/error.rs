@@ -1,6 +1,8 @@
-//! The errors of checkpoints, and the secrets that no message shows.
+//! The errors of checkpoints.
 
 use std::io;
+
+use storage::StorageError;
 
 use crate::format::{FORMAT, folder_name};
 
@@ -113,16 +115,23 @@ impl CheckpointError {
 
     /// Converts the operating system's error about a file.
     pub(crate) fn io(place: &str, error: &io::Error) -> Self {
-        let (place, reason) = (place.to_owned(), error.to_string());
-        match error.kind() {
-            io::ErrorKind::NotFound => Self::NotFound(format!("{place}: {reason}")),
-            io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => {
-                Self::Denied { place, reason }
-            }
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-                Self::Full { place, reason }
-            }
-            _ => Self::Storage { place, reason },
+        StorageError::io(place, error).into()
+    }
+}
+
+impl From<StorageError> for CheckpointError {
+    fn from(error: StorageError) -> Self {
+        match error {
+            StorageError::Denied { place, reason } => Self::Denied { place, reason },
+            StorageError::Full { place, reason } => Self::Full { place, reason },
+            StorageError::Exists(place) => Self::Exists(place),
+            StorageError::NotFound(what) => Self::NotFound(what),
+            StorageError::Location { location, reason } => Self::Location { location, reason },
+            StorageError::Failed { place, reason } => Self::Storage { place, reason },
+            other => Self::Storage {
+                place: String::new(),
+                reason: other.to_string(),
+            },
         }
     }
 }
@@ -135,112 +144,4 @@ fn before(instead: Option<&(u64, String)>) -> String {
         "; {} before it is whole: --restore {location}",
         folder_name(*number)
     )
-}
-
-/// The configured keys, which no message may show.
-#[derive(Clone, Default)]
-pub(crate) struct Secrets(Vec<String>);
-
-impl Secrets {
-    /// Collects the secret values among environment variables.
-    pub(crate) fn of<'a>(variables: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
-        let secret = |name: &str| {
-            let name = name.to_ascii_uppercase();
-            ["ACCESS_KEY", "SECRET", "TOKEN"]
-                .iter()
-                .any(|part| name.contains(part))
-        };
-        let mut values: Vec<String> = variables
-            .into_iter()
-            .filter(|(name, value)| secret(name) && value.len() >= 4)
-            .map(|(_, value)| value.to_owned())
-            .collect();
-        // The longest first: one may be the beginning of another.
-        values.sort_by_key(|value| std::cmp::Reverse(value.len()));
-        Self(values)
-    }
-
-    /// Converts a store's error about a place, with the secrets hidden.
-    pub(crate) fn explain(&self, place: &str, error: &object_store::Error) -> CheckpointError {
-        use object_store::Error as E;
-        let text = error.to_string();
-        let reason = self.hide(&summary(&text));
-        let place = self.hide(place);
-        if text.contains("NoSuchBucket") {
-            return CheckpointError::Location {
-                location: place,
-                reason: "there is no such bucket".to_owned(),
-            };
-        }
-        if is_full(&text) {
-            return CheckpointError::Full { place, reason };
-        }
-        match error {
-            E::AlreadyExists { .. } => CheckpointError::Exists(place),
-            E::NotFound { .. } => CheckpointError::NotFound(format!("{place} is not there")),
-            E::PermissionDenied { .. } | E::Unauthenticated { .. } => {
-                CheckpointError::Denied { place, reason }
-            }
-            E::InvalidPath { .. } | E::UnknownConfigurationKey { .. } => {
-                CheckpointError::Location {
-                    location: place,
-                    reason,
-                }
-            }
-            _ if is_refusal(&text) => CheckpointError::Denied { place, reason },
-            _ => CheckpointError::Storage { place, reason },
-        }
-    }
-
-    /// Returns the text with the secrets hidden.
-    pub(crate) fn hide(&self, text: &str) -> String {
-        let hidden = |text: String, secret: &String| text.replace(secret, "(hidden)");
-        self.0.iter().fold(without_user(text), hidden)
-    }
-}
-
-/// Returns whether a server's error says that it is full. S3 has no code for this; other servers have.
-fn is_full(text: &str) -> bool {
-    let codes = ["QuotaExceeded", "StorageFull", "InsufficientStorage"];
-    codes.iter().any(|code| text.contains(code)) || text.contains("non-2xx status code: 507")
-}
-
-/// Returns whether a server's error says that the same request would fail later too. `object_store`
-/// has variants of its own for some such errors only.
-fn is_refusal(text: &str) -> bool {
-    let Some((_, status)) = text.split_once("non-2xx status code: ") else {
-        return false;
-    };
-    status.starts_with('4') && !status.starts_with("408") && !status.starts_with("429")
-}
-
-/// Returns the code and the message of an S3 error; its other elements only repeat the request. Returns
-/// other text unchanged.
-fn summary(text: &str) -> String {
-    let element = |name: &str| {
-        let (_, rest) = text.split_once(&format!("<{name}>"))?;
-        let (content, _) = rest.split_once(&format!("</{name}>"))?;
-        Some(content.to_owned())
-    };
-    match (element("Code"), element("Message")) {
-        (Some(code), Some(message)) => format!("{code}: {message}"),
-        (Some(code), None) => code,
-        (None, _) => text.to_owned(),
-    }
-}
-
-/// Removes user and password from the URLs in a text.
-pub(crate) fn without_user(text: &str) -> String {
-    let mut shown = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some((before, after)) = rest.split_once("://") {
-        shown.push_str(before);
-        shown.push_str("://");
-        let end = after
-            .find(|c: char| matches!(c, '/' | '?' | '#' | '"' | ')') || c.is_whitespace())
-            .unwrap_or(after.len());
-        let host = after[..end].rfind('@').map_or(0, |at| at + 1);
-        rest = &after[host..];
-    }
-    shown + rest
 }

@@ -6,8 +6,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use object_store::path::Path;
 use object_store::{ListResult, ObjectStore, ObjectStoreExt, PutMode, PutPayload};
+use storage::{Bucket, Secrets};
 
-use crate::error::{CheckpointError, Secrets};
+use crate::error::CheckpointError;
 use crate::folder::{self, Mode};
 
 /// The size in bytes of the parts in which larger files are uploaded, so that no request takes too long.
@@ -53,18 +54,13 @@ impl Files {
         }
     }
 
-    /// Returns the files of a bucket below `root`.
-    pub(crate) fn in_bucket(
-        objects: Arc<dyn ObjectStore>,
-        root: Path,
-        location: String,
-        secrets: Secrets,
-    ) -> Self {
+    /// Returns the files of a part of a bucket.
+    pub(crate) fn in_bucket(bucket: Bucket) -> Self {
         Self {
-            root,
-            secrets: Arc::new(secrets),
+            root: bucket.root,
+            secrets: Arc::new(bucket.secrets),
             threads: true,
-            ..Self::over(objects, &location)
+            ..Self::over(bucket.objects, &bucket.location)
         }
     }
 
@@ -117,14 +113,14 @@ impl Files {
         let path = self.path(folder);
         let prefix = (!path.as_ref().is_empty()).then_some(&path);
         let found = self.objects.list_with_delimiter(prefix).await;
-        found.map_err(|error| self.secrets.explain(&self.place(folder), &error))
+        found.map_err(|error| self.explain(&self.place(folder), &error))
     }
 
     /// Reads a file.
     pub(crate) async fn read(&self, folder: &str, name: &str) -> Result<Bytes, CheckpointError> {
         let explain = |error: object_store::Error| {
             let place = self.place(&format!("{folder}/{name}"));
-            self.secrets.explain(&place, &error)
+            self.explain(&place, &error)
         };
         let found = self.objects.get(&self.path(folder).join(name)).await;
         found.map_err(explain)?.bytes().await.map_err(explain)
@@ -178,7 +174,7 @@ impl Files {
                 put.await.map(drop)
             }
         }
-        .map_err(|error| self.secrets.explain(&place, &error))
+        .map_err(|error| self.explain(&place, &error))
     }
 
     async fn put(&self, path: &Path, mut content: Bytes) -> object_store::Result<()> {
@@ -221,7 +217,7 @@ impl Files {
                 Ok(()) | Err(object_store::Error::NotFound { .. }) => {}
                 Err(error) => {
                     let place = self.place(&format!("{folder}/{name}"));
-                    return Err(self.secrets.explain(&place, &error));
+                    return Err(self.explain(&place, &error));
                 }
             }
         }
@@ -244,6 +240,10 @@ impl Files {
                     reason: error.to_string(),
                 })
             })
+    }
+
+    fn explain(&self, place: &str, error: &object_store::Error) -> CheckpointError {
+        self.secrets.explain(place, error).into()
     }
 
     fn path(&self, folder: &str) -> Path {

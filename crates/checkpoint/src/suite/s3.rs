@@ -1,12 +1,12 @@
 //! The suite against a real server of the S3 protocol, and the secrets that no message shows.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::io::{Read, Write};
+use std::net::TcpListener;
+
+use storage::testing::Moto;
 
 use super::{owners, save, stores};
-use crate::error::{CheckpointError, without_user};
+use crate::error::CheckpointError;
 use crate::location::{load_from, resolve_with};
 use crate::store::Store;
 
@@ -34,104 +34,35 @@ fn shows_no_key(text: &str) {
     }
 }
 
-/// An S3 server of its own, ended with the test.
-struct Moto {
-    process: Child,
-    address: String,
-}
-
-impl Drop for Moto {
-    fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-    }
-}
-
-impl Moto {
-    /// Starts the server. If it is not installed, prints that on stderr and returns none.
-    fn start() -> Option<Self> {
-        let Some(program) = moto() else {
-            // Written to the real stderr, which the test harness does not capture.
-            let _ = writeln!(
-                std::io::stderr(),
-                "SKIPPED: checkpoints over the S3 protocol: moto_server was not found. \
-                 pip install 'moto[server]', then put it on the PATH or its path into FLAMBEAU_TEST_MOTO"
-            );
-            return None;
-        };
-        let mut process = Command::new(program)
-            .args(["-H", "127.0.0.1", "-p", "0"])
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut lines = BufReader::new(process.stderr.take().unwrap()).lines();
-        let address = lines
-            .find_map(|line| {
-                let line = line.unwrap();
-                let (_, address) = line.split_once("Running on ")?;
-                Some(address.trim().to_owned())
-            })
-            .expect("moto_server ended");
-        // The server logs each request, so it would block if no thread read the pipe.
-        std::thread::spawn(move || lines.for_each(drop));
-        let moto = Self { process, address };
-        assert!(moto.request("PUT /bucket", "").contains("200"));
-        Some(moto)
-    }
-
-    fn request(&self, what: &str, body: &str) -> String {
-        let host = self.address.strip_prefix("http://").unwrap();
-        let mut stream = TcpStream::connect(host).unwrap();
-        write!(
-            stream,
-            "{what} HTTP/1.1\r\nHost: {host}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",
-            body.len()
-        )
-        .unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        answer
-    }
-
-    fn open(&self, location: &str) -> Store {
-        Store::open_with(location, &variables(&self.address)).unwrap()
-    }
-}
-
-/// Returns the path of moto's server, if it is installed.
-fn moto() -> Option<PathBuf> {
-    if let Some(program) = std::env::var_os("FLAMBEAU_TEST_MOTO") {
-        return Some(program.into());
-    }
-    let path = std::env::var_os("PATH")?;
-    std::env::split_paths(&path)
-        .map(|folder| folder.join("moto_server"))
-        .find(|program| program.is_file())
+/// Opens a store of the server.
+fn open(moto: &Moto, location: &str) -> Store {
+    Store::open_with(location, &variables(moto.address())).unwrap()
 }
 
 #[tokio::test]
 async fn in_a_bucket() {
-    let Some(moto) = Moto::start() else { return };
+    let Some(moto) = Moto::start("checkpoints") else {
+        return;
+    };
     let mut number = 0;
     stores::suite(|| {
         number += 1;
-        moto.open(&format!("s3://bucket/runs/{number}"))
+        open(&moto, &format!("s3://bucket/runs/{number}"))
     })
     .await;
 
     owners::suite_with_time(|| {
         number += 1;
-        moto.open(&format!("s3://bucket/runs/{number}"))
+        open(&moto, &format!("s3://bucket/runs/{number}"))
     })
     .await;
 
     // At the root of a bucket, and by each form of location that a user may give.
     assert!(moto.request("PUT /other", "").contains("200"));
-    let variables = variables(&moto.address);
-    let store = moto.open("s3://other");
+    let variables = variables(moto.address());
+    let store = open(&moto, "s3://other");
     save(&store, 1).await;
-    save(&moto.open("s3://other/run/checkpoints"), 2).await;
+    save(&open(&moto, "s3://other/run/checkpoints"), 2).await;
     let run = "s3://other/run/checkpoints";
     for (location, expected) in [
         ("s3://other", ("s3://other", None)),
@@ -153,7 +84,7 @@ async fn in_a_bucket() {
         .unwrap_err();
     assert!(matches!(error, CheckpointError::NotFound(_)), "{error:?}");
 
-    let absent = moto.open("s3://no-such-bucket/x");
+    let absent = open(&moto, "s3://no-such-bucket/x");
     for error in [
         absent.try_claim(&super::claim("x", 1)).await.unwrap_err(),
         absent.list().await.unwrap_err(),
@@ -248,20 +179,4 @@ fn settings_that_make_no_sense_are_refused() {
     variables.retain(|(name, _)| name != "AWS_SECRET_ACCESS_KEY" && name != "AWS_ALLOW_HTTP");
     let error = Store::open_with("s3://bucket/run", &variables).unwrap_err();
     shows_no_key(&format!("{error} {error:?}"));
-}
-
-#[test]
-fn users_are_left_out_of_urls() {
-    let cases = [
-        ("s3://bucket/a@b", "s3://bucket/a@b"),
-        ("s3://u:p@bucket", "s3://bucket"),
-        (
-            "x http://u:p@w@h/x and s3://k@b y@z",
-            "x http://h/x and s3://b y@z",
-        ),
-        ("a://", "a://"),
-    ];
-    for (text, expected) in cases {
-        assert_eq!(without_user(text), expected);
-    }
 }

@@ -20,7 +20,7 @@ log_every = 10          # steps between two lines of metrics.jsonl, summed over 
 [data]
 kind = "digits"         # digits (part of the program) | mnist | fashion-mnist | cifar10 | npy | image-folder | csv | parquet
                         # | libsvm | criteo | random | a source of your own
-#: dir = "data/mnist"   # where the files are (docs/data.md): a folder, one file, or a pattern of names
+#: dir = "data/mnist"   # where the files are (docs/data.md): a folder, a file, a pattern of names, or s3://bucket/...
 label = "label"         # csv, parquet: the column with the label
 target = "auto"         # csv, parquet, libsvm: auto (by the labels) | class | binary | number
 held_out = 0.2          # the share of samples held out for evaluation, where they have no file of their own

@@ -119,11 +119,11 @@ fn numbers(target: &Target, classes: &[(PathBuf, usize)]) -> Result<Vec<u32>, In
     classes.iter().map(number).collect()
 }
 
-/// Returns the name of a class: that of its folder, or of its file without the extension.
+/// Returns the name of a class: that of its folder, or of its `.npy` file without the extension.
 fn name_of(path: &Path) -> String {
-    let name = match path.is_dir() {
-        true => path.file_name(),
-        false => path.file_stem(),
+    let name = match path.extension() {
+        Some(extension) if extension == "npy" => path.file_stem(),
+        _ => path.file_name(),
     };
     name.unwrap_or_default().to_string_lossy().into_owned()
 }

@@ -1,7 +1,7 @@
 //! The files of a data set: where they are, and their bytes.
 
 use std::fs::{self, File};
-use std::io::{self, Read};
+use std::io::{self, BufReader, Cursor, Read};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -10,6 +10,7 @@ use std::sync::Arc;
 use flate2::read::MultiGzDecoder;
 
 use super::error::InputError;
+use super::remote::Remote;
 use super::source::DataSetup;
 
 /// A file that samples are read from.
@@ -17,8 +18,19 @@ use super::source::DataSetup;
 pub(super) struct DataFile {
     path: Arc<Path>,
     size: u64,
-    /// The content of a file that was compressed; none for a file that is read where it is.
-    content: Option<Arc<[u8]>>,
+    content: Content,
+    /// A part that has been read, with its place.
+    part: Option<(u64, Arc<[u8]>)>,
+}
+
+/// The bytes of a file.
+#[derive(Clone, Debug)]
+enum Content {
+    /// They are read from the file system.
+    Local,
+    Remote(Remote),
+    /// They were compressed.
+    Memory(Arc<[u8]>),
 }
 
 impl DataFile {
@@ -27,17 +39,33 @@ impl DataFile {
     /// # Errors
     /// [`InputError::Unreadable`].
     pub(super) fn open(path: &Path) -> Result<Self, InputError> {
-        let found = fs::metadata(path).map_err(unreadable(path))?;
-        let content = match is_compressed(path) {
-            true => Some(read(path)?.into()),
-            false => None,
+        let (content, size) = match Remote::of(path).map_err(unreadable(path))? {
+            _ if is_compressed(path) => {
+                let content: Arc<[u8]> = read(path)?.into();
+                let size = content.len() as u64;
+                (Content::Memory(content), size)
+            }
+            Some(remote) => (Content::Remote(remote), size(path)?),
+            None => (Content::Local, size(path)?),
         };
-        let size = content.as_ref().map(|content: &Arc<[u8]>| content.len());
         Ok(Self {
             path: path.into(),
-            size: size.map_or(found.len(), |size| size as u64),
+            size,
             content,
+            part: None,
         })
+    }
+
+    /// Reads a part of a file in an object store at once, which is then read in small pieces.
+    ///
+    /// # Errors
+    /// [`InputError::Unreadable`].
+    pub(super) fn with_part(mut self, range: Range<u64>) -> Result<Self, InputError> {
+        if let Content::Remote(_) = self.content {
+            let range = range.start.min(self.size)..range.end.min(self.size);
+            self.part = Some((range.start, self.read(range)?.into()));
+        }
+        Ok(self)
     }
 
     pub(super) fn path(&self) -> &Arc<Path> {
@@ -54,32 +82,57 @@ impl DataFile {
     /// # Errors
     /// [`InputError::Unreadable`], also if the file has become shorter.
     pub(super) fn read(&self, range: Range<u64>) -> Result<Vec<u8>, InputError> {
-        if let Some(content) = &self.content {
-            let part = content.get(range.start as usize..range.end as usize);
-            return Ok(part.unwrap_or_default().to_vec());
+        if let Some((start, part)) = &self.part
+            && let Some(begin) = range.start.checked_sub(*start)
+            && let Some(bytes) = part.get(begin as usize..(range.end - start) as usize)
+        {
+            return Ok(bytes.to_vec());
         }
-        let mut bytes = vec![0; (range.end - range.start) as usize];
-        let file = File::open(&self.path);
-        let read = file.and_then(|file| file.read_exact_at(&mut bytes, range.start));
-        read.map_err(unreadable(&self.path))?;
-        Ok(bytes)
+        match &self.content {
+            Content::Local => {
+                let mut bytes = vec![0; (range.end - range.start) as usize];
+                let file = File::open(&self.path);
+                let read = file.and_then(|file| file.read_exact_at(&mut bytes, range.start));
+                read.map(|()| bytes).map_err(unreadable(&self.path))
+            }
+            Content::Remote(remote) => remote.read(range).map_err(unreadable(&self.path)),
+            Content::Memory(content) => {
+                let part = content.get(range.start as usize..range.end as usize);
+                Ok(part.unwrap_or_default().to_vec())
+            }
+        }
     }
 
     /// Returns a reader of the whole file.
-    pub(super) fn reader(&self) -> impl Read + '_ {
-        Reader { file: self, at: 0 }
+    pub(super) fn reader(&self) -> BufReader<Reader> {
+        let reader = Reader {
+            file: self.clone(),
+            at: 0,
+        };
+        // A request to an object store takes as long for many bytes as for a few.
+        BufReader::with_capacity(1 << 20, reader)
+    }
+
+    /// Returns a reader of a few bytes from this one on.
+    pub(super) fn reader_from(&self, at: u64) -> BufReader<Reader> {
+        BufReader::new(Reader {
+            file: self.clone(),
+            at,
+        })
     }
 }
 
-struct Reader<'a> {
-    file: &'a DataFile,
+/// Reads a file from a place on.
+pub(super) struct Reader {
+    file: DataFile,
     at: u64,
 }
 
-impl Read for Reader<'_> {
+impl Read for Reader {
     fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
-        let end = self.file.size.min(self.at + to.len() as u64);
-        let bytes = self.file.read(self.at..end);
+        let start = self.at.min(self.file.size);
+        let end = self.file.size.min(start + to.len() as u64);
+        let bytes = self.file.read(start..end);
         let bytes = bytes.map_err(|error| match error {
             InputError::Unreadable { source, .. } => source,
             other => io::Error::other(other.to_string()),
@@ -88,6 +141,49 @@ impl Read for Reader<'_> {
         self.at = end;
         Ok(bytes.len())
     }
+}
+
+/// What a path leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    File,
+    Folder,
+    Nothing,
+}
+
+/// Returns what a path leads to, in the file system or in an object store.
+///
+/// # Errors
+/// [`InputError::Unreadable`] if the object store does not say.
+pub(super) fn kind(path: &Path) -> Result<Kind, InputError> {
+    let Some(remote) = Remote::of(path).map_err(unreadable(path))? else {
+        return Ok(match (path.is_dir(), path.is_file()) {
+            (true, _) => Kind::Folder,
+            (false, true) => Kind::File,
+            (false, false) => Kind::Nothing,
+        });
+    };
+    if remote.size().map_err(unreadable(path))?.is_some() {
+        return Ok(Kind::File);
+    }
+    let (folders, files) = remote.list().map_err(unreadable(path))?;
+    Ok(match folders.is_empty() && files.is_empty() {
+        true => Kind::Nothing,
+        false => Kind::Folder,
+    })
+}
+
+/// Returns whether a path is one of the file system.
+pub(super) fn is_local(path: &Path) -> bool {
+    !path.to_string_lossy().contains("://")
+}
+
+/// Returns whether a path leads to a file.
+///
+/// # Errors
+/// As [`kind`].
+pub(super) fn is_file(path: &Path) -> Result<bool, InputError> {
+    Ok(kind(path)? == Kind::File)
 }
 
 /// Opens the files that samples are read from in chunks.
@@ -127,8 +223,9 @@ pub(super) fn parts(
     twin: impl Fn(&Path) -> PathBuf,
 ) -> Result<Parts, InputError> {
     let place = setup.dir()?;
+    let is_folder = kind(place)? == Kind::Folder;
     let named = |key: &str| {
-        let path = |name| match place.is_dir() {
+        let path = |name| match is_folder {
             true => place.join(name),
             false => place.with_file_name(name),
         };
@@ -137,17 +234,20 @@ pub(super) fn parts(
     let test = named("test")?;
     let mut training = match named("train")? {
         Some(path) => matching(&path)?,
-        None if place.is_dir() => vec![the_one(place, &twin)?],
+        None if is_folder => vec![the_one(place, &twin)?],
         None => matching(place)?,
     };
     training.retain(|path| Some(path) != test.as_ref());
     let evaluation = match (test, training.as_slice()) {
         (Some(path), _) => Some(path),
-        (None, [single]) => Some(twin(single)).filter(|path| path != single && path.is_file()),
+        (None, [single]) => match twin(single) {
+            twin if twin != *single && is_file(&twin)? => Some(twin),
+            _ => None,
+        },
         (None, _) => None,
     };
     for path in training.iter().chain(&evaluation) {
-        if !path.is_file() {
+        if !is_file(path)? {
             return Err(InputError::Missing {
                 folder: path.parent().unwrap_or(place).to_owned(),
                 names: name_of(path),
@@ -167,18 +267,30 @@ pub(super) fn parts(
 /// [`InputError::Missing`] if no file matches; [`InputError::Invalid`] for a pattern that cannot be read.
 pub(super) fn matching(path: &Path) -> Result<Vec<PathBuf>, InputError> {
     let text = path.to_string_lossy();
-    if path.exists() || !text.contains(['*', '?', '[']) {
+    if !text.contains(['*', '?', '[']) || kind(path)? != Kind::Nothing {
         return Ok(vec![path.to_owned()]);
     }
-    let found = glob::glob(&text).map_err(|error| {
+    let invalid = |error: glob::PatternError| {
         InputError::Invalid(format!("{text:?} is no pattern of file names: {error}"))
-    })?;
-    let found: Result<Vec<PathBuf>, _> = found.collect();
-    let mut found = found.map_err(|error| {
-        let path = error.path().to_owned();
-        unreadable(&path)(error.into())
-    })?;
-    found.retain(|path| path.is_file());
+    };
+    let found = match (is_local(path), path.parent()) {
+        (false, Some(folder)) => {
+            let pattern = glob::Pattern::new(&name_of(path)).map_err(invalid)?;
+            let mut files = in_folder(folder)?;
+            files.retain(|file| pattern.matches(&name_of(file)));
+            files
+        }
+        _ => {
+            let found = glob::glob(&text).map_err(invalid)?;
+            let found: Result<Vec<PathBuf>, _> = found.collect();
+            let mut found = found.map_err(|error| {
+                let path = error.path().to_owned();
+                unreadable(&path)(error.into())
+            })?;
+            found.retain(|path| path.is_file());
+            found
+        }
+    };
     match found.is_empty() {
         false => Ok(found),
         true => Err(InputError::Missing {
@@ -223,20 +335,49 @@ fn name_of(path: &Path) -> String {
     name.to_string_lossy().into_owned()
 }
 
-/// Returns the files of a folder, in the order of their names.
+/// Returns the files in a folder, in the order of their names.
 ///
 /// # Errors
 /// [`InputError::Unreadable`].
 pub(super) fn in_folder(folder: &Path) -> Result<Vec<PathBuf>, InputError> {
-    let mut files = Vec::new();
-    for entry in fs::read_dir(folder).map_err(unreadable(folder))? {
-        let path = entry.map_err(unreadable(folder))?.path();
-        if path.is_file() {
-            files.push(path);
+    Ok(list(folder)?.1)
+}
+
+/// Returns the folders and the files in a folder, each in the order of their names.
+///
+/// # Errors
+/// [`InputError::Unreadable`].
+pub(super) fn list(folder: &Path) -> Result<(Vec<PathBuf>, Vec<PathBuf>), InputError> {
+    let (mut folders, mut files) = (Vec::new(), Vec::new());
+    if let Some(remote) = Remote::of(folder).map_err(unreadable(folder))? {
+        (folders, files) = remote.list().map_err(unreadable(folder))?;
+    } else {
+        for entry in fs::read_dir(folder).map_err(unreadable(folder))? {
+            let path = entry.map_err(unreadable(folder))?.path();
+            match path.is_dir() {
+                true => folders.push(path),
+                false if path.is_file() => files.push(path),
+                false => {}
+            }
         }
     }
+    folders.sort();
     files.sort();
-    Ok(files)
+    Ok((folders, files))
+}
+
+/// Returns the number of bytes of a file.
+///
+/// # Errors
+/// [`InputError::Unreadable`].
+pub(super) fn size(path: &Path) -> Result<u64, InputError> {
+    let size = match Remote::of(path).map_err(unreadable(path))? {
+        Some(remote) => remote
+            .size()
+            .and_then(|size| size.ok_or_else(|| io::ErrorKind::NotFound.into())),
+        None => fs::metadata(path).map(|found| found.len()),
+    };
+    size.map_err(unreadable(path))
 }
 
 /// Returns the content of a file, decompressed if its name ends with `.gz`.
@@ -244,7 +385,11 @@ pub(super) fn in_folder(folder: &Path) -> Result<Vec<PathBuf>, InputError> {
 /// # Errors
 /// [`InputError::Unreadable`].
 pub(super) fn read(path: &Path) -> Result<Vec<u8>, InputError> {
-    let content = fs::read(path).map_err(unreadable(path))?;
+    let content = match Remote::of(path).map_err(unreadable(path))? {
+        Some(remote) => remote.read_all(),
+        None => fs::read(path),
+    };
+    let content = content.map_err(unreadable(path))?;
     if !is_compressed(path) {
         return Ok(content);
     }
@@ -252,6 +397,20 @@ pub(super) fn read(path: &Path) -> Result<Vec<u8>, InputError> {
     let read = MultiGzDecoder::new(content.as_slice()).read_to_end(&mut plain);
     read.map_err(unreadable(path))?;
     Ok(plain)
+}
+
+/// Returns a reader of a file's bytes, as they are.
+///
+/// # Errors
+/// [`InputError::Unreadable`].
+pub(super) fn stored(path: &Path) -> Result<Box<dyn Read>, InputError> {
+    let opened = match Remote::of(path).map_err(unreadable(path))? {
+        Some(remote) => remote
+            .read_all()
+            .map(|content| Box::new(Cursor::new(content)) as Box<dyn Read>),
+        None => File::open(path).map(|file| Box::new(BufReader::new(file)) as Box<dyn Read>),
+    };
+    opened.map_err(unreadable(path))
 }
 
 /// Returns whether a file is compressed, by its name.

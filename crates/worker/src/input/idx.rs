@@ -3,8 +3,7 @@
 //! An IDX file is a magic number (two zero bytes, the element type, the number of dimensions), the
 //! size of each dimension as a big-endian `u32`, and the elements, here unsigned bytes.
 
-use std::fs::File;
-use std::io::{self, BufReader, Read};
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use flate2::read::MultiGzDecoder;
@@ -12,6 +11,7 @@ use flate2::read::MultiGzDecoder;
 use super::column::Column;
 use super::dataset::Dataset;
 use super::error::InputError;
+use super::files;
 use super::memory::InMemory;
 use super::source::{DataSetup, Source};
 
@@ -81,14 +81,15 @@ fn read_samples(folder: &Path, part: &str) -> Result<InMemory, InputError> {
 
 fn find(folder: &Path, name: &str) -> Result<PathBuf, InputError> {
     let compressed = format!("{name}.gz");
-    [name, &compressed]
-        .map(|name| folder.join(name))
-        .into_iter()
-        .find(|path| path.is_file())
-        .ok_or_else(|| InputError::Missing {
-            folder: folder.to_owned(),
-            names: format!("{name} or {compressed}"),
-        })
+    for path in [name, &compressed].map(|name| folder.join(name)) {
+        if files::is_file(&path)? {
+            return Ok(path);
+        }
+    }
+    Err(InputError::Missing {
+        folder: folder.to_owned(),
+        names: format!("{name} or {compressed}"),
+    })
 }
 
 /// The content of one file.
@@ -100,15 +101,10 @@ struct IdxFile {
 
 impl IdxFile {
     fn read(path: PathBuf, dimensions: u32) -> Result<Self, InputError> {
-        let file = File::open(&path).map_err(|source| InputError::Unreadable {
-            path: path.clone(),
-            source,
-        })?;
-        let file = BufReader::new(file);
-        let mut content: Box<dyn Read> = if path.extension().is_some_and(|e| e == "gz") {
-            Box::new(MultiGzDecoder::new(file))
-        } else {
-            Box::new(file)
+        let file = files::stored(&path)?;
+        let mut content: Box<dyn Read> = match files::is_compressed(&path) {
+            true => Box::new(MultiGzDecoder::new(file)),
+            false => file,
         };
         let mut idx = Self {
             path,

@@ -5,7 +5,7 @@
 //! Samples have one channel if every picture is grey, else three; the alpha channel is dropped. A share of each class is
 //! held out (`data.held_out`), chosen by the job's seed.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{BufRead, BufReader, Cursor, Seek};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -73,10 +73,9 @@ fn stream(
         evaluation,
     } = sorted;
     let chunk = |path: &PathBuf| {
-        let found = fs::metadata(path).map_err(files::unreadable(path))?;
         Ok(Chunk {
             samples: 1,
-            bytes: found.len(),
+            bytes: files::size(path)?,
         })
     };
     let chunks = files.iter().map(chunk).collect::<Result<_, InputError>>()?;
@@ -152,7 +151,7 @@ fn classes(place: &Path) -> Result<Vec<(PathBuf, Vec<PathBuf>)>, InputError> {
 /// Returns the pictures to predict: those of the classes' folders, or of a folder without folders, or a single one.
 fn unsorted(place: &Path) -> Result<Vec<(PathBuf, Vec<PathBuf>)>, InputError> {
     let single = |files| Ok(vec![(place.to_owned(), files)]);
-    match place.is_file() {
+    match files::is_file(place)? {
         true => single(vec![place.to_owned()]),
         false if folders(place)?.is_empty() => single(pictures(place.to_owned())?),
         false => classes(place),
@@ -161,18 +160,8 @@ fn unsorted(place: &Path) -> Result<Vec<(PathBuf, Vec<PathBuf>)>, InputError> {
 
 /// Returns the folders in a folder, in the order of their names. Names that begin with a dot do not count.
 fn folders(folder: &Path) -> Result<Vec<PathBuf>, InputError> {
-    let unreadable = |source| InputError::Unreadable {
-        path: folder.to_owned(),
-        source,
-    };
-    let mut folders = Vec::new();
-    for entry in fs::read_dir(folder).map_err(unreadable)? {
-        let path = entry.map_err(unreadable)?.path();
-        if path.is_dir() && !is_hidden(&path) {
-            folders.push(path);
-        }
-    }
-    folders.sort();
+    let (mut folders, _) = files::list(folder)?;
+    folders.retain(|path| !is_hidden(path));
     Ok(folders)
 }
 
@@ -262,10 +251,22 @@ impl Shape {
     }
 }
 
-fn open(path: &Path) -> Result<ImageReader<BufReader<File>>, InputError> {
-    let reader = ImageReader::open(path).map_err(files::unreadable(path))?;
-    limited(path, reader)
+/// Opens a picture of which only the first bytes are read, if it is in the file system.
+fn open(path: &Path) -> Result<ImageReader<Box<dyn Content>>, InputError> {
+    let content: Box<dyn Content> = match files::is_local(path) {
+        true => {
+            let file = File::open(path).map_err(files::unreadable(path))?;
+            Box::new(BufReader::new(file))
+        }
+        false => Box::new(Cursor::new(files::read(path)?)),
+    };
+    limited(path, ImageReader::new(content))
 }
+
+/// The bytes of a picture.
+trait Content: BufRead + Seek {}
+
+impl<T: BufRead + Seek> Content for T {}
 
 /// Returns a reader that refuses pictures that are too large.
 fn limited<R: BufRead + Seek>(

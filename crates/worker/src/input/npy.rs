@@ -5,7 +5,6 @@
 //! become pictures `(1, 28, 28)`. A share of each class is held out (`data.held_out`), chosen by the job's seed.
 //! `data.options.most` limits the samples that are read of each class.
 
-use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
@@ -62,12 +61,8 @@ enum Elements {
 impl Array {
     /// Reads the first `most` samples of a file, or all.
     fn read(path: &Path, most: Option<u64>) -> Result<Self, InputError> {
-        let unreadable = |source| InputError::Unreadable {
-            path: path.to_owned(),
-            source,
-        };
-        let mut file = File::open(path).map_err(unreadable)?;
-        let length = file.metadata().map_err(unreadable)?.len();
+        let length = files::size(path)?;
+        let mut file = files::stored(path)?;
         let header = Header::read(&mut file).map_err(|problem| wrong(path, &problem))?;
         let dims = &header.shape;
         let [count, sample @ ..] = dims.as_slice() else {
@@ -96,7 +91,8 @@ impl Array {
         }
         let size: usize = sample.iter().product();
         let mut bytes = vec![0; count * size * header.size];
-        file.read_exact(&mut bytes).map_err(unreadable)?;
+        file.read_exact(&mut bytes)
+            .map_err(files::unreadable(path))?;
         let elements = header.elements(bytes);
         if let Elements::Numbers(numbers) = &elements
             && let Some(at) = numbers.iter().position(|v| !v.is_finite())

@@ -4,23 +4,26 @@
 //! `tabular` tells what becomes of the columns. They are flat: a list or a structure is refused, unless the job ignores it. Files may be
 //! compressed with Snappy, gzip or LZ4.
 
-use std::fs::File;
+use std::io::BufReader;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use bytes::Bytes;
 use half::f16;
 use parquet::basic::{ConvertedType, LogicalType, TimeUnit};
 use parquet::column::reader::{ColumnReader, ColumnReaderImpl};
 use parquet::data_type::{AsBytes, DataType};
 use parquet::errors::ParquetError;
-use parquet::file::reader::{FileReader, SerializedFileReader};
+use parquet::file::metadata::{ColumnChunkMetaData, RowGroupMetaData};
+use parquet::file::reader::{ChunkReader, FileReader, Length, SerializedFileReader};
 use parquet::schema::types::ColumnDescriptor;
 
 use super::chunks::{Chunk, Chunks};
 use super::dataset::Dataset;
 use super::error::InputError;
-use super::files::{self, DataFile};
+use super::files::{DataFile, Reader};
 use super::place::{Place, Unit};
 use super::source::{DataSetup, Source};
 use super::table::{Header, LabelColumn, Rows, Table, Value};
@@ -60,13 +63,14 @@ struct Group {
     number: usize,
     /// The rows of the file before it.
     first: u64,
+    bytes: Range<u64>,
 }
 
 impl ParquetFiles {
     fn open(setup: &DataSetup, paths: &[PathBuf], labels: LabelColumn) -> Result<Self, InputError> {
         let mut all: Option<Self> = None;
         for path in paths {
-            let opened = safely(path, || open(path))?;
+            let opened = safely(path, || open(path, 0..0))?;
             let header = header_of(path, &opened, setup, labels)?;
             let files = all.get_or_insert_with(|| Self {
                 files: Vec::new(),
@@ -77,7 +81,7 @@ impl ParquetFiles {
             });
             let file: Arc<Path> = path.as_path().into();
             files.header.check_same(&header, &at(&file, 1))?;
-            files.add(file, &opened)?;
+            safely(path, || files.add(file, &opened))?;
         }
         all.ok_or(InputError::NoPlace)
     }
@@ -86,7 +90,7 @@ impl ParquetFiles {
     fn add(
         &mut self,
         file: Arc<Path>,
-        opened: &SerializedFileReader<File>,
+        opened: &SerializedFileReader<DataFile>,
     ) -> Result<(), InputError> {
         let mut first = 0;
         for (number, group) in opened.metadata().row_groups().iter().enumerate() {
@@ -99,6 +103,7 @@ impl ParquetFiles {
                 file: self.files.len(),
                 number,
                 first,
+                bytes: bytes_of(group),
             });
             self.chunks.push(Chunk {
                 samples,
@@ -127,7 +132,7 @@ impl Chunks for ParquetFiles {
         let group = &self.groups[chunk];
         let (file, count) = (&self.files[group.file], self.chunks[chunk].samples);
         safely(file, || {
-            let opened = open(file)?;
+            let opened = open(file, group.bytes.clone())?;
             let rows = Rows {
                 file: file.clone(),
                 unit: Unit::Row,
@@ -156,9 +161,41 @@ fn safely<T>(path: &Path, read: impl FnOnce() -> Result<T, InputError>) -> Resul
     done.unwrap_or_else(|_| Err(damaged(path, "its pages do not fit together")))
 }
 
-fn open(path: &Path) -> Result<SerializedFileReader<File>, InputError> {
-    let file = File::open(path).map_err(files::unreadable(path))?;
-    SerializedFileReader::new(file).map_err(|error| damaged(path, &error.to_string()))
+/// Opens a file of which this part will be read.
+fn open(path: &Path, part: Range<u64>) -> Result<SerializedFileReader<DataFile>, InputError> {
+    SerializedFileReader::new(DataFile::open(path)?.with_part(part)?)
+        .map_err(|error| damaged(path, &error.to_string()))
+}
+
+/// Returns the place of a row group's pages.
+fn bytes_of(group: &RowGroupMetaData) -> Range<u64> {
+    let columns = group.columns().iter().map(ColumnChunkMetaData::byte_range);
+    let start = columns.clone().map(|(start, _)| start).min();
+    let end = columns.map(|(start, length)| start.saturating_add(length));
+    start.unwrap_or(0)..end.max().unwrap_or(0)
+}
+
+impl Length for DataFile {
+    fn len(&self) -> u64 {
+        self.size()
+    }
+}
+
+impl ChunkReader for DataFile {
+    type T = BufReader<Reader>;
+
+    fn get_read(&self, start: u64) -> parquet::errors::Result<Self::T> {
+        Ok(self.reader_from(start))
+    }
+
+    fn get_bytes(&self, start: u64, length: usize) -> parquet::errors::Result<Bytes> {
+        let end = start.saturating_add(length as u64).min(self.size());
+        let bytes = self.read(start..end.max(start));
+        match bytes {
+            Ok(bytes) => Ok(bytes.into()),
+            Err(error) => Err(ParquetError::External(Box::new(error))),
+        }
+    }
 }
 
 /// Returns the metadata at the end of a file, before its length and the last four bytes.
@@ -172,7 +209,7 @@ fn footer(path: &Path) -> Result<Vec<u8>, InputError> {
 
 fn header_of(
     path: &Path,
-    opened: &SerializedFileReader<File>,
+    opened: &SerializedFileReader<DataFile>,
     setup: &DataSetup,
     labels: LabelColumn,
 ) -> Result<Header, InputError> {
@@ -193,7 +230,7 @@ fn header_of(
 
 /// Reads the cells of a row group.
 fn read_group(
-    opened: &SerializedFileReader<File>,
+    opened: &SerializedFileReader<DataFile>,
     group: &Group,
     count: u32,
     table: &mut Table,

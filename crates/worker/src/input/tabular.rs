@@ -12,7 +12,7 @@ use std::sync::Arc;
 use super::chunks::{Chunks, Decode, Files, Format, Part};
 use super::dataset::Dataset;
 use super::error::InputError;
-use super::files;
+use super::files::{self, Kind};
 use super::fitted::Fitted;
 use super::fitting::Fitting;
 use super::held_out::HeldOut;
@@ -34,12 +34,14 @@ pub(super) fn open<C: Chunks<Parsed = Table>>(
     let place = setup.dir()?;
     if let Purpose::Prediction(fitted) = setup.purpose {
         let paths = files::matching(place)?;
-        if let Some(other) = paths.iter().find(|path| !path.is_file()) {
-            return Err(InputError::Invalid(format!(
-                "{} is no file; name the {} file to predict",
-                other.display(),
-                extension.to_uppercase()
-            )));
+        for path in &paths {
+            if !files::is_file(path)? {
+                return Err(InputError::Invalid(format!(
+                    "{} is no file; name the {} file to predict",
+                    path.display(),
+                    extension.to_uppercase()
+                )));
+            }
         }
         let files = Files {
             training: cut(&paths, LabelColumn::LeftOut)?,
@@ -115,17 +117,19 @@ fn unlabelled(fitted: Fitted) -> Decode<Table> {
 
 /// Returns the files to train on, and that with the samples that are held out, if there is one.
 fn find(place: &Path, extension: &str) -> Result<(Vec<PathBuf>, Option<PathBuf>), InputError> {
-    let (train, test) = match place.is_dir() {
-        true => {
+    let (train, test) = match files::kind(place)? {
+        Kind::Folder => {
             let file = |part| place.join(format!("{part}.{extension}"));
-            (
-                vec![file("train")],
-                Some(file("test")).filter(|f| f.is_file()),
-            )
+            let test = files::is_file(&file("test"))?.then(|| file("test"));
+            (vec![file("train")], test)
         }
-        false => (files::matching(place)?, None),
+        Kind::File | Kind::Nothing => (files::matching(place)?, None),
     };
-    match train.iter().all(|file| file.is_file()) {
+    let mut all = true;
+    for file in &train {
+        all &= files::is_file(file)?;
+    }
+    match all {
         true => Ok((train, test)),
         false => Err(InputError::Missing {
             folder: place.to_owned(),

@@ -118,13 +118,11 @@ containers:
       {{- with $values.env }}
       {{- toYaml . | nindent 6 }}
       {{- end }}
-    {{- if ne $role "worker" }}
-    # Keys for checkpoints in s3://..., if there are any: AWS_ACCESS_KEY_ID and so on.
+    # Keys for checkpoints and data in s3://..., if there are any: AWS_ACCESS_KEY_ID and so on.
     envFrom:
       - secretRef:
           name: {{ $root.Values.s3.secret }}
           optional: true
-    {{- end }}
     ports:
       {{- with .port }}
       - name: grpc

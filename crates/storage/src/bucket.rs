@@ -1,0 +1,97 @@
+//! The objects of a bucket.
+
+use std::ffi::OsString;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use object_store::aws::{AmazonS3Builder, S3ConditionalPut};
+use object_store::path::Path;
+use object_store::{ObjectStore, RetryConfig};
+
+use crate::error::StorageError;
+use crate::secrets::Secrets;
+
+/// The number of retries of a request, and the time in which they must succeed. Callers have deadlines of their own.
+const RETRIES: usize = 6;
+const RETRY_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Environment variables, as name and value.
+pub type Variables = [(String, String)];
+
+/// A part of a bucket.
+#[derive(Clone)]
+pub struct Bucket {
+    /// The objects of the whole bucket.
+    pub objects: Arc<dyn ObjectStore>,
+    /// The path of the part.
+    pub root: Path,
+    /// The part's URL, without credentials.
+    pub location: String,
+    /// The keys of the bucket.
+    pub secrets: Secrets,
+}
+
+impl Bucket {
+    /// Opens a part of a bucket of S3. The settings come from the usual environment variables: `AWS_ACCESS_KEY_ID`,
+    /// `AWS_SECRET_ACCESS_KEY`, `AWS_REGION`, `AWS_ENDPOINT`, `AWS_ALLOW_HTTP`. Sends no request.
+    ///
+    /// # Errors
+    /// [`StorageError::Location`] if a setting or the path makes no sense.
+    pub fn open(name: &str, path: &str, variables: &Variables) -> Result<Self, StorageError> {
+        let pairs = || variables.iter().map(|(k, v)| (k.as_str(), v.as_str()));
+        let secrets = Secrets::of(pairs());
+        let location = format!("s3://{name}/{path}")
+            .trim_end_matches('/')
+            .to_owned();
+        let refused = |reason: String| StorageError::Location {
+            location: secrets.hide(&location),
+            reason: secrets.hide(&reason),
+        };
+        let root = Path::parse(path).map_err(|error| refused(error.to_string()))?;
+        let builder = AmazonS3Builder::new().with_retry(RetryConfig {
+            max_retries: RETRIES,
+            retry_timeout: RETRY_TIMEOUT,
+            ..RetryConfig::default()
+        });
+        let known = pairs().filter_map(|(key, value)| {
+            let key = key
+                .strip_prefix("AWS_")
+                .is_some()
+                .then(|| key.to_ascii_lowercase())?;
+            Some((key.parse().ok()?, value))
+        });
+        let objects = known
+            .fold(builder, |builder, (key, value)| {
+                builder.with_config(key, value)
+            })
+            .with_bucket_name(name)
+            // Claims of checkpoints rely on it: of two runs that create the same file, one fails.
+            .with_conditional_put(S3ConditionalPut::ETagMatch)
+            .build()
+            .map_err(|error| refused(error.to_string()))?;
+        Ok(Self {
+            objects: Arc::new(objects),
+            root,
+            location,
+            secrets,
+        })
+    }
+}
+
+impl fmt::Debug for Bucket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Bucket").field(&self.location).finish()
+    }
+}
+
+/// Returns the process's environment variables for S3 that are valid Unicode.
+pub fn environment() -> Vec<(String, String)> {
+    let text = |(name, value): (OsString, OsString)| {
+        Some((name.into_string().ok()?, value.into_string().ok()?))
+    };
+    std::env::vars_os()
+        .filter_map(text)
+        .filter(|(name, _)| name.starts_with("AWS_"))
+        .collect()
+}

@@ -1,0 +1,17 @@
+//! Folders and object stores, by the location that a user gives.
+//!
+//! - [`Location`]: a folder, or a part of a bucket as in `s3://bucket/folder`
+//! - [`Bucket`]: the objects of a bucket, with the settings that the environment gives
+//! - [`Secrets`]: the keys that no message shows; [`StorageError`]: what a person or a program does about an error
+
+mod bucket;
+mod error;
+mod location;
+mod secrets;
+#[cfg(feature = "testing")]
+pub mod testing;
+
+pub use bucket::{Bucket, Variables, environment};
+pub use error::StorageError;
+pub use location::Location;
+pub use secrets::Secrets;
