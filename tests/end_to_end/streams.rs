@@ -163,6 +163,8 @@ fn data_in_a_bucket_trains_as_the_same_files_do() {
             !refused.status.success() && said.contains(named),
             "{place}: {said}"
         );
-        assert!(!said.contains("c3VjaCBhIHNlY3JldCBrZXk"), "{said}");
+        for secret in ["c3VjaCBhIHNlY3JldCBrZXk", "hunter2"] {
+            assert!(!said.contains(secret), "{said}");
+        }
     }
 }

@@ -14,4 +14,4 @@ pub mod testing;
 pub use bucket::{Bucket, Variables, environment};
 pub use error::StorageError;
 pub use location::Location;
-pub use secrets::Secrets;
+pub use secrets::{Secrets, without_user};

@@ -101,7 +101,7 @@ fn summary(text: &str) -> String {
 }
 
 /// Removes user and password from the URLs in a text.
-pub(crate) fn without_user(text: &str) -> String {
+pub fn without_user(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     let mut rest = text;
     while let Some((before, after)) = rest.split_once("://") {

@@ -31,7 +31,7 @@ pub(super) fn size(setup: &DataSetup, files: &[DataFile]) -> u64 {
     }
     let all: u64 = files.iter().map(DataFile::size).sum();
     let window = setup.window() / OF_A_WINDOW;
-    (all / OF_ALL).clamp(1, window.min(LARGEST))
+    (all / OF_ALL).clamp(1, window.clamp(1, LARGEST))
 }
 
 /// Files that are cut into chunks.
@@ -61,7 +61,7 @@ pub(super) trait Chunks: Send + Sync + 'static {
 }
 
 /// Makes samples of what is parsed.
-pub(super) type Decode<P> = Arc<dyn Fn(&P) -> Result<InMemory, InputError> + Send + Sync>;
+pub(super) type Decode<P> = Arc<dyn Fn(P) -> Result<InMemory, InputError> + Send + Sync>;
 
 /// A format that learns from the data how to decode it.
 pub(super) trait Format {
@@ -170,16 +170,18 @@ impl<C: Chunks> Files<'_, C> {
                 trained[*sample as usize] = false;
             }
         }
-        let mut first = 0;
-        for (parsed, chunk) in training.iter().zip(self.training.chunks()) {
-            let count = chunk.samples;
-            let is_trained = |sample: &u32| trained[first + *sample as usize];
-            let samples: Vec<u32> = (0..count).filter(is_trained).collect();
-            format.learn(parsed, Part::Training(&samples))?;
-            first += count as usize;
-        }
-        for parsed in evaluation.iter().flatten() {
-            format.learn(parsed, Part::HeldOut)?;
+        if format.learns() {
+            let mut first = 0;
+            for (parsed, chunk) in training.iter().zip(self.training.chunks()) {
+                let count = chunk.samples;
+                let is_trained = |sample: &u32| trained[first + *sample as usize];
+                let samples: Vec<u32> = (0..count).filter(is_trained).collect();
+                format.learn(parsed, Part::Training(&samples))?;
+                first += count as usize;
+            }
+            for parsed in evaluation.iter().flatten() {
+                format.learn(parsed, Part::HeldOut)?;
+            }
         }
         let (decode, transforms) = format.finish()?;
         let training = decode_all(training, &decode)?;
@@ -210,7 +212,10 @@ impl<C: Chunks> Files<'_, C> {
             Some(evaluation) => (all(count), all(evaluation.chunks().len())),
             None => held_out
                 .split(count, setup, self.place)
-                .map_err(|_| self.too_few_chunks())?,
+                .map_err(|error| match count {
+                    0 | 1 => self.too_few_chunks(),
+                    _ => error,
+                })?,
         };
         learned.sort_unstable();
         held.sort_unstable();
@@ -253,7 +258,7 @@ fn signature<C: Chunks>(
     decode: &Decode<C::Parsed>,
 ) -> Result<Signature, InputError> {
     let raw = files.read(chunk as usize)?;
-    Ok(decode(&files.parse(&raw, &[0])?)?.signature())
+    Ok(decode(files.parse(&raw, &[0])?)?.signature())
 }
 
 /// Returns a data set of chunks that are read in each pass: files, and the numbers of those to train on, and the same of
@@ -324,14 +329,15 @@ struct Held<C: Chunks> {
 
 impl<C: Chunks> Loaded for Held<C> {
     fn samples(&self, samples: &[u32]) -> Result<InMemory, InputError> {
-        (self.source.decode)(&self.source.files.parse(&self.raw, samples)?)
+        (self.source.decode)(self.source.files.parse(&self.raw, samples)?)
     }
 }
 
 /// Parses all samples of a chunk, and returns them with their numbers.
 fn parse<C: Chunks>(files: &C, chunk: u32) -> Result<(C::Parsed, Vec<u32>), InputError> {
-    let samples: Vec<u32> = (0..files.chunks()[chunk as usize].samples).collect();
+    // First the chunk, which is not as large as a damaged file promises.
     let raw = files.read(chunk as usize)?;
+    let samples: Vec<u32> = (0..files.chunks()[chunk as usize].samples).collect();
     Ok((files.parse(&raw, &samples)?, samples))
 }
 
@@ -344,7 +350,7 @@ fn parse_all<C: Chunks>(files: &C) -> Result<Vec<C::Parsed>, InputError> {
 fn decode_all<P>(parsed: Vec<P>, decode: &Decode<P>) -> Result<InMemory, InputError> {
     let mut all: Option<InMemory> = None;
     for parsed in parsed {
-        let samples = decode(&parsed)?;
+        let samples = decode(parsed)?;
         match &mut all {
             None => all = Some(samples),
             Some(all) => all.append(samples)?,

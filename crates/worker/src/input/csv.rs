@@ -17,7 +17,7 @@ use super::files::{self, DataFile};
 use super::lines::changed;
 use super::place::{Place, Unit};
 use super::source::{DataSetup, Source};
-use super::table::{Header, LabelColumn, Rows, Table, Value};
+use super::table::{Header, LabelColumn, Numbers, Rows, Table, Value};
 use super::tabular;
 
 /// The source `csv`.
@@ -93,11 +93,13 @@ impl CsvFiles {
         let mut reader = reader(summed, true);
         let mut row = ByteRecord::new();
         let before = self.parts.len();
+        let mut last = (0, 1);
         while reader
             .read_byte_record(&mut row)
             .map_err(|error| unreadable(&file, error))?
         {
             let (byte, line) = row.position().map_or((0, 1), |p| (p.byte(), p.line()));
+            last = (byte, line);
             let begins = self.parts[before..]
                 .last()
                 .is_none_or(|part| byte - part.bytes.start >= size);
@@ -125,6 +127,7 @@ impl CsvFiles {
         for (chunk, part) in self.chunks[before..].iter_mut().zip(&self.parts[before..]) {
             chunk.bytes = part.bytes.end - part.bytes.start;
         }
+        check_last(&file, last)?;
         self.crcs.push(reader.into_inner().crc.finalize());
         self.files.push(file);
         Ok(())
@@ -187,7 +190,7 @@ impl Chunks for CsvFiles {
         let mut table = self.header.table(Rows {
             file: text.file.clone(),
             unit: Unit::Line,
-            numbers: samples.iter().map(line).collect(),
+            numbers: Numbers::Each(samples.iter().map(line).collect()),
         });
         let mut reader = reader(content.as_slice(), false);
         let (mut row, expected) = (StringRecord::new(), self.header.names().len());
@@ -226,6 +229,19 @@ impl Chunks for CsvFiles {
         for crc in &self.crcs {
             hash(&crc.to_le_bytes());
         }
+    }
+}
+
+/// Refuses a last row, at this byte and line, with a quote that is left open: it would take in what follows it.
+fn check_last(file: &DataFile, (byte, line): (u64, u64)) -> Result<(), InputError> {
+    let mut content = file.read(byte..file.size())?;
+    content.extend_from_slice(b"\nx\n");
+    match reader(content.as_slice(), false).byte_records().count() {
+        0 | 1 => Err(at(file.path(), line).wrong(
+            "the last row has a quote that is left open; close it, or get the file again"
+                .to_owned(),
+        )),
+        _ => Ok(()),
     }
 }
 

@@ -4,10 +4,12 @@ use std::fs::{self, File};
 use std::io::{self, BufReader, Cursor, Read};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::sync::Arc;
 
 use flate2::read::MultiGzDecoder;
+
+use storage::without_user;
 
 use super::error::InputError;
 use super::remote::Remote;
@@ -237,7 +239,13 @@ pub(super) fn parts(
         None if is_folder => vec![the_one(place, &twin)?],
         None => matching(place)?,
     };
-    training.retain(|path| Some(path) != test.as_ref());
+    // A pattern may match files of held-out samples too.
+    let twins: Vec<PathBuf> = training.iter().map(|path| twin(path)).collect();
+    if training.len() > 1 {
+        let own = |path: &PathBuf| twin(path) == *path;
+        training.retain(|path| own(path) || !twins.contains(path));
+    }
+    training.retain(|path| test.as_ref().is_none_or(|test| !is_same(path, test)));
     let evaluation = match (test, training.as_slice()) {
         (Some(path), _) => Some(path),
         (None, [single]) => match twin(single) {
@@ -261,6 +269,15 @@ pub(super) fn parts(
     })
 }
 
+/// Returns whether two paths are equal but for a dot at their beginning, which patterns leave out.
+fn is_same(a: &Path, b: &Path) -> bool {
+    let plain = |path: &Path| -> PathBuf {
+        let parts = path.components();
+        parts.filter(|part| *part != Component::CurDir).collect()
+    };
+    plain(a) == plain(b)
+}
+
 /// Returns the files that a path stands for: itself, or those that match its pattern, in the order of their names.
 ///
 /// # Errors
@@ -273,7 +290,7 @@ pub(super) fn matching(path: &Path) -> Result<Vec<PathBuf>, InputError> {
     let invalid = |error: glob::PatternError| {
         InputError::Invalid(format!("{text:?} is no pattern of file names: {error}"))
     };
-    let found = match (is_local(path), path.parent()) {
+    let mut found = match (is_local(path), path.parent()) {
         (false, Some(folder)) => {
             let pattern = glob::Pattern::new(&name_of(path)).map_err(invalid)?;
             let mut files = in_folder(folder)?;
@@ -291,6 +308,7 @@ pub(super) fn matching(path: &Path) -> Result<Vec<PathBuf>, InputError> {
             found
         }
     };
+    found.retain(|path| !name_of(path).starts_with('.'));
     match found.is_empty() {
         false => Ok(found),
         true => Err(InputError::Missing {
@@ -421,7 +439,16 @@ pub(super) fn is_compressed(path: &Path) -> bool {
 /// Returns a function that makes errors of a file.
 pub(super) fn unreadable(path: &Path) -> impl Fn(io::Error) -> InputError + '_ {
     |source| InputError::Unreadable {
-        path: path.to_owned(),
+        path: match is_local(path) {
+            true => path.to_owned(),
+            false => shown(&path.to_string_lossy()),
+        },
         source,
     }
+}
+
+/// Returns a URL without user and query, which may have secrets.
+fn shown(url: &str) -> PathBuf {
+    let plain = url.split(['?', '#']).next().unwrap_or_default();
+    without_user(plain).into()
 }

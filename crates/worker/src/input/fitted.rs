@@ -11,7 +11,7 @@ use shared_proto::job::ColumnType;
 
 use super::column::Column;
 use super::error::InputError;
-use super::hash::hash;
+use super::hash::Hasher;
 use super::table::{Cells, NUMBERS, Table};
 use super::target::Target;
 
@@ -257,7 +257,8 @@ impl Rule {
                 Some((cells.iter().map(id).collect(), edges.len() as u64 + 1))
             }
             (Self::Hash { buckets }, Cells::Texts(cells)) => {
-                let id = |text: &str| (hash(0, text) % buckets) as u32;
+                let hasher = Hasher::of(0);
+                let id = |text: &str| (hasher.hash(text) % buckets) as u32;
                 Some((cells.each(id), *buckets))
             }
             (Self::Vocabulary { texts }, Cells::Texts(cells)) => {

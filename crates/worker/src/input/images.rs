@@ -80,9 +80,9 @@ fn stream(
     };
     let chunks = files.iter().map(chunk).collect::<Result<_, InputError>>()?;
     let target = transforms.target.clone();
-    let decode = move |(pixels, label): &(Vec<u8>, u32)| {
-        let label = Sorted::column(&target, vec![*label]);
-        InMemory::new(vec![shape.column(pixels.clone())], vec![label])
+    let decode = move |(pixels, label): (Vec<u8>, u32)| {
+        let label = Sorted::column(&target, vec![label]);
+        InMemory::new(vec![shape.column(pixels)], vec![label])
     };
     let pictures = Arc::new(Pictures {
         files,

@@ -119,7 +119,7 @@ impl Format for Features {
             width,
             sparse: self.sparse.unwrap_or(width > MOST_DENSE),
         };
-        let decode = move |samples: &Samples| samples.columns(&columns, &target);
+        let decode = move |samples: Samples| samples.columns(&columns, &target);
         Ok((Arc::new(decode), None))
     }
 }

@@ -10,7 +10,7 @@ use super::chunks::{Chunk, Chunks};
 use super::error::InputError;
 use super::files::DataFile;
 use super::place::{Place, Unit};
-use super::table::Rows;
+use super::table::{Numbers, Rows};
 
 /// The most bytes that are read at once to find the lines.
 const PIECE: u64 = 1 << 20;
@@ -160,7 +160,7 @@ impl Text {
         Rows {
             file: self.file.clone(),
             unit: Unit::Line,
-            numbers: samples.iter().map(number).collect(),
+            numbers: Numbers::Each(samples.iter().map(number).collect()),
         }
     }
 }

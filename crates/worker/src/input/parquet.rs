@@ -23,10 +23,10 @@ use parquet::schema::types::ColumnDescriptor;
 use super::chunks::{Chunk, Chunks};
 use super::dataset::Dataset;
 use super::error::InputError;
-use super::files::{DataFile, Reader};
+use super::files::{self, DataFile, Reader};
 use super::place::{Place, Unit};
 use super::source::{DataSetup, Source};
-use super::table::{Header, LabelColumn, Rows, Table, Value};
+use super::table::{Header, LabelColumn, Numbers, Rows, Table, Value};
 use super::tabular;
 
 /// The rows of a column that are read at once.
@@ -68,6 +68,8 @@ struct Group {
 
 impl ParquetFiles {
     fn open(setup: &DataSetup, paths: &[PathBuf], labels: LabelColumn) -> Result<Self, InputError> {
+        // Refuses files that cannot be streamed.
+        files::open(setup, paths)?;
         let mut all: Option<Self> = None;
         for path in paths {
             let opened = safely(path, || open(path, 0..0))?;
@@ -107,7 +109,10 @@ impl ParquetFiles {
             });
             self.chunks.push(Chunk {
                 samples,
-                bytes: u64::try_from(group.total_byte_size()).unwrap_or_default(),
+                // Cells are held as 8 bytes each, texts once.
+                bytes: u64::try_from(group.total_byte_size())
+                    .unwrap_or_default()
+                    .max(u64::from(samples) * 8 * (group.num_columns() as u64 + 1)),
             });
             first += u64::from(samples);
         }
@@ -136,7 +141,7 @@ impl Chunks for ParquetFiles {
             let rows = Rows {
                 file: file.clone(),
                 unit: Unit::Row,
-                numbers: (group.first + 1..).take(count as usize).collect(),
+                numbers: Numbers::From(group.first + 1, count as usize),
             };
             let mut table = self.header.table(rows);
             read_group(&opened, group, count, &mut table)?;

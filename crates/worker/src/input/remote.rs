@@ -1,6 +1,7 @@
 //! Files in object stores, which a data source reads as it reads those of the file system.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::future::Future;
 use std::io;
 use std::ops::Range;
@@ -25,13 +26,19 @@ static RUNTIME: LazyLock<io::Result<Runtime>> = LazyLock::new(|| {
 });
 
 /// A file or folder in an object store.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(super) struct Remote {
     objects: Arc<dyn ObjectStore>,
     path: ObjectPath,
     secrets: Secrets,
     /// The URL.
     shown: String,
+}
+
+impl fmt::Debug for Remote {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Remote").field(&self.shown).finish()
+    }
 }
 
 impl Remote {
@@ -90,7 +97,9 @@ impl Remote {
             objects.list_with_delimiter(prefix).await
         })?;
         let inside = |path: &ObjectPath| Some(Path::new(&self.shown).join(path.filename()?));
+        // Some programs mark a folder by an object of its name.
         let files = found.objects.iter().map(|object| &object.location);
+        let files = files.filter(|location| **location != self.path);
         Ok((
             found.common_prefixes.iter().filter_map(inside).collect(),
             files.filter_map(inside).collect(),

@@ -4,6 +4,7 @@
 //! window are in an order of its own too. So the sample at a position follows from seed, pass and the sizes of the chunks,
 //! and a worker holds two windows: the one that it reads, and the next one, which another thread reads ahead.
 
+use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -123,7 +124,7 @@ impl Streamed {
             loaded,
         });
         if index + 1 < plan.windows.len() {
-            self.ahead.start(&self.source, (order, index + 1), plan);
+            self.ahead.start(&self.source, (order, index + 1), plan)?;
         }
         Ok(())
     }
@@ -169,6 +170,10 @@ impl Samples for Streamed {
         let Some((samples, numbers)) = all else {
             unreachable!("there is a position");
         };
+        if order == Order::Stored && positions.end == self.count {
+            // An evaluation is over; the next one begins with the first window.
+            self.current = None;
+        }
         Ok(samples.batch(&numbers, device)?)
     }
 
@@ -307,36 +312,53 @@ impl Window {
 /// A window that another thread reads.
 #[derive(Default)]
 struct Ahead {
-    thread: Option<(SyncSender<Vec<usize>>, Receiver<Chunks>)>,
+    thread: Option<Thread>,
     /// The window that was asked for.
     asked: Option<(Order, usize)>,
 }
 
+/// The requests and the answers of a thread that reads windows.
+type Thread = (SyncSender<Vec<usize>>, Receiver<LoadedWindow>);
+
 /// The chunks of a window, as they are read.
-type Chunks = Result<Vec<Box<dyn Loaded>>, InputError>;
+type LoadedWindow = Result<Vec<Box<dyn Loaded>>, InputError>;
 
 impl Ahead {
     /// Returns a window, which is read now unless it was read ahead.
-    fn take(&mut self, source: &Arc<dyn Load>, of: (Order, usize), plan: &Plan) -> Chunks {
+    fn take(&mut self, source: &Arc<dyn Load>, of: (Order, usize), plan: &Plan) -> LoadedWindow {
         if self.asked.is_some_and(|asked| asked != of) {
             // The thread reads one window after the other.
             drop(self.receive()?);
         }
         if self.asked.is_none() {
-            self.start(source, of, plan);
+            self.start(source, of, plan)?;
         }
         self.receive()?
     }
 
     /// Begins to read a window.
-    fn start(&mut self, source: &Arc<dyn Load>, of: (Order, usize), plan: &Plan) {
-        let (requests, _) = self.thread.get_or_insert_with(|| spawn(source.clone()));
+    fn start(
+        &mut self,
+        source: &Arc<dyn Load>,
+        of: (Order, usize),
+        plan: &Plan,
+    ) -> Result<(), InputError> {
+        let thread = match self.thread.take() {
+            Some(thread) => thread,
+            None => spawn(source.clone()).map_err(|error| {
+                InputError::Invalid(format!(
+                    "no thread that reads the data can be started: {error}"
+                ))
+            })?,
+        };
+        let (requests, _) = self.thread.insert(thread);
         // If the thread has ended, `receive` says so.
         let _ = requests.send(plan.chunks(of.1));
         self.asked = Some(of);
+        Ok(())
     }
 
-    fn receive(&mut self) -> Result<Chunks, InputError> {
+    fn receive(&mut self) -> Result<LoadedWindow, InputError> {
         self.asked = None;
         let received = self
             .thread
@@ -349,7 +371,7 @@ impl Ahead {
 }
 
 /// Starts the thread, which ends when its requests do.
-fn spawn(source: Arc<dyn Load>) -> (SyncSender<Vec<usize>>, Receiver<Chunks>) {
+fn spawn(source: Arc<dyn Load>) -> io::Result<Thread> {
     let (requests, asked) = sync_channel::<Vec<usize>>(1);
     let (answer, chunks) = sync_channel(1);
     let read = move || {
@@ -361,9 +383,7 @@ fn spawn(source: Arc<dyn Load>) -> (SyncSender<Vec<usize>>, Receiver<Chunks>) {
             }
         }
     };
-    // A thread that does not start drops its ends of the channels.
-    let _ = thread::Builder::new()
-        .name("read-ahead".to_owned())
-        .spawn(read);
-    (requests, chunks)
+    let thread = thread::Builder::new().name("read-ahead".to_owned());
+    thread.spawn(read)?;
+    Ok((requests, chunks))
 }

@@ -32,17 +32,40 @@ pub(super) struct Table {
 pub(super) struct Rows {
     pub(super) file: Arc<Path>,
     pub(super) unit: Unit,
-    /// The number of each sample's line or row.
-    pub(super) numbers: Vec<u64>,
+    pub(super) numbers: Numbers,
+}
+
+/// The number of each sample's line or row.
+#[derive(Debug)]
+pub(super) enum Numbers {
+    /// So many in a row, from the first.
+    From(u64, usize),
+    Each(Vec<u64>),
+}
+
+impl Numbers {
+    fn len(&self) -> usize {
+        match self {
+            Self::From(_, count) => *count,
+            Self::Each(numbers) => numbers.len(),
+        }
+    }
+
+    fn get(&self, sample: usize) -> Option<u64> {
+        match self {
+            Self::From(first, _) => Some(first + sample as u64),
+            Self::Each(numbers) => numbers.get(sample).copied(),
+        }
+    }
 }
 
 impl Rows {
-    /// Returns the place of a sample; of the file's begin, if it has none.
+    /// Returns the place of a sample; the file's first, if it has none.
     pub(super) fn place(&self, sample: usize) -> Place {
         Place {
             file: self.file.clone(),
             unit: self.unit,
-            number: self.numbers.get(sample).copied().unwrap_or(1),
+            number: self.numbers.get(sample).unwrap_or(1),
         }
     }
 }
@@ -218,12 +241,12 @@ impl Table {
             role: column.role.clone(),
             cells: column.cells.select(samples),
         };
-        let number = |sample: &u32| self.rows.numbers[*sample as usize];
+        let number = |sample: &u32| self.rows.numbers.get(*sample as usize).unwrap_or(1);
         Self {
             rows: Rows {
                 file: self.rows.file.clone(),
                 unit: self.rows.unit,
-                numbers: samples.iter().map(number).collect(),
+                numbers: Numbers::Each(samples.iter().map(number).collect()),
             },
             columns: self.columns.iter().map(column).collect(),
             label: self.label,

@@ -99,9 +99,9 @@ impl Format for Columns {
             None => self.fitting.finish(self.labels.target()?),
         };
         let transforms = fitted.clone();
-        let decode = move |table: &Table| {
+        let decode = move |table: Table| {
             let target = fitted.target.column(LABEL, table.labels())?;
-            InMemory::new(fitted.inputs(table)?, vec![target])
+            InMemory::new(fitted.inputs(&table)?, vec![target])
         };
         Ok((Arc::new(decode), Some(transforms)))
     }
@@ -109,9 +109,9 @@ impl Format for Columns {
 
 /// Returns how tables without labels are decoded.
 fn unlabelled(fitted: Fitted) -> Decode<Table> {
-    Arc::new(move |table: &Table| {
+    Arc::new(move |table: Table| {
         let target = fitted.target.unknown(LABEL, table.len());
-        InMemory::new(fitted.inputs(table)?, vec![target])
+        InMemory::new(fitted.inputs(&table)?, vec![target])
     })
 }
 

@@ -260,3 +260,41 @@ fn a_file_that_changes_in_training_is_named() {
         }
     }
 }
+
+#[test]
+fn a_pattern_leaves_held_out_and_hidden_files_to_themselves() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, rows) in [
+        ("a", "0 1:1\n1 1:2\n1 1:3\n"),
+        ("a.t", "0 1:5\n"),
+        (".b", "x"),
+    ] {
+        fs::write(folder.path().join(name), rows).unwrap();
+    }
+    let dataset = load(&data("libsvm", &folder.path().join("*")), 1).unwrap();
+    assert_eq!(
+        (dataset.training.count(), dataset.evaluation.count()),
+        (3, 1)
+    );
+    fs::write(folder.path().join("c"), "0 1:1\n").unwrap();
+    let job = Data {
+        options: toml::from_str("test = \"c\"").unwrap(),
+        ..data("libsvm", &folder.path().join("[a-c]"))
+    };
+    let dataset = load(&job, 1).unwrap();
+    assert_eq!(
+        (dataset.training.count(), dataset.evaluation.count()),
+        (3, 1)
+    );
+}
+
+#[test]
+fn a_quote_that_is_left_open_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let place = folder.path().join("rows.csv");
+    for text in ["label,note\n1,a\n0,\"b\n", "label,note\n1,a\n0,\"b"] {
+        fs::write(&place, text).unwrap();
+        let error = stream("csv", &place).unwrap_err();
+        assert_says(&error, &["rows.csv, line 3", "left open"]);
+    }
+}
