@@ -55,11 +55,8 @@ impl Bucket {
             ..RetryConfig::default()
         });
         let known = pairs().filter_map(|(key, value)| {
-            let key = key
-                .strip_prefix("AWS_")
-                .is_some()
-                .then(|| key.to_ascii_lowercase())?;
-            Some((key.parse().ok()?, value))
+            let key = key.starts_with("AWS_").then(|| key.to_ascii_lowercase());
+            Some((key?.parse().ok()?, value))
         });
         let objects = known
             .fold(builder, |builder, (key, value)| {

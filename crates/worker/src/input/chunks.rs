@@ -56,7 +56,7 @@ pub(super) trait Chunks: Send + Sync + 'static {
     /// [`InputError`] names the file and the place in it.
     fn parse(&self, raw: &Self::Raw, samples: &[u32]) -> Result<Self::Parsed, InputError>;
 
-    /// Hands over what tells different files apart.
+    /// Hands values to `hash` by which workers notice that their files differ.
     fn digest(&self, hash: &mut dyn FnMut(&[u8]));
 }
 
@@ -89,7 +89,7 @@ pub(super) trait Format {
 /// The part of a data set that parsed samples belong to.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Part<'a> {
-    /// A file to train on. These samples are; the others are held out of it.
+    /// A file to train on: these samples of it. Its other samples are held out.
     Training(&'a [u32]),
     /// A file of samples that are held out.
     HeldOut,
@@ -117,7 +117,7 @@ impl<C: Chunks> Files<'_, C> {
     ) -> Result<Dataset, InputError> {
         match setup.settings.stream {
             true => self.stream(setup, held_out, format),
-            false => self.hold(setup, held_out, format),
+            false => self.read_all(setup, held_out, format),
         }
     }
 
@@ -146,7 +146,7 @@ impl<C: Chunks> Files<'_, C> {
     }
 
     /// Reads all samples into memory.
-    fn hold(
+    fn read_all(
         self,
         setup: &DataSetup,
         held_out: HeldOut,
@@ -200,7 +200,7 @@ impl<C: Chunks> Files<'_, C> {
         })
     }
 
-    /// Leaves the samples in their files. Without files of their own, whole chunks are held out.
+    /// Leaves the samples in their files. Without files of held-out samples, whole chunks are held out.
     fn stream(
         self,
         setup: &DataSetup,
@@ -280,7 +280,7 @@ pub(super) fn streamed<C: Chunks>(
         let sizes = chunks.iter().map(|chunk| files.chunks()[*chunk as usize]);
         let sizes = sizes.collect();
         let decode = decode.clone();
-        let source = Source {
+        let source = SomeChunks {
             files,
             decode,
             chunks,
@@ -299,18 +299,18 @@ pub(super) fn streamed<C: Chunks>(
     })
 }
 
-/// The chunks of a part of a data set, with the way to decode them.
-struct Source<C: Chunks> {
+/// Some chunks of files, with the way to decode them.
+struct SomeChunks<C: Chunks> {
     files: Arc<C>,
     decode: Decode<C::Parsed>,
     /// The numbers of the chunks among those of the files.
     chunks: Vec<u32>,
 }
 
-impl<C: Chunks> Load for Source<C> {
+impl<C: Chunks> Load for SomeChunks<C> {
     fn load(self: Arc<Self>, chunk: usize) -> Result<Box<dyn Loaded>, InputError> {
         let raw = self.files.read(self.chunks[chunk] as usize)?;
-        Ok(Box::new(Held { source: self, raw }))
+        Ok(Box::new(ChunkInMemory { source: self, raw }))
     }
 
     fn digest(&self, hash: &mut dyn FnMut(&[u8])) {
@@ -322,12 +322,12 @@ impl<C: Chunks> Load for Source<C> {
 }
 
 /// A chunk in memory.
-struct Held<C: Chunks> {
-    source: Arc<Source<C>>,
+struct ChunkInMemory<C: Chunks> {
+    source: Arc<SomeChunks<C>>,
     raw: C::Raw,
 }
 
-impl<C: Chunks> Loaded for Held<C> {
+impl<C: Chunks> Loaded for ChunkInMemory<C> {
     fn samples(&self, samples: &[u32]) -> Result<InMemory, InputError> {
         (self.source.decode)(self.source.files.parse(&self.raw, samples)?)
     }

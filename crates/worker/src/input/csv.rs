@@ -78,7 +78,9 @@ impl CsvFiles {
                 parts: Vec::new(),
                 chunks: Vec::new(),
             });
-            files.header.check_same(&header, &at(file.path(), 1))?;
+            files
+                .header
+                .check_same(&header, &Place::line(file.path(), 1))?;
             files.cut(file, size)?;
         }
         all.ok_or(InputError::NoPlace)
@@ -122,7 +124,9 @@ impl CsvFiles {
             }
         }
         if self.parts.len() == before {
-            return Err(at(file.path(), 1).wrong("no sample follows the header".to_owned()));
+            return Err(
+                Place::line(file.path(), 1).wrong("no sample follows the header".to_owned())
+            );
         }
         for (chunk, part) in self.chunks[before..].iter_mut().zip(&self.parts[before..]) {
             chunk.bytes = part.bytes.end - part.bytes.start;
@@ -237,7 +241,7 @@ fn check_last(file: &DataFile, (byte, line): (u64, u64)) -> Result<(), InputErro
     let mut content = file.read(byte..file.size())?;
     content.extend_from_slice(b"\nx\n");
     match reader(content.as_slice(), false).byte_records().count() {
-        0 | 1 => Err(at(file.path(), line).wrong(
+        0 | 1 => Err(Place::line(file.path(), line).wrong(
             "the last row has a quote that is left open; close it, or get the file again"
                 .to_owned(),
         )),
@@ -253,7 +257,7 @@ fn read_header(
     let mut reader = reader(file.reader(), true);
     let names = reader.headers().map_err(|error| unreadable(file, error))?;
     if names.is_empty() {
-        return Err(at(file.path(), 1)
+        return Err(Place::line(file.path(), 1)
             .wrong("the file is empty; a line with the columns' names was expected".to_owned()));
     }
     let names: Vec<&str> = names.iter().collect();
@@ -283,14 +287,6 @@ impl<R: Read> Read for Summed<R> {
     }
 }
 
-fn at(file: &Arc<Path>, number: u64) -> Place {
-    Place {
-        file: file.clone(),
-        unit: Unit::Line,
-        number,
-    }
-}
-
 fn unreadable(file: &DataFile, error: csv::Error) -> InputError {
     let line = error.position().map_or(1, csv::Position::line);
     let problem = error.to_string();
@@ -299,6 +295,6 @@ fn unreadable(file: &DataFile, error: csv::Error) -> InputError {
             path: file.path().to_path_buf(),
             source,
         },
-        _ => at(file.path(), line).wrong(problem),
+        _ => Place::line(file.path(), line).wrong(problem),
     }
 }

@@ -165,8 +165,8 @@ impl Moments {
         self.squares += before * (number - self.mean);
     }
 
-    /// Returns mean and standard deviation. Numbers that are all the same, or whose squared differences are too small to
-    /// be told from 0, have the deviation 1.
+    /// Returns mean and standard deviation. The deviation of equal numbers is 1, and so is that of numbers whose squared
+    /// differences underflow to 0.
     fn finish(self) -> (f64, f64) {
         match (self.squares / self.count.max(1) as f64).sqrt() {
             0.0 => (self.mean, 1.0),

@@ -53,7 +53,7 @@ impl Source for Images {
         }
         let mut pixels = Vec::new();
         for path in &files {
-            pixels.extend(shape.pixels(path, files::read(path)?)?);
+            pixels.extend(shape.pixels(path, &files::read(path)?)?);
         }
         sorted.in_memory(shape.column(pixels))
     }
@@ -123,7 +123,7 @@ impl Chunks for Pictures {
     }
 
     fn parse(&self, (chunk, content): &Self::Raw, _: &[u32]) -> Result<Self::Parsed, InputError> {
-        let pixels = self.shape.pixels(&self.files[*chunk], content.clone())?;
+        let pixels = self.shape.pixels(&self.files[*chunk], content)?;
         Ok((pixels, self.labels[*chunk]))
     }
 
@@ -234,7 +234,7 @@ impl Shape {
     }
 
     /// Returns the bytes of the picture in a file with this content, channel by channel and row by row.
-    fn pixels(&self, path: &Path, content: Vec<u8>) -> Result<Vec<u8>, InputError> {
+    fn pixels(&self, path: &Path, content: &[u8]) -> Result<Vec<u8>, InputError> {
         let reader = limited(path, ImageReader::new(Cursor::new(content)))?;
         let mut picture = reader.decode().map_err(|e| wrong(path, &e))?;
         if (picture.width(), picture.height()) != (self.columns, self.rows) {

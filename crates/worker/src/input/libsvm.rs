@@ -19,7 +19,7 @@ use super::held_out::HeldOut;
 use super::lines::{Lines, Text, TextFiles};
 use super::memory::InMemory;
 use super::source::{DataSetup, Source};
-use super::table::Rows as Places;
+use super::table::Rows;
 use super::target::{Labels, Target};
 use super::texts::Texts;
 
@@ -134,7 +134,7 @@ struct Columns {
 
 /// Samples as a file has them.
 struct Samples {
-    places: Places,
+    rows: Rows,
     labels: Texts,
     /// The place in `indices` at which each sample begins, and the end of the last one.
     offsets: Vec<usize>,
@@ -145,7 +145,7 @@ struct Samples {
 impl Samples {
     fn parse(text: &Text, samples: &[u32]) -> Result<Self, InputError> {
         let mut parsed = Self {
-            places: text.rows(samples),
+            rows: text.rows(samples),
             labels: Texts::default(),
             offsets: vec![0],
             indices: Vec::new(),
@@ -168,11 +168,11 @@ impl Samples {
         label: &str,
         fields: impl Iterator<Item = &'a str>,
     ) -> Result<(), InputError> {
-        let wrong = |problem: String| Err(self.places.place(sample).wrong(problem));
+        let wrong = |problem: String| Err(self.rows.place(sample).wrong(problem));
         if label.contains(':') {
             return wrong(format!("{label:?} stands where the label belongs"));
         }
-        self.labels.push_label(label, || self.places.place(sample));
+        self.labels.push_label(label, || self.rows.place(sample));
         let begin = self.indices.len();
         for field in fields {
             let parsed = field.split_once(':').and_then(|(index, value)| {
@@ -204,7 +204,7 @@ impl Samples {
             let mut indices = self.indices[row[0]..row[1]].iter();
             let beyond = |index: &&u32| place(**index).is_none_or(|i| i >= width);
             if let Some(index) = indices.find(beyond) {
-                return Err(self.places.place(sample).wrong(format!(
+                return Err(self.rows.place(sample).wrong(format!(
                     "index {index} is not among the {width} features from {first} on; set data.options.width to the number of features"
                 )));
             }

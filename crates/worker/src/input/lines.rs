@@ -63,7 +63,7 @@ impl Lines {
             let before = lines.parts.len();
             lines.cut(&file, size)?;
             if lines.parts.len() == before {
-                return Err(at(file.path(), 1).wrong("there is no sample".to_owned()));
+                return Err(Place::line(file.path(), 1).wrong("there is no sample".to_owned()));
             }
             lines.files.push(file);
         }
@@ -149,7 +149,7 @@ impl Text {
             let (line, number) = &self.lines[*sample as usize];
             let text = std::str::from_utf8(&self.content[line.clone()]);
             text.map_err(|_| {
-                at(&self.file, *number).wrong("the line is no text in UTF-8".to_owned())
+                Place::line(&self.file, *number).wrong("the line is no text in UTF-8".to_owned())
             })
         })
     }
@@ -188,14 +188,6 @@ fn split(content: &[u8]) -> impl Iterator<Item = Range<usize>> + '_ {
             false => line,
         }
     })
-}
-
-fn at(file: &Arc<Path>, number: u64) -> Place {
-    Place {
-        file: file.clone(),
-        unit: Unit::Line,
-        number,
-    }
 }
 
 /// Parses lines with samples.

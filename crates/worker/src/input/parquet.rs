@@ -82,7 +82,7 @@ impl ParquetFiles {
                 metadata: Vec::new(),
             });
             let file: Arc<Path> = path.as_path().into();
-            files.header.check_same(&header, &at(&file, 1))?;
+            files.header.check_same(&header, &Place::row(&file, 1))?;
             safely(path, || files.add(file, &opened))?;
         }
         all.ok_or(InputError::NoPlace)
@@ -117,7 +117,7 @@ impl ParquetFiles {
             first += u64::from(samples);
         }
         if first == 0 {
-            return Err(at(&file, 1).wrong("the file has no row".to_owned()));
+            return Err(Place::row(&file, 1).wrong("the file has no row".to_owned()));
         }
         self.metadata.push(crc32fast::hash(&footer(&file)?));
         self.files.push(file);
@@ -227,7 +227,9 @@ fn header_of(
         let column = schema.get_column_root_idx(leaf);
         let nested = described.path().parts().len() > 1 || described.max_rep_level() > 0;
         if nested && !header.is_ignored(column) {
-            return Err(at(&path.into(), 1).wrong(unfit(names[column], "is a list or a structure")));
+            return Err(
+                Place::row(&path.into(), 1).wrong(unfit(names[column], "is a list or a structure"))
+            );
         }
     }
     Ok(header)
@@ -271,14 +273,6 @@ fn read_group(
         }
     }
     Ok(())
-}
-
-fn at(file: &Arc<Path>, number: u64) -> Place {
-    Place {
-        file: file.clone(),
-        unit: Unit::Row,
-        number,
-    }
 }
 
 /// Returns the problem of a column, with the line of a job that leaves it out.

@@ -22,6 +22,23 @@ pub(super) enum Unit {
 }
 
 impl Place {
+    /// Returns the line with this number.
+    pub(super) fn line(file: &Arc<Path>, number: u64) -> Self {
+        Self {
+            file: file.clone(),
+            unit: Unit::Line,
+            number,
+        }
+    }
+
+    /// Returns the row with this number.
+    pub(super) fn row(file: &Arc<Path>, number: u64) -> Self {
+        Self {
+            unit: Unit::Row,
+            ..Self::line(file, number)
+        }
+    }
+
     /// Returns the error of a problem at this place.
     pub(super) fn wrong(&self, problem: String) -> InputError {
         let path = self.file.to_path_buf();

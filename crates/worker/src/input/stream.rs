@@ -34,7 +34,7 @@ pub(super) trait Load: Send + Sync + 'static {
     /// [`InputError`] names the file.
     fn load(self: Arc<Self>, chunk: usize) -> Result<Box<dyn Loaded>, InputError>;
 
-    /// Hands over what tells different data apart.
+    /// Hands values to `hash` by which workers notice that their data differs.
     fn digest(&self, hash: &mut dyn FnMut(&[u8]));
 }
 

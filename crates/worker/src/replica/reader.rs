@@ -17,7 +17,7 @@ use crate::model::{Batch, Model};
 /// The batches of a step.
 pub(super) type Batches = Result<Vec<Batch>, ReplicaError>;
 
-/// A step whose batches are to be read.
+/// A request for the batches of a step.
 pub(super) struct Request {
     pub(super) positions: Positions,
     /// Gets the values that the batches want; none if they cannot be read.

@@ -74,7 +74,7 @@ fn each_pass_has_every_sample_once_in_an_order_of_its_own() {
         assert!(together.count() < 100);
     }
     assert!(orders[0] != orders[1] && orders[1] != orders[2]);
-    // The order does not depend on how, when and by whom it is read.
+    // The order depends neither on the size of batches nor on the process that reads it.
     assert_eq!(pass(&mut other.training, shuffled(1), 64), orders[1]);
     let stored = pass(&mut dataset.training, Order::Stored, 333);
     assert!(stored.into_iter().eq(0..SAMPLES));
