@@ -3,10 +3,17 @@
 
     pip install torch
     scripts/bench-torch.py [MODEL ...] [--seconds N] [--threads N]
+    cargo build --release && scripts/bench-torch.py --turns 5 [...]
+
+With --turns, it measures each model with Flambeau and with PyTorch in turns, and prints the medians and their ratio.
 """
 
 import argparse
 import functools
+import json
+import pathlib
+import statistics
+import subprocess
 import time
 
 import torch
@@ -50,12 +57,37 @@ def measure(build, batch, shape, seconds):
     return batch / times[len(times) // 2]
 
 
+def flambeau(name, seconds, threads):
+    program = pathlib.Path(__file__).parent.parent / "target" / "release" / "flambeau"
+    settings = [f"--seconds={seconds}", f"--threads={threads}", "--json"]
+    command = [program, "bench", "models", name, *settings]
+    printed = subprocess.run(command, check=True, capture_output=True).stdout
+    return json.loads(printed)["rows"][0]["samples_per_second"]
+
+
+def in_turns(name, options):
+    pairs = []
+    for _ in range(options.turns):
+        ours = flambeau(name, options.seconds, options.threads)
+        pairs.append((ours, measure(*MODELS[name], options.seconds)))
+    ours, theirs = (statistics.median(values) for values in zip(*pairs))
+    ratios = [ours / theirs for ours, theirs in pairs]
+    between = f"{min(ratios):.2f} to {max(ratios):.2f}"
+    print(f"| {name} | {ours:.0f} | {theirs:.0f} | {statistics.median(ratios):.2f} ({between}) |", flush=True)
+
+
 parser = argparse.ArgumentParser()
 parser.add_argument("models", nargs="*", default=list(MODELS))
 parser.add_argument("--seconds", type=float, default=5)
 parser.add_argument("--threads", type=int, default=1)
+parser.add_argument("--turns", type=int, default=0)
 options = parser.parse_args()
 torch.set_num_threads(options.threads)
+if options.turns:
+    print(f"| model, {options.threads} threads | Flambeau, samples/s | PyTorch {torch.__version__} | ratio |")
+    print("| --- | --- | --- | --- |")
 for name in options.models:
-    build, batch, shape = MODELS[name]
-    print(f"{name} {measure(build, batch, shape, options.seconds):.0f} samples/s", flush=True)
+    if options.turns:
+        in_turns(name, options)
+        continue
+    print(f"{name} {measure(*MODELS[name], options.seconds):.0f} samples/s", flush=True)
