@@ -33,11 +33,15 @@ pub(crate) fn run(arguments: &Arguments, registry: &Registry) -> Result<(), Comm
     let device = device::open(arguments.device)?;
     let metrics = evaluate_file(job, registry, &device, &finished.weights, fitted)?;
     if arguments.json {
-        let named: BTreeMap<_, _> = metrics
+        let numbers: BTreeMap<_, _> = metrics
             .into_iter()
-            .map(|(name, value)| (format!("test_{name}"), Number(value)))
+            .map(|(name, value)| (name, Number(value)))
             .collect();
-        println!("{}", serde_json::json!(named));
+        let mut object = serde_json::json!({ "metrics": numbers });
+        for (name, value) in numbers {
+            object[format!("test_{name}")] = serde_json::json!(value);
+        }
+        println!("{object}");
     } else {
         for (name, value) in metrics {
             println!("test {name} {value:.4}");

@@ -77,7 +77,7 @@ pub(super) trait Format {
     ///
     /// # Errors
     /// Names a sample that does not fit.
-    fn learn(&mut self, parsed: &Self::Parsed, part: Part) -> Result<(), InputError>;
+    fn learn(&mut self, parsed: &Self::Parsed, subset: Subset) -> Result<(), InputError>;
 
     /// Returns how samples are decoded, and what later data is read with.
     ///
@@ -86,9 +86,9 @@ pub(super) trait Format {
     fn finish(self) -> Result<(Decode<Self::Parsed>, Option<Fitted>), InputError>;
 }
 
-/// The part of a data set that parsed samples belong to.
+/// The subset of a data set that parsed samples belong to.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Part<'a> {
+pub(super) enum Subset<'a> {
     /// A file to train on: these samples of it. Its other samples are held out.
     Training(&'a [u32]),
     /// A file of samples that are held out.
@@ -176,11 +176,11 @@ impl<C: Chunks> Files<'_, C> {
                 let count = chunk.samples;
                 let is_trained = |sample: &u32| trained[first + *sample as usize];
                 let samples: Vec<u32> = (0..count).filter(is_trained).collect();
-                format.learn(parsed, Part::Training(&samples))?;
+                format.learn(parsed, Subset::Training(&samples))?;
                 first += count as usize;
             }
             for parsed in evaluation.iter().flatten() {
-                format.learn(parsed, Part::HeldOut)?;
+                format.learn(parsed, Subset::HeldOut)?;
             }
         }
         let (decode, transforms) = format.finish()?;
@@ -224,14 +224,14 @@ impl<C: Chunks> Files<'_, C> {
         if format.learns() {
             for chunk in &learned {
                 let (parsed, samples) = parse(&*training, *chunk)?;
-                format.learn(&parsed, Part::Training(&samples))?;
+                format.learn(&parsed, Subset::Training(&samples))?;
             }
             for chunk in &held {
-                let part = match Arc::ptr_eq(&training, &evaluation) {
-                    true => Part::Training(&[]),
-                    false => Part::HeldOut,
+                let subset = match Arc::ptr_eq(&training, &evaluation) {
+                    true => Subset::Training(&[]),
+                    false => Subset::HeldOut,
                 };
-                format.learn(&parse(&*evaluation, *chunk)?.0, part)?;
+                format.learn(&parse(&*evaluation, *chunk)?.0, subset)?;
             }
         }
         let (decode, transforms) = format.finish()?;

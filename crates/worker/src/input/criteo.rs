@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use memchr::memchr_iter;
 
-use super::chunks::{self, Decode, Files, Format, Part};
+use super::chunks::{self, Decode, Files, Format, Subset};
 use super::column::{Column, Values};
 use super::dataset::Dataset;
 use super::error::InputError;
@@ -73,7 +73,7 @@ impl Format for Clicks {
         false
     }
 
-    fn learn(&mut self, _: &InMemory, _: Part) -> Result<(), InputError> {
+    fn learn(&mut self, _: &InMemory, _: Subset) -> Result<(), InputError> {
         Ok(())
     }
 

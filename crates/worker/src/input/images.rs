@@ -2,8 +2,8 @@
 //!
 //! `data.dir` is the folder of these folders; the classes are in the order of their names. Folders within a class are
 //! not read. All pictures are resized to `data.options.size` rows and columns; without it, they must have the same size.
-//! Samples have one channel if every picture is grey, else three; the alpha channel is dropped. A share of each class is
-//! held out (`data.held_out`), chosen by the job's seed.
+//! Samples have `data.options.channels`, one or three; without it, one if every picture is grey. The alpha channel is dropped.
+//! A share of each class is held out (`data.held_out`), chosen by the job's seed.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Cursor, Seek};
@@ -32,11 +32,17 @@ impl Source for Images {
     const STREAMS: bool = true;
 
     fn open(setup: &DataSetup) -> Result<Dataset, InputError> {
-        setup.only(&["size"])?;
+        setup.only(&["size", "channels"])?;
         let size = setup.whole_number("size")?;
         if let Some(size) = size.filter(|size| !(1..=u64::from(MOST)).contains(size)) {
             return Err(InputError::Invalid(format!(
                 "`data.options.size` is {size}, but must be at least 1 and at most {MOST}"
+            )));
+        }
+        let channels = setup.whole_number("channels")?;
+        if let Some(channels) = channels.filter(|channels| ![1, 3].contains(channels)) {
+            return Err(InputError::Invalid(format!(
+                "`data.options.channels` is {channels}, but must be 1 (grey) or 3 (red, green, blue)"
             )));
         }
         let classes = match setup.purpose {
@@ -44,7 +50,8 @@ impl Source for Images {
             Purpose::Training | Purpose::Evaluation(_) => classes(setup.dir()?)?,
         };
         let pictures = classes.iter().flat_map(|(_, files)| files);
-        let shape = Shape::of(pictures.clone(), size.map(|size| size as u32))?;
+        let mut shape = Shape::of(pictures.clone(), size.map(|size| size as u32))?;
+        shape.channels = channels.map_or(shape.channels, |channels| channels as usize);
         let files: Vec<PathBuf> = pictures.cloned().collect();
         let counts = classes.into_iter().map(|(folder, of)| (folder, of.len()));
         let sorted = Sorted::of(&counts.collect::<Vec<_>>(), setup)?;

@@ -9,7 +9,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::chunks::{self, Decode, Files, Format, Part};
+use super::chunks::{self, Decode, Files, Format, Subset};
 use super::column::{Column, Values};
 use super::dataset::Dataset;
 use super::error::InputError;
@@ -98,10 +98,10 @@ struct Features {
 impl Format for Features {
     type Parsed = Samples;
 
-    fn learn(&mut self, samples: &Samples, part: Part) -> Result<(), InputError> {
+    fn learn(&mut self, samples: &Samples, subset: Subset) -> Result<(), InputError> {
         let lowest = samples.indices.iter().min().copied();
         self.lowest = [self.lowest, lowest].into_iter().flatten().min();
-        if let Part::Training(_) = part {
+        if let Subset::Training(_) = subset {
             self.highest = self.highest.max(samples.indices.iter().max().copied());
             self.labels.note(&samples.labels);
         }

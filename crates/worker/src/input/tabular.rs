@@ -9,7 +9,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::chunks::{Chunks, Decode, Files, Format, Part};
+use super::chunks::{Chunks, Decode, Files, Format, Subset};
 use super::dataset::Dataset;
 use super::error::InputError;
 use super::files::{self, Kind};
@@ -85,8 +85,8 @@ impl Format for Columns {
         self.known.is_none()
     }
 
-    fn learn(&mut self, table: &Table, part: Part) -> Result<(), InputError> {
-        if let Part::Training(samples) = part {
+    fn learn(&mut self, table: &Table, subset: Subset) -> Result<(), InputError> {
+        if let Subset::Training(samples) = subset {
             self.labels.note(table.labels());
             self.fitting.add(table, samples);
         }

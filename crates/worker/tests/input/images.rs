@@ -125,6 +125,42 @@ fn pictures_of_several_sizes_get_one() {
 }
 
 #[test]
+fn pictures_have_the_channels_that_the_job_asks_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let place = folder.path();
+    for class in ["a", "b"] {
+        let grey = GrayImage::from_pixel(2, 2, Luma([204]));
+        save(place, &format!("{class}/1.png"), grey.into());
+        save(
+            place,
+            &format!("{class}/2.png"),
+            GrayImage::new(2, 2).into(),
+        );
+    }
+    for (options, channels) in [("", 1), ("channels = 1", 1), ("channels = 3", 3)] {
+        let mut dataset = load_images(place, options).unwrap();
+        assert_eq!(fields(&dataset).0, [channels, 2, 2], "{options}");
+        let (pixels, _) = all(&mut dataset.training);
+        for picture in pixels.chunks(4 * channels) {
+            assert!(picture.iter().all(|value| *value == picture[0]));
+        }
+    }
+    for class in ["a", "b"] {
+        for name in ["1", "2"] {
+            colored(place, &format!("{class}/{name}.png"), (2, 2), [0, 0, 255]);
+        }
+    }
+    let mut dataset = load_images(place, "channels = 1").unwrap();
+    assert_eq!(fields(&dataset).0, [1, 2, 2]);
+    // The share of blue in luminance is 7 % (ITU-R BT.709).
+    let (pixels, _) = all(&mut dataset.training);
+    assert!(
+        pixels.iter().all(|value| (value - 0.0722).abs() < 0.01),
+        "{pixels:?}"
+    );
+}
+
+#[test]
 fn classes_keep_the_numbers_that_they_had_in_training() {
     let folder = tempfile::tempdir().unwrap();
     let place = |name: &str| folder.path().join(name);
@@ -199,6 +235,10 @@ fn folders_that_cannot_be_read_are_refused() {
         (
             "sizes = 3",
             ["`data.options.sizes`", "\"image-folder\"", "takes size"],
+        ),
+        (
+            "channels = 2",
+            ["`data.options.channels`", "is 2", "1 (grey) or 3"],
         ),
     ] {
         assert_says(&load_images(place, options).unwrap_err(), &parts);
