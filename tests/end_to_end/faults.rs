@@ -68,7 +68,7 @@ fn samples(cluster: &Cluster) -> u64 {
 
 #[test]
 fn in_sync_mode_a_run_with_dead_servers_equals_one_without() {
-    let job = recovers("sync");
+    let job = format!("ema_decay = 0.9\n{}", recovers("sync"));
     let (expected, dir) = start(&job).finish();
     let expected_model = model(&dir);
 

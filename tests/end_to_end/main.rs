@@ -6,6 +6,7 @@ mod calls;
 mod chaos;
 mod command_line;
 mod data;
+mod examples;
 mod faults;
 mod flood;
 mod floors;
@@ -24,6 +25,7 @@ mod stop;
 mod stores;
 mod streams;
 mod unable;
+mod weights;
 
 use std::path::PathBuf;
 

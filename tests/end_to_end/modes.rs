@@ -1,20 +1,15 @@
 //! The training modes: the waits between workers, and the meaning of sync.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 
-use candle_core::{Device, Tensor};
+use candle_core::Device;
 use shared_proto::job::Job;
 use tests::Cluster;
 use worker::local;
 use worker::registry::Registry;
 
 use crate::program;
-
-fn weights(path: &Path) -> BTreeMap<String, Tensor> {
-    let tensors = candle_core::safetensors::load(path, &Device::Cpu).unwrap();
-    tensors.into_iter().collect()
-}
+use crate::weights::{difference, largest, weights};
 
 #[test]
 fn sync_with_four_workers_equals_one_process_with_four_times_the_batch() {
@@ -45,25 +40,72 @@ fn equals_one_process(batch: &str, common: &str) {
     assert_eq!(summary["samples"], outcome.samples);
 
     let alone = weights(&alone);
-    assert_eq!(distributed.len(), alone.len());
-    let mut moved = 0.0f32;
-    for (name, expected) in &alone {
-        let found = &distributed[name];
-        let largest = |t: Tensor| t.abs().unwrap().flatten_all().unwrap().max(0).unwrap();
-        let difference = largest((found - expected).unwrap())
-            .to_scalar::<f32>()
-            .unwrap();
-        assert!(difference < 1e-5, "{name} differs by {difference}");
-        moved = moved.max(largest(expected.clone()).to_scalar().unwrap());
-    }
+    let difference = difference(&distributed, &alone);
+    assert!(difference < 1e-5, "{difference}");
+    let moved = alone.values().map(largest).fold(0.0, f32::max);
     assert!(moved > 0.1, "nothing was trained");
+}
+
+/// The average is computed here from the weights after each step of a single process.
+#[test]
+fn the_moving_average_of_the_weights_is_what_is_evaluated_saved_and_exported() {
+    const JOB: &str = "epochs = 1\nseed = 7\n[optimizer]\nname = \"sgd\"\nlearning_rate = 0.5\n";
+    let given = format!(
+        "batch_size = 32\nsteps = 6\nema_decay = 0.75\n{JOB}[strategy]\nmode = \"sync\"\n[cluster]\nps = 2\nworkers = 2\n"
+    );
+    let mut cluster = Cluster::start(program(), &given, 2);
+    for _ in 0..2 {
+        cluster.add_worker(&[]);
+    }
+    let (summary, dir) = cluster.finish();
+    let run = dir.path().join("run");
+    let saved = weights(&run.join("model.safetensors"));
+
+    let mut averages = BTreeMap::new();
+    let mut last = BTreeMap::new();
+    for steps in 1..=6 {
+        let job = Job::from_toml(&format!("batch_size = 64\nsteps = {steps}\n{JOB}")).unwrap();
+        let path = dir.path().join("alone.safetensors");
+        local::train(&job, &Registry::builtin(), &Device::Cpu, Some(&path)).unwrap();
+        last = weights(&path);
+        for (name, weight) in &last {
+            let average = averages.remove(name).unwrap_or_else(|| weight.clone());
+            let moved = ((average * 0.75).unwrap() + (weight * 0.25).unwrap()).unwrap();
+            averages.insert(name.clone(), moved);
+        }
+    }
+    assert!(difference(&saved, &averages) < 1e-5);
+    assert!(
+        difference(&last, &averages) > 0.01,
+        "the average is the weights"
+    );
+
+    let run = run.to_str().unwrap();
+    let exported = dir.path().join("exported.safetensors");
+    let file = exported.to_str().unwrap();
+    for (averages, expected) in [(true, &saved), (false, &last)] {
+        let export = ["checkpoint", "export", run, "--force", "--output", file];
+        let arguments: Vec<_> = export
+            .into_iter()
+            .chain(averages.then_some("--averages"))
+            .collect();
+        assert!(program().run(&arguments).status.success());
+        assert!(
+            difference(&weights(&exported), expected) < 1e-5,
+            "{averages}"
+        );
+    }
+    let output = program().run(&["eval", "--json", run]);
+    let evaluated: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(evaluated["metrics"], summary["metrics"]);
 }
 
 #[test]
 fn averaged_variables_are_the_mean_over_workers_and_frozen_ones_stay() {
     const JOB: &str = "epochs = 2\nsteps = 30\nseed = 7\n[model]\nname = \"normal\"\n[optimizer]\nname = \"sgd\"\n[[groups]]\nvariables = \"*.bias\"\nfrozen = true\n";
+    // Neither kind has a moving average, so evaluations use their values.
     let given = format!(
-        "batch_size = 32\n{JOB}[strategy]\nmode = \"sync\"\n[cluster]\nps = 2\nworkers = 2\n"
+        "batch_size = 32\nema_decay = 0.5\n{JOB}[strategy]\nmode = \"sync\"\n[cluster]\nps = 2\nworkers = 2\n"
     );
     let mut cluster = Cluster::start(program(), &given, 2);
     for _ in 0..2 {

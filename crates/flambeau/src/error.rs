@@ -31,6 +31,14 @@ pub(crate) enum CommandError {
         /// The damage of each checkpoint.
         damages: Vec<String>,
     },
+    /// The averages of a checkpoint without averages are asked for.
+    #[error(
+        "{checkpoint}: its job keeps no moving averages (ema_decay); leave --averages out for the weights"
+    )]
+    NoAverages {
+        /// The checkpoint.
+        checkpoint: String,
+    },
     /// The model or its data cannot be used.
     #[error(transparent)]
     Replica(#[from] ReplicaError),

@@ -125,7 +125,11 @@ pub fn add_relu(a: &Tensor, b: &Tensor) -> Result<Tensor> {
     a.contiguous()?.apply_op2(&b.contiguous()?, AddRelu)
 }
 
-fn activate(x: &Tensor, activation: Activation) -> Result<Tensor> {
+/// Returns the activation of each element.
+pub(crate) fn activate(x: &Tensor, activation: Activation) -> Result<Tensor> {
+    if activation == Activation::Identity {
+        return Ok(x.clone());
+    }
     match computed_here(&[x]) {
         true => apply(Activate(activation), x),
         false => activation.elsewhere(x),

@@ -3,6 +3,7 @@
 use candle_core::{D, Result, Tensor, bail};
 use candle_nn::VarBuilder;
 
+use crate::autocast::matmul;
 use crate::linear::Linear;
 use crate::softmax::softmax;
 
@@ -45,11 +46,11 @@ impl Attention {
         let projected = projected.permute((2, 0, 3, 1, 4))?.contiguous()?;
         let (queries, keys, values) = (projected.get(0)?, projected.get(1)?, projected.get(2)?);
         let queries = (queries * (of_head as f64).powf(-0.5))?;
-        let mut scores = queries.matmul(&keys.t()?)?;
+        let mut scores = matmul(&queries, &keys.t()?)?;
         if let Some(mask) = mask {
             scores = (&scores + mask.broadcast_as(scores.shape())?)?;
         }
-        let taken = softmax(&scores)?.matmul(&values)?;
+        let taken = matmul(&softmax(&scores)?, &values)?;
         let taken = taken.transpose(1, 2)?.flatten_from(D::Minus2)?;
         self.output.forward(&taken)
     }

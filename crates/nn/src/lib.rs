@@ -31,6 +31,7 @@
 
 mod activation;
 mod attention;
+mod autocast;
 mod backward;
 mod conv;
 mod dropout;
@@ -46,6 +47,7 @@ mod storage;
 
 pub use activation::{Activation, add_relu, gelu, relu, relu6};
 pub use attention::Attention;
+pub use autocast::{autocast, matmul};
 pub use backward::backward;
 pub use conv::{Conv2d, conv2d, conv2d_relu};
 pub use dropout::{DropoutStream, dropout};

@@ -4,7 +4,8 @@ use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp3, D, Layout, Result, Shape, Tensor, WithDType, bail};
 use candle_nn::VarBuilder;
 
-use crate::activation::Activation;
+use crate::activation::{Activation, activate};
+use crate::autocast::{matmul, operand_type};
 use crate::backward::keep;
 use crate::simd::Element;
 use crate::storage::{computed_here, slice, with_slices, with_type};
@@ -88,8 +89,12 @@ fn apply(
         _ => inputs.reshape((leading.iter().product::<usize>(), features))?,
     };
     let empty = rows.elem_count() == 0 || outputs == 0;
-    let result = if empty || !computed_here(&[&rows, weight, bias]) {
-        activation.elsewhere(&rows.matmul(&weight.t()?)?.broadcast_add(bias)?)?
+    let narrow = operand_type(&rows).is_some();
+    let result = if empty || narrow || !computed_here(&[&rows, weight, bias]) {
+        activate(
+            &matmul(&rows, &weight.t()?)?.broadcast_add(bias)?,
+            activation,
+        )?
     } else {
         rows.apply_op3(weight, &bias.contiguous()?, Affine { activation })?
     };

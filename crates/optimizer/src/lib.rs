@@ -19,20 +19,24 @@ use shared_proto::payload::LeF32;
 
 pub use variable::VariableRule;
 
+/// The most slots of a weight: two of an optimizer, and the weight's moving average.
+pub const MOST_SLOTS: usize = 3;
+
 /// A block's state for an optimizer: `count` arrays as long as the weights, back to back.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Slots {
-    /// The number of slots of each weight.
+    /// The number of slots of each weight, [`MOST_SLOTS`] at most.
     pub count: usize,
-    /// The value of a slot before the first update.
+    /// The value of an optimizer's slot before the first update.
     pub initial: f32,
 }
 
 impl Slots {
     /// Returns the arrays of a block's state. Arrays that are not in use are empty.
-    pub fn split(self, state: &mut [f32]) -> [&mut [f32]; 2] {
-        let (first, second) = state.split_at_mut(state.len() / self.count.max(1));
-        [first, second]
+    pub fn split(self, state: &mut [f32]) -> [&mut [f32]; MOST_SLOTS] {
+        let length = state.len() / self.count.max(1);
+        let mut arrays = state.chunks_mut(length.max(1));
+        std::array::from_fn(|_| arrays.next().unwrap_or_default())
     }
 }
 
@@ -55,7 +59,7 @@ pub struct Part<'a> {
     /// The gradient, as long as the weights.
     pub gradient: &'a [LeF32],
     /// The slots. The first [`Slots::count`] arrays are as long as the weights, the others are not in use.
-    pub slots: [&'a mut [f32]; 2],
+    pub slots: [&'a mut [f32]; MOST_SLOTS],
 }
 
 /// The update rule of an optimizer.
@@ -84,7 +88,7 @@ impl<'a> Part<'a> {
     /// Iterates over the weight, the gradient and one slot of each element.
     #[inline(always)]
     fn with_slot(self) -> impl Iterator<Item = (&'a mut f32, f32, &'a mut f32)> {
-        let [slot, _] = self.slots;
+        let [slot, ..] = self.slots;
         let gradient = self.gradient.iter().map(|g| g.get());
         let pairs = self.weights.iter_mut().zip(gradient);
         pairs.zip(slot).map(|((w, g), s)| (w, g, s))
@@ -93,7 +97,7 @@ impl<'a> Part<'a> {
     /// Iterates over the weight, the gradient and two slots of each element.
     #[inline(always)]
     fn with_two_slots(self) -> impl Iterator<Item = (&'a mut f32, f32, &'a mut f32, &'a mut f32)> {
-        let [first, second] = self.slots;
+        let [first, second, ..] = self.slots;
         let gradient = self.gradient.iter().map(|g| g.get());
         let pairs = self.weights.iter_mut().zip(gradient);
         let slots = first.iter_mut().zip(second);

@@ -1,5 +1,7 @@
 //! The rule of one variable, as the job and the variable's kind decide it.
 
+use std::ops::Range;
+
 use shared_proto::blocks::VariableSpec;
 use shared_proto::job::{Job, Optimizer, Schedule, Sgd};
 use shared_proto::kernel::Kernel;
@@ -7,9 +9,12 @@ use shared_proto::kernel::Kernel;
 use crate::schedule::factor;
 use crate::{Part, Rule, Slots, Update, rule};
 
-/// The way in which updates change a variable: a rule, and the learning rate of each update.
+/// The way in which updates change a variable: a rule, and the learning rate of each update. A moving average of each weight,
+/// if the job asks for it, has a slot behind those of the rule.
 pub struct VariableRule {
     rule: Box<dyn Rule>,
+    /// The share of the moving average that remains in an update.
+    ema_decay: Option<f32>,
     learning_rate: f32,
     schedule: Schedule,
     /// The number of updates that the job expects.
@@ -19,8 +24,9 @@ pub struct VariableRule {
 impl VariableRule {
     /// Returns the rule of a variable in a job that expects `total_updates` updates of each block.
     ///
-    /// A trained variable has the optimizer of its group, under the job's schedule. An averaged one moves by the
-    /// whole of each update, which is a mean of changes. A frozen one takes no updates.
+    /// A trained variable has the optimizer of its group, under the job's schedule, and a moving average if the job asks
+    /// for averages. An averaged one moves by the whole of each update, which is a mean of changes. A frozen one takes no
+    /// updates.
     pub fn of(job: &Job, variable: &VariableSpec, total_updates: u64) -> Self {
         let (optimizer, schedule) = match variable.kind.is_optimized() {
             true => (
@@ -37,15 +43,42 @@ impl VariableRule {
         };
         Self {
             rule: rule(&optimizer),
+            ema_decay: job.ema_decay.filter(|_| variable.kind.is_optimized()),
             learning_rate: optimizer.learning_rate(),
             schedule,
             total_updates,
         }
     }
 
-    /// Returns the slots that the rule needs for each element.
+    /// Returns the slots of each element.
     pub fn slots(&self) -> Slots {
-        self.rule.slots()
+        let own = self.rule.slots();
+        Slots {
+            count: own.count + usize::from(self.has_averages()),
+            ..own
+        }
+    }
+
+    /// Returns the slots before the first update. The moving average begins with the weights.
+    pub fn initial_slots(&self, weights: &[f32]) -> Vec<f32> {
+        let own = self.rule.slots();
+        let mut slots = Vec::with_capacity(self.slots().count * weights.len());
+        slots.resize(own.count * weights.len(), own.initial);
+        if self.has_averages() {
+            slots.extend_from_slice(weights);
+        }
+        slots
+    }
+
+    /// Returns whether moving averages of the weights are kept.
+    pub fn has_averages(&self) -> bool {
+        self.ema_decay.is_some()
+    }
+
+    /// Returns the place of the moving averages among the slots of so many elements, if they are kept.
+    pub fn averages(&self, elements: usize) -> Option<Range<usize>> {
+        let start = self.rule.slots().count * elements;
+        self.ema_decay.map(|_| start..start + elements)
     }
 
     /// Returns the parameters of the update that follows `done` others.
@@ -57,9 +90,32 @@ impl VariableRule {
         }
     }
 
-    /// Applies the part's gradient to its weights.
+    /// Applies the part's gradient to its weights, and moves the averages towards the new weights. The first update
+    /// sets the averages to the weights, as PyTorch's `AveragedModel` and Keras do.
     pub fn apply(&self, update: Update, part: Part) {
-        self.rule.apply(update, part);
+        let Some(decay) = self.ema_decay else {
+            return self.rule.apply(update, part);
+        };
+        let Part {
+            weights,
+            gradient,
+            mut slots,
+        } = part;
+        let own = Part {
+            weights: &mut *weights,
+            gradient,
+            slots: slots.each_mut().map(|slot| &mut **slot),
+        };
+        self.rule.apply(update, own);
+        let averages = &mut *slots[self.rule.slots().count];
+        if update.number == 1 {
+            return averages.copy_from_slice(weights);
+        }
+        update.kernel.run(|| {
+            for (average, weight) in averages.iter_mut().zip(&*weights) {
+                *average += (1.0 - decay) * (*weight - *average);
+            }
+        });
     }
 }
 
@@ -82,7 +138,7 @@ mod tests {
         let part = Part {
             weights,
             gradient,
-            slots: [&mut [], &mut []],
+            slots: Default::default(),
         };
         rule.apply(rule.update_after(done), part);
     }
@@ -115,6 +171,20 @@ mod tests {
         let average = of("head.running_mean", VariableKind::Averaged);
         assert_eq!((rate(&average, 0), average.slots().count), (1.0, 0));
         assert_eq!(of("gate", VariableKind::Frozen).slots().count, 0);
+    }
+
+    #[test]
+    fn only_trained_variables_have_a_moving_average() {
+        let job = Job::from_toml("ema_decay = 0.5").unwrap();
+        let of = |kind| VariableRule::of(&job, &variable("w", kind), 10);
+        let trained = of(VariableKind::Trained);
+        assert_eq!(
+            (trained.slots().count, trained.averages(2)),
+            (3, Some(4..6))
+        );
+        for kind in [VariableKind::Averaged, VariableKind::Frozen] {
+            assert_eq!((of(kind).slots().count, of(kind).averages(2)), (0, None));
+        }
     }
 
     #[test]

@@ -3,9 +3,9 @@
 
 #![allow(clippy::unwrap_used)]
 
-use optimizer::schedule::factor;
-use optimizer::{Part, Update, rule};
+use optimizer::{Part, Update, VariableRule, rule};
 use serde::Deserialize;
+use shared_proto::blocks::VariableSpec;
 use shared_proto::job::{Job, Optimizer, Schedule};
 use shared_proto::kernel::Kernel;
 use shared_proto::payload::LeF32;
@@ -20,9 +20,12 @@ struct Case {
     name: String,
     optimizer: Optimizer,
     schedule: Option<Schedule>,
+    ema_decay: Option<f32>,
     initial: Vec<f32>,
     gradients: Vec<Vec<f32>>,
     weights: Vec<Vec<f32>>,
+    /// The moving average of the weights after each step, of a case with `ema_decay`.
+    averages: Option<Vec<Vec<f32>>>,
 }
 
 #[test]
@@ -44,26 +47,32 @@ fn every_optimizer_agrees_with_an_independent_implementation() {
 /// Returns the largest error over all steps and weights, relative to the weight, or to 0.1 if it is smaller (an
 /// update of several tenths that ends near zero has the rounding of several tenths).
 fn largest_error(case: &Case) -> f32 {
-    let schedule = case.schedule.clone().unwrap_or_default();
-    let base = case.optimizer.learning_rate();
-    let rule = rule(&case.optimizer);
+    let job = Job {
+        optimizer: case.optimizer.clone(),
+        schedule: case.schedule.clone().unwrap_or_default(),
+        ema_decay: case.ema_decay,
+        ..Job::default()
+    };
+    let rule = VariableRule::of(&job, &VariableSpec::default(), u64::MAX);
     let mut weights = case.initial.clone();
-    let mut slots = vec![rule.slots().initial; rule.slots().count * weights.len()];
+    let mut slots = rule.initial_slots(&weights);
+    let place = rule.averages(weights.len());
     let mut worst = 0.0f32;
-    for (done, (gradient, expected)) in (0u64..).zip(case.gradients.iter().zip(&case.weights)) {
+    for (step, gradient) in case.gradients.iter().enumerate() {
         let gradient: Vec<LeF32> = gradient.iter().copied().map(LeF32::from).collect();
-        let update = Update {
-            learning_rate: base * factor(&schedule, done, u64::MAX),
-            number: done + 1,
-            kernel: Kernel::best(),
-        };
         let part = Part {
             weights: &mut weights,
             gradient: &gradient,
             slots: rule.slots().split(&mut slots),
         };
-        rule.apply(update, part);
-        for (w, e) in weights.iter().zip(expected) {
+        rule.apply(rule.update_after(step as u64), part);
+        let averages = place.clone().map(|place| &slots[place]);
+        let expected_averages = case.averages.as_ref().map(|averages| &averages[step]);
+        assert_eq!(averages.is_some(), expected_averages.is_some());
+        let found = weights.iter().chain(averages.into_iter().flatten());
+        let expected = case.weights[step].iter();
+        let expected = expected.chain(expected_averages.into_iter().flatten());
+        for (w, e) in found.zip(expected) {
             worst = worst.max((w - e).abs() / e.abs().max(0.1));
         }
     }

@@ -9,14 +9,27 @@ use crate::error::ClientError;
 use crate::shards::Shards;
 
 impl Shards {
-    /// Returns a block's entry of the pull for a step with these wants; none if the step does not want the block.
+    /// Returns a block's entry of the pull with these wants; none if they do not include the block.
     pub(crate) fn wanted(&self, wants: &[Want], id: BlockId) -> Option<wire::WantedBlock> {
-        let held = self.known.get(&id).copied().unwrap_or_default();
-        wants.contains(&Want::Dense).then(|| wire::WantedBlock {
+        let averages = wants.contains(&Want::Averages);
+        if !averages && !wants.contains(&Want::Dense) {
+            return None;
+        }
+        let average = averages && self.has_average(id);
+        let held = self.known.get(&id).copied().filter(|_| !average);
+        let held = held.unwrap_or_default();
+        Some(wire::WantedBlock {
             block: Some(id.into()),
             epoch: held.epoch,
             version: held.version,
+            average,
         })
+    }
+
+    /// Returns whether a block has an average, if the job keeps averages.
+    pub(crate) fn has_average(&self, id: BlockId) -> bool {
+        let variable = self.map.variables.get(id.variable as usize);
+        variable.is_some_and(|variable| variable.spec.kind.is_optimized())
     }
 
     /// Returns the part of all variables' values that belongs to a block.

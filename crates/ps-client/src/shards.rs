@@ -42,14 +42,17 @@ pub struct PushTicket(Vec<Reply>);
 #[must_use = "weights that were asked for must be taken"]
 pub struct WeightsTicket {
     replies: VecDeque<Reply>,
+    /// True if the model takes in averages: of blocks with one, it then holds weights of no version.
+    averages: bool,
     /// The outcome of the pull so far.
     pub pulled: PullOutcome,
 }
 
 impl WeightsTicket {
-    fn new(replies: impl IntoIterator<Item = Reply>) -> Self {
+    fn new(replies: impl IntoIterator<Item = Reply>, wants: &[Want]) -> Self {
         Self {
             replies: replies.into_iter().collect(),
+            averages: wants.contains(&Want::Averages),
             pulled: PullOutcome {
                 min_clock: Clock(u64::MAX),
                 waited: Duration::ZERO,
@@ -207,7 +210,7 @@ impl Shards {
             let pull = self.send_pull(shard, &message.blocks, clock, view, wants);
             replies.extend(pull.await);
         }
-        WeightsTicket::new(replies)
+        WeightsTicket::new(replies, wants)
     }
 
     /// [`Self::push`] and then [`Self::pull`] of what the step after `next` wants, block by block: the first weights
@@ -232,7 +235,7 @@ impl Shards {
             let pull = self.send_pull(shard, &message.blocks, next, any, wants);
             pulled.extend(pull.await);
         }
-        Ok((PushTicket(pushed), WeightsTicket::new(pulled)))
+        Ok((PushTicket(pushed), WeightsTicket::new(pulled, wants)))
     }
 
     /// Pushes the gradients of these blocks of a shard, if there are any.
@@ -329,7 +332,10 @@ impl Shards {
                 version: Version(version.version),
                 values: self.map.read(id, block.payload.as_ref())?,
             });
-            self.known.insert(id, version);
+            match ticket.averages && self.has_average(id) {
+                true => self.known.remove(&id),
+                false => self.known.insert(id, version),
+            };
         }
         Ok(Some(blocks))
     }

@@ -2,12 +2,14 @@
 
 use crate::payload::Elements;
 
-/// Values that a batch needs before it can be computed. There is one kind today; rows of tables will be the next.
+/// Values that are needed before a batch can be computed, or before an evaluation. Rows of tables will be another kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Want {
     /// All elements of all dense variables.
     Dense,
+    /// The moving averages of all dense variables; the values of those that have no average.
+    Averages,
 }
 
 /// The values that every batch wants, whatever its samples are.

@@ -6,13 +6,13 @@ use std::time::Instant;
 
 use candle_core::{Device, Var};
 use candle_nn::{AdamW, Optimizer as _, ParamsAdamW, SGD};
-use nn::backward;
+use nn::{autocast, backward};
 use shared_proto::job::{Adam, Job, Optimizer, Schedule, run_dir};
 
 use crate::input::{Dataset, Fitted, InputError, Order, Purpose, save_transforms};
 use crate::model::{Metrics, Model, Objective, Pass};
 use crate::registry::Registry;
-use crate::replica::{ReplicaError, build, evaluate};
+use crate::replica::{ReplicaError, build, evaluate, precision};
 use crate::variables::Variables;
 
 /// The result of a local run.
@@ -37,7 +37,8 @@ enum Rule {
 ///
 /// # Errors
 /// The data's, the model's or candle's. Optimizers other than sgd, adam and adamw are refused, and so are settings of
-/// the update that candle's optimizers do not have: `schedule`, `clip_norm`, `clip_value`, and groups that are not frozen.
+/// the update that candle's optimizers do not have: `schedule`, `clip_norm`, `clip_value`, `ema_decay`, and groups that are not
+/// frozen.
 pub fn train(
     job: &Job,
     registry: &Registry,
@@ -49,6 +50,7 @@ pub fn train(
     let (variables, model) = build(job, registry, device, &data.signature, &objective)?;
     let mut rule = rule(job, &variables)?;
 
+    let precision = precision(job);
     let (mut steps, mut samples) = (0, 0);
     let began = Instant::now();
     let count = data.training.count();
@@ -64,8 +66,10 @@ pub fn train(
             let end = count.min(start + job.samples_per_step());
             let batch = data.training.read(order, start..end, device)?;
             let pass = Pass::training(&objective, job.seed, steps, 0);
-            let outputs = model.forward(&batch, &pass)?;
-            let gradients = backward(&model.loss(&outputs, &batch, &pass)?)?;
+            let gradients = autocast(precision, || {
+                let outputs = model.forward(&batch, &pass)?;
+                backward(&model.loss(&outputs, &batch, &pass)?)
+            })?;
             match &mut rule {
                 Rule::Sgd(sgd) => sgd.step(&gradients)?,
                 Rule::Adam(adam) => adam.step(&gradients)?,
@@ -83,7 +87,9 @@ pub fn train(
         steps,
         samples,
         seconds,
-        metrics: evaluate(&*model, &objective, &mut *data.evaluation, device)?,
+        metrics: autocast(precision, || {
+            evaluate(&*model, &objective, &mut *data.evaluation, device)
+        })?,
     })
 }
 
@@ -102,7 +108,9 @@ pub fn evaluate_file(
     let purpose = fitted.map_or(Purpose::Training, Purpose::Evaluation);
     let mut loaded = Loaded::open(job, registry, device, weights, purpose)?;
     let samples = &mut *loaded.data.evaluation;
-    evaluate(&*loaded.model, &loaded.objective, samples, device)
+    autocast(precision(job), || {
+        evaluate(&*loaded.model, &loaded.objective, samples, device)
+    })
 }
 
 /// A trained model with data for it.
@@ -151,10 +159,10 @@ fn rule(job: &Job, variables: &Variables) -> Result<Rule, ReplicaError> {
         Some(group) => Some(format!("the group {:?}", group.variables)),
         None if job.schedule != Schedule::default() => Some("`schedule`".to_owned()),
         None => {
-            let norm = job.clip_norm.map(|norm| format!("`clip_norm` ({norm})"));
-            norm.or(job
-                .clip_value
-                .map(|value| format!("`clip_value` ({value})")))
+            let set = |name, value: Option<f32>| value.map(|value| format!("`{name}` ({value})"));
+            set("clip_norm", job.clip_norm)
+                .or_else(|| set("clip_value", job.clip_value))
+                .or_else(|| set("ema_decay", job.ema_decay))
         }
     };
     if let Some(setting) = unused {
@@ -214,6 +222,7 @@ mod tests {
         for (setting, named) in [
             ("clip_norm = 1.5", "`clip_norm` (1.5)"),
             ("clip_value = 0.5", "`clip_value` (0.5)"),
+            ("ema_decay = 0.5", "`ema_decay` (0.5)"),
             ("[schedule]\nkind = \"cosine\"", "`schedule`"),
             ("[schedule]\nwarmup_steps = 3", "`schedule`"),
             (

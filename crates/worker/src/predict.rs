@@ -5,13 +5,14 @@ use std::io::Write;
 use std::path::Path;
 
 use candle_core::{D, DType, Device, Tensor, bail};
+use nn::autocast;
 use shared_proto::job::Job;
 
 use crate::input::{Fitted, Order, Purpose, Target, read};
 use crate::local::Loaded;
 use crate::model::{Loss, Objective, Pass};
 use crate::registry::Registry;
-use crate::replica::{EVALUATION_BATCH, ReplicaError};
+use crate::replica::{EVALUATION_BATCH, ReplicaError, precision};
 
 /// The predictions for some samples, in words and numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,7 +65,7 @@ pub fn predict(
     for start in (0..samples.count()).step_by(EVALUATION_BATCH as usize) {
         let end = samples.count().min(start + EVALUATION_BATCH);
         let batch = read(samples, Order::Stored, start..end, device)?;
-        let outputs = loaded.model.forward(&batch, &pass)?;
+        let outputs = autocast(precision(job), || loaded.model.forward(&batch, &pass))?;
         check_finite(&outputs, start)?;
         rows.extend(match form {
             Form::Classes => classes(&outputs, &labels)?,

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use candle_core::Device;
-use shared_proto::job::{Group, Job};
+use shared_proto::job::{Group, Job, Precision};
 use shared_proto::payload::{self, Dtype, Elements};
 use shared_proto::step::EVERY_BATCH;
 use worker::registry::Registry;
@@ -58,6 +58,26 @@ fn batches_prepared_ahead_are_computed_in_their_order() {
             .unwrap_err();
         assert!(error.to_string().contains("not prepared"), "{error}");
     });
+}
+
+#[test]
+fn a_job_chooses_the_precision_of_its_steps_and_evaluations() {
+    let measured = |precision| {
+        let mut job = Job::default();
+        job.model.precision = precision;
+        block_on(async {
+            let replica = ModelReplica::start(Arc::new(job), Registry::builtin(), Device::Cpu);
+            let replica = replica.await.unwrap();
+            replica.prepare(batch(0)).await;
+            let step = replica.compute(batch(0), Step::default()).await.unwrap();
+            [step.loss, replica.evaluate().await.unwrap()["loss"]]
+        })
+    };
+    let exact = measured(Precision::F32);
+    for (exact, rounded) in exact.into_iter().zip(measured(Precision::Bf16)) {
+        let differs = (rounded / exact - 1.0).abs();
+        assert!((1e-7..1e-2).contains(&differs), "{differs}");
+    }
 }
 
 #[test]

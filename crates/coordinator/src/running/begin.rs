@@ -252,6 +252,11 @@ async fn start_cluster(
 /// Returns the first setting that must agree between the job and a checkpoint's job but does not.
 fn difference(ours: &Job, theirs: &Job) -> Option<String> {
     let sync = |job: &Job| job.strategy.mode == Mode::Sync;
+    // Its value may change, but there is an average for each weight or for none.
+    let average = |job: &Job| {
+        let kept = job.ema_decay.map(|_| "set");
+        kept.unwrap_or("absent").to_owned()
+    };
     let fields = [
         ("name", ours.name.clone(), theirs.name.clone()),
         ("seed", ours.seed.to_string(), theirs.seed.to_string()),
@@ -270,6 +275,7 @@ fn difference(ours: &Job, theirs: &Job) -> Option<String> {
             ours.optimizer.name().to_owned(),
             theirs.optimizer.name().to_owned(),
         ),
+        ("ema_decay", average(ours), average(theirs)),
         (
             "batch_size * accumulate",
             ours.samples_per_step().to_string(),
@@ -292,6 +298,19 @@ fn difference(ours: &Job, theirs: &Job) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn averages_are_kept_from_the_beginning_or_not_at_all() {
+        let job = |ema_decay| Job {
+            ema_decay,
+            ..Job::default()
+        };
+        assert_eq!(difference(&job(Some(0.9)), &job(Some(0.99))), None);
+        for (ours, theirs) in [(Some(0.9), None), (None, Some(0.9))] {
+            let refused = difference(&job(ours), &job(theirs)).unwrap();
+            assert!(refused.contains("ema_decay"), "{refused}");
+        }
+    }
 
     #[test]
     fn a_job_without_servers_opens_no_store() {

@@ -4,16 +4,71 @@ use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
-use ::checkpoint::{Manifest, Store, weights_header};
+use ::checkpoint::{Manifest, SavedBlock, Store, weights_header};
 use indicatif::ProgressBar;
+use optimizer::VariableRule;
+use shared_proto::blocks::VariableSpec;
+use shared_proto::job::Job;
 
 use crate::error::CommandError;
 
-/// Writes the weights file by file, so that no more than one of the checkpoint's files is in memory. The
-/// output appears whole or not at all. Returns the number of bytes of weights.
+/// The values of each variable that are exported.
+pub(crate) enum Values {
+    /// The weights.
+    Weights,
+    /// The moving averages of the variables that have them, and the values of the others; each variable's rule.
+    Averages(Vec<VariableRule>),
+}
+
+impl Values {
+    /// Chooses the averages of a checkpoint.
+    ///
+    /// # Errors
+    /// If its job keeps none, or cannot be read.
+    pub(crate) fn averages(store: &Store, manifest: &Manifest) -> Result<Self, CommandError> {
+        let checkpoint = store.checkpoint_location(manifest.number);
+        let job = Job::parse(&manifest.job_toml).map_err(|error| CommandError::Content {
+            path: checkpoint.clone().into(),
+            reason: error.to_string(),
+        })?;
+        let rule = |saved| VariableRule::of(&job, &VariableSpec::from(saved), 1);
+        let rules: Vec<VariableRule> = manifest.variables.iter().map(rule).collect();
+        match rules.iter().any(VariableRule::has_averages) {
+            true => Ok(Self::Averages(rules)),
+            false => Err(CommandError::NoAverages { checkpoint }),
+        }
+    }
+
+    /// Returns the name by which the command reports them.
+    pub(crate) fn name(&self) -> &'static str {
+        match self {
+            Self::Weights => "weights",
+            Self::Averages(_) => "averages",
+        }
+    }
+
+    /// Returns these values of a block; none if it lacks the slot of its averages.
+    fn of<'a>(&self, block: &'a SavedBlock) -> Option<&'a [u8]> {
+        let size = size_of::<f32>();
+        let place = match self {
+            Self::Weights => None,
+            Self::Averages(rules) => {
+                rules[block.id.variable as usize].averages(block.weights.len() / size)
+            }
+        };
+        match place {
+            None => Some(&block.weights),
+            Some(place) => block.slots.get(place.start * size..place.end * size),
+        }
+    }
+}
+
+/// Writes the values file by file, so that no more than one of the checkpoint's files is in memory. The
+/// output appears whole or not at all. Returns the number of bytes of values.
 pub(crate) async fn write(
     store: &Store,
     manifest: &Manifest,
+    values: &Values,
     output: &Path,
     force: bool,
     bar: &ProgressBar,
@@ -39,8 +94,16 @@ pub(crate) async fn write(
             let size = size_of::<f32>() as u64;
             let within = u64::from(block.id.index) * manifest.block_elements * size;
             let place = starts[block.id.variable as usize] + within;
-            let written = file.as_file().write_all_at(&block.weights, place);
-            written.map_err(wrong())?;
+            let values = values.of(&block).ok_or_else(|| CommandError::Content {
+                path: store.checkpoint_location(manifest.number).into(),
+                reason: format!(
+                    "{} has blocks without averages, but its job keeps them",
+                    entry.name
+                ),
+            })?;
+            file.as_file()
+                .write_all_at(values, place)
+                .map_err(wrong())?;
         }
         bar.inc(entry.bytes);
     }

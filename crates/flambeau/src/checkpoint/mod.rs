@@ -14,6 +14,7 @@ use comfy_table::{Table, presets};
 use indicatif::{HumanBytes, HumanDuration, ProgressBar, ProgressDrawTarget};
 use serde_json::{Value, json};
 
+use self::export::Values;
 use self::verify::{Verified, verify};
 use crate::command::block_on;
 use crate::error::CommandError;
@@ -39,6 +40,9 @@ pub(crate) enum Command {
         /// The file to write.
         #[arg(long, short, value_name = "FILE")]
         output: PathBuf,
+        /// The weights' moving averages (ema_decay in the job) instead of the weights.
+        #[arg(long)]
+        averages: bool,
         /// Replace an existing file.
         #[arg(long)]
         force: bool,
@@ -90,22 +94,28 @@ pub(crate) fn run(command: &Command) -> Result<(), CommandError> {
             Command::Export {
                 named,
                 output,
+                averages,
                 force,
                 quiet,
             } => {
                 let (store, manifest) = pick(&named.location).await?;
+                let values = match averages {
+                    true => Values::averages(&store, &manifest)?,
+                    false => Values::Weights,
+                };
                 let bar = bar(manifest.bytes(), *quiet);
-                let bytes = export::write(&store, &manifest, output, *force, &bar).await?;
+                let bytes = export::write(&store, &manifest, &values, output, *force, &bar).await?;
                 let from = store.checkpoint_location(manifest.number);
                 let written = json!({
                     "checkpoint": from,
                     "output": output,
+                    "values": values.name(),
                     "variables": manifest.variables.len(),
                     "bytes": bytes,
                 });
                 print(named, written, || {
                     let (output, size) = (output.display(), HumanBytes(bytes));
-                    format!("wrote {output}: {size} of weights, from {from}")
+                    format!("wrote {output}: {size} of {}, from {from}", values.name())
                 });
             }
         }

@@ -191,6 +191,7 @@ fn export(location: &str, output: &Path, force: bool) -> Result<(), CommandError
     run_with(&Command::Export {
         named: named(location),
         output: output.to_owned(),
+        averages: false,
         force,
         quiet: true,
     })
@@ -220,6 +221,21 @@ fn an_export_is_what_safetensors_would_write() {
     std::fs::write(&output, "other").unwrap();
     export(&run, &output, true).unwrap();
     assert_eq!(std::fs::read(&output).unwrap(), found);
+}
+
+#[test]
+fn averages_are_exported_only_where_there_are_some() {
+    let (root, run) = a_run();
+    let error = run_with(&Command::Export {
+        named: named(&run),
+        output: root.path().join("model.safetensors"),
+        averages: true,
+        force: false,
+        quiet: true,
+    });
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("ema_decay"), "{error}");
+    assert!(!root.path().join("model.safetensors").exists());
 }
 
 #[test]

@@ -14,7 +14,8 @@ use candle_nn::{Conv2dConfig, VarBuilder};
 use pulp::Arch;
 use rayon::iter::{IntoParallelIterator, ParallelIterator};
 
-use crate::activation::{Activation, before};
+use crate::activation::{Activation, activate, before};
+use crate::autocast::{autocast, operand_type};
 use crate::operation::{Gradients, Layer, Pass, apply_layer};
 use crate::simd::{Element, Sum};
 use crate::storage::computed_here;
@@ -139,6 +140,14 @@ fn apply(
             weight.shape()
         );
     }
+    if let Some(dtype) = operand_type(inputs) {
+        let (pictures, kernels) = (inputs.to_dtype(dtype)?, weight.to_dtype(dtype)?);
+        // On the CPU this function computes it in f32, which must not be converted again.
+        let sum = autocast(DType::F32, || {
+            apply(&pictures, &kernels, None, config, Activation::Identity)
+        })?;
+        return finish(sum.to_dtype(inputs.dtype())?, bias, activation);
+    }
     let empty = inputs.elem_count() == 0 || weight.elem_count() == 0;
     let all = [inputs, weight, bias.unwrap_or(weight)];
     if !empty && computed_here(&all) {
@@ -184,11 +193,16 @@ fn apply(
             config.cudnn_fwd_algo,
         )?,
     };
+    finish(sum, bias, activation)
+}
+
+/// Adds the bias to a convolution, and returns the activation of the result.
+fn finish(sum: Tensor, bias: Option<&Tensor>, activation: Activation) -> Result<Tensor> {
     let sum = match bias {
         Some(bias) => sum.broadcast_add(&bias.reshape((1, (), 1, 1))?)?,
         None => sum,
     };
-    activation.elsewhere(&sum)
+    activate(&sum, activation)
 }
 
 /// A convolution, and the activation of its result.

@@ -178,6 +178,8 @@ CASES = [
         SGD,
         {"kind": "step", "warmup_steps": 4, "step_every": 6, "step_factor": 0.3},
     ),
+    ("adam, moving average", ADAM, None, 0.9),
+    ("sgd, moving average", SGD, None, 0.99),
 ]
 
 
@@ -293,14 +295,22 @@ def factor(schedule, t):
     return floor + (1.0 - floor) * (1.0 + math.cos(math.pi * t / span)) / 2.0
 
 
-def run_torch(settings, schedule, initial, gradients):
+def run_torch(settings, schedule, decay, initial, gradients):
+    """The weights after each update, and their exponential moving averages if
+    there is a decay."""
     import torch
+    from torch.optim import swa_utils
 
     torch.set_num_threads(1)
     parameter = torch.nn.Parameter(torch.from_numpy(initial.copy()))
     optimizer = torch_optimizer(settings, parameter)
     scheduler = torch_schedule(schedule, optimizer) if schedule else None
-    weights = []
+    model = torch.nn.ParameterList([parameter])
+    if decay is not None:
+        average = swa_utils.AveragedModel(
+            model, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(decay)
+        )
+    weights, averages = [], []
     for t, gradient in enumerate(gradients):
         if schedule:
             # PyTorch's schedulers and the formula must agree.
@@ -313,7 +323,10 @@ def run_torch(settings, schedule, initial, gradients):
         if scheduler:
             scheduler.step()
         weights.append(parameter.detach().numpy().copy())
-    return np.stack(weights)
+        if decay is not None:
+            average.update_parameters(model)
+            averages.append(average.module[0].detach().numpy().copy())
+    return np.stack(weights), np.stack(averages) if averages else None
 
 
 def run_keras_ftrl(settings, initial, gradients):
@@ -374,23 +387,29 @@ def main():
         made_with[package] = package_version(package)
     keras_process = multiprocessing.get_context("spawn").Pool(1)
     cases = []
-    for index, (name, settings, schedule) in enumerate(CASES):
+    for index, (name, settings, schedule, *decay) in enumerate(CASES):
+        decay = decay[0] if decay else None
+        averages = None
         initial, gradients = random_case(index)
         if settings["name"] == "ftrl":
             weights = keras_process.apply(
                 run_keras_ftrl, (settings, initial, gradients)
             )
         else:
-            weights = run_torch(settings, schedule, initial, gradients)
+            weights, averages = run_torch(
+                settings, schedule, decay, initial, gradients
+            )
         assert weights.dtype == np.float32 and weights.shape == (STEPS, WEIGHTS)
         cases.append(
             "    {\n"
             + f'      "name": {json.dumps(name)},\n'
             + f'      "optimizer": {json.dumps(settings)},\n'
             + f'      "schedule": {json.dumps(schedule)},\n'
+            + f'      "ema_decay": {json.dumps(decay)},\n'
             + f'      "initial": {row(initial)},\n'
             + f'      "gradients": {table(gradients)},\n'
-            + f'      "weights": {table(weights)}\n'
+            + f'      "weights": {table(weights)},\n'
+            + f'      "averages": {"null" if averages is None else table(averages)}\n'
             + "    }"
         )
     keras_process.close()

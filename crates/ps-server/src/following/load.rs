@@ -78,22 +78,18 @@ pub(crate) async fn load(
         let mut ids = file.blocks.iter().flat_map(|range| range.ids());
         ids.any(|id| wanted.contains(&id))
     };
-    let rules = Rules::of(&map, job);
     let mut blocks = Vec::with_capacity(wanted.len());
     for file in manifest.files.iter().filter(has_wanted) {
         let saved = from.read_file(manifest, file).await?;
         let ours = saved.into_iter().filter(|block| wanted.contains(&block.id));
         let ours: Vec<_> = ours.collect();
-        let rules = rules.clone();
         let restored = offload.run(move || {
-            let restore = |saved: SavedBlock| {
-                let rule = rules.of_block(saved.id);
-                (saved.id, Block::restore(saved, rule))
-            };
+            let restore = |saved: SavedBlock| (saved.id, Block::restore(saved));
             ours.into_iter().map(restore).collect::<Vec<_>>()
         });
         blocks.extend(restored.await);
     }
+    let rules = Rules::of(&map, job);
     Ok(Store::of_blocks(shard, map, blocks, rules))
 }
 

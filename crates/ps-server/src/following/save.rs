@@ -192,7 +192,8 @@ mod tests {
         };
         let store = Store::empty(0, map, &job());
         for block in &store.blocks.by_id {
-            block.lock().initialize(&elements(0.0));
+            let rule = store.rule(*block.key());
+            block.lock().initialize(&elements(0.0), rule);
         }
         store
     }
@@ -302,7 +303,8 @@ mod tests {
         let store = store();
         let id = store.map.blocks_of(0).last().unwrap();
         let entry = store.blocks.by_id.get(&id).unwrap();
-        entry.lock().initialize(&elements(f32::INFINITY));
+        let infinite = elements(f32::INFINITY);
+        entry.lock().initialize(&infinite, store.rule(id));
         drop(entry);
         for (number, only_finite) in [(3, true), (4, false)] {
             let order = CheckpointOrder {

@@ -43,7 +43,8 @@ impl Desk {
         let store = Store::empty(0, map(Epoch(1)), &shard.job);
         for block in store.blocks.by_id.iter().filter(|_| !setting.fresh) {
             let zeros = vec![0.0; elements(*block.key())];
-            block.lock().initialize(&zeros.into());
+            let rule = store.rule(*block.key());
+            block.lock().initialize(&zeros.into(), rule);
         }
         shard.answer_under(Lease::default(), Some(ReceiptKey([7; 32])));
         let view = View {
@@ -214,10 +215,7 @@ impl Desk {
         let job = self.shard.job.clone();
         self.go_to(|map| {
             let rules = Rules::of(&map, &job);
-            let restored = |block: SavedBlock| {
-                let rule = rules.of_block(block.id);
-                (block.id, Block::restore(block, rule))
-            };
+            let restored = |block: SavedBlock| (block.id, Block::restore(block));
             let blocks = blocks.into_iter().map(restored).collect();
             Some(Store::of_blocks(0, map, blocks, rules))
         });

@@ -32,6 +32,8 @@ const fn block(variable: u32, index: u32) -> BlockId {
 pub(super) struct Setting {
     pub(super) mode: Mode,
     optimizer: u8,
+    /// True if the job keeps moving averages.
+    averages: bool,
     /// True if the initial values are still to come.
     pub(super) fresh: bool,
 }
@@ -45,6 +47,7 @@ impl Setting {
         let names = Optimizer::NAMES;
         let name = names[usize::from(self.optimizer) % names.len()];
         job.optimizer = Optimizer::named(name).unwrap_or_default();
+        job.ema_decay = self.averages.then_some(0.5);
         job.strategy.staleness = STALENESS;
         job.strategy.mode = match self.mode {
             Mode::Async => job::Mode::Async,
@@ -155,6 +158,7 @@ impl Message {
 struct Part {
     block: u8,
     version: Near,
+    average: bool,
     values: Values,
 }
 
@@ -173,6 +177,7 @@ impl Part {
         let part = |block| Self {
             block,
             version: Near::Expected,
+            average: false,
             values: Values::Numbers([1.0; 4]),
         };
         vec![part(0), part(1)]
@@ -206,6 +211,7 @@ impl Part {
             block: Some(self.block()),
             epoch,
             version: self.version.of(0),
+            average: self.average,
         }
     }
 

@@ -162,12 +162,16 @@ impl Shard {
             if !block.initialized() {
                 return Err(not_initialized(&store.map.describe(id)));
             }
-            if (version.epoch, version.version) == (wanted.epoch, wanted.version) {
+            let rule = store.rule(id);
+            // The version that the asker holds is one of weights.
+            let is_average = wanted.average && rule.has_averages();
+            let held = (wanted.epoch, wanted.version);
+            if !is_average && held == (version.epoch, version.version) {
                 self.counters.unchanged.increment(1);
                 weights.unchanged.push(id.into());
                 continue;
             }
-            let values = block.values(wanted);
+            let values = block.values(wanted, rule);
             drop(block);
             let values = values.to(dtype);
             if dtype.size() < Dtype::F32.size() && !values.all_finite() {
@@ -252,7 +256,7 @@ impl Shard {
             match store.blocks.by_id.get(&id) {
                 Some(block) => {
                     let mut block = block.lock();
-                    block.initialize(&values);
+                    block.initialize(&values, store.rule(id));
                     acknowledged.blocks.push(store.version(id, &block));
                 }
                 None => acknowledged.elsewhere.push(id.into()),

@@ -114,7 +114,7 @@ impl Store {
     /// Returns a shard without values, which the initialiser sends later.
     pub(crate) fn empty(shard: u32, map: ShardMap, job: &Job) -> Self {
         let rules = Rules::of(&map, job);
-        let block = |id| (id, Block::empty(rules.of_block(id)));
+        let block = |id| (id, Block::empty());
         let blocks = map.blocks_of(shard).map(block).collect();
         Self::of_blocks(shard, map, blocks, rules)
     }
@@ -253,14 +253,12 @@ pub(crate) fn not_initialized(what: &str) -> Refusal {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use shared_proto::blocks::VariableSpec;
     use shared_proto::ids::{Generation, Role, TaskId};
 
     #[test]
     fn a_push_of_an_earlier_step_does_not_hide_that_all_blocks_hold_the_newest() {
         let id = |index| BlockId { variable: 0, index };
-        let rule = VariableRule::of(&Job::default(), &VariableSpec::default(), 1);
-        let blocks = Blocks::new((0..2).map(|index| (id(index), Block::empty(&rule))), 2);
+        let blocks = Blocks::new((0..2).map(|index| (id(index), Block::empty())), 2);
         let id = TaskId {
             role: Role::Worker,
             index: 0,

@@ -122,7 +122,10 @@ impl Job {
     /// Returns the number of values that a server keeps beside each element of a variable.
     pub fn slots_of(&self, variable: &VariableSpec) -> usize {
         match variable.kind.is_optimized() {
-            true => self.optimizer_of(&variable.name).slots(),
+            true => {
+                let average = usize::from(self.ema_decay.is_some());
+                self.optimizer_of(&variable.name).slots() + average
+            }
             false => 0,
         }
     }

@@ -55,6 +55,10 @@ pub struct Job {
     /// Largest global norm of a worker's gradients, after `clip_value`; longer ones are scaled down to it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub clip_norm: Option<f32>,
+    /// The share of the weights' exponential moving average that remains after an update. Servers keep the average beside
+    /// the weights; evaluations measure it, and `model.safetensors` holds it. Absent: no average.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ema_decay: Option<f32>,
     /// Steps between two lines of `metrics.jsonl`, summed over workers.
     pub log_every: u64,
     /// The run directory.
@@ -93,6 +97,7 @@ impl Default for Job {
             non_finite: NonFinite::Fail,
             clip_value: None,
             clip_norm: None,
+            ema_decay: None,
             log_every: 10,
             run_dir: None,
             data: Data::default(),
@@ -137,6 +142,8 @@ pub struct Model {
     pub channels: Vec<usize>,
     /// Elements of the vector of a category (mlp, factorization-machine).
     pub embedding: usize,
+    /// The type of numbers in matrix products and convolutions. Variables and all else are `f32`.
+    pub precision: Precision,
     /// Settings of the transformer, or of a model of your own.
     #[serde(skip_serializing_if = "toml::Table::is_empty")]
     pub options: toml::Table,
@@ -151,9 +158,20 @@ impl Default for Model {
             hidden: vec![256],
             channels: vec![16, 32],
             embedding: 16,
+            precision: Precision::F32,
             options: toml::Table::new(),
         }
     }
+}
+
+/// The type of numbers in matrix products and convolutions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Precision {
+    /// 32 bits.
+    F32,
+    /// The upper half of each: three significant digits, the same range. Meant for GPUs with units for it.
+    Bf16,
 }
 
 impl Model {

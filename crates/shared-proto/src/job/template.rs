@@ -14,6 +14,7 @@ accumulate = 1          # batches in a worker's step, as if it had one so many t
 non_finite = "fail"     # fail | skip: the response to a step with a NaN or infinite gradient
 #: clip_value = 1.0     # limit each element of a worker's gradients to this absolute value
 #: clip_norm = 1.0      # scale a worker's gradients down to this global norm where they exceed it
+#: ema_decay = 0.999    # evaluate and save a moving average of the weights; the share of it that remains in an update
 log_every = 10          # steps between two lines of metrics.jsonl, summed over workers
 #: run_dir = "runs/mine" # where the run is recorded; absent: a new folder under runs/
 
@@ -39,6 +40,7 @@ name = "mlp"            # logistic | softmax | mlp | factorization-machine | cnn
 hidden = [256]          # widths of the hidden layers (mlp, cnn)
 channels = [16, 32]     # channels of the convolutions (cnn)
 embedding = 16          # elements of the vector of a category (mlp, factorization-machine)
+precision = "f32"       # f32 | bf16: numbers in matrix products and convolutions; bf16 is for GPUs, weights stay f32
 #: options = { depth = 3 } # settings of the transformer (size, heads, layers, feed_forward, dropout), or of your own model
 
 [objective]

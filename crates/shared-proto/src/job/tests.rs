@@ -70,6 +70,7 @@ fn settings_without_sense_are_named_with_their_value() {
             "0",
         ),
         ("accumulate = 0", "accumulate", "is 0,"),
+        ("ema_decay = 1.0", "ema_decay", "is 1"),
         ("steps = 0", "steps", "is 0,"),
         ("[data]\nprefetch = 2000", "data.prefetch", "2000"),
     ] {

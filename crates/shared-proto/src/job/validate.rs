@@ -123,6 +123,13 @@ impl Job {
             &clip,
             "must be positive, or absent",
         )?;
+        let ema = self.ema_decay;
+        check(
+            ema.is_none_or(|decay| decay > 0.0 && decay < 1.0),
+            "ema_decay",
+            &ema,
+            "must lie between 0 and 1, or be absent",
+        )?;
         let data = &self.data;
         let held_out = data.held_out;
         check(

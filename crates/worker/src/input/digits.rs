@@ -28,10 +28,16 @@ impl Source for Digits {
     fn open(setup: &DataSetup) -> Result<Dataset, InputError> {
         setup.only(&[])?;
         let all = parse()?;
-        let order = shuffle::held_out(HELD_OUT_SEED, all.len());
-        let (training, evaluation) = order.split_at(all.len() * 4 / 5);
-        Dataset::in_memory(all.select(training), all.select(evaluation))
+        let (training, evaluation) = split(all.len());
+        Dataset::in_memory(all.select(&training), all.select(&evaluation))
     }
+}
+
+/// Returns the numbers of the samples to train on, and of those that are held out.
+fn split(samples: usize) -> (Vec<u32>, Vec<u32>) {
+    let mut training = shuffle::held_out(HELD_OUT_SEED, samples);
+    let evaluation = training.split_off(samples * 4 / 5);
+    (training, evaluation)
 }
 
 fn parse() -> Result<InMemory, InputError> {
@@ -68,4 +74,19 @@ fn parse() -> Result<InMemory, InputError> {
     let image = Column::bytes("image", vec![1, 8, 8], pixels, DARKEST.into());
     let label = Column::category("label", labels, CLASSES as u64);
     InMemory::new(vec![image], vec![label])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Programs of other languages train on the same samples by this list (`make_example_vectors.py`).
+    #[test]
+    fn the_held_out_samples_are_those_of_the_list() {
+        let list = include_str!("../../../../tests/end_to_end/vectors/digits_held_out.txt");
+        let listed: Vec<u32> = list.lines().map(|line| line.parse().unwrap()).collect();
+        let (_, mut held_out) = split(parse().unwrap().len());
+        held_out.sort();
+        assert_eq!(held_out, listed);
+    }
 }

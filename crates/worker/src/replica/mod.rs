@@ -12,5 +12,5 @@ mod thread;
 
 pub use error::ReplicaError;
 pub use interface::{Computed, Description, Positions, Prepared, Replica, Step};
-pub(crate) use thread::{EVALUATION_BATCH, build};
+pub(crate) use thread::{EVALUATION_BATCH, build, precision};
 pub use thread::{ModelReplica, evaluate};

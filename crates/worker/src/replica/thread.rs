@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use candle_core::{DType, Device};
 use nn::backward;
 use parking_lot::Mutex;
-use shared_proto::job::{Job, NonFinite, matches_pattern};
+use shared_proto::job::{Job, NonFinite, Precision, matches_pattern};
 use shared_proto::payload::{Dtype, Elements};
 use tokio::sync::{mpsc, oneshot};
 
@@ -60,12 +60,13 @@ impl ModelReplica {
     ) -> Result<Self, ReplicaError> {
         let (commands, queue) = mpsc::channel(COMMANDS);
         let (tell, told) = oneshot::channel();
+        let precision = precision(&job);
         let thread = std::thread::Builder::new()
             .name("replica".to_owned())
             .spawn(move || match Thread::new(job, registry, device) {
                 Ok((mut thread, requests)) => {
                     let _ = tell.send(Ok((thread.description.clone(), requests)));
-                    thread.serve(queue);
+                    nn::autocast(precision, || thread.serve(queue));
                 }
                 Err(error) => {
                     let _ = tell.send(Err(error));
@@ -338,6 +339,14 @@ impl Thread {
 
 fn nothing() -> candle_core::Error {
     candle_core::Error::msg("the batch was not prepared")
+}
+
+/// Returns the type of numbers in a job's matrix products and convolutions.
+pub(crate) fn precision(job: &Job) -> DType {
+    match job.model.precision {
+        Precision::F32 => DType::F32,
+        Precision::Bf16 => DType::BF16,
+    }
 }
 
 /// Builds a job's model for its data, with initial values, those of `model.init_from` first.

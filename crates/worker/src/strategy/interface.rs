@@ -50,7 +50,8 @@ pub trait Strategy {
         next: &[Want],
     ) -> Result<Pushed, StrategyError>;
 
-    /// Evaluates the newest weights under `view` or a later one. Afterwards the replica holds these weights.
+    /// Evaluates the newest weights under `view` or a later one, or their moving averages if the job keeps them.
+    /// Afterwards the replica holds what was evaluated.
     async fn evaluate(
         &mut self,
         clock: Clock,
@@ -58,7 +59,7 @@ pub trait Strategy {
         replica: &dyn Replica,
     ) -> Result<Evaluated, StrategyError>;
 
-    /// Writes the weights of the last evaluation to a safetensors file.
+    /// Writes what the last evaluation measured to a safetensors file.
     async fn save(&mut self, path: PathBuf, replica: &dyn Replica) -> Result<(), StrategyError>;
 
     /// Returns a watch on the epoch in which this worker's steps count.

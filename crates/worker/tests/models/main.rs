@@ -12,7 +12,7 @@ use candle_nn::{VarBuilder, VarMap};
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 use shared_proto::blocks::VariableKind;
-use shared_proto::job;
+use shared_proto::job::{self, Clip};
 use shared_proto::payload::{self, Dtype, Elements};
 use worker::input::{Field, Signature};
 use worker::model::{Batch, Model, ModelError, Objective, Pass, Setup};
@@ -158,6 +158,49 @@ fn equal_maxima_share_one_gradient() {
     // Most windows of a blank picture hold four equal values.
     for blank in [0.0, 1.0] {
         check_on_pictures("cnn", &[1, 8, 8], |_| blank);
+    }
+}
+
+/// With precision bf16, a network computes what it computes in f32, but for rounding.
+#[test]
+fn networks_compute_with_products_of_bf16() {
+    const SAMPLES: usize = 16;
+    let settings = settings(&[16], &[4, 8]);
+    for (name, shape) in [
+        ("mlp", &[1, 8, 8][..]),
+        ("cnn", &[1, 8, 8]),
+        ("resnet20", &[3, 16, 16]),
+        ("transformer", &[8, 12]),
+    ] {
+        let pictures = Pictures::of(shape, 3);
+        let (variables, model) = build(name, &pictures.setup(&settings));
+        let inputs = [&[SAMPLES], shape].concat();
+        let mut random = ChaCha8Rng::seed_from_u64(5);
+        let values = (0..inputs.iter().product()).map(|_| random.random_range(-1f32..1.0));
+        let inputs = Tensor::from_iter(values, &Device::Cpu)
+            .unwrap()
+            .reshape(inputs);
+        let labels = Tensor::from_iter((0u32..).take(SAMPLES).map(|i| i % 3), &Device::Cpu);
+        let batch = batch(inputs.unwrap(), labels.unwrap());
+        let loss = || pictures.loss(&*model, &batch);
+        let (exact, rounded) = (loss(), nn::autocast(DType::BF16, loss));
+        let gradients = |loss: &Tensor| {
+            let measured = variables.measured().unwrap();
+            let gradients = nn::backward(loss).unwrap();
+            variables
+                .gradients(&gradients, measured, Clip::default())
+                .unwrap()
+        };
+        let (exact, rounded) = (gradients(&exact), gradients(&rounded));
+        let pairs = exact.values.iter().zip(&rounded.values);
+        let square = |(exact, rounded): (&Elements, &Elements)| -> f64 {
+            let pairs = exact.to_vec().into_iter().zip(rounded.to_vec());
+            pairs.map(|(a, b)| f64::from(a - b).powi(2)).sum()
+        };
+        let differs = pairs.map(square).sum::<f64>().sqrt() / exact.norm;
+        println!("{name}: the gradient differs by {differs:.1e} of its norm");
+        // Some arguments of ReLU near zero change their sign, and each takes its whole share of the gradient.
+        assert!((1e-4..0.5).contains(&differs), "{name}: {differs}");
     }
 }
 

@@ -1,7 +1,5 @@
 //! Small models against PyTorch over 20 steps of training, and the names of torchvision's variables.
 
-use shared_proto::job::Clip;
-
 use super::*;
 
 /// Results of PyTorch, made by `vectors/make_model_vectors.py`.

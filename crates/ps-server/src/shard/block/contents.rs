@@ -11,13 +11,13 @@ use shared_proto::wire;
 /// the watermarks and the staged gradients. There is one implementation today; rows of tables will be the next.
 pub(crate) trait Contents: Debug + Send {
     /// Sets initial values, over earlier ones too.
-    fn initialize(&mut self, values: &Elements);
+    fn initialize(&mut self, values: &Elements, rule: &VariableRule);
 
     /// Returns whether there are values.
     fn initialized(&self) -> bool;
 
     /// Returns the values that a pull wants, as they are now, as `f32`.
-    fn values(&self, wanted: &wire::WantedBlock) -> Elements;
+    fn values(&self, wanted: &wire::WantedBlock, rule: &VariableRule) -> Elements;
 
     /// Applies the sum of gradients, each times its factor, as one update. `sum` is scratch memory. Returns whether
     /// all values that it has changed are finite.

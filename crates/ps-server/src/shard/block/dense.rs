@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use checkpoint::SavedBlock;
-use optimizer::{Part, Slots, Update, VariableRule};
+use optimizer::{MOST_SLOTS, Part, Update, VariableRule};
 use shared_proto::kernel::Kernel;
 use shared_proto::payload::{self, Dtype, Elements, LeF32};
 use shared_proto::wire;
@@ -16,33 +16,22 @@ use super::contents::Contents;
 pub(super) const PART: usize = 2048;
 
 /// Consecutive elements of a variable.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Dense {
-    /// The slots of each element, and their initial value.
-    slots_per_element: Slots,
     /// Empty until initial values come. Shared with the answers that are being sent and with the
     /// checkpoint that is being written: while one of these uses the values, an update leaves them as they
     /// are and continues with a copy.
     weights: Arc<Vec<f32>>,
-    /// The optimizer's arrays, each as long as the weights, back to back.
+    /// The arrays of slots, each as long as the weights, back to back.
     slots: Arc<Vec<f32>>,
 }
 
 impl Dense {
-    pub(super) fn empty(slots_per_element: Slots) -> Self {
-        Self {
-            slots_per_element,
-            weights: Arc::default(),
-            slots: Arc::default(),
-        }
-    }
-
-    pub(super) fn restored(saved: &SavedBlock, slots_per_element: Slots) -> Self {
+    pub(super) fn restored(saved: &SavedBlock) -> Self {
         let numbers = |bytes: &Bytes| -> Arc<Vec<f32>> {
             Arc::new(payload::elements(bytes).iter().map(|v| v.get()).collect())
         };
         Self {
-            slots_per_element,
             weights: numbers(&saved.weights),
             slots: numbers(&saved.slots),
         }
@@ -62,20 +51,23 @@ impl Dense {
 }
 
 impl Contents for Dense {
-    fn initialize(&mut self, values: &Elements) {
-        self.weights = Arc::new(values.to_vec());
-        self.slots = Arc::new(vec![
-            self.slots_per_element.initial;
-            self.slots_per_element.count * values.len()
-        ]);
+    fn initialize(&mut self, values: &Elements, rule: &VariableRule) {
+        let weights = values.to_vec();
+        self.slots = Arc::new(rule.initial_slots(&weights));
+        self.weights = Arc::new(weights);
     }
 
     fn initialized(&self) -> bool {
         !self.weights.is_empty()
     }
 
-    fn values(&self, _: &wire::WantedBlock) -> Elements {
-        Elements::of(payload::share(&self.weights), Dtype::F32)
+    fn values(&self, wanted: &wire::WantedBlock, rule: &VariableRule) -> Elements {
+        let averages = rule.averages(self.weights.len());
+        match averages.filter(|_| wanted.average) {
+            // A copy: an answer that shared the slots would keep all of them while it is sent.
+            Some(place) => self.slots[place].to_vec().into(),
+            None => Elements::of(payload::share(&self.weights), Dtype::F32),
+        }
     }
 
     fn update(
@@ -125,7 +117,7 @@ struct Begun<'a> {
     rule: &'a VariableRule,
     update: Update,
     weights: &'a mut [f32],
-    slots: [&'a mut [f32]; 2],
+    slots: [&'a mut [f32]; MOST_SLOTS],
     /// True while all changed values are finite.
     finite: bool,
 }
@@ -148,8 +140,8 @@ impl Begun<'_> {
             slots,
         };
         self.rule.apply(self.update, part);
-        let [first, second] = &self.slots;
-        let slots = [first, second].map(|slot| slot.get(range.clone()).unwrap_or_default());
+        let slots = self.slots.each_ref();
+        let slots = slots.map(|slot| slot.get(range.clone()).unwrap_or_default());
         let finite = |values: &[f32]| all_finite(self.update.kernel, values);
         self.finite &= finite(&self.weights[range.clone()]) && slots.into_iter().all(finite);
     }

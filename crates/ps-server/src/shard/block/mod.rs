@@ -74,10 +74,10 @@ pub(crate) enum Taken {
 pub(crate) struct NotStaged(pub(crate) Task);
 
 impl Block {
-    /// Returns a block without values, of a variable that this rule changes.
-    pub(crate) fn empty(rule: &VariableRule) -> Self {
+    /// Returns a block without values.
+    pub(crate) fn empty() -> Self {
         Self {
-            contents: Box::new(Dense::empty(rule.slots())),
+            contents: Box::new(Dense::default()),
             version: Version(0),
             watermarks: Vec::new(),
             staged: BTreeMap::new(),
@@ -86,8 +86,8 @@ impl Block {
     }
 
     /// Sets initial values, over earlier ones too.
-    pub(crate) fn initialize(&mut self, values: &Elements) {
-        self.contents.initialize(values);
+    pub(crate) fn initialize(&mut self, values: &Elements, rule: &VariableRule) {
+        self.contents.initialize(values, rule);
     }
 
     /// Returns the block in the form of a checkpoint. The values are shared, not copied.
@@ -102,9 +102,9 @@ impl Block {
         }
     }
 
-    /// Restores a block of a variable that this rule changes from a checkpoint.
-    pub(crate) fn restore(saved: SavedBlock, rule: &VariableRule) -> Self {
-        let contents = Box::new(Dense::restored(&saved, rule.slots()));
+    /// Restores a block from a checkpoint.
+    pub(crate) fn restore(saved: SavedBlock) -> Self {
+        let contents = Box::new(Dense::restored(&saved));
         Self {
             non_finite: !contents.all_finite(),
             contents,
@@ -133,8 +133,8 @@ impl Block {
     }
 
     /// Returns the values that a pull wants, as they are now, as `f32`.
-    pub(crate) fn values(&self, wanted: &wire::WantedBlock) -> Elements {
-        self.contents.values(wanted)
+    pub(crate) fn values(&self, wanted: &wire::WantedBlock, rule: &VariableRule) -> Elements {
+        self.contents.values(wanted, rule)
     }
 
     /// Returns whether the block has taken this message of a task.

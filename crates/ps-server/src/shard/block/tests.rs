@@ -49,7 +49,7 @@ fn adam(learning_rate: f32) -> VariableRule {
 }
 
 fn values(block: &Block) -> Elements {
-    block.values(&wire::WantedBlock::default())
+    block.values(&wire::WantedBlock::default(), &sgd(1.0))
 }
 
 fn weights(block: &Block) -> Vec<f32> {
@@ -57,8 +57,8 @@ fn weights(block: &Block) -> Vec<f32> {
 }
 
 fn block(values: &[f32]) -> Block {
-    let mut block = Block::empty(&sgd(1.0));
-    block.initialize(&gradient(values));
+    let mut block = Block::empty();
+    block.initialize(&gradient(values), &sgd(1.0));
     block
 }
 
@@ -72,8 +72,8 @@ fn finite_gradients_that_make_a_value_infinite_are_noticed_wherever_it_is() {
         // The weight stays finite, but never changes again: its second moment is infinite.
         (PART - 1, adam(2.0), 1e30),
     ] {
-        let mut block = Block::empty(&rule);
-        block.initialize(&gradient(&vec![1.0; length]));
+        let mut block = Block::empty();
+        block.initialize(&gradient(&vec![1.0; length]), &rule);
         let mut values = vec![0.0; length];
         let (from, view) = (|sequence| from(worker(0, 1), 0, sequence), View::default());
         block.apply(&from(1), &view, &gradient(&values), Version(0), &rule);
@@ -115,8 +115,8 @@ fn weights_that_are_being_sent_stay_as_they_were() {
 #[test]
 fn what_is_saved_stays_as_it_was_and_is_restored_whole() {
     let adam = adam(0.1);
-    let (mut block, view) = (Block::empty(&adam), View::default());
-    block.initialize(&gradient(&[1.0, -2.0]));
+    let (mut block, view) = (Block::empty(), View::default());
+    block.initialize(&gradient(&[1.0, -2.0]), &adam);
     let push = |block: &mut Block, sequence| {
         let from = from(worker(0, 3), sequence + 6, sequence);
         let gradient = gradient(&[0.5, 4.0]);
@@ -132,7 +132,7 @@ fn what_is_saved_stays_as_it_was_and_is_restored_whole() {
     push(&mut block, 2);
     assert_ne!(weights(&block), before);
 
-    let mut restored = Block::restore(saved, &adam);
+    let mut restored = Block::restore(saved);
     assert_eq!(
         (weights(&restored), restored.version()),
         (before, Version(1))
@@ -207,9 +207,9 @@ fn a_block_counts_what_it_has_taken_of_each_worker() {
 #[test]
 fn a_block_has_a_size_once_it_has_values() {
     let adam = adam(0.1);
-    let mut block = Block::empty(&adam);
+    let mut block = Block::empty();
     assert!(!block.initialized() && block.bytes() == 0);
-    block.initialize(&gradient(&[1.0, 2.0, 3.0]));
+    block.initialize(&gradient(&[1.0, 2.0, 3.0]), &adam);
     // Three weights, and two slots for each.
     assert!(block.initialized() && block.bytes() == 9 * size_of::<f32>());
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use ps_client::{Acknowledgement, ClientError, MapSource, PulledBlock, Shards, WeightsTicket};
 use shared_proto::ids::{Clock, Epoch, ViewNumber};
-use shared_proto::step::{EVERY_BATCH, Gradients, Want};
+use shared_proto::step::{Gradients, Want};
 use tokio::sync::mpsc;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
@@ -25,6 +25,8 @@ pub struct ParameterServer {
     shards: Shards,
     /// The weights that are already requested.
     next: Option<Requested>,
+    /// What an evaluation measures: the weights, or their averages if the job keeps them.
+    evaluated: Want,
     /// Stops the tasks that exchange news with the coordinator.
     _stop: DropGuard,
 }
@@ -73,6 +75,10 @@ impl ParameterServer {
         let mut joined = Self {
             shards,
             next: None,
+            evaluated: match job.ema_decay {
+                Some(_) => Want::Averages,
+                None => Want::Dense,
+            },
             _stop: stop.drop_guard(),
         };
         if initialize {
@@ -107,7 +113,8 @@ impl ParameterServer {
         })
     }
 
-    /// Pulls the newest weights of servers that follow `view` or a later one. Returns the epoch to which they belong.
+    /// Pulls what an evaluation measures, newest, from servers that follow `view` or a later one. Returns the epoch to
+    /// which it belongs.
     ///
     /// # Errors
     /// The client's.
@@ -117,7 +124,8 @@ impl ParameterServer {
         view: ViewNumber,
         take: impl AsyncFnMut(Vec<PulledBlock>),
     ) -> Result<Epoch, ClientError> {
-        let pulled = self.pull_fresh(clock, view, EVERY_BATCH, take).await?;
+        let wants = [self.evaluated];
+        let pulled = self.pull_fresh(clock, view, &wants, take).await?;
         Ok(pulled.epoch)
     }
 
