@@ -1,11 +1,20 @@
 //! Attention.
 
-use candle_core::{D, Result, Tensor, bail};
-use candle_nn::VarBuilder;
+use std::sync::OnceLock;
 
-use crate::autocast::matmul;
+use candle_core::backend::BackendStorage;
+use candle_core::{
+    CpuStorage, CustomOp1, D, Layout, Result, Shape, Storage, Tensor, WithDType, bail,
+};
+use candle_nn::VarBuilder;
+use pulp::Arch;
+
+use crate::autocast::{matmul, operand_type};
+use crate::backward::keep_values;
 use crate::linear::Linear;
-use crate::softmax::softmax;
+use crate::simd::Element;
+use crate::softmax::{self, softmax};
+use crate::storage::{computed_here, with_type};
 
 /// Multi-head attention of a sequence to itself: `projection`, which makes queries, keys and values of the inputs (in
 /// this order, as PyTorch's `in_proj`), and `output`.
@@ -39,19 +48,202 @@ impl Attention {
     /// If the shapes do not fit, or candle's.
     pub fn forward(&self, inputs: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
         let (samples, length, size) = inputs.dims3()?;
-        let of_head = size / self.heads;
         let projected = self.projection.forward(inputs)?;
-        let projected = projected.reshape((samples, length, 3, self.heads, of_head))?;
-        // [3, samples, heads, length, size of a head]
-        let projected = projected.permute((2, 0, 3, 1, 4))?.contiguous()?;
-        let (queries, keys, values) = (projected.get(0)?, projected.get(1)?, projected.get(2)?);
-        let queries = (queries * (of_head as f64).powf(-0.5))?;
-        let mut scores = matmul(&queries, &keys.t()?)?;
-        if let Some(mask) = mask {
-            scores = (&scores + mask.broadcast_as(scores.shape())?)?;
-        }
-        let taken = matmul(&softmax(&scores)?, &values)?;
-        let taken = taken.transpose(1, 2)?.flatten_from(D::Minus2)?;
+        let of_head = size / self.heads;
+        let fused = mask.is_none() && operand_type(inputs).is_none() && projected.elem_count() > 0;
+        let taken = if fused && computed_here(&[&projected]) {
+            let heads = Heads {
+                number: self.heads,
+                sizes: [samples, length, of_head],
+                shares: OnceLock::new(),
+            };
+            projected.contiguous()?.apply_op1(heads)?
+        } else {
+            let projected = projected.reshape((samples, length, 3, self.heads, of_head))?;
+            // [3, samples, heads, length, size of a head]
+            let projected = projected.permute((2, 0, 3, 1, 4))?.contiguous()?;
+            let (queries, keys, values) = (projected.get(0)?, projected.get(1)?, projected.get(2)?);
+            let queries = (queries * (of_head as f64).powf(-0.5))?;
+            let mut scores = matmul(&queries, &keys.t()?)?;
+            if let Some(mask) = mask {
+                scores = (&scores + mask.broadcast_as(scores.shape())?)?;
+            }
+            let taken = matmul(&softmax(&scores)?, &values)?;
+            taken.transpose(1, 2)?.flatten_from(D::Minus2)?
+        };
         self.output.forward(&taken)
+    }
+}
+
+/// The operation between the two projections: `[samples, length, 3 · size]` becomes `[samples, length, size]`. One head
+/// after the other is computed in place, without the copies that candle's operations make of queries, keys and values.
+struct Heads {
+    number: usize,
+    /// Samples, length, and the size of a head.
+    sizes: [usize; 3],
+    /// The softmax of each head, of shape `[samples, length, length]`, for the backward pass.
+    shares: OnceLock<Vec<CpuStorage>>,
+}
+
+/// A part of the projected inputs.
+#[derive(Clone, Copy)]
+enum Role {
+    Query,
+    Key,
+    Value,
+}
+
+const ROLES: [Role; 3] = [Role::Query, Role::Key, Role::Value];
+
+/// The rows of a tensor of shape `[samples, length, width]`.
+#[derive(Clone, Copy)]
+struct Rows<'a> {
+    storage: &'a CpuStorage,
+    /// The place of the first element in the storage.
+    start: usize,
+    width: usize,
+}
+
+impl Heads {
+    fn scale<T: Element>(&self) -> T {
+        T::from_f64((self.sizes[2] as f64).powf(-0.5))
+    }
+
+    /// Returns the column where a head's part of the inputs begins.
+    fn column(&self, role: Role, head: usize) -> usize {
+        (role as usize * self.number + head) * self.sizes[2]
+    }
+
+    /// Returns the matrices of shape `[samples, length, size of a head]` that begin at a column.
+    fn matrices<'a>(&self, of: Rows<'a>, column: usize) -> (&'a CpuStorage, Layout) {
+        let [samples, length, of_head] = self.sizes;
+        let strides = vec![length * of.width, of.width, 1];
+        let shape = Shape::from((samples, length, of_head));
+        (of.storage, Layout::new(shape, strides, of.start + column))
+    }
+
+    /// Returns the matrices of a head's scores, of shape `[samples, length, length]`.
+    fn squares<'a>(&self, scores: &'a CpuStorage) -> (&'a CpuStorage, Layout) {
+        let [samples, length, _] = self.sizes;
+        (scores, Layout::contiguous((samples, length, length)))
+    }
+
+    fn product<T: Element>(
+        &self,
+        a: (&CpuStorage, Layout),
+        b: (&CpuStorage, Layout),
+    ) -> Result<Vec<T>> {
+        let (rows, inner, columns) = (a.1.dims()[1], a.1.dims()[2], b.1.dims()[2]);
+        let sizes = (self.sizes[0], rows, columns, inner);
+        T::cpu_storage_data(a.0.matmul(b.0, sizes, &a.1, &b.1)?)
+    }
+
+    /// Copies the matrices of a head to a column of a tensor of this width.
+    fn place<T: Element>(&self, matrices: &[T], into: &mut [T], width: usize, column: usize) {
+        let rows = matrices.chunks_exact(self.sizes[2]);
+        for (row, whole) in rows.zip(into.chunks_exact_mut(width)) {
+            whole[column..column + row.len()].copy_from_slice(row);
+        }
+    }
+
+    /// Returns the result, and the softmax of each head's scores.
+    fn forward<T: Element>(&self, inputs: Rows) -> Result<(Vec<T>, Vec<CpuStorage>)> {
+        let [samples, length, of_head] = self.sizes;
+        let (scale, width) = (self.scale::<T>(), self.number * of_head);
+        let mut result = vec![T::zero(); samples * length * width];
+        let mut shares = Vec::with_capacity(self.number);
+        for head in 0..self.number {
+            let [query, key, value] =
+                ROLES.map(|role| self.matrices(inputs, self.column(role, head)));
+            let mut scores = self.product::<T>(query, transposed(key)?)?;
+            for row in scores.chunks_exact_mut(length) {
+                Arch::new().dispatch(|| {
+                    row.iter_mut().for_each(|score| *score *= scale);
+                    softmax::forward(row);
+                });
+            }
+            let share = T::to_cpu_storage_owned(scores);
+            let taken = self.product::<T>(self.squares(&share), value)?;
+            self.place(&taken, &mut result, width, head * of_head);
+            shares.push(share);
+        }
+        Ok((result, shares))
+    }
+
+    /// Returns the gradient of the inputs.
+    fn backward<T: Element>(&self, inputs: Rows, gradient: Rows) -> Result<Vec<T>> {
+        let [samples, length, of_head] = self.sizes;
+        let scale = self.scale::<T>();
+        let mut result = vec![T::zero(); samples * length * inputs.width];
+        let Some(shares) = self.shares.get() else {
+            bail!("the gradient of attention was asked for before its result");
+        };
+        for (head, share) in shares.iter().enumerate() {
+            let [query, key, value] =
+                ROLES.map(|role| self.matrices(inputs, self.column(role, head)));
+            let taken = || self.matrices(gradient, head * of_head);
+            let of_value = self.product::<T>(transposed(self.squares(share))?, taken())?;
+            let mut of_scores = self.product::<T>(taken(), transposed(value)?)?;
+            let rows = T::cpu_storage_as_slice(share)?.chunks_exact(length);
+            for (row, share) in of_scores.chunks_exact_mut(length).zip(rows) {
+                Arch::new().dispatch(|| {
+                    softmax::backward(row, share);
+                    row.iter_mut().for_each(|score| *score *= scale);
+                });
+            }
+            let of_scores = T::to_cpu_storage_owned(of_scores);
+            let of_query = self.product::<T>(self.squares(&of_scores), key)?;
+            let of_key = self.product::<T>(transposed(self.squares(&of_scores))?, query)?;
+            for (role, part) in ROLES.into_iter().zip([of_query, of_key, of_value]) {
+                let column = self.column(role, head);
+                self.place(&part, &mut result, inputs.width, column);
+            }
+        }
+        Ok(result)
+    }
+}
+
+/// Returns the layout of matrices with rows for columns.
+fn transposed((storage, layout): (&CpuStorage, Layout)) -> Result<(&CpuStorage, Layout)> {
+    Ok((storage, layout.transpose(1, 2)?))
+}
+
+impl CustomOp1 for Heads {
+    fn name(&self) -> &'static str {
+        "attention"
+    }
+
+    fn cpu_fwd(&self, inputs: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        let (samples, length, width) = layout.shape().dims3()?;
+        let rows = Rows {
+            storage: inputs,
+            start: layout.start_offset(),
+            width,
+        };
+        let (result, shares) = with_type!(inputs.dtype(), T => {
+            let (result, shares) = self.forward::<T>(rows)?;
+            (T::to_cpu_storage_owned(result), shares)
+        });
+        // An operation belongs to one result, so this is the first call.
+        let _ = self.shares.set(shares);
+        Ok((result, (samples, length, width / 3).into()))
+    }
+
+    fn bwd(&self, inputs: &Tensor, _: &Tensor, gradient: &Tensor) -> Result<Option<Tensor>> {
+        let gradient = gradient.contiguous()?;
+        let (storage, layout) = inputs.storage_and_layout();
+        let (of_result, of_layout) = gradient.storage_and_layout();
+        let (Storage::Cpu(storage), Storage::Cpu(of_result)) = (&*storage, &*of_result) else {
+            bail!("a tensor of shape {:?} is not on the CPU", layout.shape());
+        };
+        let rows = |storage, layout: &Layout| Rows {
+            storage,
+            start: layout.start_offset(),
+            width: layout.dims()[2],
+        };
+        let (projected, gradient) = (rows(storage, layout), rows(of_result, of_layout));
+        with_type!(inputs.dtype(), T => {
+            keep_values(inputs, || self.backward::<T>(projected, gradient))
+        })
     }
 }

@@ -52,7 +52,7 @@ impl Function for Softmax {
 
 /// Replaces a row by its softmax.
 #[inline(always)]
-fn forward<T: Element>(row: &mut [T]) {
+pub(crate) fn forward<T: Element>(row: &mut [T]) {
     let largest = row
         .iter()
         .fold(row[0], |most, x| if *x > most { *x } else { most });
@@ -64,7 +64,7 @@ fn forward<T: Element>(row: &mut [T]) {
 
 /// Replaces the gradient of a row's softmax by the gradient of the row. `result` is the softmax.
 #[inline(always)]
-fn backward<T: Element>(gradient: &mut [T], result: &[T]) {
+pub(crate) fn backward<T: Element>(gradient: &mut [T], result: &[T]) {
     let mean = sum(gradient, |g, y| g * y, result);
     for (g, y) in gradient.iter_mut().zip(result) {
         *g = (*g - mean) * *y;
