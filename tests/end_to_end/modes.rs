@@ -11,6 +11,15 @@ use worker::registry::Registry;
 use crate::program;
 use crate::weights::{difference, largest, weights};
 
+/// Trains on two servers with so many workers. Returns the summary, and the folder of the run.
+fn train(job: &str, workers: usize) -> (serde_json::Value, tempfile::TempDir) {
+    let mut cluster = Cluster::start(program(), job, 2);
+    for _ in 0..workers {
+        cluster.add_worker(&[]);
+    }
+    cluster.finish()
+}
+
 #[test]
 fn sync_with_four_workers_equals_one_process_with_four_times_the_batch() {
     const JOB: &str =
@@ -24,11 +33,7 @@ fn sync_with_four_workers_equals_one_process_with_four_times_the_batch() {
 fn equals_one_process(batch: &str, common: &str) {
     let given =
         format!("{batch}{common}[strategy]\nmode = \"sync\"\n[cluster]\nps = 2\nworkers = 4\n");
-    let mut cluster = Cluster::start(program(), &given, 2);
-    for _ in 0..4 {
-        cluster.add_worker(&[]);
-    }
-    let (summary, dir) = cluster.finish();
+    let (summary, dir) = train(&given, 4);
     assert_eq!(summary["steps"], 50);
     let distributed = weights(&dir.path().join("run/model.safetensors"));
 
@@ -53,11 +58,7 @@ fn the_moving_average_of_the_weights_is_what_is_evaluated_saved_and_exported() {
     let given = format!(
         "batch_size = 32\nsteps = 6\nema_decay = 0.75\n{JOB}[strategy]\nmode = \"sync\"\n[cluster]\nps = 2\nworkers = 2\n"
     );
-    let mut cluster = Cluster::start(program(), &given, 2);
-    for _ in 0..2 {
-        cluster.add_worker(&[]);
-    }
-    let (summary, dir) = cluster.finish();
+    let (summary, dir) = train(&given, 2);
     let run = dir.path().join("run");
     let saved = weights(&run.join("model.safetensors"));
 
@@ -107,11 +108,7 @@ fn averaged_variables_are_the_mean_over_workers_and_frozen_ones_stay() {
     let given = format!(
         "batch_size = 32\nema_decay = 0.5\n{JOB}[strategy]\nmode = \"sync\"\n[cluster]\nps = 2\nworkers = 2\n"
     );
-    let mut cluster = Cluster::start(program(), &given, 2);
-    for _ in 0..2 {
-        cluster.add_worker(&[]);
-    }
-    let (_, dir) = cluster.finish();
+    let (_, dir) = train(&given, 2);
     let distributed = weights(&dir.path().join("run/model.safetensors"));
 
     let job = Job::from_toml(&format!("batch_size = 64\n{JOB}")).unwrap();

@@ -51,11 +51,11 @@ impl Attention {
         let projected = self.projection.forward(inputs)?;
         let of_head = size / self.heads;
         let fused = mask.is_none() && operand_type(inputs).is_none() && projected.elem_count() > 0;
-        let taken = if fused && computed_here(&[&projected]) {
+        let attended = if fused && computed_here(&[&projected]) {
             let heads = Heads {
                 number: self.heads,
                 sizes: [samples, length, of_head],
-                shares: OnceLock::new(),
+                probabilities: OnceLock::new(),
             };
             projected.contiguous()?.apply_op1(heads)?
         } else {
@@ -68,10 +68,10 @@ impl Attention {
             if let Some(mask) = mask {
                 scores = (&scores + mask.broadcast_as(scores.shape())?)?;
             }
-            let taken = matmul(&softmax(&scores)?, &values)?;
-            taken.transpose(1, 2)?.flatten_from(D::Minus2)?
+            let attended = matmul(&softmax(&scores)?, &values)?;
+            attended.transpose(1, 2)?.flatten_from(D::Minus2)?
         };
-        self.output.forward(&taken)
+        self.output.forward(&attended)
     }
 }
 
@@ -81,8 +81,8 @@ struct Heads {
     number: usize,
     /// Samples, length, and the size of a head.
     sizes: [usize; 3],
-    /// The softmax of each head, of shape `[samples, length, length]`, for the backward pass.
-    shares: OnceLock<Vec<CpuStorage>>,
+    /// The softmax of each head's scores, of shape `[samples, length, length]`, for the backward pass.
+    probabilities: OnceLock<Vec<CpuStorage>>,
 }
 
 /// A part of the projected inputs.
@@ -151,7 +151,7 @@ impl Heads {
         let [samples, length, of_head] = self.sizes;
         let (scale, width) = (self.scale::<T>(), self.number * of_head);
         let mut result = vec![T::zero(); samples * length * width];
-        let mut shares = Vec::with_capacity(self.number);
+        let mut probabilities = Vec::with_capacity(self.number);
         for head in 0..self.number {
             let [query, key, value] =
                 ROLES.map(|role| self.matrices(inputs, self.column(role, head)));
@@ -162,12 +162,12 @@ impl Heads {
                     softmax::forward(row);
                 });
             }
-            let share = T::to_cpu_storage_owned(scores);
-            let taken = self.product::<T>(self.squares(&share), value)?;
-            self.place(&taken, &mut result, width, head * of_head);
-            shares.push(share);
+            let probability = T::to_cpu_storage_owned(scores);
+            let attended = self.product::<T>(self.squares(&probability), value)?;
+            self.place(&attended, &mut result, width, head * of_head);
+            probabilities.push(probability);
         }
-        Ok((result, shares))
+        Ok((result, probabilities))
     }
 
     /// Returns the gradient of the inputs.
@@ -175,19 +175,20 @@ impl Heads {
         let [samples, length, of_head] = self.sizes;
         let scale = self.scale::<T>();
         let mut result = vec![T::zero(); samples * length * inputs.width];
-        let Some(shares) = self.shares.get() else {
+        let Some(probabilities) = self.probabilities.get() else {
             bail!("the gradient of attention was asked for before its result");
         };
-        for (head, share) in shares.iter().enumerate() {
+        for (head, probability) in probabilities.iter().enumerate() {
             let [query, key, value] =
                 ROLES.map(|role| self.matrices(inputs, self.column(role, head)));
-            let taken = || self.matrices(gradient, head * of_head);
-            let of_value = self.product::<T>(transposed(self.squares(share))?, taken())?;
-            let mut of_scores = self.product::<T>(taken(), transposed(value)?)?;
-            let rows = T::cpu_storage_as_slice(share)?.chunks_exact(length);
-            for (row, share) in of_scores.chunks_exact_mut(length).zip(rows) {
+            let of_attended = || self.matrices(gradient, head * of_head);
+            let of_value =
+                self.product::<T>(transposed(self.squares(probability))?, of_attended())?;
+            let mut of_scores = self.product::<T>(of_attended(), transposed(value)?)?;
+            let rows = T::cpu_storage_as_slice(probability)?.chunks_exact(length);
+            for (row, probability) in of_scores.chunks_exact_mut(length).zip(rows) {
                 Arch::new().dispatch(|| {
-                    softmax::backward(row, share);
+                    softmax::backward(row, probability);
                     row.iter_mut().for_each(|score| *score *= scale);
                 });
             }
@@ -220,12 +221,12 @@ impl CustomOp1 for Heads {
             start: layout.start_offset(),
             width,
         };
-        let (result, shares) = with_type!(inputs.dtype(), T => {
-            let (result, shares) = self.forward::<T>(rows)?;
-            (T::to_cpu_storage_owned(result), shares)
+        let (result, probabilities) = with_type!(inputs.dtype(), T => {
+            let (result, probabilities) = self.forward::<T>(rows)?;
+            (T::to_cpu_storage_owned(result), probabilities)
         });
         // An operation belongs to one result, so this is the first call.
-        let _ = self.shares.set(shares);
+        let _ = self.probabilities.set(probabilities);
         Ok((result, (samples, length, width / 3).into()))
     }
 

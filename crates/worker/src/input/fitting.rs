@@ -165,7 +165,7 @@ impl Moments {
         self.squares += before * (number - self.mean);
     }
 
-    /// Returns mean and standard deviation. The deviation of equal numbers is 1, and so is that of numbers whose squared
+    /// Returns the mean and the standard deviation. The deviation is 1 if all numbers are equal, or if the squares of their
     /// differences underflow to 0.
     fn finish(self) -> (f64, f64) {
         match (self.squares / self.count.max(1) as f64).sqrt() {
