@@ -3,13 +3,14 @@
 use std::path::Path;
 
 /// Each crate with those of ours that it may use.
-const FLOORS: [(&str, &[&str]); 12] = [
+const FLOORS: [(&str, &[&str]); 13] = [
     ("shared-proto", &[]),
     ("fuzz-input", &[]),
     ("storage", &[]),
     ("checkpoint", &["shared-proto", "storage"]),
     ("daemon", &["shared-proto"]),
     ("optimizer", &["shared-proto"]),
+    ("table", &["shared-proto", "optimizer"]),
     ("nn", &[]),
     ("ps-client", &["shared-proto", "fuzz-input"]),
     (

@@ -3,6 +3,7 @@
 //! shrinkage acts on the linear term alone.
 
 use shared_proto::job::Ftrl;
+use shared_proto::kernel::{Simd, WithSimd};
 
 use crate::{Part, Rule, Slots, Update};
 
@@ -16,28 +17,60 @@ impl Rule for Ftrl {
     }
 
     fn apply(&self, update: Update, part: Part) {
-        let power = -self.learning_rate_power;
-        update.kernel.run(|| {
-            // The usual power has an instruction of its own.
-            if power == 0.5 {
-                accumulate(self, update, f32::sqrt, part);
-            } else {
-                accumulate(self, update, |n| n.powf(power), part);
-            }
+        update.kernel.run(Work {
+            settings: self,
+            rate: update.learning_rate,
+            part,
         });
     }
 }
 
+/// The update of a part.
+struct Work<'a> {
+    settings: &'a Ftrl,
+    rate: f32,
+    part: Part<'a>,
+}
+
+impl WithSimd for Work<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        accumulate(self.settings, self.rate, self.part.with_two_slots());
+    }
+}
+
+/// Updates elements, each a weight, its gradient, its sum of squares and its linear term.
 #[inline(always)]
-fn accumulate(settings: &Ftrl, update: Update, raise: impl Fn(f32) -> f32, part: Part) {
-    let rate = update.learning_rate;
+pub(crate) fn accumulate<'a>(
+    settings: &Ftrl,
+    rate: f32,
+    elements: impl Iterator<Item = (&'a mut f32, f32, &'a mut f32, &'a mut f32)>,
+) {
+    // The usual power has an instruction of its own.
+    if settings.learning_rate_power == -0.5 {
+        accumulate_by(settings, rate, f32::sqrt, elements);
+    } else {
+        let power = -settings.learning_rate_power;
+        accumulate_by(settings, rate, |n| n.powf(power), elements);
+    }
+}
+
+#[inline(always)]
+fn accumulate_by<'a>(
+    settings: &Ftrl,
+    rate: f32,
+    raise: impl Fn(f32) -> f32,
+    elements: impl Iterator<Item = (&'a mut f32, f32, &'a mut f32, &'a mut f32)>,
+) {
     let (begin, l1, shrinkage) = (
         settings.initial_accumulator,
         settings.l1,
         settings.l2_shrinkage,
     );
     let l2 = settings.l2 + settings.beta / (2.0 * rate);
-    for (w, g, sum, linear) in part.with_two_slots() {
+    for (w, g, sum, linear) in elements {
         let before = begin + *sum;
         *sum += g * g;
         let (old, new) = (raise(before), raise(begin + *sum));

@@ -9,6 +9,7 @@ mod adam;
 mod ftrl;
 mod momentum;
 mod rmsprop;
+pub mod row;
 pub mod schedule;
 mod sgd;
 mod variable;

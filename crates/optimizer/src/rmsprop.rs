@@ -16,21 +16,23 @@ impl Rule for RmsProp {
     fn apply(&self, update: Update, part: Part) {
         let (rate, decay, mu) = (update.learning_rate, self.weight_decay, self.momentum);
         let (alpha, epsilon) = (self.alpha, self.epsilon);
-        update.kernel.run(|| {
-            if mu > 0.0 {
+        if mu > 0.0 {
+            update.kernel.run(|| {
                 for (w, g, square, velocity) in part.with_two_slots() {
                     let g = g + decay * *w;
                     *square = alpha * *square + (1.0 - alpha) * g * g;
                     *velocity = mu * *velocity + g / (square.sqrt() + epsilon);
                     *w -= rate * *velocity;
                 }
-            } else {
+            });
+        } else {
+            update.kernel.run(|| {
                 for (w, g, square) in part.with_slot() {
                     let g = g + decay * *w;
                     *square = alpha * *square + (1.0 - alpha) * g * g;
                     *w -= rate * (g / (square.sqrt() + epsilon));
                 }
-            }
-        });
+            });
+        }
     }
 }

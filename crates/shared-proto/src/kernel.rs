@@ -7,6 +7,8 @@
 
 use pulp::Arch;
 
+pub use pulp::{Simd, WithSimd};
+
 /// A set of instructions that this CPU has.
 #[derive(Clone, Copy, Debug)]
 pub struct Kernel(Arch);
@@ -51,8 +53,12 @@ impl Kernel {
     }
 
     /// Does the work with these instructions.
+    ///
+    /// A closure must be a single short loop: the compiler inlines a short one into the function that has the
+    /// instructions, and compiles a long one for the baseline. Larger work implements [`WithSimd`], with
+    /// `#[inline(always)]`.
     #[inline(always)]
-    pub fn run<R>(self, work: impl FnOnce() -> R) -> R {
+    pub fn run<W: WithSimd>(self, work: W) -> W::Output {
         self.0.dispatch(work)
     }
 }

@@ -10,6 +10,7 @@
 //! - [`quiet`]: limits on log messages that callers can cause at will
 //! - [`staleness`]: the bound on a worker's lead
 //! - [`job`]: the job, one TOML file
+//! - [`table`]: embedding tables
 //! - [`mod@planted`]: faults that tests must find
 //! - [`refusal`]: refusals of messages and their reasons
 //! - [`receipt`]: proofs that a shard holds a worker's gradient
@@ -37,6 +38,7 @@ pub mod security;
 pub mod staleness;
 pub mod step;
 pub mod stream;
+pub mod table;
 pub mod transport;
 pub mod view;
 

@@ -1,0 +1,205 @@
+//! Optimizers of tables' rows. Only the rows of a step change; a row's state is beside its values.
+//!
+//! A row counts its own updates, and Adam corrects its means by this count. If all rows take part in all steps, these are
+//! Adam's usual steps. Other implementations correct by the steps of the whole training, which makes a rare row's first
+//! steps larger.
+
+use shared_proto::job::{Adagrad, Adam, Ftrl, Sgd};
+use shared_proto::kernel::{Kernel, Simd, WithSimd};
+use shared_proto::payload::LeF32;
+use shared_proto::table::RowOptimizer;
+
+use crate::ftrl::accumulate;
+
+/// A row, and the gradient of its values.
+#[derive(Debug)]
+pub struct Row<'a> {
+    /// The values.
+    pub values: &'a mut [f32],
+    /// The optimizer's state: [`state_len`] numbers.
+    pub state: &'a mut [f32],
+    /// The gradient, as long as the values.
+    pub gradient: &'a [LeF32],
+}
+
+/// Rows that an update changes.
+pub trait ChangedRows {
+    /// Calls `change` with each row.
+    fn each(&mut self, change: impl FnMut(Row));
+}
+
+/// Returns the length of the state of a row with so many values.
+pub fn state_len(optimizer: &RowOptimizer, dimension: usize) -> usize {
+    match optimizer {
+        RowOptimizer::Sgd(_) => 0,
+        RowOptimizer::Adagrad(_) => dimension,
+        RowOptimizer::RowAdagrad(_) => 1,
+        RowOptimizer::Adam(_) => 1 + 2 * dimension,
+        RowOptimizer::RowAdam(_) => 2 + dimension,
+        RowOptimizer::Ftrl(_) => 2 * dimension,
+    }
+}
+
+/// Sets the state of a row before its first update.
+pub fn initialize(optimizer: &RowOptimizer, state: &mut [f32]) {
+    state.fill(match optimizer {
+        RowOptimizer::Adagrad(settings) | RowOptimizer::RowAdagrad(settings) => {
+            settings.initial_accumulator
+        }
+        _ => 0.0,
+    });
+}
+
+/// Applies the gradients of rows at a learning rate, its schedule's factor included.
+pub fn update(optimizer: &RowOptimizer, rate: f32, kernel: Kernel, rows: &mut impl ChangedRows) {
+    match optimizer {
+        RowOptimizer::Sgd(rule) => kernel.run(Work { rule, rate, rows }),
+        RowOptimizer::Adagrad(rule) => kernel.run(Work { rule, rate, rows }),
+        RowOptimizer::RowAdagrad(settings) => {
+            let rule = &RowWise(settings);
+            kernel.run(Work { rule, rate, rows });
+        }
+        RowOptimizer::Adam(rule) => kernel.run(Work { rule, rate, rows }),
+        RowOptimizer::RowAdam(settings) => {
+            let rule = &RowWise(settings);
+            kernel.run(Work { rule, rate, rows });
+        }
+        RowOptimizer::Ftrl(rule) => kernel.run(Work { rule, rate, rows }),
+    }
+}
+
+/// A rule that changes a row. Implementations are `#[inline(always)]`, so that they are compiled for the instructions of
+/// the kernel.
+trait RowRule {
+    fn apply(&self, rate: f32, row: Row);
+}
+
+/// An update of many rows by one rule.
+struct Work<'a, R, C> {
+    rule: &'a R,
+    rate: f32,
+    rows: &'a mut C,
+}
+
+impl<R: RowRule, C: ChangedRows> WithSimd for Work<'_, R, C> {
+    type Output = ();
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, _: S) {
+        let Self { rule, rate, rows } = self;
+        rows.each(|row| rule.apply(rate, row));
+    }
+}
+
+/// The form of an optimizer that keeps one number for a whole row where the usual form keeps one for each value.
+struct RowWise<'a, T>(&'a T);
+
+impl RowRule for Sgd {
+    #[inline(always)]
+    fn apply(&self, rate: f32, row: Row) {
+        for (w, g) in row.values.iter_mut().zip(row.gradient) {
+            *w -= rate * (g.get() + self.weight_decay * *w);
+        }
+    }
+}
+
+impl RowRule for Adagrad {
+    #[inline(always)]
+    fn apply(&self, rate: f32, row: Row) {
+        let pairs = row.values.iter_mut().zip(row.gradient);
+        for ((w, g), sum) in pairs.zip(row.state) {
+            let g = g.get() + self.weight_decay * *w;
+            *sum += g * g;
+            *w -= rate * g / (sum.sqrt() + self.epsilon);
+        }
+    }
+}
+
+/// The sum of squares grows by the mean of the values' squared gradients (Gupta et al., "Training Recommender Systems at
+/// Scale: Communication-Efficient Model and Data Parallelism", KDD 2021, section 3.1; as in FBGEMM).
+impl RowRule for RowWise<'_, Adagrad> {
+    #[inline(always)]
+    fn apply(&self, rate: f32, row: Row) {
+        let Adagrad {
+            epsilon,
+            weight_decay,
+            ..
+        } = *self.0;
+        let [sum] = row.state else { return };
+        let pairs = row.values.iter().zip(row.gradient);
+        *sum += mean_square(pairs.map(|(w, g)| g.get() + weight_decay * *w));
+        let factor = rate / (sum.sqrt() + epsilon);
+        for (w, g) in row.values.iter_mut().zip(row.gradient) {
+            *w -= factor * (g.get() + weight_decay * *w);
+        }
+    }
+}
+
+/// Returns the mean of the squares, or 0 of none.
+#[inline(always)]
+fn mean_square(values: impl ExactSizeIterator<Item = f32>) -> f32 {
+    let count = values.len().max(1);
+    values.fold(0.0, |sum, x| sum + x * x) / count as f32
+}
+
+/// Returns the step size and the root of the correction of the mean square, for a row's update of this number.
+#[inline(always)]
+fn corrected(settings: &Adam, rate: f32, number: f32) -> (f32, f32) {
+    let lack = |beta: f32| 1.0 - f64::from(beta).powi(number as i32);
+    let step = (f64::from(rate) / lack(settings.beta1)) as f32;
+    (step, lack(settings.beta2).sqrt() as f32)
+}
+
+impl RowRule for Adam {
+    #[inline(always)]
+    fn apply(&self, rate: f32, row: Row) {
+        let [number, means @ ..] = row.state else {
+            return;
+        };
+        // It stays at 2^24, where the corrections are long 1.
+        *number += 1.0;
+        let (step, root) = corrected(self, rate, *number);
+        let (means, squares) = means.split_at_mut(row.values.len());
+        let pairs = row.values.iter_mut().zip(row.gradient);
+        for ((w, g), (mean, square)) in pairs.zip(means.iter_mut().zip(squares)) {
+            let g = g.get() + self.weight_decay * *w;
+            *mean += (1.0 - self.beta1) * (g - *mean);
+            *square = self.beta2 * *square + (1.0 - self.beta2) * g * g;
+            *w -= step * *mean / (square.sqrt() / root + self.epsilon);
+        }
+    }
+}
+
+/// The mean square of a row is that of its values' gradients, as in FBGEMM's partial row-wise Adam.
+impl RowRule for RowWise<'_, Adam> {
+    #[inline(always)]
+    fn apply(&self, rate: f32, row: Row) {
+        let settings = self.0;
+        let [number, square, means @ ..] = row.state else {
+            return;
+        };
+        *number += 1.0;
+        let (step, root) = corrected(settings, rate, *number);
+        let pairs = row.values.iter().zip(row.gradient);
+        let new = mean_square(pairs.map(|(w, g)| g.get() + settings.weight_decay * *w));
+        *square = settings.beta2 * *square + (1.0 - settings.beta2) * new;
+        let factor = step / (square.sqrt() / root + settings.epsilon);
+        let pairs = row.values.iter_mut().zip(row.gradient);
+        for ((w, g), mean) in pairs.zip(means) {
+            let g = g.get() + settings.weight_decay * *w;
+            *mean += (1.0 - settings.beta1) * (g - *mean);
+            *w -= factor * *mean;
+        }
+    }
+}
+
+impl RowRule for Ftrl {
+    #[inline(always)]
+    fn apply(&self, rate: f32, row: Row) {
+        let (sums, linears) = row.state.split_at_mut(row.values.len());
+        let pairs = row.values.iter_mut().zip(row.gradient);
+        let elements = pairs.zip(sums.iter_mut().zip(linears));
+        let elements = elements.map(|((w, g), (sum, linear))| (w, g.get(), sum, linear));
+        accumulate(self, rate, elements);
+    }
+}

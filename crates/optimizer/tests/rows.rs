@@ -1,0 +1,209 @@
+//! The optimizers of tables' rows: against the usual optimizers, and against their formulas in `f64`.
+
+#![allow(clippy::unwrap_used)]
+
+use optimizer::row::{self, ChangedRows, Row};
+use optimizer::{Part, Update, rule};
+use shared_proto::job::{Adagrad, Adam, Ftrl, Optimizer, Sgd};
+use shared_proto::kernel::Kernel;
+use shared_proto::payload::LeF32;
+use shared_proto::table::RowOptimizer;
+
+const RATE: f32 = 0.05;
+
+struct OneRow {
+    values: Vec<f32>,
+    state: Vec<f32>,
+    gradient: Vec<LeF32>,
+}
+
+impl ChangedRows for OneRow {
+    #[inline(always)]
+    fn each(&mut self, mut change: impl FnMut(Row)) {
+        change(Row {
+            values: &mut self.values,
+            state: &mut self.state,
+            gradient: &self.gradient,
+        });
+    }
+}
+
+/// Gradients of some steps that differ in sign and size, one of them 0.
+fn gradients(dimension: usize) -> Vec<Vec<f32>> {
+    let of = |step: usize, i: usize| match (step * 7 + i * 3) % 11 {
+        0 => 0.0,
+        n => (n as f32 - 5.5) * 0.3 / (1.0 + step as f32).sqrt(),
+    };
+    (0..20)
+        .map(|step| (0..dimension).map(|i| of(step, i)).collect())
+        .collect()
+}
+
+fn initial(dimension: usize) -> Vec<f32> {
+    (0..dimension).map(|i| 0.1 * i as f32 - 0.3).collect()
+}
+
+/// Returns the values after each step.
+fn train(optimizer: &RowOptimizer, dimension: usize, kernel: Kernel) -> Vec<Vec<f32>> {
+    let mut row = OneRow {
+        values: initial(dimension),
+        state: vec![f32::NAN; row::state_len(optimizer, dimension)],
+        gradient: Vec::new(),
+    };
+    row::initialize(optimizer, &mut row.state);
+    let step = |gradient: Vec<f32>| {
+        row.gradient = gradient.into_iter().map(LeF32::from).collect();
+        row::update(optimizer, RATE, kernel, &mut row);
+        row.values.clone()
+    };
+    gradients(dimension).into_iter().map(step).collect()
+}
+
+fn train_dense(optimizer: &Optimizer, dimension: usize) -> Vec<Vec<f32>> {
+    let rule = rule(optimizer);
+    let mut weights = initial(dimension);
+    let mut slots = vec![rule.slots().initial; rule.slots().count * dimension];
+    let step = |(number, gradient): (u64, Vec<f32>)| {
+        let gradient: Vec<LeF32> = gradient.into_iter().map(LeF32::from).collect();
+        let update = Update {
+            learning_rate: RATE,
+            number,
+            kernel: Kernel::baseline(),
+        };
+        let part = Part {
+            weights: &mut weights,
+            gradient: &gradient,
+            slots: rule.slots().split(&mut slots),
+        };
+        rule.apply(update, part);
+        weights.clone()
+    };
+    (1..).zip(gradients(dimension)).map(step).collect()
+}
+
+fn settings() -> (Sgd, Adagrad, Adam, Ftrl) {
+    let sgd = Sgd {
+        weight_decay: 0.01,
+        ..Sgd::default()
+    };
+    let adagrad = Adagrad {
+        initial_accumulator: 0.1,
+        weight_decay: 0.02,
+        ..Adagrad::default()
+    };
+    let adam = Adam {
+        weight_decay: 0.03,
+        ..Adam::default()
+    };
+    let ftrl = Ftrl {
+        l1: 0.02,
+        l2: 0.1,
+        ..Ftrl::default()
+    };
+    (sgd, adagrad, adam, ftrl)
+}
+
+#[test]
+fn a_row_of_every_step_changes_as_a_dense_variable() {
+    let (sgd, adagrad, adam, ftrl) = settings();
+    for (row, dense) in [
+        (RowOptimizer::Sgd(sgd.clone()), Optimizer::Sgd(sgd)),
+        (
+            RowOptimizer::Adagrad(adagrad.clone()),
+            Optimizer::Adagrad(adagrad),
+        ),
+        (RowOptimizer::Adam(adam.clone()), Optimizer::Adam(adam)),
+        (RowOptimizer::Ftrl(ftrl.clone()), Optimizer::Ftrl(ftrl)),
+    ] {
+        for dimension in [1, 8, 19] {
+            let (ours, expected) = (
+                train(&row, dimension, Kernel::best()),
+                train_dense(&dense, dimension),
+            );
+            assert_eq!(ours, expected, "{row:?} of {dimension}");
+        }
+    }
+}
+
+/// The formulas of the row-wise optimizers, in `f64`.
+fn row_wise(optimizer: &RowOptimizer, dimension: usize) -> Vec<Vec<f32>> {
+    let mut values: Vec<f64> = initial(dimension).into_iter().map(f64::from).collect();
+    let (mut square, mut means) = (0.0, vec![0.0; dimension]);
+    if let RowOptimizer::RowAdagrad(settings) = optimizer {
+        square = f64::from(settings.initial_accumulator);
+    }
+    let mut after = Vec::new();
+    for (step, gradient) in (1..).zip(gradients(dimension)) {
+        let decay = f64::from(match optimizer {
+            RowOptimizer::RowAdagrad(settings) => settings.weight_decay,
+            RowOptimizer::RowAdam(settings) => settings.weight_decay,
+            other => panic!("{other:?} is not row-wise"),
+        });
+        let g: Vec<f64> = (gradient.iter().zip(&values))
+            .map(|(g, w)| f64::from(*g) + decay * w)
+            .collect();
+        let mean_square = g.iter().map(|g| g * g).sum::<f64>() / dimension as f64;
+        let rate = f64::from(RATE);
+        match optimizer {
+            RowOptimizer::RowAdagrad(settings) => {
+                square += mean_square;
+                for (w, g) in values.iter_mut().zip(&g) {
+                    *w -= rate * g / (square.sqrt() + f64::from(settings.epsilon));
+                }
+            }
+            RowOptimizer::RowAdam(settings) => {
+                let (beta1, beta2) = (f64::from(settings.beta1), f64::from(settings.beta2));
+                square = beta2 * square + (1.0 - beta2) * mean_square;
+                let divisor =
+                    (square / (1.0 - beta2.powi(step))).sqrt() + f64::from(settings.epsilon);
+                for ((w, g), mean) in values.iter_mut().zip(&g).zip(&mut means) {
+                    *mean = beta1 * *mean + (1.0 - beta1) * g;
+                    *w -= rate * *mean / (1.0 - beta1.powi(step)) / divisor;
+                }
+            }
+            other => panic!("{other:?} is not row-wise"),
+        }
+        after.push(values.iter().map(|w| *w as f32).collect());
+    }
+    after
+}
+
+#[test]
+fn row_wise_optimizers_follow_their_formulas() {
+    let (_, adagrad, adam, _) = settings();
+    for optimizer in [
+        RowOptimizer::RowAdagrad(adagrad),
+        RowOptimizer::RowAdam(adam),
+    ] {
+        for dimension in [1, 8, 19] {
+            let ours = train(&optimizer, dimension, Kernel::best()).concat();
+            let expected = row_wise(&optimizer, dimension).concat();
+            for (a, b) in ours.iter().zip(&expected) {
+                assert!(
+                    (a - b).abs() < 1e-5 * b.abs().max(0.1),
+                    "{optimizer:?}: {a}, not {b}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_row_of_one_value_is_row_wise_as_it_is_value_by_value() {
+    let (_, adagrad, adam, _) = settings();
+    let last = |optimizer| train(&optimizer, 1, Kernel::best()).pop().unwrap()[0];
+    let pairs = [
+        (
+            RowOptimizer::RowAdagrad(adagrad.clone()),
+            RowOptimizer::Adagrad(adagrad),
+        ),
+        (
+            RowOptimizer::RowAdam(adam.clone()),
+            RowOptimizer::Adam(adam),
+        ),
+    ];
+    for (row_wise, usual) in pairs {
+        let (ours, expected) = (last(row_wise), last(usual));
+        assert!((ours - expected).abs() < 1e-6, "{ours}, not {expected}");
+    }
+}

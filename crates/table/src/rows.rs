@@ -1,0 +1,349 @@
+//! The rows of a bucket and the index that finds them.
+//!
+//! A row is an id, what its removal is decided by, values and optimizer state, back to back. Rows and index grow a piece at
+//! a time: a full chunk of rows is never moved, and a part of the index that grows is a small share of the bucket.
+
+use std::collections::HashSet;
+
+use hashbrown::HashTable;
+use optimizer::row::{self, ChangedRows, Row};
+use shared_proto::kernel::Kernel;
+use shared_proto::payload::LeF32;
+use shared_proto::table::{Admission, RowOptimizer, TableSpec};
+
+use crate::chunks::{Chunks, SharedChunks};
+use crate::hash::hash;
+use crate::initial::NewRows;
+
+pub use crate::chunks::Place;
+
+/// Parts of the index.
+const PARTS: usize = 64;
+
+/// The words of a row.
+#[derive(Clone, Copy, Debug)]
+struct Layout {
+    dimension: usize,
+    /// True if the row has the time of its last update and the number of its updates, a word each.
+    has_history: bool,
+    /// Words of optimizer state.
+    state: usize,
+}
+
+/// Words of an id.
+const ID: usize = 2;
+
+impl Layout {
+    fn head(self) -> usize {
+        ID + 2 * usize::from(self.has_history)
+    }
+
+    fn stride(self) -> usize {
+        self.head() + self.dimension + self.state
+    }
+}
+
+/// What the removal of a row is decided by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct History {
+    /// The time of the last update.
+    pub last: u32,
+    /// The number of updates, at most `u32::MAX`.
+    pub updates: u32,
+}
+
+/// The rows of a bucket.
+#[derive(Debug)]
+pub struct Rows {
+    layout: Layout,
+    optimizer: RowOptimizer,
+    new_rows: NewRows,
+    /// True if an id without a row reads as its initial values, false if as zeros.
+    reads_initial: bool,
+    index: Vec<HashTable<Place>>,
+    chunks: Chunks,
+    /// The places of removed rows.
+    free: Vec<Place>,
+}
+
+impl Rows {
+    /// Returns a bucket without rows. Its rows have a history if the table removes rows by it.
+    pub fn new(spec: &TableSpec) -> Self {
+        let dimension = spec.dimension as usize;
+        let layout = Layout {
+            dimension,
+            has_history: spec.eviction.age.is_some() || spec.eviction.capacity.is_some(),
+            state: row::state_len(&spec.optimizer, dimension),
+        };
+        Self {
+            layout,
+            optimizer: spec.optimizer.clone(),
+            new_rows: NewRows::of(spec),
+            reads_initial: spec.admission == Admission::All,
+            index: (0..PARTS).map(|_| HashTable::new()).collect(),
+            chunks: Chunks::new(layout.stride()),
+            free: Vec::new(),
+        }
+    }
+
+    /// Returns the number of rows.
+    pub fn len(&self) -> usize {
+        self.index.iter().map(HashTable::len).sum()
+    }
+
+    /// Returns whether there is no row.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Returns the bytes that rows and index occupy.
+    pub fn bytes(&self) -> usize {
+        let index: usize = self.index.iter().map(HashTable::allocation_size).sum();
+        self.chunks.bytes() + index + self.free.capacity() * size_of::<Place>()
+    }
+
+    /// Finds the rows of ids. `places` gets a place for each, [`Place::NONE`] for one without a row.
+    pub fn find(&self, ids: &[u64], places: &mut Vec<Place>) {
+        places.clear();
+        places.extend(ids.iter().map(|id| self.place(*id)));
+    }
+
+    #[inline]
+    fn place(&self, id: u64) -> Place {
+        let (part, hash) = at(id);
+        let found = self.index[part].find(hash, |place| self.id(*place) == id);
+        found.copied().unwrap_or(Place::NONE)
+    }
+
+    /// Returns the place of a row. It is created unless it is there.
+    pub fn create(&mut self, id: u64) -> Place {
+        let place = self.place(id);
+        if place != Place::NONE {
+            return place;
+        }
+        let place = self.insert(id);
+        let (dimension, head) = (self.layout.dimension, self.layout.head());
+        let numbers = bytemuck::cast_slice_mut(&mut self.chunks.row_mut(place)[head..]);
+        let (values, state) = numbers.split_at_mut(dimension);
+        self.new_rows.write(id, values);
+        row::initialize(&self.optimizer, state);
+        place
+    }
+
+    /// Adds a row with this history and these values and state, as another bucket had it.
+    ///
+    /// # Panics
+    /// If the id has a row, or there are not as many numbers as in a row of this table.
+    pub fn restore(&mut self, id: u64, history: History, numbers: &[f32]) {
+        assert_eq!(self.place(id), Place::NONE, "row {id} is restored twice");
+        let place = self.insert(id);
+        self.set_history(place, history);
+        let words = &mut self.chunks.row_mut(place)[self.layout.head()..];
+        words.copy_from_slice(bytemuck::cast_slice(numbers));
+    }
+
+    /// Adds a row, which is not there, with its id and without values.
+    fn insert(&mut self, id: u64) -> Place {
+        let place = self.free.pop().unwrap_or_else(|| self.chunks.add());
+        let words = self.chunks.row_mut(place);
+        words.fill(0);
+        words[0] = id as u32;
+        words[1] = (id >> 32) as u32;
+        let (part, hash) = at(id);
+        let chunks = &self.chunks;
+        self.index[part].insert_unique(hash, place, |place| at(id_of(chunks.row(*place))).1);
+        place
+    }
+
+    /// Removes the row of an id. Returns whether it was there.
+    pub fn remove(&mut self, id: u64) -> bool {
+        let (part, hash) = at(id);
+        let chunks = &self.chunks;
+        let of_id = |place: &Place| id_of(chunks.row(*place)) == id;
+        match self.index[part].find_entry(hash, of_id) {
+            Ok(entry) => {
+                self.free.push(entry.remove().0);
+                true
+            }
+            Err(_) => false,
+        }
+    }
+
+    fn id(&self, place: Place) -> u64 {
+        id_of(self.chunks.row(place))
+    }
+
+    /// Returns the values of the row at a place.
+    pub fn values(&self, place: Place) -> &[f32] {
+        let words = &self.chunks.row(place)[self.layout.head()..][..self.layout.dimension];
+        bytemuck::cast_slice(words)
+    }
+
+    /// Returns the history of the row at a place; none if rows have no history.
+    pub fn history(&self, place: Place) -> Option<History> {
+        let words = self.chunks.row(place);
+        self.layout.has_history.then(|| History {
+            last: words[ID],
+            updates: words[ID + 1],
+        })
+    }
+
+    /// Sets the history of the row at a place, if rows have a history.
+    fn set_history(&mut self, place: Place, history: History) {
+        if self.layout.has_history {
+            let words = self.chunks.row_mut(place);
+            words[ID] = history.last;
+            words[ID + 1] = history.updates;
+        }
+    }
+
+    /// Notes an update of rows in their histories.
+    pub fn note_update(&mut self, places: &[Place], now: u32) {
+        for place in places {
+            if let Some(history) = self.history(*place) {
+                let updates = history.updates.saturating_add(1);
+                self.set_history(*place, History { last: now, updates });
+            }
+        }
+    }
+
+    /// Appends the values of rows. An id without a row reads as its initial values if all ids get rows, and as zeros
+    /// otherwise.
+    pub fn read(&self, ids: &[u64], places: &[Place], values: &mut Vec<f32>) {
+        let mut new_rows = None;
+        for (id, place) in ids.iter().zip(places) {
+            if *place != Place::NONE {
+                values.extend_from_slice(self.values(*place));
+                continue;
+            }
+            let start = values.len();
+            values.resize(start + self.layout.dimension, 0.0);
+            if self.reads_initial {
+                let new_rows = new_rows.get_or_insert_with(|| self.new_rows.clone());
+                new_rows.write(*id, &mut values[start..]);
+            }
+        }
+    }
+
+    /// Applies the gradients of rows, one after the other, at a learning rate. A gradient without a place is dropped.
+    /// Returns whether all values and states that it has changed are finite.
+    pub fn update(&mut self, places: &[Place], gradients: &[LeF32], rate: f32) -> bool {
+        let mut changed = Changed {
+            layout: self.layout,
+            chunks: &mut self.chunks,
+            places,
+            gradients,
+            finite: true,
+        };
+        row::update(&self.optimizer, rate, Kernel::best(), &mut changed);
+        changed.finite
+    }
+
+    /// Returns the place and the id of each row, in no order.
+    pub fn places(&self) -> impl Iterator<Item = (Place, u64)> {
+        let places = self.index.iter().flat_map(HashTable::iter);
+        places.map(|place| (*place, self.id(*place)))
+    }
+
+    /// Returns the rows as they are now. They are shared, not copied.
+    pub fn share(&mut self) -> SharedRows {
+        SharedRows {
+            layout: self.layout,
+            chunks: self.chunks.share(),
+            removed: self.free.iter().copied().collect(),
+        }
+    }
+}
+
+/// Returns the part of the index for an id, and the hash of the id in it. The bucket follows from the hash's highest bits,
+/// so that all rows of a bucket have these in common, and a hash table uses the highest and the lowest bits: it gets the
+/// halves of the hash in the other order.
+#[inline]
+fn at(id: u64) -> (usize, u64) {
+    let hash = hash(id);
+    (hash as usize % PARTS, hash.rotate_left(32))
+}
+
+/// Returns the id in the words of a row.
+#[inline(always)]
+fn id_of(words: &[u32]) -> u64 {
+    u64::from(words[0]) | u64::from(words[1]) << 32
+}
+
+/// The rows of a bucket at one moment.
+#[derive(Clone, Debug)]
+pub struct SharedRows {
+    layout: Layout,
+    chunks: SharedChunks,
+    removed: HashSet<Place>,
+}
+
+/// A row of a bucket at one moment.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SharedRow<'a> {
+    /// The row's id.
+    pub id: u64,
+    /// Its history; zeros if rows have none.
+    pub history: History,
+    /// Its values, and its optimizer state behind them.
+    pub numbers: &'a [f32],
+    /// True if it has changed since the rows were shared before.
+    pub changed: bool,
+}
+
+impl SharedRows {
+    /// Iterates over the rows.
+    pub fn iter(&self) -> impl Iterator<Item = SharedRow<'_>> {
+        let present = |(place, _, _): &(Place, _, _)| !self.removed.contains(place);
+        self.chunks
+            .rows()
+            .filter(present)
+            .map(|(_, words, changed)| SharedRow {
+                id: id_of(words),
+                history: match self.layout.has_history {
+                    true => History {
+                        last: words[ID],
+                        updates: words[ID + 1],
+                    },
+                    false => History::default(),
+                },
+                numbers: bytemuck::cast_slice(&words[self.layout.head()..]),
+                changed,
+            })
+    }
+}
+
+/// Rows of an update.
+struct Changed<'a> {
+    layout: Layout,
+    chunks: &'a mut Chunks,
+    places: &'a [Place],
+    gradients: &'a [LeF32],
+    /// True while all changed numbers are finite.
+    finite: bool,
+}
+
+impl ChangedRows for Changed<'_> {
+    #[inline(always)]
+    fn each(&mut self, mut change: impl FnMut(Row)) {
+        let Layout { dimension, .. } = self.layout;
+        let head = self.layout.head();
+        let gradients = self.gradients.chunks_exact(dimension);
+        let mut largest = 0;
+        for (place, gradient) in self.places.iter().zip(gradients) {
+            if *place == Place::NONE {
+                continue;
+            }
+            let words = &mut self.chunks.row_mut(*place)[head..];
+            let (values, state) = bytemuck::cast_slice_mut(words).split_at_mut(dimension);
+            change(Row {
+                values,
+                state,
+                gradient,
+            });
+            let sizes = words.iter().map(|word| word & 0x7fff_ffff);
+            largest = sizes.fold(largest, u32::max);
+        }
+        self.finite &= largest < f32::INFINITY.to_bits();
+    }
+}

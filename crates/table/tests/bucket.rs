@@ -1,0 +1,246 @@
+//! Buckets: which ids get a row, which rows are removed, and what a restored bucket does.
+
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeMap;
+
+use proptest::prelude::*;
+use shared_proto::job::{Adagrad, Sgd};
+use shared_proto::payload::LeF32;
+use shared_proto::table::{
+    Admission, Age, Capacity, Eviction, First, Initializer, RowOptimizer, TableSpec,
+};
+use table::bucket::{Bucket, SharedBucket, Updated};
+
+fn spec(admission: Admission, eviction: Eviction) -> TableSpec {
+    TableSpec {
+        name: "item".to_owned(),
+        dimension: 2,
+        buckets: 4,
+        initializer: Initializer::Zeros,
+        optimizer: RowOptimizer::Sgd(Sgd::default()),
+        seed: 3,
+        admission,
+        eviction,
+    }
+}
+
+/// Adds 1 to the values of these rows.
+fn add(bucket: &mut Bucket, ids: &[u64], now: u32) -> Updated {
+    let gradients = vec![LeF32::from(-1.0); 2 * ids.len()];
+    bucket.update(ids, &gradients, 1.0, now)
+}
+
+fn read(bucket: &Bucket, id: u64) -> Vec<f32> {
+    let mut values = Vec::new();
+    bucket.read(&[id], &mut values);
+    values
+}
+
+fn ids(bucket: &Bucket) -> Vec<u64> {
+    let mut ids: Vec<u64> = bucket.rows().places().map(|(_, id)| id).collect();
+    ids.sort_unstable();
+    ids
+}
+
+/// All that a bucket holds: each row's values and state by id.
+fn contents(shared: &SharedBucket) -> BTreeMap<u64, Vec<u32>> {
+    let bits = |numbers: &[f32]| numbers.iter().map(|number| number.to_bits()).collect();
+    let rows = shared.rows.iter();
+    rows.map(|row| (row.id, bits(row.numbers))).collect()
+}
+
+#[test]
+fn an_id_gets_a_row_by_its_third_gradient() {
+    let admission = Admission::Sights {
+        count: 3,
+        width: 1 << 12,
+    };
+    let mut bucket = Bucket::new(&spec(admission, Eviction::default()));
+    for refused in [true, true, false, false] {
+        let updated = add(&mut bucket, &[8], 0);
+        assert_eq!(updated.refused, usize::from(refused));
+        assert_eq!(bucket.rows().is_empty(), refused);
+    }
+    // The first two gradients are lost.
+    assert_eq!(read(&bucket, 8), [2.0, 2.0]);
+    assert_eq!(read(&bucket, 9), [0.0, 0.0]);
+}
+
+#[test]
+fn an_id_without_a_row_reads_as_zeros_unless_each_id_gets_one() {
+    let uniform = |admission| TableSpec {
+        initializer: Initializer::Uniform { limit: 1.0 },
+        ..spec(admission, Eviction::default())
+    };
+    let all = Bucket::new(&uniform(Admission::All));
+    assert_ne!(read(&all, 8), [0.0, 0.0]);
+    let some = Bucket::new(&uniform(Admission::Chance { probability: 0.5 }));
+    assert_eq!(read(&some, 8), [0.0, 0.0]);
+}
+
+#[test]
+fn ids_are_drawn_with_their_probability_anew_at_each_gradient() {
+    let admission = Admission::Chance { probability: 0.25 };
+    let mut bucket = Bucket::new(&spec(admission, Eviction::default()));
+    let ids: Vec<u64> = (0..10_000).collect();
+    let first = add(&mut bucket, &ids, 0);
+    // Six standard deviations about the mean.
+    assert!((2240..2760).contains(&first.created), "{first:?}");
+    let second = add(&mut bucket, &ids, 0);
+    assert_eq!(second.created + second.refused, first.refused);
+    let share = second.created as f64 / first.refused as f64;
+    assert!((0.22..0.28).contains(&share), "{share}");
+}
+
+#[test]
+fn rows_without_an_update_for_so_long_are_removed() {
+    let by_updates = Eviction {
+        age: Some(Age::Updates(10)),
+        every: 5,
+        ..Eviction::default()
+    };
+    let mut bucket = Bucket::new(&spec(Admission::All, by_updates));
+    add(&mut bucket, &[1, 2], 0);
+    for _ in 0..13 {
+        add(&mut bucket, &[2], 0);
+        assert_eq!(ids(&bucket), [1, 2]);
+    }
+    // The first search at which row 1 has had no update for 10 others.
+    assert_eq!(add(&mut bucket, &[2], 0).removed, 1);
+    assert_eq!(ids(&bucket), [2]);
+
+    let by_seconds = Eviction {
+        age: Some(Age::Seconds(60)),
+        every: 1,
+        ..Eviction::default()
+    };
+    let mut bucket = Bucket::new(&spec(Admission::All, by_seconds));
+    add(&mut bucket, &[1], 1000);
+    add(&mut bucket, &[2], 1059);
+    assert_eq!(ids(&bucket), [1, 2]);
+    add(&mut bucket, &[2], 1060);
+    assert_eq!(ids(&bucket), [2]);
+    // A row that comes back begins anew.
+    assert_eq!(read(&bucket, 1), [0.0, 0.0]);
+    assert_eq!(bucket.share().removed, [1]);
+    add(&mut bucket, &[1], 1061);
+    assert_eq!(read(&bucket, 1), [1.0, 1.0]);
+    // One that has come back is no longer told as removed.
+    assert_eq!(add(&mut bucket, &[3], 1120).removed, 1);
+    add(&mut bucket, &[2], 1120);
+    assert!(bucket.share().removed.is_empty());
+}
+
+#[test]
+fn a_full_bucket_removes_the_oldest_or_the_rarest() {
+    // Of rows 1, 2 and 3, row 2 has the oldest update, and row 3 the fewest.
+    let order = [2, 2, 2, 3, 1, 1, 1, 3];
+    for (first, left) in [(First::Oldest, [1, 3, 4]), (First::Rarest, [1, 2, 4])] {
+        let capacity = Some(Capacity { rows: 4 * 3, first });
+        let eviction = Eviction {
+            capacity,
+            ..Eviction::default()
+        };
+        let mut bucket = Bucket::new(&spec(Admission::All, eviction));
+        for id in order {
+            assert_eq!(add(&mut bucket, &[id], 0).removed, 0);
+        }
+        assert_eq!(add(&mut bucket, &[4], 0).removed, 1);
+        assert_eq!(ids(&bucket), left);
+    }
+}
+
+#[test]
+fn rows_of_small_values_are_removed() {
+    let eviction = Eviction {
+        below: Some(1.5),
+        every: 2,
+        ..Eviction::default()
+    };
+    let mut bucket = Bucket::new(&spec(Admission::All, eviction));
+    add(&mut bucket, &[1, 2], 0);
+    assert_eq!(ids(&bucket), [1, 2]);
+    add(&mut bucket, &[2], 0);
+    assert_eq!(ids(&bucket), [2]);
+}
+
+#[test]
+fn what_is_shared_stays_as_it_was_and_tells_what_has_changed() {
+    let mut bucket = Bucket::new(&spec(Admission::All, Eviction::default()));
+    let all: Vec<u64> = (0..3000).collect();
+    add(&mut bucket, &all, 0);
+    let first = bucket.share();
+    let before = contents(&first);
+    assert!(first.rows.iter().all(|row| row.changed));
+    add(&mut bucket, &[5, 2999], 0);
+    add(&mut bucket, &[4000], 0);
+    assert_eq!(contents(&first), before);
+    let second = bucket.share();
+    let changed = second.rows.iter().filter(|row| row.changed);
+    let mut changed: Vec<u64> = changed.map(|row| row.id).collect();
+    changed.sort_unstable();
+    assert_eq!(changed, [5, 2999, 4000]);
+    assert_eq!(contents(&second).len(), 3001);
+    assert!(bucket.share().rows.iter().all(|row| !row.changed));
+}
+
+fn policies() -> impl Strategy<Value = (Admission, Eviction)> {
+    let admission = prop_oneof![
+        Just(Admission::All),
+        Just(Admission::Sights {
+            count: 2,
+            width: 64
+        }),
+        Just(Admission::Chance { probability: 0.3 }),
+    ];
+    let age = prop::option::of(prop_oneof![
+        (1..20u32).prop_map(Age::Updates),
+        (1..20u32).prop_map(Age::Seconds),
+    ]);
+    let first = prop_oneof![Just(First::Oldest), Just(First::Rarest)];
+    let capacity = prop::option::of((1..200u64, first));
+    let capacity = capacity.prop_map(|c| c.map(|(rows, first)| Capacity { rows, first }));
+    let below = prop::option::of(0.5..3f32);
+    let eviction =
+        (age, capacity, below, 1..7u32).prop_map(|(age, capacity, below, every)| Eviction {
+            age,
+            capacity,
+            below,
+            every,
+        });
+    (admission, eviction)
+}
+
+proptest! {
+    #[test]
+    fn a_restored_bucket_goes_on_as_the_first_one_would_have(
+        (admission, eviction) in policies(),
+        steps in prop::collection::vec(prop::collection::btree_set(0..100u64, 0..40), 1..40),
+        at in 0..40usize,
+    ) {
+        let mut spec = spec(admission, eviction);
+        spec.optimizer = RowOptimizer::Adagrad(Adagrad::default());
+        spec.initializer = Initializer::Normal { deviation: 1.0 };
+        let at = at.min(steps.len());
+        let run = |bucket: &mut Bucket, steps: &[std::collections::BTreeSet<u64>], from: usize| {
+            let mut outcomes = Vec::new();
+            for (step, ids) in (from..).zip(steps) {
+                let ids: Vec<u64> = ids.iter().copied().collect();
+                outcomes.push(add(bucket, &ids, step as u32 / 2));
+                if let Some(capacity) = eviction.capacity {
+                    assert!(bucket.rows().len() as u64 <= capacity.rows.div_ceil(4));
+                }
+            }
+            outcomes
+        };
+        let mut whole = Bucket::new(&spec);
+        run(&mut whole, &steps[..at], 0);
+        let mut restored = Bucket::restored(&spec, &whole.share());
+        let expected = run(&mut whole, &steps[at..], at);
+        prop_assert_eq!(run(&mut restored, &steps[at..], at), expected);
+        let (whole, restored) = (whole.share(), restored.share());
+        prop_assert_eq!(contents(&whole), contents(&restored));
+        prop_assert_eq!(whole.removed, restored.removed);
+    }
+}
