@@ -4,7 +4,7 @@ use std::f64::consts;
 
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp2, Layout, Result, Shape, Tensor, WithDType, bail};
-use pulp::Arch;
+use pulp::{Arch, Simd};
 
 use crate::backward::keep;
 use crate::operation::{Function, apply};
@@ -138,12 +138,30 @@ pub(crate) fn activate(x: &Tensor, activation: Activation) -> Result<Tensor> {
 
 /// Returns the gradient of an activation's argument, given its result and the gradient of the result.
 pub(crate) fn before<T: Element>(activation: Activation, result: &[T], gradient: &[T]) -> Vec<T> {
-    let limits = activation.limits();
+    before_limits(activation.limits(), result, gradient)
+}
+
+/// Returns the gradient of each element before the limits.
+#[pulp::with_simd(before_limits = Arch::new())]
+#[inline(always)]
+fn before_limits_simd<S: Simd, T: Element>(
+    _: S,
+    limits: Limits<T>,
+    result: &[T],
+    gradient: &[T],
+) -> Vec<T> {
     let mut before = Vec::with_capacity(gradient.len());
-    Arch::new().dispatch(|| {
-        extend_with_pairs(&mut before, result, gradient, |y, g| limits.gradient(y, g));
-    });
+    extend_with_pairs(&mut before, result, gradient, |y, g| limits.gradient(y, g));
     before
+}
+
+/// Returns each element within the limits.
+#[pulp::with_simd(limited = Arch::new())]
+#[inline(always)]
+fn limited_simd<S: Simd, T: Element>(_: S, limits: Limits<T>, x: &[T]) -> Vec<T> {
+    let mut result = Vec::with_capacity(x.len());
+    extend_with(&mut result, x, |x| limits.apply(x));
+    result
 }
 
 struct Activate(Activation);
@@ -152,10 +170,7 @@ impl Function for Activate {
     const NAME: &'static str = "activation";
 
     fn forward<T: Element>(&self, x: &[T]) -> Vec<T> {
-        let limits = self.0.limits();
-        let mut result = Vec::with_capacity(x.len());
-        Arch::new().dispatch(|| extend_with(&mut result, x, |x| limits.apply(x)));
-        result
+        limited(self.0.limits(), x)
     }
 
     fn backward<T: Element>(&self, _: &[T], result: &[T], gradient: &[T]) -> Vec<T> {
@@ -164,6 +179,15 @@ impl Function for Activate {
 }
 
 struct AddRelu;
+
+/// Returns the sum of each pair of elements, within the limits.
+#[pulp::with_simd(limited_sums = Arch::new())]
+#[inline(always)]
+fn limited_sums_simd<S: Simd, T: Element>(_: S, limits: Limits<T>, a: &[T], b: &[T]) -> Vec<T> {
+    let mut sums = Vec::with_capacity(a.len());
+    extend_with_pairs(&mut sums, a, b, |a, b| limits.apply(a + b));
+    sums
+}
 
 impl CustomOp2 for AddRelu {
     fn name(&self) -> &'static str {
@@ -179,11 +203,7 @@ impl CustomOp2 for AddRelu {
     ) -> Result<(CpuStorage, Shape)> {
         with_type!(a.dtype(), T => {
             let (a, b) = (slice::<T>(a, a_layout)?, slice::<T>(b, b_layout)?);
-            let limits = Activation::Relu.limits();
-            let mut sums = Vec::with_capacity(a.len());
-            Arch::new().dispatch(|| {
-                extend_with_pairs(&mut sums, a, b, |a, b| limits.apply(a + b));
-            });
+            let sums = limited_sums(Activation::Relu.limits(), a, b);
             Ok((T::to_cpu_storage_owned(sums), a_layout.shape().clone()))
         })
     }
@@ -208,33 +228,56 @@ impl CustomOp2 for AddRelu {
 
 struct Gelu;
 
-/// Returns Φ(x).
+/// Returns Φ(x), and `exp(-x²/2)`.
 #[inline(always)]
-fn normal<T: Element>(x: T) -> T {
+fn normal_and_exponential<T: Element>(x: T) -> (T, T) {
     let half = T::from_f64(0.5);
-    half + half * (x * T::from_f64(consts::FRAC_1_SQRT_2)).error_function()
+    let (erf, exponential) =
+        (x * T::from_f64(consts::FRAC_1_SQRT_2)).error_function_and_exponential();
+    (half + half * erf, exponential)
+}
+
+/// Returns GELU of a number.
+#[inline(always)]
+pub(crate) fn gelu_of<T: Element>(x: T) -> T {
+    x * normal_and_exponential(x).0
+}
+
+/// Returns the derivative of GELU.
+#[inline(always)]
+pub(crate) fn gelu_slope<T: Element>(x: T) -> T {
+    // 1 / sqrt(2 pi)
+    let factor = T::from_f64(0.5 * consts::FRAC_2_SQRT_PI * consts::FRAC_1_SQRT_2);
+    let (normal, exponential) = normal_and_exponential(x);
+    normal + x * exponential * factor
+}
+
+/// Returns GELU of each element.
+#[pulp::with_simd(gelu_forward = Arch::new())]
+#[inline(always)]
+pub(crate) fn gelu_forward_simd<S: Simd, T: Element>(_: S, x: &[T]) -> Vec<T> {
+    let mut result = Vec::with_capacity(x.len());
+    extend_with(&mut result, x, |x| gelu_of(x));
+    result
+}
+
+/// Returns the gradient of each of GELU's arguments.
+#[pulp::with_simd(gelu_backward = Arch::new())]
+#[inline(always)]
+fn gelu_backward_simd<S: Simd, T: Element>(_: S, x: &[T], gradient: &[T]) -> Vec<T> {
+    let mut before = Vec::with_capacity(x.len());
+    extend_with_pairs(&mut before, x, gradient, |x, g| g * gelu_slope(x));
+    before
 }
 
 impl Function for Gelu {
     const NAME: &'static str = "gelu";
 
     fn forward<T: Element>(&self, x: &[T]) -> Vec<T> {
-        let mut result = Vec::with_capacity(x.len());
-        Arch::new().dispatch(|| extend_with(&mut result, x, |x| x * normal(x)));
-        result
+        gelu_forward(x)
     }
 
     fn backward<T: Element>(&self, x: &[T], _: &[T], gradient: &[T]) -> Vec<T> {
-        let mut before = Vec::with_capacity(x.len());
-        // 1 / sqrt(2 pi)
-        let factor = T::from_f64(0.5 * consts::FRAC_2_SQRT_PI * consts::FRAC_1_SQRT_2);
-        let half = T::from_f64(-0.5);
-        Arch::new().dispatch(|| {
-            extend_with_pairs(&mut before, x, gradient, |x, g| {
-                let density = (x * x * half).exponential() * factor;
-                g * (normal(x) + x * density)
-            });
-        });
-        before
+        gelu_backward(x, gradient)
     }
 }

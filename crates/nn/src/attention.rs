@@ -7,7 +7,6 @@ use candle_core::{
     CpuStorage, CustomOp1, D, Layout, Result, Shape, Storage, Tensor, WithDType, bail,
 };
 use candle_nn::VarBuilder;
-use pulp::Arch;
 
 use crate::autocast::{matmul, operand_type};
 use crate::backward::keep_values;
@@ -156,12 +155,7 @@ impl Heads {
             let [query, key, value] =
                 ROLES.map(|role| self.matrices(inputs, self.column(role, head)));
             let mut scores = self.product::<T>(query, transposed(key)?)?;
-            for row in scores.chunks_exact_mut(length) {
-                Arch::new().dispatch(|| {
-                    row.iter_mut().for_each(|score| *score *= scale);
-                    softmax::forward(row);
-                });
-            }
+            softmax::forward(&mut scores, length, scale);
             let probability = T::to_cpu_storage_owned(scores);
             let attended = self.product::<T>(self.squares(&probability), value)?;
             self.place(&attended, &mut result, width, head * of_head);
@@ -185,13 +179,8 @@ impl Heads {
             let of_value =
                 self.product::<T>(transposed(self.squares(probability))?, of_attended())?;
             let mut of_scores = self.product::<T>(of_attended(), transposed(value)?)?;
-            let rows = T::cpu_storage_as_slice(probability)?.chunks_exact(length);
-            for (row, probability) in of_scores.chunks_exact_mut(length).zip(rows) {
-                Arch::new().dispatch(|| {
-                    softmax::backward(row, probability);
-                    row.iter_mut().for_each(|score| *score *= scale);
-                });
-            }
+            let probabilities = T::cpu_storage_as_slice(probability)?;
+            softmax::backward(&mut of_scores, probabilities, length, scale);
             let of_scores = T::to_cpu_storage_owned(of_scores);
             let of_query = self.product::<T>(self.squares(&of_scores), key)?;
             let of_key = self.product::<T>(transposed(self.squares(&of_scores))?, query)?;

@@ -1,14 +1,17 @@
 //! Fully connected layers.
 
+use std::sync::OnceLock;
+
 use candle_core::backend::BackendStorage;
 use candle_core::{CpuStorage, CustomOp3, D, Layout, Result, Shape, Tensor, WithDType, bail};
 use candle_nn::VarBuilder;
+use pulp::{Arch, Simd};
 
-use crate::activation::{Activation, activate};
+use crate::activation::{Activation, Limits, activate, gelu, gelu_forward, gelu_of, gelu_slope};
 use crate::autocast::{matmul, operand_type};
 use crate::backward::keep;
-use crate::simd::Element;
-use crate::storage::{computed_here, slice, with_slices, with_type};
+use crate::simd::{Element, extend_with, extend_with_pairs};
+use crate::storage::{computed_here, elements, slice, with_type};
 
 /// A fully connected layer: a weight of shape `[outputs, inputs]` and a bias of shape `[outputs]`.
 #[derive(Clone, Debug)]
@@ -48,6 +51,22 @@ impl Linear {
     pub fn forward_relu(&self, inputs: &Tensor) -> Result<Tensor> {
         linear_relu(inputs, &self.weight, &self.bias)
     }
+
+    /// Returns [`linear_gelu`] of the inputs with this layer's weight and bias.
+    ///
+    /// # Errors
+    /// Those of [`linear`].
+    pub fn forward_gelu(&self, inputs: &Tensor) -> Result<Tensor> {
+        linear_gelu(inputs, &self.weight, &self.bias)
+    }
+}
+
+/// Returns the [`gelu`] of [`linear`].
+///
+/// # Errors
+/// Those of [`linear`].
+pub fn linear_gelu(inputs: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor> {
+    apply(inputs, weight, bias, Function::Gelu(OnceLock::new()))
 }
 
 /// Returns `inputs · weightᵀ + bias`: inputs of shape `[..., in]`, a weight of `[out, in]` and a bias of
@@ -56,7 +75,7 @@ impl Linear {
 /// # Errors
 /// If the shapes do not fit, or candle's.
 pub fn linear(inputs: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor> {
-    apply(inputs, weight, bias, Activation::Identity)
+    apply(inputs, weight, bias, Function::Limit(Activation::Identity))
 }
 
 /// Returns the [`relu`](crate::relu) of [`linear`], with the same gradient and the same results for NaN.
@@ -64,15 +83,10 @@ pub fn linear(inputs: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor>
 /// # Errors
 /// Those of [`linear`].
 pub fn linear_relu(inputs: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor> {
-    apply(inputs, weight, bias, Activation::Relu)
+    apply(inputs, weight, bias, Function::Limit(Activation::Relu))
 }
 
-fn apply(
-    inputs: &Tensor,
-    weight: &Tensor,
-    bias: &Tensor,
-    activation: Activation,
-) -> Result<Tensor> {
+fn apply(inputs: &Tensor, weight: &Tensor, bias: &Tensor, function: Function) -> Result<Tensor> {
     let (outputs, features) = weight.dims2()?;
     if inputs.rank() < 2 || inputs.dim(D::Minus1)? != features || bias.dims() != [outputs] {
         bail!(
@@ -90,12 +104,16 @@ fn apply(
             2 => inputs.clone(),
             _ => inputs.contiguous()?,
         };
-        return inputs.apply_op3(weight, &bias.contiguous()?, Affine { activation });
+        return inputs.apply_op3(weight, &bias.contiguous()?, Affine { function });
     }
     let leading = &inputs.dims()[..inputs.rank() - 1];
     let rows = inputs.reshape((leading.iter().product::<usize>(), features))?;
     let sum = matmul(&rows, &weight.t()?)?.broadcast_add(bias)?;
-    activate(&sum, activation)?.reshape([leading, &[outputs]].concat())
+    let result = match function {
+        Function::Limit(activation) => activate(&sum, activation)?,
+        Function::Gelu(_) => gelu(&sum)?,
+    };
+    result.reshape([leading, &[outputs]].concat())
 }
 
 /// Returns the number of rows in a shape `[..., size]`, and their size.
@@ -104,65 +122,105 @@ fn rows_of(shape: &Shape) -> Result<(usize, usize)> {
     Ok((shape.elem_count() / size, size))
 }
 
-/// The operation `inputs · weightᵀ + bias`, and the activation.
+/// The operation `inputs · weightᵀ + bias`, and a function of each element of the sum.
 struct Affine {
-    activation: Activation,
+    function: Function,
 }
 
-impl Affine {
-    /// Adds the bias to each row of the product, and applies the activation.
-    fn finish<T: Element>(&self, mut product: Vec<T>, bias: &[T]) -> Vec<T> {
-        let limits = self.activation.limits();
-        for row in product.chunks_exact_mut(bias.len()) {
-            for (y, b) in row.iter_mut().zip(bias) {
-                *y = limits.apply(*y + *b);
+/// The function of each element.
+enum Function {
+    Limit(Activation),
+    /// GELU. It keeps its arguments for the backward pass.
+    Gelu(OnceLock<CpuStorage>),
+}
+
+/// Adds the bias to each row of the product, and applies the activation.
+#[pulp::with_simd(finish = Arch::new())]
+#[inline(always)]
+fn finish_simd<S: Simd, T: Element>(_: S, product: &mut [T], bias: &[T], limits: Limits<T>) {
+    for row in product.chunks_exact_mut(bias.len()) {
+        for (y, b) in row.iter_mut().zip(bias) {
+            *y = limits.apply(*y + *b);
+        }
+    }
+}
+
+/// Adds the bias to each row of the product, and returns GELU of it.
+#[pulp::with_simd(finish_gelu = Arch::new())]
+#[inline(always)]
+fn finish_gelu_simd<S: Simd, T: Element>(_: S, product: &mut [T], bias: &[T]) -> Vec<T> {
+    let mut result = Vec::with_capacity(product.len());
+    for row in product.chunks_exact_mut(bias.len()) {
+        row.iter_mut().zip(bias).for_each(|(y, b)| *y += *b);
+        extend_with(&mut result, row, |x| gelu_of(x));
+    }
+    result
+}
+
+/// Transposes a product `weight · inputsᵀ`, adds the bias to each row, and applies the activation. It takes a block of
+/// outputs at a time, to stay in the first-level cache.
+fn finish_transposed<T: Element>(product: &[T], bias: &[T], limits: Limits<T>) -> Vec<T> {
+    const BLOCK: usize = 64;
+    let (outputs, rows) = (bias.len(), product.len() / bias.len());
+    let mut result = vec![T::zero(); product.len()];
+    for start in (0..outputs).step_by(BLOCK) {
+        let end = outputs.min(start + BLOCK);
+        let (product, bias) = (&product[start * rows..end * rows], &bias[start..end]);
+        for (row, result) in result.chunks_exact_mut(outputs).enumerate() {
+            let column = product[row..].iter().step_by(rows);
+            for (y, (x, b)) in result[start..end].iter_mut().zip(column.zip(bias)) {
+                *y = limits.apply(*x + *b);
             }
         }
-        product
     }
+    result
+}
 
-    /// Does the same with a product `weight · inputsᵀ`, and transposes it. It takes a block of outputs at a time, to
-    /// stay in the first-level cache.
-    fn finish_transposed<T: Element>(&self, product: Vec<T>, bias: &[T]) -> Vec<T> {
-        const BLOCK: usize = 64;
-        let limits = self.activation.limits();
-        let (outputs, rows) = (bias.len(), product.len() / bias.len());
-        let mut result = vec![T::zero(); product.len()];
-        for start in (0..outputs).step_by(BLOCK) {
-            let end = outputs.min(start + BLOCK);
-            let (product, bias) = (&product[start * rows..end * rows], &bias[start..end]);
-            for (row, result) in result.chunks_exact_mut(outputs).enumerate() {
-                let column = product[row..].iter().step_by(rows);
-                for (y, (x, b)) in result[start..end].iter_mut().zip(column.zip(bias)) {
-                    *y = limits.apply(*x + *b);
-                }
-            }
-        }
-        result
-    }
+/// Returns the gradient of each element before the limits, and the sum over the rows of `outputs` elements, which is the
+/// gradient of the bias.
+#[pulp::with_simd(before_limits = Arch::new())]
+#[inline(always)]
+fn before_limits_simd<S: Simd, T: Element>(
+    _: S,
+    result: &[T],
+    gradient: &[T],
+    outputs: usize,
+    limits: Limits<T>,
+) -> (Vec<T>, Vec<T>) {
+    with_sums(result, gradient, outputs, |y, g| limits.gradient(y, g))
+}
 
-    /// Returns the gradient of the activation's argument, of shape `[rows, outputs]`, and its sum over the rows, which is the
-    /// gradient of the bias. One pass over the memory makes both.
-    fn unfinish<T: Element>(&self, result: &Tensor, gradient: &Tensor) -> Result<(Tensor, Tensor)> {
-        let (rows, outputs) = rows_of(result.shape())?;
-        let mut sums = vec![T::zero(); outputs];
-        let limits = self.activation.limits();
-        let mask = |result: &[T], gradient: &[T]| {
-            let mut masked = Vec::with_capacity(gradient.len());
-            let rows = gradient.chunks_exact(outputs);
-            for (row, result) in rows.zip(result.chunks_exact(outputs)) {
-                let pairs = row.iter().zip(result);
-                masked.extend(pairs.map(|(g, y)| limits.gradient(*y, *g)));
-                let last = &masked[masked.len() - outputs..];
-                sums.iter_mut().zip(last).for_each(|(sum, g)| *sum += *g);
-            }
-            masked
-        };
-        let gradient = gradient.contiguous()?;
-        let masked = with_slices(result, &gradient, mask)?;
-        let masked = Tensor::from_vec(masked, (rows, outputs), result.device())?;
-        Ok((masked, Tensor::from_vec(sums, outputs, result.device())?))
+/// Returns the gradient of each of GELU's arguments, and the sum over the rows of `outputs` elements, which is the
+/// gradient of the bias.
+#[pulp::with_simd(before_gelu = Arch::new())]
+#[inline(always)]
+fn before_gelu_simd<S: Simd, T: Element>(
+    _: S,
+    arguments: &[T],
+    gradient: &[T],
+    outputs: usize,
+) -> (Vec<T>, Vec<T>) {
+    with_sums(arguments, gradient, outputs, |x, g| g * gelu_slope(x))
+}
+
+/// Returns `of` each pair of elements, and the sums over the rows of `outputs` elements. One pass over the memory makes
+/// both.
+#[inline(always)]
+fn with_sums<T: Element>(
+    values: &[T],
+    gradient: &[T],
+    outputs: usize,
+    of: impl Fn(T, T) -> T,
+) -> (Vec<T>, Vec<T>) {
+    let mut sums = vec![T::zero(); outputs];
+    let mut result = Vec::with_capacity(gradient.len());
+    let rows = values.chunks_exact(outputs);
+    for (values, gradient) in rows.zip(gradient.chunks_exact(outputs)) {
+        extend_with_pairs(&mut result, values, gradient, &of);
+        let last = &result[result.len() - outputs..];
+        sums.iter_mut().zip(last).for_each(|(sum, g)| *sum += *g);
     }
+    (result, sums)
 }
 
 impl CustomOp3 for Affine {
@@ -196,10 +254,25 @@ impl CustomOp3 for Affine {
             inputs.matmul(weight, size, &as_rows, &weight_t)?
         };
         let result = with_type!(product.dtype(), T => {
-            let (product, bias) = (T::cpu_storage_data(product)?, slice::<T>(bias, bias_layout)?);
-            T::to_cpu_storage_owned(match transposed {
-                false => self.finish(product, bias),
-                true => self.finish_transposed(product, bias),
+            let (mut product, bias) = (T::cpu_storage_data(product)?, slice::<T>(bias, bias_layout)?);
+            T::to_cpu_storage_owned(match &self.function {
+                Function::Limit(activation) if transposed => finish_transposed(&product, bias, activation.limits()),
+                Function::Limit(activation) => {
+                    finish(&mut product, bias, activation.limits());
+                    product
+                }
+                Function::Gelu(arguments) => {
+                    let result = if transposed {
+                        product = finish_transposed(&product, bias, Activation::Identity.limits());
+                        gelu_forward(&product)
+                    } else {
+                        finish_gelu(&mut product, bias)
+                    };
+                    if arguments.set(T::to_cpu_storage_owned(product)).is_err() {
+                        bail!("a linear layer's operation has computed a result before");
+                    }
+                    result
+                }
             })
         });
         let leading = &inputs_layout.dims()[..inputs_layout.dims().len() - 1];
@@ -214,8 +287,26 @@ impl CustomOp3 for Affine {
         result: &Tensor,
         gradient: &Tensor,
     ) -> Result<(Option<Tensor>, Option<Tensor>, Option<Tensor>)> {
-        let (gradient, of_bias) =
-            with_type!(result.dtype(), T => self.unfinish::<T>(result, gradient))?;
+        let (count, outputs) = rows_of(result.shape())?;
+        let gradient = gradient.contiguous()?;
+        let (gradient, of_bias) = with_type!(result.dtype(), T => {
+            let gradient = elements(&gradient);
+            let gradient = gradient.slice::<T>()?;
+            let (before, sums) = match &self.function {
+                Function::Limit(activation) => {
+                    let result = elements(result);
+                    before_limits(result.slice()?, gradient, outputs, activation.limits())
+                }
+                Function::Gelu(arguments) => match arguments.get() {
+                    Some(arguments) => before_gelu(T::cpu_storage_as_slice(arguments)?, gradient, outputs),
+                    None => bail!("the gradient of a linear layer was asked for before its result"),
+                },
+            };
+            (
+                Tensor::from_vec(before, (count, outputs), result.device())?,
+                Tensor::from_vec(sums, outputs, result.device())?,
+            )
+        });
         let rows = inputs.detach().reshape(rows_of(inputs.shape())?)?;
         let of_inputs = keep(inputs, || {
             gradient.matmul(&weight.detach())?.reshape(inputs.shape())

@@ -1,5 +1,9 @@
 //! SIMD vectors of `f32` and `f64`. The `pulp` crate chooses the instructions of the CPU at run time: AVX-512, AVX2 or
 //! NEON.
+//!
+//! Loops that should use them are functions with the attribute [`pulp::with_simd`], or implement [`WithSimd`], with
+//! `#[inline(always)]`. A closure for `Arch::dispatch` does not do: the compiler inlines only a small one into the function
+//! that has the instructions, and compiles a larger one for the oldest CPU.
 
 use candle_core::WithDType;
 use pulp::{Simd, WithSimd};
@@ -44,8 +48,8 @@ pub(crate) trait Element: WithDType {
     /// Returns the exponential. The compiler can vectorise a loop over it for `f32`, and not for `f64`.
     fn exponential(self) -> Self;
 
-    /// Returns the error function.
-    fn error_function(self) -> Self;
+    /// Returns the error function and `exp(-x²)`, which it computes on the way. The slope of GELU needs both.
+    fn error_function_and_exponential(self) -> (Self, Self);
 }
 
 macro_rules! element {
@@ -102,7 +106,7 @@ macro_rules! element {
             }
 
             #[inline(always)]
-            fn error_function(self) -> Self {
+            fn error_function_and_exponential(self) -> (Self, Self) {
                 $erf(self)
             }
         }
@@ -133,14 +137,14 @@ element!(
     mul_add_e_f64s,
     reduce_sum_f64s,
     f64::exp,
-    candle_core::cpu::erf::erf_f64
+    error_function_f64
 );
 
 /// The number of elements that a loop takes at a time. With a fixed number the compiler vectorises the inner loop.
 pub(crate) const BLOCK: usize = 16;
 
-/// Appends `of` each element. [`pulp::Arch::dispatch`] must call it, so that the compiler vectorises it for the CPU; it
-/// does not vectorise `Vec::extend`.
+/// Appends `of` each element. Call it only inside a function with [`pulp::with_simd`]. The compiler vectorises it; it does
+/// not vectorise `Vec::extend`.
 #[inline(always)]
 pub(crate) fn extend_with<T: Element>(result: &mut Vec<T>, values: &[T], of: impl Fn(T) -> T) {
     let (blocks, rest) = values.as_chunks::<BLOCK>();
@@ -220,9 +224,9 @@ fn exponential(x: f32) -> f32 {
     if small { 0.0 } else { p * power }
 }
 
-/// Returns the error function of an `f32`, with an error of at most 2e-7 (Abramowitz and Stegun, 7.1.26).
+/// Returns the error function of an `f32`, with an error of at most 2e-7 (Abramowitz and Stegun, 7.1.26), and `exp(-x²)`.
 #[inline(always)]
-fn error_function(x: f32) -> f32 {
+fn error_function(x: f32) -> (f32, f32) {
     let size = x.abs();
     let t = 1.0 / (1.0 + 0.327_591_1 * size);
     let p = 1.061_405_4;
@@ -230,5 +234,10 @@ fn error_function(x: f32) -> f32 {
     let p = p * t + 1.421_413_7;
     let p = p * t - 0.284_496_74;
     let p = p * t + 0.254_829_6;
-    (1.0 - p * t * exponential(-size * size)).copysign(x)
+    let exponential = exponential(-size * size);
+    ((1.0 - p * t * exponential).copysign(x), exponential)
+}
+
+fn error_function_f64(x: f64) -> (f64, f64) {
+    (candle_core::cpu::erf::erf_f64(x), (-x * x).exp())
 }

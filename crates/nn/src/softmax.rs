@@ -1,7 +1,7 @@
 //! Softmax.
 
 use candle_core::{D, Result, Tensor};
-use pulp::Arch;
+use pulp::{Arch, Simd};
 
 use crate::operation::{Function, apply};
 use crate::simd::{BLOCK, Element};
@@ -34,40 +34,51 @@ impl Function for Softmax {
 
     fn forward<T: Element>(&self, x: &[T]) -> Vec<T> {
         let mut values = x.to_vec();
-        for row in values.chunks_exact_mut(self.size) {
-            Arch::new().dispatch(|| forward(row));
-        }
+        forward(&mut values, self.size, T::one());
         values
     }
 
     fn backward<T: Element>(&self, _: &[T], result: &[T], gradient: &[T]) -> Vec<T> {
         let mut before = gradient.to_vec();
-        let rows = result.chunks_exact(self.size);
-        for (row, result) in before.chunks_exact_mut(self.size).zip(rows) {
-            Arch::new().dispatch(|| backward(row, result));
-        }
+        backward(&mut before, result, self.size, T::one());
         before
     }
 }
 
-/// Replaces a row by its softmax.
+/// Replaces each row of `size` elements by the softmax of `scale` times the row.
+#[pulp::with_simd(forward = Arch::new())]
 #[inline(always)]
-pub(crate) fn forward<T: Element>(row: &mut [T]) {
-    let largest = row
-        .iter()
-        .fold(row[0], |most, x| if *x > most { *x } else { most });
-    row.iter_mut()
-        .for_each(|x| *x = (*x - largest).exponential());
-    let scale = T::one() / sum(row, |x, _| x, row);
-    row.iter_mut().for_each(|x| *x *= scale);
+pub(crate) fn forward_simd<S: Simd, T: Element>(_: S, rows: &mut [T], size: usize, scale: T) {
+    for row in rows.chunks_exact_mut(size) {
+        row.iter_mut().for_each(|x| *x *= scale);
+        let largest = row
+            .iter()
+            .fold(row[0], |most, x| if *x > most { *x } else { most });
+        row.iter_mut()
+            .for_each(|x| *x = (*x - largest).exponential());
+        let share = T::one() / sum(row, |x, _| x, row);
+        row.iter_mut().for_each(|x| *x *= share);
+    }
 }
 
-/// Replaces the gradient of a row's softmax by the gradient of the row. `result` is the softmax.
+/// Replaces the gradients of the softmax of rows by `scale` times the gradients of the rows. `result` is the softmax.
+#[pulp::with_simd(backward = Arch::new())]
 #[inline(always)]
-pub(crate) fn backward<T: Element>(gradient: &mut [T], result: &[T]) {
-    let mean = sum(gradient, |g, y| g * y, result);
-    for (g, y) in gradient.iter_mut().zip(result) {
-        *g = (*g - mean) * *y;
+pub(crate) fn backward_simd<S: Simd, T: Element>(
+    _: S,
+    gradient: &mut [T],
+    result: &[T],
+    size: usize,
+    scale: T,
+) {
+    let rows = gradient
+        .chunks_exact_mut(size)
+        .zip(result.chunks_exact(size));
+    for (gradient, result) in rows {
+        let mean = sum(gradient, |g, y| g * y, result);
+        for (g, y) in gradient.iter_mut().zip(result) {
+            *g = (*g - mean) * *y * scale;
+        }
     }
 }
 

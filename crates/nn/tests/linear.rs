@@ -8,7 +8,7 @@ use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{Module, VarBuilder, VarMap};
 use gradients::{Source, check, difference, values};
-use nn::{Linear, backward, cross_entropy, linear, linear_relu};
+use nn::{Linear, backward, cross_entropy, linear, linear_gelu, linear_relu};
 
 /// Rows, inputs, outputs. Up to 64 rows with 64 outputs or more the product is made transposed.
 const SHAPES: [(usize, usize, usize); 9] = [
@@ -35,6 +35,7 @@ fn linear_layers_agree_with_finite_differences() {
         for (what, layer) in [
             ("linear", linear as fn(&_, &_, &_) -> _),
             ("linear_relu", linear_relu),
+            ("linear_gelu", linear_gelu),
         ] {
             check(
                 &format!("{what} {rows}x{features}x{outputs}"),
@@ -103,6 +104,23 @@ fn more_dimensions_are_rows() {
     check("three dimensions", &[&x, &w, &b], || {
         linear_relu(&x, &w, &b)?.sqr()?.sum_all()
     });
+    check("three dimensions with GELU", &[&x, &w, &b], || {
+        linear_gelu(&x, &w, &b)?.sqr()?.sum_all()
+    });
+}
+
+#[test]
+fn a_second_backward_pass_gives_the_same_gradients() {
+    let mut source = Source::new();
+    let x = source.var(&[3, 5], DType::F32);
+    let w = source.var(&[4, 5], DType::F32);
+    let b = source.var(&[4], DType::F32);
+    let loss = linear_gelu(&x, &w, &b).unwrap().sum_all().unwrap();
+    let (first, second) = (backward(&loss).unwrap(), backward(&loss).unwrap());
+    for var in [&x, &w, &b] {
+        let (first, second) = (first.get(var).unwrap(), second.get(var).unwrap());
+        assert_eq!(values(first), values(second));
+    }
 }
 
 #[test]
@@ -117,6 +135,19 @@ fn layers_agree_with_candle() {
         let layer = candle_nn::Linear::new(w.as_tensor().clone(), Some(b.as_tensor().clone()));
         let plain = layer.forward(&x).unwrap().relu().unwrap();
         assert!(difference(&fused, &plain) < 1e-5);
+        let (fused_gelu, sum) = (linear_gelu(&x, &w, &b), layer.forward(&x).unwrap());
+        let (fused_gelu, plain_gelu) = (fused_gelu.unwrap(), sum.gelu_erf().unwrap());
+        assert!(difference(&fused_gelu, &plain_gelu) < 1e-5);
+        let of_gelu = backward(&fused_gelu.sqr().unwrap().sum_all().unwrap()).unwrap();
+        let of_plain = plain_gelu.sqr().unwrap().sum_all().unwrap().backward();
+        let of_plain = of_plain.unwrap();
+        for var in [&x, &w, &b] {
+            let (ours, candles) = (of_gelu.get(var).unwrap(), of_plain.get(var).unwrap());
+            let largest = values(candles)
+                .into_iter()
+                .fold(1.0, |most: f64, g| most.max(g.abs()));
+            assert!(difference(ours, candles) < 1e-5 * largest);
+        }
 
         let fused = (linear(&x, &w, &b).unwrap() + fused).unwrap();
         let fused = cross_entropy(&fused, &targets).unwrap();
@@ -244,10 +275,14 @@ fn without_inputs_the_result_is_the_bias() {
         for (rows, features, outputs) in [(0, 3, 4), (2, 0, 4), (2, 3, 0)] {
             let x = ones(&[rows, features], dtype);
             let (w, b) = (ones(&[outputs, features], dtype), ones(&[outputs], dtype));
-            for layer in [linear, linear_relu] {
-                let y = layer(&x, &w, &b).unwrap();
+            for (layer, result) in [
+                (linear as fn(&_, &_, &_) -> _, 1.0),
+                (linear_relu, 1.0),
+                (linear_gelu, 0.841),
+            ] {
+                let y: Tensor = layer(&x, &w, &b).unwrap();
                 assert_eq!(y.dims(), [rows, outputs]);
-                assert!(values(&y).iter().all(|y| *y == 1.0));
+                assert!(values(&y).iter().all(|y| (y - result).abs() < 1e-2));
             }
         }
     }

@@ -2,10 +2,10 @@
 
 use candle_core::{DType, Result, Tensor, Var, bail};
 use candle_nn::{Init, VarBuilder};
-use pulp::Arch;
+use pulp::{Arch, Simd};
 
 use super::moments;
-use crate::activation::Activation;
+use crate::activation::{Activation, Limits};
 use crate::operation::{Gradients, Layer, Pass, apply_layer};
 use crate::simd::{BLOCK, Element, extend_with, extend_with_pairs};
 use crate::storage::{check_float, computed_here, elements, with_type};
@@ -229,6 +229,13 @@ fn unbiased(count: usize) -> f64 {
     count as f64 / (count - 1) as f64
 }
 
+/// Returns the mean, and the sum of the squared deviations from it.
+#[pulp::with_simd(moments_of = Arch::new())]
+#[inline(always)]
+fn moments_of_simd<S: Simd, T: Element>(_: S, values: &[T]) -> (f64, f64) {
+    moments(values)
+}
+
 /// Returns the mean and the biased variance of each channel.
 fn statistics<T: Element>(inputs: &[T], channels: usize, size: usize) -> (Vec<f64>, Vec<f64>) {
     let mut means = vec![0.0; channels];
@@ -239,7 +246,7 @@ fn statistics<T: Element>(inputs: &[T], channels: usize, size: usize) -> (Vec<f6
         let total = counts + part;
         let kept = means.iter_mut().zip(&mut squares);
         for (part_of_sample, (mean, square)) in sample.chunks_exact(size).zip(kept) {
-            let (new, deviations) = Arch::new().dispatch(|| moments(part_of_sample));
+            let (new, deviations) = moments_of(part_of_sample);
             // Joins the statistics of two sets (Chan, Golub and LeVeque, "Updating formulae", 1979).
             let apart = new - *mean;
             *mean += apart * part / total;
@@ -249,6 +256,85 @@ fn statistics<T: Element>(inputs: &[T], channels: usize, size: usize) -> (Vec<f6
     }
     squares.iter_mut().for_each(|square| *square /= counts);
     (means, squares)
+}
+
+/// The normalisation of a channel: an element x becomes `x · factor + summand`, within limits.
+#[derive(Clone, Copy)]
+struct ChannelMap<T> {
+    factor: T,
+    summand: T,
+    /// The mean of the channel.
+    mean: T,
+    limits: Limits<T>,
+}
+
+/// Appends the results of a channel's elements.
+#[pulp::with_simd(extend_with_map = Arch::new())]
+#[inline(always)]
+fn extend_with_map_simd<S: Simd, T: Element>(
+    _: S,
+    result: &mut Vec<T>,
+    values: &[T],
+    map: ChannelMap<T>,
+) {
+    extend_with(result, values, |x| {
+        map.limits.apply(x * map.factor + map.summand)
+    });
+}
+
+/// Returns the sum of a channel's gradients before the limits, and the sum of their products with `x - mean`.
+#[pulp::with_simd(sums_of_gradients = Arch::new())]
+#[inline(always)]
+fn sums_of_gradients_simd<S: Simd, T: Element>(
+    _: S,
+    values: &[T],
+    gradient: &[T],
+    map: ChannelMap<T>,
+) -> (f64, f64) {
+    let (mut of_bias, mut of_weight) = ([T::zero(); BLOCK], [T::zero(); BLOCK]);
+    let (chunks, rest) = values.as_chunks::<BLOCK>();
+    let (of_chunks, of_rest) = gradient.as_chunks::<BLOCK>();
+    for (x, g) in chunks.iter().zip(of_chunks) {
+        for i in 0..BLOCK {
+            let g = map.gradient_of_sum(x[i], g[i]);
+            of_bias[i] += g;
+            of_weight[i] += g * (x[i] - map.mean);
+        }
+    }
+    for (i, (x, g)) in rest.iter().zip(of_rest).enumerate() {
+        let g = map.gradient_of_sum(*x, *g);
+        of_bias[i] += g;
+        of_weight[i] += g * (*x - map.mean);
+    }
+    let total = |sums: [T; BLOCK]| sums.iter().fold(0.0, |sum, x| sum + x.to_f64());
+    (total(of_bias), total(of_weight))
+}
+
+/// Appends the gradients of a channel's elements. If the statistics are those of the batch, `mean_gradient` is the mean of
+/// the channel's gradients, and `slope` the same for their products with `x - mean`, over the variance; 0 otherwise.
+#[pulp::with_simd(extend_with_gradients = Arch::new())]
+#[inline(always)]
+fn extend_with_gradients_simd<S: Simd, T: Element>(
+    _: S,
+    result: &mut Vec<T>,
+    values: &[T],
+    gradient: &[T],
+    map: ChannelMap<T>,
+    mean_gradient: T,
+    slope: T,
+) {
+    extend_with_pairs(result, values, gradient, |x, g| {
+        map.factor * (map.gradient_of_sum(x, g) - mean_gradient - (x - map.mean) * slope)
+    });
+}
+
+impl<T: Element> ChannelMap<T> {
+    /// Returns the gradient of `x · factor + summand`, given that of the result.
+    #[inline(always)]
+    fn gradient_of_sum(self, x: T, gradient: T) -> T {
+        self.limits
+            .gradient(x * self.factor + self.summand, gradient)
+    }
 }
 
 /// The operation: `(x - mean) · scale · weight + bias`, then the activation.
@@ -263,21 +349,24 @@ struct Normalize {
 }
 
 impl Normalize {
-    /// Returns the factor and the summand of each channel.
-    fn factors<T: Element>(&self, weight: &[T], bias: &[T]) -> Vec<(T, T)> {
+    /// Returns the map of each channel.
+    fn maps<T: Element>(&self, weight: &[T], bias: &[T]) -> Vec<ChannelMap<T>> {
+        let limits = self.activation.limits();
         let channels = self
             .mean
             .iter()
             .zip(&self.scale)
             .zip(weight.iter().zip(bias));
-        let factors = channels.map(|((mean, scale), (weight, bias))| {
+        let maps = channels.map(|((mean, scale), (weight, bias))| {
             let factor = scale * weight.to_f64();
-            (
-                T::from_f64(factor),
-                T::from_f64(bias.to_f64() - mean * factor),
-            )
+            ChannelMap {
+                factor: T::from_f64(factor),
+                summand: T::from_f64(bias.to_f64() - mean * factor),
+                mean: T::from_f64(*mean),
+                limits,
+            }
         });
-        factors.collect()
+        maps.collect()
     }
 }
 
@@ -285,15 +374,11 @@ impl Layer for Normalize {
     const NAME: &'static str = "batch-norm";
 
     fn forward<T: Element>(&self, inputs: &[T], weight: &[T], bias: &[T]) -> Vec<T> {
-        let (factors, limits) = (self.factors(weight, bias), self.activation.limits());
+        let maps = self.maps(weight, bias);
         let mut result = Vec::with_capacity(inputs.len());
-        let channels = inputs.chunks_exact(self.size).zip(factors.iter().cycle());
-        for (values, (factor, summand)) in channels {
-            Arch::new().dispatch(|| {
-                extend_with(&mut result, values, |x| {
-                    limits.apply(x * *factor + *summand)
-                });
-            });
+        let channels = inputs.chunks_exact(self.size).zip(maps.iter().cycle());
+        for (values, map) in channels {
+            extend_with_map(&mut result, values, *map);
         }
         result
     }
@@ -302,35 +387,14 @@ impl Layer for Normalize {
     fn backward<T: Element>(&self, pass: &Pass<T>) -> Gradients<T> {
         let (inputs, gradient) = (pass.inputs, pass.gradient);
         let channels = self.mean.len();
-        let factors = self.factors(pass.weight, pass.bias);
-        let limits = self.activation.limits();
+        let maps = self.maps(pass.weight, pass.bias);
         let mut sums = vec![(0.0, 0.0); channels];
         let parts = inputs
             .chunks_exact(self.size)
             .zip(gradient.chunks_exact(self.size));
         for (i, (values, gradient)) in parts.enumerate() {
             let channel = i % channels;
-            let (factor, summand) = factors[channel];
-            let middle = T::from_f64(self.mean[channel]);
-            let (of_bias, of_weight) = Arch::new().dispatch(|| {
-                let (mut of_bias, mut of_weight) = ([T::zero(); BLOCK], [T::zero(); BLOCK]);
-                let (chunks, rest) = values.as_chunks::<BLOCK>();
-                let (of_chunks, of_rest) = gradient.as_chunks::<BLOCK>();
-                for (x, g) in chunks.iter().zip(of_chunks) {
-                    for i in 0..BLOCK {
-                        let g = limits.gradient(x[i] * factor + summand, g[i]);
-                        of_bias[i] += g;
-                        of_weight[i] += g * (x[i] - middle);
-                    }
-                }
-                for (i, (x, g)) in rest.iter().zip(of_rest).enumerate() {
-                    let g = limits.gradient(*x * factor + summand, *g);
-                    of_bias[i] += g;
-                    of_weight[i] += g * (*x - middle);
-                }
-                let total = |sums: [T; BLOCK]| sums.iter().fold(0.0, |sum, x| sum + x.to_f64());
-                (total(of_bias), total(of_weight))
-            });
+            let (of_bias, of_weight) = sums_of_gradients(values, gradient, maps[channel]);
             sums[channel].0 += of_bias;
             sums[channel].1 += of_weight;
         }
@@ -345,8 +409,6 @@ impl Layer for Normalize {
                 break;
             }
             let channel = i % channels;
-            let (factor, summand) = factors[channel];
-            let middle = T::from_f64(self.mean[channel]);
             let (mean, slope) = match self.of_batch {
                 true => {
                     let (of_bias, of_weight) = sums[channel];
@@ -356,12 +418,8 @@ impl Layer for Normalize {
                 false => (0.0, 0.0),
             };
             let (mean, slope) = (T::from_f64(mean), T::from_f64(slope));
-            Arch::new().dispatch(|| {
-                extend_with_pairs(&mut result, values, gradient, |x, g| {
-                    let g = limits.gradient(x * factor + summand, g);
-                    factor * (g - mean - (x - middle) * slope)
-                });
-            });
+            let map = maps[channel];
+            extend_with_gradients(&mut result, values, gradient, map, mean, slope);
         }
         let scaled = sums.iter().zip(&self.scale);
         Gradients {

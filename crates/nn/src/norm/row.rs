@@ -2,7 +2,7 @@
 
 use candle_core::{D, Result, Tensor, bail};
 use candle_nn::{Init, VarBuilder};
-use pulp::Arch;
+use pulp::{Arch, Simd};
 
 use super::moments;
 use crate::operation::{Gradients, Layer, Pass, apply_layer};
@@ -141,77 +141,107 @@ impl Rows {
         let sum = |run: &[T]| run.iter().fold(T::zero(), |sum, v| sum + *v);
         values.chunks_exact(self.run).map(sum).collect()
     }
+}
 
-    /// Returns the mean of a row, and 1 / its standard deviation.
-    #[inline(always)]
-    fn statistics<T: Element>(&self, row: &[T]) -> (T, T) {
-        let (mean, squares) = moments(row);
-        let variance = squares / row.len() as f64;
-        (
-            T::from_f64(mean),
-            T::from_f64(1.0 / (variance + self.eps).sqrt()),
-        )
+/// Returns the mean of a row, and 1 / its standard deviation.
+#[inline(always)]
+fn statistics<T: Element>(row: &[T], eps: f64) -> (T, T) {
+    let (mean, squares) = moments(row);
+    let variance = squares / row.len() as f64;
+    (
+        T::from_f64(mean),
+        T::from_f64(1.0 / (variance + eps).sqrt()),
+    )
+}
+
+/// Returns the normalised inputs. There is a weight and a bias for each element of a sample.
+#[pulp::with_simd(normalised = Arch::new())]
+#[inline(always)]
+fn normalised_simd<S: Simd, T: Element>(
+    _: S,
+    rows: &Rows,
+    inputs: &[T],
+    weights: &[T],
+    biases: &[T],
+) -> Vec<T> {
+    let affine = weights
+        .chunks_exact(rows.size)
+        .zip(biases.chunks_exact(rows.size));
+    let mut result = Vec::with_capacity(inputs.len());
+    for (row, (weight, bias)) in inputs.chunks_exact(rows.size).zip(affine.cycle()) {
+        let (mean, scale) = statistics(row, rows.eps);
+        let y = |x: T, weight: T, bias: T| (x - mean) * scale * weight + bias;
+        let (blocks, rest) = row.as_chunks::<BLOCK>();
+        let weights = weight
+            .as_chunks::<BLOCK>()
+            .0
+            .iter()
+            .zip(bias.as_chunks::<BLOCK>().0);
+        for (x, (weight, bias)) in blocks.iter().zip(weights) {
+            let mut new = [T::zero(); BLOCK];
+            for i in 0..BLOCK {
+                new[i] = y(x[i], weight[i], bias[i]);
+            }
+            result.extend_from_slice(&new);
+        }
+        for i in rows.size - rest.len()..rows.size {
+            result.push(y(row[i], weight[i], bias[i]));
+        }
     }
+    result
 }
 
 impl Layer for Rows {
     const NAME: &'static str = "row-norm";
 
     fn forward<T: Element>(&self, inputs: &[T], weight: &[T], bias: &[T]) -> Vec<T> {
-        let (weights, biases) = (self.spread(weight), self.spread(bias));
-        let affine = weights
-            .chunks_exact(self.size)
-            .zip(biases.chunks_exact(self.size));
-        let mut result = Vec::with_capacity(inputs.len());
-        for (row, (weight, bias)) in inputs.chunks_exact(self.size).zip(affine.cycle()) {
-            Arch::new().dispatch(|| {
-                let (mean, scale) = self.statistics(row);
-                let y = |x: T, weight: T, bias: T| (x - mean) * scale * weight + bias;
-                let (blocks, rest) = row.as_chunks::<BLOCK>();
-                let weights = weight
-                    .as_chunks::<BLOCK>()
-                    .0
-                    .iter()
-                    .zip(bias.as_chunks::<BLOCK>().0);
-                for (x, (weight, bias)) in blocks.iter().zip(weights) {
-                    let mut new = [T::zero(); BLOCK];
-                    for i in 0..BLOCK {
-                        new[i] = y(x[i], weight[i], bias[i]);
-                    }
-                    result.extend_from_slice(&new);
-                }
-                for i in self.size - rest.len()..self.size {
-                    result.push(y(row[i], weight[i], bias[i]));
-                }
-            });
-        }
-        result
+        normalised(self, inputs, &self.spread(weight), &self.spread(bias))
     }
 
     fn backward<T: Element>(&self, pass: &Pass<T>) -> Gradients<T> {
-        let (inputs, gradient) = (pass.inputs, pass.gradient);
         let weights = self.spread(pass.weight);
-        let mut of_weights = vec![T::zero(); weights.len()];
-        let mut of_biases = vec![T::zero(); weights.len()];
-        let mut of_inputs = vec![T::zero(); inputs.len()];
-        let rows = inputs
-            .chunks_exact(self.size)
-            .zip(gradient.chunks_exact(self.size));
-        for (i, ((x, g), of)) in rows.zip(of_inputs.chunks_exact_mut(self.size)).enumerate() {
-            let group = i % self.groups * self.size;
-            let weight = &weights[group..][..self.size];
-            let of_weight = &mut of_weights[group..][..self.size];
-            let of_bias = &mut of_biases[group..][..self.size];
-            Arch::new().dispatch(|| {
-                row_backward(self.statistics(x), x, g, weight, of, of_weight, of_bias)
-            });
-        }
+        let (of_inputs, of_weights, of_biases) =
+            gradients(self, pass.inputs, pass.gradient, &weights);
         Gradients {
             of_inputs,
             of_weight: self.gather(&of_weights),
             of_bias: self.gather(&of_biases),
         }
     }
+}
+
+/// Returns the gradients of the inputs, and of each weight and each bias of a sample.
+#[pulp::with_simd(gradients = Arch::new())]
+#[inline(always)]
+fn gradients_simd<S: Simd, T: Element>(
+    _: S,
+    rows: &Rows,
+    inputs: &[T],
+    gradient: &[T],
+    weights: &[T],
+) -> (Vec<T>, Vec<T>, Vec<T>) {
+    let mut of_weights = vec![T::zero(); weights.len()];
+    let mut of_biases = vec![T::zero(); weights.len()];
+    let mut of_inputs = vec![T::zero(); inputs.len()];
+    let pairs = inputs
+        .chunks_exact(rows.size)
+        .zip(gradient.chunks_exact(rows.size));
+    for (i, ((x, g), of)) in pairs.zip(of_inputs.chunks_exact_mut(rows.size)).enumerate() {
+        let group = i % rows.groups * rows.size;
+        let weight = &weights[group..][..rows.size];
+        let of_weight = &mut of_weights[group..][..rows.size];
+        let of_bias = &mut of_biases[group..][..rows.size];
+        row_backward(
+            statistics(x, rows.eps),
+            x,
+            g,
+            weight,
+            of,
+            of_weight,
+            of_bias,
+        );
+    }
+    (of_inputs, of_weights, of_biases)
 }
 
 /// Writes the gradient of a row to `of_inputs`, and adds its part of the other gradients to `of_weight` and `of_bias`.

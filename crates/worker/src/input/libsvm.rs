@@ -151,9 +151,9 @@ impl Samples {
             indices: Vec::new(),
             values: Vec::new(),
         };
-        for (sample, line) in text.lines(samples).enumerate() {
+        for (sample, line) in text.select(samples)?.lines().enumerate() {
             // A comment may end a line.
-            let row = line?.split('#').next().unwrap_or_default();
+            let row = line.split('#').next().unwrap_or_default();
             let mut fields = row.split_ascii_whitespace();
             if let Some(label) = fields.next() {
                 parsed.read_row(sample, label, fields)?;

@@ -1,6 +1,6 @@
 use candle_core::{DType, Result, Tensor, bail};
 use candle_nn::{Init, VarBuilder};
-use nn::{Attention, DropoutStream, Embedding, LayerNorm, Linear, dropout, gelu};
+use nn::{Attention, DropoutStream, Embedding, LayerNorm, Linear, dropout};
 
 use super::options::Options;
 use crate::model::{Batch, Model, Pass, Setup};
@@ -124,7 +124,7 @@ impl Layer {
             .attention
             .forward(&self.attention_norm.forward(x)?, None)?;
         let x = (x + drop(taken)?)?;
-        let inner = gelu(&self.expand.forward(&self.feed_norm.forward(&x)?)?)?;
+        let inner = self.expand.forward_gelu(&self.feed_norm.forward(&x)?)?;
         &x + drop(self.project.forward(&inner)?)?
     }
 }

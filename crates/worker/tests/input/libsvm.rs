@@ -99,6 +99,12 @@ fn what_cannot_be_read_is_named_with_its_line() {
         let error = load_files(&[("x", train), ("x.t", test)], options).unwrap_err();
         assert_says(&error, &parts);
     }
+    // A character of two bytes that the end of the line cuts in two, and its second byte on the next line.
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("x"), b"1 1:2\n0 2:1 # \xc3\n\xa9 1:1\n").unwrap();
+    std::fs::write(folder.path().join("x.t"), "1\n").unwrap();
+    let error = load(&data("libsvm", folder.path()), 1).map_err(|error| error.to_string());
+    assert_says(&error.err().unwrap(), &["line 2", "UTF-8"]);
     let error = load_files(&[("a", "1 1:1\n"), ("b", "1 1:1\n")], "").unwrap_err();
     assert_says(&error, &["several files", "data.options.train"]);
     let error = load_files(&[], "").unwrap_err();
