@@ -6,64 +6,192 @@
 //! `data.options.most` limits the samples that are read of each class.
 
 use std::io::Read;
-use std::path::Path;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use half::f16;
 
+use super::chunks::{self, Chunk, Chunks};
 use super::classes::Sorted;
 use super::column::Column;
 use super::dataset::Dataset;
 use super::error::InputError;
-use super::files;
+use super::files::{self, DataFile};
+use super::memory::InMemory;
 use super::source::{DataSetup, Source};
 
 /// The source `npy`.
 pub struct Npy;
 
 impl Source for Npy {
+    const STREAMS: bool = true;
+
     fn open(setup: &DataSetup) -> Result<Dataset, InputError> {
         setup.only(&["most"])?;
         let folder = setup.dir()?;
-        let mut files = files::in_folder(folder)?;
-        files.retain(|path| path.extension().is_some_and(|extension| extension == "npy"));
-        let Some((first, others)) = files.split_first() else {
+        let mut paths = files::in_folder(folder)?;
+        paths.retain(|path| path.extension().is_some_and(|extension| extension == "npy"));
+        if paths.is_empty() {
             return Err(InputError::Missing {
                 folder: folder.to_owned(),
                 names: "*.npy, a file for each class".to_owned(),
             });
-        };
-        let most = setup.whole_number("most")?;
-        let mut all = Array::read(first, most)?;
-        let mut counts = vec![all.count];
-        for path in others {
-            let array = Array::read(path, most)?;
-            counts.push(array.count);
-            all.append(array, path)?;
         }
-        let classes: Vec<_> = files.into_iter().zip(counts).collect();
-        Sorted::of(&classes, setup)?.in_memory(all.column())
+        let most = setup.whole_number("most")?;
+        let files = files::open(setup, &paths)?;
+        let size = chunks::size(setup, &files);
+        let arrays = files.into_iter().map(|file| Array::open(file, most));
+        let arrays = arrays.collect::<Result<Vec<_>, _>>()?;
+        for array in &arrays {
+            array.check_like(&arrays[0])?;
+        }
+        if setup.settings.stream {
+            return stream(setup, arrays, size);
+        }
+        let counts = arrays.iter().map(|array| array.count);
+        let classes: Vec<_> = paths.into_iter().zip(counts).collect();
+        let sorted = Sorted::of(&classes, setup)?;
+        let mut elements = arrays[0].elements(0..arrays[0].count)?;
+        for array in &arrays[1..] {
+            elements.append(array.elements(0..array.count)?);
+        }
+        sorted.in_memory(arrays[0].column(elements))
     }
 }
 
-/// The samples of a file, or of several.
-struct Array {
-    shape: Vec<usize>,
-    count: usize,
-    elements: Elements,
+/// Leaves the samples in their files, which are read in chunks of about `size` bytes. A share of each class's chunks is held
+/// out.
+fn stream(setup: &DataSetup, arrays: Vec<Array>, size: u64) -> Result<Dataset, InputError> {
+    let mut parts = Vec::new();
+    let mut classes: Vec<(PathBuf, usize)> = Vec::new();
+    for (number, array) in arrays.iter().enumerate() {
+        // At least so many chunks that the share which is held out is not much more than asked for.
+        let share = (array.count as f64 * setup.settings.held_out) as usize;
+        let most = (size as usize / array.sample_bytes()).min(share).max(1);
+        // Chunks of about one size, so that one of them is as good as another to be held out.
+        let samples = array.count.div_ceil(array.count.div_ceil(most));
+        let before = parts.len();
+        for start in (0..array.count).step_by(samples) {
+            parts.push((number, start..array.count.min(start + samples)));
+        }
+        classes.push((array.file.path().to_path_buf(), parts.len() - before));
+    }
+    let Sorted {
+        labels,
+        transforms,
+        training,
+        evaluation,
+    } = Sorted::of(&classes, setup)?;
+    let chunk = |(number, samples): &(usize, Range<usize>)| Chunk {
+        samples: samples.len() as u32,
+        bytes: (samples.len() * arrays[*number].sample_bytes()) as u64,
+    };
+    let classes = Arc::new(Classes {
+        chunks: parts.iter().map(chunk).collect(),
+        arrays,
+        parts,
+        labels,
+    });
+    let target = transforms.target.clone();
+    let decode =
+        move |(inputs, labels)| InMemory::new(vec![inputs], vec![Sorted::column(&target, labels)]);
+    let (training, evaluation) = ((classes.clone(), training), (classes, evaluation));
+    let transforms = Some(transforms);
+    chunks::streamed(setup, training, evaluation, Arc::new(decode), transforms)
 }
 
-/// The elements of an array.
+/// Arrays in files, one for each class.
+struct Classes {
+    arrays: Vec<Array>,
+    /// The array of each chunk, and its samples of it.
+    parts: Vec<(usize, Range<usize>)>,
+    chunks: Vec<Chunk>,
+    /// The label of each chunk's samples.
+    labels: Vec<u32>,
+}
+
+impl Chunks for Classes {
+    /// The number of a chunk, and its bytes.
+    type Raw = (usize, Vec<u8>);
+    /// The samples, and their labels.
+    type Parsed = (Column, Vec<u32>);
+
+    fn chunks(&self) -> &[Chunk] {
+        &self.chunks
+    }
+
+    fn read(&self, chunk: usize) -> Result<Self::Raw, InputError> {
+        let (array, samples) = &self.parts[chunk];
+        Ok((chunk, self.arrays[*array].read(samples.clone())?))
+    }
+
+    fn parse(
+        &self,
+        (chunk, bytes): &Self::Raw,
+        samples: &[u32],
+    ) -> Result<Self::Parsed, InputError> {
+        let (array, range) = &self.parts[*chunk];
+        let array = &self.arrays[*array];
+        let size = array.sample_bytes();
+        let mut selected = Vec::with_capacity(samples.len() * size);
+        for sample in samples {
+            selected.extend_from_slice(&bytes[*sample as usize * size..][..size]);
+        }
+        let elements = array.checked(selected, |sample| range.start + samples[sample] as usize)?;
+        Ok((
+            array.column(elements),
+            vec![self.labels[*chunk]; samples.len()],
+        ))
+    }
+
+    fn digest(&self, hash: &mut dyn FnMut(&[u8])) {
+        for array in &self.arrays {
+            hash(
+                array
+                    .file
+                    .path()
+                    .file_name()
+                    .unwrap_or_default()
+                    .as_encoded_bytes(),
+            );
+            hash(&array.file.size().to_le_bytes());
+        }
+    }
+}
+
+/// The array in a file.
+struct Array {
+    file: DataFile,
+    header: Header,
+    /// The shape of a sample.
+    shape: Vec<usize>,
+    /// The number of samples that are read.
+    count: usize,
+}
+
+/// The elements of samples.
 enum Elements {
     Bytes(Vec<u8>),
     Numbers(Vec<f32>),
 }
 
+impl Elements {
+    /// Appends elements of the same type.
+    fn append(&mut self, more: Self) {
+        match (self, more) {
+            (Self::Bytes(all), Self::Bytes(more)) => all.extend(more),
+            (Self::Numbers(all), Self::Numbers(more)) => all.extend(more),
+            _ => unreachable!("all classes have elements of one type"),
+        }
+    }
+}
+
 impl Array {
-    /// Reads the first `most` samples of a file, or all.
-    fn read(path: &Path, most: Option<u64>) -> Result<Self, InputError> {
-        let length = files::size(path)?;
-        let mut file = files::stored(path)?;
-        let header = Header::read(&mut file).map_err(|problem| wrong(path, &problem))?;
+    /// Reads the header of a file, of which the first `most` samples are read, or all.
+    fn open(file: DataFile, most: Option<u64>) -> Result<Self, InputError> {
+        let (path, length) = (file.path(), file.size());
+        let header = Header::read(&mut file.reader()).map_err(|problem| wrong(path, &problem))?;
         let dims = &header.shape;
         let [count, sample @ ..] = dims.as_slice() else {
             return Err(wrong(
@@ -89,56 +217,74 @@ impl Array {
                 &format!("the array has shape {dims:?}, of which no sample is read"),
             ));
         }
-        let size: usize = sample.iter().product();
-        let mut bytes = vec![0; count * size * header.size];
-        file.read_exact(&mut bytes)
-            .map_err(files::unreadable(path))?;
-        let elements = header.elements(bytes);
-        if let Elements::Numbers(numbers) = &elements
-            && let Some(at) = numbers.iter().position(|v| !v.is_finite())
-        {
-            let problem = format!("sample {} holds NaN or infinity", at / size);
-            return Err(wrong(path, &problem));
-        }
         Ok(Self {
             shape: picture(sample),
             count,
-            elements,
+            header,
+            file,
         })
     }
 
-    /// Appends the samples of another class, read from `path`.
-    fn append(&mut self, next: Self, path: &Path) -> Result<(), InputError> {
-        let (ours, theirs) = (self.described(), next.described());
-        match (&mut self.elements, next.elements) {
-            (Elements::Bytes(all), Elements::Bytes(more)) if ours == theirs => all.extend(more),
-            (Elements::Numbers(all), Elements::Numbers(more)) if ours == theirs => all.extend(more),
-            _ => {
-                return Err(wrong(
-                    path,
-                    &format!(
-                        "samples are {theirs}, those of the classes before {ours}; give all classes the same"
-                    ),
-                ));
-            }
+    /// Refuses an array whose samples differ from those of another class.
+    fn check_like(&self, first: &Self) -> Result<(), InputError> {
+        let (ours, theirs) = (self.described(), first.described());
+        match ours == theirs {
+            true => Ok(()),
+            false => Err(wrong(
+                self.file.path(),
+                &format!(
+                    "samples are {ours}, those of the classes before {theirs}; give all classes the same"
+                ),
+            )),
         }
-        self.count += next.count;
-        Ok(())
     }
 
     /// Returns type and shape of a sample.
     fn described(&self) -> String {
-        let kind = match self.elements {
-            Elements::Bytes(_) => "u8",
-            Elements::Numbers(_) => "f32",
+        let kind = match self.header.size {
+            1 => "u8",
+            _ => "f32",
         };
         format!("{kind} of shape {:?}", self.shape)
     }
 
-    fn column(self) -> Column {
-        match self.elements {
-            Elements::Bytes(values) => Column::bytes("image", self.shape, values, 255.0),
-            Elements::Numbers(values) => Column::numbers("image", self.shape, values),
+    fn sample_bytes(&self) -> usize {
+        self.shape.iter().product::<usize>() * self.header.size
+    }
+
+    /// Returns the bytes of samples.
+    fn read(&self, samples: Range<usize>) -> Result<Vec<u8>, InputError> {
+        let place = |sample: usize| self.header.length + (sample * self.sample_bytes()) as u64;
+        self.file.read(place(samples.start)..place(samples.end))
+    }
+
+    fn elements(&self, samples: Range<usize>) -> Result<Elements, InputError> {
+        let first = samples.start;
+        self.checked(self.read(samples)?, |sample| first + sample)
+    }
+
+    /// Returns the elements of samples with these bytes. `number` returns the number in the file of each of them.
+    fn checked(
+        &self,
+        bytes: Vec<u8>,
+        number: impl Fn(usize) -> usize,
+    ) -> Result<Elements, InputError> {
+        let elements = self.header.elements(bytes);
+        if let Elements::Numbers(numbers) = &elements
+            && let Some(at) = numbers.iter().position(|v| !v.is_finite())
+        {
+            let sample = number(at * self.header.size / self.sample_bytes());
+            let problem = format!("sample {sample} holds NaN or infinity");
+            return Err(wrong(self.file.path(), &problem));
+        }
+        Ok(elements)
+    }
+
+    fn column(&self, elements: Elements) -> Column {
+        let shape = self.shape.clone();
+        match elements {
+            Elements::Bytes(values) => Column::bytes("image", shape, values, 255.0),
+            Elements::Numbers(values) => Column::numbers("image", shape, values),
         }
     }
 }

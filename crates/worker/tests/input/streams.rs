@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
 
+use candle_core::Tensor;
+
 use super::*;
 
 const SAMPLES: u32 = 20_000;
@@ -207,6 +209,73 @@ fn pictures_may_stay_in_their_files() {
     }
 }
 
+/// Writes an array of rows of three numbers, the first of which is the row's own.
+fn write_numbers(place: &Path, rows: std::ops::Range<u32>) {
+    let values: Vec<f32> = rows.clone().flat_map(|i| [i as f32, 0.5, -1.0]).collect();
+    let array = Tensor::from_vec(values, (rows.len(), 3), &Device::Cpu).unwrap();
+    array.write_npy(place).unwrap();
+}
+
+#[test]
+fn arrays_of_numpy_may_stay_in_their_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let half = SAMPLES / 2;
+    write_numbers(&folder.path().join("ant.npy"), 0..half);
+    write_numbers(&folder.path().join("bee.npy"), half..SAMPLES);
+    let mut streamed = stream("npy", folder.path()).unwrap();
+    let held = load(&data("npy", folder.path()), 1).unwrap();
+    assert_eq!(streamed.signature, held.signature);
+    assert_eq!(streamed.transforms, held.transforms);
+
+    let first = pass(&mut streamed.training, shuffled(0), 999);
+    let training: BTreeSet<u32> = first.iter().copied().collect();
+    assert_eq!(training.len(), first.len());
+    assert_ne!(pass(&mut streamed.training, shuffled(1), 999), first);
+    assert_eq!(pass(&mut streamed.training, shuffled(0), 700), first);
+    let evaluation: BTreeSet<u32> = pass(&mut streamed.evaluation, Order::Stored, 999)
+        .into_iter()
+        .collect();
+    let all: BTreeSet<u32> = training.union(&evaluation).copied().collect();
+    assert!(all.iter().copied().eq(0..SAMPLES));
+    assert!(training.is_disjoint(&evaluation));
+    // Not much more than a fifth of each class is held out.
+    let of_ant = evaluation.range(..half).count() as u32;
+    for held_out in [of_ant, evaluation.len() as u32 - of_ant] {
+        assert!((half / 5..half / 4).contains(&held_out), "{held_out}");
+    }
+    let count = streamed.training.count();
+    let batch = streamed.training.read(shuffled(0), 0..count, &Device::Cpu);
+    let batch = batch.unwrap();
+    let labels = batch.target().unwrap().to_vec1::<u32>().unwrap();
+    for (number, label) in first.iter().zip(labels) {
+        assert_eq!(label, u32::from(*number >= half), "{number}");
+    }
+}
+
+#[test]
+fn a_streamed_number_that_is_not_finite_is_named_when_it_is_reached() {
+    let folder = tempfile::tempdir().unwrap();
+    write_numbers(&folder.path().join("ant.npy"), 0..100);
+    let values = (0..200).map(|i| if i == 131 { f32::NAN } else { 1.0 });
+    let array = Tensor::from_iter(values, &Device::Cpu).unwrap();
+    let array = array.reshape((100, 2)).unwrap();
+    array.write_npy(folder.path().join("bee.npy")).unwrap();
+    let error = stream("npy", folder.path()).unwrap_err();
+    assert_says(&error, &["bee.npy", "shape [2]", "shape [3]"]);
+    fs::remove_file(folder.path().join("ant.npy")).unwrap();
+    array.write_npy(folder.path().join("cat.npy")).unwrap();
+    let mut data = stream("npy", folder.path()).unwrap();
+    let read = |samples: &mut Box<dyn Samples>| {
+        let count = samples.count();
+        samples
+            .read(Order::Stored, 0..count, &Device::Cpu)
+            .map(drop)
+    };
+    let outcomes = [read(&mut data.training), read(&mut data.evaluation)];
+    let error = outcomes.into_iter().find_map(Result::err).unwrap();
+    assert_says(&error.to_string(), &[".npy", "sample 65 holds NaN"]);
+}
+
 #[test]
 fn data_that_cannot_be_streamed_is_refused() {
     let folder = tempfile::tempdir().unwrap();
@@ -220,7 +289,7 @@ fn data_that_cannot_be_streamed_is_refused() {
     let error = stream("digits", folder.path()).unwrap_err();
     assert_says(
         &error,
-        &["\"digits\"", "csv, image-folder, libsvm, parquet"],
+        &["\"digits\"", "csv, image-folder, libsvm, npy, parquet"],
     );
     let place = folder.path().join("two.csv.gz");
     fs::write(&place, "").unwrap();
