@@ -48,6 +48,10 @@ pub(crate) fn accumulate<'a>(
     rate: f32,
     elements: impl Iterator<Item = (&'a mut f32, f32, &'a mut f32, &'a mut f32)>,
 ) {
+    // A schedule may end at a rate of 0, by which nothing changes and nothing can be divided.
+    if rate == 0.0 {
+        return;
+    }
     // The usual power has an instruction of its own.
     if settings.learning_rate_power == -0.5 {
         accumulate_by(settings, rate, f32::sqrt, elements);

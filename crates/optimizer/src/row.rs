@@ -145,9 +145,9 @@ fn mean_square(values: impl ExactSizeIterator<Item = f32>) -> f32 {
 /// Returns the step size and the root of the correction of the mean square, for a row's update of this number.
 #[inline(always)]
 fn corrected(settings: &Adam, rate: f32, number: f32) -> (f32, f32) {
-    let lack = |beta: f32| 1.0 - f64::from(beta).powi(number as i32);
-    let step = (f64::from(rate) / lack(settings.beta1)) as f32;
-    (step, lack(settings.beta2).sqrt() as f32)
+    let bias_correction = |beta: f32| 1.0 - f64::from(beta).powi(number as i32);
+    let step = (f64::from(rate) / bias_correction(settings.beta1)) as f32;
+    (step, bias_correction(settings.beta2).sqrt() as f32)
 }
 
 impl RowRule for Adam {

@@ -207,3 +207,34 @@ fn a_row_of_one_value_is_row_wise_as_it_is_value_by_value() {
         assert!((ours - expected).abs() < 1e-6, "{ours}, not {expected}");
     }
 }
+
+#[test]
+fn ftrl_changes_nothing_at_a_rate_of_zero() {
+    let settings = Ftrl {
+        beta: 1.0,
+        ..Ftrl::default()
+    };
+    let mut row = OneRow {
+        values: initial(3),
+        state: vec![0.5; 6],
+        gradient: [1.0, -1.0, 2.0].map(LeF32::from).to_vec(),
+    };
+    let optimizer = RowOptimizer::Ftrl(settings.clone());
+    row::update(&optimizer, 0.0, Kernel::best(), &mut row);
+    assert_eq!((row.values, row.state), (initial(3), vec![0.5; 6]));
+
+    let (mut weights, mut slots) = (initial(3), vec![0.5; 6]);
+    let rule = rule(&Optimizer::Ftrl(settings));
+    let update = Update {
+        learning_rate: 0.0,
+        number: 9,
+        kernel: Kernel::best(),
+    };
+    let part = Part {
+        weights: &mut weights,
+        gradient: &row.gradient,
+        slots: rule.slots().split(&mut slots),
+    };
+    rule.apply(update, part);
+    assert_eq!((weights, slots), (initial(3), vec![0.5; 6]));
+}

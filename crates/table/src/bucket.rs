@@ -1,16 +1,19 @@
-//! A bucket: its rows, and the decisions which ids get a row and which rows are removed.
+//! A bucket: its rows, the admission of ids, and the eviction of rows.
 
 use std::collections::HashSet;
 
 use shared_proto::payload::LeF32;
-use shared_proto::table::{Admission, Age, Capacity, Eviction, First, TableSpec};
+use shared_proto::table::{Admission, Age, Capacity, Eviction, EvictionOrder, TableSpec};
 
 use crate::hash::hash;
 use crate::rows::{History, Place, Rows, SharedRows};
 use crate::sketch::Sketch;
 
-/// The updates from one search for rows to remove to the next, if the table does not say.
-const EVERY: u32 = 256;
+/// The updates from one search for rows to evict to the next, if the table does not say.
+const SEARCH_INTERVAL: u32 = 256;
+
+/// The updates after which a row may be evicted for its small values. A new row may begin with zeros.
+const YOUNG: u32 = 16;
 
 /// A bucket of a table.
 #[derive(Debug)]
@@ -18,14 +21,19 @@ pub struct Bucket {
     rows: Rows,
     admission: Admission,
     eviction: Eviction,
-    /// The most rows of this bucket.
-    most: usize,
+    max_rows: usize,
+    /// The bucket's number and the table's seed: buckets search and draw at different times.
+    number: u32,
+    seed: u64,
     /// Counts the gradients of ids, if rows are admitted by it.
     sketch: Option<Sketch>,
     /// The updates that the bucket has taken.
     updates: u64,
-    /// The ids of rows that were removed since the bucket was shared, and have not come back.
-    removed: HashSet<u64>,
+    /// The time of the newest update. It does not go back if the server's clock does.
+    time: u32,
+    /// The ids of rows that were evicted since the bucket was shared, and have not come back; none before the bucket is
+    /// shared for the first time, and if there were more of them than rows.
+    evicted: Option<HashSet<u64>>,
     /// Memory that updates use again.
     places: Vec<Place>,
 }
@@ -39,8 +47,8 @@ pub struct Updated {
     pub created: usize,
     /// The number of ids that have no row and got none.
     pub refused: usize,
-    /// The number of rows that were removed.
-    pub removed: usize,
+    /// The number of rows that were evicted.
+    pub evicted: usize,
 }
 
 /// A bucket at one moment.
@@ -48,23 +56,28 @@ pub struct Updated {
 pub struct SharedBucket {
     /// The rows.
     pub rows: SharedRows,
-    /// The ids of rows that were removed since the bucket was shared before.
-    pub removed: Vec<u64>,
+    /// The ids of rows that were evicted since the bucket was shared before. If there are none, the changes since then are
+    /// not known: the bucket was not shared before, or has evicted more rows than it holds.
+    pub evicted: Option<Vec<u64>>,
     /// The counts of gradients, if rows are admitted by them.
     pub sketch: Option<Sketch>,
     /// The updates that the bucket has taken.
     pub updates: u64,
+    /// The time of the newest update.
+    pub time: u32,
 }
 
 impl Bucket {
-    /// Returns a bucket without rows.
-    pub fn new(spec: &TableSpec) -> Self {
+    /// Returns the bucket with this number, without rows. The settings have passed [`TableSpec::check`].
+    pub fn new(spec: &TableSpec, number: u32) -> Self {
         let part = |capacity: Capacity| capacity.rows.div_ceil(u64::from(spec.buckets.max(1)));
         Self {
             rows: Rows::new(spec),
+            number,
+            seed: spec.seed,
             admission: spec.admission,
             eviction: spec.eviction,
-            most: spec
+            max_rows: spec
                 .eviction
                 .capacity
                 .map_or(usize::MAX, |capacity| part(capacity) as usize),
@@ -73,19 +86,21 @@ impl Bucket {
                 Admission::All | Admission::Chance { .. } => None,
             },
             updates: 0,
-            removed: HashSet::new(),
+            time: 0,
+            evicted: None,
             places: Vec::new(),
         }
     }
 
-    /// Returns a bucket as it was shared.
-    pub fn restored(spec: &TableSpec, shared: &SharedBucket) -> Self {
-        let mut bucket = Self::new(spec);
+    /// Returns a bucket as it was shared by a table of the same settings.
+    pub fn restored(spec: &TableSpec, number: u32, shared: &SharedBucket) -> Self {
+        let mut bucket = Self::new(spec, number);
         for row in shared.rows.iter() {
             bucket.rows.restore(row.id, row.history, row.numbers);
         }
         bucket.sketch.clone_from(&shared.sketch);
         bucket.updates = shared.updates;
+        bucket.time = shared.time;
         bucket
     }
 
@@ -117,7 +132,9 @@ impl Bucket {
             }
             if self.admits(*id) {
                 *place = self.rows.create(*id);
-                self.removed.remove(id);
+                if let Some(evicted) = &mut self.evicted {
+                    evicted.remove(id);
+                }
                 outcome.created += 1;
             } else {
                 outcome.refused += 1;
@@ -125,14 +142,14 @@ impl Bucket {
         }
         outcome.non_finite = !self.rows.update(&places, gradients, rate);
         self.updates += 1;
-        let time = match self.eviction.age {
-            Some(Age::Seconds(_)) => now,
-            _ => self.updates as u32,
+        self.time = match self.eviction.age {
+            Some(Age::Seconds(_)) => self.time.max(now),
+            _ => self.time.saturating_add(1),
         };
         places.retain(|place| *place != Place::NONE);
-        self.rows.note_update(&places, time);
+        self.rows.note_update(&places, self.time);
         self.places = places;
-        outcome.removed = self.evict(time);
+        outcome.evicted = self.evict();
         outcome
     }
 
@@ -142,71 +159,65 @@ impl Bucket {
             (Admission::Sights { count, .. }, Some(sketch)) => sketch.count(id) >= count,
             (Admission::Chance { probability }, _) => {
                 // The number of the update makes each draw another one, and the same one again after a restore.
-                let draw = hash(hash(id).wrapping_add(self.updates)) >> 40;
+                let draw = hash(hash(id ^ self.seed).wrapping_add(self.updates)) >> 40;
                 (draw as f32) < probability * 16_777_216.0
             }
             _ => true,
         }
     }
 
-    /// Removes rows. Returns their number.
-    fn evict(&mut self, now: u32) -> usize {
+    /// Evicts rows. Returns their number.
+    fn evict(&mut self) -> usize {
         let before = self.rows.len();
-        let every = match self.eviction.every {
-            0 => EVERY,
-            every => every,
+        let interval = match self.eviction.search_interval {
+            0 => SEARCH_INTERVAL,
+            interval => interval,
         };
         let searches = self.eviction.age.is_some() || self.eviction.below.is_some();
-        if searches && self.updates.is_multiple_of(u64::from(every)) {
-            let ended: Vec<u64> = self.ended(now).collect();
-            self.remove(&ended);
+        // The number keeps the buckets of a table from searching all at once.
+        let turn = self.updates + u64::from(self.number);
+        if searches && turn.is_multiple_of(u64::from(interval)) {
+            let expired: Vec<u64> = self.expired().collect();
+            self.remove(&expired);
         }
         if let Some(capacity) = self.eviction.capacity
-            && self.rows.len() > self.most
+            && self.rows.len() > self.max_rows
         {
-            let surplus = self.first(
-                capacity.first,
-                self.rows.len() - self.most + self.most / 16,
-                now,
-            );
-            self.remove(&surplus);
+            let surplus = self.rows.len() - self.max_rows + self.max_rows / 16;
+            let first = self.first(capacity.order, surplus);
+            self.remove(&first);
         }
         before - self.rows.len()
     }
 
     /// Returns the ids of rows that are too old or too small.
-    fn ended(&self, now: u32) -> impl Iterator<Item = u64> {
-        let age = self
-            .eviction
-            .age
-            .map(|(Age::Updates(age) | Age::Seconds(age))| age);
-        let ended = move |place: Place| {
-            let since = |history: History| now.wrapping_sub(history.last);
-            let old =
-                age.is_some_and(|age| self.rows.history(place).is_some_and(|h| since(h) >= age));
+    fn expired(&self) -> impl Iterator<Item = u64> {
+        let Eviction { age, below, .. } = self.eviction;
+        let age = age.map(|(Age::Updates(age) | Age::Seconds(age))| age);
+        let expired = move |place: Place| {
+            let history = self.rows.history(place).unwrap_or_default();
+            let old = age.is_some_and(|age| self.time - history.last >= age);
             let small = |below: f32| {
-                self.rows
-                    .values(place)
-                    .iter()
-                    .all(|value| value.abs() < below)
+                let values = self.rows.values(place);
+                history.updates >= YOUNG && values.iter().all(|value| value.abs() < below)
             };
-            old || self.eviction.below.is_some_and(small)
+            old || below.is_some_and(small)
         };
         let places = self.rows.places();
         places
-            .filter(move |(place, _)| ended(*place))
+            .filter(move |(place, _)| expired(*place))
             .map(|(_, id)| id)
     }
 
-    /// Returns the ids of so many rows that are removed first, at this time.
-    fn first(&self, first: First, count: usize, now: u32) -> Vec<u64> {
+    /// Returns the ids of the `count` rows that a full bucket evicts first.
+    fn first(&self, order: EvictionOrder, count: usize) -> Vec<u64> {
         let key = |(place, id): (Place, u64)| {
             let History { last, updates } = self.rows.history(place).unwrap_or_default();
-            match first {
-                // The id makes the order complete, so that a restored bucket removes the same rows.
-                First::Oldest => (false, last, updates, id),
-                // Not those of this update, or else no new row would ever stay.
-                First::Rarest => (last == now, updates, last, id),
+            match order {
+                // The id makes the order complete, so that a restored bucket evicts the same rows.
+                EvictionOrder::Oldest => (false, last, updates, id),
+                // Rows of the newest time come last, or else no new row would ever stay.
+                EvictionOrder::Rarest => (last == self.time, updates, last, id),
             }
         };
         let mut keys: Vec<_> = self.rows.places().map(key).collect();
@@ -221,19 +232,29 @@ impl Bucket {
     fn remove(&mut self, ids: &[u64]) {
         for id in ids {
             self.rows.remove(*id);
-            self.removed.insert(*id);
+        }
+        if let Some(evicted) = &mut self.evicted {
+            evicted.extend(ids);
+            if evicted.len() > self.rows.len().max(1024) {
+                self.evicted = None;
+            }
         }
     }
 
     /// Returns the bucket as it is now. Its rows are shared, not copied.
     pub fn share(&mut self) -> SharedBucket {
-        let mut removed: Vec<u64> = std::mem::take(&mut self.removed).into_iter().collect();
-        removed.sort_unstable();
+        let evicted = self.evicted.replace(HashSet::new());
+        let sorted = |evicted: HashSet<u64>| {
+            let mut evicted: Vec<u64> = evicted.into_iter().collect();
+            evicted.sort_unstable();
+            evicted
+        };
         SharedBucket {
             rows: self.rows.share(),
-            removed,
+            evicted: evicted.map(sorted),
             sketch: self.sketch.clone(),
             updates: self.updates,
+            time: self.time,
         }
     }
 }

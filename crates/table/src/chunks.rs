@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-/// Rows in a full chunk.
-pub(crate) const CHUNK: usize = 1024;
+/// Rows in a full chunk. After a snapshot, the first change of a row copies its chunk, so a chunk is small.
+pub(crate) const CHUNK: usize = 128;
 
 /// The place of a row in its bucket. It stays the same until the row is removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -74,7 +74,7 @@ impl Chunks {
         let words = self.chunks[number].words.to_mut();
         let row = words.len() / self.stride;
         if words.len() == words.capacity() {
-            // Never more than the rows of a chunk, so that a bucket of few rows stays small.
+            // The memory at most doubles, so that a bucket of few rows stays small.
             let more = words.len().max(self.stride).min(full - words.len());
             words.reserve_exact(more);
         }

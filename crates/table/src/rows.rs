@@ -1,6 +1,6 @@
 //! The rows of a bucket and the index that finds them.
 //!
-//! A row is an id, what its removal is decided by, values and optimizer state, back to back. Rows and index grow a piece at
+//! A row is an id, a history if the table evicts rows by it, values and optimizer state, back to back. Rows and index grow a piece at
 //! a time: a full chunk of rows is never moved, and a part of the index that grows is a small share of the bucket.
 
 use std::collections::HashSet;
@@ -9,7 +9,7 @@ use hashbrown::HashTable;
 use optimizer::row::{self, ChangedRows, Row};
 use shared_proto::kernel::Kernel;
 use shared_proto::payload::LeF32;
-use shared_proto::table::{Admission, RowOptimizer, TableSpec};
+use shared_proto::table::{Admission, Eviction, RowOptimizer, TableSpec};
 
 use crate::chunks::{Chunks, SharedChunks};
 use crate::hash::hash;
@@ -43,7 +43,7 @@ impl Layout {
     }
 }
 
-/// What the removal of a row is decided by.
+/// The updates of a row, by which it may be evicted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct History {
     /// The time of the last update.
@@ -64,6 +64,8 @@ pub struct Rows {
     chunks: Chunks,
     /// The places of removed rows.
     free: Vec<Place>,
+    /// The number of rows.
+    count: usize,
 }
 
 impl Rows {
@@ -72,7 +74,7 @@ impl Rows {
         let dimension = spec.dimension as usize;
         let layout = Layout {
             dimension,
-            has_history: spec.eviction.age.is_some() || spec.eviction.capacity.is_some(),
+            has_history: spec.eviction != Eviction::default(),
             state: row::state_len(&spec.optimizer, dimension),
         };
         Self {
@@ -83,17 +85,18 @@ impl Rows {
             index: (0..PARTS).map(|_| HashTable::new()).collect(),
             chunks: Chunks::new(layout.stride()),
             free: Vec::new(),
+            count: 0,
         }
     }
 
     /// Returns the number of rows.
     pub fn len(&self) -> usize {
-        self.index.iter().map(HashTable::len).sum()
+        self.count
     }
 
     /// Returns whether there is no row.
     pub fn is_empty(&self) -> bool {
-        self.len() == 0
+        self.count == 0
     }
 
     /// Returns the bytes that rows and index occupy.
@@ -110,7 +113,7 @@ impl Rows {
 
     #[inline]
     fn place(&self, id: u64) -> Place {
-        let (part, hash) = at(id);
+        let (part, hash) = index_slot(id);
         let found = self.index[part].find(hash, |place| self.id(*place) == id);
         found.copied().unwrap_or(Place::NONE)
     }
@@ -145,24 +148,27 @@ impl Rows {
     /// Adds a row, which is not there, with its id and without values.
     fn insert(&mut self, id: u64) -> Place {
         let place = self.free.pop().unwrap_or_else(|| self.chunks.add());
+        self.count += 1;
         let words = self.chunks.row_mut(place);
         words.fill(0);
         words[0] = id as u32;
         words[1] = (id >> 32) as u32;
-        let (part, hash) = at(id);
+        let (part, hash) = index_slot(id);
         let chunks = &self.chunks;
-        self.index[part].insert_unique(hash, place, |place| at(id_of(chunks.row(*place))).1);
+        self.index[part]
+            .insert_unique(hash, place, |place| index_slot(id_of(chunks.row(*place))).1);
         place
     }
 
     /// Removes the row of an id. Returns whether it was there.
     pub fn remove(&mut self, id: u64) -> bool {
-        let (part, hash) = at(id);
+        let (part, hash) = index_slot(id);
         let chunks = &self.chunks;
         let of_id = |place: &Place| id_of(chunks.row(*place)) == id;
         match self.index[part].find_entry(hash, of_id) {
             Ok(entry) => {
                 self.free.push(entry.remove().0);
+                self.count -= 1;
                 true
             }
             Err(_) => false,
@@ -227,7 +233,11 @@ impl Rows {
 
     /// Applies the gradients of rows, one after the other, at a learning rate. A gradient without a place is dropped.
     /// Returns whether all values and states that it has changed are finite.
+    ///
+    /// # Panics
+    /// If there are not as many gradients as places.
     pub fn update(&mut self, places: &[Place], gradients: &[LeF32], rate: f32) -> bool {
+        assert_eq!(gradients.len(), places.len() * self.layout.dimension);
         let mut changed = Changed {
             layout: self.layout,
             chunks: &mut self.chunks,
@@ -259,7 +269,7 @@ impl Rows {
 /// so that all rows of a bucket have these in common, and a hash table uses the highest and the lowest bits: it gets the
 /// halves of the hash in the other order.
 #[inline]
-fn at(id: u64) -> (usize, u64) {
+fn index_slot(id: u64) -> (usize, u64) {
     let hash = hash(id);
     (hash as usize % PARTS, hash.rotate_left(32))
 }

@@ -8,9 +8,10 @@ use proptest::prelude::*;
 use shared_proto::job::{Adagrad, Sgd};
 use shared_proto::payload::LeF32;
 use shared_proto::table::{
-    Admission, Age, Capacity, Eviction, First, Initializer, RowOptimizer, TableSpec,
+    Admission, Age, Capacity, Eviction, EvictionOrder, Initializer, RowOptimizer, TableSpec,
 };
 use table::bucket::{Bucket, SharedBucket, Updated};
+use table::rows::History;
 
 fn spec(admission: Admission, eviction: Eviction) -> TableSpec {
     TableSpec {
@@ -43,11 +44,12 @@ fn ids(bucket: &Bucket) -> Vec<u64> {
     ids
 }
 
-/// All that a bucket holds: each row's values and state by id.
-fn contents(shared: &SharedBucket) -> BTreeMap<u64, Vec<u32>> {
+/// The rows that a bucket holds, by id: history, values and state.
+fn contents(shared: &SharedBucket) -> BTreeMap<u64, (History, Vec<u32>)> {
     let bits = |numbers: &[f32]| numbers.iter().map(|number| number.to_bits()).collect();
     let rows = shared.rows.iter();
-    rows.map(|row| (row.id, bits(row.numbers))).collect()
+    rows.map(|row| (row.id, (row.history, bits(row.numbers))))
+        .collect()
 }
 
 #[test]
@@ -56,7 +58,7 @@ fn an_id_gets_a_row_by_its_third_gradient() {
         count: 3,
         width: 1 << 12,
     };
-    let mut bucket = Bucket::new(&spec(admission, Eviction::default()));
+    let mut bucket = Bucket::new(&spec(admission, Eviction::default()), 0);
     for refused in [true, true, false, false] {
         let updated = add(&mut bucket, &[8], 0);
         assert_eq!(updated.refused, usize::from(refused));
@@ -73,16 +75,16 @@ fn an_id_without_a_row_reads_as_zeros_unless_each_id_gets_one() {
         initializer: Initializer::Uniform { limit: 1.0 },
         ..spec(admission, Eviction::default())
     };
-    let all = Bucket::new(&uniform(Admission::All));
+    let all = Bucket::new(&uniform(Admission::All), 0);
     assert_ne!(read(&all, 8), [0.0, 0.0]);
-    let some = Bucket::new(&uniform(Admission::Chance { probability: 0.5 }));
+    let some = Bucket::new(&uniform(Admission::Chance { probability: 0.5 }), 0);
     assert_eq!(read(&some, 8), [0.0, 0.0]);
 }
 
 #[test]
 fn ids_are_drawn_with_their_probability_anew_at_each_gradient() {
     let admission = Admission::Chance { probability: 0.25 };
-    let mut bucket = Bucket::new(&spec(admission, Eviction::default()));
+    let mut bucket = Bucket::new(&spec(admission, Eviction::default()), 0);
     let ids: Vec<u64> = (0..10_000).collect();
     let first = add(&mut bucket, &ids, 0);
     // Six standard deviations about the mean.
@@ -97,25 +99,26 @@ fn ids_are_drawn_with_their_probability_anew_at_each_gradient() {
 fn rows_without_an_update_for_so_long_are_removed() {
     let by_updates = Eviction {
         age: Some(Age::Updates(10)),
-        every: 5,
+        search_interval: 5,
         ..Eviction::default()
     };
-    let mut bucket = Bucket::new(&spec(Admission::All, by_updates));
+    let mut bucket = Bucket::new(&spec(Admission::All, by_updates), 0);
     add(&mut bucket, &[1, 2], 0);
     for _ in 0..13 {
         add(&mut bucket, &[2], 0);
         assert_eq!(ids(&bucket), [1, 2]);
     }
     // The first search at which row 1 has had no update for 10 others.
-    assert_eq!(add(&mut bucket, &[2], 0).removed, 1);
+    assert_eq!(add(&mut bucket, &[2], 0).evicted, 1);
     assert_eq!(ids(&bucket), [2]);
 
     let by_seconds = Eviction {
         age: Some(Age::Seconds(60)),
-        every: 1,
+        search_interval: 1,
         ..Eviction::default()
     };
-    let mut bucket = Bucket::new(&spec(Admission::All, by_seconds));
+    let mut bucket = Bucket::new(&spec(Admission::All, by_seconds), 0);
+    bucket.share();
     add(&mut bucket, &[1], 1000);
     add(&mut bucket, &[2], 1059);
     assert_eq!(ids(&bucket), [1, 2]);
@@ -123,30 +126,36 @@ fn rows_without_an_update_for_so_long_are_removed() {
     assert_eq!(ids(&bucket), [2]);
     // A row that comes back begins anew.
     assert_eq!(read(&bucket, 1), [0.0, 0.0]);
-    assert_eq!(bucket.share().removed, [1]);
+    assert_eq!(bucket.share().evicted, Some(vec![1]));
     add(&mut bucket, &[1], 1061);
     assert_eq!(read(&bucket, 1), [1.0, 1.0]);
     // One that has come back is no longer told as removed.
-    assert_eq!(add(&mut bucket, &[3], 1120).removed, 1);
+    assert_eq!(add(&mut bucket, &[3], 1120).evicted, 1);
     add(&mut bucket, &[2], 1120);
-    assert!(bucket.share().removed.is_empty());
+    assert_eq!(bucket.share().evicted, Some(Vec::new()));
+    // A clock that goes back makes no row older.
+    assert_eq!(add(&mut bucket, &[3], 5).evicted, 0);
+    assert_eq!(ids(&bucket), [1, 2, 3]);
 }
 
 #[test]
 fn a_full_bucket_removes_the_oldest_or_the_rarest() {
     // Of rows 1, 2 and 3, row 2 has the oldest update, and row 3 the fewest.
-    let order = [2, 2, 2, 3, 1, 1, 1, 3];
-    for (first, left) in [(First::Oldest, [1, 3, 4]), (First::Rarest, [1, 2, 4])] {
-        let capacity = Some(Capacity { rows: 4 * 3, first });
+    let updates = [2, 2, 2, 3, 1, 1, 1, 3];
+    for (order, left) in [
+        (EvictionOrder::Oldest, [1, 3, 4]),
+        (EvictionOrder::Rarest, [1, 2, 4]),
+    ] {
+        let capacity = Some(Capacity { rows: 4 * 3, order });
         let eviction = Eviction {
             capacity,
             ..Eviction::default()
         };
-        let mut bucket = Bucket::new(&spec(Admission::All, eviction));
-        for id in order {
-            assert_eq!(add(&mut bucket, &[id], 0).removed, 0);
+        let mut bucket = Bucket::new(&spec(Admission::All, eviction), 0);
+        for id in updates {
+            assert_eq!(add(&mut bucket, &[id], 0).evicted, 0);
         }
-        assert_eq!(add(&mut bucket, &[4], 0).removed, 1);
+        assert_eq!(add(&mut bucket, &[4], 0).evicted, 1);
         assert_eq!(ids(&bucket), left);
     }
 }
@@ -155,19 +164,48 @@ fn a_full_bucket_removes_the_oldest_or_the_rarest() {
 fn rows_of_small_values_are_removed() {
     let eviction = Eviction {
         below: Some(1.5),
-        every: 2,
+        search_interval: 2,
         ..Eviction::default()
     };
-    let mut bucket = Bucket::new(&spec(Admission::All, eviction));
-    add(&mut bucket, &[1, 2], 0);
-    assert_eq!(ids(&bucket), [1, 2]);
-    add(&mut bucket, &[2], 0);
+    let mut bucket = Bucket::new(&spec(Admission::All, eviction), 0);
+    // Values of row 1 go up and down, those of row 2 up.
+    for step in 1..=16 {
+        assert_eq!(ids(&bucket).len(), usize::from(step > 1) * 2);
+        let up = if step % 2 == 0 { 1.0 } else { -1.0 };
+        let gradients = [up, up, -1.0, -1.0].map(LeF32::from);
+        // A row of fewer updates is left alone.
+        let evicted = bucket.update(&[1, 2], &gradients, 1.0, 0).evicted;
+        assert_eq!(evicted, usize::from(step == 16));
+    }
     assert_eq!(ids(&bucket), [2]);
 }
 
 #[test]
+fn evicted_ids_are_forgotten_if_they_outnumber_the_rows() {
+    let capacity = Some(Capacity {
+        rows: 4,
+        order: EvictionOrder::Oldest,
+    });
+    let eviction = Eviction {
+        capacity,
+        ..Eviction::default()
+    };
+    let mut bucket = Bucket::new(&spec(Admission::All, eviction), 0);
+    add(&mut bucket, &[0], 0);
+    assert_eq!(bucket.share().evicted, None);
+    for id in 1..=1024 {
+        add(&mut bucket, &[id], 0);
+    }
+    assert_eq!(bucket.share().evicted.unwrap().len(), 1024);
+    for id in 2000..=3100 {
+        add(&mut bucket, &[id], 0);
+    }
+    assert_eq!(bucket.share().evicted, None);
+}
+
+#[test]
 fn what_is_shared_stays_as_it_was_and_tells_what_has_changed() {
-    let mut bucket = Bucket::new(&spec(Admission::All, Eviction::default()));
+    let mut bucket = Bucket::new(&spec(Admission::All, Eviction::default()), 0);
     let all: Vec<u64> = (0..3000).collect();
     add(&mut bucket, &all, 0);
     let first = bucket.share();
@@ -198,16 +236,18 @@ fn policies() -> impl Strategy<Value = (Admission, Eviction)> {
         (1..20u32).prop_map(Age::Updates),
         (1..20u32).prop_map(Age::Seconds),
     ]);
-    let first = prop_oneof![Just(First::Oldest), Just(First::Rarest)];
+    let first = prop_oneof![Just(EvictionOrder::Oldest), Just(EvictionOrder::Rarest)];
     let capacity = prop::option::of((1..200u64, first));
-    let capacity = capacity.prop_map(|c| c.map(|(rows, first)| Capacity { rows, first }));
+    let capacity = capacity.prop_map(|c| c.map(|(rows, order)| Capacity { rows, order }));
     let below = prop::option::of(0.5..3f32);
     let eviction =
-        (age, capacity, below, 1..7u32).prop_map(|(age, capacity, below, every)| Eviction {
-            age,
-            capacity,
-            below,
-            every,
+        (age, capacity, below, 1..7u32).prop_map(|(age, capacity, below, search_interval)| {
+            Eviction {
+                age,
+                capacity,
+                below,
+                search_interval,
+            }
         });
     (admission, eviction)
 }
@@ -234,13 +274,17 @@ proptest! {
             }
             outcomes
         };
-        let mut whole = Bucket::new(&spec);
+        let mut whole = Bucket::new(&spec, 0);
         run(&mut whole, &steps[..at], 0);
-        let mut restored = Bucket::restored(&spec, &whole.share());
+        let mut restored = Bucket::restored(&spec, 0, &whole.share());
+        // Its first snapshot is a whole one.
+        prop_assert_eq!(restored.share().evicted, None);
         let expected = run(&mut whole, &steps[at..], at);
         prop_assert_eq!(run(&mut restored, &steps[at..], at), expected);
         let (whole, restored) = (whole.share(), restored.share());
         prop_assert_eq!(contents(&whole), contents(&restored));
-        prop_assert_eq!(whole.removed, restored.removed);
+        prop_assert_eq!(whole.evicted, restored.evicted);
+        prop_assert_eq!((whole.updates, whole.time), (restored.updates, restored.time));
+        prop_assert_eq!(whole.sketch, restored.sketch);
     }
 }

@@ -66,8 +66,8 @@ fn stream(setup: &DataSetup, arrays: Vec<Array>, size: u64) -> Result<Dataset, I
     let mut parts = Vec::new();
     let mut classes: Vec<(PathBuf, usize)> = Vec::new();
     for (number, array) in arrays.iter().enumerate() {
-        // At least so many chunks that the share which is held out is not much more than asked for.
-        let share = (array.count as f64 * setup.settings.held_out) as usize;
+        // Whole chunks are held out. Each is an eighth of the share at most, so that not many more samples are.
+        let share = (array.count as f64 * setup.settings.held_out / 8.0) as usize;
         let most = (size as usize / array.sample_bytes()).min(share).max(1);
         // Chunks of about one size, so that one of them is as good as another to be held out.
         let samples = array.count.div_ceil(array.count.div_ceil(most));
