@@ -141,7 +141,7 @@ pub(crate) fn before<T: Element>(activation: Activation, result: &[T], gradient:
     before_limits(activation.limits(), result, gradient)
 }
 
-/// Returns the gradient of each element before the limits.
+/// Returns the gradient of each argument of the limits, given the results and their gradient.
 #[pulp::with_simd(before_limits = Arch::new())]
 #[inline(always)]
 fn before_limits_simd<S: Simd, T: Element>(
@@ -155,7 +155,7 @@ fn before_limits_simd<S: Simd, T: Element>(
     before
 }
 
-/// Returns each element within the limits.
+/// Returns each element, clamped to the limits.
 #[pulp::with_simd(limited = Arch::new())]
 #[inline(always)]
 fn limited_simd<S: Simd, T: Element>(_: S, limits: Limits<T>, x: &[T]) -> Vec<T> {
@@ -178,9 +178,7 @@ impl Function for Activate {
     }
 }
 
-struct AddRelu;
-
-/// Returns the sum of each pair of elements, within the limits.
+/// Returns the sum of each pair of elements, clamped to the limits.
 #[pulp::with_simd(limited_sums = Arch::new())]
 #[inline(always)]
 fn limited_sums_simd<S: Simd, T: Element>(_: S, limits: Limits<T>, a: &[T], b: &[T]) -> Vec<T> {
@@ -188,6 +186,8 @@ fn limited_sums_simd<S: Simd, T: Element>(_: S, limits: Limits<T>, a: &[T], b: &
     extend_with_pairs(&mut sums, a, b, |a, b| limits.apply(a + b));
     sums
 }
+
+struct AddRelu;
 
 impl CustomOp2 for AddRelu {
     fn name(&self) -> &'static str {
@@ -226,9 +226,7 @@ impl CustomOp2 for AddRelu {
     }
 }
 
-struct Gelu;
-
-/// Returns Φ(x), and `exp(-x²/2)`.
+/// Returns Φ(x), where Φ is the normal distribution, and `exp(-x²/2)`.
 #[inline(always)]
 fn normal_and_exponential<T: Element>(x: T) -> (T, T) {
     let half = T::from_f64(0.5);
@@ -237,13 +235,13 @@ fn normal_and_exponential<T: Element>(x: T) -> (T, T) {
     (half + half * erf, exponential)
 }
 
-/// Returns GELU of a number.
+/// Returns GELU of a number: `x · Φ(x)`.
 #[inline(always)]
 pub(crate) fn gelu_of<T: Element>(x: T) -> T {
     x * normal_and_exponential(x).0
 }
 
-/// Returns the derivative of GELU.
+/// Returns the derivative of GELU at `x`.
 #[inline(always)]
 pub(crate) fn gelu_slope<T: Element>(x: T) -> T {
     // 1 / sqrt(2 pi)
@@ -261,7 +259,7 @@ pub(crate) fn gelu_forward_simd<S: Simd, T: Element>(_: S, x: &[T]) -> Vec<T> {
     result
 }
 
-/// Returns the gradient of each of GELU's arguments.
+/// Returns the gradient of each argument of GELU, given the gradient of its result.
 #[pulp::with_simd(gelu_backward = Arch::new())]
 #[inline(always)]
 fn gelu_backward_simd<S: Simd, T: Element>(_: S, x: &[T], gradient: &[T]) -> Vec<T> {
@@ -269,6 +267,8 @@ fn gelu_backward_simd<S: Simd, T: Element>(_: S, x: &[T], gradient: &[T]) -> Vec
     extend_with_pairs(&mut before, x, gradient, |x, g| g * gelu_slope(x));
     before
 }
+
+struct Gelu;
 
 impl Function for Gelu {
     const NAME: &'static str = "gelu";

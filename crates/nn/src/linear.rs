@@ -24,7 +24,7 @@ impl Linear {
     /// Asks `vars` for `weight` and `bias`, with the initial values of [`candle_nn::linear()`].
     ///
     /// # Errors
-    /// Those of `vars`.
+    /// Returns the errors of `vars`.
     pub fn new(inputs: usize, outputs: usize, vars: VarBuilder) -> Result<Self> {
         let layer = candle_nn::linear(inputs, outputs, vars)?;
         match layer.bias() {
@@ -39,7 +39,7 @@ impl Linear {
     /// Returns [`linear`] of the inputs with this layer's weight and bias.
     ///
     /// # Errors
-    /// Those of [`linear`].
+    /// Returns the errors of [`linear`].
     pub fn forward(&self, inputs: &Tensor) -> Result<Tensor> {
         linear(inputs, &self.weight, &self.bias)
     }
@@ -47,7 +47,7 @@ impl Linear {
     /// Returns [`linear_relu`] of the inputs with this layer's weight and bias.
     ///
     /// # Errors
-    /// Those of [`linear`].
+    /// Returns the errors of [`linear`].
     pub fn forward_relu(&self, inputs: &Tensor) -> Result<Tensor> {
         linear_relu(inputs, &self.weight, &self.bias)
     }
@@ -55,18 +55,10 @@ impl Linear {
     /// Returns [`linear_gelu`] of the inputs with this layer's weight and bias.
     ///
     /// # Errors
-    /// Those of [`linear`].
+    /// Returns the errors of [`linear`].
     pub fn forward_gelu(&self, inputs: &Tensor) -> Result<Tensor> {
         linear_gelu(inputs, &self.weight, &self.bias)
     }
-}
-
-/// Returns the [`gelu`] of [`linear`].
-///
-/// # Errors
-/// Those of [`linear`].
-pub fn linear_gelu(inputs: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor> {
-    apply(inputs, weight, bias, Function::Gelu(OnceLock::new()))
 }
 
 /// Returns `inputs · weightᵀ + bias`: inputs of shape `[..., in]`, a weight of `[out, in]` and a bias of
@@ -81,9 +73,17 @@ pub fn linear(inputs: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor>
 /// Returns the [`relu`](crate::relu) of [`linear`], with the same gradient and the same results for NaN.
 ///
 /// # Errors
-/// Those of [`linear`].
+/// Returns the errors of [`linear`].
 pub fn linear_relu(inputs: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor> {
     apply(inputs, weight, bias, Function::Limit(Activation::Relu))
+}
+
+/// Returns the [`gelu`] of [`linear`].
+///
+/// # Errors
+/// Returns the errors of [`linear`].
+pub fn linear_gelu(inputs: &Tensor, weight: &Tensor, bias: &Tensor) -> Result<Tensor> {
+    apply(inputs, weight, bias, Function::Gelu(OnceLock::new()))
 }
 
 fn apply(inputs: &Tensor, weight: &Tensor, bias: &Tensor, function: Function) -> Result<Tensor> {
@@ -122,16 +122,50 @@ fn rows_of(shape: &Shape) -> Result<(usize, usize)> {
     Ok((shape.elem_count() / size, size))
 }
 
-/// The operation `inputs · weightᵀ + bias`, and a function of each element of the sum.
+/// The operation `inputs · weightᵀ + bias`, followed by a function of each element of the sum.
 struct Affine {
     function: Function,
 }
 
-/// The function of each element.
+/// The function that a layer applies to each element of its sum.
 enum Function {
     Limit(Activation),
-    /// GELU. It keeps its arguments for the backward pass.
+    /// GELU, and its arguments. The forward pass keeps them for the backward pass.
     Gelu(OnceLock<CpuStorage>),
+}
+
+impl Function {
+    /// Adds the bias to a product, and applies the function. A transposed product is `weight · inputsᵀ`.
+    fn finish<T: Element>(
+        &self,
+        mut product: Vec<T>,
+        bias: &[T],
+        transposed: bool,
+    ) -> Result<Vec<T>> {
+        match self {
+            Self::Limit(activation) if transposed => {
+                Ok(finish_transposed(&product, bias, activation.limits()))
+            }
+            Self::Limit(activation) => {
+                finish(&mut product, bias, activation.limits());
+                Ok(product)
+            }
+            Self::Gelu(arguments) => {
+                let result = if transposed {
+                    product = finish_transposed(&product, bias, Activation::Identity.limits());
+                    gelu_forward(&product)
+                } else {
+                    finish_gelu(&mut product, bias)
+                };
+                if arguments.set(T::to_cpu_storage_owned(product)).is_err() {
+                    bail!(
+                        "the operation of a linear layer ran twice; each forward pass needs its own operation"
+                    );
+                }
+                Ok(result)
+            }
+        }
+    }
 }
 
 /// Adds the bias to each row of the product, and applies the activation.
@@ -145,7 +179,7 @@ fn finish_simd<S: Simd, T: Element>(_: S, product: &mut [T], bias: &[T], limits:
     }
 }
 
-/// Adds the bias to each row of the product, and returns GELU of it.
+/// Adds the bias to each row of the product, and returns GELU of each sum.
 #[pulp::with_simd(finish_gelu = Arch::new())]
 #[inline(always)]
 fn finish_gelu_simd<S: Simd, T: Element>(_: S, product: &mut [T], bias: &[T]) -> Vec<T> {
@@ -176,11 +210,11 @@ fn finish_transposed<T: Element>(product: &[T], bias: &[T], limits: Limits<T>) -
     result
 }
 
-/// Returns the gradient of each element before the limits, and the sum over the rows of `outputs` elements, which is the
-/// gradient of the bias.
-#[pulp::with_simd(before_limits = Arch::new())]
+/// Returns the gradient of each argument of the limits, and the gradient of the bias: the sum over the rows of `outputs`
+/// elements.
+#[pulp::with_simd(finish_backward = Arch::new())]
 #[inline(always)]
-fn before_limits_simd<S: Simd, T: Element>(
+fn finish_backward_simd<S: Simd, T: Element>(
     _: S,
     result: &[T],
     gradient: &[T],
@@ -190,11 +224,11 @@ fn before_limits_simd<S: Simd, T: Element>(
     with_sums(result, gradient, outputs, |y, g| limits.gradient(y, g))
 }
 
-/// Returns the gradient of each of GELU's arguments, and the sum over the rows of `outputs` elements, which is the
-/// gradient of the bias.
-#[pulp::with_simd(before_gelu = Arch::new())]
+/// Returns the gradient of each argument of GELU, and the gradient of the bias: the sum over the rows of `outputs`
+/// elements.
+#[pulp::with_simd(finish_gelu_backward = Arch::new())]
 #[inline(always)]
-fn before_gelu_simd<S: Simd, T: Element>(
+fn finish_gelu_backward_simd<S: Simd, T: Element>(
     _: S,
     arguments: &[T],
     gradient: &[T],
@@ -203,8 +237,8 @@ fn before_gelu_simd<S: Simd, T: Element>(
     with_sums(arguments, gradient, outputs, |x, g| g * gelu_slope(x))
 }
 
-/// Returns `of` each pair of elements, and the sums over the rows of `outputs` elements. One pass over the memory makes
-/// both.
+/// Returns `of(value, gradient)` for each pair of elements, and the sums of the results over the rows of `outputs` elements.
+/// One pass over the memory computes both.
 #[inline(always)]
 fn with_sums<T: Element>(
     values: &[T],
@@ -254,26 +288,8 @@ impl CustomOp3 for Affine {
             inputs.matmul(weight, size, &as_rows, &weight_t)?
         };
         let result = with_type!(product.dtype(), T => {
-            let (mut product, bias) = (T::cpu_storage_data(product)?, slice::<T>(bias, bias_layout)?);
-            T::to_cpu_storage_owned(match &self.function {
-                Function::Limit(activation) if transposed => finish_transposed(&product, bias, activation.limits()),
-                Function::Limit(activation) => {
-                    finish(&mut product, bias, activation.limits());
-                    product
-                }
-                Function::Gelu(arguments) => {
-                    let result = if transposed {
-                        product = finish_transposed(&product, bias, Activation::Identity.limits());
-                        gelu_forward(&product)
-                    } else {
-                        finish_gelu(&mut product, bias)
-                    };
-                    if arguments.set(T::to_cpu_storage_owned(product)).is_err() {
-                        bail!("a linear layer's operation has computed a result before");
-                    }
-                    result
-                }
-            })
+            let (product, bias) = (T::cpu_storage_data(product)?, slice::<T>(bias, bias_layout)?);
+            T::to_cpu_storage_owned(self.function.finish(product, bias, transposed)?)
         });
         let leading = &inputs_layout.dims()[..inputs_layout.dims().len() - 1];
         Ok((result, [leading, &[outputs]].concat().into()))
@@ -295,11 +311,13 @@ impl CustomOp3 for Affine {
             let (before, sums) = match &self.function {
                 Function::Limit(activation) => {
                     let result = elements(result);
-                    before_limits(result.slice()?, gradient, outputs, activation.limits())
+                    finish_backward(result.slice()?, gradient, outputs, activation.limits())
                 }
                 Function::Gelu(arguments) => match arguments.get() {
-                    Some(arguments) => before_gelu(T::cpu_storage_as_slice(arguments)?, gradient, outputs),
-                    None => bail!("the gradient of a linear layer was asked for before its result"),
+                    Some(arguments) => {
+                        finish_gelu_backward(T::cpu_storage_as_slice(arguments)?, gradient, outputs)
+                    }
+                    None => bail!("the backward pass of a linear layer ran before its forward pass"),
                 },
             };
             (

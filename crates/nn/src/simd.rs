@@ -1,9 +1,9 @@
 //! SIMD vectors of `f32` and `f64`. The `pulp` crate chooses the instructions of the CPU at run time: AVX-512, AVX2 or
 //! NEON.
 //!
-//! Loops that should use them are functions with the attribute [`pulp::with_simd`], or implement [`WithSimd`], with
-//! `#[inline(always)]`. A closure for `Arch::dispatch` does not do: the compiler inlines only a small one into the function
-//! that has the instructions, and compiles a larger one for the oldest CPU.
+//! A loop that should use these instructions is a function with the attribute [`pulp::with_simd`], or an implementation of
+//! [`WithSimd`], and is `#[inline(always)]`. Do not pass such a loop to `Arch::dispatch` as a closure: the compiler inlines
+//! only a small closure into the function with the instructions, and compiles a larger closure for the oldest CPU.
 
 use candle_core::WithDType;
 use pulp::{Simd, WithSimd};
@@ -48,7 +48,7 @@ pub(crate) trait Element: WithDType {
     /// Returns the exponential. The compiler can vectorise a loop over it for `f32`, and not for `f64`.
     fn exponential(self) -> Self;
 
-    /// Returns the error function and `exp(-x²)`, which it computes on the way. The slope of GELU needs both.
+    /// Returns the error function and `exp(-x²)`, an intermediate value. The derivative of GELU needs both.
     fn error_function_and_exponential(self) -> (Self, Self);
 }
 
@@ -143,8 +143,8 @@ element!(
 /// The number of elements that a loop takes at a time. With a fixed number the compiler vectorises the inner loop.
 pub(crate) const BLOCK: usize = 16;
 
-/// Appends `of` each element. Call it only inside a function with [`pulp::with_simd`]. The compiler vectorises it; it does
-/// not vectorise `Vec::extend`.
+/// Appends `of(x)` for each element `x`. Call it only inside a function with [`pulp::with_simd`]. The compiler vectorises
+/// this loop, but not `Vec::extend`.
 #[inline(always)]
 pub(crate) fn extend_with<T: Element>(result: &mut Vec<T>, values: &[T], of: impl Fn(T) -> T) {
     let (blocks, rest) = values.as_chunks::<BLOCK>();
@@ -160,7 +160,7 @@ pub(crate) fn extend_with<T: Element>(result: &mut Vec<T>, values: &[T], of: imp
     }
 }
 
-/// Appends `of` each pair of elements, under the same condition as [`extend_with`].
+/// Appends `of(left, right)` for each pair of elements. Call it only inside a function with [`pulp::with_simd`].
 #[inline(always)]
 pub(crate) fn extend_with_pairs<T: Element>(
     result: &mut Vec<T>,

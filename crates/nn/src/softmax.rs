@@ -61,7 +61,7 @@ pub(crate) fn forward_simd<S: Simd, T: Element>(_: S, rows: &mut [T], size: usiz
     }
 }
 
-/// Replaces the gradients of the softmax of rows by `scale` times the gradients of the rows. `result` is the softmax.
+/// Replaces the gradient of the result of [`forward`] by the gradient of its rows. `result` is the result of [`forward`].
 #[pulp::with_simd(backward = Arch::new())]
 #[inline(always)]
 pub(crate) fn backward_simd<S: Simd, T: Element>(

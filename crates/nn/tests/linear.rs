@@ -23,13 +23,21 @@ const SHAPES: [(usize, usize, usize); 9] = [
     (1, 6, 70),
 ];
 
+/// Returns the inputs, the weight and the bias of a layer.
+fn variables(
+    source: &mut Source,
+    (rows, features, outputs): (usize, usize, usize),
+    dtype: DType,
+) -> [Var; 3] {
+    let shapes = [vec![rows, features], vec![outputs, features], vec![outputs]];
+    shapes.map(|shape| source.var(&shape, dtype))
+}
+
 #[test]
 fn linear_layers_agree_with_finite_differences() {
     let mut source = Source::new();
     for (rows, features, outputs) in SHAPES {
-        let x = source.var(&[rows, features], DType::F64);
-        let w = source.var(&[outputs, features], DType::F64);
-        let b = source.var(&[outputs], DType::F64);
+        let [x, w, b] = variables(&mut source, (rows, features, outputs), DType::F64);
         // Each element of the result has its own part in the loss.
         let part = source.tensor(&[rows, outputs], DType::F64);
         for (what, layer) in [
@@ -112,9 +120,7 @@ fn more_dimensions_are_rows() {
 #[test]
 fn a_second_backward_pass_gives_the_same_gradients() {
     let mut source = Source::new();
-    let x = source.var(&[3, 5], DType::F32);
-    let w = source.var(&[4, 5], DType::F32);
-    let b = source.var(&[4], DType::F32);
+    let [x, w, b] = variables(&mut source, (3, 5, 4), DType::F32);
     let loss = linear_gelu(&x, &w, &b).unwrap().sum_all().unwrap();
     let (first, second) = (backward(&loss).unwrap(), backward(&loss).unwrap());
     for var in [&x, &w, &b] {
@@ -127,9 +133,7 @@ fn a_second_backward_pass_gives_the_same_gradients() {
 fn layers_agree_with_candle() {
     let mut source = Source::new();
     for (rows, features, outputs) in SHAPES.into_iter().chain([(64, 784, 512), (300, 40, 70)]) {
-        let x = source.var(&[rows, features], DType::F32);
-        let w = source.var(&[outputs, features], DType::F32);
-        let b = source.var(&[outputs], DType::F32);
+        let [x, w, b] = variables(&mut source, (rows, features, outputs), DType::F32);
         let targets = source.targets(rows, outputs);
         let fused = linear_relu(&x, &w, &b).unwrap();
         let layer = candle_nn::Linear::new(w.as_tensor().clone(), Some(b.as_tensor().clone()));
@@ -166,9 +170,7 @@ fn layers_agree_with_candle() {
 #[test]
 fn other_types_agree_with_f32() {
     let mut source = Source::new();
-    let x = source.var(&[5, 7], DType::BF16);
-    let w = source.var(&[4, 7], DType::BF16);
-    let b = source.var(&[4], DType::BF16);
+    let [x, w, b] = variables(&mut source, (5, 7, 4), DType::BF16);
     let targets = source.targets(5, 4);
     let run = |[x, w, b]: [&Var; 3]| {
         let y = linear_relu(x, w, b).unwrap();

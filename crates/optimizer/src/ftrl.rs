@@ -37,32 +37,32 @@ impl WithSimd for Work<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, _: S) {
-        accumulate(self.settings, self.rate, self.part.with_two_slots());
+        update_elements(self.settings, self.rate, self.part.with_two_slots());
     }
 }
 
 /// Updates elements, each a weight, its gradient, its sum of squares and its linear term.
 #[inline(always)]
-pub(crate) fn accumulate<'a>(
+pub(crate) fn update_elements<'a>(
     settings: &Ftrl,
     rate: f32,
     elements: impl Iterator<Item = (&'a mut f32, f32, &'a mut f32, &'a mut f32)>,
 ) {
-    // A schedule may end at a rate of 0, by which nothing changes and nothing can be divided.
+    // A schedule may end at a rate of 0. Such an update changes nothing, and the formula would divide by 0.
     if rate == 0.0 {
         return;
     }
-    // The usual power has an instruction of its own.
+    // The usual power is the square root, which is a single instruction.
     if settings.learning_rate_power == -0.5 {
-        accumulate_by(settings, rate, f32::sqrt, elements);
+        update_with_power(settings, rate, f32::sqrt, elements);
     } else {
         let power = -settings.learning_rate_power;
-        accumulate_by(settings, rate, |n| n.powf(power), elements);
+        update_with_power(settings, rate, |n| n.powf(power), elements);
     }
 }
 
 #[inline(always)]
-fn accumulate_by<'a>(
+fn update_with_power<'a>(
     settings: &Ftrl,
     rate: f32,
     raise: impl Fn(f32) -> f32,

@@ -16,6 +16,7 @@ impl Rule for RmsProp {
     fn apply(&self, update: Update, part: Part) {
         let (rate, decay, mu) = (update.learning_rate, self.weight_decay, self.momentum);
         let (alpha, epsilon) = (self.alpha, self.epsilon);
+        // Each closure is a single loop, as `Kernel::run` requires.
         if mu > 0.0 {
             update.kernel.run(|| {
                 for (w, g, square, velocity) in part.with_two_slots() {

@@ -1,15 +1,15 @@
-//! Optimizers of tables' rows. Only the rows of a step change; a row's state is beside its values.
+//! Optimizers for the rows of tables. A step changes only its own rows. The table stores the state of a row beside its values.
 //!
-//! A row counts its own updates, and Adam corrects its means by this count. If all rows take part in all steps, these are
-//! Adam's usual steps. Other implementations correct by the steps of the whole training, which makes a rare row's first
-//! steps larger.
+//! Each row counts its updates, and Adam corrects the bias of the row's means by this count. A row that takes part in every
+//! step changes as with the usual Adam. Other implementations correct the bias by the number of steps of the whole training,
+//! so the first steps of a rare row are larger.
 
 use shared_proto::job::{Adagrad, Adam, Ftrl, Sgd};
 use shared_proto::kernel::{Kernel, Simd, WithSimd};
 use shared_proto::payload::LeF32;
 use shared_proto::table::RowOptimizer;
 
-use crate::ftrl::accumulate;
+use crate::ftrl;
 
 /// A row, and the gradient of its values.
 #[derive(Debug)]
@@ -28,7 +28,7 @@ pub trait ChangedRows {
     fn each(&mut self, change: impl FnMut(Row));
 }
 
-/// Returns the length of the state of a row with so many values.
+/// Returns the length of the state of a row with `dimension` values.
 pub fn state_len(optimizer: &RowOptimizer, dimension: usize) -> usize {
     match optimizer {
         RowOptimizer::Sgd(_) => 0,
@@ -40,7 +40,7 @@ pub fn state_len(optimizer: &RowOptimizer, dimension: usize) -> usize {
     }
 }
 
-/// Sets the state of a row before its first update.
+/// Sets the state of a new row.
 pub fn initialize(optimizer: &RowOptimizer, state: &mut [f32]) {
     state.fill(match optimizer {
         RowOptimizer::Adagrad(settings) | RowOptimizer::RowAdagrad(settings) => {
@@ -50,7 +50,7 @@ pub fn initialize(optimizer: &RowOptimizer, state: &mut [f32]) {
     });
 }
 
-/// Applies the gradients of rows at a learning rate, its schedule's factor included.
+/// Applies the gradients of rows. `rate` is the learning rate, with the factor of its schedule.
 pub fn update(optimizer: &RowOptimizer, rate: f32, kernel: Kernel, rows: &mut impl ChangedRows) {
     match optimizer {
         RowOptimizer::Sgd(rule) => kernel.run(Work { rule, rate, rows }),
@@ -68,8 +68,8 @@ pub fn update(optimizer: &RowOptimizer, rate: f32, kernel: Kernel, rows: &mut im
     }
 }
 
-/// A rule that changes a row. Implementations are `#[inline(always)]`, so that they are compiled for the instructions of
-/// the kernel.
+/// The update rule of a row. Implementations are `#[inline(always)]`, so that the compiler uses the instructions of the
+/// kernel.
 trait RowRule {
     fn apply(&self, rate: f32, row: Row);
 }
@@ -91,7 +91,7 @@ impl<R: RowRule, C: ChangedRows> WithSimd for Work<'_, R, C> {
     }
 }
 
-/// The form of an optimizer that keeps one number for a whole row where the usual form keeps one for each value.
+/// The row-wise form of an optimizer. It keeps one number for a whole row; the usual form keeps one for each value.
 struct RowWise<'a, T>(&'a T);
 
 impl RowRule for Sgd {
@@ -135,14 +135,15 @@ impl RowRule for RowWise<'_, Adagrad> {
     }
 }
 
-/// Returns the mean of the squares, or 0 of none.
+/// Returns the mean of the squares, or 0 if there are no values.
 #[inline(always)]
 fn mean_square(values: impl ExactSizeIterator<Item = f32>) -> f32 {
     let count = values.len().max(1);
     values.fold(0.0, |sum, x| sum + x * x) / count as f32
 }
 
-/// Returns the step size and the root of the correction of the mean square, for a row's update of this number.
+/// Returns the step size of a row's update, and the square root of the bias correction of the mean square. `number` is the
+/// number of the update, from 1.
 #[inline(always)]
 fn corrected(settings: &Adam, rate: f32, number: f32) -> (f32, f32) {
     let bias_correction = |beta: f32| 1.0 - f64::from(beta).powi(number as i32);
@@ -156,7 +157,7 @@ impl RowRule for Adam {
         let [number, means @ ..] = row.state else {
             return;
         };
-        // It stays at 2^24, where the corrections are long 1.
+        // An `f32` counts no further than 2^24. The corrections are 1 long before.
         *number += 1.0;
         let (step, root) = corrected(self, rate, *number);
         let (means, squares) = means.split_at_mut(row.values.len());
@@ -170,7 +171,7 @@ impl RowRule for Adam {
     }
 }
 
-/// The mean square of a row is that of its values' gradients, as in FBGEMM's partial row-wise Adam.
+/// A row has one mean square, over the gradients of all its values, as in FBGEMM's partial row-wise Adam.
 impl RowRule for RowWise<'_, Adam> {
     #[inline(always)]
     fn apply(&self, rate: f32, row: Row) {
@@ -200,6 +201,6 @@ impl RowRule for Ftrl {
         let pairs = row.values.iter_mut().zip(row.gradient);
         let elements = pairs.zip(sums.iter_mut().zip(linears));
         let elements = elements.map(|((w, g), (sum, linear))| (w, g.get(), sum, linear));
-        accumulate(self, rate, elements);
+        ftrl::update_elements(self, rate, elements);
     }
 }

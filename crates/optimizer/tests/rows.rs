@@ -1,4 +1,4 @@
-//! The optimizers of tables' rows: against the usual optimizers, and against their formulas in `f64`.
+//! Optimizers for the rows of tables, compared with the usual optimizers and with their formulas in `f64`.
 
 #![allow(clippy::unwrap_used)]
 
@@ -28,7 +28,7 @@ impl ChangedRows for OneRow {
     }
 }
 
-/// Gradients of some steps that differ in sign and size, one of them 0.
+/// Returns the gradients of 20 steps. They differ in sign and size, and some are 0.
 fn gradients(dimension: usize) -> Vec<Vec<f32>> {
     let of = |step: usize, i: usize| match (step * 7 + i * 3) % 11 {
         0 => 0.0,
@@ -104,7 +104,7 @@ fn settings() -> (Sgd, Adagrad, Adam, Ftrl) {
 }
 
 #[test]
-fn a_row_of_every_step_changes_as_a_dense_variable() {
+fn a_row_in_every_step_changes_like_a_dense_variable() {
     let (sgd, adagrad, adam, ftrl) = settings();
     for (row, dense) in [
         (RowOptimizer::Sgd(sgd.clone()), Optimizer::Sgd(sgd)),
@@ -125,7 +125,7 @@ fn a_row_of_every_step_changes_as_a_dense_variable() {
     }
 }
 
-/// The formulas of the row-wise optimizers, in `f64`.
+/// Returns the values after each step, by the formulas of the row-wise optimizers in `f64`.
 fn row_wise(optimizer: &RowOptimizer, dimension: usize) -> Vec<Vec<f32>> {
     let mut values: Vec<f64> = initial(dimension).into_iter().map(f64::from).collect();
     let (mut square, mut means) = (0.0, vec![0.0; dimension]);
@@ -189,7 +189,7 @@ fn row_wise_optimizers_follow_their_formulas() {
 }
 
 #[test]
-fn a_row_of_one_value_is_row_wise_as_it_is_value_by_value() {
+fn row_wise_and_usual_optimizers_agree_on_a_row_of_one_value() {
     let (_, adagrad, adam, _) = settings();
     let last = |optimizer| train(&optimizer, 1, Kernel::best()).pop().unwrap()[0];
     let pairs = [

@@ -54,8 +54,8 @@ impl Kernel {
 
     /// Does the work with these instructions.
     ///
-    /// A closure must be a single short loop: the compiler inlines a short one into the function that has the
-    /// instructions, and compiles a long one for the baseline. Larger work implements [`WithSimd`], with
+    /// A closure must be a single short loop: the compiler inlines a short closure into the function with the
+    /// instructions, and compiles a long closure for the baseline. Larger work implements [`WithSimd`], with
     /// `#[inline(always)]`.
     #[inline(always)]
     pub fn run<W: WithSimd>(self, work: W) -> W::Output {

@@ -229,7 +229,7 @@ fn unbiased(count: usize) -> f64 {
     count as f64 / (count - 1) as f64
 }
 
-/// Returns the mean, and the sum of the squared deviations from it.
+/// Returns the [`moments`] of the values, computed with the instructions of this CPU.
 #[pulp::with_simd(moments_of = Arch::new())]
 #[inline(always)]
 fn moments_of_simd<S: Simd, T: Element>(_: S, values: &[T]) -> (f64, f64) {
@@ -268,7 +268,16 @@ struct ChannelMap<T> {
     limits: Limits<T>,
 }
 
-/// Appends the results of a channel's elements.
+impl<T: Element> ChannelMap<T> {
+    /// Returns the gradient of `x · factor + summand`, given the gradient of the result.
+    #[inline(always)]
+    fn gradient_of_sum(self, x: T, gradient: T) -> T {
+        self.limits
+            .gradient(x * self.factor + self.summand, gradient)
+    }
+}
+
+/// Appends the normalised elements of a channel.
 #[pulp::with_simd(extend_with_map = Arch::new())]
 #[inline(always)]
 fn extend_with_map_simd<S: Simd, T: Element>(
@@ -282,7 +291,8 @@ fn extend_with_map_simd<S: Simd, T: Element>(
     });
 }
 
-/// Returns the sum of a channel's gradients before the limits, and the sum of their products with `x - mean`.
+/// Returns two sums over the elements of a channel: of the gradients of `x · factor + summand`, and of the products of these
+/// gradients with `x - mean`.
 #[pulp::with_simd(sums_of_gradients = Arch::new())]
 #[inline(always)]
 fn sums_of_gradients_simd<S: Simd, T: Element>(
@@ -310,8 +320,9 @@ fn sums_of_gradients_simd<S: Simd, T: Element>(
     (total(of_bias), total(of_weight))
 }
 
-/// Appends the gradients of a channel's elements. If the statistics are those of the batch, `mean_gradient` is the mean of
-/// the channel's gradients, and `slope` the same for their products with `x - mean`, over the variance; 0 otherwise.
+/// Appends the gradients of a channel's elements. With the statistics of the batch, `mean_gradient` is the mean of the
+/// gradients of `x · factor + summand`, and `slope` is the mean of their products with `x - mean`, divided by the variance.
+/// With running statistics, both are 0.
 #[pulp::with_simd(extend_with_gradients = Arch::new())]
 #[inline(always)]
 fn extend_with_gradients_simd<S: Simd, T: Element>(
@@ -326,15 +337,6 @@ fn extend_with_gradients_simd<S: Simd, T: Element>(
     extend_with_pairs(result, values, gradient, |x, g| {
         map.factor * (map.gradient_of_sum(x, g) - mean_gradient - (x - map.mean) * slope)
     });
-}
-
-impl<T: Element> ChannelMap<T> {
-    /// Returns the gradient of `x · factor + summand`, given that of the result.
-    #[inline(always)]
-    fn gradient_of_sum(self, x: T, gradient: T) -> T {
-        self.limits
-            .gradient(x * self.factor + self.summand, gradient)
-    }
 }
 
 /// The operation: `(x - mean) · scale · weight + bias`, then the activation.

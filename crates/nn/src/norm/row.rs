@@ -154,7 +154,7 @@ fn statistics<T: Element>(row: &[T], eps: f64) -> (T, T) {
     )
 }
 
-/// Returns the normalised inputs. There is a weight and a bias for each element of a sample.
+/// Returns the normalised inputs. `weights` and `biases` have a number for each element of a sample.
 #[pulp::with_simd(normalised = Arch::new())]
 #[inline(always)]
 fn normalised_simd<S: Simd, T: Element>(
@@ -172,12 +172,12 @@ fn normalised_simd<S: Simd, T: Element>(
         let (mean, scale) = statistics(row, rows.eps);
         let y = |x: T, weight: T, bias: T| (x - mean) * scale * weight + bias;
         let (blocks, rest) = row.as_chunks::<BLOCK>();
-        let weights = weight
+        let affine_blocks = weight
             .as_chunks::<BLOCK>()
             .0
             .iter()
             .zip(bias.as_chunks::<BLOCK>().0);
-        for (x, (weight, bias)) in blocks.iter().zip(weights) {
+        for (x, (weight, bias)) in blocks.iter().zip(affine_blocks) {
             let mut new = [T::zero(); BLOCK];
             for i in 0..BLOCK {
                 new[i] = y(x[i], weight[i], bias[i]);

@@ -27,7 +27,7 @@ const CATEGORIES: usize = 26;
 const FIELDS: usize = 1 + NUMBERS + CATEGORIES;
 const BUCKETS: u64 = 100_000;
 
-/// ln(1 + x) of small numbers, as most are.
+/// `ln(1 + x)` of small numbers. Most numbers of the data are small.
 static LOGARITHMS: LazyLock<[f32; 1024]> =
     LazyLock::new(|| std::array::from_fn(|x| logarithm(x as u64)));
 
@@ -91,15 +91,7 @@ fn parse(text: &Text, samples: &[u32], buckets: u64) -> Result<InMemory, InputEr
     let hashers: Vec<Hasher> = (0..CATEGORIES as u64).map(Hasher::of).collect();
     for (sample, row) in text.select(samples)?.lines().enumerate() {
         let wrong = |problem: String| text.rows(&samples[sample..=sample]).place(0).wrong(problem);
-        let (mut fields, mut found, mut start) = ([""; FIELDS], 0, 0);
-        // Most fields are too short for `memchr` to be faster than a loop.
-        let tabs = row.bytes().enumerate().filter(|(_, b)| *b == b'\t');
-        for end in tabs.map(|(at, _)| at).chain([row.len()]) {
-            if let Some(field) = fields.get_mut(found) {
-                *field = &row[start..end];
-            }
-            (found, start) = (found + 1, end + 1);
-        }
+        let (fields, found) = split(row);
         if found != FIELDS {
             return Err(wrong(format!(
                 "{found} fields were found; a label, {NUMBERS} numbers and {CATEGORIES} categories between tabs were expected"
@@ -120,13 +112,10 @@ fn parse(text: &Text, samples: &[u32], buckets: u64) -> Result<InMemory, InputEr
                     ))
                 })?,
             };
-            let number = number.max(0) as u64;
-            let small = usize::try_from(number).ok();
-            let known = small.and_then(|number| LOGARITHMS.get(number));
-            numbers.push(known.copied().unwrap_or_else(|| logarithm(number)));
+            numbers.push(scaled(number));
         }
         for ((field, text), hasher) in (1..).zip(&fields[1 + NUMBERS..]).zip(&hashers) {
-            // The fold looks at all bytes, so that it has no branch for each.
+            // The fold reads all bytes, so it needs no branch for each byte.
             let any_wrong = |wrong, b: u8| wrong | !b.is_ascii_hexdigit();
             if text.bytes().fold(false, any_wrong) {
                 return Err(wrong(format!(
@@ -143,6 +132,28 @@ fn parse(text: &Text, samples: &[u32], buckets: u64) -> Result<InMemory, InputEr
         vec![numbers, categories],
         vec![Column::binary("label", labels)],
     )
+}
+
+/// Splits a line at its tabs. Returns the first fields, and the number of all fields.
+fn split(row: &str) -> ([&str; FIELDS], usize) {
+    let (mut fields, mut found, mut start) = ([""; FIELDS], 0, 0);
+    // Most fields are too short for `memchr` to be faster than a loop.
+    let tabs = row.bytes().enumerate().filter(|(_, b)| *b == b'\t');
+    for end in tabs.map(|(at, _)| at).chain([row.len()]) {
+        if let Some(field) = fields.get_mut(found) {
+            *field = &row[start..end];
+        }
+        (found, start) = (found + 1, end + 1);
+    }
+    (fields, found)
+}
+
+/// Returns `ln(1 + x)` of a number, or 0 if the number is negative.
+fn scaled(number: i64) -> f32 {
+    let number = number.max(0) as u64;
+    let small = usize::try_from(number).ok();
+    let known = small.and_then(|number| LOGARITHMS.get(number));
+    known.copied().unwrap_or_else(|| logarithm(number))
 }
 
 fn logarithm(number: u64) -> f32 {

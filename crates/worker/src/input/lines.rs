@@ -43,7 +43,7 @@ pub(super) struct Text {
     lines: Vec<(Range<usize>, u64)>,
 }
 
-/// Lines of a chunk, in the order of samples.
+/// Copies of some lines of a chunk, in the order of the selected samples.
 pub(super) struct Selected {
     text: String,
     /// The end of each line in the text.
@@ -51,7 +51,7 @@ pub(super) struct Selected {
 }
 
 impl Selected {
-    /// Returns each line, without its end.
+    /// Returns each line, without its line ending.
     pub(super) fn lines(&self) -> impl Iterator<Item = &str> {
         let starts = [0].into_iter().chain(self.ends.iter().map(|end| end + 1));
         starts
@@ -154,13 +154,13 @@ impl Lines {
 }
 
 impl Text {
-    /// Copies the lines of these samples.
+    /// Copies the lines of these samples, in this order.
     ///
     /// # Errors
     /// [`InputError::Line`] if a line is not valid UTF-8.
     pub(super) fn select(&self, samples: &[u32]) -> Result<Selected, InputError> {
-        // The lines are scattered over the chunk. The CPU overlaps the cache misses of copies, but not those of a parser,
-        // which branches on each byte.
+        // The lines are scattered over the chunk. The CPU overlaps the cache misses of copies. A parser branches on each
+        // byte, so the CPU does not overlap its cache misses.
         let length = |sample: &u32| self.lines[*sample as usize].0.len() + 1;
         let mut content = Vec::with_capacity(samples.iter().map(length).sum());
         let mut ends = Vec::with_capacity(samples.len());
@@ -174,7 +174,7 @@ impl Text {
             let at = error.utf8_error().valid_up_to();
             let sample = samples[ends.partition_point(|end| *end < at)];
             let (_, number) = self.lines[sample as usize];
-            Place::line(&self.file, number).wrong("the line is no text in UTF-8".to_owned())
+            Place::line(&self.file, number).wrong("the line is not valid UTF-8".to_owned())
         })?;
         Ok(Selected { text, ends })
     }

@@ -60,16 +60,17 @@ impl Source for Npy {
     }
 }
 
-/// Leaves the samples in their files, which are read in chunks of about `size` bytes. A share of each class's chunks is held
-/// out.
+/// Returns a data set that reads the samples from their files, in chunks of about `size` bytes. A share of the chunks of each
+/// class is held out.
 fn stream(setup: &DataSetup, arrays: Vec<Array>, size: u64) -> Result<Dataset, InputError> {
     let mut parts = Vec::new();
     let mut classes: Vec<(PathBuf, usize)> = Vec::new();
     for (number, array) in arrays.iter().enumerate() {
-        // Whole chunks are held out. Each is an eighth of the share at most, so that not many more samples are.
+        // Whole chunks are held out. A chunk is at most an eighth of the held-out share, so rounding up to whole chunks adds
+        // few samples.
         let share = (array.count as f64 * setup.settings.held_out / 8.0) as usize;
         let most = (size as usize / array.sample_bytes()).min(share).max(1);
-        // Chunks of about one size, so that one of them is as good as another to be held out.
+        // The chunks have nearly the same size, so the choice of chunks hardly changes the number of held-out samples.
         let samples = array.count.div_ceil(array.count.div_ceil(most));
         let before = parts.len();
         for start in (0..array.count).step_by(samples) {
@@ -104,7 +105,7 @@ fn stream(setup: &DataSetup, arrays: Vec<Array>, size: u64) -> Result<Dataset, I
 /// Arrays in files, one for each class.
 struct Classes {
     arrays: Vec<Array>,
-    /// The array of each chunk, and its samples of it.
+    /// The array and the samples of each chunk.
     parts: Vec<(usize, Range<usize>)>,
     chunks: Vec<Chunk>,
     /// The label of each chunk's samples.
@@ -147,14 +148,8 @@ impl Chunks for Classes {
 
     fn digest(&self, hash: &mut dyn FnMut(&[u8])) {
         for array in &self.arrays {
-            hash(
-                array
-                    .file
-                    .path()
-                    .file_name()
-                    .unwrap_or_default()
-                    .as_encoded_bytes(),
-            );
+            let name = array.file.path().file_name().unwrap_or_default();
+            hash(name.as_encoded_bytes());
             hash(&array.file.size().to_le_bytes());
         }
     }
@@ -188,7 +183,7 @@ impl Elements {
 }
 
 impl Array {
-    /// Reads the header of a file, of which the first `most` samples are read, or all.
+    /// Reads the header of a file. The array has the first `most` samples of the file, or all.
     fn open(file: DataFile, most: Option<u64>) -> Result<Self, InputError> {
         let (path, length) = (file.path(), file.size());
         let header = Header::read(&mut file.reader()).map_err(|problem| wrong(path, &problem))?;
@@ -225,7 +220,7 @@ impl Array {
         })
     }
 
-    /// Refuses an array whose samples differ from those of another class.
+    /// Refuses the array if its samples differ in type or shape from the samples of the first class.
     fn check_like(&self, first: &Self) -> Result<(), InputError> {
         let (ours, theirs) = (self.described(), first.described());
         match ours == theirs {
@@ -233,13 +228,13 @@ impl Array {
             false => Err(wrong(
                 self.file.path(),
                 &format!(
-                    "samples are {ours}, those of the classes before {theirs}; give all classes the same"
+                    "samples are {ours}, but samples of the first class are {theirs}; give all classes the same type and shape"
                 ),
             )),
         }
     }
 
-    /// Returns type and shape of a sample.
+    /// Returns the type and the shape of a sample, for messages.
     fn described(&self) -> String {
         let kind = match self.header.size {
             1 => "u8",
@@ -263,7 +258,8 @@ impl Array {
         self.checked(self.read(samples)?, |sample| first + sample)
     }
 
-    /// Returns the elements of samples with these bytes. `number` returns the number in the file of each of them.
+    /// Returns the elements of samples with these bytes, and refuses NaN and infinity. `number` maps the index of a sample in
+    /// `bytes` to its number in the file.
     fn checked(
         &self,
         bytes: Vec<u8>,

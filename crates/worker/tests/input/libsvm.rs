@@ -99,7 +99,7 @@ fn what_cannot_be_read_is_named_with_its_line() {
         let error = load_files(&[("x", train), ("x.t", test)], options).unwrap_err();
         assert_says(&error, &parts);
     }
-    // A character of two bytes that the end of the line cuts in two, and its second byte on the next line.
+    // The end of line 2 splits a character of two bytes.
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("x"), b"1 1:2\n0 2:1 # \xc3\n\xa9 1:1\n").unwrap();
     std::fs::write(folder.path().join("x.t"), "1\n").unwrap();

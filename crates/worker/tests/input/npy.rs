@@ -43,7 +43,7 @@ fn arrays_that_do_not_fit_are_named() {
     let floats = |shape: &[usize]| bytes(shape).to_dtype(DType::F32).unwrap();
     let nan = (floats(&[3, 2]) * f64::NAN).unwrap();
     for (second, said) in [
-        (bytes(&[3, 5]), "shape [5], those of the classes before"),
+        (bytes(&[3, 5]), "shape [5], but samples of the first class"),
         (floats(&[3, 4]), "f32 of shape [4]"),
         (bytes(&[1, 4]), "a single sample"),
         (bytes(&[4, 0]), "no sample is read"),

@@ -209,7 +209,7 @@ fn pictures_may_stay_in_their_files() {
     }
 }
 
-/// Writes an array of rows of three numbers, the first of which is the row's own.
+/// Writes an array of rows of three numbers. The first of them is the number of the row.
 fn write_numbers(place: &Path, rows: std::ops::Range<u32>) {
     let values: Vec<f32> = rows.clone().flat_map(|i| [i as f32, 0.5, -1.0]).collect();
     let array = Tensor::from_vec(values, (rows.len(), 3), &Device::Cpu).unwrap();
