@@ -21,6 +21,7 @@ const FLOORS: [(&str, &[&str]); 13] = [
             "checkpoint",
             "daemon",
             "optimizer",
+            "table",
         ],
     ),
     (
@@ -29,7 +30,14 @@ const FLOORS: [(&str, &[&str]); 13] = [
     ),
     (
         "worker",
-        &["shared-proto", "storage", "daemon", "nn", "ps-client"],
+        &[
+            "shared-proto",
+            "storage",
+            "daemon",
+            "nn",
+            "table",
+            "ps-client",
+        ],
     ),
     (
         "flambeau",

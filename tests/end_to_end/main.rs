@@ -24,6 +24,7 @@ mod steps;
 mod stop;
 mod stores;
 mod streams;
+mod tables;
 mod unable;
 mod weights;
 

@@ -2,6 +2,7 @@
 //! nothing.
 
 mod bad_messages;
+mod bad_rows;
 
 use std::time::Duration;
 

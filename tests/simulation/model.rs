@@ -9,8 +9,10 @@ use shared_proto::blocks::VariableSpec;
 use shared_proto::ids::{Clock, ViewNumber};
 use shared_proto::payload::Elements;
 use shared_proto::step::{EVERY_BATCH, Gradients, Want};
-use worker::model::Metrics;
-use worker::replica::{Computed, Description, Positions, Prepared, Replica, ReplicaError, Step};
+use worker::replica::{
+    Computed, Description, Evaluation, EvaluationPart, Positions, Prepared, Replica, ReplicaError,
+    Step,
+};
 use worker::strategy::{
     Evaluated, Joining, ParameterServer, Pulled, Pushed, Reconciled, Strategy, StrategyError,
 };
@@ -109,6 +111,7 @@ impl Counting {
             step,
             description: Description {
                 variables: (0..VARIABLES).map(spec).collect(),
+                tables: Vec::new(),
                 training_samples: SAMPLES as u64,
                 evaluation_samples: 1,
                 data_digest: Default::default(),
@@ -140,13 +143,17 @@ impl Replica for Counting {
         let norm = if finite { 2.0 } else { f64::NAN };
         Ok(Computed {
             loss: 0.0,
-            gradients: Gradients { values, norm },
+            gradients: Gradients {
+                values,
+                rows: Vec::new(),
+                norm,
+            },
         })
     }
 
-    async fn evaluate(&self) -> Result<Metrics, ReplicaError> {
+    async fn evaluate(&self, _: EvaluationPart) -> Result<Evaluation, ReplicaError> {
         self.history.evaluated(&self.name);
-        Ok([("loss".to_owned(), 0.0)].into())
+        Ok(Evaluation::Done([("loss".to_owned(), 0.0)].into()))
     }
 
     async fn initial_values(&self) -> Result<Vec<Elements>, ReplicaError> {
@@ -223,8 +230,10 @@ impl Strategy for Observed {
         let take = async |blocks| history.pulled(name, blocks);
         let epoch = self.inner.pull_fresh_blocks(clock, view, take).await?;
         self.history.pulled_fresh(&self.name, epoch);
-        let metrics = replica.evaluate().await?;
-        Ok(Evaluated { metrics, epoch })
+        match replica.evaluate(EvaluationPart::First).await? {
+            Evaluation::Done(metrics) => Ok(Evaluated { metrics, epoch }),
+            Evaluation::Wants(_) => unreachable!("a counting replica has no tables"),
+        }
     }
 
     async fn save(&mut self, path: PathBuf, replica: &dyn Replica) -> Result<(), StrategyError> {

@@ -133,7 +133,9 @@ impl World {
         for file in &manifest.files {
             for block in store.read_file(&manifest, file).await.ok()? {
                 let number = shape.block(block.id.variable as usize, block.id.index as usize);
-                let values = payload::elements(&block.weights).iter().take(PUSHES);
+                let values = payload::elements(block.values.numbers()[0])
+                    .iter()
+                    .take(PUSHES);
                 saved.weights[number] = values.map(|v| v.get()).collect();
                 saved.versions[number] = block.version.0;
             }

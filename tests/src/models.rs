@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use flambeau::candle_core::{Result, Tensor};
 use flambeau::candle_nn::{self, BatchNorm, BatchNormConfig, Linear, Module, VarBuilder};
-use flambeau::{Batch, Model, Pass, Setup};
+use flambeau::{Batch, Embeddings, Model, Pass, Setup, Table};
 
 /// A linear model. Its step takes as many milliseconds as `TEST_STEP_MILLISECONDS` says, and 300 while the
 /// file that `TEST_SLOW_WHILE` names exists. It computes NaN from step `TEST_NAN_AT` on, and panics at step
@@ -122,5 +122,38 @@ impl Model for Normal {
         let inputs = batch.input()?.flatten_from(1)?;
         let inputs = inputs.apply_t(&self.norm, pass.training)?;
         self.line.forward(&inputs)
+    }
+}
+
+/// Factors of users and items, in a table each, and a bias. The output for a sample is the product of its user's and its
+/// item's factors. A step takes as many milliseconds as `TEST_STEP_MILLISECONDS` says.
+#[derive(Debug)]
+pub struct Factors {
+    users: Embeddings,
+    items: Embeddings,
+    bias: Tensor,
+}
+
+impl Model for Factors {
+    fn new(setup: &Setup, vars: VarBuilder) -> Result<Self> {
+        let table = |column| Table::dim(4).sgd(0.5).buckets(8).column(column);
+        Ok(Self {
+            users: setup.table("users", table("user"))?,
+            items: setup.table("items", table("item"))?,
+            bias: vars.get_with_hints(1, "bias", candle_nn::init::ZERO)?,
+        })
+    }
+
+    fn forward(&self, batch: &Batch, _: &Pass) -> Result<Tensor> {
+        let users = self.users.lookup(batch, "user")?;
+        let items = self.items.lookup(batch, "item")?;
+        (users * items)?.sum(1)?.broadcast_add(&self.bias)
+    }
+
+    fn loss(&self, outputs: &Tensor, batch: &Batch, pass: &Pass) -> Result<Tensor> {
+        if let Some(milliseconds) = told("TEST_STEP_MILLISECONDS").filter(|_| pass.training) {
+            std::thread::sleep(Duration::from_millis(milliseconds));
+        }
+        pass.objective.loss.of(outputs, batch)
     }
 }

@@ -28,6 +28,8 @@ pub struct Peer {
     pub coordinator: CoordinatorClient<Channel>,
     /// The origin of its messages.
     pub origin: wire::Origin,
+    /// The tables of its model.
+    pub tables: Vec<wire::Table>,
     /// The newest view that it knows.
     pub view: u64,
     /// Sync mode: the receipts of its gradient, for the next step that it finishes.
@@ -86,6 +88,7 @@ impl Peer {
                 task: reply.task,
                 ..wire::Origin::default()
             },
+            tables: Vec::new(),
             view: reply.view,
             receipts: Vec::new(),
         }
@@ -101,6 +104,7 @@ impl Peer {
             variables,
             training_samples: 1000,
             evaluation_samples: 10,
+            tables: self.tables.clone(),
             ..Default::default()
         };
         let reply = self
@@ -203,7 +207,9 @@ impl Peer {
     /// Sends initial values for a whole shard map and finishes the initialisation.
     pub async fn initialize(&mut self, map: &ShardMap, value: f32) {
         for (id, shard) in map.blocks() {
-            let values = vec![value; map.range(id).unwrap().len()];
+            // The rows of tables need no initial values.
+            let Ok(range) = map.range(id) else { continue };
+            let values = vec![value; range.len()];
             let mut session = self.open(&map.shards[shard as usize].address).await;
             let initialize = wire::Initialize {
                 origin: Some(self.next(0)),

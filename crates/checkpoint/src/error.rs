@@ -105,7 +105,8 @@ impl CheckpointError {
         matches!(self, Self::Damaged { .. })
     }
 
-    pub(crate) fn damaged(file: &str, reason: impl Into<String>) -> Self {
+    /// Returns the error of a damaged file.
+    pub fn damaged(file: &str, reason: impl Into<String>) -> Self {
         Self::Damaged {
             file: file.to_owned(),
             reason: reason.into(),

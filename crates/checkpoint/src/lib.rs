@@ -5,7 +5,7 @@
 //!   owner-000000000001               the run that owns the location; all roles check it
 //!   pulse-000000000001               a counter that shows that this run is alive
 //!   checkpoint-000000000012/
-//!     shard-1-part-0000-RUN.safetensors  blocks of shard 1: weights, slots, versions, watermarks
+//!     shard-1-part-0000-RUN.safetensors  blocks of shard 1: values, optimizer state, versions, watermarks
 //!     manifest.json                      written last: without it there is no checkpoint
 //! ```
 //!
@@ -40,5 +40,5 @@ pub use error::CheckpointError;
 pub use format::{FORMAT, folder_name};
 pub use location::{load, resolve};
 pub use manifest::{BlockRange, FileEntry, Manifest, SavedVariable, hexadecimal};
-pub use part::{SavedBlock, Watermark, decode, encode, weights_header};
+pub use part::{SavedBlock, SavedValues, Watermark, decode, encode, weights_header};
 pub use store::{BEAT, Claim, DEAD_AFTER, Listed, Store};

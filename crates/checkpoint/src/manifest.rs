@@ -4,6 +4,7 @@ use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use shared_proto::blocks::{BlockId, VariableKind, VariableSpec};
+use shared_proto::table::TableSpec;
 
 use crate::error::CheckpointError;
 use crate::format::FORMAT;
@@ -40,6 +41,9 @@ pub struct Manifest {
     pub began: u64,
     /// The variables, sorted by name: a block's variable is an index into them.
     pub variables: Vec<SavedVariable>,
+    /// The tables, sorted by name: their numbers in block ids follow those of the variables.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tables: Vec<TableSpec>,
     /// The number of elements in each block but the last of a variable.
     pub block_elements: u64,
     /// Formats 1 and 2: the slots of each variable. Now each variable has its own number, so it is none once the
@@ -187,6 +191,12 @@ impl Manifest {
         }
     }
 
+    /// Returns whether blocks with this variable's number are buckets of a table.
+    pub fn is_table(&self, variable: u32) -> bool {
+        let variables = self.variables.len();
+        (variables..variables + self.tables.len()).contains(&(variable as usize))
+    }
+
     /// Returns the size of all its files in bytes.
     pub fn bytes(&self) -> u64 {
         self.files
@@ -218,10 +228,29 @@ impl Manifest {
                 ));
             }
         }
+        for (i, table) in self.tables.iter().enumerate() {
+            table.check().map_err(|refusal| refusal.message)?;
+            if i > 0 && self.tables[i - 1].name >= table.name {
+                return Err(format!(
+                    "table {:?} is not in the order of names",
+                    table.name
+                ));
+            }
+        }
         self.check_files()
     }
 
-    /// Checks that the files contain each block of each variable exactly once.
+    /// Returns the name and the number of blocks of each variable, then of each table.
+    fn block_counts(&self) -> impl Iterator<Item = (&str, u64)> {
+        let variables = self.variables.iter().map(|variable| {
+            let blocks = variable.elements().div_ceil(self.block_elements);
+            (variable.name.as_str(), blocks)
+        });
+        let tables = self.tables.iter();
+        variables.chain(tables.map(|table| (table.name.as_str(), u64::from(table.buckets))))
+    }
+
+    /// Checks that the files contain each block of each variable and table exactly once.
     fn check_files(&self) -> Result<(), String> {
         let mut names: Vec<&str> = self.files.iter().map(|file| file.name.as_str()).collect();
         names.sort_unstable();
@@ -238,15 +267,13 @@ impl Manifest {
             .collect();
         ranges.sort_by_key(|(range, _)| (range.variable, range.first));
         let mut ranges = ranges.into_iter().peekable();
-        for (number, variable) in (0u32..).zip(&self.variables) {
-            let blocks = variable.elements().div_ceil(self.block_elements);
+        for (number, (name, blocks)) in (0u32..).zip(self.block_counts()) {
             let mut next = 0;
             while let Some((range, _)) = ranges.next_if(|(range, _)| range.variable == number) {
                 let (first, last) = (u64::from(range.first), u64::from(range.last));
                 if last < first || last >= blocks {
                     return Err(format!(
-                        "variable {:?} has {blocks} blocks, but {first} to {last} are named",
-                        variable.name
+                        "variable {name:?} has {blocks} blocks, but {first} to {last} are named"
                     ));
                 }
                 if first != next {
@@ -255,18 +282,12 @@ impl Manifest {
                     } else {
                         ("in no file", next)
                     };
-                    return Err(format!(
-                        "block {block} of variable {:?} is {what}",
-                        variable.name
-                    ));
+                    return Err(format!("block {block} of variable {name:?} is {what}"));
                 }
                 next = last + 1;
             }
             if next != blocks {
-                return Err(format!(
-                    "block {next} of variable {:?} is in no file",
-                    variable.name
-                ));
+                return Err(format!("block {next} of variable {name:?} is in no file"));
             }
         }
         match ranges.next() {

@@ -1,9 +1,11 @@
 //! Blocks to safetensors and back, and the check that they are those of the manifest. Pure: no files, no clock, no
 //! threads.
 //!
-//! Each block has a tensor of its weights, named `variable.index`, and, if the optimizer keeps slots, a tensor
-//! of them, named `variable.index.slots`, with a row for each slot. The header's metadata has all other data of the
-//! blocks as JSON, under the key `flambeau`.
+//! A block of a variable has a tensor of its weights, named `variable.index`, and, if the optimizer keeps slots, a tensor
+//! of them, named `variable.index.slots`, with a row for each slot. A bucket of a table has a tensor of its rows' values and
+//! optimizer state, named `variable.index`, and one of their ids, `variable.index.ids`; a table that evicts rows has
+//! `variable.index.history`, one that counts gradients `variable.index.counts`. The header's metadata has all other data of
+//! the blocks as JSON, under the key `flambeau`.
 
 mod container;
 
@@ -14,12 +16,19 @@ use serde::Deserialize;
 use shared_proto::blocks::BlockId;
 use shared_proto::ids::{Clock, Generation, Role, Sequence, Task, TaskId, Version};
 use shared_proto::planted;
+use shared_proto::table::SavedRows;
 
-use container::{HeaderText, KEY, Tensor, check_offsets, split};
+use container::{F32, HeaderText, KEY, Tensor, U8, U32, U64, check_offsets, split};
 
 use crate::error::CheckpointError;
 use crate::format::FORMAT;
 use crate::manifest::{FileEntry, Manifest, ranges};
+
+/// The ends of the names of a block's tensors.
+const SLOTS: &str = ".slots";
+const IDS: &str = ".ids";
+const HISTORY: &str = ".history";
+const COUNTS: &str = ".counts";
 
 /// A watermark: the last message that a block has taken from a worker. Earlier ones are duplicates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,10 +56,41 @@ pub struct SavedBlock {
     pub version: Version,
     /// The last message taken from each worker, so that none is applied twice after a restore.
     pub watermarks: Vec<Watermark>,
-    /// Its weights, as little-endian `f32`.
-    pub weights: Bytes,
-    /// The optimizer's slots: arrays of the weights' length, one after the other.
-    pub slots: Bytes,
+    /// Its values, with the optimizer's state.
+    pub values: SavedValues,
+}
+
+/// The values of a block as they are saved.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum SavedValues {
+    /// Consecutive elements of a variable.
+    Dense {
+        /// The weights, as little-endian `f32`.
+        weights: Bytes,
+        /// The optimizer's slots: arrays of the weights' length, one after the other.
+        slots: Bytes,
+    },
+    /// The rows of a table's bucket.
+    Rows(SavedRows),
+}
+
+impl SavedValues {
+    /// Returns all values and numbers of optimizer state: little-endian `f32`.
+    pub fn numbers(&self) -> [&Bytes; 2] {
+        static NONE: Bytes = Bytes::new();
+        match self {
+            Self::Dense { weights, slots } => [weights, slots],
+            Self::Rows(rows) => [&rows.numbers, &NONE],
+        }
+    }
+
+    /// Returns the weights of a dense block; none for rows.
+    pub fn weights(&self) -> Option<&Bytes> {
+        match self {
+            Self::Dense { weights, .. } => Some(weights),
+            Self::Rows(_) => None,
+        }
+    }
 }
 
 /// The one field that all formats have.
@@ -77,6 +117,15 @@ struct ContentsBlock {
     version: u64,
     slots: Option<u32>,
     marks: Vec<ContentsMark>,
+    /// Buckets of tables alone.
+    rows: Option<ContentsRows>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ContentsRows {
+    updates: u64,
+    time: u32,
 }
 
 #[derive(Deserialize)]
@@ -108,28 +157,77 @@ pub fn encode(blocks: &[SavedBlock]) -> Bytes {
     let contents = contents(blocks);
     let mut header = HeaderText::new(Some(&contents));
     for block in blocks {
-        let elements = (block.weights.len() / size_of::<f32>()) as u64;
         let name = name(block.id);
-        header.tensor(&name, &[elements], block.weights.len() as u64);
-        let slots = slots_of(block);
-        if slots > 0 {
-            let shape = [slots, elements];
-            header.tensor(&format!("{name}.slots"), &shape, block.slots.len() as u64);
+        for tensor in tensors_of(block) {
+            let name = format!("{name}{}", tensor.suffix);
+            let bytes = tensor.bytes.len() as u64;
+            header.tensor(&name, tensor.dtype, &tensor.shape, bytes);
         }
     }
     let data = header.offset;
     let mut file = header.finish();
     file.reserve_exact(data as usize);
-    for block in blocks {
-        file.extend_from_slice(&block.weights);
-        file.extend_from_slice(&block.slots);
+    for tensor in blocks.iter().flat_map(tensors_of) {
+        file.extend_from_slice(tensor.bytes);
     }
     file.into()
 }
 
+/// A tensor to be written.
+struct TensorOf<'a> {
+    /// The end of its name, behind that of the block.
+    suffix: &'static str,
+    dtype: &'static str,
+    shape: Vec<u64>,
+    bytes: &'a Bytes,
+}
+
+/// Returns the tensors of a block.
+fn tensors_of(block: &SavedBlock) -> Vec<TensorOf<'_>> {
+    let tensor = |suffix, dtype, shape: &[u64], bytes| TensorOf {
+        suffix,
+        dtype,
+        shape: shape.to_vec(),
+        bytes,
+    };
+    let mut tensors = Vec::new();
+    match &block.values {
+        SavedValues::Dense { weights, slots } => {
+            let elements = (weights.len() / size_of::<f32>()) as u64;
+            tensors.push(tensor("", F32, &[elements], weights));
+            let count = slots_of(block);
+            if count > 0 {
+                tensors.push(tensor(SLOTS, F32, &[count, elements], slots));
+            }
+        }
+        SavedValues::Rows(rows) => {
+            let count = (rows.ids.len() / size_of::<u64>()) as u64;
+            let numbers = (rows.numbers.len() / size_of::<f32>()) as u64;
+            let width = numbers.checked_div(count).unwrap_or(0);
+            tensors.push(tensor("", F32, &[count, width], &rows.numbers));
+            tensors.push(tensor(IDS, U64, &[count], &rows.ids));
+            if !rows.history.is_empty() {
+                tensors.push(tensor(HISTORY, U32, &[count, 2], &rows.history));
+            }
+            if !rows.counts.is_empty() {
+                tensors.push(tensor(
+                    COUNTS,
+                    U8,
+                    &[rows.counts.len() as u64],
+                    &rows.counts,
+                ));
+            }
+        }
+    }
+    tensors
+}
+
 /// Returns the number of arrays beside a block's weights.
 fn slots_of(block: &SavedBlock) -> u64 {
-    (block.slots.len() / block.weights.len().max(1)) as u64
+    match &block.values {
+        SavedValues::Dense { weights, slots } => (slots.len() / weights.len().max(1)) as u64,
+        SavedValues::Rows(_) => 0,
+    }
 }
 
 /// Returns the beginning of a safetensors file that has the variables alone, under their own names and
@@ -138,7 +236,7 @@ pub fn weights_header(manifest: &Manifest) -> Bytes {
     let mut header = HeaderText::new(None);
     for variable in &manifest.variables {
         let bytes = variable.elements() * size_of::<f32>() as u64;
-        header.tensor(&variable.name, &variable.shape, bytes);
+        header.tensor(&variable.name, F32, &variable.shape, bytes);
     }
     header.finish().into()
 }
@@ -190,28 +288,46 @@ pub(crate) fn check_blocks(
         return Err("its blocks are not those that the manifest names".to_owned());
     }
     for block in blocks {
-        let BlockId { variable, index } = block.id;
-        let expected = manifest
-            .elements(block.id)
-            .map(|n| n * size_of::<f32>() as u64);
-        if expected != Some(block.weights.len() as u64) {
+        check_block(block, manifest)?;
+    }
+    Ok(())
+}
+
+/// Checks that a block has the size that the manifest gives it.
+fn check_block(block: &SavedBlock, manifest: &Manifest) -> Result<(), String> {
+    let BlockId { variable, index } = block.id;
+    let (weights, slots) = match (&block.values, manifest.is_table(variable)) {
+        (SavedValues::Dense { weights, slots }, false) => (weights, slots),
+        (SavedValues::Rows(_), true) => return Ok(()),
+        (SavedValues::Dense { .. }, true) => {
             return Err(format!(
-                "block {index} of variable {variable} has {} bytes of weights; {} were expected",
-                block.weights.len(),
-                expected.unwrap_or_default()
+                "bucket {index} of table {variable} has dense values"
             ));
         }
-        let variable_slots = manifest
-            .variables
-            .get(variable as usize)
-            .map_or(0, |v| v.slots);
-        let slots = block.weights.len() as u64 * u64::from(variable_slots);
-        if slots != block.slots.len() as u64 {
-            return Err(format!(
-                "block {index} of variable {variable} has {} bytes of slots; {slots} were expected",
-                block.slots.len()
-            ));
+        (SavedValues::Rows(_), false) => {
+            return Err(format!("block {index} of variable {variable} has rows"));
         }
+    };
+    let expected = manifest
+        .elements(block.id)
+        .map(|n| n * size_of::<f32>() as u64);
+    if expected != Some(weights.len() as u64) {
+        return Err(format!(
+            "block {index} of variable {variable} has {} bytes of weights; {} were expected",
+            weights.len(),
+            expected.unwrap_or_default()
+        ));
+    }
+    let variable_slots = manifest
+        .variables
+        .get(variable as usize)
+        .map_or(0, |v| v.slots);
+    let expected = weights.len() as u64 * u64::from(variable_slots);
+    if expected != slots.len() as u64 {
+        return Err(format!(
+            "block {index} of variable {variable} has {} bytes of slots; {expected} were expected",
+            slots.len()
+        ));
     }
     Ok(())
 }
@@ -227,23 +343,34 @@ fn take(
         variable: block.variable,
         index: block.index,
     };
-    let name = name(id);
-    let mut slice = |name: &str| {
-        let tensor = tensors
-            .remove(name)
-            .ok_or_else(|| format!("its tensor {name:?} is missing or named twice"))?;
-        let (start, end) = tensor.data_offsets;
-        Ok::<_, String>((tensor.shape, data.slice(start as usize..end as usize)))
+    let watermarks = block.marks.into_iter().map(Watermark::from).collect();
+    let values = match block.rows {
+        None => take_dense(tensors, data, &name(id), slots)?,
+        Some(rows) => SavedValues::Rows(take_rows(tensors, data, &name(id), &rows)?),
     };
-    let (shape, weights) = slice(&name)?;
+    Ok(SavedBlock {
+        id,
+        version: Version(block.version),
+        watermarks,
+        values,
+    })
+}
+
+fn take_dense(
+    tensors: &mut BTreeMap<String, Tensor>,
+    data: &Bytes,
+    name: &str,
+    slots: u32,
+) -> Result<SavedValues, String> {
+    let (shape, weights) = take_tensor(tensors, data, name, F32)?;
     let &[elements] = shape.as_slice() else {
         return Err(format!("its tensor {name:?} has shape {shape:?}"));
     };
     let slots = if slots == 0 {
         Bytes::new()
     } else {
-        let name = format!("{name}.slots");
-        let (shape, bytes) = slice(&name)?;
+        let name = format!("{name}{SLOTS}");
+        let (shape, bytes) = take_tensor(tensors, data, &name, F32)?;
         if shape != [u64::from(slots), elements] {
             return Err(format!(
                 "its tensor {name:?} has shape {shape:?}; expected [{slots}, {elements}]"
@@ -251,13 +378,73 @@ fn take(
         }
         bytes
     };
-    Ok(SavedBlock {
-        id,
-        version: Version(block.version),
-        watermarks: block.marks.into_iter().map(Watermark::from).collect(),
-        weights,
-        slots,
+    Ok(SavedValues::Dense { weights, slots })
+}
+
+fn take_rows(
+    tensors: &mut BTreeMap<String, Tensor>,
+    data: &Bytes,
+    name: &str,
+    contents: &ContentsRows,
+) -> Result<SavedRows, String> {
+    let (shape, numbers) = take_tensor(tensors, data, name, F32)?;
+    let (ids_shape, ids) = take_tensor(tensors, data, &format!("{name}{IDS}"), U64)?;
+    let (&[count, _], &[ids_count]) = (shape.as_slice(), ids_shape.as_slice()) else {
+        return Err(format!(
+            "its tensor {name:?} has shape {shape:?}, and that of its ids {ids_shape:?}"
+        ));
+    };
+    if count != ids_count {
+        return Err(format!(
+            "its tensor {name:?} has {count} rows, but {ids_count} ids"
+        ));
+    }
+    let history = format!("{name}{HISTORY}");
+    let history = match tensors.contains_key(&history) {
+        true => {
+            let (shape, bytes) = take_tensor(tensors, data, &history, U32)?;
+            if shape != [count, 2] {
+                return Err(format!(
+                    "its tensor {history:?} has shape {shape:?}; expected [{count}, 2]"
+                ));
+            }
+            bytes
+        }
+        false => Bytes::new(),
+    };
+    let counts = format!("{name}{COUNTS}");
+    let counts = match tensors.contains_key(&counts) {
+        true => take_tensor(tensors, data, &counts, U8)?.1,
+        false => Bytes::new(),
+    };
+    Ok(SavedRows {
+        ids,
+        history,
+        numbers,
+        counts,
+        updates: contents.updates,
+        time: contents.time,
     })
+}
+
+/// Takes a tensor of this type. Returns its shape and its bytes.
+fn take_tensor(
+    tensors: &mut BTreeMap<String, Tensor>,
+    data: &Bytes,
+    name: &str,
+    dtype: &str,
+) -> Result<(Vec<u64>, Bytes), String> {
+    let tensor = tensors
+        .remove(name)
+        .ok_or_else(|| format!("its tensor {name:?} is missing or named twice"))?;
+    if tensor.dtype != dtype {
+        return Err(format!(
+            "its tensor {name:?} is {}; {dtype} was expected",
+            tensor.dtype
+        ));
+    }
+    let (start, end) = tensor.data_offsets;
+    Ok((tensor.shape, data.slice(start as usize..end as usize)))
 }
 
 fn name(id: BlockId) -> String {
@@ -278,8 +465,15 @@ fn contents(blocks: &[SavedBlock]) -> String {
         let marks = b.watermarks.iter();
         let marks = marks.filter(|_| !planted!(MarksNotSaved));
         let marks: Vec<String> = marks.map(mark).collect();
+        let rows = match &b.values {
+            SavedValues::Dense { .. } => String::new(),
+            SavedValues::Rows(rows) => format!(
+                r#","rows":{{"updates":{},"time":{}}}"#,
+                rows.updates, rows.time
+            ),
+        };
         format!(
-            r#"{{"variable":{},"index":{},"version":{},"slots":{},"marks":[{}]}}"#,
+            r#"{{"variable":{},"index":{},"version":{},"slots":{},"marks":[{}]{rows}}}"#,
             b.id.variable,
             b.id.index,
             b.version,

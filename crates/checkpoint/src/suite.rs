@@ -12,7 +12,7 @@ use shared_proto::ids::{Clock, Generation, Role, Sequence, Task, TaskId, Version
 
 use crate::format::FORMAT;
 use crate::manifest::{FileEntry, Manifest, SavedVariable};
-use crate::part::{SavedBlock, Watermark, encode};
+use crate::part::{SavedBlock, SavedValues, Watermark, encode};
 use crate::store::{Claim, Store};
 
 /// Elements in a block of [`manifest`].
@@ -44,8 +44,10 @@ pub(crate) fn block(variable: u32, index: u32, elements: u64, slots: u32, seed: 
         id: BlockId { variable, index },
         version: Version(seed * 2 + 1),
         watermarks: vec![mark(0), mark(1)],
-        weights: numbers(elements, seed),
-        slots: numbers(elements * u64::from(slots), seed + 1),
+        values: SavedValues::Dense {
+            weights: numbers(elements, seed),
+            slots: numbers(elements * u64::from(slots), seed + 1),
+        },
     }
 }
 
@@ -89,6 +91,7 @@ pub(crate) fn manifest(number: u64, slots: u32, seed: u64) -> Manifest {
             variable("fc.weight", &[2, 5]),
             variable("scale", &[]),
         ],
+        tables: Vec::new(),
         block_elements: BLOCK_ELEMENTS,
         slots: None,
         shards: 2,

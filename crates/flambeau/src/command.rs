@@ -2,11 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
+use checkpoint::{CheckpointError, FileEntry, SavedValues};
 use clap::Args;
 use daemon::settings::JobFlags;
 use shared_proto::job::{Job, run_dir};
 use worker::input::Fitted;
 use worker::replica::ReplicaError;
+use worker::tables::SavedTables;
 
 use crate::error::CommandError;
 
@@ -25,12 +27,19 @@ pub(crate) struct FinishedRun {
     /// The job as it ran, with data from another place if one is given.
     pub(crate) job: Job,
     /// The file of the final weights.
-    pub(crate) weights: PathBuf,
+    weights: PathBuf,
+    /// The rows of tables in the last checkpoint, which has the values of the final weights.
+    rows: SavedTables,
     /// What the columns of a table were fitted to; none for data of other kinds.
     pub(crate) fitted: Option<Fitted>,
 }
 
 impl FinishedRun {
+    /// Returns the file of the final weights, and the rows of tables.
+    pub(crate) fn values(&self) -> (&Path, &SavedTables) {
+        (&self.weights, &self.rows)
+    }
+
     pub(crate) fn read(dir: &Path, data: Option<&Path>) -> Result<Self, CommandError> {
         let path = dir.join(run_dir::JOB);
         let text = std::fs::read_to_string(&path).map_err(CommandError::file(&path))?;
@@ -42,13 +51,38 @@ impl FinishedRun {
             job.data.dir = Some(data.to_owned());
         }
         let transforms = dir.join(run_dir::TRANSFORMS);
+        let checkpoints = job.checkpoint.location.clone();
+        let checkpoints = checkpoints.unwrap_or_else(|| dir.display().to_string());
         let fitted = transforms.is_file().then(|| Fitted::load(&transforms));
         Ok(Self {
             job,
             weights: dir.join(run_dir::MODEL),
+            rows: block_on(rows(&checkpoints))?,
             fitted: fitted.transpose().map_err(ReplicaError::from)?,
         })
     }
+}
+
+/// Returns the rows of tables in the newest checkpoint at a location; none if there are no checkpoints.
+async fn rows(location: &str) -> Result<SavedTables, CommandError> {
+    let (store, manifest) = match checkpoint::load(location).await {
+        Err(CheckpointError::NotFound(_)) => return Ok(SavedTables::new()),
+        loaded => loaded?,
+    };
+    let mut tables = SavedTables::new();
+    let first = manifest.variables.len() as u32;
+    let has_rows = |file: &&FileEntry| file.blocks.iter().any(|range| range.variable >= first);
+    for file in manifest.files.iter().filter(has_rows) {
+        for block in store.read_file(&manifest, file).await? {
+            let table = block.id.variable.checked_sub(first);
+            let table = table.and_then(|number| manifest.tables.get(number as usize));
+            if let (Some(spec), SavedValues::Rows(rows)) = (table, block.values) {
+                let buckets = tables.entry(spec.name.clone()).or_default();
+                buckets.insert(block.id.index, rows);
+            }
+        }
+    }
+    Ok(tables)
 }
 
 /// Runs a command that talks to others.

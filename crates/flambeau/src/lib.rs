@@ -63,8 +63,14 @@ pub use worker::input::{
 pub use worker::model::{
     Batch, Feature, Loss, Metric, Metrics, Model, Objective, Pass, Ragged, Setup,
 };
+pub use worker::tables::{Embeddings, Pool, Table};
 
 /// The README's programs, compiled by the tests.
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]
 struct Readme;
+
+/// The programs of the page on tables, compiled by the tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/tables.md")]
+struct TablesPage;

@@ -40,19 +40,27 @@ impl Embedding {
     /// # Errors
     /// If an id is not below `rows` (on the CPU), if the ids are not `u32`, or candle's.
     pub fn forward(&self, ids: &Tensor) -> Result<Tensor> {
-        if ids.dtype() != DType::U32 {
-            bail!("ids are u32, not {:?}", ids.dtype());
-        }
-        let size = self.weight.dim(1)?;
-        let shape = [ids.dims(), &[size]].concat();
-        let (weight, ids) = (self.weight.contiguous()?, ids.flatten_all()?.contiguous()?);
-        let empty = weight.elem_count() == 0 || ids.elem_count() == 0;
-        let rows = match empty || !computed_here(&[&weight]) || !ids.device().is_cpu() {
-            true => weight.index_select(&ids, 0)?,
-            false => weight.apply_op2(&ids, Lookup { size })?,
-        };
-        rows.reshape(shape)
+        lookup(&self.weight, ids)
     }
+}
+
+/// Returns rows of a weight of shape `[rows, size]`, as [`Embedding::forward`] does.
+///
+/// # Errors
+/// Those of [`Embedding::forward`].
+pub fn lookup(weight: &Tensor, ids: &Tensor) -> Result<Tensor> {
+    if ids.dtype() != DType::U32 {
+        bail!("ids are u32, not {:?}", ids.dtype());
+    }
+    let size = weight.dim(1)?;
+    let shape = [ids.dims(), &[size]].concat();
+    let (weight, ids) = (weight.contiguous()?, ids.flatten_all()?.contiguous()?);
+    let empty = weight.elem_count() == 0 || ids.elem_count() == 0;
+    let rows = match empty || !computed_here(&[&weight]) || !ids.device().is_cpu() {
+        true => weight.index_select(&ids, 0)?,
+        false => weight.apply_op2(&ids, Lookup { size })?,
+    };
+    rows.reshape(shape)
 }
 
 struct Lookup {

@@ -51,7 +51,7 @@ pub use autocast::{autocast, matmul};
 pub use backward::backward;
 pub use conv::{Conv2d, conv2d, conv2d_relu};
 pub use dropout::{DropoutStream, dropout};
-pub use embedding::Embedding;
+pub use embedding::{Embedding, lookup};
 pub use linear::{Linear, linear, linear_gelu, linear_relu};
 pub use loss::{
     binary_cross_entropy, binary_cross_entropy_of_each, cross_entropy, cross_entropy_smooth,

@@ -5,6 +5,7 @@ use std::ops::Range;
 use shared_proto::blocks::VariableSpec;
 use shared_proto::job::{Job, Optimizer, Schedule, Sgd};
 use shared_proto::kernel::Kernel;
+use shared_proto::table::TableSpec;
 
 use crate::schedule::factor;
 use crate::{Part, Rule, Slots, Update, rule};
@@ -46,6 +47,23 @@ impl VariableRule {
             ema_decay: job.ema_decay.filter(|_| variable.kind.is_optimized()),
             learning_rate: optimizer.learning_rate(),
             schedule,
+            total_updates,
+        }
+    }
+
+    /// Returns the rule of a table's buckets: the learning rate of each update, under the job's schedule. The rows have an
+    /// optimizer of their own ([`crate::row`]), and no moving averages.
+    pub fn of_table(job: &Job, table: &TableSpec, total_updates: u64) -> Self {
+        let learning_rate = table.optimizer.learning_rate();
+        let whole = Sgd {
+            learning_rate,
+            weight_decay: 0.0,
+        };
+        Self {
+            rule: rule(&Optimizer::Sgd(whole)),
+            ema_decay: None,
+            learning_rate,
+            schedule: job.schedule.clone(),
             total_updates,
         }
     }

@@ -3,18 +3,19 @@
 use shared_proto::blocks::{VariableKind, VariableSpec};
 use shared_proto::ids::Clock;
 use shared_proto::payload::Elements;
-use shared_proto::step::Gradients;
+use shared_proto::step::{Gradients, RowGradients};
+use shared_proto::table::hash::bucket;
+use shared_proto::transport::MAX_MESSAGE_BYTES;
 
 use crate::error::ClientError;
 use crate::shards::Shards;
 
+/// The most bytes of a bucket's rows in a push: a message less the rest of it.
+const MOST_BUCKET_BYTES: usize = MAX_MESSAGE_BYTES - (64 << 10);
+
 impl Shards {
-    /// Checks all values of a push, and returns them.
-    pub(crate) fn check<'a>(
-        &self,
-        clock: Clock,
-        gradients: &'a Gradients,
-    ) -> Result<&'a [Elements], ClientError> {
+    /// Checks all values of a push.
+    pub(crate) fn check(&self, clock: Clock, gradients: &Gradients) -> Result<(), ClientError> {
         let values = &gradients.values;
         self.check_sizes(values, VariableKind::takes_updates)?;
         // No element of a gradient is larger than the norm. If the norm is NaN, the elements are checked.
@@ -22,7 +23,57 @@ impl Shards {
         let unchecked = |kind: VariableKind| !(gradients_fit && kind.is_optimized());
         self.check_finite(clock, values, unchecked)?;
         self.check_range(values, unchecked)?;
-        Ok(values)
+        self.check_rows(clock, gradients, gradients_fit)
+    }
+
+    /// Checks the gradients of rows: those of all tables are there, each bucket's fit into a message, and, unless the norm
+    /// has shown it, they can travel.
+    fn check_rows(
+        &self,
+        clock: Clock,
+        gradients: &Gradients,
+        gradients_fit: bool,
+    ) -> Result<(), ClientError> {
+        let wrong = |name: &str, found, expected| ClientError::WrongSize {
+            variable: name.to_owned(),
+            found,
+            expected,
+        };
+        for (number, table) in self.map.tables.iter().enumerate() {
+            let spec = &table.spec;
+            let name = &spec.name;
+            let of = gradients.rows.get(number);
+            let Some(RowGradients { rows, values }) = of.filter(|of| of.rows.table == number)
+            else {
+                return Err(wrong(name, 0, spec.dimension as usize));
+            };
+            let width = spec.dimension as usize;
+            if values.len() != rows.ids.len() * width {
+                return Err(wrong(name, values.len(), rows.ids.len() * width));
+            }
+            if !gradients_fit && !values.all_finite() {
+                let (variable, clock) = (name.clone(), clock.0);
+                return Err(ClientError::NonFinite { variable, clock });
+            }
+            if !gradients_fit && !values.all_fit(self.wire) {
+                let (variable, wire) = (name.clone(), self.wire.as_str_name());
+                return Err(ClientError::TooLarge { variable, wire });
+            }
+            let most = MOST_BUCKET_BYTES / (size_of::<u64>() + width * self.wire.size());
+            let buckets = rows
+                .ids
+                .chunk_by(|one, other| bucket(*one, spec.buckets) == bucket(*other, spec.buckets));
+            let largest = buckets.map(<[u64]>::len).max().unwrap_or(0);
+            if largest > most {
+                return Err(ClientError::TooManyRows {
+                    table: name.clone(),
+                    rows: largest,
+                    most,
+                    buckets: spec.buckets,
+                });
+            }
+        }
+        Ok(())
     }
 
     /// Checks that there are all values of the variables that are sent, and none of the others.
@@ -126,6 +177,7 @@ mod tests {
                 spec,
                 shards: vec![0],
             }],
+            tables: Vec::new(),
             block_elements: 1 << 14,
             total_updates: 1,
         };
@@ -139,6 +191,7 @@ mod tests {
         let push = async |wire, values: [f32; 2]| {
             let gradients = Gradients {
                 values: vec![values.to_vec().into()],
+                rows: Vec::new(),
                 norm: values
                     .iter()
                     .map(|v| f64::from(*v).powi(2))

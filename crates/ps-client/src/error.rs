@@ -54,6 +54,20 @@ pub enum ClientError {
         /// The number of elements expected.
         expected: usize,
     },
+    /// A step has more rows in a bucket of a table than a message holds; nothing of the push was sent.
+    #[error(
+        "a step has gradients of {rows} rows in one of the {buckets} buckets of table {table:?}; a message holds {most}, so give the table more buckets or the job smaller batches"
+    )]
+    TooManyRows {
+        /// The table's name.
+        table: String,
+        /// The rows of the largest bucket.
+        rows: usize,
+        /// The most rows.
+        most: usize,
+        /// The number of buckets.
+        buckets: u32,
+    },
     /// A server could not be reached for longer than the worker's patience.
     #[error("shard {shard} at {address} could not be reached for {patience:?}: {reason}")]
     Unreachable {

@@ -1,4 +1,4 @@
-//! The grouping of blocks into messages: as many blocks of a shard as fit into one.
+//! The grouping of variables' blocks into messages: as many blocks of a shard as fit into one.
 
 use shared_proto::blocks::{BlockId, ShardMap};
 use shared_proto::transport::MESSAGE_PAYLOAD_BYTES;
@@ -20,12 +20,14 @@ pub struct PlannedMessage {
 }
 
 impl MessagePlan {
-    /// Groups all blocks of the map.
+    /// Groups all blocks of the map's variables.
     pub fn of(map: &ShardMap) -> Self {
         let mut by_shard: Vec<Vec<PlannedMessage>> = vec![Vec::new(); map.shards.len()];
         let mut filled = vec![usize::MAX; map.shards.len()];
         for (id, shard) in map.blocks() {
-            let bytes = map.range(id).map_or(0, |range| range.len()) * size_of::<f32>();
+            // The rows of tables differ from step to step.
+            let Ok(range) = map.range(id) else { continue };
+            let bytes = range.len() * size_of::<f32>();
             let (messages, filled) = (&mut by_shard[shard as usize], &mut filled[shard as usize]);
             *filled = filled.saturating_add(bytes);
             if messages.is_empty() || *filled > MESSAGE_PAYLOAD_BYTES {
@@ -78,6 +80,7 @@ mod tests {
             epoch: Epoch(1),
             shards: vec![crate::maps::placed(""); shards as usize],
             variables: sizes.iter().enumerate().map(placed).collect(),
+            tables: Vec::new(),
             block_elements: BLOCK_ELEMENTS,
             total_updates: 1,
         }

@@ -23,6 +23,7 @@ impl Shards {
             epoch: held.epoch,
             version: held.version,
             average,
+            ids: Default::default(),
         })
     }
 

@@ -7,7 +7,8 @@ use std::time::Duration;
 use shared_proto::blocks::{BlockId, PlacedShard, ShardMap};
 use shared_proto::ids::{Clock, Epoch, Origin, Sequence, Task, Version, ViewNumber};
 use shared_proto::payload::{Dtype, Elements};
-use shared_proto::step::{Gradients, Want};
+use shared_proto::step::{Gradients, RowGradients, Want, WantedRows};
+use shared_proto::table::{Rows, ids_to_bytes};
 use shared_proto::wire;
 use shared_proto::wire::client_message::Kind as ClientKind;
 use tokio::sync::watch;
@@ -18,6 +19,7 @@ use crate::identity::Identity;
 use crate::maps::Maps;
 use crate::message_plan::MessagePlan;
 use crate::reconciled::Reconciled;
+use crate::row_plan::{Form, RowPart, plan};
 use crate::session::{Reply, Session};
 use crate::target::Target;
 
@@ -41,15 +43,29 @@ pub struct PushTicket(Vec<Reply>);
 /// The pending weights of a pull.
 #[must_use = "weights that were asked for must be taken"]
 pub struct WeightsTicket {
-    replies: VecDeque<Reply>,
+    replies: VecDeque<Pulling>,
     /// True if the model takes in averages: of blocks with one, it then holds weights of no version.
     averages: bool,
     /// The outcome of the pull so far.
     pub pulled: PullOutcome,
 }
 
+/// A part of a pull that is not answered yet.
+struct Pulling {
+    reply: Reply,
+    /// The rows that it asks for.
+    rows: Vec<RowPart>,
+}
+
+impl From<Reply> for Pulling {
+    fn from(reply: Reply) -> Self {
+        let rows = Vec::new();
+        Self { reply, rows }
+    }
+}
+
 impl WeightsTicket {
-    fn new(replies: impl IntoIterator<Item = Reply>, wants: &[Want]) -> Self {
+    fn new(replies: impl IntoIterator<Item = Pulling>, wants: &[Want]) -> Self {
         Self {
             replies: replies.into_iter().collect(),
             averages: wants.contains(&Want::Averages),
@@ -82,12 +98,12 @@ pub struct PullOutcome {
     pub epoch: Epoch,
 }
 
-/// A block's values.
+/// Values of a block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PulledBlock {
-    /// The variable's number.
+    /// The number of the variable. Tables have the numbers after those of the variables.
     pub variable: usize,
-    /// The block's first element in the variable.
+    /// The first element in the variable; for rows, in the rows of the table that were asked for.
     pub start: usize,
     /// The epoch in which the version counts.
     pub epoch: Epoch,
@@ -159,8 +175,8 @@ impl Shards {
         self.check_sizes(values, |_| true)?;
         self.check_finite(Clock(0), values, |_| true)?;
         let mut replies = Vec::new();
-        let plan = Arc::clone(&self.plan);
-        for (shard, message) in plan.in_turns() {
+        let planned = Arc::clone(&self.plan);
+        for (shard, message) in planned.in_turns() {
             let part = |id: &BlockId| {
                 Ok(wire::BlockPayload {
                     block: Some((*id).into()),
@@ -192,24 +208,27 @@ impl Shards {
         clock: Clock,
         gradients: &Gradients,
     ) -> Result<PushTicket, ClientError> {
-        let gradients = self.check(clock, gradients)?;
+        self.check(clock, gradients)?;
         let mut replies = Vec::new();
-        let plan = Arc::clone(&self.plan);
-        for (shard, message) in plan.in_turns() {
+        let planned = Arc::clone(&self.plan);
+        for (shard, message) in planned.in_turns() {
             let updated = &message.updated;
-            replies.extend(self.send_push(shard, updated, clock, gradients).await?);
+            let values = &gradients.values;
+            replies.extend(self.send_push(shard, updated, clock, values).await?);
         }
+        self.send_rows(clock, &gradients.rows, &mut replies).await?;
         Ok(PushTicket(replies))
     }
 
     /// Asks for the weights that the step after `clock` wants, from servers that follow `view` or a later one.
     pub async fn pull(&mut self, clock: Clock, view: ViewNumber, wants: &[Want]) -> WeightsTicket {
         let mut replies = Vec::new();
-        let plan = Arc::clone(&self.plan);
-        for (shard, message) in plan.in_turns() {
+        let planned = Arc::clone(&self.plan);
+        for (shard, message) in planned.in_turns() {
             let pull = self.send_pull(shard, &message.blocks, clock, view, wants);
-            replies.extend(pull.await);
+            replies.extend(pull.await.map(Pulling::from));
         }
+        self.ask_for_rows(clock, view, wants, &mut replies).await;
         WeightsTicket::new(replies, wants)
     }
 
@@ -225,16 +244,18 @@ impl Shards {
         next: Clock,
         wants: &[Want],
     ) -> Result<(PushTicket, WeightsTicket), ClientError> {
-        let gradients = self.check(clock, gradients)?;
+        self.check(clock, gradients)?;
         let (mut pushed, mut pulled) = (Vec::new(), Vec::new());
-        let plan = Arc::clone(&self.plan);
-        for (shard, message) in plan.in_turns() {
-            let updated = &message.updated;
-            pushed.extend(self.send_push(shard, updated, clock, gradients).await?);
-            let any = ViewNumber(0);
+        let planned = Arc::clone(&self.plan);
+        let any = ViewNumber(0);
+        for (shard, message) in planned.in_turns() {
+            let (updated, values) = (&message.updated, &gradients.values);
+            pushed.extend(self.send_push(shard, updated, clock, values).await?);
             let pull = self.send_pull(shard, &message.blocks, next, any, wants);
-            pulled.extend(pull.await);
+            pulled.extend(pull.await.map(Pulling::from));
         }
+        self.send_rows(clock, &gradients.rows, &mut pushed).await?;
+        self.ask_for_rows(next, any, wants, &mut pulled).await;
         Ok((PushTicket(pushed), WeightsTicket::new(pulled, wants)))
     }
 
@@ -294,6 +315,71 @@ impl Shards {
         Some(self.sessions[shard].send(sequence, message).await)
     }
 
+    /// Pushes the gradients of rows.
+    async fn send_rows(
+        &mut self,
+        clock: Clock,
+        gradients: &[RowGradients],
+        replies: &mut Vec<Reply>,
+    ) -> Result<(), ClientError> {
+        let lists: Vec<&WantedRows> = gradients.iter().map(|of| &*of.rows).collect();
+        for message in plan(&self.map, &lists, self.wire.size(), Form::Push) {
+            let part = |part: &RowPart| {
+                let RowGradients { rows, values } = &gradients[part.list];
+                let dimension = self.map.tables[rows.table].spec.dimension;
+                let (start, end) = (part.rows.start, part.rows.end);
+                let width = dimension as usize;
+                let values = values.slice(start * width..end * width).to(self.wire);
+                let known = self.known.get(&part.block);
+                wire::Gradient {
+                    block: Some(part.block.into()),
+                    based_on_version: known.map_or(0, |known| known.version),
+                    payload: Some(Rows::payload(&rows.ids[start..end], values, dimension)),
+                }
+            };
+            let gradients = message.parts.iter().map(part).collect();
+            let origin = self.next_origin(clock);
+            let sequence = origin.sequence.0;
+            let push = ClientKind::Push(wire::Push {
+                origin: Some(origin.into()),
+                gradients,
+            });
+            replies.push(self.sessions[message.shard].send(sequence, push).await);
+        }
+        Ok(())
+    }
+
+    /// Asks for the rows that a step wants.
+    async fn ask_for_rows(
+        &mut self,
+        clock: Clock,
+        view: ViewNumber,
+        wants: &[Want],
+        replies: &mut Vec<Pulling>,
+    ) {
+        let lists: Vec<&WantedRows> = wants.iter().filter_map(Want::rows).collect();
+        // The server counts the bytes of `f32`.
+        for message in plan(&self.map, &lists, size_of::<f32>(), Form::Pull) {
+            let wanted = |part: &RowPart| wire::WantedBlock {
+                block: Some(part.block.into()),
+                ids: ids_to_bytes(&lists[part.list].ids[part.rows.clone()]),
+                ..wire::WantedBlock::default()
+            };
+            let blocks = message.parts.iter().map(wanted).collect();
+            let origin = self.next_origin(clock);
+            let sequence = origin.sequence.0;
+            let pull = ClientKind::Pull(wire::Pull {
+                origin: Some(origin.into()),
+                blocks,
+                dtype: self.wire.into(),
+                view: view.0,
+            });
+            let reply = self.sessions[message.shard].send(sequence, pull).await;
+            let rows = message.parts;
+            replies.push(Pulling { reply, rows });
+        }
+    }
+
     /// Waits for the next blocks that have changed since they were last pulled; none once all have
     /// come. Copy each into the model when it comes: the next messages reuse the memory of this one. From
     /// then on the blocks count as known, so the model must have them.
@@ -304,7 +390,7 @@ impl Shards {
         &mut self,
         ticket: &mut WeightsTicket,
     ) -> Result<Option<Vec<PulledBlock>>, ClientError> {
-        let Some(reply) = ticket.replies.pop_front() else {
+        let Some(Pulling { reply, rows }) = ticket.replies.pop_front() else {
             return Ok(None);
         };
         let mut blocks = Vec::new();
@@ -324,13 +410,22 @@ impl Shards {
                 continue;
             };
             let id = BlockId::read(version.block)?;
-            let range = self.map.range(id)?;
+            let payload = block.payload.as_ref();
+            let part = rows.iter().find(|part| part.block == id);
+            let (start, values) = match (part, self.map.table(id)?) {
+                (Some(part), Some(spec)) => {
+                    let read = Rows::read_answer(payload, spec, part.rows.len());
+                    let values = read.map_err(|refusal| self.map.about(id, refusal))?;
+                    (part.rows.start * spec.dimension as usize, values)
+                }
+                _ => (self.map.range(id)?.start, self.map.read(id, payload)?),
+            };
             blocks.push(PulledBlock {
                 variable: id.variable as usize,
-                start: range.start,
+                start,
                 epoch: Epoch(version.epoch),
                 version: Version(version.version),
-                values: self.map.read(id, block.payload.as_ref())?,
+                values,
             });
             match ticket.averages && self.has_average(id) {
                 true => self.known.remove(&id),

@@ -6,24 +6,25 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::job::MOST_SERVERS;
 use crate::refusal::{Reason, Refusal};
 use crate::wire;
 
 pub use crate::kind::VariableKind;
-pub use map::{PlacedShard, PlacedVariable, ShardMap, Source};
+pub use map::{PlacedShard, PlacedTable, PlacedVariable, ShardMap, Source};
 
 /// Elements in the largest blocks: 1 MiB of `f32`. A shard map may have smaller ones.
 pub const BLOCK_ELEMENTS: usize = (1 << 20) / size_of::<f32>();
 
 /// The most shards of a map: as many as a job may have servers.
-pub const MOST_SHARDS: usize = 1 << 16;
+pub const MOST_SHARDS: usize = MOST_SERVERS;
 
 /// The id of a block of a variable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BlockId {
-    /// The variable's number in the shard map.
+    /// The number of the variable in the shard map. Tables have the numbers after those of the variables.
     pub variable: u32,
-    /// The number of the block within the variable, from 0.
+    /// The number of the block within the variable, or of the bucket within the table, from 0.
     pub index: u32,
 }
 

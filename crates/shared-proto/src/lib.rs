@@ -3,14 +3,14 @@
 //! - [`wire`]: messages and services made from `proto/`, as generated
 //! - [`ids`]: tasks, clocks, versions
 //! - [`blocks`]: the blocks of variables, and the shard map
-//! - [`payload`]: tensors as bytes
+//! - [`payload`]: tensors as bytes; [`values`]: those of a block, or rows
 //! - [`step`]: the values that a training step wants, and the gradients that it makes
 //! - [`number`]: floating-point numbers in JSON
 //! - [`kernel`]: instructions chosen for the CPU
 //! - [`quiet`]: limits on log messages that callers can cause at will
 //! - [`staleness`]: the bound on a worker's lead
 //! - [`job`]: the job, one TOML file
-//! - [`table`]: embedding tables
+//! - [`table`]: rows of embedding tables
 //! - [`mod@planted`]: faults that tests must find
 //! - [`refusal`]: refusals of messages and their reasons
 //! - [`receipt`]: proofs that a shard holds a worker's gradient
@@ -40,6 +40,7 @@ pub mod step;
 pub mod stream;
 pub mod table;
 pub mod transport;
+pub mod values;
 pub mod view;
 
 /// Messages and services made from `proto/flambeau/v1`, where each field is explained.

@@ -166,32 +166,10 @@ impl Elements {
         expected: usize,
     ) -> Result<Self, Refusal> {
         let payload = payload.ok_or_else(|| Refusal::new(Reason::Malformed, "has no payload"))?;
-        let dtype = match Dtype::try_from(payload.dtype) {
-            Ok(Dtype::Unspecified) | Err(_) => {
-                return Err(Refusal::new(
-                    Reason::WrongDtype,
-                    format!(
-                        "has dtype {}; there are DTYPE_F32, DTYPE_BF16 and DTYPE_F16",
-                        payload.dtype
-                    ),
-                ));
-            }
-            Ok(dtype) => dtype,
-        };
-        let size = dtype.size();
         match &payload.values {
-            Some(wire::payload::Values::Dense(bytes)) if bytes.len() == expected * size => {
-                let bytes = bytes.clone();
-                Ok(Self { dtype, bytes })
+            Some(wire::payload::Values::Dense(bytes)) => {
+                Self::read_bytes(payload.dtype, bytes, expected)
             }
-            Some(wire::payload::Values::Dense(bytes)) => Err(Refusal::new(
-                Reason::WrongShape,
-                format!(
-                    "has {} bytes; the block's {expected} elements of {size} bytes take {}",
-                    bytes.len(),
-                    expected * size
-                ),
-            )),
             Some(wire::payload::Values::Rows(_)) => Err(Refusal::new(
                 Reason::WrongDtype,
                 format!("holds rows, but {kind} variables are dense; send all elements as `dense`"),
@@ -201,6 +179,42 @@ impl Elements {
                 "has a payload without values",
             )),
         }
+    }
+
+    /// Reads `expected` elements of the type with this number.
+    ///
+    /// # Errors
+    /// [`Reason::WrongDtype`] or [`Reason::WrongShape`].
+    pub(crate) fn read_bytes(dtype: i32, bytes: &Bytes, expected: usize) -> Result<Self, Refusal> {
+        let dtype = match Dtype::try_from(dtype) {
+            Ok(Dtype::Unspecified) | Err(_) => {
+                return Err(Refusal::new(
+                    Reason::WrongDtype,
+                    format!("has dtype {dtype}; there are DTYPE_F32, DTYPE_BF16 and DTYPE_F16"),
+                ));
+            }
+            Ok(dtype) => dtype,
+        };
+        let size = dtype.size();
+        match bytes.len() == expected * size {
+            true => Ok(Self {
+                dtype,
+                bytes: bytes.clone(),
+            }),
+            false => Err(Refusal::new(
+                Reason::WrongShape,
+                format!(
+                    "has {} bytes; the block's {expected} elements of {size} bytes take {}",
+                    bytes.len(),
+                    expected * size
+                ),
+            )),
+        }
+    }
+
+    /// Returns the type of the elements, and their bytes.
+    pub(crate) fn into_parts(self) -> (Dtype, Bytes) {
+        (self.dtype, self.bytes)
     }
 
     /// Returns the number of elements.
@@ -249,6 +263,12 @@ impl Elements {
             self.copy_part(range.start, numbers);
             f(range, in_place(numbers));
         }
+    }
+
+    /// Returns the elements in their own memory, if they have travelled as `f32`.
+    pub fn as_f32(&self) -> Option<&[LeF32]> {
+        let is_f32 = matches!(self.dtype, Dtype::F32 | Dtype::Unspecified);
+        is_f32.then(|| elements(&self.bytes))
     }
 
     /// Returns all elements as numbers.

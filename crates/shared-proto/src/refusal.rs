@@ -47,6 +47,7 @@ impl Refusal {
             | Reason::FutureClock
             | Reason::WrongShape
             | Reason::WrongDtype
+            | Reason::WrongIds
             | Reason::NonFinite
             | Reason::Malformed
             | Reason::OutOfOrder

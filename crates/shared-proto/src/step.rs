@@ -1,15 +1,38 @@
 //! A training step: the values that it wants, and the gradients that it makes.
 
+use std::sync::Arc;
+
 use crate::payload::Elements;
 
-/// Values that are needed before a batch can be computed, or before an evaluation. Rows of tables will be another kind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Values that are needed before a batch can be computed, or before an evaluation.
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Want {
     /// All elements of all dense variables.
     Dense,
     /// The moving averages of all dense variables; the values of those that have no average.
     Averages,
+    /// Some rows of a table. A step wants at most one list of each table.
+    Rows(Arc<WantedRows>),
+}
+
+impl Want {
+    /// Returns the rows that are wanted, if these are rows.
+    pub fn rows(&self) -> Option<&WantedRows> {
+        match self {
+            Self::Rows(rows) => Some(rows),
+            Self::Dense | Self::Averages => None,
+        }
+    }
+}
+
+/// Some rows of a table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WantedRows {
+    /// The table's number among the model's tables, sorted by name.
+    pub table: usize,
+    /// The ids, each once, in ascending order of their hash: the ids of a bucket are neighbours.
+    pub ids: Vec<u64>,
 }
 
 /// The values that every batch wants, whatever its samples are.
@@ -21,8 +44,19 @@ pub struct Gradients {
     /// One entry for each variable, in the order of their numbers: all its elements. The entry of an averaged variable
     /// is its value before the step less that after it; the entry of a frozen one is empty.
     pub values: Vec<Elements>,
-    /// The global norm of the trained variables' gradients, before they were clipped. None of their elements is larger,
-    /// so if the norm fits into the numbers on the wire, they need no check. It is finite only if each of their
-    /// elements is.
+    /// The gradients of rows: one entry for each table, in the order of their numbers.
+    pub rows: Vec<RowGradients>,
+    /// The global norm of the gradients of rows and trained variables, before they were clipped. None of their elements
+    /// is larger, so if the norm fits into the numbers on the wire, they need no check. It is finite only if each of
+    /// their elements is.
     pub norm: f64,
+}
+
+/// The gradients of some rows of a table.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RowGradients {
+    /// The rows.
+    pub rows: Arc<WantedRows>,
+    /// The gradients, row after row in the order of the ids.
+    pub values: Elements,
 }

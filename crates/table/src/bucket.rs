@@ -18,7 +18,7 @@ const YOUNG: u32 = 16;
 /// A bucket of a table.
 #[derive(Debug)]
 pub struct Bucket {
-    rows: Rows,
+    pub(crate) rows: Rows,
     admission: Admission,
     eviction: Eviction,
     max_rows: usize,
@@ -26,11 +26,11 @@ pub struct Bucket {
     number: u32,
     seed: u64,
     /// Counts the gradients of ids, if rows are admitted by it.
-    sketch: Option<Sketch>,
+    pub(crate) sketch: Option<Sketch>,
     /// The updates that the bucket has taken.
-    updates: u64,
+    pub(crate) updates: u64,
     /// The time of the newest update. It does not go back if the server's clock does.
-    time: u32,
+    pub(crate) time: u32,
     /// The ids of rows that were evicted since the bucket was shared, and have not come back; none before the bucket is
     /// shared for the first time, and if there were more of them than rows.
     evicted: Option<HashSet<u64>>,
@@ -90,18 +90,6 @@ impl Bucket {
             evicted: None,
             places: Vec::new(),
         }
-    }
-
-    /// Returns a bucket as it was shared by a table of the same settings.
-    pub fn restored(spec: &TableSpec, number: u32, shared: &SharedBucket) -> Self {
-        let mut bucket = Self::new(spec, number);
-        for row in shared.rows.iter() {
-            bucket.rows.restore(row.id, row.history, row.numbers);
-        }
-        bucket.sketch.clone_from(&shared.sketch);
-        bucket.updates = shared.updates;
-        bucket.time = shared.time;
-        bucket
     }
 
     /// Returns the rows.
@@ -256,5 +244,12 @@ impl Bucket {
             updates: self.updates,
             time: self.time,
         }
+    }
+}
+
+impl SharedBucket {
+    /// Returns the bytes of rows and sketch.
+    pub fn bytes(&self) -> usize {
+        self.rows.bytes() + self.sketch.as_ref().map_or(0, Sketch::bytes)
     }
 }

@@ -160,6 +160,12 @@ impl Words {
 }
 
 impl SharedChunks {
+    /// Returns the bytes of the rows.
+    pub(crate) fn bytes(&self) -> usize {
+        let words: usize = self.chunks.iter().map(|(words, _)| words.len()).sum();
+        words * size_of::<u32>()
+    }
+
     /// Iterates over the rows, each with whether it has changed since the snapshot before.
     pub(crate) fn rows(&self) -> impl Iterator<Item = (Place, &[u32], bool)> {
         let chunks = self.chunks.iter().enumerate();

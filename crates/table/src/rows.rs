@@ -133,16 +133,29 @@ impl Rows {
         place
     }
 
-    /// Adds a row with this history and these values and state, as another bucket had it.
+    /// Returns whether rows have a history.
+    pub fn has_history(&self) -> bool {
+        self.layout.has_history
+    }
+
+    /// Returns the values and the numbers of state of a row.
+    pub fn numbers_of_row(&self) -> usize {
+        self.layout.dimension + self.layout.state
+    }
+
+    /// Adds a row with this history and these values and state, as another bucket had it. Returns whether the id had none.
     ///
     /// # Panics
-    /// If the id has a row, or there are not as many numbers as in a row of this table.
-    pub fn restore(&mut self, id: u64, history: History, numbers: &[f32]) {
-        assert_eq!(self.place(id), Place::NONE, "row {id} is restored twice");
+    /// If there are not as many numbers as in a row of this table.
+    pub fn restore(&mut self, id: u64, history: History, numbers: &[f32]) -> bool {
+        if self.place(id) != Place::NONE {
+            return false;
+        }
         let place = self.insert(id);
         self.set_history(place, history);
         let words = &mut self.chunks.row_mut(place)[self.layout.head()..];
         words.copy_from_slice(bytemuck::cast_slice(numbers));
+        true
     }
 
     /// Adds a row, which is not there, with its id and without values.
@@ -302,6 +315,16 @@ pub struct SharedRow<'a> {
 }
 
 impl SharedRows {
+    /// Returns whether rows have a history.
+    pub fn has_history(&self) -> bool {
+        self.layout.has_history
+    }
+
+    /// Returns the bytes of the rows.
+    pub fn bytes(&self) -> usize {
+        self.chunks.bytes()
+    }
+
     /// Iterates over the rows.
     pub fn iter(&self) -> impl Iterator<Item = SharedRow<'_>> {
         let present = |(place, _, _): &(Place, _, _)| !self.removed.contains(place);

@@ -25,6 +25,25 @@ impl Sketch {
         }
     }
 
+    /// Returns the sketch with these counters, which has the size of `like`.
+    pub(crate) fn of_counters(counters: &[u8], like: &Self) -> Result<Self, String> {
+        match counters.len() == like.counters.len() {
+            true => Ok(Self {
+                counters: counters.to_vec(),
+            }),
+            false => Err(format!(
+                "its sketch has {} counters; {} were expected",
+                counters.len(),
+                like.counters.len()
+            )),
+        }
+    }
+
+    /// Returns the counters, row after row.
+    pub(crate) fn counters(&self) -> &[u8] {
+        &self.counters
+    }
+
     /// Counts a sight of an id, and returns how often it has been seen, at most 255.
     pub fn count(&mut self, id: u64) -> u8 {
         let width = self.counters.len() / DEPTH;

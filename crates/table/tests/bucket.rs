@@ -4,11 +4,13 @@
 
 use std::collections::BTreeMap;
 
+use bytes::Bytes;
 use proptest::prelude::*;
 use shared_proto::job::{Adagrad, Sgd};
 use shared_proto::payload::LeF32;
 use shared_proto::table::{
-    Admission, Age, Capacity, Eviction, EvictionOrder, Initializer, RowOptimizer, TableSpec,
+    Admission, Age, Capacity, Eviction, EvictionOrder, Initializer, RowOptimizer, SavedRows,
+    TableSpec,
 };
 use table::bucket::{Bucket, SharedBucket, Updated};
 use table::rows::History;
@@ -262,6 +264,7 @@ proptest! {
         let mut spec = spec(admission, eviction);
         spec.optimizer = RowOptimizer::Adagrad(Adagrad::default());
         spec.initializer = Initializer::Normal { deviation: 1.0 };
+        spec.buckets = 1;
         let at = at.min(steps.len());
         let run = |bucket: &mut Bucket, steps: &[std::collections::BTreeSet<u64>], from: usize| {
             let mut outcomes = Vec::new();
@@ -269,14 +272,14 @@ proptest! {
                 let ids: Vec<u64> = ids.iter().copied().collect();
                 outcomes.push(add(bucket, &ids, step as u32 / 2));
                 if let Some(capacity) = eviction.capacity {
-                    assert!(bucket.rows().len() as u64 <= capacity.rows.div_ceil(4));
+                    assert!(bucket.rows().len() as u64 <= capacity.rows.div_ceil(u64::from(spec.buckets)));
                 }
             }
             outcomes
         };
         let mut whole = Bucket::new(&spec, 0);
         run(&mut whole, &steps[..at], 0);
-        let mut restored = Bucket::restored(&spec, 0, &whole.share());
+        let mut restored = Bucket::of_bytes(&spec, 0, &whole.share().to_bytes()).unwrap();
         // Its first snapshot is a whole one.
         prop_assert_eq!(restored.share().evicted, None);
         let expected = run(&mut whole, &steps[at..], at);
@@ -286,5 +289,65 @@ proptest! {
         prop_assert_eq!(whole.evicted, restored.evicted);
         prop_assert_eq!((whole.updates, whole.time), (restored.updates, restored.time));
         prop_assert_eq!(whole.sketch, restored.sketch);
+    }
+}
+
+#[test]
+fn bytes_that_are_no_bucket_of_the_table_are_refused() {
+    let mut spec = spec(
+        Admission::Sights { count: 1, width: 8 },
+        Eviction {
+            age: Some(Age::Updates(9)),
+            ..Eviction::default()
+        },
+    );
+    spec.buckets = 1;
+    let mut bucket = Bucket::new(&spec, 0);
+    let gradients = vec![LeF32::from(1.0); 3 * spec.dimension as usize];
+    bucket.update(&[1, 2, 3], &gradients, 0.1, 0);
+    let whole = bucket.share().to_bytes();
+    let refused = |change: &dyn Fn(&mut SavedRows), spec: &TableSpec| {
+        let mut saved = whole.clone();
+        change(&mut saved);
+        Bucket::of_bytes(spec, 0, &saved).unwrap_err()
+    };
+    assert!(Bucket::of_bytes(&spec, 0, &whole).is_ok());
+    let one_less = |bytes: &Bytes| bytes.slice(..bytes.len() - 1);
+    for (said, error) in [
+        (
+            "bytes of ids",
+            refused(&|s| s.ids = one_less(&s.ids), &spec),
+        ),
+        (
+            "bytes of ids",
+            refused(&|s| s.history = Bytes::new(), &spec),
+        ),
+        (
+            "bytes of numbers",
+            refused(&|s| s.numbers = one_less(&s.numbers), &spec),
+        ),
+        (
+            "counters",
+            refused(&|s| s.counts = one_less(&s.counts), &spec),
+        ),
+        (
+            "row 1 twice",
+            refused(
+                &|s| s.ids = [1u64, 1, 2].map(u64::to_le_bytes).concat().into(),
+                &spec,
+            ),
+        ),
+        (
+            "another bucket",
+            refused(
+                &|_| (),
+                &TableSpec {
+                    buckets: 1000,
+                    ..spec.clone()
+                },
+            ),
+        ),
+    ] {
+        assert!(error.contains(said), "{error}");
     }
 }

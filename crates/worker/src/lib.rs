@@ -8,7 +8,7 @@
 //! - [`strategy`]: where weights come from and gradients go to; `strategy/parameter_server` is the one that ships
 //! - [`replica`]: the model on its own thread
 //! - [`model`], [`models`], [`registry`]: the interface of models, those that ship, and those that a job can name
-//! - [`variables`]: the only place where bytes meet candle's memory
+//! - [`variables`]: the only place where bytes meet candle's memory; [`tables`]: embedding tables in a model
 //! - `error`: the errors of a worker; `trouble`: distinguishes this worker's own errors from those of the job
 //! - [`device`]: the device to compute on; `counters`: metrics
 //! - `reporter`: reports finished steps to the coordinator
@@ -33,6 +33,7 @@ mod run;
 pub mod shuffle;
 mod step;
 pub mod strategy;
+pub mod tables;
 mod trainer;
 mod trouble;
 pub mod variables;

@@ -1,18 +1,20 @@
 //! A job in a single process, with candle's own optimizers and without a cluster. Distributed runs are compared
 //! with it.
 
+use std::ops::Range;
 use std::path::Path;
 use std::time::Instant;
 
-use candle_core::{Device, Var};
+use candle_core::{Device, Tensor, Var};
 use candle_nn::{AdamW, Optimizer as _, ParamsAdamW, SGD};
 use nn::{autocast, backward};
 use shared_proto::job::{Adam, Job, Optimizer, Schedule, run_dir};
 
-use crate::input::{Dataset, Fitted, InputError, Order, Purpose, save_transforms};
-use crate::model::{Metrics, Model, Objective, Pass};
+use crate::input::{Dataset, Fitted, InputError, Order, Purpose, Samples, read, save_transforms};
+use crate::model::{Metrics, Objective, Pass};
 use crate::registry::Registry;
-use crate::replica::{ReplicaError, build, evaluate, precision};
+use crate::replica::{Built, Evaluating, ReplicaError, build, precision};
+use crate::tables::{LocalTables, SavedTables};
 use crate::variables::Variables;
 
 /// The result of a local run.
@@ -26,6 +28,8 @@ pub struct Outcome {
     pub seconds: f64,
     /// The metrics of the final weights on the held-out samples.
     pub metrics: Metrics,
+    /// The rows of tables.
+    pub tables: SavedTables,
 }
 
 enum Rule {
@@ -47,8 +51,14 @@ pub fn train(
 ) -> Result<Outcome, ReplicaError> {
     let mut data = registry.open(&job.data, job.seed, Purpose::Training)?;
     let objective = Objective::of(&job.objective, &data.signature)?;
-    let (variables, model) = build(job, registry, device, &data.signature, &objective)?;
-    let mut rule = rule(job, &variables)?;
+    let built = build(job, registry, device, &data.signature, &objective)?;
+    let Built {
+        variables,
+        tables,
+        model,
+    } = &built;
+    let mut local = LocalTables::new(tables.specs());
+    let mut rule = rule(job, variables)?;
 
     let precision = precision(job);
     let (mut steps, mut samples) = (0, 0);
@@ -64,7 +74,12 @@ pub fn train(
                 break 'training;
             }
             let end = count.min(start + job.samples_per_step());
-            let batch = data.training.read(order, start..end, device)?;
+            let batch = read(&mut *data.training, order, start..end, &Device::Cpu)?;
+            let mut batch = [batch];
+            let wanted = tables.distinct(&mut batch)?;
+            let rows = tables.rows(&wanted, &mut local.read(&wanted), device)?;
+            tables.set(&rows);
+            let batch = batch[0].to_device(device)?;
             let pass = Pass::training(&objective, job.seed, steps, 0);
             let gradients = autocast(precision, || {
                 let outputs = model.forward(&batch, &pass)?;
@@ -74,6 +89,7 @@ pub fn train(
                 Rule::Sgd(sgd) => sgd.step(&gradients)?,
                 Rule::Adam(adam) => adam.step(&gradients)?,
             }
+            local.update(&wanted, &mut rows.gradients(&gradients)?);
             steps += 1;
             samples += end - start;
         }
@@ -88,13 +104,33 @@ pub fn train(
         samples,
         seconds,
         metrics: autocast(precision, || {
-            evaluate(&*model, &objective, &mut *data.evaluation, device)
+            evaluate(&built, &local, &objective, &mut *data.evaluation, device)
         })?,
+        tables: local.into_saved(),
     })
 }
 
-/// Evaluates the weights of a safetensors file on the job's held-out samples. `fitted` has the parameters
-/// of a table's columns from training.
+/// Returns the loss and the metrics of a model over all held-out samples.
+fn evaluate(
+    built: &Built,
+    local: &LocalTables,
+    objective: &Objective,
+    held_out: &mut dyn Samples,
+    device: &Device,
+) -> Result<Metrics, ReplicaError> {
+    let (model, tables) = (&*built.model, &built.tables);
+    let mut evaluating = Evaluating::begin(model, objective);
+    while evaluating.next(held_out, tables, device)?.is_some() {
+        if let Some((batch, rows)) = evaluating.read.take() {
+            tables.set(&tables.rows(&rows, &mut local.read(&rows), device)?);
+            evaluating.add(model, objective, &batch)?;
+        }
+    }
+    Ok(evaluating.metrics())
+}
+
+/// Evaluates the weights of a safetensors file, and the rows of tables, on the job's held-out samples. `fitted` has the
+/// parameters of a table's columns from training.
 ///
 /// # Errors
 /// The data's or the model's, or if the file holds other variables than the model has.
@@ -102,14 +138,20 @@ pub fn evaluate_file(
     job: &Job,
     registry: &Registry,
     device: &Device,
-    weights: &Path,
+    (weights, rows): (&Path, &SavedTables),
     fitted: Option<&Fitted>,
 ) -> Result<Metrics, ReplicaError> {
     let purpose = fitted.map_or(Purpose::Training, Purpose::Evaluation);
-    let mut loaded = Loaded::open(job, registry, device, weights, purpose)?;
-    let samples = &mut *loaded.data.evaluation;
+    let mut loaded = Loaded::open(job, registry, device, (weights, rows), purpose)?;
+    let Loaded {
+        data,
+        objective,
+        built,
+        local,
+    } = &mut loaded;
+    let samples = &mut *data.evaluation;
     autocast(precision(job), || {
-        evaluate(&*loaded.model, &loaded.objective, samples, device)
+        evaluate(built, local, objective, samples, device)
     })
 }
 
@@ -117,16 +159,17 @@ pub fn evaluate_file(
 pub(crate) struct Loaded {
     pub(crate) data: Dataset,
     pub(crate) objective: Objective,
-    pub(crate) model: Box<dyn Model>,
+    pub(crate) built: Built,
+    local: LocalTables,
 }
 
 impl Loaded {
-    /// Builds the job's model with the weights of a safetensors file, for the job's data.
+    /// Builds the job's model with the weights of a safetensors file and rows of tables, for the job's data.
     pub(crate) fn open(
         job: &Job,
         registry: &Registry,
         device: &Device,
-        weights: &Path,
+        (weights, rows): (&Path, &SavedTables),
         purpose: Purpose,
     ) -> Result<Self, ReplicaError> {
         let mut job = job.clone();
@@ -142,13 +185,31 @@ impl Loaded {
             .into());
         }
         let objective = Objective::of(&job.objective, &data.signature)?;
-        let (variables, model) = build(&job, registry, device, &data.signature, &objective)?;
-        variables.load(weights)?;
+        let built = build(&job, registry, device, &data.signature, &objective)?;
+        built.variables.load(weights)?;
+        let local = LocalTables::restored(built.tables.specs(), rows)?;
         Ok(Self {
             data,
             objective,
-            model,
+            built,
+            local,
         })
+    }
+
+    /// Returns the model's outputs for samples that are held out.
+    pub(crate) fn outputs(
+        &mut self,
+        samples: Range<u64>,
+        device: &Device,
+    ) -> Result<Tensor, ReplicaError> {
+        let held_out = &mut *self.data.evaluation;
+        let tables = &self.built.tables;
+        let mut batch = [read(held_out, Order::Stored, samples, &Device::Cpu)?];
+        let wanted = tables.distinct(&mut batch)?;
+        tables.set(&tables.rows(&wanted, &mut self.local.read(&wanted), device)?);
+        let batch = batch[0].to_device(device)?;
+        let pass = Pass::evaluation(&self.objective);
+        Ok(self.built.model.forward(&batch, &pass)?)
     }
 }
 

@@ -8,11 +8,12 @@ use candle_core::{D, DType, Device, Tensor, bail};
 use nn::autocast;
 use shared_proto::job::Job;
 
-use crate::input::{Fitted, Order, Purpose, Target, read};
+use crate::input::{Fitted, Purpose, Target};
 use crate::local::Loaded;
-use crate::model::{Loss, Objective, Pass};
+use crate::model::{Loss, Objective};
 use crate::registry::Registry;
 use crate::replica::{EVALUATION_BATCH, ReplicaError, precision};
+use crate::tables::SavedTables;
 
 /// The predictions for some samples, in words and numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,7 +39,7 @@ impl Predictions {
     }
 }
 
-/// Returns a model's predictions, of the weights in a safetensors file. With `fitted`, the samples are all that are in
+/// Returns a model's predictions, with the weights in a safetensors file and the rows of tables. With `fitted`, the samples are all that are in
 /// `data.dir`, with the transforms and the classes of training; labels are not read and may be missing. Otherwise they are
 /// the job's held-out samples.
 ///
@@ -51,21 +52,19 @@ pub fn predict(
     job: &Job,
     registry: &Registry,
     device: &Device,
-    weights: &Path,
+    (weights, rows): (&Path, &SavedTables),
     fitted: Option<&Fitted>,
 ) -> Result<Predictions, ReplicaError> {
     let purpose = fitted.map_or(Purpose::Training, Purpose::Prediction);
-    let mut loaded = Loaded::open(job, registry, device, weights, purpose)?;
+    let mut loaded = Loaded::open(job, registry, device, (weights, rows), purpose)?;
     let transforms = loaded.data.transforms.as_ref();
     let labels = transforms.map_or_else(BTreeMap::new, |fitted| labels(&fitted.target));
     let form = Form::of(&loaded.objective);
-    let samples = &mut *loaded.data.evaluation;
-    let pass = Pass::evaluation(&loaded.objective);
+    let count = loaded.data.evaluation.count();
     let mut rows = Vec::new();
-    for start in (0..samples.count()).step_by(EVALUATION_BATCH as usize) {
-        let end = samples.count().min(start + EVALUATION_BATCH);
-        let batch = read(samples, Order::Stored, start..end, device)?;
-        let outputs = autocast(precision(job), || loaded.model.forward(&batch, &pass))?;
+    for start in (0..count).step_by(EVALUATION_BATCH as usize) {
+        let end = count.min(start + EVALUATION_BATCH);
+        let outputs = autocast(precision(job), || loaded.outputs(start..end, device))?;
         check_finite(&outputs, start)?;
         rows.extend(match form {
             Form::Classes => classes(&outputs, &labels)?,

@@ -6,12 +6,13 @@ use candle_nn::VarBuilder;
 use shared_proto::job::Data;
 
 use crate::input::{
-    Cifar10, Criteo, Csv, DataSetup, Dataset, Digits, Idx, Images, InputError, LibSvm, Npy,
+    Cifar10, Clicks, Criteo, Csv, DataSetup, Dataset, Digits, Idx, Images, InputError, LibSvm, Npy,
     Parquet, Purpose, Random, Source, pictures,
 };
 use crate::model::{Model, ModelError, Setup};
 use crate::models::{
-    Cnn, FactorizationMachine, Logistic, Mlp, MobileNetV2, ResNet, Softmax, Transformer,
+    Cnn, DeepFm, Dlrm, FactorizationMachine, Logistic, Mlp, MobileNetV2, ResNet, Softmax,
+    Transformer, WideDeep,
 };
 
 type Constructor = fn(&Setup, VarBuilder) -> candle_core::Result<Box<dyn Model>>;
@@ -36,8 +37,9 @@ pub struct Registry {
 
 impl Registry {
     /// Returns a registry of the models `logistic`, `softmax`, `mlp`, `factorization-machine`, `cnn`, `resnet18`,
-    /// `resnet20`, `resnet34`, `resnet50`, `resnet56`, `mobilenetv2` and `transformer`, and of the data sources `digits`,
-    /// `mnist`, `fashion-mnist`, `cifar10`, `npy`, `image-folder`, `csv`, `parquet`, `libsvm`, `criteo` and `random`.
+    /// `resnet20`, `resnet34`, `resnet50`, `resnet56`, `mobilenetv2`, `transformer`, `deepfm`, `wide-deep` and `dlrm`, and of
+    /// the data sources `digits`,
+    /// `mnist`, `fashion-mnist`, `cifar10`, `npy`, `image-folder`, `csv`, `parquet`, `libsvm`, `criteo`, `clicks` and `random`.
     pub fn builtin() -> Self {
         let empty = Self {
             models: BTreeMap::new(),
@@ -56,6 +58,9 @@ impl Registry {
             .model::<ResNet<50>>("resnet50")
             .model::<MobileNetV2>("mobilenetv2")
             .model::<Transformer>("transformer")
+            .model::<DeepFm>("deepfm")
+            .model::<WideDeep>("wide-deep")
+            .model::<Dlrm>("dlrm")
             .data::<Digits>("digits")
             .data::<Idx>("mnist")
             .data::<Idx>("fashion-mnist")
@@ -66,6 +71,7 @@ impl Registry {
             .data::<Images>("image-folder")
             .data::<LibSvm>("libsvm")
             .data::<Criteo>("criteo")
+            .data::<Clicks>("clicks")
             .data::<Random>("random")
     }
 

@@ -11,6 +11,7 @@ use shared_proto::job;
 use worker::input::{Field, Signature};
 use worker::model::{Batch, Objective, Pass, Setup};
 use worker::registry::Registry;
+use worker::tables::Tables;
 
 const CLASSES: usize = 10;
 const LEARNING_RATE: f64 = 1e-4;
@@ -126,6 +127,7 @@ fn train(name: &str, expected: &Expected) -> Errors {
         settings: &settings,
         data: &data,
         objective: &objective,
+        tables: &Tables::default(),
     };
     let map = VarMap::new();
     let vars = VarBuilder::from_varmap(&map, DType::F64, &Device::Cpu);

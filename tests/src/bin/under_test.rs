@@ -3,13 +3,14 @@
 use std::process::ExitCode;
 
 use flambeau::App;
-use tests::models::{Normal, Odd, Visits};
+use tests::models::{Factors, Normal, Odd, Visits};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
     App::new()
+        .model::<Factors>("factors")
         .model::<Normal>("normal")
         .model::<Odd>("odd")
         .model::<Visits>("visits")

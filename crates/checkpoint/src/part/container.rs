@@ -1,4 +1,4 @@
-//! The container of a part: safetensors, tensors of `f32` after a header of JSON.
+//! The container of a part: safetensors, tensors after a header of JSON.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -13,11 +13,27 @@ const MAX_HEADER: u64 = 100_000_000;
 /// The key of Flambeau's metadata in the header.
 pub(super) const KEY: &str = "flambeau";
 
+/// The types of elements, as safetensors names them.
+pub(super) const F32: &str = "F32";
+pub(super) const U64: &str = "U64";
+pub(super) const U32: &str = "U32";
+pub(super) const U8: &str = "U8";
+
+/// Returns the bytes of an element; none of a type that no part has.
+fn element_bytes(dtype: &str) -> Option<u64> {
+    match dtype {
+        U8 => Some(1),
+        F32 | U32 => Some(4),
+        U64 => Some(8),
+        _ => None,
+    }
+}
+
 /// A tensor in a header.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Tensor {
-    dtype: String,
+    pub(super) dtype: String,
     pub(super) shape: Vec<u64>,
     pub(super) data_offsets: (u64, u64),
 }
@@ -47,7 +63,7 @@ pub(super) fn split(bytes: &Bytes) -> Result<(Header, Bytes), String> {
     Ok((header, bytes.slice(end..)))
 }
 
-/// Checks that the tensors are `f32` and fill the data without gaps.
+/// Checks that the tensors are of known types and fill the data without gaps.
 pub(super) fn check_offsets(tensors: &BTreeMap<String, Tensor>, length: u64) -> Result<(), String> {
     let mut sorted: Vec<(&String, &Tensor)> = tensors.iter().collect();
     sorted.sort_by_key(|(_, tensor)| tensor.data_offsets);
@@ -64,11 +80,10 @@ pub(super) fn check_offsets(tensors: &BTreeMap<String, Tensor>, length: u64) -> 
                 "truncated: its tensor {name:?} ends at {end} of {length} bytes"
             ));
         }
-        let bytes = tensor
-            .shape
-            .iter()
-            .try_fold(size_of::<f32>() as u64, |n, d| n.checked_mul(*d));
-        if tensor.dtype != "F32" || bytes != Some(end - start) {
+        let mut shape = tensor.shape.iter();
+        let bytes = element_bytes(&tensor.dtype)
+            .and_then(|size| shape.try_fold(size, |n, d| n.checked_mul(*d)));
+        if bytes != Some(end - start) {
             return Err(format!(
                 "its tensor {name:?} is {} of shape {:?} in {} bytes",
                 tensor.dtype,
@@ -101,14 +116,14 @@ impl HeaderText {
         Self { text, offset: 0 }
     }
 
-    pub(super) fn tensor(&mut self, name: &str, shape: &[u64], bytes: u64) {
+    pub(super) fn tensor(&mut self, name: &str, dtype: &str, shape: &[u64], bytes: u64) {
         let comma = if self.text.len() > 1 { "," } else { "" };
         let shape: Vec<String> = shape.iter().map(u64::to_string).collect();
         let end = self.offset + bytes;
         // Writing to a string cannot fail.
         let _ = write!(
             self.text,
-            r#"{comma}{}:{{"dtype":"F32","shape":[{}],"data_offsets":[{},{end}]}}"#,
+            r#"{comma}{}:{{"dtype":"{dtype}","shape":[{}],"data_offsets":[{},{end}]}}"#,
             quoted(name),
             shape.join(","),
             self.offset

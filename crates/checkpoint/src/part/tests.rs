@@ -25,25 +25,50 @@ fn any_watermark() -> impl Strategy<Value = Watermark> {
     })
 }
 
+fn any_dense() -> impl Strategy<Value = SavedValues> {
+    (0usize..9, 0usize..=3).prop_flat_map(|(elements, slots)| {
+        let both = (any_bytes(4 * elements), any_bytes(4 * elements * slots));
+        both.prop_map(|(weights, slots)| SavedValues::Dense { weights, slots })
+    })
+}
+
+fn any_rows() -> impl Strategy<Value = SavedValues> {
+    let sizes = (0usize..9, 1usize..5, any::<bool>(), 0usize..9);
+    sizes.prop_flat_map(|(rows, width, history, counts)| {
+        let parts = (
+            any_bytes(8 * rows),
+            any_bytes(4 * width * rows),
+            any_bytes(if history { 8 * rows } else { 0 }),
+            any_bytes(counts),
+            any::<(u64, u32)>(),
+        );
+        parts.prop_map(|(ids, numbers, history, counts, (updates, time))| {
+            SavedValues::Rows(SavedRows {
+                ids,
+                history,
+                numbers,
+                counts,
+                updates,
+                time,
+            })
+        })
+    })
+}
+
 fn any_blocks() -> impl Strategy<Value = Vec<SavedBlock>> {
     let id = (any::<u32>(), any::<u32>());
     prop::collection::btree_set(id, 0..5).prop_flat_map(|ids| {
         ids.into_iter()
             .map(|(variable, index)| {
-                let any = (0usize..9, 0usize..=3, any::<u64>());
-                any.prop_flat_map(move |(elements, slots, version)| {
-                    let watermarks = prop::collection::vec(any_watermark(), 0..4);
-                    let weights = any_bytes(4 * elements);
-                    let beside = any_bytes(4 * elements * slots);
-                    (watermarks, weights, beside).prop_map(move |(watermarks, weights, slots)| {
-                        SavedBlock {
-                            id: BlockId { variable, index },
-                            version: Version(version),
-                            watermarks,
-                            weights,
-                            slots,
-                        }
-                    })
+                let watermarks = prop::collection::vec(any_watermark(), 0..4);
+                let values = prop_oneof![any_dense(), any_rows()];
+                (watermarks, values, any::<u64>()).prop_map(move |(watermarks, values, version)| {
+                    SavedBlock {
+                        id: BlockId { variable, index },
+                        version: Version(version),
+                        watermarks,
+                        values,
+                    }
                 })
             })
             .collect::<Vec<_>>()
@@ -67,6 +92,54 @@ fn refusal(header: &str, data: usize) -> String {
     decode(&file(header, data), "a.safetensors")
         .unwrap_err()
         .to_string()
+}
+
+#[test]
+fn rows_of_other_shapes_are_refused() {
+    let rows = |count: usize| SavedRows {
+        ids: vec![1; 8 * count].into(),
+        history: vec![2; 8 * count].into(),
+        numbers: vec![3; 12 * count].into(),
+        counts: vec![4; 5].into(),
+        updates: 6,
+        time: 7,
+    };
+    let mut block = block(0, 0, 3, 2, 1);
+    block.values = SavedValues::Rows(rows(2));
+    let file = encode(&[block]);
+    for (from, to, said) in [
+        (
+            r#""0.0.ids":{"dtype":"U64","shape":[2]"#,
+            r#""0.0.ids":{"dtype":"U64","shape":[2,1]"#,
+            "ids [2, 1]",
+        ),
+        (
+            r#""0.0.ids":{"dtype":"U64","shape":[2]"#,
+            r#""0.0.ids":{"dtype":"F32","shape":[4]"#,
+            "U64 was expected",
+        ),
+        (
+            r#""dtype":"U32","shape":[2,2]"#,
+            r#""dtype":"U32","shape":[4,1]"#,
+            "expected [2, 2]",
+        ),
+        (r#""0.0.ids""#, r#""0.0.idz""#, "missing"),
+        (
+            r#""dtype":"U8","shape":[5]"#,
+            r#""dtype":"U9","shape":[5]"#,
+            "is U9",
+        ),
+    ] {
+        let mut changed = file.to_vec();
+        let mut windows = file.windows(from.len());
+        let place = windows.position(|part| part == from.as_bytes()).unwrap();
+        changed.splice(place..place + from.len(), to.bytes());
+        let grown = to.len() as i64 - from.len() as i64;
+        let length = i64::from_le_bytes(*changed.first_chunk().unwrap()) + grown;
+        changed[..8].copy_from_slice(&length.to_le_bytes());
+        let error = decode(&changed.into(), "a").unwrap_err().to_string();
+        assert!(error.contains(said), "{error}");
+    }
 }
 
 const CONTENTS: &str = r#""__metadata__":{"flambeau":"{\"format\":1,\"slots\":0,\"blocks\":[{\"variable\":0,\"index\":0,\"version\":1,\"marks\":[]}]}"}"#;
@@ -101,7 +174,7 @@ fn weights_and_slots_share_the_files_memory() {
     let file = sample();
     let within = |part: &Bytes| file.as_ptr_range().contains(&part.as_ptr());
     for block in decode(&file, "a.safetensors").unwrap() {
-        assert!(within(&block.weights) && within(&block.slots));
+        assert!(block.values.numbers().into_iter().all(within));
     }
 }
 
@@ -112,15 +185,16 @@ fn others_read_it_as_safetensors() {
     let tensors = SafeTensors::deserialize(&file).unwrap();
     assert_eq!(tensors.len(), 4);
     for block in [first, second] {
-        let elements = block.weights.len() / 4;
+        let [own_weights, own_slots] = block.values.numbers();
+        let elements = own_weights.len() / 4;
         let weights = tensors.tensor(&name(block.id)).unwrap();
         assert_eq!(weights.shape(), [elements]);
-        assert_eq!(weights.data(), block.weights);
+        assert_eq!(weights.data(), own_weights);
         let slots = tensors
             .tensor(&format!("{}.slots", name(block.id)))
             .unwrap();
         assert_eq!(slots.shape(), [2, elements]);
-        assert_eq!(slots.data(), block.slots);
+        assert_eq!(slots.data(), own_slots);
         assert_eq!(slots.dtype(), safetensors::Dtype::F32);
     }
     assert_eq!(u64::from_le_bytes(*file.first_chunk().unwrap()) % 8, 0);
@@ -242,9 +316,9 @@ fn what_makes_no_sense_is_refused_by_name() {
 
 #[test]
 fn a_newer_format_is_said_to_be_one() {
-    let header = CONTENTS.replace("format\\\":1", "new\\\":[],\\\"format\\\":4");
+    let header = CONTENTS.replace("format\\\":1", "new\\\":[],\\\"format\\\":5");
     assert_eq!(
         refusal(&format!("{{{header}}}"), 0),
-        "a.safetensors was written by a newer release: format 4, this program reads 3"
+        "a.safetensors was written by a newer release: format 5, this program reads 4"
     );
 }

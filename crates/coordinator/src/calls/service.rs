@@ -11,6 +11,7 @@ use shared_proto::planted;
 use shared_proto::quiet::Quiet;
 use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::security::Security;
+use shared_proto::table::TableSpec;
 use shared_proto::transport::PROTOCOL_VERSION;
 use shared_proto::wire;
 use shared_proto::wire::coordinator_server::Coordinator;
@@ -21,7 +22,7 @@ use tonic::{Extensions, Request, Response, Status};
 
 use super::limits::{check_addresses, check_lengths};
 use super::messages::{not_for, read_data, take_report, wire_work};
-use crate::cluster::{Cluster, Initialization, Work};
+use crate::cluster::{Cluster, Initialization, ModelSpecs, Work};
 use crate::keeping::shared::Shared;
 
 type Answer<T> = Result<Response<T>, Status>;
@@ -286,13 +287,16 @@ impl Coordinator for Service {
     ) -> Answer<wire::RegisterVariablesReply> {
         let (_, extensions, request) = request.into_parts();
         let specs = request.variables.iter().map(VariableSpec::read);
-        let specs = specs.collect::<Result<Vec<_>, _>>().map_err(refused)?;
+        let variables = specs.collect::<Result<_, _>>().map_err(refused)?;
+        let tables = request.tables.iter().map(TableSpec::read);
+        let tables = tables.collect::<Result<_, _>>().map_err(refused)?;
+        let model = ModelSpecs { variables, tables };
         let data = read_data(&request).map_err(refused)?;
         let initialization = self
             .ask_as_until(
                 CallOrigin::new(&request.origin, &extensions, "RegisterVariables").worker(),
                 |cluster, now, origin| {
-                    cluster.register_variables(now, origin.task, specs.clone(), data.clone())
+                    cluster.register_variables(now, origin.task, model.clone(), data.clone())
                 },
                 |answer| !matches!(answer, Initialization::Pending(_)),
             )

@@ -66,7 +66,8 @@ fn needed(job: &Job, placed: &[PlacedVariable], block_elements: usize) -> Vec<u6
     };
     let mut needed = Vec::new();
     for variable in placed {
-        let held = (1 + job.slots_of(&variable.spec) as u64) * size_of::<f32>() as u64;
+        let held = (1 + job.slots_of(&variable.spec.name, variable.spec.kind) as u64)
+            * size_of::<f32>() as u64;
         let staged = match variable.spec.kind.takes_updates() {
             true => staged,
             false => 0,

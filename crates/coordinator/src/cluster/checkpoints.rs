@@ -8,11 +8,13 @@ use serde::{Deserialize, Serialize};
 use shared_proto::blocks::{Source, VariableSpec};
 use shared_proto::ids::{Clock, Epoch, Generation};
 use shared_proto::job::Job;
+use shared_proto::table::TableSpec;
 use shared_proto::wire;
 
 use super::Cluster;
 use super::evaluations::SavedEvaluation;
 use super::ledger::Ledger;
+use super::model::ModelSpecs;
 
 /// The location of the checkpoints, and the run's id. By the id servers check that they see the same store.
 #[derive(Clone, Debug)]
@@ -129,6 +131,7 @@ impl Cluster {
         self.durable.training.earlier_samples = progress.samples;
         self.durable.checkpoints.start = Some(Start {
             variables: manifest.variables.clone(),
+            tables: manifest.tables.clone(),
             block_elements: manifest.block_elements as usize,
             training_samples: progress.ledger.samples(),
             from: Some((location.clone(), manifest.number, manifest.run.clone())),
@@ -165,6 +168,8 @@ impl Cluster {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Start {
     variables: Vec<SavedVariable>,
+    #[serde(default)]
+    tables: Vec<TableSpec>,
     pub(crate) block_elements: usize,
     pub(crate) training_samples: u64,
     /// The checkpoint's location and number, and the run that wrote it.
@@ -173,18 +178,28 @@ pub(crate) struct Start {
 }
 
 impl Start {
-    /// Returns whether the model is that of the checkpoint, by the names and shapes of its variables.
-    pub(crate) fn is_of(&self, specs: &[VariableSpec]) -> bool {
+    /// Returns whether the model is that of the checkpoint, by the names and shapes of its variables and tables.
+    pub(crate) fn is_of(&self, model: &ModelSpecs) -> bool {
         let shapes = |spec: &VariableSpec| (spec.name.clone(), spec.shape.clone());
         let saved = self.variables.iter().map(VariableSpec::from);
-        specs.iter().map(shapes).eq(saved.map(|spec| shapes(&spec)))
+        let tables = model.tables.iter().zip(&self.tables);
+        let same_variables = model
+            .variables
+            .iter()
+            .map(shapes)
+            .eq(saved.map(|spec| shapes(&spec)));
+        same_variables
+            && model.tables.len() == self.tables.len()
+            && tables
+                .into_iter()
+                .all(|(ours, saved)| ours.is_stored_like(saved))
     }
 
     /// Returns the first variable for which the job's optimizer keeps another number of slots than the checkpoint has.
     pub(crate) fn other_slots(&self, job: &Job, specs: &[VariableSpec]) -> Option<&SavedVariable> {
         let mut pairs = self.variables.iter().zip(specs);
         let differs = |(saved, spec): &(&SavedVariable, &VariableSpec)| {
-            saved.slots as usize != job.slots_of(spec)
+            saved.slots as usize != job.slots_of(&spec.name, spec.kind)
         };
         pairs.find(differs).map(|(saved, _)| saved)
     }

@@ -2,6 +2,10 @@
 
 use shared_proto::blocks::{MOST_SHARDS, VariableSpec};
 use shared_proto::refusal::{Reason, Refusal};
+use shared_proto::table::TableSpec;
+use shared_proto::wire;
+
+use super::model::ModelSpecs;
 
 /// The most bytes of a shard map, which travels in one control message of at most 4 MiB.
 const MOST_BYTES: usize = (4 << 20) - (64 << 10);
@@ -24,21 +28,25 @@ const SHARD_BYTES: usize = 256 + 96;
 /// # Errors
 /// [`Reason::Oversized`].
 pub(super) fn check_map_size(
-    specs: &[VariableSpec],
+    model: &ModelSpecs,
     block_elements: usize,
     shards: usize,
     location: &str,
 ) -> Result<(), Refusal> {
+    let ModelSpecs { variables, tables } = model;
     let sum = |parts: &mut dyn Iterator<Item = usize>| parts.fold(0, usize::saturating_add);
-    let blocks = sum(&mut specs.iter().map(|spec| spec.blocks(block_elements)));
+    let blocks = sum(&mut variables.iter().map(|spec| spec.blocks(block_elements)));
+    let buckets = sum(&mut tables.iter().map(|spec| spec.buckets as usize));
+    let table = |spec: &TableSpec| VARIABLE_BYTES + wire::Table::from(spec).spec.len();
     let variable = |spec: &VariableSpec| {
         let shape = spec.shape.len().saturating_mul(DIMENSION_BYTES);
         VARIABLE_BYTES
             .saturating_add(spec.name.len())
             .saturating_add(shape)
     };
-    let bytes = sum(&mut specs.iter().map(variable))
-        .saturating_add(blocks.saturating_mul(PLACE_BYTES))
+    let bytes = sum(&mut variables.iter().map(variable))
+        .saturating_add(sum(&mut tables.iter().map(table)))
+        .saturating_add(blocks.saturating_add(buckets).saturating_mul(PLACE_BYTES))
         .saturating_add(shards.saturating_mul(SHARD_BYTES + location.len()));
     if bytes <= MOST_BYTES && shards <= MOST_SHARDS {
         return Ok(());
@@ -46,8 +54,9 @@ pub(super) fn check_map_size(
     Err(Refusal::new(
         Reason::Oversized,
         format!(
-            "the shard map of a model with {} variables, in {blocks} blocks of {block_elements} elements on {shards} servers, has about {bytes} bytes; a control message holds {MOST_BYTES}, and a map has at most {MOST_SHARDS} servers: use fewer variables, smaller ones, or fewer servers",
-            specs.len()
+            "the shard map of a model with {} variables, in {blocks} blocks of {block_elements} elements, and {} tables, in {buckets} buckets, on {shards} servers, has about {bytes} bytes; a control message holds {MOST_BYTES}, and a map has at most {MOST_SHARDS} servers: use fewer variables, smaller ones, fewer buckets, or fewer servers",
+            variables.len(),
+            tables.len()
         ),
     ))
 }
@@ -58,7 +67,6 @@ mod tests {
     use prost::Message;
     use shared_proto::blocks::{PlacedShard, PlacedVariable, ShardMap, Source};
     use shared_proto::ids::{Epoch, Generation, Role, Task, TaskId};
-    use shared_proto::wire;
 
     fn specs(variables: usize, elements: usize) -> Vec<VariableSpec> {
         let spec = |i| VariableSpec {
@@ -102,6 +110,7 @@ mod tests {
             epoch: Epoch(u64::MAX),
             shards: vec![placed; shards],
             variables: specs.into_iter().map(variable).collect(),
+            tables: Vec::new(),
             block_elements: elements,
             total_updates: u64::MAX,
         }
@@ -119,7 +128,7 @@ mod tests {
             let mut shards_taken = 0;
             for shards in [shards, 2 * shards, 10 * shards] {
                 let specs = specs(variables, elements);
-                if check_map_size(&specs, block, shards, &location).is_ok() {
+                if check_map_size(&specs.clone().into(), block, shards, &location).is_ok() {
                     shards_taken += 1;
                     let map = largest(specs, block, shards, &location);
                     let bytes = wire::ShardMap::from(&map).encoded_len();
@@ -136,11 +145,11 @@ mod tests {
     #[test]
     fn small_blocks_and_many_servers_are_counted() {
         let refused = |variables, elements, block, shards| {
-            let refused = check_map_size(&specs(variables, elements), block, shards, "");
+            let refused = check_map_size(&specs(variables, elements).into(), block, shards, "");
             refused.unwrap_err().reason
         };
         assert_eq!(refused(1, 1 << 24, 1, 1), Reason::Oversized);
-        check_map_size(&specs(1, 1 << 24), 1 << 18, 1, "").unwrap();
+        check_map_size(&specs(1, 1 << 24).into(), 1 << 18, 1, "").unwrap();
         assert_eq!(refused(1, 1, 1, 20_000), Reason::Oversized);
         assert_eq!(refused(1, usize::MAX, 1, usize::MAX), Reason::Oversized);
     }

@@ -3,7 +3,8 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use shared_proto::blocks::{BLOCK_ELEMENTS, PlacedVariable, VariableSpec};
+use shared_proto::blocks::{BLOCK_ELEMENTS, PlacedTable, PlacedVariable, VariableSpec};
+use shared_proto::table::TableSpec;
 
 /// The fewest blocks that each shard should have, so that they can be balanced.
 const BLOCKS_PER_SHARD: usize = 8;
@@ -60,6 +61,17 @@ pub(crate) fn place(
         }
     }
     placed
+}
+
+/// Places the buckets of each table on the shards in turns. A bucket's rows are not known before training; the hash makes
+/// buckets about equally large.
+pub(crate) fn place_tables(tables: &[TableSpec], shards: u32) -> Vec<PlacedTable> {
+    let mut next = (0..shards).cycle();
+    let mut place = |spec: &TableSpec| PlacedTable {
+        spec: spec.clone(),
+        shards: next.by_ref().take(spec.buckets as usize).collect(),
+    };
+    tables.iter().map(&mut place).collect()
 }
 
 #[cfg(test)]

@@ -55,7 +55,7 @@ impl Checkpoints {
 impl Variables {
     /// Checks the model and the shard map. Returns the number of shards.
     fn check(&self) -> Result<usize, String> {
-        for spec in &self.specs {
+        for spec in &self.model.variables {
             let read = VariableSpec::read(&wire::Variable::from(spec));
             read.map_err(|refusal| refusal.message)?;
         }
@@ -70,7 +70,12 @@ impl Variables {
             .variables
             .iter()
             .map(|placed| &placed.spec)
-            .eq(&self.specs)
+            .eq(&self.model.variables)
+            || !map
+                .tables
+                .iter()
+                .map(|placed| &placed.spec)
+                .eq(&self.model.tables)
         {
             return Err("the shard map is of another model".to_owned());
         }

@@ -234,8 +234,9 @@ impl Cluster {
             variables: map
                 .variables
                 .iter()
-                .map(|v| SavedVariable::of(&v.spec, self.job.slots_of(&v.spec)))
+                .map(|v| SavedVariable::of(&v.spec, self.job.slots_of(&v.spec.name, v.spec.kind)))
                 .collect(),
+            tables: map.tables.iter().map(|t| t.spec.clone()).collect(),
             block_elements: map.block_elements as u64,
             slots: None,
             shards: map.shards.len() as u32,

@@ -11,7 +11,7 @@ use super::capacity::check_capacity;
 use super::checkpoints::source;
 use super::map_size::check_map_size;
 use super::members::Member;
-use super::placement::{block_elements, place};
+use super::placement::{block_elements, place, place_tables};
 
 /// If the job does not give the number of servers, the shard map is cut when no server has joined for this long.
 const SETTLE: Duration = Duration::from_secs(3);
@@ -77,11 +77,12 @@ impl Cluster {
         let shards = servers.len() as u32;
         let block_elements = match &self.durable.checkpoints.start {
             Some(start) => start.block_elements,
-            None => block_elements(&variables.specs, shards),
+            None => block_elements(&variables.model.variables, shards),
         };
         let location = self.checkpoint_location();
-        check_map_size(&variables.specs, block_elements, servers.len(), location)?;
-        let placed = place(variables.specs.clone(), shards, block_elements);
+        check_map_size(&variables.model, block_elements, servers.len(), location)?;
+        let placed = place(variables.model.variables.clone(), shards, block_elements);
+        let tables = place_tables(&variables.model.tables, shards);
         check_capacity(&self.job, &servers, &placed, block_elements)?;
         let servers: Vec<(Task, String)> = servers
             .iter()
@@ -99,7 +100,8 @@ impl Cluster {
         };
         tracing::info!(
             shards,
-            variables = variables.specs.len(),
+            variables = placed.len(),
+            tables = tables.len(),
             block_elements,
             "cut the shard map"
         );
@@ -114,6 +116,7 @@ impl Cluster {
                 })
                 .collect(),
             variables: placed,
+            tables,
             block_elements,
             total_updates: self
                 .job

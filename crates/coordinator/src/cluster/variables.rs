@@ -9,16 +9,19 @@ use shared_proto::blocks::{BLOCK_ELEMENTS, ShardMap, VariableKind, VariableSpec}
 use shared_proto::ids::Task;
 use shared_proto::job::Job;
 use shared_proto::refusal::{Reason, Refusal};
+use shared_proto::table::TableSpec;
 
 use super::Cluster;
 use super::checkpoints::Start;
 use super::ledger::{Ledger, MOST_SAMPLES};
 use super::map_size::check_map_size;
+use super::model::ModelSpecs;
 
-/// The variables and data sizes that the first worker has registered.
+/// The model and data sizes that the first worker has registered.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Variables {
-    pub(super) specs: Vec<VariableSpec>,
+    #[serde(flatten)]
+    pub(super) model: ModelSpecs,
     #[serde(flatten)]
     pub(super) data: WorkerData,
     pub(crate) map: Option<ShardMap>,
@@ -74,14 +77,15 @@ impl Cluster {
         &mut self,
         now: Instant,
         task: Task,
-        specs: Vec<VariableSpec>,
+        model: impl Into<ModelSpecs>,
         data: WorkerData,
     ) -> Result<Initialization, Refusal> {
+        let model = model.into();
         let training_samples = data.training_samples;
-        check(&specs, &data)?;
+        check(&model, &data)?;
         match &mut self.durable.variables {
             Some(known) => {
-                compare(&known.specs, &specs, task)?;
+                compare(&known.model, &model, task)?;
                 compare_data(&known.data, &data, task)?;
                 if known.data.digest.is_empty() && !data.digest.is_empty() {
                     // The first worker has not stated its digest.
@@ -103,10 +107,10 @@ impl Cluster {
                     ));
                 }
                 if let Some(start) = start {
-                    check_start(start, &self.job, &specs, task)?;
+                    check_start(start, &self.job, &model, task)?;
                 }
                 self.durable.variables = Some(Variables {
-                    specs,
+                    model,
                     data,
                     map: None,
                     initializer: None,
@@ -187,9 +191,10 @@ impl Cluster {
     }
 }
 
-fn check(specs: &[VariableSpec], data: &WorkerData) -> Result<(), Refusal> {
+fn check(model: &ModelSpecs, data: &WorkerData) -> Result<(), Refusal> {
     let malformed = |what| Err(Refusal::new(Reason::Malformed, what));
-    if specs.is_empty() {
+    let ModelSpecs { variables, tables } = model;
+    if variables.is_empty() && tables.is_empty() {
         return malformed("the model has no variables; there is nothing to train".to_owned());
     }
     if data.training_samples == 0 {
@@ -207,30 +212,37 @@ fn check(specs: &[VariableSpec], data: &WorkerData) -> Result<(), Refusal> {
         ));
     }
     // Checked before servers are known: a model that is too large for a map is refused at once.
-    check_map_size(specs, BLOCK_ELEMENTS, 1, "")?;
-    for pair in specs.windows(2) {
-        if pair[0].name >= pair[1].name {
-            return malformed(format!(
-                "variables must be sorted by name, each once; {:?} comes before {:?}",
-                pair[0].name, pair[1].name
-            ));
-        }
-    }
-    Ok(())
+    check_map_size(model, BLOCK_ELEMENTS, 1, "")?;
+    let not_sorted = |what: &str, pair: &[&String]| {
+        let (one, other) = (pair[0], pair[1]);
+        let problem =
+            || format!("{what} must be sorted by name, each once; {one:?} comes before {other:?}");
+        (one >= other).then(problem)
+    };
+    let names: Vec<&String> = variables.iter().map(|spec| &spec.name).collect();
+    let table_names: Vec<&String> = tables.iter().map(|spec| &spec.name).collect();
+    let problem = names
+        .windows(2)
+        .find_map(|pair| not_sorted("variables", pair))
+        .or_else(|| {
+            let mut pairs = table_names.windows(2);
+            pairs.find_map(|pair| not_sorted("tables", pair))
+        })
+        .or_else(|| {
+            let mut tables = table_names.iter();
+            let both = tables.find(|name| names.contains(name));
+            both.map(|name| format!("{name:?} names a variable and a table; give one another name"))
+        });
+    problem.map_or(Ok(()), malformed)
 }
 
 /// Checks that a worker's model is that of the checkpoint with which the job begins.
-fn check_start(
-    start: &Start,
-    job: &Job,
-    specs: &[VariableSpec],
-    task: Task,
-) -> Result<(), Refusal> {
-    let what = if !start.is_of(specs) {
+fn check_start(start: &Start, job: &Job, model: &ModelSpecs, task: Task) -> Result<(), Refusal> {
+    let what = if !start.is_of(model) {
         format!(
             "{task} has another model than the checkpoint that the job begins with; look at [model] in the job"
         )
-    } else if let Some(saved) = start.other_slots(job, specs) {
+    } else if let Some(saved) = start.other_slots(job, &model.variables) {
         format!(
             "the checkpoint that the job begins with has variable {:?} of another optimizer, with {} values beside each weight; look at [optimizer] and [[groups]] in the job",
             saved.name, saved.slots
@@ -241,10 +253,11 @@ fn check_start(
     Err(Refusal::new(Reason::VariablesDiffer, what))
 }
 
-fn compare(ours: &[VariableSpec], theirs: &[VariableSpec], task: Task) -> Result<(), Refusal> {
-    if ours == theirs {
-        return Ok(());
+fn compare(ours: &ModelSpecs, theirs: &ModelSpecs, task: Task) -> Result<(), Refusal> {
+    if ours.variables == theirs.variables {
+        return compare_tables(&ours.tables, &theirs.tables, task);
     }
+    let (ours, theirs) = (&ours.variables[..], &theirs.variables[..]);
     let named = |specs: &[VariableSpec], name: &str| {
         let found = specs.iter().find(|s| s.name == name);
         found.map_or_else(
@@ -265,6 +278,25 @@ fn compare(ours: &[VariableSpec], theirs: &[VariableSpec], task: Task) -> Result
             "{task} has another model than the job: variable {name:?} is {} in the job, but {} in {task}; start all workers with the same program and settings",
             named(ours, name),
             named(theirs, name)
+        ),
+    ))
+}
+
+fn compare_tables(ours: &[TableSpec], theirs: &[TableSpec], task: Task) -> Result<(), Refusal> {
+    let of = |specs: &[TableSpec], name: &str| specs.iter().find(|s| s.name == name).cloned();
+    let mut names = ours.iter().chain(theirs).map(|spec| spec.name.as_str());
+    let Some(name) = names.find(|name| of(ours, name) != of(theirs, name)) else {
+        return Ok(());
+    };
+    let described = |spec: Option<TableSpec>| {
+        spec.map_or_else(|| "nothing".to_owned(), |spec| format!("{spec:?}"))
+    };
+    Err(Refusal::new(
+        Reason::VariablesDiffer,
+        format!(
+            "{task} has another model than the job: table {name:?} is {} in the job, but {} in {task}; start all workers with the same program and settings",
+            described(of(ours, name)),
+            described(of(theirs, name))
         ),
     ))
 }

@@ -4,6 +4,7 @@ mod apply;
 mod dense;
 mod models;
 mod processes;
+mod sparse;
 mod tcp;
 mod train;
 
@@ -24,6 +25,8 @@ pub(crate) enum Command {
     Apply(apply::Arguments),
     /// Measure training steps of models in one process.
     Models(models::Arguments),
+    /// Pull and push rows of an embedding table, alone and in the steps of models.
+    Sparse(sparse::Arguments),
     /// Train the same job in one process with candle alone, and with some numbers of workers.
     Train(Box<train::Arguments>),
 }
@@ -33,6 +36,7 @@ pub(crate) fn run(command: Command) -> Result<(), CommandError> {
         Command::Dense(arguments) => dense::run(&arguments),
         Command::Apply(arguments) => apply::run(&arguments),
         Command::Models(arguments) => models::run(&arguments),
+        Command::Sparse(arguments) => sparse::run(&arguments),
         Command::Train(arguments) => train::run(*arguments),
     }
 }

@@ -15,6 +15,7 @@ use worker::input::{Field, Signature};
 use worker::model::{Batch, Objective, Pass, Setup};
 use worker::registry::Registry;
 use worker::replica::ReplicaError;
+use worker::tables::Tables;
 use worker::variables::Variables;
 
 use super::{THREADS, median, with_threads};
@@ -148,6 +149,7 @@ fn measure(model: &Measured, time: Duration) -> Result<f64, ReplicaError> {
         settings: &settings,
         data: &data,
         objective: &objective,
+        tables: &Tables::default(),
     };
     let registry = Registry::builtin();
     let (variables, network) = Variables::build(1, VariableKind::by_name, &Device::Cpu, |vars| {

@@ -47,18 +47,19 @@ impl Values {
         }
     }
 
-    /// Returns these values of a block; none if it lacks the slot of its averages.
+    /// Returns these values of a block of a variable; none if it lacks the slot of its averages.
     fn of<'a>(&self, block: &'a SavedBlock) -> Option<&'a [u8]> {
         let size = size_of::<f32>();
+        let [weights, slots] = block.values.numbers();
         let place = match self {
             Self::Weights => None,
             Self::Averages(rules) => {
-                rules[block.id.variable as usize].averages(block.weights.len() / size)
+                rules[block.id.variable as usize].averages(weights.len() / size)
             }
         };
         match place {
-            None => Some(&block.weights),
-            Some(place) => block.slots.get(place.start * size..place.end * size),
+            None => Some(weights),
+            Some(place) => slots.get(place.start * size..place.end * size),
         }
     }
 }
@@ -90,7 +91,9 @@ pub(crate) async fn write(
     file.write_all(&header).map_err(wrong())?;
     let (starts, end) = starts(manifest, header.len() as u64);
     for entry in &manifest.files {
-        for block in store.read_file(manifest, entry).await? {
+        let blocks = store.read_file(manifest, entry).await?;
+        let of_variables = |block: &SavedBlock| !manifest.is_table(block.id.variable);
+        for block in blocks.into_iter().filter(of_variables) {
             let size = size_of::<f32>() as u64;
             let within = u64::from(block.id.index) * manifest.block_elements * size;
             let place = starts[block.id.variable as usize] + within;

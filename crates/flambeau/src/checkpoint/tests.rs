@@ -1,6 +1,8 @@
 use std::path::Path;
 
-use ::checkpoint::{FORMAT, FileEntry, SavedBlock, SavedVariable, encode, folder_name};
+use ::checkpoint::{
+    FORMAT, FileEntry, SavedBlock, SavedValues, SavedVariable, encode, folder_name,
+};
 use bytes::Bytes;
 use safetensors::SafeTensors;
 use shared_proto::blocks::{BlockId, VariableKind};
@@ -20,8 +22,10 @@ async fn save(store: &Store, number: u64) {
         id: BlockId { variable, index },
         version: Version(3),
         watermarks: vec![],
-        slots: numbers(100..100 + range_len(&range)),
-        weights: numbers(range),
+        values: SavedValues::Dense {
+            slots: numbers(100..100 + range_len(&range)),
+            weights: numbers(range),
+        },
     };
     let files = [
         (FILE, vec![block(0, 0, 0..4), block(0, 2, 8..10)]),
@@ -56,6 +60,7 @@ async fn save(store: &Store, number: u64) {
         samples: 320 * number,
         began: 1_700_000_000,
         variables: vec![variable("b \"quoted\"", &[2, 5]), variable("c", &[])],
+        tables: Vec::new(),
         block_elements: 4,
         slots: None,
         shards: 2,

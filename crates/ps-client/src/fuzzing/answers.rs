@@ -60,6 +60,7 @@ impl From<Map> for wire::ShardMap {
             total_updates: 1,
             servers: vec![server; map.servers.of(shards).min(8) as usize],
             sources: vec![wire::ShardSource::default(); shards as usize],
+            tables: Vec::new(),
         }
     }
 }

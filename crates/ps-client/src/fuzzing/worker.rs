@@ -66,6 +66,7 @@ impl Worker {
                 });
                 let gradients = Gradients {
                     values: zeros.collect(),
+                    rows: Vec::new(),
                     norm: 0.0,
                 };
                 let pushed = self.shards.push(Clock(clock), &gradients).await;

@@ -1,6 +1,7 @@
 //! Loads a shard's values from a checkpoint, whatever the shards of its writers.
 
 use std::collections::{BTreeMap, HashSet};
+use std::sync::Arc;
 
 use checkpoint::{CheckpointError, FileEntry, Manifest, SavedBlock};
 use daemon::Offload;
@@ -74,6 +75,7 @@ pub(crate) async fn load(
         });
     }
     let wanted: HashSet<BlockId> = map.blocks_of(shard).collect();
+    let map = Arc::new(map);
     let has_wanted = |file: &&FileEntry| {
         let mut ids = file.blocks.iter().flat_map(|range| range.ids());
         ids.any(|id| wanted.contains(&id))
@@ -83,13 +85,24 @@ pub(crate) async fn load(
         let saved = from.read_file(manifest, file).await?;
         let ours = saved.into_iter().filter(|block| wanted.contains(&block.id));
         let ours: Vec<_> = ours.collect();
+        let under = Arc::clone(&map);
         let restored = offload.run(move || {
-            let restore = |saved: SavedBlock| (saved.id, Block::restore(saved));
-            ours.into_iter().map(restore).collect::<Vec<_>>()
+            let restore = |saved: SavedBlock| {
+                let id = saved.id;
+                let table = under.table(id).unwrap_or_default();
+                let block = Block::restore(saved, table);
+                let block = block.map_err(|why| format!("{}: {why}", under.describe(id)))?;
+                Ok((id, block))
+            };
+            ours.into_iter()
+                .map(restore)
+                .collect::<Result<Vec<_>, String>>()
         });
-        blocks.extend(restored.await);
+        let restored = restored.await;
+        blocks.extend(restored.map_err(|why| CheckpointError::damaged(&file.name, why))?);
     }
     let rules = Rules::of(&map, job);
+    let map = Arc::unwrap_or_clone(map);
     Ok(Store::of_blocks(shard, map, blocks, rules))
 }
 
@@ -102,8 +115,19 @@ fn misfit(map: &ShardMap, manifest: &Manifest, job: &Job) -> Option<&'static str
         return Some("its variables are not the job's");
     }
     let slots = manifest.variables.iter().map(|saved| saved.slots as usize);
-    if !specs().map(|spec| job.slots_of(spec)).eq(slots) {
+    if !specs()
+        .map(|spec| job.slots_of(&spec.name, spec.kind))
+        .eq(slots)
+    {
         return Some("it is of another optimizer");
+    }
+    let tables = || map.tables.iter().map(|table| &table.spec);
+    let same_tables = map.tables.len() == manifest.tables.len()
+        && tables()
+            .zip(&manifest.tables)
+            .all(|(ours, saved)| ours.is_stored_like(saved));
+    if !same_tables {
+        return Some("its tables are not the job's");
     }
     let blocks_differ = manifest.block_elements != map.block_elements as u64;
     blocks_differ.then_some("its blocks have another size")

@@ -7,7 +7,8 @@ use daemon::Offload;
 use shared_proto::payload;
 
 use crate::counters::Counters;
-use crate::shard::snapshot::{LONGEST_WAIT, Snapshot, size};
+use crate::shard::SharedBlock;
+use crate::shard::snapshot::{LONGEST_WAIT, Snapshot};
 use crate::shard::store::Store;
 
 /// The bytes of weights and slots in one file, as a rule, and so in memory for writing at a time.
@@ -70,13 +71,13 @@ impl Saving<'_> {
                 if let Some(block) = store.blocks.by_id.get(&id)
                     && written.insert(id)
                 {
-                    let saved = self.snapshot.reach(id, &block.lock());
-                    if saved.weights.is_empty() {
+                    let shared = self.snapshot.reach(id, &mut block.lock());
+                    if !shared.initialized() {
                         let id = store.map.describe(id);
                         return Err(self.refused(format!("{id} has no values here")));
                     }
-                    bytes += size(&saved);
-                    blocks.push(saved);
+                    bytes += shared.bytes();
+                    blocks.push(shared);
                 }
             }
             if blocks.is_empty() {
@@ -87,6 +88,8 @@ impl Saving<'_> {
             let (file, content) = self
                 .offload
                 .run(move || {
+                    let blocks: Vec<SavedBlock> =
+                        blocks.iter().map(SharedBlock::to_saved).collect();
                     let wrong = only_finite.then(|| blocks.iter().find(|block| !is_finite(block)));
                     if let Some(block) = wrong.flatten() {
                         return Err(block.id);
@@ -121,7 +124,7 @@ impl Saving<'_> {
 }
 
 fn is_finite(block: &SavedBlock) -> bool {
-    let mut values = [&block.weights, &block.slots].into_iter();
+    let mut values = block.values.numbers().into_iter();
     values.all(|values| payload::all_finite(payload::elements(values)))
 }
 
@@ -187,6 +190,7 @@ mod tests {
                 },
                 shards: vec![0; BLOCKS],
             }],
+            tables: Vec::new(),
             block_elements: ELEMENTS,
             total_updates: 1,
         };
@@ -221,7 +225,7 @@ mod tests {
         for entry in &store.blocks.by_id {
             snapshot.wait_for_room(*entry.key());
             let mut block = entry.lock();
-            snapshot.copy_before_write(*entry.key(), &block);
+            snapshot.copy_before_write(*entry.key(), &mut block);
             most = most.max(snapshot.copied_bytes());
             let origin = Origin {
                 job: String::new(),
@@ -231,7 +235,7 @@ mod tests {
                 clock: Clock(step),
                 sequence: Sequence(step + 1),
             };
-            block.stage(&origin, &View::default(), elements(1.0));
+            block.stage(&origin, &View::default(), elements(1.0).into());
             let commit = Commit {
                 step: Clock(step),
                 contributors: vec![(worker(), 1)],
@@ -284,6 +288,7 @@ mod tests {
                 kind: VariableKind::Trained,
                 slots: 1,
             }],
+            tables: Vec::new(),
             block_elements: ELEMENTS as u64,
             slots: None,
             shards: 1,
@@ -374,8 +379,9 @@ mod tests {
             for saved in decode(&std::fs::read(path).unwrap().into(), &file.name).unwrap() {
                 blocks += 1;
                 assert_eq!(saved.version, Version(1));
-                assert_eq!(saved.weights, payload::to_bytes(&vec![-1.0; ELEMENTS]));
-                assert_eq!(saved.slots, payload::to_bytes(&vec![1.0; ELEMENTS]));
+                let [weights, slots] = saved.values.numbers();
+                assert_eq!(*weights, payload::to_bytes(&vec![-1.0; ELEMENTS]));
+                assert_eq!(*slots, payload::to_bytes(&vec![1.0; ELEMENTS]));
             }
         }
         assert_eq!(blocks, BLOCKS);

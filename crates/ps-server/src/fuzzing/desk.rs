@@ -77,7 +77,7 @@ impl Desk {
             return BTreeMap::new();
         };
         let blocks = store.blocks.by_id.iter();
-        let saved = blocks.map(|block| (*block.key(), block.lock().save(*block.key())));
+        let saved = blocks.map(|block| (*block.key(), block.lock().share(*block.key()).to_saved()));
         saved.collect()
     }
 
@@ -137,7 +137,7 @@ impl Desk {
                 self.mode == Mode::Sync || all,
                 "an update without a watermark: {block:?}"
             );
-            let values = [&block.weights, &block.slots].into_iter();
+            let values = block.values.numbers().into_iter();
             let finite = values.map(payload::elements).all(payload::all_finite);
             let told = store
                 .blocks
@@ -156,7 +156,7 @@ impl Desk {
             self.view.initialized = self
                 .blocks()
                 .values()
-                .all(|block| !block.weights.is_empty());
+                .all(|block| block.values.weights().is_none_or(|w| !w.is_empty()));
             return self.follow(self.store());
         }
         if self.mode == Mode::Sync {
@@ -215,7 +215,11 @@ impl Desk {
         let job = self.shard.job.clone();
         self.go_to(|map| {
             let rules = Rules::of(&map, &job);
-            let restored = |block: SavedBlock| (block.id, Block::restore(block));
+            let restored = |block: SavedBlock| {
+                let id = block.id;
+                let table = map.table(id).expect("a block of the map");
+                (id, Block::restore(block, table).expect("what was saved"))
+            };
             let blocks = blocks.into_iter().map(restored).collect();
             Some(Store::of_blocks(0, map, blocks, rules))
         });

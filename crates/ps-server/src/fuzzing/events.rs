@@ -6,22 +6,29 @@ use fuzz_input::Near;
 use shared_proto::blocks::BlockId;
 use shared_proto::job::{self, Job, Optimizer};
 use shared_proto::payload;
+use shared_proto::table::ids_to_bytes;
 use shared_proto::wire;
 use shared_proto::wire::client_message;
+
+use super::map::TABLE;
 
 /// The staleness bound.
 pub(super) const STALENESS: u64 = 2;
 
-/// The blocks that messages name: two of the shard, one of another shard, two that are unknown, and a frozen one of the
-/// shard.
-const BLOCKS: [BlockId; 6] = [
+/// The blocks that messages name: two of the shard, one of another shard, two that are unknown, a frozen one of the
+/// shard, and a bucket of its table.
+const BLOCKS: [BlockId; 7] = [
     block(0, 0),
     block(0, 1),
     block(1, 0),
     block(0, 2),
     block(9, 0),
     block(2, 0),
+    block(TABLE, 0),
 ];
+
+/// Ids of the table, in the order of their hashes.
+const IDS: [u64; 2] = [2, 1];
 
 const fn block(variable: u32, index: u32) -> BlockId {
     BlockId { variable, index }
@@ -116,7 +123,10 @@ enum Kind {
 impl Message {
     /// Returns the message as it travels.
     pub(super) fn travels(&self, origin: wire::Origin) -> wire::ClientMessage {
-        let all = Part::all();
+        let all = match self.kind {
+            Kind::Initialize => Part::of_variables(),
+            _ => Part::all(),
+        };
         let parts = match self.parts.as_slice() {
             [] => &all[..],
             parts => parts,
@@ -172,15 +182,28 @@ enum Values {
 }
 
 impl Part {
-    /// Returns all blocks of the shard, with values that are good.
+    /// Returns all blocks of the shard that take updates, with values that are good.
     fn all() -> Vec<Self> {
-        let part = |block| Self {
+        let mut all = Self::of_variables();
+        all.push(Self::good(6));
+        all
+    }
+
+    fn of_variables() -> Vec<Self> {
+        vec![Self::good(0), Self::good(1)]
+    }
+
+    fn good(block: u8) -> Self {
+        Self {
             block,
             version: Near::Expected,
             average: false,
             values: Values::Numbers([1.0; 4]),
-        };
-        vec![part(0), part(1)]
+        }
+    }
+
+    fn is_of_table(&self) -> bool {
+        self.id().variable == TABLE
     }
 
     fn id(&self) -> BlockId {
@@ -212,6 +235,11 @@ impl Part {
             epoch,
             version: self.version.of(0),
             average: self.average,
+            ids: match &self.values {
+                Values::Rows { ids, .. } => ids_to_bytes(ids),
+                _ if self.is_of_table() => ids_to_bytes(&IDS),
+                _ => Bytes::new(),
+            },
         }
     }
 
@@ -220,22 +248,32 @@ impl Part {
             Values::Numbers(_) | Values::Missing => wire::Dtype::F32.into(),
             Values::Half { dtype, .. } => half(dtype),
             Values::Dense { dtype, .. } => dtype,
-            Values::Rows { .. } => 0,
+            Values::Rows { .. } => wire::Dtype::F32.into(),
         }
     }
 
     fn payload(&self) -> Option<wire::Payload> {
         let elements = super::map::elements(self.id());
         let dense = |bytes| Some(wire::payload::Values::Dense(bytes));
+        let rows = |ids: &[u64], dimension, values| {
+            Some(wire::payload::Values::Rows(wire::Rows {
+                ids: ids_to_bytes(ids),
+                dimension,
+                values,
+            }))
+        };
         let values = match &self.values {
+            Values::Numbers(numbers) if self.is_of_table() => {
+                rows(&IDS, 2, payload::to_bytes(numbers))
+            }
             Values::Numbers(numbers) => dense(payload::to_bytes(&numbers[..elements])),
             Values::Half { bytes, .. } => dense(Bytes::copy_from_slice(&bytes[..2 * elements])),
             Values::Dense { bytes, .. } => dense(Bytes::copy_from_slice(bytes)),
-            Values::Rows { ids, dimension } => Some(wire::payload::Values::Rows(wire::Rows {
-                ids: ids.clone(),
-                dimension: *dimension,
-                values: Bytes::new(),
-            })),
+            Values::Rows { ids, dimension } => rows(
+                ids,
+                *dimension,
+                payload::to_bytes(&vec![0.5; 2 * ids.len()]),
+            ),
             Values::Missing => return None,
         };
         let dtype = self.dtype();

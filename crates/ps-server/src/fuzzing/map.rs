@@ -1,9 +1,11 @@
 //! The shard map under which messages come.
 
 use shared_proto::blocks::{
-    BlockId, PlacedShard, PlacedVariable, ShardMap, Source, VariableKind, VariableSpec,
+    BlockId, PlacedShard, PlacedTable, PlacedVariable, ShardMap, Source, VariableKind, VariableSpec,
 };
 use shared_proto::ids::{Epoch, Generation, Role, Task, TaskId};
+use shared_proto::job::Adagrad;
+use shared_proto::table::{Admission, Age, Eviction, Initializer, RowOptimizer, TableSpec};
 
 /// The elements of a full block, and those of the shard's variable.
 const BLOCK_ELEMENTS: usize = 4;
@@ -20,6 +22,25 @@ pub(super) fn task(role: Role, index: u32, generation: u64) -> Task {
     Task {
         id: TaskId { role, index },
         generation: Generation(generation),
+    }
+}
+
+/// The shard's table, of one bucket.
+pub(super) const TABLE: u32 = 3;
+
+fn table() -> TableSpec {
+    TableSpec {
+        name: "t".to_owned(),
+        dimension: 2,
+        buckets: 1,
+        initializer: Initializer::Uniform { limit: 1.0 },
+        optimizer: RowOptimizer::Adagrad(Adagrad::default()),
+        seed: 1,
+        admission: Admission::Sights { count: 2, width: 8 },
+        eviction: Eviction {
+            age: Some(Age::Updates(3)),
+            ..Eviction::default()
+        },
     }
 }
 
@@ -47,6 +68,10 @@ pub(super) fn map(epoch: Epoch) -> ShardMap {
             variable("x", trained, BLOCK_ELEMENTS, vec![1]),
             variable("y", frozen, BLOCK_ELEMENTS, vec![0]),
         ],
+        tables: vec![PlacedTable {
+            spec: table(),
+            shards: vec![0],
+        }],
         block_elements: BLOCK_ELEMENTS,
         total_updates: 1,
     }

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use shared_proto::blocks::BlockId;
 use shared_proto::ids::{Origin, Sequence, Version};
-use shared_proto::payload::Elements;
 use shared_proto::refusal::{Reason, Refusal};
+use shared_proto::values::Values;
 use shared_proto::view::View;
 use shared_proto::wire;
 
@@ -26,7 +26,7 @@ const OWNED_BYTES: usize = 256 << 10;
 pub(crate) struct Checked {
     pub(crate) block: BlockId,
     pub(crate) based_on: Version,
-    pub(crate) gradient: Elements,
+    pub(crate) gradient: Values,
 }
 
 impl Shard {
@@ -164,7 +164,7 @@ pub(super) fn each_once(
 }
 
 /// Copies a gradient out of its message, if the message may be much larger.
-pub(super) fn own(gradient: Elements) -> Elements {
+pub(super) fn own(gradient: Values) -> Values {
     match gradient.bytes() < OWNED_BYTES {
         true => gradient.copied(),
         false => gradient,
@@ -174,13 +174,13 @@ pub(super) fn own(gradient: Elements) -> Elements {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use shared_proto::payload::{self, Dtype};
+    use shared_proto::payload::{self, Dtype, Elements};
 
     #[test]
     fn a_small_gradient_does_not_hold_its_message() {
         let message = payload::to_bytes(&vec![1.0; 1 << 16]);
         let part = Elements::of(message.slice(..8), Dtype::F32);
-        let owned = own(part);
+        let owned = own(part.into());
         assert_eq!(owned.bytes(), 8);
         assert!(message.is_unique());
     }

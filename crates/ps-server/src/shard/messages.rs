@@ -10,6 +10,8 @@ use shared_proto::job::Mode;
 use shared_proto::payload::Dtype;
 use shared_proto::planted;
 use shared_proto::refusal::{Reason, Refusal};
+use shared_proto::table::Rows;
+use shared_proto::values::Values;
 use shared_proto::view::View;
 use shared_proto::wire;
 
@@ -140,7 +142,7 @@ impl Shard {
             min_clock: view.min_clock.0,
             ..wire::Weights::default()
         };
-        store.check_pull(pull)?;
+        let wants = store.read_pull(pull)?;
         let dtype = Dtype::try_from(pull.dtype).map_err(|_| {
             Refusal::new(
                 Reason::WrongDtype,
@@ -148,8 +150,7 @@ impl Shard {
             )
         })?;
         let _whole_steps = store.blocks.committing.read();
-        for wanted in &pull.blocks {
-            let id = BlockId::read(wanted.block)?;
+        for ((id, want), wanted) in wants.into_iter().zip(&pull.blocks) {
             if store.map.shard(id)? != store.shard {
                 weights.elsewhere.push(id.into());
                 continue;
@@ -164,14 +165,15 @@ impl Shard {
             }
             let rule = store.rule(id);
             // The version that the asker holds is one of weights.
-            let is_average = wanted.average && rule.has_averages();
+            let table = store.map.table(id)?;
+            let is_average = want.average && rule.has_averages();
             let held = (wanted.epoch, wanted.version);
-            if !is_average && held == (version.epoch, version.version) {
+            if table.is_none() && !is_average && held == (version.epoch, version.version) {
                 self.counters.unchanged.increment(1);
                 weights.unchanged.push(id.into());
                 continue;
             }
-            let values = block.values(wanted, rule);
+            let values = block.values(&want, rule);
             drop(block);
             let values = values.to(dtype);
             if dtype.size() < Dtype::F32.size() && !values.all_finite() {
@@ -187,7 +189,10 @@ impl Shard {
             self.counters.sent_bytes.increment(values.bytes() as u64);
             weights.blocks.push(wire::BlockWeights {
                 version: Some(version),
-                payload: Some(values.into()),
+                payload: Some(match table {
+                    Some(spec) => Rows::payload(&[], values, spec.dimension),
+                    None => values.into(),
+                }),
             });
         }
         Ok(weights)
@@ -202,7 +207,7 @@ impl Shard {
         let outcome = |id: &wire::BlockId| {
             let id = BlockId::from(*id);
             let Some(block) = store.blocks.by_id.get(&id) else {
-                store.map.range(id)?;
+                store.map.shard(id)?;
                 return Err(Refusal::new(
                     Reason::UnknownBlock,
                     format!("{} is not on shard {}", store.map.describe(id), store.shard),
@@ -243,7 +248,10 @@ impl Shard {
         let mut checked = Vec::with_capacity(initialize.blocks.len());
         for part in &initialize.blocks {
             let id = BlockId::read(part.block)?;
-            checked.push((id, store.read_values(id, part.payload.as_ref())?));
+            let Values::Dense(values) = store.read_values(id, part.payload.as_ref())? else {
+                return Err(makes_its_own(&store.map.describe(id)));
+            };
+            checked.push((id, values));
         }
         checks::each_once(checked.iter().map(|(id, _)| *id), store)?;
         let mut acknowledged = wire::Acknowledged {
@@ -272,4 +280,14 @@ impl Shard {
             Mode::Bounded | Mode::Async => wire::AcknowledgementLevel::Applied,
         }
     }
+}
+
+/// Returns the refusal of initial values for a bucket of a table.
+fn makes_its_own(bucket: &str) -> Refusal {
+    Refusal::new(
+        Reason::Malformed,
+        format!(
+            "{bucket} has no initial values of its own: rows begin with those of the table's settings; leave it out"
+        ),
+    )
 }

@@ -21,7 +21,7 @@ use tokio::sync::watch;
 use crate::counters::Counters;
 use gate::Gate;
 
-pub(crate) use block::{Block, NotStaged};
+pub(crate) use block::{Block, NotStaged, SharedBlock};
 pub(crate) use messages::PullAnswer;
 pub(crate) use views::Followed;
 

@@ -9,12 +9,11 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
-use checkpoint::SavedBlock;
 use parking_lot::{Condvar, Mutex};
 use shared_proto::blocks::BlockId;
 use shared_proto::view::{CheckpointOrder, Commit, View};
 
-use super::block::Block;
+use super::block::{Block, SharedBlock};
 
 /// The longest time that a commit waits for room before the checkpoint is given up.
 pub(crate) const LONGEST_WAIT: Duration = Duration::from_secs(30);
@@ -31,15 +30,10 @@ pub(crate) struct Snapshot {
 #[derive(Default)]
 struct State {
     reached: HashSet<BlockId>,
-    copies: BTreeMap<BlockId, SavedBlock>,
+    copies: BTreeMap<BlockId, SharedBlock>,
     copied_bytes: usize,
     /// True once no copies are needed any more.
     over: bool,
-}
-
-/// Returns the bytes of a block's values and slots.
-pub(crate) fn size(block: &SavedBlock) -> usize {
-    block.weights.len() + block.slots.len()
 }
 
 impl Snapshot {
@@ -84,12 +78,12 @@ impl Snapshot {
     }
 
     /// Copies a block before it changes, unless it is written or copied already.
-    pub(crate) fn copy_before_write(&self, id: BlockId, block: &Block) {
+    pub(crate) fn copy_before_write(&self, id: BlockId, block: &mut Block) {
         let mut state = self.state.lock();
         if !state.over && state.reached.insert(id) {
-            let saved = block.save(id);
-            state.copied_bytes += size(&saved);
-            state.copies.insert(id, saved);
+            let shared = block.share(id);
+            state.copied_bytes += shared.bytes();
+            state.copies.insert(id, shared);
         }
     }
 
@@ -100,16 +94,16 @@ impl Snapshot {
     }
 
     /// Returns the block as it is in the checkpoint.
-    pub(crate) fn reach(&self, id: BlockId, block: &Block) -> SavedBlock {
+    pub(crate) fn reach(&self, id: BlockId, block: &mut Block) -> SharedBlock {
         let mut state = self.state.lock();
         state.reached.insert(id);
         match state.copies.remove(&id) {
-            Some(saved) => {
-                state.copied_bytes -= size(&saved);
+            Some(shared) => {
+                state.copied_bytes -= shared.bytes();
                 self.room.notify_all();
-                saved
+                shared
             }
-            None => block.save(id),
+            None => block.share(id),
         }
     }
 

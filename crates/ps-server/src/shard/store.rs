@@ -7,17 +7,18 @@ use std::sync::{Arc, OnceLock};
 use dashmap::DashMap;
 use optimizer::VariableRule;
 use parking_lot::{Mutex, RwLock};
-use shared_proto::blocks::{BlockId, PlacedVariable, ShardMap, Source};
+use shared_proto::blocks::{BlockId, PlacedTable, PlacedVariable, ShardMap, Source};
 use shared_proto::ids::{Clock, Task};
 use shared_proto::job::Job;
-use shared_proto::payload::Elements;
 use shared_proto::planted;
 use shared_proto::refusal::{Reason, Refusal};
+use shared_proto::table::read_ids;
 use shared_proto::transport::MAX_MESSAGE_BYTES;
+use shared_proto::values::Values;
 use shared_proto::view::Commit;
 use shared_proto::wire;
 
-use super::block::Block;
+use super::block::{Block, Wanted};
 use super::snapshot::Snapshot;
 
 /// A shard in one epoch of the shard map.
@@ -29,15 +30,18 @@ pub(crate) struct Store {
     pub(crate) blocks: Arc<Blocks>,
 }
 
-/// The rules of all variables.
+/// The rules of all variables and tables, by number.
 #[derive(Clone)]
 pub(crate) struct Rules(Arc<[VariableRule]>);
 
 impl Rules {
-    /// Returns the rules of a map's variables in a job.
+    /// Returns the rules of a map's variables and tables in a job.
     pub(crate) fn of(map: &ShardMap, job: &Job) -> Self {
         let rule = |v: &PlacedVariable| VariableRule::of(job, &v.spec, map.total_updates);
-        Self(map.variables.iter().map(rule).collect())
+        let of_table =
+            |table: &PlacedTable| VariableRule::of_table(job, &table.spec, map.total_updates);
+        let variables = map.variables.iter().map(rule);
+        Self(variables.chain(map.tables.iter().map(of_table)).collect())
     }
 
     /// Returns the rule by which a block's variable changes. The block is one of the map's.
@@ -114,7 +118,10 @@ impl Store {
     /// Returns a shard without values, which the initialiser sends later.
     pub(crate) fn empty(shard: u32, map: ShardMap, job: &Job) -> Self {
         let rules = Rules::of(&map, job);
-        let block = |id| (id, Block::empty());
+        let block = |id: BlockId| match map.table(id) {
+            Ok(Some(spec)) => (id, Block::of_table(spec, id.index)),
+            _ => (id, Block::empty()),
+        };
         let blocks = map.blocks_of(shard).map(block).collect();
         Self::of_blocks(shard, map, blocks, rules)
     }
@@ -160,11 +167,11 @@ impl Store {
         }
     }
 
-    /// Returns the variable of which an update has made a value NaN or infinite; empty if there is none.
+    /// Returns the variable or table of which an update has made a value NaN or infinite; empty if there is none.
     pub(crate) fn non_finite(&self) -> String {
         let id = self.blocks.non_finite.get();
-        let variable = id.and_then(|id| self.map.variables.get(id.variable as usize));
-        variable.map_or_else(String::new, |variable| variable.spec.name.clone())
+        let name = id.and_then(|id| self.map.name(*id));
+        name.unwrap_or_default().to_owned()
     }
 
     /// Returns a block with a value that is NaN or infinite, if there is one.
@@ -189,26 +196,40 @@ impl Store {
         )
     }
 
-    /// Checks that a pull names each block once, and no more blocks than fit into a message.
-    pub(crate) fn check_pull(&self, pull: &wire::Pull) -> Result<(), Refusal> {
+    /// Reads what a pull wants: it names each block once, and asks for no more than fits into a message.
+    pub(crate) fn read_pull(&self, pull: &wire::Pull) -> Result<Vec<(BlockId, Wanted)>, Refusal> {
         let mut named = HashSet::with_capacity(pull.blocks.len());
-        let mut bytes = 0;
+        let mut wants = Vec::with_capacity(pull.blocks.len());
+        let mut elements = 0;
         for wanted in &pull.blocks {
             let id = BlockId::read(wanted.block)?;
-            bytes += self.map.range(id)?.len() * size_of::<f32>();
+            let mut want = Wanted {
+                average: wanted.average,
+                ids: Vec::new(),
+            };
+            match self.map.table(id)? {
+                None => elements += self.map.range(id)?.len(),
+                Some(spec) => {
+                    let ids = read_ids(&wanted.ids, spec, id.index);
+                    want.ids = ids.map_err(|refusal| self.map.about(id, refusal))?;
+                    elements += want.ids.len() * spec.dimension as usize;
+                }
+            }
             if !named.insert(id) {
                 return Err(self.twice(id));
             }
+            wants.push((id, want));
         }
+        let bytes = elements * size_of::<f32>();
         if bytes > MAX_MESSAGE_BYTES {
             return Err(Refusal::new(
                 Reason::Oversized,
                 format!(
-                    "a pull asks for {bytes} bytes; a message has {MAX_MESSAGE_BYTES} at the most, so ask for fewer blocks at a time"
+                    "a pull asks for {bytes} bytes; a message has {MAX_MESSAGE_BYTES} at the most, so ask for fewer blocks or rows at a time"
                 ),
             ));
         }
-        Ok(())
+        Ok(wants)
     }
 
     pub(crate) fn twice(&self, id: BlockId) -> Refusal {
@@ -232,9 +253,9 @@ impl Store {
         &self,
         id: BlockId,
         payload: Option<&wire::Payload>,
-    ) -> Result<Elements, Refusal> {
-        let values = self.map.read(id, payload)?;
-        if !values.all_finite() && !planted!(TakesNonFinite) {
+    ) -> Result<Values, Refusal> {
+        let values = self.map.read_values(id, payload)?;
+        if !values.elements().all_finite() && !planted!(TakesNonFinite) {
             let what = "holds NaN or infinity; lower the learning rate, clip gradients, or look at the data";
             return Err(self.map.about(id, Refusal::new(Reason::NonFinite, what)));
         }

@@ -141,7 +141,7 @@ impl Shard {
             let began = Instant::now();
             let mut block = entry.lock();
             if let Some(snapshot) = &snapshot {
-                snapshot.copy_before_write(id, &block);
+                snapshot.copy_before_write(id, &mut block);
             }
             block.commit(commit, store.rule(id), &mut sum)?;
             self.counters.applied(began.elapsed(), 0);

@@ -1,5 +1,6 @@
 //! The shard map, which places blocks on shards.
 
+use std::fmt;
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
@@ -8,6 +9,8 @@ use super::{BlockId, MOST_SHARDS, VariableSpec};
 use crate::ids::{Epoch, Task};
 use crate::payload::Elements;
 use crate::refusal::{Reason, Refusal};
+use crate::table::{Rows, TableSpec};
+use crate::values::Values;
 use crate::wire;
 
 /// A variable and the shards of its blocks.
@@ -16,6 +19,15 @@ pub struct PlacedVariable {
     /// The variable.
     pub spec: VariableSpec,
     /// Index i is the shard of block i.
+    pub shards: Vec<u32>,
+}
+
+/// A table and the shards of its buckets.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PlacedTable {
+    /// The table.
+    pub spec: TableSpec,
+    /// Index i is the shard of bucket i.
     pub shards: Vec<u32>,
 }
 
@@ -56,7 +68,7 @@ pub struct PlacedShard {
 
 /// Where everything lives, within one epoch. Which block is on which shard does not change while a
 /// job runs.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ShardMap {
     /// The epoch of this map.
     pub epoch: Epoch,
@@ -64,6 +76,9 @@ pub struct ShardMap {
     pub shards: Vec<PlacedShard>,
     /// Index i is the variable with number i; sorted by name.
     pub variables: Vec<PlacedVariable>,
+    /// Index i is the table with the number `variables.len() + i`; sorted by name.
+    #[serde(default)]
+    pub tables: Vec<PlacedTable>,
     /// Elements in each block but the last of a variable.
     pub block_elements: usize,
     /// The number of updates that a block will take over the whole job.
@@ -81,9 +96,13 @@ impl ShardMap {
     /// The elements of its variable that a block holds.
     ///
     /// # Errors
-    /// [`Reason::UnknownVariable`] or [`Reason::UnknownBlock`].
+    /// [`Reason::UnknownVariable`] or [`Reason::UnknownBlock`]; [`Reason::Malformed`] for a bucket of a table, which has
+    /// no fixed elements.
     pub fn range(&self, id: BlockId) -> Result<Range<usize>, Refusal> {
-        let (variable, _) = self.find(id)?;
+        let Found::Variable(variable) = self.find(id)?.0 else {
+            let what = format!("{} holds rows; name their ids", self.describe(id));
+            return Err(Refusal::new(Reason::Malformed, what));
+        };
         let start = id.index as usize * self.block_elements;
         Ok(start..(start + self.block_elements).min(variable.spec.elements()))
     }
@@ -91,12 +110,46 @@ impl ShardMap {
     /// Reads the values of a block from a message.
     ///
     /// # Errors
-    /// [`Reason::UnknownVariable`], [`Reason::UnknownBlock`], or those of [`Elements::read`]. The message names the
-    /// block.
+    /// Those of [`Self::range`] or of [`Elements::read`]. The message names the block.
     pub fn read(&self, id: BlockId, payload: Option<&wire::Payload>) -> Result<Elements, Refusal> {
-        let ((variable, _), expected) = (self.find(id)?, self.range(id)?.len());
+        let expected = self.range(id)?.len();
+        let variable = &self.variables[id.variable as usize];
         let read = Elements::read(payload, variable.spec.kind, expected);
         read.map_err(|refusal| self.about(id, refusal))
+    }
+
+    /// Reads the values or the gradients of a block from a message.
+    ///
+    /// # Errors
+    /// [`Reason::UnknownVariable`], [`Reason::UnknownBlock`], or those of [`Elements::read`] or [`Rows::read`]. The message
+    /// names the block.
+    pub fn read_values(
+        &self,
+        id: BlockId,
+        payload: Option<&wire::Payload>,
+    ) -> Result<Values, Refusal> {
+        let Some(spec) = self.table(id)? else {
+            return self.read(id, payload).map(Values::Dense);
+        };
+        let rows = Rows::read(payload, spec, id.index);
+        rows.map(Values::Rows)
+            .map_err(|refusal| self.about(id, refusal))
+    }
+
+    /// Returns the table of a bucket; none if the block is one of a variable.
+    ///
+    /// # Errors
+    /// [`Reason::UnknownVariable`] or [`Reason::UnknownBlock`].
+    pub fn table(&self, id: BlockId) -> Result<Option<&TableSpec>, Refusal> {
+        Ok(match self.find(id)?.0 {
+            Found::Variable(_) => None,
+            Found::Table(table) => Some(&table.spec),
+        })
+    }
+
+    /// Returns the number of a table in block ids, which is larger than those of all variables.
+    pub fn number_of_table(&self, table: usize) -> u32 {
+        (self.variables.len() + table) as u32
     }
 
     /// Returns a refusal of a block's values that begins with the name of the block.
@@ -112,21 +165,34 @@ impl ShardMap {
         self.find(id).map(|(_, shard)| shard)
     }
 
-    /// Describes a block for messages to people, as in `block 3 of "fc.weight"`.
+    /// Describes a block for messages to people, as in `block 3 of variable "fc.weight"`.
     pub fn describe(&self, id: BlockId) -> String {
-        match self.variables.get(id.variable as usize) {
-            Some(v) => format!("block {} of variable {:?}", id.index, v.spec.name),
+        match self.owner(id) {
+            Some(Found::Variable(v)) => format!("block {} of variable {:?}", id.index, v.spec.name),
+            Some(Found::Table(t)) => format!("bucket {} of table {:?}", id.index, t.spec.name),
             None => format!("block {} of variable number {}", id.index, id.variable),
         }
     }
 
-    /// Returns all blocks with their shards, variable by variable.
-    pub fn blocks(&self) -> impl Iterator<Item = (BlockId, u32)> + '_ {
-        (0u32..).zip(&self.variables).flat_map(|(variable, v)| {
-            (0u32..)
-                .zip(&v.shards)
-                .map(move |(index, shard)| (BlockId { variable, index }, *shard))
+    /// Returns the name of a block's variable or table.
+    pub fn name(&self, id: BlockId) -> Option<&str> {
+        Some(match self.owner(id)? {
+            Found::Variable(variable) => &variable.spec.name,
+            Found::Table(table) => &table.spec.name,
         })
+    }
+
+    /// Returns all blocks with their shards, variable by variable, then the buckets of each table.
+    pub fn blocks(&self) -> impl Iterator<Item = (BlockId, u32)> + '_ {
+        let variables = self.variables.iter().map(|v| &v.shards);
+        let tables = self.tables.iter().map(|table| &table.shards);
+        (0u32..)
+            .zip(variables.chain(tables))
+            .flat_map(|(variable, shards)| {
+                (0u32..)
+                    .zip(shards)
+                    .map(move |(index, shard)| (BlockId { variable, index }, *shard))
+            })
     }
 
     /// Returns the blocks of one shard.
@@ -137,35 +203,62 @@ impl ShardMap {
 
     /// Returns whether workers send updates for a block.
     pub fn takes_updates(&self, id: BlockId) -> bool {
-        let variable = self.variables.get(id.variable as usize);
-        variable.is_some_and(|variable| variable.spec.kind.takes_updates())
+        match self.owner(id) {
+            Some(Found::Variable(variable)) => variable.spec.kind.takes_updates(),
+            Some(Found::Table(_)) => true,
+            None => false,
+        }
     }
 
-    fn find(&self, id: BlockId) -> Result<(&PlacedVariable, u32), Refusal> {
-        let variable = self.variables.get(id.variable as usize).ok_or_else(|| {
+    /// Returns the variable or the table with a block's number.
+    fn owner(&self, id: BlockId) -> Option<Found<'_>> {
+        let number = id.variable as usize;
+        match self.variables.get(number) {
+            Some(variable) => Some(Found::Variable(variable)),
+            None => self
+                .tables
+                .get(number - self.variables.len())
+                .map(Found::Table),
+        }
+    }
+
+    /// Returns the variable or the table of a block, and the block's shard.
+    fn find(&self, id: BlockId) -> Result<(Found<'_>, u32), Refusal> {
+        let found = self.owner(id).ok_or_else(|| {
             Refusal::new(
                 Reason::UnknownVariable,
                 format!(
-                    "there is no variable number {}; the shard map of epoch {} has {}, from 0",
+                    "there is no variable number {}; the shard map of epoch {} has {}, from 0, and {} tables after them",
                     id.variable,
                     self.epoch,
-                    self.variables.len()
+                    self.variables.len(),
+                    self.tables.len()
                 ),
             )
         })?;
-        let shard = variable.shards.get(id.index as usize).ok_or_else(|| {
+        let (shards, of, what) = match found {
+            Found::Variable(variable) => (&variable.shards, variable.spec.to_string(), "block"),
+            Found::Table(table) => (&table.shards, table.spec.to_string(), "bucket"),
+        };
+        let shard = shards.get(id.index as usize).ok_or_else(|| {
             Refusal::new(
                 Reason::UnknownBlock,
                 format!(
-                    "{} has no block {}; it has {}, from 0",
-                    variable.spec,
+                    "{of} has no {what} {}; it has {}, from 0",
                     id.index,
-                    variable.shards.len()
+                    shards.len()
                 ),
             )
         })?;
-        Ok((variable, *shard))
+        Ok((found, *shard))
     }
+}
+
+/// The variable or the table of a block.
+#[derive(Clone, Copy)]
+enum Found<'a> {
+    Variable(&'a PlacedVariable),
+    Table(&'a PlacedTable),
 }
 
 impl From<&Source> for wire::ShardSource {
@@ -208,6 +301,14 @@ impl From<&ShardMap> for wire::ShardMap {
                 .collect(),
             block_elements: map.block_elements as u64,
             total_updates: map.total_updates,
+            tables: map
+                .tables
+                .iter()
+                .map(|table| wire::PlacedTable {
+                    table: Some((&table.spec).into()),
+                    shards: table.shards.clone(),
+                })
+                .collect(),
         }
     }
 }
@@ -235,6 +336,15 @@ impl TryFrom<wire::ShardMap> for ShardMap {
                 map.sources.len()
             )));
         }
+        let check_shards = |of: &dyn fmt::Display, placed: &[u32]| match placed
+            .iter()
+            .find(|shard| **shard as usize >= shards)
+        {
+            Some(shard) => Err(malformed(format!(
+                "{of} has a block on shard {shard}, which is not there"
+            ))),
+            None => Ok(()),
+        };
         let mut variables = Vec::with_capacity(map.variables.len());
         for placed in map.variables {
             let variable = placed
@@ -248,12 +358,27 @@ impl TryFrom<wire::ShardMap> for ShardMap {
                     spec.blocks(block_elements)
                 )));
             }
-            if let Some(shard) = placed.shards.iter().find(|s| **s as usize >= shards) {
+            check_shards(&spec, &placed.shards)?;
+            variables.push(PlacedVariable {
+                spec,
+                shards: placed.shards,
+            });
+        }
+        let mut tables = Vec::with_capacity(map.tables.len());
+        for placed in map.tables {
+            let table = placed
+                .table
+                .ok_or_else(|| malformed("a table is missing".to_owned()))?;
+            let spec = TableSpec::read(&table)?;
+            if placed.shards.len() != spec.buckets as usize {
                 return Err(malformed(format!(
-                    "{spec} has a block on shard {shard}, which is not there"
+                    "{spec} has {} buckets; {} were expected",
+                    placed.shards.len(),
+                    spec.buckets
                 )));
             }
-            variables.push(PlacedVariable {
+            check_shards(&spec, &placed.shards)?;
+            tables.push(PlacedTable {
                 spec,
                 shards: placed.shards,
             });
@@ -274,6 +399,7 @@ impl TryFrom<wire::ShardMap> for ShardMap {
                 })
                 .collect::<Result<_, Refusal>>()?,
             variables,
+            tables,
             block_elements,
             total_updates: map.total_updates,
         })
@@ -332,6 +458,7 @@ mod tests {
                     shards: vec![0, 1, 0],
                 },
             ],
+            tables: Vec::new(),
             block_elements: 4,
             total_updates: 10,
         }

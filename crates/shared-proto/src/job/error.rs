@@ -51,6 +51,14 @@ pub enum JobError {
         /// The error of the setting.
         error: Box<JobError>,
     },
+    /// A setting of tables makes no sense.
+    #[error("tables {tables:?}: {error}")]
+    Table {
+        /// The tables' pattern of names.
+        tables: String,
+        /// The error of the setting.
+        error: Box<JobError>,
+    },
 }
 
 impl JobError {

@@ -6,7 +6,7 @@ use glob::Pattern;
 use serde::{Deserialize, Serialize};
 
 use super::{Job, JobError, Optimizer};
-use crate::blocks::{VariableKind, VariableSpec};
+use crate::kind::VariableKind;
 
 /// Settings for the variables with names that match a pattern, in place of the job's. A variable belongs to the first
 /// group that matches it.
@@ -120,11 +120,11 @@ impl Job {
     }
 
     /// Returns the number of values that a server keeps beside each element of a variable.
-    pub fn slots_of(&self, variable: &VariableSpec) -> usize {
-        match variable.kind.is_optimized() {
+    pub fn slots_of(&self, name: &str, kind: VariableKind) -> usize {
+        match kind.is_optimized() {
             true => {
                 let average = usize::from(self.ema_decay.is_some());
-                self.optimizer_of(&variable.name).slots() + average
+                self.optimizer_of(name).slots() + average
             }
             false => 0,
         }

@@ -7,6 +7,8 @@ mod groups;
 mod objective;
 mod optimizer;
 mod read;
+mod table;
+mod tables;
 mod template;
 #[cfg(test)]
 mod tests;
@@ -23,10 +25,17 @@ pub use objective::{LossName, Objective};
 pub use optimizer::{
     Adagrad, Adam, AdamW, Ftrl, Momentum, Optimizer, RmsProp, Schedule, ScheduleKind, Sgd,
 };
+pub use table::{
+    Admission, Age, Capacity, Eviction, EvictionOrder, Initializer, RowOptimizer, TableSpec,
+};
+pub use tables::TableSettings;
 pub use template::TEMPLATE;
 
 use crate::staleness::StalenessBound;
 use crate::wire::Dtype;
+
+/// The most servers of a job.
+pub const MOST_SERVERS: usize = 1 << 16;
 
 /// A job.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -77,6 +86,9 @@ pub struct Job {
     /// Variables with settings of their own.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub groups: Vec<Group>,
+    /// Tables with settings of their own.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tables: Vec<TableSettings>,
     /// The strategy: where variables live, and how far workers may lead.
     pub strategy: Strategy,
     /// The number of processes, and the time limits on them.
@@ -106,6 +118,7 @@ impl Default for Job {
             optimizer: Optimizer::default(),
             schedule: Schedule::default(),
             groups: Vec::new(),
+            tables: Vec::new(),
             strategy: Strategy::default(),
             cluster: Cluster::default(),
             checkpoint: Checkpoint::default(),
@@ -127,7 +140,7 @@ pub struct Clip {
 #[serde(default, deny_unknown_fields)]
 pub struct Model {
     /// `logistic`, `softmax`, `mlp`, `factorization-machine`, `cnn`, `resnet18`, `resnet20`, `resnet34`, `resnet50`,
-    /// `resnet56`, `mobilenetv2`, `transformer`, or the name of a model of your own.
+    /// `resnet56`, `mobilenetv2`, `transformer`, `deepfm`, `wide-deep`, `dlrm`, or the name of a model of your own.
     pub name: String,
     /// A file with initial values, of safetensors or PyTorch, which each worker sees. Variables that it lacks have their
     /// usual ones.
@@ -140,8 +153,11 @@ pub struct Model {
     pub hidden: Vec<usize>,
     /// Channels of the convolutions (cnn).
     pub channels: Vec<usize>,
-    /// Elements of the vector of a category (mlp, factorization-machine).
+    /// Elements of the vector of a category (mlp, factorization-machine, deepfm, wide-deep, dlrm).
     pub embedding: usize,
+    /// True if the vectors of categories are rows of tables, of which a step has only those of its samples (logistic, mlp,
+    /// factorization-machine; deepfm, wide-deep and dlrm always have tables).
+    pub tables: bool,
     /// The type of numbers in matrix products and convolutions. Variables and all else are `f32`.
     pub precision: Precision,
     /// Settings of the transformer, or of a model of your own.
@@ -158,6 +174,7 @@ impl Default for Model {
             hidden: vec![256],
             channels: vec![16, 32],
             embedding: 16,
+            tables: false,
             precision: Precision::F32,
             options: toml::Table::new(),
         }

@@ -230,7 +230,7 @@ impl Optimizer {
         }
     }
 
-    pub(super) fn validate(&self) -> Result<(), JobError> {
+    pub(crate) fn validate(&self) -> Result<(), JobError> {
         let positive: fn(f32) -> bool = |x| x.is_finite() && x > 0.0;
         let not_negative: fn(f32) -> bool = |x| x.is_finite() && x >= 0.0;
         let fraction: fn(f32) -> bool = |x| (0.0..1.0).contains(&x);

@@ -20,7 +20,7 @@ log_every = 10          # steps between two lines of metrics.jsonl, summed over 
 
 [data]
 kind = "digits"         # digits (part of the program) | mnist | fashion-mnist | cifar10 | npy | image-folder | csv | parquet
-                        # | libsvm | criteo | random | a source of your own
+                        # | libsvm | criteo | clicks | random | a source of your own
 #: dir = "data/mnist"   # where the files are (docs/data.md): a folder, a file, a pattern of names, or s3://bucket/...
 label = "label"         # csv, parquet: the column with the label
 target = "auto"         # csv, parquet, libsvm: auto (by the labels) | class | binary | number
@@ -34,12 +34,13 @@ shuffle_mebibytes = 64  # streamed data: how much of the files is shuffled toget
 
 [model]
 name = "mlp"            # logistic | softmax | mlp | factorization-machine | cnn | resnet18 | resnet20 | resnet34 | resnet50
-                        # | resnet56 | mobilenetv2 | transformer | a model of your own
+                        # | resnet56 | mobilenetv2 | transformer | deepfm | wide-deep | dlrm | a model of your own
 #: init_from = "pretrained.safetensors" # initial values (or .pth); variables that the file lacks have their usual ones
 #: init_except = ["output.*"] # variables that do not take theirs from that file
 hidden = [256]          # widths of the hidden layers (mlp, cnn)
 channels = [16, 32]     # channels of the convolutions (cnn)
-embedding = 16          # elements of the vector of a category (mlp, factorization-machine)
+embedding = 16          # elements of the vector of a category (mlp, factorization-machine, deepfm, wide-deep, dlrm)
+tables = false          # true: the vectors of categories are rows of tables (logistic, mlp, factorization-machine; docs/tables.md)
 precision = "f32"       # f32 | bf16: numbers in matrix products and convolutions; bf16 is for GPUs, weights stay f32
 #: options = { depth = 3 } # settings of the transformer (size, heads, layers, feed_forward, dropout), or of your own model
 
@@ -74,6 +75,15 @@ floor = 0.0             # cosine: the factor at the end
 #: learning_rate = 0.01
 #: weight_decay = 0.0
 #: optimizer = { name = "sgd" } # absent: the job's
+
+# Embedding tables with settings of their own, by their names; the first entry that matches one counts (docs/tables.md).
+#: [[tables]]
+#: tables = "*"          # a pattern of names
+#: optimizer = { name = "row-adagrad", learning_rate = 0.05 } # sgd | adagrad | row-adagrad | adam | row-adam | ftrl
+#: initializer = { uniform = { limit = 0.05 } } # "zeros" | uniform | { normal = { deviation = 0.01 } }
+#: buckets = 64          # parts in which a table is spread over servers
+#: admission = { sights = { count = 2, width = 65536 } } # "all" | sights | { chance = { probability = 0.1 } }
+#: eviction = { age = { updates = 100000 } } # or capacity = { rows = 1000000, order = "oldest" }, below = 1e-6
 
 [strategy]
 name = "parameter-server"

@@ -2,8 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::{Job, JobError, Mode, Strategy, groups};
-use crate::blocks::MOST_SHARDS;
+use super::{Job, JobError, MOST_SERVERS, Mode, Strategy, groups};
 
 /// The longest time that a setting may give, in seconds: 30 days. No wait in a job is longer, and the sum of this and
 /// any time of a clock is still a time.
@@ -201,7 +200,7 @@ impl Job {
         let cluster = &self.cluster;
         let shards = cluster
             .ps
-            .is_none_or(|ps| (1..=MOST_SHARDS).contains(&(ps as usize)));
+            .is_none_or(|ps| (1..=MOST_SERVERS).contains(&(ps as usize)));
         check(
             shards,
             "cluster.ps",
@@ -261,6 +260,9 @@ impl Job {
         self.optimizer.validate()?;
         for group in &self.groups {
             group.validate(&self.optimizer)?;
+        }
+        for tables in &self.tables {
+            tables.validate()?;
         }
         self.schedule.validate()
     }

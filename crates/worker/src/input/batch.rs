@@ -11,6 +11,8 @@ pub struct Batch {
     inputs: BTreeMap<String, Feature>,
     targets: BTreeMap<String, Tensor>,
     weights: Option<Tensor>,
+    /// For each table and column, the place of each id's row among the rows of the step, as `u32`.
+    rows: BTreeMap<(String, String), Tensor>,
 }
 
 /// An input of a batch.
@@ -121,6 +123,30 @@ impl Batch {
         }
     }
 
+    /// Returns the values of a column of ids, one after the other if samples have different numbers of them.
+    pub(crate) fn ids_of(&self, column: &str) -> Result<&Tensor> {
+        match self.inputs.get(column) {
+            Some(Feature::Dense(values)) => Ok(values),
+            Some(Feature::Ragged(ragged)) => Ok(&ragged.values),
+            None => bail!("there is no input {column:?}"),
+        }
+    }
+
+    /// Sets the places of the rows of a column's ids.
+    pub(crate) fn set_rows(&mut self, table: &str, column: &str, places: Tensor) {
+        let key = (table.to_owned(), column.to_owned());
+        self.rows.insert(key, places);
+    }
+
+    /// Returns the places of the rows of a column's ids.
+    pub(crate) fn rows_of(&self, table: &str, column: &str) -> Result<&Tensor> {
+        let key = (table.to_owned(), column.to_owned());
+        match self.rows.get(&key) {
+            Some(places) => Ok(places),
+            None => bail!("the rows of column {column:?} of table {table:?} were not looked up"),
+        }
+    }
+
     /// Returns all inputs by name.
     pub fn inputs(&self) -> &BTreeMap<String, Feature> {
         &self.inputs
@@ -186,6 +212,11 @@ impl Batch {
                 .map(|(name, values)| Ok((name.clone(), there(values)?)))
                 .collect::<Result<_>>()?,
             weights: self.weights.as_ref().map(there).transpose()?,
+            rows: self
+                .rows
+                .iter()
+                .map(|(key, places)| Ok((key.clone(), there(places)?)))
+                .collect::<Result<_>>()?,
         })
     }
 

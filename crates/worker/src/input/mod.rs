@@ -4,7 +4,7 @@
 //! every worker. Files are not trusted: an error names the file and the place in it.
 //!
 //! - `source`: the interface of data sources; [`Digits`], [`Idx`], [`Cifar10`], [`Npy`], [`Images`], [`Csv`],
-//!   [`Parquet`], [`LibSvm`], [`Criteo`] and [`Random`] are those that ship
+//!   [`Parquet`], [`LibSvm`], [`Criteo`], [`Clicks`] and [`Random`] are those that ship
 //! - `dataset`: a data set and its samples, read by position
 //! - `batch`: samples that are computed together
 //! - `field`: the parts of a sample, by name
@@ -21,6 +21,7 @@ mod batch;
 mod chunks;
 mod cifar;
 mod classes;
+mod clicks;
 mod column;
 mod criteo;
 mod csv;
@@ -54,6 +55,7 @@ mod texts;
 
 pub use batch::{Batch, Feature, Ragged};
 pub use cifar::Cifar10;
+pub use clicks::{Clicks, category_id};
 pub use column::{Column, Values};
 pub use criteo::Criteo;
 pub use csv::Csv;

@@ -67,6 +67,15 @@ impl<'a> DataSetup<'a> {
         self.option(key, number, "a whole number, at least 0")
     }
 
+    /// Returns a number in `data.options`, if it is there.
+    ///
+    /// # Errors
+    /// [`InputError::Invalid`] if it is none.
+    pub fn number(&self, key: &str) -> Result<Option<f64>, InputError> {
+        let number = |value: &Value| value.as_float().or(value.as_integer().map(|n| n as f64));
+        self.option(key, number, "a number")
+    }
+
     /// Returns a truth value in `data.options`, if it is there.
     ///
     /// # Errors

@@ -11,6 +11,7 @@
 //! use worker::input::{Field, Signature};
 //! use worker::model::{Batch, Model, Objective, Pass, Setup};
 //! use worker::registry::Registry;
+//! use worker::tables::Tables;
 //! use worker::variables::Variables;
 //!
 //! struct Straight(Linear);
@@ -36,7 +37,8 @@
 //!     targets: vec![Field::category("label", 3)],
 //! };
 //! let objective = Objective::of(&Default::default(), &data)?;
-//! let setup = Setup { settings: &settings, data: &data, objective: &objective };
+//! let tables = Tables::default();
+//! let setup = Setup { settings: &settings, data: &data, objective: &objective, tables: &tables };
 //! let (variables, model) = Variables::build(1, VariableKind::by_name, &Device::Cpu, |vars| {
 //!     registry.build("straight", &setup, vars)
 //! })?;
@@ -68,6 +70,7 @@ use shared_proto::step::Want;
 
 use crate::candle_error::plain;
 use crate::input::Signature;
+use crate::tables::{Embeddings, Table, Tables};
 
 pub use crate::input::{Batch, Feature, Ragged};
 pub use loss::Loss;
@@ -85,6 +88,8 @@ pub struct Setup<'a> {
     pub data: &'a Signature,
     /// The loss and the metrics of the job.
     pub objective: &'a Objective,
+    /// The tables that the model asks for.
+    pub tables: &'a Tables,
 }
 
 impl<'a> Setup<'a> {
@@ -112,6 +117,14 @@ impl<'a> Setup<'a> {
     /// As [`Self::sample_shape`].
     pub fn features(&self) -> Result<usize> {
         Ok(self.sample_shape()?.iter().product())
+    }
+
+    /// Asks for an embedding table. Its rows are on the servers; a step gets those of its samples.
+    ///
+    /// # Errors
+    /// If the settings are not possible, if the data does not have a column, or if the model has a table of this name.
+    pub fn table(&self, name: &str, table: Table) -> Result<Embeddings> {
+        self.tables.add(name, &table, self.data)
     }
 
     /// Returns the number of outputs that the loss wants for each sample: one logit for each class, or one number.

@@ -2,7 +2,7 @@ use candle_core::{Result, Tensor, bail};
 use candle_nn::init::ZERO;
 use candle_nn::{Init, VarBuilder};
 
-use super::inputs::{Inputs, Tables};
+use super::inputs::{Inputs, Vectors};
 use super::options::Options;
 use crate::model::{Batch, Model, Pass, Setup};
 
@@ -18,9 +18,9 @@ const SPREAD: f64 = 0.01;
 pub struct FactorizationMachine {
     inputs: Inputs,
     /// The weights of ids.
-    weights: Tables,
+    weights: Vectors,
     /// The vectors of ids.
-    vectors: Tables,
+    vectors: Vectors,
     numbers: Option<Numbers>,
     bias: Tensor,
 }
@@ -55,8 +55,8 @@ impl Model for FactorizationMachine {
         };
         let numbers: Option<Result<Numbers>> = (inputs.width > 0).then(|| numbers(inputs.width));
         Ok(Self {
-            weights: inputs.tables(1, ZERO, &vars.pp("linear"))?,
-            vectors: inputs.tables(size, spread, &vars.pp("embedding"))?,
+            weights: inputs.vectors_of(setup, "linear", 1, ZERO, &vars)?,
+            vectors: inputs.vectors_of(setup, "embedding", size, spread, &vars)?,
             inputs,
             numbers: numbers.transpose()?,
             bias: vars.get_with_hints(1, "bias", ZERO)?,

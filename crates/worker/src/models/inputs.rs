@@ -1,9 +1,11 @@
 use candle_core::{DType, Error, Result, Tensor, bail};
 use candle_nn::{Init, VarBuilder};
 use nn::Embedding;
+use shared_proto::table::Initializer;
 
 use crate::input::Field;
 use crate::model::{Batch, Feature, Ragged, Setup};
+use crate::tables::{Embeddings, Table};
 
 /// The inputs of data of any kind: numbers, which are joined into one row, and ids.
 pub(super) struct Inputs {
@@ -68,23 +70,62 @@ impl Inputs {
         }
     }
 
-    /// Makes a table for each input of ids: `INPUT.weight` of shape `[categories, size]`.
-    pub(super) fn tables(&self, size: usize, init: Init, vars: &VarBuilder) -> Result<Tables> {
+    /// Makes the vectors of ids, named `name`: a table with rows on the servers if the job has `model.tables`, otherwise a
+    /// variable `name.INPUT.weight` of shape `[categories, size]` for each input of ids.
+    pub(super) fn vectors_of(
+        &self,
+        setup: &Setup,
+        name: &str,
+        size: usize,
+        init: Init,
+        vars: &VarBuilder,
+    ) -> Result<Vectors> {
+        if setup.settings.tables {
+            return self.table(setup, name, size, init);
+        }
+        let vars = vars.pp(name);
         let table =
             |ids: &Ids| Embedding::with_init(ids.categories, size, init, vars.pp(&ids.name));
-        self.ids
-            .iter()
-            .map(table)
-            .collect::<Result<_>>()
-            .map(Tables)
+        let weights = self.ids.iter().map(table).collect::<Result<_>>()?;
+        Ok(Vectors::Variables(weights))
+    }
+
+    /// Makes a table with rows on the servers for all inputs of ids.
+    pub(super) fn table(
+        &self,
+        setup: &Setup,
+        name: &str,
+        size: usize,
+        init: Init,
+    ) -> Result<Vectors> {
+        let Some(first) = self.ids.first() else {
+            bail!(
+                "the data has no input of ids, so table {name:?} would have no rows; the inputs are {:?}",
+                setup
+                    .data
+                    .inputs
+                    .iter()
+                    .map(|field| &field.name)
+                    .collect::<Vec<_>>()
+            );
+        };
+        let mut table = Table::dim(size as u32).initializer(initializer(init)?);
+        for ids in &self.ids {
+            table = table.column(&ids.name);
+        }
+        if self.ids.iter().any(|ids| ids.name != first.name) {
+            table = table.separate_columns();
+        }
+        setup.table(name, table).map(Vectors::Table)
     }
 
     /// Returns the vectors of a batch's ids, for each input of ids.
-    pub(super) fn vectors(&self, tables: &Tables, batch: &Batch) -> Result<Vec<Vectors>> {
-        let pairs = self.ids.iter().zip(&tables.0);
-        pairs
-            .map(|(ids, table)| ids.vectors(table, batch))
-            .collect()
+    pub(super) fn vectors(&self, vectors: &Vectors, batch: &Batch) -> Result<Vec<Looked>> {
+        let looked = |(number, ids): (usize, &Ids)| match vectors {
+            Vectors::Variables(weights) => ids.variable(&weights[number], batch),
+            Vectors::Table(table) => ids.rows(table, batch),
+        };
+        self.ids.iter().enumerate().map(looked).collect()
     }
 
     /// Returns the number of vectors that a sample has, side by side.
@@ -99,26 +140,72 @@ fn unknown(field: &Field) -> Error {
     ))
 }
 
+/// Returns the initial values of a table's rows.
+fn initializer(init: Init) -> Result<Initializer> {
+    Ok(match init {
+        Init::Const(0.0) => Initializer::Zeros,
+        Init::Randn { mean: 0.0, stdev } => Initializer::Normal {
+            deviation: stdev as f32,
+        },
+        other => bail!("rows of tables cannot begin with {other:?}"),
+    })
+}
+
 impl Ids {
-    /// Returns the vectors that a table has for the ids of a batch.
-    fn vectors(&self, table: &Embedding, batch: &Batch) -> Result<Vectors> {
+    /// Returns the rows of a variable for the ids of a batch.
+    fn variable(&self, weight: &Embedding, batch: &Batch) -> Result<Looked> {
         match batch.inputs().get(&self.name) {
             Some(Feature::Dense(ids)) => {
                 let ids = ids.to_dtype(DType::U32)?;
                 let ids = ids.reshape((ids.dim(0)?, self.count.unwrap_or(1)))?;
-                table.forward(&ids).map(Vectors::Dense)
+                weight.forward(&ids).map(Looked::Dense)
             }
-            Some(Feature::Ragged(ids)) => Vectors::ragged(table, ids),
+            Some(Feature::Ragged(ids)) if ids.values.elem_count() == 0 => {
+                // The weight has a gradient in each step, also if no sample of a batch has an id.
+                let none = Tensor::zeros(1, DType::U32, ids.values.device())?;
+                let rows = weight.forward(&none)?;
+                // candle computes no gradient through a product with the number 0.
+                Ok(Looked::none((&rows * rows.zeros_like()?)?, none, ids))
+            }
+            Some(Feature::Ragged(ids)) => {
+                let rows = weight.forward(&ids.values.to_dtype(DType::U32)?)?;
+                Looked::ragged(rows, ids)
+            }
+            None => bail!("the batch has no input {:?}", self.name),
+        }
+    }
+
+    /// Returns the rows of a table for the ids of a batch.
+    fn rows(&self, table: &Embeddings, batch: &Batch) -> Result<Looked> {
+        match batch.inputs().get(&self.name) {
+            Some(Feature::Dense(_)) => {
+                let rows = table.all_rows(batch, &self.name)?;
+                let size = rows.dim(1)?;
+                let shape = (batch.samples(), self.count.unwrap_or(1), size);
+                rows.reshape(shape).map(Looked::Dense)
+            }
+            Some(Feature::Ragged(ids)) if ids.values.elem_count() == 0 => {
+                let device = ids.values.device();
+                let rows = Tensor::zeros((1, table.dimension()), DType::F32, device)?;
+                let none = Tensor::zeros(1, DType::U32, device)?;
+                Ok(Looked::none(rows, none, ids))
+            }
+            Some(Feature::Ragged(ids)) => Looked::ragged(table.all_rows(batch, &self.name)?, ids),
             None => bail!("the batch has no input {:?}", self.name),
         }
     }
 }
 
-/// A vector for each id of each input of ids.
-pub(super) struct Tables(Vec<Embedding>);
+/// The vectors of ids.
+pub(super) enum Vectors {
+    /// A variable for each input of ids.
+    Variables(Vec<Embedding>),
+    /// A table for all inputs of ids.
+    Table(Embeddings),
+}
 
 /// The vectors of the ids of a batch, each times the weight of its id.
-pub(super) enum Vectors {
+pub(super) enum Looked {
     /// Of shape `[samples, ids, size]`.
     Dense(Tensor),
     /// Any number in each sample.
@@ -131,22 +218,17 @@ pub(super) enum Vectors {
     },
 }
 
-impl Vectors {
-    fn ragged(table: &Embedding, ids: &Ragged) -> Result<Self> {
-        let samples = ids.offsets.len() - 1;
-        let device = ids.values.device();
-        if ids.values.elem_count() == 0 {
-            // The table has a gradient in each step, also if no sample of a batch has an id.
-            let none = Tensor::zeros(1, DType::U32, device)?;
-            let rows = table.forward(&none)?;
-            return Ok(Self::Ragged {
-                // candle computes no gradient through a product with the number 0.
-                rows: (&rows * rows.zeros_like()?)?,
-                owners: none,
-                samples,
-            });
+impl Looked {
+    /// Returns a row of zeros for samples without ids.
+    fn none(rows: Tensor, owners: Tensor, ids: &Ragged) -> Self {
+        Self::Ragged {
+            rows,
+            owners,
+            samples: ids.offsets.len() - 1,
         }
-        let mut rows = table.forward(&ids.values.to_dtype(DType::U32)?)?;
+    }
+
+    fn ragged(mut rows: Tensor, ids: &Ragged) -> Result<Self> {
         if let Some(weights) = &ids.weights {
             let weights = weights.to_dtype(rows.dtype())?;
             rows = rows.broadcast_mul(&weights.unsqueeze(1)?)?;
@@ -154,9 +236,9 @@ impl Vectors {
         let owners = ids.offsets.windows(2).enumerate();
         let owners = owners.flat_map(|(i, ends)| std::iter::repeat_n(i as u32, ends[1] - ends[0]));
         Ok(Self::Ragged {
+            owners: Tensor::from_iter(owners, rows.device())?,
+            samples: ids.offsets.len() - 1,
             rows,
-            owners: Tensor::from_iter(owners, device)?,
-            samples,
         })
     }
 

@@ -2,7 +2,7 @@ use candle_core::{Result, Tensor};
 use candle_nn::VarBuilder;
 use candle_nn::init::ZERO;
 
-use super::inputs::{Inputs, Tables};
+use super::inputs::{Inputs, Vectors};
 use super::options::Options;
 use crate::model::{Batch, Model, Pass, Setup};
 
@@ -12,7 +12,7 @@ use crate::model::{Batch, Model, Pass, Setup};
 pub struct Logistic {
     inputs: Inputs,
     weight: Option<Tensor>,
-    tables: Tables,
+    vectors: Vectors,
     bias: Tensor,
 }
 
@@ -21,14 +21,14 @@ impl Model for Logistic {
         Options::of(setup, &[])?;
         let inputs = Inputs::of(setup, &vars)?;
         let outputs = setup.outputs();
-        let tables = inputs.tables(outputs, ZERO, &vars.pp("embedding"))?;
+        let vectors = inputs.vectors_of(setup, "embedding", outputs, ZERO, &vars)?;
         let vars = vars.pp("output");
         let weight = (inputs.width > 0)
             .then(|| vars.get_with_hints((outputs, inputs.width), "weight", ZERO));
         Ok(Self {
             inputs,
             weight: weight.transpose()?,
-            tables,
+            vectors,
             bias: vars.get_with_hints(outputs, "bias", ZERO)?,
         })
     }
@@ -39,7 +39,7 @@ impl Model for Logistic {
         if let (Some(numbers), Some(weight)) = (self.inputs.numbers(batch)?, &self.weight) {
             sums = (sums + numbers.matmul(&weight.t()?)?)?;
         }
-        for vectors in self.inputs.vectors(&self.tables, batch)? {
+        for vectors in self.inputs.vectors(&self.vectors, batch)? {
             sums = (sums + vectors.sum()?)?;
         }
         Ok(sums)

@@ -2,7 +2,7 @@ use candle_core::{Result, Tensor};
 use candle_nn::{Init, Module, VarBuilder};
 
 use super::dense::Dense;
-use super::inputs::{Inputs, Tables};
+use super::inputs::{Inputs, Vectors};
 use super::options::Options;
 use crate::model::{Batch, Model, Pass, Setup};
 
@@ -11,7 +11,7 @@ use crate::model::{Batch, Model, Pass, Setup};
 /// and beside it the vectors of ids: `embedding.INPUT.weight` of shape `[categories, model.embedding]`.
 pub struct Mlp {
     inputs: Inputs,
-    tables: Tables,
+    vectors: Vectors,
     dense: Dense,
 }
 
@@ -24,19 +24,19 @@ impl Model for Mlp {
             mean: 0.0,
             stdev: (size as f64).powf(-0.5),
         };
-        let tables = inputs.tables(size, init, &vars.pp("embedding"))?;
+        let vectors = inputs.vectors_of(setup, "embedding", size, init, &vars)?;
         let features = inputs.width + inputs.vector_count() * size;
         let hidden = &setup.settings.hidden;
         Ok(Self {
             dense: Dense::new(features, hidden, setup.outputs(), &vars)?,
             inputs,
-            tables,
+            vectors,
         })
     }
 
     fn forward(&self, batch: &Batch, _: &Pass) -> Result<Tensor> {
         let mut parts = Vec::from_iter(self.inputs.numbers(batch)?);
-        for vectors in self.inputs.vectors(&self.tables, batch)? {
+        for vectors in self.inputs.vectors(&self.vectors, batch)? {
             parts.push(vectors.joined()?);
         }
         match parts.as_slice() {

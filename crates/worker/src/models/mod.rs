@@ -1,7 +1,9 @@
 //! The models that come with Flambeau. Their outputs are what the job's loss takes: logits, or numbers.
 
 mod cnn;
+mod deepfm;
 mod dense;
+mod dlrm;
 mod factorization;
 mod inputs;
 mod logistic;
@@ -12,8 +14,11 @@ mod options;
 mod resnet;
 mod softmax;
 mod transformer;
+mod wide_deep;
 
 pub use cnn::Cnn;
+pub use deepfm::DeepFm;
+pub use dlrm::Dlrm;
 pub use factorization::FactorizationMachine;
 pub use logistic::Logistic;
 pub use mlp::Mlp;
@@ -21,3 +26,4 @@ pub use mobilenet::MobileNetV2;
 pub use resnet::ResNet;
 pub use softmax::Softmax;
 pub use transformer::Transformer;
+pub use wide_deep::WideDeep;

@@ -25,6 +25,16 @@ pub enum ReplicaError {
         /// The names of the model's variables.
         variables: Vec<String>,
     },
+    /// A pattern of the job's `tables` matches no table.
+    #[error(
+        "the pattern {pattern:?} of `tables` matches no table of the model; its tables are {tables:?}"
+    )]
+    TablePattern {
+        /// The pattern.
+        pattern: String,
+        /// The names of the model's tables.
+        tables: Vec<String>,
+    },
     /// Values do not fit the variables.
     #[error(transparent)]
     Variables(#[from] VariablesError),

@@ -8,6 +8,7 @@ use shared_proto::blocks::VariableSpec;
 use shared_proto::ids::Clock;
 use shared_proto::payload::Elements;
 use shared_proto::step::{Gradients, Want};
+use shared_proto::table::TableSpec;
 use tokio::sync::oneshot;
 
 use super::error::ReplicaError;
@@ -86,11 +87,31 @@ pub struct Computed {
     pub gradients: Gradients,
 }
 
+/// A part of an evaluation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EvaluationPart {
+    /// The first samples. An evaluation that was not finished is dropped.
+    First,
+    /// The samples after those of the part before, for which all that it wanted has been taken in.
+    Next,
+}
+
+/// The answer to a part of an evaluation.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Evaluation {
+    /// What the samples of the part want, beside the dense variables.
+    Wants(Vec<Want>),
+    /// All samples are evaluated: the means.
+    Done(Metrics),
+}
+
 /// The variables of a model and the sizes of its data.
 #[derive(Clone, Debug)]
 pub struct Description {
     /// The variables, sorted by name.
     pub variables: Vec<VariableSpec>,
+    /// The tables, sorted by name.
+    pub tables: Vec<TableSpec>,
     /// The number of samples to train on.
     pub training_samples: u64,
     /// The number of samples that are held out.
@@ -115,8 +136,8 @@ pub trait Replica {
     /// order in which they were prepared; one that is passed over is dropped.
     async fn compute(&self, positions: Positions, step: Step) -> Result<Computed, ReplicaError>;
 
-    /// Evaluates the weights on the held-out samples.
-    async fn evaluate(&self) -> Result<Metrics, ReplicaError>;
+    /// Begins or continues an evaluation on the held-out samples.
+    async fn evaluate(&self, part: EvaluationPart) -> Result<Evaluation, ReplicaError>;
 
     /// Returns the values with which the variables were created, whatever has been written since.
     async fn initial_values(&self) -> Result<Vec<Elements>, ReplicaError>;

@@ -2,15 +2,19 @@
 //!
 //! - `interface`: what the training step and strategies ask of a replica
 //! - `thread`: a candle model on a thread of its own
-//! - `reader`: the thread that reads its batches
+//! - `reader`: the thread that reads its batches; `evaluating`: an evaluation, part by part
 //! - `error`: the errors of all of these
 
 mod error;
+mod evaluating;
 mod interface;
 mod reader;
 mod thread;
 
 pub use error::ReplicaError;
-pub use interface::{Computed, Description, Positions, Prepared, Replica, Step};
-pub(crate) use thread::{EVALUATION_BATCH, build, precision};
-pub use thread::{ModelReplica, evaluate};
+pub(crate) use evaluating::{EVALUATION_BATCH, Evaluating};
+pub use interface::{
+    Computed, Description, Evaluation, EvaluationPart, Positions, Prepared, Replica, Step,
+};
+pub use thread::ModelReplica;
+pub(crate) use thread::{Built, build, precision};

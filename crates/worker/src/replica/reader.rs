@@ -5,7 +5,7 @@ use std::thread::JoinHandle;
 
 use candle_core::Device;
 use shared_proto::job::Job;
-use shared_proto::step::{EVERY_BATCH, Want};
+use shared_proto::step::{EVERY_BATCH, Want, WantedRows};
 use tokio::sync::mpsc::{self, Receiver, Sender};
 use tokio::sync::oneshot;
 
@@ -13,9 +13,17 @@ use super::error::ReplicaError;
 use super::interface::Positions;
 use crate::input::{Order, Samples, read};
 use crate::model::{Batch, Model};
+use crate::tables::{self, ModelTables};
 
 /// The batches of a step.
-pub(super) type Batches = Result<Vec<Batch>, ReplicaError>;
+pub(super) type Batches = Result<Assembled, ReplicaError>;
+
+/// The batches of a step, with the rows of tables that they want.
+pub(super) struct Assembled {
+    pub(super) batches: Vec<Batch>,
+    /// The rows of each table.
+    pub(super) rows: Vec<Arc<WantedRows>>,
+}
 
 /// A request for the batches of a step.
 pub(super) struct Request {
@@ -33,6 +41,7 @@ struct Reader {
     job: Arc<Job>,
     training: Box<dyn Samples>,
     model: Arc<dyn Model>,
+    tables: ModelTables,
 }
 
 /// Starts the thread, which ends when its requests do.
@@ -43,12 +52,14 @@ pub(super) fn start(
     job: Arc<Job>,
     training: Box<dyn Samples>,
     model: Arc<dyn Model>,
+    tables: ModelTables,
 ) -> Result<(Sender<Request>, JoinHandle<()>), ReplicaError> {
     let (requests, queue) = mpsc::channel(REQUESTS);
     let mut reader = Reader {
         job,
         training,
         model,
+        tables,
     };
     let thread = std::thread::Builder::new()
         .name("reader".to_owned())
@@ -65,7 +76,7 @@ impl Reader {
                 continue;
             }
             let batches = self.batches(request.positions);
-            let wants = batches.as_deref().map(|batches| self.wants(batches));
+            let wants = batches.as_ref().map(|assembled| self.wants(assembled));
             let _ = request.wants.send(wants.unwrap_or_default());
             let _ = request.batches.send(batches);
         }
@@ -83,18 +94,24 @@ impl Reader {
             let positions = start..end.min(start.saturating_add(size));
             Ok(read(training, order, positions, &Device::Cpu)?)
         };
-        starts.map(batch).collect()
+        let mut batches = starts
+            .map(batch)
+            .collect::<Result<Vec<_>, ReplicaError>>()?;
+        let rows = self.tables.distinct(&mut batches)?;
+        Ok(Assembled { batches, rows })
     }
 
     /// Returns the values that the batches of a step want together.
-    fn wants(&self, batches: &[Batch]) -> Vec<Want> {
+    fn wants(&self, assembled: &Assembled) -> Vec<Want> {
         // A pull also waits for slower workers, so each step has one.
         let mut wants = EVERY_BATCH.to_vec();
+        let batches = &assembled.batches;
         for want in batches.iter().flat_map(|batch| self.model.wants(batch)) {
             if !wants.contains(&want) {
                 wants.push(want);
             }
         }
+        wants.extend(tables::wants(&assembled.rows));
         wants
     }
 }

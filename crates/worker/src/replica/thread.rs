@@ -10,20 +10,21 @@ use async_trait::async_trait;
 use candle_core::{DType, Device};
 use nn::backward;
 use parking_lot::Mutex;
-use shared_proto::job::{Job, NonFinite, Precision, matches_pattern};
+use shared_proto::job::{Job, NonFinite, Precision, TableSettings, matches_pattern};
 use shared_proto::payload::{Dtype, Elements};
 use tokio::sync::{mpsc, oneshot};
 
 use super::error::ReplicaError;
-use super::interface::{Computed, Description, Positions, Prepared, Replica, Step};
-use super::reader::{self, Batches, Request};
-use crate::input::{Dataset, Fitted, Order, Purpose, Samples, Signature, read, save_transforms};
-use crate::model::{Batch, Metrics, Model, Objective, Pass, Setup};
+use super::evaluating::Evaluating;
+use super::interface::{
+    Computed, Description, Evaluation, EvaluationPart, Positions, Prepared, Replica, Step,
+};
+use super::reader::{self, Assembled, Batches, Request};
+use crate::input::{Dataset, Fitted, Purpose, Samples, Signature, save_transforms};
+use crate::model::{Batch, Model, Objective, Pass, Setup};
 use crate::registry::Registry;
+use crate::tables::{ModelTables, Tables};
 use crate::variables::{Part, Trained, Variables};
-
-/// The number of samples that are evaluated together.
-pub(crate) const EVALUATION_BATCH: u64 = 256;
 
 /// The number of commands that may wait for the model's thread.
 const COMMANDS: usize = 4;
@@ -35,7 +36,7 @@ enum Command {
     Prepare(Positions, oneshot::Receiver<Batches>),
     TakeIn(Vec<Part>),
     Compute(Positions, Step, Reply<Computed>),
-    Evaluate(Reply<Metrics>),
+    Evaluate(EvaluationPart, Reply<Evaluation>),
     InitialValues(Reply<Vec<Elements>>),
     Save(PathBuf, Reply<()>),
 }
@@ -128,8 +129,8 @@ impl Replica for ModelReplica {
             .await
     }
 
-    async fn evaluate(&self) -> Result<Metrics, ReplicaError> {
-        self.ask(Command::Evaluate).await
+    async fn evaluate(&self, part: EvaluationPart) -> Result<Evaluation, ReplicaError> {
+        self.ask(|reply| Command::Evaluate(part, reply)).await
     }
 
     async fn initial_values(&self) -> Result<Vec<Elements>, ReplicaError> {
@@ -172,6 +173,11 @@ struct Thread {
     objective: Objective,
     model: Arc<dyn Model>,
     variables: Variables,
+    tables: ModelTables,
+    /// The rows of each table that were pulled for the next batch.
+    pulled: Vec<Vec<f32>>,
+    /// The evaluation that is under way.
+    evaluating: Option<Evaluating>,
     device: Device,
     reader: Option<JoinHandle<()>>,
     /// The batches of steps that were prepared and not computed yet, the oldest first.
@@ -190,10 +196,16 @@ impl Thread {
     ) -> Result<(Self, mpsc::Sender<Request>), ReplicaError> {
         let data = registry.open(&job.data, job.seed, Purpose::Training)?;
         let objective = Objective::of(&job.objective, &data.signature)?;
-        let (variables, model) = build(&job, &registry, &device, &data.signature, &objective)?;
+        let built = build(&job, &registry, &device, &data.signature, &objective)?;
+        let Built {
+            variables,
+            tables,
+            model,
+        } = built;
         let model: Arc<dyn Model> = model.into();
         let description = Description {
             variables: variables.specs(),
+            tables: tables.specs(),
             training_samples: data.training.count(),
             evaluation_samples: data.evaluation.count(),
             data_digest: data.digest(),
@@ -204,7 +216,8 @@ impl Thread {
             signature,
             transforms,
         } = data;
-        let (requests, reader) = reader::start(job.clone(), training, model.clone())?;
+        let read = reader::start(job.clone(), training, model.clone(), tables.clone());
+        let (requests, reader) = read?;
         let thread = Self {
             job,
             registry,
@@ -215,6 +228,9 @@ impl Thread {
             objective,
             model,
             variables,
+            pulled: vec![Vec::new(); tables.specs().len()],
+            tables,
+            evaluating: None,
             device,
             reader: Some(reader),
             prepared: VecDeque::new(),
@@ -242,7 +258,7 @@ impl Thread {
                 Command::Compute(positions, step, reply) => {
                     drop(reply.send(self.compute(positions, step)));
                 }
-                Command::Evaluate(reply) => drop(reply.send(self.evaluate())),
+                Command::Evaluate(part, reply) => drop(reply.send(self.evaluate(part))),
                 Command::InitialValues(reply) => drop(reply.send(self.initial_values())),
                 Command::Save(path, reply) => {
                     drop(reply.send(self.save(&path)));
@@ -252,7 +268,7 @@ impl Thread {
     }
 
     /// Returns the batches of a prepared step, in the device's memory.
-    fn batches(&mut self, positions: Positions) -> Result<Vec<Batch>, ReplicaError> {
+    fn batches(&mut self, positions: Positions) -> Result<Assembled, ReplicaError> {
         let mut prepared = std::iter::from_fn(|| self.prepared.pop_front());
         // A membership that has ended may have left batches behind.
         let batches = prepared.find(|(of, _)| *of == positions);
@@ -260,14 +276,18 @@ impl Thread {
         let Ok(batches) = batches.blocking_recv() else {
             return Err(ended(self.reader.take()));
         };
-        let batches = batches?.into_iter();
+        let Assembled { batches, rows } = batches?;
         let there = |batch: Batch| Ok(batch.to_device(&self.device)?);
-        batches.map(there).collect()
+        let batches = batches.into_iter().map(there);
+        let batches = batches.collect::<Result<_, ReplicaError>>()?;
+        Ok(Assembled { batches, rows })
     }
 
     fn compute(&mut self, positions: Positions, step: Step) -> Result<Computed, ReplicaError> {
         std::mem::replace(&mut self.taken_in, Ok(()))?;
-        let batches = self.batches(positions)?;
+        let Assembled { batches, rows } = self.batches(positions)?;
+        let step_rows = self.tables.rows(&rows, &mut self.pulled, &self.device)?;
+        self.tables.set(&step_rows);
         let samples: usize = batches.iter().map(Batch::samples).sum();
         let before = self.variables.measured()?;
         let (clock, rank) = (step.clock.0, step.rank);
@@ -278,7 +298,8 @@ impl Thread {
             let loss = self.model.loss(&outputs, batch, &pass)?;
             let share = batch.samples() as f64 / samples as f64;
             mean += share * f64::from(loss.to_scalar::<f32>()?);
-            let gradients = self.variables.trained_gradients(&backward(&loss)?)?;
+            let store = backward(&loss)?;
+            let gradients = self.variables.trained_gradients(&store, step_rows.vars())?;
             match &mut sum {
                 None if batches.len() == 1 => sum = Some(gradients),
                 None => sum = Some(gradients.times(share as f32)),
@@ -289,25 +310,64 @@ impl Thread {
         let clip = self.job.clip();
         Ok(Computed {
             loss: mean,
-            gradients: self.variables.finish_gradients(sum, before, clip)?,
+            gradients: self.variables.finish_gradients(sum, &rows, before, clip)?,
         })
     }
 
-    fn evaluate(&mut self) -> Result<Metrics, ReplicaError> {
+    /// Evaluates the part that was read before, for which the rows have been taken in, and reads the next one.
+    fn evaluate(&mut self, part: EvaluationPart) -> Result<Evaluation, ReplicaError> {
         std::mem::replace(&mut self.taken_in, Ok(()))?;
-        if self.job.non_finite == NonFinite::Fail {
-            self.variables.check_finite()?;
+        let mut evaluating = match (part, self.evaluating.take()) {
+            (EvaluationPart::Next, Some(evaluating)) => evaluating,
+            _ => {
+                if self.job.non_finite == NonFinite::Fail {
+                    self.variables.check_finite()?;
+                }
+                Evaluating::begin(&*self.model, &self.objective)
+            }
+        };
+        if let Some((batch, rows)) = evaluating.read.take() {
+            let rows = self.tables.rows(&rows, &mut self.pulled, &self.device)?;
+            self.tables.set(&rows);
+            evaluating.add(&*self.model, &self.objective, &batch)?;
         }
         let samples = &mut *self.evaluation;
-        evaluate(&*self.model, &self.objective, samples, &self.device)
+        match evaluating.next(samples, &self.tables, &self.device)? {
+            Some(wants) => {
+                self.evaluating = Some(evaluating);
+                Ok(Evaluation::Wants(wants))
+            }
+            None => Ok(Evaluation::Done(evaluating.metrics())),
+        }
     }
 
     fn take_in(&mut self, parts: &[Part]) -> Result<(), ReplicaError> {
         self.overwritten = true;
+        let variables = self.description.variables.len();
         for part in parts {
             let (variable, start) = (part.variable, part.start);
-            self.variables.write(variable, start, &part.values)?;
+            match variable.checked_sub(variables) {
+                None => self.variables.write(variable, start, &part.values)?,
+                Some(table) => self.take_in_rows(table, start, &part.values)?,
+            }
         }
+        Ok(())
+    }
+
+    /// Keeps rows of a table for the next batch.
+    fn take_in_rows(
+        &mut self,
+        table: usize,
+        start: usize,
+        values: &Elements,
+    ) -> Result<(), ReplicaError> {
+        let missing = || candle_core::Error::msg(format!("there is no table number {table}"));
+        let pulled = self.pulled.get_mut(table).ok_or_else(missing)?;
+        let end = start + values.len();
+        if pulled.len() < end {
+            pulled.resize(end, 0.0);
+        }
+        values.copy_to(&mut pulled[start..end]);
         Ok(())
     }
 
@@ -320,13 +380,14 @@ impl Thread {
         let again;
         let variables = if self.overwritten {
             let (signature, objective) = (&self.signature, &self.objective);
-            (again, _) = build(
+            let built = build(
                 &self.job,
                 &self.registry,
                 &self.device,
                 signature,
                 objective,
             )?;
+            again = built.variables;
             &again
         } else {
             &self.variables
@@ -349,6 +410,13 @@ pub(crate) fn precision(job: &Job) -> DType {
     }
 }
 
+/// A model with its variables and tables.
+pub(crate) struct Built {
+    pub(crate) variables: Variables,
+    pub(crate) tables: ModelTables,
+    pub(crate) model: Box<dyn Model>,
+}
+
 /// Builds a job's model for its data, with initial values, those of `model.init_from` first.
 ///
 /// # Errors
@@ -359,27 +427,46 @@ pub(crate) fn build(
     device: &Device,
     data: &Signature,
     objective: &Objective,
-) -> Result<(Variables, Box<dyn Model>), ReplicaError> {
+) -> Result<Built, ReplicaError> {
+    let tables = Tables::new(job);
     let setup = Setup {
         settings: &job.model,
         data,
         objective,
+        tables: &tables,
     };
     let groups = job.clone();
     let kind_of = move |name: &str| groups.kind_of(name);
     let (variables, model) = Variables::build(job.seed, kind_of, device, |vars| {
         registry.build(&job.model.name, &setup, vars)
     })?;
-    check_patterns(job, &variables)?;
+    let tables = tables.into_model();
+    check_patterns(job, &variables, &tables)?;
     if let Some(path) = &job.model.init_from {
         let wanted = |name: &str| job.model.is_initial_from_file(name);
         variables.load_known(path, wanted, |foreign| model.name_of(foreign))?;
     }
-    Ok((variables, model))
+    Ok(Built {
+        variables,
+        tables,
+        model,
+    })
 }
 
-/// Refuses a pattern that matches no variable, of a group or of `model.init_except`: it would have no effect.
-fn check_patterns(job: &Job, variables: &Variables) -> Result<(), ReplicaError> {
+/// Refuses a pattern that matches no variable, of a group or of `model.init_except`, or no table: it would have no effect.
+fn check_patterns(
+    job: &Job,
+    variables: &Variables,
+    tables: &ModelTables,
+) -> Result<(), ReplicaError> {
+    let specs = tables.specs();
+    let unused = |own: &&TableSettings| !specs.iter().any(|spec| own.matches(&spec.name));
+    if let Some(own) = job.tables.iter().find(unused) {
+        return Err(ReplicaError::TablePattern {
+            pattern: own.tables.clone(),
+            tables: specs.into_iter().map(|spec| spec.name).collect(),
+        });
+    }
     let names: Vec<String> = variables.specs().into_iter().map(|s| s.name).collect();
     let groups = job.groups.iter().map(|group| &group.variables);
     let mut patterns = groups.chain(&job.model.init_except);
@@ -391,37 +478,4 @@ fn check_patterns(job: &Job, variables: &Variables) -> Result<(), ReplicaError> 
             variables: names,
         }),
     }
-}
-
-/// Returns the loss and the metrics of a model over all held-out samples.
-///
-/// # Errors
-/// The data's or the model's.
-pub fn evaluate(
-    model: &dyn Model,
-    objective: &Objective,
-    held_out: &mut dyn Samples,
-    device: &Device,
-) -> Result<Metrics, ReplicaError> {
-    let samples = held_out.count();
-    let pass = Pass::evaluation(objective);
-    let mut metrics = objective.accumulators();
-    metrics.extend(model.metrics());
-    let (mut loss, mut start) = (0.0, 0);
-    while start < samples {
-        let end = samples.min(start + EVALUATION_BATCH);
-        let batch = read(held_out, Order::Stored, start..end, device)?;
-        let outputs = model.forward(&batch, &pass)?;
-        let mean = model.loss(&outputs, &batch, &pass)?.to_dtype(DType::F64)?;
-        loss += mean.to_scalar::<f64>()? * (end - start) as f64;
-        for (_, metric) in &mut metrics {
-            metric.add(&outputs, &batch)?;
-        }
-        start = end;
-    }
-    let values = metrics
-        .into_iter()
-        .map(|(name, mut metric)| (name, metric.value()));
-    let loss = ("loss".to_owned(), loss / samples as f64);
-    Ok(values.chain([loss]).collect())
 }

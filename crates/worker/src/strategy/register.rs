@@ -52,6 +52,7 @@ pub async fn register(
         training_samples: description.training_samples,
         evaluation_samples: description.evaluation_samples,
         data_digest: description.data_digest.clone(),
+        tables: description.tables.iter().map(Into::into).collect(),
     };
     let mut said = String::new();
     loop {

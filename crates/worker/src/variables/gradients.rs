@@ -1,18 +1,21 @@
 //! The gradients of a step: taken out of candle, measured and clipped. The changes of averaged variables travel with
 //! them.
 
+use std::sync::Arc;
+
 use candle_core::Var;
 use candle_core::backprop::GradStore;
 use shared_proto::blocks::{VariableKind, VariableSpec};
 use shared_proto::job::Clip;
 use shared_proto::kernel::Kernel;
 use shared_proto::payload::Elements;
-use shared_proto::step::Gradients;
+use shared_proto::step::{Gradients, WantedRows};
 
 use super::error::VariablesError;
 use super::initial::is_measured;
 use super::memory::{Overwrite, elements};
 use super::set::Variables;
+use crate::tables;
 
 /// The values, before a step, of the variables that a model changes while it computes.
 #[derive(Debug)]
@@ -32,11 +35,16 @@ impl Variables {
         named.map(value).collect::<Result<_, _>>().map(Measured)
     }
 
-    /// Takes each trained variable's gradient out of `store`.
+    /// Takes the gradients of each trained variable, and of the rows of each table, out of `store`. Rows that the loss does
+    /// not depend on have a gradient of zeros.
     ///
     /// # Errors
     /// [`VariablesError::NoGradient`] names a variable that has none, or candle's.
-    pub(crate) fn trained_gradients(&self, store: &GradStore) -> Result<Trained, VariablesError> {
+    pub(crate) fn trained_gradients(
+        &self,
+        store: &GradStore,
+        rows: &[Var],
+    ) -> Result<Trained, VariablesError> {
         let gradient = |(spec, var): &(VariableSpec, Var)| {
             if !spec.kind.is_optimized() {
                 return Ok(Vec::new());
@@ -46,22 +54,25 @@ impl Variables {
             })?;
             Ok(elements(gradient)?)
         };
-        self.0
-            .iter()
-            .map(gradient)
-            .collect::<Result<_, _>>()
-            .map(Trained)
+        let of_rows = |rows: &Var| match store.get(rows) {
+            Some(gradient) => Ok(elements(gradient)?),
+            None => Ok(vec![0.0; rows.elem_count()]),
+        };
+        let variables = self.0.iter().map(gradient);
+        let rows = rows.iter().map(of_rows);
+        variables.chain(rows).collect::<Result<_, _>>().map(Trained)
     }
 
     /// Returns the gradients of a step: those of trained variables, limited by `clip`, and the changes of averaged
     /// variables since `before`. The variables that the model has changed get their values of before, so that all
-    /// variables are as they were pulled.
+    /// variables are as they were pulled. `rows` has the rows of each table.
     ///
     /// # Errors
     /// candle's.
     pub(crate) fn finish_gradients(
         &self,
         trained: Trained,
+        rows: &[Arc<WantedRows>],
         before: Measured,
         clip: Clip,
     ) -> Result<Gradients, VariablesError> {
@@ -79,6 +90,7 @@ impl Variables {
             None => trained,
         };
         let mut gradients = trained.0;
+        let of_rows = gradients.split_off(self.0.len());
         for (((spec, var), before), gradient) in self.0.iter().zip(before.0).zip(&mut gradients) {
             let change = before.map(|before| restore(var, before)).transpose()?;
             if spec.kind == VariableKind::Averaged {
@@ -86,7 +98,8 @@ impl Variables {
             }
         }
         let values = gradients.into_iter().map(Elements::from).collect();
-        Ok(Gradients { values, norm })
+        let rows = tables::gradients(rows, of_rows);
+        Ok(Gradients { values, rows, norm })
     }
 
     /// Returns the gradients of a step that has one batch: those of trained variables, limited by `clip`, and the changes
@@ -100,11 +113,11 @@ impl Variables {
         before: Measured,
         clip: Clip,
     ) -> Result<Gradients, VariablesError> {
-        self.finish_gradients(self.trained_gradients(store)?, before, clip)
+        self.finish_gradients(self.trained_gradients(store, &[])?, &[], before, clip)
     }
 }
 
-/// The gradients of trained variables, by the variables' numbers; those of others are empty.
+/// The gradients of variables by their numbers, empty for those that are not trained; then those of each table's rows.
 #[derive(Clone, Debug)]
 pub(crate) struct Trained(Vec<Vec<f32>>);
 

@@ -17,6 +17,7 @@ use shared_proto::payload::{self, Dtype, Elements};
 use worker::input::{Field, Signature};
 use worker::model::{Batch, Model, ModelError, Objective, Pass, Setup};
 use worker::registry::Registry;
+use worker::tables::Tables;
 use worker::variables::Variables;
 
 mod pytorch;
@@ -36,6 +37,7 @@ fn settings(hidden: &[usize], channels: &[usize]) -> job::Model {
 struct Pictures {
     data: Signature,
     objective: Objective,
+    tables: Tables,
 }
 
 impl Pictures {
@@ -45,7 +47,11 @@ impl Pictures {
             targets: vec![Field::category("label", classes)],
         };
         let objective = Objective::of(&job::Objective::default(), &data).unwrap();
-        Self { data, objective }
+        Self {
+            data,
+            objective,
+            tables: Tables::default(),
+        }
     }
 
     fn setup<'a>(&'a self, settings: &'a job::Model) -> Setup<'a> {
@@ -53,6 +59,7 @@ impl Pictures {
             settings,
             data: &self.data,
             objective: &self.objective,
+            tables: &self.tables,
         }
     }
 

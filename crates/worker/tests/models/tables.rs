@@ -47,6 +47,7 @@ fn gradients_of_tables_agree_with_finite_differences() {
             settings: &settings,
             data: &data,
             objective: &objective,
+            tables: &Tables::default(),
         };
         let batch = samples.batch(&[0, 1, 2, 3], &Device::Cpu).unwrap();
         let worst = check_by_finite_differences(name, &setup, &batch);
@@ -71,6 +72,7 @@ fn a_factorization_machine_is_the_sum_over_all_pairs() {
         settings: &settings,
         data: &data,
         objective: &objective,
+        tables: &Tables::default(),
     };
     let (variables, model) = build("factorization-machine", &setup);
     let specs = variables.specs();
@@ -152,6 +154,7 @@ fn logistic_regression_is_the_same_on_sparse_samples() {
             settings: &settings,
             data: &data,
             objective: &objective,
+            tables: &Tables::default(),
         };
         let (variables, model) = build("logistic", &setup);
         // The bias, and the weights of four features.

@@ -122,7 +122,7 @@ impl Player {
                 let specs = variables(model)
                     .iter()
                     .map(VariableSpec::read)
-                    .collect::<Result<_, _>>()?;
+                    .collect::<Result<Vec<_>, _>>()?;
                 self.cluster.register_variables(now, task, specs, data)?;
             }
             Call::Initialized => self.cluster.finish_initialization(task)?,

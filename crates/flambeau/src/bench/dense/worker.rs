@@ -59,6 +59,7 @@ impl Worker {
         };
         let description = Description {
             variables: vec![spec],
+            tables: Vec::new(),
             training_samples: 1,
             evaluation_samples: 1,
             data_digest: Default::default(),
@@ -89,6 +90,7 @@ impl Worker {
             // A worker has the norm from the pass that takes gradients out of candle.
             gradients: Gradients {
                 values: vec![vec![1e-3; elements].into()],
+                rows: Vec::new(),
                 norm: 1.0,
             },
             clock: Clock(0),

@@ -3,12 +3,14 @@
 use std::fmt::Debug;
 
 use bytes::Bytes;
+use checkpoint::SavedValues;
 use optimizer::{Update, VariableRule};
 use shared_proto::payload::Elements;
-use shared_proto::wire;
+use shared_proto::values::Values;
+use table::bucket::SharedBucket;
 
 /// The values of a block, with the optimizer's state for them. The [`Block`](super::Block) around them has the version,
-/// the watermarks and the staged gradients. There is one implementation today; rows of tables will be the next.
+/// the watermarks and the staged gradients.
 pub(crate) trait Contents: Debug + Send {
     /// Sets initial values, over earlier ones too.
     fn initialize(&mut self, values: &Elements, rule: &VariableRule);
@@ -17,13 +19,13 @@ pub(crate) trait Contents: Debug + Send {
     fn initialized(&self) -> bool;
 
     /// Returns the values that a pull wants, as they are now, as `f32`.
-    fn values(&self, wanted: &wire::WantedBlock, rule: &VariableRule) -> Elements;
+    fn values(&self, wanted: &Wanted, rule: &VariableRule) -> Elements;
 
     /// Applies the sum of gradients, each times its factor, as one update. `sum` is scratch memory. Returns whether
     /// all values that it has changed are finite.
     fn update(
         &mut self,
-        gradients: &[(f32, &Elements)],
+        gradients: &[(f32, &Values)],
         rule: &VariableRule,
         update: Update,
         sum: &mut Vec<f32>,
@@ -35,6 +37,51 @@ pub(crate) trait Contents: Debug + Send {
     /// Returns the bytes of values and state.
     fn bytes(&self) -> usize;
 
-    /// Returns values and state in the form of a checkpoint. They are shared, not copied.
-    fn save(&self) -> (Bytes, Bytes);
+    /// Returns values and state as they are now. They are shared, not copied.
+    fn share(&mut self) -> SharedValues;
+}
+
+/// The values of a block that a pull wants.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Wanted {
+    /// True for moving averages instead of weights.
+    pub(crate) average: bool,
+    /// The ids of the rows; empty for a dense block.
+    pub(crate) ids: Vec<u64>,
+}
+
+/// The values of a block at one moment.
+#[derive(Clone, Debug)]
+pub(crate) enum SharedValues {
+    Dense { weights: Bytes, slots: Bytes },
+    Rows(SharedBucket),
+}
+
+impl SharedValues {
+    /// Returns the number of bytes of values and state.
+    pub(crate) fn bytes(&self) -> usize {
+        match self {
+            Self::Dense { weights, slots } => weights.len() + slots.len(),
+            Self::Rows(rows) => rows.bytes(),
+        }
+    }
+
+    /// Returns whether there are values.
+    pub(crate) fn initialized(&self) -> bool {
+        match self {
+            Self::Dense { weights, .. } => !weights.is_empty(),
+            Self::Rows(_) => true,
+        }
+    }
+
+    /// Returns the values in the form of a checkpoint. Rows are copied.
+    pub(crate) fn to_saved(&self) -> SavedValues {
+        match self {
+            Self::Dense { weights, slots } => SavedValues::Dense {
+                weights: weights.clone(),
+                slots: slots.clone(),
+            },
+            Self::Rows(rows) => SavedValues::Rows(rows.to_bytes()),
+        }
+    }
 }

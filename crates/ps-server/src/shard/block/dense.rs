@@ -4,13 +4,12 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use checkpoint::SavedBlock;
 use optimizer::{MOST_SLOTS, Part, Update, VariableRule};
 use shared_proto::kernel::Kernel;
 use shared_proto::payload::{self, Dtype, Elements, LeF32};
-use shared_proto::wire;
+use shared_proto::values::Values;
 
-use super::contents::Contents;
+use super::contents::{Contents, SharedValues, Wanted};
 
 /// The number of elements that are updated at a time: they are in the first-level cache when the result is checked.
 pub(super) const PART: usize = 2048;
@@ -27,13 +26,13 @@ pub(super) struct Dense {
 }
 
 impl Dense {
-    pub(super) fn restored(saved: &SavedBlock) -> Self {
+    pub(super) fn restored(weights: &Bytes, slots: &Bytes) -> Self {
         let numbers = |bytes: &Bytes| -> Arc<Vec<f32>> {
             Arc::new(payload::elements(bytes).iter().map(|v| v.get()).collect())
         };
         Self {
-            weights: numbers(&saved.weights),
-            slots: numbers(&saved.slots),
+            weights: numbers(weights),
+            slots: numbers(slots),
         }
     }
 
@@ -61,7 +60,7 @@ impl Contents for Dense {
         !self.weights.is_empty()
     }
 
-    fn values(&self, wanted: &wire::WantedBlock, rule: &VariableRule) -> Elements {
+    fn values(&self, wanted: &Wanted, rule: &VariableRule) -> Elements {
         let averages = rule.averages(self.weights.len());
         match averages.filter(|_| wanted.average) {
             // A copy: an answer that shared the slots would keep all of them while it is sent.
@@ -72,20 +71,22 @@ impl Contents for Dense {
 
     fn update(
         &mut self,
-        gradients: &[(f32, &Elements)],
+        gradients: &[(f32, &Values)],
         rule: &VariableRule,
         update: Update,
         sum: &mut Vec<f32>,
     ) -> bool {
         if let [(1.0, gradient)] = gradients {
             let mut begun = self.begin(rule, update);
-            gradient.for_parts(|range, part| begun.apply(range, part));
+            gradient
+                .elements()
+                .for_parts(|range, part| begun.apply(range, part));
             return begun.finite;
         }
         sum.clear();
         sum.resize(self.weights.len(), 0.0);
         for (factor, gradient) in gradients {
-            gradient.for_parts(|range, part| {
+            gradient.elements().for_parts(|range, part| {
                 Kernel::best().run(|| {
                     for (sum, g) in sum[range].iter_mut().zip(part) {
                         *sum += factor * g.get();
@@ -107,8 +108,11 @@ impl Contents for Dense {
         size_of_val(&**self.weights) + size_of_val(&**self.slots)
     }
 
-    fn save(&self) -> (Bytes, Bytes) {
-        (payload::share(&self.weights), payload::share(&self.slots))
+    fn share(&mut self) -> SharedValues {
+        SharedValues::Dense {
+            weights: payload::share(&self.weights),
+            slots: payload::share(&self.slots),
+        }
     }
 }
 

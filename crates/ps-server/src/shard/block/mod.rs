@@ -1,24 +1,30 @@
 //! A block: contents with their version, the watermarks that identify a push sent again, and in sync mode the
 //! gradients staged for the open step. All of it changes under one lock.
 //!
-//! - `contents`: the interface of values and optimizer state; `dense`: those of dense variables
+//! - `contents`: the interface of values and optimizer state; `dense`: those of dense variables; `rows`: those of a
+//!   table's bucket
 
 mod contents;
 mod dense;
+mod rows;
 
 use std::collections::BTreeMap;
 
-use checkpoint::{SavedBlock, Watermark};
+use checkpoint::{SavedBlock, SavedValues, Watermark};
 use optimizer::VariableRule;
 use shared_proto::blocks::BlockId;
 use shared_proto::ids::{Clock, Origin, Sequence, Task, Version};
 use shared_proto::payload::Elements;
 use shared_proto::planted;
+use shared_proto::table::TableSpec;
+use shared_proto::values::Values;
 use shared_proto::view::{Commit, View};
-use shared_proto::wire;
 
-use contents::Contents;
+use contents::{Contents, SharedValues};
 use dense::Dense;
+use rows::TableRows;
+
+pub(crate) use contents::Wanted;
 
 /// One block in memory.
 #[derive(Debug)]
@@ -35,7 +41,38 @@ pub(crate) struct Block {
 #[derive(Debug)]
 struct Staged {
     clock: Clock,
-    gradient: Elements,
+    gradient: Values,
+}
+
+/// A block at one moment, for a checkpoint. Its values are shared, not copied.
+#[derive(Clone, Debug)]
+pub(crate) struct SharedBlock {
+    id: BlockId,
+    version: Version,
+    watermarks: Vec<Watermark>,
+    values: SharedValues,
+}
+
+impl SharedBlock {
+    /// Returns the number of bytes of values and state.
+    pub(crate) fn bytes(&self) -> usize {
+        self.values.bytes()
+    }
+
+    /// Returns whether the block has values.
+    pub(crate) fn initialized(&self) -> bool {
+        self.values.initialized()
+    }
+
+    /// Returns the block in the form of a checkpoint.
+    pub(crate) fn to_saved(&self) -> SavedBlock {
+        SavedBlock {
+            id: self.id,
+            version: self.version,
+            watermarks: self.watermarks.clone(),
+            values: self.values.to_saved(),
+        }
+    }
 }
 
 /// The outcome of an applied gradient.
@@ -74,14 +111,24 @@ pub(crate) enum Taken {
 pub(crate) struct NotStaged(pub(crate) Task);
 
 impl Block {
-    /// Returns a block without values.
+    /// Returns a block of a variable, without values.
     pub(crate) fn empty() -> Self {
+        Self::of(Box::new(Dense::default()), Version(0), Vec::new())
+    }
+
+    /// Returns a bucket of a table, without rows.
+    pub(crate) fn of_table(spec: &TableSpec, number: u32) -> Self {
+        let rows = Box::new(TableRows::new(spec, number));
+        Self::of(rows, Version(0), Vec::new())
+    }
+
+    fn of(contents: Box<dyn Contents>, version: Version, watermarks: Vec<Watermark>) -> Self {
         Self {
-            contents: Box::new(Dense::default()),
-            version: Version(0),
-            watermarks: Vec::new(),
+            non_finite: !contents.all_finite(),
+            contents,
+            version,
+            watermarks,
             staged: BTreeMap::new(),
-            non_finite: false,
         }
     }
 
@@ -90,28 +137,34 @@ impl Block {
         self.contents.initialize(values, rule);
     }
 
-    /// Returns the block in the form of a checkpoint. The values are shared, not copied.
-    pub(crate) fn save(&self, id: BlockId) -> SavedBlock {
-        let (weights, slots) = self.contents.save();
-        SavedBlock {
+    /// Returns the block as it is now, for a checkpoint.
+    pub(crate) fn share(&mut self, id: BlockId) -> SharedBlock {
+        SharedBlock {
             id,
             version: self.version,
             watermarks: self.watermarks.clone(),
-            weights,
-            slots,
+            values: self.contents.share(),
         }
     }
 
-    /// Restores a block from a checkpoint.
-    pub(crate) fn restore(saved: SavedBlock) -> Self {
-        let contents = Box::new(Dense::restored(&saved));
-        Self {
-            non_finite: !contents.all_finite(),
-            contents,
-            version: saved.version,
-            watermarks: saved.watermarks,
-            staged: BTreeMap::new(),
-        }
+    /// Restores a block from a checkpoint. `table` is the table of a bucket.
+    ///
+    /// # Errors
+    /// If the saved values are not those of such a block.
+    pub(crate) fn restore(saved: SavedBlock, table: Option<&TableSpec>) -> Result<Self, String> {
+        let contents: Box<dyn Contents> = match (&saved.values, table) {
+            (SavedValues::Dense { weights, slots }, None) => {
+                Box::new(Dense::restored(weights, slots))
+            }
+            (SavedValues::Rows(rows), Some(spec)) => {
+                Box::new(TableRows::restored(spec, saved.id.index, rows)?)
+            }
+            (SavedValues::Dense { .. }, Some(_)) => {
+                return Err("it is dense, not a bucket".to_owned());
+            }
+            (SavedValues::Rows(_), None) => return Err("it is a bucket, not dense".to_owned()),
+        };
+        Ok(Self::of(contents, saved.version, saved.watermarks))
     }
 
     pub(crate) fn initialized(&self) -> bool {
@@ -133,7 +186,7 @@ impl Block {
     }
 
     /// Returns the values that a pull wants, as they are now, as `f32`.
-    pub(crate) fn values(&self, wanted: &wire::WantedBlock, rule: &VariableRule) -> Elements {
+    pub(crate) fn values(&self, wanted: &Wanted, rule: &VariableRule) -> Elements {
         self.contents.values(wanted, rule)
     }
 
@@ -197,7 +250,7 @@ impl Block {
         &mut self,
         from: &Origin,
         view: &View,
-        gradient: &Elements,
+        gradient: &Values,
         based_on: Version,
         rule: &VariableRule,
     ) -> Applied {
@@ -211,7 +264,7 @@ impl Block {
     }
 
     /// Holds a gradient for the commit of its step, in place of an earlier one of its sender.
-    pub(crate) fn stage(&mut self, from: &Origin, view: &View, gradient: Elements) -> Staging {
+    pub(crate) fn stage(&mut self, from: &Origin, view: &View, gradient: Values) -> Staging {
         self.take(from, self.version, view);
         let clock = from.clock;
         let before = self.staged.insert(from.task, Staged { clock, gradient });
@@ -246,7 +299,7 @@ impl Block {
     }
 
     /// Updates the contents by a sum of gradients, and raises the version.
-    fn update(&mut self, gradients: &[(f32, &Elements)], rule: &VariableRule, sum: &mut Vec<f32>) {
+    fn update(&mut self, gradients: &[(f32, &Values)], rule: &VariableRule, sum: &mut Vec<f32>) {
         let update = rule.update_after(self.version.0);
         if !planted!(SameVersion) {
             self.version = self.version.next();

@@ -27,8 +27,12 @@ fn from(task: Task, clock: u64, sequence: u64) -> Origin {
     }
 }
 
-fn gradient(values: &[f32]) -> Elements {
+fn elements(values: &[f32]) -> Elements {
     Elements::from(values.to_vec())
+}
+
+fn gradient(values: &[f32]) -> Values {
+    elements(values).into()
 }
 
 fn rule(optimizer: Optimizer, learning_rate: f32) -> VariableRule {
@@ -49,7 +53,7 @@ fn adam(learning_rate: f32) -> VariableRule {
 }
 
 fn values(block: &Block) -> Elements {
-    block.values(&wire::WantedBlock::default(), &sgd(1.0))
+    block.values(&Wanted::default(), &sgd(1.0))
 }
 
 fn weights(block: &Block) -> Vec<f32> {
@@ -58,7 +62,7 @@ fn weights(block: &Block) -> Vec<f32> {
 
 fn block(values: &[f32]) -> Block {
     let mut block = Block::empty();
-    block.initialize(&gradient(values), &sgd(1.0));
+    block.initialize(&elements(values), &sgd(1.0));
     block
 }
 
@@ -73,7 +77,7 @@ fn finite_gradients_that_make_a_value_infinite_are_noticed_wherever_it_is() {
         (PART - 1, adam(2.0), 1e30),
     ] {
         let mut block = Block::empty();
-        block.initialize(&gradient(&vec![1.0; length]), &rule);
+        block.initialize(&elements(&vec![1.0; length]), &rule);
         let mut values = vec![0.0; length];
         let (from, view) = (|sequence| from(worker(0, 1), 0, sequence), View::default());
         block.apply(&from(1), &view, &gradient(&values), Version(0), &rule);
@@ -116,7 +120,7 @@ fn weights_that_are_being_sent_stay_as_they_were() {
 fn what_is_saved_stays_as_it_was_and_is_restored_whole() {
     let adam = adam(0.1);
     let (mut block, view) = (Block::empty(), View::default());
-    block.initialize(&gradient(&[1.0, -2.0]), &adam);
+    block.initialize(&elements(&[1.0, -2.0]), &adam);
     let push = |block: &mut Block, sequence| {
         let from = from(worker(0, 3), sequence + 6, sequence);
         let gradient = gradient(&[0.5, 4.0]);
@@ -127,12 +131,12 @@ fn what_is_saved_stays_as_it_was_and_is_restored_whole() {
         variable: 0,
         index: 0,
     };
-    let saved = block.save(id);
+    let saved = block.share(id).to_saved();
     let before = weights(&block);
     push(&mut block, 2);
     assert_ne!(weights(&block), before);
 
-    let mut restored = Block::restore(saved);
+    let mut restored = Block::restore(saved, None).unwrap();
     assert_eq!(
         (weights(&restored), restored.version()),
         (before, Version(1))
@@ -143,7 +147,8 @@ fn what_is_saved_stays_as_it_was_and_is_restored_whole() {
     let found = (last.clock, last.version, last.taken);
     assert_eq!(found, (Clock(7), Version(1), 1));
     push(&mut restored, 2);
-    assert_eq!(restored.save(id), block.save(id));
+    let saved = |block: &mut Block| block.share(id).to_saved();
+    assert_eq!(saved(&mut restored), saved(&mut block));
 }
 
 #[test]
@@ -209,7 +214,7 @@ fn a_block_has_a_size_once_it_has_values() {
     let adam = adam(0.1);
     let mut block = Block::empty();
     assert!(!block.initialized() && block.bytes() == 0);
-    block.initialize(&gradient(&[1.0, 2.0, 3.0]), &adam);
+    block.initialize(&elements(&[1.0, 2.0, 3.0]), &adam);
     // Three weights, and two slots for each.
     assert!(block.initialized() && block.bytes() == 9 * size_of::<f32>());
 }

@@ -16,7 +16,7 @@ use self::news::{LOSSES, fetch_maps, tell_losses, tell_waits};
 use super::error::StrategyError;
 use super::interface::{Evaluated, Joining, Pulled, Pushed, Reconciled, Strategy};
 use super::register::register;
-use crate::replica::Replica;
+use crate::replica::{Evaluation, EvaluationPart, Replica};
 use crate::variables::Part;
 
 /// Pulls from and pushes to parameter servers. Requests the weights of the next step right after the gradients
@@ -124,8 +124,22 @@ impl ParameterServer {
         view: ViewNumber,
         take: impl AsyncFnMut(Vec<PulledBlock>),
     ) -> Result<Epoch, ClientError> {
-        let wants = [self.evaluated];
+        let wants = [self.evaluated.clone()];
         let pulled = self.pull_fresh(clock, view, &wants, take).await?;
+        Ok(pulled.epoch)
+    }
+
+    /// Pulls what a part of an evaluation wants. Returns the epoch to which it belongs; the largest number if it wants
+    /// nothing.
+    async fn pull_part(
+        &mut self,
+        clock: Clock,
+        view: ViewNumber,
+        wants: &[Want],
+        take: impl AsyncFnMut(Vec<PulledBlock>),
+    ) -> Result<Epoch, ClientError> {
+        let ticket = self.shards.pull(clock, view, wants).await;
+        let pulled = self.take_all(ticket, take).await?;
         Ok(pulled.epoch)
     }
 
@@ -209,9 +223,18 @@ impl Strategy for ParameterServer {
         replica: &dyn Replica,
     ) -> Result<Evaluated, StrategyError> {
         let take = async |blocks| replica.take_in(parts(blocks)).await;
-        let epoch = self.pull_fresh_blocks(clock, view, take).await?;
-        let metrics = replica.evaluate().await?;
-        Ok(Evaluated { metrics, epoch })
+        let mut epoch = self.pull_fresh_blocks(clock, view, take).await?;
+        let mut part = EvaluationPart::First;
+        loop {
+            match replica.evaluate(part).await? {
+                Evaluation::Done(metrics) => return Ok(Evaluated { metrics, epoch }),
+                Evaluation::Wants(wants) => {
+                    let pulled = self.pull_part(clock, view, &wants, take).await?;
+                    epoch = epoch.min(pulled);
+                }
+            }
+            part = EvaluationPart::Next;
+        }
     }
 
     async fn save(&mut self, path: PathBuf, replica: &dyn Replica) -> Result<(), StrategyError> {

@@ -1,9 +1,18 @@
-//! Embedding tables: rows of numbers, found by id.
+//! An embedding table and its settings.
+
+use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::job::{Adagrad, Adam, Ftrl, Sgd};
+use super::{Adagrad, Adam, Ftrl, JobError, Optimizer, Sgd};
 use crate::refusal::{Reason, Refusal};
+use crate::wire;
+
+/// The most buckets of a table.
+const MOST_BUCKETS: u32 = 1 << 16;
+
+/// The most values of a row: a message has room for many rows.
+const MOST_VALUES: u32 = 1 << 14;
 
 /// A table of rows. A row has an id, `dimension` values, and the optimizer's state for them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -13,11 +22,11 @@ pub struct TableSpec {
     pub name: String,
     /// Values in each row.
     pub dimension: u32,
-    /// Virtual buckets: the parts in which the table is placed on servers. Their number never changes.
+    /// The number of buckets, in which the table is placed on servers. It never changes.
     pub buckets: u32,
     /// The values of a new row.
     pub initializer: Initializer,
-    /// The way in which gradients change a row.
+    /// The optimizer of the rows.
     pub optimizer: RowOptimizer,
     /// The seed of new rows' values.
     pub seed: u64,
@@ -29,7 +38,7 @@ pub struct TableSpec {
     pub eviction: Eviction,
 }
 
-/// The condition on which an id gets a row. An id without a row costs no memory: its gradients are dropped, and it reads as
+/// The condition on which an id gets a row. An id without a row takes no memory: its gradients are dropped, and it reads as
 /// zeros.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -37,22 +46,22 @@ pub enum Admission {
     /// Each id, by its first gradient. Before that it reads as its initial values.
     #[default]
     All,
-    /// An id that has had a number of gradients, this one included. A sketch counts them, which may count too many.
+    /// An id with at least this number of gradients. A sketch counts them, and may overestimate.
     Sights {
         /// The number of gradients, at most 255.
         count: u8,
         /// Counters in each row of a bucket's sketch. It has four rows, a byte for each counter.
         width: u32,
     },
-    /// An id that is drawn with a probability, anew at each gradient.
+    /// With this probability, drawn again at each gradient of the id.
     Chance {
         /// The probability, above 0 and at most 1.
         probability: f32,
     },
 }
 
-/// The rows that are evicted. Rows are evicted after updates. Unless an age is in seconds, what is kept in the bucket decides
-/// alone, so that a run that is restored evicts the same rows again.
+/// The rows that are evicted. A bucket evicts rows after an update. Unless an age is in seconds, the decision depends on the
+/// bucket's content alone, so a restored run evicts the same rows again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Eviction {
@@ -72,7 +81,7 @@ pub struct Eviction {
 pub enum Age {
     /// Updates of the row's bucket.
     Updates(u32),
-    /// Seconds. What is removed then depends on the clock of the server.
+    /// Seconds, by the server's clock.
     Seconds(u32),
 }
 
@@ -91,15 +100,14 @@ pub struct Capacity {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EvictionOrder {
-    /// Those whose last update is the longest ago.
+    /// The least recently updated rows.
     Oldest,
-    /// Those with the fewest updates; of two with as many, the one whose last update is longer ago. Rows that
-    /// were updated at the newest time come last.
+    /// The rows with the fewest updates; among equals, the least recently updated. Rows of the newest update come last.
     Rarest,
 }
 
-/// The values of a new row. They follow from the table's seed and name and the row's id alone, so that they do not depend on
-/// the worker that uses a row first.
+/// The values of a new row. They depend on the table's seed and name and on the row's id alone, not on the worker that uses
+/// the row first.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Initializer {
@@ -136,6 +144,17 @@ pub enum RowOptimizer {
 }
 
 impl RowOptimizer {
+    /// Checks the settings.
+    pub(crate) fn validate(&self) -> Result<(), JobError> {
+        match self.clone() {
+            Self::Sgd(settings) => Optimizer::Sgd(settings),
+            Self::Adagrad(settings) | Self::RowAdagrad(settings) => Optimizer::Adagrad(settings),
+            Self::Adam(settings) | Self::RowAdam(settings) => Optimizer::Adam(settings),
+            Self::Ftrl(settings) => Optimizer::Ftrl(settings),
+        }
+        .validate()
+    }
+
     /// Returns the step size.
     pub fn learning_rate(&self) -> f32 {
         match self {
@@ -183,8 +202,30 @@ impl TableSpec {
         let age = age.map(|(Age::Updates(age) | Age::Seconds(age))| u64::from(age));
         let problem = at_least_one("the dimension", self.dimension.into())
             .or_else(|| at_least_one("the number of buckets", self.buckets.into()))
+            .or_else(|| {
+                (self.buckets > MOST_BUCKETS).then(|| {
+                    format!(
+                        "the number of buckets is {}; {MOST_BUCKETS} is the most",
+                        self.buckets
+                    )
+                })
+            })
+            .or_else(|| {
+                (self.dimension > MOST_VALUES).then(|| {
+                    format!(
+                        "the dimension is {}; {MOST_VALUES} is the most",
+                        self.dimension
+                    )
+                })
+            })
             .or(initializer)
             .or(admission)
+            .or_else(|| {
+                self.optimizer
+                    .validate()
+                    .err()
+                    .map(|error| error.to_string())
+            })
             .or_else(|| age.and_then(|age| at_least_one("eviction.age", age)))
             .or_else(|| {
                 capacity.and_then(|capacity| at_least_one("eviction.capacity.rows", capacity.rows))
@@ -197,6 +238,56 @@ impl TableSpec {
                 format!("table {:?}: {problem}", self.name),
             )),
         }
+    }
+}
+
+impl TableSpec {
+    /// Returns whether the rows of this table and of the other one are stored in the same form, so that this one can take
+    /// the other one's rows from a checkpoint. Rates, the admission of new rows and the limits of eviction may differ.
+    pub fn is_stored_like(&self, other: &Self) -> bool {
+        let optimizer = |spec: &Self| std::mem::discriminant(&spec.optimizer);
+        let counters = |spec: &Self| match spec.admission {
+            Admission::Sights { width, .. } => Some(width),
+            Admission::All | Admission::Chance { .. } => None,
+        };
+        let evicts = |spec: &Self| spec.eviction != Eviction::default();
+        let sizes = |spec: &Self| (spec.dimension, spec.buckets);
+        self.name == other.name
+            && sizes(self) == sizes(other)
+            && optimizer(self) == optimizer(other)
+            && counters(self) == counters(other)
+            && evicts(self) == evicts(other)
+    }
+}
+
+impl fmt::Display for TableSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "table {:?} of dimension {}", self.name, self.dimension)
+    }
+}
+
+impl TableSpec {
+    /// Reads a table from the wire.
+    ///
+    /// # Errors
+    /// [`Reason::Malformed`] if its settings cannot be read, or are not possible.
+    pub fn read(table: &wire::Table) -> Result<Self, Refusal> {
+        let spec: Self = toml::from_str(&table.spec).map_err(|error| {
+            Refusal::new(
+                Reason::Malformed,
+                format!("the settings of a table cannot be read: {error}; run the same release everywhere"),
+            )
+        })?;
+        spec.check()?;
+        Ok(spec)
+    }
+}
+
+impl From<&TableSpec> for wire::Table {
+    fn from(spec: &TableSpec) -> Self {
+        // Numbers, texts and enums: there is nothing that TOML cannot hold.
+        let spec = toml::to_string(spec).unwrap_or_default();
+        Self { spec }
     }
 }
 
@@ -215,6 +306,33 @@ mod tests {
             admission: Admission::All,
             eviction: Eviction::default(),
         }
+    }
+
+    #[test]
+    fn settings_survive_the_wire() {
+        let all = TableSpec {
+            initializer: Initializer::Normal { deviation: 0.1 },
+            optimizer: RowOptimizer::RowAdagrad(Adagrad::default()),
+            admission: Admission::Sights {
+                count: 3,
+                width: 512,
+            },
+            eviction: Eviction {
+                age: Some(Age::Updates(9)),
+                capacity: Some(Capacity {
+                    rows: 100,
+                    order: EvictionOrder::Rarest,
+                }),
+                below: Some(1e-7),
+                search_interval: 3,
+            },
+            ..spec()
+        };
+        for spec in [spec(), all] {
+            assert_eq!(TableSpec::read(&wire::Table::from(&spec)), Ok(spec));
+        }
+        let unread = TableSpec::read(&wire::Table::default()).unwrap_err();
+        assert_eq!(unread.reason, Reason::Malformed);
     }
 
     #[test]

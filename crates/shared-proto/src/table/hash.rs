@@ -1,4 +1,4 @@
-//! The hash of a row's id. It is part of what is stored: another hash would look for rows in other buckets.
+//! The hash of a row's id. It decides the bucket, so it is part of the protocol and of checkpoints.
 
 /// Returns the hash of an id: the finaliser of MurmurHash3 (Appleby, `fmix64`), a bijection in which each bit of the id
 /// changes each bit of the hash with a probability of about one half.
@@ -15,7 +15,13 @@ pub fn hash(id: u64) -> u64 {
 /// Generation in an Interval", 2019, section 4).
 #[inline]
 pub fn bucket(id: u64, buckets: u32) -> u32 {
-    ((u128::from(hash(id)) * u128::from(buckets)) >> 64) as u32
+    bucket_of_hash(hash(id), buckets)
+}
+
+/// Returns the bucket of the id with this hash. Buckets are consecutive ranges of hashes.
+#[inline]
+pub fn bucket_of_hash(hash: u64, buckets: u32) -> u32 {
+    ((u128::from(hash) * u128::from(buckets)) >> 64) as u32
 }
 
 #[cfg(test)]

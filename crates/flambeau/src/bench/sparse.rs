@@ -1,0 +1,323 @@
+//! `flambeau bench sparse`: embedding tables with real servers, the real client and the real wire. Rows are pulled and
+//! pushed alone (`communication`), with the merging of ids, lookups and gradients of a model that has nothing else (`step`),
+//! or in DeepFM (`deepfm`).
+
+mod replicas;
+mod worker;
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use ::worker::input::category_id;
+use clap::Args;
+use comfy_table::{Table, presets};
+use serde::{Deserialize, Serialize};
+use shared_proto::ids::Role;
+use shared_proto::job::{Adagrad, Job, Mode, RowOptimizer, Sgd, TableSettings};
+
+use self::replicas::Kind;
+use self::worker::Worker;
+use super::{median, processes, with_threads};
+use crate::cluster::{LocalCluster, Plan, Transport};
+use crate::error::CommandError;
+
+/// Ids of a sample.
+const FIELDS: usize = 26;
+/// Batches in rotation.
+const BATCHES: usize = 16;
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Arguments {
+    /// What is measured; may be given more than once. Default: all of it.
+    #[arg(long, value_enum)]
+    kind: Vec<Kind>,
+    /// Rows of the table; may be given more than once.
+    #[arg(long, value_name = "N", default_value = "1000000")]
+    rows: Vec<u64>,
+    /// Values in a row.
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    dimension: u32,
+    /// The optimizer of the rows; may be given more than once. Default: sgd for communication, sgd and adagrad for steps,
+    /// row-adagrad for DeepFM.
+    #[arg(long, value_parser = ["sgd", "adagrad", "row-adagrad"])]
+    optimizer: Vec<String>,
+    /// Samples of a step, with 26 ids each.
+    #[arg(long, default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=1 << 16))]
+    batch: u32,
+    /// Parameter servers.
+    #[arg(long, default_value_t = 2)]
+    ps: u32,
+    /// Workers. Default: 1 for communication, 2 for steps and DeepFM.
+    #[arg(long)]
+    workers: Option<u32>,
+    /// Buckets of the table.
+    #[arg(long, default_value_t = 64)]
+    buckets: u32,
+    /// Seconds of each of the turns.
+    #[arg(long, default_value_t = 3.0, value_parser = super::seconds)]
+    seconds: f64,
+    /// Turns; the medians count.
+    #[arg(long, default_value_t = 3)]
+    turns: usize,
+    /// One JSON object instead of a table.
+    #[arg(long)]
+    json: bool,
+}
+
+/// One configuration's figures.
+#[derive(Debug, Serialize)]
+struct Row {
+    kind: &'static str,
+    table_rows: u64,
+    dimension: u32,
+    optimizer: String,
+    /// 0: one process of one thread, without servers.
+    workers: u32,
+    ps: u32,
+    /// Each distinct row counts twice: it is pulled and pushed.
+    distinct_rows_per_second: Option<f64>,
+    steps_per_second: f64,
+    samples_per_second: f64,
+    /// What the servers' memory has grown by for each row, with index and optimizer state.
+    bytes_per_row: Option<f64>,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
+    let kinds = match arguments.kind.as_slice() {
+        [] => Kind::ALL.to_vec(),
+        given => given.to_vec(),
+    };
+    let mut rows = Vec::new();
+    for kind in kinds {
+        let optimizers = match arguments.optimizer.as_slice() {
+            [] => kind.optimizers().to_vec(),
+            given => given.iter().map(String::as_str).collect(),
+        };
+        for table_rows in &arguments.rows {
+            for optimizer in &optimizers {
+                eprintln!(
+                    "measuring {} of {table_rows} rows, {optimizer} ...",
+                    kind.name()
+                );
+                if kind == Kind::Deepfm {
+                    rows.push(alone(arguments, *table_rows, optimizer)?);
+                }
+                rows.push(measure(arguments, kind, *table_rows, optimizer)?);
+            }
+        }
+    }
+    if arguments.json {
+        println!("{}", serde_json::json!({ "rows": rows }));
+    } else {
+        println!("{}", table(&rows).trim_fmt());
+    }
+    Ok(())
+}
+
+/// Returns the job of a measurement.
+fn job(arguments: &Arguments, table_rows: u64, optimizer: &str) -> Job {
+    let rate = 0.05;
+    let adagrad = Adagrad {
+        learning_rate: rate,
+        ..Adagrad::default()
+    };
+    let optimizer = match optimizer {
+        "adagrad" => RowOptimizer::Adagrad(adagrad),
+        "row-adagrad" => RowOptimizer::RowAdagrad(adagrad),
+        _ => RowOptimizer::Sgd(Sgd {
+            learning_rate: rate,
+            ..Sgd::default()
+        }),
+    };
+    let mut job = Job {
+        batch_size: arguments.batch,
+        epochs: 1,
+        tables: vec![TableSettings {
+            tables: "*".to_owned(),
+            optimizer: Some(optimizer),
+            buckets: Some(arguments.buckets),
+            ..TableSettings::default()
+        }],
+        ..Job::default()
+    };
+    "clicks".clone_into(&mut job.data.kind);
+    let samples = BATCHES * arguments.batch as usize;
+    let options = [
+        ("samples", samples as i64),
+        ("fields", FIELDS as i64),
+        ("rows", table_rows as i64),
+    ];
+    for (name, value) in options {
+        job.data.options.insert(name.to_owned(), value.into());
+    }
+    job.data.options.insert("shared".to_owned(), true.into());
+    "deepfm".clone_into(&mut job.model.name);
+    job.model.embedding = arguments.dimension as usize;
+    job.model.hidden = vec![256, 128];
+    *job.optimizer.learning_rate_mut() = 1e-3;
+    job.strategy.mode = Mode::Async;
+    job.cluster.ps = Some(arguments.ps);
+    // The coordinator has nothing to do while rows are measured.
+    job.cluster.lease_seconds = job.cluster.stall_seconds;
+    job.checkpoint.enabled = false;
+    job
+}
+
+/// The output of the command that trains in one process.
+#[derive(Deserialize)]
+struct Alone {
+    samples_per_second: f64,
+}
+
+/// Trains DeepFM in a process of one thread, without servers.
+fn alone(arguments: &Arguments, table_rows: u64, optimizer: &str) -> Result<Row, CommandError> {
+    let dir = tempfile::tempdir().map_err(CommandError::file("a temporary folder"))?;
+    let file = dir.path().join("job.toml");
+    let mut job = job(arguments, table_rows, optimizer);
+    // Long enough for a measurement.
+    job.epochs = 4;
+    std::fs::write(&file, job.to_toml()).map_err(CommandError::file(&file))?;
+    let mut rates = Vec::new();
+    for _ in 0..arguments.turns.max(1) {
+        let command: [OsString; 2] = ["local".into(), file.clone().into()];
+        let printed = with_threads(1, command)?;
+        let alone: Alone = serde_json::from_slice(&printed).map_err(|error| failed(&error))?;
+        rates.push(alone.samples_per_second);
+    }
+    let samples_per_second = median(rates);
+    Ok(Row {
+        kind: Kind::Deepfm.name(),
+        table_rows,
+        dimension: arguments.dimension,
+        optimizer: optimizer.to_owned(),
+        workers: 0,
+        ps: 0,
+        distinct_rows_per_second: None,
+        steps_per_second: samples_per_second / f64::from(arguments.batch),
+        samples_per_second,
+        bytes_per_row: None,
+    })
+}
+
+fn measure(
+    arguments: &Arguments,
+    kind: Kind,
+    table_rows: u64,
+    optimizer: &str,
+) -> Result<Row, CommandError> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(CommandError::file("the runtime"))?;
+    let dir = tempfile::tempdir().map_err(CommandError::file("a temporary folder"))?;
+    let mut job = job(arguments, table_rows, optimizer);
+    job.run_dir = Some(dir.path().to_owned());
+    let plan = Plan {
+        workers: 0,
+        device: "cpu",
+        transport: Transport::Unix,
+        restore: None,
+        secure: false,
+    };
+    let mut cluster = runtime.block_on(LocalCluster::start(&job, dir.path(), plan))?;
+    let workers = arguments.workers.unwrap_or(kind.workers());
+    let workers: Vec<Worker> = (0..workers)
+        .map(|index| Worker::start(&cluster, kind, &job, index))
+        .collect::<Result<_, _>>()?;
+    let memory = |cluster: &LocalCluster| -> u64 {
+        let servers = cluster.processes(Role::Ps);
+        servers.iter().map(|p| processes::peak_bytes(*p)).sum()
+    };
+    let empty = memory(&cluster);
+    if let Some(first) = workers.first() {
+        first.fill((0..table_rows).map(category_id))?;
+    }
+    let grown = memory(&cluster).saturating_sub(empty);
+    // A short turn warms up before the measured ones.
+    let time = Duration::from_secs_f64(arguments.seconds);
+    turn(&workers, time / 4)?;
+    let mut turns = Vec::new();
+    for _ in 0..arguments.turns.max(1) {
+        turns.push(turn(&workers, time)?);
+    }
+    let rate = |of: fn(&Turn) -> f64| median(turns.iter().map(of).collect());
+    let steps_per_second = rate(|turn| turn.steps_per_second);
+    let count = workers.len() as u32;
+    drop(workers);
+    runtime.block_on(cluster.stop());
+    Ok(Row {
+        kind: kind.name(),
+        table_rows,
+        dimension: arguments.dimension,
+        optimizer: optimizer.to_owned(),
+        workers: count,
+        ps: arguments.ps,
+        distinct_rows_per_second: Some(rate(|turn| turn.rows_per_second)),
+        steps_per_second,
+        samples_per_second: steps_per_second * f64::from(arguments.batch),
+        bytes_per_row: Some(grown as f64 / table_rows as f64),
+    })
+}
+
+/// The figures of a turn, summed over workers.
+#[derive(Clone, Copy, Debug, Default)]
+struct Turn {
+    steps_per_second: f64,
+    /// Rows pulled and rows pushed.
+    rows_per_second: f64,
+}
+
+/// Lets all workers make steps at once.
+fn turn(workers: &[Worker], time: Duration) -> Result<Turn, CommandError> {
+    for worker in workers {
+        worker.begin(time);
+    }
+    let mut sum = Turn::default();
+    for worker in workers {
+        let turn = worker.end()?;
+        sum.steps_per_second += turn.steps_per_second;
+        sum.rows_per_second += turn.rows_per_second;
+    }
+    Ok(sum)
+}
+
+fn failed(error: &dyn std::fmt::Display) -> CommandError {
+    CommandError::Start {
+        name: "the measurement".to_owned(),
+        reason: error.to_string(),
+    }
+}
+
+fn table(rows: &[Row]) -> Table {
+    let mut table = Table::new();
+    table.load_preset(presets::ASCII_MARKDOWN).set_header([
+        "kind",
+        "rows",
+        "dimension",
+        "optimizer",
+        "workers",
+        "ps",
+        "million rows/s",
+        "steps/s",
+        "samples/s",
+        "bytes/row",
+    ]);
+    let optional = |value: Option<f64>, scale: f64| {
+        value.map_or("-".to_owned(), |value| format!("{:.1}", value / scale))
+    };
+    for row in rows {
+        table.add_row([
+            row.kind.to_owned(),
+            row.table_rows.to_string(),
+            row.dimension.to_string(),
+            row.optimizer.clone(),
+            row.workers.to_string(),
+            row.ps.to_string(),
+            optional(row.distinct_rows_per_second, 1e6),
+            format!("{:.0}", row.steps_per_second),
+            format!("{:.0}", row.samples_per_second),
+            optional(row.bytes_per_row, 1.0),
+        ]);
+    }
+    table
+}

@@ -1,0 +1,169 @@
+//! What is measured: the model of each kind, and a replica without one.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use candle_core::{Result, Tensor};
+use candle_nn::VarBuilder;
+use clap::ValueEnum;
+use parking_lot::Mutex;
+use shared_proto::payload::Elements;
+use shared_proto::step::{Gradients, RowGradients, Want, WantedRows};
+use worker::model::{Batch, Model, Pass, Setup};
+use worker::replica::{
+    Computed, Description, Evaluation, EvaluationPart, Positions, Prepared, Replica, ReplicaError,
+    Step,
+};
+use worker::tables::{Embeddings, Table};
+use worker::variables::Part;
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(super) enum Kind {
+    /// Rows are pulled, and the same gradients pushed.
+    Communication,
+    /// Ids are merged, rows looked up for each id, and the gradients of each id summed.
+    Step,
+    /// DeepFM is trained.
+    Deepfm,
+}
+
+impl Kind {
+    pub(super) const ALL: [Self; 3] = [Self::Communication, Self::Step, Self::Deepfm];
+
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Communication => "communication",
+            Self::Step => "step",
+            Self::Deepfm => "deepfm",
+        }
+    }
+
+    /// Returns the workers that are measured unless the user says otherwise.
+    pub(super) fn workers(self) -> u32 {
+        match self {
+            Self::Communication => 1,
+            Self::Step | Self::Deepfm => 2,
+        }
+    }
+
+    /// Returns the optimizers that are measured unless the user says otherwise.
+    pub(super) fn optimizers(self) -> &'static [&'static str] {
+        match self {
+            Self::Communication => &["sgd"],
+            Self::Step => &["sgd", "adagrad"],
+            Self::Deepfm => &["row-adagrad"],
+        }
+    }
+}
+
+/// The name of [`Squares`].
+pub(super) const SQUARES: &str = "squares of rows";
+
+/// A model of a table alone: the loss is half the sum of all squares of the rows that are looked up, times 0.001.
+pub(super) struct Squares(Embeddings);
+
+impl Model for Squares {
+    fn new(setup: &Setup, _: VarBuilder) -> Result<Self> {
+        let dimension = setup.settings.embedding as u32;
+        let table = Table::dim(dimension).column("categories");
+        setup.table("rows", table).map(Self)
+    }
+
+    fn forward(&self, batch: &Batch, _: &Pass) -> Result<Tensor> {
+        self.0.lookup(batch, "categories")
+    }
+
+    fn loss(&self, outputs: &Tensor, _: &Batch, _: &Pass) -> Result<Tensor> {
+        outputs.sqr()?.sum_all()? * 0.0005
+    }
+}
+
+/// A replica that wants the rows of some batches in turns, and always has the same gradients for them.
+pub(super) struct Rotating {
+    description: Description,
+    batches: Vec<(Arc<WantedRows>, Elements)>,
+    /// The memory for pulled rows, in place of a model's.
+    memory: Mutex<Vec<f32>>,
+}
+
+impl Rotating {
+    /// Returns a replica with this model's table and these batches.
+    pub(super) fn new(description: Description, batches: Vec<Arc<WantedRows>>) -> Self {
+        let dimension = description
+            .tables
+            .first()
+            .map_or(0, |t| t.dimension as usize);
+        let with_gradients = |rows: Arc<WantedRows>| {
+            let gradients = vec![1e-3; rows.ids.len() * dimension];
+            (rows, gradients.into())
+        };
+        Self {
+            description,
+            batches: batches.into_iter().map(with_gradients).collect(),
+            memory: Mutex::default(),
+        }
+    }
+
+    fn batch(&self, positions: Positions) -> &(Arc<WantedRows>, Elements) {
+        let samples = positions.end - positions.start;
+        let number = positions.start / samples.max(1);
+        &self.batches[number as usize % self.batches.len()]
+    }
+}
+
+#[async_trait(?Send)]
+impl Replica for Rotating {
+    fn description(&self) -> &Description {
+        &self.description
+    }
+
+    async fn prepare(&self, positions: Positions) -> Prepared {
+        let rows = Arc::clone(&self.batch(positions).0);
+        Prepared::new(positions, vec![Want::Rows(rows)])
+    }
+
+    async fn take_in(&self, parts: Vec<Part>) {
+        let mut memory = self.memory.lock();
+        for part in parts {
+            let end = part.start + part.values.len();
+            if memory.len() < end {
+                memory.resize(end, 0.0);
+            }
+            part.values.copy_to(&mut memory[part.start..end]);
+        }
+    }
+
+    async fn compute(
+        &self,
+        positions: Positions,
+        _: Step,
+    ) -> std::result::Result<Computed, ReplicaError> {
+        let (rows, values) = self.batch(positions);
+        Ok(Computed {
+            loss: 0.0,
+            gradients: Gradients {
+                values: Vec::new(),
+                rows: vec![RowGradients {
+                    rows: Arc::clone(rows),
+                    values: values.clone(),
+                }],
+                // A worker has the norm from the pass that takes gradients out of candle.
+                norm: 1.0,
+            },
+        })
+    }
+
+    async fn evaluate(&self, _: EvaluationPart) -> std::result::Result<Evaluation, ReplicaError> {
+        Ok(Evaluation::Done(Default::default()))
+    }
+
+    async fn initial_values(&self) -> std::result::Result<Vec<Elements>, ReplicaError> {
+        Ok(Vec::new())
+    }
+
+    async fn save(&self, _: PathBuf) -> std::result::Result<(), ReplicaError> {
+        Ok(())
+    }
+}

@@ -1,0 +1,248 @@
+//! A worker on a thread of this process. It makes steps as a training does, without work leased by the coordinator.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::{Duration, Instant};
+
+use candle_core::Device;
+use daemon::membership::{Coordinator, Membership, Registration};
+use shared_proto::ids::{Clock, Role};
+use shared_proto::job::Job;
+use shared_proto::network::SystemNetwork;
+use shared_proto::security::Security;
+use shared_proto::step::{EVERY_BATCH, Gradients, RowGradients, Want, WantedRows};
+use shared_proto::table::hash::hash;
+use worker::registry::Registry;
+use worker::replica::{ModelReplica, Positions, Prepared, Replica, Step};
+use worker::strategy::{Joining, ParameterServer, Strategy};
+
+use super::replicas::{Kind, Rotating, SQUARES, Squares};
+use super::{BATCHES, Turn, failed};
+use crate::cluster::LocalCluster;
+use crate::error::CommandError;
+
+/// The time for which servers may be unreachable.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The rows that are created by one push.
+const FILLED: usize = 200_000;
+
+/// What a worker is told to do.
+enum Order {
+    Fill(Vec<u64>),
+    Steps(Duration),
+}
+
+/// A worker on a thread of its own, which ends when this is dropped.
+pub(super) struct Worker {
+    orders: SyncSender<Order>,
+    turns: Receiver<Result<Turn, CommandError>>,
+}
+
+impl Worker {
+    /// Starts a worker, and waits until it has joined the cluster.
+    pub(super) fn start(
+        cluster: &LocalCluster,
+        kind: Kind,
+        job: &Job,
+        index: u32,
+    ) -> Result<Self, CommandError> {
+        let (orders, queue) = sync_channel(1);
+        let (tell, turns) = sync_channel(1);
+        let job = job.clone();
+        let (address, security) = (cluster.coordinator.to_string(), cluster.security()?);
+        std::thread::Builder::new()
+            .name(format!("worker-{index}"))
+            .spawn(move || {
+                let runtime = tokio::runtime::Builder::new_current_thread()
+                    .enable_all()
+                    .build();
+                let runtime = match runtime {
+                    Ok(runtime) => runtime,
+                    Err(error) => return drop(tell.send(Err(failed(&error)))),
+                };
+                let member = Member::join(&address, security, kind, job, index);
+                let mut member = match runtime.block_on(member) {
+                    Ok(member) => member,
+                    Err(error) => return drop(tell.send(Err(error))),
+                };
+                let _ = tell.send(Ok(Turn::default()));
+                while let Ok(order) = queue.recv() {
+                    let turn = runtime.block_on(member.obey(order));
+                    let _ = tell.send(turn);
+                }
+            })
+            .map_err(CommandError::file("a thread"))?;
+        let worker = Self { orders, turns };
+        worker.end()?;
+        Ok(worker)
+    }
+
+    /// Creates the rows of these ids, by gradients of zeros.
+    pub(super) fn fill(&self, ids: impl Iterator<Item = u64>) -> Result<(), CommandError> {
+        let mut ids = ids.peekable();
+        while ids.peek().is_some() {
+            let mut some: Vec<u64> = ids.by_ref().take(FILLED).collect();
+            some.sort_unstable_by_key(|id| hash(*id));
+            let _ = self.orders.send(Order::Fill(some));
+            self.end()?;
+        }
+        Ok(())
+    }
+
+    /// Lets the worker make steps for a time.
+    pub(super) fn begin(&self, time: Duration) {
+        let _ = self.orders.send(Order::Steps(time));
+    }
+
+    /// Waits until the worker has done what it was told to.
+    pub(super) fn end(&self) -> Result<Turn, CommandError> {
+        let ended = || failed(&"the worker has ended");
+        self.turns.recv().map_err(|_| ended())?
+    }
+}
+
+/// A member of the cluster.
+struct Member {
+    replica: Box<dyn Replica>,
+    strategy: ParameterServer,
+    _membership: Membership,
+    /// The number of the next step.
+    step: u64,
+    batch: u64,
+}
+
+impl Member {
+    async fn join(
+        coordinator: &str,
+        security: Security,
+        kind: Kind,
+        job: Job,
+        index: u32,
+    ) -> Result<Self, CommandError> {
+        let network = SystemNetwork::new(security.clone());
+        let coordinator = Coordinator::at(coordinator, PATIENCE, security)?;
+        let registration = Registration {
+            role: Role::Worker,
+            identity: format!("bench-{index}"),
+            address: String::new(),
+            metrics_address: String::new(),
+            holding: None,
+            capacity_bytes: 0,
+        };
+        let membership = Membership::join(coordinator, registration).await?;
+        let batch = u64::from(job.batch_size);
+        let replica = replica(kind, job.clone()).await?;
+        let network: Arc<dyn shared_proto::network::Network> = Arc::new(network);
+        let joining = Joining {
+            job: &job,
+            membership: &membership,
+            network: &network,
+            patience: PATIENCE,
+        };
+        let strategy = ParameterServer::join(&joining, &*replica).await;
+        Ok(Self {
+            strategy: strategy.map_err(|error| failed(&error))?,
+            replica,
+            _membership: membership,
+            // Workers begin with different batches.
+            step: u64::from(index) * 5,
+            batch,
+        })
+    }
+
+    async fn obey(&mut self, order: Order) -> Result<Turn, CommandError> {
+        match order {
+            Order::Fill(ids) => self.fill(ids).await.map(|()| Turn::default()),
+            Order::Steps(time) => self.steps(time).await,
+        }
+    }
+
+    async fn fill(&mut self, ids: Vec<u64>) -> Result<(), CommandError> {
+        let description = self.replica.description();
+        let zeros = |spec: &shared_proto::blocks::VariableSpec| vec![0.0; spec.elements()].into();
+        let rows = |(table, spec): (usize, &shared_proto::table::TableSpec)| RowGradients {
+            values: vec![0.0; ids.len() * spec.dimension as usize].into(),
+            rows: Arc::new(WantedRows {
+                table,
+                ids: ids.clone(),
+            }),
+        };
+        let gradients = Gradients {
+            values: description.variables.iter().map(zeros).collect(),
+            rows: description.tables.iter().enumerate().map(rows).collect(),
+            norm: 0.0,
+        };
+        let pushed = self.strategy.push(Clock(self.step), gradients, EVERY_BATCH);
+        pushed.await.map_err(|error| failed(&error))?;
+        self.step += 1;
+        Ok(())
+    }
+
+    async fn prepare(&self, step: u64) -> Prepared {
+        let start = step % BATCHES as u64 * self.batch;
+        let positions = Positions {
+            data_epoch: 0,
+            start,
+            end: start + self.batch,
+        };
+        self.replica.prepare(positions).await
+    }
+
+    async fn steps(&mut self, time: Duration) -> Result<Turn, CommandError> {
+        let began = Instant::now();
+        let (mut steps, mut rows) = (0u32, 0);
+        let mut batch = self.prepare(self.step).await;
+        let mut next = self.prepare(self.step + 1).await;
+        while began.elapsed() < time {
+            let clock = Clock(self.step);
+            let wants = batch.wants().await;
+            let distinct = wants.iter().filter_map(Want::rows);
+            rows += 2 * distinct.map(|rows| rows.ids.len()).max().unwrap_or(0);
+            let pulled = self.strategy.pull(clock, wants, &*self.replica).await;
+            pulled.map_err(|error| failed(&error))?;
+            let step = Step { clock, rank: 0 };
+            let computed = self.replica.compute(batch.positions(), step).await?;
+            let wants = next.wants().await;
+            let pushed = self.strategy.push(clock, computed.gradients, wants).await;
+            pushed.map_err(|error| failed(&error))?;
+            steps += 1;
+            self.step += 1;
+            batch = std::mem::replace(&mut next, self.prepare(self.step + 1).await);
+        }
+        let seconds = began.elapsed().as_secs_f64();
+        Ok(Turn {
+            steps_per_second: f64::from(steps) / seconds,
+            rows_per_second: rows as f64 / seconds,
+        })
+    }
+}
+
+/// Returns the replica of a kind.
+async fn replica(kind: Kind, mut job: Job) -> Result<Box<dyn Replica>, CommandError> {
+    if kind != Kind::Deepfm {
+        SQUARES.clone_into(&mut job.model.name);
+    }
+    let batch = u64::from(job.batch_size);
+    let registry = Registry::builtin().model::<Squares>(SQUARES);
+    let model = ModelReplica::start(Arc::new(job), registry, Device::Cpu).await?;
+    if kind != Kind::Communication {
+        return Ok(Box::new(model));
+    }
+    let mut batches = Vec::new();
+    for number in 0..BATCHES as u64 {
+        let positions = Positions {
+            data_epoch: 0,
+            start: number * batch,
+            end: (number + 1) * batch,
+        };
+        let mut prepared = model.prepare(positions).await;
+        let rows = prepared.wants().await.iter().find_map(|want| match want {
+            Want::Rows(rows) => Some(Arc::clone(rows)),
+            _ => None,
+        });
+        batches.extend(rows);
+    }
+    let description = model.description().clone();
+    Ok(Box::new(Rotating::new(description, batches)))
+}

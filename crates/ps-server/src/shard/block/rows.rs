@@ -1,0 +1,195 @@
+//! The contents of a bucket of a table: rows.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use metrics::{Counter, Gauge, counter, gauge};
+use optimizer::{Update, VariableRule};
+use shared_proto::payload::{self, Elements, LeF32};
+use shared_proto::table::hash::hash;
+use shared_proto::table::{Rows, SavedRows, TableSpec};
+use shared_proto::values::Values;
+use table::bucket::{Bucket, Updated};
+
+use super::contents::{Contents, SharedValues, Wanted};
+
+/// A bucket of a table.
+#[derive(Debug)]
+pub(super) struct TableRows {
+    bucket: Bucket,
+    dimension: usize,
+    counters: Counters,
+    /// True if the rows of a checkpoint had a number that is NaN or infinite.
+    restored_non_finite: bool,
+}
+
+impl TableRows {
+    /// Returns a bucket without rows.
+    pub(super) fn new(spec: &TableSpec, number: u32) -> Self {
+        Self::of(spec, Bucket::new(spec, number), false)
+    }
+
+    /// Returns a bucket with the rows of a checkpoint.
+    ///
+    /// # Errors
+    /// If they are not the rows of this bucket.
+    pub(super) fn restored(
+        spec: &TableSpec,
+        number: u32,
+        saved: &SavedRows,
+    ) -> Result<Self, String> {
+        let bucket = Bucket::of_bytes(spec, number, saved)?;
+        let finite = payload::all_finite(payload::elements(&saved.numbers));
+        Ok(Self::of(spec, bucket, !finite))
+    }
+
+    fn of(spec: &TableSpec, bucket: Bucket, restored_non_finite: bool) -> Self {
+        let counters = Counters::of(&spec.name);
+        counters.rows.increment(bucket.rows().len() as f64);
+        counters.bytes.increment(bucket.bytes() as f64);
+        Self {
+            bucket,
+            dimension: spec.dimension as usize,
+            counters,
+            restored_non_finite,
+        }
+    }
+
+    fn update_rows(&mut self, ids: &[u64], gradients: &[LeF32], rate: f32) -> bool {
+        // Only a table that evicts rows after some seconds looks at the time.
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let now = now.map_or(0, |since| since.as_secs() as u32);
+        let bytes = self.bucket.bytes();
+        let updated = self.bucket.update(ids, gradients, rate, now);
+        self.counters.count(&updated);
+        let more = self.bucket.bytes() as f64 - bytes as f64;
+        self.counters.bytes.increment(more);
+        !updated.non_finite
+    }
+}
+
+impl Drop for TableRows {
+    fn drop(&mut self) {
+        self.counters
+            .rows
+            .decrement(self.bucket.rows().len() as f64);
+        self.counters.bytes.decrement(self.bucket.bytes() as f64);
+    }
+}
+
+impl Contents for TableRows {
+    fn initialize(&mut self, _: &Elements, _: &VariableRule) {
+        // The table's settings decide a row's initial values. `Shard::initialize` refuses others.
+    }
+
+    fn initialized(&self) -> bool {
+        true
+    }
+
+    fn values(&self, wanted: &Wanted, _: &VariableRule) -> Elements {
+        let mut values = Vec::with_capacity(wanted.ids.len() * self.dimension);
+        self.bucket.read(&wanted.ids, &mut values);
+        values.into()
+    }
+
+    fn update(
+        &mut self,
+        gradients: &[(f32, &Values)],
+        _: &VariableRule,
+        update: Update,
+        sum: &mut Vec<f32>,
+    ) -> bool {
+        let rows: Vec<(f32, &Rows)> = gradients.iter().filter_map(rows_of).collect();
+        let rate = update.learning_rate;
+        if let [(1.0, rows)] = rows[..] {
+            return match rows.values.as_f32() {
+                Some(gradients) => self.update_rows(&rows.ids, gradients, rate),
+                None => {
+                    sum.clear();
+                    sum.resize(rows.values.len(), 0.0);
+                    rows.values.copy_to(sum);
+                    self.update_rows(&rows.ids, payload::in_place(sum), rate)
+                }
+            };
+        }
+        let ids = union(&rows);
+        sum.clear();
+        sum.resize(ids.len() * self.dimension, 0.0);
+        for (factor, rows) in rows {
+            add(factor, rows, &ids, self.dimension, sum);
+        }
+        self.update_rows(&ids, payload::in_place(sum), rate)
+    }
+
+    fn all_finite(&self) -> bool {
+        !self.restored_non_finite
+    }
+
+    fn bytes(&self) -> usize {
+        self.bucket.bytes()
+    }
+
+    fn share(&mut self) -> SharedValues {
+        SharedValues::Rows(self.bucket.share())
+    }
+}
+
+fn rows_of<'a>((factor, values): &(f32, &'a Values)) -> Option<(f32, &'a Rows)> {
+    match values {
+        Values::Rows(rows) => Some((*factor, rows)),
+        // `ShardMap::read_values` reads rows for the buckets of tables.
+        Values::Dense(_) => None,
+    }
+}
+
+/// Returns all ids of several lists, each once, in the order of their hashes.
+fn union(lists: &[(f32, &Rows)]) -> Vec<u64> {
+    let ids = lists.iter().flat_map(|(_, rows)| &rows.ids);
+    let mut ids: Vec<u64> = ids.copied().collect();
+    ids.sort_unstable_by_key(|id| hash(*id));
+    ids.dedup();
+    ids
+}
+
+/// Adds the gradients of rows, each times a factor, to sums for `ids`, which has all of their ids in the same order.
+fn add(factor: f32, rows: &Rows, ids: &[u64], dimension: usize, sums: &mut [f32]) {
+    let gradients = rows.values.to_vec();
+    let mut sums = ids.iter().zip(sums.chunks_exact_mut(dimension));
+    for (id, gradient) in rows.ids.iter().zip(gradients.chunks_exact(dimension)) {
+        if let Some((_, sum)) = sums.by_ref().find(|(of, _)| *of == id) {
+            for (sum, g) in sum.iter_mut().zip(gradient) {
+                *sum += factor * g;
+            }
+        }
+    }
+}
+
+/// The metrics of a table, which all of its buckets share.
+#[derive(Debug)]
+struct Counters {
+    rows: Gauge,
+    bytes: Gauge,
+    created: Counter,
+    refused: Counter,
+    evicted: Counter,
+}
+
+impl Counters {
+    fn of(table: &str) -> Self {
+        let table = table.to_owned();
+        Self {
+            rows: gauge!("flambeau_ps_table_rows", "table" => table.clone()),
+            bytes: gauge!("flambeau_ps_table_bytes", "table" => table.clone()),
+            created: counter!("flambeau_ps_table_created_rows_total", "table" => table.clone()),
+            refused: counter!("flambeau_ps_table_refused_ids_total", "table" => table.clone()),
+            evicted: counter!("flambeau_ps_table_evicted_rows_total", "table" => table),
+        }
+    }
+
+    fn count(&self, updated: &Updated) {
+        self.created.increment(updated.created as u64);
+        self.refused.increment(updated.refused as u64);
+        self.evicted.increment(updated.evicted as u64);
+        let more = updated.created as f64 - updated.evicted as f64;
+        self.rows.increment(more);
+    }
+}

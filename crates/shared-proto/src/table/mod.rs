@@ -1,0 +1,33 @@
+//! Rows of embedding tables, as they travel and as they are saved.
+//!
+//! - `hash`: the hash of an id, which decides its bucket
+//! - `rows`: some rows of a bucket, as they travel
+//!
+//! A table's settings are part of the job's ([`crate::job`]).
+
+pub mod hash;
+mod rows;
+
+use bytes::Bytes;
+
+pub use crate::job::{
+    Admission, Age, Capacity, Eviction, EvictionOrder, Initializer, RowOptimizer, TableSpec,
+};
+pub use rows::{Rows, ids_to_bytes, read_ids};
+
+/// A bucket in bytes, as checkpoints have it. All numbers are little-endian; row i of each part is the same row.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SavedRows {
+    /// The ids, `u64`.
+    pub ids: Bytes,
+    /// The time of each row's last update and the number of its updates, `u32`; empty if the table evicts no rows.
+    pub history: Bytes,
+    /// The values of each row, and its optimizer's state behind them, `f32`.
+    pub numbers: Bytes,
+    /// The sketch that counts gradients; empty if rows are not admitted by it.
+    pub counts: Bytes,
+    /// The updates that the bucket has taken.
+    pub updates: u64,
+    /// The time of the newest update.
+    pub time: u32,
+}

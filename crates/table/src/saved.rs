@@ -1,0 +1,97 @@
+//! A bucket to bytes and back.
+
+use shared_proto::payload;
+use shared_proto::table::hash::bucket;
+use shared_proto::table::{SavedRows, TableSpec, ids_to_bytes};
+
+use crate::bucket::{Bucket, SharedBucket};
+use crate::rows::History;
+use crate::sketch::Sketch;
+
+impl SharedBucket {
+    /// Returns the bucket in bytes, in memory of its own.
+    pub fn to_bytes(&self) -> SavedRows {
+        let (mut ids, mut history, mut numbers) = (Vec::new(), Vec::new(), Vec::new());
+        for row in self.rows.iter() {
+            ids.push(row.id);
+            if self.rows.has_history() {
+                history.extend_from_slice(&row.history.last.to_le_bytes());
+                history.extend_from_slice(&row.history.updates.to_le_bytes());
+            }
+            numbers.extend_from_slice(row.numbers);
+        }
+        SavedRows {
+            ids: ids_to_bytes(&ids),
+            history: history.into(),
+            numbers: payload::share(&numbers.into()),
+            counts: match &self.sketch {
+                Some(sketch) => sketch.counters().to_vec().into(),
+                None => Default::default(),
+            },
+            updates: self.updates,
+            time: self.time,
+        }
+    }
+}
+
+impl Bucket {
+    /// Returns a bucket as it was saved by a table of the same settings.
+    ///
+    /// # Errors
+    /// If the bytes are not those of a bucket with this number of such a table.
+    pub fn of_bytes(spec: &TableSpec, number: u32, saved: &SavedRows) -> Result<Self, String> {
+        let mut restored = Self::new(spec, number);
+        let rows = &mut restored.rows;
+        let (ids, rest) = saved.ids.as_chunks::<8>();
+        let (histories, rest_of_history) = saved.history.as_chunks::<8>();
+        let whole = saved.numbers.len() / size_of::<f32>() * size_of::<f32>();
+        let numbers = saved.numbers.slice(..whole);
+        let numbers = payload::elements(&numbers);
+        let expected_histories = if rows.has_history() { ids.len() } else { 0 };
+        let expected = ids.len() * rows.numbers_of_row();
+        if !rest.is_empty() || !rest_of_history.is_empty() || histories.len() != expected_histories
+        {
+            return Err(format!(
+                "it has {} bytes of ids and {} of histories; {expected_histories} histories were expected",
+                saved.ids.len(),
+                saved.history.len()
+            ));
+        }
+        if saved.numbers.len() != expected * size_of::<f32>() {
+            return Err(format!(
+                "its {} rows have {} bytes of numbers; {} were expected",
+                ids.len(),
+                saved.numbers.len(),
+                expected * size_of::<f32>()
+            ));
+        }
+        let mut row = Vec::with_capacity(rows.numbers_of_row());
+        let mut histories = histories.iter();
+        for (id, numbers) in ids.iter().zip(numbers.chunks(rows.numbers_of_row())) {
+            let id = u64::from_le_bytes(*id);
+            if bucket(id, spec.buckets) != number {
+                return Err(format!(
+                    "its row {id} belongs to another bucket than {number}"
+                ));
+            }
+            let history = histories.next().map_or_else(History::default, |bytes| {
+                let [a, b, c, d, e, f, g, h] = *bytes;
+                History {
+                    last: u32::from_le_bytes([a, b, c, d]),
+                    updates: u32::from_le_bytes([e, f, g, h]),
+                }
+            });
+            row.clear();
+            row.extend(numbers.iter().map(|number| number.get()));
+            if !rows.restore(id, history, &row) {
+                return Err(format!("it has row {id} twice"));
+            }
+        }
+        if let Some(sketch) = &mut restored.sketch {
+            *sketch = Sketch::of_counters(&saved.counts, sketch)?;
+        }
+        restored.updates = saved.updates;
+        restored.time = saved.time;
+        Ok(restored)
+    }
+}

@@ -1,0 +1,126 @@
+//! Tables in the memory of one process: for training without servers, evaluation and predictions.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use candle_core::{Error, Result};
+use shared_proto::payload;
+use shared_proto::step::WantedRows;
+use shared_proto::table::hash::bucket;
+use shared_proto::table::{SavedRows, TableSpec};
+use table::bucket::Bucket;
+
+/// The buckets of tables in a checkpoint, by the tables' names and the buckets' numbers.
+pub type SavedTables = BTreeMap<String, BTreeMap<u32, SavedRows>>;
+
+/// The tables of a model, with all their rows.
+#[derive(Debug, Default)]
+pub(crate) struct LocalTables(Vec<LocalTable>);
+
+#[derive(Debug)]
+struct LocalTable {
+    spec: TableSpec,
+    buckets: Vec<Bucket>,
+}
+
+impl LocalTables {
+    /// Returns tables without rows.
+    pub(crate) fn new(specs: Vec<TableSpec>) -> Self {
+        let table = |spec: TableSpec| LocalTable {
+            buckets: (0..spec.buckets).map(|n| Bucket::new(&spec, n)).collect(),
+            spec,
+        };
+        Self(specs.into_iter().map(table).collect())
+    }
+
+    /// Returns tables with the rows of a checkpoint.
+    ///
+    /// # Errors
+    /// If a bucket is missing, or is not one of the table.
+    pub(crate) fn restored(specs: Vec<TableSpec>, saved: &SavedTables) -> Result<Self> {
+        let table = |spec: TableSpec| {
+            let Some(rows) = saved.get(&spec.name) else {
+                return Err(Error::msg(format!(
+                    "there are no rows of table {:?}; they are in the run's last checkpoint",
+                    spec.name
+                )));
+            };
+            let restore = |number| {
+                let rows = rows.get(&number);
+                let rows = rows.ok_or("it is not in the checkpoint".to_owned());
+                let bucket = rows.and_then(|rows| Bucket::of_bytes(&spec, number, rows));
+                bucket.map_err(|why| {
+                    Error::msg(format!(
+                        "bucket {number} of table {:?} cannot be read: {why}",
+                        spec.name
+                    ))
+                })
+            };
+            let buckets = (0..spec.buckets).map(restore).collect::<Result<_>>()?;
+            Ok(LocalTable { buckets, spec })
+        };
+        specs
+            .into_iter()
+            .map(table)
+            .collect::<Result<_>>()
+            .map(Self)
+    }
+
+    /// Returns the tables in the form of a checkpoint.
+    pub(crate) fn into_saved(self) -> SavedTables {
+        let saved = self.0.into_iter().map(|table| {
+            let buckets = (0u32..).zip(table.buckets);
+            let buckets = buckets.map(|(number, mut bucket)| (number, bucket.share().to_bytes()));
+            (table.spec.name, buckets.collect())
+        });
+        saved.collect()
+    }
+
+    /// Returns the values of rows, for each table row after row.
+    pub(crate) fn read(&self, rows: &[Arc<WantedRows>]) -> Vec<Vec<f32>> {
+        let tables = self.0.iter().zip(rows);
+        let read = tables.map(|(table, rows)| {
+            let mut values = Vec::with_capacity(rows.ids.len() * table.spec.dimension as usize);
+            for ids in table.by_bucket(&rows.ids) {
+                table.buckets[table.number(ids)].read(ids, &mut values);
+            }
+            values
+        });
+        read.collect()
+    }
+
+    /// Applies the gradients of rows, for each table row after row, at the tables' learning rates.
+    pub(crate) fn update(&mut self, rows: &[Arc<WantedRows>], gradients: &mut [Vec<f32>]) {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        let now = now.map_or(0, |since| since.as_secs() as u32);
+        for ((table, rows), gradients) in self.0.iter_mut().zip(rows).zip(gradients) {
+            let rate = table.spec.optimizer.learning_rate();
+            let width = table.spec.dimension as usize;
+            let gradients = payload::in_place(gradients);
+            let mut start = 0;
+            // Each bucket takes each step, as on a server, where the number of a bucket's updates counts.
+            for (number, of_table) in (0u32..).zip(&mut table.buckets) {
+                let rest = &rows.ids[start..];
+                let count = rest.partition_point(|id| bucket(*id, table.spec.buckets) <= number);
+                let gradients = &gradients[start * width..][..count * width];
+                of_table.update(&rest[..count], gradients, rate, now);
+                start += count;
+            }
+        }
+    }
+}
+
+impl LocalTable {
+    /// Returns the bucket of ids of one bucket.
+    fn number(&self, ids: &[u64]) -> usize {
+        ids.first()
+            .map_or(0, |id| bucket(*id, self.spec.buckets) as usize)
+    }
+
+    /// Cuts ids, which are in the order of their hashes, where the bucket changes.
+    fn by_bucket<'a>(&self, ids: &'a [u64]) -> impl Iterator<Item = &'a [u64]> {
+        let buckets = self.spec.buckets;
+        ids.chunk_by(move |one, other| bucket(*one, buckets) == bucket(*other, buckets))
+    }
+}
