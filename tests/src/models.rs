@@ -136,7 +136,7 @@ pub struct Factors {
 
 impl Model for Factors {
     fn new(setup: &Setup, vars: VarBuilder) -> Result<Self> {
-        let table = |column| Table::dim(4).sgd(0.5).buckets(8).column(column);
+        let table = |column| Table::dim(4).sgd(0.5).column(column);
         Ok(Self {
             users: setup.table("users", table("user"))?,
             items: setup.table("items", table("item"))?,

@@ -40,6 +40,7 @@ mod linear;
 mod loss;
 mod norm;
 mod operation;
+mod pairs;
 mod pool;
 mod simd;
 mod softmax;
@@ -58,5 +59,6 @@ pub use loss::{
     mean_absolute_error, mean_squared_error,
 };
 pub use norm::{BatchNorm, BatchNormConfig, GroupNorm, LayerNorm, RunningStatistics};
+pub use pairs::{sum_of_pairs, sum_of_vectors};
 pub use pool::{Pool2d, avg_pool2d, global_avg_pool2d, max_pool2d};
 pub use softmax::softmax;

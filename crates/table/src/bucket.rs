@@ -1,6 +1,6 @@
 //! A bucket: its rows, the admission of ids, and the eviction of rows.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 
 use shared_proto::payload::LeF32;
 use shared_proto::table::{Admission, Age, Capacity, Eviction, EvictionOrder, TableSpec};
@@ -34,9 +34,23 @@ pub struct Bucket {
     /// The ids of rows that were evicted since the bucket was shared, and have not come back; none before the bucket is
     /// shared for the first time, and if there were more of them than rows.
     evicted: Option<HashSet<u64>>,
-    /// Memory that updates use again.
-    places: Vec<Place>,
+    /// The places of rows that were read, the newest last.
+    read: VecDeque<Read>,
+    /// The number of rows that were ever removed.
+    removed: u64,
 }
+
+/// Rows that were read together. A worker that reads rows sends their gradients next, so their places are found once.
+#[derive(Debug)]
+struct Read {
+    ids: Vec<u64>,
+    places: Vec<Place>,
+    /// The value of [`Bucket::removed`]: a place that was found before a removal may be another row's.
+    removed: u64,
+}
+
+/// The most lists of read rows that a bucket remembers.
+const REMEMBERED: usize = 8;
 
 /// The outcome of an update.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -88,7 +102,8 @@ impl Bucket {
             updates: 0,
             time: 0,
             evicted: None,
-            places: Vec::new(),
+            read: VecDeque::new(),
+            removed: 0,
         }
     }
 
@@ -102,19 +117,45 @@ impl Bucket {
         self.rows.bytes() + self.sketch.as_ref().map_or(0, Sketch::bytes)
     }
 
-    /// Appends the values of the rows of ids. It creates no row.
-    pub fn read(&self, ids: &[u64], values: &mut Vec<f32>) {
-        let mut places = Vec::with_capacity(ids.len());
+    /// Appends the values of the rows of ids. It creates no row, but remembers where they are.
+    pub fn read(&mut self, ids: &[u64], values: &mut Vec<f32>) {
+        let mut places = self.remembered(ids).unwrap_or_default();
         self.rows.find(ids, &mut places);
         self.rows.read(ids, &places, values);
+        if self.read.len() == REMEMBERED {
+            self.read.pop_front();
+        }
+        self.read.push_back(Read {
+            ids: ids.to_vec(),
+            places,
+            removed: self.removed,
+        });
+    }
+
+    /// Takes the places of rows that were read together, if no row was removed since.
+    fn remembered(&mut self, ids: &[u64]) -> Option<Vec<Place>> {
+        let number = self.read.iter().position(|read| read.ids == ids)?;
+        let read = self.read.remove(number)?;
+        (read.removed == self.removed).then_some(read.places)
     }
 
     /// Applies the gradients of ids, each of which is there once, at a learning rate. `now` is the time in seconds.
     pub fn update(&mut self, ids: &[u64], gradients: &[LeF32], rate: f32, now: u32) -> Updated {
         let mut outcome = Updated::default();
-        let mut places = std::mem::take(&mut self.places);
-        self.rows.find(ids, &mut places);
+        let mut places = match self.remembered(ids) {
+            Some(places) => places,
+            None => {
+                let mut places = Vec::new();
+                self.rows.find(ids, &mut places);
+                places
+            }
+        };
         for (id, place) in ids.iter().zip(&mut places) {
+            if *place != Place::NONE {
+                continue;
+            }
+            // Another worker may have created the row since it was read.
+            *place = self.rows.place(*id);
             if *place != Place::NONE {
                 continue;
             }
@@ -136,7 +177,6 @@ impl Bucket {
         };
         places.retain(|place| *place != Place::NONE);
         self.rows.note_update(&places, self.time);
-        self.places = places;
         outcome.evicted = self.evict();
         outcome
     }
@@ -221,6 +261,7 @@ impl Bucket {
         for id in ids {
             self.rows.remove(*id);
         }
+        self.removed += ids.len() as u64;
         if let Some(evicted) = &mut self.evicted {
             evicted.extend(ids);
             if evicted.len() > self.rows.len().max(1024) {

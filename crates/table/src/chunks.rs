@@ -1,13 +1,14 @@
 //! Memory for the rows of a bucket.
 
+use std::mem::take;
 use std::sync::Arc;
 
-/// Rows in a full chunk. After a snapshot, the first change of a row copies its chunk, so a chunk is small.
-pub(crate) const CHUNK: usize = 128;
+/// The largest number of rows in a chunk. After a snapshot, the first change of a row copies its chunk, so a chunk is small.
+const CHUNK: usize = 128;
 
 /// The place of a row in its bucket. It stays the same until the row is removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Place(u32);
+pub struct Place(pub(crate) u32);
 
 impl Place {
     /// The place of a row that is not there.
@@ -27,89 +28,111 @@ impl Place {
 #[derive(Debug)]
 pub(crate) struct Chunks {
     stride: usize,
-    chunks: Vec<Chunk>,
+    /// Rows in a full chunk.
+    full: usize,
+    chunks: Vec<Words>,
+    /// The rows of each chunk that have changed since the last snapshot. They are apart from the chunks, so that those are
+    /// close together when rows are read.
+    changed: Vec<Bits>,
+    /// Rows in the last chunk.
+    last: usize,
 }
 
-/// The words of up to [`CHUNK`] rows.
-#[derive(Debug)]
-struct Chunk {
-    words: Words,
-    /// The rows that have changed since the last snapshot: a bit for each.
-    changed: [u64; CHUNK / 64],
-}
+/// A bit for each row of a chunk.
+type Bits = [u64; CHUNK / 64];
 
 #[derive(Debug)]
 enum Words {
-    Own(Vec<u32>),
-    Shared(Arc<Vec<u32>>),
+    Own(Box<[u32]>),
+    // The box keeps its memory when the words are shared, and when they are no longer.
+    Shared(Arc<Box<[u32]>>),
 }
 
 /// The rows of a bucket at one moment.
 #[derive(Clone, Debug)]
 pub(crate) struct SharedChunks {
     stride: usize,
-    chunks: Vec<(Arc<Vec<u32>>, [u64; CHUNK / 64])>,
+    chunks: Vec<(Arc<Box<[u32]>>, Bits)>,
+    /// Rows in the last chunk.
+    last: usize,
+}
+
+/// Returns the number of rows in a full chunk. Allocators have four sizes from one power of two to the next, and a chunk
+/// nearly fills one of them.
+fn full(stride: usize) -> usize {
+    let most = CHUNK * stride * size_of::<u32>();
+    let step = most.ilog2() - 2;
+    (most >> step << step) / (stride * size_of::<u32>())
 }
 
 impl Chunks {
     /// Returns memory without rows. A row has `stride` words, at least one.
     pub(crate) fn new(stride: usize) -> Self {
+        let full = full(stride);
         Self {
             stride,
+            full,
             chunks: Vec::new(),
+            changed: Vec::new(),
+            last: full,
         }
     }
 
-    /// Adds a row of zeros.
+    /// Adds a row of any words.
     pub(crate) fn add(&mut self) -> Place {
-        let full = CHUNK * self.stride;
-        let is_full = |chunk: &Chunk| chunk.words.as_slice().len() == full;
-        if self.chunks.last().is_none_or(is_full) {
-            self.chunks.push(Chunk {
-                words: Words::Own(Vec::new()),
-                changed: [0; CHUNK / 64],
-            });
+        if self.last == self.full {
+            self.chunks.push(Words::default());
+            self.changed.push(Bits::default());
+            self.last = 0;
         }
         let number = self.chunks.len() - 1;
-        let words = self.chunks[number].words.to_mut();
-        let row = words.len() / self.stride;
-        if words.len() == words.capacity() {
-            // The memory at most doubles, so that a bucket of few rows stays small.
-            let more = words.len().max(self.stride).min(full - words.len());
-            words.reserve_exact(more);
+        let row = self.last;
+        self.last += 1;
+        let words = &mut self.chunks[number];
+        if words.as_slice().len() == row * self.stride {
+            // The memory at most doubles, so that a bucket of few rows stays small. All further chunks begin with theirs.
+            let rows = match number {
+                0 => (2 * row).clamp(1, self.full),
+                _ => self.full,
+            };
+            words.grow(rows * self.stride);
         }
-        words.resize(words.len() + self.stride, 0);
         Place((number * CHUNK + row) as u32)
     }
 
     /// Returns the words of a row.
     #[inline(always)]
     pub(crate) fn row(&self, place: Place) -> &[u32] {
-        let words = self.chunks[place.chunk()].words.as_slice();
+        let words = self.chunks[place.chunk()].as_slice();
         &words[place.row() * self.stride..][..self.stride]
     }
 
     /// Returns the words of a row that is to change.
     #[inline(always)]
     pub(crate) fn row_mut(&mut self, place: Place) -> &mut [u32] {
-        let chunk = &mut self.chunks[place.chunk()];
-        let row = place.row();
-        chunk.changed[row / 64] |= 1 << (row % 64);
-        &mut chunk.words.to_mut()[row * self.stride..][..self.stride]
+        let (chunk, row) = (place.chunk(), place.row());
+        self.changed[chunk][row / 64] |= 1 << (row % 64);
+        &mut self.chunks[chunk].as_mut()[row * self.stride..][..self.stride]
     }
 
     /// Returns the bytes that the rows occupy.
     pub(crate) fn bytes(&self) -> usize {
-        let of = |chunk: &Chunk| chunk.words.capacity() * size_of::<u32>() + size_of::<Chunk>();
-        self.chunks.iter().map(of).sum()
+        // All chunks but the last have the same size.
+        let others = self.chunks.len().saturating_sub(1) * self.full * self.stride;
+        let last = self.chunks.last().map_or(0, |chunk| chunk.as_slice().len());
+        (others + last) * size_of::<u32>()
+            + self.chunks.capacity() * size_of::<Words>()
+            + self.changed.capacity() * size_of::<Bits>()
     }
 
     /// Returns all rows as they are now, and which of them have changed since the last call. They are shared, not copied.
     pub(crate) fn share(&mut self) -> SharedChunks {
-        let share = |chunk: &mut Chunk| (chunk.words.share(), std::mem::take(&mut chunk.changed));
+        let chunks = self.chunks.iter_mut().zip(&mut self.changed);
+        let share = |(words, changed): (&mut Words, &mut Bits)| (words.share(), take(changed));
         SharedChunks {
             stride: self.stride,
-            chunks: self.chunks.iter_mut().map(share).collect(),
+            chunks: chunks.map(share).collect(),
+            last: self.last,
         }
     }
 }
@@ -124,7 +147,7 @@ impl Words {
     }
 
     #[inline(always)]
-    fn to_mut(&mut self) -> &mut Vec<u32> {
+    fn as_mut(&mut self) -> &mut [u32] {
         if let Self::Shared(_) = self {
             self.own();
         }
@@ -137,25 +160,32 @@ impl Words {
     /// Makes the words this chunk's own, by a copy if a snapshot still uses them.
     #[cold]
     fn own(&mut self) {
-        if let Self::Shared(words) = std::mem::replace(self, Self::Own(Vec::new())) {
+        if let Self::Shared(words) = take(self) {
             *self = Self::Own(Arc::unwrap_or_clone(words));
         }
     }
 
-    fn share(&mut self) -> Arc<Vec<u32>> {
-        let words = match std::mem::replace(self, Self::Own(Vec::new())) {
+    /// Adds zeros up to this number of words.
+    fn grow(&mut self, count: usize) {
+        let mut words = Vec::with_capacity(count);
+        words.extend_from_slice(self.as_slice());
+        words.resize(count, 0);
+        *self = Self::Own(words.into_boxed_slice());
+    }
+
+    fn share(&mut self) -> Arc<Box<[u32]>> {
+        let words = match take(self) {
             Self::Own(words) => Arc::new(words),
             Self::Shared(words) => words,
         };
         *self = Self::Shared(Arc::clone(&words));
         words
     }
+}
 
-    fn capacity(&self) -> usize {
-        match self {
-            Self::Own(words) => words.capacity(),
-            Self::Shared(words) => words.capacity(),
-        }
+impl Default for Words {
+    fn default() -> Self {
+        Self::Own(Box::default())
     }
 }
 
@@ -168,9 +198,14 @@ impl SharedChunks {
 
     /// Iterates over the rows, each with whether it has changed since the snapshot before.
     pub(crate) fn rows(&self) -> impl Iterator<Item = (Place, &[u32], bool)> {
+        let full = full(self.stride);
         let chunks = self.chunks.iter().enumerate();
-        chunks.flat_map(|(number, (words, changed))| {
-            let rows = words.chunks_exact(self.stride).enumerate();
+        chunks.flat_map(move |(number, (words, changed))| {
+            let count = match number + 1 == self.chunks.len() {
+                true => self.last,
+                false => full,
+            };
+            let rows = words.chunks_exact(self.stride).take(count).enumerate();
             rows.map(move |(row, words)| {
                 let place = Place((number * CHUNK + row) as u32);
                 (place, words, changed[row / 64] >> (row % 64) & 1 == 1)

@@ -9,7 +9,8 @@ use shared_proto::table::{Initializer, TableSpec};
 #[derive(Clone, Debug)]
 pub struct NewRows {
     initializer: Initializer,
-    /// The generator of the table. Each row has a stream of its own.
+    /// The generator of the table. Each row has a stream of its own. It has made no numbers: to set the stream of one
+    /// that has would make numbers that nobody uses.
     random: ChaCha8Rng,
 }
 
@@ -30,26 +31,65 @@ impl NewRows {
     }
 
     /// Writes the values of the row with this id.
-    pub fn write(&mut self, id: u64, values: &mut [f32]) {
+    pub fn write(&self, id: u64, values: &mut [f32]) {
         if self.initializer == Initializer::Zeros {
             return values.fill(0.0);
         }
-        self.random.set_stream(id);
-        self.random.set_word_pos(0);
+        let mut random = self.random.clone();
+        random.set_stream(id);
         match self.initializer {
             Initializer::Zeros => (),
             Initializer::Uniform { limit } => {
                 for value in values {
                     // 24 bits, as many as the significand of an f32 has: from -1 to 1 in equal steps.
-                    let step = (self.random.next_u32() >> 8) as f32;
+                    let step = (random.next_u32() >> 8) as f32;
                     *value = limit * (step * (2.0 / 16_777_215.0) - 1.0);
                 }
             }
             Initializer::Normal { deviation } => {
                 for value in values {
-                    let normal: f32 = StandardNormal.sample(&mut self.random);
+                    let normal: f32 = StandardNormal.sample(&mut random);
                     *value = deviation * normal;
                 }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use shared_proto::job::Sgd;
+    use shared_proto::table::{Admission, Eviction, RowOptimizer};
+
+    use super::*;
+
+    #[test]
+    fn a_row_begins_with_the_first_numbers_of_its_stream() {
+        let mut spec = TableSpec {
+            name: "item".to_owned(),
+            dimension: 80,
+            buckets: 1,
+            initializer: Initializer::Uniform { limit: 1.0 },
+            optimizer: RowOptimizer::Sgd(Sgd::default()),
+            seed: 7,
+            admission: Admission::All,
+            eviction: Eviction::default(),
+        };
+        let mut random = NewRows::of(&spec).random;
+        for normal in [false, true] {
+            if normal {
+                spec.initializer = Initializer::Normal { deviation: 2.0 };
+            }
+            for id in [0, 9, u64::MAX] {
+                random.set_stream(id);
+                random.set_word_pos(0);
+                let mut expected = || match normal {
+                    true => 2.0 * Distribution::<f32>::sample(&StandardNormal, &mut random),
+                    false => (random.next_u32() >> 8) as f32 * (2.0 / 16_777_215.0) - 1.0,
+                };
+                let mut values = [0.0; 80];
+                NewRows::of(&spec).write(id, &mut values);
+                assert_eq!(values, std::array::from_fn(|_| expected()));
             }
         }
     }

@@ -11,6 +11,7 @@
 
 pub mod bucket;
 mod chunks;
+mod index;
 pub mod initial;
 pub mod rows;
 mod saved;

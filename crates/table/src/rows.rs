@@ -4,21 +4,18 @@
 //! a time: a full chunk of rows is never moved, and a part of the index that grows is a small share of the bucket.
 
 use std::collections::HashSet;
+use std::hint::black_box;
 
-use hashbrown::HashTable;
 use optimizer::row::{self, ChangedRows, Row};
 use shared_proto::kernel::Kernel;
 use shared_proto::payload::LeF32;
 use shared_proto::table::{Admission, Eviction, RowOptimizer, TableSpec};
 
 use crate::chunks::{Chunks, SharedChunks};
-use crate::hash::hash;
+use crate::index::{BLOCK, Index, Key};
 use crate::initial::NewRows;
 
 pub use crate::chunks::Place;
-
-/// Parts of the index.
-const PARTS: usize = 64;
 
 /// The words of a row.
 #[derive(Clone, Copy, Debug)]
@@ -56,11 +53,13 @@ pub struct History {
 #[derive(Debug)]
 pub struct Rows {
     layout: Layout,
+    /// The number of the table's buckets.
+    buckets: u32,
     optimizer: RowOptimizer,
     new_rows: NewRows,
     /// True if an id without a row reads as its initial values, false if as zeros.
     reads_initial: bool,
-    index: Vec<HashTable<Place>>,
+    index: Index,
     chunks: Chunks,
     /// The places of removed rows.
     free: Vec<Place>,
@@ -79,10 +78,11 @@ impl Rows {
         };
         Self {
             layout,
+            buckets: spec.buckets,
             optimizer: spec.optimizer.clone(),
             new_rows: NewRows::of(spec),
             reads_initial: spec.admission == Admission::All,
-            index: (0..PARTS).map(|_| HashTable::new()).collect(),
+            index: Index::new(),
             chunks: Chunks::new(layout.stride()),
             free: Vec::new(),
             count: 0,
@@ -101,21 +101,50 @@ impl Rows {
 
     /// Returns the bytes that rows and index occupy.
     pub fn bytes(&self) -> usize {
-        let index: usize = self.index.iter().map(HashTable::allocation_size).sum();
-        self.chunks.bytes() + index + self.free.capacity() * size_of::<Place>()
+        self.chunks.bytes() + self.index.bytes() + self.free.capacity() * size_of::<Place>()
     }
 
     /// Finds the rows of ids. `places` gets a place for each, [`Place::NONE`] for one without a row.
     pub fn find(&self, ids: &[u64], places: &mut Vec<Place>) {
         places.clear();
-        places.extend(ids.iter().map(|id| self.place(*id)));
+        places.resize(ids.len(), Place::NONE);
+        let mut keys = [Key::default(); BLOCK];
+        for (ids, places) in ids.chunks(BLOCK).zip(places.chunks_mut(BLOCK)) {
+            let keys = &mut keys[..ids.len()];
+            for (key, id) in keys.iter_mut().zip(ids) {
+                *key = Key::of(*id, self.buckets);
+            }
+            self.index.guess(keys, places);
+            self.fetch(places);
+            for ((place, id), key) in places.iter_mut().zip(ids).zip(keys) {
+                if *place == Place::NONE || self.id(*place) != *id {
+                    *place = self.search(*id, *key);
+                }
+            }
+        }
     }
 
-    #[inline]
-    fn place(&self, id: u64) -> Place {
-        let (part, hash) = index_slot(id);
-        let found = self.index[part].find(hash, |place| self.id(*place) == id);
-        found.copied().unwrap_or(Place::NONE)
+    /// Reads the first and the last word of each row, so that the CPU waits for the memory of many rows at once.
+    #[inline(always)]
+    fn fetch(&self, places: &[Place]) {
+        let mut read = 0;
+        for place in places {
+            if *place != Place::NONE {
+                let words = self.chunks.row(*place);
+                read ^= words[0] ^ words[words.len() - 1];
+            }
+        }
+        black_box(read);
+    }
+
+    /// Returns the place of an id's row, [`Place::NONE`] without one.
+    pub(crate) fn place(&self, id: u64) -> Place {
+        self.search(id, Key::of(id, self.buckets))
+    }
+
+    fn search(&self, id: u64, key: Key) -> Place {
+        let found = self.index.find(key, |place| self.id(place) == id);
+        found.unwrap_or(Place::NONE)
     }
 
     /// Returns the place of a row. It is created unless it is there.
@@ -158,41 +187,37 @@ impl Rows {
         true
     }
 
-    /// Adds a row, which is not there, with its id and without values.
+    /// Adds a row, which is not there, with its id. The caller writes values and state.
     fn insert(&mut self, id: u64) -> Place {
         let place = self.free.pop().unwrap_or_else(|| self.chunks.add());
         self.count += 1;
         let words = self.chunks.row_mut(place);
-        words.fill(0);
         words[0] = id as u32;
         words[1] = (id >> 32) as u32;
-        let (part, hash) = index_slot(id);
-        let chunks = &self.chunks;
-        self.index[part]
-            .insert_unique(hash, place, |place| index_slot(id_of(chunks.row(*place))).1);
+        self.set_history(place, History::default());
+        self.index.insert(Key::of(id, self.buckets), place);
         place
     }
 
     /// Removes the row of an id. Returns whether it was there.
     pub fn remove(&mut self, id: u64) -> bool {
-        let (part, hash) = index_slot(id);
         let chunks = &self.chunks;
-        let of_id = |place: &Place| id_of(chunks.row(*place)) == id;
-        match self.index[part].find_entry(hash, of_id) {
-            Ok(entry) => {
-                self.free.push(entry.remove().0);
-                self.count -= 1;
-                true
-            }
-            Err(_) => false,
+        let is_row = |place| id_of(chunks.row(place)) == id;
+        let removed = self.index.remove(Key::of(id, self.buckets), is_row);
+        if let Some(place) = removed {
+            self.free.push(place);
+            self.count -= 1;
         }
+        removed.is_some()
     }
 
+    #[inline(always)]
     fn id(&self, place: Place) -> u64 {
         id_of(self.chunks.row(place))
     }
 
     /// Returns the values of the row at a place.
+    #[inline]
     pub fn values(&self, place: Place) -> &[f32] {
         let words = &self.chunks.row(place)[self.layout.head()..][..self.layout.dimension];
         bytemuck::cast_slice(words)
@@ -218,6 +243,9 @@ impl Rows {
 
     /// Notes an update of rows in their histories.
     pub fn note_update(&mut self, places: &[Place], now: u32) {
+        if !self.layout.has_history {
+            return;
+        }
         for place in places {
             if let Some(history) = self.history(*place) {
                 let updates = history.updates.saturating_add(1);
@@ -229,17 +257,21 @@ impl Rows {
     /// Appends the values of rows. An id without a row reads as its initial values if all ids get rows, and as zeros
     /// otherwise.
     pub fn read(&self, ids: &[u64], places: &[Place], values: &mut Vec<f32>) {
-        let mut new_rows = None;
+        values.reserve(ids.len() * self.layout.dimension);
         for (id, place) in ids.iter().zip(places) {
             if *place != Place::NONE {
-                values.extend_from_slice(self.values(*place));
+                // Parts of a fixed length are copied faster.
+                let (parts, rest) = self.values(*place).as_chunks::<8>();
+                for part in parts {
+                    values.extend_from_slice(part);
+                }
+                values.extend_from_slice(rest);
                 continue;
             }
             let start = values.len();
             values.resize(start + self.layout.dimension, 0.0);
             if self.reads_initial {
-                let new_rows = new_rows.get_or_insert_with(|| self.new_rows.clone());
-                new_rows.write(*id, &mut values[start..]);
+                self.new_rows.write(*id, &mut values[start..]);
             }
         }
     }
@@ -264,8 +296,8 @@ impl Rows {
 
     /// Returns the place and the id of each row, in no order.
     pub fn places(&self) -> impl Iterator<Item = (Place, u64)> {
-        let places = self.index.iter().flat_map(HashTable::iter);
-        places.map(|place| (*place, self.id(*place)))
+        let places = self.index.places();
+        places.map(|place| (place, self.id(place)))
     }
 
     /// Returns the rows as they are now. They are shared, not copied.
@@ -276,15 +308,6 @@ impl Rows {
             removed: self.free.iter().copied().collect(),
         }
     }
-}
-
-/// Returns the part of the index for an id, and the hash of the id in it. The bucket follows from the hash's highest bits,
-/// so that all rows of a bucket have these in common, and a hash table uses the highest and the lowest bits: it gets the
-/// halves of the hash in the other order.
-#[inline]
-fn index_slot(id: u64) -> (usize, u64) {
-    let hash = hash(id);
-    (hash as usize % PARTS, hash.rotate_left(32))
 }
 
 /// Returns the id in the words of a row.

@@ -34,7 +34,7 @@ fn add(bucket: &mut Bucket, ids: &[u64], now: u32) -> Updated {
     bucket.update(ids, &gradients, 1.0, now)
 }
 
-fn read(bucket: &Bucket, id: u64) -> Vec<f32> {
+fn read(bucket: &mut Bucket, id: u64) -> Vec<f32> {
     let mut values = Vec::new();
     bucket.read(&[id], &mut values);
     values
@@ -67,8 +67,8 @@ fn an_id_gets_a_row_by_its_third_gradient() {
         assert_eq!(bucket.rows().is_empty(), refused);
     }
     // The first two gradients are lost.
-    assert_eq!(read(&bucket, 8), [2.0, 2.0]);
-    assert_eq!(read(&bucket, 9), [0.0, 0.0]);
+    assert_eq!(read(&mut bucket, 8), [2.0, 2.0]);
+    assert_eq!(read(&mut bucket, 9), [0.0, 0.0]);
 }
 
 #[test]
@@ -77,10 +77,10 @@ fn an_id_without_a_row_reads_as_zeros_unless_each_id_gets_one() {
         initializer: Initializer::Uniform { limit: 1.0 },
         ..spec(admission, Eviction::default())
     };
-    let all = Bucket::new(&uniform(Admission::All), 0);
-    assert_ne!(read(&all, 8), [0.0, 0.0]);
-    let some = Bucket::new(&uniform(Admission::Chance { probability: 0.5 }), 0);
-    assert_eq!(read(&some, 8), [0.0, 0.0]);
+    let mut all = Bucket::new(&uniform(Admission::All), 0);
+    assert_ne!(read(&mut all, 8), [0.0, 0.0]);
+    let mut some = Bucket::new(&uniform(Admission::Chance { probability: 0.5 }), 0);
+    assert_eq!(read(&mut some, 8), [0.0, 0.0]);
 }
 
 #[test]
@@ -127,10 +127,10 @@ fn rows_without_an_update_for_so_long_are_removed() {
     add(&mut bucket, &[2], 1060);
     assert_eq!(ids(&bucket), [2]);
     // A row that comes back begins anew.
-    assert_eq!(read(&bucket, 1), [0.0, 0.0]);
+    assert_eq!(read(&mut bucket, 1), [0.0, 0.0]);
     assert_eq!(bucket.share().evicted, Some(vec![1]));
     add(&mut bucket, &[1], 1061);
-    assert_eq!(read(&bucket, 1), [1.0, 1.0]);
+    assert_eq!(read(&mut bucket, 1), [1.0, 1.0]);
     // One that has come back is no longer told as removed.
     assert_eq!(add(&mut bucket, &[3], 1120).evicted, 1);
     add(&mut bucket, &[2], 1120);
@@ -255,6 +255,34 @@ fn policies() -> impl Strategy<Value = (Admission, Eviction)> {
 }
 
 proptest! {
+    /// A read remembers where rows are, for the update that follows it; whatever happens in between, the rows are those of
+    /// a bucket that was never read.
+    #[test]
+    fn reads_change_nothing(
+        (admission, eviction) in policies(),
+        steps in prop::collection::vec(
+            (prop::collection::btree_set(0..60u64, 0..20), any::<bool>(), 0..3usize),
+            1..60,
+        ),
+    ) {
+        let spec = spec(admission, eviction);
+        let (mut read, mut never) = (Bucket::new(&spec, 0), Bucket::new(&spec, 0));
+        let lists: Vec<Vec<u64>> = steps.iter().map(|(ids, ..)| ids.iter().copied().collect()).collect();
+        for (step, (_, before, ahead)) in steps.iter().enumerate() {
+            let mut values = Vec::new();
+            if *before {
+                read.read(&lists[step], &mut values);
+            }
+            // The lists of later steps are read before rows are created or evicted.
+            for later in lists.iter().skip(step + 1).take(*ahead) {
+                read.read(later, &mut values);
+            }
+            let now = step as u32;
+            prop_assert_eq!(add(&mut read, &lists[step], now), add(&mut never, &lists[step], now));
+            prop_assert_eq!(contents(&read.share()), contents(&never.share()));
+        }
+    }
+
     #[test]
     fn a_restored_bucket_goes_on_as_the_first_one_would_have(
         (admission, eviction) in policies(),

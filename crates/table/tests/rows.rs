@@ -122,7 +122,7 @@ fn initial_values_follow_from_seed_table_and_id() {
     for initializer in [UNIFORM, normal] {
         let first = spec(8, initializer);
         // The order in which rows are made does not matter.
-        let mut new_rows = NewRows::of(&first);
+        let new_rows = NewRows::of(&first);
         let mut values = [0.0; 8];
         new_rows.write(3, &mut values);
         new_rows.write(1, &mut values);

@@ -104,7 +104,13 @@ pub fn train(
         samples,
         seconds,
         metrics: autocast(precision, || {
-            evaluate(&built, &local, &objective, &mut *data.evaluation, device)
+            evaluate(
+                &built,
+                &mut local,
+                &objective,
+                &mut *data.evaluation,
+                device,
+            )
         })?,
         tables: local.into_saved(),
     })
@@ -113,7 +119,7 @@ pub fn train(
 /// Returns the loss and the metrics of a model over all held-out samples.
 fn evaluate(
     built: &Built,
-    local: &LocalTables,
+    local: &mut LocalTables,
     objective: &Objective,
     held_out: &mut dyn Samples,
     device: &Device,

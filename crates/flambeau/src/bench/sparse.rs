@@ -17,7 +17,7 @@ use shared_proto::job::{Adagrad, Job, Mode, RowOptimizer, Sgd, TableSettings};
 
 use self::replicas::Kind;
 use self::worker::Worker;
-use super::{median, processes, with_threads};
+use super::{THREADS, median, processes, with_threads};
 use crate::cluster::{LocalCluster, Plan, Transport};
 use crate::error::CommandError;
 
@@ -83,6 +83,12 @@ struct Row {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
+    // candle learns its number of threads when a process begins. Workers on this machine share its cores.
+    if std::env::var_os(THREADS).is_none() {
+        let printed = with_threads(1, std::env::args_os().skip(1))?;
+        print!("{}", String::from_utf8_lossy(&printed));
+        return Ok(());
+    }
     let kinds = match arguments.kind.as_slice() {
         [] => Kind::ALL.to_vec(),
         given => given.to_vec(),

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use bytes::Bytes;
 use parking_lot::Mutex;
 use shared_proto::connections::Caller;
 use shared_proto::ids::{Task, TaskId};
@@ -37,6 +38,9 @@ const WAITING_BYTES: usize = 2 << 20;
 /// more when the min clock has jumped.
 const WAITING_BYTES_A_BLOCK: usize = 1 << 10;
 
+/// The additional bytes for each bucket of a table: the ids of 4,096 rows, for two steps.
+const WAITING_BYTES_A_BUCKET: usize = 64 << 10;
+
 /// Returns the bounds on the messages of a session.
 pub(crate) fn of_messages(store: Option<&Arc<Store>>) -> Bounds {
     Bounds {
@@ -48,14 +52,30 @@ pub(crate) fn of_messages(store: Option<&Arc<Store>>) -> Bounds {
     }
 }
 
+/// Returns the number of blocks of the map, the buckets of tables included.
 fn blocks(store: Option<&Arc<Store>>) -> usize {
     let variables = store.map_or(&[][..], |store| &store.map.variables);
-    variables.iter().map(|variable| variable.shards.len()).sum()
+    let blocks: usize = variables.iter().map(|variable| variable.shards.len()).sum();
+    blocks + buckets(store)
+}
+
+fn buckets(store: Option<&Arc<Store>>) -> usize {
+    let tables = store.map_or(&[][..], |store| &store.map.tables);
+    tables.iter().map(|table| table.shards.len()).sum()
 }
 
 /// Returns the bytes that the waiting pulls of a session may take together.
 pub(crate) fn of_waiting(store: Option<&Arc<Store>>) -> usize {
-    WAITING_BYTES.saturating_add(blocks(store).saturating_mul(WAITING_BYTES_A_BLOCK))
+    let blocks = blocks(store).saturating_mul(WAITING_BYTES_A_BLOCK);
+    let buckets = buckets(store).saturating_mul(WAITING_BYTES_A_BUCKET);
+    WAITING_BYTES.saturating_add(blocks).saturating_add(buckets)
+}
+
+/// Copies the ids of a pull out of its message, so that a waiting pull keeps no more than them.
+pub(crate) fn own_ids(pull: &mut wire::Pull) {
+    for wanted in &mut pull.blocks {
+        wanted.ids = Bytes::copy_from_slice(&wanted.ids);
+    }
 }
 
 /// Returns the bytes that a pull takes while it waits, besides its entry in the queue.
@@ -65,7 +85,8 @@ pub(crate) fn cost(pull: &wire::Pull) -> usize {
         .as_ref()
         .map_or(0, |origin| origin.job.capacity());
     // The name of the job is in the message, and in the origin read from it.
-    2 * job + pull.blocks.capacity() * size_of::<wire::WantedBlock>()
+    let ids: usize = pull.blocks.iter().map(|wanted| wanted.ids.len()).sum();
+    2 * job + ids + pull.blocks.capacity() * size_of::<wire::WantedBlock>()
 }
 
 /// The admitted sessions, one for each worker.

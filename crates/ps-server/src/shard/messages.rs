@@ -158,7 +158,7 @@ impl Shard {
             let Some(block) = store.blocks.by_id.get(&id) else {
                 continue;
             };
-            let block = block.lock();
+            let mut block = block.lock();
             let version = store.version(id, &block);
             if !block.initialized() {
                 return Err(not_initialized(&store.map.describe(id)));

@@ -271,6 +271,7 @@ mod tests {
             }
         }
         let auc: f64 = before / (positives * negatives);
+        eprintln!("AUC {auc}");
         assert!((0.75..0.9).contains(&auc), "{auc}");
         let share: f64 = positives / 20_000.0;
         assert!((0.15..0.35).contains(&share), "{share}");

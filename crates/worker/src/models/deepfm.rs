@@ -92,6 +92,9 @@ pub(super) fn joined(vectors: &[Looked], numbers: Option<Tensor>) -> Result<Tens
 /// Returns the sum of the products of all pairs of a sample's vectors, of shape `[samples, 1]`: half of what the square of
 /// their sum has beyond the sum of their squares (Rendle, "Factorization Machines", ICDM 2010, lemma 3.1).
 pub(super) fn pairs(vectors: &[Looked]) -> Result<Option<Tensor>> {
+    if let [Looked::Dense(vectors)] = vectors {
+        return nn::sum_of_pairs(vectors).map(Some);
+    }
     let mut sums: Option<(Tensor, Tensor)> = None;
     for vectors in vectors {
         let (sum, squares) = (vectors.sum()?, vectors.squares()?.sum()?);

@@ -245,7 +245,7 @@ impl Looked {
     /// Returns the sum of each sample's vectors, of shape `[samples, size]`.
     pub(super) fn sum(&self) -> Result<Tensor> {
         match self {
-            Self::Dense(vectors) => vectors.sum(1),
+            Self::Dense(vectors) => nn::sum_of_vectors(vectors),
             Self::Ragged {
                 rows,
                 owners,

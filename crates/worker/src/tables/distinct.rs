@@ -9,15 +9,54 @@ pub(super) struct Distinct {
     ids: Vec<u64>,
 }
 
-/// The groups into which ids are cut before they are sorted: a group fits into the first-level cache.
+/// The groups into which distinct ids are cut before they are sorted: a group fits into the first-level cache.
 const GROUPS: usize = 1024;
 
-/// An id that is to be sorted.
+/// A distinct id.
 #[derive(Clone, Copy, Debug, Default)]
 struct Key {
     hash: u64,
-    /// The id's number among those of the step.
+    /// The number of the distinct id, in the order in which they were found.
     number: u32,
+}
+
+/// The place in [`Seen`] where no distinct id is noted.
+const FREE: u32 = u32::MAX;
+
+/// The distinct ids that were seen: a hash table with the numbers of ids, by linear probing. It is small, so that it stays
+/// in the second-level cache.
+struct Seen {
+    hashes: Vec<u64>,
+    numbers: Vec<u32>,
+}
+
+impl Seen {
+    /// Returns a table for at most so many ids.
+    fn new(most: usize) -> Self {
+        Self {
+            hashes: Vec::new(),
+            numbers: vec![FREE; (2 * most).next_power_of_two()],
+        }
+    }
+
+    /// Returns the number of the id with this hash.
+    #[inline]
+    fn number(&mut self, hash: u64) -> u32 {
+        let mask = self.numbers.len() - 1;
+        let mut place = hash as usize & mask;
+        loop {
+            match self.numbers[place] {
+                FREE => {
+                    let number = self.hashes.len() as u32;
+                    self.numbers[place] = number;
+                    self.hashes.push(hash);
+                    return number;
+                }
+                number if self.hashes[number as usize] == hash => return number,
+                _ => place = (place + 1) & mask,
+            }
+        }
+    }
 }
 
 impl Distinct {
@@ -46,38 +85,51 @@ impl Distinct {
 
     /// Returns the distinct ids in the order of their hashes, and for each added id its place among them.
     pub(super) fn finish(self) -> (Vec<u64>, Vec<u32>) {
-        let group = |hash: u64| (hash >> (u64::BITS - GROUPS.ilog2())) as usize;
-        let hashes: Vec<u64> = self.ids.iter().map(|id| hash(*id)).collect();
-        let mut starts = [0usize; GROUPS + 1];
-        for hash in &hashes {
-            starts[group(*hash) + 1] += 1;
-        }
-        for i in 0..GROUPS {
-            starts[i + 1] += starts[i];
-        }
-        let mut keys = vec![Key::default(); hashes.len()];
-        let mut next = starts;
-        for (number, hash) in (0u32..).zip(&hashes) {
-            let place = &mut next[group(*hash)];
-            let hash = *hash;
-            keys[*place] = Key { hash, number };
-            *place += 1;
-        }
-        let (mut ids, mut places) = (Vec::new(), vec![0; hashes.len()]);
-        let mut last = None;
-        for ends in starts.windows(2) {
-            let keys = &mut keys[ends[0]..ends[1]];
-            keys.sort_unstable_by_key(|key| key.hash);
-            for key in keys {
-                if last != Some(key.hash) {
-                    last = Some(key.hash);
-                    ids.push(self.ids[key.number as usize]);
-                }
-                places[key.number as usize] = (ids.len() - 1) as u32;
+        let mut seen = Seen::new(self.ids.len());
+        let mut ids = Vec::new();
+        let mut places: Vec<u32> = Vec::with_capacity(self.ids.len());
+        for id in &self.ids {
+            let number = seen.number(hash(*id));
+            if number as usize == ids.len() {
+                ids.push(*id);
             }
+            places.push(number);
         }
+        let sorted = sorted(&seen.hashes);
+        let mut place_of = vec![0; ids.len()];
+        for (place, key) in (0u32..).zip(&sorted) {
+            place_of[key.number as usize] = place;
+        }
+        for place in &mut places {
+            *place = place_of[*place as usize];
+        }
+        let ids = sorted.iter().map(|key| ids[key.number as usize]).collect();
         (ids, places)
     }
+}
+
+/// Returns ids in the order of their hashes, which differ.
+fn sorted(hashes: &[u64]) -> Vec<Key> {
+    let group = |hash: u64| (hash >> (u64::BITS - GROUPS.ilog2())) as usize;
+    let mut starts = [0usize; GROUPS + 1];
+    for hash in hashes {
+        starts[group(*hash) + 1] += 1;
+    }
+    for i in 0..GROUPS {
+        starts[i + 1] += starts[i];
+    }
+    let mut keys = vec![Key::default(); hashes.len()];
+    let mut next = starts;
+    for (number, hash) in (0u32..).zip(hashes) {
+        let place = &mut next[group(*hash)];
+        let hash = *hash;
+        keys[*place] = Key { hash, number };
+        *place += 1;
+    }
+    for ends in starts.windows(2) {
+        keys[ends[0]..ends[1]].sort_unstable_by_key(|key| key.hash);
+    }
+    keys
 }
 
 /// Returns the salt that keeps a column's ids apart from those of others: FNV-1a of its name.

@@ -78,12 +78,16 @@ impl LocalTables {
     }
 
     /// Returns the values of rows, for each table row after row.
-    pub(crate) fn read(&self, rows: &[Arc<WantedRows>]) -> Vec<Vec<f32>> {
-        let tables = self.0.iter().zip(rows);
+    pub(crate) fn read(&mut self, rows: &[Arc<WantedRows>]) -> Vec<Vec<f32>> {
+        let tables = self.0.iter_mut().zip(rows);
         let read = tables.map(|(table, rows)| {
             let mut values = Vec::with_capacity(rows.ids.len() * table.spec.dimension as usize);
-            for ids in table.by_bucket(&rows.ids) {
-                table.buckets[table.number(ids)].read(ids, &mut values);
+            let mut rest = &rows.ids[..];
+            for (number, of_table) in (0u32..).zip(&mut table.buckets) {
+                let count = rest.partition_point(|id| bucket(*id, table.spec.buckets) <= number);
+                let ids;
+                (ids, rest) = rest.split_at(count);
+                of_table.read(ids, &mut values);
             }
             values
         });
@@ -108,19 +112,5 @@ impl LocalTables {
                 start += count;
             }
         }
-    }
-}
-
-impl LocalTable {
-    /// Returns the bucket of ids of one bucket.
-    fn number(&self, ids: &[u64]) -> usize {
-        ids.first()
-            .map_or(0, |id| bucket(*id, self.spec.buckets) as usize)
-    }
-
-    /// Cuts ids, which are in the order of their hashes, where the bucket changes.
-    fn by_bucket<'a>(&self, ids: &'a [u64]) -> impl Iterator<Item = &'a [u64]> {
-        let buckets = self.spec.buckets;
-        ids.chunk_by(move |one, other| bucket(*one, buckets) == bucket(*other, buckets))
     }
 }

@@ -186,7 +186,7 @@ fn an_unknown_source_is_refused_with_those_that_exist() {
         &error,
         &[
             "\"arrow\"",
-            "cifar10, criteo, csv, digits, fashion-mnist, image-folder, libsvm, mnist, npy, parquet, random",
+            "cifar10, clicks, criteo, csv, digits, fashion-mnist, image-folder, libsvm, mnist, npy, parquet, random",
         ],
     );
 }

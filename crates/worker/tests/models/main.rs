@@ -253,7 +253,9 @@ fn what_cannot_be_built_is_explained() {
     let error = refusal("cnm", &[1, 8, 8]);
     assert!(
         error.contains("\"cnm\"")
-            && error.contains("cnn, factorization-machine, logistic, mlp, mobilenetv2, resnet18"),
+            && error.contains(
+                "cnn, deepfm, dlrm, factorization-machine, logistic, mlp, mobilenetv2, resnet18"
+            ),
         "{error}"
     );
     let error = refusal("cnn", &[64]);

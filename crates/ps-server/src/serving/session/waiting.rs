@@ -35,7 +35,7 @@ impl Session {
     /// Answers a pull, or lets it wait.
     pub(super) async fn pull(
         &mut self,
-        pull: wire::Pull,
+        mut pull: wire::Pull,
         origin: Origin,
     ) -> Result<(), SessionEnd> {
         let followed = self.shard.followed();
@@ -57,6 +57,7 @@ impl Session {
             Ok(PullAnswer::Wait(on)) => {
                 let on = self.shared(on);
                 let now = Instant::now();
+                limits::own_ids(&mut pull);
                 self.let_wait(Waiting {
                     cost: size_of::<Waiting>() + limits::cost(&pull),
                     pull,

@@ -19,7 +19,7 @@ pub(crate) trait Contents: Debug + Send {
     fn initialized(&self) -> bool;
 
     /// Returns the values that a pull wants, as they are now, as `f32`.
-    fn values(&self, wanted: &Wanted, rule: &VariableRule) -> Elements;
+    fn values(&mut self, wanted: &Wanted, rule: &VariableRule) -> Elements;
 
     /// Applies the sum of gradients, each times its factor, as one update. `sum` is scratch memory. Returns whether
     /// all values that it has changed are finite.

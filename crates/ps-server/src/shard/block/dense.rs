@@ -60,7 +60,7 @@ impl Contents for Dense {
         !self.weights.is_empty()
     }
 
-    fn values(&self, wanted: &Wanted, rule: &VariableRule) -> Elements {
+    fn values(&mut self, wanted: &Wanted, rule: &VariableRule) -> Elements {
         let averages = rule.averages(self.weights.len());
         match averages.filter(|_| wanted.average) {
             // A copy: an answer that shared the slots would keep all of them while it is sent.

@@ -186,7 +186,7 @@ impl Block {
     }
 
     /// Returns the values that a pull wants, as they are now, as `f32`.
-    pub(crate) fn values(&self, wanted: &Wanted, rule: &VariableRule) -> Elements {
+    pub(crate) fn values(&mut self, wanted: &Wanted, rule: &VariableRule) -> Elements {
         self.contents.values(wanted, rule)
     }
 

@@ -85,7 +85,7 @@ impl Contents for TableRows {
         true
     }
 
-    fn values(&self, wanted: &Wanted, _: &VariableRule) -> Elements {
+    fn values(&mut self, wanted: &Wanted, _: &VariableRule) -> Elements {
         let mut values = Vec::with_capacity(wanted.ids.len() * self.dimension);
         self.bucket.read(&wanted.ids, &mut values);
         values.into()

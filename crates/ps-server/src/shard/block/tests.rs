@@ -52,11 +52,11 @@ fn adam(learning_rate: f32) -> VariableRule {
     rule(Optimizer::Adam(Adam::default()), learning_rate)
 }
 
-fn values(block: &Block) -> Elements {
+fn values(block: &mut Block) -> Elements {
     block.values(&Wanted::default(), &sgd(1.0))
 }
 
-fn weights(block: &Block) -> Vec<f32> {
+fn weights(block: &mut Block) -> Vec<f32> {
     values(block).to_vec()
 }
 
@@ -102,18 +102,18 @@ fn an_update_raises_the_version_and_knows_its_staleness() {
         assert_eq!(applied.version, Version(sequence));
         assert_eq!(applied.staleness, expected);
     }
-    assert_eq!(weights(&block), [0.0, 3.0]);
+    assert_eq!(weights(&mut block), [0.0, 3.0]);
 }
 
 #[test]
 fn weights_that_are_being_sent_stay_as_they_were() {
     let (mut block, view) = (block(&[1.0, 2.0]), View::default());
-    let held = values(&block);
+    let held = values(&mut block);
     let from = from(worker(0, 1), 0, 1);
     let ones = gradient(&[1.0, 1.0]);
     block.apply(&from, &view, &ones, Version(0), &sgd(1.0));
     assert_eq!(held.to_vec(), [1.0, 2.0]);
-    assert_eq!(weights(&block), [0.0, 1.0]);
+    assert_eq!(weights(&mut block), [0.0, 1.0]);
 }
 
 #[test]
@@ -132,13 +132,13 @@ fn what_is_saved_stays_as_it_was_and_is_restored_whole() {
         index: 0,
     };
     let saved = block.share(id).to_saved();
-    let before = weights(&block);
+    let before = weights(&mut block);
     push(&mut block, 2);
-    assert_ne!(weights(&block), before);
+    assert_ne!(weights(&mut block), before);
 
     let mut restored = Block::restore(saved, None).unwrap();
     assert_eq!(
-        (weights(&restored), restored.version()),
+        (weights(&mut restored), restored.version()),
         (before, Version(1))
     );
     assert_eq!(restored.has_taken(worker(0, 3), Sequence(1)), Taken::Yes);
@@ -257,7 +257,7 @@ fn a_commit_takes_the_weighted_mean_of_its_contributors_and_drops_the_rest() {
     };
     let mut mean = Vec::new();
     block.commit(&commit, &sgd(1.0), &mut mean).unwrap();
-    assert_eq!(weights(&block), [-2.0]);
+    assert_eq!(weights(&mut block), [-2.0]);
     assert!(block.version() == Version(1) && block.staged.is_empty());
 
     let nobody = Commit {
@@ -265,10 +265,16 @@ fn a_commit_takes_the_weighted_mean_of_its_contributors_and_drops_the_rest() {
         contributors: Vec::new(),
     };
     block.commit(&nobody, &sgd(1.0), &mut mean).unwrap();
-    assert_eq!((weights(&block), block.version()), (vec![-2.0], Version(1)));
+    assert_eq!(
+        (weights(&mut block), block.version()),
+        (vec![-2.0], Version(1))
+    );
 
     commit.step = Clock(6);
     let missing = block.commit(&commit, &sgd(1.0), &mut mean);
     assert_eq!(missing, Err(NotStaged(worker(0, 1))));
-    assert_eq!((weights(&block), block.version()), (vec![-2.0], Version(1)));
+    assert_eq!(
+        (weights(&mut block), block.version()),
+        (vec![-2.0], Version(1))
+    );
 }
