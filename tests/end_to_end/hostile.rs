@@ -38,7 +38,7 @@ lease_seconds = 300.0
 const MOST_MEMORY: u64 = 128;
 
 /// The longest wait for an answer that may not come.
-const SILENCE: Duration = Duration::from_secs(1);
+const SILENCE: Duration = Duration::from_secs(3);
 
 const W: wire::BlockId = wire::BlockId {
     variable: 0,

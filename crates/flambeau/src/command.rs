@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use checkpoint::{CheckpointError, FileEntry, SavedValues};
+use checkpoint::{FileEntry, SavedValues};
 use clap::Args;
 use daemon::settings::JobFlags;
 use shared_proto::job::{Job, run_dir};
@@ -27,17 +27,17 @@ pub(crate) struct FinishedRun {
     /// The job as it ran, with data from another place if one is given.
     pub(crate) job: Job,
     /// The file of the final weights.
-    weights: PathBuf,
-    /// The rows of tables in the last checkpoint, which has the values of the final weights.
-    rows: SavedTables,
+    pub(crate) weights: PathBuf,
+    /// The location of the checkpoints. The last one has the rows of tables that belong to the final weights.
+    checkpoints: String,
     /// What the columns of a table were fitted to; none for data of other kinds.
     pub(crate) fitted: Option<Fitted>,
 }
 
 impl FinishedRun {
-    /// Returns the file of the final weights, and the rows of tables.
-    pub(crate) fn values(&self) -> (&Path, &SavedTables) {
-        (&self.weights, &self.rows)
+    /// Returns the rows of tables.
+    pub(crate) fn rows(&self) -> Result<SavedTables, String> {
+        block_on(rows(&self.checkpoints)).map_err(|error| error.to_string())
     }
 
     pub(crate) fn read(dir: &Path, data: Option<&Path>) -> Result<Self, CommandError> {
@@ -57,18 +57,15 @@ impl FinishedRun {
         Ok(Self {
             job,
             weights: dir.join(run_dir::MODEL),
-            rows: block_on(rows(&checkpoints))?,
+            checkpoints,
             fitted: fitted.transpose().map_err(ReplicaError::from)?,
         })
     }
 }
 
-/// Returns the rows of tables in the newest checkpoint at a location; none if there are no checkpoints.
+/// Returns the rows of tables in the newest checkpoint at a location.
 async fn rows(location: &str) -> Result<SavedTables, CommandError> {
-    let (store, manifest) = match checkpoint::load(location).await {
-        Err(CheckpointError::NotFound(_)) => return Ok(SavedTables::new()),
-        loaded => loaded?,
-    };
+    let (store, manifest) = checkpoint::load(location).await?;
     let mut tables = SavedTables::new();
     let first = manifest.variables.len() as u32;
     let has_rows = |file: &&FileEntry| file.blocks.iter().any(|range| range.variable >= first);

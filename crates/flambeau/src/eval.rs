@@ -31,7 +31,13 @@ pub(crate) fn run(arguments: &Arguments, registry: &Registry) -> Result<(), Comm
     let finished = FinishedRun::read(&arguments.run_dir, arguments.data_dir.as_deref())?;
     let (job, fitted) = (&finished.job, finished.fitted.as_ref());
     let device = device::open(arguments.device)?;
-    let metrics = evaluate_file(job, registry, &device, finished.values(), fitted)?;
+    let metrics = evaluate_file(
+        job,
+        registry,
+        &device,
+        (&finished.weights, &|| finished.rows()),
+        fitted,
+    )?;
     if arguments.json {
         let numbers: BTreeMap<_, _> = metrics
             .into_iter()

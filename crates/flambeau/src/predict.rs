@@ -31,7 +31,13 @@ pub(crate) fn run(arguments: &Arguments, registry: &Registry) -> Result<(), Comm
     let finished = FinishedRun::read(&arguments.run_dir, arguments.data_dir.as_deref())?;
     let (job, fitted) = (&finished.job, finished.fitted.as_ref());
     let device = device::open(arguments.device)?;
-    let predictions = predict(job, registry, &device, finished.values(), fitted)?;
+    let predictions = predict(
+        job,
+        registry,
+        &device,
+        (&finished.weights, &|| finished.rows()),
+        fitted,
+    )?;
     match &arguments.out {
         Some(path) => {
             let file = std::fs::File::create(path).map_err(CommandError::file(path))?;

@@ -25,8 +25,8 @@ pub fn sum_of_vectors(x: &Tensor) -> Result<Tensor> {
 }
 
 /// Returns the sum of the products of all pairs of each sample's vectors: `[samples, vectors, size]` makes `[samples, 1]`.
-/// It is half of what the square of their sum has beyond the sum of their squares (Rendle, "Factorization Machines",
-/// ICDM 2010, lemma 3.1).
+/// It is half the difference between the square of their sum and the sum of their squares (Rendle, "Factorization
+/// Machines", ICDM 2010, lemma 3.1).
 ///
 /// # Errors
 /// If `x` has another rank, or candle's.

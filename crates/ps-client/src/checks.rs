@@ -26,8 +26,8 @@ impl Shards {
         self.check_rows(clock, gradients, gradients_fit)
     }
 
-    /// Checks the gradients of rows: those of all tables are there, each bucket's fit into a message, and, unless the norm
-    /// has shown it, they can travel.
+    /// Checks that each table has gradients, that the rows of a bucket fit into a message, and that each number fits the
+    /// wire's type. `gradients_fit` is true if the norm has shown the last.
     fn check_rows(
         &self,
         clock: Clock,

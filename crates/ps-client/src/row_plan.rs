@@ -7,6 +7,9 @@ use shared_proto::step::WantedRows;
 use shared_proto::table::hash::bucket;
 use shared_proto::transport::MESSAGE_PAYLOAD_BYTES;
 
+/// The bytes of a bucket's part of a message beside its ids and values.
+const PART_BYTES: usize = 48;
+
 /// The rows of one message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RowMessage {
@@ -27,7 +30,7 @@ pub(crate) struct RowPart {
 /// The form of the messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Form {
-    /// Each bucket is in one message, if it has rows or not: a block takes one gradient in a step.
+    /// Each bucket is in one message, also a bucket without rows: a block takes one gradient in a step.
     Push,
     /// Only buckets with rows; the rows of a large bucket may be in several messages.
     Pull,
@@ -51,7 +54,7 @@ pub(crate) fn plan(
         let row_bytes = size_of::<u64>() + spec.dimension as usize * value_bytes;
         let most = match form {
             Form::Push => usize::MAX,
-            Form::Pull => (MESSAGE_PAYLOAD_BYTES / row_bytes).max(1),
+            Form::Pull => ((MESSAGE_PAYLOAD_BYTES - PART_BYTES) / row_bytes).max(1),
         };
         let mut start = 0;
         for (index, shard) in (0u32..).zip(&table.shards) {
@@ -62,7 +65,7 @@ pub(crate) fn plan(
             while start < end || form == Form::Push {
                 let rows = start..end.min(start.saturating_add(most));
                 start = rows.end;
-                let bytes = rows.len() * row_bytes;
+                let bytes = PART_BYTES + rows.len() * row_bytes;
                 *filled += bytes;
                 if messages.is_empty() || *filled > MESSAGE_PAYLOAD_BYTES {
                     messages.push(RowMessage {

@@ -290,7 +290,7 @@ impl Shards {
         Ok(Some(self.sessions[shard].send(sequence, message).await))
     }
 
-    /// Asks for those of these blocks of a shard that a step wants, if there are any.
+    /// Asks for the blocks of a shard that the step wants, if there are any.
     async fn send_pull(
         &mut self,
         shard: usize,
@@ -394,12 +394,15 @@ impl Shards {
             return Ok(None);
         };
         let mut blocks = Vec::new();
+        let shard = reply.shard;
         let Answer::Weights(part) = reply.answer().await? else {
             return Ok(Some(blocks));
         };
         if !part.elsewhere.is_empty() {
             return Err(ClientError::Moved { epoch: part.epoch });
         }
+        let mut rest = rows.iter();
+        let mut parts = 0;
         let pulled = &mut ticket.pulled;
         pulled.min_clock = pulled.min_clock.min(Clock(part.min_clock));
         let waited = Duration::try_from_secs_f64(part.waited).unwrap_or_default();
@@ -411,7 +414,9 @@ impl Shards {
             };
             let id = BlockId::read(version.block)?;
             let payload = block.payload.as_ref();
-            let part = rows.iter().find(|part| part.block == id);
+            // An answer has the order of its request.
+            let part = rest.by_ref().find(|part| part.block == id);
+            parts += usize::from(part.is_some());
             let (start, values) = match (part, self.map.table(id)?) {
                 (Some(part), Some(spec)) => {
                     let read = Rows::read_answer(payload, spec, part.rows.len());
@@ -431,6 +436,10 @@ impl Shards {
                 true => self.known.remove(&id),
                 false => self.known.insert(id, version),
             };
+        }
+        if parts < rows.len() {
+            let what = "without rows that it was asked for";
+            return Err(ClientError::WrongAnswer { shard, what });
         }
         Ok(Some(blocks))
     }

@@ -49,8 +49,9 @@ struct Read {
     removed: u64,
 }
 
-/// The most lists of read rows that a bucket remembers.
+/// The most lists of read rows that a bucket remembers, and the most rows of a list.
 const REMEMBERED: usize = 8;
+const REMEMBERED_ROWS: usize = 4096;
 
 /// The outcome of an update.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -122,6 +123,9 @@ impl Bucket {
         let mut places = self.remembered(ids).unwrap_or_default();
         self.rows.find(ids, &mut places);
         self.rows.read(ids, &places, values);
+        if ids.is_empty() || ids.len() > REMEMBERED_ROWS {
+            return;
+        }
         if self.read.len() == REMEMBERED {
             self.read.pop_front();
         }
@@ -159,7 +163,7 @@ impl Bucket {
             if *place != Place::NONE {
                 continue;
             }
-            if self.admits(*id) {
+            if !self.rows.is_full() && self.admits(*id) {
                 *place = self.rows.create(*id);
                 if let Some(evicted) = &mut self.evicted {
                     evicted.remove(id);
@@ -170,7 +174,7 @@ impl Bucket {
             }
         }
         outcome.non_finite = !self.rows.update(&places, gradients, rate);
-        self.updates += 1;
+        self.updates = self.updates.saturating_add(1);
         self.time = match self.eviction.age {
             Some(Age::Seconds(_)) => self.time.max(now),
             _ => self.time.saturating_add(1),
@@ -203,7 +207,7 @@ impl Bucket {
         };
         let searches = self.eviction.age.is_some() || self.eviction.below.is_some();
         // The number keeps the buckets of a table from searching all at once.
-        let turn = self.updates + u64::from(self.number);
+        let turn = self.updates.wrapping_add(self.number.into());
         if searches && turn.is_multiple_of(u64::from(interval)) {
             let expired: Vec<u64> = self.expired().collect();
             self.remove(&expired);
@@ -224,7 +228,7 @@ impl Bucket {
         let age = age.map(|(Age::Updates(age) | Age::Seconds(age))| age);
         let expired = move |place: Place| {
             let history = self.rows.history(place).unwrap_or_default();
-            let old = age.is_some_and(|age| self.time - history.last >= age);
+            let old = age.is_some_and(|age| self.time.saturating_sub(history.last) >= age);
             let small = |below: f32| {
                 let values = self.rows.values(place);
                 history.updates >= YOUNG && values.iter().all(|value| value.abs() < below)

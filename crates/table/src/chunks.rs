@@ -78,7 +78,12 @@ impl Chunks {
         }
     }
 
-    /// Adds a row of any words.
+    /// Returns whether there is no place for another row.
+    pub(crate) fn is_full(&self) -> bool {
+        self.last == self.full && self.chunks.len() >= u32::MAX as usize / CHUNK
+    }
+
+    /// Adds a row of any words. The chunks are not full.
     pub(crate) fn add(&mut self) -> Place {
         if self.last == self.full {
             self.chunks.push(Words::default());

@@ -94,6 +94,11 @@ impl Rows {
         self.count
     }
 
+    /// Returns whether there is no place for another row: a place is a number of 32 bits.
+    pub fn is_full(&self) -> bool {
+        self.free.is_empty() && self.chunks.is_full()
+    }
+
     /// Returns whether there is no row.
     pub fn is_empty(&self) -> bool {
         self.count == 0

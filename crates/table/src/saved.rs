@@ -81,6 +81,15 @@ impl Bucket {
                     updates: u32::from_le_bytes([e, f, g, h]),
                 }
             });
+            if history.last > saved.time {
+                return Err(format!(
+                    "its row {id} was last updated at time {}, after the bucket's {}",
+                    history.last, saved.time
+                ));
+            }
+            if rows.is_full() {
+                return Err("it has more rows than a bucket can hold".to_owned());
+            }
             row.clear();
             row.extend(numbers.iter().map(|number| number.get()));
             if !rows.restore(id, history, &row) {

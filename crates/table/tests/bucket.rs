@@ -365,6 +365,7 @@ fn bytes_that_are_no_bucket_of_the_table_are_refused() {
                 &spec,
             ),
         ),
+        ("after the bucket's 0", refused(&|s| s.time = 0, &spec)),
         (
             "another bucket",
             refused(

@@ -14,7 +14,7 @@ use crate::input::{Dataset, Fitted, InputError, Order, Purpose, Samples, read, s
 use crate::model::{Metrics, Objective, Pass};
 use crate::registry::Registry;
 use crate::replica::{Built, Evaluating, ReplicaError, build, precision};
-use crate::tables::{LocalTables, SavedTables};
+use crate::tables::{LocalTables, RowsOf, SavedTables};
 use crate::variables::Variables;
 
 /// The result of a local run.
@@ -144,7 +144,7 @@ pub fn evaluate_file(
     job: &Job,
     registry: &Registry,
     device: &Device,
-    (weights, rows): (&Path, &SavedTables),
+    (weights, rows): (&Path, RowsOf),
     fitted: Option<&Fitted>,
 ) -> Result<Metrics, ReplicaError> {
     let purpose = fitted.map_or(Purpose::Training, Purpose::Evaluation);
@@ -175,7 +175,7 @@ impl Loaded {
         job: &Job,
         registry: &Registry,
         device: &Device,
-        (weights, rows): (&Path, &SavedTables),
+        (weights, rows): (&Path, RowsOf),
         purpose: Purpose,
     ) -> Result<Self, ReplicaError> {
         let mut job = job.clone();
@@ -193,7 +193,14 @@ impl Loaded {
         let objective = Objective::of(&job.objective, &data.signature)?;
         let built = build(&job, registry, device, &data.signature, &objective)?;
         built.variables.load(weights)?;
-        let local = LocalTables::restored(built.tables.specs(), rows)?;
+        let specs = built.tables.specs();
+        let local = match specs.is_empty() {
+            true => LocalTables::default(),
+            false => {
+                let rows = rows().map_err(candle_core::Error::msg)?;
+                LocalTables::restored(specs, &rows)?
+            }
+        };
         Ok(Self {
             data,
             objective,

@@ -13,7 +13,7 @@ use crate::local::Loaded;
 use crate::model::{Loss, Objective};
 use crate::registry::Registry;
 use crate::replica::{EVALUATION_BATCH, ReplicaError, precision};
-use crate::tables::SavedTables;
+use crate::tables::RowsOf;
 
 /// The predictions for some samples, in words and numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,7 +52,7 @@ pub fn predict(
     job: &Job,
     registry: &Registry,
     device: &Device,
-    (weights, rows): (&Path, &SavedTables),
+    (weights, rows): (&Path, RowsOf),
     fitted: Option<&Fitted>,
 ) -> Result<Predictions, ReplicaError> {
     let purpose = fitted.map_or(Purpose::Training, Purpose::Prediction);

@@ -76,7 +76,7 @@ impl Saving<'_> {
                         let id = store.map.describe(id);
                         return Err(self.refused(format!("{id} has no values here")));
                     }
-                    bytes += shared.bytes();
+                    bytes += shared.saved_bytes();
                     blocks.push(shared);
                 }
             }

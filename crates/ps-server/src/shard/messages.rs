@@ -249,7 +249,7 @@ impl Shard {
         for part in &initialize.blocks {
             let id = BlockId::read(part.block)?;
             let Values::Dense(values) = store.read_values(id, part.payload.as_ref())? else {
-                return Err(makes_its_own(&store.map.describe(id)));
+                return Err(initial_rows_refused(&store.map.describe(id)));
             };
             checked.push((id, values));
         }
@@ -283,7 +283,7 @@ impl Shard {
 }
 
 /// Returns the refusal of initial values for a bucket of a table.
-fn makes_its_own(bucket: &str) -> Refusal {
+fn initial_rows_refused(bucket: &str) -> Refusal {
     Refusal::new(
         Reason::Malformed,
         format!(

@@ -11,6 +11,9 @@ use crate::wire;
 /// The most buckets of a table.
 const MOST_BUCKETS: u32 = 1 << 16;
 
+/// The most counters in a row of all buckets' sketches together.
+const MOST_COUNTERS: u64 = 1 << 30;
+
 /// The most values of a row: a message has room for many rows.
 const MOST_VALUES: u32 = 1 << 14;
 
@@ -188,8 +191,12 @@ impl TableSpec {
         };
         let admission = match self.admission {
             Admission::All => None,
-            Admission::Sights { count, width } => at_least_one("admission.sights.count", count.into())
-                .or_else(|| at_least_one("admission.sights.width", width.into())),
+            Admission::Sights { count, width } => {
+                let counters = u64::from(self.buckets) * u64::from(width);
+                at_least_one("admission.sights.count", count.into())
+                    .or_else(|| at_least_one("admission.sights.width", width.into()))
+                    .or_else(|| (counters > MOST_COUNTERS).then(|| format!("admission.sights.width is {width} in each of {} buckets; {MOST_COUNTERS} in all is the most", self.buckets)))
+            }
             Admission::Chance { probability } => (!(probability > 0.0 && probability <= 1.0))
                 .then(|| format!("admission.chance.probability is {probability}; it must be above 0 and at most 1")),
         };
@@ -251,12 +258,15 @@ impl TableSpec {
             Admission::All | Admission::Chance { .. } => None,
         };
         let evicts = |spec: &Self| spec.eviction != Eviction::default();
+        // Times in histories are seconds or numbers of updates.
+        let in_seconds = |spec: &Self| matches!(spec.eviction.age, Some(Age::Seconds(_)));
         let sizes = |spec: &Self| (spec.dimension, spec.buckets);
         self.name == other.name
             && sizes(self) == sizes(other)
             && optimizer(self) == optimizer(other)
             && counters(self) == counters(other)
             && evicts(self) == evicts(other)
+            && in_seconds(self) == in_seconds(other)
     }
 }
 
@@ -336,6 +346,34 @@ mod tests {
     }
 
     #[test]
+    fn rows_are_taken_from_tables_that_are_stored_alike() {
+        let with = |age| TableSpec {
+            eviction: Eviction {
+                age: Some(age),
+                ..Eviction::default()
+            },
+            ..spec()
+        };
+        let other_rate = TableSpec {
+            optimizer: RowOptimizer::Sgd(Sgd {
+                learning_rate: 0.5,
+                ..Sgd::default()
+            }),
+            ..spec()
+        };
+        assert!(other_rate.is_stored_like(&spec()));
+        assert!(with(Age::Updates(3)).is_stored_like(&with(Age::Updates(9))));
+        // Histories hold numbers of updates or seconds.
+        assert!(!with(Age::Updates(3)).is_stored_like(&with(Age::Seconds(3))));
+        assert!(!with(Age::Updates(3)).is_stored_like(&spec()));
+        let adagrad = TableSpec {
+            optimizer: RowOptimizer::Adagrad(Adagrad::default()),
+            ..spec()
+        };
+        assert!(!adagrad.is_stored_like(&spec()));
+    }
+
+    #[test]
     fn impossible_settings_are_named() {
         assert_eq!(spec().check(), Ok(()));
         let evicting = |eviction| TableSpec { eviction, ..spec() };
@@ -368,6 +406,16 @@ mod tests {
                     ..spec()
                 },
                 "width is 0",
+            ),
+            (
+                TableSpec {
+                    admission: Admission::Sights {
+                        count: 2,
+                        width: u32::MAX,
+                    },
+                    ..spec()
+                },
+                "in all is the most",
             ),
             (
                 TableSpec {

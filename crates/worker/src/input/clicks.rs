@@ -8,8 +8,8 @@
 //! held out.
 //!
 //! The label is drawn with the probability of a planted model: each number and each id has a weight, each id a factor, and
-//! the logit is the sum of the weights and of the products of all pairs of factors. So no model can do better than
-//! [`logit`]. Samples are independent draws: each pass has them in the same order.
+//! the logit is the sum of the weights and of the products of all pairs of factors. No model can do better than this one.
+//! Samples are independent draws: each pass has them in the same order.
 
 use std::ops::Range;
 
@@ -32,6 +32,9 @@ const EXPONENT: f64 = 1.1;
 const SAMPLES: u64 = 200_000;
 /// One sample is held out for so many to train on.
 const HELD_OUT: u64 = 20;
+
+/// The most ids of a sample.
+const MOST_FIELDS: u64 = 1000;
 
 /// The standard deviations of the planted weights and factors.
 const NUMBER_WEIGHT: f32 = 0.15;
@@ -62,6 +65,11 @@ impl Source for Clicks {
         let rows = count("rows", ROWS)?;
         let categories = if shared { rows } else { rows.div_ceil(fields) };
         let exponent = setup.number("exponent")?.unwrap_or(EXPONENT);
+        if fields > MOST_FIELDS || !exponent.is_finite() {
+            return Err(InputError::Invalid(format!(
+                "`data.options.fields` is {fields} and `data.options.exponent` {exponent}; there are at most {MOST_FIELDS} fields, and the exponent is finite"
+            )));
+        }
         let law = Zipf::new(categories as f64, exponent).map_err(|error| {
             InputError::Invalid(format!(
                 "`data.options.exponent` is {exponent}, which is no exponent of Zipf's law: {error}"
@@ -121,8 +129,8 @@ struct Values {
     labels: Vec<f32>,
 }
 
-/// The most samples that are kept in memory.
-const MOST_KEPT: u64 = 1 << 17;
+/// The most ids that are kept in memory.
+const MOST_KEPT: u64 = 1 << 22;
 
 impl Drawn {
     /// Returns the number of a field's first category.
@@ -170,7 +178,7 @@ impl Samples for Drawn {
         device: &Device,
     ) -> Result<Batch, InputError> {
         let samples = (positions.end - positions.start) as usize;
-        if self.drawn.is_none() && self.count <= MOST_KEPT {
+        if self.drawn.is_none() && self.count.saturating_mul(self.fields as u64) <= MOST_KEPT {
             self.drawn = Some(self.draw(0..self.count));
         }
         let values = match &self.drawn {
@@ -271,7 +279,6 @@ mod tests {
             }
         }
         let auc: f64 = before / (positives * negatives);
-        eprintln!("AUC {auc}");
         assert!((0.75..0.9).contains(&auc), "{auc}");
         let share: f64 = positives / 20_000.0;
         assert!((0.15..0.35).contains(&share), "{share}");
@@ -292,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sample_is_the_same_whoever_reads_it() {
+    fn all_readers_get_the_same_sample() {
         let ids = |data: &mut Dataset, positions| {
             let batch = read(data, positions);
             let ids = batch.input_of("categories").unwrap();
@@ -309,6 +316,8 @@ mod tests {
         for (options, said) in [
             ("fields = 0", "fields"),
             ("exponent = -1.0", "exponent"),
+            ("exponent = inf", "exponent"),
+            ("fields = 1000000", "fields"),
             ("exponent = \"x\"", "exponent"),
             ("colour = 1", "colour"),
         ] {

@@ -18,8 +18,8 @@ pub(super) const SPREAD: Init = Init::Randn {
 /// Factorization-Machine based Neural Network for CTR Prediction", IJCAI 2017). Numbers have a weight each, and go into the
 /// perceptron as they are. It predicts a number or a binary target.
 ///
-/// Tables: `embedding` of dimension `model.embedding`, `linear` of dimension 1, whose rows are zeros at first. Variables:
-/// `numbers.weight` and `numbers.bias` if the data has numbers, and those of the perceptron with the widths in
+/// Tables: `embedding` of dimension `model.embedding`; `linear` of dimension 1, with rows of zeros at first. Variables:
+/// `numbers.weight` and `numbers.bias` if the data has numbers, and the perceptron's, with the widths in
 /// `model.hidden`: `hidden.0.weight`, `hidden.0.bias`, ..., `output.weight`, `output.bias`.
 pub struct DeepFm {
     wide: Wide,
@@ -89,8 +89,8 @@ pub(super) fn joined(vectors: &[Looked], numbers: Option<Tensor>) -> Result<Tens
     }
 }
 
-/// Returns the sum of the products of all pairs of a sample's vectors, of shape `[samples, 1]`: half of what the square of
-/// their sum has beyond the sum of their squares (Rendle, "Factorization Machines", ICDM 2010, lemma 3.1).
+/// Returns the sum of the products of all pairs of a sample's vectors, of shape `[samples, 1]`: half the
+/// difference between the square of their sum and the sum of their squares (Rendle, "Factorization Machines", ICDM 2010, lemma 3.1).
 pub(super) fn pairs(vectors: &[Looked]) -> Result<Option<Tensor>> {
     if let [Looked::Dense(vectors)] = vectors {
         return nn::sum_of_pairs(vectors).map(Some);

@@ -16,6 +16,9 @@ pub(super) struct Inputs {
     dtype: DType,
 }
 
+/// The most ids of a variable with a vector for each.
+const MOST_CATEGORIES: usize = 1 << 32;
+
 /// An input of ids.
 struct Ids {
     name: String,
@@ -82,6 +85,13 @@ impl Inputs {
     ) -> Result<Vectors> {
         if setup.settings.tables {
             return self.table(setup, name, size, init);
+        }
+        if let Some(ids) = self.ids.iter().find(|ids| ids.categories > MOST_CATEGORIES) {
+            bail!(
+                "input {:?} has ids up to {}, too many for a variable with a vector of each; set model.tables = true",
+                ids.name,
+                ids.categories
+            );
         }
         let vars = vars.pp(name);
         let table =

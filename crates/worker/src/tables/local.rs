@@ -14,6 +14,9 @@ use table::bucket::Bucket;
 /// The buckets of tables in a checkpoint, by the tables' names and the buckets' numbers.
 pub type SavedTables = BTreeMap<String, BTreeMap<u32, SavedRows>>;
 
+/// Reads the rows of tables. It is called only for a model that has tables.
+pub type RowsOf<'a> = &'a dyn Fn() -> std::result::Result<SavedTables, String>;
+
 /// The tables of a model, with all their rows.
 #[derive(Debug, Default)]
 pub(crate) struct LocalTables(Vec<LocalTable>);

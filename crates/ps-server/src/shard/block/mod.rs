@@ -59,6 +59,11 @@ impl SharedBlock {
         self.values.bytes()
     }
 
+    /// Returns about how many bytes the block takes in a file, with its entry in the header.
+    pub(crate) fn saved_bytes(&self) -> usize {
+        self.bytes() + SAVED_BLOCK_BYTES + self.watermarks.len() * SAVED_WATERMARK_BYTES
+    }
+
     /// Returns whether the block has values.
     pub(crate) fn initialized(&self) -> bool {
         self.values.initialized()
@@ -82,6 +87,10 @@ pub(crate) struct Applied {
     /// The number of updates that the block took between the pull and the push.
     pub(crate) staleness: u64,
 }
+
+/// The bytes of a block and of a watermark in the header of a file.
+const SAVED_BLOCK_BYTES: usize = 1 << 10;
+const SAVED_WATERMARK_BYTES: usize = 256;
 
 /// The number of watermarks that a block keeps of workers that have left the view; the oldest are dropped
 /// first. They show which updates of a dead worker a checkpoint has.
@@ -254,7 +263,11 @@ impl Block {
         based_on: Version,
         rule: &VariableRule,
     ) -> Applied {
-        let staleness = self.version.0.saturating_sub(based_on.0);
+        let staleness = match gradient {
+            // A bucket without rows in a step was not pulled for it.
+            Values::Rows(rows) if rows.ids.is_empty() => 0,
+            _ => self.version.0.saturating_sub(based_on.0),
+        };
         self.take(from, self.version.next(), view);
         self.update(&[(1.0, gradient)], rule, &mut Vec::new());
         Applied {
