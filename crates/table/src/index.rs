@@ -86,7 +86,7 @@ impl Index {
             read ^= self.home(*key).map_or(0, |group| group.tags[0]);
         }
         black_box(read);
-        // Then the keys whose entries may be in other groups; these are read in the same way.
+        // Then do the same for the keys whose entries may be in other groups.
         let mut further = [0; BLOCK];
         let mut count = 0;
         for (number, (key, place)) in keys.iter().zip(places.iter_mut()).enumerate() {

@@ -9,8 +9,8 @@ use shared_proto::table::{Initializer, TableSpec};
 #[derive(Clone, Debug)]
 pub struct NewRows {
     initializer: Initializer,
-    /// The generator of the table. Each row has a stream of its own. It has made no numbers: to set the stream of one
-    /// that has would make numbers that nobody uses.
+    /// The generator of the table. Each row has a stream of its own. This one stays unused and is cloned for each row:
+    /// setting the stream of a used generator computes a block of numbers that is then discarded.
     random: ChaCha8Rng,
 }
 

@@ -273,7 +273,7 @@ impl ModelTables {
                     table.spec.name
                 );
             }
-            // candle has no tensors without elements, so a step without ids gets a row that nobody looks up.
+            // candle has no tensors without elements, so a step without ids gets one row of zeros.
             values.resize(count.max(1) * width, 0.0);
             Var::from_vec(values, (count.max(1), width), device)
         });

@@ -44,7 +44,7 @@ impl Table {
         }
     }
 
-    /// Adds an input of the data whose values are ids of this table: whole numbers, one or any number in each sample.
+    /// Adds an input column that holds ids of this table: whole numbers, one or several in each sample.
     /// Equal ids of two columns share a row.
     #[must_use]
     pub fn column(mut self, name: &str) -> Self {
