@@ -7,6 +7,7 @@ use clap::Args;
 use daemon::settings::JobFlags;
 use shared_proto::job::{Job, run_dir};
 use worker::input::Fitted;
+use worker::local::Trained;
 use worker::replica::ReplicaError;
 use worker::tables::SavedTables;
 
@@ -25,18 +26,28 @@ pub(crate) struct JobArguments {
 /// The files of a run that has ended.
 pub(crate) struct FinishedRun {
     /// The job as it ran, with data from another place if one is given.
-    pub(crate) job: Job,
+    job: Job,
     /// The file of the final weights.
-    pub(crate) weights: PathBuf,
+    weights: PathBuf,
     /// The location of the checkpoints. The last one has the rows of tables that belong to the final weights.
     checkpoints: String,
     /// What the columns of a table were fitted to; none for data of other kinds.
-    pub(crate) fitted: Option<Fitted>,
+    fitted: Option<Fitted>,
 }
 
 impl FinishedRun {
+    /// Returns what the training has left.
+    pub(crate) fn trained(&self) -> Trained<'_> {
+        Trained {
+            job: &self.job,
+            weights: &self.weights,
+            rows: Box::new(|| self.rows()),
+            fitted: self.fitted.as_ref(),
+        }
+    }
+
     /// Returns the rows of tables.
-    pub(crate) fn rows(&self) -> Result<SavedTables, String> {
+    fn rows(&self) -> Result<SavedTables, String> {
         block_on(rows(&self.checkpoints)).map_err(|error| error.to_string())
     }
 

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 use shared_proto::number::Number;
 use worker::device;
-use worker::local::evaluate_file;
+use worker::local::evaluate_trained;
 use worker::registry::Registry;
 
 use crate::command::FinishedRun;
@@ -29,15 +29,8 @@ pub(crate) struct Arguments {
 
 pub(crate) fn run(arguments: &Arguments, registry: &Registry) -> Result<(), CommandError> {
     let finished = FinishedRun::read(&arguments.run_dir, arguments.data_dir.as_deref())?;
-    let (job, fitted) = (&finished.job, finished.fitted.as_ref());
     let device = device::open(arguments.device)?;
-    let metrics = evaluate_file(
-        job,
-        registry,
-        &device,
-        (&finished.weights, &|| finished.rows()),
-        fitted,
-    )?;
+    let metrics = evaluate_trained(&finished.trained(), registry, &device)?;
     if arguments.json {
         let numbers: BTreeMap<_, _> = metrics
             .into_iter()

@@ -29,15 +29,8 @@ pub(crate) struct Arguments {
 
 pub(crate) fn run(arguments: &Arguments, registry: &Registry) -> Result<(), CommandError> {
     let finished = FinishedRun::read(&arguments.run_dir, arguments.data_dir.as_deref())?;
-    let (job, fitted) = (&finished.job, finished.fitted.as_ref());
     let device = device::open(arguments.device)?;
-    let predictions = predict(
-        job,
-        registry,
-        &device,
-        (&finished.weights, &|| finished.rows()),
-        fitted,
-    )?;
+    let predictions = predict(&finished.trained(), registry, &device)?;
     match &arguments.out {
         Some(path) => {
             let file = std::fs::File::create(path).map_err(CommandError::file(path))?;

@@ -23,6 +23,7 @@
 
 pub mod blocks;
 pub mod connections;
+pub mod hash;
 pub mod ids;
 pub mod job;
 pub mod kernel;

@@ -3,6 +3,7 @@
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{RngCore, SeedableRng};
 use rand_distr::{Distribution, StandardNormal};
+use shared_proto::hash::{FNV_START, fnv1a};
 use shared_proto::table::{Initializer, TableSpec};
 
 /// Makes the values of a table's new rows.
@@ -17,10 +18,7 @@ pub struct NewRows {
 impl NewRows {
     /// Returns the maker of a table's rows.
     pub fn of(spec: &TableSpec) -> Self {
-        // FNV-1a. Any hash suffices that is the same on all machines and in all versions.
-        let name = spec.name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-            (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3_u64)
-        });
+        let name = fnv1a(FNV_START, spec.name.as_bytes());
         let mut key = [0; 32];
         key[..8].copy_from_slice(&spec.seed.to_le_bytes());
         key[8..16].copy_from_slice(&name.to_le_bytes());

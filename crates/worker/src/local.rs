@@ -135,20 +135,31 @@ fn evaluate(
     Ok(evaluating.metrics())
 }
 
-/// Evaluates the weights of a safetensors file, and the rows of tables, on the job's held-out samples. `fitted` has the
-/// parameters of a table's columns from training.
+/// What a training has left.
+pub struct Trained<'a> {
+    /// The job as it ran.
+    pub job: &'a Job,
+    /// The safetensors file of the weights.
+    pub weights: &'a Path,
+    /// Reads the rows of tables. It is not called for a model without tables.
+    pub rows: RowsOf<'a>,
+    /// What the columns of the data were fitted to; none for data without columns.
+    pub fitted: Option<&'a Fitted>,
+}
+
+/// Evaluates a trained model on the job's held-out samples.
 ///
 /// # Errors
 /// The data's or the model's, or if the file holds other variables than the model has.
-pub fn evaluate_file(
-    job: &Job,
+pub fn evaluate_trained(
+    trained: &Trained,
     registry: &Registry,
     device: &Device,
-    (weights, rows): (&Path, RowsOf),
-    fitted: Option<&Fitted>,
 ) -> Result<Metrics, ReplicaError> {
-    let purpose = fitted.map_or(Purpose::Training, Purpose::Evaluation);
-    let mut loaded = Loaded::open(job, registry, device, (weights, rows), purpose)?;
+    let purpose = trained
+        .fitted
+        .map_or(Purpose::Training, Purpose::Evaluation);
+    let mut loaded = Loaded::open(trained, registry, device, purpose)?;
     let Loaded {
         data,
         objective,
@@ -156,7 +167,7 @@ pub fn evaluate_file(
         local,
     } = &mut loaded;
     let samples = &mut *data.evaluation;
-    autocast(precision(job), || {
+    autocast(precision(trained.job), || {
         evaluate(built, local, objective, samples, device)
     })
 }
@@ -170,15 +181,14 @@ pub(crate) struct Loaded {
 }
 
 impl Loaded {
-    /// Builds the job's model with the weights of a safetensors file and rows of tables, for the job's data.
+    /// Builds the model with its weights and rows, and opens its data.
     pub(crate) fn open(
-        job: &Job,
+        trained: &Trained,
         registry: &Registry,
         device: &Device,
-        (weights, rows): (&Path, RowsOf),
         purpose: Purpose,
     ) -> Result<Self, ReplicaError> {
-        let mut job = job.clone();
+        let mut job = trained.job.clone();
         // All values come from the file.
         job.model.init_from = None;
         let data = registry.open(&job.data, job.seed, purpose)?;
@@ -186,18 +196,18 @@ impl Loaded {
             return Err(InputError::Invalid(format!(
                 "there is no {} beside {}; copy it from the run directory of the training",
                 run_dir::TRANSFORMS,
-                weights.display()
+                trained.weights.display()
             ))
             .into());
         }
         let objective = Objective::of(&job.objective, &data.signature)?;
         let built = build(&job, registry, device, &data.signature, &objective)?;
-        built.variables.load(weights)?;
+        built.variables.load(trained.weights)?;
         let specs = built.tables.specs();
         let local = match specs.is_empty() {
             true => LocalTables::default(),
             false => {
-                let rows = rows().map_err(candle_core::Error::msg)?;
+                let rows = (trained.rows)().map_err(candle_core::Error::msg)?;
                 LocalTables::restored(specs, &rows)?
             }
         };

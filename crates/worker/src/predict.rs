@@ -2,18 +2,15 @@
 
 use std::collections::BTreeMap;
 use std::io::Write;
-use std::path::Path;
 
 use candle_core::{D, DType, Device, Tensor, bail};
 use nn::autocast;
-use shared_proto::job::Job;
 
-use crate::input::{Fitted, Purpose, Target};
-use crate::local::Loaded;
+use crate::input::{Purpose, Target};
+use crate::local::{Loaded, Trained};
 use crate::model::{Loss, Objective};
 use crate::registry::Registry;
 use crate::replica::{EVALUATION_BATCH, ReplicaError, precision};
-use crate::tables::RowsOf;
 
 /// The predictions for some samples, in words and numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,9 +36,9 @@ impl Predictions {
     }
 }
 
-/// Returns a model's predictions, with the weights in a safetensors file and the rows of tables. With `fitted`, the samples are all that are in
-/// `data.dir`, with the transforms and the classes of training; labels are not read and may be missing. Otherwise they are
-/// the job's held-out samples.
+/// Returns the predictions of a trained model. With `fitted`, the samples are all that are in `data.dir`, with the
+/// transforms and the classes of training; labels are not read and may be missing. Otherwise they are the job's held-out
+/// samples.
 ///
 /// For classes, a prediction is the likeliest class and its probability; for a binary target, the likelier label and the
 /// probability of the one that counts as 1; for numbers, each number.
@@ -49,14 +46,14 @@ impl Predictions {
 /// # Errors
 /// The data's or the model's, or if the file holds other variables than the model has.
 pub fn predict(
-    job: &Job,
+    trained: &Trained,
     registry: &Registry,
     device: &Device,
-    (weights, rows): (&Path, RowsOf),
-    fitted: Option<&Fitted>,
 ) -> Result<Predictions, ReplicaError> {
-    let purpose = fitted.map_or(Purpose::Training, Purpose::Prediction);
-    let mut loaded = Loaded::open(job, registry, device, (weights, rows), purpose)?;
+    let purpose = trained
+        .fitted
+        .map_or(Purpose::Training, Purpose::Prediction);
+    let mut loaded = Loaded::open(trained, registry, device, purpose)?;
     let transforms = loaded.data.transforms.as_ref();
     let labels = transforms.map_or_else(BTreeMap::new, |fitted| labels(&fitted.target));
     let form = Form::of(&loaded.objective);
@@ -64,7 +61,9 @@ pub fn predict(
     let mut rows = Vec::new();
     for start in (0..count).step_by(EVALUATION_BATCH as usize) {
         let end = count.min(start + EVALUATION_BATCH);
-        let outputs = autocast(precision(job), || loaded.outputs(start..end, device))?;
+        let outputs = autocast(precision(trained.job), || {
+            loaded.outputs(start..end, device)
+        })?;
         check_finite(&outputs, start)?;
         rows.extend(match form {
             Form::Classes => classes(&outputs, &labels)?,

@@ -14,7 +14,7 @@ use shared_proto::payload::Dtype;
 
 use self::worker::Worker;
 use super::tcp::Reference;
-use super::{median, processes, quantile};
+use super::{failed, median, processes, quantile};
 use crate::cluster::{LocalCluster, Plan, Transport};
 use crate::error::CommandError;
 
@@ -255,13 +255,6 @@ impl Bench {
 
     async fn stop(mut self) {
         self.cluster.stop().await;
-    }
-}
-
-fn failed(error: &dyn std::fmt::Display) -> CommandError {
-    CommandError::Start {
-        name: "the measurement".to_owned(),
-        reason: error.to_string(),
     }
 }
 

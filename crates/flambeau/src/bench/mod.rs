@@ -11,6 +11,8 @@ mod train;
 use std::ffi::OsString;
 
 use clap::Subcommand;
+use daemon::membership::Registration;
+use shared_proto::ids::Role;
 
 use crate::error::CommandError;
 
@@ -63,6 +65,26 @@ fn with_threads(
     match output.status.success() {
         true => Ok(output.stdout),
         false => Err(failed(String::from_utf8_lossy(&output.stderr).into_owned())),
+    }
+}
+
+/// Returns the registration of a worker that measures.
+fn registration(index: u32) -> Registration {
+    Registration {
+        role: Role::Worker,
+        identity: format!("bench-{index}"),
+        address: String::new(),
+        metrics_address: String::new(),
+        holding: None,
+        capacity_bytes: 0,
+    }
+}
+
+/// Returns the error of a measurement that cannot go on.
+fn failed(error: &dyn std::fmt::Display) -> CommandError {
+    CommandError::Start {
+        name: "the measurement".to_owned(),
+        reason: error.to_string(),
     }
 }
 

@@ -17,7 +17,7 @@ use shared_proto::job::{Adagrad, Job, Mode, RowOptimizer, Sgd, TableSettings};
 
 use self::replicas::Kind;
 use self::worker::Worker;
-use super::{THREADS, median, processes, with_threads};
+use super::{THREADS, failed, median, processes, with_threads};
 use crate::cluster::{LocalCluster, Plan, Transport};
 use crate::error::CommandError;
 
@@ -285,13 +285,6 @@ fn turn(workers: &[Worker], time: Duration) -> Result<Turn, CommandError> {
         sum.rows_per_second += turn.rows_per_second;
     }
     Ok(sum)
-}
-
-fn failed(error: &dyn std::fmt::Display) -> CommandError {
-    CommandError::Start {
-        name: "the measurement".to_owned(),
-        reason: error.to_string(),
-    }
 }
 
 fn table(rows: &[Row]) -> Table {

@@ -1,6 +1,7 @@
 //! The distinct ids of a step.
 
 use candle_core::{DType, Result, Tensor, bail};
+use shared_proto::hash::{FNV_START, fnv1a};
 use shared_proto::table::hash::hash;
 
 /// Ids of a step, one for each value of its batches.
@@ -134,9 +135,7 @@ fn sorted(hashes: &[u64]) -> Vec<Key> {
 
 /// Returns the salt that keeps a column's ids apart from those of others: FNV-1a of its name.
 pub(super) fn column_salt(column: &str) -> u64 {
-    column.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    })
+    fnv1a(FNV_START, column.as_bytes())
 }
 
 #[cfg(test)]

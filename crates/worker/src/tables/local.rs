@@ -15,7 +15,7 @@ use table::bucket::Bucket;
 pub type SavedTables = BTreeMap<String, BTreeMap<u32, SavedRows>>;
 
 /// Reads the rows of tables. It is called only for a model that has tables.
-pub type RowsOf<'a> = &'a dyn Fn() -> std::result::Result<SavedTables, String>;
+pub type RowsOf<'a> = Box<dyn Fn() -> std::result::Result<SavedTables, String> + 'a>;
 
 /// The tables of a model, with all their rows.
 #[derive(Debug, Default)]

@@ -11,6 +11,7 @@ use rand::distr::{Distribution, Uniform};
 use rand_chacha::ChaCha8Rng;
 use rand_distr::Normal;
 use shared_proto::blocks::VariableKind;
+use shared_proto::hash::{FNV_START, fnv1a};
 
 /// Creates a variable when a model asks for it.
 #[derive(Clone)]
@@ -150,10 +151,7 @@ fn initial_values(
 }
 
 fn sample(seed: u64, name: &str, values: impl Distribution<f32>, count: usize) -> Vec<f32> {
-    // FNV-1a. Any hash suffices that is the same on all machines and in all versions.
-    let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    });
+    let hash = fnv1a(FNV_START, name.as_bytes());
     let mut key = [0; 32];
     key[..8].copy_from_slice(&seed.to_le_bytes());
     key[8..16].copy_from_slice(&hash.to_le_bytes());

@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 
 use ::worker::replica::Description;
 use ::worker::strategy::register;
-use daemon::membership::{Coordinator, Membership, Registration};
+use daemon::membership::{Coordinator, Membership};
 use ps_client::{MapSource, PushTicket, Shards, WeightsTicket};
 use shared_proto::blocks::VariableSpec;
-use shared_proto::ids::{Clock, Role};
+use shared_proto::ids::Clock;
 use shared_proto::network::SystemNetwork;
 use shared_proto::step::{EVERY_BATCH, Gradients};
 
-use super::failed;
+use super::super::{failed, registration};
 use crate::cluster::LocalCluster;
 use crate::error::CommandError;
 
@@ -42,15 +42,7 @@ impl Worker {
             PATIENCE,
             cluster.security()?,
         )?;
-        let registration = Registration {
-            role: Role::Worker,
-            identity: format!("bench-{index}"),
-            address: String::new(),
-            metrics_address: String::new(),
-            holding: None,
-            capacity_bytes: 0,
-        };
-        let membership = Membership::join(coordinator, registration).await?;
+        let membership = Membership::join(coordinator, registration(index)).await?;
         let elements = size / size_of::<f32>();
         let spec = VariableSpec {
             name: "weights".to_owned(),

@@ -5,8 +5,8 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
 use candle_core::Device;
-use daemon::membership::{Coordinator, Membership, Registration};
-use shared_proto::ids::{Clock, Role};
+use daemon::membership::{Coordinator, Membership};
+use shared_proto::ids::Clock;
 use shared_proto::job::Job;
 use shared_proto::network::SystemNetwork;
 use shared_proto::security::Security;
@@ -16,8 +16,9 @@ use worker::registry::Registry;
 use worker::replica::{ModelReplica, Positions, Prepared, Replica, Step};
 use worker::strategy::{Joining, ParameterServer, Strategy};
 
+use super::super::{failed, registration};
 use super::replicas::{Kind, Rotating, SQUARES, Squares};
-use super::{BATCHES, Turn, failed};
+use super::{BATCHES, Turn};
 use crate::cluster::LocalCluster;
 use crate::error::CommandError;
 
@@ -122,15 +123,7 @@ impl Member {
     ) -> Result<Self, CommandError> {
         let network = SystemNetwork::new(security.clone());
         let coordinator = Coordinator::at(coordinator, PATIENCE, security)?;
-        let registration = Registration {
-            role: Role::Worker,
-            identity: format!("bench-{index}"),
-            address: String::new(),
-            metrics_address: String::new(),
-            holding: None,
-            capacity_bytes: 0,
-        };
-        let membership = Membership::join(coordinator, registration).await?;
+        let membership = Membership::join(coordinator, registration(index)).await?;
         let batch = u64::from(job.batch_size);
         let replica = replica(kind, job.clone()).await?;
         let network: Arc<dyn shared_proto::network::Network> = Arc::new(network);
