@@ -10,7 +10,7 @@ use shared_proto::ids::Epoch;
 use shared_proto::wire::BlockVersion;
 use worker::replica::Positions;
 
-use crate::model::{PUSHES, Shape, counters};
+use crate::model::{PUSHES, Shape};
 
 /// The content of a checkpoint.
 #[derive(Clone, Debug)]
@@ -119,9 +119,8 @@ struct Inner {
     under_way: BTreeMap<String, usize>,
     /// The newest version that each worker has pulled: by worker and block.
     pulled: BTreeMap<(String, usize), (usize, u64, u64)>,
-    /// The weights in each worker's model, and the epoch of the weights that it has pulled to evaluate.
+    /// The weights in each worker's model.
     held: BTreeMap<String, Vec<Vec<f32>>>,
-    fresh: BTreeMap<String, u64>,
     /// The acknowledged pushes, each with its worker, clock and run.
     acknowledged: BTreeMap<usize, (String, u64, usize)>,
     rules: Rules,
@@ -300,6 +299,12 @@ impl History {
 
     fn pulled_block(&self, worker: &str, block: &PulledBlock) {
         let number = self.shape().block_at(block.variable, block.start);
+        let counters = match self.shape().counters(number, &block.values) {
+            Ok(counters) => counters,
+            Err(wrong) => {
+                return self.violation(format!("{worker} has pulled block {number}: {wrong}"));
+            }
+        };
         let key = (worker.to_owned(), number);
         let (before, version) = {
             let mut inner = self.0.lock().unwrap();
@@ -308,7 +313,7 @@ impl History {
             let blocks = inner.rules.shape.all_blocks();
             let empty = || vec![vec![0.0; PUSHES]; blocks];
             let held = inner.held.entry(worker.to_owned()).or_insert_with(empty);
-            held[number] = counters(&block.values);
+            held[number] = counters;
             (inner.pulled.insert(key, version), version)
         };
         if before.is_some_and(|before| before > version) {
@@ -343,28 +348,19 @@ impl History {
         }
     }
 
-    /// Notes that a worker has pulled all weights to evaluate them.
-    pub(crate) fn pulled_fresh(&self, worker: &str, epoch: Epoch) {
-        let wrong = {
-            let mut inner = self.0.lock().unwrap();
-            inner.fresh.insert(worker.to_owned(), epoch.0);
+    /// Notes that a worker has evaluated the weights in its model, which belong to this epoch.
+    pub(crate) fn evaluated(&self, worker: &str, epoch: Epoch) {
+        let (run, weights, wrong) = {
+            let inner = self.0.lock().unwrap();
+            let weights = inner.held[worker].clone();
             let run = inner.member_of[worker];
-            let held = inner.held.get(worker);
-            held.and_then(|held| inner.wrong_in(held, run))
+            let wrong = inner.wrong_in(&weights, run);
+            (run, weights, wrong)
         };
         if let Some(wrong) = wrong {
             self.violation(format!("{worker} has pulled to evaluate: {wrong}"));
         }
-    }
-
-    /// Notes that a worker has evaluated the weights in its model.
-    pub(crate) fn evaluated(&self, worker: &str) {
-        let (run, epoch, weights) = {
-            let inner = self.0.lock().unwrap();
-            let weights = inner.held[worker].clone();
-            (inner.member_of[worker], inner.fresh[worker], weights)
-        };
-        let name = worker.to_owned();
+        let (name, epoch) = (worker.to_owned(), epoch.0);
         self.add(Event::Evaluated {
             name,
             run,

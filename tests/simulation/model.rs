@@ -1,14 +1,19 @@
 //! A model with weights that show which pushes were applied: push number p is a gradient of one in element
-//! p of every block, so with a learning rate of one the element counts the times that it was applied.
+//! p of every block, so with a learning rate of one the element counts the times that it was applied. In every bucket
+//! of a table it is a gradient of one for row p, and for a row that all pushes share.
 
 use std::path::PathBuf;
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use shared_proto::blocks::VariableSpec;
 use shared_proto::ids::{Clock, ViewNumber};
+use shared_proto::job::Sgd;
 use shared_proto::payload::Elements;
-use shared_proto::step::{EVERY_BATCH, Gradients, Want};
+use shared_proto::step::{Gradients, RowGradients, Want, WantedRows};
+use shared_proto::table::hash::{bucket, hash};
+use shared_proto::table::{Admission, Eviction, Initializer, RowOptimizer, TableSpec};
 use worker::replica::{
     Computed, Description, Evaluation, EvaluationPart, Positions, Prepared, Replica, ReplicaError,
     Step,
@@ -44,19 +49,64 @@ impl Shape {
         block_elements: 1 << 16,
     };
 
-    /// Returns the number of all blocks of all variables.
+    /// Returns the number of all blocks of all variables and of the table.
     pub(crate) const fn all_blocks(self) -> usize {
-        VARIABLES * self.blocks
+        VARIABLES * self.blocks + BUCKETS
     }
 
-    /// Returns the number of a variable's block among all.
+    /// Returns the number of a block among all. The table's number is that after the last variable.
     pub(crate) const fn block(self, variable: usize, index: usize) -> usize {
         variable * self.blocks + index
     }
 
-    /// Returns the number of the block that begins with this element.
+    /// Returns the number of the block that begins with this element, or of the bucket whose pulled rows begin with it.
     pub(crate) const fn block_at(self, variable: usize, start: usize) -> usize {
-        self.block(variable, start / self.block_elements)
+        let elements = match variable == VARIABLES {
+            true => PUSHES + 1,
+            false => self.block_elements,
+        };
+        self.block(variable, start / elements)
+    }
+
+    /// Returns whether a block is a bucket of the table.
+    pub(crate) const fn is_bucket(self, block: usize) -> bool {
+        block >= VARIABLES * self.blocks
+    }
+
+    /// Returns the elements of a block that count pushes. `values` are all of a dense block, or the rows of a bucket in
+    /// the order in which they are pulled.
+    ///
+    /// # Errors
+    /// If the row that all pushes share does not hold their sum.
+    pub(crate) fn counters(self, block: usize, values: &Elements) -> Result<Vec<f32>, String> {
+        let mut all = values.to_vec();
+        if self.is_bucket(block) {
+            return ROWS[block - VARIABLES * self.blocks].counters(|place| all[place]);
+        }
+        all.truncate(PUSHES);
+        Ok(all)
+    }
+
+    /// Returns the counters of a bucket of which these rows were saved.
+    ///
+    /// # Errors
+    /// As for [`Self::counters`]; or if a row is there that no push has changed.
+    pub(crate) fn saved_counters(
+        self,
+        block: usize,
+        rows: &[(u64, f32)],
+    ) -> Result<Vec<f32>, String> {
+        let of = &ROWS[block - VARIABLES * self.blocks];
+        if let Some((id, _)) = rows.iter().find(|(_, value)| *value == 0.0) {
+            return Err(format!("row {id} is there, though no push has changed it"));
+        }
+        if let Some((id, _)) = rows.iter().find(|(id, _)| !of.ids.contains(id)) {
+            return Err(format!(
+                "row {id} is there, of which no push has a gradient"
+            ));
+        }
+        let values: std::collections::BTreeMap<u64, f32> = rows.iter().copied().collect();
+        of.counters(|place| values.get(&of.ids[place]).copied().unwrap_or(0.0))
     }
 
     /// Returns the number of elements of a variable.
@@ -74,11 +124,62 @@ impl Shape {
     }
 }
 
-/// Returns the elements of a block that count pushes.
-pub(crate) fn counters(values: &Elements) -> Vec<f32> {
-    let mut all = values.to_vec();
-    all.truncate(PUSHES);
-    all
+/// The number of the table's buckets: more than shards, so that some messages have rows of two.
+const BUCKETS: usize = 3;
+
+/// The rows of the table's buckets.
+static ROWS: LazyLock<Vec<BucketRows>> = LazyLock::new(|| {
+    let of = |number: usize| BucketRows::of(number as u32);
+    (0..BUCKETS).map(of).collect()
+});
+
+/// All rows of the table, as a step wants them.
+static WANTED: LazyLock<Arc<WantedRows>> = LazyLock::new(|| {
+    let ids = ROWS.iter().flat_map(|bucket| bucket.ids.iter().copied());
+    Arc::new(WantedRows {
+        table: 0,
+        ids: ids.collect(),
+    })
+});
+
+/// The rows of a bucket: one for each push, and one that all pushes share.
+struct BucketRows {
+    /// The ids in ascending order of their hash.
+    ids: Vec<u64>,
+    /// The place of each push's id, then that of the shared one.
+    places: Vec<usize>,
+}
+
+impl BucketRows {
+    fn of(number: u32) -> Self {
+        let own = |id: &u64| bucket(*id, BUCKETS as u32) == number;
+        let by_push: Vec<u64> = (1..).filter(own).take(PUSHES + 1).collect();
+        let mut ids = by_push.clone();
+        ids.sort_unstable_by_key(|id| hash(*id));
+        let place = |id: &u64| ids.binary_search_by_key(&hash(*id), |id| hash(*id));
+        let places = by_push.iter().map(|id| place(id).unwrap()).collect();
+        Self { ids, places }
+    }
+
+    /// Returns the ids of a push: its own, and the shared one.
+    fn of_push(&self, push: usize) -> [u64; 2] {
+        let mut places = [self.places[push], self.places[PUSHES]];
+        places.sort_unstable();
+        places.map(|place| self.ids[place])
+    }
+
+    /// Returns the counters of the pushes. `value` has the value of the row at each place.
+    fn counters(&self, value: impl Fn(usize) -> f32) -> Result<Vec<f32>, String> {
+        let mut counters: Vec<f32> = self.places.iter().map(|place| value(*place)).collect();
+        let shared = counters.pop().unwrap_or_default();
+        let sum: f32 = counters.iter().sum();
+        match (sum - shared).abs() < 1e-2 {
+            true => Ok(counters),
+            false => Err(format!(
+                "the row that all pushes share holds {shared}, their own rows {sum}"
+            )),
+        }
+    }
 }
 
 /// The most pushes in a run.
@@ -111,7 +212,19 @@ impl Counting {
             step,
             description: Description {
                 variables: (0..VARIABLES).map(spec).collect(),
-                tables: Vec::new(),
+                tables: vec![TableSpec {
+                    name: "rows".to_owned(),
+                    dimension: 1,
+                    buckets: BUCKETS as u32,
+                    initializer: Initializer::Zeros,
+                    optimizer: RowOptimizer::Sgd(Sgd {
+                        learning_rate: 1.0,
+                        ..Sgd::default()
+                    }),
+                    seed: 0,
+                    admission: Admission::All,
+                    eviction: Eviction::default(),
+                }],
                 training_samples: SAMPLES as u64,
                 evaluation_samples: 1,
                 data_digest: Default::default(),
@@ -127,7 +240,8 @@ impl Replica for Counting {
     }
 
     async fn prepare(&self, positions: Positions) -> Prepared {
-        Prepared::new(positions, EVERY_BATCH.to_vec())
+        let rows = Want::Rows(Arc::clone(&WANTED));
+        Prepared::new(positions, vec![Want::Dense, rows])
     }
 
     async fn take_in(&self, _: Vec<Part>) {}
@@ -141,19 +255,26 @@ impl Replica for Counting {
             values[1] = vec![f32::NAN; shape.elements()].into();
         }
         let norm = if finite { 2.0 } else { f64::NAN };
+        let ids: Vec<u64> = ROWS.iter().flat_map(|rows| rows.of_push(push)).collect();
+        let rows = RowGradients {
+            values: vec![1.0; ids.len()].into(),
+            rows: Arc::new(WantedRows { table: 0, ids }),
+        };
         Ok(Computed {
             loss: 0.0,
             gradients: Gradients {
                 values,
-                rows: Vec::new(),
+                rows: vec![rows],
                 norm,
             },
         })
     }
 
-    async fn evaluate(&self, _: EvaluationPart) -> Result<Evaluation, ReplicaError> {
-        self.history.evaluated(&self.name);
-        Ok(Evaluation::Done([("loss".to_owned(), 0.0)].into()))
+    async fn evaluate(&self, part: EvaluationPart) -> Result<Evaluation, ReplicaError> {
+        Ok(match part {
+            EvaluationPart::First => Evaluation::Wants(vec![Want::Rows(Arc::clone(&WANTED))]),
+            EvaluationPart::Next => Evaluation::Done([("loss".to_owned(), 0.0)].into()),
+        })
     }
 
     async fn initial_values(&self) -> Result<Vec<Elements>, ReplicaError> {
@@ -228,12 +349,10 @@ impl Strategy for Observed {
     ) -> Result<Evaluated, StrategyError> {
         let (name, history) = (&self.name, &self.history);
         let take = async |blocks| history.pulled(name, blocks);
-        let epoch = self.inner.pull_fresh_blocks(clock, view, take).await?;
-        self.history.pulled_fresh(&self.name, epoch);
-        match replica.evaluate(EvaluationPart::First).await? {
-            Evaluation::Done(metrics) => Ok(Evaluated { metrics, epoch }),
-            Evaluation::Wants(_) => unreachable!("a counting replica has no tables"),
-        }
+        let evaluating = self.inner.evaluate_blocks(clock, view, replica, take);
+        let evaluated = evaluating.await?;
+        self.history.evaluated(&self.name, evaluated.epoch);
+        Ok(evaluated)
     }
 
     async fn save(&mut self, path: PathBuf, replica: &dyn Replica) -> Result<(), StrategyError> {

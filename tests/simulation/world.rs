@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use checkpoint::SavedValues;
 use shared_proto::job::{Job, Mode, NonFinite, Optimizer, Sgd};
 use shared_proto::payload;
 
@@ -133,10 +134,22 @@ impl World {
         for file in &manifest.files {
             for block in store.read_file(&manifest, file).await.ok()? {
                 let number = shape.block(block.id.variable as usize, block.id.index as usize);
-                let values = payload::elements(block.values.numbers()[0])
-                    .iter()
-                    .take(PUSHES);
-                saved.weights[number] = values.map(|v| v.get()).collect();
+                let values = payload::elements(block.values.numbers()[0]).iter();
+                let values = values.map(|value| value.get());
+                saved.weights[number] = match &block.values {
+                    SavedValues::Dense { .. } => values.take(PUSHES).collect(),
+                    SavedValues::Rows(rows) => {
+                        let (ids, _) = rows.ids.as_chunks::<8>();
+                        let ids = ids.iter().map(|id| u64::from_le_bytes(*id));
+                        let rows: Vec<(u64, f32)> = ids.zip(values).collect();
+                        let counters = shape.saved_counters(number, &rows);
+                        counters.unwrap_or_else(|wrong| {
+                            let what = format!("checkpoint {}: block {number}", saved.number);
+                            self.history.violation(format!("{what}: {wrong}"));
+                            vec![0.0; PUSHES]
+                        })
+                    }
+                };
                 saved.versions[number] = block.version.0;
             }
         }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use shared_proto::blocks::{BlockId, PlacedShard, ShardMap};
 use shared_proto::ids::{Clock, Epoch, Origin, Sequence, Task, Version, ViewNumber};
 use shared_proto::payload::{Dtype, Elements};
+use shared_proto::planted;
 use shared_proto::step::{Gradients, RowGradients, Want, WantedRows};
 use shared_proto::table::{Rows, ids_to_bytes};
 use shared_proto::wire;
@@ -415,7 +416,10 @@ impl Shards {
             let id = BlockId::read(version.block)?;
             let payload = block.payload.as_ref();
             // An answer has the order of its request.
-            let part = rest.by_ref().find(|part| part.block == id);
+            let mut part = rest.by_ref().find(|part| part.block == id);
+            if planted!(RowsMisplaced) && part.is_some() {
+                part = rows.first();
+            }
             parts += usize::from(part.is_some());
             let (start, values) = match (part, self.map.table(id)?) {
                 (Some(part), Some(spec)) => {

@@ -3,6 +3,7 @@
 use std::collections::{HashSet, VecDeque};
 
 use shared_proto::payload::LeF32;
+use shared_proto::planted;
 use shared_proto::table::{Admission, Age, Capacity, Eviction, EvictionOrder, TableSpec};
 
 use crate::hash::hash;
@@ -121,6 +122,11 @@ impl Bucket {
     /// Appends the values of the rows of ids. It creates no row, but remembers where they are.
     pub fn read(&mut self, ids: &[u64], values: &mut Vec<f32>) {
         let mut places = self.remembered(ids).unwrap_or_default();
+        if planted!(ReadsCreate) {
+            for id in ids {
+                self.rows.create(*id);
+            }
+        }
         self.rows.find(ids, &mut places);
         self.rows.read(ids, &places, values);
         if ids.is_empty() || ids.len() > REMEMBERED_ROWS {

@@ -1,6 +1,7 @@
 //! A bucket to bytes and back.
 
 use shared_proto::payload;
+use shared_proto::planted;
 use shared_proto::table::hash::bucket;
 use shared_proto::table::{SavedRows, TableSpec, ids_to_bytes};
 
@@ -12,7 +13,8 @@ impl SharedBucket {
     /// Returns the bucket in bytes, in memory of its own.
     pub fn to_bytes(&self) -> SavedRows {
         let (mut ids, mut history, mut numbers) = (Vec::new(), Vec::new(), Vec::new());
-        for row in self.rows.iter() {
+        let lacking = usize::from(planted!(RowNotSaved));
+        for row in self.rows.iter().skip(lacking) {
             ids.push(row.id);
             if self.rows.has_history() {
                 history.extend_from_slice(&row.history.last.to_le_bytes());

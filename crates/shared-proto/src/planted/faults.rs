@@ -81,6 +81,16 @@ faults! {
         OutcomeOverstated,
         /// A session does not send unanswered requests again.
         SentOnce,
+        /// A pull of rows creates those that are not there.
+        ReadsCreate,
+        /// Of a row that several workers have gradients of in a step, only the last gradient counts.
+        LastContributorsRow,
+        /// A worker takes the rows of one bucket for those of another.
+        RowsMisplaced,
+        /// A checkpoint lacks a row of each bucket.
+        RowNotSaved,
+        /// A bucket begins without rows after a restore.
+        RowsNotRestored,
     }
     END_TO_END {
         /// A push that comes after a later one is acknowledged, though it was not applied.

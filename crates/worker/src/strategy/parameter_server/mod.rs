@@ -113,20 +113,31 @@ impl ParameterServer {
         })
     }
 
-    /// Pulls what an evaluation measures, newest, from servers that follow `view` or a later one. Returns the epoch to
-    /// which it belongs.
+    /// Evaluates the newest values, from servers that follow `view` or a later one. All pulled values go to `take`.
     ///
     /// # Errors
-    /// The client's.
-    pub async fn pull_fresh_blocks(
+    /// The client's or the replica's.
+    pub async fn evaluate_blocks(
         &mut self,
         clock: Clock,
         view: ViewNumber,
-        take: impl AsyncFnMut(Vec<PulledBlock>),
-    ) -> Result<Epoch, ClientError> {
+        replica: &dyn Replica,
+        mut take: impl AsyncFnMut(Vec<PulledBlock>),
+    ) -> Result<Evaluated, StrategyError> {
         let wants = [self.evaluated.clone()];
-        let pulled = self.pull_fresh(clock, view, &wants, take).await?;
-        Ok(pulled.epoch)
+        let pulled = self.pull_fresh(clock, view, &wants, &mut take).await?;
+        let mut epoch = pulled.epoch;
+        let mut part = EvaluationPart::First;
+        loop {
+            match replica.evaluate(part).await? {
+                Evaluation::Done(metrics) => return Ok(Evaluated { metrics, epoch }),
+                Evaluation::Wants(wants) => {
+                    let pulled = self.pull_part(clock, view, &wants, &mut take).await?;
+                    epoch = epoch.min(pulled);
+                }
+            }
+            part = EvaluationPart::Next;
+        }
     }
 
     /// Pulls what a part of an evaluation wants. Returns the epoch to which it belongs; the largest number if it wants
@@ -223,18 +234,7 @@ impl Strategy for ParameterServer {
         replica: &dyn Replica,
     ) -> Result<Evaluated, StrategyError> {
         let take = async |blocks| replica.take_in(parts(blocks)).await;
-        let mut epoch = self.pull_fresh_blocks(clock, view, take).await?;
-        let mut part = EvaluationPart::First;
-        loop {
-            match replica.evaluate(part).await? {
-                Evaluation::Done(metrics) => return Ok(Evaluated { metrics, epoch }),
-                Evaluation::Wants(wants) => {
-                    let pulled = self.pull_part(clock, view, &wants, take).await?;
-                    epoch = epoch.min(pulled);
-                }
-            }
-            part = EvaluationPart::Next;
-        }
+        self.evaluate_blocks(clock, view, replica, take).await
     }
 
     async fn save(&mut self, path: PathBuf, replica: &dyn Replica) -> Result<(), StrategyError> {
