@@ -250,6 +250,10 @@ fn rows_train_in_the_other_modes_and_outlive_their_servers() {
         let job = recovers(&job(dir.path(), "batch_size = 16\nepochs = 3"), mode, 2);
         let mut cluster = start(&job, 2, "10");
         eventually(|| cluster.status()["samples"].as_u64() > Some(1500));
+        eventually(|| {
+            let items = &cluster.status()["tables"][0];
+            items["table"] == "items" && items["rows"] == 113 && items["created"] == 113
+        });
         cluster.ps[0].kill();
         cluster.restart_ps(0);
         let (summary, run) = cluster.finish();

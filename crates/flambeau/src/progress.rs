@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::metrics::Line;
 use crate::status::harmless;
-use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use indicatif::{HumanCount, MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use shared_proto::ids::{Role, Task, names};
 use shared_proto::view::JobPhase;
 use shared_proto::wire;
@@ -58,7 +58,15 @@ impl Progress {
         self.whole
             .set_prefix(format!("epoch {epoch}/{}", status.data_epochs));
         let rate = status.samples as f64 / status.seconds.max(f64::MIN_POSITIVE);
-        self.whole.set_message(format!("{rate:.0} samples/s"));
+        let mut message = format!("{rate:.0} samples/s");
+        let reports = status.tables.iter().filter_map(|table| table.report);
+        if !status.tables.is_empty() {
+            let rows: u64 = reports.map(|report| report.rows).sum();
+            message += &format!(", {} rows", HumanCount(rows));
+        }
+        let metric = status.evaluations.last().and_then(newest_metric);
+        message += &metric.unwrap_or_default();
+        self.whole.set_message(message);
         for task in &status.tasks {
             self.show_worker(task, status.samples);
         }
@@ -133,6 +141,15 @@ impl Progress {
         let _ = self.bars.clear();
         self.bars.set_draw_target(ProgressDrawTarget::hidden());
     }
+}
+
+/// Returns the first metric of an evaluation beside the loss, as a part of a message.
+fn newest_metric(evaluation: &wire::EvaluationReport) -> Option<String> {
+    let metrics = evaluation.metrics.iter();
+    let (name, value) = metrics
+        .filter(|(name, _)| *name != "loss")
+        .min_by_key(|(name, _)| *name)?;
+    Some(format!(", {} {value:.4}", harmless(name)))
 }
 
 /// Describes what a worker does, in the room beside its bar.

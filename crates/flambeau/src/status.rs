@@ -91,6 +91,7 @@ pub(crate) fn json(status: &wire::Status) -> Value {
         "seconds": Number(status.seconds),
         "tasks": status.tasks.iter().map(task_json).collect::<Vec<_>>(),
         "shards": status.shards.iter().enumerate().map(shard_json).collect::<Vec<_>>(),
+        "tables": status.tables.iter().map(table_json).collect::<Vec<_>>(),
         "checkpoint": status.checkpoint.map(|newest| json!({
             "number": newest.number,
             "clock": newest.clock,
@@ -153,6 +154,18 @@ fn shard_json((shard, status): (usize, &wire::ShardStatus)) -> Value {
     })
 }
 
+fn table_json(status: &wire::TableStatus) -> Value {
+    let report = status.report.unwrap_or_default();
+    json!({
+        "table": status.name,
+        "rows": report.rows,
+        "bytes": report.bytes,
+        "created": report.created,
+        "refused": report.refused,
+        "evicted": report.evicted,
+    })
+}
+
 /// Escapes the control characters in text from other processes, so that they do not act on the terminal.
 pub(crate) fn harmless(text: &str) -> Cow<'_, str> {
     if !text.contains(char::is_control) {
@@ -200,6 +213,9 @@ pub(crate) fn table(status: &wire::Status) -> String {
     let _ = writeln!(text, "{}", tasks_table(status).trim_fmt());
     if !status.shards.is_empty() {
         let _ = writeln!(text, "{}", shards_table(status).trim_fmt());
+    }
+    if !status.tables.is_empty() {
+        let _ = writeln!(text, "{}", rows_table(status).trim_fmt());
     }
     for (shard, status) in status.shards.iter().enumerate() {
         if let Some(report) = status.report.as_ref().filter(|r| !r.non_finite.is_empty()) {
@@ -304,6 +320,27 @@ fn shards_table(status: &wire::Status) -> Table {
     table
 }
 
+fn rows_table(status: &wire::Status) -> Table {
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING).set_header([
+        "table", "rows", "bytes", "a row", "created", "refused", "evicted",
+    ]);
+    for status in &status.tables {
+        let report = status.report.unwrap_or_default();
+        let of_row = report.bytes.checked_div(report.rows);
+        table.add_row([
+            harmless(&status.name).into_owned(),
+            report.rows.to_string(),
+            report.bytes.to_string(),
+            of_row.map_or(String::new(), |bytes| format!("{bytes} bytes")),
+            report.created.to_string(),
+            report.refused.to_string(),
+            report.evicted.to_string(),
+        ]);
+    }
+    table
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -337,6 +374,29 @@ mod tests {
         let row = text.lines().find(|line| line.contains("worker-0")).unwrap();
         assert!(row.trim_end().ends_with("idle"), "{row:?}");
         assert!(table(&worker(0.5, 7, "x")).contains("0.5000"));
+    }
+
+    #[test]
+    fn a_table_has_a_line_with_its_rows() {
+        let status = wire::Status {
+            tables: vec![wire::TableStatus {
+                name: "item".to_owned(),
+                report: Some(wire::TableReport {
+                    rows: 40,
+                    bytes: 3600,
+                    created: 50,
+                    refused: 7,
+                    evicted: 10,
+                }),
+            }],
+            ..wire::Status::default()
+        };
+        let text = table(&status);
+        let line = text.lines().find(|line| line.contains("item")).unwrap();
+        let cells: Vec<&str> = line.split_whitespace().collect();
+        let expected = ["item", "40", "3600", "90", "bytes", "50", "7", "10"];
+        assert_eq!(cells, expected);
+        assert_eq!(json(&status)["tables"][0]["evicted"], 10);
     }
 
     #[test]

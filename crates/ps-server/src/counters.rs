@@ -104,7 +104,13 @@ impl Counters {
 
     /// Returns the report of the shard. `non_finite` names a variable with values that are NaN or infinite; empty
     /// if there is none.
-    pub(crate) fn report(&self, shard: u32, non_finite: String, last: bool) -> wire::ShardReport {
+    pub(crate) fn report(
+        &self,
+        shard: u32,
+        non_finite: String,
+        tables: Vec<wire::TableReport>,
+        last: bool,
+    ) -> wire::ShardReport {
         wire::ShardReport {
             shard,
             blocks: self.held[0].load(Relaxed),
@@ -116,6 +122,7 @@ impl Counters {
             last,
             checkpoint_bytes: self.checkpoint_bytes.load(Relaxed),
             non_finite,
+            tables,
         }
     }
 }

@@ -31,6 +31,8 @@ impl Cluster {
             );
         }
         self.writes_on(now, task, &report);
+        let mut report = report;
+        report.tables.truncate(self.tables().len());
         self.observed.shard_reports.insert(task.id, report);
     }
 

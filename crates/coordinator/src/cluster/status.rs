@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use shared_proto::blocks::PlacedTable;
 use shared_proto::ids::{Role, TaskId};
 use shared_proto::staleness::{StalenessBound, lead};
 use shared_proto::wire;
@@ -50,6 +51,7 @@ impl Cluster {
             run: self.run_id().to_owned(),
             checkpoint_error: self.checkpoint_error(now),
             checkpoint_store_full: self.is_store_full(),
+            tables: self.table_status(),
         }
     }
 
@@ -131,6 +133,35 @@ impl Cluster {
                 report: self.observed.shard_reports.get(&task.id).cloned(),
             })
             .collect()
+    }
+
+    /// Returns the tables of the shard map; none before the map is made.
+    pub(super) fn tables(&self) -> &[PlacedTable] {
+        let variables = self.durable.variables.as_ref();
+        let map = variables.and_then(|variables| variables.map.as_ref());
+        map.map_or(&[], |map| &map.tables)
+    }
+
+    fn table_status(&self) -> Vec<wire::TableStatus> {
+        let servers = self.servers();
+        let sum = |number: usize| {
+            let reports = servers.iter();
+            let reports = reports.filter_map(|task| self.observed.shard_reports.get(&task.id));
+            let of_table = reports.filter_map(|report| report.tables.get(number));
+            of_table.fold(wire::TableReport::default(), |sum, of| wire::TableReport {
+                rows: sum.rows.saturating_add(of.rows),
+                bytes: sum.bytes.saturating_add(of.bytes),
+                created: sum.created.saturating_add(of.created),
+                refused: sum.refused.saturating_add(of.refused),
+                evicted: sum.evicted.saturating_add(of.evicted),
+            })
+        };
+        let tables = self.tables().iter().enumerate();
+        let status = |(number, table): (usize, &PlacedTable)| wire::TableStatus {
+            name: table.spec.name.clone(),
+            report: Some(sum(number)),
+        };
+        tables.map(status).collect()
     }
 
     fn task_status(&self, now: Instant, member: &Member) -> wire::TaskStatus {

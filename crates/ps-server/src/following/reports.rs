@@ -67,7 +67,8 @@ pub(crate) async fn report(shard: &Shard, coordinator: &Coordinator, sender: &Se
     let Some(store) = shard.followed().store else {
         return;
     };
-    let report = shard.counters.report(store.shard, store.non_finite(), last);
+    let counters = &shard.counters;
+    let report = counters.report(store.shard, store.non_finite(), store.tables(), last);
     let report = Report::Shard(report);
     // The next report has the same counts, and the lease shows whether the coordinator is gone.
     let sent = coordinator.report(sender.next_origin_here(), report);

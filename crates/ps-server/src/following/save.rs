@@ -260,7 +260,9 @@ mod tests {
             let written = written.map_err(|error| error.to_string())?;
             let bytes: u64 = written.iter().map(|file| file.bytes).sum();
             assert_eq!(
-                counters.report(0, String::new(), false).checkpoint_bytes,
+                counters
+                    .report(0, String::new(), Vec::new(), false)
+                    .checkpoint_bytes,
                 bytes
             );
             Ok::<_, String>(written)

@@ -174,6 +174,25 @@ impl Store {
         name.unwrap_or_default().to_owned()
     }
 
+    /// Returns the counts of each table, summed over its buckets here.
+    pub(crate) fn tables(&self) -> Vec<wire::TableReport> {
+        let mut tables = vec![wire::TableReport::default(); self.map.tables.len()];
+        for block in &self.blocks.by_id {
+            let table = (block.key().variable as usize).checked_sub(self.map.variables.len());
+            let Some(sum) = table.and_then(|table| tables.get_mut(table)) else {
+                continue;
+            };
+            if let Some(of) = block.lock().row_counts() {
+                sum.rows += of.rows;
+                sum.bytes += of.bytes;
+                sum.created += of.created;
+                sum.refused += of.refused;
+                sum.evicted += of.evicted;
+            }
+        }
+        tables
+    }
+
     /// Returns a block with a value that is NaN or infinite, if there is one.
     pub(crate) fn block_not_finite(&self) -> Option<String> {
         let mut blocks = self.blocks.by_id.iter();

@@ -7,6 +7,7 @@ use checkpoint::SavedValues;
 use optimizer::{Update, VariableRule};
 use shared_proto::payload::Elements;
 use shared_proto::values::Values;
+use shared_proto::wire;
 use table::bucket::SharedBucket;
 
 /// The values of a block, with the optimizer's state for them. The [`Block`](super::Block) around them has the version,
@@ -36,6 +37,11 @@ pub(crate) trait Contents: Debug + Send {
 
     /// Returns the bytes of values and state.
     fn bytes(&self) -> usize;
+
+    /// Returns the counts of rows; none if the values are dense.
+    fn row_counts(&self) -> Option<wire::TableReport> {
+        None
+    }
 
     /// Returns values and state as they are now. They are shared, not copied.
     fn share(&mut self) -> SharedValues;

@@ -19,6 +19,7 @@ use shared_proto::planted;
 use shared_proto::table::TableSpec;
 use shared_proto::values::Values;
 use shared_proto::view::{Commit, View};
+use shared_proto::wire;
 
 use contents::{Contents, SharedValues};
 use dense::Dense;
@@ -192,6 +193,11 @@ impl Block {
     /// Returns the number of bytes of weights and slots.
     pub(crate) fn bytes(&self) -> usize {
         self.contents.bytes()
+    }
+
+    /// Returns the counts of a bucket's rows; none for a dense block.
+    pub(crate) fn row_counts(&self) -> Option<wire::TableReport> {
+        self.contents.row_counts()
     }
 
     /// Returns the values that a pull wants, as they are now, as `f32`.

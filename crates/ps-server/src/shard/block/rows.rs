@@ -9,6 +9,7 @@ use shared_proto::planted;
 use shared_proto::table::hash::hash;
 use shared_proto::table::{Rows, SavedRows, TableSpec};
 use shared_proto::values::Values;
+use shared_proto::wire;
 use table::bucket::{Bucket, Updated};
 
 use super::contents::{Contents, SharedValues, Wanted};
@@ -19,6 +20,10 @@ pub(super) struct TableRows {
     bucket: Bucket,
     dimension: usize,
     counters: Counters,
+    /// The updates' outcomes, since the bucket is here.
+    created: u64,
+    refused: u64,
+    evicted: u64,
     /// True if the rows of a checkpoint had a number that is NaN or infinite.
     restored_non_finite: bool,
 }
@@ -54,6 +59,9 @@ impl TableRows {
             bucket,
             dimension: spec.dimension as usize,
             counters,
+            created: 0,
+            refused: 0,
+            evicted: 0,
             restored_non_finite,
         }
     }
@@ -65,6 +73,9 @@ impl TableRows {
         let bytes = self.bucket.bytes();
         let updated = self.bucket.update(ids, gradients, rate, now);
         self.counters.count(&updated);
+        self.created += updated.created as u64;
+        self.refused += updated.refused as u64;
+        self.evicted += updated.evicted as u64;
         let more = self.bucket.bytes() as f64 - bytes as f64;
         self.counters.bytes.increment(more);
         !updated.non_finite
@@ -130,6 +141,16 @@ impl Contents for TableRows {
 
     fn bytes(&self) -> usize {
         self.bucket.bytes()
+    }
+
+    fn row_counts(&self) -> Option<wire::TableReport> {
+        Some(wire::TableReport {
+            rows: self.bucket.rows().len() as u64,
+            bytes: self.bucket.bytes() as u64,
+            created: self.created,
+            refused: self.refused,
+            evicted: self.evicted,
+        })
     }
 
     fn share(&mut self) -> SharedValues {
