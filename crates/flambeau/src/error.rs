@@ -39,6 +39,28 @@ pub(crate) enum CommandError {
         /// The checkpoint.
         checkpoint: String,
     },
+    /// A table that a checkpoint does not have is asked for.
+    #[error(
+        "{checkpoint}: it has no table {table:?}; {}",
+        match tables.as_slice() {
+            [] => "it has none".to_owned(),
+            tables => format!("it has {}", tables.join(", ")),
+        }
+    )]
+    NoTable {
+        /// The checkpoint.
+        checkpoint: String,
+        /// The table.
+        table: String,
+        /// The tables that it has.
+        tables: Vec<String>,
+    },
+    /// The name of a file does not say in which form rows are to be written.
+    #[error("{path:?}: the rows of a table go into a file that ends in .parquet or .safetensors")]
+    UnknownFormat {
+        /// The file.
+        path: PathBuf,
+    },
     /// The model or its data cannot be used.
     #[error(transparent)]
     Replica(#[from] ReplicaError),

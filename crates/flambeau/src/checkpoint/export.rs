@@ -1,8 +1,10 @@
-//! Exports a checkpoint's weights as one safetensors file, like a run's `model.safetensors`.
+//! Exports a checkpoint: its weights as one safetensors file, like a run's `model.safetensors`, or the rows of a table.
 
-use std::io::{self, Write};
-use std::os::unix::fs::{FileExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+mod output;
+mod rows;
+
+use std::io::Write;
+use std::os::unix::fs::FileExt;
 
 use ::checkpoint::{Manifest, SavedBlock, Store, weights_header};
 use indicatif::ProgressBar;
@@ -10,6 +12,8 @@ use optimizer::VariableRule;
 use shared_proto::blocks::VariableSpec;
 use shared_proto::job::Job;
 
+pub(crate) use self::output::Output;
+pub(crate) use self::rows::write_rows;
 use crate::error::CommandError;
 
 /// The values of each variable that are exported.
@@ -64,31 +68,18 @@ impl Values {
     }
 }
 
-/// Writes the values file by file, so that no more than one of the checkpoint's files is in memory. The
-/// output appears whole or not at all. Returns the number of bytes of values.
+/// Writes the values file by file, so that no more than one of the checkpoint's files is in memory. Returns the number of
+/// bytes of values.
 pub(crate) async fn write(
     store: &Store,
     manifest: &Manifest,
     values: &Values,
-    output: &Path,
-    force: bool,
+    mut output: Output,
     bar: &ProgressBar,
 ) -> Result<u64, CommandError> {
-    let wrong = || CommandError::file(output);
-    if !force && output.exists() {
-        return Err(wrong()(exists()));
-    }
-    let folder = match output.parent() {
-        Some(folder) if folder != Path::new("") => folder.to_owned(),
-        _ => PathBuf::from("."),
-    };
-    let mut file = tempfile::Builder::new()
-        .suffix(".partial")
-        .permissions(PermissionsExt::from_mode(0o666))
-        .tempfile_in(folder)
-        .map_err(wrong())?;
     let header = weights_header(manifest);
-    file.write_all(&header).map_err(wrong())?;
+    let written = output.file().write_all(&header);
+    written.map_err(output.wrong())?;
     let (starts, end) = starts(manifest, header.len() as u64);
     for entry in &manifest.files {
         let blocks = store.read_file(manifest, entry).await?;
@@ -104,24 +95,14 @@ pub(crate) async fn write(
                     entry.name
                 ),
             })?;
-            file.as_file()
-                .write_all_at(values, place)
-                .map_err(wrong())?;
+            let written = output.file().write_all_at(values, place);
+            written.map_err(output.wrong())?;
         }
         bar.inc(entry.bytes);
     }
     bar.finish_and_clear();
-    file.as_file().sync_all().map_err(wrong())?;
-    let persisted = if force {
-        file.persist(output)
-    } else {
-        file.persist_noclobber(output)
-    };
-    match persisted {
-        Ok(_) => Ok(end - header.len() as u64),
-        Err(error) if error.error.kind() == io::ErrorKind::AlreadyExists => Err(wrong()(exists())),
-        Err(error) => Err(wrong()(error.error)),
-    }
+    output.finish()?;
+    Ok(end - header.len() as u64)
 }
 
 /// Returns the offset at which each variable begins, and the end of the last one.
@@ -133,11 +114,4 @@ fn starts(manifest: &Manifest, header: u64) -> (Vec<u64>, u64) {
         end += variable.elements() * size_of::<f32>() as u64;
     }
     (starts, end)
-}
-
-fn exists() -> io::Error {
-    io::Error::new(
-        io::ErrorKind::AlreadyExists,
-        "it is there; --force replaces it",
-    )
 }

@@ -14,7 +14,7 @@ use comfy_table::{Table, presets};
 use indicatif::{HumanBytes, HumanDuration, ProgressBar, ProgressDrawTarget};
 use serde_json::{Value, json};
 
-use self::export::Values;
+use self::export::{Output, Values, write_rows};
 use self::verify::{Verified, verify};
 use crate::command::block_on;
 use crate::error::CommandError;
@@ -33,13 +33,16 @@ pub(crate) enum Command {
         #[arg(long)]
         quiet: bool,
     },
-    /// Write a checkpoint's weights as a safetensors file, under the variables' own names.
+    /// Write a checkpoint's weights as a safetensors file, under the variables' own names, or the rows of a table.
     Export {
         #[command(flatten)]
         named: Named,
         /// The file to write.
         #[arg(long, short, value_name = "FILE")]
         output: PathBuf,
+        /// The rows of this table, as Parquet or safetensors, by the end of the file's name.
+        #[arg(long, value_name = "NAME", conflicts_with = "averages")]
+        table: Option<String>,
         /// The weights' moving averages (ema_decay in the job) instead of the weights.
         #[arg(long)]
         averages: bool,
@@ -94,6 +97,7 @@ pub(crate) fn run(command: &Command) -> Result<(), CommandError> {
             Command::Export {
                 named,
                 output,
+                table,
                 averages,
                 force,
                 quiet,
@@ -103,19 +107,40 @@ pub(crate) fn run(command: &Command) -> Result<(), CommandError> {
                     true => Values::averages(&store, &manifest)?,
                     false => Values::Weights,
                 };
+                let file = Output::create(output, *force)?;
                 let bar = bar(manifest.bytes(), *quiet);
-                let bytes = export::write(&store, &manifest, &values, output, *force, &bar).await?;
                 let from = store.checkpoint_location(manifest.number);
-                let written = json!({
-                    "checkpoint": from,
-                    "output": output,
-                    "values": values.name(),
-                    "variables": manifest.variables.len(),
-                    "bytes": bytes,
-                });
-                print(named, written, || {
-                    let (output, size) = (output.display(), HumanBytes(bytes));
-                    format!("wrote {output}: {size} of {}, from {from}", values.name())
+                let written = match table {
+                    Some(table) => {
+                        let exported = write_rows(&store, &manifest, table, file, &bar).await?;
+                        json!({
+                            "checkpoint": from,
+                            "output": output,
+                            "table": table,
+                            "rows": exported.rows,
+                            "dimension": exported.dimension,
+                        })
+                    }
+                    None => {
+                        let bytes = export::write(&store, &manifest, &values, file, &bar).await?;
+                        json!({
+                            "checkpoint": from,
+                            "output": output,
+                            "values": values.name(),
+                            "variables": manifest.variables.len(),
+                            "bytes": bytes,
+                        })
+                    }
+                };
+                print(named, written.clone(), || {
+                    let size = match table {
+                        Some(table) => format!("{} rows of {table}", written["rows"]),
+                        None => {
+                            let bytes = written["bytes"].as_u64().unwrap_or_default();
+                            format!("{} of {}", HumanBytes(bytes), values.name())
+                        }
+                    };
+                    format!("wrote {}: {size}, from {from}", output.display())
                 });
             }
         }

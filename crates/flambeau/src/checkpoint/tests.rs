@@ -4,9 +4,13 @@ use ::checkpoint::{
     FORMAT, FileEntry, SavedBlock, SavedValues, SavedVariable, encode, folder_name,
 };
 use bytes::Bytes;
+use parquet::file::reader::{FileReader, SerializedFileReader};
+use parquet::record::{ListAccessor, RowAccessor};
 use safetensors::SafeTensors;
 use shared_proto::blocks::{BlockId, VariableKind};
 use shared_proto::ids::Version;
+use shared_proto::job::Adagrad;
+use shared_proto::table::{Admission, Eviction, Initializer, RowOptimizer, SavedRows, TableSpec};
 
 use super::*;
 
@@ -16,7 +20,43 @@ fn numbers(range: std::ops::Range<u32>) -> Bytes {
     range.flat_map(|i| (i as f32).to_le_bytes()).collect()
 }
 
-/// Saves a checkpoint of a variable `b` of 2 x 5 in blocks of 4, and a scalar.
+fn table() -> TableSpec {
+    TableSpec {
+        name: "items".to_owned(),
+        dimension: 2,
+        buckets: 1,
+        initializer: Initializer::Zeros,
+        optimizer: RowOptimizer::RowAdagrad(Adagrad::default()),
+        seed: 0,
+        admission: Admission::All,
+        eviction: Eviction::default(),
+    }
+}
+
+/// The ids of the table's rows, and the values of each.
+const ROWS: [(u64, [f32; 2]); 3] = [(7, [0.0, 1.0]), (u64::MAX, [3.0, 4.0]), (1, [6.0, 7.0])];
+
+/// Returns the bucket with these rows. Each has a number of the optimizer's state too.
+fn bucket() -> SavedBlock {
+    SavedBlock {
+        id: BlockId {
+            variable: 2,
+            index: 0,
+        },
+        version: Version(3),
+        watermarks: vec![],
+        values: SavedValues::Rows(SavedRows {
+            ids: ROWS.iter().flat_map(|(id, _)| id.to_le_bytes()).collect(),
+            numbers: numbers(0..9),
+            history: Bytes::new(),
+            counts: Bytes::new(),
+            updates: 3,
+            time: 3,
+        }),
+    }
+}
+
+/// Saves a checkpoint of a variable `b` of 2 x 5 in blocks of 4, a scalar, and a table of one bucket.
 async fn save(store: &Store, number: u64) {
     let block = |variable, index, range| SavedBlock {
         id: BlockId { variable, index },
@@ -31,7 +71,7 @@ async fn save(store: &Store, number: u64) {
         (FILE, vec![block(0, 0, 0..4), block(0, 2, 8..10)]),
         (
             "shard-1-part-0000.safetensors",
-            vec![block(0, 1, 4..8), block(1, 0, 77..78)],
+            vec![block(0, 1, 4..8), block(1, 0, 77..78), bucket()],
         ),
     ];
     let mut entries = Vec::new();
@@ -60,7 +100,7 @@ async fn save(store: &Store, number: u64) {
         samples: 320 * number,
         began: 1_700_000_000,
         variables: vec![variable("b \"quoted\"", &[2, 5]), variable("c", &[])],
-        tables: Vec::new(),
+        tables: vec![table()],
         block_elements: 4,
         slots: None,
         shards: 2,
@@ -196,6 +236,7 @@ fn export(location: &str, output: &Path, force: bool) -> Result<(), CommandError
     run_with(&Command::Export {
         named: named(location),
         output: output.to_owned(),
+        table: None,
         averages: false,
         force,
         quiet: true,
@@ -228,12 +269,72 @@ fn an_export_is_what_safetensors_would_write() {
     assert_eq!(std::fs::read(&output).unwrap(), found);
 }
 
+fn export_table(location: &str, table: &str, output: &Path) -> Result<(), CommandError> {
+    run_with(&Command::Export {
+        named: named(location),
+        output: output.to_owned(),
+        table: Some(table.to_owned()),
+        averages: false,
+        force: false,
+        quiet: true,
+    })
+}
+
+#[test]
+fn a_table_is_exported_in_both_forms_as_its_rows_are() {
+    let (root, run) = a_run();
+    let output = root.path().join("items.safetensors");
+    export_table(&run, "items", &output).unwrap();
+    let file = std::fs::read(&output).unwrap();
+    let tensors = SafeTensors::deserialize(&file).unwrap();
+    let (ids, values) = (
+        tensors.tensor("ids").unwrap(),
+        tensors.tensor("values").unwrap(),
+    );
+    assert_eq!((ids.shape(), values.shape()), (&[3][..], &[3, 2][..]));
+    let expected: Vec<u8> = ROWS.iter().flat_map(|(id, _)| id.to_le_bytes()).collect();
+    assert_eq!(ids.data(), expected);
+    let all = ROWS.iter().flat_map(|(_, values)| values);
+    let expected: Vec<u8> = all.flat_map(|value| value.to_le_bytes()).collect();
+    assert_eq!(values.data(), expected);
+
+    let output = root.path().join("items.parquet");
+    export_table(&run, "items", &output).unwrap();
+    let file = std::fs::File::open(&output).unwrap();
+    let reader = SerializedFileReader::new(file).unwrap();
+    let rows = reader.get_row_iter(None).unwrap().map(Result::unwrap);
+    let found: Vec<(u64, Vec<f32>)> = rows
+        .map(|row| {
+            let list = row.get_list(1).unwrap();
+            let values = (0..list.len()).map(|i| list.get_float(i).unwrap());
+            (row.get_ulong(0).unwrap(), values.collect())
+        })
+        .collect();
+    let expected: Vec<(u64, Vec<f32>)> = ROWS.map(|(id, values)| (id, values.to_vec())).into();
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn an_export_of_rows_that_cannot_be_says_what_there_is() {
+    let (root, run) = a_run();
+    for (table, file, expected) in [
+        ("users", "users.parquet", "it has items"),
+        ("items", "items.csv", ".parquet or .safetensors"),
+    ] {
+        let output = root.path().join(file);
+        let error = export_table(&run, table, &output).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+        assert!(!output.exists());
+    }
+}
+
 #[test]
 fn averages_are_exported_only_where_there_are_some() {
     let (root, run) = a_run();
     let error = run_with(&Command::Export {
         named: named(&run),
         output: root.path().join("model.safetensors"),
+        table: None,
         averages: true,
         force: false,
         quiet: true,

@@ -1,0 +1,253 @@
+//! The rows of a table as a Parquet or a safetensors file.
+
+use std::fs::File;
+use std::io::{self, BufWriter, Seek, Write};
+use std::sync::Arc;
+
+use ::checkpoint::{FileEntry, Manifest, SavedValues, Store};
+use indicatif::ProgressBar;
+use parquet::data_type::{FloatType, Int64Type};
+use parquet::errors::ParquetError;
+use parquet::file::properties::{EnabledStatistics, WriterProperties};
+use parquet::file::writer::SerializedFileWriter;
+use parquet::schema::parser::parse_message_type;
+use shared_proto::payload;
+use shared_proto::table::SavedRows;
+
+use super::Output;
+use crate::error::CommandError;
+
+/// The rows in a row group of a Parquet file, but for those of a bucket that exceed it.
+const GROUP_ROWS: usize = 1 << 17;
+
+/// The bytes of a safetensors header with two tensors. The rest is filled with spaces.
+const HEADER_BYTES: usize = 512;
+
+/// The outcome of an export of rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Exported {
+    /// The number of rows.
+    pub(crate) rows: u64,
+    /// The number of values in each row.
+    pub(crate) dimension: u32,
+}
+
+/// Writes the ids and values of a table's rows, bucket by bucket, so that no more than one of the checkpoint's files and a
+/// row group are in memory. A Parquet file has the columns `id` and `values`, a list; a safetensors file has the tensors
+/// `values` of shape `[rows, dimension]` and `ids` of shape `[rows]`. The name of the output says which.
+///
+/// # Errors
+/// If there is no such table; if the name ends in neither `.parquet` nor `.safetensors`; the store's or the system's.
+pub(crate) async fn write_rows(
+    store: &Store,
+    manifest: &Manifest,
+    table: &str,
+    mut output: Output,
+    bar: &ProgressBar,
+) -> Result<Exported, CommandError> {
+    let mut tables = manifest.tables.iter().enumerate();
+    let Some((number, spec)) = tables.find(|(_, spec)| spec.name == table) else {
+        let names = manifest.tables.iter().map(|spec| spec.name.clone());
+        return Err(CommandError::NoTable {
+            checkpoint: store.checkpoint_location(manifest.number),
+            table: table.to_owned(),
+            tables: names.collect(),
+        });
+    };
+    let variable = (manifest.variables.len() + number) as u32;
+    let dimension = spec.dimension as usize;
+    let extension = output.path().extension().unwrap_or_default();
+    let parquet = match extension.to_str() {
+        Some("parquet") => true,
+        Some("safetensors") => false,
+        _ => {
+            return Err(CommandError::UnknownFormat {
+                path: output.path().to_owned(),
+            });
+        }
+    };
+    let file = output.file().try_clone();
+    let file = file.map_err(output.wrong())?;
+    let mut form: Box<dyn Form> = match parquet {
+        true => Box::new(ParquetFile::begin(file, dimension).map_err(output.wrong())?),
+        false => Box::new(TensorFile::begin(file, dimension).map_err(output.wrong())?),
+    };
+    let has_table = |file: &&FileEntry| file.blocks.iter().any(|range| range.variable == variable);
+    let mut rows = 0;
+    for entry in manifest.files.iter().filter(has_table) {
+        for block in store.read_file(manifest, entry).await? {
+            if let (true, SavedValues::Rows(saved)) = (block.id.variable == variable, block.values)
+            {
+                rows += saved.ids.len() as u64 / size_of::<u64>() as u64;
+                form.add(&saved).map_err(output.wrong())?;
+            }
+        }
+        bar.inc(entry.bytes);
+    }
+    form.finish().map_err(output.wrong())?;
+    bar.finish_and_clear();
+    output.finish()?;
+    Ok(Exported {
+        rows,
+        dimension: spec.dimension,
+    })
+}
+
+/// A form of file.
+trait Form {
+    /// Adds the rows of a bucket.
+    fn add(&mut self, rows: &SavedRows) -> io::Result<()>;
+
+    /// Ends the file.
+    fn finish(self: Box<Self>) -> io::Result<()>;
+}
+
+/// Returns the ids of rows, and their values.
+fn rows(saved: &SavedRows, dimension: usize) -> (Vec<u64>, Vec<f32>) {
+    let (ids, _) = saved.ids.as_chunks::<8>();
+    let ids: Vec<u64> = ids.iter().map(|id| u64::from_le_bytes(*id)).collect();
+    let numbers = payload::elements(&saved.numbers);
+    let width = numbers.len().checked_div(ids.len()).unwrap_or(0).max(1);
+    // The optimizer's state follows the values of a row.
+    let values = numbers
+        .chunks_exact(width)
+        .flat_map(|row| &row[..dimension.min(width)]);
+    let values = values.map(|value| value.get()).collect();
+    (ids, values)
+}
+
+/// A Parquet file. Rows gather until they fill a row group.
+struct ParquetFile {
+    writer: SerializedFileWriter<BufWriter<File>>,
+    dimension: usize,
+    ids: Vec<i64>,
+    values: Vec<f32>,
+}
+
+impl ParquetFile {
+    fn begin(file: File, dimension: usize) -> io::Result<Self> {
+        let schema = "message rows {
+            required int64 id (INTEGER(64, false));
+            required group values (LIST) { repeated group list { required float element; } }
+        }";
+        // Values of embeddings hardly repeat, and nobody searches for them.
+        let properties = WriterProperties::builder()
+            .set_dictionary_enabled(false)
+            .set_statistics_enabled(EnabledStatistics::None);
+        let schema = parse_message_type(schema).map_err(of_parquet)?;
+        let (file, properties) = (BufWriter::new(file), properties.build());
+        let writer = SerializedFileWriter::new(file, Arc::new(schema), Arc::new(properties));
+        Ok(Self {
+            writer: writer.map_err(of_parquet)?,
+            dimension,
+            ids: Vec::new(),
+            values: Vec::new(),
+        })
+    }
+
+    fn write_group(&mut self) -> Result<(), ParquetError> {
+        if self.ids.is_empty() {
+            return Ok(());
+        }
+        let (ids, values) = (&self.ids, &self.values);
+        let mut group = self.writer.next_row_group()?;
+        if let Some(mut column) = group.next_column()? {
+            column.typed::<Int64Type>().write_batch(ids, None, None)?;
+            column.close()?;
+        }
+        if let Some(mut column) = group.next_column()? {
+            // Each value is defined; the first of a row begins a new list.
+            let defined = vec![1; values.len()];
+            let begins = |place: usize| i16::from(!place.is_multiple_of(self.dimension));
+            let repeated: Vec<i16> = (0..values.len()).map(begins).collect();
+            let typed = column.typed::<FloatType>();
+            typed.write_batch(values, Some(&defined), Some(&repeated))?;
+            column.close()?;
+        }
+        group.close()?;
+        self.ids.clear();
+        self.values.clear();
+        Ok(())
+    }
+}
+
+impl Form for ParquetFile {
+    fn add(&mut self, saved: &SavedRows) -> io::Result<()> {
+        let (ids, values) = rows(saved, self.dimension);
+        self.ids.extend(ids.into_iter().map(u64::cast_signed));
+        self.values.extend(values);
+        match self.ids.len() < GROUP_ROWS {
+            true => Ok(()),
+            false => self.write_group().map_err(of_parquet),
+        }
+    }
+
+    fn finish(mut self: Box<Self>) -> io::Result<()> {
+        self.write_group().map_err(of_parquet)?;
+        self.writer.close().map(drop).map_err(of_parquet)
+    }
+}
+
+fn of_parquet(error: ParquetError) -> io::Error {
+    match error {
+        ParquetError::External(error) => io::Error::other(error),
+        error => io::Error::other(error.to_string()),
+    }
+}
+
+/// A safetensors file. The number of rows, which the header needs, is known last, so the header's room is left free, and
+/// the ids wait in a file of their own.
+struct TensorFile {
+    file: BufWriter<File>,
+    ids: BufWriter<File>,
+    rows: u64,
+    dimension: usize,
+}
+
+impl TensorFile {
+    fn begin(file: File, dimension: usize) -> io::Result<Self> {
+        let mut file = BufWriter::new(file);
+        file.write_all(&[b' '; HEADER_BYTES])?;
+        Ok(Self {
+            file,
+            ids: BufWriter::new(tempfile::tempfile()?),
+            rows: 0,
+            dimension,
+        })
+    }
+}
+
+impl Form for TensorFile {
+    fn add(&mut self, saved: &SavedRows) -> io::Result<()> {
+        let rows = saved.ids.len() / size_of::<u64>();
+        self.rows += rows as u64;
+        self.ids.write_all(&saved.ids)?;
+        // The optimizer's state follows the values of a row.
+        let width = saved.numbers.len().checked_div(rows).unwrap_or(0).max(1);
+        let values = self.dimension * size_of::<f32>();
+        let mut numbers = saved.numbers.chunks_exact(width);
+        numbers.try_for_each(|row| self.file.write_all(&row[..values.min(width)]))
+    }
+
+    fn finish(self: Box<Self>) -> io::Result<()> {
+        let Self {
+            mut file,
+            ids,
+            rows,
+            dimension,
+        } = *self;
+        let mut ids = ids.into_inner()?;
+        ids.rewind()?;
+        io::copy(&mut ids, &mut file)?;
+        let values_end = rows * dimension as u64 * size_of::<f32>() as u64;
+        let ids_end = values_end + rows * size_of::<u64>() as u64;
+        let header = format!(
+            r#"{{"values":{{"dtype":"F32","shape":[{rows},{dimension}],"data_offsets":[0,{values_end}]}},"ids":{{"dtype":"U64","shape":[{rows}],"data_offsets":[{values_end},{ids_end}]}}}}"#
+        );
+        let length = HEADER_BYTES - size_of::<u64>();
+        file.rewind()?;
+        file.write_all(&(length as u64).to_le_bytes())?;
+        file.write_all(header.as_bytes())?;
+        file.flush()
+    }
+}
