@@ -2,6 +2,7 @@
 //!
 //! - `tables`: models of numbers and categories
 //! - `pytorch`: training beside PyTorch, and torchvision's names
+//! - `pytorch_tables`: the same for models with embedding tables
 
 #![allow(clippy::unwrap_used)]
 
@@ -21,6 +22,7 @@ use worker::tables::Tables;
 use worker::variables::Variables;
 
 mod pytorch;
+mod pytorch_tables;
 mod tables;
 
 const MODELS: [&str; 4] = ["logistic", "softmax", "mlp", "cnn"];
