@@ -5,7 +5,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 use candle_core::Device;
-use checkpoint::SavedValues;
+use checkpoint::{NewestFirst, Piece};
 use shared_proto::job::Job;
 use shared_proto::table::SavedRows;
 use tests::{Cluster, eventually};
@@ -91,8 +91,11 @@ fn by_id(saved: &SavedRows) -> impl Iterator<Item = (u64, Vec<f32>)> {
 }
 
 fn of_local(saved: &SavedTables) -> AllRows {
-    let table = |(name, buckets): (&String, &BTreeMap<u32, SavedRows>)| {
-        (name.clone(), buckets.values().flat_map(by_id).collect())
+    let table = |(name, buckets): (&String, &BTreeMap<u32, Vec<SavedRows>>)| {
+        (
+            name.clone(),
+            buckets.values().flatten().flat_map(by_id).collect(),
+        )
     };
     saved.iter().map(table).collect()
 }
@@ -103,15 +106,19 @@ fn of_run(run: &Path) -> AllRows {
     runtime.block_on(async {
         let (store, manifest) = checkpoint::load(run.to_str().unwrap()).await.unwrap();
         let mut all = AllRows::new();
-        for file in &manifest.files {
+        let mut reading = NewestFirst::default();
+        for file in NewestFirst::files(&manifest) {
             for block in store.read_file(&manifest, file).await.unwrap() {
-                if let SavedValues::Rows(rows) = &block.values {
-                    let number = block.id.variable as usize - manifest.variables.len();
+                let variable = block.id.variable as usize;
+                let piece = reading.take(&manifest, file, block).unwrap();
+                if let Some(rows) = piece.and_then(Piece::into_rows) {
+                    let number = variable - manifest.variables.len();
                     let name = manifest.tables[number].name.clone();
-                    all.entry(name).or_default().extend(by_id(rows));
+                    all.entry(name).or_default().extend(by_id(&rows));
                 }
             }
         }
+        reading.finish().unwrap();
         all
     })
 }

@@ -42,6 +42,8 @@ const FOUND: &[(Fault, u64)] = &[
     (Fault::RowsMisplaced, 0),
     (Fault::RowNotSaved, 0),
     (Fault::RowsNotRestored, 1),
+    (Fault::ForgottenChanges, 3),
+    (Fault::NewestRowsAlone, 1),
 ];
 
 /// Returns the checker's message about a run with a fault; none if it finds nothing.

@@ -1,10 +1,13 @@
 //! A cluster in a simulated world.
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use checkpoint::SavedValues;
+use bytes::Bytes;
+use checkpoint::{NewestFirst, Piece, SavedValues};
 use shared_proto::job::{Job, Mode, NonFinite, Optimizer, Sgd};
 use shared_proto::payload;
+use shared_proto::table::{SavedRows, ids_of_bytes};
 
 use crate::checker::check;
 use crate::disk::Disk;
@@ -131,29 +134,58 @@ impl World {
             versions: vec![0; shape.all_blocks()],
             weights: vec![Vec::new(); shape.all_blocks()],
         };
-        for file in &manifest.files {
+        let mut rows: BTreeMap<usize, Vec<(u64, f32)>> = BTreeMap::new();
+        let mut reading = NewestFirst::default();
+        let values = |bytes: &Bytes| {
+            let values = payload::elements(bytes).iter();
+            values.map(|value| value.get()).collect::<Vec<f32>>()
+        };
+        let of_piece = |of: &SavedRows| {
+            let ids = ids_of_bytes(&of.ids).into_iter();
+            ids.zip(values(&of.numbers)).collect::<Vec<_>>()
+        };
+        for file in NewestFirst::files(&manifest) {
             for block in store.read_file(&manifest, file).await.ok()? {
                 let number = shape.block(block.id.variable as usize, block.id.index as usize);
-                let values = payload::elements(block.values.numbers()[0]).iter();
-                let values = values.map(|value| value.get());
-                saved.weights[number] = match &block.values {
-                    SavedValues::Dense { .. } => values.take(PUSHES).collect(),
-                    SavedValues::Rows(rows) => {
-                        let (ids, _) = rows.ids.as_chunks::<8>();
-                        let ids = ids.iter().map(|id| u64::from_le_bytes(*id));
-                        let rows: Vec<(u64, f32)> = ids.zip(values).collect();
-                        let counters = shape.saved_counters(number, &rows);
-                        counters.unwrap_or_else(|wrong| {
-                            let what = format!("checkpoint {}: block {number}", saved.number);
-                            self.history.violation(format!("{what}: {wrong}"));
-                            vec![0.0; PUSHES]
-                        })
+                match reading.take(&manifest, file, block) {
+                    Ok(Some(Piece::Newest(block))) => {
+                        saved.versions[number] = block.version.0;
+                        match &block.values {
+                            SavedValues::Dense { weights, .. } => {
+                                saved.weights[number] = values(weights);
+                                saved.weights[number].truncate(PUSHES);
+                            }
+                            SavedValues::Rows(of) => {
+                                rows.insert(number, of_piece(of));
+                            }
+                        }
                     }
-                };
-                saved.versions[number] = block.version.0;
+                    Ok(Some(Piece::Older(_, of))) => {
+                        rows.entry(number).or_default().extend(of_piece(&of));
+                    }
+                    Ok(None) => {}
+                    Err(wrong) => self.violated(&saved, &wrong),
+                }
             }
         }
+        for (number, rows) in rows {
+            let counters = shape.saved_counters(number, &rows);
+            saved.weights[number] = counters.unwrap_or_else(|wrong| {
+                self.violated(&saved, &format!("block {number}: {wrong}"));
+                vec![0.0; PUSHES]
+            });
+        }
+        if let Err(wrong) = reading.finish() {
+            self.violated(&saved, &wrong);
+        }
         Some(saved)
+    }
+
+    /// Notes that a checkpoint breaks a promise.
+    fn violated(&self, saved: &Saved, wrong: &str) {
+        let number = saved.number;
+        self.history
+            .violation(format!("checkpoint {number}: {wrong}"));
     }
 
     /// Notes that a process has ended by itself. If it ended because of the store or the disk, it is started again,

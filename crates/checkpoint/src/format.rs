@@ -1,7 +1,7 @@
 //! The version of the format, and the names of the folders of checkpoints.
 
 /// Version of the format that this program writes; newer ones are refused.
-pub const FORMAT: u32 = 4;
+pub const FORMAT: u32 = 5;
 
 const FOLDER: &str = "checkpoint-";
 

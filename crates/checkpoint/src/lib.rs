@@ -14,6 +14,7 @@
 //!
 //! - `manifest`: the description of a checkpoint: job, progress, files and checksums
 //! - `part`: blocks to safetensors and back
+//! - `newest_first`: the newest of each row, where rows are in the files of several checkpoints
 //! - `store`: writes, reads and finds checkpoints; `store/tidy`: lists and deletes them;
 //!   `store/owner`: the run that owns a location
 //! - `location`: the locations that a user may give, and their stores
@@ -31,6 +32,7 @@ mod format;
 pub mod fuzzing;
 mod location;
 mod manifest;
+mod newest_first;
 mod part;
 mod store;
 #[cfg(test)]
@@ -40,5 +42,6 @@ pub use error::CheckpointError;
 pub use format::{FORMAT, folder_name};
 pub use location::{load, resolve};
 pub use manifest::{BlockRange, FileEntry, Manifest, SavedVariable, hexadecimal};
+pub use newest_first::{NewestFirst, Piece};
 pub use part::{SavedBlock, SavedValues, Watermark, decode, encode, weights_header};
 pub use store::{BEAT, Claim, DEAD_AFTER, Listed, Store};

@@ -1,5 +1,7 @@
 //! The description of a checkpoint, and its files with their checksums.
 
+mod files;
+
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -89,6 +91,12 @@ pub struct FileEntry {
     pub sha256: String,
     /// The blocks in it.
     pub blocks: Vec<BlockRange>,
+    /// The buckets among them of which it has only the rows that have changed since the checkpoint before.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub changes: Vec<BlockRange>,
+    /// The earlier checkpoint in whose folder the file is; none for a file in the checkpoint's own folder.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checkpoint: Option<u64>,
 }
 
 /// Consecutive blocks of a variable.
@@ -197,11 +205,19 @@ impl Manifest {
         (variables..variables + self.tables.len()).contains(&(variable as usize))
     }
 
-    /// Returns the size of all its files in bytes.
+    /// Returns the size of all its files in bytes, also of those in the folders of earlier checkpoints.
     pub fn bytes(&self) -> u64 {
-        self.files
-            .iter()
-            .fold(0, |sum, file| sum.saturating_add(file.bytes))
+        sum_of_bytes(self.files.iter())
+    }
+
+    /// Returns the size of the files in its own folder in bytes.
+    pub fn own_bytes(&self) -> u64 {
+        sum_of_bytes(self.own_files())
+    }
+
+    /// Returns the files in its own folder.
+    fn own_files(&self) -> impl Iterator<Item = &FileEntry> {
+        self.files.iter().filter(|file| file.checkpoint.is_none())
     }
 
     /// Checks that the manifest is consistent in itself.
@@ -239,65 +255,12 @@ impl Manifest {
         }
         self.check_files()
     }
+}
 
-    /// Returns the name and the number of blocks of each variable, then of each table.
-    fn block_counts(&self) -> impl Iterator<Item = (&str, u64)> {
-        let variables = self.variables.iter().map(|variable| {
-            let blocks = variable.elements().div_ceil(self.block_elements);
-            (variable.name.as_str(), blocks)
-        });
-        let tables = self.tables.iter();
-        variables.chain(tables.map(|table| (table.name.as_str(), u64::from(table.buckets))))
-    }
-
-    /// Checks that the files contain each block of each variable and table exactly once.
-    fn check_files(&self) -> Result<(), String> {
-        let mut names: Vec<&str> = self.files.iter().map(|file| file.name.as_str()).collect();
-        names.sort_unstable();
-        if let Some(name) = names.iter().find(|name| !is_file_name(name)) {
-            return Err(format!("{name:?} is no name of a file of a checkpoint"));
-        }
-        if let Some(twice) = names.windows(2).find(|pair| pair[0] == pair[1]) {
-            return Err(format!("file {:?} is named twice", twice[0]));
-        }
-        let mut ranges: Vec<(&BlockRange, &str)> = self
-            .files
-            .iter()
-            .flat_map(|file| file.blocks.iter().map(|range| (range, file.name.as_str())))
-            .collect();
-        ranges.sort_by_key(|(range, _)| (range.variable, range.first));
-        let mut ranges = ranges.into_iter().peekable();
-        for (number, (name, blocks)) in (0u32..).zip(self.block_counts()) {
-            let mut next = 0;
-            while let Some((range, _)) = ranges.next_if(|(range, _)| range.variable == number) {
-                let (first, last) = (u64::from(range.first), u64::from(range.last));
-                if last < first || last >= blocks {
-                    return Err(format!(
-                        "variable {name:?} has {blocks} blocks, but {first} to {last} are named"
-                    ));
-                }
-                if first != next {
-                    let (what, block) = if first < next {
-                        ("twice", first)
-                    } else {
-                        ("in no file", next)
-                    };
-                    return Err(format!("block {block} of variable {name:?} is {what}"));
-                }
-                next = last + 1;
-            }
-            if next != blocks {
-                return Err(format!("block {next} of variable {name:?} is in no file"));
-            }
-        }
-        match ranges.next() {
-            Some((range, file)) => Err(format!(
-                "file {file:?} has blocks of variable {}, which is not there",
-                range.variable
-            )),
-            None => Ok(()),
-        }
-    }
+fn sum_of_bytes<'a>(mut files: impl Iterator<Item = &'a FileEntry>) -> u64 {
+    files
+        .try_fold(0u64, |sum, file| sum.checked_add(file.bytes))
+        .unwrap_or(u64::MAX)
 }
 
 impl SavedVariable {
@@ -337,6 +300,8 @@ impl FileEntry {
             bytes: content.len() as u64,
             sha256: sha256(content),
             blocks: ranges(blocks),
+            changes: Vec::new(),
+            checkpoint: None,
         }
     }
 
@@ -357,6 +322,22 @@ impl FileEntry {
 }
 
 impl BlockRange {
+    /// Returns the id of the first block.
+    fn first_id(self) -> BlockId {
+        BlockId {
+            variable: self.variable,
+            index: self.first,
+        }
+    }
+
+    /// Returns the id of the last block; never one before the first.
+    fn last_id(self) -> BlockId {
+        BlockId {
+            variable: self.variable,
+            index: self.last.max(self.first),
+        }
+    }
+
     /// Returns the ids of the blocks in the range.
     pub fn ids(self) -> impl Iterator<Item = BlockId> {
         let variable = self.variable;

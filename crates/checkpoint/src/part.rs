@@ -4,8 +4,9 @@
 //! A block of a variable has a tensor of its weights, named `variable.index`, and, if the optimizer keeps slots, a tensor
 //! of them, named `variable.index.slots`, with a row for each slot. A bucket of a table has a tensor of its rows' values and
 //! optimizer state, named `variable.index`, and one of their ids, `variable.index.ids`; a table that evicts rows has
-//! `variable.index.history`, one that counts gradients `variable.index.counts`. The header's metadata has all other data of
-//! the blocks as JSON, under the key `flambeau`.
+//! `variable.index.history`, one that counts gradients `variable.index.counts`. A bucket of which only the changed rows are
+//! saved has `variable.index.removed`: the ids of removed rows. The header's metadata has all other data of the blocks as
+//! JSON, under the key `flambeau`.
 
 mod container;
 mod tensors;
@@ -80,6 +81,11 @@ impl SavedValues {
         }
     }
 
+    /// Returns whether these are only the rows of a bucket that have changed since an earlier checkpoint.
+    pub fn has_changes(&self) -> bool {
+        matches!(self, Self::Rows(rows) if rows.changes.is_some())
+    }
+
     /// Returns the weights of a dense block; none for rows.
     pub fn weights(&self) -> Option<&Bytes> {
         match self {
@@ -122,6 +128,8 @@ struct ContentsBlock {
 struct ContentsRows {
     updates: u64,
     time: u32,
+    /// The checkpoint since which the rows have changed; none if these are all rows.
+    since: Option<u64>,
 }
 
 #[derive(Deserialize)]
@@ -167,6 +175,17 @@ pub fn encode(blocks: &[SavedBlock]) -> Bytes {
         file.extend_from_slice(tensor.bytes);
     }
     file.into()
+}
+
+impl FileEntry {
+    /// Returns the entry of a file with this content, which [`encode`] has made of these blocks.
+    pub fn of_blocks(name: &str, content: &Bytes, blocks: &[SavedBlock]) -> Self {
+        let changed = blocks.iter().filter(|block| block.values.has_changes());
+        Self {
+            changes: ranges(changed.map(|block| block.id)),
+            ..Self::of(name, content, blocks.iter().map(|block| block.id))
+        }
+    }
 }
 
 /// Returns the beginning of a safetensors file that has the variables alone, under their own names and
@@ -225,6 +244,13 @@ pub(crate) fn check_blocks(
     let found = ranges(blocks.iter().map(|block| block.id));
     if found != file.blocks {
         return Err("its blocks are not those that the manifest names".to_owned());
+    }
+    let changed = blocks.iter().filter(|block| block.values.has_changes());
+    if ranges(changed.map(|block| block.id)) != file.changes {
+        return Err(
+            "the buckets of which it has only changes are not those that the manifest names"
+                .to_owned(),
+        );
     }
     for block in blocks {
         check_block(block, manifest)?;
@@ -315,10 +341,14 @@ fn contents(blocks: &[SavedBlock]) -> String {
         let marks: Vec<String> = marks.map(mark).collect();
         let rows = match &b.values {
             SavedValues::Dense { .. } => String::new(),
-            SavedValues::Rows(rows) => format!(
-                r#","rows":{{"updates":{},"time":{}}}"#,
-                rows.updates, rows.time
-            ),
+            SavedValues::Rows(rows) => {
+                let since = rows.changes.as_ref();
+                let since = since.map_or(String::new(), |of| format!(r#","since":{}"#, of.since));
+                format!(
+                    r#","rows":{{"updates":{},"time":{}{since}}}"#,
+                    rows.updates, rows.time
+                )
+            }
         };
         format!(
             r#"{{"variable":{},"index":{},"version":{},"slots":{},"marks":[{}]{rows}}}"#,

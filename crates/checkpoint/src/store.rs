@@ -1,5 +1,6 @@
 //! The store of checkpoints: writes, finds and reads them.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::Arc;
 
@@ -219,8 +220,13 @@ impl Store {
     /// # Errors
     /// [`CheckpointError::Damaged`], or if the store cannot be read.
     pub async fn check_present(&self, manifest: &Manifest) -> Result<(), CheckpointError> {
-        let files = self.files.list(&folder_name(manifest.number)).await?;
+        let mut folders = HashMap::new();
+        for folder in manifest.builds_on().into_iter().chain([manifest.number]) {
+            folders.insert(folder, self.files.list(&folder_name(folder)).await?);
+        }
         for entry in &manifest.files {
+            let folder = manifest.folder_of(entry);
+            let files = folders.get(&folder).map_or(&[][..], Vec::as_slice);
             let found = files.iter().find(|(name, _)| *name == entry.name);
             let reason = match found {
                 None => "it is missing".to_owned(),
@@ -232,7 +238,7 @@ impl Store {
                 }
                 Some(_) => continue,
             };
-            let file = self.file_place(manifest.number, &entry.name);
+            let file = self.file_place(folder, &entry.name);
             return Err(CheckpointError::damaged(&file, reason));
         }
         Ok(())
@@ -248,12 +254,9 @@ impl Store {
         manifest: &Manifest,
         file: &FileEntry,
     ) -> Result<Vec<SavedBlock>, CheckpointError> {
-        let place = self.file_place(manifest.number, &file.name);
-        let content = match self
-            .files
-            .read(&folder_name(manifest.number), &file.name)
-            .await
-        {
+        let folder = manifest.folder_of(file);
+        let place = self.file_place(folder, &file.name);
+        let content = match self.files.read(&folder_name(folder), &file.name).await {
             Err(CheckpointError::NotFound(_)) => {
                 return Err(CheckpointError::damaged(&place, "it is missing"));
             }

@@ -1,6 +1,7 @@
 //! One suite over all kinds of stores, and the checkpoints that it and other tests use.
 
 mod corpus;
+mod increments;
 mod locations;
 mod owners;
 mod s3;

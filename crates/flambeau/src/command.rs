@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use checkpoint::{FileEntry, SavedValues};
+use checkpoint::{CheckpointError, FileEntry, NewestFirst, Piece};
 use clap::Args;
 use daemon::settings::JobFlags;
 use shared_proto::job::{Job, run_dir};
@@ -80,16 +80,21 @@ async fn rows(location: &str) -> Result<SavedTables, CommandError> {
     let mut tables = SavedTables::new();
     let first = manifest.variables.len() as u32;
     let has_rows = |file: &&FileEntry| file.blocks.iter().any(|range| range.variable >= first);
-    for file in manifest.files.iter().filter(has_rows) {
+    let mut reading = NewestFirst::default();
+    let damaged = |why| CheckpointError::damaged(location, why);
+    for file in NewestFirst::files(&manifest).into_iter().filter(has_rows) {
         for block in store.read_file(&manifest, file).await? {
-            let table = block.id.variable.checked_sub(first);
+            let id = block.id;
+            let piece = reading.take(&manifest, file, block).map_err(damaged)?;
+            let table = id.variable.checked_sub(first);
             let table = table.and_then(|number| manifest.tables.get(number as usize));
-            if let (Some(spec), SavedValues::Rows(rows)) = (table, block.values) {
+            if let (Some(spec), Some(rows)) = (table, piece.and_then(Piece::into_rows)) {
                 let buckets = tables.entry(spec.name.clone()).or_default();
-                buckets.insert(block.id.index, rows);
+                buckets.entry(id.index).or_default().push(rows);
             }
         }
     }
+    reading.finish().map_err(damaged)?;
     Ok(tables)
 }
 

@@ -47,6 +47,9 @@ pub struct CheckpointOrder {
     pub epoch: Epoch,
     /// Sync mode: the number of committed steps in it.
     pub clock: Clock,
+    /// The checkpoint whose rows it need not have again, unless they have changed; none if it must have all rows.
+    #[serde(default)]
+    pub base: Option<u64>,
 }
 
 /// A step's gradients that count.
@@ -112,6 +115,7 @@ impl From<&View> for wire::View {
                 number: order.number,
                 epoch: order.epoch.0,
                 clock: order.clock.0,
+                base: order.base,
             }),
             run: view.run.0,
         }
@@ -163,6 +167,7 @@ impl TryFrom<wire::View> for View {
                 number: order.number,
                 epoch: Epoch(order.epoch),
                 clock: Clock(order.clock),
+                base: order.base,
             }),
             run: RunNumber(view.run),
         })
@@ -201,6 +206,7 @@ mod tests {
                 number: 4,
                 epoch: Epoch(1),
                 clock: Clock(4),
+                base: Some(3),
             }),
             run: RunNumber(7),
         };

@@ -4,7 +4,9 @@ use std::collections::{HashSet, VecDeque};
 
 use shared_proto::payload::LeF32;
 use shared_proto::planted;
-use shared_proto::table::{Admission, Age, Capacity, Eviction, EvictionOrder, TableSpec};
+use shared_proto::table::{
+    Admission, Age, Capacity, Changes, Eviction, EvictionOrder, TableSpec, ids_to_bytes,
+};
 
 use crate::hash::hash;
 use crate::rows::{History, Place, Rows, SharedRows};
@@ -24,7 +26,7 @@ pub struct Bucket {
     eviction: Eviction,
     max_rows: usize,
     /// The bucket's number and the table's seed: buckets search and draw at different times.
-    number: u32,
+    pub(crate) number: u32,
     seed: u64,
     /// Counts the gradients of ids, if rows are admitted by it.
     pub(crate) sketch: Option<Sketch>,
@@ -32,9 +34,9 @@ pub struct Bucket {
     pub(crate) updates: u64,
     /// The time of the newest update. It does not go back if the server's clock does.
     pub(crate) time: u32,
-    /// The ids of rows that were evicted since the bucket was shared, and have not come back; none before the bucket is
-    /// shared for the first time, and if there were more of them than rows.
-    evicted: Option<HashSet<u64>>,
+    /// The checkpoint that the bucket was shared for last, and the ids of rows that were evicted since and have not come
+    /// back; none before the first, and if there were more of them than rows.
+    shared: Option<(u64, HashSet<u64>)>,
     /// The places of rows that were read, the newest last.
     read: VecDeque<Read>,
     /// The number of rows that were ever removed.
@@ -72,9 +74,9 @@ pub struct Updated {
 pub struct SharedBucket {
     /// The rows.
     pub rows: SharedRows,
-    /// The ids of rows that were evicted since the bucket was shared before. If there are none, the changes since then are
-    /// not known: the bucket was not shared before, or has evicted more rows than it holds.
-    pub evicted: Option<Vec<u64>>,
+    /// What has changed since the bucket was shared before; none if that is not known: the bucket was not shared before, or
+    /// has evicted more rows than it holds.
+    pub changes: Option<Changes>,
     /// The counts of gradients, if rows are admitted by them.
     pub sketch: Option<Sketch>,
     /// The updates that the bucket has taken.
@@ -103,7 +105,7 @@ impl Bucket {
             },
             updates: 0,
             time: 0,
-            evicted: None,
+            shared: None,
             read: VecDeque::new(),
             removed: 0,
         }
@@ -171,7 +173,7 @@ impl Bucket {
             }
             if !self.rows.is_full() && self.admits(*id) {
                 *place = self.rows.create(*id);
-                if let Some(evicted) = &mut self.evicted {
+                if let Some((_, evicted)) = &mut self.shared {
                     evicted.remove(id);
                 }
                 outcome.created += 1;
@@ -272,25 +274,26 @@ impl Bucket {
             self.rows.remove(*id);
         }
         self.removed += ids.len() as u64;
-        if let Some(evicted) = &mut self.evicted {
+        if let Some((_, evicted)) = &mut self.shared {
             evicted.extend(ids);
             if evicted.len() > self.rows.len().max(1024) {
-                self.evicted = None;
+                self.shared = None;
             }
         }
     }
 
-    /// Returns the bucket as it is now. Its rows are shared, not copied.
-    pub fn share(&mut self) -> SharedBucket {
-        let evicted = self.evicted.replace(HashSet::new());
-        let sorted = |evicted: HashSet<u64>| {
-            let mut evicted: Vec<u64> = evicted.into_iter().collect();
-            evicted.sort_unstable();
-            evicted
+    /// Returns the bucket as it is now, for the checkpoint with this number. Its rows are shared, not copied.
+    pub fn share(&mut self, checkpoint: u64) -> SharedBucket {
+        let before = self.shared.replace((checkpoint, HashSet::new()));
+        let changes = |(since, evicted): (u64, HashSet<u64>)| {
+            let mut removed: Vec<u64> = evicted.into_iter().collect();
+            removed.sort_unstable();
+            let removed = ids_to_bytes(&removed);
+            Changes { since, removed }
         };
         SharedBucket {
             rows: self.rows.share(),
-            evicted: evicted.map(sorted),
+            changes: before.map(changes),
             sketch: self.sketch.clone(),
             updates: self.updates,
             time: self.time,
@@ -302,5 +305,30 @@ impl SharedBucket {
     /// Returns the bytes of rows and sketch.
     pub fn bytes(&self) -> usize {
         self.rows.bytes() + self.sketch.as_ref().map_or(0, Sketch::bytes)
+    }
+
+    /// Makes it a bucket of all rows, unless less than half of them have changed, and did so since this checkpoint.
+    pub fn build_on(&mut self, base: Option<u64>) {
+        let since = self.changes.as_ref().map(|changes| changes.since);
+        let few = 2 * self.rows.changed() < self.rows.count();
+        if let (true, Some(changes), Some(base)) =
+            (planted!(ForgottenChanges), &mut self.changes, base)
+        {
+            changes.since = base;
+        } else if !few || since.is_none() || since != base {
+            self.changes = None;
+        }
+    }
+
+    /// Returns about the bytes that it takes in a checkpoint.
+    pub fn saved_bytes(&self) -> usize {
+        match &self.changes {
+            None => self.bytes(),
+            Some(changes) => {
+                let rows = self.rows.bytes() / self.rows.count().max(1) * self.rows.changed();
+                let sketch = self.sketch.as_ref().map_or(0, Sketch::bytes);
+                rows + sketch + changes.removed.len()
+            }
+        }
     }
 }

@@ -201,6 +201,19 @@ impl SharedChunks {
         words * size_of::<u32>()
     }
 
+    /// Returns the number of rows.
+    pub(crate) fn count(&self) -> usize {
+        let others = self.chunks.len().saturating_sub(1) * full(self.stride);
+        let last = if self.chunks.is_empty() { 0 } else { self.last };
+        others + last
+    }
+
+    /// Returns the number of rows that have changed since the snapshot before.
+    pub(crate) fn changed(&self) -> usize {
+        let bits = self.chunks.iter().flat_map(|(_, changed)| changed);
+        bits.map(|bits| bits.count_ones() as usize).sum()
+    }
+
     /// Iterates over the rows, each with whether it has changed since the snapshot before.
     pub(crate) fn rows(&self) -> impl Iterator<Item = (Place, &[u32], bool)> {
         let full = full(self.stride);

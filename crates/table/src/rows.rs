@@ -353,6 +353,16 @@ impl SharedRows {
         self.chunks.bytes()
     }
 
+    /// Returns the number of rows.
+    pub fn count(&self) -> usize {
+        self.chunks.count() - self.removed.len()
+    }
+
+    /// Returns at least the number of rows that have changed since the rows were shared before. Removed ones may count.
+    pub fn changed(&self) -> usize {
+        self.chunks.changed()
+    }
+
     /// Iterates over the rows.
     pub fn iter(&self) -> impl Iterator<Item = SharedRow<'_>> {
         let present = |(place, _, _): &(Place, _, _)| !self.removed.contains(place);

@@ -10,11 +10,13 @@ use crate::rows::History;
 use crate::sketch::Sketch;
 
 impl SharedBucket {
-    /// Returns the bucket in bytes, in memory of its own.
+    /// Returns the bucket in bytes, in memory of its own: the changed rows if it has changes, else all.
     pub fn to_bytes(&self) -> SavedRows {
         let (mut ids, mut history, mut numbers) = (Vec::new(), Vec::new(), Vec::new());
         let lacking = usize::from(planted!(RowNotSaved));
-        for row in self.rows.iter().skip(lacking) {
+        let all = self.changes.is_none();
+        let rows = self.rows.iter().filter(|row| all || row.changed);
+        for row in rows.skip(lacking) {
             ids.push(row.id);
             if self.rows.has_history() {
                 history.extend_from_slice(&row.history.last.to_le_bytes());
@@ -32,6 +34,7 @@ impl SharedBucket {
             },
             updates: self.updates,
             time: self.time,
+            changes: self.changes.clone(),
         }
     }
 }
@@ -43,7 +46,22 @@ impl Bucket {
     /// If the bytes are not those of a bucket with this number of such a table.
     pub fn of_bytes(spec: &TableSpec, number: u32, saved: &SavedRows) -> Result<Self, String> {
         let mut restored = Self::new(spec, number);
-        let rows = &mut restored.rows;
+        restored.add(spec, saved)?;
+        if let Some(sketch) = &mut restored.sketch {
+            *sketch = Sketch::of_counters(&saved.counts, sketch)?;
+        }
+        restored.updates = saved.updates;
+        restored.time = saved.time;
+        Ok(restored)
+    }
+
+    /// Adds saved rows, none of which it has.
+    ///
+    /// # Errors
+    /// As [`of_bytes`](Self::of_bytes), or if it has one of the rows.
+    pub fn add(&mut self, spec: &TableSpec, saved: &SavedRows) -> Result<(), String> {
+        let number = self.number;
+        let rows = &mut self.rows;
         let (ids, rest) = saved.ids.as_chunks::<8>();
         let (histories, rest_of_history) = saved.history.as_chunks::<8>();
         let whole = saved.numbers.len() / size_of::<f32>() * size_of::<f32>();
@@ -98,11 +116,6 @@ impl Bucket {
                 return Err(format!("it has row {id} twice"));
             }
         }
-        if let Some(sketch) = &mut restored.sketch {
-            *sketch = Sketch::of_counters(&saved.counts, sketch)?;
-        }
-        restored.updates = saved.updates;
-        restored.time = saved.time;
-        Ok(restored)
+        Ok(())
     }
 }

@@ -10,7 +10,7 @@ use shared_proto::job::{Adagrad, Sgd};
 use shared_proto::payload::LeF32;
 use shared_proto::table::{
     Admission, Age, Capacity, Eviction, EvictionOrder, Initializer, RowOptimizer, SavedRows,
-    TableSpec,
+    TableSpec, ids_of_bytes,
 };
 use table::bucket::{Bucket, SharedBucket, Updated};
 use table::rows::History;
@@ -38,6 +38,12 @@ fn read(bucket: &mut Bucket, id: u64) -> Vec<f32> {
     let mut values = Vec::new();
     bucket.read(&[id], &mut values);
     values
+}
+
+/// Returns the ids that were removed since the bucket was shared before.
+fn removed(bucket: &mut Bucket) -> Option<Vec<u64>> {
+    let changes = bucket.share(1).changes?;
+    Some(ids_of_bytes(&changes.removed))
 }
 
 fn ids(bucket: &Bucket) -> Vec<u64> {
@@ -120,7 +126,7 @@ fn rows_without_an_update_for_so_long_are_removed() {
         ..Eviction::default()
     };
     let mut bucket = Bucket::new(&spec(Admission::All, by_seconds), 0);
-    bucket.share();
+    bucket.share(1);
     add(&mut bucket, &[1], 1000);
     add(&mut bucket, &[2], 1059);
     assert_eq!(ids(&bucket), [1, 2]);
@@ -128,13 +134,13 @@ fn rows_without_an_update_for_so_long_are_removed() {
     assert_eq!(ids(&bucket), [2]);
     // A row that comes back begins anew.
     assert_eq!(read(&mut bucket, 1), [0.0, 0.0]);
-    assert_eq!(bucket.share().evicted, Some(vec![1]));
+    assert_eq!(removed(&mut bucket), Some(vec![1]));
     add(&mut bucket, &[1], 1061);
     assert_eq!(read(&mut bucket, 1), [1.0, 1.0]);
     // One that has come back is no longer told as removed.
     assert_eq!(add(&mut bucket, &[3], 1120).evicted, 1);
     add(&mut bucket, &[2], 1120);
-    assert_eq!(bucket.share().evicted, Some(Vec::new()));
+    assert_eq!(removed(&mut bucket), Some(Vec::new()));
     // A clock that goes back makes no row older.
     assert_eq!(add(&mut bucket, &[3], 5).evicted, 0);
     assert_eq!(ids(&bucket), [1, 2, 3]);
@@ -194,15 +200,15 @@ fn evicted_ids_are_forgotten_if_they_outnumber_the_rows() {
     };
     let mut bucket = Bucket::new(&spec(Admission::All, eviction), 0);
     add(&mut bucket, &[0], 0);
-    assert_eq!(bucket.share().evicted, None);
+    assert_eq!(removed(&mut bucket), None);
     for id in 1..=1024 {
         add(&mut bucket, &[id], 0);
     }
-    assert_eq!(bucket.share().evicted.unwrap().len(), 1024);
+    assert_eq!(bucket.share(3).changes.unwrap().removed.len(), 8 * 1024);
     for id in 2000..=3100 {
         add(&mut bucket, &[id], 0);
     }
-    assert_eq!(bucket.share().evicted, None);
+    assert_eq!(removed(&mut bucket), None);
 }
 
 #[test]
@@ -210,19 +216,19 @@ fn what_is_shared_stays_as_it_was_and_tells_what_has_changed() {
     let mut bucket = Bucket::new(&spec(Admission::All, Eviction::default()), 0);
     let all: Vec<u64> = (0..3000).collect();
     add(&mut bucket, &all, 0);
-    let first = bucket.share();
+    let first = bucket.share(1);
     let before = contents(&first);
     assert!(first.rows.iter().all(|row| row.changed));
     add(&mut bucket, &[5, 2999], 0);
     add(&mut bucket, &[4000], 0);
     assert_eq!(contents(&first), before);
-    let second = bucket.share();
+    let second = bucket.share(1);
     let changed = second.rows.iter().filter(|row| row.changed);
     let mut changed: Vec<u64> = changed.map(|row| row.id).collect();
     changed.sort_unstable();
     assert_eq!(changed, [5, 2999, 4000]);
     assert_eq!(contents(&second).len(), 3001);
-    assert!(bucket.share().rows.iter().all(|row| !row.changed));
+    assert!(bucket.share(1).rows.iter().all(|row| !row.changed));
 }
 
 fn policies() -> impl Strategy<Value = (Admission, Eviction)> {
@@ -279,7 +285,7 @@ proptest! {
             }
             let now = step as u32;
             prop_assert_eq!(add(&mut read, &lists[step], now), add(&mut never, &lists[step], now));
-            prop_assert_eq!(contents(&read.share()), contents(&never.share()));
+            prop_assert_eq!(contents(&read.share(1)), contents(&never.share(1)));
         }
     }
 
@@ -307,14 +313,14 @@ proptest! {
         };
         let mut whole = Bucket::new(&spec, 0);
         run(&mut whole, &steps[..at], 0);
-        let mut restored = Bucket::of_bytes(&spec, 0, &whole.share().to_bytes()).unwrap();
+        let mut restored = Bucket::of_bytes(&spec, 0, &whole.share(1).to_bytes()).unwrap();
         // Its first snapshot is a whole one.
-        prop_assert_eq!(restored.share().evicted, None);
+        prop_assert_eq!(removed(&mut restored), None);
         let expected = run(&mut whole, &steps[at..], at);
         prop_assert_eq!(run(&mut restored, &steps[at..], at), expected);
-        let (whole, restored) = (whole.share(), restored.share());
+        let (whole, restored) = (whole.share(1), restored.share(1));
         prop_assert_eq!(contents(&whole), contents(&restored));
-        prop_assert_eq!(whole.evicted, restored.evicted);
+        prop_assert_eq!(whole.changes, restored.changes);
         prop_assert_eq!((whole.updates, whole.time), (restored.updates, restored.time));
         prop_assert_eq!(whole.sketch, restored.sketch);
     }
@@ -333,7 +339,7 @@ fn bytes_that_are_no_bucket_of_the_table_are_refused() {
     let mut bucket = Bucket::new(&spec, 0);
     let gradients = vec![LeF32::from(1.0); 3 * spec.dimension as usize];
     bucket.update(&[1, 2, 3], &gradients, 0.1, 0);
-    let whole = bucket.share().to_bytes();
+    let whole = bucket.share(1).to_bytes();
     let refused = |change: &dyn Fn(&mut SavedRows), spec: &TableSpec| {
         let mut saved = whole.clone();
         change(&mut saved);

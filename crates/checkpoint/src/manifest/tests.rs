@@ -100,12 +100,12 @@ fn format_2_has_one_number_of_slots() {
 #[test]
 fn a_newer_format_is_said_to_be_one_whatever_its_fields() {
     let mut value = serde_json::to_value(manifest(12, 2, 5)).unwrap();
-    value["format"] = 5.into();
+    value["format"] = 6.into();
     value["a_new_field"] = true.into();
     let error = Manifest::parse(value.to_string().as_bytes(), WHAT).unwrap_err();
     assert_eq!(
         error.to_string(),
-        format!("{WHAT} was written by a newer release: format 5, this program reads 4")
+        format!("{WHAT} was written by a newer release: format 6, this program reads 5")
     );
     assert!(!error.is_retryable() && !error.is_damaged());
 }

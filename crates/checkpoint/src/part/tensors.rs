@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
-use shared_proto::table::SavedRows;
+use shared_proto::table::{Changes, SavedRows};
 
 use super::container::{F32, Tensor, U8, U32, U64};
 use super::{ContentsRows, SavedBlock, SavedValues};
@@ -13,6 +13,7 @@ const SLOTS: &str = ".slots";
 const IDS: &str = ".ids";
 const HISTORY: &str = ".history";
 const COUNTS: &str = ".counts";
+const REMOVED: &str = ".removed";
 
 /// A tensor to be written.
 pub(super) struct TensorOf<'a> {
@@ -47,6 +48,10 @@ pub(super) fn tensors_of(block: &SavedBlock) -> Vec<TensorOf<'_>> {
             let width = numbers.checked_div(count).unwrap_or(0);
             tensors.push(tensor("", F32, &[count, width], &rows.numbers));
             tensors.push(tensor(IDS, U64, &[count], &rows.ids));
+            if let Some(changes) = &rows.changes {
+                let removed = (changes.removed.len() / size_of::<u64>()) as u64;
+                tensors.push(tensor(REMOVED, U64, &[removed], &changes.removed));
+            }
             if !rows.history.is_empty() {
                 tensors.push(tensor(HISTORY, U32, &[count, 2], &rows.history));
             }
@@ -134,6 +139,13 @@ pub(super) fn take_rows(
         true => take_tensor(tensors, data, &counts, U8)?.1,
         false => Bytes::new(),
     };
+    let changes = match contents.since {
+        Some(since) => {
+            let (_, removed) = take_tensor(tensors, data, &format!("{name}{REMOVED}"), U64)?;
+            Some(Changes { since, removed })
+        }
+        None => None,
+    };
     Ok(SavedRows {
         ids,
         history,
@@ -141,6 +153,7 @@ pub(super) fn take_rows(
         counts,
         updates: contents.updates,
         time: contents.time,
+        changes,
     })
 }
 

@@ -1,5 +1,6 @@
 use proptest::prelude::*;
 use safetensors::SafeTensors;
+use shared_proto::table::Changes;
 
 use super::*;
 use crate::suite::{block, manifest};
@@ -41,17 +42,24 @@ fn any_rows() -> impl Strategy<Value = SavedValues> {
             any_bytes(if history { 8 * rows } else { 0 }),
             any_bytes(counts),
             any::<(u64, u32)>(),
+            prop::option::of((
+                any::<u64>(),
+                (0usize..4).prop_flat_map(|rows| any_bytes(8 * rows)),
+            )),
         );
-        parts.prop_map(|(ids, numbers, history, counts, (updates, time))| {
-            SavedValues::Rows(SavedRows {
-                ids,
-                history,
-                numbers,
-                counts,
-                updates,
-                time,
-            })
-        })
+        parts.prop_map(
+            |(ids, numbers, history, counts, (updates, time), changes)| {
+                SavedValues::Rows(SavedRows {
+                    ids,
+                    history,
+                    numbers,
+                    counts,
+                    updates,
+                    time,
+                    changes: changes.map(|(since, removed)| Changes { since, removed }),
+                })
+            },
+        )
     })
 }
 
@@ -103,6 +111,7 @@ fn rows_of_other_shapes_are_refused() {
         counts: vec![4; 5].into(),
         updates: 6,
         time: 7,
+        changes: None,
     };
     let mut block = block(0, 0, 3, 2, 1);
     block.values = SavedValues::Rows(rows(2));
@@ -316,9 +325,9 @@ fn what_makes_no_sense_is_refused_by_name() {
 
 #[test]
 fn a_newer_format_is_said_to_be_one() {
-    let header = CONTENTS.replace("format\\\":1", "new\\\":[],\\\"format\\\":5");
+    let header = CONTENTS.replace("format\\\":1", "new\\\":[],\\\"format\\\":6");
     assert_eq!(
         refusal(&format!("{{{header}}}"), 0),
-        "a.safetensors was written by a newer release: format 5, this program reads 4"
+        "a.safetensors was written by a newer release: format 6, this program reads 5"
     );
 }

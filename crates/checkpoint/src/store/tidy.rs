@@ -1,5 +1,7 @@
 //! Lists the checkpoints of a store and deletes those of a run that are not kept.
 
+use std::collections::BTreeSet;
+
 use shared_proto::planted;
 
 use super::{MANIFEST, Store};
@@ -49,8 +51,8 @@ impl Store {
         Ok(listed)
     }
 
-    /// Removes all complete checkpoints of this run but the newest `keep` (at least one stays), and its
-    /// unfinished ones that are older than the newest complete one. Leaves those of other runs alone.
+    /// Removes all complete checkpoints of this run but the newest `keep` (at least one stays) and those that they build
+    /// on, and its unfinished ones that are older than the newest complete one. Leaves those of other runs alone.
     /// Returns the numbers of the removed checkpoints.
     ///
     /// # Errors
@@ -66,8 +68,44 @@ impl Store {
             return Ok(Vec::new());
         };
         let kept = &complete[complete.len().saturating_sub(keep.max(1))..];
-        let surplus = |own: &Own| own.number < *newest && !kept.contains(&own.number);
+        let Some(needed) = self.needed_by(&complete, kept).await? else {
+            return Ok(Vec::new());
+        };
+        let surplus = |own: &Own| own.number < *newest && !needed.contains(&own.number);
         self.remove_all(own.iter().filter(|own| surplus(own))).await
+    }
+
+    /// Returns the checkpoints that are to stay so that these can be read: they, those that they build on, and, if there
+    /// are several, the newest one that shares no file with the last of them, so that one damaged file leaves one to go back
+    /// to. None if a manifest is damaged, because nobody knows what it builds on.
+    async fn needed_by(
+        &self,
+        complete: &[u64],
+        kept: &[u64],
+    ) -> Result<Option<BTreeSet<u64>>, CheckpointError> {
+        let mut needed = BTreeSet::new();
+        let mut of_last: Option<BTreeSet<u64>> = None;
+        let mut has_another = kept.len() < 2;
+        for number in complete.iter().rev() {
+            let wanted = kept.contains(number);
+            if !wanted && has_another {
+                break;
+            }
+            let mut folders = match self.manifest(*number).await {
+                Ok(manifest) => manifest.builds_on(),
+                Err(CheckpointError::Damaged { .. }) if !wanted => continue,
+                Err(CheckpointError::Damaged { .. }) => return Ok(None),
+                Err(error) => return Err(error),
+            };
+            folders.insert(*number);
+            let last = of_last.get_or_insert_with(|| folders.clone());
+            let shares_nothing = folders.is_disjoint(last);
+            if wanted || shares_nothing {
+                needed.extend(folders);
+            }
+            has_another |= shares_nothing;
+        }
+        Ok(Some(needed))
     }
 
     /// Removes the unfinished checkpoints of this run that are `given_up`. Returns their numbers.

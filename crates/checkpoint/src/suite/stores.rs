@@ -143,12 +143,12 @@ async fn refuses_manifests(store: Store) {
     .await;
     read("it is of checkpoint-000000000002").await;
 
-    let newer = resealed(&manifest(1, 2, 1), "\"format\": 4,", "\"format\": 5,");
+    let newer = resealed(&manifest(1, 2, 1), "\"format\": 5,", "\"format\": 6,");
     overwrite(&store, 1, "manifest.json", |content| *content = newer).await;
-    read("was written by a newer release: format 5, this program reads 4").await;
+    read("was written by a newer release: format 6, this program reads 5").await;
     // An older checkpoint would lose the training of the newer program.
     let newest = store.newest().await.unwrap_err();
-    assert!(matches!(newest, CheckpointError::Newer { format: 5, .. }));
+    assert!(matches!(newest, CheckpointError::Newer { format: 6, .. }));
 
     // A manifest is not written before its files.
     let early = store.write_manifest(manifest(6, 2, 1)).await.unwrap_err();

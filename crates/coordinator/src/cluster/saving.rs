@@ -31,6 +31,8 @@ pub(crate) enum StoreTask {
 #[derive(Debug)]
 pub(super) struct AtWork {
     manifest: Manifest,
+    /// The checkpoint whose rows it need not have again.
+    base: Option<Box<Manifest>>,
     progress: SavedProgress,
     pub(super) begun: Instant,
     /// The time at which a shard last wrote some of it.
@@ -51,6 +53,7 @@ impl AtWork {
             number: self.manifest.number,
             epoch: Epoch(self.manifest.epoch),
             clock: Clock(self.manifest.clock),
+            base: self.base.as_ref().map(|base| base.number),
         }
     }
 }
@@ -93,6 +96,8 @@ pub(super) struct Saving {
     pub(super) at_work: Option<AtWork>,
     /// The time and the number of steps at which the last one was begun. Unset after a failure.
     pub(super) begun: Option<(Instant, u64)>,
+    /// The newest one that this process has written, if the next one may build on it.
+    pub(super) base: Option<Box<Manifest>>,
     /// The time at which the newest one was begun. After a restart it is the time of the restart.
     pub(super) newest_begun: Option<Instant>,
     /// The last attempt, if none has succeeded since.
@@ -251,8 +256,12 @@ impl Cluster {
         // The remains of earlier attempts take room.
         self.saving.sweep |= self.saving.failed.is_some();
         self.saving.begun = Some((now, progress.steps));
+        let most = self.job.checkpoint.increments as usize;
+        let base = self.saving.base.clone();
+        let base = base.filter(|base| base.builds_on().len() < most);
         self.saving.at_work = Some(AtWork {
             manifest,
+            base,
             progress,
             begun: now,
             moved: now,
@@ -288,7 +297,13 @@ impl Cluster {
         let files = report.files.into_iter().map(file_entry);
         at_work.manifest.files.extend(files);
         if at_work.missing.is_empty() || planted!(EarlyManifest) {
-            at_work.manifest.files.sort_by(|a, b| a.name.cmp(&b.name));
+            if let Some(base) = &at_work.base {
+                let changes = at_work.manifest.files.iter().flat_map(|file| &file.changes);
+                let changed = changes.flat_map(|range| range.ids()).collect();
+                at_work.manifest.files.extend(base.files_under(changed));
+            }
+            let place = |file: &FileEntry| (file.checkpoint, file.name.clone());
+            at_work.manifest.files.sort_by_key(place);
             at_work.progress.generation = generation;
             match at_work.progress.to_value() {
                 Ok(progress) => at_work.manifest.progress = progress,
@@ -339,16 +354,20 @@ impl Cluster {
             location: place.location.clone(),
             number,
             progress: at_work.progress,
-            run: at_work.manifest.run,
+            run: at_work.manifest.run.clone(),
         });
+        let has_tables = !at_work.manifest.tables.is_empty();
+        self.saving.base = has_tables.then(|| Box::new(at_work.manifest));
         self.saving.newest_begun = Some(at_work.begun);
         if self.durable.checkpoints.stage == Stage::First {
             self.durable.checkpoints.stage = Stage::Regular;
         }
         self.saving.failed = None;
         self.saving.backoff.succeeded();
-        // The oldest lies there until it is pruned.
-        let kept = self.job.checkpoint.keep as usize + 1;
+        // The oldest lies there until it is pruned; with tables, so do those on which the others build, and one chain before.
+        let settings = &self.job.checkpoint;
+        let chains = 2 * (settings.increments as usize + 1) * usize::from(has_tables);
+        let kept = settings.keep as usize + 1 + chains;
         let members = &self.durable.members;
         self.durable
             .losses
@@ -385,5 +404,7 @@ fn file_entry(file: wire::CheckpointFile) -> FileEntry {
         bytes: file.bytes,
         sha256: file.sha256,
         blocks: file.blocks.into_iter().map(range).collect(),
+        changes: file.changes.into_iter().map(range).collect(),
+        checkpoint: None,
     }
 }

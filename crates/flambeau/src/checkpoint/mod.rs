@@ -8,7 +8,7 @@ mod verify;
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use ::checkpoint::{BlockRange, CheckpointError, Manifest, Store, load, resolve};
+use ::checkpoint::{BlockRange, CheckpointError, Manifest, Store, folder_name, load, resolve};
 use clap::{Args, Subcommand};
 use comfy_table::{Table, presets};
 use indicatif::{HumanBytes, HumanDuration, ProgressBar, ProgressDrawTarget};
@@ -228,7 +228,7 @@ impl Found {
             value["clock"] = m.clock.into();
             value["steps"] = m.steps.into();
             value["samples"] = m.samples.into();
-            value["bytes"] = m.bytes().into();
+            value["bytes"] = m.own_bytes().into();
             value["began"] = m.began.into();
         }
         value
@@ -282,7 +282,7 @@ fn list_table(found: &[Found]) -> String {
             of(|m| m.clock.to_string()),
             of(|m| m.steps.to_string()),
             of(|m| m.samples.to_string()),
-            of(|m| HumanBytes(m.bytes()).to_string()),
+            of(|m| HumanBytes(m.own_bytes()).to_string()),
             of(|m| HumanDuration(age(m)).to_string()),
             found.state(),
         ]);
@@ -301,6 +301,7 @@ fn age(manifest: &Manifest) -> Duration {
 fn manifest_json(store: &Store, manifest: &Manifest) -> Value {
     let mut value = json!(manifest);
     value["location"] = store.checkpoint_location(manifest.number).into();
+    value["builds_on"] = json!(manifest.builds_on());
     value
 }
 
@@ -318,8 +319,12 @@ fn manifest_text(store: &Store, m: &Manifest) -> String {
         .set_header(["file", "size", "blocks", "sha256"]);
     for file in &m.files {
         let blocks: u64 = file.blocks.iter().map(count).sum();
+        let name = &file.name;
         files.add_row([
-            file.name.clone(),
+            match file.checkpoint {
+                Some(earlier) => format!("{}/{name}", folder_name(earlier)),
+                None => name.clone(),
+            },
             HumanBytes(file.bytes).to_string(),
             blocks.to_string(),
             file.sha256.clone(),
@@ -330,7 +335,7 @@ fn manifest_text(store: &Store, m: &Manifest) -> String {
          job {:?}, {}: step {}, {} steps and {} samples in all, epoch {} of the shard map\n\
          run {}, begun {} ago\n\
          {} variables, {elements} weights, {slots} beside each, blocks of {} at the most\n\
-         {} in {} files of {} shards\n{files}",
+         {} of its own; {} files of {} shards\n{files}",
         m.job,
         m.mode,
         m.clock,
@@ -341,7 +346,7 @@ fn manifest_text(store: &Store, m: &Manifest) -> String {
         HumanDuration(age(m)),
         m.variables.len(),
         m.block_elements,
-        HumanBytes(m.bytes()),
+        HumanBytes(m.own_bytes()),
         m.files.len(),
         m.shards,
         place = store.checkpoint_location(m.number),

@@ -1,8 +1,6 @@
 use std::path::Path;
 
-use ::checkpoint::{
-    FORMAT, FileEntry, SavedBlock, SavedValues, SavedVariable, encode, folder_name,
-};
+use ::checkpoint::{FORMAT, FileEntry, SavedBlock, SavedValues, SavedVariable, encode};
 use bytes::Bytes;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::{ListAccessor, RowAccessor};
@@ -52,6 +50,7 @@ fn bucket() -> SavedBlock {
             counts: Bytes::new(),
             updates: 3,
             time: 3,
+            changes: None,
         }),
     }
 }

@@ -3,11 +3,12 @@
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
-use checkpoint::{CheckpointError, FileEntry, Manifest, SavedBlock};
+use checkpoint::{CheckpointError, FileEntry, Manifest, NewestFirst, Piece};
 use daemon::Offload;
 use shared_proto::blocks::{BlockId, ShardMap, VariableSpec};
 use shared_proto::ids::{Task, Version};
 use shared_proto::job::Job;
+use shared_proto::planted;
 use shared_proto::wire;
 
 use crate::shard::Block;
@@ -80,30 +81,59 @@ pub(crate) async fn load(
         let mut ids = file.blocks.iter().flat_map(|range| range.ids());
         ids.any(|id| wanted.contains(&id))
     };
-    let mut blocks = Vec::with_capacity(wanted.len());
-    for file in manifest.files.iter().filter(has_wanted) {
-        let saved = from.read_file(manifest, file).await?;
-        let ours = saved.into_iter().filter(|block| wanted.contains(&block.id));
-        let ours: Vec<_> = ours.collect();
+    let mut blocks = BTreeMap::new();
+    let mut reading = NewestFirst::default();
+    let damaged = |file: &FileEntry, why| CheckpointError::damaged(&file.name, why);
+    for file in NewestFirst::files(manifest).into_iter().filter(has_wanted) {
+        let mut pieces = Vec::new();
+        for block in from.read_file(manifest, file).await? {
+            if wanted.contains(&block.id) {
+                let piece = reading.take(manifest, file, block);
+                pieces.extend(piece.map_err(|why| damaged(file, why))?);
+            }
+        }
         let under = Arc::clone(&map);
         let restored = offload.run(move || {
-            let restore = |saved: SavedBlock| {
-                let id = saved.id;
-                let table = under.table(id).unwrap_or_default();
-                let block = Block::restore(saved, table);
-                let block = block.map_err(|why| format!("{}: {why}", under.describe(id)))?;
-                Ok((id, block))
-            };
-            ours.into_iter()
-                .map(restore)
-                .collect::<Result<Vec<_>, String>>()
+            for piece in pieces {
+                restore(&mut blocks, piece, &under)?;
+            }
+            Ok(blocks)
         });
-        let restored = restored.await;
-        blocks.extend(restored.map_err(|why| CheckpointError::damaged(&file.name, why))?);
+        blocks = restored.await.map_err(|why| damaged(file, why))?;
     }
+    let ended = reading.finish();
+    ended.map_err(|why| CheckpointError::damaged(from.location(), why))?;
     let rules = Rules::of(&map, job);
     let map = Arc::unwrap_or_clone(map);
-    Ok(Store::of_blocks(shard, map, blocks, rules))
+    Ok(Store::of_blocks(
+        shard,
+        map,
+        blocks.into_iter().collect(),
+        rules,
+    ))
+}
+
+/// Restores a block, or adds older rows to one.
+fn restore(
+    blocks: &mut BTreeMap<BlockId, Block>,
+    piece: Piece,
+    map: &ShardMap,
+) -> Result<(), String> {
+    let (id, restored) = match piece {
+        Piece::Newest(saved) => {
+            let id = saved.id;
+            let block = Block::restore(saved, map.table(id).unwrap_or_default());
+            (id, block.map(|block| drop(blocks.insert(id, block))))
+        }
+        Piece::Older(..) if planted!(NewestRowsAlone) => return Ok(()),
+        Piece::Older(id, rows) => {
+            let table = map.table(id).unwrap_or_default();
+            let block = blocks.get_mut(&id).ok_or("its newest rows are missing");
+            let added = block.map_err(str::to_owned);
+            (id, added.and_then(|block| block.add_rows(&rows, table)))
+        }
+    };
+    restored.map_err(|why| format!("{}: {why}", map.describe(id)))
 }
 
 /// Returns the reason why a checkpoint cannot be loaded under a map, if there is one.

@@ -90,6 +90,7 @@ pub(crate) fn wire_file(file: FileEntry) -> wire::CheckpointFile {
     };
     wire::CheckpointFile {
         blocks: file.blocks.iter().map(range).collect(),
+        changes: file.changes.iter().map(range).collect(),
         name: file.name,
         bytes: file.bytes,
         sha256: file.sha256,

@@ -71,7 +71,8 @@ impl Saving<'_> {
                 if let Some(block) = store.blocks.by_id.get(&id)
                     && written.insert(id)
                 {
-                    let shared = self.snapshot.reach(id, &mut block.lock());
+                    let mut shared = self.snapshot.reach(id, &mut block.lock());
+                    shared.build_on(self.snapshot.order.base);
                     if !shared.initialized() {
                         let id = store.map.describe(id);
                         return Err(self.refused(format!("{id} has no values here")));
@@ -95,8 +96,7 @@ impl Saving<'_> {
                         return Err(block.id);
                     }
                     let content = encode(&blocks);
-                    let ids = blocks.iter().map(|block| block.id);
-                    Ok((FileEntry::of(&name, &content, ids), content))
+                    Ok((FileEntry::of_blocks(&name, &content, &blocks), content))
                 })
                 .await
                 .map_err(|id| {
@@ -253,6 +253,7 @@ mod tests {
             number: 3,
             epoch: Epoch(1),
             clock: Clock(0),
+            base: None,
         };
         let write = async |store: &Store| {
             let (snapshot, counters) = (Snapshot::new(order, usize::MAX), Counters::new());
@@ -318,6 +319,7 @@ mod tests {
                 number,
                 epoch: Epoch(1),
                 clock: Clock(0),
+                base: None,
             };
             let (snapshot, counters) = (Snapshot::new(order, usize::MAX), Counters::new());
             let written = saving(&snapshot, &store, &to, only_finite, &counters)
@@ -349,6 +351,7 @@ mod tests {
             number: 3,
             epoch: Epoch(1),
             clock: Clock(1),
+            base: None,
         };
         let none = Snapshot::new(order, most_copied);
         none.end();

@@ -77,7 +77,8 @@ impl Desk {
             return BTreeMap::new();
         };
         let blocks = store.blocks.by_id.iter();
-        let saved = blocks.map(|block| (*block.key(), block.lock().share(*block.key()).to_saved()));
+        let saved =
+            blocks.map(|block| (*block.key(), block.lock().share(*block.key(), 0).to_saved()));
         saved.collect()
     }
 

@@ -81,7 +81,7 @@ impl Snapshot {
     pub(crate) fn copy_before_write(&self, id: BlockId, block: &mut Block) {
         let mut state = self.state.lock();
         if !state.over && state.reached.insert(id) {
-            let shared = block.share(id);
+            let shared = block.share(id, self.order.number);
             state.copied_bytes += shared.bytes();
             state.copies.insert(id, shared);
         }
@@ -103,7 +103,7 @@ impl Snapshot {
                 self.room.notify_all();
                 shared
             }
-            None => block.share(id),
+            None => block.share(id, self.order.number),
         }
     }
 

@@ -349,6 +349,8 @@ pub struct Checkpoint {
     /// more than that is still to be written, steps wait.
     #[serde(alias = "aside_mebibytes")]
     pub snapshot_mebibytes: u64,
+    /// The most checkpoints in a row that have only the changed rows of tables; after them comes one with all rows.
+    pub increments: u32,
 }
 
 impl Default for Checkpoint {
@@ -360,6 +362,7 @@ impl Default for Checkpoint {
             every_steps: None,
             keep: 3,
             snapshot_mebibytes: 64,
+            increments: 8,
         }
     }
 }

@@ -105,4 +105,5 @@ every_seconds = 30.0    # between two checkpoints
 #: every_steps = 1000   # or after so many steps, where these come first
 keep = 3                # older ones are deleted
 snapshot_mebibytes = 64    # sync mode: what a server may copy, so that steps go on while it is written; then they wait
+increments = 8             # checkpoints in a row that have only the changed rows of tables; 0 for none
 "##;

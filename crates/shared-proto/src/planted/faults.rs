@@ -91,6 +91,10 @@ faults! {
         RowNotSaved,
         /// A bucket begins without rows after a restore.
         RowsNotRestored,
+        /// A checkpoint has the rows that have changed since the last attempt, though it has failed.
+        ForgottenChanges,
+        /// A bucket has only the newest rows after a restore, and not those that they build on.
+        NewestRowsAlone,
     }
     END_TO_END {
         /// A push that comes after a later one is acknowledged, though it was not applied.

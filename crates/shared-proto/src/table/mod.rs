@@ -13,7 +13,7 @@ use bytes::Bytes;
 pub use crate::job::{
     Admission, Age, Capacity, Eviction, EvictionOrder, Initializer, RowOptimizer, TableSpec,
 };
-pub use rows::{Rows, ids_to_bytes, read_ids};
+pub use rows::{Rows, ids_of_bytes, ids_to_bytes, read_ids};
 
 /// A bucket in bytes, as checkpoints have it. All numbers are little-endian; row i of each part is the same row.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -30,4 +30,15 @@ pub struct SavedRows {
     pub updates: u64,
     /// The time of the newest update.
     pub time: u32,
+    /// Present if these are not all rows, but those that have changed since an earlier checkpoint.
+    pub changes: Option<Changes>,
+}
+
+/// What the changed rows of a bucket build on.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// The number of the checkpoint before, which has the other rows.
+    pub since: u64,
+    /// The ids of the rows that were removed since, `u64`, little-endian.
+    pub removed: Bytes,
 }

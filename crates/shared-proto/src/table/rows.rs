@@ -71,6 +71,12 @@ pub fn ids_to_bytes(ids: &[u64]) -> Bytes {
     }
 }
 
+/// Returns the ids in little-endian bytes.
+pub fn ids_of_bytes(bytes: &[u8]) -> Vec<u64> {
+    let (ids, _) = bytes.as_chunks::<8>();
+    ids.iter().map(|id| u64::from_le_bytes(*id)).collect()
+}
+
 /// Reads ids of a bucket.
 ///
 /// # Errors

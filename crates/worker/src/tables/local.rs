@@ -11,8 +11,9 @@ use shared_proto::table::hash::bucket;
 use shared_proto::table::{SavedRows, TableSpec};
 use table::bucket::Bucket;
 
-/// The buckets of tables in a checkpoint, by the tables' names and the buckets' numbers.
-pub type SavedTables = BTreeMap<String, BTreeMap<u32, SavedRows>>;
+/// The rows of tables in a checkpoint, by the tables' names and the buckets' numbers. The rows of a bucket may be in several
+/// parts, the newest first; each row is in one of them.
+pub type SavedTables = BTreeMap<String, BTreeMap<u32, Vec<SavedRows>>>;
 
 /// Reads the rows of tables. It is called only for a model that has tables.
 pub type RowsOf<'a> = Box<dyn Fn() -> std::result::Result<SavedTables, String> + 'a>;
@@ -50,10 +51,7 @@ impl LocalTables {
                 )));
             };
             let restore = |number| {
-                let rows = rows.get(&number);
-                let rows = rows.ok_or("it is not in the checkpoint".to_owned());
-                let bucket = rows.and_then(|rows| Bucket::of_bytes(&spec, number, rows));
-                bucket.map_err(|why| {
+                restored_bucket(&spec, number, rows.get(&number)).map_err(|why| {
                     Error::msg(format!(
                         "bucket {number} of table {:?} cannot be read: {why}",
                         spec.name
@@ -74,7 +72,8 @@ impl LocalTables {
     pub(crate) fn into_saved(self) -> SavedTables {
         let saved = self.0.into_iter().map(|table| {
             let buckets = (0u32..).zip(table.buckets);
-            let buckets = buckets.map(|(number, mut bucket)| (number, bucket.share().to_bytes()));
+            let buckets =
+                buckets.map(|(number, mut bucket)| (number, vec![bucket.share(0).to_bytes()]));
             (table.spec.name, buckets.collect())
         });
         saved.collect()
@@ -116,4 +115,19 @@ impl LocalTables {
             }
         }
     }
+}
+
+/// Returns a bucket with the rows of a checkpoint.
+fn restored_bucket(
+    spec: &TableSpec,
+    number: u32,
+    parts: Option<&Vec<SavedRows>>,
+) -> std::result::Result<Bucket, String> {
+    let parts = parts.and_then(|parts| parts.split_first());
+    let (newest, older) = parts.ok_or("it is not in the checkpoint")?;
+    let mut bucket = Bucket::of_bytes(spec, number, newest)?;
+    for rows in older {
+        bucket.add(spec, rows)?;
+    }
+    Ok(bucket)
 }

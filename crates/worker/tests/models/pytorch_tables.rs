@@ -96,7 +96,8 @@ optimizer = {optimizer}
         }
         let ids: Vec<i64> = expected["ids"].to_vec1().unwrap();
         for (table, buckets) in &outcome.tables {
-            let found: BTreeMap<u64, Vec<f32>> = buckets.values().flat_map(by_id).collect();
+            let found: BTreeMap<u64, Vec<f32>> =
+                buckets.values().flatten().flat_map(by_id).collect();
             assert_eq!(found.len(), ids.len(), "{name}: rows of {table}");
             let values = rows(&expected[table]);
             let state = expected.get(&format!("{table}.state")).map(rows);

@@ -22,6 +22,7 @@ fn file(name: &str) -> wire::CheckpointFile {
             first: 1,
             last: 2,
         }],
+        changes: Vec::new(),
     }
 }
 

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, BufWriter, Seek, Write};
 use std::sync::Arc;
 
-use ::checkpoint::{FileEntry, Manifest, SavedValues, Store};
+use ::checkpoint::{CheckpointError, FileEntry, Manifest, NewestFirst, Piece, Store};
 use indicatif::ProgressBar;
 use parquet::data_type::{FloatType, Int64Type};
 use parquet::errors::ParquetError;
@@ -74,16 +74,23 @@ pub(crate) async fn write_rows(
     };
     let has_table = |file: &&FileEntry| file.blocks.iter().any(|range| range.variable == variable);
     let mut rows = 0;
-    for entry in manifest.files.iter().filter(has_table) {
-        for block in store.read_file(manifest, entry).await? {
-            if let (true, SavedValues::Rows(saved)) = (block.id.variable == variable, block.values)
-            {
+    let mut reading = NewestFirst::default();
+    let damaged = |why| CheckpointError::damaged(&store.checkpoint_location(manifest.number), why);
+    for entry in NewestFirst::files(manifest).into_iter().filter(has_table) {
+        let blocks = store.read_file(manifest, entry).await?;
+        for block in blocks
+            .into_iter()
+            .filter(|block| block.id.variable == variable)
+        {
+            let piece = reading.take(manifest, entry, block).map_err(damaged)?;
+            if let Some(saved) = piece.and_then(Piece::into_rows) {
                 rows += saved.ids.len() as u64 / size_of::<u64>() as u64;
                 form.add(&saved).map_err(output.wrong())?;
             }
         }
         bar.inc(entry.bytes);
     }
+    reading.finish().map_err(damaged)?;
     form.finish().map_err(output.wrong())?;
     bar.finish_and_clear();
     output.finish()?;

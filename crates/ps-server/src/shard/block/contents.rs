@@ -6,6 +6,7 @@ use bytes::Bytes;
 use checkpoint::SavedValues;
 use optimizer::{Update, VariableRule};
 use shared_proto::payload::Elements;
+use shared_proto::table::{SavedRows, TableSpec};
 use shared_proto::values::Values;
 use shared_proto::wire;
 use table::bucket::SharedBucket;
@@ -38,13 +39,21 @@ pub(crate) trait Contents: Debug + Send {
     /// Returns the bytes of values and state.
     fn bytes(&self) -> usize;
 
+    /// Adds rows of a checkpoint, none of which is there.
+    ///
+    /// # Errors
+    /// If they are not rows of this bucket, or the values are dense.
+    fn add_rows(&mut self, _: &TableSpec, _: &SavedRows) -> Result<(), String> {
+        Err("it is dense, not a bucket".to_owned())
+    }
+
     /// Returns the counts of rows; none if the values are dense.
     fn row_counts(&self) -> Option<wire::TableReport> {
         None
     }
 
-    /// Returns values and state as they are now. They are shared, not copied.
-    fn share(&mut self) -> SharedValues;
+    /// Returns values and state as they are now, for the checkpoint with this number. They are shared, not copied.
+    fn share(&mut self, checkpoint: u64) -> SharedValues;
 }
 
 /// The values of a block that a pull wants.
@@ -69,6 +78,21 @@ impl SharedValues {
         match self {
             Self::Dense { weights, slots } => weights.len() + slots.len(),
             Self::Rows(rows) => rows.bytes(),
+        }
+    }
+
+    /// Returns about the number of bytes that they take in a checkpoint.
+    pub(crate) fn saved_bytes(&self) -> usize {
+        match self {
+            Self::Dense { .. } => self.bytes(),
+            Self::Rows(rows) => rows.saved_bytes(),
+        }
+    }
+
+    /// Leaves out rows that are in the checkpoint `base`, if the others are known and few.
+    pub(crate) fn build_on(&mut self, base: Option<u64>) {
+        if let Self::Rows(rows) = self {
+            rows.build_on(base);
         }
     }
 

@@ -108,7 +108,7 @@ impl Contents for Dense {
         size_of_val(&**self.weights) + size_of_val(&**self.slots)
     }
 
-    fn share(&mut self) -> SharedValues {
+    fn share(&mut self, _: u64) -> SharedValues {
         SharedValues::Dense {
             weights: payload::share(&self.weights),
             slots: payload::share(&self.slots),

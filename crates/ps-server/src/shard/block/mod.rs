@@ -16,7 +16,7 @@ use shared_proto::blocks::BlockId;
 use shared_proto::ids::{Clock, Origin, Sequence, Task, Version};
 use shared_proto::payload::Elements;
 use shared_proto::planted;
-use shared_proto::table::TableSpec;
+use shared_proto::table::{SavedRows, TableSpec};
 use shared_proto::values::Values;
 use shared_proto::view::{Commit, View};
 use shared_proto::wire;
@@ -62,7 +62,14 @@ impl SharedBlock {
 
     /// Returns about how many bytes the block takes in a file, with its entry in the header.
     pub(crate) fn saved_bytes(&self) -> usize {
-        self.bytes() + SAVED_BLOCK_BYTES + self.watermarks.len() * SAVED_WATERMARK_BYTES
+        self.values.saved_bytes()
+            + SAVED_BLOCK_BYTES
+            + self.watermarks.len() * SAVED_WATERMARK_BYTES
+    }
+
+    /// Leaves out rows of a bucket that are in the checkpoint `base`, if the others are known and few.
+    pub(crate) fn build_on(&mut self, base: Option<u64>) {
+        self.values.build_on(base);
     }
 
     /// Returns whether the block has values.
@@ -147,13 +154,13 @@ impl Block {
         self.contents.initialize(values, rule);
     }
 
-    /// Returns the block as it is now, for a checkpoint.
-    pub(crate) fn share(&mut self, id: BlockId) -> SharedBlock {
+    /// Returns the block as it is now, for the checkpoint with this number.
+    pub(crate) fn share(&mut self, id: BlockId, checkpoint: u64) -> SharedBlock {
         SharedBlock {
             id,
             version: self.version,
             watermarks: self.watermarks.clone(),
-            values: self.contents.share(),
+            values: self.contents.share(checkpoint),
         }
     }
 
@@ -175,6 +182,21 @@ impl Block {
             (SavedValues::Rows(_), None) => return Err("it is a bucket, not dense".to_owned()),
         };
         Ok(Self::of(contents, saved.version, saved.watermarks))
+    }
+
+    /// Adds rows of a checkpoint to a restored bucket, none of which it has.
+    ///
+    /// # Errors
+    /// If they are not rows of such a bucket.
+    pub(crate) fn add_rows(
+        &mut self,
+        rows: &SavedRows,
+        table: Option<&TableSpec>,
+    ) -> Result<(), String> {
+        let spec = table.ok_or("it is dense, not a bucket")?;
+        self.contents.add_rows(spec, rows)?;
+        self.non_finite = !self.contents.all_finite();
+        Ok(())
     }
 
     pub(crate) fn initialized(&self) -> bool {

@@ -143,6 +143,19 @@ impl Contents for TableRows {
         self.bucket.bytes()
     }
 
+    fn add_rows(&mut self, spec: &TableSpec, saved: &SavedRows) -> Result<(), String> {
+        let (rows, bytes) = (self.bucket.rows().len(), self.bucket.bytes());
+        let added = self.bucket.add(spec, saved);
+        let more = |now: usize, before: usize| now as f64 - before as f64;
+        let counters = &self.counters;
+        counters
+            .rows
+            .increment(more(self.bucket.rows().len(), rows));
+        counters.bytes.increment(more(self.bucket.bytes(), bytes));
+        self.restored_non_finite |= !payload::all_finite(payload::elements(&saved.numbers));
+        added
+    }
+
     fn row_counts(&self) -> Option<wire::TableReport> {
         Some(wire::TableReport {
             rows: self.bucket.rows().len() as u64,
@@ -153,8 +166,8 @@ impl Contents for TableRows {
         })
     }
 
-    fn share(&mut self) -> SharedValues {
-        SharedValues::Rows(self.bucket.share())
+    fn share(&mut self, checkpoint: u64) -> SharedValues {
+        SharedValues::Rows(self.bucket.share(checkpoint))
     }
 }
 

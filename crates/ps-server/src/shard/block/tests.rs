@@ -131,7 +131,7 @@ fn what_is_saved_stays_as_it_was_and_is_restored_whole() {
         variable: 0,
         index: 0,
     };
-    let saved = block.share(id).to_saved();
+    let saved = block.share(id, 1).to_saved();
     let before = weights(&mut block);
     push(&mut block, 2);
     assert_ne!(weights(&mut block), before);
@@ -147,7 +147,7 @@ fn what_is_saved_stays_as_it_was_and_is_restored_whole() {
     let found = (last.clock, last.version, last.taken);
     assert_eq!(found, (Clock(7), Version(1), 1));
     push(&mut restored, 2);
-    let saved = |block: &mut Block| block.share(id).to_saved();
+    let saved = |block: &mut Block| block.share(id, 1).to_saved();
     assert_eq!(saved(&mut restored), saved(&mut block));
 }
 

@@ -1,0 +1,143 @@
+//! The values of a checkpoint whose rows are in several files: of all rows first, then of changes.
+
+use std::cmp::Reverse;
+use std::collections::{BTreeMap, HashSet};
+
+use bytes::{Bytes, BytesMut};
+use shared_proto::blocks::BlockId;
+use shared_proto::table::{SavedRows, ids_of_bytes};
+
+use crate::manifest::{FileEntry, Manifest};
+use crate::part::{SavedBlock, SavedValues};
+
+/// Reads the blocks of a checkpoint, its newest files first, and keeps the newest of each row. A bucket may come several
+/// times, each time with other rows.
+#[derive(Debug, Default)]
+pub struct NewestFirst {
+    buckets: BTreeMap<BlockId, Bucket>,
+}
+
+/// A bucket of which some rows are read.
+#[derive(Debug, Default)]
+struct Bucket {
+    /// The checkpoint with the rows that are not read yet; none once all are.
+    rest_in: Option<u64>,
+    /// The rows that are read or were removed.
+    newer: HashSet<u64>,
+}
+
+/// What is new in a block that was read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Piece {
+    /// A block, or the newest rows of a bucket.
+    Newest(SavedBlock),
+    /// Older rows of a bucket that has come before. None of them has come.
+    Older(BlockId, SavedRows),
+}
+
+impl Piece {
+    /// Returns the rows; none for a dense block.
+    pub fn into_rows(self) -> Option<SavedRows> {
+        match self {
+            Self::Older(_, rows) => Some(rows),
+            Self::Newest(block) => match block.values {
+                SavedValues::Rows(rows) => Some(rows),
+                SavedValues::Dense { .. } => None,
+            },
+        }
+    }
+}
+
+impl NewestFirst {
+    /// Returns the files of a checkpoint in the order in which they are to be read.
+    pub fn files(manifest: &Manifest) -> Vec<&FileEntry> {
+        let mut files: Vec<&FileEntry> = manifest.files.iter().collect();
+        files.sort_by_key(|file| Reverse(manifest.folder_of(file)));
+        files
+    }
+
+    /// Takes a block of a file. Returns its rows that no newer file has; none if there cannot be any.
+    ///
+    /// # Errors
+    /// If the rows on which a bucket's changes build are of another checkpoint than the changes say.
+    pub fn take(
+        &mut self,
+        manifest: &Manifest,
+        file: &FileEntry,
+        block: SavedBlock,
+    ) -> Result<Option<Piece>, String> {
+        let SavedValues::Rows(mut rows) = block.values else {
+            // An earlier checkpoint's dense blocks are in the newest one's files again.
+            return Ok(file.checkpoint.is_none().then_some(Piece::Newest(block)));
+        };
+        let changes = rows.changes.take();
+        let rest_in = changes.as_ref().map(|changes| changes.since);
+        let mut newer: HashSet<u64> = HashSet::new();
+        if let Some(changes) = &changes {
+            newer.extend(ids_of_bytes(&rows.ids));
+            newer.extend(ids_of_bytes(&changes.removed));
+        }
+        let id = block.id;
+        let Some(bucket) = self.buckets.get_mut(&id) else {
+            if file.checkpoint.is_some() {
+                return Ok(None);
+            }
+            self.buckets.insert(id, Bucket { rest_in, newer });
+            let values = SavedValues::Rows(rows);
+            return Ok(Some(Piece::Newest(SavedBlock { values, ..block })));
+        };
+        let Some(expected) = bucket.rest_in else {
+            return Ok(None);
+        };
+        let folder = manifest.folder_of(file);
+        if folder != expected {
+            return Err(format!(
+                "bucket {} of number {} has changes since checkpoint {expected}, but the rows before are of checkpoint {folder}",
+                id.index, id.variable
+            ));
+        }
+        let rest = without(&rows, &bucket.newer);
+        bucket.rest_in = rest_in;
+        bucket.newer.extend(newer);
+        Ok(Some(Piece::Older(id, rest)))
+    }
+
+    /// Ends the reading of all files.
+    ///
+    /// # Errors
+    /// If rows on which changes build have not come.
+    pub fn finish(self) -> Result<(), String> {
+        let mut buckets = self.buckets.iter();
+        match buckets.find_map(|(id, bucket)| Some((id, bucket.rest_in?))) {
+            Some((id, since)) => Err(format!(
+                "bucket {} of number {} has changes since checkpoint {since}, whose rows are in no file",
+                id.index, id.variable
+            )),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Returns the rows but for those with some ids.
+fn without(rows: &SavedRows, ids: &HashSet<u64>) -> SavedRows {
+    let all = ids_of_bytes(&rows.ids);
+    let is_kept: Vec<bool> = all.iter().map(|id| !ids.contains(id)).collect();
+    let kept = |bytes: &Bytes| {
+        let width = bytes.len().checked_div(all.len()).unwrap_or(0).max(1);
+        let mut kept = BytesMut::with_capacity(bytes.len());
+        for (row, _) in bytes
+            .chunks_exact(width)
+            .zip(&is_kept)
+            .filter(|(_, kept)| **kept)
+        {
+            kept.extend_from_slice(row);
+        }
+        kept.freeze()
+    };
+    SavedRows {
+        ids: kept(&rows.ids),
+        history: kept(&rows.history),
+        numbers: kept(&rows.numbers),
+        ..rows.clone()
+    }
+}
