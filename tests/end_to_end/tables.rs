@@ -118,7 +118,7 @@ fn of_run(run: &Path) -> AllRows {
                 }
             }
         }
-        reading.finish().unwrap();
+        reading.finish(&manifest).unwrap();
         all
     })
 }

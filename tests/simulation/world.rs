@@ -175,7 +175,7 @@ impl World {
                 vec![0.0; PUSHES]
             });
         }
-        if let Err(wrong) = reading.finish() {
+        if let Err(wrong) = reading.finish(&manifest) {
             self.violated(&saved, &wrong);
         }
         Some(saved)

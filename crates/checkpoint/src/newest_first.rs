@@ -92,13 +92,16 @@ impl NewestFirst {
         let folder = manifest.folder_of(file);
         if folder != expected {
             return Err(format!(
-                "bucket {} of number {} has changes since checkpoint {expected}, but the rows before are of checkpoint {folder}",
-                id.index, id.variable
+                "{} has changes since checkpoint {expected}, but the manifest names rows of checkpoint {folder}",
+                manifest.describe(id)
             ));
         }
         let rest = without(&rows, &bucket.newer);
         bucket.rest_in = rest_in;
-        bucket.newer.extend(newer);
+        match rest_in {
+            Some(_) => bucket.newer.extend(newer),
+            None => bucket.newer = HashSet::new(),
+        }
         Ok(Some(Piece::Older(id, rest)))
     }
 
@@ -106,12 +109,12 @@ impl NewestFirst {
     ///
     /// # Errors
     /// If rows on which changes build have not come.
-    pub fn finish(self) -> Result<(), String> {
+    pub fn finish(self, manifest: &Manifest) -> Result<(), String> {
         let mut buckets = self.buckets.iter();
         match buckets.find_map(|(id, bucket)| Some((id, bucket.rest_in?))) {
             Some((id, since)) => Err(format!(
-                "bucket {} of number {} has changes since checkpoint {since}, whose rows are in no file",
-                id.index, id.variable
+                "{} has changes since checkpoint {since}, but the manifest names no rows of it",
+                manifest.describe(*id)
             )),
             None => Ok(()),
         }

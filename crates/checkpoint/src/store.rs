@@ -11,6 +11,7 @@ use crate::error::CheckpointError;
 use crate::files::Files;
 use crate::format::{folder_name, number_of};
 use crate::manifest::{FileEntry, Manifest, is_file_name};
+use crate::newest_first::NewestFirst;
 use crate::part::{SavedBlock, check_blocks, decode};
 
 mod owner;
@@ -229,6 +230,10 @@ impl Store {
             let files = folders.get(&folder).map_or(&[][..], Vec::as_slice);
             let found = files.iter().find(|(name, _)| *name == entry.name);
             let reason = match found {
+                None if folder != manifest.number => format!(
+                    "it is missing, and checkpoint {} builds on it; if that was copied from elsewhere, copy this one too",
+                    manifest.number
+                ),
                 None => "it is missing".to_owned(),
                 Some((_, bytes)) if *bytes < entry.bytes => {
                     format!("truncated: {bytes} of {} bytes", entry.bytes)
@@ -279,10 +284,15 @@ impl Store {
     /// # Errors
     /// As [`read_file`](Self::read_file), of the first file that is damaged.
     pub async fn verify(&self, manifest: &Manifest) -> Result<(), CheckpointError> {
-        for file in &manifest.files {
-            self.read_file(manifest, file).await?;
+        let mut reading = NewestFirst::default();
+        let damaged =
+            |why| CheckpointError::damaged(&self.checkpoint_location(manifest.number), why);
+        for file in NewestFirst::files(manifest) {
+            for block in self.read_file(manifest, file).await? {
+                reading.take(manifest, file, block).map_err(damaged)?;
+            }
         }
-        Ok(())
+        reading.finish(manifest).map_err(damaged)
     }
 
     /// Adds an older checkpoint that may serve instead to an error about a checkpoint's content.
@@ -290,7 +300,13 @@ impl Store {
         match error {
             CheckpointError::Damaged { file, reason, .. } => {
                 // If none can be found, the damage is reported all the same.
-                let instead = self.before(number).await.ok().flatten();
+                let has_it = |manifest: &Manifest, entry: &FileEntry| {
+                    self.file_place(manifest.folder_of(entry), &entry.name) == file
+                };
+                let without = |manifest: &Manifest| {
+                    !manifest.files.iter().any(|entry| has_it(manifest, entry))
+                };
+                let instead = self.before_of(number, without).await.ok().flatten();
                 CheckpointError::Damaged {
                     file,
                     reason,
@@ -299,6 +315,11 @@ impl Store {
             }
             error => error,
         }
+    }
+
+    /// Returns the location of a checkpoint's file, for messages.
+    pub fn place_of(&self, manifest: &Manifest, file: &FileEntry) -> String {
+        self.file_place(manifest.folder_of(file), &file.name)
     }
 
     fn file_place(&self, number: u64, name: &str) -> String {

@@ -81,7 +81,8 @@ async fn rows(location: &str) -> Result<SavedTables, CommandError> {
     let first = manifest.variables.len() as u32;
     let has_rows = |file: &&FileEntry| file.blocks.iter().any(|range| range.variable >= first);
     let mut reading = NewestFirst::default();
-    let damaged = |why| CheckpointError::damaged(location, why);
+    let place = store.checkpoint_location(manifest.number);
+    let damaged = |why| CheckpointError::damaged(&place, why);
     for file in NewestFirst::files(&manifest).into_iter().filter(has_rows) {
         for block in store.read_file(&manifest, file).await? {
             let id = block.id;
@@ -94,7 +95,7 @@ async fn rows(location: &str) -> Result<SavedTables, CommandError> {
             }
         }
     }
-    reading.finish().map_err(damaged)?;
+    reading.finish(&manifest).map_err(damaged)?;
     Ok(tables)
 }
 

@@ -4,9 +4,7 @@ use std::collections::{HashSet, VecDeque};
 
 use shared_proto::payload::LeF32;
 use shared_proto::planted;
-use shared_proto::table::{
-    Admission, Age, Capacity, Changes, Eviction, EvictionOrder, TableSpec, ids_to_bytes,
-};
+use shared_proto::table::{Admission, Age, Capacity, Eviction, EvictionOrder, TableSpec};
 
 use crate::hash::hash;
 use crate::rows::{History, Place, Rows, SharedRows};
@@ -34,9 +32,9 @@ pub struct Bucket {
     pub(crate) updates: u64,
     /// The time of the newest update. It does not go back if the server's clock does.
     pub(crate) time: u32,
-    /// The checkpoint that the bucket was shared for last, and the ids of rows that were evicted since and have not come
-    /// back; none before the first, and if there were more of them than rows.
-    shared: Option<(u64, HashSet<u64>)>,
+    /// The rows that were evicted since the bucket was shared; none before the first time, and if there were more of them than
+    /// rows.
+    shared: Option<Evicted>,
     /// The places of rows that were read, the newest last.
     read: VecDeque<Read>,
     /// The number of rows that were ever removed.
@@ -55,6 +53,15 @@ struct Read {
 /// The most lists of read rows that a bucket remembers, and the most rows of a list.
 const REMEMBERED: usize = 8;
 const REMEMBERED_ROWS: usize = 4096;
+
+/// Rows that were evicted since a bucket was shared, and have not come back.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Evicted {
+    /// The checkpoint that the bucket was shared for.
+    pub since: u64,
+    /// The rows' ids.
+    pub ids: HashSet<u64>,
+}
 
 /// The outcome of an update.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -76,7 +83,7 @@ pub struct SharedBucket {
     pub rows: SharedRows,
     /// What has changed since the bucket was shared before; none if that is not known: the bucket was not shared before, or
     /// has evicted more rows than it holds.
-    pub changes: Option<Changes>,
+    pub changes: Option<Evicted>,
     /// The counts of gradients, if rows are admitted by them.
     pub sketch: Option<Sketch>,
     /// The updates that the bucket has taken.
@@ -118,7 +125,14 @@ impl Bucket {
 
     /// Returns the bytes of rows, index and sketch.
     pub fn bytes(&self) -> usize {
-        self.rows.bytes() + self.sketch.as_ref().map_or(0, Sketch::bytes)
+        let evicted = self
+            .shared
+            .as_ref()
+            .map_or(0, |evicted| evicted.ids.capacity());
+        // A byte of the set's table for each id.
+        self.rows.bytes()
+            + self.sketch.as_ref().map_or(0, Sketch::bytes)
+            + evicted * (size_of::<u64>() + 1)
     }
 
     /// Appends the values of the rows of ids. It creates no row, but remembers where they are.
@@ -173,8 +187,8 @@ impl Bucket {
             }
             if !self.rows.is_full() && self.admits(*id) {
                 *place = self.rows.create(*id);
-                if let Some((_, evicted)) = &mut self.shared {
-                    evicted.remove(id);
+                if let Some(evicted) = &mut self.shared {
+                    evicted.ids.remove(id);
                 }
                 outcome.created += 1;
             } else {
@@ -274,9 +288,9 @@ impl Bucket {
             self.rows.remove(*id);
         }
         self.removed += ids.len() as u64;
-        if let Some((_, evicted)) = &mut self.shared {
-            evicted.extend(ids);
-            if evicted.len() > self.rows.len().max(1024) {
+        if let Some(evicted) = &mut self.shared {
+            evicted.ids.extend(ids);
+            if evicted.ids.len() > self.rows.len().max(1024) {
                 self.shared = None;
             }
         }
@@ -284,16 +298,13 @@ impl Bucket {
 
     /// Returns the bucket as it is now, for the checkpoint with this number. Its rows are shared, not copied.
     pub fn share(&mut self, checkpoint: u64) -> SharedBucket {
-        let before = self.shared.replace((checkpoint, HashSet::new()));
-        let changes = |(since, evicted): (u64, HashSet<u64>)| {
-            let mut removed: Vec<u64> = evicted.into_iter().collect();
-            removed.sort_unstable();
-            let removed = ids_to_bytes(&removed);
-            Changes { since, removed }
+        let none = Evicted {
+            since: checkpoint,
+            ids: HashSet::new(),
         };
         SharedBucket {
             rows: self.rows.share(),
-            changes: before.map(changes),
+            changes: self.shared.replace(none),
             sketch: self.sketch.clone(),
             updates: self.updates,
             time: self.time,
@@ -327,7 +338,7 @@ impl SharedBucket {
             Some(changes) => {
                 let rows = self.rows.bytes() / self.rows.count().max(1) * self.rows.changed();
                 let sketch = self.sketch.as_ref().map_or(0, Sketch::bytes);
-                rows + sketch + changes.removed.len()
+                rows + sketch + changes.ids.len() * size_of::<u64>()
             }
         }
     }

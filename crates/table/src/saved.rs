@@ -3,7 +3,7 @@
 use shared_proto::payload;
 use shared_proto::planted;
 use shared_proto::table::hash::bucket;
-use shared_proto::table::{SavedRows, TableSpec, ids_to_bytes};
+use shared_proto::table::{Changes, SavedRows, TableSpec, ids_to_bytes};
 
 use crate::bucket::{Bucket, SharedBucket};
 use crate::rows::History;
@@ -34,7 +34,14 @@ impl SharedBucket {
             },
             updates: self.updates,
             time: self.time,
-            changes: self.changes.clone(),
+            changes: self.changes.as_ref().map(|evicted| {
+                let mut removed: Vec<u64> = evicted.ids.iter().copied().collect();
+                removed.sort_unstable();
+                Changes {
+                    since: evicted.since,
+                    removed: ids_to_bytes(&removed),
+                }
+            }),
         }
     }
 }

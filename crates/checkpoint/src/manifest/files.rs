@@ -21,11 +21,55 @@ impl Manifest {
             .collect()
     }
 
-    /// Finds the files on which the changed rows of some buckets build: those with the same buckets, of this checkpoint
-    /// and then of those that it builds on, down to one with all rows. Returns them as files of earlier checkpoints.
-    pub fn files_under(&self, buckets: BTreeSet<BlockId>) -> Vec<FileEntry> {
+    /// Returns the files that a checkpoint after this one needs if it has only the changed rows of some buckets: the files
+    /// with the other rows, as files of earlier checkpoints.
+    ///
+    /// # Errors
+    /// If the ranges are not of tables, or name a bucket twice.
+    pub fn files_under(&self, changes: &[BlockRange]) -> Result<Vec<FileEntry>, String> {
         let files = self.files.iter().map(|file| (self.folder_of(file), file));
-        files_under(files.collect(), buckets).0
+        Ok(files_under(files.collect(), self.buckets(changes)?).0)
+    }
+
+    /// Describes a block for people, as in `bucket 3 of table "item"`.
+    pub fn describe(&self, id: BlockId) -> String {
+        let number = id.variable as usize;
+        let table = number.checked_sub(self.variables.len());
+        match (
+            self.variables.get(number),
+            table.and_then(|table| self.tables.get(table)),
+        ) {
+            (Some(variable), _) => format!("block {} of variable {:?}", id.index, variable.name),
+            (None, Some(table)) => format!("bucket {} of table {:?}", id.index, table.name),
+            (None, None) => format!("block {} of variable number {number}", id.index),
+        }
+    }
+
+    /// Returns the ids of buckets.
+    ///
+    /// # Errors
+    /// If a range is not of a table, or a bucket is named twice. No more buckets are looked at than the tables have.
+    fn buckets<'a>(
+        &self,
+        ranges: impl IntoIterator<Item = &'a BlockRange>,
+    ) -> Result<BTreeSet<BlockId>, String> {
+        let mut buckets = BTreeSet::new();
+        for range in ranges {
+            let table = (range.variable as usize).checked_sub(self.variables.len());
+            let table = table.and_then(|table| self.tables.get(table));
+            if table.is_none_or(|table| range.last < range.first || range.last >= table.buckets) {
+                return Err(format!(
+                    "buckets {} to {} of table number {} are named, which are not there",
+                    range.first, range.last, range.variable
+                ));
+            }
+            for id in range.ids() {
+                if !buckets.insert(id) {
+                    return Err(format!("{} is named twice", self.describe(id)));
+                }
+            }
+        }
+        Ok(buckets)
     }
 
     /// Returns the name and the number of blocks of each variable, then of each table.
@@ -90,8 +134,9 @@ impl Manifest {
         }
     }
 
-    /// Checks that the rows on which changes build are in the files of earlier checkpoints.
+    /// Checks the files of earlier checkpoints, and that they have the rows on which changes build.
     fn check_changes(&self) -> Result<(), String> {
+        let counts: Vec<u64> = self.block_counts().map(|(_, blocks)| blocks).collect();
         for file in &self.files {
             let name = &file.name;
             if let Some(earlier) = file.checkpoint.filter(|earlier| *earlier >= self.number) {
@@ -99,44 +144,48 @@ impl Manifest {
                     "file {name:?} is of checkpoint {earlier}, which is not an earlier one"
                 ));
             }
-            for range in &file.changes {
-                let table = (range.variable as usize).checked_sub(self.variables.len());
-                let table = table.and_then(|table| self.tables.get(table));
-                let within = |range: &BlockRange, of: &BlockRange| {
-                    of.variable == range.variable
-                        && of.first <= range.first
-                        && range.last <= of.last
-                };
-                let in_table = table.is_some_and(|table| range.last < table.buckets);
-                if !in_table
-                    || range.last < range.first
-                    || !file.blocks.iter().any(|of| within(range, of))
-                {
-                    return Err(format!(
-                        "file {name:?} has changes of buckets {} to {} of number {}, which are none of its own",
-                        range.first, range.last, range.variable
-                    ));
-                }
+            let is_there = |range: &&BlockRange| {
+                let count = counts.get(range.variable as usize).copied();
+                range.first <= range.last && count.is_some_and(|n| u64::from(range.last) < n)
+            };
+            if let Some(range) = file.blocks.iter().find(|range| !is_there(range)) {
+                return Err(format!(
+                    "file {name:?} has blocks {} to {} of variable number {}, which are not there",
+                    range.first, range.last, range.variable
+                ));
+            }
+            let of_file = |error| format!("file {name:?}: {error}");
+            let changed = self.buckets(&file.changes).map_err(of_file)?;
+            let is_within = |id: &BlockId| {
+                let mut blocks = file.blocks.iter();
+                blocks.any(|of| {
+                    of.variable == id.variable && (of.first..=of.last).contains(&id.index)
+                })
+            };
+            if let Some(id) = changed.iter().find(|id| !is_within(id)) {
+                let id = self.describe(*id);
+                return Err(format!(
+                    "file {name:?} has changes of {id}, which is not in it"
+                ));
             }
         }
-        let changed = self.own_files().flat_map(|file| &file.changes);
-        let changed: BTreeSet<BlockId> = changed.flat_map(|range| range.ids()).collect();
+        let changed = self.buckets(self.own_files().flat_map(|file| &file.changes))?;
         let earlier = self
             .files
             .iter()
             .filter_map(|file| Some((file.checkpoint?, file)));
         match files_under(earlier.collect(), changed).1.first() {
             Some(id) => Err(format!(
-                "bucket {} of number {} has changes alone; no file has all its rows",
-                id.index, id.variable
+                "the files have changes of {}, but none has all its rows",
+                self.describe(*id)
             )),
             None => Ok(()),
         }
     }
 }
 
-/// Finds the files on which changes of some buckets build, among files with the numbers of their checkpoints. Returns them,
-/// and the buckets of which none has all rows.
+/// Returns those files that have rows of some buckets, from the newest to the one with all rows of a bucket, and the
+/// buckets of which no file has all rows. Each file comes with the number of its checkpoint.
 fn files_under(
     mut files: Vec<(u64, &FileEntry)>,
     mut buckets: BTreeSet<BlockId>,

@@ -77,7 +77,7 @@ impl Store {
 
     /// Returns the checkpoints that are to stay so that these can be read: they, those that they build on, and, if there
     /// are several, the newest one that shares no file with the last of them, so that one damaged file leaves one to go back
-    /// to. None if a manifest is damaged, because nobody knows what it builds on.
+    /// to. None if a manifest is damaged, so that it is not known what it builds on.
     async fn needed_by(
         &self,
         complete: &[u64],
@@ -94,7 +94,12 @@ impl Store {
             let mut folders = match self.manifest(*number).await {
                 Ok(manifest) => manifest.builds_on(),
                 Err(CheckpointError::Damaged { .. }) if !wanted => continue,
-                Err(CheckpointError::Damaged { .. }) => return Ok(None),
+                Err(error @ CheckpointError::Damaged { .. }) => {
+                    tracing::warn!(
+                        "no checkpoint is deleted, because it is not known what is still needed: {error}"
+                    );
+                    return Ok(None);
+                }
                 Err(error) => return Err(error),
             };
             folders.insert(*number);
@@ -114,7 +119,21 @@ impl Store {
     /// If the store cannot be read or written to.
     pub async fn sweep(&self, given_up: impl Fn(u64) -> bool) -> Result<Vec<u64>, CheckpointError> {
         let own = self.own().await?;
-        let unfinished = |own: &&Own| !own.complete && given_up(own.number);
+        let mut needed = BTreeSet::new();
+        for complete in own.iter().filter(|own| own.complete) {
+            match self.manifest(complete.number).await {
+                Ok(manifest) => needed.extend(manifest.builds_on()),
+                Err(error @ CheckpointError::Damaged { .. }) => {
+                    tracing::warn!(
+                        "nothing is deleted, because it is not known what is still needed: {error}"
+                    );
+                    return Ok(Vec::new());
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        let unfinished =
+            |own: &&Own| !own.complete && given_up(own.number) && !needed.contains(&own.number);
         self.remove_all(own.iter().filter(unfinished)).await
     }
 

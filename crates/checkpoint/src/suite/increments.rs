@@ -16,7 +16,7 @@ use super::manifest;
 use super::stores::in_memory;
 use crate::error::CheckpointError;
 use crate::format::folder_name;
-use crate::manifest::{FileEntry, Manifest};
+use crate::manifest::{BlockRange, FileEntry, Manifest};
 use crate::newest_first::{NewestFirst, Piece};
 use crate::part::{SavedBlock, SavedValues, encode};
 use crate::store::Store;
@@ -72,10 +72,10 @@ async fn save(
     );
     let file = FileEntry::of_blocks(name, &content, &[saved]);
     store.write_file(number, name, content).await.unwrap();
-    let changed = file.changes.iter().flat_map(|range| range.ids()).collect();
+    let changes = file.changes.clone();
     manifest.files.push(file);
     if let Some(base) = base {
-        manifest.files.extend(base.files_under(changed));
+        manifest.files.extend(base.files_under(&changes).unwrap());
     }
     store.write_manifest(manifest).await.unwrap()
 }
@@ -103,7 +103,7 @@ async fn load(store: &Store, manifest: &Manifest) -> Result<Bucket, CheckpointEr
             }
         }
     }
-    reading.finish().map_err(damaged)?;
+    reading.finish(manifest).map_err(damaged)?;
     Ok(bucket.unwrap())
 }
 
@@ -254,10 +254,10 @@ async fn a_checkpoint_is_refused_if_rows_that_it_builds_on_are_missing() {
         ..third.clone()
     };
     let error = without(1).to_bytes().unwrap_err().to_string();
-    assert!(error.contains("no file has all its rows"), "{error}");
+    assert!(error.contains("none has all its rows"), "{error}");
     let error = load(&store, &without(2)).await.unwrap_err().to_string();
     assert!(
-        error.contains("since checkpoint 2, but the rows before are of checkpoint 1"),
+        error.contains("since checkpoint 2, but the manifest names rows of checkpoint 1"),
         "{error}"
     );
     // Of a later checkpoint than itself.
@@ -265,6 +265,32 @@ async fn a_checkpoint_is_refused_if_rows_that_it_builds_on_are_missing() {
     later.number = 1;
     let error = later.to_bytes().unwrap_err().to_string();
     assert!(error.contains("not an earlier one"), "{error}");
+    // Ranges that no table has, or that come twice.
+    let range = |first, last| BlockRange {
+        variable: 3,
+        first,
+        last,
+    };
+    for wrong in [range(0, u32::MAX), range(1, 0), range(1, 1)] {
+        assert!(third.files_under(&[wrong]).is_err(), "{wrong:?}");
+        for of_changes in [true, false] {
+            let mut manifest = third.clone();
+            let mut files = manifest.files.iter_mut();
+            let file = files.find(|file| file.checkpoint.is_some()).unwrap();
+            match of_changes {
+                true => file.changes = vec![wrong],
+                false => file.blocks.push(wrong),
+            }
+            let error = manifest.to_bytes().unwrap_err().to_string();
+            assert!(error.contains("which are not there"), "{error}");
+        }
+    }
+    let twice = [range(0, 0), range(0, 0)];
+    let error = third.files_under(&twice).unwrap_err();
+    assert!(
+        error.contains("bucket 0 of table \"item\" is named twice"),
+        "{error}"
+    );
     // A file that is gone.
     let file = second
         .files
@@ -281,4 +307,31 @@ async fn a_checkpoint_is_refused_if_rows_that_it_builds_on_are_missing() {
         store.newest().await.unwrap().is_none(),
         "all of them build on it"
     );
+}
+
+/// A damaged file is in all checkpoints of a chain, so none of them is offered instead.
+#[tokio::test]
+async fn another_chain_is_offered_in_place_of_a_damaged_file() {
+    let store = in_memory();
+    super::save(&store, 0).await;
+    let [first, _, third] = chain(&store).await;
+    let file = first.files.last().unwrap();
+    let altered = vec![0; file.bytes as usize];
+    let written = store.write_file(1, &file.name, altered.into());
+    written.await.unwrap();
+    let error = store.verify(&third).await.unwrap_err();
+    match store.advise(4, error).await {
+        CheckpointError::Damaged { instead, .. } => assert_eq!(instead.unwrap().0, 0),
+        error => panic!("{error}"),
+    }
+}
+
+/// The manifest of the first is gone, but others build on its files.
+#[tokio::test]
+async fn files_that_others_build_on_are_not_swept() {
+    let store = in_memory();
+    let [.., third] = chain(&store).await;
+    store.remove_file(1, "manifest.json").await.unwrap();
+    assert!(store.sweep(|_| true).await.unwrap().is_empty());
+    store.verify(&third).await.unwrap();
 }

@@ -16,7 +16,7 @@ use super::ledger::Ledger;
 use super::record::{Record, Summary};
 
 impl Cluster {
-    pub(crate) fn report_shard(&mut self, now: Instant, task: Task, report: wire::ShardReport) {
+    pub(crate) fn report_shard(&mut self, now: Instant, task: Task, mut report: wire::ShardReport) {
         // The server does not know yet that it has another shard, or none.
         if self.servers().get(report.shard as usize) != Some(&task) {
             return;
@@ -31,7 +31,6 @@ impl Cluster {
             );
         }
         self.writes_on(now, task, &report);
-        let mut report = report;
         report.tables.truncate(self.tables().len());
         self.observed.shard_reports.insert(task.id, report);
     }

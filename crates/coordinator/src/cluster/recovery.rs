@@ -259,6 +259,7 @@ impl Cluster {
             "taking the checkpoint before"
         );
         self.durable.checkpoints.newest = Some(kept.clone());
+        self.saving.base = None;
         let sync = self.sync();
         self.give_up_saving();
         self.must_persist();

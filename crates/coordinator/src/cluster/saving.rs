@@ -2,6 +2,7 @@
 //! manifest.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use checkpoint::{BlockRange, CheckpointError, FORMAT, FileEntry, Manifest, SavedVariable};
@@ -32,7 +33,7 @@ pub(crate) enum StoreTask {
 pub(super) struct AtWork {
     manifest: Manifest,
     /// The checkpoint whose rows it need not have again.
-    base: Option<Box<Manifest>>,
+    base: Option<Arc<Manifest>>,
     progress: SavedProgress,
     pub(super) begun: Instant,
     /// The time at which a shard last wrote some of it.
@@ -97,7 +98,7 @@ pub(super) struct Saving {
     /// The time and the number of steps at which the last one was begun. Unset after a failure.
     pub(super) begun: Option<(Instant, u64)>,
     /// The newest one that this process has written, if the next one may build on it.
-    pub(super) base: Option<Box<Manifest>>,
+    pub(super) base: Option<Arc<Manifest>>,
     /// The time at which the newest one was begun. After a restart it is the time of the restart.
     pub(super) newest_begun: Option<Instant>,
     /// The last attempt, if none has succeeded since.
@@ -298,9 +299,15 @@ impl Cluster {
         at_work.manifest.files.extend(files);
         if at_work.missing.is_empty() || planted!(EarlyManifest) {
             if let Some(base) = &at_work.base {
-                let changes = at_work.manifest.files.iter().flat_map(|file| &file.changes);
-                let changed = changes.flat_map(|range| range.ids()).collect();
-                at_work.manifest.files.extend(base.files_under(changed));
+                let files = at_work.manifest.files.iter();
+                let changes: Vec<_> = files.flat_map(|file| &file.changes).copied().collect();
+                match base.files_under(&changes) {
+                    Ok(files) => at_work.manifest.files.extend(files),
+                    Err(error) => {
+                        let why = format!("the servers' reports make no checkpoint: {error}");
+                        return self.not_saved(now, Failure { why, full: false });
+                    }
+                }
             }
             let place = |file: &FileEntry| (file.checkpoint, file.name.clone());
             at_work.manifest.files.sort_by_key(place);
@@ -343,6 +350,8 @@ impl Cluster {
         tracing::info!(
             number,
             steps = at_work.progress.steps,
+            bytes = at_work.manifest.own_bytes(),
+            builds_on = ?at_work.manifest.builds_on(),
             "a checkpoint is whole"
         );
         self.records.push(Record::Checkpoint {
@@ -357,7 +366,7 @@ impl Cluster {
             run: at_work.manifest.run.clone(),
         });
         let has_tables = !at_work.manifest.tables.is_empty();
-        self.saving.base = has_tables.then(|| Box::new(at_work.manifest));
+        self.saving.base = has_tables.then(|| Arc::new(at_work.manifest));
         self.saving.newest_begun = Some(at_work.begun);
         if self.durable.checkpoints.stage == Stage::First {
             self.durable.checkpoints.stage = Stage::Regular;

@@ -81,10 +81,14 @@ pub(crate) async fn write(
     let written = output.file().write_all(&header);
     written.map_err(output.wrong())?;
     let (starts, end) = starts(manifest, header.len() as u64);
-    for entry in &manifest.files {
+    let own = manifest
+        .files
+        .iter()
+        .filter(|file| file.checkpoint.is_none());
+    bar.set_length(manifest.own_bytes());
+    for entry in own {
         let blocks = store.read_file(manifest, entry).await?;
-        let own = entry.checkpoint.is_none();
-        let of_variables = |block: &SavedBlock| own && !manifest.is_table(block.id.variable);
+        let of_variables = |block: &SavedBlock| !manifest.is_table(block.id.variable);
         for block in blocks.into_iter().filter(of_variables) {
             let size = size_of::<f32>() as u64;
             let within = u64::from(block.id.index) * manifest.block_elements * size;

@@ -335,7 +335,7 @@ fn manifest_text(store: &Store, m: &Manifest) -> String {
          job {:?}, {}: step {}, {} steps and {} samples in all, epoch {} of the shard map\n\
          run {}, begun {} ago\n\
          {} variables, {elements} weights, {slots} beside each, blocks of {} at the most\n\
-         {} of its own; {} files of {} shards\n{files}",
+         {} in its own folder; {} files of {} shards\n{files}",
         m.job,
         m.mode,
         m.clock,

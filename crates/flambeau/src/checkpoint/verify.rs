@@ -1,6 +1,8 @@
 //! `flambeau checkpoint verify`: reads checkpoints whole and compares them with their checksums.
 
-use ::checkpoint::{CheckpointError, FileEntry, Manifest, Store, folder_name, resolve};
+use ::checkpoint::{
+    CheckpointError, FileEntry, Manifest, NewestFirst, Store, folder_name, resolve,
+};
 use indicatif::HumanBytes;
 use serde_json::{Value, json};
 
@@ -40,12 +42,20 @@ impl Verified {
         store: &Store,
         manifest: &Manifest,
         file: &FileEntry,
+        reading: &mut NewestFirst,
     ) -> Result<(), CommandError> {
         self.files += 1;
         self.bytes += file.bytes;
         match store.read_file(manifest, file).await {
             Err(error) if error.is_damaged() => self.damages.push(error.to_string()),
-            read => drop(read?),
+            read => {
+                for block in read? {
+                    if let Err(why) = reading.take(manifest, file, block) {
+                        self.damages
+                            .push(format!("{} is damaged: {why}", self.location));
+                    }
+                }
+            }
         }
         Ok(())
     }
@@ -79,9 +89,16 @@ pub(super) async fn verify(location: &str, quiet: bool) -> Result<Vec<Verified>,
             Err(error) if error.is_retryable() => return Err(error.into()),
             Err(error) => verified.damages.push(error.to_string()),
             Ok(manifest) => {
-                for file in &manifest.files {
-                    verified.read(&store, &manifest, file).await?;
+                let mut reading = NewestFirst::default();
+                for file in NewestFirst::files(&manifest) {
+                    let read = verified.read(&store, &manifest, file, &mut reading);
+                    read.await?;
                     bar.inc(file.bytes);
+                }
+                if let (true, Err(why)) = (verified.damages.is_empty(), reading.finish(&manifest)) {
+                    verified
+                        .damages
+                        .push(format!("{location} is damaged: {why}"));
                 }
                 if let Err(reason) = coordinator::can_begin_with(&manifest) {
                     verified

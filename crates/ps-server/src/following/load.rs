@@ -83,7 +83,8 @@ pub(crate) async fn load(
     };
     let mut blocks = BTreeMap::new();
     let mut reading = NewestFirst::default();
-    let damaged = |file: &FileEntry, why| CheckpointError::damaged(&file.name, why);
+    let damaged =
+        |file: &FileEntry, why| CheckpointError::damaged(&from.place_of(manifest, file), why);
     for file in NewestFirst::files(manifest).into_iter().filter(has_wanted) {
         let mut pieces = Vec::new();
         for block in from.read_file(manifest, file).await? {
@@ -101,8 +102,9 @@ pub(crate) async fn load(
         });
         blocks = restored.await.map_err(|why| damaged(file, why))?;
     }
-    let ended = reading.finish();
-    ended.map_err(|why| CheckpointError::damaged(from.location(), why))?;
+    let ended = reading.finish(manifest);
+    let place = from.checkpoint_location(manifest.number);
+    ended.map_err(|why| CheckpointError::damaged(&place, why))?;
     let rules = Rules::of(&map, job);
     let map = Arc::unwrap_or_clone(map);
     Ok(Store::of_blocks(

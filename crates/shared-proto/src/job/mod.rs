@@ -343,13 +343,13 @@ pub struct Checkpoint {
     /// the seconds do.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub every_steps: Option<u64>,
-    /// The number of checkpoints that are kept; older ones are deleted.
+    /// The number of checkpoints that are kept. Older ones are deleted, unless a kept one builds on them.
     pub keep: u32,
     /// Sync mode: MiB of its shard that a server may copy, so that steps continue while a checkpoint is written. If
     /// more than that is still to be written, steps wait.
     #[serde(alias = "aside_mebibytes")]
     pub snapshot_mebibytes: u64,
-    /// The most checkpoints in a row that have only the changed rows of tables; after them comes one with all rows.
+    /// The most incremental checkpoints in a row, which have only the changed rows of tables; the next one has all rows.
     pub increments: u32,
 }
 

@@ -103,7 +103,7 @@ enabled = true          # without, the death of a parameter server ends the job
 #: location = "s3://bucket/run" # or a folder, seen by the coordinator and all servers; absent: in the run directory
 every_seconds = 30.0    # between two checkpoints
 #: every_steps = 1000   # or after so many steps, where these come first
-keep = 3                # older ones are deleted
+keep = 3                # older ones are deleted, unless these build on them
 snapshot_mebibytes = 64    # sync mode: what a server may copy, so that steps go on while it is written; then they wait
-increments = 8             # checkpoints in a row that have only the changed rows of tables; 0 for none
+increments = 8          # checkpoints in a row that have only the changed rows of tables; 0 for none
 "##;

@@ -11,6 +11,9 @@ const LONGEST_SECONDS: f64 = 30.0 * 86_400.0;
 /// The most mebibytes of streamed data that are shuffled together.
 const MOST_SHUFFLED: u32 = 1 << 16;
 
+/// The most incremental checkpoints in a row. A restore reads the files of all of them.
+const MOST_INCREMENTS: u32 = 64;
+
 /// The most batches that a worker may prepare ahead: each takes memory.
 const MAX_PREFETCH: u32 = 1024;
 
@@ -245,6 +248,12 @@ impl Job {
             "checkpoint.keep",
             &checkpoint.keep,
             "must be at least 1",
+        )?;
+        check(
+            checkpoint.increments <= MOST_INCREMENTS,
+            "checkpoint.increments",
+            &checkpoint.increments,
+            "must be at most 64",
         )?;
         check(
             checkpoint.snapshot_mebibytes > 0,

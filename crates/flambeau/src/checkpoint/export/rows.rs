@@ -12,7 +12,7 @@ use parquet::file::properties::{EnabledStatistics, WriterProperties};
 use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::parser::parse_message_type;
 use shared_proto::payload;
-use shared_proto::table::SavedRows;
+use shared_proto::table::{SavedRows, ids_of_bytes};
 
 use super::Output;
 use crate::error::CommandError;
@@ -32,8 +32,8 @@ pub(crate) struct Exported {
     pub(crate) dimension: u32,
 }
 
-/// Writes the ids and values of a table's rows, bucket by bucket, so that no more than one of the checkpoint's files and a
-/// row group are in memory. A Parquet file has the columns `id` and `values`, a list; a safetensors file has the tensors
+/// Writes the ids and values of a table's rows, bucket by bucket. In memory are one of the checkpoint's files, a row group, and
+/// the ids of the rows that have changed since the last full checkpoint. A Parquet file has the columns `id` and `values`, a list; a safetensors file has the tensors
 /// `values` of shape `[rows, dimension]` and `ids` of shape `[rows]`. The name of the output says which.
 ///
 /// # Errors
@@ -76,7 +76,10 @@ pub(crate) async fn write_rows(
     let mut rows = 0;
     let mut reading = NewestFirst::default();
     let damaged = |why| CheckpointError::damaged(&store.checkpoint_location(manifest.number), why);
-    for entry in NewestFirst::files(manifest).into_iter().filter(has_table) {
+    let files = NewestFirst::files(manifest).into_iter().filter(has_table);
+    let files: Vec<&FileEntry> = files.collect();
+    bar.set_length(files.iter().map(|file| file.bytes).sum());
+    for entry in files {
         let blocks = store.read_file(manifest, entry).await?;
         for block in blocks
             .into_iter()
@@ -90,7 +93,7 @@ pub(crate) async fn write_rows(
         }
         bar.inc(entry.bytes);
     }
-    reading.finish().map_err(damaged)?;
+    reading.finish(manifest).map_err(damaged)?;
     form.finish().map_err(output.wrong())?;
     bar.finish_and_clear();
     output.finish()?;
@@ -111,8 +114,7 @@ trait Form {
 
 /// Returns the ids of rows, and their values.
 fn rows(saved: &SavedRows, dimension: usize) -> (Vec<u64>, Vec<f32>) {
-    let (ids, _) = saved.ids.as_chunks::<8>();
-    let ids: Vec<u64> = ids.iter().map(|id| u64::from_le_bytes(*id)).collect();
+    let ids = ids_of_bytes(&saved.ids);
     let numbers = payload::elements(&saved.numbers);
     let width = numbers.len().checked_div(ids.len()).unwrap_or(0).max(1);
     // The optimizer's state follows the values of a row.
