@@ -20,6 +20,8 @@ pub(super) struct TableRows {
     bucket: Bucket,
     dimension: usize,
     counters: Counters,
+    /// The bytes that the metric counts for this bucket.
+    counted_bytes: usize,
     /// The updates' outcomes, since the bucket is here.
     created: u64,
     refused: u64,
@@ -54,30 +56,38 @@ impl TableRows {
     fn of(spec: &TableSpec, bucket: Bucket, restored_non_finite: bool) -> Self {
         let counters = Counters::of(&spec.name);
         counters.rows.increment(bucket.rows().len() as f64);
-        counters.bytes.increment(bucket.bytes() as f64);
-        Self {
+        let mut rows = Self {
             bucket,
             dimension: spec.dimension as usize,
             counters,
+            counted_bytes: 0,
             created: 0,
             refused: 0,
             evicted: 0,
             restored_non_finite,
-        }
+        };
+        rows.count_bytes();
+        rows
+    }
+
+    /// Brings the metric up to the bytes of the bucket.
+    fn count_bytes(&mut self) {
+        let bytes = self.bucket.bytes();
+        let more = bytes as f64 - self.counted_bytes as f64;
+        self.counters.bytes.increment(more);
+        self.counted_bytes = bytes;
     }
 
     fn update_rows(&mut self, ids: &[u64], gradients: &[LeF32], rate: f32) -> bool {
         // Only a table that evicts rows after some seconds looks at the time.
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let now = now.map_or(0, |since| since.as_secs() as u32);
-        let bytes = self.bucket.bytes();
         let updated = self.bucket.update(ids, gradients, rate, now);
         self.counters.count(&updated);
         self.created += updated.created as u64;
         self.refused += updated.refused as u64;
         self.evicted += updated.evicted as u64;
-        let more = self.bucket.bytes() as f64 - bytes as f64;
-        self.counters.bytes.increment(more);
+        self.count_bytes();
         !updated.non_finite
     }
 }
@@ -87,7 +97,7 @@ impl Drop for TableRows {
         self.counters
             .rows
             .decrement(self.bucket.rows().len() as f64);
-        self.counters.bytes.decrement(self.bucket.bytes() as f64);
+        self.counters.bytes.decrement(self.counted_bytes as f64);
     }
 }
 
@@ -144,14 +154,11 @@ impl Contents for TableRows {
     }
 
     fn add_rows(&mut self, spec: &TableSpec, saved: &SavedRows) -> Result<(), String> {
-        let (rows, bytes) = (self.bucket.rows().len(), self.bucket.bytes());
+        let rows = self.bucket.rows().len();
         let added = self.bucket.add(spec, saved);
-        let more = |now: usize, before: usize| now as f64 - before as f64;
-        let counters = &self.counters;
-        counters
-            .rows
-            .increment(more(self.bucket.rows().len(), rows));
-        counters.bytes.increment(more(self.bucket.bytes(), bytes));
+        let more = self.bucket.rows().len() - rows;
+        self.counters.rows.increment(more as f64);
+        self.count_bytes();
         self.restored_non_finite |= !payload::all_finite(payload::elements(&saved.numbers));
         added
     }
@@ -167,7 +174,10 @@ impl Contents for TableRows {
     }
 
     fn share(&mut self, checkpoint: u64) -> SharedValues {
-        SharedValues::Rows(self.bucket.share(checkpoint))
+        let shared = self.bucket.share(checkpoint);
+        // The ids of evicted rows are no longer the bucket's.
+        self.count_bytes();
+        SharedValues::Rows(shared)
     }
 }
 
@@ -234,5 +244,54 @@ impl Counters {
         self.evicted.increment(updated.evicted as u64);
         let more = updated.created as f64 - updated.evicted as f64;
         self.rows.increment(more);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use shared_proto::job::Sgd;
+    use shared_proto::table::{
+        Admission, Capacity, Eviction, EvictionOrder, Initializer, RowOptimizer,
+    };
+
+    use super::*;
+
+    /// A bucket with evicted rows becomes smaller when a checkpoint takes their ids over.
+    #[test]
+    fn the_metric_counts_the_bytes_that_the_bucket_has() {
+        let capacity = Capacity {
+            rows: 4,
+            order: EvictionOrder::Oldest,
+        };
+        let spec = TableSpec {
+            name: "item".to_owned(),
+            dimension: 1,
+            buckets: 1,
+            initializer: Initializer::Zeros,
+            optimizer: RowOptimizer::Sgd(Sgd::default()),
+            seed: 0,
+            admission: Admission::All,
+            eviction: Eviction {
+                capacity: Some(capacity),
+                ..Eviction::default()
+            },
+        };
+        let mut rows = TableRows::new(&spec, 0);
+        assert_eq!(rows.counted_bytes, rows.bytes());
+        let _ = rows.share(1);
+        for id in 0..500 {
+            rows.update_rows(&[id], payload::in_place(&mut [1.0]), 0.1);
+            assert_eq!(rows.counted_bytes, rows.bytes());
+        }
+        let before = rows.bytes();
+        let SharedValues::Rows(shared) = rows.share(2) else {
+            panic!("no rows are shared");
+        };
+        assert!(rows.bytes() < before);
+        assert_eq!(rows.counted_bytes, rows.bytes());
+        let saved = shared.to_bytes();
+        let mut restored = TableRows::new(&spec, 0);
+        restored.add_rows(&spec, &saved).unwrap();
+        assert_eq!(restored.counted_bytes, restored.bytes());
     }
 }
