@@ -19,9 +19,11 @@ from safetensors.torch import load_file
 from sklearn.metrics import roc_auc_score
 from torch import nn
 
+from criteo_ids import category
+
 NUMBERS, FIELDS = 13, 26
 BATCH, DIMENSION, HIDDEN = 64, 8, (64, 32)
-BUCKETS, WORD = 10_000_000, (1 << 64) - 1
+BUCKETS = 10_000_000
 
 
 def read(path, known):
@@ -35,24 +37,9 @@ def read(path, known):
     return torch.tensor(labels), torch.tensor(numbers, dtype=torch.float32), torch.tensor(ids)
 
 
-def fnv1a(state, data):
-    for byte in data:
-        state = ((state ^ byte) * 0x100000001B3) & WORD
-    return state
-
-
-def category(field, text):
-    """The id of a category: FNV-1a of the field's number and the text, mixed by MurmurHash3's finaliser."""
-    state = fnv1a(0xCBF29CE484222325, field.to_bytes(8, "little"))
-    bits = fnv1a(state, text.encode())
-    for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
-        bits = ((bits ^ (bits >> 33)) * factor) & WORD
-    return (bits ^ (bits >> 33)) % BUCKETS
-
-
 def begin(model, folder, known):
     """Takes initial values. Rows of the test data alone keep those of PyTorch; nobody trains them."""
-    ids = [category(*key) for key in known]
+    ids = [category(*key, BUCKETS) for key in known]
     variables = load_file(folder / "model.safetensors")
     layers = {f"hidden.{i}": 2 * i for i in range(len(HIDDEN))} | {"output": 2 * len(HIDDEN)}
     with torch.no_grad():

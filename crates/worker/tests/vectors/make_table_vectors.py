@@ -21,6 +21,7 @@ Rows begin with zeros. The loss is the mean binary cross entropy. Each file hold
 
 import os
 import pathlib
+import sys
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -32,26 +33,14 @@ from safetensors.torch import save_file
 torch.set_num_threads(1)
 torch.use_deterministic_algorithms(True)
 
-HERE = pathlib.Path(__file__).parent
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path.append(str(HERE.parents[3] / "scripts"))
+
+from criteo_ids import category  # noqa: E402
+
 SAMPLES, STEPS = 64, 20
 NUMBERS, FIELDS, BUCKETS = 13, 26, 100_000
 DIMENSION, HIDDEN = 4, (8, 6)
-WORD = (1 << 64) - 1
-
-
-def fnv1a(state, data):
-    for byte in data:
-        state = ((state ^ byte) * 0x100000001B3) & WORD
-    return state
-
-
-def category(field, text):
-    """The id of a category: FNV-1a of the field's number and the text, mixed by MurmurHash3's finaliser."""
-    state = fnv1a(0xCBF29CE484222325, field.to_bytes(8, "little"))
-    bits = fnv1a(state, text.encode())
-    for factor in (0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53):
-        bits = ((bits ^ (bits >> 33)) * factor) & WORD
-    return (bits ^ (bits >> 33)) % BUCKETS
 
 
 def write_clicks(path):
@@ -72,7 +61,7 @@ def read_clicks(path):
         labels.append(float(fields[0]))
         of = [max(int(field or 0), 0) for field in fields[1 : 1 + NUMBERS]]
         numbers.append(np.log1p(np.array(of, np.float64)).astype(np.float32))
-        ids.append([category(i, text) for i, text in enumerate(fields[1 + NUMBERS :])])
+        ids.append([category(i, text, BUCKETS) for i, text in enumerate(fields[1 + NUMBERS :])])
     return torch.tensor(labels), torch.tensor(np.stack(numbers)), torch.tensor(ids)
 
 
