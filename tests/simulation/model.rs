@@ -59,7 +59,8 @@ impl Shape {
         variable * self.blocks + index
     }
 
-    /// Returns the number of the block that begins with this element, or of the bucket whose pulled rows begin with it.
+    /// Returns the number of the block that begins with this element. For rows it is an element of the pulled list, and the
+    /// number that of their bucket.
     pub(crate) const fn block_at(self, variable: usize, start: usize) -> usize {
         let elements = match variable == VARIABLES {
             true => PUSHES + 1,

@@ -94,7 +94,7 @@ pub struct FileEntry {
     /// The buckets among them of which it has only the rows that have changed since the checkpoint before.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub changes: Vec<BlockRange>,
-    /// The earlier checkpoint in whose folder the file is; none for a file in the checkpoint's own folder.
+    /// The number of the earlier checkpoint that stores the file; none for a file in the checkpoint's own folder.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<u64>,
 }

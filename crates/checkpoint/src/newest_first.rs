@@ -1,4 +1,4 @@
-//! The values of a checkpoint whose rows are in several files: of all rows first, then of changes.
+//! Reads the rows of an incremental checkpoint, and of the earlier ones that it builds on.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashSet};

@@ -47,7 +47,7 @@ pub struct CheckpointOrder {
     pub epoch: Epoch,
     /// Sync mode: the number of committed steps in it.
     pub clock: Clock,
-    /// The checkpoint whose rows it need not have again, unless they have changed; none if it must have all rows.
+    /// The checkpoint that it may build on: only rows that have changed since need to be written. None: all rows.
     #[serde(default)]
     pub base: Option<u64>,
 }

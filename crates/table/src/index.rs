@@ -86,7 +86,7 @@ impl Index {
             read ^= self.home(*key).map_or(0, |group| group.tags[0]);
         }
         black_box(read);
-        // Then do the same for the keys whose entries may be in other groups.
+        // If the first group is full, the entry may be in another one. These groups are read together too.
         let mut further = [0; BLOCK];
         let mut count = 0;
         for (number, (key, place)) in keys.iter().zip(places.iter_mut()).enumerate() {

@@ -8,12 +8,12 @@ use shared_proto::blocks::BlockId;
 use super::{BlockRange, FileEntry, Manifest, is_file_name};
 
 impl Manifest {
-    /// Returns the number of the checkpoint in whose folder a file is.
+    /// Returns the number of the checkpoint that stores a file.
     pub fn folder_of(&self, file: &FileEntry) -> u64 {
         file.checkpoint.unwrap_or(self.number)
     }
 
-    /// Returns the numbers of the earlier checkpoints in whose folders files of this one are.
+    /// Returns the numbers of the earlier checkpoints that store files of this one.
     pub fn builds_on(&self) -> BTreeSet<u64> {
         self.files
             .iter()

@@ -32,7 +32,7 @@ pub(crate) enum StoreTask {
 #[derive(Debug)]
 pub(super) struct AtWork {
     manifest: Manifest,
-    /// The checkpoint whose rows it need not have again.
+    /// The checkpoint that it may build on; none for a full one.
     base: Option<Arc<Manifest>>,
     progress: SavedProgress,
     pub(super) begun: Instant,
@@ -97,7 +97,7 @@ pub(super) struct Saving {
     pub(super) at_work: Option<AtWork>,
     /// The time and the number of steps at which the last one was begun. Unset after a failure.
     pub(super) begun: Option<(Instant, u64)>,
-    /// The newest one that this process has written, if the next one may build on it.
+    /// The newest one that this process has written, if the model has tables.
     pub(super) base: Option<Arc<Manifest>>,
     /// The time at which the newest one was begun. After a restart it is the time of the restart.
     pub(super) newest_begun: Option<Instant>,
@@ -373,7 +373,7 @@ impl Cluster {
         }
         self.saving.failed = None;
         self.saving.backoff.succeeded();
-        // The oldest lies there until it is pruned; with tables, so do those on which the others build, and one chain before.
+        // Pruning comes later, so one more is stored. With tables, the chains of the newest and of another one are too.
         let settings = &self.job.checkpoint;
         let chains = 2 * (settings.increments as usize + 1) * usize::from(has_tables);
         let kept = settings.keep as usize + 1 + chains;

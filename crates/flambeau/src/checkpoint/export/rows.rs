@@ -139,7 +139,7 @@ impl ParquetFile {
             required int64 id (INTEGER(64, false));
             required group values (LIST) { repeated group list { required float element; } }
         }";
-        // Values of embeddings hardly repeat, and nobody searches for them.
+        // Values of embeddings hardly repeat, and are rarely filtered by.
         let properties = WriterProperties::builder()
             .set_dictionary_enabled(false)
             .set_statistics_enabled(EnabledStatistics::None);
