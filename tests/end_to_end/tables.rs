@@ -272,3 +272,55 @@ fn rows_train_in_the_other_modes_and_outlive_their_servers() {
         assert!(metrics < 0.09, "{summary}");
     }
 }
+
+#[test]
+fn rows_on_disk_are_those_that_memory_would_have_also_after_kills() {
+    let dir = tempfile::tempdir().unwrap();
+    write_ratings(dir.path());
+    let policy = "[[tables]]\ntables = \"*\"\noptimizer = { name = \"row-adagrad\", learning_rate = 0.3 }\neviction = { age = { updates = 15 }, search_interval = 4 }\n";
+    let job = job(dir.path(), "batch_size = 16\nepochs = 2");
+    let job = recovers(&format!("{job}{policy}"), "sync", 2);
+    let (expected, whole) = start(&job, 2, "0").finish();
+    let expected_rows = of_run(&whole.path().join("run"));
+
+    // Each row goes to disk when its update is over.
+    let folder = dir.path().to_str().unwrap();
+    let no_memory = ["--table-mebibytes", "0", "--table-folder", folder];
+    let mut cluster = Cluster::start_servers_with(program(), &job, 2, &no_memory);
+    for _ in 0..2 {
+        cluster.add_worker(&[("TEST_STEP_MILLISECONDS", "30")]);
+    }
+    let samples = |cluster: &Cluster| cluster.status()["samples"].as_u64().unwrap();
+    eventually(|| samples(&cluster) > 900);
+    eventually(|| cluster.status()["tables"][0]["on_disk"].as_u64() > Some(0));
+    cluster.ps[0].kill();
+    cluster.restart_ps_with(0, &no_memory);
+    eventually(|| samples(&cluster) > 2000);
+    // The next server has memory for all rows.
+    cluster.ps[1].kill();
+    cluster.restart_ps(1);
+    let (summary, run) = cluster.finish();
+    assert_eq!(summary["metrics"], expected["metrics"]);
+    let rows = of_run(&run.path().join("run"));
+    assert_eq!(row_difference(&rows, &expected_rows), 0.0, "bit for bit");
+    let names = std::fs::read_dir(dir.path()).unwrap();
+    assert_eq!(names.count(), 1, "rows are in files without names");
+}
+
+#[test]
+fn a_folder_that_takes_no_rows_is_refused_at_once() {
+    let arguments = [
+        "--table-mebibytes",
+        "1",
+        "--table-folder",
+        "/no/such/folder",
+    ];
+    let refused = program().run(&[&["ps-server"][..], &arguments[..]].concat());
+    assert!(!refused.status.success());
+    let said = String::from_utf8_lossy(&refused.stderr);
+    let expected = "cannot write rows to /no/such/folder";
+    assert!(
+        said.contains(expected) && said.contains("--table-folder"),
+        "{said}"
+    );
+}

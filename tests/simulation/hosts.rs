@@ -1,5 +1,6 @@
 //! The hosts of a simulated cluster, and the processes on them.
 
+use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,6 +9,7 @@ use coordinator::embedded::Embedded;
 use daemon::membership::{Coordinator, Registration};
 use futures_util::stream;
 use shared_proto::ids::Role;
+use table::disk::Disk;
 use tokio_stream::Stream;
 use turmoil::Sim;
 use worker::replica::Replica;
@@ -151,6 +153,7 @@ impl World {
                         ..registration(Role::Ps, &name)
                     },
                     checkpoints: Arc::new(move |_| Ok(store.clone())),
+                    disk: world.rows_on_disk()?,
                     drain: drain.clone(),
                 };
                 let served = embedded.serve(incoming(pause.clone(), None).await?);
@@ -165,6 +168,13 @@ impl World {
                 Ok(())
             }
         });
+    }
+
+    /// Returns a limit of no memory for rows in a quarter of the schedules: each row goes to disk when its update is over.
+    fn rows_on_disk(&self) -> io::Result<Option<Arc<Disk>>> {
+        let has_limit = self.seed.is_multiple_of(4);
+        let disk = has_limit.then(|| Disk::new(&std::env::temp_dir(), 0));
+        Ok(disk.transpose()?.map(Arc::new))
     }
 
     fn worker(&self, sim: &mut Sim<'_>, name: &str, index: u32) {

@@ -222,6 +222,11 @@ impl Cluster {
         Self::start_of(program, job, ps, (more, &[]))
     }
 
+    /// Starts a coordinator, and `ps` servers with more arguments.
+    pub fn start_servers_with(program: Program, job: &str, ps: usize, more: &[&str]) -> Self {
+        Self::start_of(program, job, ps, (&[], more))
+    }
+
     fn start_of(program: Program, job: &str, ps: usize, more: (&[&str], &[&str])) -> Self {
         let dir = TempDir::new().unwrap();
         let file = dir.path().join("given.toml");
@@ -286,8 +291,13 @@ impl Cluster {
 
     /// Starts a server again, under its name.
     pub fn restart_ps(&mut self, index: usize) {
+        self.restart_ps_with(index, &[]);
+    }
+
+    /// Starts a server again, under its name, with more arguments.
+    pub fn restart_ps_with(&mut self, index: usize, more: &[&str]) {
         let name = format!("ps-{index}");
-        self.ps[index] = self.member("ps-server", &name, &[], &[]);
+        self.ps[index] = self.member("ps-server", &name, more, &[]);
     }
 
     /// Starts a worker again, under its name.

@@ -2,12 +2,14 @@
 //! loopback. They end with this process, however it ends, because each reads from a pipe that closes then.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
 use daemon::Ready;
+use ps_server::TableMemory;
 use shared_proto::ids::{Role, TaskId};
 use shared_proto::job::{Job, run_dir};
 use shared_proto::security::Security;
@@ -46,7 +48,7 @@ const TAIL: usize = 12;
 /// The arguments of a process.
 #[derive(Clone, Debug)]
 struct Start {
-    arguments: Vec<String>,
+    arguments: Vec<OsString>,
     /// The number of threads for candle; none for processes without it.
     threads: Option<usize>,
 }
@@ -54,13 +56,13 @@ struct Start {
 impl Start {
     fn new<const N: usize>(arguments: [&str; N]) -> Self {
         Self {
-            arguments: arguments.map(str::to_owned).to_vec(),
+            arguments: arguments.map(OsString::from).to_vec(),
             threads: None,
         }
     }
 
-    fn with<const N: usize>(mut self, more: [&str; N]) -> Self {
-        self.arguments.extend(more.map(str::to_owned));
+    fn with(mut self, more: impl IntoIterator<Item: Into<OsString>>) -> Self {
+        self.arguments.extend(more.into_iter().map(Into::into));
         self
     }
 }
@@ -96,6 +98,8 @@ pub(crate) struct Plan<'a> {
     pub(crate) restore: Option<&'a str>,
     /// True if all calls are encrypted, with certificates made for this cluster.
     pub(crate) secure: bool,
+    /// The memory of each server for rows of tables.
+    pub(crate) table_memory: &'a TableMemory,
 }
 
 /// The processes of a job.
@@ -150,6 +154,7 @@ impl LocalCluster {
 
         for index in 0..job.servers().unwrap_or(1) {
             let mut start = cluster.member("ps-server", Role::Ps, index);
+            start = start.with(plan.table_memory.flags());
             let file = cluster.sockets.path().join(format!("ps-{index}.sock"));
             // Traffic through a socket file is not encrypted.
             let unix = plan.transport == Transport::Unix && !plan.secure;

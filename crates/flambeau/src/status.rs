@@ -163,6 +163,7 @@ fn table_json(status: &wire::TableStatus) -> Value {
         "created": report.created,
         "refused": report.refused,
         "evicted": report.evicted,
+        "on_disk": report.on_disk,
     })
 }
 
@@ -323,14 +324,16 @@ fn shards_table(status: &wire::Status) -> Table {
 fn rows_table(status: &wire::Status) -> Table {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING).set_header([
-        "table", "rows", "bytes", "a row", "created", "refused", "evicted",
+        "table", "rows", "on disk", "memory", "a row", "created", "refused", "evicted",
     ]);
     for status in &status.tables {
         let report = status.report.unwrap_or_default();
-        let of_row = report.bytes.checked_div(report.rows);
+        let in_memory = report.rows.saturating_sub(report.on_disk);
+        let of_row = report.bytes.checked_div(in_memory);
         table.add_row([
             harmless(&status.name).into_owned(),
             report.rows.to_string(),
+            report.on_disk.to_string(),
             report.bytes.to_string(),
             of_row.map_or(String::new(), |bytes| format!("{bytes} bytes")),
             report.created.to_string(),
@@ -382,7 +385,8 @@ mod tests {
             tables: vec![wire::TableStatus {
                 name: "item".to_owned(),
                 report: Some(wire::TableReport {
-                    rows: 40,
+                    rows: 60,
+                    on_disk: 20,
                     bytes: 3600,
                     created: 50,
                     refused: 7,
@@ -394,7 +398,7 @@ mod tests {
         let text = table(&status);
         let line = text.lines().find(|line| line.contains("item")).unwrap();
         let cells: Vec<&str> = line.split_whitespace().collect();
-        let expected = ["item", "40", "3600", "90", "bytes", "50", "7", "10"];
+        let expected = ["item", "60", "20", "3600", "90", "bytes", "50", "7", "10"];
         assert_eq!(cells, expected);
         assert_eq!(json(&status)["tables"][0]["evicted"], 10);
     }

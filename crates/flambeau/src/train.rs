@@ -6,11 +6,13 @@
 mod follow;
 mod outcome;
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Args;
 use coordinator::read_job;
+use ps_server::TableMemory;
 use shared_proto::job::{Job, run_dir};
 use worker::registry::Registry;
 use worker::replica::ModelReplica;
@@ -46,9 +48,27 @@ pub(crate) struct Arguments {
     /// Encrypt the connections between the processes, with certificates made for this run.
     #[arg(long)]
     pub(crate) secure: bool,
+    /// The memory of each server for rows of tables.
+    #[command(flatten)]
+    pub(crate) table_memory: TableMemory,
+}
+
+impl Arguments {
+    /// Returns the options that a run which goes on from this one's checkpoint should have, too.
+    fn options(&self) -> Vec<OsString> {
+        let mut options = self.table_memory.flags();
+        if self.device != "auto" {
+            options.extend(["--device".into(), (&self.device).into()]);
+        }
+        if self.secure {
+            options.push("--secure".into());
+        }
+        options
+    }
 }
 
 pub(crate) fn run(arguments: Arguments, registry: &Registry) -> Result<(), CommandError> {
+    let options = arguments.options();
     let job = read_job(arguments.job.file.as_deref(), arguments.job.flags)?;
     check(&job, registry, &arguments.device)?;
     let restore = arguments.restore.as_deref();
@@ -59,6 +79,7 @@ pub(crate) fn run(arguments: Arguments, registry: &Registry) -> Result<(), Comma
         transport: Transport::Unix,
         restore,
         secure: arguments.secure,
+        table_memory: &arguments.table_memory,
     };
     let outcome = train(job, plan, arguments.quiet)?;
     plot::draw(&outcome.run_dir)?;
@@ -66,7 +87,7 @@ pub(crate) fn run(arguments: Arguments, registry: &Registry) -> Result<(), Comma
     let stopped = summary.stopped.then(|| CommandError::Stopped {
         samples: summary.samples,
         kept: shown(&outcome.run_dir),
-        next: next(&outcome, &checkpoint, &arguments.device, arguments.secure),
+        next: next(&outcome, &checkpoint, &options),
     });
     if arguments.json {
         println!("{}", json(&outcome));

@@ -1,12 +1,14 @@
 //! A parameter server without a process or threads of its own: for simulations.
 
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use daemon::Offload;
 use daemon::http::Readiness;
 use daemon::membership::{Coordinator, Membership, Registration};
 use shared_proto::security::Security;
+use table::disk::Disk;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
@@ -26,6 +28,8 @@ pub struct Embedded {
     pub registration: Registration,
     /// Opens stores of checkpoints.
     pub checkpoints: Opener,
+    /// The limit on the memory of rows, if there is one.
+    pub disk: Option<Arc<Disk>>,
     /// Cancelled when the server is to stop.
     pub drain: CancellationToken,
 }
@@ -52,6 +56,7 @@ impl Embedded {
                 security: Security::default(),
                 offload: Offload::Inline,
                 checkpoints: self.checkpoints,
+                disk: self.disk,
                 readiness: Readiness::default(),
                 drain: self.drain,
             },

@@ -49,6 +49,17 @@ pub enum PsError {
         /// The worker that the missing gradient is from.
         task: Task,
     },
+    /// The folder for rows beyond the limit on memory cannot be used.
+    #[error("cannot write rows to {folder}: {error}; give another --table-folder")]
+    TableFolder {
+        /// The folder.
+        folder: String,
+        /// The system's error.
+        error: std::io::Error,
+    },
+    /// Rows on disk are lost. The shard's next server restores them from a checkpoint.
+    #[error("{0}; look at the disk of --table-folder")]
+    RowsLost(String),
 }
 
 impl daemon::process::Failure for PsError {}

@@ -19,6 +19,8 @@ mod run;
 mod server;
 mod serving;
 mod shard;
+mod table_memory;
 
 pub use error::PsError;
 pub use run::{Settings, run};
+pub use table_memory::TableMemory;

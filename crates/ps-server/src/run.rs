@@ -11,10 +11,12 @@ use daemon::settings::{ConnectionSettings, MemberSettings, ProcessSettings};
 use shared_proto::connections::{Connections, Port};
 use shared_proto::ids::Role;
 use shared_proto::transport::Listen;
+use table::disk::Disk;
 
 use crate::error::PsError;
 use crate::server::{DRAIN, Parts, Server};
 use crate::serving::{Listener, SessionThreads};
+use crate::table_memory::TableMemory;
 
 /// The settings of a parameter server.
 #[derive(Clone, Debug, clap::Args)]
@@ -34,6 +36,9 @@ pub struct Settings {
     /// Default: nine tenths of the memory that the container or the machine has.
     #[arg(long, env = "FLAMBEAU_CAPACITY_MEBIBYTES")]
     pub capacity_mebibytes: Option<u64>,
+    /// The memory for rows of tables.
+    #[command(flatten)]
+    pub table_memory: TableMemory,
     /// The settings by which it finds its cluster.
     #[command(flatten)]
     pub member: MemberSettings,
@@ -65,8 +70,9 @@ impl Settings {
 /// See the variants of [`PsError`].
 pub async fn run(settings: Settings, process: Process) -> Result<(), PsError> {
     process.security.for_listening()?;
+    let disk = settings.table_memory.disk()?;
     let announced = Once::new();
-    while serve_job(&settings, &process, &announced).await? {}
+    while serve_job(&settings, &process, disk.clone(), &announced).await? {}
     Ok(())
 }
 
@@ -74,6 +80,7 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), PsError> {
 async fn serve_job(
     settings: &Settings,
     process: &Process,
+    disk: Option<Arc<Disk>>,
     announced: &Once,
 ) -> Result<bool, PsError> {
     let listen = |error| PsError::Listen {
@@ -110,6 +117,7 @@ async fn serve_job(
             security: process.security.clone(),
             offload: Offload::Threads,
             checkpoints: Arc::new(checkpoint::Store::open),
+            disk,
             readiness: process.readiness.clone(),
             drain: process.shutdown.clone(),
         },

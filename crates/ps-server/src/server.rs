@@ -9,6 +9,7 @@ use daemon::http::Readiness;
 use daemon::membership::{Coordinator, Membership, Registration};
 use shared_proto::job::Job;
 use shared_proto::security::Security;
+use table::disk::Disk;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -28,6 +29,8 @@ pub(crate) struct Parts {
     pub(crate) offload: Offload,
     /// Opens stores of checkpoints.
     pub(crate) checkpoints: Opener,
+    /// The limit on the memory of rows, if there is one.
+    pub(crate) disk: Option<Arc<Disk>>,
     pub(crate) readiness: Readiness,
     /// Cancelled when the process is to stop.
     pub(crate) drain: CancellationToken,
@@ -45,7 +48,7 @@ pub(crate) struct Server {
 
 impl Server {
     pub(crate) fn new(job: &Job, parts: Parts) -> Self {
-        let shard = Arc::new(Shard::new(job));
+        let shard = Arc::new(Shard::new(job, parts.disk));
         let (running, stop) = (TaskTracker::new(), CancellationToken::new());
         Self {
             sessions: Sessions {

@@ -1,13 +1,16 @@
 //! A bucket: its rows, the admission of ids, and the eviction of rows.
 
 use std::collections::{HashSet, VecDeque};
+use std::io;
+use std::sync::Arc;
 
 use shared_proto::payload::LeF32;
 use shared_proto::planted;
 use shared_proto::table::{Admission, Age, Capacity, Eviction, EvictionOrder, TableSpec};
 
+use crate::disk::RowFile;
 use crate::hash::hash;
-use crate::rows::{History, Place, Rows, SharedRows};
+use crate::rows::{Aged, History, Place, Rows, SharedRows};
 use crate::sketch::Sketch;
 
 /// The updates from one search for rows to evict to the next, if the table does not say.
@@ -37,8 +40,8 @@ pub struct Bucket {
     shared: Option<Evicted>,
     /// The places of rows that were read, the newest last.
     read: VecDeque<Read>,
-    /// The number of rows that were ever removed.
-    removed: u64,
+    /// The number of times that rows have left their places.
+    moved: u64,
 }
 
 /// Rows that were read together. A worker that reads rows sends their gradients next, so their places are found once.
@@ -46,13 +49,16 @@ pub struct Bucket {
 struct Read {
     ids: Vec<u64>,
     places: Vec<Place>,
-    /// The value of [`Bucket::removed`]: a place that was found before a removal may be another row's.
-    removed: u64,
+    /// The value of [`Bucket::moved`]: a place that was found earlier may be another row's.
+    moved: u64,
 }
 
 /// The most lists of read rows that a bucket remembers, and the most rows of a list.
 const REMEMBERED: usize = 8;
 const REMEMBERED_ROWS: usize = 4096;
+
+/// The bytes that rows which are only read may take beyond the server's limit: the update that follows gives them back.
+const READ_SLACK: usize = 1 << 20;
 
 /// Rows that were evicted since a bucket was shared, and have not come back.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -114,8 +120,16 @@ impl Bucket {
             time: 0,
             shared: None,
             read: VecDeque::new(),
-            removed: 0,
+            moved: 0,
         }
+    }
+
+    /// Returns the bucket, which has no row yet, with a file for rows for which the server has no memory.
+    pub fn spilling_to(mut self, file: Option<&Arc<RowFile>>) -> Self {
+        if let Some(file) = file {
+            self.rows.spill_to(Arc::clone(file));
+        }
+        self
     }
 
     /// Returns the rows.
@@ -123,7 +137,7 @@ impl Bucket {
         &self.rows
     }
 
-    /// Returns the bytes of rows, index and sketch.
+    /// Returns the bytes of memory for rows, index and sketch.
     pub fn bytes(&self) -> usize {
         let evicted = self
             .shared
@@ -136,7 +150,10 @@ impl Bucket {
     }
 
     /// Appends the values of the rows of ids. It creates no row, but remembers where they are.
-    pub fn read(&mut self, ids: &[u64], values: &mut Vec<f32>) {
+    ///
+    /// # Errors
+    /// If a row on disk cannot be read.
+    pub fn read(&mut self, ids: &[u64], values: &mut Vec<f32>) -> io::Result<()> {
         let mut places = self.remembered(ids).unwrap_or_default();
         if planted!(ReadsCreate) {
             for id in ids {
@@ -144,9 +161,11 @@ impl Bucket {
             }
         }
         self.rows.find(ids, &mut places);
+        self.rows.bring_back(ids, &mut places)?;
         self.rows.read(ids, &places, values);
+        self.moved += u64::from(self.rows.spill(READ_SLACK));
         if ids.is_empty() || ids.len() > REMEMBERED_ROWS {
-            return;
+            return Ok(());
         }
         if self.read.len() == REMEMBERED {
             self.read.pop_front();
@@ -154,25 +173,36 @@ impl Bucket {
         self.read.push_back(Read {
             ids: ids.to_vec(),
             places,
-            removed: self.removed,
+            moved: self.moved,
         });
+        Ok(())
     }
 
-    /// Takes the places of rows that were read together, if no row was removed since.
+    /// Takes the places of rows that were read together, if no row has left its place since.
     fn remembered(&mut self, ids: &[u64]) -> Option<Vec<Place>> {
         let number = self.read.iter().position(|read| read.ids == ids)?;
         let read = self.read.remove(number)?;
-        (read.removed == self.removed).then_some(read.places)
+        (read.moved == self.moved).then_some(read.places)
     }
 
     /// Applies the gradients of ids, each of which is there once, at a learning rate. `now` is the time in seconds.
-    pub fn update(&mut self, ids: &[u64], gradients: &[LeF32], rate: f32, now: u32) -> Updated {
+    ///
+    /// # Errors
+    /// If a row on disk cannot be read. Then nothing has changed.
+    pub fn update(
+        &mut self,
+        ids: &[u64],
+        gradients: &[LeF32],
+        rate: f32,
+        now: u32,
+    ) -> io::Result<Updated> {
         let mut outcome = Updated::default();
         let mut places = match self.remembered(ids) {
             Some(places) => places,
             None => {
                 let mut places = Vec::new();
                 self.rows.find(ids, &mut places);
+                self.rows.bring_back(ids, &mut places)?;
                 places
             }
         };
@@ -204,7 +234,13 @@ impl Bucket {
         places.retain(|place| *place != Place::NONE);
         self.rows.note_update(&places, self.time);
         outcome.evicted = self.evict();
-        outcome
+        self.make_room();
+        Ok(outcome)
+    }
+
+    /// Writes rows to disk if the server has no memory for them, and gives free memory back.
+    pub(crate) fn make_room(&mut self) {
+        self.moved += u64::from(self.rows.spill(0)) + u64::from(self.rows.shrink());
     }
 
     /// Decides whether an id without a row gets one.
@@ -246,27 +282,21 @@ impl Bucket {
 
     /// Returns the ids of rows that are too old or too small.
     fn expired(&self) -> impl Iterator<Item = u64> {
-        let Eviction { age, below, .. } = self.eviction;
-        let age = age.map(|(Age::Updates(age) | Age::Seconds(age))| age);
-        let expired = move |place: Place| {
-            let history = self.rows.history(place).unwrap_or_default();
-            let old = age.is_some_and(|age| self.time.saturating_sub(history.last) >= age);
-            let small = |below: f32| {
-                let values = self.rows.values(place);
-                history.updates >= YOUNG && values.iter().all(|value| value.abs() < below)
-            };
-            old || below.is_some_and(small)
+        let age = self
+            .eviction
+            .age
+            .map(|(Age::Updates(age) | Age::Seconds(age))| age);
+        let expired = move |row: &Aged| {
+            let old = age.is_some_and(|age| self.time.saturating_sub(row.history.last) >= age);
+            old || row.is_small && row.history.updates >= YOUNG
         };
-        let places = self.rows.places();
-        places
-            .filter(move |(place, _)| expired(*place))
-            .map(|(_, id)| id)
+        self.rows.aged().filter(expired).map(|row| row.id)
     }
 
     /// Returns the ids of the `count` rows that a full bucket evicts first.
     fn first(&self, order: EvictionOrder, count: usize) -> Vec<u64> {
-        let key = |(place, id): (Place, u64)| {
-            let History { last, updates } = self.rows.history(place).unwrap_or_default();
+        let key = |row: Aged| {
+            let (id, History { last, updates }) = (row.id, row.history);
             match order {
                 // The id makes the order complete, so that a restored bucket evicts the same rows.
                 EvictionOrder::Oldest => (false, last, updates, id),
@@ -274,7 +304,7 @@ impl Bucket {
                 EvictionOrder::Rarest => (last == self.time, updates, last, id),
             }
         };
-        let mut keys: Vec<_> = self.rows.places().map(key).collect();
+        let mut keys: Vec<_> = self.rows.aged().map(key).collect();
         let count = count.min(keys.len());
         if count > 0 {
             keys.select_nth_unstable(count - 1);
@@ -287,7 +317,7 @@ impl Bucket {
         for id in ids {
             self.rows.remove(*id);
         }
-        self.removed += ids.len() as u64;
+        self.moved += u64::from(!ids.is_empty());
         if let Some(evicted) = &mut self.shared {
             evicted.ids.extend(ids);
             if evicted.ids.len() > self.rows.len().max(1024) {
@@ -313,9 +343,13 @@ impl Bucket {
 }
 
 impl SharedBucket {
-    /// Returns the bytes of rows and sketch.
+    /// Returns the bytes of memory for rows and sketch.
     pub fn bytes(&self) -> usize {
-        self.rows.bytes() + self.sketch.as_ref().map_or(0, Sketch::bytes)
+        self.rows.bytes() + self.bytes_of_sketch()
+    }
+
+    fn bytes_of_sketch(&self) -> usize {
+        self.sketch.as_ref().map_or(0, Sketch::bytes)
     }
 
     /// Makes it a bucket of all rows, unless less than half of them have changed, and did so since this checkpoint.
@@ -334,11 +368,10 @@ impl SharedBucket {
     /// Returns about the bytes that it takes in a checkpoint.
     pub fn saved_bytes(&self) -> usize {
         match &self.changes {
-            None => self.bytes(),
+            None => self.rows.bytes_of_row() * self.rows.count() + self.bytes_of_sketch(),
             Some(changes) => {
-                let rows = self.rows.bytes() / self.rows.count().max(1) * self.rows.changed();
-                let sketch = self.sketch.as_ref().map_or(0, Sketch::bytes);
-                rows + sketch + changes.ids.len() * size_of::<u64>()
+                let rows = self.rows.bytes_of_row() * self.rows.changed();
+                rows + self.bytes_of_sketch() + changes.ids.len() * size_of::<u64>()
             }
         }
     }

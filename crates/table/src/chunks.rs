@@ -6,13 +6,39 @@ use std::sync::Arc;
 /// The largest number of rows in a chunk. After a snapshot, the first change of a row copies its chunk, so a chunk is small.
 const CHUNK: usize = 128;
 
-/// The place of a row in its bucket. It stays the same until the row is removed.
+/// The place of a row in its bucket: in memory, or in the file of the table's rows on disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Place(pub(crate) u32);
+
+/// Set in the place of a row on disk.
+const ON_DISK: u32 = 1 << 31;
+
+/// Set in the place of a row on disk that has changed since the last snapshot.
+const CHANGED: u32 = 1 << 30;
 
 impl Place {
     /// The place of a row that is not there.
     pub const NONE: Self = Self(u32::MAX);
+
+    /// The number of slots of a file that places can tell apart.
+    pub(crate) const SLOTS: u32 = CHANGED - 1;
+
+    /// Returns the place of a row on disk. The slot is below [`SLOTS`](Self::SLOTS).
+    pub(crate) fn on_disk(slot: u32, changed: bool) -> Self {
+        Self(ON_DISK | slot | if changed { CHANGED } else { 0 })
+    }
+
+    /// Returns whether it is the place of a row in memory.
+    #[inline(always)]
+    pub(crate) fn is_in_memory(self) -> bool {
+        self.0 < ON_DISK
+    }
+
+    /// Returns the slot of a row on disk, and whether the row has changed since the last snapshot.
+    pub(crate) fn slot(self) -> Option<(u32, bool)> {
+        let on_disk = !self.is_in_memory() && self != Self::NONE;
+        on_disk.then_some((self.0 & (CHANGED - 1), self.0 & CHANGED != 0))
+    }
 
     fn chunk(self) -> usize {
         self.0 as usize / CHUNK
@@ -31,15 +57,49 @@ pub(crate) struct Chunks {
     /// Rows in a full chunk.
     full: usize,
     chunks: Vec<Words>,
-    /// The rows of each chunk that have changed since the last snapshot. They are apart from the chunks, so that those are
-    /// close together when rows are read.
-    changed: Vec<Bits>,
-    /// Rows in the last chunk.
+    /// They are apart from the chunks, so that those are close together when rows are read.
+    marks: Vec<Marks>,
+    /// Rows in the last chunk, with those that were removed.
     last: usize,
+    /// The places of removed rows.
+    free: Vec<Place>,
+    /// The chunk at which the next search for rows that were not used begins.
+    hand: usize,
+}
+
+/// What is known of the rows of a chunk.
+#[derive(Clone, Copy, Debug, Default)]
+struct Marks {
+    /// The rows that were not removed.
+    present: Bits,
+    /// The rows that have changed since the last snapshot.
+    changed: Bits,
+    /// The rows that have changed since the last search for rows that were not.
+    used: Bits,
 }
 
 /// A bit for each row of a chunk.
-type Bits = [u64; CHUNK / 64];
+#[derive(Clone, Copy, Debug, Default)]
+struct Bits([u64; CHUNK / 64]);
+
+impl Bits {
+    #[inline(always)]
+    fn set(&mut self, row: usize, on: bool) {
+        let bit = 1 << (row % 64);
+        match on {
+            true => self.0[row / 64] |= bit,
+            false => self.0[row / 64] &= !bit,
+        }
+    }
+
+    fn get(&self, row: usize) -> bool {
+        self.0[row / 64] >> (row % 64) & 1 == 1
+    }
+
+    fn count(&self) -> usize {
+        self.0.iter().map(|bits| bits.count_ones() as usize).sum()
+    }
+}
 
 #[derive(Debug)]
 enum Words {
@@ -52,9 +112,7 @@ enum Words {
 #[derive(Clone, Debug)]
 pub(crate) struct SharedChunks {
     stride: usize,
-    chunks: Vec<(Arc<Box<[u32]>>, Bits)>,
-    /// Rows in the last chunk.
-    last: usize,
+    chunks: Vec<(Arc<Box<[u32]>>, Marks)>,
 }
 
 /// Returns the number of rows in a full chunk. Allocators have four sizes from one power of two to the next, and a chunk
@@ -73,21 +131,37 @@ impl Chunks {
             stride,
             full,
             chunks: Vec::new(),
-            changed: Vec::new(),
+            marks: Vec::new(),
             last: full,
+            free: Vec::new(),
+            hand: 0,
         }
     }
 
     /// Returns whether there is no place for another row.
     pub(crate) fn is_full(&self) -> bool {
-        self.last == self.full && self.chunks.len() >= u32::MAX as usize / CHUNK
+        let most = ON_DISK as usize / CHUNK;
+        self.free.is_empty() && self.last == self.full && self.chunks.len() >= most
+    }
+
+    /// Returns the number of rows.
+    pub(crate) fn count(&self) -> usize {
+        let others = self.chunks.len().saturating_sub(1) * self.full;
+        let last = if self.chunks.is_empty() { 0 } else { self.last };
+        others + last - self.free.len()
     }
 
     /// Adds a row of any words. The chunks are not full.
     pub(crate) fn add(&mut self) -> Place {
+        let place = self.free.pop().unwrap_or_else(|| self.append());
+        self.marks[place.chunk()].present.set(place.row(), true);
+        place
+    }
+
+    fn append(&mut self) -> Place {
         if self.last == self.full {
             self.chunks.push(Words::default());
-            self.changed.push(Bits::default());
+            self.marks.push(Marks::default());
             self.last = 0;
         }
         let number = self.chunks.len() - 1;
@@ -116,8 +190,91 @@ impl Chunks {
     #[inline(always)]
     pub(crate) fn row_mut(&mut self, place: Place) -> &mut [u32] {
         let (chunk, row) = (place.chunk(), place.row());
-        self.changed[chunk][row / 64] |= 1 << (row % 64);
+        let marks = &mut self.marks[chunk];
+        marks.changed.set(row, true);
+        marks.used.set(row, true);
         &mut self.chunks[chunk].as_mut()[row * self.stride..][..self.stride]
+    }
+
+    /// Returns whether a row has changed since the last snapshot.
+    pub(crate) fn has_changed(&self, place: Place) -> bool {
+        self.marks[place.chunk()].changed.get(place.row())
+    }
+
+    /// Makes a row count as not changed since the last snapshot.
+    pub(crate) fn set_unchanged(&mut self, place: Place) {
+        self.marks[place.chunk()].changed.set(place.row(), false);
+    }
+
+    /// Removes a row.
+    pub(crate) fn remove(&mut self, place: Place) {
+        let marks = &mut self.marks[place.chunk()];
+        marks.present.set(place.row(), false);
+        marks.changed.set(place.row(), false);
+        marks.used.set(place.row(), false);
+        self.free.push(place);
+    }
+
+    /// Returns up to `count` rows that were not changed for the longest time, about: the rows that were not changed since
+    /// the search came past them before (the clock algorithm: Corbató, A Paging Experiment with the Multics System, 1968).
+    pub(crate) fn least_used(&mut self, count: usize) -> Vec<Place> {
+        let mut found = Vec::with_capacity(count);
+        // The second round finds all rows that the first one has passed.
+        for _ in 0..2 * self.chunks.len() {
+            if found.len() >= count {
+                break;
+            }
+            self.hand = (self.hand + 1) % self.chunks.len();
+            let marks = &mut self.marks[self.hand];
+            for row in 0..self.full {
+                if !marks.present.get(row) || found.len() >= count {
+                    continue;
+                }
+                let used = marks.used.get(row);
+                if !used {
+                    found.push(Place((self.hand * CHUNK + row) as u32));
+                }
+                // A row that is found is not found again in the second round.
+                marks.used.set(row, !used);
+            }
+        }
+        found.truncate(count);
+        found
+    }
+
+    /// Gives memory back if more than a sixteenth of the places is free: moves the rows of the last chunks to free places
+    /// of others. `moved` is called with each row's words, its old and its new place.
+    pub(crate) fn shrink(&mut self, mut moved: impl FnMut(&[u32], Place, Place)) {
+        if self.free.len() <= CHUNK + self.count() / 16 {
+            return;
+        }
+        // The lowest are taken first.
+        self.free.sort_unstable_by(|a, b| b.cmp(a));
+        while let Some(chunk) = self.chunks.len().checked_sub(1) {
+            let of_chunk = self.free.partition_point(|place| place.chunk() == chunk);
+            let present = self.marks[chunk].present;
+            if self.free.len() - of_chunk < present.count() {
+                return;
+            }
+            self.free.drain(..of_chunk);
+            for row in (0..self.last).filter(|row| present.get(*row)) {
+                let Some(to) = self.free.pop() else {
+                    return;
+                };
+                let from = Place((chunk * CHUNK + row) as u32);
+                let words = self.row(from).to_vec();
+                self.row_mut(to).copy_from_slice(&words);
+                let Marks { changed, used, .. } = self.marks[chunk];
+                let marks = &mut self.marks[to.chunk()];
+                marks.present.set(to.row(), true);
+                marks.changed.set(to.row(), changed.get(row));
+                marks.used.set(to.row(), used.get(row));
+                moved(&words, from, to);
+            }
+            self.chunks.pop();
+            self.marks.pop();
+            self.last = self.full;
+        }
     }
 
     /// Returns the bytes that the rows occupy.
@@ -127,17 +284,26 @@ impl Chunks {
         let last = self.chunks.last().map_or(0, |chunk| chunk.as_slice().len());
         (others + last) * size_of::<u32>()
             + self.chunks.capacity() * size_of::<Words>()
-            + self.changed.capacity() * size_of::<Bits>()
+            + self.marks.capacity() * size_of::<Marks>()
+            + self.free.capacity() * size_of::<Place>()
+    }
+
+    /// Returns the bytes that free places occupy.
+    pub(crate) fn free_bytes(&self) -> usize {
+        self.free.len() * self.stride * size_of::<u32>()
     }
 
     /// Returns all rows as they are now, and which of them have changed since the last call. They are shared, not copied.
     pub(crate) fn share(&mut self) -> SharedChunks {
-        let chunks = self.chunks.iter_mut().zip(&mut self.changed);
-        let share = |(words, changed): (&mut Words, &mut Bits)| (words.share(), take(changed));
+        let chunks = self.chunks.iter_mut().zip(&mut self.marks);
+        let share = |(words, marks): (&mut Words, &mut Marks)| {
+            let shared = *marks;
+            marks.changed = Bits::default();
+            (words.share(), shared)
+        };
         SharedChunks {
             stride: self.stride,
             chunks: chunks.map(share).collect(),
-            last: self.last,
         }
     }
 }
@@ -203,31 +369,26 @@ impl SharedChunks {
 
     /// Returns the number of rows.
     pub(crate) fn count(&self) -> usize {
-        let others = self.chunks.len().saturating_sub(1) * full(self.stride);
-        let last = if self.chunks.is_empty() { 0 } else { self.last };
-        others + last
+        self.chunks
+            .iter()
+            .map(|(_, marks)| marks.present.count())
+            .sum()
     }
 
     /// Returns the number of rows that have changed since the snapshot before.
     pub(crate) fn changed(&self) -> usize {
-        let bits = self.chunks.iter().flat_map(|(_, changed)| changed);
-        bits.map(|bits| bits.count_ones() as usize).sum()
+        self.chunks
+            .iter()
+            .map(|(_, marks)| marks.changed.count())
+            .sum()
     }
 
     /// Iterates over the rows, each with whether it has changed since the snapshot before.
-    pub(crate) fn rows(&self) -> impl Iterator<Item = (Place, &[u32], bool)> {
-        let full = full(self.stride);
-        let chunks = self.chunks.iter().enumerate();
-        chunks.flat_map(move |(number, (words, changed))| {
-            let count = match number + 1 == self.chunks.len() {
-                true => self.last,
-                false => full,
-            };
-            let rows = words.chunks_exact(self.stride).take(count).enumerate();
-            rows.map(move |(row, words)| {
-                let place = Place((number * CHUNK + row) as u32);
-                (place, words, changed[row / 64] >> (row % 64) & 1 == 1)
-            })
+    pub(crate) fn rows(&self) -> impl Iterator<Item = (&[u32], bool)> {
+        self.chunks.iter().flat_map(|(words, marks)| {
+            let rows = words.chunks_exact(self.stride).enumerate();
+            let present = rows.filter(|(row, _)| marks.present.get(*row));
+            present.map(|(row, words)| (words, marks.changed.get(row)))
         })
     }
 }

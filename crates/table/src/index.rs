@@ -117,7 +117,7 @@ impl Index {
     }
 
     /// Returns the place that the key has and that `is_row` accepts.
-    pub(crate) fn find(&self, key: Key, is_row: impl Fn(Place) -> bool) -> Option<Place> {
+    pub(crate) fn find(&self, key: Key, is_row: impl FnMut(Place) -> bool) -> Option<Place> {
         let part = &self.parts[key.part as usize];
         let (group, entry) = part.position(key.tag, is_row)?;
         Some(part.groups[group].places[entry])
@@ -141,6 +141,25 @@ impl Index {
         let place = part.groups[group].places[entry];
         part.remove(group, entry);
         Some(place)
+    }
+
+    /// Gives the entry of the key with one place another place.
+    pub(crate) fn replace(&mut self, key: Key, from: Place, to: Place) {
+        let part = &mut self.parts[key.part as usize];
+        if let Some((group, entry)) = part.position(key.tag, |place| place == from) {
+            part.groups[group].places[entry] = to;
+        }
+    }
+
+    /// Iterates over all places, in no order, to change them.
+    pub(crate) fn places_mut(&mut self) -> impl Iterator<Item = &mut Place> {
+        let groups = self.parts.iter_mut().flat_map(|part| &mut part.groups);
+        groups.flat_map(|group| {
+            let entries = group.tags.iter().zip(&mut group.places);
+            entries
+                .filter(|(tag, _)| **tag != 0)
+                .map(|(_, place)| place)
+        })
     }
 
     /// Iterates over all places, in no order.
@@ -171,7 +190,7 @@ impl Part {
     }
 
     /// Returns the group, and the entry in it, of the tag and of a place that `is_row` accepts.
-    fn position(&self, tag: u32, is_row: impl Fn(Place) -> bool) -> Option<(usize, usize)> {
+    fn position(&self, tag: u32, mut is_row: impl FnMut(Place) -> bool) -> Option<(usize, usize)> {
         if self.groups.is_empty() {
             return None;
         }

@@ -2,20 +2,30 @@
 //!
 //! A row is an id, a history if the table evicts rows by it, values and optimizer state, back to back. Rows and index grow a piece at
 //! a time: a full chunk of rows is never moved, and a part of the index that grows is a small share of the bucket.
+//!
+//! `rows/spilled` has the rows on disk: those that were not used for the longest time, once a server has no memory for more.
 
-use std::collections::HashSet;
+mod shared;
+mod spilled;
+
 use std::hint::black_box;
+use std::io;
+use std::sync::Arc;
 
 use optimizer::row::{self, ChangedRows, Row};
 use shared_proto::kernel::Kernel;
 use shared_proto::payload::LeF32;
 use shared_proto::table::{Admission, Eviction, RowOptimizer, TableSpec};
 
-use crate::chunks::{Chunks, SharedChunks};
+use crate::chunks::Chunks;
+use crate::disk::RowFile;
 use crate::index::{BLOCK, Index, Key};
 use crate::initial::NewRows;
 
+use spilled::Spilled;
+
 pub use crate::chunks::Place;
+pub use shared::{SharedRow, SharedRows};
 
 /// The words of a row.
 #[derive(Clone, Copy, Debug)]
@@ -31,12 +41,32 @@ struct Layout {
 const ID: usize = 2;
 
 impl Layout {
+    fn of(spec: &TableSpec) -> Self {
+        let dimension = spec.dimension as usize;
+        Self {
+            dimension,
+            has_history: spec.eviction != Eviction::default(),
+            state: row::state_len(&spec.optimizer, dimension),
+        }
+    }
+
     fn head(self) -> usize {
         ID + 2 * usize::from(self.has_history)
     }
 
     fn stride(self) -> usize {
         self.head() + self.dimension + self.state
+    }
+
+    /// Returns the history in the words of a row; zeros if rows have none.
+    fn history(self, words: &[u32]) -> History {
+        match self.has_history {
+            true => History {
+                last: words[ID],
+                updates: words[ID + 1],
+            },
+            false => History::default(),
+        }
     }
 }
 
@@ -61,21 +91,25 @@ pub struct Rows {
     reads_initial: bool,
     index: Index,
     chunks: Chunks,
-    /// The places of removed rows.
-    free: Vec<Place>,
-    /// The number of rows.
-    count: usize,
+    /// The rows on disk; none if all rows stay in memory.
+    spilled: Option<Spilled>,
+    /// Rows whose values are all smaller than this may be evicted.
+    below: Option<f32>,
+}
+
+/// What the eviction of rows goes by.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Aged {
+    pub(crate) id: u64,
+    pub(crate) history: History,
+    /// True if all values are below the table's threshold.
+    pub(crate) is_small: bool,
 }
 
 impl Rows {
     /// Returns a bucket without rows. Its rows have a history if the table removes rows by it.
     pub fn new(spec: &TableSpec) -> Self {
-        let dimension = spec.dimension as usize;
-        let layout = Layout {
-            dimension,
-            has_history: spec.eviction != Eviction::default(),
-            state: row::state_len(&spec.optimizer, dimension),
-        };
+        let layout = Layout::of(spec);
         Self {
             layout,
             buckets: spec.buckets,
@@ -84,32 +118,44 @@ impl Rows {
             reads_initial: spec.admission == Admission::All,
             index: Index::new(),
             chunks: Chunks::new(layout.stride()),
-            free: Vec::new(),
-            count: 0,
+            spilled: None,
+            below: spec.eviction.below,
         }
+    }
+
+    /// Keeps rows in this file for which the server has no memory. There is no row yet.
+    pub(crate) fn spill_to(&mut self, file: Arc<RowFile>) {
+        self.spilled = Some(Spilled::new(file));
+    }
+
+    /// Returns the 32-bit words of a row.
+    pub(crate) fn words(spec: &TableSpec) -> usize {
+        Layout::of(spec).stride()
     }
 
     /// Returns the number of rows.
     pub fn len(&self) -> usize {
-        self.count
+        self.chunks.count() + self.on_disk()
     }
 
     /// Returns whether there is no place for another row: a place is a number of 32 bits.
     pub fn is_full(&self) -> bool {
-        self.free.is_empty() && self.chunks.is_full()
+        self.chunks.is_full()
     }
 
     /// Returns whether there is no row.
     pub fn is_empty(&self) -> bool {
-        self.count == 0
+        self.len() == 0
     }
 
-    /// Returns the bytes that rows and index occupy.
+    /// Returns the bytes of memory that rows and index occupy.
     pub fn bytes(&self) -> usize {
-        self.chunks.bytes() + self.index.bytes() + self.free.capacity() * size_of::<Place>()
+        let spilled = self.spilled.as_ref().map_or(0, Spilled::bytes);
+        self.chunks.bytes() + self.index.bytes() + spilled
     }
 
-    /// Finds the rows of ids. `places` gets a place for each, [`Place::NONE`] for one without a row.
+    /// Finds the rows of ids. `places` gets a place for each, [`Place::NONE`] for one without a row. A place on disk may be
+    /// that of another row: [`Self::bring_back`] tells.
     pub fn find(&self, ids: &[u64], places: &mut Vec<Place>) {
         places.clear();
         places.resize(ids.len(), Place::NONE);
@@ -122,7 +168,7 @@ impl Rows {
             self.index.guess(keys, places);
             self.fetch(places);
             for ((place, id), key) in places.iter_mut().zip(ids).zip(keys) {
-                if *place == Place::NONE || self.id(*place) != *id {
+                if *place == Place::NONE || !self.may_be(*place, *id) {
                     *place = self.search(*id, *key);
                 }
             }
@@ -134,7 +180,7 @@ impl Rows {
     fn fetch(&self, places: &[Place]) {
         let mut read = 0;
         for place in places {
-            if *place != Place::NONE {
+            if place.is_in_memory() {
                 let words = self.chunks.row(*place);
                 read ^= words[0] ^ words[words.len() - 1];
             }
@@ -142,17 +188,25 @@ impl Rows {
         black_box(read);
     }
 
-    /// Returns the place of an id's row, [`Place::NONE`] without one.
+    /// Returns the place of an id's row in memory, [`Place::NONE`] without one.
     pub(crate) fn place(&self, id: u64) -> Place {
-        self.search(id, Key::of(id, self.buckets))
-    }
-
-    fn search(&self, id: u64, key: Key) -> Place {
-        let found = self.index.find(key, |place| self.id(place) == id);
+        let is_row = |place: Place| place.is_in_memory() && self.id(place) == id;
+        let found = self.index.find(Key::of(id, self.buckets), is_row);
         found.unwrap_or(Place::NONE)
     }
 
-    /// Returns the place of a row. It is created unless it is there.
+    fn search(&self, id: u64, key: Key) -> Place {
+        let found = self.index.find(key, |place| self.may_be(place, id));
+        found.unwrap_or(Place::NONE)
+    }
+
+    /// Returns whether a place with an id's key is that of its row. Only a read tells which row is at a place on disk.
+    #[inline(always)]
+    fn may_be(&self, place: Place, id: u64) -> bool {
+        !place.is_in_memory() || self.id(place) == id
+    }
+
+    /// Returns the place of a row. It is created unless it is there. It is not on disk.
     pub fn create(&mut self, id: u64) -> Place {
         let place = self.place(id);
         if place != Place::NONE {
@@ -179,23 +233,27 @@ impl Rows {
 
     /// Adds a row with this history and these values and state, as another bucket had it. Returns whether the id had none.
     ///
+    /// # Errors
+    /// If a row on disk cannot be read.
+    ///
     /// # Panics
     /// If there are not as many numbers as in a row of this table.
-    pub fn restore(&mut self, id: u64, history: History, numbers: &[f32]) -> bool {
-        if self.place(id) != Place::NONE {
-            return false;
+    pub fn restore(&mut self, id: u64, history: History, numbers: &[f32]) -> io::Result<bool> {
+        let mut place = [self.search(id, Key::of(id, self.buckets))];
+        self.bring_back(&[id], &mut place)?;
+        if place != [Place::NONE] {
+            return Ok(false);
         }
         let place = self.insert(id);
         self.set_history(place, history);
         let words = &mut self.chunks.row_mut(place)[self.layout.head()..];
         words.copy_from_slice(bytemuck::cast_slice(numbers));
-        true
+        Ok(true)
     }
 
     /// Adds a row, which is not there, with its id. The caller writes values and state.
     fn insert(&mut self, id: u64) -> Place {
-        let place = self.free.pop().unwrap_or_else(|| self.chunks.add());
-        self.count += 1;
+        let place = self.chunks.add();
         let words = self.chunks.row_mut(place);
         words[0] = id as u32;
         words[1] = (id >> 32) as u32;
@@ -206,14 +264,30 @@ impl Rows {
 
     /// Removes the row of an id. Returns whether it was there.
     pub fn remove(&mut self, id: u64) -> bool {
-        let chunks = &self.chunks;
-        let is_row = |place| id_of(chunks.row(place)) == id;
+        let (chunks, spilled) = (&self.chunks, &mut self.spilled);
+        let is_row = |place: Place| match place.slot() {
+            None => id_of(chunks.row(place)) == id,
+            Some((slot, _)) => spilled.as_ref().is_some_and(|of| of.is_known(slot, id)),
+        };
         let removed = self.index.remove(Key::of(id, self.buckets), is_row);
         if let Some(place) = removed {
-            self.free.push(place);
-            self.count -= 1;
+            match (place.slot(), spilled) {
+                (Some((slot, _)), Some(spilled)) => spilled.leave(slot),
+                _ => self.chunks.remove(place),
+            }
         }
         removed.is_some()
+    }
+
+    /// Gives the memory of removed rows back, if they were many. Returns whether rows have moved to other places.
+    pub(crate) fn shrink(&mut self) -> bool {
+        let (index, buckets) = (&mut self.index, self.buckets);
+        let mut has_moved = false;
+        self.chunks.shrink(|words, from, to| {
+            has_moved = true;
+            index.replace(Key::of(id_of(words), buckets), from, to);
+        });
+        has_moved
     }
 
     #[inline(always)]
@@ -231,10 +305,8 @@ impl Rows {
     /// Returns the history of the row at a place; none if rows have no history.
     pub fn history(&self, place: Place) -> Option<History> {
         let words = self.chunks.row(place);
-        self.layout.has_history.then(|| History {
-            last: words[ID],
-            updates: words[ID + 1],
-        })
+        let has_history = self.layout.has_history;
+        has_history.then(|| self.layout.history(words))
     }
 
     /// Sets the history of the row at a place, if rows have a history.
@@ -299,19 +371,35 @@ impl Rows {
         changed.finite
     }
 
-    /// Returns the place and the id of each row, in no order.
+    /// Returns the id of each row and what its eviction goes by, in no order.
+    pub(crate) fn aged(&self) -> impl Iterator<Item = Aged> {
+        let aged = |place: Place| match place.slot() {
+            None => Some(self.aged_in_memory(place)),
+            Some((slot, _)) => self.spilled.as_ref()?.known(slot),
+        };
+        self.index.places().filter_map(aged)
+    }
+
+    fn aged_in_memory(&self, place: Place) -> Aged {
+        let is_small = |below: f32| self.values(place).iter().all(|value| value.abs() < below);
+        Aged {
+            id: self.id(place),
+            history: self.history(place).unwrap_or_default(),
+            is_small: self.below.is_some_and(is_small),
+        }
+    }
+
+    /// Returns the place and the id of each row in memory, in no order.
     pub fn places(&self) -> impl Iterator<Item = (Place, u64)> {
-        let places = self.index.places();
+        let places = self.index.places().filter(|place| place.is_in_memory());
         places.map(|place| (place, self.id(place)))
     }
 
     /// Returns the rows as they are now. They are shared, not copied.
     pub fn share(&mut self) -> SharedRows {
-        SharedRows {
-            layout: self.layout,
-            chunks: self.chunks.share(),
-            removed: self.free.iter().copied().collect(),
-        }
+        let spilled = self.spilled.as_mut();
+        let spilled = spilled.and_then(|spilled| spilled.share(&mut self.index));
+        SharedRows::new(self.layout, self.chunks.share(), spilled)
     }
 }
 
@@ -319,69 +407,6 @@ impl Rows {
 #[inline(always)]
 fn id_of(words: &[u32]) -> u64 {
     u64::from(words[0]) | u64::from(words[1]) << 32
-}
-
-/// The rows of a bucket at one moment.
-#[derive(Clone, Debug)]
-pub struct SharedRows {
-    layout: Layout,
-    chunks: SharedChunks,
-    removed: HashSet<Place>,
-}
-
-/// A row of a bucket at one moment.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct SharedRow<'a> {
-    /// The row's id.
-    pub id: u64,
-    /// Its history; zeros if rows have none.
-    pub history: History,
-    /// Its values, and its optimizer state behind them.
-    pub numbers: &'a [f32],
-    /// True if it has changed since the rows were shared before.
-    pub changed: bool,
-}
-
-impl SharedRows {
-    /// Returns whether rows have a history.
-    pub fn has_history(&self) -> bool {
-        self.layout.has_history
-    }
-
-    /// Returns the bytes of the rows.
-    pub fn bytes(&self) -> usize {
-        self.chunks.bytes()
-    }
-
-    /// Returns the number of rows.
-    pub fn count(&self) -> usize {
-        self.chunks.count() - self.removed.len()
-    }
-
-    /// Returns at least the number of rows that have changed since the rows were shared before. Removed ones may count.
-    pub fn changed(&self) -> usize {
-        self.chunks.changed()
-    }
-
-    /// Iterates over the rows.
-    pub fn iter(&self) -> impl Iterator<Item = SharedRow<'_>> {
-        let present = |(place, _, _): &(Place, _, _)| !self.removed.contains(place);
-        self.chunks
-            .rows()
-            .filter(present)
-            .map(|(_, words, changed)| SharedRow {
-                id: id_of(words),
-                history: match self.layout.has_history {
-                    true => History {
-                        last: words[ID],
-                        updates: words[ID + 1],
-                    },
-                    false => History::default(),
-                },
-                numbers: bytemuck::cast_slice(&words[self.layout.head()..]),
-                changed,
-            })
-    }
 }
 
 /// Rows of an update.

@@ -1,5 +1,7 @@
 //! A bucket to bytes and back.
 
+use std::io;
+
 use shared_proto::payload;
 use shared_proto::planted;
 use shared_proto::table::hash::bucket;
@@ -9,22 +11,30 @@ use crate::bucket::{Bucket, SharedBucket};
 use crate::rows::History;
 use crate::sketch::Sketch;
 
+/// The rows that a bucket takes from a checkpoint before it looks whether the server has memory for them.
+const ROWS_AT_A_TIME: usize = 1024;
+
 impl SharedBucket {
     /// Returns the bucket in bytes, in memory of its own: the changed rows if it has changes, else all.
-    pub fn to_bytes(&self) -> SavedRows {
+    ///
+    /// # Errors
+    /// If rows on disk cannot be read.
+    pub fn to_bytes(&self) -> io::Result<SavedRows> {
         let (mut ids, mut history, mut numbers) = (Vec::new(), Vec::new(), Vec::new());
-        let lacking = usize::from(planted!(RowNotSaved));
-        let all = self.changes.is_none();
-        let rows = self.rows.iter().filter(|row| all || row.changed);
-        for row in rows.skip(lacking) {
+        let mut lacking = usize::from(planted!(RowNotSaved));
+        self.rows.visit(self.changes.is_some(), |row| {
+            if lacking > 0 {
+                lacking -= 1;
+                return;
+            }
             ids.push(row.id);
             if self.rows.has_history() {
                 history.extend_from_slice(&row.history.last.to_le_bytes());
                 history.extend_from_slice(&row.history.updates.to_le_bytes());
             }
             numbers.extend_from_slice(row.numbers);
-        }
-        SavedRows {
+        })?;
+        Ok(SavedRows {
             ids: ids_to_bytes(&ids),
             history: history.into(),
             numbers: payload::share(&numbers.into()),
@@ -42,7 +52,7 @@ impl SharedBucket {
                     removed: ids_to_bytes(&removed),
                 }
             }),
-        }
+        })
     }
 }
 
@@ -52,14 +62,21 @@ impl Bucket {
     /// # Errors
     /// If the bytes are not those of a bucket with this number of such a table.
     pub fn of_bytes(spec: &TableSpec, number: u32, saved: &SavedRows) -> Result<Self, String> {
-        let mut restored = Self::new(spec, number);
-        restored.add(spec, saved)?;
-        if let Some(sketch) = &mut restored.sketch {
+        Self::new(spec, number).restored(spec, saved)
+    }
+
+    /// Returns a bucket without rows as it was saved by a table of the same settings.
+    ///
+    /// # Errors
+    /// As [`of_bytes`](Self::of_bytes), or if rows on disk cannot be read.
+    pub fn restored(mut self, spec: &TableSpec, saved: &SavedRows) -> Result<Self, String> {
+        self.add(spec, saved)?;
+        if let Some(sketch) = &mut self.sketch {
             *sketch = Sketch::of_counters(&saved.counts, sketch)?;
         }
-        restored.updates = saved.updates;
-        restored.time = saved.time;
-        Ok(restored)
+        self.updates = saved.updates;
+        self.time = saved.time;
+        Ok(self)
     }
 
     /// Adds saved rows, none of which it has.
@@ -119,10 +136,15 @@ impl Bucket {
             }
             row.clear();
             row.extend(numbers.iter().map(|number| number.get()));
-            if !rows.restore(id, history, &row) {
+            let is_new = rows.restore(id, history, &row);
+            if !is_new.map_err(|error| format!("its rows on disk cannot be read: {error}"))? {
                 return Err(format!("it has row {id} twice"));
             }
+            if rows.len().is_multiple_of(ROWS_AT_A_TIME) {
+                rows.spill(0);
+            }
         }
+        self.make_room();
         Ok(())
     }
 }

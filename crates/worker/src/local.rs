@@ -77,7 +77,7 @@ pub fn train(
             let batch = read(&mut *data.training, order, start..end, &Device::Cpu)?;
             let mut batch = [batch];
             let wanted = tables.distinct(&mut batch)?;
-            let rows = tables.rows(&wanted, &mut local.read(&wanted), device)?;
+            let rows = tables.rows(&wanted, &mut local.read(&wanted)?, device)?;
             tables.set(&rows);
             let batch = batch[0].to_device(device)?;
             let pass = Pass::training(&objective, job.seed, steps, 0);
@@ -89,7 +89,7 @@ pub fn train(
                 Rule::Sgd(sgd) => sgd.step(&gradients)?,
                 Rule::Adam(adam) => adam.step(&gradients)?,
             }
-            local.update(&wanted, &mut rows.gradients(&gradients)?);
+            local.update(&wanted, &mut rows.gradients(&gradients)?)?;
             steps += 1;
             samples += end - start;
         }
@@ -112,7 +112,7 @@ pub fn train(
                 device,
             )
         })?,
-        tables: local.into_saved(),
+        tables: local.into_saved()?,
     })
 }
 
@@ -128,7 +128,7 @@ fn evaluate(
     let mut evaluating = Evaluating::begin(model, objective);
     while evaluating.next(held_out, tables, device)?.is_some() {
         if let Some((batch, rows)) = evaluating.read.take() {
-            tables.set(&tables.rows(&rows, &mut local.read(&rows), device)?);
+            tables.set(&tables.rows(&rows, &mut local.read(&rows)?, device)?);
             evaluating.add(model, objective, &batch)?;
         }
     }
@@ -229,7 +229,7 @@ impl Loaded {
         let tables = &self.built.tables;
         let mut batch = [read(held_out, Order::Stored, samples, &Device::Cpu)?];
         let wanted = tables.distinct(&mut batch)?;
-        tables.set(&tables.rows(&wanted, &mut self.local.read(&wanted), device)?);
+        tables.set(&tables.rows(&wanted, &mut self.local.read(&wanted)?, device)?);
         let batch = batch[0].to_device(device)?;
         let pass = Pass::evaluation(&self.objective);
         Ok(self.built.model.forward(&batch, &pass)?)

@@ -11,6 +11,7 @@ use shared_proto::table::{
     Admission, Capacity, Eviction, EvictionOrder, Initializer, RowOptimizer, TableSpec,
 };
 use table::bucket::Bucket;
+use table::rows::SharedRow;
 
 use super::manifest;
 use super::stores::in_memory;
@@ -59,7 +60,7 @@ async fn save(
         id: BUCKET,
         version: Version(number),
         watermarks: Vec::new(),
-        values: SavedValues::Rows(shared.to_bytes()),
+        values: SavedValues::Rows(shared.to_bytes().unwrap()),
     };
     super::save_files(store, number).await;
     let mut manifest = Manifest {
@@ -110,17 +111,19 @@ async fn load(store: &Store, manifest: &Manifest) -> Result<Bucket, CheckpointEr
 /// Returns all that a bucket holds: its updates, and the words of each row by id.
 fn contents(bucket: &mut Bucket) -> (u64, u32, BTreeMap<u64, Vec<u32>>) {
     let shared = bucket.share(u64::MAX);
-    let rows = shared.rows.iter().map(|row| {
+    let mut rows = BTreeMap::new();
+    let add = |row: SharedRow| {
         let history = [row.history.last, row.history.updates];
         let numbers = row.numbers.iter().map(|number| number.to_bits());
-        (row.id, history.into_iter().chain(numbers).collect())
-    });
-    (shared.updates, shared.time, rows.collect())
+        rows.insert(row.id, history.into_iter().chain(numbers).collect());
+    };
+    shared.rows.visit(false, add).unwrap();
+    (shared.updates, shared.time, rows)
 }
 
 fn update(bucket: &mut Bucket, ids: &[u64]) {
     let gradients = vec![LeF32::from(0.5); 2 * ids.len()];
-    bucket.update(ids, &gradients, 0.1, 0);
+    bucket.update(ids, &gradients, 0.1, 0).unwrap();
 }
 
 #[derive(Clone, Debug)]

@@ -154,6 +154,7 @@ impl Cluster {
                 created: sum.created.saturating_add(of.created),
                 refused: sum.refused.saturating_add(of.refused),
                 evicted: sum.evicted.saturating_add(of.evicted),
+                on_disk: sum.on_disk.saturating_add(of.on_disk),
             })
         };
         let tables = self.tables().iter().enumerate();

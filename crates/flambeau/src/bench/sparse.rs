@@ -11,6 +11,7 @@ use std::time::Duration;
 use ::worker::input::category_id;
 use clap::Args;
 use comfy_table::{Table, presets};
+use ps_server::TableMemory;
 use serde::{Deserialize, Serialize};
 use shared_proto::ids::Role;
 use shared_proto::job::{Adagrad, Job, Mode, RowOptimizer, Sgd, TableSettings};
@@ -23,9 +24,6 @@ use crate::error::CommandError;
 
 /// Ids of a sample.
 const FIELDS: usize = 26;
-/// Batches in rotation.
-const BATCHES: usize = 16;
-
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Arguments {
     /// What is measured; may be given more than once. Default: all of it.
@@ -53,6 +51,15 @@ pub(crate) struct Arguments {
     /// Buckets of the table.
     #[arg(long, default_value_t = 64)]
     buckets: u32,
+    /// Batches in rotation.
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..))]
+    batches: u32,
+    /// The exponent of Zipf's law, by which ids are drawn.
+    #[arg(long, default_value_t = 1.1)]
+    exponent: f64,
+    /// The memory of each server for rows.
+    #[command(flatten)]
+    table_memory: TableMemory,
     /// Seconds of each of the turns.
     #[arg(long, default_value_t = 3.0, value_parser = super::seconds)]
     seconds: f64,
@@ -74,6 +81,8 @@ struct Row {
     /// 0: one process of one thread, without servers.
     workers: u32,
     ps: u32,
+    /// The limit on each server's memory for rows; none if there is no limit.
+    table_mebibytes: Option<u64>,
     /// Each distinct row counts twice: it is pulled and pushed.
     distinct_rows_per_second: Option<f64>,
     steps_per_second: f64,
@@ -147,16 +156,21 @@ fn job(arguments: &Arguments, table_rows: u64, optimizer: &str) -> Job {
         ..Job::default()
     };
     "clicks".clone_into(&mut job.data.kind);
-    let samples = BATCHES * arguments.batch as usize;
+    let samples = u64::from(arguments.batches) * u64::from(arguments.batch);
     let options = [
-        ("samples", samples as i64),
+        ("samples", i64::try_from(samples).unwrap_or(i64::MAX)),
         ("fields", FIELDS as i64),
         ("rows", table_rows as i64),
     ];
     for (name, value) in options {
         job.data.options.insert(name.to_owned(), value.into());
     }
-    job.data.options.insert("shared".to_owned(), true.into());
+    for (name, value) in [
+        ("shared", true.into()),
+        ("exponent", arguments.exponent.into()),
+    ] {
+        job.data.options.insert(name.to_owned(), value);
+    }
     "deepfm".clone_into(&mut job.model.name);
     job.model.embedding = arguments.dimension as usize;
     job.model.hidden = vec![256, 128];
@@ -198,6 +212,7 @@ fn alone(arguments: &Arguments, table_rows: u64, optimizer: &str) -> Result<Row,
         optimizer: optimizer.to_owned(),
         workers: 0,
         ps: 0,
+        table_mebibytes: None,
         distinct_rows_per_second: None,
         steps_per_second: samples_per_second / f64::from(arguments.batch),
         samples_per_second,
@@ -224,6 +239,7 @@ fn measure(
         transport: Transport::Unix,
         restore: None,
         secure: false,
+        table_memory: &arguments.table_memory,
     };
     let mut cluster = runtime.block_on(LocalCluster::start(&job, dir.path(), plan))?;
     let workers = arguments.workers.unwrap_or(kind.workers());
@@ -258,6 +274,7 @@ fn measure(
         optimizer: optimizer.to_owned(),
         workers: count,
         ps: arguments.ps,
+        table_mebibytes: arguments.table_memory.table_mebibytes,
         distinct_rows_per_second: Some(rate(|turn| turn.rows_per_second)),
         steps_per_second,
         samples_per_second: steps_per_second * f64::from(arguments.batch),
@@ -296,6 +313,7 @@ fn table(rows: &[Row]) -> Table {
         "optimizer",
         "workers",
         "ps",
+        "memory limit",
         "million rows/s",
         "steps/s",
         "samples/s",
@@ -312,6 +330,8 @@ fn table(rows: &[Row]) -> Table {
             row.optimizer.clone(),
             row.workers.to_string(),
             row.ps.to_string(),
+            row.table_mebibytes
+                .map_or("-".to_owned(), |limit| format!("{limit} MiB")),
             optional(row.distinct_rows_per_second, 1e6),
             format!("{:.0}", row.steps_per_second),
             format!("{:.0}", row.samples_per_second),

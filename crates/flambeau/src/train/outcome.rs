@@ -1,5 +1,6 @@
 //! The outcome of a run: its summary, and how it is shown.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use comfy_table::{Table, presets};
@@ -37,12 +38,7 @@ pub(super) fn stale(summary: &Summary) -> Option<String> {
 }
 
 /// Describes how to continue a stopped run.
-pub(super) fn next(
-    outcome: &Outcome,
-    checkpoint: &Checkpoint,
-    device: &str,
-    secure: bool,
-) -> String {
+pub(super) fn next(outcome: &Outcome, checkpoint: &Checkpoint, options: &[OsString]) -> String {
     if !checkpoint.enabled {
         return "it cannot be continued: there are no checkpoints (checkpoint.enabled is false)"
             .to_owned();
@@ -55,12 +51,12 @@ pub(super) fn next(
     };
     let place = checkpoint.location.as_deref().map(Path::new);
     let dir = &outcome.run_dir;
-    let command = going_on(dir, place.unwrap_or(dir), device, secure);
+    let command = going_on(dir, place.unwrap_or(dir), options);
     format!("{from}:\n  {command}")
 }
 
-/// Returns the command that continues a stopped run from its newest checkpoint.
-fn going_on(dir: &Path, restore: &Path, device: &str, secure: bool) -> String {
+/// Returns the command that continues a stopped run from its newest checkpoint, with these options.
+fn going_on(dir: &Path, restore: &Path, options: &[OsString]) -> String {
     let quoted = |path: &Path| {
         let text = shown(path);
         let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+".contains(c);
@@ -77,11 +73,8 @@ fn going_on(dir: &Path, restore: &Path, device: &str, secure: bool) -> String {
         quoted(restore),
         quoted(&next_dir(dir)),
     );
-    if device != "auto" {
-        command += &format!(" --device {device}");
-    }
-    if secure {
-        command += " --secure";
+    for option in options {
+        command += &format!(" {}", quoted(Path::new(option)));
     }
     command
 }

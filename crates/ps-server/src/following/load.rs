@@ -10,9 +10,10 @@ use shared_proto::ids::{Task, Version};
 use shared_proto::job::Job;
 use shared_proto::planted;
 use shared_proto::wire;
+use table::disk::Disk;
 
 use crate::shard::Block;
-use crate::shard::store::{Rules, Store};
+use crate::shard::store::{RowFiles, Rules, Store};
 
 /// The reason why values cannot be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -60,6 +61,7 @@ pub(crate) async fn load(
     from: &checkpoint::Store,
     manifest: &Manifest,
     job: &Job,
+    disk: Option<&Arc<Disk>>,
     offload: Offload,
 ) -> Result<Store, LoadError> {
     let run = map
@@ -81,6 +83,7 @@ pub(crate) async fn load(
         let mut ids = file.blocks.iter().flat_map(|range| range.ids());
         ids.any(|id| wanted.contains(&id))
     };
+    let files = Arc::new(RowFiles::of(&map, disk));
     let mut blocks = BTreeMap::new();
     let mut reading = NewestFirst::default();
     let damaged =
@@ -93,10 +96,10 @@ pub(crate) async fn load(
                 pieces.extend(piece.map_err(|why| damaged(file, why))?);
             }
         }
-        let under = Arc::clone(&map);
+        let (under, files) = (Arc::clone(&map), Arc::clone(&files));
         let restored = offload.run(move || {
             for piece in pieces {
-                restore(&mut blocks, piece, &under)?;
+                restore(&mut blocks, piece, &under, &files)?;
             }
             Ok(blocks)
         });
@@ -120,11 +123,13 @@ fn restore(
     blocks: &mut BTreeMap<BlockId, Block>,
     piece: Piece,
     map: &ShardMap,
+    files: &RowFiles,
 ) -> Result<(), String> {
     let (id, restored) = match piece {
         Piece::Newest(saved) => {
             let id = saved.id;
-            let block = Block::restore(saved, map.table(id).unwrap_or_default());
+            let table = map.table(id).unwrap_or_default();
+            let block = Block::restore(saved, table, files.of_block(id));
             (id, block.map(|block| drop(blocks.insert(id, block))))
         }
         Piece::Older(..) if planted!(NewestRowsAlone) => return Ok(()),

@@ -29,7 +29,7 @@ use tokio_util::sync::CancellationToken;
 use crate::error::PsError;
 use crate::shard::snapshot::{EndOnDrop, Snapshot};
 use crate::shard::store::Store;
-use crate::shard::{NotStaged, Shard};
+use crate::shard::{NotCommitted, Shard};
 use reports::{fetch_map, report, reports, tell_of_silence, wire_file};
 use save::Saving;
 use take::Taken;
@@ -182,6 +182,7 @@ impl Follower {
                     self.begin_to_drain(membership, drained.clone());
                 }
                 () = drained.cancelled() => return Ok(()),
+                lost = self.shard.has_lost_rows() => return Err(PsError::RowsLost(lost.to_string())),
                 () = again => {
                     if let Some((view, _)) = registered.again.take() {
                         self.catch_up(&mut registered, checkpoints.as_ref(), view).await?;
@@ -266,9 +267,9 @@ impl Follower {
             return Ok(());
         }
         let step = view.commit.as_ref().map_or(0, |commit| commit.step.0);
-        let diverged = |missing: NotStaged| PsError::Diverged {
-            step,
-            task: missing.0,
+        let not_committed = |why| match why {
+            NotCommitted::NotStaged(task) => PsError::Diverged { step, task },
+            NotCommitted::RowsLost(lost) => PsError::RowsLost(lost.to_string()),
         };
         let (shard, store) = (Arc::clone(&self.shard), registered.store.clone());
         let mut snapshot = shard.begin_snapshot(&view, store.as_deref());
@@ -282,7 +283,7 @@ impl Follower {
         } else {
             shard.follow(view, store)
         };
-        followed.map_err(diverged)?;
+        followed.map_err(not_committed)?;
         *registered.held = None;
         self.readiness.set(true);
         if let Some(snapshot) = snapshot {

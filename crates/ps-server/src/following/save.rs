@@ -4,12 +4,13 @@ use std::collections::HashSet;
 
 use checkpoint::{CheckpointError, FileEntry, SavedBlock, encode};
 use daemon::Offload;
+use shared_proto::blocks::BlockId;
 use shared_proto::payload;
 
 use crate::counters::Counters;
-use crate::shard::SharedBlock;
 use crate::shard::snapshot::{LONGEST_WAIT, Snapshot};
 use crate::shard::store::Store;
+use crate::shard::{RowsLost, SharedBlock};
 
 /// The bytes of weights and slots in one file, as a rule, and so in memory for writing at a time.
 const FILE_BYTES: usize = 16 << 20;
@@ -23,6 +24,12 @@ pub(crate) struct Saving<'a> {
     pub(crate) only_finite: bool,
     pub(crate) offload: Offload,
     pub(crate) counters: &'a Counters,
+}
+
+/// The reason why blocks cannot be saved.
+enum Unsaved {
+    Lost(RowsLost),
+    NotFinite(BlockId),
 }
 
 impl Saving<'_> {
@@ -89,19 +96,23 @@ impl Saving<'_> {
             let (file, content) = self
                 .offload
                 .run(move || {
+                    let blocks = blocks.iter().map(SharedBlock::to_saved);
                     let blocks: Vec<SavedBlock> =
-                        blocks.iter().map(SharedBlock::to_saved).collect();
+                        blocks.collect::<Result<_, _>>().map_err(Unsaved::Lost)?;
                     let wrong = only_finite.then(|| blocks.iter().find(|block| !is_finite(block)));
                     if let Some(block) = wrong.flatten() {
-                        return Err(block.id);
+                        return Err(Unsaved::NotFinite(block.id));
                     }
                     let content = encode(&blocks);
                     Ok((FileEntry::of_blocks(&name, &content, &blocks), content))
                 })
                 .await
-                .map_err(|id| {
-                    let id = store.map.describe(id);
-                    self.refused(format!("{id} has values that are NaN or infinite"))
+                .map_err(|unsaved| match unsaved {
+                    Unsaved::Lost(lost) => self.refused(lost.to_string()),
+                    Unsaved::NotFinite(id) => {
+                        let id = store.map.describe(id);
+                        self.refused(format!("{id} has values that are NaN or infinite"))
+                    }
                 })?;
             let bytes = content.len();
             to.write_file(number, &file.name, content).await?;
@@ -194,7 +205,7 @@ mod tests {
             block_elements: ELEMENTS,
             total_updates: 1,
         };
-        let store = Store::empty(0, map, &job());
+        let store = Store::empty(0, map, &job(), None);
         for block in &store.blocks.by_id {
             let rule = store.rule(*block.key());
             block.lock().initialize(&elements(0.0), rule);
@@ -269,7 +280,7 @@ mod tests {
             Ok::<_, String>(written)
         };
         let full = store();
-        let empty = Store::empty(0, full.map.clone(), &job());
+        let empty = Store::empty(0, full.map.clone(), &job(), None);
         let refused = write(&empty).await.unwrap_err();
         assert!(refused.contains("has no values"), "{refused}");
         let files = write(&full).await.unwrap();

@@ -49,7 +49,12 @@ impl Follower {
         }) = source.cloned()
         else {
             tracing::info!(shard, epoch = map.epoch.0, "took a shard");
-            let store = Arc::new(Store::empty(shard, map, &self.shard.job));
+            let store = Arc::new(Store::empty(
+                shard,
+                map,
+                &self.shard.job,
+                self.shard.disk.as_ref(),
+            ));
             return Ok(Taken::Store(Some(store)));
         };
         let began = Instant::now();
@@ -110,7 +115,8 @@ impl Follower {
         let loaded = async {
             let manifest = from.manifest(number).await?;
             let job = &self.shard.job;
-            let loaded = load(shard, map, &from, &manifest, job, self.offload).await?;
+            let disk = self.shard.disk.as_ref();
+            let loaded = load(shard, map, &from, &manifest, job, disk, self.offload).await?;
             let location = location.to_owned();
             match loaded.block_not_finite() {
                 Some(block) if self.shard.refuses_non_finite() => Err(LoadError::NotFinite {

@@ -39,8 +39,8 @@ pub(super) struct Desk {
 impl Desk {
     /// A shard of the job `j` at min clock 0 in epoch 1, with a worker of index 0 and generation 1.
     pub(super) fn new(setting: &Setting) -> Self {
-        let shard = Shard::new(&setting.job());
-        let store = Store::empty(0, map(Epoch(1)), &shard.job);
+        let shard = Shard::new(&setting.job(), None);
+        let store = Store::empty(0, map(Epoch(1)), &shard.job, None);
         for block in store.blocks.by_id.iter().filter(|_| !setting.fresh) {
             let zeros = vec![0.0; elements(*block.key())];
             let rule = store.rule(*block.key());
@@ -77,8 +77,11 @@ impl Desk {
             return BTreeMap::new();
         };
         let blocks = store.blocks.by_id.iter();
-        let saved =
-            blocks.map(|block| (*block.key(), block.lock().share(*block.key(), 0).to_saved()));
+        let saved = blocks.map(|block| {
+            let shared = block.lock().share(*block.key(), 0);
+            let saved = shared.to_saved();
+            (*block.key(), saved.expect("all rows are in memory"))
+        });
         saved.collect()
     }
 
@@ -219,7 +222,10 @@ impl Desk {
             let restored = |block: SavedBlock| {
                 let id = block.id;
                 let table = map.table(id).expect("a block of the map");
-                (id, Block::restore(block, table).expect("what was saved"))
+                (
+                    id,
+                    Block::restore(block, table, None).expect("what was saved"),
+                )
             };
             let blocks = blocks.into_iter().map(restored).collect();
             Some(Store::of_blocks(0, map, blocks, rules))

@@ -66,6 +66,7 @@ impl Shard {
             } else if !planted!(AcknowledgesUnapplied) || !origin.sequence.0.is_multiple_of(7) {
                 let began = Instant::now();
                 let applied = block.apply(&origin, view, &gradient, based_on, store.rule(id));
+                let applied = applied.map_err(|lost| self.lose(&store.map.describe(id), lost))?;
                 self.counters.applied(began.elapsed(), applied.staleness);
                 if !block.is_finite() {
                     store.found_non_finite(id);
@@ -174,6 +175,7 @@ impl Shard {
                 continue;
             }
             let values = block.values(&want, rule);
+            let values = values.map_err(|lost| self.lose(&store.map.describe(id), lost))?;
             drop(block);
             let values = values.to(dtype);
             if dtype.size() < Dtype::F32.size() && !values.all_finite() {

@@ -15,13 +15,17 @@ pub(crate) mod snapshot;
 pub(crate) mod store;
 mod views;
 
+use std::sync::{Arc, OnceLock};
+
 use shared_proto::job::{Job, Mode, NonFinite};
-use tokio::sync::watch;
+use shared_proto::refusal::{Reason, Refusal};
+use table::disk::Disk;
+use tokio::sync::{Notify, watch};
 
 use crate::counters::Counters;
 use gate::Gate;
 
-pub(crate) use block::{Block, NotStaged, SharedBlock};
+pub(crate) use block::{Block, NotCommitted, RowsLost, SharedBlock};
 pub(crate) use messages::PullAnswer;
 pub(crate) use views::Followed;
 
@@ -33,10 +37,15 @@ pub(crate) struct Shard {
     /// The most bytes of a checkpoint's copies.
     snapshot_bytes: usize,
     followed: watch::Sender<Followed>,
+    /// The limit on the memory of rows, if there is one.
+    pub(crate) disk: Option<Arc<Disk>>,
+    /// Set once rows on disk could not be read.
+    lost: OnceLock<RowsLost>,
+    has_lost: Notify,
 }
 
 impl Shard {
-    pub(crate) fn new(job: &Job) -> Self {
+    pub(crate) fn new(job: &Job, disk: Option<Arc<Disk>>) -> Self {
         Self {
             job: job.clone(),
             gate: Gate {
@@ -46,6 +55,33 @@ impl Shard {
             counters: Counters::new(),
             snapshot_bytes: (job.checkpoint.snapshot_mebibytes as usize).saturating_mul(1 << 20),
             followed: watch::channel(Followed::default()).0,
+            disk,
+            lost: OnceLock::new(),
+            has_lost: Notify::new(),
+        }
+    }
+
+    /// Stops taking messages, since rows of a block on disk cannot be read. Returns the refusal of the message that wanted
+    /// them: its sender asks again, and finds the shard restored.
+    pub(crate) fn lose(&self, block: &str, lost: RowsLost) -> Refusal {
+        let refusal = Refusal::new(
+            Reason::NotInitialized,
+            format!("{block}: {lost}; this server stops, and the shard is restored"),
+        );
+        if self.lost.set(lost).is_ok() {
+            self.close();
+            self.has_lost.notify_one();
+        }
+        refusal
+    }
+
+    /// Waits until rows on disk could not be read.
+    pub(crate) async fn has_lost_rows(&self) -> RowsLost {
+        loop {
+            if let Some(lost) = self.lost.get() {
+                return lost.clone();
+            }
+            self.has_lost.notified().await;
         }
     }
 

@@ -1,7 +1,7 @@
 //! The blocks that a shard holds, by the shard map of an epoch.
 
 use std::cmp::Ordering;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, OnceLock};
 
 use dashmap::DashMap;
@@ -17,6 +17,7 @@ use shared_proto::transport::MAX_MESSAGE_BYTES;
 use shared_proto::values::Values;
 use shared_proto::view::Commit;
 use shared_proto::wire;
+use table::disk::{Disk, RowFile};
 
 use super::block::{Block, Wanted};
 use super::snapshot::Snapshot;
@@ -47,6 +48,25 @@ impl Rules {
     /// Returns the rule by which a block's variable changes. The block is one of the map's.
     pub(crate) fn of_block(&self, id: BlockId) -> &VariableRule {
         &self.0[id.variable as usize]
+    }
+}
+
+/// The files for rows for which the server has no memory, by the number of the table in the shard map.
+pub(crate) struct RowFiles(HashMap<u32, Arc<RowFile>>);
+
+impl RowFiles {
+    /// Returns a file for each table of a map; none without a limit on memory.
+    pub(crate) fn of(map: &ShardMap, disk: Option<&Arc<Disk>>) -> Self {
+        let tables = map.tables.iter().enumerate();
+        let file = |(table, placed): (usize, &PlacedTable)| {
+            Some((map.number_of_table(table), disk?.file(&placed.spec)))
+        };
+        Self(tables.filter_map(file).collect())
+    }
+
+    /// Returns the file for the rows of a bucket.
+    pub(crate) fn of_block(&self, id: BlockId) -> Option<&Arc<RowFile>> {
+        self.0.get(&id.variable)
     }
 }
 
@@ -116,10 +136,11 @@ impl Blocks {
 
 impl Store {
     /// Returns a shard without values, which the initialiser sends later.
-    pub(crate) fn empty(shard: u32, map: ShardMap, job: &Job) -> Self {
+    pub(crate) fn empty(shard: u32, map: ShardMap, job: &Job, disk: Option<&Arc<Disk>>) -> Self {
         let rules = Rules::of(&map, job);
+        let files = RowFiles::of(&map, disk);
         let block = |id: BlockId| match map.table(id) {
-            Ok(Some(spec)) => (id, Block::of_table(spec, id.index)),
+            Ok(Some(spec)) => (id, Block::of_table(spec, id.index, files.of_block(id))),
             _ => (id, Block::empty()),
         };
         let blocks = map.blocks_of(shard).map(block).collect();
@@ -188,6 +209,7 @@ impl Store {
                 sum.created += of.created;
                 sum.refused += of.refused;
                 sum.evicted += of.evicted;
+                sum.on_disk += of.on_disk;
             }
         }
         tables

@@ -12,7 +12,7 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use super::Shard;
-use super::block::NotStaged;
+use super::block::NotCommitted;
 use super::snapshot::Snapshot;
 use super::store::Store;
 
@@ -56,12 +56,12 @@ impl Shard {
     /// that of the view's epoch.
     ///
     /// # Errors
-    /// If the shard lacks a committed gradient, so that its weights would not be the job's.
+    /// If the shard lacks a committed gradient, so that its weights would not be the job's, or has lost rows.
     pub(crate) fn follow(
         &self,
         mut view: View,
         store: Option<Arc<Store>>,
-    ) -> Result<(), NotStaged> {
+    ) -> Result<(), NotCommitted> {
         let before = self.followed();
         if let Some(store) = &store {
             let same = before.store.as_ref();
@@ -125,7 +125,7 @@ impl Shard {
     }
 
     /// Applies a step.
-    fn commit(&self, commit: &Commit, store: &Store) -> Result<(), NotStaged> {
+    fn commit(&self, commit: &Commit, store: &Store) -> Result<(), NotCommitted> {
         let snapshot = store.blocks.snapshot.lock().clone();
         let snapshot = snapshot.filter(|s| !s.is_to_have(commit) || planted!(CheckpointLacksStep));
         let _whole_steps = store.blocks.committing.write();

@@ -93,6 +93,10 @@ faults! {
         RowsNotRestored,
         /// A checkpoint has the rows that have changed since the last attempt, though it has failed.
         ForgottenChanges,
+        /// A row that has changed counts as not changed once it is on disk.
+        SpilledAsUnchanged,
+        /// Rows on disk are written over while a checkpoint still reads the earlier ones.
+        SlotsFreeTooEarly,
         /// A bucket has only the newest rows after a restore, and not those that they build on.
         NewestRowsAlone,
     }

@@ -69,18 +69,18 @@ impl LocalTables {
     }
 
     /// Returns the tables in the form of a checkpoint.
-    pub(crate) fn into_saved(self) -> SavedTables {
+    pub(crate) fn into_saved(self) -> Result<SavedTables> {
         let saved = self.0.into_iter().map(|table| {
             let buckets = (0u32..).zip(table.buckets);
             let buckets =
-                buckets.map(|(number, mut bucket)| (number, vec![bucket.share(0).to_bytes()]));
-            (table.spec.name, buckets.collect())
+                buckets.map(|(number, mut bucket)| Ok((number, vec![bucket.share(0).to_bytes()?])));
+            Ok((table.spec.name, buckets.collect::<Result<_>>()?))
         });
         saved.collect()
     }
 
     /// Returns the values of rows, for each table row after row.
-    pub(crate) fn read(&mut self, rows: &[Arc<WantedRows>]) -> Vec<Vec<f32>> {
+    pub(crate) fn read(&mut self, rows: &[Arc<WantedRows>]) -> Result<Vec<Vec<f32>>> {
         let tables = self.0.iter_mut().zip(rows);
         let read = tables.map(|(table, rows)| {
             let mut values = Vec::with_capacity(rows.ids.len() * table.spec.dimension as usize);
@@ -89,15 +89,19 @@ impl LocalTables {
                 let count = rest.partition_point(|id| bucket(*id, table.spec.buckets) <= number);
                 let ids;
                 (ids, rest) = rest.split_at(count);
-                of_table.read(ids, &mut values);
+                of_table.read(ids, &mut values)?;
             }
-            values
+            Ok(values)
         });
         read.collect()
     }
 
     /// Applies the gradients of rows, for each table row after row, at the tables' learning rates.
-    pub(crate) fn update(&mut self, rows: &[Arc<WantedRows>], gradients: &mut [Vec<f32>]) {
+    pub(crate) fn update(
+        &mut self,
+        rows: &[Arc<WantedRows>],
+        gradients: &mut [Vec<f32>],
+    ) -> Result<()> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let now = now.map_or(0, |since| since.as_secs() as u32);
         for ((table, rows), gradients) in self.0.iter_mut().zip(rows).zip(gradients) {
@@ -110,10 +114,11 @@ impl LocalTables {
                 let rest = &rows.ids[start..];
                 let count = rest.partition_point(|id| bucket(*id, table.spec.buckets) <= number);
                 let gradients = &gradients[start * width..][..count * width];
-                of_table.update(&rest[..count], gradients, rate, now);
+                of_table.update(&rest[..count], gradients, rate, now)?;
                 start += count;
             }
         }
+        Ok(())
     }
 }
 

@@ -17,8 +17,8 @@ use worker::replica::{ModelReplica, Positions, Prepared, Replica, Step};
 use worker::strategy::{Joining, ParameterServer, Strategy};
 
 use super::super::{failed, registration};
+use super::Turn;
 use super::replicas::{Kind, Rotating, SQUARES, Squares};
-use super::{BATCHES, Turn};
 use crate::cluster::LocalCluster;
 use crate::error::CommandError;
 
@@ -111,6 +111,8 @@ struct Member {
     /// The number of the next step.
     step: u64,
     batch: u64,
+    /// The number of batches in rotation.
+    batches: u64,
 }
 
 impl Member {
@@ -140,6 +142,7 @@ impl Member {
             _membership: membership,
             // Workers begin with different batches.
             step: u64::from(index) * 5,
+            batches: batches(&job),
             batch,
         })
     }
@@ -173,7 +176,7 @@ impl Member {
     }
 
     async fn prepare(&self, step: u64) -> Prepared {
-        let start = step % BATCHES as u64 * self.batch;
+        let start = step % self.batches * self.batch;
         let positions = Positions {
             data_epoch: 0,
             start,
@@ -211,6 +214,13 @@ impl Member {
     }
 }
 
+/// Returns the number of batches in the data of a job.
+fn batches(job: &Job) -> u64 {
+    let samples = job.data.options.get("samples");
+    let samples = samples.and_then(|samples| samples.as_integer());
+    samples.unwrap_or_default() as u64 / u64::from(job.batch_size)
+}
+
 /// Returns the replica of a kind.
 async fn replica(kind: Kind, mut job: Job) -> Result<Box<dyn Replica>, CommandError> {
     if kind != Kind::Deepfm {
@@ -218,12 +228,12 @@ async fn replica(kind: Kind, mut job: Job) -> Result<Box<dyn Replica>, CommandEr
     }
     let batch = u64::from(job.batch_size);
     let registry = Registry::builtin().model::<Squares>(SQUARES);
-    let model = ModelReplica::start(Arc::new(job), registry, Device::Cpu).await?;
+    let model = ModelReplica::start(Arc::new(job.clone()), registry, Device::Cpu).await?;
     if kind != Kind::Communication {
         return Ok(Box::new(model));
     }
-    let mut batches = Vec::new();
-    for number in 0..BATCHES as u64 {
+    let (count, mut batches) = (batches(&job), Vec::new());
+    for number in 0..count {
         let positions = Positions {
             data_epoch: 0,
             start: number * batch,

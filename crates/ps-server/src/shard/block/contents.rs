@@ -1,6 +1,7 @@
 //! The differences between kinds of variables: how a block stores its values, and how an update changes them.
 
 use std::fmt::Debug;
+use std::io;
 
 use bytes::Bytes;
 use checkpoint::SavedValues;
@@ -21,17 +22,23 @@ pub(crate) trait Contents: Debug + Send {
     fn initialized(&self) -> bool;
 
     /// Returns the values that a pull wants, as they are now, as `f32`.
-    fn values(&mut self, wanted: &Wanted, rule: &VariableRule) -> Elements;
+    ///
+    /// # Errors
+    /// If rows on disk cannot be read.
+    fn values(&mut self, wanted: &Wanted, rule: &VariableRule) -> Result<Elements, RowsLost>;
 
     /// Applies the sum of gradients, each times its factor, as one update. `sum` is scratch memory. Returns whether
     /// all values that it has changed are finite.
+    ///
+    /// # Errors
+    /// If rows on disk cannot be read.
     fn update(
         &mut self,
         gradients: &[(f32, &Values)],
         rule: &VariableRule,
         update: Update,
         sum: &mut Vec<f32>,
-    ) -> bool;
+    ) -> Result<bool, RowsLost>;
 
     /// Returns whether all values are finite.
     fn all_finite(&self) -> bool;
@@ -54,6 +61,17 @@ pub(crate) trait Contents: Debug + Send {
 
     /// Returns values and state as they are now, for the checkpoint with this number. They are shared, not copied.
     fn share(&mut self, checkpoint: u64) -> SharedValues;
+}
+
+/// Rows on disk cannot be read, so that the block has lost them.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("rows on disk cannot be read: {0}")]
+pub(crate) struct RowsLost(String);
+
+impl From<io::Error> for RowsLost {
+    fn from(error: io::Error) -> Self {
+        Self(error.to_string())
+    }
 }
 
 /// The values of a block that a pull wants.
@@ -105,13 +123,16 @@ impl SharedValues {
     }
 
     /// Returns the values in the form of a checkpoint. Rows are copied.
-    pub(crate) fn to_saved(&self) -> SavedValues {
-        match self {
+    ///
+    /// # Errors
+    /// If rows on disk cannot be read.
+    pub(crate) fn to_saved(&self) -> Result<SavedValues, RowsLost> {
+        Ok(match self {
             Self::Dense { weights, slots } => SavedValues::Dense {
                 weights: weights.clone(),
                 slots: slots.clone(),
             },
-            Self::Rows(rows) => SavedValues::Rows(rows.to_bytes()),
-        }
+            Self::Rows(rows) => SavedValues::Rows(rows.to_bytes()?),
+        })
     }
 }

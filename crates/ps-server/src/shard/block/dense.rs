@@ -9,7 +9,7 @@ use shared_proto::kernel::Kernel;
 use shared_proto::payload::{self, Dtype, Elements, LeF32};
 use shared_proto::values::Values;
 
-use super::contents::{Contents, SharedValues, Wanted};
+use super::contents::{Contents, RowsLost, SharedValues, Wanted};
 
 /// The number of elements that are updated at a time: they are in the first-level cache when the result is checked.
 pub(super) const PART: usize = 2048;
@@ -60,13 +60,13 @@ impl Contents for Dense {
         !self.weights.is_empty()
     }
 
-    fn values(&mut self, wanted: &Wanted, rule: &VariableRule) -> Elements {
+    fn values(&mut self, wanted: &Wanted, rule: &VariableRule) -> Result<Elements, RowsLost> {
         let averages = rule.averages(self.weights.len());
-        match averages.filter(|_| wanted.average) {
+        Ok(match averages.filter(|_| wanted.average) {
             // A copy: an answer that shared the slots would keep all of them while it is sent.
             Some(place) => self.slots[place].to_vec().into(),
             None => Elements::of(payload::share(&self.weights), Dtype::F32),
-        }
+        })
     }
 
     fn update(
@@ -75,13 +75,13 @@ impl Contents for Dense {
         rule: &VariableRule,
         update: Update,
         sum: &mut Vec<f32>,
-    ) -> bool {
+    ) -> Result<bool, RowsLost> {
         if let [(1.0, gradient)] = gradients {
             let mut begun = self.begin(rule, update);
             gradient
                 .elements()
                 .for_parts(|range, part| begun.apply(range, part));
-            return begun.finite;
+            return Ok(begun.finite);
         }
         sum.clear();
         sum.resize(self.weights.len(), 0.0);
@@ -96,7 +96,7 @@ impl Contents for Dense {
         }
         let mut begun = self.begin(rule, update);
         begun.apply(0..sum.len(), payload::in_place(sum));
-        begun.finite
+        Ok(begun.finite)
     }
 
     fn all_finite(&self) -> bool {

@@ -9,6 +9,7 @@ mod dense;
 mod rows;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use checkpoint::{SavedBlock, SavedValues, Watermark};
 use optimizer::VariableRule;
@@ -20,12 +21,13 @@ use shared_proto::table::{SavedRows, TableSpec};
 use shared_proto::values::Values;
 use shared_proto::view::{Commit, View};
 use shared_proto::wire;
+use table::disk::RowFile;
 
 use contents::{Contents, SharedValues};
 use dense::Dense;
 use rows::TableRows;
 
-pub(crate) use contents::Wanted;
+pub(crate) use contents::{RowsLost, Wanted};
 
 /// One block in memory.
 #[derive(Debug)]
@@ -78,13 +80,16 @@ impl SharedBlock {
     }
 
     /// Returns the block in the form of a checkpoint.
-    pub(crate) fn to_saved(&self) -> SavedBlock {
-        SavedBlock {
+    ///
+    /// # Errors
+    /// If rows on disk cannot be read.
+    pub(crate) fn to_saved(&self) -> Result<SavedBlock, RowsLost> {
+        Ok(SavedBlock {
             id: self.id,
             version: self.version,
             watermarks: self.watermarks.clone(),
-            values: self.values.to_saved(),
-        }
+            values: self.values.to_saved()?,
+        })
     }
 }
 
@@ -123,9 +128,20 @@ pub(crate) enum Taken {
     Unknown,
 }
 
-/// A commit names a gradient that is not staged here.
+/// The reason why a shard cannot apply a committed step.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct NotStaged(pub(crate) Task);
+pub(crate) enum NotCommitted {
+    /// The commit names a gradient of this worker, which is not staged here.
+    NotStaged(Task),
+    /// A block has lost rows.
+    RowsLost(RowsLost),
+}
+
+impl From<RowsLost> for NotCommitted {
+    fn from(lost: RowsLost) -> Self {
+        Self::RowsLost(lost)
+    }
+}
 
 impl Block {
     /// Returns a block of a variable, without values.
@@ -133,9 +149,9 @@ impl Block {
         Self::of(Box::new(Dense::default()), Version(0), Vec::new())
     }
 
-    /// Returns a bucket of a table, without rows.
-    pub(crate) fn of_table(spec: &TableSpec, number: u32) -> Self {
-        let rows = Box::new(TableRows::new(spec, number));
+    /// Returns a bucket of a table, without rows. `file` is for rows for which the server has no memory.
+    pub(crate) fn of_table(spec: &TableSpec, number: u32, file: Option<&Arc<RowFile>>) -> Self {
+        let rows = Box::new(TableRows::new(spec, number, file));
         Self::of(rows, Version(0), Vec::new())
     }
 
@@ -164,17 +180,22 @@ impl Block {
         }
     }
 
-    /// Restores a block from a checkpoint. `table` is the table of a bucket.
+    /// Restores a block from a checkpoint. `table` is the table of a bucket, and `file` is for rows for which the server has no
+    /// memory.
     ///
     /// # Errors
     /// If the saved values are not those of such a block.
-    pub(crate) fn restore(saved: SavedBlock, table: Option<&TableSpec>) -> Result<Self, String> {
+    pub(crate) fn restore(
+        saved: SavedBlock,
+        table: Option<&TableSpec>,
+        file: Option<&Arc<RowFile>>,
+    ) -> Result<Self, String> {
         let contents: Box<dyn Contents> = match (&saved.values, table) {
             (SavedValues::Dense { weights, slots }, None) => {
                 Box::new(Dense::restored(weights, slots))
             }
             (SavedValues::Rows(rows), Some(spec)) => {
-                Box::new(TableRows::restored(spec, saved.id.index, rows)?)
+                Box::new(TableRows::restored(spec, saved.id.index, rows, file)?)
             }
             (SavedValues::Dense { .. }, Some(_)) => {
                 return Err("it is dense, not a bucket".to_owned());
@@ -223,7 +244,14 @@ impl Block {
     }
 
     /// Returns the values that a pull wants, as they are now, as `f32`.
-    pub(crate) fn values(&mut self, wanted: &Wanted, rule: &VariableRule) -> Elements {
+    ///
+    /// # Errors
+    /// If rows on disk cannot be read.
+    pub(crate) fn values(
+        &mut self,
+        wanted: &Wanted,
+        rule: &VariableRule,
+    ) -> Result<Elements, RowsLost> {
         self.contents.values(wanted, rule)
     }
 
@@ -283,6 +311,9 @@ impl Block {
     }
 
     /// Applies a gradient at once.
+    ///
+    /// # Errors
+    /// If rows on disk cannot be read.
     pub(crate) fn apply(
         &mut self,
         from: &Origin,
@@ -290,18 +321,18 @@ impl Block {
         gradient: &Values,
         based_on: Version,
         rule: &VariableRule,
-    ) -> Applied {
+    ) -> Result<Applied, RowsLost> {
         let staleness = match gradient {
             // A bucket without rows in a step was not pulled for it.
             Values::Rows(rows) if rows.ids.is_empty() => 0,
             _ => self.version.0.saturating_sub(based_on.0),
         };
-        self.take(from, self.version.next(), view);
-        self.update(&[(1.0, gradient)], rule, &mut Vec::new());
-        Applied {
+        self.update(&[(1.0, gradient)], rule, &mut Vec::new())?;
+        self.take(from, self.version, view);
+        Ok(Applied {
             version: self.version,
             staleness,
-        }
+        })
     }
 
     /// Holds a gradient for the commit of its step, in place of an earlier one of its sender.
@@ -323,30 +354,36 @@ impl Block {
         commit: &Commit,
         rule: &VariableRule,
         sum: &mut Vec<f32>,
-    ) -> Result<(), NotStaged> {
+    ) -> Result<(), NotCommitted> {
         let total: u64 = commit.contributors.iter().map(|(_, samples)| samples).sum();
         let mut staged = std::mem::take(&mut self.staged);
         let mut mean = Vec::with_capacity(commit.contributors.len());
         for (task, samples) in &commit.contributors {
             let own = staged.remove(task).filter(|s| s.clock == commit.step);
             let share = (*samples as f64 / total.max(1) as f64) as f32;
-            mean.push((share, own.ok_or(NotStaged(*task))?.gradient));
+            mean.push((share, own.ok_or(NotCommitted::NotStaged(*task))?.gradient));
         }
         if !mean.is_empty() {
             let mean: Vec<_> = mean.iter().map(|(share, of)| (*share, of)).collect();
-            self.update(&mean, rule, sum);
+            self.update(&mean, rule, sum)?;
         }
         Ok(())
     }
 
-    /// Updates the contents by a sum of gradients, and raises the version.
-    fn update(&mut self, gradients: &[(f32, &Values)], rule: &VariableRule, sum: &mut Vec<f32>) {
+    /// Updates the contents by a sum of gradients, and raises the version. Changes nothing if it fails.
+    fn update(
+        &mut self,
+        gradients: &[(f32, &Values)],
+        rule: &VariableRule,
+        sum: &mut Vec<f32>,
+    ) -> Result<(), RowsLost> {
         let update = rule.update_after(self.version.0);
+        let finite = self.contents.update(gradients, rule, update, sum)?;
         if !planted!(SameVersion) {
             self.version = self.version.next();
         }
-        let finite = self.contents.update(gradients, rule, update, sum);
         self.non_finite |= !finite;
+        Ok(())
     }
 }
 

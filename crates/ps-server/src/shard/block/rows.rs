@@ -1,5 +1,6 @@
 //! The contents of a bucket of a table: rows.
 
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use metrics::{Counter, Gauge, counter, gauge};
@@ -11,8 +12,9 @@ use shared_proto::table::{Rows, SavedRows, TableSpec};
 use shared_proto::values::Values;
 use shared_proto::wire;
 use table::bucket::{Bucket, Updated};
+use table::disk::RowFile;
 
-use super::contents::{Contents, SharedValues, Wanted};
+use super::contents::{Contents, RowsLost, SharedValues, Wanted};
 
 /// A bucket of a table.
 #[derive(Debug)]
@@ -20,8 +22,7 @@ pub(super) struct TableRows {
     bucket: Bucket,
     dimension: usize,
     counters: Counters,
-    /// The bytes that the metric counts for this bucket.
-    counted_bytes: usize,
+    counted: Counted,
     /// The updates' outcomes, since the bucket is here.
     created: u64,
     refused: u64,
@@ -30,10 +31,18 @@ pub(super) struct TableRows {
     restored_non_finite: bool,
 }
 
+/// What the metrics count for a bucket.
+#[derive(Clone, Copy, Debug, Default)]
+struct Counted {
+    bytes: usize,
+    on_disk: usize,
+    read_from_disk: u64,
+}
+
 impl TableRows {
     /// Returns a bucket without rows.
-    pub(super) fn new(spec: &TableSpec, number: u32) -> Self {
-        Self::of(spec, Bucket::new(spec, number), false)
+    pub(super) fn new(spec: &TableSpec, number: u32, file: Option<&Arc<RowFile>>) -> Self {
+        Self::of(spec, Bucket::new(spec, number).spilling_to(file), false)
     }
 
     /// Returns a bucket with the rows of a checkpoint.
@@ -44,11 +53,12 @@ impl TableRows {
         spec: &TableSpec,
         number: u32,
         saved: &SavedRows,
+        file: Option<&Arc<RowFile>>,
     ) -> Result<Self, String> {
-        let bucket = match planted!(RowsNotRestored) {
-            true => Bucket::new(spec, number),
-            false => Bucket::of_bytes(spec, number, saved)?,
-        };
+        let mut bucket = Bucket::new(spec, number).spilling_to(file);
+        if !planted!(RowsNotRestored) {
+            bucket = bucket.restored(spec, saved)?;
+        }
         let finite = payload::all_finite(payload::elements(&saved.numbers));
         Ok(Self::of(spec, bucket, !finite))
     }
@@ -60,7 +70,7 @@ impl TableRows {
             bucket,
             dimension: spec.dimension as usize,
             counters,
-            counted_bytes: 0,
+            counted: Counted::default(),
             created: 0,
             refused: 0,
             evicted: 0,
@@ -70,25 +80,39 @@ impl TableRows {
         rows
     }
 
-    /// Brings the metric up to the bytes of the bucket.
+    /// Brings the metrics up to the bucket's memory and its rows on disk.
     fn count_bytes(&mut self) {
-        let bytes = self.bucket.bytes();
-        let more = bytes as f64 - self.counted_bytes as f64;
-        self.counters.bytes.increment(more);
-        self.counted_bytes = bytes;
+        let rows = self.bucket.rows();
+        let now = Counted {
+            bytes: self.bucket.bytes(),
+            on_disk: rows.on_disk(),
+            read_from_disk: rows.read_from_disk(),
+        };
+        let before = std::mem::replace(&mut self.counted, now);
+        let more = |now: usize, before: usize| now as f64 - before as f64;
+        self.counters.bytes.increment(more(now.bytes, before.bytes));
+        let on_disk = more(now.on_disk, before.on_disk);
+        self.counters.on_disk.increment(on_disk);
+        let read = now.read_from_disk - before.read_from_disk;
+        self.counters.read_from_disk.increment(read);
     }
 
-    fn update_rows(&mut self, ids: &[u64], gradients: &[LeF32], rate: f32) -> bool {
+    fn update_rows(
+        &mut self,
+        ids: &[u64],
+        gradients: &[LeF32],
+        rate: f32,
+    ) -> Result<bool, RowsLost> {
         // Only a table that evicts rows after some seconds looks at the time.
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let now = now.map_or(0, |since| since.as_secs() as u32);
-        let updated = self.bucket.update(ids, gradients, rate, now);
+        let updated = self.bucket.update(ids, gradients, rate, now)?;
         self.counters.count(&updated);
         self.created += updated.created as u64;
         self.refused += updated.refused as u64;
         self.evicted += updated.evicted as u64;
         self.count_bytes();
-        !updated.non_finite
+        Ok(!updated.non_finite)
     }
 }
 
@@ -97,7 +121,8 @@ impl Drop for TableRows {
         self.counters
             .rows
             .decrement(self.bucket.rows().len() as f64);
-        self.counters.bytes.decrement(self.counted_bytes as f64);
+        self.counters.bytes.decrement(self.counted.bytes as f64);
+        self.counters.on_disk.decrement(self.counted.on_disk as f64);
     }
 }
 
@@ -110,10 +135,11 @@ impl Contents for TableRows {
         true
     }
 
-    fn values(&mut self, wanted: &Wanted, _: &VariableRule) -> Elements {
+    fn values(&mut self, wanted: &Wanted, _: &VariableRule) -> Result<Elements, RowsLost> {
         let mut values = Vec::with_capacity(wanted.ids.len() * self.dimension);
-        self.bucket.read(&wanted.ids, &mut values);
-        values.into()
+        self.bucket.read(&wanted.ids, &mut values)?;
+        self.count_bytes();
+        Ok(values.into())
     }
 
     fn update(
@@ -122,7 +148,7 @@ impl Contents for TableRows {
         _: &VariableRule,
         update: Update,
         sum: &mut Vec<f32>,
-    ) -> bool {
+    ) -> Result<bool, RowsLost> {
         let rows: Vec<(f32, &Rows)> = gradients.iter().filter_map(rows_of).collect();
         let rate = update.learning_rate;
         if let [(1.0, rows)] = rows[..] {
@@ -170,6 +196,7 @@ impl Contents for TableRows {
             created: self.created,
             refused: self.refused,
             evicted: self.evicted,
+            on_disk: self.bucket.rows().on_disk() as u64,
         })
     }
 
@@ -224,6 +251,8 @@ struct Counters {
     created: Counter,
     refused: Counter,
     evicted: Counter,
+    on_disk: Gauge,
+    read_from_disk: Counter,
 }
 
 impl Counters {
@@ -234,7 +263,9 @@ impl Counters {
             bytes: gauge!("flambeau_ps_table_bytes", "table" => table.clone()),
             created: counter!("flambeau_ps_table_created_rows_total", "table" => table.clone()),
             refused: counter!("flambeau_ps_table_refused_ids_total", "table" => table.clone()),
-            evicted: counter!("flambeau_ps_table_evicted_rows_total", "table" => table),
+            evicted: counter!("flambeau_ps_table_evicted_rows_total", "table" => table.clone()),
+            on_disk: gauge!("flambeau_ps_table_rows_on_disk", "table" => table.clone()),
+            read_from_disk: counter!("flambeau_ps_table_rows_read_from_disk_total", "table" => table),
         }
     }
 
@@ -276,22 +307,24 @@ mod tests {
                 ..Eviction::default()
             },
         };
-        let mut rows = TableRows::new(&spec, 0);
-        assert_eq!(rows.counted_bytes, rows.bytes());
+        let mut rows = TableRows::new(&spec, 0, None);
+        assert_eq!(rows.counted.bytes, rows.bytes());
         let _ = rows.share(1);
+        let mut one = [1.0];
         for id in 0..500 {
-            rows.update_rows(&[id], payload::in_place(&mut [1.0]), 0.1);
-            assert_eq!(rows.counted_bytes, rows.bytes());
+            let gradient = payload::in_place(&mut one);
+            rows.update_rows(&[id], gradient, 0.1).unwrap();
+            assert_eq!(rows.counted.bytes, rows.bytes());
         }
         let before = rows.bytes();
         let SharedValues::Rows(shared) = rows.share(2) else {
             panic!("no rows are shared");
         };
         assert!(rows.bytes() < before);
-        assert_eq!(rows.counted_bytes, rows.bytes());
-        let saved = shared.to_bytes();
-        let mut restored = TableRows::new(&spec, 0);
+        assert_eq!(rows.counted.bytes, rows.bytes());
+        let saved = shared.to_bytes().unwrap();
+        let mut restored = TableRows::new(&spec, 0, None);
         restored.add_rows(&spec, &saved).unwrap();
-        assert_eq!(restored.counted_bytes, restored.bytes());
+        assert_eq!(restored.counted.bytes, restored.bytes());
     }
 }

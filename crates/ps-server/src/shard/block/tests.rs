@@ -53,7 +53,7 @@ fn adam(learning_rate: f32) -> VariableRule {
 }
 
 fn values(block: &mut Block) -> Elements {
-    block.values(&Wanted::default(), &sgd(1.0))
+    block.values(&Wanted::default(), &sgd(1.0)).unwrap()
 }
 
 fn weights(block: &mut Block) -> Vec<f32> {
@@ -80,10 +80,14 @@ fn finite_gradients_that_make_a_value_infinite_are_noticed_wherever_it_is() {
         block.initialize(&elements(&vec![1.0; length]), &rule);
         let mut values = vec![0.0; length];
         let (from, view) = (|sequence| from(worker(0, 1), 0, sequence), View::default());
-        block.apply(&from(1), &view, &gradient(&values), Version(0), &rule);
+        block
+            .apply(&from(1), &view, &gradient(&values), Version(0), &rule)
+            .unwrap();
         assert!(block.is_finite());
         values[place] = gradient_value;
-        block.apply(&from(2), &view, &gradient(&values), Version(1), &rule);
+        block
+            .apply(&from(2), &view, &gradient(&values), Version(1), &rule)
+            .unwrap();
         assert!(!block.is_finite(), "{place}");
     }
 }
@@ -99,6 +103,7 @@ fn an_update_raises_the_version_and_knows_its_staleness() {
             Version(0),
             &sgd(0.5),
         );
+        let applied = applied.unwrap();
         assert_eq!(applied.version, Version(sequence));
         assert_eq!(applied.staleness, expected);
     }
@@ -111,7 +116,9 @@ fn weights_that_are_being_sent_stay_as_they_were() {
     let held = values(&mut block);
     let from = from(worker(0, 1), 0, 1);
     let ones = gradient(&[1.0, 1.0]);
-    block.apply(&from, &view, &ones, Version(0), &sgd(1.0));
+    block
+        .apply(&from, &view, &ones, Version(0), &sgd(1.0))
+        .unwrap();
     assert_eq!(held.to_vec(), [1.0, 2.0]);
     assert_eq!(weights(&mut block), [0.0, 1.0]);
 }
@@ -124,19 +131,21 @@ fn what_is_saved_stays_as_it_was_and_is_restored_whole() {
     let push = |block: &mut Block, sequence| {
         let from = from(worker(0, 3), sequence + 6, sequence);
         let gradient = gradient(&[0.5, 4.0]);
-        block.apply(&from, &view, &gradient, Version(0), &adam)
+        block
+            .apply(&from, &view, &gradient, Version(0), &adam)
+            .unwrap()
     };
     push(&mut block, 1);
     let id = BlockId {
         variable: 0,
         index: 0,
     };
-    let saved = block.share(id, 1).to_saved();
+    let saved = block.share(id, 1).to_saved().unwrap();
     let before = weights(&mut block);
     push(&mut block, 2);
     assert_ne!(weights(&mut block), before);
 
-    let mut restored = Block::restore(saved, None).unwrap();
+    let mut restored = Block::restore(saved, None, None).unwrap();
     assert_eq!(
         (weights(&mut restored), restored.version()),
         (before, Version(1))
@@ -147,7 +156,7 @@ fn what_is_saved_stays_as_it_was_and_is_restored_whole() {
     let found = (last.clock, last.version, last.taken);
     assert_eq!(found, (Clock(7), Version(1), 1));
     push(&mut restored, 2);
-    let saved = |block: &mut Block| block.share(id, 1).to_saved();
+    let saved = |block: &mut Block| block.share(id, 1).to_saved().unwrap();
     assert_eq!(saved(&mut restored), saved(&mut block));
 }
 
@@ -199,7 +208,9 @@ fn a_block_counts_what_it_has_taken_of_each_worker() {
     let (mut block, view) = (block(&[0.0]), View::default());
     for (index, sequence) in [(0, 1), (1, 1), (0, 4)] {
         let from = from(worker(index, 1), sequence, sequence);
-        block.apply(&from, &view, &gradient(&[1.0]), Version(0), &sgd(1.0));
+        block
+            .apply(&from, &view, &gradient(&[1.0]), Version(0), &sgd(1.0))
+            .unwrap();
     }
     let last = block.watermark_of(worker(0, 1)).unwrap();
     let found = (last.taken, last.before, last.version, last.clock);
@@ -272,7 +283,7 @@ fn a_commit_takes_the_weighted_mean_of_its_contributors_and_drops_the_rest() {
 
     commit.step = Clock(6);
     let missing = block.commit(&commit, &sgd(1.0), &mut mean);
-    assert_eq!(missing, Err(NotStaged(worker(0, 1))));
+    assert_eq!(missing, Err(NotCommitted::NotStaged(worker(0, 1))));
     assert_eq!(
         (weights(&mut block), block.version()),
         (vec![-2.0], Version(1))

@@ -1,0 +1,204 @@
+//! Rows on disk, for which a server has no memory.
+//!
+//! A row on disk has a slot in its table's file. The index stays in memory, so a row is found by one read, and an id without
+//! a row by none. A file has no name in its folder: it is gone with the process, since what must last is in checkpoints.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use shared_proto::table::TableSpec;
+
+use crate::chunks::Place;
+use crate::rows::Rows;
+
+/// The slots that are read together when many rows are read.
+const WINDOW: u32 = 512;
+
+/// The memory that a server has for rows, and the folder for rows beyond it.
+#[derive(Debug)]
+pub struct Disk {
+    folder: PathBuf,
+    limit: usize,
+    used: AtomicUsize,
+    buckets: AtomicUsize,
+}
+
+impl Disk {
+    /// Returns a limit in bytes on the memory of rows and their index. Rows beyond it go to files in this folder.
+    ///
+    /// # Errors
+    /// If no file can be made there.
+    pub fn new(folder: &Path, limit: usize) -> io::Result<Self> {
+        tempfile::tempfile_in(folder)?;
+        Ok(Self {
+            folder: folder.to_owned(),
+            limit,
+            used: AtomicUsize::new(0),
+            buckets: AtomicUsize::new(0),
+        })
+    }
+
+    /// Returns a file for rows of a table.
+    pub fn file(self: &Arc<Self>, spec: &TableSpec) -> Arc<RowFile> {
+        Arc::new(RowFile {
+            disk: Arc::clone(self),
+            words: Rows::words(spec),
+            file: OnceLock::new(),
+            slots: Mutex::default(),
+        })
+    }
+}
+
+/// A file with rows of a table.
+#[derive(Debug)]
+pub struct RowFile {
+    disk: Arc<Disk>,
+    /// The words of a row.
+    words: usize,
+    /// None before the first row is written.
+    file: OnceLock<File>,
+    slots: Mutex<Slots>,
+}
+
+#[derive(Debug, Default)]
+struct Slots {
+    free: Vec<u32>,
+    /// The number of slots in the file.
+    count: u32,
+}
+
+impl RowFile {
+    /// Writes rows, back to back in `rows`. Returns their slots.
+    ///
+    /// # Errors
+    /// If the file cannot be written, or has no slot left. Then no row counts as written.
+    pub(crate) fn write(&self, rows: &[u32]) -> io::Result<Vec<u32>> {
+        let slots = self.take_slots(rows.len() / self.words)?;
+        let written = self.write_to(&slots, rows);
+        if let Err(error) = written {
+            self.release(&slots);
+            return Err(error);
+        }
+        Ok(slots)
+    }
+
+    fn write_to(&self, slots: &[u32], mut rows: &[u32]) -> io::Result<()> {
+        let file = self.open()?;
+        for run in slots.chunk_by(|a, b| a + 1 == *b) {
+            let of_run;
+            (of_run, rows) = rows.split_at(run.len() * self.words);
+            file.write_all_at(bytemuck::cast_slice(of_run), self.offset(run[0]))?;
+        }
+        Ok(())
+    }
+
+    /// Reads the row in a slot.
+    ///
+    /// # Errors
+    /// If the file cannot be read.
+    pub(crate) fn read(&self, slot: u32, row: &mut [u32]) -> io::Result<()> {
+        let bytes = bytemuck::cast_slice_mut(row);
+        self.open()?.read_exact_at(bytes, self.offset(slot))
+    }
+
+    /// Reads the rows in slots, which ascend, and calls `each` with them in their order.
+    ///
+    /// # Errors
+    /// If the file cannot be read.
+    pub(crate) fn read_many(&self, slots: &[u32], mut each: impl FnMut(&[u32])) -> io::Result<()> {
+        let mut rows = Vec::new();
+        for slots in slots.chunk_by(|a, b| a / WINDOW == b / WINDOW) {
+            let (first, last) = (slots[0], slots[slots.len() - 1]);
+            rows.resize((last - first + 1) as usize * self.words, 0);
+            self.read(first, &mut rows)?;
+            for slot in slots {
+                each(&rows[(slot - first) as usize * self.words..][..self.words]);
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes slots free for other rows.
+    pub(crate) fn release(&self, slots: &[u32]) {
+        self.slots().free.extend(slots);
+    }
+
+    /// Returns slots in ascending order.
+    fn take_slots(&self, count: usize) -> io::Result<Vec<u32>> {
+        let mut slots = self.slots();
+        let kept = slots.free.len().saturating_sub(count);
+        let mut taken = slots.free.split_off(kept);
+        let more = (count - taken.len()) as u32;
+        if more > Place::SLOTS - slots.count {
+            slots.free.append(&mut taken);
+            return Err(io::Error::other("a file has as many rows as it can have"));
+        }
+        taken.sort_unstable();
+        taken.extend(slots.count..slots.count + more);
+        slots.count += more;
+        Ok(taken)
+    }
+
+    fn slots(&self) -> std::sync::MutexGuard<'_, Slots> {
+        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn open(&self) -> io::Result<&File> {
+        if let Some(file) = self.file.get() {
+            return Ok(file);
+        }
+        let new = tempfile::tempfile_in(&self.disk.folder)?;
+        Ok(self.file.get_or_init(|| new))
+    }
+
+    fn offset(&self, slot: u32) -> u64 {
+        u64::from(slot) * (self.words * size_of::<u32>()) as u64
+    }
+}
+
+/// The part of a server's memory for rows that a bucket takes.
+#[derive(Debug)]
+pub(crate) struct Share {
+    disk: Arc<Disk>,
+    bytes: usize,
+}
+
+impl Share {
+    pub(crate) fn of(file: &RowFile) -> Self {
+        let disk = Arc::clone(&file.disk);
+        disk.buckets.fetch_add(1, Ordering::Relaxed);
+        Self { disk, bytes: 0 }
+    }
+
+    /// Notes the bytes that the bucket takes now.
+    pub(crate) fn set(&mut self, bytes: usize) {
+        let used = &self.disk.used;
+        match bytes.checked_sub(self.bytes) {
+            Some(more) => used.fetch_add(more, Ordering::Relaxed),
+            None => used.fetch_sub(self.bytes - bytes, Ordering::Relaxed),
+        };
+        self.bytes = bytes;
+    }
+
+    /// Returns the bytes that the bucket must give back so that the server has no more than its limit. Only buckets of at
+    /// least the mean size give some back: the rows of a small table stay in memory beside those of a large one.
+    pub(crate) fn surplus(&self) -> usize {
+        let used = self.disk.used.load(Ordering::Relaxed);
+        let buckets = self.disk.buckets.load(Ordering::Relaxed);
+        match self.bytes >= used / buckets.max(1) {
+            true => used.saturating_sub(self.disk.limit),
+            false => 0,
+        }
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.set(0);
+        self.disk.buckets.fetch_sub(1, Ordering::Relaxed);
+    }
+}

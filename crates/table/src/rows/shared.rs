@@ -1,0 +1,91 @@
+//! The rows of a bucket at one moment, for a checkpoint.
+
+use std::io;
+
+use super::spilled::SharedSpilled;
+use super::{History, Layout, id_of};
+use crate::chunks::SharedChunks;
+
+/// The rows of a bucket at one moment.
+#[derive(Clone, Debug)]
+pub struct SharedRows {
+    layout: Layout,
+    chunks: SharedChunks,
+    /// The rows on disk; none if there are none.
+    spilled: Option<SharedSpilled>,
+}
+
+/// A row of a bucket at one moment.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct SharedRow<'a> {
+    /// The row's id.
+    pub id: u64,
+    /// Its history; zeros if rows have none.
+    pub history: History,
+    /// Its values, and its optimizer state behind them.
+    pub numbers: &'a [f32],
+}
+
+impl SharedRows {
+    pub(super) fn new(
+        layout: Layout,
+        chunks: SharedChunks,
+        spilled: Option<SharedSpilled>,
+    ) -> Self {
+        Self {
+            layout,
+            chunks,
+            spilled,
+        }
+    }
+
+    /// Returns whether rows have a history.
+    pub fn has_history(&self) -> bool {
+        self.layout.has_history
+    }
+
+    /// Returns the bytes of memory that the rows occupy.
+    pub fn bytes(&self) -> usize {
+        self.chunks.bytes()
+    }
+
+    /// Returns the bytes of a row.
+    pub(crate) fn bytes_of_row(&self) -> usize {
+        self.layout.stride() * size_of::<u32>()
+    }
+
+    /// Returns the number of rows.
+    pub fn count(&self) -> usize {
+        let spilled = self.spilled.as_ref();
+        self.chunks.count() + spilled.map_or(0, |spilled| spilled.slots().count())
+    }
+
+    /// Returns the number of rows that have changed since the rows were shared before.
+    pub fn changed(&self) -> usize {
+        let spilled = self.spilled.iter().flat_map(SharedSpilled::slots);
+        self.chunks.changed() + spilled.filter(|(_, changed)| *changed).count()
+    }
+
+    /// Calls `each` with the rows; if `only_changed`, with those that have changed since the rows were shared before.
+    ///
+    /// # Errors
+    /// If rows on disk cannot be read.
+    pub fn visit(&self, only_changed: bool, mut each: impl FnMut(SharedRow<'_>)) -> io::Result<()> {
+        let mut visit = |words: &[u32]| {
+            each(SharedRow {
+                id: id_of(words),
+                history: self.layout.history(words),
+                numbers: bytemuck::cast_slice(&words[self.layout.head()..]),
+            });
+        };
+        for (words, changed) in self.chunks.rows() {
+            if changed || !only_changed {
+                visit(words);
+            }
+        }
+        match &self.spilled {
+            Some(spilled) => spilled.visit(only_changed, visit),
+            None => Ok(()),
+        }
+    }
+}

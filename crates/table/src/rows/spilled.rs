@@ -1,0 +1,252 @@
+//! The rows of a bucket that are on disk.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+
+use shared_proto::planted;
+use shared_proto::quiet::Quiet;
+
+use super::{Aged, Rows, id_of};
+use crate::chunks::Place;
+use crate::disk::{RowFile, Share};
+use crate::index::{Index, Key};
+
+/// The most rows that an update writes to disk beyond those for which there is no memory, so that the next ones need not.
+const AHEAD: usize = 512;
+
+/// Rows on disk.
+#[derive(Debug)]
+pub(super) struct Spilled {
+    file: Arc<RowFile>,
+    share: Share,
+    /// The number of rows.
+    count: usize,
+    /// What the eviction of rows goes by, if the table evicts rows.
+    known: HashMap<u32, Aged>,
+    /// Shared with the snapshots that may still read slots.
+    lent: Arc<()>,
+    /// Slots that were left while a snapshot might read them.
+    left: Vec<u32>,
+    /// The number of rows that were ever read from disk.
+    read: u64,
+}
+
+/// Rows on disk at one moment.
+#[derive(Clone, Debug)]
+pub(super) struct SharedSpilled {
+    file: Arc<RowFile>,
+    places: Arc<[Place]>,
+    _lent: Arc<()>,
+}
+
+impl Spilled {
+    pub(super) fn new(file: Arc<RowFile>) -> Self {
+        Self {
+            share: Share::of(&file),
+            file,
+            count: 0,
+            known: HashMap::new(),
+            lent: Arc::default(),
+            left: Vec::new(),
+            read: 0,
+        }
+    }
+
+    /// Returns the bytes of memory that the rows occupy.
+    pub(super) fn bytes(&self) -> usize {
+        // A byte of the map's table for each entry.
+        self.known.capacity() * (size_of::<(u32, Aged)>() + 1)
+            + self.left.capacity() * size_of::<u32>()
+    }
+
+    pub(super) fn known(&self, slot: u32) -> Option<Aged> {
+        self.known.get(&slot).copied()
+    }
+
+    pub(super) fn is_known(&self, slot: u32, id: u64) -> bool {
+        self.known.get(&slot).is_some_and(|row| row.id == id)
+    }
+
+    /// Leaves a slot. It becomes free once no snapshot may read it.
+    pub(super) fn leave(&mut self, slot: u32) {
+        self.count -= 1;
+        self.known.remove(&slot);
+        self.left.push(slot);
+        let is_free = Arc::get_mut(&mut self.lent).is_some();
+        if is_free || planted!(SlotsFreeTooEarly) {
+            self.file.release(&self.left);
+            self.left.clear();
+        }
+    }
+
+    /// Returns the rows as they are now, none if there are none. From now on they count as not changed.
+    pub(super) fn share(&mut self, index: &mut Index) -> Option<SharedSpilled> {
+        if self.count == 0 {
+            return None;
+        }
+        let mut places = Vec::with_capacity(self.count);
+        for place in index.places_mut() {
+            if let Some((slot, _)) = place.slot() {
+                places.push(*place);
+                *place = Place::on_disk(slot, false);
+            }
+        }
+        places.sort_unstable_by_key(|place| place.slot());
+        Some(SharedSpilled {
+            file: Arc::clone(&self.file),
+            places: places.into(),
+            _lent: Arc::clone(&self.lent),
+        })
+    }
+}
+
+impl SharedSpilled {
+    /// Returns the slots of the rows, each with whether its row has changed since the snapshot before.
+    pub(super) fn slots(&self) -> impl Iterator<Item = (u32, bool)> {
+        self.places.iter().filter_map(|place| place.slot())
+    }
+
+    /// Calls `each` with the words of the rows; if `only_changed`, with those that have changed since the snapshot before.
+    pub(super) fn visit(&self, only_changed: bool, each: impl FnMut(&[u32])) -> io::Result<()> {
+        let wanted = self
+            .slots()
+            .filter(|(_, changed)| *changed || !only_changed);
+        let slots: Vec<u32> = wanted.map(|(slot, _)| slot).collect();
+        self.file.read_many(&slots, each)
+    }
+}
+
+impl Rows {
+    /// Returns the number of rows on disk.
+    pub fn on_disk(&self) -> usize {
+        self.spilled.as_ref().map_or(0, |spilled| spilled.count)
+    }
+
+    /// Returns the number of rows that were ever read from disk.
+    pub fn read_from_disk(&self) -> u64 {
+        self.spilled.as_ref().map_or(0, |spilled| spilled.read)
+    }
+
+    /// Reads the rows of ids that are on disk into memory. `places` are those of [`Self::find`], and get the rows' places in
+    /// memory.
+    ///
+    /// # Errors
+    /// If a row cannot be read. It is lost then.
+    pub fn bring_back(&mut self, ids: &[u64], places: &mut [Place]) -> io::Result<()> {
+        if self.on_disk() == 0 {
+            return Ok(());
+        }
+        let mut words = vec![0; self.layout.stride()];
+        for (id, place) in ids.iter().zip(places) {
+            if place.slot().is_some() {
+                *place = self.bring_one_back(*id, *place, &mut words)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns the place in memory of the row of an id, which may be at this place on disk; [`Place::NONE`] without a row.
+    fn bring_one_back(&mut self, id: u64, guess: Place, words: &mut [u32]) -> io::Result<Place> {
+        let Some(spilled) = &mut self.spilled else {
+            return Ok(Place::NONE);
+        };
+        let key = Key::of(id, self.buckets);
+        let chunks = &self.chunks;
+        let mut failure = None;
+        let mut is_row = |place: Place| match place.slot() {
+            None => id_of(chunks.row(place)) == id,
+            Some((slot, _)) => match spilled.file.read(slot, words) {
+                Ok(()) => id_of(words) == id,
+                Err(error) => {
+                    failure = Some(error);
+                    false
+                }
+            },
+        };
+        let found = match is_row(guess) {
+            true => Some(guess),
+            // The keys of two ids are equal.
+            false => self.index.find(key, is_row),
+        };
+        if let Some(error) = failure {
+            return Err(error);
+        }
+        let Some((place, (slot, changed))) = found.and_then(|place| Some((place, place.slot()?)))
+        else {
+            return Ok(found.unwrap_or(Place::NONE));
+        };
+        if self.chunks.is_full() {
+            return Err(io::Error::other(
+                "a bucket has as many rows in memory as it can have",
+            ));
+        }
+        spilled.read += 1;
+        spilled.leave(slot);
+        let to = self.chunks.add();
+        self.chunks.row_mut(to).copy_from_slice(words);
+        if !changed {
+            self.chunks.set_unchanged(to);
+        }
+        self.index.replace(key, place, to);
+        Ok(to)
+    }
+
+    /// Writes rows to disk that were not used for the longest time, if the server has more rows in memory than it may have by
+    /// more than `slack` bytes. Returns whether rows have gone.
+    pub(crate) fn spill(&mut self, slack: usize) -> bool {
+        static LOG: Quiet = Quiet::new();
+        let bytes = self.bytes() - self.chunks.free_bytes();
+        let Some(spilled) = &mut self.spilled else {
+            return false;
+        };
+        spilled.share.set(bytes);
+        let surplus = spilled.share.surplus();
+        if surplus <= slack {
+            return false;
+        }
+        let stride = self.layout.stride();
+        let rows = surplus.div_ceil(stride * size_of::<u32>());
+        let places = self.chunks.least_used(rows + rows.min(AHEAD));
+        let mut words = Vec::with_capacity(places.len() * stride);
+        for place in &places {
+            words.extend_from_slice(self.chunks.row(*place));
+        }
+        let slots = match spilled.file.write(&words) {
+            Ok(slots) => slots,
+            Err(error) => {
+                if let Some(left_out) = LOG.admit() {
+                    tracing::warn!(
+                        left_out,
+                        "rows cannot be written to disk: {error}; they stay in memory, which is more than the limit"
+                    );
+                }
+                return false;
+            }
+        };
+        for ((place, slot), words) in places.iter().zip(slots).zip(words.chunks(stride)) {
+            self.move_to_disk(*place, slot, words);
+        }
+        if let Some(spilled) = &mut self.spilled {
+            let bytes = self.chunks.bytes() + self.index.bytes() + spilled.bytes();
+            spilled.share.set(bytes - self.chunks.free_bytes());
+        }
+        !places.is_empty()
+    }
+
+    fn move_to_disk(&mut self, place: Place, slot: u32, words: &[u32]) {
+        let aged = self.layout.has_history.then(|| self.aged_in_memory(place));
+        let Some(spilled) = &mut self.spilled else {
+            return;
+        };
+        spilled.count += 1;
+        if let Some(aged) = aged {
+            spilled.known.insert(slot, aged);
+        }
+        let changed = self.chunks.has_changed(place) && !planted!(SpilledAsUnchanged);
+        let to = Place::on_disk(slot, changed);
+        let key = Key::of(id_of(words), self.buckets);
+        self.index.replace(key, place, to);
+        self.chunks.remove(place);
+    }
+}
