@@ -100,6 +100,11 @@ fn of_local(saved: &SavedTables) -> AllRows {
     saved.iter().map(table).collect()
 }
 
+/// Returns the ids of a table's rows in the newest checkpoint of a cluster.
+fn ids_of(cluster: &Cluster, table: &str) -> Vec<u64> {
+    of_run(&cluster.run_dir())[table].keys().copied().collect()
+}
+
 /// Reads the rows of a run's newest checkpoint.
 fn of_run(run: &Path) -> AllRows {
     let runtime = tokio::runtime::Runtime::new().unwrap();
@@ -323,4 +328,94 @@ fn a_folder_that_takes_no_rows_is_refused_at_once() {
         said.contains(expected) && said.contains("--table-folder"),
         "{said}"
     );
+}
+
+/// Reads rows by `flambeau table`: of each id its values, none without a row.
+fn looked_up(cluster: &Cluster, table: &str, ids: &[u64]) -> Option<BTreeMap<u64, Vec<f32>>> {
+    let coordinator = cluster.coordinator.address();
+    let ids: Vec<String> = ids.iter().map(u64::to_string).collect();
+    let mut arguments = vec![
+        "table",
+        table,
+        "get",
+        "--json",
+        "--coordinator",
+        &coordinator,
+    ];
+    arguments.extend(ids.iter().map(String::as_str));
+    let read = program().run(&arguments);
+    let read: serde_json::Value = serde_json::from_slice(&read.stdout).ok()?;
+    let rows = read["rows"].as_array()?.iter();
+    let rows = rows.filter(|row| row["present"] == true).map(|row| {
+        let values = row["values"].as_array().unwrap().iter();
+        let values = values.map(|value| value.as_f64().unwrap() as f32);
+        (row["id"].as_u64().unwrap(), values.collect())
+    });
+    Some(rows.collect())
+}
+
+#[test]
+fn rows_are_read_from_running_servers_as_a_checkpoint_has_them() {
+    let dir = tempfile::tempdir().unwrap();
+    write_ratings(dir.path());
+    let job = recovers(&job(dir.path(), "batch_size = 16\nepochs = 3"), "async", 2);
+    let lookups = ["--lookup-listen", "127.0.0.1:0", "--table-mebibytes", "0"];
+    let mut cluster = Cluster::start_servers_with(program(), &job, 2, &lookups);
+    for _ in 0..2 {
+        cluster.add_worker(&[("TEST_STEP_MILLISECONDS", "10")]);
+    }
+    eventually(|| cluster.status()["tables"][0]["rows"] == 113);
+    eventually(|| looked_up(&cluster, "items", &[1]).is_some());
+    for worker in &mut cluster.workers {
+        worker.kill();
+    }
+    // A server that is told to stop saves its rows. Readers find it again at its new address.
+    cluster.ps[1].terminate();
+    cluster.ps[1].wait();
+    cluster.restart_ps_with(1, &lookups);
+
+    let ids = ids_of(&cluster, "items");
+    let mut found = BTreeMap::new();
+    eventually(|| {
+        found = looked_up(&cluster, "items", &ids).unwrap_or_default();
+        found.len() == 113
+    });
+    let absent = looked_up(&cluster, "items", &[u64::MAX]).unwrap();
+    assert!(absent.is_empty() && cluster.status()["tables"][0]["rows"] == 113);
+    cluster.ps[0].terminate();
+    cluster.ps[0].wait();
+    let saved = of_run(&cluster.run_dir());
+    for (id, row) in &saved["items"] {
+        assert_eq!(&found[id][..], &row[..found[id].len()]);
+    }
+    assert_eq!(saved["items"].len(), 113);
+}
+
+#[test]
+fn reads_of_rows_that_cannot_be_say_what_is_wrong() {
+    let dir = tempfile::tempdir().unwrap();
+    write_ratings(dir.path());
+    let job = recovers(&job(dir.path(), "batch_size = 16\nepochs = 3"), "async", 1);
+    let mut cluster = Cluster::start_with(program(), &job, 1, &[]);
+    for _ in 0..2 {
+        cluster.add_worker(&[("TEST_STEP_MILLISECONDS", "100")]);
+    }
+    let coordinator = cluster.coordinator.address();
+    let get = |more: &[&str]| {
+        let arguments = ["table", "goods", "get", "7", "--coordinator", &coordinator];
+        let refused = program().run(&[&arguments[..], more].concat());
+        assert!(!refused.status.success());
+        String::from_utf8_lossy(&refused.stderr).into_owned()
+    };
+    eventually(|| cluster.status()["tables"][0]["rows"].as_u64() > Some(0));
+    assert!(get(&[]).contains("--lookup-listen"));
+    // A spare does not answer for the shard; the server that has it does.
+    let listen = ["--lookup-listen", "127.0.0.1:0"];
+    cluster.ps[0].kill();
+    cluster.restart_ps_with(0, &listen);
+    eventually(|| get(&[]).contains("no table \"goods\"; it has items, users"));
+    // A port that does not answer is out of reach, not waited for without an end.
+    let said = get(&["--servers", "127.0.0.1:1"]);
+    let named = said.contains("the server at 127.0.0.1:1");
+    assert!(said.contains("within 5 s") && named, "{said}");
 }

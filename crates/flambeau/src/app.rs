@@ -9,7 +9,7 @@ use worker::model::Model;
 use worker::registry::Registry;
 
 use crate::error::CommandError;
-use crate::{bench, certs, checkpoint, eval, job, plot, predict, status, train};
+use crate::{bench, certs, checkpoint, eval, job, plot, predict, status, table, train};
 
 /// Distributed training for candle.
 #[derive(Parser)]
@@ -31,6 +31,8 @@ enum Command {
     Plot(plot::Arguments),
     /// Show the state of a cluster.
     Status(status::Arguments),
+    /// Show rows of a table of a running cluster.
+    Table(table::Arguments),
     /// Look at checkpoints, check them, or take the weights out of one.
     #[command(subcommand)]
     Checkpoint(checkpoint::Command),
@@ -114,6 +116,7 @@ impl App {
             Command::Predict(arguments) => finish(predict::run(&arguments, &registry)),
             Command::Plot(arguments) => finish(plot::run(&arguments)),
             Command::Status(arguments) => finish(status::run(&arguments)),
+            Command::Table(arguments) => finish(table::run(&arguments)),
             Command::Certs(arguments) => finish(certs::run(&arguments)),
             Command::Checkpoint(command) => finish(checkpoint::run(&command)),
             Command::Job(command) => finish(job::run(&command)),

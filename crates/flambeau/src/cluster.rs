@@ -100,6 +100,8 @@ pub(crate) struct Plan<'a> {
     pub(crate) secure: bool,
     /// The memory of each server for rows of tables.
     pub(crate) table_memory: &'a TableMemory,
+    /// True if servers answer reads of rows.
+    pub(crate) lookups: bool,
 }
 
 /// The processes of a job.
@@ -155,6 +157,9 @@ impl LocalCluster {
         for index in 0..job.servers().unwrap_or(1) {
             let mut start = cluster.member("ps-server", Role::Ps, index);
             start = start.with(plan.table_memory.flags());
+            if plan.lookups {
+                start = start.with(["--lookup-listen", "127.0.0.1:0"]);
+            }
             let file = cluster.sockets.path().join(format!("ps-{index}.sock"));
             // Traffic through a socket file is not encrypted.
             let unix = plan.transport == Transport::Unix && !plan.secure;

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use checkpoint::CheckpointError;
 use coordinator::CoordinatorError;
 use daemon::membership::MembershipError;
+use ps_client::lookup::LookupError;
 use shared_proto::security::SecurityError;
 use worker::device::DeviceError;
 use worker::replica::ReplicaError;
@@ -22,6 +23,17 @@ pub(crate) enum CommandError {
     /// Certificates or the token cannot be used.
     #[error(transparent)]
     Security(#[from] SecurityError),
+    /// Rows cannot be read from servers.
+    #[error(transparent)]
+    Lookup(#[from] LookupError),
+    /// No server of a job answers lookups.
+    #[error(
+        "no server of the job at {coordinator} answers reads of rows; start servers with --lookup-listen, or `flambeau train` with --lookups"
+    )]
+    NoLookups {
+        /// The coordinator.
+        coordinator: String,
+    },
     /// A checkpoint cannot be used.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),

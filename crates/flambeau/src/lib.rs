@@ -30,7 +30,7 @@
 // The command line:
 // - `app`: the subcommands, and the module that runs each; `command`: the parts that several of them have
 // - `train`: a whole cluster on this machine; `cluster`: its processes; `progress`: its progress bars
-// - `status`, `checkpoint`, `certs`, `job`: for operators
+// - `status`, `table`, `checkpoint`, `certs`, `job`: for operators
 // - `eval`, `plot`, `metrics`: a run's model, curves and records after its end
 // - `bench`: measurements
 // - `error`: the errors of commands
@@ -49,12 +49,15 @@ mod plot;
 mod predict;
 mod progress;
 mod status;
+mod table;
 mod train;
 
 pub use app::App;
 pub use candle_core;
 pub use candle_nn;
 pub use nn;
+pub use ps_client::lookup::{FoundRows, Lookup, LookupError};
+pub use shared_proto::security::{Security, SecurityFiles};
 pub use shared_proto::step::Want;
 pub use worker::input::{
     Column, DataSetup, Dataset, Field, Fitted, InMemory, InputError, Order, Purpose, Samples,

@@ -48,6 +48,9 @@ pub(crate) struct Arguments {
     /// Encrypt the connections between the processes, with certificates made for this run.
     #[arg(long)]
     pub(crate) secure: bool,
+    /// Let each server answer reads of rows, as `flambeau table` makes them.
+    #[arg(long)]
+    pub(crate) lookups: bool,
     /// The memory of each server for rows of tables.
     #[command(flatten)]
     pub(crate) table_memory: TableMemory,
@@ -59,6 +62,9 @@ impl Arguments {
         let mut options = self.table_memory.flags();
         if self.device != "auto" {
             options.extend(["--device".into(), (&self.device).into()]);
+        }
+        if self.lookups {
+            options.push("--lookups".into());
         }
         if self.secure {
             options.push("--secure".into());
@@ -80,6 +86,7 @@ pub(crate) fn run(arguments: Arguments, registry: &Registry) -> Result<(), Comma
         restore,
         secure: arguments.secure,
         table_memory: &arguments.table_memory,
+        lookups: arguments.lookups,
     };
     let outcome = train(job, plan, arguments.quiet)?;
     plot::draw(&outcome.run_dir)?;

@@ -15,6 +15,7 @@
 //! - `maps`: [`Maps`], the newest shard map; shards move to other servers and addresses while a job runs
 //! - `identity`: the settings of a worker's sessions; `reconciled`: the epoch in which all sessions have reconciled
 //! - `losses`: acknowledged updates that were lost with a server
+//! - [`lookup`]: reads of rows, for programs that are no members of the job
 //! - `error`: the errors of a client, by what the worker does next
 //! - `fuzzing`: the driver of a fuzz target
 
@@ -25,6 +26,7 @@ mod error;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 mod identity;
+pub mod lookup;
 mod losses;
 mod maps;
 mod message_plan;

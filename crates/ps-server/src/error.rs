@@ -19,6 +19,14 @@ pub enum PsError {
         /// The system's error.
         error: std::io::Error,
     },
+    /// The server cannot listen for lookups.
+    #[error("cannot answer lookups on {address}: {error}; give another --lookup-listen")]
+    LookupListen {
+        /// The address.
+        address: std::net::SocketAddr,
+        /// The system's error.
+        error: std::io::Error,
+    },
     /// The files for TLS or the token cannot be used.
     #[error(transparent)]
     Security(#[from] SecurityError),

@@ -5,6 +5,7 @@
 //! - `serving`: messages between workers and the shard
 //! - `shard`: pushes and pulls, and the blocks that they read and change
 //! - `following`: views, and the work that they order: checkpoints are loaded and written while training continues
+//! - `lookup`: reads of rows for online inference
 //! - `counters`: metrics
 //! - `fuzzing`: the driver of a fuzz target
 //! - the crate `optimizer`: how a gradient changes weights, and how fast
@@ -15,6 +16,7 @@ mod error;
 mod following;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
+mod lookup;
 mod run;
 mod server;
 mod serving;
@@ -22,5 +24,6 @@ mod shard;
 mod table_memory;
 
 pub use error::PsError;
+pub use lookup::LookupSettings;
 pub use run::{Settings, run};
 pub use table_memory::TableMemory;

@@ -14,6 +14,7 @@ use shared_proto::transport::Listen;
 use table::disk::Disk;
 
 use crate::error::PsError;
+use crate::lookup::{LookupSettings, LookupThread};
 use crate::server::{DRAIN, Parts, Server};
 use crate::serving::{Listener, SessionThreads};
 use crate::table_memory::TableMemory;
@@ -39,6 +40,9 @@ pub struct Settings {
     /// The memory for rows of tables.
     #[command(flatten)]
     pub table_memory: TableMemory,
+    /// The settings of lookups.
+    #[command(flatten)]
+    pub lookup: LookupSettings,
     /// The settings by which it finds its cluster.
     #[command(flatten)]
     pub member: MemberSettings,
@@ -112,7 +116,7 @@ async fn serve_job(
     let server = Server::new(
         &membership.job,
         Parts {
-            coordinator,
+            coordinator: coordinator.clone(),
             registration,
             security: process.security.clone(),
             offload: Offload::Threads,
@@ -123,6 +127,18 @@ async fn serve_job(
         },
     );
     let (sessions, stop) = (&server.sessions, &server.stop);
+    let lookups = match settings.lookup.lookup_listen {
+        Some(address) => {
+            let served = server.served();
+            let started = LookupThread::start(&settings.lookup, address, served, stop.clone());
+            let (thread, address) = started?;
+            let address = coordinator.reachable(address.to_string()).await?;
+            tracing::info!(address, "answering lookups");
+            server.answers_lookups_at(address);
+            Some(thread)
+        }
+        None => None,
+    };
     let threads = SessionThreads::start(settings.threads(), sessions, stop).map_err(listen)?;
     let connections = Connections::new(Port::Data, settings.connections.limits());
     let accepting = tokio::spawn(threads.accept(listener, connections, stop.clone()));
@@ -155,5 +171,8 @@ async fn serve_job(
     }
     server.end(place.filter(|_| !next_job)).await;
     let _ = tokio::time::timeout(DRAIN, accepting).await;
+    if let Some(lookups) = lookups {
+        let _ = tokio::time::timeout(DRAIN, lookups.join()).await;
+    }
     outcome.unwrap_or(Ok(())).map(|()| next_job)
 }

@@ -15,6 +15,7 @@ use tokio_util::task::TaskTracker;
 
 use crate::error::PsError;
 use crate::following::{Follower, Opener};
+use crate::lookup::Served;
 use crate::serving::Sessions;
 use crate::shard::Shard;
 
@@ -70,6 +71,19 @@ impl Server {
             running,
             stop,
         }
+    }
+
+    /// Returns what lookups are answered from.
+    pub(crate) fn served(&self) -> Served {
+        Served {
+            shard: Arc::clone(&self.sessions.shard),
+            security: self.sessions.security.clone(),
+        }
+    }
+
+    /// Tells the coordinator, with the next report, where lookups are answered.
+    pub(crate) fn answers_lookups_at(&self, address: String) {
+        let _ = self.sessions.shard.lookup_address.set(address);
     }
 
     /// Takes part in the job until it has ended, under as many registrations as it takes. The caller gives the

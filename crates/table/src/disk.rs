@@ -10,10 +10,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use shared_proto::table::TableSpec;
-
 use crate::chunks::Place;
-use crate::rows::Rows;
 
 /// The slots that are read together when many rows are read.
 const WINDOW: u32 = 512;
@@ -42,11 +39,11 @@ impl Disk {
         })
     }
 
-    /// Returns a file for rows of a table.
-    pub fn file(self: &Arc<Self>, spec: &TableSpec) -> Arc<RowFile> {
+    /// Returns a file for rows of so many words.
+    pub(crate) fn file(self: &Arc<Self>, words: usize) -> Arc<RowFile> {
         Arc::new(RowFile {
             disk: Arc::clone(self),
-            words: Rows::words(spec),
+            words,
             file: OnceLock::new(),
             slots: Mutex::default(),
         })

@@ -18,7 +18,7 @@ use shared_proto::payload::LeF32;
 use shared_proto::table::{Admission, Eviction, RowOptimizer, TableSpec};
 
 use crate::chunks::Chunks;
-use crate::disk::RowFile;
+use crate::disk::{Disk, RowFile};
 use crate::index::{BLOCK, Index, Key};
 use crate::initial::NewRows;
 
@@ -128,9 +128,9 @@ impl Rows {
         self.spilled = Some(Spilled::new(file));
     }
 
-    /// Returns the 32-bit words of a row.
-    pub(crate) fn words(spec: &TableSpec) -> usize {
-        Layout::of(spec).stride()
+    /// Returns a file for rows of a table.
+    pub fn file(spec: &TableSpec, disk: &Arc<Disk>) -> Arc<RowFile> {
+        disk.file(Layout::of(spec).stride())
     }
 
     /// Returns the number of rows.

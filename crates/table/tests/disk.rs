@@ -13,7 +13,7 @@ use shared_proto::table::{
 };
 use table::bucket::{Bucket, SharedBucket};
 use table::disk::Disk;
-use table::rows::{History, SharedRow};
+use table::rows::{History, Rows, SharedRow};
 
 fn spec(eviction: Eviction) -> TableSpec {
     TableSpec {
@@ -34,7 +34,7 @@ fn disk(limit: usize) -> Arc<Disk> {
 
 /// Returns a bucket whose server has so many bytes of memory for rows.
 fn spilling(spec: &TableSpec, limit: usize) -> Bucket {
-    let file = disk(limit).file(spec);
+    let file = Rows::file(spec, &disk(limit));
     Bucket::new(spec, 0).spilling_to(Some(&file))
 }
 
@@ -121,7 +121,21 @@ proptest! {
                 }
                 Event::Read(ids) => {
                     let ids: Vec<u64> = ids.into_iter().collect();
-                    prop_assert_eq!(read(&mut bucket, &ids), read(&mut twin, &ids));
+                    let expected = read(&mut twin, &ids);
+                    // A lookup moves no row, and takes ids in any order and twice.
+                    let on_disk = bucket.rows().on_disk();
+                    let (mut values, mut present) = (Vec::new(), Vec::new());
+                    bucket.look_up(&ids, &mut values, &mut present).unwrap();
+                    prop_assert_eq!(&values, &expected);
+                    let twice: Vec<u64> = ids.iter().rev().chain(&ids).copied().collect();
+                    bucket.look_up(&twice, &mut values, &mut present).unwrap();
+                    prop_assert_eq!(&values[values.len() - expected.len()..], &expected[..]);
+                    let rows: BTreeSet<u64> = twin.rows().places().map(|(_, id)| id).collect();
+                    for (id, present) in ids.iter().zip(present) {
+                        prop_assert_eq!(present, rows.contains(id));
+                    }
+                    prop_assert_eq!(bucket.rows().on_disk(), on_disk);
+                    prop_assert_eq!(read(&mut bucket, &ids), expected);
                 }
                 Event::Share => {
                     let (shared, expected) = (bucket.share(now.into()), twin.share(now.into()));
@@ -181,8 +195,8 @@ fn memory_stays_within_the_limit_and_rows_that_are_used_stay_in_memory() {
 fn the_rows_of_a_small_table_stay_in_memory_beside_a_large_one() {
     let spec = spec(Eviction::default());
     let disk = disk(1 << 20);
-    let mut large = Bucket::new(&spec, 0).spilling_to(Some(&disk.file(&spec)));
-    let mut small = Bucket::new(&spec, 0).spilling_to(Some(&disk.file(&spec)));
+    let mut large = Bucket::new(&spec, 0).spilling_to(Some(&Rows::file(&spec, &disk)));
+    let mut small = Bucket::new(&spec, 0).spilling_to(Some(&Rows::file(&spec, &disk)));
     for first in (0..100_000).step_by(1000) {
         let ids: Vec<u64> = (first..first + 1000).collect();
         update(&mut large, &ids, 0);
@@ -198,7 +212,7 @@ fn rows_stay_in_memory_if_they_cannot_be_written() {
     let folder = tempfile::tempdir().unwrap();
     let disk = Arc::new(Disk::new(folder.path(), 0).unwrap());
     folder.close().unwrap();
-    let mut bucket = Bucket::new(&spec, 0).spilling_to(Some(&disk.file(&spec)));
+    let mut bucket = Bucket::new(&spec, 0).spilling_to(Some(&Rows::file(&spec, &disk)));
     let ids: Vec<u64> = (0..1000).collect();
     assert_eq!(update(&mut bucket, &ids, 0).created, 1000);
     assert_eq!((bucket.rows().len(), bucket.rows().on_disk()), (1000, 0));

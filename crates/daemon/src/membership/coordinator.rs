@@ -99,7 +99,7 @@ impl Coordinator {
     ///
     /// # Errors
     /// If no interface leads there.
-    pub(super) async fn reachable(&self, address: String) -> Result<String, MembershipError> {
+    pub async fn reachable(&self, address: String) -> Result<String, MembershipError> {
         let port = match address.parse::<SocketAddr>() {
             Ok(listening) if listening.ip().is_unspecified() => listening.port(),
             _ => return Ok(address),

@@ -206,6 +206,7 @@ impl Bench {
             restore: None,
             secure: arguments.secure,
             table_memory: &TableMemory::default(),
+            lookups: false,
         };
         let cluster = LocalCluster::start(&job, dir.path(), plan).await?;
         let mut workers = Vec::new();

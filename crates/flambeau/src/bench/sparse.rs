@@ -240,6 +240,7 @@ fn measure(
         restore: None,
         secure: false,
         table_memory: &arguments.table_memory,
+        lookups: false,
     };
     let mut cluster = runtime.block_on(LocalCluster::start(&job, dir.path(), plan))?;
     let workers = arguments.workers.unwrap_or(kind.workers());

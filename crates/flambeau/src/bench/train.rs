@@ -184,6 +184,7 @@ fn distributed(job: &Job, workers: u32) -> Result<Row, CommandError> {
         restore: None,
         secure: false,
         table_memory: &TableMemory::default(),
+        lookups: false,
     };
     let summary = train::train(job, plan, true)?.summary;
     let share = |name: &str| summary.times.get(name).copied();

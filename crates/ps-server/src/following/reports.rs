@@ -68,7 +68,8 @@ pub(crate) async fn report(shard: &Shard, coordinator: &Coordinator, sender: &Se
         return;
     };
     let counters = &shard.counters;
-    let report = counters.report(store.shard, store.non_finite(), store.tables(), last);
+    let mut report = counters.report(store.shard, store.non_finite(), store.tables(), last);
+    report.lookup_address = shard.lookup_address.get().cloned().unwrap_or_default();
     let report = Report::Shard(report);
     // The next report has the same counts, and the lease shows whether the coordinator is gone.
     let sent = coordinator.report(sender.next_origin_here(), report);

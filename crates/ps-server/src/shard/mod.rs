@@ -37,6 +37,8 @@ pub(crate) struct Shard {
     /// The most bytes of a checkpoint's copies.
     snapshot_bytes: usize,
     followed: watch::Sender<Followed>,
+    /// The address at which lookups are answered, if any are.
+    pub(crate) lookup_address: OnceLock<String>,
     /// The limit on the memory of rows, if there is one.
     pub(crate) disk: Option<Arc<Disk>>,
     /// Set once rows on disk could not be read.
@@ -55,6 +57,7 @@ impl Shard {
             counters: Counters::new(),
             snapshot_bytes: (job.checkpoint.snapshot_mebibytes as usize).saturating_mul(1 << 20),
             followed: watch::channel(Followed::default()).0,
+            lookup_address: OnceLock::new(),
             disk,
             lost: OnceLock::new(),
             has_lost: Notify::new(),

@@ -18,6 +18,7 @@ use shared_proto::values::Values;
 use shared_proto::view::Commit;
 use shared_proto::wire;
 use table::disk::{Disk, RowFile};
+use table::rows::Rows;
 
 use super::block::{Block, Wanted};
 use super::snapshot::Snapshot;
@@ -59,7 +60,7 @@ impl RowFiles {
     pub(crate) fn of(map: &ShardMap, disk: Option<&Arc<Disk>>) -> Self {
         let tables = map.tables.iter().enumerate();
         let file = |(table, placed): (usize, &PlacedTable)| {
-            Some((map.number_of_table(table), disk?.file(&placed.spec)))
+            Some((map.number_of_table(table), Rows::file(&placed.spec, disk?)))
         };
         Self(tables.filter_map(file).collect())
     }

@@ -42,6 +42,8 @@ pub enum Port {
     Coordinator,
     /// The port at which a parameter server serves workers.
     Data,
+    /// The port at which a parameter server answers lookups.
+    Lookup,
     /// The port for metrics and health checks.
     Metrics,
 }
@@ -51,6 +53,7 @@ impl Port {
         match self {
             Self::Coordinator => "coordinator",
             Self::Data => "data",
+            Self::Lookup => "lookup",
             Self::Metrics => "metrics",
         }
     }
@@ -62,7 +65,8 @@ impl Port {
             Self::Data => FIRST_BYTES,
             // Registering variables takes one large message.
             Self::Coordinator => 8 << 20,
-            Self::Metrics => usize::MAX,
+            // A connection to either is for many requests of callers that are no members.
+            Self::Lookup | Self::Metrics => usize::MAX,
         }
     }
 }

@@ -40,6 +40,17 @@ pub(super) struct SharedSpilled {
     _lent: Arc<()>,
 }
 
+/// Where the row of an id is.
+enum Found {
+    Nowhere,
+    InMemory(Place),
+    OnDisk {
+        place: Place,
+        slot: u32,
+        changed: bool,
+    },
+}
+
 impl Spilled {
     pub(super) fn new(file: Arc<RowFile>) -> Self {
         Self {
@@ -148,14 +159,42 @@ impl Rows {
 
     /// Returns the place in memory of the row of an id, which may be at this place on disk; [`Place::NONE`] without a row.
     fn bring_one_back(&mut self, id: u64, guess: Place, words: &mut [u32]) -> io::Result<Place> {
-        let Some(spilled) = &mut self.spilled else {
-            return Ok(Place::NONE);
+        let (place, slot, changed) = match self.read_one(id, guess, words)? {
+            Found::Nowhere => return Ok(Place::NONE),
+            Found::InMemory(place) => return Ok(place),
+            Found::OnDisk {
+                place,
+                slot,
+                changed,
+            } => (place, slot, changed),
         };
-        let key = Key::of(id, self.buckets);
-        let chunks = &self.chunks;
+        if self.chunks.is_full() {
+            return Err(io::Error::other(
+                "a bucket has as many rows in memory as it can have",
+            ));
+        }
+        if let Some(spilled) = &mut self.spilled {
+            spilled.read += 1;
+            spilled.leave(slot);
+        }
+        let to = self.chunks.add();
+        self.chunks.row_mut(to).copy_from_slice(words);
+        if !changed {
+            self.chunks.set_unchanged(to);
+        }
+        self.index.replace(Key::of(id, self.buckets), place, to);
+        Ok(to)
+    }
+
+    /// Reads the words of the row of an id that may be at this place on disk. Returns the place in memory, or whether `words`
+    /// has the row.
+    fn read_one(&self, id: u64, guess: Place, words: &mut [u32]) -> io::Result<Found> {
+        let Some(spilled) = &self.spilled else {
+            return Ok(Found::Nowhere);
+        };
         let mut failure = None;
         let mut is_row = |place: Place| match place.slot() {
-            None => id_of(chunks.row(place)) == id,
+            None => id_of(self.chunks.row(place)) == id,
             Some((slot, _)) => match spilled.file.read(slot, words) {
                 Ok(()) => id_of(words) == id,
                 Err(error) => {
@@ -167,29 +206,53 @@ impl Rows {
         let found = match is_row(guess) {
             true => Some(guess),
             // The keys of two ids are equal.
-            false => self.index.find(key, is_row),
+            false => self.index.find(Key::of(id, self.buckets), is_row),
         };
-        if let Some(error) = failure {
-            return Err(error);
+        match (failure, found) {
+            (Some(error), _) => Err(error),
+            (None, None) => Ok(Found::Nowhere),
+            (None, Some(place)) => Ok(match place.slot() {
+                None => Found::InMemory(place),
+                Some((slot, changed)) => Found::OnDisk {
+                    place,
+                    slot,
+                    changed,
+                },
+            }),
         }
-        let Some((place, (slot, changed))) = found.and_then(|place| Some((place, place.slot()?)))
-        else {
-            return Ok(found.unwrap_or(Place::NONE));
-        };
-        if self.chunks.is_full() {
-            return Err(io::Error::other(
-                "a bucket has as many rows in memory as it can have",
-            ));
+    }
+
+    /// Appends the values of the rows of ids, and whether each is there. It changes nothing: rows on disk stay there.
+    ///
+    /// # Errors
+    /// If a row on disk cannot be read.
+    pub fn look_up(
+        &self,
+        ids: &[u64],
+        values: &mut Vec<f32>,
+        present: &mut Vec<bool>,
+    ) -> io::Result<()> {
+        let mut places = Vec::new();
+        self.find(ids, &mut places);
+        let mut words = vec![0; self.layout.stride()];
+        for (id, mut place) in ids.iter().zip(places) {
+            let mut on_disk = false;
+            if place.slot().is_some() {
+                match self.read_one(*id, place, &mut words)? {
+                    Found::Nowhere => place = Place::NONE,
+                    Found::InMemory(found) => place = found,
+                    Found::OnDisk { .. } => on_disk = true,
+                }
+            }
+            present.push(place != Place::NONE);
+            if on_disk {
+                let numbers = &words[self.layout.head()..][..self.layout.dimension];
+                values.extend_from_slice(bytemuck::cast_slice(numbers));
+            } else {
+                self.read(&[*id], &[place], values);
+            }
         }
-        spilled.read += 1;
-        spilled.leave(slot);
-        let to = self.chunks.add();
-        self.chunks.row_mut(to).copy_from_slice(words);
-        if !changed {
-            self.chunks.set_unchanged(to);
-        }
-        self.index.replace(key, place, to);
-        Ok(to)
+        Ok(())
     }
 
     /// Writes rows to disk that were not used for the longest time, if the server has more rows in memory than it may have by

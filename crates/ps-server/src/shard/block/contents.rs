@@ -54,6 +54,14 @@ pub(crate) trait Contents: Debug + Send {
         Err("it is dense, not a bucket".to_owned())
     }
 
+    /// Appends the values of the rows of ids, and whether each is there. It changes nothing. Dense values have no rows.
+    ///
+    /// # Errors
+    /// If rows on disk cannot be read.
+    fn look_up(&self, _: &[u64], _: &mut Vec<f32>, _: &mut Vec<bool>) -> Result<(), RowsLost> {
+        Ok(())
+    }
+
     /// Returns the counts of rows; none if the values are dense.
     fn row_counts(&self) -> Option<wire::TableReport> {
         None

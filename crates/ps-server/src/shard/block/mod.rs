@@ -255,6 +255,19 @@ impl Block {
         self.contents.values(wanted, rule)
     }
 
+    /// Appends the values of the rows of ids, and whether each is there. It changes nothing.
+    ///
+    /// # Errors
+    /// If rows on disk cannot be read.
+    pub(crate) fn look_up(
+        &self,
+        ids: &[u64],
+        values: &mut Vec<f32>,
+        present: &mut Vec<bool>,
+    ) -> Result<(), RowsLost> {
+        self.contents.look_up(ids, values, present)
+    }
+
     /// Returns whether the block has taken this message of a task.
     pub(crate) fn has_taken(&self, task: Task, sequence: Sequence) -> Taken {
         match self.watermark_of(task) {

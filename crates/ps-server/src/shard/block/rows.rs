@@ -189,6 +189,15 @@ impl Contents for TableRows {
         added
     }
 
+    fn look_up(
+        &self,
+        ids: &[u64],
+        values: &mut Vec<f32>,
+        present: &mut Vec<bool>,
+    ) -> Result<(), RowsLost> {
+        Ok(self.bucket.look_up(ids, values, present)?)
+    }
+
     fn row_counts(&self) -> Option<wire::TableReport> {
         Some(wire::TableReport {
             rows: self.bucket.rows().len() as u64,

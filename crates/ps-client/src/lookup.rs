@@ -1,0 +1,341 @@
+//! Reads of rows of tables, for programs that are no members of the job: online inference.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use futures_util::future::try_join_all;
+use shared_proto::ids::Role;
+use shared_proto::security::{Credentials, Security};
+use shared_proto::table::hash::bucket;
+use shared_proto::table::ids_to_bytes;
+use shared_proto::transport::MAX_MESSAGE_BYTES;
+use shared_proto::wire;
+use shared_proto::wire::lookup_client::LookupClient;
+use tonic::service::interceptor::InterceptedService;
+use tonic::transport::Channel;
+use tonic::{Code, Status};
+
+/// The most ids in a request.
+const MOST_IDS: usize = 1 << 16;
+
+/// The pause before the servers are asked again where the buckets are.
+const AGAIN: Duration = Duration::from_millis(100);
+
+/// The reason why rows cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LookupError {
+    /// No server was named.
+    #[error("there is no server to ask; give the addresses at which servers answer lookups")]
+    NoServer,
+    /// The address of a server is none.
+    #[error("{address:?} is no address of a server, as in host:port")]
+    Address {
+        /// The address.
+        address: String,
+    },
+    /// The job has no such table.
+    #[error("the job has no table {table:?}; it has {}", tables.join(", "))]
+    NoTable {
+        /// The table.
+        table: String,
+        /// The tables that it has.
+        tables: Vec<String>,
+    },
+    /// A server refuses the request.
+    #[error("the server at {address} refuses: {reason}")]
+    Refused {
+        /// The server's address.
+        address: String,
+        /// The server's reason.
+        reason: String,
+    },
+    /// No server holds a part of the table, or does not answer.
+    #[error("not all rows of table {table:?} could be reached within {seconds:.0} s: {reason}")]
+    Unreachable {
+        /// The table.
+        table: String,
+        /// The time, in seconds.
+        seconds: f64,
+        /// The last failure.
+        reason: String,
+    },
+    /// A server's answer does not fit the request.
+    #[error("the answer of the server at {address} does not fit the request: {what}")]
+    Answer {
+        /// The server's address.
+        address: String,
+        /// What is wrong.
+        what: String,
+    },
+}
+
+/// Reads rows of tables from running servers. It changes nothing there, and creates no rows.
+///
+/// It learns from the servers which of them holds which part of a table, and learns it again when parts have moved.
+pub struct Lookup {
+    servers: Vec<Server>,
+    tables: BTreeMap<String, KnownTable>,
+    /// The reason why a server did not describe its tables; empty if all did.
+    silence: String,
+    patience: Duration,
+}
+
+struct Server {
+    address: String,
+    client: LookupClient<InterceptedService<Channel, Credentials>>,
+}
+
+/// A table, and where its buckets are.
+struct KnownTable {
+    dimension: usize,
+    /// The server of each bucket.
+    servers: Vec<Option<usize>>,
+}
+
+/// Rows that were read.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct FoundRows {
+    /// The values, row after row in the order of the ids. An id without a row has those that a worker reads: the row's initial
+    /// values if each id gets a row, zeros otherwise.
+    pub values: Vec<f32>,
+    /// Whether each id has a row.
+    pub present: Vec<bool>,
+}
+
+impl Lookup {
+    /// Connects to servers at the addresses at which they answer lookups. `patience` is the time for which a read waits for
+    /// rows whose server has been lost.
+    ///
+    /// # Errors
+    /// If an address is none. Servers that do not answer yet may do so later.
+    pub fn new(
+        addresses: &[String],
+        security: &Security,
+        patience: Duration,
+    ) -> Result<Self, LookupError> {
+        if addresses.is_empty() {
+            return Err(LookupError::NoServer);
+        }
+        let server = |address: &String| {
+            let remote = security.endpoint(address, Role::Ps);
+            let remote = remote.map_err(|_| LookupError::Address {
+                address: address.clone(),
+            })?;
+            let client =
+                LookupClient::with_interceptor(remote.connect_lazy(), security.credentials());
+            Ok(Server {
+                address: address.clone(),
+                client: client.max_decoding_message_size(2 * MAX_MESSAGE_BYTES),
+            })
+        };
+        Ok(Self {
+            servers: addresses.iter().map(server).collect::<Result<_, _>>()?,
+            tables: BTreeMap::new(),
+            silence: String::new(),
+            patience,
+        })
+    }
+
+    /// Returns the number of values in a row of a table.
+    ///
+    /// # Errors
+    /// If the servers have no such table, or do not answer.
+    pub async fn dimension(&mut self, table: &str) -> Result<usize, LookupError> {
+        if !self.tables.contains_key(table) {
+            self.rows(table, &[]).await?;
+        }
+        Ok(self.tables.get(table).map_or(0, |table| table.dimension))
+    }
+
+    /// Reads the rows of ids, which may come in any order and more than once.
+    ///
+    /// # Errors
+    /// If the servers have no such table, or rows cannot be reached within the patience.
+    pub async fn rows(&mut self, table: &str, ids: &[u64]) -> Result<FoundRows, LookupError> {
+        let began = Instant::now();
+        let mut described = false;
+        loop {
+            let reason = match self.try_rows(table, ids).await? {
+                Ok(rows) => return Ok(rows),
+                Err(reason) => reason,
+            };
+            if began.elapsed() >= self.patience {
+                return Err(LookupError::Unreachable {
+                    table: table.to_owned(),
+                    seconds: self.patience.as_secs_f64(),
+                    reason,
+                });
+            }
+            if described {
+                tokio::time::sleep(AGAIN).await;
+            }
+            self.describe().await?;
+            described = true;
+            if !self.tables.is_empty() && !self.tables.contains_key(table) {
+                return Err(LookupError::NoTable {
+                    table: table.to_owned(),
+                    tables: self.tables.keys().cloned().collect(),
+                });
+            }
+        }
+    }
+
+    /// Reads the rows of ids once. Returns the reason if not all can be reached at the moment.
+    async fn try_rows(
+        &mut self,
+        table: &str,
+        ids: &[u64],
+    ) -> Result<Result<FoundRows, String>, LookupError> {
+        let Some(known) = self.tables.get(table) else {
+            return Ok(Err(self.silence.clone()));
+        };
+        let dimension = known.dimension;
+        let buckets = known.servers.len() as u32;
+        let mut places = vec![Vec::new(); self.servers.len()];
+        for (place, id) in ids.iter().enumerate() {
+            let bucket = bucket(*id, buckets);
+            match known.servers[bucket as usize] {
+                Some(server) => places[server].push(place),
+                None => {
+                    let reason = format!("no server holds bucket {bucket}; {}", self.silence);
+                    return Ok(Err(reason));
+                }
+            }
+        }
+        let most = (MAX_MESSAGE_BYTES / (dimension * size_of::<f32>())).min(MOST_IDS);
+        let requests = self
+            .servers
+            .iter()
+            .zip(&places)
+            .flat_map(|(server, places)| {
+                let parts = places.chunks(most);
+                parts.map(move |places| server.get(table, dimension, ids, places))
+            });
+        let answers = match try_join_all(requests).await {
+            Ok(answers) => answers,
+            Err(Failure::Passing(reason)) => return Ok(Err(reason)),
+            Err(Failure::Lasting(error)) => return Err(error),
+        };
+        let mut found = FoundRows {
+            values: vec![0.0; ids.len() * dimension],
+            present: vec![false; ids.len()],
+        };
+        for (places, values, presence) in answers {
+            for ((place, row), presence) in
+                places.iter().zip(values.chunks(dimension)).zip(presence)
+            {
+                if presence == wire::Presence::Elsewhere as u8 {
+                    return Ok(Err("some have moved to another server".to_owned()));
+                }
+                found.values[place * dimension..][..dimension].copy_from_slice(row);
+                found.present[*place] = presence == wire::Presence::Present as u8;
+            }
+        }
+        Ok(Ok(found))
+    }
+
+    /// Asks all servers which buckets they hold. Those that do not answer hold none.
+    async fn describe(&mut self) -> Result<(), LookupError> {
+        let mut tables = BTreeMap::<String, KnownTable>::new();
+        self.silence.clear();
+        for (number, server) in self.servers.iter().enumerate() {
+            let mut client = server.client.clone();
+            let described = match client.describe(wire::DescribeRequest {}).await {
+                Ok(described) => described.into_inner(),
+                Err(status) => match server.failure(&status) {
+                    Failure::Passing(reason) => {
+                        self.silence = reason;
+                        continue;
+                    }
+                    Failure::Lasting(error) => return Err(error),
+                },
+            };
+            for table in described.tables {
+                let (dimension, buckets) = (table.dimension as usize, table.buckets as usize);
+                if dimension == 0 || buckets == 0 || buckets > 1 << 20 {
+                    return Err(server.misfit(format!(
+                        "its table {:?} has {buckets} buckets of dimension {dimension}",
+                        table.name
+                    )));
+                }
+                let known = tables.entry(table.name).or_insert_with(|| KnownTable {
+                    dimension,
+                    servers: vec![None; buckets],
+                });
+                if (known.dimension, known.servers.len()) != (dimension, buckets) {
+                    return Err(server.misfit("its tables are not those of the others".to_owned()));
+                }
+                for bucket in table.held {
+                    if let Some(place) = known.servers.get_mut(bucket as usize) {
+                        *place = Some(number);
+                    }
+                }
+            }
+        }
+        self.tables = tables;
+        Ok(())
+    }
+}
+
+/// The reason why a server has not answered.
+enum Failure {
+    /// It may answer later, or another one instead.
+    Passing(String),
+    Lasting(LookupError),
+}
+
+impl Server {
+    /// Reads the rows of the ids at some places. Returns the places, the values and the presences.
+    async fn get<'a>(
+        &self,
+        table: &str,
+        dimension: usize,
+        ids: &[u64],
+        places: &'a [usize],
+    ) -> Result<(&'a [usize], Vec<f32>, Vec<u8>), Failure> {
+        let ids: Vec<u64> = places.iter().map(|place| ids[*place]).collect();
+        let request = wire::LookupRequest {
+            table: table.to_owned(),
+            ids: ids_to_bytes(&ids),
+        };
+        let mut client = self.client.clone();
+        let reply = client.get(request).await;
+        let reply = reply.map_err(|status| self.failure(&status))?.into_inner();
+        let values = reply.values.len() == places.len() * dimension * size_of::<f32>();
+        if !values || reply.presence.len() != places.len() {
+            let what = format!(
+                "{} bytes of values and {} of presence for {} rows of dimension {dimension}",
+                reply.values.len(),
+                reply.presence.len(),
+                places.len()
+            );
+            return Err(Failure::Lasting(self.misfit(what)));
+        }
+        let (values, _) = reply.values.as_chunks::<4>();
+        let values = values.iter().map(|value| f32::from_le_bytes(*value));
+        Ok((places, values.collect(), reply.presence.to_vec()))
+    }
+
+    fn failure(&self, status: &Status) -> Failure {
+        let reason = status.message().to_owned();
+        match status.code() {
+            Code::NotFound
+            | Code::InvalidArgument
+            | Code::Unauthenticated
+            | Code::PermissionDenied
+            | Code::Unimplemented => Failure::Lasting(LookupError::Refused {
+                address: self.address.clone(),
+                reason,
+            }),
+            _ => Failure::Passing(format!("the server at {}: {reason}", self.address)),
+        }
+    }
+
+    fn misfit(&self, what: String) -> LookupError {
+        LookupError::Answer {
+            address: self.address.clone(),
+            what,
+        }
+    }
+}

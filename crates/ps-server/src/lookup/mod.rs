@@ -1,0 +1,141 @@
+//! Reads of rows for online inference: a service of its own, on a port and a thread of their own, so that readers take
+//! no more of the training's time than they may.
+//!
+//! - `service`: the calls, and the reads that they ask for
+//! - `pace`: the share of a processor's time that readers may take
+
+mod pace;
+mod service;
+
+use std::net::{SocketAddr, TcpListener as StdListener};
+use std::thread::JoinHandle;
+
+use shared_proto::connections::{Connections, Limits, Port};
+use shared_proto::security::Security;
+use shared_proto::transport;
+use shared_proto::wire::lookup_server::LookupServer;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpListener;
+use tokio_stream::Stream;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::server::Connected;
+
+use self::service::Lookups;
+use crate::error::PsError;
+
+pub(crate) use self::pace::Pace;
+pub(crate) use self::service::Served;
+
+/// The most concurrent calls of one connection.
+const MOST_STREAMS: u32 = 4;
+
+/// The largest request: 65,536 ids, with the table's name.
+const MOST_REQUEST_BYTES: usize = 1 << 20;
+
+/// The settings of lookups.
+#[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = "Lookups")]
+pub struct LookupSettings {
+    /// Answer reads of rows of tables here, for online inference: IP:PORT, where port 0 takes a free one. Default: no
+    /// reads are answered.
+    #[arg(long, env = "FLAMBEAU_LOOKUP_LISTEN", value_name = "IP:PORT")]
+    pub lookup_listen: Option<SocketAddr>,
+    /// The share of one processor's time that reads may take at most, from 0.01 to 1.
+    #[arg(long, env = "FLAMBEAU_LOOKUP_SHARE", default_value_t = 0.25, value_name = "X", value_parser = share)]
+    pub lookup_share: f64,
+    /// Connections of readers at a time.
+    #[arg(long, env = "FLAMBEAU_LOOKUP_CONNECTIONS", default_value_t = 32, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub lookup_connections: u32,
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    let share = text.parse().ok();
+    let share = share.filter(|share| (0.01..=1.0).contains(share));
+    share.ok_or_else(|| format!("{text:?} is no share of a processor, which is from 0.01 to 1"))
+}
+
+/// A thread that answers lookups.
+pub(crate) struct LookupThread(JoinHandle<()>);
+
+impl LookupThread {
+    /// Starts to answer lookups on an address, until `stop`. Returns the address on which it listens.
+    ///
+    /// # Errors
+    /// If the address is taken, or the system has no more threads.
+    pub(crate) fn start(
+        settings: &LookupSettings,
+        address: SocketAddr,
+        served: Served,
+        stop: CancellationToken,
+    ) -> Result<(Self, SocketAddr), PsError> {
+        let failed = |error| PsError::LookupListen { address, error };
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(failed)?;
+        let listener = StdListener::bind(address).map_err(failed)?;
+        listener.set_nonblocking(true).map_err(failed)?;
+        let bound = listener.local_addr().map_err(failed)?;
+        let limits = Limits::without_members(settings.lookup_connections as usize);
+        let lookups = Lookups::new(served, Pace::of(settings.lookup_share));
+        let thread = std::thread::Builder::new()
+            .name("lookups".to_owned())
+            .spawn(move || {
+                let connections = Connections::new(Port::Lookup, limits);
+                runtime.block_on(accept(lookups, listener, connections, stop));
+            })
+            .map_err(failed)?;
+        Ok((Self(thread), bound))
+    }
+
+    /// Waits until the thread has ended.
+    pub(crate) async fn join(self) {
+        let _ = tokio::task::spawn_blocking(move || self.0.join()).await;
+    }
+}
+
+/// Answers lookups until `stop`.
+async fn accept(
+    lookups: Lookups,
+    listener: StdListener,
+    connections: Connections,
+    stop: CancellationToken,
+) {
+    let served = async {
+        let listener = TcpListener::from_std(listener)?;
+        let incoming = Box::pin(connections.incoming(listener));
+        let security = lookups.security().clone();
+        let served = match security.is_listening_encrypted() {
+            true => serve(lookups, Box::pin(security.secured(incoming)), stop).await,
+            false => serve(lookups, incoming, stop).await,
+        };
+        served.map_err(std::io::Error::other)
+    };
+    if let Err(error) = served.await {
+        tracing::error!(%error, "lookups are not answered any more");
+    }
+}
+
+async fn serve<S>(
+    lookups: Lookups,
+    incoming: impl Stream<Item = std::io::Result<S>>,
+    stop: CancellationToken,
+) -> Result<(), tonic::transport::Error>
+where
+    S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
+{
+    let security: Security = lookups.security().clone();
+    let service = LookupServer::new(lookups).max_decoding_message_size(MOST_REQUEST_BYTES);
+    let admitted = tonic::service::interceptor::InterceptedService::new(
+        service,
+        move |request: tonic::Request<()>| {
+            security.check_token(request.metadata().as_ref(), request.extensions())?;
+            Ok(request)
+        },
+    );
+    transport::server()
+        .max_concurrent_streams(MOST_STREAMS)
+        .add_service(admitted)
+        .serve_with_incoming_shutdown(incoming, stop.cancelled_owned())
+        .await
+}
