@@ -2,13 +2,15 @@
 
 use std::path::Path;
 use std::process::Output;
+use std::time::Duration;
 
+use flambeau::Lookup;
 use shared_proto::ids::Role;
 use shared_proto::security::{Security, SecurityFiles};
 use shared_proto::wire;
 use shared_proto::wire::coordinator_client::CoordinatorClient;
 use shared_proto::wire::parameter_server_client::ParameterServerClient;
-use tests::{Daemon, eventually};
+use tests::{Daemon, eventually, free_address};
 use tonic::Code;
 
 use super::program;
@@ -131,7 +133,9 @@ fn with_certificates_and_a_token_nobody_else_is_let_in() {
     let [ours, theirs] = dirs.each_ref().map(|dir| dir.path());
     certs(ours);
     certs(theirs);
-    let cluster = Secured::start(&shows(ours, "coordinator"), &shows(ours, "ps"));
+    let lookups = free_address();
+    let server = with(shows(ours, "ps"), "FLAMBEAU_LOOKUP_LISTEN", &lookups);
+    let cluster = Secured::start(&shows(ours, "coordinator"), &server);
 
     let (certificate, token) = ("certificate", "token");
     let stranger = "the other side speaks TLS and this process does not; set --tls-ca here";
@@ -178,6 +182,20 @@ fn with_certificates_and_a_token_nobody_else_is_let_in() {
         assert_eq!(opened, code, "{role}");
         assert_eq!(counted(&cluster.server, reason), before + 1, "{role}");
     }
+    // Readers of rows need the token and a certificate, too.
+    let read = |files: &SecurityFiles| {
+        let security = Security::load(files).unwrap();
+        let patience = Duration::from_secs(2);
+        runtime.block_on(async {
+            let mut lookup =
+                Lookup::new(std::slice::from_ref(&lookups), &security, patience).unwrap();
+            lookup.rows("items", &[1]).await.unwrap_err().to_string()
+        })
+    };
+    let admitted = read(&files("operator", ours));
+    assert!(admitted.contains("holds no shard"), "{admitted}");
+    assert!(read(&files("operator", theirs)).contains("token is wrong"));
+    assert!(!read(&SecurityFiles::default()).contains("holds no shard"));
     // The server does not accept unencrypted bytes either.
     let before = counted(&cluster.server, certificate);
     let mut plain = std::net::TcpStream::connect(server).unwrap();

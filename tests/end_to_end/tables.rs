@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use candle_core::Device;
 use checkpoint::{NewestFirst, Piece};
+use flambeau::{App, Lookup, Scorer, Scoring, Security};
 use shared_proto::job::Job;
 use shared_proto::table::SavedRows;
-use tests::{Cluster, eventually};
+use tests::{Cluster, Daemon, eventually, free_address};
 use worker::local;
 use worker::registry::Registry;
 use worker::tables::SavedTables;
@@ -312,6 +313,55 @@ fn rows_on_disk_are_those_that_memory_would_have_also_after_kills() {
     assert_eq!(names.count(), 1, "rows are in files without names");
 }
 
+/// Empties the files in which a server has rows.
+fn lose_rows(server: &Daemon, folder: &str) {
+    let files = format!("/proc/{}/fd", server.process());
+    let mut lost = 0;
+    for file in std::fs::read_dir(files).unwrap() {
+        let path = file.unwrap().path();
+        let target = std::fs::read_link(&path).unwrap_or_default();
+        let target = target.to_string_lossy().into_owned();
+        if target.starts_with(folder) && target.ends_with("(deleted)") {
+            let file = std::fs::OpenOptions::new().write(true).open(&path);
+            file.unwrap().set_len(0).unwrap();
+            lost += 1;
+        }
+    }
+    assert!(lost > 0, "the server has no rows on disk");
+}
+
+#[test]
+fn a_server_whose_rows_cannot_be_read_ends_and_its_shard_is_restored() {
+    let dir = tempfile::tempdir().unwrap();
+    write_ratings(dir.path());
+    let folder = dir.path().to_str().unwrap();
+    let no_memory = ["--table-mebibytes", "0", "--table-folder", folder];
+    for mode in ["async", "sync"] {
+        let job = recovers(&job(dir.path(), "batch_size = 16\nepochs = 2"), mode, 2);
+        let (expected, whole) = start(&job, 2, "0").finish();
+        let mut cluster = Cluster::start_servers_with(program(), &job, 2, &no_memory);
+        for _ in 0..2 {
+            cluster.add_worker(&[("TEST_STEP_MILLISECONDS", "20")]);
+        }
+        eventually(|| cluster.status()["samples"].as_u64() > Some(900));
+        eventually(|| cluster.status()["tables"][0]["on_disk"].as_u64() > Some(0));
+        lose_rows(&cluster.ps[0], folder);
+        let status = cluster.ps[0].wait();
+        assert!(!status.success(), "{mode}: {status}");
+        let log = cluster.ps[0].log();
+        assert!(log.contains("rows on disk cannot be read"), "{mode}: {log}");
+        cluster.restart_ps_with(0, &no_memory);
+        let (summary, run) = cluster.finish();
+        let rows = of_run(&run.path().join("run"));
+        assert_eq!(rows["items"].len(), 113, "{mode}");
+        if mode == "sync" {
+            assert_eq!(summary["metrics"], expected["metrics"]);
+            let expected = of_run(&whole.path().join("run"));
+            assert_eq!(row_difference(&rows, &expected), 0.0, "bit for bit");
+        }
+    }
+}
+
 #[test]
 fn a_folder_that_takes_no_rows_is_refused_at_once() {
     let arguments = [
@@ -380,6 +430,10 @@ fn rows_are_read_from_running_servers_as_a_checkpoint_has_them() {
         found = looked_up(&cluster, "items", &ids).unwrap_or_default();
         found.len() == 113
     });
+    let run = cluster.run_dir();
+    let weights = exported_weights(&cluster);
+    let data = dir.path().join("train.csv");
+    let scores = scores(&mut scorer(&cluster, &data, &weights));
     let absent = looked_up(&cluster, "items", &[u64::MAX]).unwrap();
     assert!(absent.is_empty() && cluster.status()["tables"][0]["rows"] == 113);
     cluster.ps[0].terminate();
@@ -389,6 +443,104 @@ fn rows_are_read_from_running_servers_as_a_checkpoint_has_them() {
         assert_eq!(&found[id][..], &row[..found[id].len()]);
     }
     assert_eq!(saved["items"].len(), 113);
+    // Rows on servers give the scores that rows of the checkpoint give.
+    let (run, data) = (run.to_str().unwrap(), data.to_str().unwrap());
+    let predicted = program().run(&["predict", run, "--data-dir", data]);
+    let predicted = String::from_utf8(predicted.stdout).unwrap();
+    let predicted: Vec<f32> = predicted
+        .lines()
+        .skip(1)
+        .map(|line| line.parse().unwrap())
+        .collect();
+    assert_eq!(scores, predicted);
+    assert_eq!(scores.len(), 2000);
+}
+
+/// Returns a model with these weights, and with rows on running servers.
+fn scorer(cluster: &Cluster, data: &Path, weights: &Path) -> Scorer {
+    let status = cluster.status();
+    let shards = status["shards"].as_array().unwrap().iter();
+    let address = |shard: &serde_json::Value| shard["lookup_address"].as_str().unwrap().to_owned();
+    let scoring = Scoring {
+        run_dir: cluster.run_dir(),
+        data: Some(data.to_owned()),
+        weights: weights.to_owned(),
+        servers: shards.map(address).collect(),
+        patience: std::time::Duration::from_secs(30),
+        ..Scoring::default()
+    };
+    let app = App::new().model::<tests::models::Factors>("factors");
+    app.scorer(&scoring).unwrap()
+}
+
+/// Returns the scores of all samples.
+fn scores(scorer: &mut Scorer) -> Vec<f32> {
+    let count = scorer.samples();
+    let starts = (0..count).step_by(64);
+    let scores = starts.flat_map(|start| scorer.scores(start..count.min(start + 64)).unwrap());
+    scores.collect()
+}
+
+#[test]
+fn scores_wait_for_a_server_that_comes_back() {
+    let dir = tempfile::tempdir().unwrap();
+    write_ratings(dir.path());
+    let job = recovers(&job(dir.path(), "batch_size = 16\nepochs = 30"), "async", 1);
+    let address = free_address();
+    let listen = ["--lookup-listen", &address];
+    let mut cluster = Cluster::start_servers_with(program(), &job, 1, &listen);
+    for _ in 0..2 {
+        cluster.add_worker(&[("TEST_STEP_MILLISECONDS", "10")]);
+    }
+    eventually(|| cluster.status()["tables"][0]["rows"] == 113);
+    for worker in &mut cluster.workers {
+        worker.kill();
+    }
+    cluster.ps[0].terminate();
+    cluster.ps[0].wait();
+    cluster.restart_ps_with(0, &listen);
+    let weights = exported_weights(&cluster);
+    eventually(|| looked_up(&cluster, "items", &[1]).is_some());
+    let data = dir.path().join("train.csv");
+    let mut scorer = scorer(&cluster, &data, &weights);
+    let before = scores(&mut scorer);
+    cluster.ps[0].kill();
+    cluster.restart_ps_with(0, &listen);
+    assert_eq!(scores(&mut scorer), before);
+
+    // More ids than fit into a request.
+    let many: Vec<u64> = (0..150_000).collect();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let found = runtime.block_on(async {
+        let patience = std::time::Duration::from_secs(30);
+        let mut lookup = Lookup::new(&[address], &Security::default(), patience).unwrap();
+        lookup.rows("items", &many).await.unwrap()
+    });
+    let rows = &of_run(&cluster.run_dir())["items"];
+    let expected = many.iter().map(|id| rows.contains_key(id));
+    assert!(found.present.into_iter().eq(expected));
+}
+
+/// Writes the weights of a cluster's newest checkpoint to where a finished run has them.
+fn exported_weights(cluster: &Cluster) -> PathBuf {
+    let run = cluster.run_dir();
+    let weights = run.join("model.safetensors");
+    let (from, to) = (run.to_str().unwrap(), weights.to_str().unwrap());
+    let exported = program().run(&["checkpoint", "export", from, "--output", to]);
+    assert!(exported.status.success(), "{exported:?}");
+    // A run has its transforms once it is finished; those of another run with the same data are the same.
+    let job = std::fs::read_to_string(run.join("job.toml")).unwrap();
+    let job = Job {
+        steps: Some(0),
+        ..Job::parse(&job).unwrap()
+    };
+    let registry = Registry::builtin().model::<tests::models::Factors>("factors");
+    let other = tempfile::tempdir().unwrap();
+    let file = other.path().join("other.safetensors");
+    local::train(&job, &registry, &Device::Cpu, Some(&file)).unwrap();
+    let transforms = other.path().join("transforms.json");
+    std::fs::copy(transforms, run.join("transforms.json")).unwrap();
+    weights
 }
 
 #[test]

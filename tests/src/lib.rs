@@ -96,6 +96,11 @@ impl Daemon {
         read(&self.log)
     }
 
+    /// Returns the process's number.
+    pub fn process(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Kills it, so that it cannot leave the cluster.
     pub fn kill(&mut self) {
         self.child.kill().unwrap();
@@ -174,6 +179,12 @@ pub fn children(process: u32) -> Vec<u32> {
     list.split_whitespace()
         .map(|pid| pid.parse().unwrap())
         .collect()
+}
+
+/// Returns an address of this machine with a port that is free.
+pub fn free_address() -> String {
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    port.local_addr().unwrap().to_string()
 }
 
 /// Waits until something holds.

@@ -9,6 +9,7 @@ use worker::model::Model;
 use worker::registry::Registry;
 
 use crate::error::CommandError;
+use crate::scorer::{Scorer, Scoring};
 use crate::{bench, certs, checkpoint, eval, job, plot, predict, status, table, train};
 
 /// Distributed training for candle.
@@ -92,6 +93,14 @@ impl App {
         Self {
             registry: self.registry.data::<S>(name),
         }
+    }
+
+    /// Opens a trained model whose rows stay on running servers, for online inference.
+    ///
+    /// # Errors
+    /// If a file cannot be read, does not fit the model, or no server has the model's tables.
+    pub fn scorer(&self, scoring: &Scoring) -> candle_core::Result<Scorer> {
+        Scorer::open(scoring, &self.registry)
     }
 
     /// Runs the command that the command line names.

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use candle_core::Error;
 use checkpoint::{CheckpointError, FileEntry, NewestFirst, Piece};
 use clap::Args;
 use daemon::settings::JobFlags;
@@ -9,7 +10,7 @@ use shared_proto::job::{Job, run_dir};
 use worker::input::Fitted;
 use worker::local::Trained;
 use worker::replica::ReplicaError;
-use worker::tables::SavedTables;
+use worker::tables::{SavedTables, restored};
 
 use crate::error::CommandError;
 
@@ -41,14 +42,12 @@ impl FinishedRun {
         Trained {
             job: &self.job,
             weights: &self.weights,
-            rows: Box::new(|| self.rows()),
+            rows: Box::new(|specs| {
+                let saved = block_on(rows(&self.checkpoints)).map_err(Error::wrap)?;
+                restored(specs, &saved)
+            }),
             fitted: self.fitted.as_ref(),
         }
-    }
-
-    /// Returns the rows of tables.
-    fn rows(&self) -> Result<SavedTables, String> {
-        block_on(rows(&self.checkpoints)).map_err(|error| error.to_string())
     }
 
     pub(crate) fn read(dir: &Path, data: Option<&Path>) -> Result<Self, CommandError> {

@@ -32,6 +32,7 @@
 // - `train`: a whole cluster on this machine; `cluster`: its processes; `progress`: its progress bars
 // - `status`, `table`, `checkpoint`, `certs`, `job`: for operators
 // - `eval`, `plot`, `metrics`: a run's model, curves and records after its end
+// - `scorer`: a trained model for online inference
 // - `bench`: measurements
 // - `error`: the errors of commands
 
@@ -48,6 +49,7 @@ mod metrics;
 mod plot;
 mod predict;
 mod progress;
+mod scorer;
 mod status;
 mod table;
 mod train;
@@ -57,6 +59,7 @@ pub use candle_core;
 pub use candle_nn;
 pub use nn;
 pub use ps_client::lookup::{FoundRows, Lookup, LookupError};
+pub use scorer::{Scorer, Scoring};
 pub use shared_proto::security::{Security, SecurityFiles};
 pub use shared_proto::step::Want;
 pub use worker::input::{

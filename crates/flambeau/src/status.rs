@@ -146,6 +146,7 @@ fn shard_json((shard, status): (usize, &wire::ShardStatus)) -> Value {
         "shard": shard,
         "server": task_of(status.server.as_ref()).map(|t| t.to_string()),
         "blocks": report.blocks,
+        "lookup_address": report.lookup_address,
         "bytes": report.bytes,
         "updates": report.updates,
         "max_clock_lead": report.max_clock_lead,
@@ -328,8 +329,7 @@ fn rows_table(status: &wire::Status) -> Table {
     ]);
     for status in &status.tables {
         let report = status.report.unwrap_or_default();
-        let in_memory = report.rows.saturating_sub(report.on_disk);
-        let of_row = report.bytes.checked_div(in_memory);
+        let of_row = report.bytes.checked_div(report.rows);
         table.add_row([
             harmless(&status.name).into_owned(),
             report.rows.to_string(),
@@ -398,7 +398,7 @@ mod tests {
         let text = table(&status);
         let line = text.lines().find(|line| line.contains("item")).unwrap();
         let cells: Vec<&str> = line.split_whitespace().collect();
-        let expected = ["item", "60", "20", "3600", "90", "bytes", "50", "7", "10"];
+        let expected = ["item", "60", "20", "3600", "60", "bytes", "50", "7", "10"];
         assert_eq!(cells, expected);
         assert_eq!(json(&status)["tables"][0]["evicted"], 10);
     }

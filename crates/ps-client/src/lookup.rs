@@ -1,22 +1,20 @@
 //! Reads of rows of tables, for programs that are no members of the job: online inference.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use futures_util::future::try_join_all;
+use futures_util::future::{join_all, try_join_all};
 use shared_proto::ids::Role;
 use shared_proto::security::{Credentials, Security};
 use shared_proto::table::hash::bucket;
-use shared_proto::table::ids_to_bytes;
+use shared_proto::table::{ids_to_bytes, most_looked_up};
 use shared_proto::transport::MAX_MESSAGE_BYTES;
 use shared_proto::wire;
 use shared_proto::wire::lookup_client::LookupClient;
+use tokio::time::{Instant, sleep, timeout_at};
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
-
-/// The most ids in a request.
-const MOST_IDS: usize = 1 << 16;
 
 /// The pause before the servers are asked again where the buckets are.
 const AGAIN: Duration = Duration::from_millis(100);
@@ -28,14 +26,17 @@ pub enum LookupError {
     /// No server was named.
     #[error("there is no server to ask; give the addresses at which servers answer lookups")]
     NoServer,
-    /// The address of a server is none.
+    /// The text is not an address.
     #[error("{address:?} is no address of a server, as in host:port")]
     Address {
         /// The address.
         address: String,
     },
     /// The job has no such table.
-    #[error("the job has no table {table:?}; it has {}", tables.join(", "))]
+    #[error(
+        "the job has no table {table:?}; it has {}",
+        if tables.is_empty() { "none".to_owned() } else { tables.join(", ") }
+    )]
     NoTable {
         /// The table.
         table: String,
@@ -50,7 +51,7 @@ pub enum LookupError {
         /// The server's reason.
         reason: String,
     },
-    /// No server holds a part of the table, or does not answer.
+    /// A part of the table has no server, or its server does not answer.
     #[error("not all rows of table {table:?} could be reached within {seconds:.0} s: {reason}")]
     Unreachable {
         /// The table.
@@ -76,8 +77,8 @@ pub enum LookupError {
 pub struct Lookup {
     servers: Vec<Server>,
     tables: BTreeMap<String, KnownTable>,
-    /// The reason why a server did not describe its tables; empty if all did.
-    silence: String,
+    /// The reason why a server did not describe its tables; none if all did.
+    silent: Option<String>,
     patience: Duration,
 }
 
@@ -108,7 +109,7 @@ impl Lookup {
     /// rows whose server has been lost.
     ///
     /// # Errors
-    /// If an address is none. Servers that do not answer yet may do so later.
+    /// If there is no address, or a text is not one. Servers that do not answer yet may do so later.
     pub fn new(
         addresses: &[String],
         security: &Security,
@@ -132,7 +133,7 @@ impl Lookup {
         Ok(Self {
             servers: addresses.iter().map(server).collect::<Result<_, _>>()?,
             tables: BTreeMap::new(),
-            silence: String::new(),
+            silent: None,
             patience,
         })
     }
@@ -153,57 +154,59 @@ impl Lookup {
     /// # Errors
     /// If the servers have no such table, or rows cannot be reached within the patience.
     pub async fn rows(&mut self, table: &str, ids: &[u64]) -> Result<FoundRows, LookupError> {
-        let began = Instant::now();
-        let mut described = false;
+        let deadline = Instant::now() + self.patience;
+        let mut reason = "no answer has come".to_owned();
         loop {
-            let reason = match self.try_rows(table, ids).await? {
-                Ok(rows) => return Ok(rows),
-                Err(reason) => reason,
-            };
-            if began.elapsed() >= self.patience {
+            match timeout_at(deadline, self.attempt(table, ids)).await {
+                Ok(Ok(rows)) => return Ok(rows),
+                Ok(Err(Failure::Passing(why))) => reason = why,
+                Ok(Err(Failure::Lasting(error))) => {
+                    self.tables.clear();
+                    return Err(error);
+                }
+                Err(_) => {}
+            }
+            // The servers are asked again where the rows are.
+            self.tables.clear();
+            if Instant::now() + AGAIN >= deadline {
                 return Err(LookupError::Unreachable {
                     table: table.to_owned(),
                     seconds: self.patience.as_secs_f64(),
                     reason,
                 });
             }
-            if described {
-                tokio::time::sleep(AGAIN).await;
-            }
-            self.describe().await?;
-            described = true;
-            if !self.tables.is_empty() && !self.tables.contains_key(table) {
-                return Err(LookupError::NoTable {
-                    table: table.to_owned(),
-                    tables: self.tables.keys().cloned().collect(),
-                });
-            }
+            sleep(AGAIN).await;
         }
     }
 
-    /// Reads the rows of ids once. Returns the reason if not all can be reached at the moment.
-    async fn try_rows(
-        &mut self,
-        table: &str,
-        ids: &[u64],
-    ) -> Result<Result<FoundRows, String>, LookupError> {
+    /// Reads the rows of ids once.
+    async fn attempt(&mut self, table: &str, ids: &[u64]) -> Result<FoundRows, Failure> {
+        if !self.tables.contains_key(table) {
+            self.describe().await?;
+        }
         let Some(known) = self.tables.get(table) else {
-            return Ok(Err(self.silence.clone()));
+            return Err(Failure::Lasting(LookupError::NoTable {
+                table: table.to_owned(),
+                tables: self.tables.keys().cloned().collect(),
+            }));
         };
         let dimension = known.dimension;
-        let buckets = known.servers.len() as u32;
         let mut places = vec![Vec::new(); self.servers.len()];
         for (place, id) in ids.iter().enumerate() {
-            let bucket = bucket(*id, buckets);
+            let bucket = bucket(*id, known.servers.len() as u32);
             match known.servers[bucket as usize] {
                 Some(server) => places[server].push(place),
                 None => {
-                    let reason = format!("no server holds bucket {bucket}; {}", self.silence);
-                    return Ok(Err(reason));
+                    let silent = self
+                        .silent
+                        .as_deref()
+                        .unwrap_or("all servers have answered");
+                    let reason = format!("no server holds bucket {bucket}; {silent}");
+                    return Err(Failure::Passing(reason));
                 }
             }
         }
-        let most = (MAX_MESSAGE_BYTES / (dimension * size_of::<f32>())).min(MOST_IDS);
+        let most = most_looked_up(dimension as u32);
         let requests = self
             .servers
             .iter()
@@ -212,48 +215,42 @@ impl Lookup {
                 let parts = places.chunks(most);
                 parts.map(move |places| server.get(table, dimension, ids, places))
             });
-        let answers = match try_join_all(requests).await {
-            Ok(answers) => answers,
-            Err(Failure::Passing(reason)) => return Ok(Err(reason)),
-            Err(Failure::Lasting(error)) => return Err(error),
-        };
         let mut found = FoundRows {
             values: vec![0.0; ids.len() * dimension],
             present: vec![false; ids.len()],
         };
-        for (places, values, presence) in answers {
-            for ((place, row), presence) in
-                places.iter().zip(values.chunks(dimension)).zip(presence)
-            {
+        for (places, values, presence) in try_join_all(requests).await? {
+            let rows = values.chunks(dimension).zip(presence);
+            for (place, (row, presence)) in places.iter().zip(rows) {
                 if presence == wire::Presence::Elsewhere as u8 {
-                    return Ok(Err("some have moved to another server".to_owned()));
+                    let moved = "some rows have moved to another server";
+                    return Err(Failure::Passing(moved.to_owned()));
                 }
                 found.values[place * dimension..][..dimension].copy_from_slice(row);
                 found.present[*place] = presence == wire::Presence::Present as u8;
             }
         }
-        Ok(Ok(found))
+        Ok(found)
     }
 
     /// Asks all servers which buckets they hold. Those that do not answer hold none.
-    async fn describe(&mut self) -> Result<(), LookupError> {
+    async fn describe(&mut self) -> Result<(), Failure> {
+        let described = join_all(self.servers.iter().map(Server::describe)).await;
         let mut tables = BTreeMap::<String, KnownTable>::new();
-        self.silence.clear();
-        for (number, server) in self.servers.iter().enumerate() {
-            let mut client = server.client.clone();
-            let described = match client.describe(wire::DescribeRequest {}).await {
-                Ok(described) => described.into_inner(),
-                Err(status) => match server.failure(&status) {
-                    Failure::Passing(reason) => {
-                        self.silence = reason;
-                        continue;
-                    }
-                    Failure::Lasting(error) => return Err(error),
-                },
+        let (mut silent, mut answers) = (None, 0);
+        for (number, (server, described)) in self.servers.iter().zip(described).enumerate() {
+            let described = match described {
+                Ok(described) => described,
+                Err(Failure::Passing(reason)) => {
+                    silent = Some(reason);
+                    continue;
+                }
+                Err(lasting) => return Err(lasting),
             };
+            answers += 1;
             for table in described.tables {
                 let (dimension, buckets) = (table.dimension as usize, table.buckets as usize);
-                if dimension == 0 || buckets == 0 || buckets > 1 << 20 {
+                if !(1..=1 << 16).contains(&dimension) || !(1..=1 << 20).contains(&buckets) {
                     return Err(server.misfit(format!(
                         "its table {:?} has {buckets} buckets of dimension {dimension}",
                         table.name
@@ -273,8 +270,13 @@ impl Lookup {
                 }
             }
         }
-        self.tables = tables;
-        Ok(())
+        match silent {
+            Some(reason) if answers == 0 => Err(Failure::Passing(reason)),
+            silent => {
+                (self.tables, self.silent) = (tables, silent);
+                Ok(())
+            }
+        }
     }
 }
 
@@ -286,6 +288,14 @@ enum Failure {
 }
 
 impl Server {
+    async fn describe(&self) -> Result<wire::DescribeReply, Failure> {
+        let mut client = self.client.clone();
+        let described = client.describe(wire::DescribeRequest {}).await;
+        Ok(described
+            .map_err(|status| self.failure(&status))?
+            .into_inner())
+    }
+
     /// Reads the rows of the ids at some places. Returns the places, the values and the presences.
     async fn get<'a>(
         &self,
@@ -310,7 +320,7 @@ impl Server {
                 reply.presence.len(),
                 places.len()
             );
-            return Err(Failure::Lasting(self.misfit(what)));
+            return Err(self.misfit(what));
         }
         let (values, _) = reply.values.as_chunks::<4>();
         let values = values.iter().map(|value| f32::from_le_bytes(*value));
@@ -332,10 +342,10 @@ impl Server {
         }
     }
 
-    fn misfit(&self, what: String) -> LookupError {
-        LookupError::Answer {
+    fn misfit(&self, what: String) -> Failure {
+        Failure::Lasting(LookupError::Answer {
             address: self.address.clone(),
             what,
-        }
+        })
     }
 }

@@ -97,6 +97,13 @@ async fn serve_job(
     let member = &settings.member;
     let patience = Duration::from_secs(member.patience_seconds);
     let coordinator = Coordinator::at(&member.coordinator, patience, process.security.clone())?;
+    let lookups = match settings.lookup.bind()? {
+        Some(listening) => {
+            let address = coordinator.reachable(listening.address.to_string()).await?;
+            Some((listening, address))
+        }
+        None => None,
+    };
     let advertise = settings.advertise.clone();
     let registration = Registration {
         role: Role::Ps,
@@ -116,7 +123,7 @@ async fn serve_job(
     let server = Server::new(
         &membership.job,
         Parts {
-            coordinator: coordinator.clone(),
+            coordinator,
             registration,
             security: process.security.clone(),
             offload: Offload::Threads,
@@ -127,15 +134,14 @@ async fn serve_job(
         },
     );
     let (sessions, stop) = (&server.sessions, &server.stop);
-    let lookups = match settings.lookup.lookup_listen {
-        Some(address) => {
-            let served = server.served();
-            let started = LookupThread::start(&settings.lookup, address, served, stop.clone());
-            let (thread, address) = started?;
-            let address = coordinator.reachable(address.to_string()).await?;
+    let lookups = match lookups {
+        Some((listening, address)) => {
             tracing::info!(address, "answering lookups");
             server.answers_lookups_at(address);
-            Some(thread)
+            let served = server.served();
+            let started =
+                LookupThread::start(&settings.lookup, listening, served, stop.clone(), DRAIN);
+            Some(started?)
         }
         None => None,
     };
@@ -172,7 +178,7 @@ async fn serve_job(
     server.end(place.filter(|_| !next_job)).await;
     let _ = tokio::time::timeout(DRAIN, accepting).await;
     if let Some(lookups) = lookups {
-        let _ = tokio::time::timeout(DRAIN, lookups.join()).await;
+        let _ = tokio::time::timeout(2 * DRAIN, lookups.join()).await;
     }
     outcome.unwrap_or(Ok(())).map(|()| next_job)
 }

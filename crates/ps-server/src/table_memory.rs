@@ -11,12 +11,12 @@ use crate::error::PsError;
 /// The memory for rows of tables.
 #[derive(Clone, Debug, Default, clap::Args)]
 pub struct TableMemory {
-    /// Memory for the rows of embedding tables with their index, in MiB. Rows beyond it go to disk, those that were not used
-    /// for the longest time first. Default: all rows stay in memory.
+    /// Memory for the rows of embedding tables with their index, in MiB. The least recently used rows beyond it go to disk.
+    /// Default: all rows stay in memory.
     #[arg(long, env = "FLAMBEAU_TABLE_MEBIBYTES")]
     pub table_mebibytes: Option<u64>,
-    /// The folder for rows on disk. They are in files without a name, which are gone with the process. Default: the system's
-    /// folder for temporary files.
+    /// The folder for rows on disk. The files have no name, and the system deletes them when the process ends. Default: the
+    /// system's folder for temporary files.
     #[arg(long, env = "FLAMBEAU_TABLE_FOLDER", value_name = "DIR")]
     pub table_folder: Option<PathBuf>,
 }

@@ -8,7 +8,7 @@ use shared_proto::payload::LeF32;
 use shared_proto::planted;
 use shared_proto::table::{Admission, Age, Capacity, Eviction, EvictionOrder, TableSpec};
 
-use crate::disk::RowFile;
+use crate::disk::{After, RowFile};
 use crate::hash::hash;
 use crate::rows::{Aged, History, Place, Rows, SharedRows};
 use crate::sketch::Sketch;
@@ -56,9 +56,6 @@ struct Read {
 /// The most lists of read rows that a bucket remembers, and the most rows of a list.
 const REMEMBERED: usize = 8;
 const REMEMBERED_ROWS: usize = 4096;
-
-/// The bytes that rows which are only read may take beyond the server's limit: the update that follows gives them back.
-const READ_SLACK: usize = 1 << 20;
 
 /// Rows that were evicted since a bucket was shared, and have not come back.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -163,7 +160,9 @@ impl Bucket {
         self.rows.find(ids, &mut places);
         self.rows.bring_back(ids, &mut places)?;
         self.rows.read(ids, &places, values);
-        self.moved += u64::from(self.rows.spill(READ_SLACK));
+        // Rows that now go to disk leave the places that were found.
+        let moved = self.moved;
+        self.moved += u64::from(self.rows.spill(After::Read));
         if ids.is_empty() || ids.len() > REMEMBERED_ROWS {
             return Ok(());
         }
@@ -173,7 +172,7 @@ impl Bucket {
         self.read.push_back(Read {
             ids: ids.to_vec(),
             places,
-            moved: self.moved,
+            moved,
         });
         Ok(())
     }
@@ -254,7 +253,7 @@ impl Bucket {
 
     /// Writes rows to disk if the server has no memory for them, and gives free memory back.
     pub(crate) fn make_room(&mut self) {
-        self.moved += u64::from(self.rows.spill(0)) + u64::from(self.rows.shrink());
+        self.moved += u64::from(self.rows.spill(After::Update)) + u64::from(self.rows.shrink());
     }
 
     /// Decides whether an id without a row gets one.

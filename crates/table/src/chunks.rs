@@ -63,7 +63,7 @@ pub(crate) struct Chunks {
     last: usize,
     /// The places of removed rows.
     free: Vec<Place>,
-    /// The chunk at which the next search for rows that were not used begins.
+    /// The chunk at which the last search for rows that were not used has ended.
     hand: usize,
 }
 
@@ -74,7 +74,7 @@ struct Marks {
     present: Bits,
     /// The rows that have changed since the last snapshot.
     changed: Bits,
-    /// The rows that have changed since the last search for rows that were not.
+    /// The rows that were changed or read from disk since the last search for unused rows came past them.
     used: Bits,
 }
 
@@ -215,7 +215,7 @@ impl Chunks {
         self.free.push(place);
     }
 
-    /// Returns up to `count` rows that were not changed for the longest time, about: the rows that were not changed since
+    /// Returns approximately the `count` least recently used rows: those that were neither changed nor read from disk since
     /// the search came past them before (the clock algorithm: Corbató, A Paging Experiment with the Multics System, 1968).
     pub(crate) fn least_used(&mut self, count: usize) -> Vec<Place> {
         let mut found = Vec::with_capacity(count);
@@ -238,7 +238,6 @@ impl Chunks {
                 marks.used.set(row, !used);
             }
         }
-        found.truncate(count);
         found
     }
 

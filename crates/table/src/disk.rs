@@ -1,19 +1,27 @@
 //! Rows on disk, for which a server has no memory.
 //!
-//! A row on disk has a slot in its table's file. The index stays in memory, so a row is found by one read, and an id without
-//! a row by none. A file has no name in its folder: it is gone with the process, since what must last is in checkpoints.
+//! A row on disk has a slot in its table's file. The index stays in memory: to find a row on disk takes one read, and to find
+//! that an id has no row takes none, but for the rare two ids with one key. A file has no name, and the system deletes it
+//! when the process ends: what must last is in checkpoints.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{Duration, Instant};
 
 use crate::chunks::Place;
 
 /// The slots that are read together when many rows are read.
 const WINDOW: u32 = 512;
+
+/// The most bytes by which reads may exceed the limit. The next update frees them.
+const READ_SLACK: usize = 1 << 20;
+
+/// The time for which no rows are written after a failure.
+const PAUSE: Duration = Duration::from_secs(5);
 
 /// The memory that a server has for rows, and the folder for rows beyond it.
 #[derive(Debug)]
@@ -22,6 +30,15 @@ pub struct Disk {
     limit: usize,
     used: AtomicUsize,
     buckets: AtomicUsize,
+    /// The moment until which no rows are written.
+    paused: Mutex<Option<Instant>>,
+}
+
+/// The work after which rows go to disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum After {
+    Read,
+    Update,
 }
 
 impl Disk {
@@ -36,6 +53,7 @@ impl Disk {
             limit,
             used: AtomicUsize::new(0),
             buckets: AtomicUsize::new(0),
+            paused: Mutex::default(),
         })
     }
 
@@ -78,6 +96,7 @@ impl RowFile {
         let written = self.write_to(&slots, rows);
         if let Err(error) = written {
             self.release(&slots);
+            *self.disk.paused() = Some(Instant::now() + PAUSE);
             return Err(error);
         }
         Ok(slots)
@@ -140,7 +159,7 @@ impl RowFile {
         Ok(taken)
     }
 
-    fn slots(&self) -> std::sync::MutexGuard<'_, Slots> {
+    fn slots(&self) -> MutexGuard<'_, Slots> {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -157,14 +176,20 @@ impl RowFile {
     }
 }
 
+impl Disk {
+    fn paused(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.paused.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// The part of a server's memory for rows that a bucket takes.
 #[derive(Debug)]
-pub(crate) struct Share {
+pub(crate) struct MemoryUse {
     disk: Arc<Disk>,
     bytes: usize,
 }
 
-impl Share {
+impl MemoryUse {
     pub(crate) fn of(file: &RowFile) -> Self {
         let disk = Arc::clone(&file.disk);
         disk.buckets.fetch_add(1, Ordering::Relaxed);
@@ -181,19 +206,29 @@ impl Share {
         self.bytes = bytes;
     }
 
-    /// Returns the bytes that the bucket must give back so that the server has no more than its limit. Only buckets of at
-    /// least the mean size give some back: the rows of a small table stay in memory beside those of a large one.
-    pub(crate) fn surplus(&self) -> usize {
+    /// Returns the bytes that the bucket must free so that the server has no more than its limit. Only buckets of at
+    /// least the mean size free some: the rows of a small table stay in memory beside those of a large one.
+    pub(crate) fn surplus(&self, after: After) -> usize {
         let used = self.disk.used.load(Ordering::Relaxed);
         let buckets = self.disk.buckets.load(Ordering::Relaxed);
-        match self.bytes >= used / buckets.max(1) {
-            true => used.saturating_sub(self.disk.limit),
-            false => 0,
+        let surplus = used.saturating_sub(self.disk.limit);
+        let slack = match after {
+            After::Read => READ_SLACK.min(self.disk.limit / 16),
+            After::Update => 0,
+        };
+        let is_large = self.bytes >= used / buckets.max(1);
+        if surplus <= slack || !is_large {
+            return 0;
         }
+        let is_paused = self
+            .disk
+            .paused()
+            .is_some_and(|until| Instant::now() < until);
+        if is_paused { 0 } else { surplus }
     }
 }
 
-impl Drop for Share {
+impl Drop for MemoryUse {
     fn drop(&mut self) {
         self.set(0);
         self.disk.buckets.fetch_sub(1, Ordering::Relaxed);

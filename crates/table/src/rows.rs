@@ -272,7 +272,7 @@ impl Rows {
         let removed = self.index.remove(Key::of(id, self.buckets), is_row);
         if let Some(place) = removed {
             match (place.slot(), spilled) {
-                (Some((slot, _)), Some(spilled)) => spilled.leave(slot),
+                (Some((slot, _)), Some(spilled)) => spilled.release_later(slot),
                 _ => self.chunks.remove(place),
             }
         }

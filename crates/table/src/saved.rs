@@ -8,6 +8,7 @@ use shared_proto::table::hash::bucket;
 use shared_proto::table::{Changes, SavedRows, TableSpec, ids_to_bytes};
 
 use crate::bucket::{Bucket, SharedBucket};
+use crate::disk::After;
 use crate::rows::History;
 use crate::sketch::Sketch;
 
@@ -141,7 +142,7 @@ impl Bucket {
                 return Err(format!("it has row {id} twice"));
             }
             if rows.len().is_multiple_of(ROWS_AT_A_TIME) {
-                rows.spill(0);
+                rows.spill(After::Update);
             }
         }
         self.make_room();

@@ -72,6 +72,8 @@ fn read(bucket: &mut Bucket, ids: &[u64]) -> Vec<f32> {
 enum Event {
     Update(BTreeSet<u64>),
     Read(BTreeSet<u64>),
+    /// Rows are read, and the same ones are updated, as in a worker's step.
+    Step(BTreeSet<u64>),
     Share,
     /// The oldest snapshot that is kept is compared and dropped.
     Drop,
@@ -83,6 +85,7 @@ fn events() -> impl Strategy<Value = Vec<Event>> {
     let event = prop_oneof![
         6 => ids().prop_map(Event::Update),
         3 => ids().prop_map(Event::Read),
+        4 => ids().prop_map(Event::Step),
         2 => Just(Event::Share),
         1 => Just(Event::Drop),
         1 => Just(Event::Restore),
@@ -136,6 +139,11 @@ proptest! {
                     }
                     prop_assert_eq!(bucket.rows().on_disk(), on_disk);
                     prop_assert_eq!(read(&mut bucket, &ids), expected);
+                }
+                Event::Step(ids) => {
+                    let ids: Vec<u64> = ids.into_iter().collect();
+                    prop_assert_eq!(read(&mut bucket, &ids), read(&mut twin, &ids));
+                    prop_assert_eq!(update(&mut bucket, &ids, now), update(&mut twin, &ids, now));
                 }
                 Event::Share => {
                     let (shared, expected) = (bucket.share(now.into()), twin.share(now.into()));

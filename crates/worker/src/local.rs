@@ -14,7 +14,7 @@ use crate::input::{Dataset, Fitted, InputError, Order, Purpose, Samples, read, s
 use crate::model::{Metrics, Objective, Pass};
 use crate::registry::Registry;
 use crate::replica::{Built, Evaluating, ReplicaError, build, precision};
-use crate::tables::{LocalTables, RowsOf, SavedTables};
+use crate::tables::{LocalTables, RowSource, RowsOf, SavedTables};
 use crate::variables::Variables;
 
 /// The result of a local run.
@@ -119,7 +119,7 @@ pub fn train(
 /// Returns the loss and the metrics of a model over all held-out samples.
 fn evaluate(
     built: &Built,
-    local: &mut LocalTables,
+    rows: &mut dyn RowSource,
     objective: &Objective,
     held_out: &mut dyn Samples,
     device: &Device,
@@ -127,8 +127,8 @@ fn evaluate(
     let (model, tables) = (&*built.model, &built.tables);
     let mut evaluating = Evaluating::begin(model, objective);
     while evaluating.next(held_out, tables, device)?.is_some() {
-        if let Some((batch, rows)) = evaluating.read.take() {
-            tables.set(&tables.rows(&rows, &mut local.read(&rows)?, device)?);
+        if let Some((batch, wanted)) = evaluating.read.take() {
+            tables.set(&tables.rows(&wanted, &mut rows.read(&wanted)?, device)?);
             evaluating.add(model, objective, &batch)?;
         }
     }
@@ -141,7 +141,7 @@ pub struct Trained<'a> {
     pub job: &'a Job,
     /// The safetensors file of the weights.
     pub weights: &'a Path,
-    /// Reads the rows of tables. It is not called for a model without tables.
+    /// Returns the source of the rows of tables. It is not called for a model without tables.
     pub rows: RowsOf<'a>,
     /// What the columns of the data were fitted to; none for data without columns.
     pub fitted: Option<&'a Fitted>,
@@ -164,11 +164,11 @@ pub fn evaluate_trained(
         data,
         objective,
         built,
-        local,
+        rows,
     } = &mut loaded;
     let samples = &mut *data.evaluation;
     autocast(precision(trained.job), || {
-        evaluate(built, local, objective, samples, device)
+        evaluate(built, &mut **rows, objective, samples, device)
     })
 }
 
@@ -177,7 +177,7 @@ pub(crate) struct Loaded {
     pub(crate) data: Dataset,
     pub(crate) objective: Objective,
     pub(crate) built: Built,
-    local: LocalTables,
+    rows: Box<dyn RowSource>,
 }
 
 impl Loaded {
@@ -204,18 +204,15 @@ impl Loaded {
         let built = build(&job, registry, device, &data.signature, &objective)?;
         built.variables.load(trained.weights)?;
         let specs = built.tables.specs();
-        let local = match specs.is_empty() {
-            true => LocalTables::default(),
-            false => {
-                let rows = (trained.rows)().map_err(candle_core::Error::msg)?;
-                LocalTables::restored(specs, &rows)?
-            }
+        let rows = match specs.is_empty() {
+            true => Box::new(LocalTables::default()),
+            false => (trained.rows)(specs)?,
         };
         Ok(Self {
             data,
             objective,
             built,
-            local,
+            rows,
         })
     }
 
@@ -229,7 +226,7 @@ impl Loaded {
         let tables = &self.built.tables;
         let mut batch = [read(held_out, Order::Stored, samples, &Device::Cpu)?];
         let wanted = tables.distinct(&mut batch)?;
-        tables.set(&tables.rows(&wanted, &mut self.local.read(&wanted)?, device)?);
+        tables.set(&tables.rows(&wanted, &mut self.rows.read(&wanted)?, device)?);
         let batch = batch[0].to_device(device)?;
         let pass = Pass::evaluation(&self.objective);
         Ok(self.built.model.forward(&batch, &pass)?)

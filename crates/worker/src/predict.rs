@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::io::Write;
+use std::ops::Range;
 
 use candle_core::{D, DType, Device, Tensor, bail};
 use nn::autocast;
@@ -78,6 +79,50 @@ pub fn predict(
         Form::Numbers => (0..width).map(|i| format!("prediction_{i}")).collect(),
     };
     Ok(Predictions { header, rows })
+}
+
+/// A trained model that scores samples one request at a time, as an online service does.
+pub struct Scorer {
+    loaded: Loaded,
+    device: Device,
+}
+
+impl Scorer {
+    /// Builds the model with its weights, and opens the data that samples come from, as [`predict`] does.
+    ///
+    /// # Errors
+    /// The data's or the model's, or if the file holds other variables than the model has.
+    pub fn open(
+        trained: &Trained,
+        registry: &Registry,
+        device: Device,
+    ) -> Result<Self, ReplicaError> {
+        let purpose = trained
+            .fitted
+            .map_or(Purpose::Training, Purpose::Prediction);
+        Ok(Self {
+            loaded: Loaded::open(trained, registry, &device, purpose)?,
+            device,
+        })
+    }
+
+    /// Returns the number of samples.
+    pub fn samples(&self) -> u64 {
+        self.loaded.data.evaluation.count()
+    }
+
+    /// Returns the model's outputs for some samples: probabilities for a binary target, and else as they are.
+    ///
+    /// # Errors
+    /// The data's or the model's, or if rows cannot be read.
+    pub fn scores(&mut self, samples: Range<u64>) -> Result<Vec<f32>, ReplicaError> {
+        let outputs = self.loaded.outputs(samples, &self.device)?;
+        let outputs = match Form::of(&self.loaded.objective) {
+            Form::Binary => candle_nn::ops::sigmoid(&outputs)?,
+            Form::Classes | Form::Numbers => outputs,
+        };
+        Ok(outputs.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?)
+    }
 }
 
 /// The meaning of a model's outputs.

@@ -24,6 +24,8 @@ pub(crate) struct Saving<'a> {
     pub(crate) only_finite: bool,
     pub(crate) offload: Offload,
     pub(crate) counters: &'a Counters,
+    /// Called if rows on disk cannot be read, with the reason.
+    pub(crate) on_loss: &'a (dyn Fn(RowsLost) + Send + Sync),
 }
 
 /// The reason why blocks cannot be saved.
@@ -108,7 +110,10 @@ impl Saving<'_> {
                 })
                 .await
                 .map_err(|unsaved| match unsaved {
-                    Unsaved::Lost(lost) => self.refused(lost.to_string()),
+                    Unsaved::Lost(lost) => {
+                        (self.on_loss)(lost.clone());
+                        self.refused(lost.to_string())
+                    }
                     Unsaved::NotFinite(id) => {
                         let id = store.map.describe(id);
                         self.refused(format!("{id} has values that are NaN or infinite"))
@@ -227,6 +232,7 @@ mod tests {
             only_finite,
             offload: Offload::Threads,
             counters,
+            on_loss: &|lost| panic!("{lost}"),
         }
     }
 

@@ -44,6 +44,7 @@ impl Follower {
                 only_finite: shard.refuses_non_finite(),
                 offload,
                 counters: &shard.counters,
+                on_loss: &|lost| drop(shard.lose("a checkpoint", lost)),
             };
             let written = tokio::select! {
                 biased;

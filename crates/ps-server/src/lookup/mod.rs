@@ -9,8 +9,9 @@ mod service;
 
 use std::net::{SocketAddr, TcpListener as StdListener};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
-use shared_proto::connections::{Connections, Limits, Port};
+use shared_proto::connections::{Caller, Connections, Limits, Port};
 use shared_proto::security::Security;
 use shared_proto::transport;
 use shared_proto::wire::lookup_server::LookupServer;
@@ -27,10 +28,10 @@ pub(crate) use self::pace::Pace;
 pub(crate) use self::service::Served;
 
 /// The most concurrent calls of one connection.
-const MOST_STREAMS: u32 = 4;
+const MOST_STREAMS: u32 = 2;
 
-/// The largest request: 65,536 ids, with the table's name.
-const MOST_REQUEST_BYTES: usize = 1 << 20;
+/// The largest request: 65,536 ids, with the table's name. A connection has at most so many unread bytes, too.
+const MOST_REQUEST_BYTES: u32 = 1 << 20;
 
 /// The settings of lookups.
 #[derive(Clone, Debug, clap::Args)]
@@ -54,38 +55,77 @@ fn share(text: &str) -> Result<f64, String> {
     share.ok_or_else(|| format!("{text:?} is no share of a processor, which is from 0.01 to 1"))
 }
 
+impl LookupSettings {
+    /// Begins to listen for lookups, if they are to be answered.
+    ///
+    /// # Errors
+    /// If the address is taken.
+    pub(crate) fn bind(&self) -> Result<Option<Listening>, PsError> {
+        let Some(address) = self.lookup_listen else {
+            return Ok(None);
+        };
+        let failed = |error| PsError::LookupListen { address, error };
+        let listener = StdListener::bind(address).map_err(failed)?;
+        listener.set_nonblocking(true).map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        Ok(Some(Listening { listener, address }))
+    }
+}
+
+/// The port on which a server listens for lookups.
+pub(crate) struct Listening {
+    listener: StdListener,
+    pub(crate) address: SocketAddr,
+}
+
 /// A thread that answers lookups.
 pub(crate) struct LookupThread(JoinHandle<()>);
 
 impl LookupThread {
-    /// Starts to answer lookups on an address, until `stop`. Returns the address on which it listens.
+    /// Starts to answer lookups, until `stop`. Calls that are in progress then have the time `drain`.
     ///
     /// # Errors
-    /// If the address is taken, or the system has no more threads.
+    /// If the system has no more threads.
     pub(crate) fn start(
         settings: &LookupSettings,
-        address: SocketAddr,
+        listening: Listening,
         served: Served,
         stop: CancellationToken,
-    ) -> Result<(Self, SocketAddr), PsError> {
+        drain: Duration,
+    ) -> Result<Self, PsError> {
+        let Listening { listener, address } = listening;
         let failed = |error| PsError::LookupListen { address, error };
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
             .map_err(failed)?;
-        let listener = StdListener::bind(address).map_err(failed)?;
-        listener.set_nonblocking(true).map_err(failed)?;
-        let bound = listener.local_addr().map_err(failed)?;
-        let limits = Limits::without_members(settings.lookup_connections as usize);
+        // Readers with a token or a certificate become members; without either demanded, they stay newcomers.
+        let most = settings.lookup_connections as usize;
+        let limits = Limits {
+            total: 2 * most,
+            newcomers: most,
+            per_address: usize::MAX,
+        };
         let lookups = Lookups::new(served, Pace::of(settings.lookup_share));
         let thread = std::thread::Builder::new()
             .name("lookups".to_owned())
             .spawn(move || {
                 let connections = Connections::new(Port::Lookup, limits);
-                runtime.block_on(accept(lookups, listener, connections, stop));
+                let drained = async {
+                    stop.cancelled().await;
+                    tokio::time::sleep(drain).await;
+                };
+                let served = accept(lookups, listener, connections, stop.clone());
+                // A call whose reader has gone silent must not hold the process.
+                runtime.block_on(async {
+                    tokio::select! {
+                        () = served => {}
+                        () = drained => {}
+                    }
+                });
             })
             .map_err(failed)?;
-        Ok((Self(thread), bound))
+        Ok(Self(thread))
     }
 
     /// Waits until the thread has ended.
@@ -125,16 +165,21 @@ where
     S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
 {
     let security: Security = lookups.security().clone();
-    let service = LookupServer::new(lookups).max_decoding_message_size(MOST_REQUEST_BYTES);
+    let service = LookupServer::new(lookups).max_decoding_message_size(MOST_REQUEST_BYTES as usize);
     let admitted = tonic::service::interceptor::InterceptedService::new(
         service,
         move |request: tonic::Request<()>| {
             security.check_token(request.metadata().as_ref(), request.extensions())?;
+            // A connection may stay for as long as requests come.
+            let caller = Caller::of(request.extensions());
+            caller.into_iter().for_each(Caller::called);
             Ok(request)
         },
     );
     transport::server()
         .max_concurrent_streams(MOST_STREAMS)
+        .initial_stream_window_size(MOST_REQUEST_BYTES)
+        .initial_connection_window_size(MOST_REQUEST_BYTES)
         .add_service(admitted)
         .serve_with_incoming_shutdown(incoming, stop.cancelled_owned())
         .await

@@ -7,8 +7,7 @@ use metrics::{Counter, Histogram, counter, histogram};
 use shared_proto::blocks::{BlockId, PlacedTable};
 use shared_proto::security::Security;
 use shared_proto::table::hash::{bucket_of_hash, hash};
-use shared_proto::table::ids_of_bytes;
-use shared_proto::transport::MAX_MESSAGE_BYTES;
+use shared_proto::table::{ids_of_bytes, most_looked_up};
 use shared_proto::wire;
 use shared_proto::wire::lookup_server::Lookup;
 use tonic::{Request, Response, Status};
@@ -17,8 +16,8 @@ use super::Pace;
 use crate::shard::Shard;
 use crate::shard::store::Store;
 
-/// The most ids in a request.
-const MOST_IDS: usize = 1 << 16;
+/// The rows that are read under a bucket's lock at a time: updates of the bucket wait for them.
+const AT_A_TIME: usize = 256;
 
 /// What lookups are answered from.
 #[derive(Clone)]
@@ -80,7 +79,8 @@ impl Lookups {
         let mut all = vec![0.0; ids.len() * dimension];
         let mut presence = vec![wire::Presence::Elsewhere as u8; ids.len()];
         let (mut of_bucket, mut values, mut present) = (Vec::new(), Vec::new(), Vec::new());
-        for places in order.chunk_by(|a, b| bucket(a) == bucket(b)) {
+        let of_buckets = order.chunk_by(|a, b| bucket(a) == bucket(b));
+        for places in of_buckets.flat_map(|places| places.chunks(AT_A_TIME)) {
             let id = BlockId {
                 variable: number,
                 index: bucket(&places[0]),
@@ -140,8 +140,7 @@ fn read_ids(bytes: &[u8], table: &PlacedTable) -> Result<Vec<u64>, Status> {
             bytes.len()
         )));
     }
-    let row = table.spec.dimension as usize * size_of::<f32>();
-    let most = (MAX_MESSAGE_BYTES / row.max(1)).min(MOST_IDS);
+    let most = most_looked_up(table.spec.dimension);
     let count = bytes.len() / id;
     if count > most {
         return Err(Status::invalid_argument(format!(

@@ -13,7 +13,7 @@ use bytes::Bytes;
 pub use crate::job::{
     Admission, Age, Capacity, Eviction, EvictionOrder, Initializer, RowOptimizer, TableSpec,
 };
-pub use rows::{Rows, ids_of_bytes, ids_to_bytes, read_ids};
+pub use rows::{Rows, ids_of_bytes, ids_to_bytes, most_looked_up, read_ids};
 
 /// A bucket in bytes, as checkpoints have it. All numbers are little-endian; row i of each part is the same row.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

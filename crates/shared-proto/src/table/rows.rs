@@ -6,6 +6,7 @@ use super::TableSpec;
 use super::hash::{bucket_of_hash, hash};
 use crate::payload::Elements;
 use crate::refusal::{Reason, Refusal};
+use crate::transport::MAX_MESSAGE_BYTES;
 use crate::wire;
 
 /// Some rows of a table's bucket.
@@ -60,6 +61,13 @@ impl Rows {
             })),
         }
     }
+}
+
+/// Returns the most ids in a lookup, of a table of this dimension: as many as have values that fit into a message, at most
+/// 65,536.
+pub fn most_looked_up(dimension: u32) -> usize {
+    let row = dimension as usize * size_of::<f32>();
+    (MAX_MESSAGE_BYTES / row.max(1)).clamp(1, 1 << 16)
 }
 
 /// Returns ids as bytes for the wire.

@@ -9,25 +9,28 @@ use shared_proto::quiet::Quiet;
 
 use super::{Aged, Rows, id_of};
 use crate::chunks::Place;
-use crate::disk::{RowFile, Share};
+use crate::disk::{After, MemoryUse, RowFile};
 use crate::index::{Index, Key};
 
 /// The most rows that an update writes to disk beyond those for which there is no memory, so that the next ones need not.
 const AHEAD: usize = 512;
 
+/// The most rows that are written to disk at a time. Updates wait for it.
+const MOST: usize = 8192;
+
 /// Rows on disk.
 #[derive(Debug)]
 pub(super) struct Spilled {
     file: Arc<RowFile>,
-    share: Share,
+    memory: MemoryUse,
     /// The number of rows.
     count: usize,
     /// What the eviction of rows goes by, if the table evicts rows.
     known: HashMap<u32, Aged>,
-    /// Shared with the snapshots that may still read slots.
-    lent: Arc<()>,
-    /// Slots that were left while a snapshot might read them.
-    left: Vec<u32>,
+    /// Each snapshot that may still read slots has a clone.
+    readers: Arc<()>,
+    /// Slots that were given up while a snapshot might read them.
+    waiting: Vec<u32>,
     /// The number of rows that were ever read from disk.
     read: u64,
 }
@@ -37,7 +40,7 @@ pub(super) struct Spilled {
 pub(super) struct SharedSpilled {
     file: Arc<RowFile>,
     places: Arc<[Place]>,
-    _lent: Arc<()>,
+    _reader: Arc<()>,
 }
 
 /// Where the row of an id is.
@@ -54,12 +57,12 @@ enum Found {
 impl Spilled {
     pub(super) fn new(file: Arc<RowFile>) -> Self {
         Self {
-            share: Share::of(&file),
+            memory: MemoryUse::of(&file),
             file,
             count: 0,
             known: HashMap::new(),
-            lent: Arc::default(),
-            left: Vec::new(),
+            readers: Arc::default(),
+            waiting: Vec::new(),
             read: 0,
         }
     }
@@ -68,7 +71,7 @@ impl Spilled {
     pub(super) fn bytes(&self) -> usize {
         // A byte of the map's table for each entry.
         self.known.capacity() * (size_of::<(u32, Aged)>() + 1)
-            + self.left.capacity() * size_of::<u32>()
+            + self.waiting.capacity() * size_of::<u32>()
     }
 
     pub(super) fn known(&self, slot: u32) -> Option<Aged> {
@@ -79,15 +82,15 @@ impl Spilled {
         self.known.get(&slot).is_some_and(|row| row.id == id)
     }
 
-    /// Leaves a slot. It becomes free once no snapshot may read it.
-    pub(super) fn leave(&mut self, slot: u32) {
+    /// Gives up the slot of a row. It becomes free once no snapshot may read it.
+    pub(super) fn release_later(&mut self, slot: u32) {
         self.count -= 1;
         self.known.remove(&slot);
-        self.left.push(slot);
-        let is_free = Arc::get_mut(&mut self.lent).is_some();
+        self.waiting.push(slot);
+        let is_free = Arc::get_mut(&mut self.readers).is_some();
         if is_free || planted!(SlotsFreeTooEarly) {
-            self.file.release(&self.left);
-            self.left.clear();
+            self.file.release(&self.waiting);
+            self.waiting.clear();
         }
     }
 
@@ -107,7 +110,7 @@ impl Spilled {
         Some(SharedSpilled {
             file: Arc::clone(&self.file),
             places: places.into(),
-            _lent: Arc::clone(&self.lent),
+            _reader: Arc::clone(&self.readers),
         })
     }
 }
@@ -175,7 +178,7 @@ impl Rows {
         }
         if let Some(spilled) = &mut self.spilled {
             spilled.read += 1;
-            spilled.leave(slot);
+            spilled.release_later(slot);
         }
         let to = self.chunks.add();
         self.chunks.row_mut(to).copy_from_slice(words);
@@ -255,22 +258,23 @@ impl Rows {
         Ok(())
     }
 
-    /// Writes rows to disk that were not used for the longest time, if the server has more rows in memory than it may have by
-    /// more than `slack` bytes. Returns whether rows have gone.
-    pub(crate) fn spill(&mut self, slack: usize) -> bool {
+    /// Writes the least recently used rows to disk if the server has more rows in memory than it may have. Returns whether
+    /// rows have left their places.
+    pub(crate) fn spill(&mut self, after: After) -> bool {
         static LOG: Quiet = Quiet::new();
         let bytes = self.bytes() - self.chunks.free_bytes();
         let Some(spilled) = &mut self.spilled else {
             return false;
         };
-        spilled.share.set(bytes);
-        let surplus = spilled.share.surplus();
-        if surplus <= slack {
+        spilled.memory.set(bytes);
+        let surplus = spilled.memory.surplus(after);
+        if surplus == 0 {
             return false;
         }
         let stride = self.layout.stride();
         let rows = surplus.div_ceil(stride * size_of::<u32>());
-        let places = self.chunks.least_used(rows + rows.min(AHEAD));
+        let rows = (rows + rows.min(AHEAD)).min(MOST);
+        let places = self.chunks.least_used(rows);
         let mut words = Vec::with_capacity(places.len() * stride);
         for place in &places {
             words.extend_from_slice(self.chunks.row(*place));
@@ -292,7 +296,7 @@ impl Rows {
         }
         if let Some(spilled) = &mut self.spilled {
             let bytes = self.chunks.bytes() + self.index.bytes() + spilled.bytes();
-            spilled.share.set(bytes - self.chunks.free_bytes());
+            spilled.memory.set(bytes - self.chunks.free_bytes());
         }
         !places.is_empty()
     }

@@ -15,8 +15,25 @@ use table::bucket::Bucket;
 /// parts, the newest first; each row is in one of them.
 pub type SavedTables = BTreeMap<String, BTreeMap<u32, Vec<SavedRows>>>;
 
-/// Reads the rows of tables. It is called only for a model that has tables.
-pub type RowsOf<'a> = Box<dyn Fn() -> std::result::Result<SavedTables, String> + 'a>;
+/// Where the rows of a model's tables are read from.
+pub trait RowSource {
+    /// Returns the values of rows, for each table row after row.
+    ///
+    /// # Errors
+    /// If rows cannot be read.
+    fn read(&mut self, rows: &[Arc<WantedRows>]) -> Result<Vec<Vec<f32>>>;
+}
+
+/// Returns the source of the rows of tables. It is called only for a model that has tables.
+pub type RowsOf<'a> = Box<dyn Fn(Vec<TableSpec>) -> Result<Box<dyn RowSource>> + 'a>;
+
+/// Returns the rows of a checkpoint, in memory.
+///
+/// # Errors
+/// If a bucket is missing, or is not one of its table.
+pub fn restored(specs: Vec<TableSpec>, saved: &SavedTables) -> Result<Box<dyn RowSource>> {
+    Ok(Box::new(LocalTables::restored(specs, saved)?))
+}
 
 /// The tables of a model, with all their rows.
 #[derive(Debug, Default)]
@@ -38,11 +55,7 @@ impl LocalTables {
         Self(specs.into_iter().map(table).collect())
     }
 
-    /// Returns tables with the rows of a checkpoint.
-    ///
-    /// # Errors
-    /// If a bucket is missing, or is not one of the table.
-    pub(crate) fn restored(specs: Vec<TableSpec>, saved: &SavedTables) -> Result<Self> {
+    fn restored(specs: Vec<TableSpec>, saved: &SavedTables) -> Result<Self> {
         let table = |spec: TableSpec| {
             let Some(rows) = saved.get(&spec.name) else {
                 return Err(Error::msg(format!(
@@ -79,23 +92,6 @@ impl LocalTables {
         saved.collect()
     }
 
-    /// Returns the values of rows, for each table row after row.
-    pub(crate) fn read(&mut self, rows: &[Arc<WantedRows>]) -> Result<Vec<Vec<f32>>> {
-        let tables = self.0.iter_mut().zip(rows);
-        let read = tables.map(|(table, rows)| {
-            let mut values = Vec::with_capacity(rows.ids.len() * table.spec.dimension as usize);
-            let mut rest = &rows.ids[..];
-            for (number, of_table) in (0u32..).zip(&mut table.buckets) {
-                let count = rest.partition_point(|id| bucket(*id, table.spec.buckets) <= number);
-                let ids;
-                (ids, rest) = rest.split_at(count);
-                of_table.read(ids, &mut values)?;
-            }
-            Ok(values)
-        });
-        read.collect()
-    }
-
     /// Applies the gradients of rows, for each table row after row, at the tables' learning rates.
     pub(crate) fn update(
         &mut self,
@@ -119,6 +115,24 @@ impl LocalTables {
             }
         }
         Ok(())
+    }
+}
+
+impl RowSource for LocalTables {
+    fn read(&mut self, rows: &[Arc<WantedRows>]) -> Result<Vec<Vec<f32>>> {
+        let tables = self.0.iter_mut().zip(rows);
+        let read = tables.map(|(table, rows)| {
+            let mut values = Vec::with_capacity(rows.ids.len() * table.spec.dimension as usize);
+            let mut rest = &rows.ids[..];
+            for (number, of_table) in (0u32..).zip(&mut table.buckets) {
+                let count = rest.partition_point(|id| bucket(*id, table.spec.buckets) <= number);
+                let ids;
+                (ids, rest) = rest.split_at(count);
+                of_table.read(ids, &mut values)?;
+            }
+            Ok(values)
+        });
+        read.collect()
     }
 }
 

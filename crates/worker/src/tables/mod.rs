@@ -16,5 +16,5 @@ mod settings;
 pub use declared::{Embeddings, Pool, Tables};
 pub(crate) use declared::{ModelTables, gradients, wants};
 pub(crate) use local::LocalTables;
-pub use local::{RowsOf, SavedTables};
+pub use local::{RowSource, RowsOf, SavedTables, restored};
 pub use settings::Table;

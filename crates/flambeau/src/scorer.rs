@@ -1,0 +1,103 @@
+//! A trained model for online inference: its weights are in this process, the rows of its tables on running servers.
+
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use candle_core::{Device, Error, Result};
+use ps_client::lookup::Lookup;
+use shared_proto::security::Security;
+use shared_proto::step::WantedRows;
+use shared_proto::table::TableSpec;
+use tokio::runtime::{Builder, Runtime};
+use worker::local::Trained;
+use worker::registry::Registry;
+use worker::tables::RowSource;
+
+use crate::command::FinishedRun;
+
+/// What a [`Scorer`] is made of.
+#[derive(Clone, Debug, Default)]
+pub struct Scoring {
+    /// The run directory, of which job.toml and, for data with columns, transforms.json are read.
+    pub run_dir: PathBuf,
+    /// The data with the samples to score, as for `flambeau predict`; none for the held-out samples of generated data.
+    pub data: Option<PathBuf>,
+    /// The weights, as safetensors: `flambeau checkpoint export` writes those of a run that is going on.
+    pub weights: PathBuf,
+    /// The addresses at which servers answer lookups.
+    pub servers: Vec<String>,
+    /// The credentials for the servers.
+    pub security: Security,
+    /// The time for which a score may wait for rows whose server has been lost.
+    pub patience: Duration,
+}
+
+/// A trained model that scores samples one request at a time, with rows from running servers.
+///
+/// `examples/score.rs` measures how long that takes.
+pub struct Scorer(worker::predict::Scorer);
+
+impl Scorer {
+    pub(crate) fn open(scoring: &Scoring, registry: &Registry) -> Result<Self> {
+        let finished =
+            FinishedRun::read(&scoring.run_dir, scoring.data.as_deref()).map_err(Error::wrap)?;
+        let trained = Trained {
+            weights: &scoring.weights,
+            rows: Box::new(|specs| Ok(Box::new(ServedRows::of(scoring, specs)?))),
+            ..finished.trained()
+        };
+        let scorer = worker::predict::Scorer::open(&trained, registry, Device::Cpu);
+        Ok(Self(scorer.map_err(Error::wrap)?))
+    }
+
+    /// Returns the number of samples in the data.
+    pub fn samples(&self) -> u64 {
+        self.0.samples()
+    }
+
+    /// Returns the model's outputs for some of these samples: probabilities for a binary target, and else as they are.
+    ///
+    /// # Errors
+    /// The data's or the model's, or if rows cannot be read.
+    pub fn scores(&mut self, samples: Range<u64>) -> Result<Vec<f32>> {
+        self.0.scores(samples).map_err(Error::wrap)
+    }
+}
+
+/// Rows on running servers.
+struct ServedRows {
+    lookup: Lookup,
+    tables: Vec<String>,
+    runtime: Runtime,
+}
+
+impl ServedRows {
+    fn of(scoring: &Scoring, specs: Vec<TableSpec>) -> Result<Self> {
+        let runtime = Builder::new_current_thread().enable_all().build()?;
+        let lookup = {
+            let _within = runtime.enter();
+            Lookup::new(&scoring.servers, &scoring.security, scoring.patience)
+        };
+        Ok(Self {
+            lookup: lookup.map_err(Error::wrap)?,
+            tables: specs.into_iter().map(|spec| spec.name).collect(),
+            runtime,
+        })
+    }
+}
+
+impl RowSource for ServedRows {
+    fn read(&mut self, rows: &[Arc<WantedRows>]) -> Result<Vec<Vec<f32>>> {
+        let (lookup, tables) = (&mut self.lookup, &self.tables);
+        self.runtime.block_on(async {
+            let mut all = Vec::with_capacity(rows.len());
+            for (table, rows) in tables.iter().zip(rows) {
+                let found = lookup.rows(table, &rows.ids).await;
+                all.push(found.map_err(Error::wrap)?.values);
+            }
+            Ok(all)
+        })
+    }
+}
