@@ -44,7 +44,6 @@ const FOUND: &[(Fault, u64)] = &[
     (Fault::RowsNotRestored, 1),
     (Fault::ForgottenChanges, 3),
     (Fault::SpilledAsUnchanged, 0),
-    (Fault::SlotsFreeTooEarly, 0),
     (Fault::NewestRowsAlone, 1),
 ];
 

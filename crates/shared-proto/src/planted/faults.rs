@@ -95,8 +95,6 @@ faults! {
         ForgottenChanges,
         /// A row that has changed counts as not changed once it is on disk.
         SpilledAsUnchanged,
-        /// Rows on disk are written over while a checkpoint still reads the earlier ones.
-        SlotsFreeTooEarly,
         /// A bucket has only the newest rows after a restore, and not those that they build on.
         NewestRowsAlone,
     }
