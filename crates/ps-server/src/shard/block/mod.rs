@@ -340,8 +340,10 @@ impl Block {
             Values::Rows(rows) if rows.ids.is_empty() => 0,
             _ => self.version.0.saturating_sub(based_on.0),
         };
+        // A watermark without its update would lose the update.
+        let made = self.version.next();
         self.update(&[(1.0, gradient)], rule, &mut Vec::new())?;
-        self.take(from, self.version, view);
+        self.take(from, made, view);
         Ok(Applied {
             version: self.version,
             staleness,
