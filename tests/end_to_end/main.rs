@@ -11,6 +11,7 @@ mod faults;
 mod flood;
 mod floors;
 mod hostile;
+mod lookups;
 mod modes;
 mod network;
 mod next_job;

@@ -2,14 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use candle_core::Device;
 use checkpoint::{NewestFirst, Piece};
-use flambeau::{App, Lookup, Scorer, Scoring, Security};
 use shared_proto::job::Job;
 use shared_proto::table::SavedRows;
-use tests::{Cluster, Daemon, eventually, free_address};
+use tests::{Cluster, Daemon, eventually};
 use worker::local;
 use worker::registry::Registry;
 use worker::tables::SavedTables;
@@ -18,10 +17,10 @@ use crate::program;
 use crate::weights::{difference, weights};
 
 /// The rows of each table by id: values and optimizer state.
-type AllRows = BTreeMap<String, BTreeMap<u64, Vec<f32>>>;
+pub(crate) type AllRows = BTreeMap<String, BTreeMap<u64, Vec<f32>>>;
 
 /// Writes ratings of items by users, which depend on both. Some users and items are much more frequent than others.
-fn write_ratings(folder: &Path) {
+pub(crate) fn write_ratings(folder: &Path) {
     let mut text = "user,item,rating\n".to_owned();
     for sample in 0..2000u64 {
         let user = sample * sample % 389 % (sample % 40 + 1);
@@ -33,7 +32,7 @@ fn write_ratings(folder: &Path) {
 }
 
 /// Returns a job with tables; `more` has its other settings.
-fn job(data: &Path, more: &str) -> String {
+pub(crate) fn job(data: &Path, more: &str) -> String {
     format!(
         r#"
 seed = 5
@@ -57,7 +56,7 @@ learning_rate = 0.1
 }
 
 /// Adds the parts of a job that recovers.
-fn recovers(job: &str, mode: &str, ps: usize) -> String {
+pub(crate) fn recovers(job: &str, mode: &str, ps: usize) -> String {
     format!(
         "{job}[strategy]\nmode = \"{mode}\"\n[cluster]\nps = {ps}\nworkers = 2\nlease_seconds = 2.0\n[checkpoint]\nevery_steps = 20\n"
     )
@@ -101,13 +100,8 @@ fn of_local(saved: &SavedTables) -> AllRows {
     saved.iter().map(table).collect()
 }
 
-/// Returns the ids of a table's rows in the newest checkpoint of a cluster.
-fn ids_of(cluster: &Cluster, table: &str) -> Vec<u64> {
-    of_run(&cluster.run_dir())[table].keys().copied().collect()
-}
-
 /// Reads the rows of a run's newest checkpoint.
-fn of_run(run: &Path) -> AllRows {
+pub(crate) fn of_run(run: &Path) -> AllRows {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     runtime.block_on(async {
         let (store, manifest) = checkpoint::load(run.to_str().unwrap()).await.unwrap();
@@ -378,196 +372,4 @@ fn a_folder_that_takes_no_rows_is_refused_at_once() {
         said.contains(expected) && said.contains("--table-folder"),
         "{said}"
     );
-}
-
-/// Reads rows by `flambeau table`: of each id its values, none without a row.
-fn looked_up(cluster: &Cluster, table: &str, ids: &[u64]) -> Option<BTreeMap<u64, Vec<f32>>> {
-    let coordinator = cluster.coordinator.address();
-    let ids: Vec<String> = ids.iter().map(u64::to_string).collect();
-    let mut arguments = vec![
-        "table",
-        table,
-        "get",
-        "--json",
-        "--coordinator",
-        &coordinator,
-    ];
-    arguments.extend(ids.iter().map(String::as_str));
-    let read = program().run(&arguments);
-    let read: serde_json::Value = serde_json::from_slice(&read.stdout).ok()?;
-    let rows = read["rows"].as_array()?.iter();
-    let rows = rows.filter(|row| row["present"] == true).map(|row| {
-        let values = row["values"].as_array().unwrap().iter();
-        let values = values.map(|value| value.as_f64().unwrap() as f32);
-        (row["id"].as_u64().unwrap(), values.collect())
-    });
-    Some(rows.collect())
-}
-
-#[test]
-fn rows_are_read_from_running_servers_as_a_checkpoint_has_them() {
-    let dir = tempfile::tempdir().unwrap();
-    write_ratings(dir.path());
-    let job = recovers(&job(dir.path(), "batch_size = 16\nepochs = 3"), "async", 2);
-    let lookups = ["--lookup-listen", "127.0.0.1:0", "--table-mebibytes", "0"];
-    let mut cluster = Cluster::start_servers_with(program(), &job, 2, &lookups);
-    for _ in 0..2 {
-        cluster.add_worker(&[("TEST_STEP_MILLISECONDS", "10")]);
-    }
-    eventually(|| cluster.status()["tables"][0]["rows"] == 113);
-    eventually(|| looked_up(&cluster, "items", &[1]).is_some());
-    for worker in &mut cluster.workers {
-        worker.kill();
-    }
-    // A server that is told to stop saves its rows. Readers find it again at its new address.
-    cluster.ps[1].terminate();
-    cluster.ps[1].wait();
-    cluster.restart_ps_with(1, &lookups);
-
-    let ids = ids_of(&cluster, "items");
-    let mut found = BTreeMap::new();
-    eventually(|| {
-        found = looked_up(&cluster, "items", &ids).unwrap_or_default();
-        found.len() == 113
-    });
-    let run = cluster.run_dir();
-    let weights = exported_weights(&cluster);
-    let data = dir.path().join("train.csv");
-    let scores = scores(&mut scorer(&cluster, &data, &weights));
-    let absent = looked_up(&cluster, "items", &[u64::MAX]).unwrap();
-    assert!(absent.is_empty() && cluster.status()["tables"][0]["rows"] == 113);
-    cluster.ps[0].terminate();
-    cluster.ps[0].wait();
-    let saved = of_run(&cluster.run_dir());
-    for (id, row) in &saved["items"] {
-        assert_eq!(&found[id][..], &row[..found[id].len()]);
-    }
-    assert_eq!(saved["items"].len(), 113);
-    // Rows on servers give the scores that rows of the checkpoint give.
-    let (run, data) = (run.to_str().unwrap(), data.to_str().unwrap());
-    let predicted = program().run(&["predict", run, "--data-dir", data]);
-    let predicted = String::from_utf8(predicted.stdout).unwrap();
-    let predicted: Vec<f32> = predicted
-        .lines()
-        .skip(1)
-        .map(|line| line.parse().unwrap())
-        .collect();
-    assert_eq!(scores, predicted);
-    assert_eq!(scores.len(), 2000);
-}
-
-/// Returns a model with these weights, and with rows on running servers.
-fn scorer(cluster: &Cluster, data: &Path, weights: &Path) -> Scorer {
-    let status = cluster.status();
-    let shards = status["shards"].as_array().unwrap().iter();
-    let address = |shard: &serde_json::Value| shard["lookup_address"].as_str().unwrap().to_owned();
-    let scoring = Scoring {
-        run_dir: cluster.run_dir(),
-        data: Some(data.to_owned()),
-        weights: weights.to_owned(),
-        servers: shards.map(address).collect(),
-        patience: std::time::Duration::from_secs(30),
-        ..Scoring::default()
-    };
-    let app = App::new().model::<tests::models::Factors>("factors");
-    app.scorer(&scoring).unwrap()
-}
-
-/// Returns the scores of all samples.
-fn scores(scorer: &mut Scorer) -> Vec<f32> {
-    let count = scorer.samples();
-    let starts = (0..count).step_by(64);
-    let scores = starts.flat_map(|start| scorer.scores(start..count.min(start + 64)).unwrap());
-    scores.collect()
-}
-
-#[test]
-fn scores_wait_for_a_server_that_comes_back() {
-    let dir = tempfile::tempdir().unwrap();
-    write_ratings(dir.path());
-    let job = recovers(&job(dir.path(), "batch_size = 16\nepochs = 30"), "async", 1);
-    let address = free_address();
-    let listen = ["--lookup-listen", &address];
-    let mut cluster = Cluster::start_servers_with(program(), &job, 1, &listen);
-    for _ in 0..2 {
-        cluster.add_worker(&[("TEST_STEP_MILLISECONDS", "10")]);
-    }
-    eventually(|| cluster.status()["tables"][0]["rows"] == 113);
-    for worker in &mut cluster.workers {
-        worker.kill();
-    }
-    cluster.ps[0].terminate();
-    cluster.ps[0].wait();
-    cluster.restart_ps_with(0, &listen);
-    let weights = exported_weights(&cluster);
-    eventually(|| looked_up(&cluster, "items", &[1]).is_some());
-    let data = dir.path().join("train.csv");
-    let mut scorer = scorer(&cluster, &data, &weights);
-    let before = scores(&mut scorer);
-    cluster.ps[0].kill();
-    cluster.restart_ps_with(0, &listen);
-    assert_eq!(scores(&mut scorer), before);
-
-    // More ids than fit into a request.
-    let many: Vec<u64> = (0..150_000).collect();
-    let runtime = tokio::runtime::Runtime::new().unwrap();
-    let found = runtime.block_on(async {
-        let patience = std::time::Duration::from_secs(30);
-        let mut lookup = Lookup::new(&[address], &Security::default(), patience).unwrap();
-        lookup.rows("items", &many).await.unwrap()
-    });
-    let rows = &of_run(&cluster.run_dir())["items"];
-    let expected = many.iter().map(|id| rows.contains_key(id));
-    assert!(found.present.into_iter().eq(expected));
-}
-
-/// Writes the weights of a cluster's newest checkpoint to where a finished run has them.
-fn exported_weights(cluster: &Cluster) -> PathBuf {
-    let run = cluster.run_dir();
-    let weights = run.join("model.safetensors");
-    let (from, to) = (run.to_str().unwrap(), weights.to_str().unwrap());
-    let exported = program().run(&["checkpoint", "export", from, "--output", to]);
-    assert!(exported.status.success(), "{exported:?}");
-    // A run has its transforms once it is finished; those of another run with the same data are the same.
-    let job = std::fs::read_to_string(run.join("job.toml")).unwrap();
-    let job = Job {
-        steps: Some(0),
-        ..Job::parse(&job).unwrap()
-    };
-    let registry = Registry::builtin().model::<tests::models::Factors>("factors");
-    let other = tempfile::tempdir().unwrap();
-    let file = other.path().join("other.safetensors");
-    local::train(&job, &registry, &Device::Cpu, Some(&file)).unwrap();
-    let transforms = other.path().join("transforms.json");
-    std::fs::copy(transforms, run.join("transforms.json")).unwrap();
-    weights
-}
-
-#[test]
-fn reads_of_rows_that_cannot_be_say_what_is_wrong() {
-    let dir = tempfile::tempdir().unwrap();
-    write_ratings(dir.path());
-    let job = recovers(&job(dir.path(), "batch_size = 16\nepochs = 3"), "async", 1);
-    let mut cluster = Cluster::start_with(program(), &job, 1, &[]);
-    for _ in 0..2 {
-        cluster.add_worker(&[("TEST_STEP_MILLISECONDS", "100")]);
-    }
-    let coordinator = cluster.coordinator.address();
-    let get = |more: &[&str]| {
-        let arguments = ["table", "goods", "get", "7", "--coordinator", &coordinator];
-        let refused = program().run(&[&arguments[..], more].concat());
-        assert!(!refused.status.success());
-        String::from_utf8_lossy(&refused.stderr).into_owned()
-    };
-    eventually(|| cluster.status()["tables"][0]["rows"].as_u64() > Some(0));
-    assert!(get(&[]).contains("--lookup-listen"));
-    // A spare does not answer for the shard; the server that has it does.
-    let listen = ["--lookup-listen", "127.0.0.1:0"];
-    cluster.ps[0].kill();
-    cluster.restart_ps_with(0, &listen);
-    eventually(|| get(&[]).contains("no table \"goods\"; it has items, users"));
-    // A port that does not answer is out of reach, not waited for without an end.
-    let said = get(&["--servers", "127.0.0.1:1"]);
-    let named = said.contains("the server at 127.0.0.1:1");
-    assert!(said.contains("within 5 s") && named, "{said}");
 }
