@@ -181,15 +181,21 @@ fn sync_with_two_workers_equals_one_process_with_twice_the_batch() {
     }
 }
 
+/// Returns a job in sync mode with these policies, and the summary and the rows of a run that nothing disturbs.
+fn undisturbed(folder: &Path, policy: &str) -> (String, serde_json::Value, AllRows) {
+    write_ratings(folder);
+    let job = job(folder, "batch_size = 16\nepochs = 2");
+    let job = recovers(&format!("{job}{policy}"), "sync", 2);
+    let (summary, run) = start(&job, 2, "0").finish();
+    let rows = of_run(&run.path().join("run"));
+    (job, summary, rows)
+}
+
 #[test]
 fn in_sync_mode_rows_are_the_same_whatever_dies() {
     let dir = tempfile::tempdir().unwrap();
-    write_ratings(dir.path());
     let policy = "[[tables]]\ntables = \"*\"\noptimizer = { name = \"row-adagrad\", learning_rate = 0.3 }\nadmission = { sights = { count = 2, width = 4096 } }\neviction = { age = { updates = 15 }, search_interval = 4 }\n";
-    let job = job(dir.path(), "batch_size = 16\nepochs = 2");
-    let job = recovers(&format!("{job}{policy}"), "sync", 2);
-    let (expected, whole) = start(&job, 2, "0").finish();
-    let expected_rows = of_run(&whole.path().join("run"));
+    let (job, expected, expected_rows) = undisturbed(dir.path(), policy);
 
     let mut cluster = start(&job, 2, "30");
     let samples = |cluster: &Cluster| cluster.status()["samples"].as_u64().unwrap();
@@ -276,12 +282,8 @@ fn rows_train_in_the_other_modes_and_outlive_their_servers() {
 #[test]
 fn rows_on_disk_are_those_that_memory_would_have_also_after_kills() {
     let dir = tempfile::tempdir().unwrap();
-    write_ratings(dir.path());
     let policy = "[[tables]]\ntables = \"*\"\noptimizer = { name = \"row-adagrad\", learning_rate = 0.3 }\neviction = { age = { updates = 15 }, search_interval = 4 }\n";
-    let job = job(dir.path(), "batch_size = 16\nepochs = 2");
-    let job = recovers(&format!("{job}{policy}"), "sync", 2);
-    let (expected, whole) = start(&job, 2, "0").finish();
-    let expected_rows = of_run(&whole.path().join("run"));
+    let (job, expected, expected_rows) = undisturbed(dir.path(), policy);
 
     // Each row goes to disk when its update is over.
     let folder = dir.path().to_str().unwrap();

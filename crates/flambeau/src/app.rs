@@ -95,7 +95,7 @@ impl App {
         }
     }
 
-    /// Opens a trained model whose rows stay on running servers, for online inference.
+    /// Opens a trained model for online inference. The rows of its tables stay on running servers.
     ///
     /// # Errors
     /// If a file cannot be read, does not fit the model, or no server has the model's tables.

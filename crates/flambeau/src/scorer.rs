@@ -30,7 +30,7 @@ pub struct Scoring {
     pub servers: Vec<String>,
     /// The credentials for the servers.
     pub security: Security,
-    /// The time for which a score may wait for rows whose server has been lost.
+    /// The time for which a score may wait for rows of a lost server.
     pub patience: Duration,
 }
 

@@ -19,6 +19,9 @@ use tonic::{Code, Status};
 /// The pause before the servers are asked again where the buckets are.
 const AGAIN: Duration = Duration::from_millis(100);
 
+/// The patience of a read if the given one is too long for a clock: a year.
+const LONGEST: Duration = Duration::from_secs(365 * 86_400);
+
 /// The reason why rows cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -105,8 +108,8 @@ pub struct FoundRows {
 }
 
 impl Lookup {
-    /// Connects to servers at the addresses at which they answer lookups. `patience` is the time for which a read waits for
-    /// rows whose server has been lost.
+    /// Connects to servers at the addresses at which they answer lookups. `patience` is the time for which a read may wait
+    /// for rows of a lost server.
     ///
     /// # Errors
     /// If there is no address, or a text is not one. Servers that do not answer yet may do so later.
@@ -154,7 +157,8 @@ impl Lookup {
     /// # Errors
     /// If the servers have no such table, or rows cannot be reached within the patience.
     pub async fn rows(&mut self, table: &str, ids: &[u64]) -> Result<FoundRows, LookupError> {
-        let deadline = Instant::now() + self.patience;
+        let now = Instant::now();
+        let deadline = now.checked_add(self.patience).unwrap_or(now + LONGEST);
         let mut reason = "no answer has come".to_owned();
         loop {
             match timeout_at(deadline, self.attempt(table, ids)).await {

@@ -123,8 +123,7 @@ impl Counters {
             checkpoint_bytes: self.checkpoint_bytes.load(Relaxed),
             non_finite,
             tables,
-            // The caller sets it.
-            lookup_address: String::new(),
+            ..wire::ShardReport::default()
         }
     }
 }

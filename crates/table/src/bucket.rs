@@ -177,20 +177,6 @@ impl Bucket {
         Ok(())
     }
 
-    /// Appends the values of the rows of ids, and whether each is there. Ids may come in any order and more than once. It
-    /// changes nothing.
-    ///
-    /// # Errors
-    /// If a row on disk cannot be read.
-    pub fn look_up(
-        &self,
-        ids: &[u64],
-        values: &mut Vec<f32>,
-        present: &mut Vec<bool>,
-    ) -> io::Result<()> {
-        self.rows.look_up(ids, values, present)
-    }
-
     /// Takes the places of rows that were read together, if no row has left its place since.
     fn remembered(&mut self, ids: &[u64]) -> Option<Vec<Place>> {
         let number = self.read.iter().position(|read| read.ids == ids)?;

@@ -20,12 +20,12 @@ impl Place {
     /// The place of a row that is not there.
     pub const NONE: Self = Self(u32::MAX);
 
-    /// The number of slots of a file that places can tell apart.
-    pub(crate) const SLOTS: u32 = CHANGED - 1;
+    /// The number of records of a file that places can tell apart.
+    pub(crate) const RECORDS: u32 = CHANGED - 1;
 
-    /// Returns the place of a row on disk. The slot is below [`SLOTS`](Self::SLOTS).
-    pub(crate) fn on_disk(slot: u32, changed: bool) -> Self {
-        Self(ON_DISK | slot | if changed { CHANGED } else { 0 })
+    /// Returns the place of a row on disk. The record is below [`RECORDS`](Self::RECORDS).
+    pub(crate) fn on_disk(record: u32, changed: bool) -> Self {
+        Self(ON_DISK | record | if changed { CHANGED } else { 0 })
     }
 
     /// Returns whether it is the place of a row in memory.
@@ -34,8 +34,8 @@ impl Place {
         self.0 < ON_DISK
     }
 
-    /// Returns the slot of a row on disk, and whether the row has changed since the last snapshot.
-    pub(crate) fn slot(self) -> Option<(u32, bool)> {
+    /// Returns the record of a row on disk, and whether the row has changed since the last snapshot.
+    pub(crate) fn record(self) -> Option<(u32, bool)> {
         let on_disk = !self.is_in_memory() && self != Self::NONE;
         on_disk.then_some((self.0 & (CHANGED - 1), self.0 & CHANGED != 0))
     }

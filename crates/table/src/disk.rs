@@ -1,6 +1,6 @@
 //! Rows on disk, for which a server has no memory.
 //!
-//! A row on disk has a slot in its table's file. The index stays in memory: to find a row on disk takes one read, and to find
+//! A row on disk has a record in its table's file. The index stays in memory: to find a row on disk takes one read, and to find
 //! that an id has no row takes none, but for the rare two ids with one key. A file has no name, and the system deletes it
 //! when the process ends: what must last is in checkpoints.
 
@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use crate::chunks::Place;
 
-/// The slots that are read together when many rows are read.
+/// The records that are read together when many rows are read.
 const WINDOW: u32 = 512;
 
 /// The most bytes by which reads may exceed the limit. The next update frees them.
@@ -63,8 +63,12 @@ impl Disk {
             disk: Arc::clone(self),
             words,
             file: OnceLock::new(),
-            slots: Mutex::default(),
+            records: Mutex::default(),
         })
+    }
+
+    fn paused(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.paused.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -76,35 +80,35 @@ pub struct RowFile {
     words: usize,
     /// None before the first row is written.
     file: OnceLock<File>,
-    slots: Mutex<Slots>,
+    records: Mutex<Records>,
 }
 
 #[derive(Debug, Default)]
-struct Slots {
+struct Records {
     free: Vec<u32>,
-    /// The number of slots in the file.
+    /// The number of records in the file.
     count: u32,
 }
 
 impl RowFile {
-    /// Writes rows, back to back in `rows`. Returns their slots.
+    /// Writes rows, back to back in `rows`. Returns their records.
     ///
     /// # Errors
-    /// If the file cannot be written, or has no slot left. Then no row counts as written.
+    /// If the file cannot be written, or has no record left. Then no row counts as written.
     pub(crate) fn write(&self, rows: &[u32]) -> io::Result<Vec<u32>> {
-        let slots = self.take_slots(rows.len() / self.words)?;
-        let written = self.write_to(&slots, rows);
+        let records = self.take_records(rows.len() / self.words)?;
+        let written = self.write_to(&records, rows);
         if let Err(error) = written {
-            self.release(&slots);
+            self.release(&records);
             *self.disk.paused() = Some(Instant::now() + PAUSE);
             return Err(error);
         }
-        Ok(slots)
+        Ok(records)
     }
 
-    fn write_to(&self, slots: &[u32], mut rows: &[u32]) -> io::Result<()> {
+    fn write_to(&self, records: &[u32], mut rows: &[u32]) -> io::Result<()> {
         let file = self.open()?;
-        for run in slots.chunk_by(|a, b| a + 1 == *b) {
+        for run in records.chunk_by(|a, b| a + 1 == *b) {
             let of_run;
             (of_run, rows) = rows.split_at(run.len() * self.words);
             file.write_all_at(bytemuck::cast_slice(of_run), self.offset(run[0]))?;
@@ -112,55 +116,59 @@ impl RowFile {
         Ok(())
     }
 
-    /// Reads the row in a slot.
+    /// Reads the row in a record.
     ///
     /// # Errors
     /// If the file cannot be read.
-    pub(crate) fn read(&self, slot: u32, row: &mut [u32]) -> io::Result<()> {
+    pub(crate) fn read(&self, record: u32, row: &mut [u32]) -> io::Result<()> {
         let bytes = bytemuck::cast_slice_mut(row);
-        self.open()?.read_exact_at(bytes, self.offset(slot))
+        self.open()?.read_exact_at(bytes, self.offset(record))
     }
 
-    /// Reads the rows in slots, which ascend, and calls `each` with them in their order.
+    /// Reads the rows in records, which ascend, and calls `each` with them in their order.
     ///
     /// # Errors
     /// If the file cannot be read.
-    pub(crate) fn read_many(&self, slots: &[u32], mut each: impl FnMut(&[u32])) -> io::Result<()> {
+    pub(crate) fn read_many(
+        &self,
+        records: &[u32],
+        mut each: impl FnMut(&[u32]),
+    ) -> io::Result<()> {
         let mut rows = Vec::new();
-        for slots in slots.chunk_by(|a, b| a / WINDOW == b / WINDOW) {
-            let (first, last) = (slots[0], slots[slots.len() - 1]);
+        for records in records.chunk_by(|a, b| a / WINDOW == b / WINDOW) {
+            let (first, last) = (records[0], records[records.len() - 1]);
             rows.resize((last - first + 1) as usize * self.words, 0);
             self.read(first, &mut rows)?;
-            for slot in slots {
-                each(&rows[(slot - first) as usize * self.words..][..self.words]);
+            for record in records {
+                each(&rows[(record - first) as usize * self.words..][..self.words]);
             }
         }
         Ok(())
     }
 
-    /// Makes slots free for other rows.
-    pub(crate) fn release(&self, slots: &[u32]) {
-        self.slots().free.extend(slots);
+    /// Makes records free for other rows.
+    pub(crate) fn release(&self, records: &[u32]) {
+        self.records().free.extend(records);
     }
 
-    /// Returns slots in ascending order.
-    fn take_slots(&self, count: usize) -> io::Result<Vec<u32>> {
-        let mut slots = self.slots();
-        let kept = slots.free.len().saturating_sub(count);
-        let mut taken = slots.free.split_off(kept);
+    /// Returns records in ascending order.
+    fn take_records(&self, count: usize) -> io::Result<Vec<u32>> {
+        let mut records = self.records();
+        let kept = records.free.len().saturating_sub(count);
+        let mut taken = records.free.split_off(kept);
         let more = (count - taken.len()) as u32;
-        if more > Place::SLOTS - slots.count {
-            slots.free.append(&mut taken);
+        if more > Place::RECORDS - records.count {
+            records.free.append(&mut taken);
             return Err(io::Error::other("a file has as many rows as it can have"));
         }
         taken.sort_unstable();
-        taken.extend(slots.count..slots.count + more);
-        slots.count += more;
+        taken.extend(records.count..records.count + more);
+        records.count += more;
         Ok(taken)
     }
 
-    fn slots(&self) -> MutexGuard<'_, Slots> {
-        self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    fn records(&self) -> MutexGuard<'_, Records> {
+        self.records.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn open(&self) -> io::Result<&File> {
@@ -171,14 +179,8 @@ impl RowFile {
         Ok(self.file.get_or_init(|| new))
     }
 
-    fn offset(&self, slot: u32) -> u64 {
-        u64::from(slot) * (self.words * size_of::<u32>()) as u64
-    }
-}
-
-impl Disk {
-    fn paused(&self) -> MutexGuard<'_, Option<Instant>> {
-        self.paused.lock().unwrap_or_else(PoisonError::into_inner)
+    fn offset(&self, record: u32) -> u64 {
+        u64::from(record) * (self.words * size_of::<u32>()) as u64
     }
 }
 

@@ -3,7 +3,7 @@
 //! A row is an id, a history if the table evicts rows by it, values and optimizer state, back to back. Rows and index grow a piece at
 //! a time: a full chunk of rows is never moved, and a part of the index that grows is a small share of the bucket.
 //!
-//! `rows/spilled` has the rows on disk: those that were not used for the longest time, once a server has no memory for more.
+//! `rows/spilled` has the rows on disk: the least recently used ones, once a server has no memory for more.
 
 mod shared;
 mod spilled;
@@ -93,7 +93,7 @@ pub struct Rows {
     chunks: Chunks,
     /// The rows on disk; none if all rows stay in memory.
     spilled: Option<Spilled>,
-    /// Rows whose values are all smaller than this may be evicted.
+    /// A row may be evicted if all of its values are smaller than this.
     below: Option<f32>,
 }
 
@@ -265,14 +265,14 @@ impl Rows {
     /// Removes the row of an id. Returns whether it was there.
     pub fn remove(&mut self, id: u64) -> bool {
         let (chunks, spilled) = (&self.chunks, &mut self.spilled);
-        let is_row = |place: Place| match place.slot() {
+        let is_row = |place: Place| match place.record() {
             None => id_of(chunks.row(place)) == id,
-            Some((slot, _)) => spilled.as_ref().is_some_and(|of| of.is_known(slot, id)),
+            Some((record, _)) => spilled.as_ref().is_some_and(|of| of.is_known(record, id)),
         };
         let removed = self.index.remove(Key::of(id, self.buckets), is_row);
         if let Some(place) = removed {
-            match (place.slot(), spilled) {
-                (Some((slot, _)), Some(spilled)) => spilled.release_later(slot),
+            match (place.record(), spilled) {
+                (Some((record, _)), Some(spilled)) => spilled.release_later(record),
                 _ => self.chunks.remove(place),
             }
         }
@@ -373,9 +373,9 @@ impl Rows {
 
     /// Returns the id of each row and what its eviction goes by, in no order.
     pub(crate) fn aged(&self) -> impl Iterator<Item = Aged> {
-        let aged = |place: Place| match place.slot() {
+        let aged = |place: Place| match place.record() {
             None => Some(self.aged_in_memory(place)),
-            Some((slot, _)) => self.spilled.as_ref()?.known(slot),
+            Some((record, _)) => self.spilled.as_ref()?.known(record),
         };
         self.index.places().filter_map(aged)
     }

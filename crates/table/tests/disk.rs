@@ -32,7 +32,7 @@ fn disk(limit: usize) -> Arc<Disk> {
     Arc::new(Disk::new(&std::env::temp_dir(), limit).unwrap())
 }
 
-/// Returns a bucket whose server has so many bytes of memory for rows.
+/// Returns a bucket on a server with `limit` bytes of memory for rows.
 fn spilling(spec: &TableSpec, limit: usize) -> Bucket {
     let file = Rows::file(spec, &disk(limit));
     Bucket::new(spec, 0).spilling_to(Some(&file))
@@ -128,10 +128,10 @@ proptest! {
                     // A lookup moves no row, and takes ids in any order and twice.
                     let on_disk = bucket.rows().on_disk();
                     let (mut values, mut present) = (Vec::new(), Vec::new());
-                    bucket.look_up(&ids, &mut values, &mut present).unwrap();
+                    bucket.rows().look_up(&ids, &mut values, &mut present).unwrap();
                     prop_assert_eq!(&values, &expected);
                     let twice: Vec<u64> = ids.iter().rev().chain(&ids).copied().collect();
-                    bucket.look_up(&twice, &mut values, &mut present).unwrap();
+                    bucket.rows().look_up(&twice, &mut values, &mut present).unwrap();
                     prop_assert_eq!(&values[values.len() - expected.len()..], &expected[..]);
                     let rows: BTreeSet<u64> = twin.rows().places().map(|(_, id)| id).collect();
                     for (id, present) in ids.iter().zip(present) {

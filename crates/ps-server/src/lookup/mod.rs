@@ -116,7 +116,7 @@ impl LookupThread {
                     tokio::time::sleep(drain).await;
                 };
                 let served = accept(lookups, listener, connections, stop.clone());
-                // A call whose reader has gone silent must not hold the process.
+                // An unfinished call must not delay the end of the process.
                 runtime.block_on(async {
                     tokio::select! {
                         () = served => {}

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use metrics::{Counter, Histogram, counter, histogram};
 use shared_proto::blocks::{BlockId, PlacedTable};
+use shared_proto::payload;
 use shared_proto::security::Security;
 use shared_proto::table::hash::{bucket_of_hash, hash};
 use shared_proto::table::{ids_of_bytes, most_looked_up};
@@ -109,7 +110,7 @@ impl Lookups {
             }
         }
         Ok(wire::LookupReply {
-            values: all.iter().flat_map(|value| value.to_le_bytes()).collect(),
+            values: payload::share(&all.into()),
             presence: presence.into(),
         })
     }

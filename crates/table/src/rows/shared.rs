@@ -57,12 +57,12 @@ impl SharedRows {
     /// Returns the number of rows.
     pub fn count(&self) -> usize {
         let spilled = self.spilled.as_ref();
-        self.chunks.count() + spilled.map_or(0, |spilled| spilled.slots().count())
+        self.chunks.count() + spilled.map_or(0, |spilled| spilled.records().count())
     }
 
     /// Returns the number of rows that have changed since the rows were shared before.
     pub fn changed(&self) -> usize {
-        let spilled = self.spilled.iter().flat_map(SharedSpilled::slots);
+        let spilled = self.spilled.iter().flat_map(SharedSpilled::records);
         self.chunks.changed() + spilled.filter(|(_, changed)| *changed).count()
     }
 

@@ -27,9 +27,9 @@ pub(super) struct Spilled {
     count: usize,
     /// What the eviction of rows goes by, if the table evicts rows.
     known: HashMap<u32, Aged>,
-    /// Each snapshot that may still read slots has a clone.
+    /// Each snapshot that may still read records has a clone.
     readers: Arc<()>,
-    /// Slots that were given up while a snapshot might read them.
+    /// Records that were given up while a snapshot might read them.
     waiting: Vec<u32>,
     /// The number of rows that were ever read from disk.
     read: u64,
@@ -49,7 +49,7 @@ enum Found {
     InMemory(Place),
     OnDisk {
         place: Place,
-        slot: u32,
+        record: u32,
         changed: bool,
     },
 }
@@ -74,19 +74,19 @@ impl Spilled {
             + self.waiting.capacity() * size_of::<u32>()
     }
 
-    pub(super) fn known(&self, slot: u32) -> Option<Aged> {
-        self.known.get(&slot).copied()
+    pub(super) fn known(&self, record: u32) -> Option<Aged> {
+        self.known.get(&record).copied()
     }
 
-    pub(super) fn is_known(&self, slot: u32, id: u64) -> bool {
-        self.known.get(&slot).is_some_and(|row| row.id == id)
+    pub(super) fn is_known(&self, record: u32, id: u64) -> bool {
+        self.known.get(&record).is_some_and(|row| row.id == id)
     }
 
-    /// Gives up the slot of a row. It becomes free once no snapshot may read it.
-    pub(super) fn release_later(&mut self, slot: u32) {
+    /// Gives up the record of a row. It becomes free once no snapshot may read it.
+    pub(super) fn release_later(&mut self, record: u32) {
         self.count -= 1;
-        self.known.remove(&slot);
-        self.waiting.push(slot);
+        self.known.remove(&record);
+        self.waiting.push(record);
         if Arc::get_mut(&mut self.readers).is_some() {
             self.file.release(&self.waiting);
             self.waiting.clear();
@@ -100,12 +100,12 @@ impl Spilled {
         }
         let mut places = Vec::with_capacity(self.count);
         for place in index.places_mut() {
-            if let Some((slot, _)) = place.slot() {
+            if let Some((record, _)) = place.record() {
                 places.push(*place);
-                *place = Place::on_disk(slot, false);
+                *place = Place::on_disk(record, false);
             }
         }
-        places.sort_unstable_by_key(|place| place.slot());
+        places.sort_unstable_by_key(|place| place.record());
         Some(SharedSpilled {
             file: Arc::clone(&self.file),
             places: places.into(),
@@ -115,18 +115,18 @@ impl Spilled {
 }
 
 impl SharedSpilled {
-    /// Returns the slots of the rows, each with whether its row has changed since the snapshot before.
-    pub(super) fn slots(&self) -> impl Iterator<Item = (u32, bool)> {
-        self.places.iter().filter_map(|place| place.slot())
+    /// Returns the records of the rows, each with whether its row has changed since the snapshot before.
+    pub(super) fn records(&self) -> impl Iterator<Item = (u32, bool)> {
+        self.places.iter().filter_map(|place| place.record())
     }
 
     /// Calls `each` with the words of the rows; if `only_changed`, with those that have changed since the snapshot before.
     pub(super) fn visit(&self, only_changed: bool, each: impl FnMut(&[u32])) -> io::Result<()> {
         let wanted = self
-            .slots()
+            .records()
             .filter(|(_, changed)| *changed || !only_changed);
-        let slots: Vec<u32> = wanted.map(|(slot, _)| slot).collect();
-        self.file.read_many(&slots, each)
+        let records: Vec<u32> = wanted.map(|(record, _)| record).collect();
+        self.file.read_many(&records, each)
     }
 }
 
@@ -152,7 +152,7 @@ impl Rows {
         }
         let mut words = vec![0; self.layout.stride()];
         for (id, place) in ids.iter().zip(places) {
-            if place.slot().is_some() {
+            if place.record().is_some() {
                 *place = self.bring_one_back(*id, *place, &mut words)?;
             }
         }
@@ -161,14 +161,14 @@ impl Rows {
 
     /// Returns the place in memory of the row of an id, which may be at this place on disk; [`Place::NONE`] without a row.
     fn bring_one_back(&mut self, id: u64, guess: Place, words: &mut [u32]) -> io::Result<Place> {
-        let (place, slot, changed) = match self.read_one(id, guess, words)? {
+        let (place, record, changed) = match self.read_one(id, guess, words)? {
             Found::Nowhere => return Ok(Place::NONE),
             Found::InMemory(place) => return Ok(place),
             Found::OnDisk {
                 place,
-                slot,
+                record,
                 changed,
-            } => (place, slot, changed),
+            } => (place, record, changed),
         };
         if self.chunks.is_full() {
             return Err(io::Error::other(
@@ -177,7 +177,7 @@ impl Rows {
         }
         if let Some(spilled) = &mut self.spilled {
             spilled.read += 1;
-            spilled.release_later(slot);
+            spilled.release_later(record);
         }
         let to = self.chunks.add();
         self.chunks.row_mut(to).copy_from_slice(words);
@@ -195,9 +195,9 @@ impl Rows {
             return Ok(Found::Nowhere);
         };
         let mut failure = None;
-        let mut is_row = |place: Place| match place.slot() {
+        let mut is_row = |place: Place| match place.record() {
             None => id_of(self.chunks.row(place)) == id,
-            Some((slot, _)) => match spilled.file.read(slot, words) {
+            Some((record, _)) => match spilled.file.read(record, words) {
                 Ok(()) => id_of(words) == id,
                 Err(error) => {
                     failure = Some(error);
@@ -213,18 +213,19 @@ impl Rows {
         match (failure, found) {
             (Some(error), _) => Err(error),
             (None, None) => Ok(Found::Nowhere),
-            (None, Some(place)) => Ok(match place.slot() {
+            (None, Some(place)) => Ok(match place.record() {
                 None => Found::InMemory(place),
-                Some((slot, changed)) => Found::OnDisk {
+                Some((record, changed)) => Found::OnDisk {
                     place,
-                    slot,
+                    record,
                     changed,
                 },
             }),
         }
     }
 
-    /// Appends the values of the rows of ids, and whether each is there. It changes nothing: rows on disk stay there.
+    /// Appends the values of the rows of ids, and whether each is there. Ids may come in any order and more than once. It
+    /// changes nothing: rows on disk stay there.
     ///
     /// # Errors
     /// If a row on disk cannot be read.
@@ -239,7 +240,7 @@ impl Rows {
         let mut words = vec![0; self.layout.stride()];
         for (id, mut place) in ids.iter().zip(places) {
             let mut on_disk = false;
-            if place.slot().is_some() {
+            if place.record().is_some() {
                 match self.read_one(*id, place, &mut words)? {
                     Found::Nowhere => place = Place::NONE,
                     Found::InMemory(found) => place = found,
@@ -278,8 +279,8 @@ impl Rows {
         for place in &places {
             words.extend_from_slice(self.chunks.row(*place));
         }
-        let slots = match spilled.file.write(&words) {
-            Ok(slots) => slots,
+        let records = match spilled.file.write(&words) {
+            Ok(records) => records,
             Err(error) => {
                 if let Some(left_out) = LOG.admit() {
                     tracing::warn!(
@@ -290,8 +291,8 @@ impl Rows {
                 return false;
             }
         };
-        for ((place, slot), words) in places.iter().zip(slots).zip(words.chunks(stride)) {
-            self.move_to_disk(*place, slot, words);
+        for ((place, record), words) in places.iter().zip(records).zip(words.chunks(stride)) {
+            self.move_to_disk(*place, record, words);
         }
         if let Some(spilled) = &mut self.spilled {
             let bytes = self.chunks.bytes() + self.index.bytes() + spilled.bytes();
@@ -300,17 +301,17 @@ impl Rows {
         !places.is_empty()
     }
 
-    fn move_to_disk(&mut self, place: Place, slot: u32, words: &[u32]) {
+    fn move_to_disk(&mut self, place: Place, record: u32, words: &[u32]) {
         let aged = self.layout.has_history.then(|| self.aged_in_memory(place));
         let Some(spilled) = &mut self.spilled else {
             return;
         };
         spilled.count += 1;
         if let Some(aged) = aged {
-            spilled.known.insert(slot, aged);
+            spilled.known.insert(record, aged);
         }
         let changed = self.chunks.has_changed(place) && !planted!(SpilledAsUnchanged);
-        let to = Place::on_disk(slot, changed);
+        let to = Place::on_disk(record, changed);
         let key = Key::of(id_of(words), self.buckets);
         self.index.replace(key, place, to);
         self.chunks.remove(place);

@@ -195,7 +195,7 @@ impl Contents for TableRows {
         values: &mut Vec<f32>,
         present: &mut Vec<bool>,
     ) -> Result<(), RowsLost> {
-        Ok(self.bucket.look_up(ids, values, present)?)
+        Ok(self.bucket.rows().look_up(ids, values, present)?)
     }
 
     fn row_counts(&self) -> Option<wire::TableReport> {
