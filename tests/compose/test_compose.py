@@ -3,7 +3,7 @@
 
     tests/compose/test_compose.py               everything; on two cores some seven minutes, and twenty more
                                                 where the images have to be built from the start
-    tests/compose/test_compose.py files images  some of it: files, images, plain, secure, upgrades, runbook
+    tests/compose/test_compose.py files images  some of it: files, images, plain, secure, tables, upgrades, runbook
 
 Needs a Docker engine, docker compose (v2) or docker-compose (1.29), and the images that Flambeau's are
 built on (tests/compose/base-images.sh provides them). Where there is no engine it says SKIPPED and why,
@@ -578,9 +578,14 @@ def other_container(network):
 def read_dashboards(project, began):
     # Rates need a minute's samples of every process, also of those that were restarted last.
     time.sleep(max(0, 60 - (time.monotonic() - began)))
+    # This job has no tables.
+    check_dashboards(project, "--without-row", "Tables")
+
+
+def check_dashboards(project, *which):
     script = ROOT / "tests/deploy/check-dashboards.py"
-    text = run(sys.executable, str(script), "--prometheus", project.prometheus, "--wait", "90")
-    say(f"every dashboard's queries give data: {text.strip().splitlines()[-1]}")
+    text = run(sys.executable, str(script), "--prometheus", project.prometheus, "--wait", "90", *which)
+    say(f"the dashboards' queries give data ({' '.join(which)}): {text.strip().splitlines()[-1]}")
 
 
 def the_rules_hold():
@@ -678,6 +683,34 @@ def strangers_are_refused(project, certificates):
         counted = f'sum(flambeau_refused_connections_total{{reason="{reason}"}}) > 0'
         until(f"refusals for want of a {reason} are counted", 30, lambda q=counted: project.query(q))
     say("the refusals are counted by reason")
+
+
+def test_tables(programs):
+    """A job with embedding tables, most of whose rows are on disk, answers reads of rows while it trains."""
+    with brought_up(programs[0], "tables") as project:
+        project.environment |= {
+            "FLAMBEAU_JOBS": str(ROOT / "examples/jobs"),
+            "FLAMBEAU_JOB": "/jobs/clicks.toml",
+            "FLAMBEAU_EPOCHS": "1000",
+            "FLAMBEAU_TABLE_MEBIBYTES": "1",
+            "FLAMBEAU_LOOKUP_LISTEN": "0.0.0.0:7002",
+        }
+        project.up(2, 3, "prometheus")
+        project.await_live("worker", 3)
+        spilled = lambda: (rows := project.query("flambeau_ps_table_rows_on_disk")) and sum(rows) > 10000
+        until("most rows are on disk", 120, spilled)
+        kill(project, "ps")
+        # Lookups as another container of the network makes them, for long enough to give rates.
+        ids = [str(id) for id in range(64)]
+        for _ in range(20):
+            coordinator = project.role("coordinator", running=True)[0]
+            text = run("docker", "exec", coordinator, "flambeau", "table", "embedding", "get", "--json", *ids)
+            rows = json.loads(text)["rows"]
+            check([row["id"] for row in rows] == [int(id) for id in ids], f"the rows are of other ids: {text}")
+            check({len(row["values"]) for row in rows} == {8}, f"rows of dimension 8 have other numbers of values: {text}")
+            time.sleep(1)
+        say("both servers answer lookups while they train with rows on disk")
+        check_dashboards(project, "--row", "Tables")
 
 
 def test_upgrades(programs):
@@ -827,6 +860,7 @@ TESTS = {
     "images": test_images,
     "plain": test_plain,
     "secure": test_secure,
+    "tables": test_tables,
     "upgrades": test_upgrades,
     "runbook": test_runbook,
 }

@@ -3,11 +3,13 @@
 
     tests/deploy/check-dashboards.py
     tests/deploy/check-dashboards.py --prometheus http://127.0.0.1:9090 --wait 60
+    tests/deploy/check-dashboards.py --prometheus http://127.0.0.1:9090 --row Tables
 
 Without a Prometheus: that dashboards are whole and readable, that every metric they name is documented and
 served, that they and the rules keep clusters apart, and, where promtool is installed, that it can parse every query.
-With one that scrapes a job in training: that every query of every panel, and every
-recording rule, gives data, and that alerts can be evaluated. Needs Python's standard library only.
+With one that scrapes a job in training: that every query of every panel, and every recording rule, gives data, and that
+alerts can be evaluated. The panels of a row such as "Tables" have data only if the job has tables: --row checks that
+row's panels alone, --without-row all but them. Needs Python's standard library only.
 """
 
 import argparse
@@ -57,6 +59,7 @@ class Query(typing.NamedTuple):
     dashboard: str
     panel: str
     expr: str
+    row: str = ""
 
     @property
     def place(self):
@@ -73,9 +76,15 @@ class Rule(typing.NamedTuple):
 
 def panels(dashboard):
     """All panels, those of collapsed rows as well."""
+    return [panel for _, panel in panels_of_rows(dashboard)]
+
+
+def panels_of_rows(dashboard, row=""):
+    """All panels, each with the title of its row: the last one above it, or the collapsed one that contains it."""
     for panel in dashboard.get("panels", []):
-        yield panel
-        yield from panels(panel)
+        row = panel["title"] if panel.get("type") == "row" else row
+        yield row, panel
+        yield from panels_of_rows(panel, row)
 
 
 def read(folder):
@@ -101,9 +110,9 @@ def substituted(expr, cluster=CLUSTER):
 def queries(folder):
     """Every query of every panel of the dashboards in a folder, ready to be executed."""
     return [
-        Query(dashboard["title"], panel["title"], substituted(target["expr"]))
+        Query(dashboard["title"], panel["title"], substituted(target["expr"]), row)
         for dashboard in read(folder).values()
-        for panel in panels(dashboard)
+        for row, panel in panels_of_rows(dashboard)
         for target in panel.get("targets", [])
     ]
 
@@ -366,6 +375,9 @@ def main():
     parser.add_argument(
         "--wait", metavar="SECONDS", type=float, default=0, help="for so long, ask again where there is no data"
     )
+    chosen = parser.add_mutually_exclusive_group()
+    chosen.add_argument("--row", metavar="TITLE", help="execute only the queries of this row's panels")
+    chosen.add_argument("--without-row", metavar="TITLE", help="execute no query of this row's panels")
     parser.add_argument("--grafana", metavar="DIR", type=pathlib.Path, default=ROOT / "deploy" / "grafana")
     parser.add_argument("--rules", metavar="DIR", type=pathlib.Path, default=ROOT / "deploy" / "prometheus")
     parser.add_argument(
@@ -414,9 +426,14 @@ def main():
 
     executed = 0
     if arguments.prometheus:
-        wanted = [(query, False) for query in shown]
-        wanted += [(Query(rule.kind, rule.name, rule.expr), rule.kind == "alert") for rule in found]
-        wanted += [(query, True) for query in marked]
+        if named := arguments.row or arguments.without_row:
+            findings.expect(any(query.row == named for query in shown), f"no dashboard has a row {named!r}")
+        wanted = [(query, False) for query in shown if query.row != arguments.without_row]
+        if arguments.row:
+            wanted = [(query, False) for query, _ in wanted if query.row == arguments.row]
+        else:
+            wanted += [(Query(rule.kind, rule.name, rule.expr), rule.kind == "alert") for rule in found]
+            wanted += [(query, True) for query in marked]
         executed = len(wanted)
         findings += execute_all(arguments.prometheus, wanted, arguments.wait)
 

@@ -50,6 +50,10 @@ PAIRS = {
     "overlays/cpu + secure": ["tls.enabled=true"],
     "overlays/cpu + s3": ["runs.shared=false"],
     "overlays/cpu + data": ["worker.dataClaim=data"],
+    "overlays/cpu + lookups": ["ps.lookups.enabled=true"],
+    "overlays/cpu + rows-on-disk": [
+        *("ps.tableMebibytes=1024", "ps.resources.requests.memory=2Gi", "ps.resources.limits.memory=2Gi"),
+    ],
     "overlays/gpu + data + s3 + secure": [GPU, "worker.dataClaim=data", "runs.shared=false", "tls.enabled=true"],
     "overlays/mine": [
         *(f"image.registry={manifests.OWN_REGISTRY}", "ps.replicas=3", "worker.replicas=8"),
@@ -91,6 +95,8 @@ REFUSED = {
     "worker.replica=3": "replica",
     "worker.replicas=many": "replicas",
     "worker.gpus=2": "gpus",
+    "ps.tableMebibytes=-1": "tableMebibytes",
+    "ps.lookups.readers.flambeau-reader=null": "readers",
     "image.version=latest": "version",
     "image.registry=registry.example/": "registry",
     "job=epochs": "job",
@@ -193,7 +199,7 @@ def labels(document):
 
 def names(document):
     """For the same reason, names begin with the release's."""
-    prefixed = {f"flambeau-{name}": name for name in [*ROLES, "runs", "job", "metrics"]}
+    prefixed = {f"flambeau-{name}": name for name in [*ROLES, "runs", "job", "metrics", "lookups"]}
 
     def change(node):
         found = [key for key in ("name", "serviceName", "claimName") if node.get(key) in prefixed]
@@ -451,7 +457,7 @@ def leaves(values, prefix=""):
     """Each value's path and default; maps that are empty or free are leaves."""
     for key, value in values.items():
         path = f"{prefix}{key}"
-        if isinstance(value, dict) and value and key not in ("resources", "labels", "annotations"):
+        if isinstance(value, dict) and value and key not in ("resources", "labels", "annotations", "readers"):
             yield from leaves(value, f"{path}.")
         else:
             yield path, value

@@ -37,6 +37,8 @@ RENDERINGS = [
     ("overlays/cpu", ["secure"]),
     ("overlays/cpu", ["s3"]),
     ("overlays/cpu", ["data"]),
+    ("overlays/cpu", ["lookups"]),
+    ("overlays/cpu", ["rows-on-disk"]),
     ("overlays/gpu", ["data", "s3", "secure"]),
     ("overlays/mine", []),
 ]
@@ -46,6 +48,9 @@ OWN = "overlays/mine"
 OWN_REGISTRY = "registry.example:5000/flambeau"
 
 METRICS = 9464
+LOOKUPS = 7002
+# The label of pods that may read rows.
+READER = {"flambeau-reader": "true"}
 NAME = "app.kubernetes.io/name"
 ROLE = "app.kubernetes.io/component"
 # By which the sidecar of Grafana's Helm chart finds dashboards.
@@ -120,6 +125,7 @@ def render(kustomize, folder):
                 target = tree / "overlays" / f"rendering-{number}"
                 target.mkdir()
                 put_over = {
+                    "namespace": "flambeau",
                     "resources": [f"../../{over}"],
                     "components": [f"../../components/{component}" for component in components],
                 }
@@ -273,6 +279,8 @@ class Rendering:
 
         ports = {port["name"]: port["containerPort"] for port in container["ports"]}
         wanted = {"metrics": METRICS} | ({"grpc": port} if port else {})
+        if role == "ps" and "lookups" in self.name:
+            wanted["lookups"] = LOOKUPS
         self.expect(ports == wanted, f"{role}: ports {ports}, not {wanted}")
         self.check_environment(role, container, settings_of(crate), ports)
         self.check_confinement(role, pod, container)
@@ -319,6 +327,11 @@ class Rendering:
             is_set("FLAMBEAU_COORDINATOR", f"coordinator:{ROLES['coordinator'][2]}")
         if role == "ps":
             is_set("FLAMBEAU_ADVERTISE", f"$(POD_IP):{ports['grpc']}")
+            is_set("FLAMBEAU_LOOKUP_LISTEN", f"0.0.0.0:{LOOKUPS}" if "lookups" in self.name else None)
+            on_disk = "rows-on-disk" in self.name
+            is_set("FLAMBEAU_TABLE_FOLDER", "/rows" if on_disk else None)
+            mebibytes, memory = environment.get("FLAMBEAU_TABLE_MEBIBYTES"), container["resources"]["limits"]["memory"]
+            self.expect((mebibytes, memory) == (("1024", "2Gi") if on_disk else (None, "1Gi")), f"rows in {mebibytes} of {memory}")
             fields = [("POD_IP", "status.podIP"), ("FLAMBEAU_IDENTITY", "metadata.name")]
             for name, field in fields:
                 set_so = {"name": name, "valueFrom": {"fieldRef": {"fieldPath": field}}}
@@ -406,8 +419,11 @@ class Rendering:
             for service in found:
                 spec = service["spec"]
                 self.expect(self.selected(spec["selector"]) == {role}, f"Service {role} selects others")
-                ports = [(port["port"], port["targetPort"]) for port in spec["ports"]]
-                self.expect(ports == [(ROLES[role][2], "grpc")], f"Service {role} has ports {ports}")
+                ports = {(port["port"], port["targetPort"]) for port in spec["ports"]}
+                wanted = {(ROLES[role][2], "grpc")}
+                if role == "ps" and "lookups" in self.name:
+                    wanted.add((LOOKUPS, "lookups"))
+                self.expect(ports == wanted, f"Service {role} has ports {ports}")
                 self.expect((spec.get("clusterIP") == "None") == (role == "ps"), f"Service {role}: headless or not")
 
     def check_budgets(self):
@@ -418,6 +434,9 @@ class Rendering:
             self.expect(selected.count({role}) == 1, f"{role}: {selected.count({role})} disruption budgets")
         self.expect(len(budgets) == len(ROLES), "a disruption budget too many")
 
+    def peers(self, selector):
+        return {"reader"} if selector == {"matchLabels": READER} else self.selected(selector)
+
     def check_network(self):
         """Checks which peers may reach which port of which role, by all policies together."""
         reached = set()
@@ -425,12 +444,14 @@ class Rendering:
             for rule in policy["spec"]["ingress"]:
                 peers = {"anyone"}
                 if "from" in rule:
-                    peers = set().union(*(self.selected(peer["podSelector"]) for peer in rule["from"]))
+                    peers = set().union(*(self.peers(peer["podSelector"]) for peer in rule["from"]))
                 for role in self.selected(policy["spec"]["podSelector"]):
                     reached |= {(peer, role, port["port"]) for peer in peers for port in rule["ports"]}
         wanted = {("anyone", role, METRICS) for role in ROLES}
         wanted |= {(peer, "coordinator", ROLES["coordinator"][2]) for peer in ROLES}
         wanted |= {("worker", "ps", ROLES["ps"][2])}
+        if "lookups" in self.name:
+            wanted |= {(peer, "ps", LOOKUPS) for peer in ("reader", "coordinator")}
         self.expect(reached == wanted, f"policies differ from what is meant: {sorted(reached ^ wanted)}")
 
     def check_monitors(self):

@@ -99,7 +99,10 @@ async fn serve_job(
     let coordinator = Coordinator::at(&member.coordinator, patience, process.security.clone())?;
     let lookups = match settings.lookup.bind()? {
         Some(listening) => {
-            let address = coordinator.reachable(listening.address.to_string()).await?;
+            let address = match &settings.lookup.lookup_advertise {
+                Some(address) => address.clone(),
+                None => coordinator.reachable(listening.address.to_string()).await?,
+            };
             Some((listening, address))
         }
         None => None,

@@ -41,6 +41,15 @@ pub struct LookupSettings {
     /// reads are answered.
     #[arg(long, env = "FLAMBEAU_LOOKUP_LISTEN", value_name = "IP:PORT")]
     pub lookup_listen: Option<SocketAddr>,
+    /// The address by which readers reach it, as host:port. Default: the address it listens on, or if that is 0.0.0.0,
+    /// the one by which it reaches the coordinator.
+    #[arg(
+        long,
+        env = "FLAMBEAU_LOOKUP_ADVERTISE",
+        value_name = "HOST:PORT",
+        requires = "lookup_listen"
+    )]
+    pub lookup_advertise: Option<String>,
     /// The share of one processor's time that reads may take at most, from 0.01 to 1.
     #[arg(long, env = "FLAMBEAU_LOOKUP_SHARE", default_value_t = 0.25, value_name = "X", value_parser = share)]
     pub lookup_share: f64,

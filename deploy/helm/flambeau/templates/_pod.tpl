@@ -9,6 +9,7 @@ The spec of a role's pod: .root is the chart's scope, .role the role, .program w
 {{- $gpus := and (eq .role "worker") (gt (int .root.Values.worker.gpus) 0) -}}
 {{- $token := include "flambeau.token" .root -}}
 {{- $certs := or .root.Values.tls.enabled $token -}}
+{{- $rows := and (eq .role "ps") (gt (int .root.Values.ps.tableMebibytes) 0) -}}
 {{- $runs := or (eq .role "coordinator") (eq .role "worker") .root.Values.runs.shared -}}
 automountServiceAccountToken: false
 enableServiceLinks: false
@@ -124,6 +125,10 @@ containers:
           name: {{ $root.Values.s3.secret }}
           optional: true
     ports:
+      {{- if and (eq $role "ps") $root.Values.ps.lookups.enabled }}
+      - name: lookups
+        containerPort: 7002
+      {{- end }}
       {{- with .port }}
       - name: grpc
         containerPort: {{ . }}
@@ -195,6 +200,10 @@ containers:
         mountPath: /certs
         readOnly: true
       {{- end }}
+      {{- if $rows }}
+      - name: rows
+        mountPath: /rows
+      {{- end }}
       - name: tmp
         mountPath: /tmp
 volumes:
@@ -244,6 +253,12 @@ volumes:
             items:
               - key: token
                 path: token
+  {{- end }}
+  {{- if $rows }}
+  # A restart needs none of these rows: they come back with the checkpoint.
+  - name: rows
+    emptyDir:
+      sizeLimit: {{ $values.tableDiskSize }}
   {{- end }}
   - name: tmp
     emptyDir:
