@@ -183,7 +183,7 @@ pub struct JobFlags {
     #[arg(long, env = "FLAMBEAU_LABEL", value_name = "COLUMN")]
     pub label: Option<String>,
     /// Model: logistic, softmax, mlp, factorization-machine, cnn, resnet18, resnet20, resnet34, resnet50, resnet56,
-    /// mobilenetv2, transformer, deepfm, wide-deep, dlrm, or one of your own.
+    /// mobilenetv2, transformer, deepfm, wide-deep, dlrm, two-tower, or one of your own.
     #[arg(long, env = "FLAMBEAU_MODEL")]
     pub model: Option<String>,
     /// Widths of the hidden layers, as in 256,64.

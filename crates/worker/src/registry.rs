@@ -12,7 +12,7 @@ use crate::input::{
 use crate::model::{Model, ModelError, Setup};
 use crate::models::{
     Cnn, DeepFm, Dlrm, FactorizationMachine, Logistic, Mlp, MobileNetV2, ResNet, Softmax,
-    Transformer, WideDeep,
+    Transformer, TwoTower, WideDeep,
 };
 
 type Constructor = fn(&Setup, VarBuilder) -> candle_core::Result<Box<dyn Model>>;
@@ -37,7 +37,7 @@ pub struct Registry {
 
 impl Registry {
     /// Returns a registry of the models `logistic`, `softmax`, `mlp`, `factorization-machine`, `cnn`, `resnet18`,
-    /// `resnet20`, `resnet34`, `resnet50`, `resnet56`, `mobilenetv2`, `transformer`, `deepfm`, `wide-deep` and `dlrm`, and of
+    /// `resnet20`, `resnet34`, `resnet50`, `resnet56`, `mobilenetv2`, `transformer`, `deepfm`, `wide-deep`, `dlrm` and `two-tower`, and of
     /// the data sources `digits`,
     /// `mnist`, `fashion-mnist`, `cifar10`, `npy`, `image-folder`, `csv`, `parquet`, `libsvm`, `criteo`, `clicks` and `random`.
     pub fn builtin() -> Self {
@@ -61,6 +61,7 @@ impl Registry {
             .model::<DeepFm>("deepfm")
             .model::<WideDeep>("wide-deep")
             .model::<Dlrm>("dlrm")
+            .model::<TwoTower>("two-tower")
             .data::<Digits>("digits")
             .data::<Idx>("mnist")
             .data::<Idx>("fashion-mnist")

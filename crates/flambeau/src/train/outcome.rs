@@ -101,8 +101,6 @@ pub(super) fn table(outcome: &Outcome) -> Table {
         ("bounded", Some(bound)) => format!("bounded, staleness at most {bound}"),
         (mode, _) => mode.to_owned(),
     };
-    let percent =
-        |share: Option<f64>| share.map_or("-".to_owned(), |s| format!("{:.2} %", 100.0 * s));
     let lost = match summary.lost_updates {
         0 => "none".to_owned(),
         lost => format!("{lost}; metrics.jsonl says which"),
@@ -114,14 +112,13 @@ pub(super) fn table(outcome: &Outcome) -> Table {
     for (name, value) in others {
         table.add_row([format!("test {name}"), format!("{value:.4}")]);
     }
+    if let Some(accuracy) = summary.test_accuracy {
+        table.add_row(["test accuracy", &format!("{:.2} %", 100.0 * accuracy)]);
+    }
+    if let Some(loss) = summary.test_loss {
+        table.add_row(["test loss", &format!("{loss:.4}")]);
+    }
     for (name, value) in [
-        ("test accuracy", percent(summary.test_accuracy)),
-        (
-            "test loss",
-            summary
-                .test_loss
-                .map_or("-".to_owned(), |l| format!("{l:.4}")),
-        ),
         ("mode", mode),
         (
             "cluster",

@@ -110,6 +110,18 @@ pub enum ColumnType {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         buckets: Option<u64>,
     },
+    /// Ids of any number, for embedding tables.
+    Id {
+        /// Whether a cell's id is a hash of its text. Otherwise cells are whole numbers, which are ids as they are.
+        #[serde(default = "yes", skip_serializing_if = "is_yes")]
+        hash: bool,
+        /// The seed of the hash.
+        #[serde(default, skip_serializing_if = "is_default")]
+        seed: u64,
+        /// The text between ids, if a cell has any number of them.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        separator: Option<String>,
+    },
     /// Not an input of the model.
     Ignore {},
 }
@@ -209,7 +221,28 @@ impl ColumnType {
                 }
                 (buckets, 2)
             }
-            Self::Ignore {} => return Ok(()),
+            Self::Id {
+                hash: false, seed, ..
+            } if *seed != 0 => {
+                return Err(JobError::Unused {
+                    field: "seed",
+                    value: seed.to_string(),
+                    other: "hash",
+                    other_value: "false".to_owned(),
+                    advice: "leave it out, or set hash to true",
+                });
+            }
+            Self::Id {
+                separator: Some(separator),
+                ..
+            } if separator.is_empty() => {
+                return Err(JobError::Setting {
+                    field: "separator",
+                    value: "\"\"".to_owned(),
+                    expected: "must be the text between two ids, such as \"|\"",
+                });
+            }
+            Self::Id { .. } | Self::Ignore {} => return Ok(()),
         };
         match buckets {
             Some(n) if !(fewest..=MOST_BUCKETS).contains(n) => Err(JobError::Setting {
@@ -234,6 +267,14 @@ impl Transform {
     }
 }
 
+fn yes() -> bool {
+    true
+}
+
+fn is_yes(value: &bool) -> bool {
+    *value
+}
+
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
@@ -253,6 +294,9 @@ mod tests {
             city = { type = "category", buckets = 1000 }
             kind = { type = "category" }
             when = { type = "date" }
+            user = { type = "id" }
+            genres = { type = "id", seed = 3, separator = "|" }
+            item = { type = "id", hash = false }
             note = { type = "ignore" }
             "#,
         )

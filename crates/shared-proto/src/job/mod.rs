@@ -140,7 +140,7 @@ pub struct Clip {
 #[serde(default, deny_unknown_fields)]
 pub struct Model {
     /// `logistic`, `softmax`, `mlp`, `factorization-machine`, `cnn`, `resnet18`, `resnet20`, `resnet34`, `resnet50`,
-    /// `resnet56`, `mobilenetv2`, `transformer`, `deepfm`, `wide-deep`, `dlrm`, or the name of a model of your own.
+    /// `resnet56`, `mobilenetv2`, `transformer`, `deepfm`, `wide-deep`, `dlrm`, `two-tower`, or the name of a model of your own.
     pub name: String,
     /// A file with initial values, of safetensors or PyTorch, which each worker sees. Variables that it lacks have their
     /// usual ones.
@@ -153,10 +153,10 @@ pub struct Model {
     pub hidden: Vec<usize>,
     /// Channels of the convolutions (cnn).
     pub channels: Vec<usize>,
-    /// Elements of the vector of a category (mlp, factorization-machine, deepfm, wide-deep, dlrm).
+    /// Elements of the vector of a category (mlp, factorization-machine, deepfm, wide-deep, dlrm, two-tower).
     pub embedding: usize,
     /// True if the vectors of categories are rows of tables, of which a step has only those of its samples (logistic, mlp,
-    /// factorization-machine; deepfm, wide-deep and dlrm always have tables).
+    /// factorization-machine; deepfm, wide-deep, dlrm and two-tower always have tables).
     pub tables: bool,
     /// The type of numbers in matrix products and convolutions. Variables and all else are `f32`.
     pub precision: Precision,

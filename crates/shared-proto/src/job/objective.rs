@@ -32,6 +32,8 @@ pub enum LossName {
     MeanSquaredError,
     /// The mean absolute error of numbers.
     MeanAbsoluteError,
+    /// The model's own.
+    Model,
 }
 
 impl LossName {
@@ -43,6 +45,7 @@ impl LossName {
             Self::BinaryCrossEntropy => "binary-cross-entropy",
             Self::MeanSquaredError => "mean-squared-error",
             Self::MeanAbsoluteError => "mean-absolute-error",
+            Self::Model => "model",
         }
     }
 }

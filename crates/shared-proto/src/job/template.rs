@@ -34,18 +34,18 @@ shuffle_mebibytes = 64  # streamed data: how much of the files is shuffled toget
 
 [model]
 name = "mlp"            # logistic | softmax | mlp | factorization-machine | cnn | resnet18 | resnet20 | resnet34 | resnet50
-                        # | resnet56 | mobilenetv2 | transformer | deepfm | wide-deep | dlrm | a model of your own
+                        # | resnet56 | mobilenetv2 | transformer | deepfm | wide-deep | dlrm | two-tower | a model of your own
 #: init_from = "pretrained.safetensors" # initial values (or .pth); variables that the file lacks have their usual ones
 #: init_except = ["output.*"] # variables that do not take theirs from that file
 hidden = [256]          # widths of the hidden layers (mlp, cnn)
 channels = [16, 32]     # channels of the convolutions (cnn)
-embedding = 16          # elements of the vector of a category (mlp, factorization-machine, deepfm, wide-deep, dlrm)
+embedding = 16          # elements of the vector of a category (mlp, factorization-machine, deepfm, wide-deep, dlrm, two-tower)
 tables = false          # true: the vectors of categories are rows of tables (logistic, mlp, factorization-machine; docs/tables.md)
 precision = "f32"       # f32 | bf16: numbers in matrix products and convolutions; bf16 is for GPUs, weights stay f32
 #: options = { depth = 3 } # settings of the transformer (size, heads, layers, feed_forward, dropout), or of your own model
 
 [objective]
-loss = "auto"           # auto (by the target) | cross-entropy | binary-cross-entropy | mean-squared-error | mean-absolute-error
+loss = "auto"           # auto (by the target) | cross-entropy | binary-cross-entropy | mean-squared-error | mean-absolute-error | model
 label_smoothing = 0.0   # cross-entropy: the share of a sample's weight that all classes share
 metrics = []            # accuracy | top_5 | auc | log_loss | f1 | calibration | rmse | mae; empty: the usual ones for the loss
 

@@ -12,6 +12,7 @@ use shared_proto::job::ColumnType;
 use super::column::Column;
 use super::error::InputError;
 use super::hash::Hasher;
+use super::id_column::IdColumn;
 use super::table::{Cells, NUMBERS, Table};
 use super::target::Target;
 
@@ -74,6 +75,13 @@ pub enum Rule {
         /// The number of ids.
         buckets: u64,
     },
+    /// Ids below 2^63.
+    Id {
+        /// The seed of the texts' hash; none if ids are whole numbers as they are.
+        seed: Option<u64>,
+        /// The text between ids, if a cell has any number of them.
+        separator: Option<String>,
+    },
     /// An id: the text's place in the vocabulary, from 1; 0 for any other text.
     Vocabulary {
         /// The texts, in sorted order.
@@ -100,9 +108,19 @@ impl Fitted {
         self.check_columns(table)?;
         let (mut numbers, mut inputs) = (Vec::new(), Vec::new());
         for ((name, _, cells), column) in table.inputs().zip(&self.columns) {
-            match column.rule.ids(cells) {
-                Some((ids, count)) => inputs.push(Column::category(name, ids, count)),
-                None => numbers.push(column.numbers(cells, table)?),
+            match (&column.rule, cells) {
+                (Rule::Id { seed, separator }, Cells::Texts(cells)) => {
+                    let ids = IdColumn {
+                        name,
+                        seed: *seed,
+                        separator: separator.as_deref(),
+                    };
+                    inputs.push(ids.read(cells)?);
+                }
+                (rule, cells) => match rule.categories(cells) {
+                    Some((ids, count)) => inputs.push(Column::category(name, ids, count)),
+                    None => numbers.push(column.numbers(cells, table)?),
+                },
             }
         }
         if !numbers.is_empty() {
@@ -194,6 +212,7 @@ impl Fitted {
                 }
                 Rule::Bucket { edges } => edges.is_sorted_by(|a, b| a < b),
                 Rule::Hash { buckets } => (1..=u64::from(u32::MAX)).contains(buckets),
+                Rule::Id { separator, .. } => separator.as_deref() != Some(""),
                 Rule::Vocabulary { texts } => texts.is_sorted_by(|a, b| a < b),
             };
             if !fits {
@@ -215,7 +234,10 @@ impl Fitted {
 impl FittedColumn {
     /// Returns whether this was fitted to a column of this type.
     fn reads(&self, kind: &ColumnType, cells: &Cells) -> bool {
-        let texts = matches!(self.rule, Rule::Hash { .. } | Rule::Vocabulary { .. });
+        let texts = matches!(
+            self.rule,
+            Rule::Hash { .. } | Rule::Vocabulary { .. } | Rule::Id { .. }
+        );
         texts == matches!(cells, Cells::Texts(_))
             && self.date == matches!(kind, ColumnType::Date { .. })
     }
@@ -249,8 +271,8 @@ impl Rule {
         }
     }
 
-    /// Returns the id of each cell and the number of ids, if the rule makes ids.
-    fn ids(&self, cells: &Cells) -> Option<(Vec<u32>, u64)> {
+    /// Returns the category of each cell and the number of categories, if the rule makes categories.
+    fn categories(&self, cells: &Cells) -> Option<(Vec<u32>, u64)> {
         match (self, cells) {
             (Self::Bucket { edges }, Cells::Numbers(cells)) => {
                 let id = |cell: &f64| edges.partition_point(|edge| edge <= cell) as u32;

@@ -89,6 +89,14 @@ impl Seen {
                 }
             }
             ColumnType::Category { buckets: Some(n) } => Self::Nothing(Rule::Hash { buckets: *n }),
+            ColumnType::Id {
+                hash,
+                seed,
+                separator,
+            } => Self::Nothing(Rule::Id {
+                seed: hash.then_some(*seed),
+                separator: separator.clone(),
+            }),
             ColumnType::Category { buckets: None } => Self::Vocabulary(BTreeSet::new()),
             ColumnType::Ignore {} => Self::Nothing(Rule::Number {}),
         }

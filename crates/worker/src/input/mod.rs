@@ -35,6 +35,7 @@ mod fitted;
 mod fitting;
 mod hash;
 mod held_out;
+mod id_column;
 mod idx;
 mod images;
 mod libsvm;

@@ -352,7 +352,7 @@ impl Role {
             return false;
         };
         match kind {
-            ColumnType::Category { .. } => true,
+            ColumnType::Category { .. } | ColumnType::Id { .. } => true,
             ColumnType::Number { transform, .. } | ColumnType::Date { transform, .. } => {
                 *transform == Transform::Bucket
             }
@@ -365,7 +365,9 @@ impl Named {
     fn new(name: &str, role: &Role) -> Self {
         let texts = match role {
             Role::Label => true,
-            Role::Input { kind, .. } => matches!(kind, ColumnType::Category { .. }),
+            Role::Input { kind, .. } => {
+                matches!(kind, ColumnType::Category { .. } | ColumnType::Id { .. })
+            }
             Role::Ignored => false,
         };
         Self {
@@ -396,7 +398,7 @@ impl Named {
                 Some(text) => texts.push(&text, place),
                 None => {
                     return Err(format!(
-                        "column {name:?} holds a date; a category was expected: set its type to \"date\""
+                        "column {name:?} holds a date; a category or an id was expected: set its type to \"date\""
                     ));
                 }
             },

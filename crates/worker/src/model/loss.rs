@@ -4,6 +4,9 @@ use candle_core::{D, Result, Tensor, bail};
 
 use crate::input::Batch;
 
+const NO_LOSS: &str = "the job leaves the loss to the model, which has none; let `objective.loss` name one, or implement \
+                       `Model::loss`";
+
 /// A loss function: the mean over the samples of a batch, each times its weight if there are any.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Loss {
@@ -18,10 +21,12 @@ pub enum Loss {
     /// logit.
     BinaryCrossEntropy,
     /// `(output - target)^2`.
-    #[default]
     MeanSquaredError,
     /// `|output - target|`.
     MeanAbsoluteError,
+    /// The model's own: its `Model::loss`.
+    #[default]
+    Model,
 }
 
 impl Loss {
@@ -41,6 +46,7 @@ impl Loss {
             Self::BinaryCrossEntropy => nn::binary_cross_entropy(&like(outputs, target)?, target),
             Self::MeanSquaredError => nn::mean_squared_error(&like(outputs, target)?, target),
             Self::MeanAbsoluteError => nn::mean_absolute_error(&like(outputs, target)?, target),
+            Self::Model => bail!("{NO_LOSS}"),
         }
     }
 
@@ -61,6 +67,7 @@ impl Loss {
             }
             Self::MeanSquaredError => per_sample(&(like(outputs, target)? - target)?.sqr()?),
             Self::MeanAbsoluteError => per_sample(&(like(outputs, target)? - target)?.abs()?),
+            Self::Model => bail!("{NO_LOSS}"),
         }
     }
 

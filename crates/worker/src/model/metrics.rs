@@ -43,6 +43,7 @@ impl Name {
             Loss::CrossEntropy { .. } => &[Self::Accuracy],
             Loss::BinaryCrossEntropy => &[Self::Accuracy, Self::Auc, Self::LogLoss],
             Loss::MeanSquaredError | Loss::MeanAbsoluteError => &[Self::Rmse, Self::Mae],
+            Loss::Model => &[],
         }
     }
 
@@ -62,10 +63,12 @@ impl Name {
             }
             Loss::BinaryCrossEntropy => "accuracy, auc, log_loss, f1, calibration",
             Loss::MeanSquaredError | Loss::MeanAbsoluteError => "rmse, mae",
+            Loss::Model => "those of the model, which are always measured",
         };
         let (classes, numbers) = match loss {
             Loss::CrossEntropy { .. } | Loss::BinaryCrossEntropy => (true, false),
             Loss::MeanSquaredError | Loss::MeanAbsoluteError => (false, true),
+            Loss::Model => (false, false),
         };
         let several = matches!(loss, Loss::CrossEntropy { .. });
         let two = classes && (!several || outputs == 2);

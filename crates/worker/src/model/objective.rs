@@ -21,7 +21,7 @@ pub struct Objective {
 
 impl Objective {
     /// Returns the objective of a job for data of these fields. For data with several targets there is none to choose:
-    /// the model has a loss of its own.
+    /// the loss is the model's own.
     ///
     /// # Errors
     /// [`InputError::Target`] if the loss does not fit the target, with the ways out; [`InputError::Metric`] for an
@@ -59,6 +59,7 @@ impl Objective {
             (LossName::BinaryCrossEntropy, _) if binary => (Loss::BinaryCrossEntropy, 1),
             (LossName::MeanSquaredError, None) => (Loss::MeanSquaredError, target.elements()),
             (LossName::MeanAbsoluteError, None) => (Loss::MeanAbsoluteError, target.elements()),
+            (LossName::Model, _) => (Loss::Model, 0),
             (name, _) => return Err(misfit(name)),
         };
         if settings.label_smoothing != 0.0 && name != LossName::CrossEntropy {

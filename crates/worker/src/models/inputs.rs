@@ -1,6 +1,7 @@
 use candle_core::{DType, Error, Result, Tensor, bail};
 use candle_nn::{Init, VarBuilder};
 use nn::Embedding;
+use shared_proto::hash::{FNV_START, fnv1a, mix};
 use shared_proto::table::Initializer;
 
 use crate::input::Field;
@@ -29,14 +30,28 @@ struct Ids {
 }
 
 impl Inputs {
+    /// Returns all inputs of the data.
     pub(super) fn of(setup: &Setup, vars: &VarBuilder) -> Result<Self> {
+        match setup.data.inputs.is_empty() {
+            true => bail!("the data has no input"),
+            false => Self::some_of(setup, vars, |_| true),
+        }
+    }
+
+    /// Returns the inputs of the data with these names.
+    pub(super) fn some_of(
+        setup: &Setup,
+        vars: &VarBuilder,
+        takes: impl Fn(&str) -> bool,
+    ) -> Result<Self> {
         let mut inputs = Self {
             numbers: Vec::new(),
             width: 0,
             ids: Vec::new(),
             dtype: vars.dtype(),
         };
-        for field in &setup.data.inputs {
+        let fields = setup.data.inputs.iter();
+        for field in fields.filter(|field| takes(&field.name)) {
             let is_id = matches!(field.dtype, DType::U32 | DType::I64);
             match field.categories {
                 Some(categories) if is_id => inputs.ids.push(Ids {
@@ -51,10 +66,29 @@ impl Inputs {
                 _ => return Err(unknown(field)),
             }
         }
-        match setup.data.inputs.is_empty() {
-            true => bail!("the data has no input"),
-            false => Ok(inputs),
+        Ok(inputs)
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.width == 0 && self.ids.is_empty()
+    }
+
+    /// Returns a key of each sample, the same for samples with the same ids; none if the data has no ids of which each
+    /// sample has the same number. Other ids do not count.
+    pub(super) fn keys(&self, batch: &Batch) -> Result<Option<Vec<i64>>> {
+        let mut hashes: Option<Vec<u64>> = None;
+        for ids in self.ids.iter().filter(|ids| ids.count.is_some()) {
+            let ids = batch.input_of(&ids.name)?.to_dtype(DType::I64)?;
+            let ids = ids.reshape((ids.dim(0)?, ()))?.to_vec2::<i64>()?;
+            let hashes = hashes.get_or_insert_with(|| vec![FNV_START; ids.len()]);
+            for (hash, ids) in hashes.iter_mut().zip(ids) {
+                for id in ids {
+                    *hash = fnv1a(*hash, &id.to_le_bytes());
+                }
+            }
         }
+        let key = |hash: u64| mix(hash).cast_signed();
+        Ok(hashes.map(|hashes| hashes.into_iter().map(key).collect()))
     }
 
     /// Returns the numbers of a batch, of shape `[samples, width]`; none if the data has no numbers.

@@ -14,6 +14,7 @@ mod options;
 mod resnet;
 mod softmax;
 mod transformer;
+mod two_tower;
 mod wide_deep;
 
 pub use cnn::Cnn;
@@ -26,4 +27,5 @@ pub use mobilenet::MobileNetV2;
 pub use resnet::ResNet;
 pub use softmax::Softmax;
 pub use transformer::Transformer;
+pub use two_tower::TwoTower;
 pub use wide_deep::WideDeep;

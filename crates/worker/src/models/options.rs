@@ -31,6 +31,25 @@ impl<'a> Options<'a> {
         })
     }
 
+    /// Returns a list of names, at least one.
+    pub(super) fn names(&self, name: &str) -> Result<Vec<&'a str>> {
+        let names = self.read(name, Vec::new(), "a list of names", |value| {
+            value.as_array()?.iter().map(Value::as_str).collect()
+        })?;
+        match names.is_empty() {
+            true => bail!("`model.options.{name}` is missing, but must be a list of names"),
+            false => Ok(names),
+        }
+    }
+
+    /// Returns a number above 0.
+    pub(super) fn positive(&self, name: &str, default: f64) -> Result<f64> {
+        self.read(name, default, "a number above 0", |value| {
+            let number = value.as_float().or(value.as_integer().map(|n| n as f64));
+            number.filter(|number| *number > 0.0 && number.is_finite())
+        })
+    }
+
     /// Returns a share, from 0 to below 1.
     pub(super) fn share(&self, name: &str, default: f64) -> Result<f64> {
         let expected = "a number from 0 to below 1";
@@ -45,7 +64,7 @@ impl<'a> Options<'a> {
         name: &str,
         default: T,
         expected: &str,
-        read: impl Fn(&Value) -> Option<T>,
+        read: impl Fn(&'a Value) -> Option<T>,
     ) -> Result<T> {
         let Some(value) = self.0.get(name) else {
             return Ok(default);

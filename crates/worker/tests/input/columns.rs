@@ -107,6 +107,43 @@ fn each_type_becomes_an_input() {
 }
 
 #[test]
+fn ids_are_hashes_or_whole_numbers_and_a_cell_may_have_several() {
+    let train = "user,item,genres,label
+ann,7,Crime|Drama,0
+bob,9223372036854775807,,1
+ann,0,Drama,0
+";
+    let columns = r#"
+user = { type = "id" }
+item = { type = "id", hash = false }
+genres = { type = "id", seed = 1, separator = "|" }
+"#;
+    let mut dataset = load_columns(train, train, columns).unwrap();
+    let batch = whole(&mut dataset.training);
+    let ids = |name: &str| batch.input_of(name).unwrap().to_vec1::<i64>().unwrap();
+    assert_eq!(ids("item"), [7, i64::MAX, 0]);
+    let users = ids("user");
+    assert_eq!(users[0], users[2]);
+    assert!(users[0] != users[1] && users.iter().all(|id| *id >= 0));
+    let genres = batch.ragged("genres").unwrap();
+    assert_eq!(genres.offsets, [0, 2, 2, 3]);
+    let genres = genres.values.to_vec1::<i64>().unwrap();
+    assert_eq!(genres[1], genres[2]);
+    // Another seed, another hash.
+    let seeded = columns.replace("\"id\" }", "\"id\", seed = 1 }");
+    let mut seeded = load_columns(train, train, &seeded).unwrap();
+    let seeded = whole(&mut seeded.training);
+    let seeded = seeded.input_of("user").unwrap().to_vec1::<i64>().unwrap();
+    assert_ne!(seeded[0], users[0]);
+    for cell in ["-1", "x", "", "1.5", "9223372036854775808"] {
+        let error = load_columns(&train.replace(",7,", &format!(",{cell},")), train, columns);
+        let error = error.unwrap_err().to_string();
+        let named = error.contains("line 2") && error.contains("\"item\"");
+        assert!(named && error.contains("whole number"), "{error}");
+    }
+}
+
+#[test]
 fn columns_are_fitted_to_the_training_samples_alone() {
     let rows: String = (0..20)
         .map(|i| format!("{i},c{i},{i},{}\n", i * i))

@@ -1,0 +1,60 @@
+//! Columns of ids of any number, for embedding tables.
+
+use super::column::{Column, Values};
+use super::error::InputError;
+use super::hash::Hasher;
+use super::place::Place;
+use super::texts::Texts;
+
+/// Ids are below this number, which is the number of non-negative `i64`.
+const LIMIT: u64 = 1 << 63;
+
+/// A column whose cells are ids.
+pub(super) struct IdColumn<'a> {
+    pub(super) name: &'a str,
+    /// The seed of the texts' hash; none if ids are whole numbers as they are.
+    pub(super) seed: Option<u64>,
+    /// The text between ids, if a cell has any number of them.
+    pub(super) separator: Option<&'a str>,
+}
+
+impl IdColumn<'_> {
+    /// Returns the ids of the cells: one in each sample, or any number if there is a separator. An empty cell then has no
+    /// id.
+    ///
+    /// # Errors
+    /// If ids are whole numbers, and a text is none from 0 to 2^63 - 1. It names the first place of the text.
+    pub(super) fn read(&self, cells: &Texts) -> Result<Column, InputError> {
+        let Some(separator) = self.separator else {
+            let ids = cells.try_each(|text, place| self.id(text, place))?;
+            let column = Column::values(self.name, Vec::new(), Values::I64(ids));
+            return Ok(column.below(LIMIT));
+        };
+        let lists = cells.texts.iter().map(|(text, place)| {
+            let parts = text.split(separator).filter(|_| !text.is_empty());
+            parts.map(|part| self.id(part, place)).collect()
+        });
+        let lists = lists.collect::<Result<Vec<Vec<i64>>, InputError>>()?;
+        let (mut ids, mut offsets) = (Vec::new(), vec![0]);
+        for text in &cells.samples {
+            ids.extend_from_slice(&lists[*text as usize]);
+            offsets.push(ids.len());
+        }
+        let ids = Values::I64(ids);
+        Ok(Column::ragged(self.name, ids, offsets, None, Some(LIMIT)))
+    }
+
+    fn id(&self, text: &str, place: &Place) -> Result<i64, InputError> {
+        let Some(seed) = self.seed else {
+            let id = text.parse().ok().filter(|id: &i64| *id >= 0);
+            return id.ok_or_else(|| {
+                place.wrong(format!(
+                    "column {:?} holds {text:?}; a whole number from 0 to {} was expected, since its `hash` is false",
+                    self.name,
+                    i64::MAX
+                ))
+            });
+        };
+        Ok((Hasher::of(seed).hash(text) % LIMIT) as i64)
+    }
+}
