@@ -4,9 +4,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use bytes::Bytes;
+use object_store::local::LocalFileSystem;
 use object_store::path::Path;
 use object_store::{ListResult, ObjectStore, ObjectStoreExt, PutMode, PutPayload};
-use storage::{Bucket, Secrets};
+use storage::{Bucket, Location, Secrets, Variables, environment};
 
 use crate::error::CheckpointError;
 use crate::folder::{self, Mode};
@@ -14,9 +15,10 @@ use crate::folder::{self, Mode};
 /// The size in bytes of the parts in which larger files are uploaded, so that no request takes too long.
 const REQUEST: usize = 16 << 20;
 
-/// Reads, writes, lists and removes the files of a location. The folder `""` is the location itself.
+/// Reads, writes, lists and removes the files of a location. The folder `""` is the location itself. A file appears whole or not
+/// at all.
 #[derive(Clone)]
-pub(crate) struct Files {
+pub struct Files {
     objects: Arc<dyn ObjectStore>,
     /// The path of the location within the objects.
     root: Path,
@@ -29,6 +31,42 @@ pub(crate) struct Files {
 }
 
 impl Files {
+    /// Opens a folder, which is created if it is missing, or a URL, as [`Store::open`](crate::Store::open) does.
+    ///
+    /// # Errors
+    /// [`CheckpointError::Location`], or the folder cannot be made.
+    pub fn open(location: &str) -> Result<Self, CheckpointError> {
+        Self::open_with(location, &environment())
+    }
+
+    /// Opens a location as [`open`](Self::open) does, with the given environment variables instead of the process's.
+    pub(crate) fn open_with(
+        location: &str,
+        variables: &Variables,
+    ) -> Result<Self, CheckpointError> {
+        let place = Location::parse(location)?;
+        if let Location::Folder(folder) = &place {
+            std::fs::create_dir_all(folder)
+                .map_err(|error| CheckpointError::io(&folder.display().to_string(), &error))?;
+        }
+        Self::at(&place, variables)
+    }
+
+    /// Returns the files at a place. A folder must exist.
+    pub(crate) fn at(place: &Location, variables: &Variables) -> Result<Self, CheckpointError> {
+        match place {
+            Location::Folder(folder) => {
+                let location = folder.display().to_string();
+                let objects = LocalFileSystem::new_with_prefix(folder)
+                    .map_err(|error| Secrets::default().explain(&location, &error))?;
+                Ok(Self::in_folder(Arc::new(objects), folder.clone(), location))
+            }
+            Location::Bucket { name, path } => {
+                Ok(Self::in_bucket(Bucket::open(name, path, variables)?))
+            }
+        }
+    }
+
     /// Returns the files of any object store, named `location` in messages. Their work stays on the caller's thread.
     pub(crate) fn over(objects: Arc<dyn ObjectStore>, location: &str) -> Self {
         Self {
@@ -65,12 +103,12 @@ impl Files {
     }
 
     /// Returns the location, an absolute path or a URL without credentials.
-    pub(crate) fn location(&self) -> &str {
+    pub fn location(&self) -> &str {
         &self.location
     }
 
     /// Returns the name of a file or folder for messages.
-    pub(crate) fn place(&self, name: &str) -> String {
+    pub fn place(&self, name: &str) -> String {
         if name.is_empty() {
             return self.location.clone();
         }
@@ -89,7 +127,10 @@ impl Files {
     }
 
     /// Returns the names of the folders of the location.
-    pub(crate) async fn folders(&self) -> Result<Vec<String>, CheckpointError> {
+    ///
+    /// # Errors
+    /// If the location cannot be listed.
+    pub async fn folders(&self) -> Result<Vec<String>, CheckpointError> {
         let found = self.found("").await?;
         let names = found.common_prefixes.iter().filter_map(Path::filename);
         Ok(names.map(str::to_owned).collect())
@@ -117,7 +158,10 @@ impl Files {
     }
 
     /// Reads a file.
-    pub(crate) async fn read(&self, folder: &str, name: &str) -> Result<Bytes, CheckpointError> {
+    ///
+    /// # Errors
+    /// [`CheckpointError::NotFound`], or the file cannot be read.
+    pub async fn read(&self, folder: &str, name: &str) -> Result<Bytes, CheckpointError> {
         let explain = |error: object_store::Error| {
             let place = self.place(&format!("{folder}/{name}"));
             self.explain(&place, &error)
@@ -127,7 +171,10 @@ impl Files {
     }
 
     /// Writes a file. Replaces an existing one.
-    pub(crate) async fn write(
+    ///
+    /// # Errors
+    /// If it cannot be written.
+    pub async fn write(
         &self,
         folder: &str,
         name: &str,
@@ -137,7 +184,10 @@ impl Files {
     }
 
     /// Creates a file that must not exist. Of two writers at most one succeeds.
-    pub(crate) async fn create(
+    ///
+    /// # Errors
+    /// [`CheckpointError::Exists`], or it cannot be written.
+    pub async fn create(
         &self,
         folder: &str,
         name: &str,

@@ -39,9 +39,10 @@ mod store;
 mod suite;
 
 pub use error::CheckpointError;
+pub use files::Files;
 pub use format::{FORMAT, folder_name};
 pub use location::{load, resolve};
-pub use manifest::{BlockRange, FileEntry, Manifest, SavedVariable, hexadecimal};
+pub use manifest::{BlockRange, FileEntry, Manifest, SavedVariable, hexadecimal, sha256};
 pub use newest_first::{NewestFirst, Piece};
 pub use part::{SavedBlock, SavedValues, Watermark, decode, encode, weights_header};
 pub use store::{BEAT, Claim, DEAD_AFTER, Listed, Store};

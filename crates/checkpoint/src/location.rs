@@ -1,9 +1,6 @@
 //! The locations that a user may give for checkpoints, and their stores.
 
-use std::sync::Arc;
-
-use object_store::local::LocalFileSystem;
-use storage::{Bucket, Location, Secrets, Variables, environment};
+use storage::{Location, Variables, environment};
 
 use crate::error::CheckpointError;
 use crate::files::Files;
@@ -31,12 +28,7 @@ impl Store {
     /// # Errors
     /// As [`open`](Self::open).
     pub fn open_with(location: &str, variables: &Variables) -> Result<Self, CheckpointError> {
-        let place = Location::parse(location)?;
-        if let Location::Folder(folder) = &place {
-            std::fs::create_dir_all(folder)
-                .map_err(|error| CheckpointError::io(&folder.display().to_string(), &error))?;
-        }
-        store(&place, variables)
+        Files::open_with(location, variables).map(Self::from)
     }
 }
 
@@ -156,15 +148,5 @@ fn existing(place: &Location, variables: &Variables) -> Result<Store, Checkpoint
 }
 
 fn store(place: &Location, variables: &Variables) -> Result<Store, CheckpointError> {
-    match place {
-        Location::Folder(folder) => {
-            let location = folder.display().to_string();
-            let objects = LocalFileSystem::new_with_prefix(folder)
-                .map_err(|error| Secrets::default().explain(&location, &error))?;
-            Ok(Files::in_folder(Arc::new(objects), folder.clone(), location).into())
-        }
-        Location::Bucket { name, path } => {
-            Ok(Files::in_bucket(Bucket::open(name, path, variables)?).into())
-        }
-    }
+    Files::at(place, variables).map(Store::from)
 }

@@ -396,7 +396,8 @@ fn check_sum(text: &[u8]) -> Result<(), String> {
     }
 }
 
-fn sha256(bytes: &[u8]) -> String {
+/// Returns the SHA-256 of bytes, in hexadecimal.
+pub fn sha256(bytes: &[u8]) -> String {
     hexadecimal(&Sha256::digest(bytes))
 }
 

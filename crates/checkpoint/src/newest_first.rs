@@ -3,7 +3,6 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashSet};
 
-use bytes::{Bytes, BytesMut};
 use shared_proto::blocks::BlockId;
 use shared_proto::table::{SavedRows, ids_of_bytes};
 
@@ -96,7 +95,7 @@ impl NewestFirst {
                 manifest.describe(id)
             ));
         }
-        let rest = without(&rows, &bucket.newer);
+        let rest = rows.retained(|id| !bucket.newer.contains(&id));
         bucket.rest_in = rest_in;
         match rest_in {
             Some(_) => bucket.newer.extend(newer),
@@ -118,29 +117,5 @@ impl NewestFirst {
             )),
             None => Ok(()),
         }
-    }
-}
-
-/// Returns the rows but for those with some ids.
-fn without(rows: &SavedRows, ids: &HashSet<u64>) -> SavedRows {
-    let all = ids_of_bytes(&rows.ids);
-    let is_kept: Vec<bool> = all.iter().map(|id| !ids.contains(id)).collect();
-    let kept = |bytes: &Bytes| {
-        let width = bytes.len().checked_div(all.len()).unwrap_or(0).max(1);
-        let mut kept = BytesMut::with_capacity(bytes.len());
-        for (row, _) in bytes
-            .chunks_exact(width)
-            .zip(&is_kept)
-            .filter(|(_, kept)| **kept)
-        {
-            kept.extend_from_slice(row);
-        }
-        kept.freeze()
-    };
-    SavedRows {
-        ids: kept(&rows.ids),
-        history: kept(&rows.history),
-        numbers: kept(&rows.numbers),
-        ..rows.clone()
     }
 }

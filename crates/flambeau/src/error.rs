@@ -37,6 +37,22 @@ pub(crate) enum CommandError {
     /// A checkpoint cannot be used.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
+    /// The exports at a place are of another table.
+    #[error("the exports in {output} are of table {table:?}; choose another folder")]
+    OtherFeed {
+        /// The place.
+        output: String,
+        /// The table of the exports.
+        table: String,
+    },
+    /// Another process exports to the same place.
+    #[error(
+        "{place} is there already: another process exports to the same folder; let one of them do so"
+    )]
+    FeedTaken {
+        /// The manifest.
+        place: String,
+    },
     /// Some checkpoints are not as they were written.
     #[error("{} damaged:\n  {}", damages.len(), damages.join("\n  "))]
     Damaged {

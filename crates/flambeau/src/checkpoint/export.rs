@@ -1,20 +1,113 @@
 //! Exports a checkpoint: its weights as one safetensors file, like a run's `model.safetensors`, or the rows of a table.
 
 mod output;
+mod parquet_rows;
 mod rows;
 
 use std::io::Write;
 use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
 
 use ::checkpoint::{Manifest, SavedBlock, Store, weights_header};
-use indicatif::ProgressBar;
+use clap::Args;
+use indicatif::{HumanBytes, ProgressBar};
 use optimizer::VariableRule;
+use serde_json::json;
 use shared_proto::blocks::VariableSpec;
 use shared_proto::job::Job;
 
 pub(crate) use self::output::Output;
-pub(crate) use self::rows::write_rows;
+pub(crate) use self::parquet_rows::{ParquetRows, parquet_ids};
+pub(crate) use self::rows::{table_of, write_rows};
+use super::feed::{Feed, Follow};
+use super::{Named, bar, pick, print};
 use crate::error::CommandError;
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Export {
+    #[command(flatten)]
+    pub(super) named: Named,
+    /// The file to write. With --follow, the folder or the URL to which exports are written.
+    #[arg(long, short, value_name = "FILE")]
+    pub(super) output: PathBuf,
+    /// The rows of this table, as Parquet or safetensors, by the end of the file's name.
+    #[arg(long, value_name = "NAME", conflicts_with = "averages")]
+    pub(super) table: Option<String>,
+    /// The weights' moving averages (ema_decay in the job) instead of the weights.
+    #[arg(long)]
+    pub(super) averages: bool,
+    /// Replace an existing file.
+    #[arg(long, conflicts_with = "follow")]
+    pub(super) force: bool,
+    /// No progress bar.
+    #[arg(long)]
+    pub(super) quiet: bool,
+    #[command(flatten)]
+    pub(super) follow: Follow,
+}
+
+impl Export {
+    pub(super) async fn run(&self) -> Result<(), CommandError> {
+        match &self.table {
+            Some(table) if self.follow.follow => self.feed(table).follow().await,
+            table => self.once(table.as_deref()).await,
+        }
+    }
+
+    fn feed<'a>(&'a self, table: &'a str) -> Feed<'a> {
+        Feed {
+            location: &self.named.location,
+            table,
+            output: &self.output,
+            settings: &self.follow,
+            json: self.named.json,
+        }
+    }
+
+    /// Exports the weights, or the rows of a table, of one checkpoint.
+    async fn once(&self, table: Option<&str>) -> Result<(), CommandError> {
+        let output = &self.output;
+        let (store, manifest) = pick(&self.named.location).await?;
+        let values = match self.averages {
+            true => Values::averages(&store, &manifest)?,
+            false => Values::Weights,
+        };
+        let file = Output::create(output, self.force)?;
+        let bar = bar(manifest.bytes(), self.quiet);
+        let from = store.checkpoint_location(manifest.number);
+        let (written, size) = match table {
+            Some(table) => {
+                let exported = write_rows(&store, &manifest, table, file, &bar).await?;
+                let written = json!({
+                    "checkpoint": from,
+                    "output": output,
+                    "table": table,
+                    "rows": exported.rows,
+                    "dimension": exported.dimension,
+                });
+                (written, format!("{} rows of {table}", exported.rows))
+            }
+            None => {
+                let bytes = write(&store, &manifest, &values, file, &bar).await?;
+                let written = json!({
+                    "checkpoint": from,
+                    "output": output,
+                    "values": values.name(),
+                    "variables": manifest.variables.len(),
+                    "bytes": bytes,
+                });
+                (
+                    written,
+                    format!("{} of {}", HumanBytes(bytes), values.name()),
+                )
+            }
+        };
+        print(&self.named, written, || {
+            format!("wrote {}: {size}, from {from}", output.display())
+        });
+        Ok(())
+    }
+}
 
 /// The values of each variable that are exported.
 pub(crate) enum Values {

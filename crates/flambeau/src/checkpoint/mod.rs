@@ -1,11 +1,11 @@
 //! `flambeau checkpoint`: lists, shows, verifies and exports checkpoints.
 
 mod export;
+mod feed;
 #[cfg(test)]
 mod tests;
 mod verify;
 
-use std::path::PathBuf;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use ::checkpoint::{BlockRange, CheckpointError, Manifest, Store, folder_name, load, resolve};
@@ -14,7 +14,7 @@ use comfy_table::{Table, presets};
 use indicatif::{HumanBytes, HumanDuration, ProgressBar, ProgressDrawTarget};
 use serde_json::{Value, json};
 
-use self::export::{Output, Values, write_rows};
+use self::export::Export;
 use self::verify::{Verified, verify};
 use crate::command::block_on;
 use crate::error::CommandError;
@@ -34,25 +34,7 @@ pub(crate) enum Command {
         quiet: bool,
     },
     /// Write a checkpoint's weights as a safetensors file, under the variables' own names, or the rows of a table.
-    Export {
-        #[command(flatten)]
-        named: Named,
-        /// The file to write.
-        #[arg(long, short, value_name = "FILE")]
-        output: PathBuf,
-        /// The rows of this table, as Parquet or safetensors, by the end of the file's name.
-        #[arg(long, value_name = "NAME", conflicts_with = "averages")]
-        table: Option<String>,
-        /// The weights' moving averages (ema_decay in the job) instead of the weights.
-        #[arg(long)]
-        averages: bool,
-        /// Replace an existing file.
-        #[arg(long)]
-        force: bool,
-        /// No progress bar.
-        #[arg(long)]
-        quiet: bool,
-    },
+    Export(Export),
 }
 
 #[derive(Clone, Debug, Args)]
@@ -94,55 +76,7 @@ pub(crate) fn run(command: &Command) -> Result<(), CommandError> {
                     return Err(CommandError::Damaged { damages });
                 }
             }
-            Command::Export {
-                named,
-                output,
-                table,
-                averages,
-                force,
-                quiet,
-            } => {
-                let (store, manifest) = pick(&named.location).await?;
-                let values = match averages {
-                    true => Values::averages(&store, &manifest)?,
-                    false => Values::Weights,
-                };
-                let file = Output::create(output, *force)?;
-                let bar = bar(manifest.bytes(), *quiet);
-                let from = store.checkpoint_location(manifest.number);
-                let written = match table {
-                    Some(table) => {
-                        let exported = write_rows(&store, &manifest, table, file, &bar).await?;
-                        json!({
-                            "checkpoint": from,
-                            "output": output,
-                            "table": table,
-                            "rows": exported.rows,
-                            "dimension": exported.dimension,
-                        })
-                    }
-                    None => {
-                        let bytes = export::write(&store, &manifest, &values, file, &bar).await?;
-                        json!({
-                            "checkpoint": from,
-                            "output": output,
-                            "values": values.name(),
-                            "variables": manifest.variables.len(),
-                            "bytes": bytes,
-                        })
-                    }
-                };
-                print(named, written.clone(), || {
-                    let size = match table {
-                        Some(table) => format!("{} rows of {table}", written["rows"]),
-                        None => {
-                            let bytes = written["bytes"].as_u64().unwrap_or_default();
-                            format!("{} of {}", HumanBytes(bytes), values.name())
-                        }
-                    };
-                    format!("wrote {}: {size}, from {from}", output.display())
-                });
-            }
+            Command::Export(export) => export.run().await?,
         }
         Ok(())
     })

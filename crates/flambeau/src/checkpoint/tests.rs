@@ -2,6 +2,7 @@ use std::path::Path;
 
 use ::checkpoint::{FORMAT, FileEntry, SavedBlock, SavedValues, SavedVariable, encode};
 use bytes::Bytes;
+use clap::FromArgMatches;
 use parquet::file::reader::{FileReader, SerializedFileReader};
 use parquet::record::{ListAccessor, RowAccessor};
 use safetensors::SafeTensors;
@@ -231,15 +232,18 @@ fn verify_names_all_that_is_damaged() {
     assert!(verify(&place(4)).is_err());
 }
 
+/// Runs `flambeau checkpoint export` with these arguments.
+fn export_with(arguments: &[&str]) -> Result<(), CommandError> {
+    let command = Command::augment_subcommands(clap::Command::new("checkpoint"));
+    let arguments = ["checkpoint", "export", "--quiet"].iter().chain(arguments);
+    let matches = command.try_get_matches_from(arguments).unwrap();
+    run_with(&Command::from_arg_matches(&matches).unwrap())
+}
+
 fn export(location: &str, output: &Path, force: bool) -> Result<(), CommandError> {
-    run_with(&Command::Export {
-        named: named(location),
-        output: output.to_owned(),
-        table: None,
-        averages: false,
-        force,
-        quiet: true,
-    })
+    let mut arguments = vec![location, "--output", output.to_str().unwrap()];
+    arguments.extend(force.then_some("--force"));
+    export_with(&arguments)
 }
 
 #[test]
@@ -269,14 +273,13 @@ fn an_export_is_what_safetensors_would_write() {
 }
 
 fn export_table(location: &str, table: &str, output: &Path) -> Result<(), CommandError> {
-    run_with(&Command::Export {
-        named: named(location),
-        output: output.to_owned(),
-        table: Some(table.to_owned()),
-        averages: false,
-        force: false,
-        quiet: true,
-    })
+    export_with(&[
+        location,
+        "--table",
+        table,
+        "--output",
+        output.to_str().unwrap(),
+    ])
 }
 
 #[test]
@@ -330,17 +333,11 @@ fn an_export_of_rows_that_cannot_be_says_what_there_is() {
 #[test]
 fn averages_are_exported_only_where_there_are_some() {
     let (root, run) = a_run();
-    let error = run_with(&Command::Export {
-        named: named(&run),
-        output: root.path().join("model.safetensors"),
-        table: None,
-        averages: true,
-        force: false,
-        quiet: true,
-    });
+    let output = root.path().join("model.safetensors");
+    let error = export_with(&[&run, "--averages", "--output", output.to_str().unwrap()]);
     let error = error.unwrap_err().to_string();
     assert!(error.contains("ema_decay"), "{error}");
-    assert!(!root.path().join("model.safetensors").exists());
+    assert!(!output.exists());
 }
 
 #[test]

@@ -8,7 +8,7 @@
 pub mod hash;
 mod rows;
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 
 pub use crate::job::{
     Admission, Age, Capacity, Eviction, EvictionOrder, Initializer, RowOptimizer, TableSpec,
@@ -32,6 +32,32 @@ pub struct SavedRows {
     pub time: u32,
     /// Present if these are not all rows, but those that have changed since an earlier checkpoint.
     pub changes: Option<Changes>,
+}
+
+impl SavedRows {
+    /// Returns the rows with ids that are kept.
+    #[must_use]
+    pub fn retained(&self, mut is_kept: impl FnMut(u64) -> bool) -> Self {
+        let kept: Vec<bool> = ids_of_bytes(&self.ids)
+            .into_iter()
+            .map(&mut is_kept)
+            .collect();
+        let of = |bytes: &Bytes| {
+            let width = bytes.len().checked_div(kept.len()).unwrap_or(0).max(1);
+            let rows = bytes.chunks_exact(width).zip(&kept);
+            let mut of = BytesMut::with_capacity(bytes.len());
+            for (row, _) in rows.filter(|(_, kept)| **kept) {
+                of.extend_from_slice(row);
+            }
+            of.freeze()
+        };
+        Self {
+            ids: of(&self.ids),
+            history: of(&self.history),
+            numbers: of(&self.numbers),
+            ..self.clone()
+        }
+    }
 }
 
 /// What the changed rows of a bucket build on.

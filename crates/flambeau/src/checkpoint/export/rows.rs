@@ -2,23 +2,13 @@
 
 use std::fs::File;
 use std::io::{self, BufWriter, Seek, Write};
-use std::sync::Arc;
 
 use ::checkpoint::{CheckpointError, FileEntry, Manifest, NewestFirst, Piece, Store};
 use indicatif::ProgressBar;
-use parquet::data_type::{FloatType, Int64Type};
-use parquet::errors::ParquetError;
-use parquet::file::properties::{EnabledStatistics, WriterProperties};
-use parquet::file::writer::SerializedFileWriter;
-use parquet::schema::parser::parse_message_type;
-use shared_proto::payload;
-use shared_proto::table::{SavedRows, ids_of_bytes};
+use shared_proto::table::{SavedRows, TableSpec};
 
-use super::Output;
+use super::{Output, ParquetRows};
 use crate::error::CommandError;
-
-/// The rows in a row group of a Parquet file, but for those of a bucket that exceed it.
-const GROUP_ROWS: usize = 1 << 17;
 
 /// The bytes of a safetensors header with two tensors. The rest is filled with spaces.
 const HEADER_BYTES: usize = 512;
@@ -45,16 +35,7 @@ pub(crate) async fn write_rows(
     mut output: Output,
     bar: &ProgressBar,
 ) -> Result<Exported, CommandError> {
-    let mut tables = manifest.tables.iter().enumerate();
-    let Some((number, spec)) = tables.find(|(_, spec)| spec.name == table) else {
-        let names = manifest.tables.iter().map(|spec| spec.name.clone());
-        return Err(CommandError::NoTable {
-            checkpoint: store.checkpoint_location(manifest.number),
-            table: table.to_owned(),
-            tables: names.collect(),
-        });
-    };
-    let variable = (manifest.variables.len() + number) as u32;
+    let (variable, spec) = table_of(store, manifest, table)?;
     let dimension = spec.dimension as usize;
     let extension = output.path().extension().unwrap_or_default();
     let parquet = match extension.to_str() {
@@ -69,7 +50,10 @@ pub(crate) async fn write_rows(
     let file = output.file().try_clone();
     let file = file.map_err(output.wrong())?;
     let mut form: Box<dyn Form> = match parquet {
-        true => Box::new(ParquetFile::begin(file, dimension).map_err(output.wrong())?),
+        true => {
+            let rows = ParquetRows::begin(BufWriter::new(file), dimension);
+            Box::new(rows.map_err(output.wrong())?)
+        }
         false => Box::new(TensorFile::begin(file, dimension).map_err(output.wrong())?),
     };
     let has_table = |file: &&FileEntry| file.blocks.iter().any(|range| range.variable == variable);
@@ -103,6 +87,29 @@ pub(crate) async fn write_rows(
     })
 }
 
+/// Returns a table's number in block ids, and its settings.
+///
+/// # Errors
+/// If the checkpoint has no such table.
+pub(crate) fn table_of<'a>(
+    store: &Store,
+    manifest: &'a Manifest,
+    table: &str,
+) -> Result<(u32, &'a TableSpec), CommandError> {
+    let mut tables = manifest.tables.iter().enumerate();
+    let found = tables.find(|(_, spec)| spec.name == table);
+    let (number, spec) = found.ok_or_else(|| CommandError::NoTable {
+        checkpoint: store.checkpoint_location(manifest.number),
+        table: table.to_owned(),
+        tables: manifest
+            .tables
+            .iter()
+            .map(|spec| spec.name.clone())
+            .collect(),
+    })?;
+    Ok(((manifest.variables.len() + number) as u32, spec))
+}
+
 /// A form of file.
 trait Form {
     /// Adds the rows of a bucket.
@@ -112,95 +119,13 @@ trait Form {
     fn finish(self: Box<Self>) -> io::Result<()>;
 }
 
-/// Returns the ids of rows, and their values.
-fn rows(saved: &SavedRows, dimension: usize) -> (Vec<u64>, Vec<f32>) {
-    let ids = ids_of_bytes(&saved.ids);
-    let numbers = payload::elements(&saved.numbers);
-    let width = numbers.len().checked_div(ids.len()).unwrap_or(0).max(1);
-    // The optimizer's state follows the values of a row.
-    let values = numbers
-        .chunks_exact(width)
-        .flat_map(|row| &row[..dimension.min(width)]);
-    let values = values.map(|value| value.get()).collect();
-    (ids, values)
-}
-
-/// A Parquet file. Rows gather until they fill a row group.
-struct ParquetFile {
-    writer: SerializedFileWriter<BufWriter<File>>,
-    dimension: usize,
-    ids: Vec<i64>,
-    values: Vec<f32>,
-}
-
-impl ParquetFile {
-    fn begin(file: File, dimension: usize) -> io::Result<Self> {
-        let schema = "message rows {
-            required int64 id (INTEGER(64, false));
-            required group values (LIST) { repeated group list { required float element; } }
-        }";
-        // Values of embeddings hardly repeat, and are rarely filtered by.
-        let properties = WriterProperties::builder()
-            .set_dictionary_enabled(false)
-            .set_statistics_enabled(EnabledStatistics::None);
-        let schema = parse_message_type(schema).map_err(of_parquet)?;
-        let (file, properties) = (BufWriter::new(file), properties.build());
-        let writer = SerializedFileWriter::new(file, Arc::new(schema), Arc::new(properties));
-        Ok(Self {
-            writer: writer.map_err(of_parquet)?,
-            dimension,
-            ids: Vec::new(),
-            values: Vec::new(),
-        })
+impl Form for ParquetRows<BufWriter<File>> {
+    fn add(&mut self, rows: &SavedRows) -> io::Result<()> {
+        Self::add(self, rows)
     }
 
-    fn write_group(&mut self) -> Result<(), ParquetError> {
-        if self.ids.is_empty() {
-            return Ok(());
-        }
-        let (ids, values) = (&self.ids, &self.values);
-        let mut group = self.writer.next_row_group()?;
-        if let Some(mut column) = group.next_column()? {
-            column.typed::<Int64Type>().write_batch(ids, None, None)?;
-            column.close()?;
-        }
-        if let Some(mut column) = group.next_column()? {
-            // Each value is defined; the first of a row begins a new list.
-            let defined = vec![1; values.len()];
-            let begins = |place: usize| i16::from(!place.is_multiple_of(self.dimension));
-            let repeated: Vec<i16> = (0..values.len()).map(begins).collect();
-            let typed = column.typed::<FloatType>();
-            typed.write_batch(values, Some(&defined), Some(&repeated))?;
-            column.close()?;
-        }
-        group.close()?;
-        self.ids.clear();
-        self.values.clear();
-        Ok(())
-    }
-}
-
-impl Form for ParquetFile {
-    fn add(&mut self, saved: &SavedRows) -> io::Result<()> {
-        let (ids, values) = rows(saved, self.dimension);
-        self.ids.extend(ids.into_iter().map(u64::cast_signed));
-        self.values.extend(values);
-        match self.ids.len() < GROUP_ROWS {
-            true => Ok(()),
-            false => self.write_group().map_err(of_parquet),
-        }
-    }
-
-    fn finish(mut self: Box<Self>) -> io::Result<()> {
-        self.write_group().map_err(of_parquet)?;
-        self.writer.close().map(drop).map_err(of_parquet)
-    }
-}
-
-fn of_parquet(error: ParquetError) -> io::Error {
-    match error {
-        ParquetError::External(error) => io::Error::other(error),
-        error => io::Error::other(error.to_string()),
+    fn finish(self: Box<Self>) -> io::Result<()> {
+        Self::finish(*self)?.flush()
     }
 }
 

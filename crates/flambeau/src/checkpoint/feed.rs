@@ -1,0 +1,192 @@
+//! A feed of a table's rows for other programs: a folder for each export, of all rows or of those that have changed
+//! since the export before.
+//!
+//! - `entry`: what an export says of itself, and how exports are found
+//! - `parts`: writes the files of an export
+//! - `changes`: the rows that differ between two checkpoints
+
+mod changes;
+mod entry;
+mod parts;
+#[cfg(test)]
+mod tests;
+
+use std::path::Path;
+use std::time::Duration;
+
+use ::checkpoint::{CheckpointError, Files, Manifest, Store, resolve};
+use clap::Args;
+use serde_json::json;
+use tokio::signal::unix::{SignalKind, signal};
+
+use self::changes::Difference;
+use self::entry::Entry;
+use self::parts::Parts;
+use super::export::table_of;
+use crate::error::CommandError;
+
+/// What is followed, and where it is written.
+#[derive(Clone, Debug)]
+pub(super) struct Feed<'a> {
+    /// A run directory, a folder of checkpoints, or the URL of one.
+    pub(super) location: &'a str,
+    pub(super) table: &'a str,
+    /// The folder or the URL of the exports.
+    pub(super) output: &'a Path,
+    pub(super) settings: &'a Follow,
+    /// Reports are JSON.
+    pub(super) json: bool,
+}
+
+/// The settings of a feed.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Follow {
+    /// Export the newest checkpoint's rows of the table, and after each newer checkpoint the rows that have changed.
+    #[arg(long, requires = "table")]
+    pub(super) follow: bool,
+    /// The pause in seconds before it looks for a newer checkpoint.
+    #[arg(long, requires = "follow", default_value_t = 10.0, value_name = "SECONDS", value_parser = seconds)]
+    every: f64,
+    /// The most exports of changed rows before one of all rows.
+    #[arg(long, requires = "follow", default_value_t = 100, value_name = "N")]
+    changes: u64,
+    /// End after the newest checkpoint, instead of waiting for newer ones.
+    #[arg(long, requires = "follow")]
+    once: bool,
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    let seconds = text.parse().ok();
+    let seconds = seconds.filter(|seconds| (0.1..=86_400.0).contains(seconds));
+    seconds.ok_or_else(|| format!("{text:?} is no time in seconds from 0.1 to 86400"))
+}
+
+impl Feed<'_> {
+    /// Exports the newest checkpoint, and each newer one that it finds, until it is told to stop.
+    ///
+    /// # Errors
+    /// If there is no such table, or a checkpoint cannot be read or an export not be written. Exports that are whole stay.
+    pub(super) async fn follow(&self) -> Result<(), CommandError> {
+        let signals = |kind| signal(kind).map_err(CommandError::file("signals"));
+        let mut interrupt = signals(SignalKind::interrupt())?;
+        let mut terminate = signals(SignalKind::terminate())?;
+        let files = Files::open(&self.output.to_string_lossy())?;
+        let mut last = Entry::newest(&files).await?;
+        if let Some(last) = &last
+            && last.table != self.table
+        {
+            return Err(CommandError::OtherFeed {
+                output: files.location().to_owned(),
+                table: last.table.clone(),
+            });
+        }
+        loop {
+            let exported = tokio::select! {
+                exported = self.export(&files, last.as_ref()) => exported?,
+                _ = interrupt.recv() => return Ok(()),
+                _ = terminate.recv() => return Ok(()),
+            };
+            if let Some(entry) = exported {
+                self.report(&files, &entry);
+                last = Some(entry);
+                continue;
+            }
+            if self.settings.once {
+                return Ok(());
+            }
+            tokio::select! {
+                () = tokio::time::sleep(Duration::from_secs_f64(self.settings.every)) => {}
+                _ = interrupt.recv() => return Ok(()),
+                _ = terminate.recv() => return Ok(()),
+            }
+        }
+    }
+
+    /// Exports the newest checkpoint. Returns none if there is none that is newer than the last export.
+    async fn export(
+        &self,
+        files: &Files,
+        last: Option<&Entry>,
+    ) -> Result<Option<Entry>, CommandError> {
+        let store = match resolve(self.location).await {
+            Ok((store, _)) => store,
+            // A run that has just begun.
+            Err(CheckpointError::NotFound(_)) if !self.settings.once => return Ok(None),
+            Err(error) => return Err(error.into()),
+        };
+        let mut failed: Option<(u64, CommandError)> = None;
+        loop {
+            let Some(newest) = store.newest().await? else {
+                return Ok(None);
+            };
+            if last.is_some_and(|last| last.is_of(&newest)) {
+                return Ok(None);
+            }
+            // The job deletes checkpoints that newer ones have replaced, also while they are read.
+            if let Some((number, error)) = failed
+                && number == newest.number
+            {
+                return Err(error);
+            }
+            match self.write(files, &store, &newest, last).await {
+                Ok(entry) => return Ok(Some(entry)),
+                Err(CommandError::Checkpoint(
+                    error @ (CheckpointError::Damaged { .. } | CheckpointError::NotFound(_)),
+                )) => failed = Some((newest.number, error.into())),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    async fn write(
+        &self,
+        files: &Files,
+        store: &Store,
+        now: &Manifest,
+        last: Option<&Entry>,
+    ) -> Result<Entry, CommandError> {
+        let (variable, spec) = table_of(store, now, self.table)?;
+        let number = last.map_or(0, |last| last.number + 1);
+        let parts = || Parts::new(files, number, spec.dimension as usize);
+        let difference = Difference {
+            store,
+            now,
+            variable,
+        };
+        let begin = last.filter(|last| {
+            last.dimension == spec.dimension && last.since_full < self.settings.changes
+        });
+        if let Some(last) = begin {
+            let (mut of_chain, mut compared) = (parts(), parts());
+            let changed = if last.run == now.run
+                && difference.by_chain(last.checkpoint, &mut of_chain).await?
+            {
+                Some(of_chain)
+            } else {
+                let found = difference.by_comparison(last, &mut compared).await?;
+                found.then_some(compared)
+            };
+            if let Some(changed) = changed {
+                return changed.finish(Entry::changes(now, spec, last)).await;
+            }
+        }
+        let mut all = parts();
+        difference.all(&mut all).await?;
+        all.finish(Entry::full(now, spec, number)).await
+    }
+
+    fn report(&self, files: &Files, entry: &Entry) {
+        let place = files.place(&entry.folder());
+        if self.json {
+            let mut line = json!(entry);
+            line["location"] = place.into();
+            println!("{line}");
+            return;
+        }
+        let rows = match entry.full {
+            true => format!("all {} rows", entry.rows),
+            false => format!("{} changed rows, {} removed", entry.rows, entry.removed),
+        };
+        println!("wrote {place}: {rows}, of checkpoint {}", entry.checkpoint);
+    }
+}

@@ -1,0 +1,230 @@
+//! The rows of a table that differ between two checkpoints.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::hash::{DefaultHasher, Hash, Hasher};
+
+use ::checkpoint::{
+    BlockRange, CheckpointError, FileEntry, Manifest, NewestFirst, Piece, SavedBlock, SavedValues,
+    Store,
+};
+use shared_proto::table::{SavedRows, TableSpec, ids_of_bytes};
+
+use super::entry::Entry;
+use super::parts::Parts;
+use crate::error::CommandError;
+
+/// The rows of a table in a checkpoint, and what they are compared with.
+pub(super) struct Difference<'a> {
+    pub(super) store: &'a Store,
+    pub(super) now: &'a Manifest,
+    /// The number of the table in block ids.
+    pub(super) variable: u32,
+}
+
+/// A bucket of which changes are read, those of the newest checkpoint first.
+struct Followed {
+    /// The checkpoint with the changes, or the rows, that come next.
+    next: u64,
+    /// The rows that newer changes have or remove.
+    newer: HashSet<u64>,
+}
+
+impl Difference<'_> {
+    /// Writes all rows.
+    pub(super) async fn all(&self, parts: &mut Parts<'_>) -> Result<(), CommandError> {
+        for buckets in self.groups() {
+            for rows in self.rows(self.now, &buckets).await? {
+                parts.add(&rows).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the changes since an earlier checkpoint of the same run, if the checkpoint builds on it. Returns whether it
+    /// does. Otherwise, what was written does not count.
+    pub(super) async fn by_chain(
+        &self,
+        since: u64,
+        parts: &mut Parts<'_>,
+    ) -> Result<bool, CommandError> {
+        let files = NewestFirst::files(self.now);
+        let newer = files
+            .into_iter()
+            .filter(|file| self.now.folder_of(file) > since && self.has_table(file));
+        let newer: Vec<&FileEntry> = newer.collect();
+        // Most checkpoints say so without being read.
+        if newer
+            .iter()
+            .any(|file| self.count(&file.changes) < self.count(&file.blocks))
+        {
+            return Ok(false);
+        }
+        let mut buckets: BTreeMap<u32, Followed> = BTreeMap::new();
+        for file in newer {
+            let folder = self.now.folder_of(file);
+            for block in self.blocks(self.now, file).await? {
+                let bucket = buckets.entry(block.id.index).or_insert(Followed {
+                    next: folder,
+                    newer: HashSet::new(),
+                });
+                let SavedValues::Rows(rows) = block.values else {
+                    return Ok(false);
+                };
+                let Some(changes) = &rows.changes else {
+                    return Ok(false);
+                };
+                if bucket.next != folder {
+                    return Ok(false);
+                }
+                let newer = &mut bucket.newer;
+                parts.add(&rows.retained(|id| !newer.contains(&id))).await?;
+                newer.extend(ids_of_bytes(&rows.ids));
+                let removed = ids_of_bytes(&changes.removed);
+                parts.remove(removed.into_iter().filter(|id| newer.insert(*id)));
+                bucket.next = changes.since;
+            }
+        }
+        let all = buckets.len() == self.buckets().len();
+        Ok(all && buckets.values().all(|bucket| bucket.next == since))
+    }
+
+    /// Writes the rows that differ from those of the export before, by reading both checkpoints whole. Returns whether the
+    /// earlier one is still there. Otherwise, what was written does not count. In memory are the buckets of one file.
+    pub(super) async fn by_comparison(
+        &self,
+        before: &Entry,
+        parts: &mut Parts<'_>,
+    ) -> Result<bool, CommandError> {
+        let earlier = match self.store.manifest(before.checkpoint).await {
+            Ok(earlier) if before.is_of(&earlier) => earlier,
+            Ok(_) | Err(CheckpointError::NotFound(_) | CheckpointError::Damaged { .. }) => {
+                return Ok(false);
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let same = |spec: &&TableSpec| spec.name == before.table;
+        if earlier.variables.len() != self.now.variables.len()
+            || earlier.tables.iter().find(same) != self.now.tables.iter().find(same)
+            || earlier.tables.len() != self.now.tables.len()
+        {
+            return Ok(false);
+        }
+        for buckets in self.groups() {
+            let old = match self.rows(&earlier, &buckets).await {
+                Ok(old) => old,
+                // It was deleted meanwhile.
+                Err(CommandError::Checkpoint(
+                    CheckpointError::Damaged { .. } | CheckpointError::NotFound(_),
+                )) => return Ok(false),
+                Err(error) => return Err(error),
+            };
+            let mut old: HashMap<u64, u64> = old
+                .iter()
+                .flat_map(|rows| hashes(rows, before.dimension))
+                .collect();
+            for rows in self.rows(self.now, &buckets).await? {
+                let changed = hashes(&rows, before.dimension);
+                let changed = changed.filter(|(id, hash)| old.remove(id) != Some(*hash));
+                let changed: HashSet<u64> = changed.map(|(id, _)| id).collect();
+                parts
+                    .add(&rows.retained(|id| changed.contains(&id)))
+                    .await?;
+            }
+            parts.remove(old.into_keys());
+        }
+        Ok(true)
+    }
+
+    /// Returns the rows of some buckets of a checkpoint.
+    async fn rows(
+        &self,
+        manifest: &Manifest,
+        buckets: &BTreeSet<u32>,
+    ) -> Result<Vec<SavedRows>, CommandError> {
+        let place = self.store.checkpoint_location(manifest.number);
+        let damaged = |why| CheckpointError::damaged(&place, why);
+        let mut reading = NewestFirst::default();
+        let mut rows = Vec::new();
+        for file in NewestFirst::files(manifest) {
+            let mut indices = self.indices(file);
+            if !indices.any(|index| buckets.contains(&index)) {
+                continue;
+            }
+            for block in self.blocks(manifest, file).await? {
+                if buckets.contains(&block.id.index) {
+                    let piece = reading.take(manifest, file, block).map_err(damaged)?;
+                    rows.extend(piece.and_then(Piece::into_rows));
+                }
+            }
+        }
+        reading.finish(manifest).map_err(damaged)?;
+        Ok(rows)
+    }
+
+    /// Returns the table's blocks in a file.
+    async fn blocks(
+        &self,
+        manifest: &Manifest,
+        file: &FileEntry,
+    ) -> Result<impl Iterator<Item = SavedBlock>, CommandError> {
+        let variable = self.variable;
+        let blocks = self.store.read_file(manifest, file).await?.into_iter();
+        Ok(blocks.filter(move |block| block.id.variable == variable))
+    }
+
+    /// Returns the buckets of each of the checkpoint's own files.
+    fn groups(&self) -> impl Iterator<Item = BTreeSet<u32>> {
+        let own = self
+            .now
+            .files
+            .iter()
+            .filter(|file| file.checkpoint.is_none());
+        let groups = own.map(|file| self.indices(file).collect::<BTreeSet<u32>>());
+        groups.filter(|buckets| !buckets.is_empty())
+    }
+
+    fn buckets(&self) -> BTreeSet<u32> {
+        self.groups().flatten().collect()
+    }
+
+    /// Returns the table's buckets in a file.
+    fn indices(&self, file: &FileEntry) -> impl Iterator<Item = u32> {
+        let ranges = file.blocks.iter();
+        ranges
+            .filter(|range| range.variable == self.variable)
+            .flat_map(|range| range.first..=range.last)
+    }
+
+    fn has_table(&self, file: &FileEntry) -> bool {
+        self.indices(file).next().is_some()
+    }
+
+    /// Returns the number of the table's buckets in ranges.
+    fn count(&self, ranges: &[BlockRange]) -> usize {
+        let of_table = ranges
+            .iter()
+            .filter(|range| range.variable == self.variable);
+        of_table
+            .map(|range| (range.first..=range.last).count())
+            .sum()
+    }
+}
+
+/// Returns the id of each row with a hash of its values.
+fn hashes(rows: &SavedRows, dimension: u32) -> impl Iterator<Item = (u64, u64)> {
+    let ids = ids_of_bytes(&rows.ids);
+    let width = rows
+        .numbers
+        .len()
+        .checked_div(ids.len())
+        .unwrap_or(0)
+        .max(1);
+    // The optimizer's state follows the values of a row.
+    let values = width.min(dimension as usize * size_of::<f32>());
+    let rows = rows.numbers.chunks_exact(width).map(move |row| {
+        let mut hasher = DefaultHasher::new();
+        row[..values].hash(&mut hasher);
+        hasher.finish()
+    });
+    ids.into_iter().zip(rows.collect::<Vec<u64>>())
+}

@@ -1,0 +1,110 @@
+//! Writes the files of an export.
+
+use std::io;
+
+use ::checkpoint::{Files, sha256};
+use bytes::Bytes;
+use shared_proto::table::SavedRows;
+
+use super::super::export::{ParquetRows, parquet_ids};
+use super::entry::{Entry, File, folder};
+use crate::error::CommandError;
+
+/// The rows in a file, but for those of a bucket that exceed it. A file that is being written is in memory.
+const FILE_ROWS: u64 = 1 << 20;
+
+/// The files of an export that are written one after the other.
+pub(super) struct Parts<'a> {
+    files: &'a Files,
+    folder: String,
+    dimension: usize,
+    /// The file that is being written, and its rows.
+    open: Option<(ParquetRows<Vec<u8>>, u64)>,
+    removed: Vec<u64>,
+    rows: u64,
+    written: Vec<File>,
+}
+
+impl<'a> Parts<'a> {
+    /// Begins the export of this number.
+    pub(super) fn new(files: &'a Files, number: u64, dimension: usize) -> Self {
+        Self {
+            files,
+            folder: folder(number),
+            dimension,
+            open: None,
+            removed: Vec::new(),
+            rows: 0,
+            written: Vec::new(),
+        }
+    }
+
+    /// Adds rows of a bucket.
+    pub(super) async fn add(&mut self, rows: &SavedRows) -> Result<(), CommandError> {
+        let count = (rows.ids.len() / size_of::<u64>()) as u64;
+        if count == 0 {
+            return Ok(());
+        }
+        let begin = || ParquetRows::begin(Vec::new(), self.dimension);
+        let (mut open, mut in_file) = match self.open.take() {
+            Some(open) => open,
+            None => (begin().map_err(self.wrong())?, 0),
+        };
+        open.add(rows).map_err(self.wrong())?;
+        self.rows += count;
+        in_file += count;
+        self.open = Some((open, in_file));
+        match in_file < FILE_ROWS {
+            true => Ok(()),
+            false => self.close().await,
+        }
+    }
+
+    /// Adds the ids of rows that are no more.
+    pub(super) fn remove(&mut self, ids: impl IntoIterator<Item = u64>) {
+        self.removed.extend(ids);
+    }
+
+    /// Makes the export whole.
+    pub(super) async fn finish(mut self, mut entry: Entry) -> Result<Entry, CommandError> {
+        self.close().await?;
+        entry.rows = self.rows;
+        entry.removed = self.removed.len() as u64;
+        let removed = std::mem::take(&mut self.removed);
+        for (part, ids) in removed.chunks(FILE_ROWS as usize).enumerate() {
+            let content = parquet_ids(ids).map_err(self.wrong())?;
+            let file = self.write(format!("removed-{part:04}.parquet"), content);
+            entry.removed_files.push(file.await?);
+        }
+        entry.files = self.written;
+        entry.write(self.files).await?;
+        Ok(entry)
+    }
+
+    /// Ends the file that is being written.
+    async fn close(&mut self) -> Result<(), CommandError> {
+        let Some((open, _)) = self.open.take() else {
+            return Ok(());
+        };
+        let content = open.finish().map_err(self.wrong())?;
+        let name = format!("rows-{:04}.parquet", self.written.len());
+        let file = self.write(name, content).await?;
+        self.written.push(file);
+        Ok(())
+    }
+
+    async fn write(&self, name: String, content: Vec<u8>) -> Result<File, CommandError> {
+        let file = File {
+            bytes: content.len() as u64,
+            sha256: sha256(&content),
+            name,
+        };
+        let content = Bytes::from(content);
+        self.files.write(&self.folder, &file.name, content).await?;
+        Ok(file)
+    }
+
+    fn wrong(&self) -> impl FnOnce(io::Error) -> CommandError + use<> {
+        CommandError::file(self.files.place(&self.folder))
+    }
+}
