@@ -6,12 +6,14 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use object_store::ObjectStore;
+use shared_proto::blocks::BlockId;
+use shared_proto::table::SavedRows;
 
 use crate::error::CheckpointError;
 use crate::files::Files;
 use crate::format::{folder_name, number_of};
 use crate::manifest::{FileEntry, Manifest, is_file_name};
-use crate::newest_first::NewestFirst;
+use crate::newest_first::{NewestFirst, Piece};
 use crate::part::{SavedBlock, check_blocks, decode};
 
 mod owner;
@@ -277,6 +279,41 @@ impl Store {
                 Ok(blocks)
             })
             .await
+    }
+
+    /// Reads the rows of some buckets, each row once, in pieces of a bucket: those of a chain of incremental checkpoints come
+    /// newest first. One file is in memory at a time, and the ids of the rows that incremental checkpoints have. `after` is
+    /// called with the bytes of each file once it is read.
+    ///
+    /// # Errors
+    /// As [`read_file`](Self::read_file), if the files of the chain do not fit each other, or those of `take`.
+    pub async fn read_rows<E: From<CheckpointError>>(
+        &self,
+        manifest: &Manifest,
+        wanted: impl Fn(BlockId) -> bool,
+        mut take: impl FnMut(BlockId, SavedRows) -> Result<(), E>,
+        mut after: impl FnMut(u64),
+    ) -> Result<(), E> {
+        let place = self.checkpoint_location(manifest.number);
+        let damaged = |why| CheckpointError::damaged(&place, why);
+        let mut reading = NewestFirst::default();
+        for file in NewestFirst::files(manifest) {
+            let mut ids = file.blocks.iter().flat_map(|range| range.ids());
+            if !ids.any(&wanted) {
+                continue;
+            }
+            for block in self.read_file(manifest, file).await? {
+                let id = block.id;
+                if wanted(id) {
+                    let piece = reading.take(manifest, file, block).map_err(damaged)?;
+                    if let Some(rows) = piece.and_then(Piece::into_rows) {
+                        take(id, rows)?;
+                    }
+                }
+            }
+            after(file.bytes);
+        }
+        Ok(reading.finish(manifest).map_err(damaged)?)
     }
 
     /// Reads and checks all files of a checkpoint.

@@ -32,7 +32,7 @@ enum Command {
     Plot(plot::Arguments),
     /// Show the state of a cluster.
     Status(status::Arguments),
-    /// Show rows of a table of a running cluster.
+    /// Show rows of a table, of a running cluster or of a checkpoint.
     Table(table::Arguments),
     /// Look at checkpoints, check them, or take the weights out of one.
     #[command(subcommand)]

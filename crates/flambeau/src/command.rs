@@ -3,9 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use candle_core::Error;
-use checkpoint::{CheckpointError, FileEntry, NewestFirst, Piece};
 use clap::Args;
 use daemon::settings::JobFlags;
+use shared_proto::blocks::BlockId;
 use shared_proto::job::{Job, run_dir};
 use worker::input::Fitted;
 use worker::local::Trained;
@@ -78,23 +78,14 @@ async fn rows(location: &str) -> Result<SavedTables, CommandError> {
     let (store, manifest) = checkpoint::load(location).await?;
     let mut tables = SavedTables::new();
     let first = manifest.variables.len() as u32;
-    let has_rows = |file: &&FileEntry| file.blocks.iter().any(|range| range.variable >= first);
-    let mut reading = NewestFirst::default();
-    let place = store.checkpoint_location(manifest.number);
-    let damaged = |why| CheckpointError::damaged(&place, why);
-    for file in NewestFirst::files(&manifest).into_iter().filter(has_rows) {
-        for block in store.read_file(&manifest, file).await? {
-            let id = block.id;
-            let piece = reading.take(&manifest, file, block).map_err(damaged)?;
-            let table = id.variable.checked_sub(first);
-            let table = table.and_then(|number| manifest.tables.get(number as usize));
-            if let (Some(spec), Some(rows)) = (table, piece.and_then(Piece::into_rows)) {
-                let buckets = tables.entry(spec.name.clone()).or_default();
-                buckets.entry(id.index).or_default().push(rows);
-            }
-        }
-    }
-    reading.finish(&manifest).map_err(damaged)?;
+    let add = |id: BlockId, rows| {
+        let spec = &manifest.tables[(id.variable - first) as usize];
+        let buckets = tables.entry(spec.name.clone()).or_default();
+        buckets.entry(id.index).or_default().push(rows);
+        Ok::<_, CommandError>(())
+    };
+    let of_tables = |id: BlockId| manifest.is_table(id.variable);
+    store.read_rows(&manifest, of_tables, add, |_| {}).await?;
     Ok(tables)
 }
 

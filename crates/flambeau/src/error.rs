@@ -37,6 +37,14 @@ pub(crate) enum CommandError {
     /// A checkpoint cannot be used.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
+    /// Rows are to be ordered by updates, which their table does not count.
+    #[error(
+        "table {table:?} does not count the updates of its rows, since it evicts none; leave --by updates out"
+    )]
+    NoUpdates {
+        /// The table.
+        table: String,
+    },
     /// The exports at a place are of another table.
     #[error("the exports in {output} are of table {table:?}; choose another folder")]
     OtherFeed {

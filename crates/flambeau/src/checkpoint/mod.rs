@@ -15,6 +15,7 @@ use indicatif::{HumanBytes, HumanDuration, ProgressBar, ProgressDrawTarget};
 use serde_json::{Value, json};
 
 use self::export::Export;
+pub(crate) use self::export::table_of;
 use self::verify::{Verified, verify};
 use crate::command::block_on;
 use crate::error::CommandError;

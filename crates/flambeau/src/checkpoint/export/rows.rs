@@ -3,8 +3,9 @@
 use std::fs::File;
 use std::io::{self, BufWriter, Seek, Write};
 
-use ::checkpoint::{CheckpointError, FileEntry, Manifest, NewestFirst, Piece, Store};
+use ::checkpoint::{Manifest, Store};
 use indicatif::ProgressBar;
+use shared_proto::blocks::BlockId;
 use shared_proto::table::{SavedRows, TableSpec};
 
 use super::{Output, ParquetRows};
@@ -56,28 +57,18 @@ pub(crate) async fn write_rows(
         }
         false => Box::new(TensorFile::begin(file, dimension).map_err(output.wrong())?),
     };
-    let has_table = |file: &&FileEntry| file.blocks.iter().any(|range| range.variable == variable);
     let mut rows = 0;
-    let mut reading = NewestFirst::default();
-    let damaged = |why| CheckpointError::damaged(&store.checkpoint_location(manifest.number), why);
-    let files = NewestFirst::files(manifest).into_iter().filter(has_table);
-    let files: Vec<&FileEntry> = files.collect();
-    bar.set_length(files.iter().map(|file| file.bytes).sum());
-    for entry in files {
-        let blocks = store.read_file(manifest, entry).await?;
-        for block in blocks
-            .into_iter()
-            .filter(|block| block.id.variable == variable)
-        {
-            let piece = reading.take(manifest, entry, block).map_err(damaged)?;
-            if let Some(saved) = piece.and_then(Piece::into_rows) {
-                rows += saved.ids.len() as u64 / size_of::<u64>() as u64;
-                form.add(&saved).map_err(output.wrong())?;
-            }
-        }
-        bar.inc(entry.bytes);
-    }
-    reading.finish(manifest).map_err(damaged)?;
+    let files = manifest.files.iter();
+    let of_table = files.filter(|file| file.blocks.iter().any(|range| range.variable == variable));
+    bar.set_length(of_table.map(|file| file.bytes).sum());
+    let path = output.path().to_owned();
+    let add = |_, saved: SavedRows| {
+        rows += saved.ids.len() as u64 / size_of::<u64>() as u64;
+        form.add(&saved).map_err(CommandError::file(&path))
+    };
+    let wanted = |id: BlockId| id.variable == variable;
+    let read = store.read_rows(manifest, wanted, add, |bytes| bar.inc(bytes));
+    read.await?;
     form.finish().map_err(output.wrong())?;
     bar.finish_and_clear();
     output.finish()?;

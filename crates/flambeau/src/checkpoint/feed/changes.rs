@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use ::checkpoint::{
-    BlockRange, CheckpointError, FileEntry, Manifest, NewestFirst, Piece, SavedBlock, SavedValues,
-    Store,
+    BlockRange, CheckpointError, FileEntry, Manifest, NewestFirst, SavedBlock, SavedValues, Store,
 };
+use shared_proto::blocks::BlockId;
 use shared_proto::table::{SavedRows, TableSpec, ids_of_bytes};
 
 use super::entry::Entry;
@@ -141,23 +141,14 @@ impl Difference<'_> {
         manifest: &Manifest,
         buckets: &BTreeSet<u32>,
     ) -> Result<Vec<SavedRows>, CommandError> {
-        let place = self.store.checkpoint_location(manifest.number);
-        let damaged = |why| CheckpointError::damaged(&place, why);
-        let mut reading = NewestFirst::default();
         let mut rows = Vec::new();
-        for file in NewestFirst::files(manifest) {
-            let mut indices = self.indices(file);
-            if !indices.any(|index| buckets.contains(&index)) {
-                continue;
-            }
-            for block in self.blocks(manifest, file).await? {
-                if buckets.contains(&block.id.index) {
-                    let piece = reading.take(manifest, file, block).map_err(damaged)?;
-                    rows.extend(piece.and_then(Piece::into_rows));
-                }
-            }
-        }
-        reading.finish(manifest).map_err(damaged)?;
+        let wanted = |id: BlockId| id.variable == self.variable && buckets.contains(&id.index);
+        let add = |_, saved| {
+            rows.push(saved);
+            Ok::<_, CommandError>(())
+        };
+        let read = self.store.read_rows(manifest, wanted, add, |_| {});
+        read.await?;
         Ok(rows)
     }
 

@@ -1,8 +1,8 @@
-//! `flambeau table`: rows of a table, read from running servers.
+//! `flambeau table NAME get`: rows by their ids, read from running servers.
 
 use std::time::Duration;
 
-use clap::{Args, Subcommand};
+use clap::Args;
 use comfy_table::{Table, presets};
 use daemon::membership::Coordinator;
 use daemon::settings::SecuritySettings;
@@ -10,7 +10,6 @@ use ps_client::lookup::{FoundRows, Lookup};
 use serde_json::json;
 use shared_proto::security::Security;
 
-use crate::command::block_on;
 use crate::error::CommandError;
 use crate::status;
 
@@ -21,21 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const SHOWN: usize = 8;
 
 #[derive(Args)]
-pub(crate) struct Arguments {
-    /// The table's name.
-    table: String,
-    #[command(subcommand)]
-    command: Command,
-}
-
-#[derive(Subcommand)]
-enum Command {
-    /// Show the values of rows.
-    Get(Get),
-}
-
-#[derive(Args)]
-struct Get {
+pub(super) struct Get {
     /// The ids.
     #[arg(required = true, value_name = "ID")]
     ids: Vec<u64>,
@@ -52,23 +37,22 @@ struct Get {
     security: SecuritySettings,
 }
 
-pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
-    let Command::Get(get) = &arguments.command;
-    block_on(async {
-        let security = get.security.load()?;
-        let servers = match get.servers.is_empty() {
-            true => servers(&get.coordinator, &security).await?,
-            false => get.servers.clone(),
+impl Get {
+    pub(super) async fn run(&self, table: &str) -> Result<(), CommandError> {
+        let security = self.security.load()?;
+        let servers = match self.servers.is_empty() {
+            true => servers(&self.coordinator, &security).await?,
+            false => self.servers.clone(),
         };
         let mut lookup = Lookup::new(&servers, &security, PATIENCE)?;
-        let found = lookup.rows(&arguments.table, &get.ids).await?;
-        if get.json {
-            println!("{}", json(&arguments.table, &get.ids, &found));
+        let found = lookup.rows(table, &self.ids).await?;
+        if self.json {
+            println!("{}", json(table, &self.ids, &found));
         } else {
-            println!("{}", shown(&get.ids, &found).trim_fmt());
+            println!("{}", shown(&self.ids, &found).trim_fmt());
         }
         Ok(())
-    })
+    }
 }
 
 /// Returns the addresses at which the servers of a coordinator's job answer lookups.

@@ -1,0 +1,43 @@
+//! `flambeau table`: rows of a table, from running servers or from a run's newest checkpoint.
+//!
+//! - `get`: rows by their ids, from servers
+//! - `survey`: the largest rows, and how large rows are, from a checkpoint
+
+mod get;
+mod survey;
+
+use clap::{Args, Subcommand};
+
+use self::get::Get;
+use self::survey::{Histogram, Top};
+use crate::command::block_on;
+use crate::error::CommandError;
+
+#[derive(Args)]
+pub(crate) struct Arguments {
+    /// The table's name.
+    table: String,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Show the values of rows of a running cluster.
+    Get(Get),
+    /// Show the rows of a checkpoint with the largest norm, or with the most updates.
+    Top(Top),
+    /// Show how many rows of a checkpoint have which norm.
+    Histogram(Histogram),
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
+    let table = &arguments.table;
+    block_on(async {
+        match &arguments.command {
+            Command::Get(get) => get.run(table).await,
+            Command::Top(top) => top.run(table).await,
+            Command::Histogram(histogram) => histogram.run(table).await,
+        }
+    })
+}
