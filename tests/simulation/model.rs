@@ -225,6 +225,7 @@ impl Counting {
                     seed: 0,
                     admission: Admission::All,
                     eviction: Eviction::default(),
+                    ..TableSpec::default()
                 }],
                 training_samples: SAMPLES as u64,
                 evaluation_samples: 1,

@@ -60,8 +60,12 @@ pub use candle_nn;
 pub use nn;
 pub use ps_client::lookup::{FoundRows, Lookup, LookupError};
 pub use scorer::{Scorer, Scoring};
+pub use shared_proto::job::{Adagrad, Adam, Ftrl, Sgd};
 pub use shared_proto::security::{Security, SecurityFiles};
 pub use shared_proto::step::Want;
+pub use shared_proto::table::{
+    Admission, Age, Capacity, Eviction, EvictionOrder, Initializer, RowOptimizer, Storage,
+};
 pub use worker::input::{
     Column, DataSetup, Dataset, Field, Fitted, InMemory, InputError, Order, Purpose, Samples,
     Signature, Source, Values,

@@ -120,6 +120,7 @@ mod tests {
                 seed: 0,
                 admission: Admission::All,
                 eviction: Eviction::default(),
+                ..TableSpec::default()
             },
             shards: (0..buckets).map(|bucket| bucket % shards).collect(),
         };

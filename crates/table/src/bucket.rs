@@ -4,6 +4,7 @@ use std::collections::{HashSet, VecDeque};
 use std::io;
 use std::sync::Arc;
 
+use shared_proto::hash::mix;
 use shared_proto::payload::LeF32;
 use shared_proto::planted;
 use shared_proto::table::{Admission, Age, Capacity, Eviction, EvictionOrder, TableSpec};
@@ -224,7 +225,7 @@ impl Bucket {
                 outcome.refused += 1;
             }
         }
-        outcome.non_finite = !self.rows.update(&places, gradients, rate);
+        outcome.non_finite = !self.rows.update(&places, gradients, rate, self.draw());
         self.updates = self.updates.saturating_add(1);
         self.time = match self.eviction.age {
             Some(Age::Seconds(_)) => self.time.max(now),
@@ -240,6 +241,13 @@ impl Bucket {
     /// Writes rows to disk if the server has no memory for them, and gives free memory back.
     pub(crate) fn make_room(&mut self) {
         self.moved += u64::from(self.rows.spill(After::Update)) + u64::from(self.rows.shrink());
+    }
+
+    /// Returns the number by which this update rounds values of 16 bits: another one in each update and bucket, and the same
+    /// one again after a restore.
+    fn draw(&self) -> u64 {
+        let of_bucket = mix(self.seed ^ u64::from(self.number));
+        mix(of_bucket.wrapping_add(self.updates))
     }
 
     /// Decides whether an id without a row gets one.

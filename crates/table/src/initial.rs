@@ -72,6 +72,7 @@ mod tests {
             seed: 7,
             admission: Admission::All,
             eviction: Eviction::default(),
+            ..TableSpec::default()
         };
         let mut random = NewRows::of(&spec).random;
         for normal in [false, true] {

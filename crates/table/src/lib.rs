@@ -8,6 +8,7 @@
 //! - [`rows`]: the rows of a bucket, and the index that finds them
 //! - [`disk`]: files for rows for which a server has no memory
 //! - [`initial`]: the values of new rows
+//! - `storage`: the forms in which rows hold their values
 //! - [`sketch`]: approximate counts of ids
 
 pub mod bucket;
@@ -18,5 +19,6 @@ pub mod initial;
 pub mod rows;
 mod saved;
 pub mod sketch;
+mod storage;
 
 use shared_proto::table::hash;

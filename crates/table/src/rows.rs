@@ -5,6 +5,7 @@
 //!
 //! `rows/spilled` has the rows on disk: the least recently used ones, once a server has no memory for more.
 
+mod layout;
 mod shared;
 mod spilled;
 
@@ -13,62 +14,22 @@ use std::io;
 use std::sync::Arc;
 
 use optimizer::row::{self, ChangedRows, Row};
+use shared_proto::hash::mix;
 use shared_proto::kernel::Kernel;
 use shared_proto::payload::LeF32;
-use shared_proto::table::{Admission, Eviction, RowOptimizer, TableSpec};
+use shared_proto::table::{Admission, RowOptimizer, Storage, TableSpec};
 
 use crate::chunks::Chunks;
 use crate::disk::{Disk, RowFile};
 use crate::index::{BLOCK, Index, Key};
 use crate::initial::NewRows;
+use crate::storage;
 
+use layout::{ID, Layout, id_of};
 use spilled::Spilled;
 
 pub use crate::chunks::Place;
 pub use shared::{SharedRow, SharedRows};
-
-/// The words of a row.
-#[derive(Clone, Copy, Debug)]
-struct Layout {
-    dimension: usize,
-    /// True if the row has the time of its last update and the number of its updates, a word each.
-    has_history: bool,
-    /// Words of optimizer state.
-    state: usize,
-}
-
-/// Words of an id.
-const ID: usize = 2;
-
-impl Layout {
-    fn of(spec: &TableSpec) -> Self {
-        let dimension = spec.dimension as usize;
-        Self {
-            dimension,
-            has_history: spec.eviction != Eviction::default(),
-            state: row::state_len(&spec.optimizer, dimension),
-        }
-    }
-
-    fn head(self) -> usize {
-        ID + 2 * usize::from(self.has_history)
-    }
-
-    fn stride(self) -> usize {
-        self.head() + self.dimension + self.state
-    }
-
-    /// Returns the history in the words of a row; zeros if rows have none.
-    fn history(self, words: &[u32]) -> History {
-        match self.has_history {
-            true => History {
-                last: words[ID],
-                updates: words[ID + 1],
-            },
-            false => History::default(),
-        }
-    }
-}
 
 /// The updates of a row, by which it may be evicted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -213,11 +174,18 @@ impl Rows {
             return place;
         }
         let place = self.insert(id);
-        let (dimension, head) = (self.layout.dimension, self.layout.head());
-        let numbers = bytemuck::cast_slice_mut(&mut self.chunks.row_mut(place)[head..]);
-        let (values, state) = numbers.split_at_mut(dimension);
-        self.new_rows.write(id, values);
-        row::initialize(&self.optimizer, state);
+        let Layout {
+            storage, dimension, ..
+        } = self.layout;
+        let (values, state) = self.layout.split_mut(self.chunks.row_mut(place));
+        if storage == Storage::F32 {
+            self.new_rows.write(id, bytemuck::cast_slice_mut(values));
+        } else {
+            let mut initial = vec![0.0; dimension];
+            self.new_rows.write(id, &mut initial);
+            storage::pack(storage, &initial, values);
+        }
+        row::initialize(&self.optimizer, bytemuck::cast_slice_mut(state));
         place
     }
 
@@ -246,8 +214,10 @@ impl Rows {
         }
         let place = self.insert(id);
         self.set_history(place, history);
-        let words = &mut self.chunks.row_mut(place)[self.layout.head()..];
-        words.copy_from_slice(bytemuck::cast_slice(numbers));
+        let (values, state) = self.layout.split_mut(self.chunks.row_mut(place));
+        let (of_values, of_state) = numbers.split_at(self.layout.dimension);
+        storage::pack(self.layout.storage, of_values, values);
+        state.copy_from_slice(bytemuck::cast_slice(of_state));
         Ok(true)
     }
 
@@ -296,10 +266,10 @@ impl Rows {
     }
 
     /// Returns the values of the row at a place.
-    #[inline]
-    pub fn values(&self, place: Place) -> &[f32] {
-        let words = &self.chunks.row(place)[self.layout.head()..][..self.layout.dimension];
-        bytemuck::cast_slice(words)
+    pub fn values(&self, place: Place) -> Vec<f32> {
+        let mut values = Vec::with_capacity(self.layout.dimension);
+        self.layout.read(self.chunks.row(place), &mut values);
+        values
     }
 
     /// Returns the history of the row at a place; none if rows have no history.
@@ -337,34 +307,41 @@ impl Rows {
         values.reserve(ids.len() * self.layout.dimension);
         for (id, place) in ids.iter().zip(places) {
             if *place != Place::NONE {
-                // Parts of a fixed length are copied faster.
-                let (parts, rest) = self.values(*place).as_chunks::<8>();
-                for part in parts {
-                    values.extend_from_slice(part);
-                }
-                values.extend_from_slice(rest);
+                self.layout.read(self.chunks.row(*place), values);
                 continue;
             }
             let start = values.len();
             values.resize(start + self.layout.dimension, 0.0);
             if self.reads_initial {
-                self.new_rows.write(*id, &mut values[start..]);
+                self.write_initial(*id, &mut values[start..]);
             }
         }
     }
 
+    /// Writes the values that a new row of an id has.
+    fn write_initial(&self, id: u64, values: &mut [f32]) {
+        self.new_rows.write(id, values);
+        if self.layout.storage != Storage::F32 {
+            let mut words = vec![0; self.layout.value_words()];
+            storage::pack(self.layout.storage, values, &mut words);
+            storage::unpack(self.layout.storage, &words, values);
+        }
+    }
+
     /// Applies the gradients of rows, one after the other, at a learning rate. A gradient without a place is dropped.
-    /// Returns whether all values and states that it has changed are finite.
+    /// Returns whether all values and states that it has changed are finite. Values of 16 bits are rounded by chance, which
+    /// depends on `draw` and the row's id.
     ///
     /// # Panics
     /// If there are not as many gradients as places.
-    pub fn update(&mut self, places: &[Place], gradients: &[LeF32], rate: f32) -> bool {
+    pub fn update(&mut self, places: &[Place], gradients: &[LeF32], rate: f32, draw: u64) -> bool {
         assert_eq!(gradients.len(), places.len() * self.layout.dimension);
         let mut changed = Changed {
             layout: self.layout,
             chunks: &mut self.chunks,
             places,
             gradients,
+            draw,
             finite: true,
         };
         row::update(&self.optimizer, rate, Kernel::best(), &mut changed);
@@ -381,9 +358,10 @@ impl Rows {
     }
 
     fn aged_in_memory(&self, place: Place) -> Aged {
-        let is_small = |below: f32| self.values(place).iter().all(|value| value.abs() < below);
+        let row = self.chunks.row(place);
+        let is_small = |below: f32| self.layout.is_small(row, below);
         Aged {
-            id: self.id(place),
+            id: id_of(row),
             history: self.history(place).unwrap_or_default(),
             is_small: self.below.is_some_and(is_small),
         }
@@ -403,18 +381,14 @@ impl Rows {
     }
 }
 
-/// Returns the id in the words of a row.
-#[inline(always)]
-fn id_of(words: &[u32]) -> u64 {
-    u64::from(words[0]) | u64::from(words[1]) << 32
-}
-
 /// Rows of an update.
 struct Changed<'a> {
     layout: Layout,
     chunks: &'a mut Chunks,
     places: &'a [Place],
     gradients: &'a [LeF32],
+    /// By this number and a row's id, values of 16 bits are rounded.
+    draw: u64,
     /// True while all changed numbers are finite.
     finite: bool,
 }
@@ -422,22 +396,38 @@ struct Changed<'a> {
 impl ChangedRows for Changed<'_> {
     #[inline(always)]
     fn each(&mut self, mut change: impl FnMut(Row)) {
-        let Layout { dimension, .. } = self.layout;
-        let head = self.layout.head();
+        let Layout {
+            dimension, storage, ..
+        } = self.layout;
         let gradients = self.gradients.chunks_exact(dimension);
         let mut largest = 0;
+        let mut unpacked = vec![0.0; dimension];
         for (place, gradient) in self.places.iter().zip(gradients) {
             if *place == Place::NONE {
                 continue;
             }
-            let words = &mut self.chunks.row_mut(*place)[head..];
-            let (values, state) = bytemuck::cast_slice_mut(words).split_at_mut(dimension);
-            change(Row {
-                values,
-                state,
-                gradient,
-            });
-            let sizes = words.iter().map(|word| word & 0x7fff_ffff);
+            let row = self.chunks.row_mut(*place);
+            let id = id_of(row);
+            let (values, state) = self.layout.split_mut(row);
+            if storage == Storage::F32 {
+                change(Row {
+                    values: bytemuck::cast_slice_mut(values),
+                    state: bytemuck::cast_slice_mut(state),
+                    gradient,
+                });
+                let sizes = values.iter().map(|word| word & 0x7fff_ffff);
+                largest = sizes.fold(largest, u32::max);
+            } else {
+                storage::unpack(storage, values, &mut unpacked);
+                change(Row {
+                    values: &mut unpacked,
+                    state: bytemuck::cast_slice_mut(state),
+                    gradient,
+                });
+                let draw = mix(id ^ self.draw);
+                self.finite &= storage::pack_by_chance(storage, &unpacked, values, draw);
+            }
+            let sizes = state.iter().map(|word| word & 0x7fff_ffff);
             largest = sizes.fold(largest, u32::max);
         }
         self.finite &= largest < f32::INFINITY.to_bits();

@@ -10,7 +10,7 @@ use shared_proto::job::{Adagrad, Sgd};
 use shared_proto::payload::LeF32;
 use shared_proto::table::{
     Admission, Age, Capacity, Eviction, EvictionOrder, Initializer, RowOptimizer, SavedRows,
-    TableSpec,
+    Storage, TableSpec,
 };
 use table::bucket::{Bucket, SharedBucket, Updated};
 use table::rows::{History, SharedRow};
@@ -25,6 +25,7 @@ fn spec(admission: Admission, eviction: Eviction) -> TableSpec {
         seed: 3,
         admission,
         eviction,
+        ..TableSpec::default()
     }
 }
 
@@ -394,5 +395,52 @@ fn bytes_that_are_no_bucket_of_the_table_are_refused() {
         ),
     ] {
         assert!(error.contains(said), "{error}");
+    }
+}
+
+/// A change that is smaller than the step between two numbers of 16 bits counts on average.
+#[test]
+fn values_of_16_bits_learn_from_small_gradients() {
+    for storage in [Storage::Bf16, Storage::F16] {
+        let spec = TableSpec {
+            dimension: 64,
+            storage,
+            optimizer: RowOptimizer::Sgd(Sgd::default()),
+            initializer: Initializer::Uniform { limit: 1.0 },
+            ..spec(Admission::All, Eviction::default())
+        };
+        let mut bucket = Bucket::new(&spec, 0);
+        let read = |bucket: &mut Bucket| {
+            let mut values = Vec::new();
+            bucket.read(&[5], &mut values).unwrap();
+            values
+        };
+        // A row has the values that its id reads as before it is there.
+        let before = read(&mut bucket);
+        let zeros: Vec<LeF32> = vec![LeF32::from(0.0); 64];
+        bucket.update(&[5], &zeros, 1.0, 0).unwrap();
+        assert_eq!(read(&mut bucket), before);
+        let gradients: Vec<LeF32> = vec![LeF32::from(1.0); 64];
+        for _ in 0..1000 {
+            bucket.update(&[5], &gradients, 1e-4, 0).unwrap();
+        }
+        let changes = read(&mut bucket).into_iter().zip(before);
+        let mean = changes.map(|(after, before)| after - before).sum::<f32>() / 64.0;
+        assert!((mean + 0.1).abs() < 0.01, "{storage:?}: {mean}");
+        let in_full = Bucket::new(
+            &TableSpec {
+                storage: Storage::F32,
+                ..spec
+            },
+            0,
+        );
+        let bytes = |mut bucket: Bucket| {
+            for id in 0..10_000 {
+                bucket.update(&[id], &zeros, 1.0, 0).unwrap();
+            }
+            bucket.bytes()
+        };
+        let share = bytes(bucket) as f64 / bytes(in_full) as f64;
+        assert!(share < 0.6, "{share} of the memory");
     }
 }

@@ -9,7 +9,8 @@ use proptest::prelude::*;
 use shared_proto::job::Adagrad;
 use shared_proto::payload::LeF32;
 use shared_proto::table::{
-    Admission, Age, Capacity, Eviction, EvictionOrder, Initializer, RowOptimizer, TableSpec,
+    Admission, Age, Capacity, Eviction, EvictionOrder, Initializer, RowOptimizer, Storage,
+    TableSpec,
 };
 use table::bucket::{Bucket, SharedBucket};
 use table::disk::Disk;
@@ -25,6 +26,7 @@ fn spec(eviction: Eviction) -> TableSpec {
         seed: 3,
         admission: Admission::All,
         eviction,
+        ..TableSpec::default()
     }
 }
 
@@ -106,14 +108,19 @@ fn evictions() -> impl Strategy<Value = Eviction> {
     })
 }
 
+fn storages() -> impl Strategy<Value = Storage> {
+    prop_oneof![Just(Storage::F32), Just(Storage::Bf16), Just(Storage::F16)]
+}
+
 proptest! {
     #[test]
     fn rows_on_disk_are_those_that_memory_would_have(
         limit in 0..8_000usize,
         eviction in prop_oneof![Just(Eviction::default()), evictions()],
+        (dimension, storage) in (1..5u32, storages()),
         events in events(),
     ) {
-        let spec = spec(eviction);
+        let spec = TableSpec { dimension, storage, ..spec(eviction) };
         let (mut bucket, mut twin) = (spilling(&spec, limit), Bucket::new(&spec, 0));
         let mut kept: Vec<(SharedBucket, Contents)> = Vec::new();
         for (now, event) in (0..).zip(events) {

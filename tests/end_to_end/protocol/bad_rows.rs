@@ -23,6 +23,7 @@ fn table(name: &str, dimension: u32) -> TableSpec {
         seed: 1,
         admission: Admission::All,
         eviction: Eviction::default(),
+        ..TableSpec::default()
     }
 }
 

@@ -44,6 +44,7 @@ fn spec() -> TableSpec {
             }),
             ..Eviction::default()
         },
+        ..TableSpec::default()
     }
 }
 

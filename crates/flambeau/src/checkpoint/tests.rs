@@ -29,6 +29,7 @@ fn table() -> TableSpec {
         seed: 0,
         admission: Admission::All,
         eviction: Eviction::default(),
+        ..TableSpec::default()
     }
 }
 

@@ -41,6 +41,7 @@ fn table() -> TableSpec {
             age: Some(Age::Updates(3)),
             ..Eviction::default()
         },
+        ..TableSpec::default()
     }
 }
 

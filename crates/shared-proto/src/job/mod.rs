@@ -26,7 +26,8 @@ pub use optimizer::{
     Adagrad, Adam, AdamW, Ftrl, Momentum, Optimizer, RmsProp, Schedule, ScheduleKind, Sgd,
 };
 pub use table::{
-    Admission, Age, Capacity, Eviction, EvictionOrder, Initializer, RowOptimizer, TableSpec,
+    Admission, Age, Capacity, Eviction, EvictionOrder, Initializer, RowOptimizer, Storage,
+    TableSpec,
 };
 pub use tables::TableSettings;
 pub use template::TEMPLATE;

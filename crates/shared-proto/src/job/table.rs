@@ -39,6 +39,30 @@ pub struct TableSpec {
     /// The rows that are evicted.
     #[serde(default)]
     pub eviction: Eviction,
+    /// The form of the values in a server's memory and on its disk.
+    #[serde(default, skip_serializing_if = "Storage::is_default")]
+    pub storage: Storage,
+}
+
+/// The form of a row's values in a server's memory and on its disk. Updates compute with `f32`. The result is rounded up or
+/// down by chance, so that small changes count on average (Gupta et al., "Deep Learning with Limited Numerical Precision",
+/// ICML 2015, section 3). The optimizer's state, messages and checkpoints have `f32`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Storage {
+    /// 32 bits, as computed.
+    #[default]
+    F32,
+    /// 16 bits, with the range of `f32` and 8 significant bits.
+    Bf16,
+    /// 16 bits, up to 65,504 and with 11 significant bits.
+    F16,
+}
+
+impl Storage {
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// The condition on which an id gets a row. An id without a row takes no memory: its gradients are dropped, and it reads as
@@ -169,6 +193,23 @@ impl RowOptimizer {
     }
 }
 
+impl Default for TableSpec {
+    /// A table of one bucket without a name, of rows of one value.
+    fn default() -> Self {
+        Self {
+            name: String::new(),
+            dimension: 1,
+            buckets: 1,
+            initializer: Initializer::Zeros,
+            optimizer: RowOptimizer::Sgd(Sgd::default()),
+            seed: 0,
+            admission: Admission::default(),
+            eviction: Eviction::default(),
+            storage: Storage::default(),
+        }
+    }
+}
+
 impl TableSpec {
     /// Checks that the settings are possible.
     ///
@@ -250,7 +291,8 @@ impl TableSpec {
 
 impl TableSpec {
     /// Returns whether the rows of this table and of the other one are stored in the same form, so that this one can take
-    /// the other one's rows from a checkpoint. Rates, the admission of new rows and the limits of eviction may differ.
+    /// the other one's rows from a checkpoint. Rates, the admission of new rows, the limits of eviction and the storage of
+    /// values may differ.
     pub fn is_stored_like(&self, other: &Self) -> bool {
         let optimizer = |spec: &Self| std::mem::discriminant(&spec.optimizer);
         let counters = |spec: &Self| match spec.admission {
@@ -315,6 +357,7 @@ mod tests {
             seed: 0,
             admission: Admission::All,
             eviction: Eviction::default(),
+            ..TableSpec::default()
         }
     }
 

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::groups::{is_pattern, matches_pattern};
-use super::table::{Admission, Eviction, Initializer, RowOptimizer, TableSpec};
+use super::table::{Admission, Eviction, Initializer, RowOptimizer, Storage, TableSpec};
 use super::{Job, JobError};
 
 /// Settings for the tables with names that match a pattern, in place of the model's. A table belongs to the first entry that
@@ -25,6 +25,9 @@ pub struct TableSettings {
     /// The rows that are evicted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub eviction: Option<Eviction>,
+    /// The form of the values on servers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub storage: Option<Storage>,
     /// The number of buckets.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub buckets: Option<u32>,
@@ -46,6 +49,7 @@ impl TableSettings {
         set(&mut spec.initializer, self.initializer.as_ref());
         set(&mut spec.admission, self.admission.as_ref());
         set(&mut spec.eviction, self.eviction.as_ref());
+        set(&mut spec.storage, self.storage.as_ref());
         set(&mut spec.buckets, self.buckets.as_ref());
     }
 
@@ -96,6 +100,7 @@ mod tests {
             admission = { sights = { count = 3, width = 64 } }
             [[tables]]
             tables = "*"
+            storage = "bf16"
             initializer = { normal = { deviation = 0.5 } }
             eviction = { capacity = { rows = 100, order = "rarest" } }
             "#,
@@ -110,6 +115,7 @@ mod tests {
             seed: 1,
             admission: Admission::All,
             eviction: Eviction::default(),
+            ..TableSpec::default()
         };
         let item = job.table(spec("items"));
         assert_eq!((item.buckets, item.initializer), (8, Initializer::Zeros));
@@ -119,6 +125,7 @@ mod tests {
         assert_eq!(other.buckets, 16);
         assert_eq!(other.initializer, Initializer::Normal { deviation: 0.5 });
         assert_ne!(other.eviction, Eviction::default());
+        assert_eq!((item.storage, other.storage), (Storage::F32, Storage::Bf16));
         assert_eq!(Job::parse(&job.to_toml()).unwrap(), job);
     }
 

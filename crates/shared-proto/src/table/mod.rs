@@ -11,7 +11,8 @@ mod rows;
 use bytes::{Bytes, BytesMut};
 
 pub use crate::job::{
-    Admission, Age, Capacity, Eviction, EvictionOrder, Initializer, RowOptimizer, TableSpec,
+    Admission, Age, Capacity, Eviction, EvictionOrder, Initializer, RowOptimizer, Storage,
+    TableSpec,
 };
 pub use rows::{Rows, ids_of_bytes, ids_to_bytes, most_looked_up, read_ids};
 

@@ -175,6 +175,7 @@ mod tests {
             seed: 0,
             admission: Admission::All,
             eviction: Eviction::default(),
+            ..TableSpec::default()
         }
     }
 

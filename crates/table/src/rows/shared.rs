@@ -2,6 +2,8 @@
 
 use std::io;
 
+use shared_proto::table::Storage;
+
 use super::spilled::SharedSpilled;
 use super::{History, Layout, id_of};
 use crate::chunks::SharedChunks;
@@ -71,11 +73,22 @@ impl SharedRows {
     /// # Errors
     /// If rows on disk cannot be read.
     pub fn visit(&self, only_changed: bool, mut each: impl FnMut(SharedRow<'_>)) -> io::Result<()> {
+        let mut unpacked = Vec::new();
         let mut visit = |words: &[u32]| {
+            let numbers = match self.layout.storage {
+                Storage::F32 => bytemuck::cast_slice(&words[self.layout.head()..]),
+                Storage::Bf16 | Storage::F16 => {
+                    let (_, state) = self.layout.split(words);
+                    unpacked.clear();
+                    self.layout.read(words, &mut unpacked);
+                    unpacked.extend_from_slice(bytemuck::cast_slice(state));
+                    unpacked.as_slice()
+                }
+            };
             each(SharedRow {
                 id: id_of(words),
                 history: self.layout.history(words),
-                numbers: bytemuck::cast_slice(&words[self.layout.head()..]),
+                numbers,
             });
         };
         for (words, changed) in self.chunks.rows() {

@@ -249,8 +249,7 @@ impl Rows {
             }
             present.push(place != Place::NONE);
             if on_disk {
-                let numbers = &words[self.layout.head()..][..self.layout.dimension];
-                values.extend_from_slice(bytemuck::cast_slice(numbers));
+                self.layout.read(&words, values);
             } else {
                 self.read(&[*id], &[place], values);
             }

@@ -1,7 +1,7 @@
 //! The settings of a table.
 
 use shared_proto::job::{Adagrad, Adam, Ftrl, Sgd};
-use shared_proto::table::{Admission, Eviction, Initializer, RowOptimizer, TableSpec};
+use shared_proto::table::{Admission, Eviction, Initializer, RowOptimizer, Storage, TableSpec};
 
 /// The number of buckets of a table that does not say.
 const BUCKETS: u32 = 64;
@@ -24,6 +24,7 @@ pub struct Table {
     optimizer: RowOptimizer,
     admission: Admission,
     eviction: Eviction,
+    storage: Storage,
     pub(super) columns: Vec<String>,
     pub(super) separate: bool,
 }
@@ -39,6 +40,7 @@ impl Table {
             optimizer: RowOptimizer::RowAdagrad(Adagrad::default()),
             admission: Admission::default(),
             eviction: Eviction::default(),
+            storage: Storage::default(),
             columns: Vec::new(),
             separate: false,
         }
@@ -138,6 +140,13 @@ impl Table {
         self
     }
 
+    /// Sets the form of the values on servers, `f32` if it is not set.
+    #[must_use]
+    pub fn storage(mut self, storage: Storage) -> Self {
+        self.storage = storage;
+        self
+    }
+
     /// Sets the number of buckets, 64 if it is not set. Servers hold, lock and move whole buckets. It never changes, so a
     /// table that will be spread over many servers needs many.
     #[must_use]
@@ -157,6 +166,7 @@ impl Table {
             seed,
             admission: self.admission,
             eviction: self.eviction,
+            storage: self.storage,
         }
     }
 }

@@ -35,6 +35,7 @@ fn with_a_table(increments: u32) -> (Scene, Task, Task) {
             seed: 0,
             admission: Admission::All,
             eviction: Eviction::default(),
+            ..TableSpec::default()
         },
         shards: vec![0, 0],
     });

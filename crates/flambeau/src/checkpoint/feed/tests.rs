@@ -36,6 +36,7 @@ fn spec() -> TableSpec {
         seed: 0,
         admission: Admission::All,
         eviction: Eviction::default(),
+        ..TableSpec::default()
     }
 }
 

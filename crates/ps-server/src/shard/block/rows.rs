@@ -315,6 +315,7 @@ mod tests {
                 capacity: Some(capacity),
                 ..Eviction::default()
             },
+            ..TableSpec::default()
         };
         let mut rows = TableRows::new(&spec, 0, None);
         assert_eq!(rows.counted.bytes, rows.bytes());
