@@ -46,6 +46,7 @@ impl TableMemory {
             folder: folder.display().to_string(),
             error,
         })?;
+        metrics::gauge!("flambeau_ps_table_memory_limit_bytes").set(limit as f64);
         Ok(Some(Arc::new(disk)))
     }
 }
