@@ -14,7 +14,7 @@ use comfy_table::{Table, presets};
 use ps_server::TableMemory;
 use serde::{Deserialize, Serialize};
 use shared_proto::ids::Role;
-use shared_proto::job::{Adagrad, Job, Mode, RowOptimizer, Sgd, TableSettings};
+use shared_proto::job::{Adagrad, Job, Mode, RowOptimizer, Sgd, Storage, TableSettings};
 
 use self::replicas::Kind;
 use self::worker::Worker;
@@ -22,8 +22,6 @@ use super::{THREADS, failed, median, processes, with_threads};
 use crate::cluster::{LocalCluster, Plan, Transport};
 use crate::error::CommandError;
 
-/// Ids of a sample.
-const FIELDS: usize = 26;
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Arguments {
     /// What is measured; may be given more than once. Default: all of it.
@@ -39,9 +37,15 @@ pub(crate) struct Arguments {
     /// row-adagrad for DeepFM.
     #[arg(long, value_parser = ["sgd", "adagrad", "row-adagrad"])]
     optimizer: Vec<String>,
-    /// Samples of a step, with 26 ids each.
+    /// Samples of a step.
     #[arg(long, default_value_t = 4096, value_parser = clap::value_parser!(u32).range(1..=1 << 16))]
     batch: u32,
+    /// Ids of a sample.
+    #[arg(long, default_value_t = 26, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    fields: u32,
+    /// The form of the values on servers.
+    #[arg(long, default_value = "f32", value_parser = ["f32", "bf16", "f16"])]
+    storage: String,
     /// Parameter servers.
     #[arg(long, default_value_t = 2)]
     ps: u32,
@@ -77,7 +81,9 @@ struct Row {
     kind: &'static str,
     table_rows: u64,
     dimension: u32,
+    fields: u32,
     optimizer: String,
+    storage: String,
     /// 0: one process of one thread, without servers.
     workers: u32,
     ps: u32,
@@ -87,6 +93,9 @@ struct Row {
     distinct_rows_per_second: Option<f64>,
     steps_per_second: f64,
     samples_per_second: f64,
+    /// Nanoseconds of processor time for each distinct row, of the servers and of the workers, with the client.
+    server_ns_per_row: Option<f64>,
+    worker_ns_per_row: Option<f64>,
     /// What the servers' memory has grown by for each row, with index and optimizer state.
     bytes_per_row: Option<f64>,
 }
@@ -151,6 +160,11 @@ fn job(arguments: &Arguments, table_rows: u64, optimizer: &str) -> Job {
             tables: "*".to_owned(),
             optimizer: Some(optimizer),
             buckets: Some(arguments.buckets),
+            storage: Some(match arguments.storage.as_str() {
+                "bf16" => Storage::Bf16,
+                "f16" => Storage::F16,
+                _ => Storage::F32,
+            }),
             ..TableSettings::default()
         }],
         ..Job::default()
@@ -159,7 +173,7 @@ fn job(arguments: &Arguments, table_rows: u64, optimizer: &str) -> Job {
     let samples = u64::from(arguments.batches) * u64::from(arguments.batch);
     let options = [
         ("samples", i64::try_from(samples).unwrap_or(i64::MAX)),
-        ("fields", FIELDS as i64),
+        ("fields", arguments.fields.into()),
         ("rows", table_rows as i64),
     ];
     for (name, value) in options {
@@ -209,13 +223,17 @@ fn alone(arguments: &Arguments, table_rows: u64, optimizer: &str) -> Result<Row,
         kind: Kind::Deepfm.name(),
         table_rows,
         dimension: arguments.dimension,
+        fields: arguments.fields,
         optimizer: optimizer.to_owned(),
+        storage: arguments.storage.clone(),
         workers: 0,
         ps: 0,
         table_mebibytes: None,
         distinct_rows_per_second: None,
         steps_per_second: samples_per_second / f64::from(arguments.batch),
         samples_per_second,
+        server_ns_per_row: None,
+        worker_ns_per_row: None,
         bytes_per_row: None,
     })
 }
@@ -260,9 +278,21 @@ fn measure(
     let time = Duration::from_secs_f64(arguments.seconds);
     turn(&workers, time / 4)?;
     let mut turns = Vec::new();
+    let processor_time = |cluster: &LocalCluster| -> [f64; 2] {
+        let servers = cluster.processes(Role::Ps);
+        let servers = servers.iter().map(|p| processes::cpu_seconds(*p));
+        // Workers are threads of this process.
+        let own = processes::cpu_seconds(std::process::id());
+        [servers.sum(), own]
+    };
+    let before = processor_time(&cluster);
     for _ in 0..arguments.turns.max(1) {
         turns.push(turn(&workers, time)?);
     }
+    let after = processor_time(&cluster);
+    let all: f64 = turns.iter().map(|turn| turn.rows_per_second).sum();
+    let all = all * time.as_secs_f64();
+    let per_row = |place: usize| Some(1e9 * (after[place] - before[place]) / all);
     let rate = |of: fn(&Turn) -> f64| median(turns.iter().map(of).collect());
     let steps_per_second = rate(|turn| turn.steps_per_second);
     let count = workers.len() as u32;
@@ -272,13 +302,17 @@ fn measure(
         kind: kind.name(),
         table_rows,
         dimension: arguments.dimension,
+        fields: arguments.fields,
         optimizer: optimizer.to_owned(),
+        storage: arguments.storage.clone(),
         workers: count,
         ps: arguments.ps,
         table_mebibytes: arguments.table_memory.table_mebibytes,
         distinct_rows_per_second: Some(rate(|turn| turn.rows_per_second)),
         steps_per_second,
         samples_per_second: steps_per_second * f64::from(arguments.batch),
+        server_ns_per_row: per_row(0),
+        worker_ns_per_row: per_row(1),
         bytes_per_row: Some(grown as f64 / table_rows as f64),
     })
 }
@@ -318,6 +352,8 @@ fn table(rows: &[Row]) -> Table {
         "million rows/s",
         "steps/s",
         "samples/s",
+        "server ns/row",
+        "worker ns/row",
         "bytes/row",
     ]);
     let optional = |value: Option<f64>, scale: f64| {
@@ -336,6 +372,8 @@ fn table(rows: &[Row]) -> Table {
             optional(row.distinct_rows_per_second, 1e6),
             format!("{:.0}", row.steps_per_second),
             format!("{:.0}", row.samples_per_second),
+            optional(row.server_ns_per_row, 1.0),
+            optional(row.worker_ns_per_row, 1.0),
             optional(row.bytes_per_row, 1.0),
         ]);
     }
