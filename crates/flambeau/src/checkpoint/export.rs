@@ -1,7 +1,6 @@
 //! Exports a checkpoint: its weights as one safetensors file, like a run's `model.safetensors`, or the rows of a table.
 
 mod output;
-mod parquet_rows;
 mod rows;
 
 use std::io::Write;
@@ -17,8 +16,7 @@ use shared_proto::blocks::VariableSpec;
 use shared_proto::job::Job;
 
 pub(crate) use self::output::Output;
-pub(crate) use self::parquet_rows::{ParquetRows, parquet_ids};
-pub(crate) use self::rows::{table_of, write_rows};
+pub(crate) use self::rows::write_rows;
 use super::feed::{Feed, Follow};
 use super::{Named, bar, pick, print};
 use crate::error::CommandError;

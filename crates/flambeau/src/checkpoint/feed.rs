@@ -22,7 +22,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use self::changes::Difference;
 use self::entry::Entry;
 use self::parts::Parts;
-use super::export::table_of;
+use super::rows::table_of;
 use crate::error::CommandError;
 
 /// What is followed, and where it is written.

@@ -2,6 +2,7 @@
 
 mod export;
 mod feed;
+mod rows;
 #[cfg(test)]
 mod tests;
 mod verify;
@@ -15,7 +16,7 @@ use indicatif::{HumanBytes, HumanDuration, ProgressBar, ProgressDrawTarget};
 use serde_json::{Value, json};
 
 use self::export::Export;
-pub(crate) use self::export::table_of;
+pub(crate) use self::rows::table_of;
 use self::verify::{Verified, verify};
 use crate::command::block_on;
 use crate::error::CommandError;

@@ -352,11 +352,6 @@ mod tests {
             name: "item".to_owned(),
             dimension: 8,
             buckets: 16,
-            initializer: Initializer::Zeros,
-            optimizer: RowOptimizer::Sgd(Sgd::default()),
-            seed: 0,
-            admission: Admission::All,
-            eviction: Eviction::default(),
             ..TableSpec::default()
         }
     }

@@ -6,9 +6,10 @@ use std::io::{self, BufWriter, Seek, Write};
 use ::checkpoint::{Manifest, Store};
 use indicatif::ProgressBar;
 use shared_proto::blocks::BlockId;
-use shared_proto::table::{SavedRows, TableSpec};
+use shared_proto::table::SavedRows;
 
-use super::{Output, ParquetRows};
+use super::super::rows::{ParquetRows, table_of};
+use super::Output;
 use crate::error::CommandError;
 
 /// The bytes of a safetensors header with two tensors. The rest is filled with spaces.
@@ -76,29 +77,6 @@ pub(crate) async fn write_rows(
         rows,
         dimension: spec.dimension,
     })
-}
-
-/// Returns a table's number in block ids, and its settings.
-///
-/// # Errors
-/// If the checkpoint has no such table.
-pub(crate) fn table_of<'a>(
-    store: &Store,
-    manifest: &'a Manifest,
-    table: &str,
-) -> Result<(u32, &'a TableSpec), CommandError> {
-    let mut tables = manifest.tables.iter().enumerate();
-    let found = tables.find(|(_, spec)| spec.name == table);
-    let (number, spec) = found.ok_or_else(|| CommandError::NoTable {
-        checkpoint: store.checkpoint_location(manifest.number),
-        table: table.to_owned(),
-        tables: manifest
-            .tables
-            .iter()
-            .map(|spec| spec.name.clone())
-            .collect(),
-    })?;
-    Ok(((manifest.variables.len() + number) as u32, spec))
 }
 
 /// A form of file.

@@ -6,7 +6,7 @@ use ::checkpoint::{Files, sha256};
 use bytes::Bytes;
 use shared_proto::table::SavedRows;
 
-use super::super::export::{ParquetRows, parquet_ids};
+use super::super::rows::{ParquetRows, parquet_ids};
 use super::entry::{Entry, File, folder};
 use crate::error::CommandError;
 

@@ -1,15 +1,18 @@
-//! Rows of a table in the Parquet format.
+//! Rows of a table: their number in a checkpoint's block ids, and their Parquet format.
 
 use std::io::{self, Write};
 use std::sync::Arc;
 
+use ::checkpoint::{Manifest, Store};
 use parquet::data_type::{FloatType, Int64Type};
 use parquet::errors::ParquetError;
 use parquet::file::properties::{EnabledStatistics, WriterProperties};
 use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::parser::parse_message_type;
 use shared_proto::payload;
-use shared_proto::table::{SavedRows, ids_of_bytes};
+use shared_proto::table::{SavedRows, TableSpec, ids_of_bytes};
+
+use crate::error::CommandError;
 
 /// The rows in a row group, but for those of a bucket that exceed it.
 const GROUP_ROWS: usize = 1 << 17;
@@ -87,6 +90,29 @@ impl<W: Write + Send> ParquetRows<W> {
         self.values.clear();
         Ok(())
     }
+}
+
+/// Returns a table's number in block ids, and its settings.
+///
+/// # Errors
+/// If the checkpoint has no such table.
+pub(crate) fn table_of<'a>(
+    store: &Store,
+    manifest: &'a Manifest,
+    table: &str,
+) -> Result<(u32, &'a TableSpec), CommandError> {
+    let mut tables = manifest.tables.iter().enumerate();
+    let found = tables.find(|(_, spec)| spec.name == table);
+    let (number, spec) = found.ok_or_else(|| CommandError::NoTable {
+        checkpoint: store.checkpoint_location(manifest.number),
+        table: table.to_owned(),
+        tables: manifest
+            .tables
+            .iter()
+            .map(|spec| spec.name.clone())
+            .collect(),
+    })?;
+    Ok(((manifest.variables.len() + number) as u32, spec))
 }
 
 /// Returns a Parquet file with the column `id`.
