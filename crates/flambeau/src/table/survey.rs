@@ -159,7 +159,7 @@ impl Top {
 #[derive(Default)]
 struct Counts {
     rows: u64,
-    /// Rows whose values are all 0.
+    /// Rows with nothing but zeros.
     zeros: u64,
     /// Rows with a value that is NaN or infinite.
     not_finite: u64,

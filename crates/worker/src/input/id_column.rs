@@ -9,7 +9,7 @@ use super::texts::Texts;
 /// Ids are below this number, which is the number of non-negative `i64`.
 const LIMIT: u64 = 1 << 63;
 
-/// A column whose cells are ids.
+/// A column of ids.
 pub(super) struct IdColumn<'a> {
     pub(super) name: &'a str,
     /// The seed of the texts' hash; none if ids are whole numbers as they are.

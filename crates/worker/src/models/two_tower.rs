@@ -43,8 +43,8 @@ const LEAST: f64 = 1e-6;
 /// their ids.
 ///
 /// Settings in `model.options`: `item`, the inputs of the item (all others are the query's); `temperature` (0.05); `recall`
-/// (10). The metric `recall_10` is the share of held-out samples whose item is among the ten of largest score, of all items
-/// that occur in the held-out samples.
+/// (10). The metric `recall_10` is the share of held-out samples that have their item among the ten of largest score, of all
+/// items that occur in the held-out samples.
 ///
 /// The outputs are the vectors of query and item, of shape `[samples, 2, model.embedding]`. Tables: `query` and `item`, of
 /// dimension `model.embedding`. Variables: the perceptrons', with the widths in `model.hidden`: `query.hidden.0.weight`, ...,
@@ -208,7 +208,7 @@ fn both(outputs: &Tensor) -> Result<[Tensor; 2]> {
     Ok([of(0)?, of(1)?])
 }
 
-/// The share of samples whose item is among those of largest score.
+/// The share of samples that have their item among those of largest score.
 struct Recall {
     most: usize,
     /// The vectors of the samples' queries, one after the other, and the number of each one's item.
@@ -231,8 +231,8 @@ impl Recall {
         }
     }
 
-    /// Adds the vectors of samples, `[samples, 2, size]`, whose items have these keys. Without keys, each has an item of its
-    /// own.
+    /// Adds the vectors of samples, `[samples, 2, size]`. `keys` has a key of each sample's item; without keys, each sample
+    /// has an item of its own.
     fn add(&mut self, outputs: &Tensor, keys: Option<&[i64]>) -> Result<()> {
         let [queries, items] = both(&outputs.to_dtype(DType::F32)?)?;
         let (queries, items) = (queries.to_vec2::<f32>()?, items.to_vec2::<f32>()?);

@@ -60,7 +60,7 @@ impl<'a> Parts<'a> {
         }
     }
 
-    /// Adds the ids of rows that are no more.
+    /// Adds the ids of rows that were removed.
     pub(super) fn remove(&mut self, ids: impl IntoIterator<Item = u64>) {
         self.removed.extend(ids);
     }
