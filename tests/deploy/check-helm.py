@@ -96,7 +96,7 @@ REFUSED = {
     "worker.replicas=many": "replicas",
     "worker.gpus=2": "gpus",
     "ps.tableMebibytes=-1": "tableMebibytes",
-    "ps.lookups.readers.flambeau-reader=null": "readers",
+    "ps.lookups.readers=app": "readers",
     "image.version=latest": "version",
     "image.registry=registry.example/": "registry",
     "job=epochs": "job",
@@ -457,7 +457,7 @@ def leaves(values, prefix=""):
     """Each value's path and default; maps that are empty or free are leaves."""
     for key, value in values.items():
         path = f"{prefix}{key}"
-        if isinstance(value, dict) and value and key not in ("resources", "labels", "annotations", "readers"):
+        if isinstance(value, dict) and value and key not in ("resources", "labels", "annotations"):
             yield from leaves(value, f"{path}.")
         else:
             yield path, value

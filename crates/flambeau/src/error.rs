@@ -45,6 +45,14 @@ pub(crate) enum CommandError {
         /// The table.
         table: String,
     },
+    /// A single checkpoint is to be followed.
+    #[error(
+        "{location} is a single checkpoint, after which no other comes; with --follow, name the run, or leave --follow out"
+    )]
+    OneCheckpoint {
+        /// The checkpoint.
+        location: String,
+    },
     /// The exports at a place are of another table.
     #[error("the exports in {output} are of table {table:?}; choose another folder")]
     OtherFeed {

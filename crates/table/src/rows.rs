@@ -199,6 +199,12 @@ impl Rows {
         self.layout.dimension + self.layout.state
     }
 
+    /// Returns whether the values of a row's numbers are finite in the table's storage.
+    pub(crate) fn fits(&self, numbers: &[f32]) -> bool {
+        let of_values = numbers.get(..self.layout.dimension);
+        of_values.is_some_and(|values| storage::all_fit(self.layout.storage, values))
+    }
+
     /// Adds a row with this history and these values and state, as another bucket had it. Returns whether the id had none.
     ///
     /// # Errors

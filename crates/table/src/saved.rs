@@ -5,7 +5,7 @@ use std::io;
 use shared_proto::payload;
 use shared_proto::planted;
 use shared_proto::table::hash::bucket;
-use shared_proto::table::{Changes, SavedRows, TableSpec, ids_to_bytes};
+use shared_proto::table::{Changes, SavedRows, Storage, TableSpec, ids_to_bytes};
 
 use crate::bucket::{Bucket, SharedBucket};
 use crate::disk::After;
@@ -137,6 +137,12 @@ impl Bucket {
             }
             row.clear();
             row.extend(numbers.iter().map(|number| number.get()));
+            if spec.storage != Storage::F32 && !rows.fits(&row) {
+                return Err(format!(
+                    "its row {id} has a value that is too large for the table's storage, {:?}",
+                    spec.storage
+                ));
+            }
             let is_new = rows.restore(id, history, &row);
             if !is_new.map_err(|error| format!("its rows on disk cannot be read: {error}"))? {
                 return Err(format!("it has row {id} twice"));

@@ -28,6 +28,15 @@ pub(crate) fn unpack(storage: Storage, words: &[u32], values: &mut [f32]) {
     }
 }
 
+/// Returns whether all values are finite in one of the forms.
+pub(crate) fn all_fit(storage: Storage, values: &[f32]) -> bool {
+    values.iter().all(|value| match storage {
+        Storage::F32 => value.is_finite(),
+        Storage::Bf16 => bf16::from_f32(*value).is_finite(),
+        Storage::F16 => f16::from_f32(*value).is_finite(),
+    })
+}
+
 /// Writes values into words, each rounded to the nearest number that the form has.
 pub(crate) fn pack(storage: Storage, values: &[f32], words: &mut [u32]) {
     match storage {

@@ -444,3 +444,23 @@ fn values_of_16_bits_learn_from_small_gradients() {
         assert!(share < 0.6, "{share} of the memory");
     }
 }
+
+#[test]
+fn values_that_are_too_large_for_the_storage_are_refused() {
+    let spec = TableSpec {
+        buckets: 1,
+        ..spec(Admission::All, Eviction::default())
+    };
+    let mut bucket = Bucket::new(&spec, 0);
+    let dimension = spec.dimension as usize;
+    let gradients: Vec<LeF32> = vec![LeF32::from(-70_000.0); dimension];
+    bucket.update(&[1], &gradients, 1.0, 0).unwrap();
+    let saved = bucket.share(1).to_bytes().unwrap();
+    let with = |storage| TableSpec {
+        storage,
+        ..spec.clone()
+    };
+    let error = Bucket::of_bytes(&with(Storage::F16), 0, &saved).unwrap_err();
+    assert!(error.contains("row 1") && error.contains("F16"), "{error}");
+    Bucket::of_bytes(&with(Storage::Bf16), 0, &saved).unwrap();
+}

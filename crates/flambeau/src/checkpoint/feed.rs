@@ -109,7 +109,12 @@ impl Feed<'_> {
         last: Option<&Entry>,
     ) -> Result<Option<Entry>, CommandError> {
         let store = match resolve(self.location).await {
-            Ok((store, _)) => store,
+            Ok((store, None)) => store,
+            Ok((_, Some(_))) => {
+                return Err(CommandError::OneCheckpoint {
+                    location: self.location.to_owned(),
+                });
+            }
             // A run that has just begun.
             Err(CheckpointError::NotFound(_)) if !self.settings.once => return Ok(None),
             Err(error) => return Err(error.into()),
@@ -117,7 +122,11 @@ impl Feed<'_> {
         let mut failed: Option<(u64, CommandError)> = None;
         loop {
             let Some(newest) = store.newest().await? else {
-                return Ok(None);
+                let none = format!("no whole checkpoint in {}", store.location());
+                return match self.settings.once {
+                    true => Err(CheckpointError::NotFound(none).into()),
+                    false => Ok(None),
+                };
             };
             if last.is_some_and(|last| last.is_of(&newest)) {
                 return Ok(None);

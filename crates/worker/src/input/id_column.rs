@@ -20,7 +20,7 @@ pub(super) struct IdColumn<'a> {
 
 impl IdColumn<'_> {
     /// Returns the ids of the cells: one in each sample, or any number if there is a separator. An empty cell then has no
-    /// id.
+    /// id, and neither has an empty text between separators.
     ///
     /// # Errors
     /// If ids are whole numbers, and a text is none from 0 to 2^63 - 1. It names the first place of the text.
@@ -31,7 +31,7 @@ impl IdColumn<'_> {
             return Ok(column.below(LIMIT));
         };
         let lists = cells.texts.iter().map(|(text, place)| {
-            let parts = text.split(separator).filter(|_| !text.is_empty());
+            let parts = text.split(separator).filter(|part| !part.is_empty());
             parts.map(|part| self.id(part, place)).collect()
         });
         let lists = lists.collect::<Result<Vec<Vec<i64>>, InputError>>()?;

@@ -40,7 +40,8 @@ const LEAST: f64 = 1e-6;
 /// the batch. So it depends on how samples are put together in batches. Frequent items occur more often as alternatives, so
 /// the logarithm of an item's share of the samples is subtracted from its scores (section 3 there; the shares are moving
 /// averages). An item that occurs more than once in a batch is never an alternative to itself. Items are told apart by
-/// their ids.
+/// their inputs with the same number of ids in each sample, so name one that identifies the item; numbers and lists do not
+/// count.
 ///
 /// Settings in `model.options`: `item`, the inputs of the item (all others are the query's); `temperature` (0.05); `recall`
 /// (10). The metric `recall_10` is the share of held-out samples that have their item among the ten of largest score, of all

@@ -4,10 +4,11 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use ::checkpoint::{
-    BlockRange, CheckpointError, FileEntry, Manifest, NewestFirst, SavedBlock, SavedValues, Store,
+    BlockRange, CheckpointError, FileEntry, Manifest, NewestFirst, Piece, SavedBlock, SavedValues,
+    Store,
 };
 use shared_proto::blocks::BlockId;
-use shared_proto::table::{SavedRows, TableSpec, ids_of_bytes};
+use shared_proto::table::{SavedRows, ids_of_bytes};
 
 use super::entry::Entry;
 use super::parts::Parts;
@@ -30,14 +31,23 @@ struct Followed {
 }
 
 impl Difference<'_> {
-    /// Writes all rows.
+    /// Writes all rows. In memory are one of the checkpoint's files, and the ids of the rows that incremental checkpoints have.
     pub(super) async fn all(&self, parts: &mut Parts<'_>) -> Result<(), CommandError> {
-        for buckets in self.groups() {
-            for rows in self.rows(self.now, &buckets).await? {
-                parts.add(&rows).await?;
+        let place = self.store.checkpoint_location(self.now.number);
+        let damaged = |why| CheckpointError::damaged(&place, why);
+        let mut reading = NewestFirst::default();
+        for file in NewestFirst::files(self.now) {
+            if !self.has_table(file) {
+                continue;
+            }
+            for block in self.blocks(self.now, file).await? {
+                let piece = reading.take(self.now, file, block).map_err(damaged)?;
+                if let Some(rows) = piece.and_then(Piece::into_rows) {
+                    parts.add(&rows).await?;
+                }
             }
         }
-        Ok(())
+        Ok(reading.finish(self.now).map_err(damaged)?)
     }
 
     /// Writes the changes since an earlier checkpoint of the same run, if the checkpoint builds on it. Returns whether it
@@ -89,7 +99,8 @@ impl Difference<'_> {
     }
 
     /// Writes the rows that differ from those of the export before, by reading both checkpoints whole. Returns whether the
-    /// earlier one is still there. Otherwise, what was written does not count. In memory are the buckets of one file.
+    /// earlier one is still there. Otherwise, what was written does not count. In memory are the buckets of one of
+    /// the checkpoint's own files, with all of their rows: if it is incremental, that may be the whole table.
     pub(super) async fn by_comparison(
         &self,
         before: &Entry,
@@ -102,10 +113,8 @@ impl Difference<'_> {
             }
             Err(error) => return Err(error.into()),
         };
-        let same = |spec: &&TableSpec| spec.name == before.table;
-        if earlier.variables.len() != self.now.variables.len()
-            || earlier.tables.iter().find(same) != self.now.tables.iter().find(same)
-            || earlier.tables.len() != self.now.tables.len()
+        // Block ids name tables by their place among all of them.
+        if earlier.variables.len() != self.now.variables.len() || earlier.tables != self.now.tables
         {
             return Ok(false);
         }

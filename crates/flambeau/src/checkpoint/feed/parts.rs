@@ -10,13 +10,18 @@ use super::super::rows::{ParquetRows, parquet_ids};
 use super::entry::{Entry, File, folder};
 use crate::error::CommandError;
 
-/// The rows in a file, but for those of a bucket that exceed it. A file that is being written is in memory.
-const FILE_ROWS: u64 = 1 << 20;
+/// The bytes of values in a file, but for those of a bucket that exceed it. A file that is being written is in memory.
+const FILE_BYTES: u64 = 64 << 20;
+
+/// The ids in a file of removed rows.
+const FILE_IDS: usize = 1 << 20;
 
 /// The files of an export that are written one after the other.
 pub(super) struct Parts<'a> {
     files: &'a Files,
     folder: String,
+    /// A part of the files' names. No two exports have it, so one that is given up cannot change the files of another.
+    token: u64,
     dimension: usize,
     /// The file that is being written, and its rows.
     open: Option<(ParquetRows<Vec<u8>>, u64)>,
@@ -31,6 +36,7 @@ impl<'a> Parts<'a> {
         Self {
             files,
             folder: folder(number),
+            token: rand::random(),
             dimension,
             open: None,
             removed: Vec::new(),
@@ -54,7 +60,8 @@ impl<'a> Parts<'a> {
         self.rows += count;
         in_file += count;
         self.open = Some((open, in_file));
-        match in_file < FILE_ROWS {
+        let bytes = in_file * (self.dimension * size_of::<f32>()) as u64;
+        match bytes < FILE_BYTES {
             true => Ok(()),
             false => self.close().await,
         }
@@ -71,9 +78,12 @@ impl<'a> Parts<'a> {
         entry.rows = self.rows;
         entry.removed = self.removed.len() as u64;
         let removed = std::mem::take(&mut self.removed);
-        for (part, ids) in removed.chunks(FILE_ROWS as usize).enumerate() {
+        for (part, ids) in removed.chunks(FILE_IDS).enumerate() {
             let content = parquet_ids(ids).map_err(self.wrong())?;
-            let file = self.write(format!("removed-{part:04}.parquet"), content);
+            let file = self.write(
+                format!("removed-{part:04}-{:016x}.parquet", self.token),
+                content,
+            );
             entry.removed_files.push(file.await?);
         }
         entry.files = self.written;
@@ -87,7 +97,7 @@ impl<'a> Parts<'a> {
             return Ok(());
         };
         let content = open.finish().map_err(self.wrong())?;
-        let name = format!("rows-{:04}.parquet", self.written.len());
+        let name = format!("rows-{:04}-{:016x}.parquet", self.written.len(), self.token);
         let file = self.write(name, content).await?;
         self.written.push(file);
         Ok(())
