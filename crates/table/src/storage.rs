@@ -114,7 +114,14 @@ impl Draws {
 #[inline(always)]
 fn bf16_by_chance(value: f32, draw: u16) -> u16 {
     match value.is_finite() {
-        true => (value.to_bits().wrapping_add(draw.into()) >> 16) as u16,
+        true => {
+            let rounded = (value.to_bits().wrapping_add(draw.into()) >> 16) as u16;
+            match bf16::from_bits(rounded).is_finite() {
+                true => rounded,
+                // Above the largest number there is only the nearest one, as long as that is finite.
+                false => bf16::from_f32(value).to_bits(),
+            }
+        }
         false => bf16::from_f32(value).to_bits(),
     }
 }
@@ -140,7 +147,12 @@ fn f16_by_chance(value: f32, draw: u16) -> u16 {
         return sign | (steps as u16 + u16::from(up));
     }
     let sum = size.to_bits() + (u32::from(draw) & DROPPED);
-    sign | f16::from_f32(f32::from_bits(sum & !DROPPED)).to_bits()
+    let rounded = f16::from_f32(f32::from_bits(sum & !DROPPED));
+    match rounded.is_finite() {
+        true => sign | rounded.to_bits(),
+        // Above the largest number there is only the nearest one, as long as that is finite.
+        false => f16::from_f32(value).to_bits(),
+    }
 }
 
 #[cfg(test)]
@@ -225,6 +237,8 @@ mod tests {
     fn too_large_values_are_not_finite() {
         let mut words = [0];
         assert!(!pack_by_chance(Storage::F16, &[70_000.0], &mut words, 1));
+        // The nearest number of this value is finite, so it never becomes infinite.
+        assert!((0..1000).all(|draw| pack_by_chance(Storage::F16, &[-65_510.0], &mut words, draw)));
         assert!(!pack_by_chance(Storage::Bf16, &[f32::NAN], &mut words, 1));
         assert!(pack_by_chance(Storage::Bf16, &[70_000.0], &mut words, 1));
     }

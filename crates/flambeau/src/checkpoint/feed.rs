@@ -89,7 +89,9 @@ impl Feed<'_> {
             if let Some(entry) = exported {
                 self.report(&files, &entry);
                 last = Some(entry);
-                continue;
+                if !self.settings.once {
+                    continue;
+                }
             }
             if self.settings.once {
                 return Ok(());
@@ -128,7 +130,8 @@ impl Feed<'_> {
                     false => Ok(None),
                 };
             };
-            if last.is_some_and(|last| last.is_of(&newest)) {
+            // If the newest checkpoint is damaged later, an older one is found, which must not follow its own successor.
+            if last.is_some_and(|last| last.run == newest.run && newest.number <= last.checkpoint) {
                 return Ok(None);
             }
             // The job deletes checkpoints that newer ones have replaced, also while they are read.

@@ -127,9 +127,10 @@ impl Difference<'_> {
                 )) => return Ok(false),
                 Err(error) => return Err(error),
             };
+            // Each piece is dropped once its rows are hashed.
             let mut old: HashMap<u64, u64> = old
-                .iter()
-                .flat_map(|rows| hashes(rows, before.dimension))
+                .into_iter()
+                .flat_map(|rows| hashes(&rows, before.dimension).collect::<Vec<_>>())
                 .collect();
             for rows in self.rows(self.now, &buckets).await? {
                 let changed = hashes(&rows, before.dimension);
