@@ -243,8 +243,8 @@ impl Bucket {
         self.moved += u64::from(self.rows.spill(After::Update)) + u64::from(self.rows.shrink());
     }
 
-    /// Returns the number by which this update rounds values of 16 bits: another one in each update and bucket, and the same
-    /// one again after a restore.
+    /// Returns the seed of this update's stochastic rounding: different for each update and bucket, and the same again after a
+    /// restore.
     fn draw(&self) -> u64 {
         let of_bucket = mix(self.seed ^ u64::from(self.number));
         mix(of_bucket.wrapping_add(self.updates))

@@ -393,7 +393,7 @@ struct Changed<'a> {
     chunks: &'a mut Chunks,
     places: &'a [Place],
     gradients: &'a [LeF32],
-    /// By this number and a row's id, values of 16 bits are rounded.
+    /// The seed of stochastic rounding, together with a row's id.
     draw: u64,
     /// True while all changed numbers are finite.
     finite: bool,

@@ -97,8 +97,8 @@ impl Draws {
     #[inline(always)]
     fn next(&mut self) -> u16 {
         if self.left == 0 {
-            // Weyl's sequence by the golden ratio, whose terms are mixed (Steele et al., "Fast Splittable Pseudorandom
-            // Number Generators", OOPSLA 2014).
+            // SplitMix64 (Steele et al., "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014): the state grows by a
+            // constant, and each state is mixed.
             self.draw = self.draw.wrapping_add(0x9e37_79b9_7f4a_7c15);
             self.bits = mix(self.draw);
             self.left = 4;
@@ -110,7 +110,7 @@ impl Draws {
     }
 }
 
-/// Returns the bits of one of the two `bf16` beside a value. `draw` is even among all numbers.
+/// Returns the bits of one of the two `bf16` beside a value. `draw` is uniformly distributed.
 #[inline(always)]
 fn bf16_by_chance(value: f32, draw: u16) -> u16 {
     match value.is_finite() {
@@ -133,7 +133,7 @@ const DROPPED: u32 = (1 << 13) - 1;
 const SMALLEST: f32 = 6.103_515_6e-5;
 const STEPS: f32 = 16_777_216.0;
 
-/// Returns the bits of one of the two `f16` beside a value. `draw` is even among all numbers.
+/// Returns the bits of one of the two `f16` beside a value. `draw` is uniformly distributed.
 #[inline(always)]
 fn f16_by_chance(value: f32, draw: u16) -> u16 {
     if !value.is_finite() {
@@ -202,7 +202,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_a_form_has_is_kept(halves in prop::collection::vec(any::<u16>(), 1..9), draw: u64) {
+        fn representable_values_are_unchanged(halves in prop::collection::vec(any::<u16>(), 1..9), draw: u64) {
             for storage in HALVES {
                 let values: Vec<f32> = halves.iter().map(|half| number(storage, *half)).collect();
                 let mut words = vec![0; words(storage, values.len())];

@@ -1,7 +1,7 @@
 //! A feed of a table's rows for other programs: a folder for each export, of all rows or of those that have changed
 //! since the export before.
 //!
-//! - `entry`: what an export says of itself, and how exports are found
+//! - `entry`: the manifest of an export, and the search for the newest export
 //! - `parts`: writes the files of an export
 //! - `changes`: the rows that differ between two checkpoints
 
@@ -25,7 +25,7 @@ use self::parts::Parts;
 use super::rows::table_of;
 use crate::error::CommandError;
 
-/// What is followed, and where it is written.
+/// The source and the destination of a feed.
 #[derive(Clone, Debug)]
 pub(super) struct Feed<'a> {
     /// A run directory, a folder of checkpoints, or the URL of one.
@@ -65,7 +65,7 @@ impl Feed<'_> {
     /// Exports the newest checkpoint, and each newer one that it finds, until it is told to stop.
     ///
     /// # Errors
-    /// If there is no such table, or a checkpoint cannot be read or an export not be written. Exports that are whole stay.
+    /// If there is no such table, or a checkpoint cannot be read or an export not be written. Committed exports remain.
     pub(super) async fn follow(&self) -> Result<(), CommandError> {
         let signals = |kind| signal(kind).map_err(CommandError::file("signals"));
         let mut interrupt = signals(SignalKind::interrupt())?;

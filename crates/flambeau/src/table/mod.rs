@@ -27,7 +27,7 @@ enum Command {
     Get(Get),
     /// Show the rows of a checkpoint with the largest norm, or with the most updates.
     Top(Top),
-    /// Show how many rows of a checkpoint have which norm.
+    /// Show a histogram of the norms of a checkpoint's rows.
     Histogram(Histogram),
 }
 

@@ -68,6 +68,12 @@ pub struct Signature {
 }
 
 impl Signature {
+    /// Returns the names of the inputs, for messages.
+    pub(crate) fn input_names(&self) -> String {
+        let names: Vec<&str> = self.inputs.iter().map(|field| &*field.name).collect();
+        names.join(", ")
+    }
+
     /// Returns the input of data that has a single one.
     ///
     /// # Errors

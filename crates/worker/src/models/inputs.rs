@@ -144,13 +144,8 @@ impl Inputs {
     ) -> Result<Vectors> {
         let Some(first) = self.ids.first() else {
             bail!(
-                "the data has no input of ids, so table {name:?} would have no rows; the inputs are {:?}",
-                setup
-                    .data
-                    .inputs
-                    .iter()
-                    .map(|field| &field.name)
-                    .collect::<Vec<_>>()
+                "the data has no input of ids, so table {name:?} would have no rows; the inputs are {}",
+                setup.data.input_names()
             );
         };
         let mut table = Table::dim(size as u32).initializer(initializer(init)?);

@@ -10,7 +10,7 @@ use super::inputs::{Inputs, Looked, Vectors};
 use super::options::Options;
 use crate::model::{Batch, Loss, Metric, Model, Pass, Setup};
 
-/// What is added to the logit of an item that is the sample's own item once more.
+/// The number added to the score of another sample's copy of the query's own item.
 const LEFT_OUT: f64 = -1e9;
 
 /// Added to the square of a vector's length, which may be 0.
@@ -68,7 +68,7 @@ struct Tower {
 impl Model for TwoTower {
     fn new(setup: &Setup, vars: VarBuilder) -> Result<Self> {
         if setup.objective.loss != Loss::Model {
-            bail!("its loss is its own; set `objective.loss` to \"model\"");
+            bail!("two-tower has a loss of its own; set `objective.loss` to \"model\"");
         }
         let options = Options::of(setup, &["item", "temperature", "recall"])?;
         let item = options.names("item")?;
@@ -77,13 +77,8 @@ impl Model for TwoTower {
             .find(|name| !setup.data.inputs.iter().any(|field| field.name == **name))
         {
             bail!(
-                "`model.options.item` has {name:?}, which is no input; the inputs are {:?}",
-                setup
-                    .data
-                    .inputs
-                    .iter()
-                    .map(|field| &field.name)
-                    .collect::<Vec<_>>()
+                "`model.options.item` has {name:?}, which is no input; the inputs are {}",
+                setup.data.input_names()
             );
         }
         let tower = |name, of_item| {

@@ -78,11 +78,8 @@ impl Tables {
                     dtype.as_str()
                 ),
                 None => bail!(
-                    "table {name:?} names input {column:?}, which the data does not have; it has {:?}",
-                    data.inputs
-                        .iter()
-                        .map(|field| &field.name)
-                        .collect::<Vec<_>>()
+                    "table {name:?} names input {column:?}, which the data does not have; it has {}",
+                    data.input_names()
                 ),
             }
         }

@@ -14,7 +14,7 @@ use super::entry::Entry;
 use super::parts::Parts;
 use crate::error::CommandError;
 
-/// The rows of a table in a checkpoint, and what they are compared with.
+/// A table in a checkpoint that is compared with an earlier one.
 pub(super) struct Difference<'a> {
     pub(super) store: &'a Store,
     pub(super) now: &'a Manifest,
@@ -62,7 +62,7 @@ impl Difference<'_> {
             .into_iter()
             .filter(|file| self.now.folder_of(file) > since && self.has_table(file));
         let newer: Vec<&FileEntry> = newer.collect();
-        // Most checkpoints say so without being read.
+        // For most checkpoints that do not build on it, the manifest shows it.
         if newer
             .iter()
             .any(|file| self.count(&file.changes) < self.count(&file.blocks))

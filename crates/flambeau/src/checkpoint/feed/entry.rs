@@ -1,4 +1,4 @@
-//! What an export says of itself, and how exports are found.
+//! The manifest of an export, and the search for the newest export.
 
 use ::checkpoint::{CheckpointError, Files, Manifest};
 use bytes::Bytes;
@@ -20,7 +20,7 @@ pub(super) struct Entry {
     pub(super) form: u32,
     /// The export's number, from 0, also the name of its folder.
     pub(super) number: u64,
-    /// Whether it has all rows. Otherwise it has those that have changed since the export before.
+    /// True if it has all rows. Otherwise it has those that have changed since the export before.
     pub(super) full: bool,
     /// The exports since the last one of all rows.
     pub(super) since_full: u64,
@@ -126,7 +126,7 @@ impl Entry {
         Ok(None)
     }
 
-    /// Makes the export whole.
+    /// Commits the export: writes its manifest.
     ///
     /// # Errors
     /// If another process has made one of this number, or the manifest cannot be written.

@@ -72,7 +72,7 @@ impl<'a> Parts<'a> {
         self.removed.extend(ids);
     }
 
-    /// Makes the export whole.
+    /// Writes what is left, and commits the export.
     pub(super) async fn finish(mut self, mut entry: Entry) -> Result<Entry, CommandError> {
         self.close().await?;
         entry.rows = self.rows;
