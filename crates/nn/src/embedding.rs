@@ -53,14 +53,16 @@ pub fn lookup(weight: &Tensor, ids: &Tensor) -> Result<Tensor> {
         bail!("ids are u32, not {:?}", ids.dtype());
     }
     let size = weight.dim(1)?;
-    let shape = [ids.dims(), &[size]].concat();
-    let (weight, ids) = (weight.contiguous()?, ids.flatten_all()?.contiguous()?);
+    let (weight, ids) = (weight.contiguous()?, ids.contiguous()?);
     let empty = weight.elem_count() == 0 || ids.elem_count() == 0;
-    let rows = match empty || !computed_here(&[&weight]) || !ids.device().is_cpu() {
-        true => weight.index_select(&ids, 0)?,
-        false => weight.apply_op2(&ids, Lookup { size })?,
-    };
-    rows.reshape(shape)
+    match empty || !computed_here(&[&weight]) || !ids.device().is_cpu() {
+        true => {
+            let shape = [ids.dims(), &[size]].concat();
+            weight.index_select(&ids.flatten_all()?, 0)?.reshape(shape)
+        }
+        // No reshape follows: backward would pass over all rows once more for it.
+        false => weight.apply_op2(&ids, Lookup { size }),
+    }
 }
 
 struct Lookup {
@@ -80,6 +82,7 @@ impl CustomOp2 for Lookup {
         ids_layout: &Layout,
     ) -> Result<(CpuStorage, Shape)> {
         let ids = slice::<u32>(ids, ids_layout)?;
+        let shape = Shape::from([ids_layout.dims(), &[self.size]].concat());
         with_type!(weight.dtype(), T => {
             let rows = slice::<T>(weight, weight_layout)?;
             let mut result = Vec::with_capacity(ids.len() * self.size);
@@ -90,7 +93,7 @@ impl CustomOp2 for Lookup {
                 };
                 result.extend_from_slice(row);
             }
-            Ok((T::to_cpu_storage_owned(result), (ids.len(), self.size).into()))
+            Ok((T::to_cpu_storage_owned(result), shape))
         })
     }
 
