@@ -7,8 +7,10 @@ use shared_proto::job::NonFinite;
 use worker::replica::Positions;
 
 use crate::history::{Event, History, Saved};
-use crate::model::{EPOCHS, SAMPLES, Shape};
+use crate::model::{EPOCHS, SAMPLES};
+use crate::pairs::{self, Applied, Evicts};
 use crate::plan::Plan;
+use crate::runs::{Run, Update};
 
 /// Returns all broken promises.
 pub(crate) fn check(history: &History, sync: bool, plan: &Plan) -> Vec<String> {
@@ -43,21 +45,17 @@ pub(crate) fn check(history: &History, sync: bool, plan: &Plan) -> Vec<String> {
         let content = Content::of_checkpoint(restored, &runs);
         if !sync {
             content.check_each(pushes, &runs, &mut wrong);
+            content.check_pairs(&runs, history.evicts(), &mut wrong);
         }
         content.check_earlier(&runs, &mut wrong);
     }
-    let content = Content {
-        what: "the model".to_owned(),
-        run: last,
-        epoch,
-        versions: None,
-        weights,
-    };
+    let content = Content::of_model(last, epoch, weights);
     content.check_earlier(&runs, &mut wrong);
     if sync {
         check_sync(&content, &runs, pushes, &mut wrong);
     } else {
         content.check_each(pushes, &runs, &mut wrong);
+        content.check_pairs(&runs, history.evicts(), &mut wrong);
         check_lacking(&events, &runs, &mut wrong);
         check_reports(&content, &runs, &mut wrong);
         check_visited(counted(&runs).into_iter(), &runs, &mut wrong);
@@ -143,89 +141,6 @@ fn check_last_checkpoint(events: &[(u64, Event)], evaluated: &[Vec<f32>], wrong:
     }
 }
 
-/// An update: the block, and the epoch and the version in which it was acknowledged.
-type Update = (usize, u64, u64);
-
-/// The history of a run of the job, from the coordinator's beginning to the loss of its state.
-#[derive(Default)]
-struct Run<'a> {
-    restored: Option<&'a Saved>,
-    positions: BTreeMap<usize, Positions>,
-    /// The pushes with gradients that are NaN or infinite.
-    poisoned: BTreeSet<usize>,
-    /// The time at which each push was acknowledged, and its updates.
-    acknowledged: BTreeMap<usize, (u64, &'a [Update])>,
-    /// The blocks that went back, each with the epoch in which, and the version to which, it did.
-    loads: Vec<Update>,
-    /// The time at which each checkpoint was whole.
-    checkpoints: BTreeMap<u64, u64>,
-    /// The number of lost updates in the summary.
-    reported: u64,
-}
-
-impl<'a> Run<'a> {
-    fn all(events: &'a [(u64, Event)], shape: Shape) -> Vec<Self> {
-        let mut runs: Vec<Self> = Vec::new();
-        let mut run_of = BTreeMap::new();
-        for (at, event) in events {
-            match event {
-                Event::Run { restored, .. } => runs.push(Self {
-                    restored: restored.as_ref(),
-                    ..Self::default()
-                }),
-                Event::Computed {
-                    push,
-                    run,
-                    positions,
-                    finite,
-                } => {
-                    run_of.insert(*push, *run);
-                    if !finite {
-                        runs[*run].poisoned.insert(*push);
-                    }
-                    runs[*run].positions.insert(*push, *positions);
-                }
-                Event::Acknowledged { push, blocks, .. } => {
-                    let run = &mut runs[run_of[push]];
-                    run.acknowledged.insert(*push, (*at, blocks));
-                }
-                Event::Recorded(record) => {
-                    if let Some(run) = runs.last_mut() {
-                        run.record(*at, record, shape);
-                    }
-                }
-                Event::Summary { lost } => {
-                    if let Some(run) = runs.last_mut() {
-                        run.reported = *lost;
-                    }
-                }
-                _ => {}
-            }
-        }
-        runs
-    }
-
-    fn record(&mut self, at: u64, record: &serde_json::Value, shape: Shape) {
-        let number = |value: &serde_json::Value| value.as_u64().unwrap();
-        match record["event"].as_str() {
-            Some("loaded") => {
-                let epoch = number(&record["epoch"]);
-                for range in record["versions"].as_array().unwrap() {
-                    let variable = number(&range[0]) as usize;
-                    for index in number(&range[1])..=number(&range[2]) {
-                        let block = shape.block(variable, index as usize);
-                        self.loads.push((block, epoch, number(&range[3])));
-                    }
-                }
-            }
-            Some("checkpoint") => {
-                self.checkpoints.insert(number(&record["number"]), at);
-            }
-            _ => {}
-        }
-    }
-}
-
 /// Weights, and the data from which their expected content follows.
 struct Content<'a> {
     /// A description for people.
@@ -235,7 +150,10 @@ struct Content<'a> {
     epoch: u64,
     /// The version of each block, if the weights are a checkpoint's.
     versions: Option<&'a [u64]>,
+    /// The blocks that count pushes.
     weights: &'a [Vec<f32>],
+    /// The rows of pairs.
+    pairs: &'a [f32],
 }
 
 impl<'a> Content<'a> {
@@ -243,10 +161,21 @@ impl<'a> Content<'a> {
         debug_assert!(saved.run < runs.len());
         Self {
             what: format!("checkpoint {}", saved.number),
-            run: saved.run,
-            epoch: saved.epoch,
             versions: Some(&saved.versions),
-            weights: &saved.weights,
+            ..Self::of_model(saved.run, saved.epoch, &saved.weights)
+        }
+    }
+
+    /// `weights` has all blocks, with that of pairs at the end.
+    fn of_model(run: usize, epoch: u64, weights: &'a [Vec<f32>]) -> Self {
+        let (pairs, weights) = weights.split_last().unwrap();
+        Self {
+            what: "the model".to_owned(),
+            run,
+            epoch,
+            versions: None,
+            weights,
+            pairs,
         }
     }
 
@@ -279,27 +208,55 @@ impl<'a> Content<'a> {
     /// other update at most once.
     fn check_each(&self, pushes: usize, runs: &[Run<'_>], wrong: &mut Vec<String>) {
         let run = &runs[self.run];
-        for push in (0..pushes).filter(|push| run.positions.contains_key(push)) {
-            for block in 0..self.weights.len() {
+        for block in 0..self.weights.len() {
+            let applied = self.has(block, run);
+            for push in (0..pushes).filter(|push| run.positions.contains_key(push)) {
                 let times = self.applied(block, push);
-                let acknowledged = run.acknowledged.get(&push);
-                let update = acknowledged
-                    .and_then(|(_, blocks)| blocks.iter().find(|(id, _, _)| *id == block));
-                let lost = update.map(|update| self.lacks(run, *update));
-                let right = match lost {
-                    _ if run.poisoned.contains(&push) => times == 0.0,
-                    Some(Some(false)) => times == 1.0,
-                    Some(Some(true)) => times == 0.0,
-                    Some(None) | None => times == 0.0 || times == 1.0,
+                let expected = applied[&push];
+                let right = match expected {
+                    Applied::Yes(_) => times == 1.0,
+                    Applied::No => times == 0.0,
+                    Applied::Maybe => times == 0.0 || times == 1.0,
                 };
                 if !right {
                     wrong.push(format!(
-                        "in {} push {push} was applied {times} times to block {block}; acknowledged as {update:?}, reported lost: {lost:?}",
-                        self.what
+                        "in {} push {push} was applied {times} times to block {block}; it should be there: {expected:?}; acknowledged: {:?}",
+                        self.what,
+                        run.acknowledged.get(&push)
                     ));
                 }
             }
         }
+    }
+
+    /// Returns whether a block has each push of its run.
+    fn has(&self, block: usize, run: &Run<'_>) -> BTreeMap<usize, Applied> {
+        let of = |push: &usize| {
+            let acknowledged = run.acknowledged.get(push);
+            let update =
+                acknowledged.and_then(|(_, blocks)| blocks.iter().find(|(id, _, _)| *id == block));
+            match update.map(|update| (self.lacks(run, *update), update.2)) {
+                _ if run.poisoned.contains(push) => Applied::No,
+                Some((Some(false), version)) => Applied::Yes(version),
+                Some((Some(true), _)) => Applied::No,
+                Some((None, _)) | None => Applied::Maybe,
+            }
+        };
+        let pushes = run.positions.keys();
+        pushes.map(|push| (*push, of(push))).collect()
+    }
+
+    /// Checks the rows of pairs.
+    fn check_pairs(&self, runs: &[Run<'_>], evicts: Evicts, wrong: &mut Vec<String>) {
+        let run = &runs[self.run];
+        let base = run.restored.and_then(|saved| saved.weights.last());
+        let applied = self.has(self.weights.len(), run);
+        let found = pairs::check(evicts, self.pairs, base.map(Vec::as_slice), &applied);
+        wrong.extend(
+            found
+                .iter()
+                .map(|found| format!("in {} {found}", self.what)),
+        );
     }
 
     /// Checks that the weights have those updates of earlier runs with which this run began, and none of later runs.
@@ -356,9 +313,11 @@ fn check_lacking(events: &[(u64, Event)], runs: &[Run<'_>], wrong: &mut Vec<Stri
 /// worker had not reported when it died, or was evicted, may be left out: another worker visits their samples.
 fn check_reports(content: &Content<'_>, runs: &[Run<'_>], wrong: &mut Vec<String>) {
     let run = &runs[content.run];
+    // The rows of pairs do not show what is missing.
+    let of_pairs = content.has(content.weights.len(), run);
     let absent = |push: usize| {
         let absent = (0..content.weights.len()).filter(|v| content.applied(*v, push) == 0.0);
-        absent.count() as u64
+        absent.count() as u64 + u64::from(of_pairs[&push] == Applied::No)
     };
     let visited_again = |push: &usize| {
         let own = &run.positions[push];
@@ -374,6 +333,8 @@ fn check_reports(content: &Content<'_>, runs: &[Run<'_>], wrong: &mut Vec<String
     let partly = run.positions.keys();
     let partly = partly.filter(|push| !run.acknowledged.contains_key(push));
     let partly: u64 = partly.map(|push| absent(*push)).sum();
+    let unknown = of_pairs.values().filter(|push| **push == Applied::Maybe);
+    let partly = partly + unknown.count() as u64;
     let (mut missing, mut untold) = (0, 0);
     for push in run.acknowledged.keys() {
         missing += absent(*push);

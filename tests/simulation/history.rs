@@ -11,6 +11,7 @@ use shared_proto::wire::BlockVersion;
 use worker::replica::Positions;
 
 use crate::model::{PUSHES, Shape};
+use crate::pairs::{self, Evicts};
 
 /// The content of a checkpoint.
 #[derive(Clone, Debug)]
@@ -135,6 +136,8 @@ pub(crate) struct Rules {
     pub(crate) shape: Shape,
     /// The interval between pushes that are NaN; none if there are no such pushes.
     pub(crate) poisoned: Option<usize>,
+    /// The reason for which rows of pairs are evicted.
+    pub(crate) evicts: Evicts,
 }
 
 impl Default for Rules {
@@ -144,6 +147,7 @@ impl Default for Rules {
             sync: false,
             shape: Shape::SMALL,
             poisoned: None,
+            evicts: Evicts::default(),
         }
     }
 }
@@ -161,6 +165,10 @@ impl History {
 
     pub(crate) fn shape(&self) -> Shape {
         self.0.lock().unwrap().rules.shape
+    }
+
+    pub(crate) fn evicts(&self) -> Evicts {
+        self.0.lock().unwrap().rules.evicts
     }
 
     pub(crate) fn add(&self, event: Event) {
@@ -413,6 +421,7 @@ impl History {
 impl Inner {
     /// Describes updates in a worker's pulled weights that cannot be right, whatever else the weights hold.
     fn wrong_in(&self, held: &[Vec<f32>], run: usize) -> Option<String> {
+        let (pairs, held) = held.split_last()?;
         for push in 0..self.pushes {
             let first = held[0][push];
             // The weights must have the pushes of earlier runs with which this one has begun, and no others of them.
@@ -441,7 +450,7 @@ impl Inner {
                 }
             }
         }
-        None
+        pairs::check_pulled(self.rules.evicts, pairs, self.rules.sync, &held[0]).err()
     }
 
     /// Returns the updates that the weights must hold and do not: pairs of a push and a block.
@@ -460,7 +469,8 @@ impl Inner {
                 && (by == worker || self.rules.bound.is_some_and(|bound| made + bound < clock))
         };
         let acknowledged = self.acknowledged.iter().filter(|(_, by)| due(by));
-        let pairs = acknowledged.flat_map(|(push, _)| (0..held.len()).map(|v| (*push, v)));
-        pairs.filter(|(push, v)| held[*v][*push] == 0.0).collect()
+        let blocks = self.rules.shape.counting();
+        let updates = acknowledged.flat_map(|(push, _)| (0..blocks).map(|v| (*push, v)));
+        updates.filter(|(push, v)| held[*v][*push] == 0.0).collect()
     }
 }

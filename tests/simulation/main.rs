@@ -13,11 +13,13 @@ mod history;
 mod hosts;
 mod model;
 mod network;
+mod pairs;
 mod pause;
 mod plan;
 #[cfg(feature = "planted-faults")]
 mod planted;
 mod repeat;
+mod runs;
 mod store;
 mod trouble;
 mod world;

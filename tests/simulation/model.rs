@@ -1,6 +1,7 @@
 //! A model with weights that show which pushes were applied: push number p is a gradient of one in element
 //! p of every block, so with a learning rate of one the element counts the times that it was applied. In every bucket
-//! of a table it is a gradient of one for row p, and for a row that all pushes share.
+//! of a table it is a gradient of one for row p, and for a row that all pushes share. Another table has admission and
+//! eviction (`pairs`).
 
 use std::path::PathBuf;
 use std::sync::{Arc, LazyLock};
@@ -13,7 +14,7 @@ use shared_proto::job::Sgd;
 use shared_proto::payload::Elements;
 use shared_proto::step::{Gradients, RowGradients, Want, WantedRows};
 use shared_proto::table::hash::{bucket, hash};
-use shared_proto::table::{Admission, Eviction, Initializer, RowOptimizer, TableSpec};
+use shared_proto::table::{Initializer, RowOptimizer, TableSpec};
 use worker::replica::{
     Computed, Description, Evaluation, EvaluationPart, Positions, Prepared, Replica, ReplicaError,
     Step,
@@ -24,6 +25,7 @@ use worker::strategy::{
 use worker::variables::Part;
 
 use crate::history::History;
+use crate::pairs;
 
 /// The number of variables.
 pub(crate) const VARIABLES: usize = 4;
@@ -49,14 +51,27 @@ impl Shape {
         block_elements: 1 << 16,
     };
 
-    /// Returns the number of all blocks of all variables and of the table.
-    pub(crate) const fn all_blocks(self) -> usize {
+    /// Returns the number of the blocks that count pushes: those of all variables, and of the table of rows.
+    pub(crate) const fn counting(self) -> usize {
         VARIABLES * self.blocks + BUCKETS
     }
 
-    /// Returns the number of a block among all. The table's number is that after the last variable.
+    /// Returns the number of the block of pairs.
+    pub(crate) const fn pairs(self) -> usize {
+        self.counting()
+    }
+
+    /// Returns the number of all blocks.
+    pub(crate) const fn all_blocks(self) -> usize {
+        self.counting() + 1
+    }
+
+    /// Returns the number of a block among all. The tables' numbers are those after the last variable.
     pub(crate) const fn block(self, variable: usize, index: usize) -> usize {
-        variable * self.blocks + index
+        match variable == VARIABLES + 1 {
+            true => self.pairs(),
+            false => variable * self.blocks + index,
+        }
     }
 
     /// Returns the number of the block that begins with this element. For rows it is an element of the pulled list, and the
@@ -69,26 +84,24 @@ impl Shape {
         self.block(variable, start / elements)
     }
 
-    /// Returns whether a block is a bucket of the table.
-    pub(crate) const fn is_bucket(self, block: usize) -> bool {
-        block >= VARIABLES * self.blocks
-    }
-
-    /// Returns the elements of a block that count pushes. `values` are all of a dense block, or the rows of a bucket in
-    /// the order in which they are pulled.
+    /// Returns the elements of a block that count pushes, or the rows of pairs. `values` are all of a dense block, or the rows
+    /// of a bucket in the order in which they are pulled.
     ///
     /// # Errors
     /// If the row that all pushes share does not hold their sum.
     pub(crate) fn counters(self, block: usize, values: &Elements) -> Result<Vec<f32>, String> {
         let mut all = values.to_vec();
-        if self.is_bucket(block) {
+        if block == self.pairs() {
+            return Ok(pairs::pulled(&all));
+        }
+        if block >= VARIABLES * self.blocks {
             return ROWS[block - VARIABLES * self.blocks].counters(|place| all[place]);
         }
         all.truncate(PUSHES);
         Ok(all)
     }
 
-    /// Returns the counters of a bucket of which these rows were saved.
+    /// Returns the counters of a bucket of which these rows were saved, or the rows of pairs.
     ///
     /// # Errors
     /// As for [`Self::counters`]; or if a row is there that no push has changed.
@@ -97,6 +110,9 @@ impl Shape {
         block: usize,
         rows: &[(u64, f32)],
     ) -> Result<Vec<f32>, String> {
+        if block == self.pairs() {
+            return pairs::saved(rows);
+        }
         let of = &ROWS[block - VARIABLES * self.blocks];
         if let Some((id, _)) = rows.iter().find(|(_, value)| *value == 0.0) {
             return Err(format!("row {id} is there, though no push has changed it"));
@@ -143,6 +159,11 @@ static WANTED: LazyLock<Arc<WantedRows>> = LazyLock::new(|| {
     })
 });
 
+/// Returns the wants of all rows of all tables.
+fn all_rows() -> [Want; 2] {
+    [&WANTED, &pairs::WANTED].map(|rows| Want::Rows(Arc::clone(rows)))
+}
+
 /// The rows of a bucket: one for each push, and one that all pushes share.
 struct BucketRows {
     /// The ids in ascending order of their hash.
@@ -184,7 +205,7 @@ impl BucketRows {
 }
 
 /// The most pushes in a run.
-pub(crate) const PUSHES: usize = 4096;
+pub(crate) const PUSHES: usize = 2 * pairs::PAIRS;
 
 /// The number of training samples.
 pub(crate) const SAMPLES: usize = 300;
@@ -213,20 +234,21 @@ impl Counting {
             step,
             description: Description {
                 variables: (0..VARIABLES).map(spec).collect(),
-                tables: vec![TableSpec {
-                    name: "rows".to_owned(),
-                    dimension: 1,
-                    buckets: BUCKETS as u32,
-                    initializer: Initializer::Zeros,
-                    optimizer: RowOptimizer::Sgd(Sgd {
-                        learning_rate: 1.0,
-                        ..Sgd::default()
-                    }),
-                    seed: 0,
-                    admission: Admission::All,
-                    eviction: Eviction::default(),
-                    ..TableSpec::default()
-                }],
+                tables: vec![
+                    TableSpec {
+                        name: "counts".to_owned(),
+                        dimension: 1,
+                        buckets: BUCKETS as u32,
+                        initializer: Initializer::Zeros,
+                        optimizer: RowOptimizer::Sgd(Sgd {
+                            learning_rate: 1.0,
+                            ..Sgd::default()
+                        }),
+                        seed: 0,
+                        ..TableSpec::default()
+                    },
+                    pairs::spec(history.evicts()),
+                ],
                 training_samples: SAMPLES as u64,
                 evaluation_samples: 1,
                 data_digest: Default::default(),
@@ -242,8 +264,8 @@ impl Replica for Counting {
     }
 
     async fn prepare(&self, positions: Positions) -> Prepared {
-        let rows = Want::Rows(Arc::clone(&WANTED));
-        Prepared::new(positions, vec![Want::Dense, rows])
+        let wants = [Want::Dense].into_iter().chain(all_rows());
+        Prepared::new(positions, wants.collect())
     }
 
     async fn take_in(&self, _: Vec<Part>) {}
@@ -257,16 +279,17 @@ impl Replica for Counting {
             values[1] = vec![f32::NAN; shape.elements()].into();
         }
         let norm = if finite { 2.0 } else { f64::NAN };
-        let ids: Vec<u64> = ROWS.iter().flat_map(|rows| rows.of_push(push)).collect();
-        let rows = RowGradients {
+        let ids = ROWS.iter().flat_map(|rows| rows.of_push(push)).collect();
+        let rows = [ids, pairs::of_push(push)].into_iter().enumerate();
+        let rows = rows.map(|(table, ids)| RowGradients {
             values: vec![1.0; ids.len()].into(),
-            rows: Arc::new(WantedRows { table: 0, ids }),
-        };
+            rows: Arc::new(WantedRows { table, ids }),
+        });
         Ok(Computed {
             loss: 0.0,
             gradients: Gradients {
                 values,
-                rows: vec![rows],
+                rows: rows.collect(),
                 norm,
             },
         })
@@ -274,7 +297,7 @@ impl Replica for Counting {
 
     async fn evaluate(&self, part: EvaluationPart) -> Result<Evaluation, ReplicaError> {
         Ok(match part {
-            EvaluationPart::First => Evaluation::Wants(vec![Want::Rows(Arc::clone(&WANTED))]),
+            EvaluationPart::First => Evaluation::Wants(all_rows().into()),
             EvaluationPart::Next => Evaluation::Done([("loss".to_owned(), 0.0)].into()),
         })
     }

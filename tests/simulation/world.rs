@@ -15,6 +15,7 @@ use crate::drain::Drains;
 use crate::history::{Event, History, Rules, Saved};
 use crate::hosts::{SHARDS, WORKERS};
 use crate::model::{EPOCHS, PUSHES, Shape};
+use crate::pairs::Evicts;
 use crate::pause::Pauses;
 use crate::plan::Plan;
 use crate::repeat::Repeats;
@@ -79,6 +80,10 @@ impl World {
                 sync,
                 shape,
                 poisoned,
+                evicts: match seed / 3 % 2 {
+                    0 => Evicts::Surplus,
+                    _ => Evicts::Aged,
+                },
             }),
             disk: Disk::default(),
             stores: Stores::new(seed),

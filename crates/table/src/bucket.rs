@@ -253,6 +253,7 @@ impl Bucket {
     /// Decides whether an id without a row gets one.
     fn admits(&mut self, id: u64) -> bool {
         match (self.admission, &mut self.sketch) {
+            _ if planted!(AdmitsAtOnce) => true,
             (Admission::Sights { count, .. }, Some(sketch)) => sketch.count(id) >= count,
             (Admission::Chance { probability }, _) => {
                 // The number of the update makes each draw another one, and the same one again after a restore.
@@ -273,7 +274,7 @@ impl Bucket {
         let searches = self.eviction.age.is_some() || self.eviction.below.is_some();
         // The number keeps the buckets of a table from searching all at once.
         let turn = self.updates.wrapping_add(self.number.into());
-        if searches && turn.is_multiple_of(u64::from(interval)) {
+        if searches && !planted!(NeverTooOld) && turn.is_multiple_of(u64::from(interval)) {
             let expired: Vec<u64> = self.expired().collect();
             self.remove(&expired);
         }
@@ -305,6 +306,7 @@ impl Bucket {
         let key = |row: Aged| {
             let (id, History { last, updates }) = (row.id, row.history);
             match order {
+                EvictionOrder::Oldest if planted!(EvictsNewest) => (false, !last, updates, id),
                 // The id makes the order complete, so that a restored bucket evicts the same rows.
                 EvictionOrder::Oldest => (false, last, updates, id),
                 // Rows of the newest time come last, or else no new row would ever stay.

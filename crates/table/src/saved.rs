@@ -40,6 +40,7 @@ impl SharedBucket {
             history: history.into(),
             numbers: payload::share(&numbers.into()),
             counts: match &self.sketch {
+                Some(sketch) if planted!(SightsNotSaved) => vec![0; sketch.counters().len()].into(),
                 Some(sketch) => sketch.counters().to_vec().into(),
                 None => Default::default(),
             },
@@ -47,6 +48,9 @@ impl SharedBucket {
             time: self.time,
             changes: self.changes.as_ref().map(|evicted| {
                 let mut removed: Vec<u64> = evicted.ids.iter().copied().collect();
+                if planted!(EvictedNotSaved) {
+                    removed.clear();
+                }
                 removed.sort_unstable();
                 Changes {
                     since: evicted.since,
@@ -119,7 +123,8 @@ impl Bucket {
                     "its row {id} belongs to another bucket than {number}"
                 ));
             }
-            let history = histories.next().map_or_else(History::default, |bytes| {
+            let saved_history = histories.next().filter(|_| !planted!(AgesNotRestored));
+            let history = saved_history.map_or_else(History::default, |bytes| {
                 let [a, b, c, d, e, f, g, h] = *bytes;
                 History {
                     last: u32::from_le_bytes([a, b, c, d]),

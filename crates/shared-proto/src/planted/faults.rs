@@ -97,6 +97,18 @@ faults! {
         SpilledAsUnchanged,
         /// A bucket has only the newest rows after a restore, and not those that they build on.
         NewestRowsAlone,
+        /// An id gets a row at its first sight.
+        AdmitsAtOnce,
+        /// A checkpoint lacks the counts by which ids are admitted.
+        SightsNotSaved,
+        /// The rows that had a gradient last are evicted first.
+        EvictsNewest,
+        /// Rows are not evicted for their age.
+        NeverTooOld,
+        /// A checkpoint of changed rows lacks the ids of evicted ones.
+        EvictedNotSaved,
+        /// After a restore, no row has had a gradient.
+        AgesNotRestored,
     }
     END_TO_END {
         /// A push that comes after a later one is acknowledged, though it was not applied.
