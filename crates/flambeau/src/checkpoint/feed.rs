@@ -62,7 +62,8 @@ fn seconds(text: &str) -> Result<f64, String> {
 }
 
 impl Feed<'_> {
-    /// Exports the newest checkpoint, and each newer one that it finds, until it is told to stop.
+    /// Exports the newest checkpoint, and each newer one that it finds, until it is told to stop. If a store fails in a way that
+    /// may pass, it tries again.
     ///
     /// # Errors
     /// If there is no such table, or a checkpoint cannot be read or an export not be written. Committed exports remain.
@@ -71,7 +72,40 @@ impl Feed<'_> {
         let mut interrupt = signals(SignalKind::interrupt())?;
         let mut terminate = signals(SignalKind::terminate())?;
         let files = Files::open(&self.output.to_string_lossy())?;
-        let mut last = Entry::newest(&files).await?;
+        let mut has_told = false;
+        loop {
+            let exported = tokio::select! {
+                exported = self.export_next(&files) => exported,
+                _ = interrupt.recv() => return Ok(()),
+                _ = terminate.recv() => return Ok(()),
+            };
+            match exported {
+                Ok(_) if self.settings.once => return Ok(()),
+                Ok(true) => continue,
+                Ok(false) => {
+                    if !std::mem::replace(&mut has_told, true) {
+                        eprintln!("waiting for newer checkpoints at {}", self.location);
+                    }
+                }
+                Err(CommandError::Checkpoint(error))
+                    if error.is_retryable() && !self.settings.once =>
+                {
+                    eprintln!("{error}; trying again after {} s", self.settings.every);
+                }
+                Err(error) => return Err(error),
+            }
+            tokio::select! {
+                () = tokio::time::sleep(Duration::from_secs_f64(self.settings.every)) => {}
+                _ = interrupt.recv() => return Ok(()),
+                _ = terminate.recv() => return Ok(()),
+            }
+        }
+    }
+
+    /// Exports the newest checkpoint, and reports it. Returns false if there is none that is newer than the last export.
+    async fn export_next(&self, files: &Files) -> Result<bool, CommandError> {
+        // Read each time: an attempt that failed may have committed its export.
+        let last = Entry::newest(files).await?;
         if let Some(last) = &last
             && last.table != self.table
         {
@@ -80,28 +114,11 @@ impl Feed<'_> {
                 table: last.table.clone(),
             });
         }
-        loop {
-            let exported = tokio::select! {
-                exported = self.export(&files, last.as_ref()) => exported?,
-                _ = interrupt.recv() => return Ok(()),
-                _ = terminate.recv() => return Ok(()),
-            };
-            if let Some(entry) = exported {
-                self.report(&files, &entry);
-                last = Some(entry);
-                if !self.settings.once {
-                    continue;
-                }
-            }
-            if self.settings.once {
-                return Ok(());
-            }
-            tokio::select! {
-                () = tokio::time::sleep(Duration::from_secs_f64(self.settings.every)) => {}
-                _ = interrupt.recv() => return Ok(()),
-                _ = terminate.recv() => return Ok(()),
-            }
-        }
+        let Some(entry) = self.export(files, last.as_ref()).await? else {
+            return Ok(false);
+        };
+        self.report(files, &entry);
+        Ok(true)
     }
 
     /// Exports the newest checkpoint. Returns none if there is none that is newer than the last export.
