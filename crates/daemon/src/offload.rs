@@ -1,4 +1,9 @@
-//! Runs work that would hold up a process's messages on a thread.
+//! Runs work that would hold up a process's messages on other threads.
+
+use std::sync::OnceLock;
+
+use tokio::runtime::{Builder, Runtime};
+use tokio::task::AbortHandle;
 
 /// The place where such work runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -8,6 +13,9 @@ pub enum Offload {
     /// The calling task. For simulations, which have one thread and repeat exactly.
     Inline,
 }
+
+/// The niceness of threads in the background. While other threads want all processors, these get about a tenth of one.
+const NICE: i32 = 10;
 
 impl Offload {
     /// Does some work. A panic of the work is passed on.
@@ -23,5 +31,58 @@ impl Offload {
                 },
             },
         }
+    }
+
+    /// Starts a task that other work goes before. On [`Self::Threads`] it runs on threads of low priority, and so does its blocking
+    /// work.
+    pub fn spawn_background(self, task: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
+        let background = match self {
+            Self::Threads => background(),
+            Self::Inline => None,
+        };
+        match background {
+            Some(background) => background.spawn(task),
+            None => tokio::spawn(task),
+        }
+        .abort_handle()
+    }
+}
+
+/// Returns the runtime for work in the background, which lives as long as the process; none if it has no threads.
+fn background() -> Option<&'static Runtime> {
+    static BACKGROUND: OnceLock<Option<Runtime>> = OnceLock::new();
+    let start = || {
+        let mut builder = Builder::new_multi_thread();
+        builder
+            .worker_threads(1)
+            .thread_name("background")
+            .enable_all();
+        // On Linux, priorities belong to threads. Where the system refuses, the work has the usual one.
+        builder.on_thread_start(|| {
+            let _ = rustix::process::setpriority_process(None, NICE);
+        });
+        let built = builder.build();
+        built
+            .inspect_err(|error| tracing::warn!("no threads for work in the background: {error}"))
+            .ok()
+    };
+    BACKGROUND.get_or_init(start).as_ref()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn background_work_has_a_low_priority_and_other_work_the_usual_one() {
+        let nice = || rustix::process::getpriority_process(None).unwrap();
+        let usual = nice();
+        let (tell, told) = tokio::sync::oneshot::channel();
+        Offload::Threads.spawn_background(async move {
+            let blocking = tokio::task::spawn_blocking(nice).await.unwrap();
+            let _ = tell.send([nice(), blocking]);
+        });
+        assert_eq!(told.await.unwrap(), [NICE, NICE]);
+        assert_eq!(Offload::Threads.run(nice).await, usual);
     }
 }

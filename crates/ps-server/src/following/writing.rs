@@ -14,10 +14,8 @@ impl Follower {
             return;
         };
         let writing = self.write(snapshot, Arc::clone(store), checkpoints.clone(), registered);
-        if let Some(before) = registered
-            .writing
-            .replace(tokio::spawn(writing).abort_handle())
-        {
+        let writing = self.offload.spawn_background(writing);
+        if let Some(before) = registered.writing.replace(writing) {
             before.abort();
         }
     }
