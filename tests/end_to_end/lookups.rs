@@ -47,7 +47,14 @@ fn rows_are_read_from_running_servers_as_a_checkpoint_has_them() {
     let dir = tempfile::tempdir().unwrap();
     write_ratings(dir.path());
     let job = recovers(&job(dir.path(), "batch_size = 16\nepochs = 3"), "async", 2);
-    let lookups = ["--lookup-listen", "127.0.0.1:0", "--table-mebibytes", "0"];
+    let lookups = [
+        "--lookup-listen",
+        "127.0.0.1:0",
+        "--table-mebibytes",
+        "0",
+        "--hottest-ids",
+        "113",
+    ];
     let mut cluster = Cluster::start_servers_with(program(), &job, 2, &lookups);
     for _ in 0..2 {
         cluster.add_worker(&[("TEST_STEP_MILLISECONDS", "10")]);
@@ -57,6 +64,7 @@ fn rows_are_read_from_running_servers_as_a_checkpoint_has_them() {
     for worker in &mut cluster.workers {
         worker.kill();
     }
+    check_heat(&cluster);
     // A server that is told to stop saves its rows. Readers find it again at its new address.
     cluster.ps[1].terminate();
     cluster.ps[1].wait();
@@ -92,6 +100,33 @@ fn rows_are_read_from_running_servers_as_a_checkpoint_has_them() {
         .collect();
     assert_eq!(scores, predicted);
     assert_eq!(scores.len(), 2000);
+}
+
+/// Checks the heat of a table with 113 rows, all of which servers remember.
+fn check_heat(cluster: &Cluster) {
+    let coordinator = cluster.coordinator.address();
+    let heat = |more: &[&str]| {
+        let arguments = ["table", "items", "heat", "--coordinator", &coordinator];
+        let shown = program().run(&[&arguments[..], more].concat());
+        assert!(shown.status.success(), "{shown:?}");
+        String::from_utf8(shown.stdout).unwrap()
+    };
+    let shown: serde_json::Value = serde_json::from_str(&heat(&["--json", "-n", "1000"])).unwrap();
+    let sum = |list: &str, field: &str| -> u64 {
+        let entries = shown[list].as_array().unwrap().iter();
+        entries.map(|entry| entry[field].as_u64().unwrap()).sum()
+    };
+    // As all ids fit into what servers remember, each is counted exactly.
+    let updated = sum("servers", "updated_rows");
+    assert!(updated > 113 && sum("servers", "read_rows") >= updated);
+    for (list, field) in [("buckets", "updated_rows"), ("ids", "updates")] {
+        assert_eq!(sum(list, field), updated, "{list}");
+    }
+    assert_eq!(sum("buckets", "rows"), 113);
+    assert_eq!(shown["ids"].as_array().unwrap().len(), 113);
+    assert_eq!(sum("ids", "error"), 0);
+    let hottest = shown["ids"][0]["id"].to_string();
+    assert!(heat(&["-n", "1"]).contains(&hottest));
 }
 
 /// Returns a model with these weights, and with rows on running servers.

@@ -8,6 +8,7 @@ use std::time::Duration;
 use coordinator::embedded::Embedded;
 use daemon::membership::{Coordinator, Registration};
 use futures_util::stream;
+use ps_server::RowStorage;
 use shared_proto::ids::Role;
 use table::disk::Disk;
 use tokio_stream::Stream;
@@ -153,7 +154,10 @@ impl World {
                         ..registration(Role::Ps, &name)
                     },
                     checkpoints: Arc::new(move |_| Ok(store.clone())),
-                    disk: world.rows_on_disk()?,
+                    rows: RowStorage {
+                        disk: world.rows_on_disk()?,
+                        ..RowStorage::default()
+                    },
                     drain: drain.clone(),
                 };
                 let served = embedded.serve(incoming(pause.clone(), None).await?);

@@ -9,7 +9,7 @@ use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
 use daemon::Ready;
-use ps_server::TableMemory;
+use ps_server::RowSettings;
 use shared_proto::ids::{Role, TaskId};
 use shared_proto::job::{Job, run_dir};
 use shared_proto::security::Security;
@@ -99,7 +99,7 @@ pub(crate) struct Plan<'a> {
     /// True if all calls are encrypted, with certificates made for this cluster.
     pub(crate) secure: bool,
     /// The memory of each server for rows of tables.
-    pub(crate) table_memory: &'a TableMemory,
+    pub(crate) row_settings: &'a RowSettings,
     /// True if servers answer reads of rows.
     pub(crate) lookups: bool,
 }
@@ -156,7 +156,7 @@ impl LocalCluster {
 
         for index in 0..job.servers().unwrap_or(1) {
             let mut start = cluster.member("ps-server", Role::Ps, index);
-            start = start.with(plan.table_memory.flags());
+            start = start.with(plan.row_settings.flags());
             if plan.lookups {
                 start = start.with(["--lookup-listen", "127.0.0.1:0"]);
             }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use clap::Args;
 use coordinator::read_job;
-use ps_server::TableMemory;
+use ps_server::RowSettings;
 use shared_proto::job::{Job, run_dir};
 use worker::registry::Registry;
 use worker::replica::ModelReplica;
@@ -53,13 +53,13 @@ pub(crate) struct Arguments {
     pub(crate) lookups: bool,
     /// The memory of each server for rows of tables.
     #[command(flatten)]
-    pub(crate) table_memory: TableMemory,
+    pub(crate) row_settings: RowSettings,
 }
 
 impl Arguments {
     /// Returns the options that a run which goes on from this one's checkpoint should have, too.
     fn options(&self) -> Vec<OsString> {
-        let mut options = self.table_memory.flags();
+        let mut options = self.row_settings.flags();
         if self.device != "auto" {
             options.extend(["--device".into(), (&self.device).into()]);
         }
@@ -85,7 +85,7 @@ pub(crate) fn run(arguments: Arguments, registry: &Registry) -> Result<(), Comma
         transport: Transport::Unix,
         restore,
         secure: arguments.secure,
-        table_memory: &arguments.table_memory,
+        row_settings: &arguments.row_settings,
         lookups: arguments.lookups,
     };
     let outcome = train(job, plan, arguments.quiet)?;

@@ -107,6 +107,15 @@ pub struct FoundRows {
     pub present: Vec<bool>,
 }
 
+/// How often the rows of a table were read and changed on a server, since each of its buckets came there.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct ServerHeat {
+    /// The server's address.
+    pub address: String,
+    /// The sums of the buckets, and the hottest buckets and ids.
+    pub heat: wire::HeatReply,
+}
+
 impl Lookup {
     /// Connects to servers at the addresses at which they answer lookups. `patience` is the time for which a read may wait
     /// for rows of a lost server.
@@ -181,6 +190,23 @@ impl Lookup {
             }
             sleep(AGAIN).await;
         }
+    }
+
+    /// Returns how often the rows of a table were read and changed on each server, with at most so many buckets and ids of each.
+    ///
+    /// # Errors
+    /// If the servers have no such table, or one of them does not answer.
+    pub async fn heat(&mut self, table: &str, most: u32) -> Result<Vec<ServerHeat>, LookupError> {
+        self.dimension(table).await?;
+        let heat = self.servers.iter().map(|server| server.heat(table, most));
+        try_join_all(heat).await.map_err(|failure| match failure {
+            Failure::Lasting(error) => error,
+            Failure::Passing(reason) => LookupError::Unreachable {
+                table: table.to_owned(),
+                seconds: self.patience.as_secs_f64(),
+                reason,
+            },
+        })
     }
 
     /// Reads the rows of ids once.
@@ -329,6 +355,18 @@ impl Server {
         let (values, _) = reply.values.as_chunks::<4>();
         let values = values.iter().map(|value| f32::from_le_bytes(*value));
         Ok((places, values.collect(), reply.presence.to_vec()))
+    }
+
+    async fn heat(&self, table: &str, most: u32) -> Result<ServerHeat, Failure> {
+        let request = wire::HeatRequest {
+            table: table.to_owned(),
+            most,
+        };
+        let heat = self.client.clone().get_heat(request).await;
+        Ok(ServerHeat {
+            address: self.address.clone(),
+            heat: heat.map_err(|status| self.failure(&status))?.into_inner(),
+        })
     }
 
     fn failure(&self, status: &Status) -> Failure {

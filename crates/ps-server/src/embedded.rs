@@ -1,20 +1,19 @@
 //! A parameter server without a process or threads of its own: for simulations.
 
 use std::io;
-use std::sync::Arc;
 use std::time::Duration;
 
 use daemon::Offload;
 use daemon::http::Readiness;
 use daemon::membership::{Coordinator, Membership, Registration};
 use shared_proto::security::Security;
-use table::disk::Disk;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::server::Connected;
 
 use crate::error::PsError;
+use crate::row_settings::RowStorage;
 use crate::server::{Parts, Server};
 use crate::serving::serve_all;
 
@@ -28,8 +27,8 @@ pub struct Embedded {
     pub registration: Registration,
     /// Opens stores of checkpoints.
     pub checkpoints: Opener,
-    /// The limit on the memory of rows, if there is one.
-    pub disk: Option<Arc<Disk>>,
+    /// What the server has for rows of tables besides memory.
+    pub rows: RowStorage,
     /// Cancelled when the server is to stop.
     pub drain: CancellationToken,
 }
@@ -56,7 +55,7 @@ impl Embedded {
                 security: Security::default(),
                 offload: Offload::Inline,
                 checkpoints: self.checkpoints,
-                disk: self.disk,
+                rows: self.rows,
                 readiness: Readiness::default(),
                 drain: self.drain,
             },

@@ -17,13 +17,13 @@ mod following;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
 mod lookup;
+mod row_settings;
 mod run;
 mod server;
 mod serving;
 mod shard;
-mod table_memory;
 
 pub use error::PsError;
 pub use lookup::LookupSettings;
+pub use row_settings::{RowSettings, RowStorage};
 pub use run::{Settings, run};
-pub use table_memory::TableMemory;

@@ -11,13 +11,12 @@ use daemon::settings::{ConnectionSettings, MemberSettings, ProcessSettings};
 use shared_proto::connections::{Connections, Port};
 use shared_proto::ids::Role;
 use shared_proto::transport::Listen;
-use table::disk::Disk;
 
 use crate::error::PsError;
 use crate::lookup::{LookupSettings, LookupThread};
+use crate::row_settings::{RowSettings, RowStorage};
 use crate::server::{DRAIN, Parts, Server};
 use crate::serving::{Listener, SessionThreads};
-use crate::table_memory::TableMemory;
 
 /// The settings of a parameter server.
 #[derive(Clone, Debug, clap::Args)]
@@ -39,7 +38,7 @@ pub struct Settings {
     pub capacity_mebibytes: Option<u64>,
     /// The memory for rows of tables.
     #[command(flatten)]
-    pub table_memory: TableMemory,
+    pub rows: RowSettings,
     /// The settings of lookups.
     #[command(flatten)]
     pub lookup: LookupSettings,
@@ -74,9 +73,9 @@ impl Settings {
 /// See the variants of [`PsError`].
 pub async fn run(settings: Settings, process: Process) -> Result<(), PsError> {
     process.security.for_listening()?;
-    let disk = settings.table_memory.disk()?;
+    let rows = settings.rows.storage()?;
     let announced = Once::new();
-    while serve_job(&settings, &process, disk.clone(), &announced).await? {}
+    while serve_job(&settings, &process, rows.clone(), &announced).await? {}
     Ok(())
 }
 
@@ -84,7 +83,7 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), PsError> {
 async fn serve_job(
     settings: &Settings,
     process: &Process,
-    disk: Option<Arc<Disk>>,
+    rows: RowStorage,
     announced: &Once,
 ) -> Result<bool, PsError> {
     let listen = |error| PsError::Listen {
@@ -131,7 +130,7 @@ async fn serve_job(
             security: process.security.clone(),
             offload: Offload::Threads,
             checkpoints: Arc::new(checkpoint::Store::open),
-            disk,
+            rows,
             readiness: process.readiness.clone(),
             drain: process.shutdown.clone(),
         },

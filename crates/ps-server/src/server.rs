@@ -9,13 +9,13 @@ use daemon::http::Readiness;
 use daemon::membership::{Coordinator, Membership, Registration};
 use shared_proto::job::Job;
 use shared_proto::security::Security;
-use table::disk::Disk;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::error::PsError;
 use crate::following::{Follower, Opener};
 use crate::lookup::Served;
+use crate::row_settings::RowStorage;
 use crate::serving::Sessions;
 use crate::shard::Shard;
 
@@ -30,8 +30,7 @@ pub(crate) struct Parts {
     pub(crate) offload: Offload,
     /// Opens stores of checkpoints.
     pub(crate) checkpoints: Opener,
-    /// The limit on the memory of rows, if there is one.
-    pub(crate) disk: Option<Arc<Disk>>,
+    pub(crate) rows: RowStorage,
     pub(crate) readiness: Readiness,
     /// Cancelled when the process is to stop.
     pub(crate) drain: CancellationToken,
@@ -49,7 +48,7 @@ pub(crate) struct Server {
 
 impl Server {
     pub(crate) fn new(job: &Job, parts: Parts) -> Self {
-        let shard = Arc::new(Shard::new(job, parts.disk));
+        let shard = Arc::new(Shard::new(job, parts.rows));
         let (running, stop) = (TaskTracker::new(), CancellationToken::new());
         Self {
             sessions: Sessions {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use comfy_table::{Table, presets};
-use ps_server::TableMemory;
+use ps_server::RowSettings;
 use serde::Serialize;
 use shared_proto::ids::Role;
 use shared_proto::job::{Job, Mode, Optimizer, Wire};
@@ -205,7 +205,7 @@ impl Bench {
             transport: arguments.transport,
             restore: None,
             secure: arguments.secure,
-            table_memory: &TableMemory::default(),
+            row_settings: &RowSettings::default(),
             lookups: false,
         };
         let cluster = LocalCluster::start(&job, dir.path(), plan).await?;

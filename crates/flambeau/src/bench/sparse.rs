@@ -6,15 +6,16 @@ mod replicas;
 mod worker;
 
 use std::ffi::OsString;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use ::worker::input::category_id;
 use clap::Args;
 use comfy_table::{Table, presets};
-use ps_server::TableMemory;
+use ps_server::RowSettings;
 use serde::{Deserialize, Serialize};
 use shared_proto::ids::Role;
-use shared_proto::job::{Adagrad, Job, Mode, RowOptimizer, Sgd, Storage, TableSettings};
+use shared_proto::job::{Adagrad, Job, Mode, RowOptimizer, Sgd, Storage, TableSettings, Wire};
 
 use self::replicas::Kind;
 use self::worker::Worker;
@@ -46,6 +47,9 @@ pub(crate) struct Arguments {
     /// The form of the values on servers.
     #[arg(long, default_value = "f32", value_parser = ["f32", "bf16", "f16"])]
     storage: String,
+    /// The form in which rows and gradients travel.
+    #[arg(long, default_value = "f32", value_parser = ["f32", "bf16", "f16"])]
+    wire: String,
     /// Parameter servers.
     #[arg(long, default_value_t = 2)]
     ps: u32,
@@ -63,7 +67,7 @@ pub(crate) struct Arguments {
     exponent: f64,
     /// The memory of each server for rows.
     #[command(flatten)]
-    table_memory: TableMemory,
+    row_settings: RowSettings,
     /// Seconds of each of the turns.
     #[arg(long, default_value_t = 3.0, value_parser = super::seconds)]
     seconds: f64,
@@ -84,6 +88,7 @@ struct Row {
     fields: u32,
     optimizer: String,
     storage: String,
+    wire: String,
     /// 0: one process of one thread, without servers.
     workers: u32,
     ps: u32,
@@ -98,6 +103,8 @@ struct Row {
     worker_ns_per_row: Option<f64>,
     /// What the servers' memory has grown by for each row, with index and optimizer state.
     bytes_per_row: Option<f64>,
+    /// The milliseconds below which 99.9 % of a second worker's pulls stay while the rows are created.
+    growing_pull_p999_ms: Option<f64>,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
@@ -190,6 +197,11 @@ fn job(arguments: &Arguments, table_rows: u64, optimizer: &str) -> Job {
     job.model.hidden = vec![256, 128];
     *job.optimizer.learning_rate_mut() = 1e-3;
     job.strategy.mode = Mode::Async;
+    job.strategy.wire = match arguments.wire.as_str() {
+        "bf16" => Wire::Bf16,
+        "f16" => Wire::F16,
+        _ => Wire::F32,
+    };
     job.cluster.ps = Some(arguments.ps);
     // The coordinator has nothing to do while rows are measured.
     job.cluster.lease_seconds = job.cluster.stall_seconds;
@@ -226,6 +238,7 @@ fn alone(arguments: &Arguments, table_rows: u64, optimizer: &str) -> Result<Row,
         fields: arguments.fields,
         optimizer: optimizer.to_owned(),
         storage: arguments.storage.clone(),
+        wire: arguments.wire.clone(),
         workers: 0,
         ps: 0,
         table_mebibytes: None,
@@ -235,6 +248,7 @@ fn alone(arguments: &Arguments, table_rows: u64, optimizer: &str) -> Result<Row,
         server_ns_per_row: None,
         worker_ns_per_row: None,
         bytes_per_row: None,
+        growing_pull_p999_ms: None,
     })
 }
 
@@ -257,7 +271,7 @@ fn measure(
         transport: Transport::Unix,
         restore: None,
         secure: false,
-        table_memory: &arguments.table_memory,
+        row_settings: &arguments.row_settings,
         lookups: false,
     };
     let mut cluster = runtime.block_on(LocalCluster::start(&job, dir.path(), plan))?;
@@ -270,9 +284,7 @@ fn measure(
         servers.iter().map(|p| processes::peak_bytes(*p)).sum()
     };
     let empty = memory(&cluster);
-    if let Some(first) = workers.first() {
-        first.fill((0..table_rows).map(category_id))?;
-    }
+    let slow_pull_seconds = fill(&workers, table_rows)?;
     let grown = memory(&cluster).saturating_sub(empty);
     // A short turn warms up before the measured ones.
     let time = Duration::from_secs_f64(arguments.seconds);
@@ -305,16 +317,34 @@ fn measure(
         fields: arguments.fields,
         optimizer: optimizer.to_owned(),
         storage: arguments.storage.clone(),
+        wire: arguments.wire.clone(),
         workers: count,
         ps: arguments.ps,
-        table_mebibytes: arguments.table_memory.table_mebibytes,
+        table_mebibytes: arguments.row_settings.table_mebibytes,
         distinct_rows_per_second: Some(rate(|turn| turn.rows_per_second)),
         steps_per_second,
         samples_per_second: steps_per_second * f64::from(arguments.batch),
         server_ns_per_row: per_row(0),
         worker_ns_per_row: per_row(1),
         bytes_per_row: Some(grown as f64 / table_rows as f64),
+        growing_pull_p999_ms: slow_pull_seconds.map(|seconds| 1e3 * seconds),
     })
+}
+
+/// Creates the rows of a table by the first worker's gradients. If there is a second worker, it pulls batches meanwhile: returns
+/// the time below which 99.9 % of its pulls stay.
+fn fill(workers: &[Worker], rows: u64) -> Result<Option<f64>, CommandError> {
+    let Some(first) = workers.first() else {
+        return Ok(None);
+    };
+    let second = workers.get(1).map(|second| (second, second.begin_pulls()));
+    let filled = first.fill((0..rows).map(category_id));
+    let pulled = second.map(|(second, stop)| {
+        stop.store(true, Ordering::Relaxed);
+        second.end()
+    });
+    filled?;
+    Ok(pulled.transpose()?.and_then(|turn| turn.slow_pull_seconds))
 }
 
 /// The figures of a turn, summed over workers.
@@ -323,6 +353,8 @@ struct Turn {
     steps_per_second: f64,
     /// Rows pulled and rows pushed.
     rows_per_second: f64,
+    /// The time below which 99.9 % of pulls stay, if only pulls were made.
+    slow_pull_seconds: Option<f64>,
 }
 
 /// Lets all workers make steps at once.
@@ -355,6 +387,7 @@ fn table(rows: &[Row]) -> Table {
         "server ns/row",
         "worker ns/row",
         "bytes/row",
+        "pull p99.9, ms",
     ]);
     let optional = |value: Option<f64>, scale: f64| {
         value.map_or("-".to_owned(), |value| format!("{:.1}", value / scale))
@@ -375,6 +408,7 @@ fn table(rows: &[Row]) -> Table {
             optional(row.server_ns_per_row, 1.0),
             optional(row.worker_ns_per_row, 1.0),
             optional(row.bytes_per_row, 1.0),
+            optional(row.growing_pull_p999_ms, 1.0),
         ]);
     }
     table

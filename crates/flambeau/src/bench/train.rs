@@ -5,7 +5,7 @@ use candle_nn::{Linear, Module, VarBuilder, linear, loss::cross_entropy};
 use clap::Args;
 use comfy_table::{Table, presets};
 use coordinator::{CoordinatorError, read_job};
-use ps_server::TableMemory;
+use ps_server::RowSettings;
 use serde::{Deserialize, Serialize};
 use shared_proto::job::{Job, Mode, Optimizer, Sgd};
 use worker::device;
@@ -183,7 +183,7 @@ fn distributed(job: &Job, workers: u32) -> Result<Row, CommandError> {
         transport: Transport::Unix,
         restore: None,
         secure: false,
-        table_memory: &TableMemory::default(),
+        row_settings: &RowSettings::default(),
         lookups: false,
     };
     let summary = train::train(job, plan, true)?.summary;

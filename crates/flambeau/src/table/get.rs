@@ -1,20 +1,12 @@
 //! `flambeau table NAME get`: rows by their ids, read from running servers.
 
-use std::time::Duration;
-
 use clap::Args;
 use comfy_table::{Table, presets};
-use daemon::membership::Coordinator;
-use daemon::settings::SecuritySettings;
-use ps_client::lookup::{FoundRows, Lookup};
+use ps_client::lookup::FoundRows;
 use serde_json::json;
-use shared_proto::security::Security;
 
+use super::running::Running;
 use crate::error::CommandError;
-use crate::status;
-
-/// The time for which rows may be out of reach.
-const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The values of a row that are shown in a table.
 const SHOWN: usize = 8;
@@ -24,49 +16,19 @@ pub(super) struct Get {
     /// The ids.
     #[arg(required = true, value_name = "ID")]
     ids: Vec<u64>,
-    /// The coordinator, as host:port. It knows where servers answer lookups.
-    #[arg(long, env = "FLAMBEAU_COORDINATOR", default_value = "127.0.0.1:7070")]
-    coordinator: String,
-    /// The addresses at which servers answer lookups, instead of the coordinator's.
-    #[arg(long, value_delimiter = ',', value_name = "HOST:PORT,...")]
-    servers: Vec<String>,
-    /// One JSON object instead of a table.
-    #[arg(long)]
-    json: bool,
     #[command(flatten)]
-    security: SecuritySettings,
+    of: Running,
 }
 
 impl Get {
     pub(super) async fn run(&self, table: &str) -> Result<(), CommandError> {
-        let security = self.security.load()?;
-        let servers = match self.servers.is_empty() {
-            true => servers(&self.coordinator, &security).await?,
-            false => self.servers.clone(),
-        };
-        let mut lookup = Lookup::new(&servers, &security, PATIENCE)?;
-        let found = lookup.rows(table, &self.ids).await?;
-        if self.json {
+        let found = self.of.lookup().await?.rows(table, &self.ids).await?;
+        if self.of.json {
             println!("{}", json(table, &self.ids, &found));
         } else {
             println!("{}", shown(&self.ids, &found).trim_fmt());
         }
         Ok(())
-    }
-}
-
-/// Returns the addresses at which the servers of a coordinator's job answer lookups.
-async fn servers(coordinator: &str, security: &Security) -> Result<Vec<String>, CommandError> {
-    let at = Coordinator::at(coordinator, PATIENCE, security.clone())?;
-    let status = status::fetch(&at).await?;
-    let reports = status.shards.into_iter().filter_map(|shard| shard.report);
-    let addresses = reports.map(|report| report.lookup_address);
-    let addresses: Vec<String> = addresses.filter(|address| !address.is_empty()).collect();
-    match addresses.is_empty() {
-        true => Err(CommandError::NoLookups {
-            coordinator: coordinator.to_owned(),
-        }),
-        false => Ok(addresses),
     }
 }
 

@@ -10,10 +10,10 @@ use shared_proto::ids::{Task, Version};
 use shared_proto::job::Job;
 use shared_proto::planted;
 use shared_proto::wire;
-use table::disk::Disk;
 
+use crate::row_settings::RowStorage;
 use crate::shard::Block;
-use crate::shard::store::{RowFiles, Rules, Store};
+use crate::shard::store::{Rules, Store, TableStorage};
 
 /// The reason why values cannot be loaded.
 #[derive(Debug, thiserror::Error)]
@@ -61,7 +61,7 @@ pub(crate) async fn load(
     from: &checkpoint::Store,
     manifest: &Manifest,
     job: &Job,
-    disk: Option<&Arc<Disk>>,
+    rows: &RowStorage,
     offload: Offload,
 ) -> Result<Store, LoadError> {
     let run = map
@@ -83,7 +83,7 @@ pub(crate) async fn load(
         let mut ids = file.blocks.iter().flat_map(|range| range.ids());
         ids.any(|id| wanted.contains(&id))
     };
-    let files = Arc::new(RowFiles::of(&map, disk));
+    let tables = Arc::new(TableStorage::of(&map, rows));
     let mut blocks = BTreeMap::new();
     let mut reading = NewestFirst::default();
     let damaged =
@@ -96,10 +96,10 @@ pub(crate) async fn load(
                 pieces.extend(piece.map_err(|why| damaged(file, why))?);
             }
         }
-        let (under, files) = (Arc::clone(&map), Arc::clone(&files));
+        let (under, tables) = (Arc::clone(&map), Arc::clone(&tables));
         let restored = offload.run(move || {
             for piece in pieces {
-                restore(&mut blocks, piece, &under, &files)?;
+                restore(&mut blocks, piece, &under, &tables)?;
             }
             Ok(blocks)
         });
@@ -123,13 +123,13 @@ fn restore(
     blocks: &mut BTreeMap<BlockId, Block>,
     piece: Piece,
     map: &ShardMap,
-    files: &RowFiles,
+    tables: &TableStorage,
 ) -> Result<(), String> {
     let (id, restored) = match piece {
         Piece::Newest(saved) => {
             let id = saved.id;
             let table = map.table(id).unwrap_or_default();
-            let block = Block::restore(saved, table, files.of_block(id));
+            let block = Block::restore(saved, table, tables.of_block(id));
             (id, block.map(|block| drop(blocks.insert(id, block))))
         }
         Piece::Older(..) if planted!(NewestRowsAlone) => return Ok(()),

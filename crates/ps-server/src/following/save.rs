@@ -147,6 +147,7 @@ fn is_finite(block: &SavedBlock) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::row_settings::RowStorage;
     use checkpoint::decode;
     use optimizer::VariableRule;
     use shared_proto::blocks::{
@@ -210,7 +211,7 @@ mod tests {
             block_elements: ELEMENTS,
             total_updates: 1,
         };
-        let store = Store::empty(0, map, &job(), None);
+        let store = Store::empty(0, map, &job(), &RowStorage::default());
         for block in &store.blocks.by_id {
             let rule = store.rule(*block.key());
             block.lock().initialize(&elements(0.0), rule);
@@ -286,7 +287,7 @@ mod tests {
             Ok::<_, String>(written)
         };
         let full = store();
-        let empty = Store::empty(0, full.map.clone(), &job(), None);
+        let empty = Store::empty(0, full.map.clone(), &job(), &RowStorage::default());
         let refused = write(&empty).await.unwrap_err();
         assert!(refused.contains("has no values"), "{refused}");
         let files = write(&full).await.unwrap();

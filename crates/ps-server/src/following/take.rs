@@ -49,12 +49,7 @@ impl Follower {
         }) = source.cloned()
         else {
             tracing::info!(shard, epoch = map.epoch.0, "took a shard");
-            let store = Arc::new(Store::empty(
-                shard,
-                map,
-                &self.shard.job,
-                self.shard.disk.as_ref(),
-            ));
+            let store = Arc::new(Store::empty(shard, map, &self.shard.job, &self.shard.rows));
             return Ok(Taken::Store(Some(store)));
         };
         let began = Instant::now();
@@ -115,8 +110,8 @@ impl Follower {
         let loaded = async {
             let manifest = from.manifest(number).await?;
             let job = &self.shard.job;
-            let disk = self.shard.disk.as_ref();
-            let loaded = load(shard, map, &from, &manifest, job, disk, self.offload).await?;
+            let rows = &self.shard.rows;
+            let loaded = load(shard, map, &from, &manifest, job, rows, self.offload).await?;
             let location = location.to_owned();
             match loaded.block_not_finite() {
                 Some(block) if self.shard.refuses_non_finite() => Err(LoadError::NotFinite {

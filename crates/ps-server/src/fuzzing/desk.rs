@@ -16,8 +16,9 @@ use shared_proto::wire::client_message::Kind;
 
 use super::events::{Event, Message, Mode, STALENESS, Setting};
 use super::map::{elements, map, task};
+use crate::row_settings::RowStorage;
 use crate::shard::store::{Rules, Store};
-use crate::shard::{Block, PullAnswer, Shard};
+use crate::shard::{Block, BucketStorage, PullAnswer, Shard};
 
 const WORKERS: u8 = 3;
 
@@ -39,8 +40,8 @@ pub(super) struct Desk {
 impl Desk {
     /// A shard of the job `j` at min clock 0 in epoch 1, with a worker of index 0 and generation 1.
     pub(super) fn new(setting: &Setting) -> Self {
-        let shard = Shard::new(&setting.job(), None);
-        let store = Store::empty(0, map(Epoch(1)), &shard.job, None);
+        let shard = Shard::new(&setting.job(), RowStorage::default());
+        let store = Store::empty(0, map(Epoch(1)), &shard.job, &RowStorage::default());
         for block in store.blocks.by_id.iter().filter(|_| !setting.fresh) {
             let zeros = vec![0.0; elements(*block.key())];
             let rule = store.rule(*block.key());
@@ -224,7 +225,7 @@ impl Desk {
                 let table = map.table(id).expect("a block of the map");
                 (
                     id,
-                    Block::restore(block, table, None).expect("what was saved"),
+                    Block::restore(block, table, BucketStorage::default()).expect("what was saved"),
                 )
             };
             let blocks = blocks.into_iter().map(restored).collect();

@@ -1,5 +1,6 @@
 //! The calls of readers.
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -19,6 +20,9 @@ use crate::shard::store::Store;
 
 /// The rows that are read under a bucket's lock at a time: updates of the bucket wait for them.
 const AT_A_TIME: usize = 256;
+
+/// The most buckets and ids in an answer about heat.
+const MOST_HOT: u32 = 10_000;
 
 /// What lookups are answered from.
 #[derive(Clone)]
@@ -114,6 +118,58 @@ impl Lookups {
             presence: presence.into(),
         })
     }
+
+    /// Returns how often the rows of a table were read and changed.
+    fn heat(&self, request: &wire::HeatRequest) -> Result<wire::HeatReply, Status> {
+        let store = self.store()?;
+        let (number, table) = find(&store, &request.table)?;
+        if request.most > MOST_HOT {
+            return Err(Status::invalid_argument(format!(
+                "{} buckets and ids are asked for; an answer has at most {MOST_HOT}",
+                request.most
+            )));
+        }
+        let most = request.most as usize;
+        let mut reply = wire::HeatReply::default();
+        for id in store.buckets(number, table) {
+            let Some(block) = store.blocks.by_id.get(&id) else {
+                continue;
+            };
+            let block = block.lock();
+            let (Some(heat), Some(counts)) = (block.heat(), block.row_counts()) else {
+                continue;
+            };
+            reply.read_rows += heat.read;
+            reply.updated_rows += heat.updated;
+            reply.buckets.push(wire::BucketHeat {
+                bucket: id.index,
+                rows: counts.rows,
+                read_rows: heat.read,
+                updated_rows: heat.updated,
+            });
+            let hottest = heat.hottest();
+            drop(block);
+            reply.ids.extend(hottest.into_iter().map(|hot| wire::HotId {
+                id: hot.id,
+                updates: hot.updates,
+                error: hot.error,
+            }));
+            if reply.ids.len() > 2 * most {
+                keep_hottest(&mut reply.ids, most, |hot| hot.updates);
+            }
+        }
+        keep_hottest(&mut reply.ids, most, |hot| hot.updates);
+        keep_hottest(&mut reply.buckets, most, |bucket| {
+            bucket.read_rows + bucket.updated_rows
+        });
+        Ok(reply)
+    }
+}
+
+/// Sorts a list by heat, the hottest first, and leaves out what is beyond `most`.
+fn keep_hottest<T>(list: &mut Vec<T>, most: usize, heat: impl Fn(&T) -> u64) {
+    list.sort_by_key(|entry| Reverse(heat(entry)));
+    list.truncate(most);
 }
 
 /// Returns the table of a name, with its number in the shard map.
@@ -161,15 +217,7 @@ impl Lookup for Lookups {
         let store = self.store()?;
         let table = |(number, table): (usize, &PlacedTable)| {
             let number = store.map.number_of_table(number);
-            let held = (0..table.spec.buckets)
-                .filter(|index| {
-                    let id = BlockId {
-                        variable: number,
-                        index: *index,
-                    };
-                    store.blocks.by_id.contains_key(&id)
-                })
-                .collect();
+            let held = store.buckets(number, table).map(|id| id.index).collect();
             wire::ServedTable {
                 name: table.spec.name.clone(),
                 dimension: table.spec.dimension,
@@ -192,5 +240,12 @@ impl Lookup for Lookups {
         let reply = self.read(request.get_ref())?;
         self.0.seconds.record(began.elapsed());
         Ok(Response::new(reply))
+    }
+    async fn get_heat(
+        &self,
+        request: Request<wire::HeatRequest>,
+    ) -> Result<Response<wire::HeatReply>, Status> {
+        self.0.pace.turn().await;
+        self.heat(request.get_ref()).map(Response::new)
     }
 }

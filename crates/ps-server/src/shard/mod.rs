@@ -15,16 +15,18 @@ pub(crate) mod snapshot;
 pub(crate) mod store;
 mod views;
 
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
 use shared_proto::job::{Job, Mode, NonFinite};
 use shared_proto::refusal::{Reason, Refusal};
-use table::disk::Disk;
 use tokio::sync::{Notify, watch};
 
 use crate::counters::Counters;
+use crate::row_settings::RowStorage;
 use gate::Gate;
 
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use block::BucketStorage;
 pub(crate) use block::{Block, NotCommitted, RowsLost, SharedBlock};
 pub(crate) use messages::PullAnswer;
 pub(crate) use views::Followed;
@@ -39,15 +41,14 @@ pub(crate) struct Shard {
     followed: watch::Sender<Followed>,
     /// The address at which lookups are answered, if any are.
     pub(crate) lookup_address: OnceLock<String>,
-    /// The limit on the memory of rows, if there is one.
-    pub(crate) disk: Option<Arc<Disk>>,
+    pub(crate) rows: RowStorage,
     /// Set once rows on disk could not be read.
     lost: OnceLock<RowsLost>,
     has_lost: Notify,
 }
 
 impl Shard {
-    pub(crate) fn new(job: &Job, disk: Option<Arc<Disk>>) -> Self {
+    pub(crate) fn new(job: &Job, rows: RowStorage) -> Self {
         Self {
             job: job.clone(),
             gate: Gate {
@@ -58,7 +59,7 @@ impl Shard {
             snapshot_bytes: (job.checkpoint.snapshot_mebibytes as usize).saturating_mul(1 << 20),
             followed: watch::channel(Followed::default()).0,
             lookup_address: OnceLock::new(),
-            disk,
+            rows,
             lost: OnceLock::new(),
             has_lost: Notify::new(),
         }

@@ -17,11 +17,12 @@ use shared_proto::transport::MAX_MESSAGE_BYTES;
 use shared_proto::values::Values;
 use shared_proto::view::Commit;
 use shared_proto::wire;
-use table::disk::{Disk, RowFile};
+use table::disk::RowFile;
 use table::rows::Rows;
 
-use super::block::{Block, Wanted};
+use super::block::{Block, BucketStorage, Wanted};
 use super::snapshot::Snapshot;
+use crate::row_settings::RowStorage;
 
 /// A shard in one epoch of the shard map.
 pub(crate) struct Store {
@@ -52,22 +53,33 @@ impl Rules {
     }
 }
 
-/// The files for rows for which the server has no memory, by the number of the table in the shard map.
-pub(crate) struct RowFiles(HashMap<u32, Arc<RowFile>>);
+/// What the server has for the rows of each table besides memory.
+pub(crate) struct TableStorage {
+    /// The files for rows for which there is no memory, by the number of the table in the shard map.
+    files: HashMap<u32, Arc<RowFile>>,
+    hottest_ids: usize,
+}
 
-impl RowFiles {
-    /// Returns a file for each table of a map; none without a limit on memory.
-    pub(crate) fn of(map: &ShardMap, disk: Option<&Arc<Disk>>) -> Self {
+impl TableStorage {
+    /// Makes a file for each table of a map, if there is a limit on memory.
+    pub(crate) fn of(map: &ShardMap, rows: &RowStorage) -> Self {
         let tables = map.tables.iter().enumerate();
         let file = |(table, placed): (usize, &PlacedTable)| {
-            Some((map.number_of_table(table), Rows::file(&placed.spec, disk?)))
+            let disk = rows.disk.as_ref()?;
+            Some((map.number_of_table(table), Rows::file(&placed.spec, disk)))
         };
-        Self(tables.filter_map(file).collect())
+        Self {
+            files: tables.filter_map(file).collect(),
+            hottest_ids: rows.hottest_ids,
+        }
     }
 
-    /// Returns the file for the rows of a bucket.
-    pub(crate) fn of_block(&self, id: BlockId) -> Option<&Arc<RowFile>> {
-        self.0.get(&id.variable)
+    /// Returns what there is for the rows of a bucket.
+    pub(crate) fn of_block(&self, id: BlockId) -> BucketStorage<'_> {
+        BucketStorage {
+            file: self.files.get(&id.variable),
+            hottest_ids: self.hottest_ids,
+        }
     }
 }
 
@@ -137,11 +149,11 @@ impl Blocks {
 
 impl Store {
     /// Returns a shard without values, which the initialiser sends later.
-    pub(crate) fn empty(shard: u32, map: ShardMap, job: &Job, disk: Option<&Arc<Disk>>) -> Self {
+    pub(crate) fn empty(shard: u32, map: ShardMap, job: &Job, rows: &RowStorage) -> Self {
         let rules = Rules::of(&map, job);
-        let files = RowFiles::of(&map, disk);
+        let tables = TableStorage::of(&map, rows);
         let block = |id: BlockId| match map.table(id) {
-            Ok(Some(spec)) => (id, Block::of_table(spec, id.index, files.of_block(id))),
+            Ok(Some(spec)) => (id, Block::of_table(spec, id.index, tables.of_block(id))),
             _ => (id, Block::empty()),
         };
         let blocks = map.blocks_of(shard).map(block).collect();
@@ -214,6 +226,19 @@ impl Store {
             }
         }
         tables
+    }
+
+    /// Returns the buckets of a table that are here, by ascending number. `number` is the table's in the shard map.
+    pub(crate) fn buckets(
+        &self,
+        number: u32,
+        table: &PlacedTable,
+    ) -> impl Iterator<Item = BlockId> {
+        let all = (0..table.spec.buckets).map(move |index| BlockId {
+            variable: number,
+            index,
+        });
+        all.filter(|id| self.blocks.by_id.contains_key(id))
     }
 
     /// Returns a block with a value that is NaN or infinite, if there is one.

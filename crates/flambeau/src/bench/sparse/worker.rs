@@ -1,6 +1,7 @@
 //! A worker on a thread of this process. It makes steps as a training does, without work leased by the coordinator.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
@@ -26,12 +27,14 @@ use crate::error::CommandError;
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// The rows that are created by one push.
-const FILLED: usize = 200_000;
+const FILLED: usize = 25_000;
 
 /// What a worker is told to do.
 enum Order {
     Fill(Vec<u64>),
     Steps(Duration),
+    /// Pulls until the flag is set.
+    Pulls(Arc<AtomicBool>),
 }
 
 /// A worker on a thread of its own, which ends when this is dropped.
@@ -89,6 +92,13 @@ impl Worker {
             self.end()?;
         }
         Ok(())
+    }
+
+    /// Lets the worker pull batches, one after the other, until the returned flag is set.
+    pub(super) fn begin_pulls(&self) -> Arc<AtomicBool> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let _ = self.orders.send(Order::Pulls(Arc::clone(&stop)));
+        stop
     }
 
     /// Lets the worker make steps for a time.
@@ -151,6 +161,7 @@ impl Member {
         match order {
             Order::Fill(ids) => self.fill(ids).await.map(|()| Turn::default()),
             Order::Steps(time) => self.steps(time).await,
+            Order::Pulls(stop) => self.pulls(&stop).await,
         }
     }
 
@@ -185,6 +196,24 @@ impl Member {
         self.replica.prepare(positions).await
     }
 
+    async fn pulls(&mut self, stop: &AtomicBool) -> Result<Turn, CommandError> {
+        let mut seconds = Vec::new();
+        while !stop.load(Ordering::Relaxed) {
+            let mut batch = self.prepare(self.step + seconds.len() as u64).await;
+            let wants = batch.wants().await;
+            let began = Instant::now();
+            let pulled = self.strategy.pull(Clock(self.step), wants, &*self.replica);
+            pulled.await.map_err(|error| failed(&error))?;
+            seconds.push(began.elapsed().as_secs_f64());
+        }
+        seconds.sort_unstable_by(f64::total_cmp);
+        let place = seconds.len() * 999 / 1000;
+        Ok(Turn {
+            slow_pull_seconds: seconds.get(place).copied(),
+            ..Turn::default()
+        })
+    }
+
     async fn steps(&mut self, time: Duration) -> Result<Turn, CommandError> {
         let began = Instant::now();
         let (mut steps, mut rows) = (0u32, 0);
@@ -210,6 +239,7 @@ impl Member {
         Ok(Turn {
             steps_per_second: f64::from(steps) / seconds,
             rows_per_second: rows as f64 / seconds,
+            slow_pull_seconds: None,
         })
     }
 }

@@ -12,6 +12,8 @@ use shared_proto::values::Values;
 use shared_proto::wire;
 use table::bucket::SharedBucket;
 
+use super::heat::Heat;
+
 /// The values of a block, with the optimizer's state for them. The [`Block`](super::Block) around them has the version,
 /// the watermarks and the staged gradients.
 pub(crate) trait Contents: Debug + Send {
@@ -64,6 +66,11 @@ pub(crate) trait Contents: Debug + Send {
 
     /// Returns the counts of rows; none if the values are dense.
     fn row_counts(&self) -> Option<wire::TableReport> {
+        None
+    }
+
+    /// Returns how often rows were read and changed; none if the values are dense.
+    fn heat(&self) -> Option<&Heat> {
         None
     }
 

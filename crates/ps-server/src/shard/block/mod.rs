@@ -3,13 +3,14 @@
 //!
 //! - `contents`: the interface of values and optimizer state; `dense`: those of dense variables; `rows`: those of a
 //!   table's bucket
+//! - `heat`: how often the rows of a bucket are read and changed
 
 mod contents;
 mod dense;
+mod heat;
 mod rows;
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use checkpoint::{SavedBlock, SavedValues, Watermark};
 use optimizer::VariableRule;
@@ -21,13 +22,14 @@ use shared_proto::table::{SavedRows, TableSpec};
 use shared_proto::values::Values;
 use shared_proto::view::{Commit, View};
 use shared_proto::wire;
-use table::disk::RowFile;
 
 use contents::{Contents, SharedValues};
 use dense::Dense;
 use rows::TableRows;
 
 pub(crate) use contents::{RowsLost, Wanted};
+pub(crate) use heat::Heat;
+pub(crate) use rows::BucketStorage;
 
 /// One block in memory.
 #[derive(Debug)]
@@ -149,9 +151,9 @@ impl Block {
         Self::of(Box::new(Dense::default()), Version(0), Vec::new())
     }
 
-    /// Returns a bucket of a table, without rows. `file` is for rows for which the server has no memory.
-    pub(crate) fn of_table(spec: &TableSpec, number: u32, file: Option<&Arc<RowFile>>) -> Self {
-        let rows = Box::new(TableRows::new(spec, number, file));
+    /// Returns a bucket of a table, without rows.
+    pub(crate) fn of_table(spec: &TableSpec, number: u32, storage: BucketStorage<'_>) -> Self {
+        let rows = Box::new(TableRows::new(spec, number, storage));
         Self::of(rows, Version(0), Vec::new())
     }
 
@@ -180,22 +182,21 @@ impl Block {
         }
     }
 
-    /// Restores a block from a checkpoint. `table` is the table of a bucket, and `file` is for rows for which the server has no
-    /// memory.
+    /// Restores a block from a checkpoint. `table` is the table of a bucket.
     ///
     /// # Errors
     /// If the saved values are not those of such a block.
     pub(crate) fn restore(
         saved: SavedBlock,
         table: Option<&TableSpec>,
-        file: Option<&Arc<RowFile>>,
+        storage: BucketStorage<'_>,
     ) -> Result<Self, String> {
         let contents: Box<dyn Contents> = match (&saved.values, table) {
             (SavedValues::Dense { weights, slots }, None) => {
                 Box::new(Dense::restored(weights, slots))
             }
             (SavedValues::Rows(rows), Some(spec)) => {
-                Box::new(TableRows::restored(spec, saved.id.index, rows, file)?)
+                Box::new(TableRows::restored(spec, saved.id.index, rows, storage)?)
             }
             (SavedValues::Dense { .. }, Some(_)) => {
                 return Err("it is dense, not a bucket".to_owned());
@@ -241,6 +242,11 @@ impl Block {
     /// Returns the counts of a bucket's rows; none for a dense block.
     pub(crate) fn row_counts(&self) -> Option<wire::TableReport> {
         self.contents.row_counts()
+    }
+
+    /// Returns how often a bucket's rows were read and changed; none for a dense block.
+    pub(crate) fn heat(&self) -> Option<&Heat> {
+        self.contents.heat()
     }
 
     /// Returns the values that a pull wants, as they are now, as `f32`.

@@ -15,11 +15,22 @@ use table::bucket::{Bucket, Updated};
 use table::disk::RowFile;
 
 use super::contents::{Contents, RowsLost, SharedValues, Wanted};
+use super::heat::Heat;
+
+/// What a server has for the rows of a bucket besides memory.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct BucketStorage<'a> {
+    /// The file for rows for which there is no memory.
+    pub(crate) file: Option<&'a Arc<RowFile>>,
+    /// The number of hottest ids to remember.
+    pub(crate) hottest_ids: usize,
+}
 
 /// A bucket of a table.
 #[derive(Debug)]
 pub(super) struct TableRows {
     bucket: Bucket,
+    heat: Heat,
     dimension: usize,
     counters: Counters,
     counted: Counted,
@@ -41,8 +52,9 @@ struct Counted {
 
 impl TableRows {
     /// Returns a bucket without rows.
-    pub(super) fn new(spec: &TableSpec, number: u32, file: Option<&Arc<RowFile>>) -> Self {
-        Self::of(spec, Bucket::new(spec, number).spilling_to(file), false)
+    pub(super) fn new(spec: &TableSpec, number: u32, storage: BucketStorage<'_>) -> Self {
+        let bucket = Bucket::new(spec, number).spilling_to(storage.file);
+        Self::of(spec, bucket, storage, false)
     }
 
     /// Returns a bucket with the rows of a checkpoint.
@@ -53,21 +65,27 @@ impl TableRows {
         spec: &TableSpec,
         number: u32,
         saved: &SavedRows,
-        file: Option<&Arc<RowFile>>,
+        storage: BucketStorage<'_>,
     ) -> Result<Self, String> {
-        let mut bucket = Bucket::new(spec, number).spilling_to(file);
+        let mut bucket = Bucket::new(spec, number).spilling_to(storage.file);
         if !planted!(RowsNotRestored) {
             bucket = bucket.restored(spec, saved)?;
         }
         let finite = payload::all_finite(payload::elements(&saved.numbers));
-        Ok(Self::of(spec, bucket, !finite))
+        Ok(Self::of(spec, bucket, storage, !finite))
     }
 
-    fn of(spec: &TableSpec, bucket: Bucket, restored_non_finite: bool) -> Self {
+    fn of(
+        spec: &TableSpec,
+        bucket: Bucket,
+        storage: BucketStorage<'_>,
+        restored_non_finite: bool,
+    ) -> Self {
         let counters = Counters::of(&spec.name);
         counters.rows.increment(bucket.rows().len() as f64);
         let mut rows = Self {
             bucket,
+            heat: Heat::new(storage.hottest_ids),
             dimension: spec.dimension as usize,
             counters,
             counted: Counted::default(),
@@ -108,6 +126,8 @@ impl TableRows {
         let now = now.map_or(0, |since| since.as_secs() as u32);
         let updated = self.bucket.update(ids, gradients, rate, now)?;
         self.counters.count(&updated);
+        self.counters.updated.increment(ids.len() as u64);
+        self.heat.count_update(ids);
         self.created += updated.created as u64;
         self.refused += updated.refused as u64;
         self.evicted += updated.evicted as u64;
@@ -138,6 +158,8 @@ impl Contents for TableRows {
     fn values(&mut self, wanted: &Wanted, _: &VariableRule) -> Result<Elements, RowsLost> {
         let mut values = Vec::with_capacity(wanted.ids.len() * self.dimension);
         self.bucket.read(&wanted.ids, &mut values)?;
+        self.counters.read.increment(wanted.ids.len() as u64);
+        self.heat.read += wanted.ids.len() as u64;
         self.count_bytes();
         Ok(values.into())
     }
@@ -209,6 +231,10 @@ impl Contents for TableRows {
         })
     }
 
+    fn heat(&self) -> Option<&Heat> {
+        Some(&self.heat)
+    }
+
     fn share(&mut self, checkpoint: u64) -> SharedValues {
         let shared = self.bucket.share(checkpoint);
         // The ids of evicted rows are no longer the bucket's.
@@ -262,6 +288,8 @@ struct Counters {
     evicted: Counter,
     on_disk: Gauge,
     read_from_disk: Counter,
+    read: Counter,
+    updated: Counter,
 }
 
 impl Counters {
@@ -274,7 +302,9 @@ impl Counters {
             refused: counter!("flambeau_ps_table_refused_ids_total", "table" => table.clone()),
             evicted: counter!("flambeau_ps_table_evicted_rows_total", "table" => table.clone()),
             on_disk: gauge!("flambeau_ps_table_rows_on_disk", "table" => table.clone()),
-            read_from_disk: counter!("flambeau_ps_table_rows_read_from_disk_total", "table" => table),
+            read_from_disk: counter!("flambeau_ps_table_rows_read_from_disk_total", "table" => table.clone()),
+            read: counter!("flambeau_ps_table_read_rows_total", "table" => table.clone()),
+            updated: counter!("flambeau_ps_table_updated_rows_total", "table" => table),
         }
     }
 
@@ -317,7 +347,7 @@ mod tests {
             },
             ..TableSpec::default()
         };
-        let mut rows = TableRows::new(&spec, 0, None);
+        let mut rows = TableRows::new(&spec, 0, BucketStorage::default());
         assert_eq!(rows.counted.bytes, rows.bytes());
         let _ = rows.share(1);
         let mut one = [1.0];
@@ -333,7 +363,7 @@ mod tests {
         assert!(rows.bytes() < before);
         assert_eq!(rows.counted.bytes, rows.bytes());
         let saved = shared.to_bytes().unwrap();
-        let mut restored = TableRows::new(&spec, 0, None);
+        let mut restored = TableRows::new(&spec, 0, BucketStorage::default());
         restored.add_rows(&spec, &saved).unwrap();
         assert_eq!(restored.counted.bytes, restored.bytes());
     }

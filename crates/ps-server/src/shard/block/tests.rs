@@ -145,7 +145,7 @@ fn what_is_saved_stays_as_it_was_and_is_restored_whole() {
     push(&mut block, 2);
     assert_ne!(weights(&mut block), before);
 
-    let mut restored = Block::restore(saved, None, None).unwrap();
+    let mut restored = Block::restore(saved, None, BucketStorage::default()).unwrap();
     assert_eq!(
         (weights(&mut restored), restored.version()),
         (before, Version(1))

@@ -1,4 +1,4 @@
-//! The setting of the memory for rows of tables.
+//! The settings of a server for rows of tables.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -8,9 +8,9 @@ use table::disk::Disk;
 
 use crate::error::PsError;
 
-/// The memory for rows of tables.
+/// The settings of a server for rows of tables.
 #[derive(Clone, Debug, Default, clap::Args)]
-pub struct TableMemory {
+pub struct RowSettings {
     /// Memory for the rows of embedding tables with their index, in MiB. The least recently used rows beyond it go to disk.
     /// Default: all rows stay in memory.
     #[arg(long, env = "FLAMBEAU_TABLE_MEBIBYTES")]
@@ -19,9 +19,22 @@ pub struct TableMemory {
     /// system's folder for temporary files.
     #[arg(long, env = "FLAMBEAU_TABLE_FOLDER", value_name = "DIR")]
     pub table_folder: Option<PathBuf>,
+    /// For each bucket of a table, so many of the ids with the most gradients are remembered, for `flambeau table NAME heat`. They
+    /// may tell something about people, and all who may look up rows can read them.
+    #[arg(long, env = "FLAMBEAU_HOTTEST_IDS", value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=1000))]
+    pub hottest_ids: u32,
 }
 
-impl TableMemory {
+/// What a server has for rows of tables besides memory.
+#[derive(Clone, Debug, Default)]
+pub struct RowStorage {
+    /// The disk for rows beyond the limit on memory; none if there is no limit.
+    pub disk: Option<Arc<Disk>>,
+    /// The number of hottest ids that each bucket remembers.
+    pub hottest_ids: usize,
+}
+
+impl RowSettings {
     /// Returns the flags that give a server this setting.
     pub fn flags(&self) -> Vec<OsString> {
         let mut flags = Vec::new();
@@ -31,11 +44,25 @@ impl TableMemory {
         if let Some(folder) = &self.table_folder {
             flags.extend(["--table-folder".into(), folder.into()]);
         }
+        if self.hottest_ids > 0 {
+            flags.extend(["--hottest-ids".into(), self.hottest_ids.to_string().into()]);
+        }
         flags
     }
 
+    /// Returns what these settings ask for.
+    ///
+    /// # Errors
+    /// If the folder for rows on disk cannot be used.
+    pub(crate) fn storage(&self) -> Result<RowStorage, PsError> {
+        Ok(RowStorage {
+            disk: self.disk()?,
+            hottest_ids: self.hottest_ids as usize,
+        })
+    }
+
     /// Returns the limit on the memory of rows, if there is one.
-    pub(crate) fn disk(&self) -> Result<Option<Arc<Disk>>, PsError> {
+    fn disk(&self) -> Result<Option<Arc<Disk>>, PsError> {
         let Some(mebibytes) = self.table_mebibytes else {
             return Ok(None);
         };
