@@ -11,6 +11,7 @@ use flate2::read::MultiGzDecoder;
 
 use storage::without_user;
 
+use super::archive::{self, Member};
 use super::error::InputError;
 use super::remote::Remote;
 use super::source::DataSetup;
@@ -36,13 +37,13 @@ enum Content {
 }
 
 impl DataFile {
-    /// Finds a file. Files that end with `.gz` are decompressed.
+    /// Finds a file. Files that end with `.gz`, or are in an archive, are decompressed.
     ///
     /// # Errors
     /// [`InputError::Unreadable`].
     pub(super) fn open(path: &Path) -> Result<Self, InputError> {
         let (content, size) = match Remote::of(path).map_err(unreadable(path))? {
-            _ if is_compressed(path) => {
+            _ if is_compressed(path)? => {
                 let content: Arc<[u8]> = read(path)?.into();
                 let size = content.len() as u64;
                 (Content::Memory(content), size)
@@ -158,6 +159,12 @@ pub(super) enum Kind {
 /// # Errors
 /// [`InputError::Unreadable`] if the object store does not say.
 pub(super) fn kind(path: &Path) -> Result<Kind, InputError> {
+    if let Some(member) = in_archive(path)? {
+        return Ok(match member.is_in(read(&member.archive)?)? {
+            true => Kind::File,
+            false => Kind::Nothing,
+        });
+    }
     let Some(remote) = Remote::of(path).map_err(unreadable(path))? else {
         return Ok(match (path.is_dir(), path.is_file()) {
             (true, _) => Kind::Folder,
@@ -173,6 +180,14 @@ pub(super) fn kind(path: &Path) -> Result<Kind, InputError> {
         true => Kind::Nothing,
         false => Kind::Folder,
     })
+}
+
+/// Returns the file in an archive that a path names, if it names one.
+fn in_archive(path: &Path) -> Result<Option<Member>, InputError> {
+    match Member::of(path) {
+        Some(member) if is_file(&member.archive)? => Ok(Some(member)),
+        _ => Ok(None),
+    }
 }
 
 /// Returns whether a path is one of the file system.
@@ -193,12 +208,16 @@ pub(super) fn is_file(path: &Path) -> Result<bool, InputError> {
 /// # Errors
 /// [`InputError::Unreadable`]; [`InputError::Invalid`] for a compressed file of streamed data.
 pub(super) fn open(setup: &DataSetup, paths: &[PathBuf]) -> Result<Vec<DataFile>, InputError> {
-    let compressed = paths.iter().find(|path| is_compressed(path));
-    if let (true, Some(path)) = (setup.settings.stream, compressed) {
-        return Err(InputError::Invalid(format!(
-            "{} is compressed, so it cannot be streamed; decompress it, or set data.stream to false",
-            path.display()
-        )));
+    for path in paths {
+        if setup.settings.stream && is_compressed(path)? {
+            return Err(InputError::Invalid(format!(
+                "{} is compressed, so it cannot be streamed; decompress it, or set data.stream to false",
+                path.display()
+            )));
+        }
+    }
+    if let Some(path) = paths.iter().find(|path| archive::is_archive(path)) {
+        return Err(archive::no_member(path, read(path)?));
     }
     paths.iter().map(|path| DataFile::open(path)).collect()
 }
@@ -398,17 +417,22 @@ pub(super) fn size(path: &Path) -> Result<u64, InputError> {
     size.map_err(unreadable(path))
 }
 
-/// Returns the content of a file, decompressed if its name ends with `.gz`.
+/// Returns the content of a file, which may be in an archive, decompressed if its name ends with `.gz`.
 ///
 /// # Errors
-/// [`InputError::Unreadable`].
+/// [`InputError::Unreadable`]; for a file in an archive, those of [`Member::read`].
 pub(super) fn read(path: &Path) -> Result<Vec<u8>, InputError> {
-    let content = match Remote::of(path).map_err(unreadable(path))? {
-        Some(remote) => remote.read_all(),
-        None => fs::read(path),
+    let content = match in_archive(path)? {
+        Some(member) => member.read(read(&member.archive)?)?,
+        None => {
+            let content = match Remote::of(path).map_err(unreadable(path))? {
+                Some(remote) => remote.read_all(),
+                None => fs::read(path),
+            };
+            content.map_err(unreadable(path))?
+        }
     };
-    let content = content.map_err(unreadable(path))?;
-    if !is_compressed(path) {
+    if !is_gzipped(path) {
         return Ok(content);
     }
     let mut plain = Vec::new();
@@ -431,8 +455,16 @@ pub(super) fn stored(path: &Path) -> Result<Box<dyn Read>, InputError> {
     opened.map_err(unreadable(path))
 }
 
-/// Returns whether a file is compressed, by its name.
-pub(super) fn is_compressed(path: &Path) -> bool {
+/// Returns whether a file is compressed, by its name, or in an archive.
+///
+/// # Errors
+/// As [`kind`].
+fn is_compressed(path: &Path) -> Result<bool, InputError> {
+    Ok(is_gzipped(path) || in_archive(path)?.is_some())
+}
+
+/// Returns whether a file is compressed by gzip, by its name.
+pub(super) fn is_gzipped(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "gz")
 }
 

@@ -102,7 +102,7 @@ struct IdxFile {
 impl IdxFile {
     fn read(path: PathBuf, dimensions: u32) -> Result<Self, InputError> {
         let file = files::stored(&path)?;
-        let mut content: Box<dyn Read> = match files::is_compressed(&path) {
+        let mut content: Box<dyn Read> = match files::is_gzipped(&path) {
             true => Box::new(MultiGzDecoder::new(file)),
             false => file,
         };

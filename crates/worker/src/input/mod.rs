@@ -10,13 +10,14 @@
 //! - `field`: the parts of a sample, by name
 //! - `column`, `memory`: samples that are held in memory, column by column
 //! - `pictures`: samples that are pictures, resized, normalised, and varied in training
-//! - `files`: where files are, and their bytes; `remote`: those in object stores; `held_out`: samples that are held out of them; `place`: a place in a file
+//! - `files`: where files are, and their bytes; `remote`: those in object stores; `archive`: those in zip archives; `held_out`: samples that are held out of them; `place`: a place in a file
 //! - `chunks`: files that are read in parts; `stream`: samples that are read anew in each pass; `lines`: files of text
 //! - `tabular`, `table`: columns by their types, of [`Csv`] and [`Parquet`]; `fitting`: how they are fitted to the training
 //!   samples, and `fitted`: the result; `texts`, `hash`, `date`: their cells
 //! - `classes`: samples in a file or a folder for each class; `target`: labels
 //! - `error`: the errors of all of these
 
+mod archive;
 mod batch;
 mod chunks;
 mod cifar;
