@@ -182,6 +182,27 @@ pub(crate) fn check(
             by_version.insert(one.max(other), pair);
         }
     }
+    check_evicted(evicts, count(rows), [&present, &evicted], run, &mut wrong);
+    let times = |which: fn(&Applied) -> bool| run.values().filter(|push| which(push)).count();
+    let (certain, possible) = (
+        times(|push| matches!(push, Applied::Yes(_))),
+        times(|push| *push != Applied::No),
+    );
+    let [least, most] = base.map_or([0, 0], updates);
+    wrong.extend(check_shared(rows, [least + certain, most + possible]).err());
+    wrong.extend(check_count(evicts, rows).err());
+    wrong
+}
+
+/// Checks that the table has evicted the oldest rows, and no more than it should. `present` and `evicted` have pairs by the version of
+/// their last update, and `rows` is the number of rows that are there.
+fn check_evicted(
+    evicts: Evicts,
+    rows: usize,
+    [present, evicted]: [&BTreeMap<u64, usize>; 2],
+    run: &BTreeMap<usize, Applied>,
+    wrong: &mut Vec<String>,
+) {
     if let (Some((last, pair)), Some((first, other))) =
         (evicted.last_key_value(), present.first_key_value())
         && last > first
@@ -196,16 +217,17 @@ pub(crate) fn check(
     });
     let newest = versions.max().unwrap_or_default();
     match evicts {
-        Evicts::Surplus if !evicted.is_empty() && count(rows) < KEPT => wrong.push(format!(
+        Evicts::Surplus if !evicted.is_empty() && rows < KEPT => wrong.push(format!(
             "pairs {:?} have no rows, though only {} rows are there",
             evicted.values(),
-            count(rows)
+            rows
         )),
         Evicts::Aged => {
-            let young = evicted.iter().filter(|(last, _)| *last + AGE > newest);
             // Updates that were not acknowledged may have made the table older than its newest known version.
             let unknown = run.values().filter(|push| **push == Applied::Maybe).count() as u64;
-            let young = young.filter(|(last, _)| *last + AGE > newest + unknown);
+            let young = evicted
+                .iter()
+                .filter(|(last, _)| *last + AGE > newest + unknown);
             wrong.extend(young.map(|(last, pair)| {
                 format!("pair {pair} of version {last} has no row at version {newest}")
             }));
@@ -218,15 +240,6 @@ pub(crate) fn check(
         }
         Evicts::Surplus => {}
     }
-    let times = |which: fn(&Applied) -> bool| run.values().filter(|push| which(push)).count();
-    let (certain, possible) = (
-        times(|push| matches!(push, Applied::Yes(_))),
-        times(|push| *push != Applied::No),
-    );
-    let [least, most] = base.map_or([0, 0], updates);
-    wrong.extend(check_shared(rows, [least + certain, most + possible]).err());
-    wrong.extend(check_count(evicts, rows).err());
-    wrong
 }
 
 /// Returns the least and the most updates that the shared row shows.
