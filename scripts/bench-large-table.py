@@ -98,7 +98,8 @@ class Cluster:
     def records(self, event):
         """The records of metrics.jsonl of one kind."""
         try:
-            lines = (self.run / "metrics.jsonl").read_text().splitlines()
+            # The last line may not be whole yet.
+            lines = (self.run / "metrics.jsonl").read_text().split("\n")[:-1]
         except FileNotFoundError:
             return []
         return [record for record in map(json.loads, lines) if record["event"] == event]
@@ -107,6 +108,8 @@ class Cluster:
         """Notes the servers' memory."""
         peak = 0
         for server in self.servers:
+            if server.poll() is not None:
+                return
             for line in Path(f"/proc/{server.pid}/status").read_text().splitlines():
                 peak += int(line.split()[1]) << 10 if line.startswith("VmHWM") else 0
         self.peak = max(self.peak, peak)
@@ -114,12 +117,12 @@ class Cluster:
     def until(self, done):
         """Waits until `done` returns something else than none, and returns that."""
         while True:
-            found = done()
-            if found is not None:
-                return found
             failed = [process for process in (self.coordinator, *self.servers, self.worker) if process.poll()]
             if failed:
                 sys.exit(f"a process has ended with {failed[0].returncode}:\n{self.log.read_text()[-3000:]}")
+            found = done()
+            if found is not None:
+                return found
             self.look()
             time.sleep(0.2)
 

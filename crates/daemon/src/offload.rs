@@ -1,4 +1,4 @@
-//! Runs work that would hold up a process's messages on other threads.
+//! Runs work on other threads, so that it does not delay a process's messages.
 
 use std::sync::OnceLock;
 
@@ -14,7 +14,7 @@ pub enum Offload {
     Inline,
 }
 
-/// The niceness of threads in the background. While other threads want all processors, these get about a tenth of one.
+/// The niceness of threads in the background. On a busy processor such a thread gets about a tenth of the time.
 const NICE: i32 = 10;
 
 impl Offload {
@@ -33,8 +33,7 @@ impl Offload {
         }
     }
 
-    /// Starts a task that other work goes before. On [`Self::Threads`] it runs on threads of low priority, and so does its blocking
-    /// work.
+    /// Starts a task of low priority. On [`Self::Threads`] its blocking work has a low priority too.
     pub fn spawn_background(self, task: impl Future<Output = ()> + Send + 'static) -> AbortHandle {
         let background = match self {
             Self::Threads => background(),
@@ -77,6 +76,7 @@ mod tests {
     async fn background_work_has_a_low_priority_and_other_work_the_usual_one() {
         let nice = || rustix::process::getpriority_process(None).unwrap();
         let usual = nice();
+        assert!(usual < NICE, "run the tests at a niceness below {NICE}");
         let (tell, told) = tokio::sync::oneshot::channel();
         Offload::Threads.spawn_background(async move {
             let blocking = tokio::task::spawn_blocking(nice).await.unwrap();

@@ -11,7 +11,7 @@ use shared_proto::table::{ids_to_bytes, most_looked_up};
 use shared_proto::transport::MAX_MESSAGE_BYTES;
 use shared_proto::wire;
 use shared_proto::wire::lookup_client::LookupClient;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
 use tonic::{Code, Status};
@@ -199,7 +199,12 @@ impl Lookup {
     pub async fn heat(&mut self, table: &str, most: u32) -> Result<Vec<ServerHeat>, LookupError> {
         self.dimension(table).await?;
         let heat = self.servers.iter().map(|server| server.heat(table, most));
-        try_join_all(heat).await.map_err(|failure| match failure {
+        let failure = match timeout(self.patience, try_join_all(heat)).await {
+            Ok(Ok(heat)) => return Ok(heat),
+            Ok(Err(failure)) => failure,
+            Err(_) => Failure::Passing("not all servers have answered".to_owned()),
+        };
+        Err(match failure {
             Failure::Lasting(error) => error,
             Failure::Passing(reason) => LookupError::Unreachable {
                 table: table.to_owned(),

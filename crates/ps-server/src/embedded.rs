@@ -27,7 +27,7 @@ pub struct Embedded {
     pub registration: Registration,
     /// Opens stores of checkpoints.
     pub checkpoints: Opener,
-    /// What the server has for rows of tables besides memory.
+    /// The options for rows of tables.
     pub rows: RowStorage,
     /// Cancelled when the server is to stop.
     pub drain: CancellationToken,

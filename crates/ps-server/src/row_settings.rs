@@ -19,18 +19,18 @@ pub struct RowSettings {
     /// system's folder for temporary files.
     #[arg(long, env = "FLAMBEAU_TABLE_FOLDER", value_name = "DIR")]
     pub table_folder: Option<PathBuf>,
-    /// For each bucket of a table, so many of the ids with the most gradients are remembered, for `flambeau table NAME heat`. They
-    /// may tell something about people, and all who may look up rows can read them.
-    #[arg(long, env = "FLAMBEAU_HOTTEST_IDS", value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=1000))]
+    /// Count the gradients of ids, and keep the N ids with the most of them for each bucket of a table (0 to 100), for `flambeau table
+    /// NAME heat`. They take some 100 bytes each. Ids may be personal data, and all who may look up rows can read them.
+    #[arg(long, env = "FLAMBEAU_HOTTEST_IDS", value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=100))]
     pub hottest_ids: u32,
 }
 
-/// What a server has for rows of tables besides memory.
+/// A server's options for rows of tables.
 #[derive(Clone, Debug, Default)]
 pub struct RowStorage {
     /// The disk for rows beyond the limit on memory; none if there is no limit.
     pub disk: Option<Arc<Disk>>,
-    /// The number of hottest ids that each bucket remembers.
+    /// The number of hottest ids to keep for each bucket.
     pub hottest_ids: usize,
 }
 

@@ -66,31 +66,41 @@ impl Feed<'_> {
     /// may pass, it tries again.
     ///
     /// # Errors
-    /// If there is no such table, or a checkpoint cannot be read or an export not be written. Committed exports remain.
+    /// If there is no such table, or a checkpoint cannot be read or an export not be written, unless the store's fault may pass.
+    /// Committed exports remain.
     pub(super) async fn follow(&self) -> Result<(), CommandError> {
         let signals = |kind| signal(kind).map_err(CommandError::file("signals"));
         let mut interrupt = signals(SignalKind::interrupt())?;
         let mut terminate = signals(SignalKind::terminate())?;
         let files = Files::open(&self.output.to_string_lossy())?;
-        let mut has_told = false;
+        let mut last = self.newest(&files).await?;
+        let (mut announced, mut failure) = (false, None);
         loop {
             let exported = tokio::select! {
-                exported = self.export_next(&files) => exported,
+                exported = self.export_next(&files, &mut last, failure.is_some()) => exported,
                 _ = interrupt.recv() => return Ok(()),
                 _ = terminate.recv() => return Ok(()),
             };
             match exported {
                 Ok(_) if self.settings.once => return Ok(()),
-                Ok(true) => continue,
+                Ok(true) => {
+                    failure = None;
+                    continue;
+                }
                 Ok(false) => {
-                    if !std::mem::replace(&mut has_told, true) {
+                    failure = None;
+                    if !std::mem::replace(&mut announced, true) {
                         eprintln!("waiting for newer checkpoints at {}", self.location);
                     }
                 }
+                // A full store needs a person: each attempt would leave more files there.
                 Err(CommandError::Checkpoint(error))
-                    if error.is_retryable() && !self.settings.once =>
+                    if error.is_retryable() && !error.is_full() && !self.settings.once =>
                 {
-                    eprintln!("{error}; trying again after {} s", self.settings.every);
+                    if failure.as_ref() != Some(&error) {
+                        eprintln!("{error}; trying again every {} s", self.settings.every);
+                    }
+                    failure = Some(error);
                 }
                 Err(error) => return Err(error),
             }
@@ -102,11 +112,10 @@ impl Feed<'_> {
         }
     }
 
-    /// Exports the newest checkpoint, and reports it. Returns false if there is none that is newer than the last export.
-    async fn export_next(&self, files: &Files) -> Result<bool, CommandError> {
-        // Read each time: an attempt that failed may have committed its export.
-        let last = Entry::newest(files).await?;
-        if let Some(last) = &last
+    /// Returns the newest export of the feed.
+    async fn newest(&self, files: &Files) -> Result<Option<Entry>, CommandError> {
+        let newest = Entry::newest(files).await?;
+        if let Some(last) = &newest
             && last.table != self.table
         {
             return Err(CommandError::OtherFeed {
@@ -114,10 +123,29 @@ impl Feed<'_> {
                 table: last.table.clone(),
             });
         }
+        Ok(newest)
+    }
+
+    /// Exports the newest checkpoint, and reports it. Returns false if there is none that is newer than `last`, the newest
+    /// export. `again` is true if the attempt before has failed: it may have committed its export all the same.
+    async fn export_next(
+        &self,
+        files: &Files,
+        last: &mut Option<Entry>,
+        again: bool,
+    ) -> Result<bool, CommandError> {
+        if again
+            && let Some(newest) = self.newest(files).await?
+            && last.as_ref().is_none_or(|last| newest.number > last.number)
+        {
+            self.report(files, &newest);
+            *last = Some(newest);
+        }
         let Some(entry) = self.export(files, last.as_ref()).await? else {
             return Ok(false);
         };
         self.report(files, &entry);
+        *last = Some(entry);
         Ok(true)
     }
 

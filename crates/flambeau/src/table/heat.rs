@@ -13,7 +13,7 @@ use crate::error::CommandError;
 
 #[derive(Args)]
 pub(super) struct Heat {
-    /// The number of buckets, and of ids.
+    /// The most buckets and the most ids to show.
     #[arg(long, short = 'n', default_value_t = 10, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     most: u32,
     #[command(flatten)]
@@ -35,7 +35,9 @@ impl Heat {
         );
         let ids = hottest_ids(&servers, most);
         match ids.is_empty() {
-            true => println!("\nno ids: the servers do not remember the hottest (--hottest-ids)"),
+            true => println!(
+                "\nno ids: servers count them with --hottest-ids, from the first gradient on"
+            ),
             false => println!("\n{}", shown_ids(&ids).trim_fmt()),
         }
         Ok(())
@@ -44,9 +46,8 @@ impl Heat {
 
 /// Returns the hottest buckets of all servers, each with its server's address, the hottest first.
 fn hottest_buckets(servers: &[ServerHeat], most: usize) -> Vec<(&str, BucketHeat)> {
-    let of = |server: &ServerHeat| server.heat.buckets.clone();
     let all = servers.iter().flat_map(|server| {
-        let buckets = of(server).into_iter();
+        let buckets = server.heat.buckets.iter().copied();
         buckets.map(|bucket| (server.address.as_str(), bucket))
     });
     let mut all: Vec<_> = all.collect();
@@ -126,7 +127,7 @@ fn shown_buckets(buckets: &[(&str, BucketHeat)]) -> Table {
 }
 
 fn shown_ids(ids: &[HotId]) -> Table {
-    let mut table = table(["id", "updates", "at most too many"]);
+    let mut table = table(["id", "updates", "max. overcount"]);
     for hot in ids {
         table.add_row([hot.id, hot.updates, hot.error].map(|number| number.to_string()));
     }

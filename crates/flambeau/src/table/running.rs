@@ -16,7 +16,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 #[derive(Args)]
 pub(super) struct Running {
-    /// The coordinator, as host:port. It knows where servers answer lookups.
+    /// The coordinator, as host:port. It has the addresses at which servers answer lookups.
     #[arg(long, env = "FLAMBEAU_COORDINATOR", default_value = "127.0.0.1:7070")]
     coordinator: String,
     /// The addresses at which servers answer lookups, instead of the coordinator's.

@@ -241,6 +241,7 @@ impl Lookup for Lookups {
         self.0.seconds.record(began.elapsed());
         Ok(Response::new(reply))
     }
+
     async fn get_heat(
         &self,
         request: Request<wire::HeatRequest>,

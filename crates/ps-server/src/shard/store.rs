@@ -53,7 +53,7 @@ impl Rules {
     }
 }
 
-/// What the server has for the rows of each table besides memory.
+/// The options for the rows of each table.
 pub(crate) struct TableStorage {
     /// The files for rows for which there is no memory, by the number of the table in the shard map.
     files: HashMap<u32, Arc<RowFile>>,
@@ -74,7 +74,7 @@ impl TableStorage {
         }
     }
 
-    /// Returns what there is for the rows of a bucket.
+    /// Returns the options for the rows of a bucket.
     pub(crate) fn of_block(&self, id: BlockId) -> BucketStorage<'_> {
         BucketStorage {
             file: self.files.get(&id.variable),

@@ -3,10 +3,14 @@
 use std::io::{self, Cursor, Read};
 use std::path::{Path, PathBuf};
 
+use storage::without_user;
 use zip::ZipArchive;
 use zip::result::ZipError;
 
 use super::error::InputError;
+
+/// The most names of files in a message.
+const SHOWN: usize = 10;
 
 type Archive = ZipArchive<Cursor<Vec<u8>>>;
 
@@ -45,7 +49,7 @@ impl Member {
         let mut archive = self.open(bytes)?;
         let Some(name) = self.find(&archive)? else {
             return Err(InputError::Missing {
-                folder: self.archive.clone(),
+                folder: shown(&self.archive),
                 names: self.name.clone(),
             });
         };
@@ -72,7 +76,7 @@ impl Member {
         match names.as_slice() {
             [one, other, ..] => Err(InputError::Invalid(format!(
                 "{} has several files {}: {one} and {other}; name one of them whole",
-                self.archive.display(),
+                shown(&self.archive).display(),
                 self.name
             ))),
             _ => Ok(names.pop()),
@@ -81,7 +85,7 @@ impl Member {
 
     fn unreadable(&self, error: ZipError) -> InputError {
         InputError::Unreadable {
-            path: self.archive.clone(),
+            path: shown(&self.archive),
             source: io::Error::other(error),
         }
     }
@@ -96,6 +100,15 @@ fn names(archive: &Archive) -> Result<Vec<String>, ZipError> {
     Ok(names)
 }
 
+/// Returns a path for messages: that of a URL without user and query, which may have secrets.
+fn shown(path: &Path) -> PathBuf {
+    let text = path.to_string_lossy();
+    match text.contains("://") {
+        true => without_user(text.split(['?', '#']).next().unwrap_or_default()).into(),
+        false => path.to_owned(),
+    }
+}
+
 /// Returns whether a path is that of an archive, by its name.
 pub(super) fn is_archive(path: &Path) -> bool {
     path.extension().is_some_and(|extension| extension == "zip")
@@ -105,12 +118,16 @@ pub(super) fn is_archive(path: &Path) -> bool {
 pub(super) fn no_member(path: &Path, bytes: Vec<u8>) -> InputError {
     let names = ZipArchive::new(Cursor::new(bytes)).and_then(|archive| names(&archive));
     let names = match names {
+        Ok(names) if names.len() > SHOWN => {
+            let (first, rest) = names.split_at(SHOWN);
+            format!("{} and {} more files", first.join(", "), rest.len())
+        }
         Ok(names) => names.join(", "),
         Err(error) => format!("nothing that can be read: {error}"),
     };
     InputError::Invalid(format!(
         "{0} is an archive; name the file in it, as in {0}/FILE; it has {names}",
-        path.display()
+        shown(path).display()
     ))
 }
 
@@ -150,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_an_archive_is_said() {
+    fn errors_name_the_archive_and_its_files() {
         let bytes = archive(&[("a/x.csv", "1"), ("b/x.csv", "2")]);
         let error = member("data.zip/x.csv").read(bytes.clone()).unwrap_err();
         assert!(error.to_string().contains("a/x.csv and b/x.csv"), "{error}");
@@ -161,6 +178,8 @@ mod tests {
             error.to_string().contains("it has a/x.csv, b/x.csv"),
             "{error}"
         );
+        let error = member("s3://me:secret@bucket/data.zip/x.csv").read(b"PK".to_vec());
+        assert!(!error.unwrap_err().to_string().contains("secret"));
         for damaged in [&bytes[..bytes.len() / 2], b"", b"PK"] {
             let error = member("data.zip/x.csv").read(damaged.to_vec()).unwrap_err();
             assert!(error.to_string().contains("data.zip"), "{error}");

@@ -408,6 +408,9 @@ pub(super) fn list(folder: &Path) -> Result<(Vec<PathBuf>, Vec<PathBuf>), InputE
 /// # Errors
 /// [`InputError::Unreadable`].
 pub(super) fn size(path: &Path) -> Result<u64, InputError> {
+    if let Some(member) = in_archive(path)? {
+        return Ok(member.read(read(&member.archive)?)?.len() as u64);
+    }
     let size = match Remote::of(path).map_err(unreadable(path))? {
         Some(remote) => remote
             .size()
@@ -446,6 +449,10 @@ pub(super) fn read(path: &Path) -> Result<Vec<u8>, InputError> {
 /// # Errors
 /// [`InputError::Unreadable`].
 pub(super) fn stored(path: &Path) -> Result<Box<dyn Read>, InputError> {
+    if let Some(member) = in_archive(path)? {
+        let content = member.read(read(&member.archive)?)?;
+        return Ok(Box::new(Cursor::new(content)));
+    }
     let opened = match Remote::of(path).map_err(unreadable(path))? {
         Some(remote) => remote
             .read_all()

@@ -10,7 +10,7 @@ use topk::FilteredSpaceSaving;
 pub(crate) struct Heat {
     /// The rows that pulls have read.
     pub(crate) read: u64,
-    /// The rows, and ids that got none, that gradients were for.
+    /// The rows that had a gradient. Ids that were refused a row count too.
     pub(crate) updated: u64,
     hottest: Option<Hottest>,
 }
@@ -30,7 +30,7 @@ pub(crate) struct HotId {
 }
 
 impl Heat {
-    /// Returns the heat of a bucket that is new here. It remembers so many ids; if none, it counts rows alone.
+    /// Returns the heat of a bucket that is new here. It keeps at most so many ids; with 0 it counts rows alone.
     pub(super) fn new(hottest_ids: usize) -> Self {
         Self {
             hottest: (hottest_ids > 0).then(|| Hottest::new(hottest_ids)),
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn ids_are_not_remembered_unless_they_are_asked_for() {
+    fn ids_are_not_kept_by_default() {
         let mut heat = Heat::new(0);
         heat.count_update(&[7, 8]);
         assert_eq!((heat.updated, heat.hottest()), (2, Vec::new()));

@@ -17,12 +17,12 @@ use table::disk::RowFile;
 use super::contents::{Contents, RowsLost, SharedValues, Wanted};
 use super::heat::Heat;
 
-/// What a server has for the rows of a bucket besides memory.
+/// The options for the rows of a bucket.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct BucketStorage<'a> {
     /// The file for rows for which there is no memory.
     pub(crate) file: Option<&'a Arc<RowFile>>,
-    /// The number of hottest ids to remember.
+    /// The number of hottest ids to keep.
     pub(crate) hottest_ids: usize,
 }
 
