@@ -102,7 +102,7 @@ fn rows_are_read_from_running_servers_as_a_checkpoint_has_them() {
     assert_eq!(scores.len(), 2000);
 }
 
-/// Checks the heat of a table with 113 rows, all of which servers remember.
+/// Checks the heat of a table with 113 rows. The servers keep the counts of all ids.
 fn check_heat(cluster: &Cluster) {
     let coordinator = cluster.coordinator.address();
     let heat = |more: &[&str]| {
@@ -116,7 +116,7 @@ fn check_heat(cluster: &Cluster) {
         let entries = shown[list].as_array().unwrap().iter();
         entries.map(|entry| entry[field].as_u64().unwrap()).sum()
     };
-    // As all ids fit into what servers remember, each is counted exactly.
+    // No id is left out, so each count is exact.
     let updated = sum("servers", "updated_rows");
     assert!(updated > 113 && sum("servers", "read_rows") >= updated);
     for (list, field) in [("buckets", "updated_rows"), ("ids", "updates")] {

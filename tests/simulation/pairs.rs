@@ -1,5 +1,5 @@
-//! A table with admission and eviction. Two pushes share the id of a pair, which gets a row at its second sight; all pushes
-//! share one more id. The rows that have waited longest for a gradient are evicted.
+//! A table with admission and eviction. Two pushes share the id of a pair, which gets a row at its second sight (the
+//! second update that contains it). One more id is in all pushes. The rows with the oldest last update are evicted.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
@@ -25,10 +25,10 @@ const KEPT: usize = 30;
 const AGE: u64 = 24;
 const SEARCH: u32 = 4;
 
-/// Whether the contents of the table have an update.
+/// The presence of an update in the contents of a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Applied {
-    /// They must have it. It was acknowledged with this version.
+    /// The update must be there. It was acknowledged with this version.
     Yes(u64),
     No,
     Maybe,
@@ -127,7 +127,7 @@ pub(crate) fn saved(rows: &[(u64, f32)]) -> Result<Vec<f32>, String> {
 /// block: in sync mode all blocks have the same updates.
 ///
 /// # Errors
-/// Says what cannot be right.
+/// If a row holds another value than its pushes can give it.
 pub(crate) fn check_pulled(
     evicts: Evicts,
     rows: &[f32],
@@ -155,8 +155,8 @@ pub(crate) fn check_pulled(
     check_count(evicts, rows)
 }
 
-/// Checks the rows of a model or checkpoint in modes other than sync. `applied` says whether it has a push of the run, `base`
-/// has the rows with which the run has begun.
+/// Checks the rows of a model or checkpoint in modes other than sync. `run` has the pushes of the run, and `base` the rows at its
+/// beginning.
 pub(crate) fn check(
     evicts: Evicts,
     rows: &[f32],

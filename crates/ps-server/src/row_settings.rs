@@ -20,7 +20,7 @@ pub struct RowSettings {
     #[arg(long, env = "FLAMBEAU_TABLE_FOLDER", value_name = "DIR")]
     pub table_folder: Option<PathBuf>,
     /// Count the gradients of ids, and keep the N ids with the most of them for each bucket of a table (0 to 100), for `flambeau table
-    /// NAME heat`. They take some 100 bytes each. Ids may be personal data, and all who may look up rows can read them.
+    /// NAME heat`. They take some 100 bytes each. Ids may be personal data, and every reader of rows can read them.
     #[arg(long, env = "FLAMBEAU_HOTTEST_IDS", value_name = "N", default_value_t = 0, value_parser = clap::value_parser!(u32).range(..=100))]
     pub hottest_ids: u32,
 }
