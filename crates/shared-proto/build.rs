@@ -3,8 +3,8 @@
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let root = std::path::PathBuf::from(std::env::var("CARGO_MANIFEST_DIR")?).join("../../proto");
     println!("cargo:rerun-if-changed={}", root.display());
-    let files =
-        ["coordinator", "parameter_server", "lookup"].map(|f| format!("flambeau/v1/{f}.proto"));
+    let files = ["coordinator", "parameter_server", "collective", "lookup"]
+        .map(|f| format!("flambeau/v1/{f}.proto"));
     let descriptors = protox::compile(files, [&root])?;
     tonic_prost_build::configure()
         .bytes(".")

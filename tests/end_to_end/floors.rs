@@ -3,7 +3,7 @@
 use std::path::Path;
 
 /// Each crate with those of ours that it may use.
-const FLOORS: [(&str, &[&str]); 13] = [
+const FLOORS: [(&str, &[&str]); 14] = [
     ("shared-proto", &[]),
     ("fuzz-input", &[]),
     ("storage", &[]),
@@ -28,10 +28,13 @@ const FLOORS: [(&str, &[&str]); 13] = [
         "coordinator",
         &["shared-proto", "fuzz-input", "checkpoint", "daemon"],
     ),
+    ("collective", &["shared-proto"]),
     (
         "worker",
         &[
             "shared-proto",
+            "collective",
+            "optimizer",
             "storage",
             "daemon",
             "nn",
@@ -43,6 +46,7 @@ const FLOORS: [(&str, &[&str]); 13] = [
         "flambeau",
         &[
             "shared-proto",
+            "collective",
             "checkpoint",
             "daemon",
             "optimizer",

@@ -19,6 +19,7 @@ mod planted;
 mod protocol;
 mod renewal;
 mod replaced;
+mod rings;
 mod security;
 mod start;
 mod steps;

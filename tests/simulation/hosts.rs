@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use collective::Exchange;
 use coordinator::embedded::Embedded;
 use daemon::membership::{Coordinator, Registration};
 use futures_util::stream;
@@ -193,6 +194,7 @@ impl World {
                     coordinator: find_coordinator(&pause)?,
                     registration: registration(Role::Worker, &name),
                     network: Arc::new(Simulated::of(pause.clone())),
+                    links: Exchange::default(),
                     patience: MEMBER_PATIENCE,
                 };
                 let replica = Counting::new(&name, &world.history, step);

@@ -356,7 +356,9 @@ impl Strategy for Observed {
         &mut self,
         clock: Clock,
         gradients: Gradients,
+        _: u64,
         next: &[Want],
+        _: &dyn Replica,
     ) -> Result<Pushed, StrategyError> {
         let acknowledged = self.inner.push_blocks(clock, &gradients, next).await?;
         self.history

@@ -1,6 +1,7 @@
 //! Models that misbehave on purpose, or that show what became of their variables. Environment variables, which differ
 //! between workers, choose the faults.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -11,11 +12,36 @@ use flambeau::{Batch, Embeddings, Model, Pass, Setup, Table};
 /// A linear model. Its step takes as many milliseconds as `TEST_STEP_MILLISECONDS` says, and 300 while the
 /// file that `TEST_SLOW_WHILE` names exists. It computes NaN from step `TEST_NAN_AT` on, and panics at step
 /// `TEST_PANIC_AT`. With `TEST_NO_MODEL` it cannot be built, nor by the process with the identity
-/// `TEST_NO_MODEL_FOR`.
+/// `TEST_NO_MODEL_FOR`. In each step it appends a digest of its weights to a file, named by its process, in the folder
+/// `TEST_DIGESTS`.
 #[derive(Debug)]
 pub struct Odd {
     linear: Linear,
     step: AtomicU64,
+}
+
+impl Odd {
+    /// Appends a digest of the weights to the file of this process.
+    fn note_digest(&self, folder: &std::path::Path) -> Result<()> {
+        use std::io::Write;
+        let mut hash = DefaultHasher::new();
+        for tensor in [Some(self.linear.weight()), self.linear.bias()]
+            .into_iter()
+            .flatten()
+        {
+            let values = tensor.flatten_all()?.to_vec1::<f32>()?;
+            values
+                .iter()
+                .for_each(|value| value.to_bits().hash(&mut hash));
+        }
+        let path = folder.join(std::process::id().to_string());
+        let mut file = std::fs::File::options()
+            .create(true)
+            .append(true)
+            .open(path)?;
+        writeln!(file, "{:016x}", hash.finish())?;
+        Ok(())
+    }
 }
 
 fn told(name: &str) -> Option<u64> {
@@ -46,6 +72,9 @@ impl Model for Odd {
             return Ok(loss);
         }
         let step = self.step.fetch_add(1, Ordering::Relaxed);
+        if let Some(folder) = std::env::var_os("TEST_DIGESTS") {
+            self.note_digest(std::path::Path::new(&folder))?;
+        }
         if let Some(milliseconds) = told("TEST_STEP_MILLISECONDS") {
             std::thread::sleep(Duration::from_millis(milliseconds));
         }

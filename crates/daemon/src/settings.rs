@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use shared_proto::connections::Limits;
-use shared_proto::job::{Job, JobError, Mode, Optimizer, Strategy, Wire};
+use shared_proto::job::{Job, JobError, Mode, Optimizer, Strategy, StrategyName, Wire};
 use shared_proto::security::{Security, SecurityError, SecurityFiles};
 use shared_proto::transport::Listen;
 
@@ -194,6 +194,9 @@ pub struct JobFlags {
         value_name = "N,..."
     )]
     pub hidden: Option<Vec<usize>>,
+    /// Strategy: parameter-server, multi-worker-mirrored or one-device.
+    #[arg(long, env = "FLAMBEAU_STRATEGY", value_parser = named::<StrategyName>)]
+    pub strategy: Option<StrategyName>,
     /// Number of parameter servers.
     #[arg(long, env = "FLAMBEAU_PS", value_name = "N")]
     pub ps: Option<u32>,
@@ -293,6 +296,9 @@ impl JobFlags {
         set(&mut job.model.hidden, self.hidden);
         set_some(&mut job.cluster.ps, self.ps);
         set_some(&mut job.cluster.workers, self.workers);
+        if let Some(name) = self.strategy.filter(|name| *name != job.strategy.name) {
+            (job.strategy.name, job.strategy.mode) = (name, name.usual_mode());
+        }
         if let Some(staleness) = self.staleness {
             job.strategy.staleness = staleness;
             job.strategy.mode = self.mode.unwrap_or(Mode::Bounded);

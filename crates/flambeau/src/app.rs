@@ -57,6 +57,9 @@ enum Command {
     /// Serve the plain TCP that `bench dense` compares with.
     #[command(hide = true)]
     BenchTcpServer(bench::ServerArguments),
+    /// A process of `bench allreduce`.
+    #[command(hide = true)]
+    BenchRank(bench::RankArguments),
 }
 
 /// Flambeau's command line, with the models and data sources that jobs may name.
@@ -132,6 +135,7 @@ impl App {
             Command::Bench(command) => finish(bench::run(command)),
             Command::Local(arguments) => finish(bench::local(arguments, &registry)),
             Command::BenchTcpServer(arguments) => finish(bench::serve(&arguments)),
+            Command::BenchRank(arguments) => finish(bench::follow(&arguments)),
         }
     }
 }

@@ -160,12 +160,7 @@ impl LocalCluster {
             if plan.lookups {
                 start = start.with(["--lookup-listen", "127.0.0.1:0"]);
             }
-            let file = cluster.sockets.path().join(format!("ps-{index}.sock"));
-            // Traffic through a socket file is not encrypted.
-            let unix = plan.transport == Transport::Unix && !plan.secure;
-            if unix && file.as_os_str().len() < LONGEST_SOCKET_PATH {
-                start = start.with(["--listen", &Listen::Unix(file).to_string()]);
-            }
+            start = start.with(cluster.socket_file(&format!("ps-{index}"), &plan));
             cluster
                 .spawn(
                     TaskId {
@@ -179,6 +174,7 @@ impl LocalCluster {
         for index in 0..plan.workers {
             let mut start = cluster.member("worker", Role::Worker, index);
             start = start.with(["--device", plan.device]);
+            start = start.with(cluster.socket_file(&format!("worker-{index}"), &plan));
             start.threads = Some(threads_each(plan.workers));
             cluster
                 .spawn(
@@ -191,6 +187,17 @@ impl LocalCluster {
                 .await?;
         }
         Ok(cluster)
+    }
+
+    /// Returns the arguments by which a process listens on a socket file, if the processes use such files.
+    fn socket_file(&self, name: &str, plan: &Plan<'_>) -> Vec<String> {
+        let file = self.sockets.path().join(format!("{name}.sock"));
+        // Traffic through a socket file is not encrypted.
+        let unix = plan.transport == Transport::Unix && !plan.secure;
+        match unix && file.as_os_str().len() < LONGEST_SOCKET_PATH {
+            true => vec!["--listen".to_owned(), Listen::Unix(file).to_string()],
+            false => Vec::new(),
+        }
     }
 
     /// Returns the arguments of a server or worker of this cluster.

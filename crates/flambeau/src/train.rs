@@ -13,7 +13,7 @@ use std::sync::Arc;
 use clap::Args;
 use coordinator::read_job;
 use ps_server::RowSettings;
-use shared_proto::job::{Job, run_dir};
+use shared_proto::job::{Job, StrategyName, run_dir};
 use worker::registry::Registry;
 use worker::replica::ModelReplica;
 
@@ -125,8 +125,13 @@ pub(crate) fn train(
     mut plan: Plan<'_>,
     quiet: bool,
 ) -> Result<Outcome, CommandError> {
-    job.cluster.ps.get_or_insert(DEFAULT_PS);
-    job.cluster.workers.get_or_insert(DEFAULT_WORKERS);
+    if job.strategy.name.has_servers() {
+        job.cluster.ps.get_or_insert(DEFAULT_PS);
+    }
+    job.cluster.workers.get_or_insert(match job.strategy.name {
+        StrategyName::OneDevice => 1,
+        _ => DEFAULT_WORKERS,
+    });
     let dir = match &job.run_dir {
         Some(dir) => {
             std::fs::create_dir_all(dir).map_err(CommandError::file(dir))?;

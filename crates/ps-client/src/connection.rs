@@ -1,20 +1,17 @@
 //! A stream to a shard's server: its opening, its greeting and its ends.
 
-use http::header;
 use shared_proto::blocks::ShardMap;
 use shared_proto::ids::Epoch;
 use shared_proto::ids::Role;
 use shared_proto::refusal::Reason;
-use shared_proto::security::{Credentials, chain_of};
+use shared_proto::security::chain_of;
 use shared_proto::stream::{self, Encoded, Incoming, Sender};
 use shared_proto::transport::{CALL_TIMEOUT, PROTOCOL_VERSION};
 use shared_proto::wire;
 use shared_proto::wire::client_message::Kind as ClientKind;
 use shared_proto::wire::server_message::Kind as ServerKind;
 use tokio::time::timeout;
-use tonic::transport::Channel;
-use tonic::{Code, Status};
-use tower::{Service, ServiceExt};
+use tonic::Status;
 
 use crate::error::{ClientError, refusal_of};
 use crate::target::Target;
@@ -60,7 +57,9 @@ pub(crate) async fn open(
     // The queue is new and empty, so this does not wait.
     let _ = outgoing.send(Ok(encode(hello, map.epoch))).await;
     let greeted = async {
-        let mut incoming = begin(channel, body, &security.credentials()).await?;
+        let credentials = security.credentials();
+        let called = stream::call(channel, stream::SESSION_PATH, body, &credentials);
+        let mut incoming: Incoming<wire::ServerMessage> = called.await?;
         Ok::<_, Status>((incoming.message().await?, incoming))
     };
     match timeout(2 * CALL_TIMEOUT, greeted).await {
@@ -93,34 +92,6 @@ pub(crate) fn encode(mut message: ClientKind, epoch: Epoch) -> Encoded {
         origin.epoch = epoch.0;
     }
     message.into()
-}
-
-/// Calls the method `Session`.
-async fn begin(
-    mut channel: Channel,
-    body: tonic::body::Body,
-    credentials: &Credentials,
-) -> Result<Incoming<wire::ServerMessage>, Status> {
-    let mut request = http::Request::post(stream::SESSION_PATH)
-        .header(header::CONTENT_TYPE, stream::CONTENT_TYPE)
-        .header(header::TE, "trailers")
-        .body(body)
-        .map_err(|error| Status::internal(error.to_string()))?;
-    credentials.add(request.headers_mut());
-    let ready = channel.ready().await;
-    let response = ready.map_err(|error| Status::unavailable(chain_of(&error)))?;
-    let response = response.call(request).await;
-    let response = response.map_err(|error| Status::unavailable(chain_of(&error)))?;
-    match Status::from_header_map(response.headers()) {
-        Some(status) if status.code() != Code::Ok => Err(status),
-        _ if !response.status().is_success() => {
-            let code = response.status();
-            Err(Status::unknown(format!(
-                "it answers with HTTP status {code}"
-            )))
-        }
-        _ => Ok(Incoming::new(response.into_body())),
-    }
 }
 
 pub(crate) fn end_of(status: &Status) -> StreamEnd {

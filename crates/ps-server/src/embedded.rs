@@ -6,6 +6,7 @@ use std::time::Duration;
 use daemon::Offload;
 use daemon::http::Readiness;
 use daemon::membership::{Coordinator, Membership, Registration};
+use shared_proto::listener::serve_incoming;
 use shared_proto::security::Security;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_stream::Stream;
@@ -15,7 +16,7 @@ use tonic::transport::server::Connected;
 use crate::error::PsError;
 use crate::row_settings::RowStorage;
 use crate::server::{Parts, Server};
-use crate::serving::serve_all;
+use crate::serving::MOST_STREAMS;
 
 pub use crate::following::Opener;
 
@@ -64,7 +65,7 @@ impl Embedded {
         let outcome = tokio::select! {
             biased;
             outcome = server.follow(&mut place) => outcome,
-            _ = serve_all(server.sessions.clone(), incoming, server.stop.clone()) => Ok(()),
+            _ = serve_incoming(server.sessions.clone(), MOST_STREAMS, incoming, server.stop.clone()) => Ok(()),
         };
         // The last answers to workers are still on their way.
         tokio::time::sleep(Duration::from_millis(500)).await;

@@ -10,13 +10,14 @@ use daemon::process::Process;
 use daemon::settings::{ConnectionSettings, MemberSettings, ProcessSettings};
 use shared_proto::connections::{Connections, Port};
 use shared_proto::ids::Role;
+use shared_proto::listener::Listener;
 use shared_proto::transport::Listen;
 
 use crate::error::PsError;
 use crate::lookup::{LookupSettings, LookupThread};
 use crate::row_settings::{RowSettings, RowStorage};
 use crate::server::{DRAIN, Parts, Server};
-use crate::serving::{Listener, SessionThreads};
+use crate::serving::SessionThreads;
 
 /// The settings of a parameter server.
 #[derive(Clone, Debug, clap::Args)]

@@ -15,7 +15,7 @@
 //! - [`refusal`]: refusals of messages and their reasons
 //! - [`receipt`]: proofs that a shard holds a worker's gradient
 //! - [`view`]: the coordinator's decisions
-//! - [`connections`]: limits on the connections of a port
+//! - [`connections`]: limits on the connections of a port; [`listener`]: a port or a socket file
 //! - [`security`]: certificates and the job's token
 //! - [`stream`]: messages on an HTTP/2 body, without copies of their payloads
 //! - [`transport`]: addresses, and the gRPC settings of both ends
@@ -28,6 +28,7 @@ pub mod ids;
 pub mod job;
 pub mod kernel;
 mod kind;
+pub mod listener;
 pub mod network;
 pub mod number;
 pub mod payload;

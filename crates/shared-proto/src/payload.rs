@@ -213,7 +213,7 @@ impl Elements {
     }
 
     /// Returns the type of the elements, and their bytes.
-    pub(crate) fn into_parts(self) -> (Dtype, Bytes) {
+    pub fn into_parts(self) -> (Dtype, Bytes) {
         (self.dtype, self.bytes)
     }
 

@@ -8,6 +8,7 @@
 //! - `outgoing`: the body on which messages are sent
 //! - `incoming`: the messages that arrive on a body
 //! - `bounds`: bounds on a message's size in memory
+//! - `method`: a method whose requests and responses are such streams
 //!
 //! # The bytes of a message
 //!
@@ -43,18 +44,23 @@
 mod bounds;
 mod encoded;
 mod incoming;
+mod method;
 mod outgoing;
 
 pub use bounds::Bounds;
 pub use encoded::Encoded;
 pub use incoming::Incoming;
+pub use method::{call, response};
 pub use outgoing::{BodyKind, Sender, body};
 
 /// The path of the method `Session` of the service `ParameterServer`.
 pub const SESSION_PATH: &str = "/flambeau.v1.ParameterServer/Session";
 
+/// The path of the method `Link` of the service `Collective`.
+pub const LINK_PATH: &str = "/flambeau.v1.Collective/Link";
+
 /// The content type of gRPC's requests and responses.
-pub const CONTENT_TYPE: &str = "application/grpc";
+const CONTENT_TYPE: &str = "application/grpc";
 
 /// The size of the prefix of each message: a flag for compression, and the length.
 const PREFIX_BYTES: usize = 5;

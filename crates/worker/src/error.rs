@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use daemon::membership::MembershipError;
 use shared_proto::job::JobError;
+use shared_proto::transport::Listen;
 
 use crate::device::DeviceError;
 use crate::replica::ReplicaError;
@@ -28,6 +29,14 @@ pub enum WorkerError {
     /// The device cannot be used.
     #[error(transparent)]
     Device(#[from] DeviceError),
+    /// It cannot take links from other workers.
+    #[error("cannot listen on {address}: {error}; give another --listen")]
+    Listen {
+        /// The address.
+        address: Listen,
+        /// The system's error.
+        error: std::io::Error,
+    },
     /// The run directory cannot be created.
     #[error("cannot make the run directory {dir:?}: {error}; give another --run-dir")]
     RunDir {

@@ -5,6 +5,7 @@ use std::borrow::Borrow;
 use std::sync::Arc;
 use std::time::Duration;
 
+use collective::Exchange;
 use daemon::membership::{Coordinator, Membership, Registration};
 use shared_proto::ids::Clock;
 use shared_proto::job::Job;
@@ -41,6 +42,8 @@ pub struct Parts {
     pub registration: Registration,
     /// The network by which it reaches servers.
     pub network: Arc<dyn Network>,
+    /// The place where links from other workers arrive.
+    pub links: Exchange,
     /// The time for which it continues without an answer of a server.
     pub patience: Duration,
 }
@@ -132,6 +135,7 @@ where
             job,
             membership,
             network: &self.parts.network,
+            links: &self.parts.links,
             patience: self.parts.patience,
         };
         let strategy = (self.join)(&joining, &*replica).await?;

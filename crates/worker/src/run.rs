@@ -5,13 +5,17 @@ use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use candle_core::Device;
+use collective::{Exchange, LinkService, take_links};
 use daemon::membership::{Coordinator, Membership, Registration};
 use daemon::process::Process;
-use daemon::settings::{MemberSettings, ProcessSettings};
+use daemon::settings::{ConnectionSettings, MemberSettings, ProcessSettings};
+use shared_proto::connections::{Connections, Port};
 use shared_proto::ids::Role;
 use shared_proto::job::Job;
+use shared_proto::listener::Listener;
 use shared_proto::network::SystemNetwork;
 use shared_proto::transport::Listen;
+use tokio_util::sync::CancellationToken;
 
 use crate::device;
 use crate::error::WorkerError;
@@ -35,6 +39,17 @@ pub struct Settings {
     /// The folder in which this worker writes the final weights; overrides the job's.
     #[arg(long, env = "FLAMBEAU_RUN_DIR", value_name = "DIR")]
     pub run_dir: Option<PathBuf>,
+    /// Take links from other workers here: ADDRESS:PORT, where port 0 takes a free one, or unix:PATH. Strategies without
+    /// parameter servers use them.
+    #[arg(long, env = "FLAMBEAU_WORKER_LISTEN", default_value = "127.0.0.1:0")]
+    pub listen: Listen,
+    /// The address at which other workers reach this one, as host:port. Default: the one that it listens on; for 0.0.0.0 the
+    /// address of the interface that leads to the coordinator.
+    #[arg(long, env = "FLAMBEAU_WORKER_ADVERTISE", value_name = "ADDRESS")]
+    pub advertise: Option<String>,
+    /// The limits on connections of other workers.
+    #[command(flatten)]
+    pub connections: ConnectionSettings,
     /// The settings by which it finds its cluster.
     #[command(flatten)]
     pub member: MemberSettings,
@@ -59,12 +74,15 @@ pub async fn run(
         patience,
         process.security.clone(),
     )?;
+    let stop = CancellationToken::new();
+    let (links, address) = listen(&settings, &process, stop.clone()).await?;
+    let _stop = stop.drop_guard();
     let registration = Registration {
         role: Role::Worker,
         identity: settings
             .member
             .identity(&Listen::Tcp(settings.process.metrics_listen)),
-        address: String::new(),
+        address: settings.advertise.clone().unwrap_or(address),
         metrics_address: process.metrics.to_string(),
         holding: None,
         capacity_bytes: 0,
@@ -80,6 +98,7 @@ pub async fn run(
         coordinator,
         registration,
         network: Arc::new(SystemNetwork::new(process.security.clone())),
+        links,
         patience,
     };
     let builder = Builder {
@@ -98,6 +117,32 @@ pub async fn run(
     let next_job = async |done: &Membership| process.next_job(done).await;
     let member = Member::new(parts, builder, strategy::join);
     member.run(&process.shutdown, registered, next_job).await
+}
+
+/// Takes links from other workers until `stop`. Returns the place where they arrive, and its address.
+async fn listen(
+    settings: &Settings,
+    process: &Process,
+    stop: CancellationToken,
+) -> Result<(Exchange, String), WorkerError> {
+    if process.security.for_listening().is_err() {
+        // Other workers verify its certificate, and it has none: it can only call.
+        return Ok((Exchange::default(), String::new()));
+    }
+    let failed = |error| WorkerError::Listen {
+        address: settings.listen.clone(),
+        error,
+    };
+    let listener = Listener::bind(&settings.listen).await.map_err(failed)?;
+    let address = listener.address().map_err(failed)?;
+    let exchange = Exchange::default();
+    let service = LinkService {
+        exchange: exchange.clone(),
+        security: process.security.clone(),
+    };
+    let places = Connections::new(Port::Data, settings.connections.limits());
+    tokio::spawn(take_links(service, listener, places, stop));
+    Ok((exchange, address.to_string()))
 }
 
 /// Checks what a worker needs of its host before it registers, and opens the device.

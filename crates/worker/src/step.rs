@@ -9,7 +9,7 @@ use shared_proto::wire;
 
 use crate::counters::{Counters, Times};
 use crate::error::WorkerError;
-use crate::replica::{Prepared, Replica, Step};
+use crate::replica::{Computed, Prepared, Replica, Step};
 use crate::strategy::{Pushed, Strategy, StrategyError};
 
 /// A finished step.
@@ -42,7 +42,10 @@ pub(crate) async fn step(
 
     let asked = Instant::now();
     let positions = batch.positions();
-    let computed = replica.compute(positions, Step { clock, rank }).await?;
+    let computed = match positions.is_empty() {
+        true => Computed::nothing(),
+        false => replica.compute(positions, Step { clock, rank }).await?,
+    };
     let compute = asked.elapsed();
 
     let handed_over = Instant::now();
@@ -51,7 +54,9 @@ pub(crate) async fn step(
         Some(next) => next.wants().await,
         None => EVERY_BATCH,
     };
-    let pushed = strategy.push(clock, computed.gradients, next).await;
+    let samples = positions.end - positions.start;
+    let pushed = strategy.push(clock, computed.gradients, samples, next, replica);
+    let pushed = pushed.await;
     let (skipped, pushed) = match pushed {
         Err(StrategyError::NonFinite(error)) if non_finite == NonFinite::Skip => {
             counters.skipped.increment(1);
@@ -67,7 +72,6 @@ pub(crate) async fn step(
         push: handed_over.elapsed(),
         wait,
     };
-    let samples = positions.end - positions.start;
     counters.step(samples, computed.loss, norm, &times);
     counters.clock.set(clock.next().0 as f64);
     Ok(Finished {

@@ -13,10 +13,10 @@ use tokio::task::JoinError;
 
 use crate::counters::Counters;
 use crate::error::WorkerError;
-use crate::replica::{Positions, Replica, ReplicaError};
+use crate::replica::{Positions, Prepared, Replica, ReplicaError};
 use crate::reporter::{Reporter, SplitProgress};
 use crate::step::{idle, step};
-use crate::strategy::Strategy;
+use crate::strategy::{Strategy, StrategyError};
 use crate::variables::digest_of;
 
 /// The training loop of a member.
@@ -40,7 +40,15 @@ impl Trainer<'_> {
             let work = leased.work.ok_or(WorkerError::Protocol("LeaseWork"))?;
             self.reporter.waited(&idle(asked.elapsed()));
             match work {
-                Work::Split(split) => self.train_split(&split).await?,
+                Work::Split(split) => match self.train_split(&split).await {
+                    Err(WorkerError::Strategy(StrategyError::Abandoned(why))) => {
+                        tracing::info!("a step is abandoned: {why}");
+                        self.regroup().await?;
+                    }
+                    trained => trained?,
+                },
+                Work::Regroup(_) => self.regroup().await?,
+                Work::CopyValues(_) => return Err(WorkerError::Protocol("LeaseWork")),
                 Work::Evaluate(evaluate) => {
                     self.evaluate(&evaluate, ViewNumber(leased.view)).await?
                 }
@@ -56,10 +64,19 @@ impl Trainer<'_> {
 
     async fn lease_work(&mut self) -> Result<wire::LeaseWorkReply, WorkerError> {
         let mut origin = self.membership.next_origin();
-        origin.clock = self.clock;
-        let reply = self.membership.coordinator.lease_work(origin).await?;
+        (origin.clock, origin.epoch) = (self.clock, self.strategy.reconciled().epoch());
+        let reply = self.membership.coordinator.lease_work(origin, None).await?;
         self.membership.sender().heard(Epoch(reply.epoch));
         Ok(reply)
+    }
+
+    /// Joins the next group of workers. The steps that were made are reported first, because they belong to the split of
+    /// this one.
+    async fn regroup(&mut self) -> Result<(), WorkerError> {
+        self.reporter.flush().await?;
+        self.clock = self.strategy.regroup(self.replica).await?;
+        self.membership.sender().set_clock(self.clock);
+        Ok(())
     }
 
     async fn train_split(&mut self, split: &wire::Split) -> Result<(), WorkerError> {
@@ -70,7 +87,10 @@ impl Trainer<'_> {
             while prepared.len() <= prefetch
                 && let Some(positions) = unprepared.next()
             {
-                prepared.push_back(self.replica.prepare(positions).await);
+                prepared.push_back(match positions.is_empty() {
+                    true => Prepared::new(positions, Vec::new()),
+                    false => self.replica.prepare(positions).await,
+                });
             }
             let Some(mut batch) = prepared.pop_front() else {
                 break;
@@ -159,18 +179,23 @@ impl Trainer<'_> {
     }
 }
 
-/// Returns the positions of each step of a split, of `size` samples.
+/// Returns this worker's positions of each step of a split, of `size` samples. A worker that shares the split may have none
+/// in the last step.
 fn batches(split: &wire::Split, size: u64) -> impl Iterator<Item = Positions> + use<> {
     let (data_epoch, end) = (split.data_epoch, split.end);
-    let mut start = split.start;
+    let whole = size.saturating_mul(split.ranks.max(1).into());
+    let before = size.saturating_mul(split.rank.into());
+    let mut step = split.start;
     std::iter::from_fn(move || {
+        let start = end.min(step.saturating_add(before));
         let batch = Positions {
             data_epoch,
             start,
             end: end.min(start.saturating_add(size)),
         };
-        start = batch.end;
-        (batch.start < batch.end).then_some(batch)
+        let has_samples = step < end;
+        step = step.saturating_add(whole);
+        has_samples.then_some(batch)
     })
 }
 
@@ -185,6 +210,8 @@ mod tests {
             data_epoch: 2,
             start: 10,
             end: 17,
+            rank: 0,
+            ranks: 0,
         };
         let cut = |size| -> Vec<_> {
             let batches = batches(&split, size);
@@ -192,5 +219,23 @@ mod tests {
         };
         assert_eq!(cut(3), [(2, 10, 13), (2, 13, 16), (2, 16, 17)]);
         assert_eq!(cut(8), [(2, 10, 17)]);
+    }
+
+    #[test]
+    fn workers_that_share_a_split_have_parts_of_each_step() {
+        let parts = |rank| -> Vec<_> {
+            let split = wire::Split {
+                id: 1,
+                data_epoch: 0,
+                start: 10,
+                end: 23,
+                rank,
+                ranks: 3,
+            };
+            batches(&split, 3).map(|b| (b.start, b.end)).collect()
+        };
+        assert_eq!(parts(0), [(10, 13), (19, 22)]);
+        assert_eq!(parts(1), [(13, 16), (22, 23)]);
+        assert_eq!(parts(2), [(16, 19), (23, 23)]);
     }
 }

@@ -7,7 +7,7 @@ use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::wire;
 
 use super::limits::check_metrics;
-use crate::cluster::{Cluster, DIGEST_BYTES, Work, WorkerData};
+use crate::cluster::{Cluster, DIGEST_BYTES, Split, Work, WorkerData};
 
 /// Returns the refusal of a call that the sender's role does not make.
 pub(crate) fn not_for(what: &str, origin: &Origin) -> Refusal {
@@ -50,7 +50,7 @@ pub(crate) fn take_report(
     let task = origin.task;
     let (what, role) = match &report {
         Some(Report::Shard(_)) => ("Report of a shard", Role::Ps),
-        Some(Report::Checkpoint(_)) => ("Report of a checkpoint", Role::Ps),
+        Some(Report::Checkpoint(_)) => ("Report of a checkpoint", cluster.writer_role()),
         Some(Report::Restore(_)) => ("Report of a restore", Role::Ps),
         Some(Report::Evaluation(_)) => ("Report of an evaluation", Role::Worker),
         Some(Report::Wait(_)) => ("Report of a wait", Role::Worker),
@@ -81,11 +81,15 @@ pub(crate) fn take_report(
 pub(crate) fn wire_work(work: Work, error: String) -> wire::lease_work_reply::Work {
     use wire::lease_work_reply::Work as Reply;
     match work {
-        Work::Split(split) => Reply::Split(wire::Split {
-            id: split.id,
-            data_epoch: split.data_epoch,
-            start: split.start,
-            end: split.end,
+        Work::Split(split) => Reply::Split(wire_split(split, 0, 0)),
+        Work::Shared { split, rank, ranks } => Reply::Split(wire_split(split, rank, ranks)),
+        Work::Regroup => Reply::Regroup(wire::Regroup {}),
+        Work::CopyValues {
+            number,
+            block_elements,
+        } => Reply::CopyValues(wire::CopyValues {
+            number,
+            block_elements,
         }),
         Work::Evaluate {
             data_epoch,
@@ -96,5 +100,16 @@ pub(crate) fn wire_work(work: Work, error: String) -> wire::lease_work_reply::Wo
         }),
         Work::Idle(reason) => Reply::Idle(wire::Idle { reason }),
         Work::Done => Reply::Done(wire::Done { error }),
+    }
+}
+
+fn wire_split(split: Split, rank: u32, ranks: u32) -> wire::Split {
+    wire::Split {
+        id: split.id,
+        data_epoch: split.data_epoch,
+        start: split.start,
+        end: split.end,
+        rank,
+        ranks,
     }
 }

@@ -22,7 +22,7 @@ use tonic::{Extensions, Request, Response, Status};
 
 use super::limits::{check_addresses, check_lengths};
 use super::messages::{not_for, read_data, take_report, wire_work};
-use crate::cluster::{Cluster, Initialization, ModelSpecs, Work};
+use crate::cluster::{Cluster, Initialization, Joined, ModelSpecs, Work};
 use crate::keeping::shared::Shared;
 
 type Answer<T> = Result<Response<T>, Status>;
@@ -330,6 +330,34 @@ impl Coordinator for Service {
         Ok(Response::new(wire::FinishInitializationReply {}))
     }
 
+    async fn join_ring(
+        &self,
+        request: Request<wire::JoinRingRequest>,
+    ) -> Answer<wire::JoinRingReply> {
+        let (_, extensions, request) = request.into_parts();
+        let joined = self
+            .ask_as_until(
+                CallOrigin::new(&request.origin, &extensions, "JoinRing").worker(),
+                |cluster, now, origin| cluster.join_ring(now, origin, &request),
+                |joined| !matches!(joined, Joined::Pending(_)),
+            )
+            .await?;
+        Ok(Response::new(match joined {
+            Joined::Ring(ring) => wire::JoinRingReply {
+                ring: Some(ring),
+                ..Default::default()
+            },
+            Joined::Pending(waiting_for) => wire::JoinRingReply {
+                waiting_for,
+                ..Default::default()
+            },
+            Joined::Ended => wire::JoinRingReply {
+                ended: true,
+                ..Default::default()
+            },
+        }))
+    }
+
     async fn lease_work(
         &self,
         request: Request<wire::LeaseWorkRequest>,
@@ -338,7 +366,7 @@ impl Coordinator for Service {
         let (work, clock) = self
             .ask_as_until(
                 CallOrigin::new(&request.origin, &extensions, "LeaseWork").worker(),
-                |cluster, now, origin| Ok(cluster.lease_work(now, origin.task)),
+                |cluster, now, origin| Ok(cluster.lease_work(now, origin, request.copied)),
                 |(work, _)| !matches!(work, Work::Idle(_)),
             )
             .await?;

@@ -16,6 +16,7 @@ use super::evaluations::Evaluations;
 use super::forgotten::Forgotten;
 use super::losses::Losses;
 use super::members::Member;
+use super::ring::Ring;
 use super::stored;
 use super::training::Training;
 use super::unable::Unable;
@@ -37,6 +38,9 @@ pub(crate) struct Durable {
     pub(super) forgotten: Forgotten,
     pub(super) variables: Option<Variables>,
     pub(super) training: Training,
+    /// Jobs without servers: the workers that make each step together.
+    #[serde(default)]
+    pub(super) ring: Ring,
     pub(super) evaluations: Evaluations,
     pub(super) checkpoints: Checkpoints,
     pub(super) losses: Losses,
@@ -61,6 +65,11 @@ pub(crate) struct Run {
 }
 
 impl Run {
+    /// Returns whether the job has servers.
+    pub(super) fn has_servers(&self) -> bool {
+        Job::parse(&self.job_toml).is_ok_and(|job| job.strategy.name.has_servers())
+    }
+
     /// Returns the run's id, if it is known.
     pub(crate) fn id(&self) -> Option<String> {
         let number = (self.number.0 != 0).then(|| format!("{:016x}", self.number.0));
@@ -97,6 +106,7 @@ impl Durable {
             forgotten: Forgotten::default(),
             variables: None,
             training: Training::default(),
+            ring: Ring::default(),
             evaluations: Evaluations::default(),
             checkpoints: Checkpoints::default(),
             losses: Losses::default(),

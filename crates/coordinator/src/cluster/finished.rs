@@ -73,6 +73,19 @@ impl Cluster {
     ) -> Result<(), Refusal> {
         let held = self.held_by(task);
         let done = held.map_or(0, |split| request.position.saturating_sub(split.start));
+        self.check_report(task, request, done)
+    }
+
+    /// Checks that the numbers of a report of steps with `done` samples are possible.
+    ///
+    /// # Errors
+    /// [`Reason::Malformed`] names those that are not.
+    pub(super) fn check_report(
+        &self,
+        task: Task,
+        request: &wire::FinishStepRequest,
+        done: u64,
+    ) -> Result<(), Refusal> {
         let times = request.times.unwrap_or_default();
         let seconds = [times.pull, times.compute, times.push, times.wait];
         let what = if request.steps == 0 || request.steps > done {

@@ -14,7 +14,7 @@ use std::time::Instant;
 use arbitrary::Unstructured;
 use fuzz_input::events;
 use serde_json::Value;
-use shared_proto::ids::{Role, Task};
+use shared_proto::ids::{Clock, Origin, Role, Sequence, Task};
 use shared_proto::job::Job;
 
 use super::{Cluster, Durable};
@@ -61,7 +61,15 @@ fn resume(bytes: &[u8]) -> bool {
     cluster.status(now);
     let workers: Vec<Task> = cluster.live(Role::Worker).map(|m| m.task).collect();
     for worker in workers {
-        cluster.lease_work(now, worker);
+        let origin = Origin {
+            job: cluster.job().name.clone(),
+            run: cluster.run_number(),
+            task: worker,
+            epoch: cluster.epoch(),
+            clock: Clock(0),
+            sequence: Sequence(1),
+        };
+        cluster.lease_work(now, &origin, None);
     }
     self::kept(&cluster, now);
     true

@@ -5,11 +5,20 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
-use shared_proto::ids::Task;
+use shared_proto::ids::{Generation, Role, Task, TaskId};
 use shared_proto::planted;
 
 /// The most samples of a data set. Positions and their sums do not overflow.
 pub(crate) const MOST_SAMPLES: u64 = 1 << 48;
+
+/// The holder of splits that all members of a ring hold together.
+pub(crate) const HELD_BY_ALL: Task = Task {
+    id: TaskId {
+        role: Role::Coordinator,
+        index: 0,
+    },
+    generation: Generation(0),
+};
 
 /// A piece of a data epoch's positions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -126,10 +135,11 @@ impl Ledger {
     }
 
     /// Returns the ledger with other settings.
-    pub(crate) fn under(self, epochs: u32, budget: Option<u64>) -> Self {
+    pub(crate) fn under(self, epochs: u32, budget: Option<u64>, shared_steps: bool) -> Self {
         Self {
             epochs,
             budget,
+            shared_steps,
             ..self
         }
     }
@@ -176,6 +186,27 @@ impl Ledger {
             self.budget = self.budget.map(|steps| steps - 1);
         }
         splits
+    }
+
+    /// Leases up to `most` steps of `size` samples to all members of a ring together. Returns the split and its steps; the
+    /// last step of an epoch may be short.
+    pub(crate) fn lease_to_all(&mut self, size: u64, most: u64) -> Option<(Split, u64)> {
+        let most = most.min(self.budget.unwrap_or(u64::MAX));
+        let split = self.take(most.saturating_mul(size))?;
+        let steps = (split.end - split.start).div_ceil(size);
+        self.budget = self.budget.map(|budget| budget.saturating_sub(steps));
+        self.leased.insert(split.id, (HELD_BY_ALL, split));
+        Some((split, steps))
+    }
+
+    /// Takes back the positions that a ring has not done, of steps of `size` samples. They are leased next.
+    pub(crate) fn take_back(&mut self, size: u64) {
+        while let Some(split) = self.held_by(HELD_BY_ALL) {
+            self.leased.remove(&split.id);
+            self.returned
+                .push_front((split.data_epoch, split.start, split.end));
+            self.refund((split.end - split.start).div_ceil(size));
+        }
     }
 
     /// Returns the split that a worker holds, from its first position that is not done.
@@ -295,7 +326,6 @@ impl Ledger {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use shared_proto::ids::{Generation, Role, TaskId};
 
     fn worker(index: u32) -> Task {
         Task {
@@ -425,11 +455,11 @@ mod tests {
             let split = ledger.lease(worker(0), 2).unwrap();
             ledger.advance(worker(0), split.id, 4).unwrap();
         }
-        let mut fewer = ledger.clone().under(2, None);
+        let mut fewer = ledger.clone().under(2, None, false);
         assert_eq!(fewer.data_epoch(), 1);
         assert!(fewer.exhausted() && fewer.lease(worker(0), 1).is_none());
 
-        let mut limited = ledger.under(5, Some(1));
+        let mut limited = ledger.under(5, Some(1), false);
         assert_eq!(limited.data_epoch(), 2);
         let split = limited.lease(worker(0), 2).unwrap();
         assert_eq!((split.data_epoch, split.start, split.end), (2, 0, 2));

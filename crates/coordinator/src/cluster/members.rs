@@ -369,6 +369,7 @@ impl Cluster {
         self.must_persist();
         self.end_life(now, task, pushes);
         self.leave_step(now, task);
+        self.leave_ring(now, task);
     }
 
     pub(super) fn shard_of(&self, task: Task) -> Option<usize> {

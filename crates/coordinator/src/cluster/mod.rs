@@ -14,6 +14,7 @@
 //! - `evaluations`: those that are due, in progress and done
 //! - `training`: leases of work, and the end; `steps`: planned, finished and committed; `finished`: checks of reported
 //!   steps; `times`: where the time goes
+//! - `ring`: the workers of a job without servers, and the steps that they make together
 //! - `waits`: the reasons for which training waits
 //! - `unable`: workers that cannot work, and jobs in which no worker can
 //! - `stop`: the early end of a job
@@ -45,6 +46,7 @@ mod possible;
 mod process;
 mod record;
 mod recovery;
+mod ring;
 mod saving;
 mod shard_map;
 mod status;
@@ -80,9 +82,11 @@ pub(crate) use checkpoints::{CheckpointPlace, DurableCheckpoint, SavedProgress};
 pub(crate) use durable::Durable;
 pub(crate) use evaluations::DIGEST_BYTES;
 pub(crate) use failures::Sweep;
+pub(crate) use ledger::Split;
 pub(crate) use model::ModelSpecs;
 pub(crate) use record::Record;
 pub use record::Summary;
+pub(crate) use ring::Joined;
 pub(crate) use saving::{Failure, StoreTask};
 pub(crate) use training::Work;
 pub(crate) use variables::{Initialization, WorkerData};
@@ -259,7 +263,10 @@ impl Cluster {
     }
 
     fn epoch(&self) -> Epoch {
-        self.map().map_or(Epoch(0), |map| map.epoch)
+        match self.has_ring() {
+            true => self.durable.ring.number,
+            false => self.map().map_or(Epoch(0), |map| map.epoch),
+        }
     }
 
     /// Returns the shard map, once it is cut.
@@ -315,6 +322,9 @@ impl Cluster {
 
     /// Returns the workers that the others wait for.
     fn slowest(&self) -> Vec<Task> {
+        if self.has_ring() {
+            return self.slowest_of_ring();
+        }
         if let Some(step) = &self.durable.training.step {
             return step.unfinished().collect();
         }

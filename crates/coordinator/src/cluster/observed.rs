@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use shared_proto::ids::TaskId;
 use shared_proto::wire;
 
+use super::ring::LostPair;
+
 /// Counts since this process started.
 #[derive(Debug, Default)]
 pub(super) struct Observed {
@@ -19,6 +21,8 @@ pub(super) struct Observed {
     pub(super) forgotten: Updates,
     /// The work since the last line of metrics.
     pub(super) recent: Recent,
+    /// The two workers that could not exchange numbers when the newest ring was broken.
+    pub(super) lost_in_ring: Option<LostPair>,
 }
 
 /// Counts of faults.

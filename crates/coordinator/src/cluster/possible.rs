@@ -22,7 +22,10 @@ impl Durable {
             return Err(format!("it has trained for {seconds} seconds"));
         }
         self.forgotten.check(self.members.keys())?;
-        let shards = self.variables.as_ref().map_or(Ok(0), Variables::check)?;
+        let has_servers = self.run.has_servers();
+        let variables = self.variables.as_ref();
+        let shards = variables.map_or(Ok(0), |variables| variables.check(has_servers))?;
+        self.ring.check()?;
         self.training
             .ledger
             .as_ref()
@@ -54,13 +57,13 @@ impl Checkpoints {
 
 impl Variables {
     /// Checks the model and the shard map. Returns the number of shards.
-    fn check(&self) -> Result<usize, String> {
+    fn check(&self, has_servers: bool) -> Result<usize, String> {
         for spec in &self.model.variables {
             let read = VariableSpec::read(&wire::Variable::from(spec));
             read.map_err(|refusal| refusal.message)?;
         }
         let Some(map) = &self.map else {
-            return match self.initialized {
+            return match self.initialized && has_servers {
                 true => Err("the variables have values, but no shards".to_owned()),
                 false => Ok(0),
             };

@@ -44,6 +44,9 @@ impl Step {
 impl Cluster {
     /// Sync mode: cuts the next step among the workers that are ready, unless a step is open.
     pub(super) fn plan_step(&mut self, now: Instant) {
+        if self.has_ring() {
+            return self.plan_span(now);
+        }
         let ending = self.durable.training.stopping || self.durable.checkpoints.ending();
         // A step must not begin on a server that is about to stop.
         let ending = ending || !self.draining.is_empty();
@@ -106,6 +109,10 @@ impl Cluster {
         if origin.sequence < member.progress.finished || origin.sequence == Sequence(0) {
             return Err(out_of_order(origin, "FinishStep"));
         }
+        if self.has_ring() {
+            self.finish_in_ring(now, origin, request)?;
+            return Ok(self.update_min_clock());
+        }
         self.check_epoch(origin)?;
         let reached = member.progress.clock.0.saturating_add(request.steps);
         // A restarted coordinator may not know how far workers have come.
@@ -136,6 +143,8 @@ impl Cluster {
         let advanced = ledger.and_then(|l| l.advance(task, request.split, request.position));
         let (samples, complete) = advanced.ok_or_else(|| not_leased(task, request))?;
         self.count(now, origin, request, samples);
+        let tally = &mut self.durable.training.tally;
+        tally.samples = tally.samples.saturating_add(samples);
         self.durable.evaluations.due.extend(complete);
         if self.sync() {
             self.must_persist();
@@ -149,7 +158,8 @@ impl Cluster {
         Ok(self.update_min_clock())
     }
 
-    fn count(
+    /// Counts a worker's report of steps, of which it has made `samples` samples.
+    pub(super) fn count(
         &mut self,
         now: Instant,
         origin: &Origin,
@@ -158,7 +168,6 @@ impl Cluster {
     ) {
         self.instants.last_finish = Some(now);
         let tally = &mut self.durable.training.tally;
-        tally.samples = tally.samples.saturating_add(samples);
         tally.skipped = tally.skipped.saturating_add(request.skipped);
         let recent = &mut self.observed.recent;
         recent.worker_steps = recent.worker_steps.saturating_add(request.steps);

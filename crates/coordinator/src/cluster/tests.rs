@@ -28,12 +28,12 @@ mod members;
 mod models;
 mod numbers;
 mod recovery;
+mod ring;
 mod status;
 mod steps;
 mod stop;
 mod summary;
 mod unable;
-mod without_servers;
 mod work;
 
 const SAMPLES: u64 = 40;
@@ -116,7 +116,8 @@ impl Scene {
     }
 
     fn work(&mut self, task: Task) -> (Work, Clock) {
-        self.cluster.lease_work(self.now, task)
+        let origin = self.origin(task, Clock(0));
+        self.cluster.lease_work(self.now, &origin, None)
     }
 
     fn split(&mut self, task: Task) -> (super::ledger::Split, Clock) {

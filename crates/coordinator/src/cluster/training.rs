@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
-use shared_proto::ids::{Clock, Role, Task};
+use shared_proto::ids::{Clock, Origin, Role, Task};
 use shared_proto::planted;
 use shared_proto::view::{Commit, JobPhase};
 use shared_proto::wire;
@@ -15,7 +15,7 @@ use super::record::Record;
 use super::steps::Step;
 
 /// The most steps in a split. The data of a worker that dies is soon done again.
-const MOST_BATCHES: u64 = 64;
+pub(super) const MOST_BATCHES: u64 = 64;
 
 /// The fewest splits of an epoch for each worker, so that all workers end it together.
 const SPLITS_PER_WORKER: u64 = 4;
@@ -24,6 +24,19 @@ const SPLITS_PER_WORKER: u64 = 4;
 #[derive(Debug, PartialEq)]
 pub(crate) enum Work {
     Split(Split),
+    /// A split that all members of the ring hold together, and this member's rank.
+    Shared {
+        split: Split,
+        rank: u32,
+        ranks: u32,
+    },
+    /// The ring is over; the worker is to join the next one.
+    Regroup,
+    /// The worker is to copy its values, and to write them as this checkpoint.
+    CopyValues {
+        number: u64,
+        block_elements: u64,
+    },
     Evaluate {
         data_epoch: u32,
         save_model: bool,
@@ -61,14 +74,21 @@ pub(super) struct Tally {
 
 impl Cluster {
     /// Leases work to a worker. A repeated call before the work is done gives the same answer.
-    pub(crate) fn lease_work(&mut self, now: Instant, task: Task) -> (Work, Clock) {
-        let work = self.choose_work(now, task);
+    /// `copied` is the newest checkpoint for which the worker has copied its values.
+    pub(crate) fn lease_work(
+        &mut self,
+        now: Instant,
+        origin: &Origin,
+        copied: Option<u64>,
+    ) -> (Work, Clock) {
+        let task = origin.task;
+        let work = self.choose_work(now, origin, copied);
         let min_clock = self.update_min_clock();
         let Some(member) = self.durable.members.get_mut(&task.id) else {
             return (work, min_clock);
         };
         let state = &mut member.progress;
-        state.active = matches!(work, Work::Split(_));
+        state.active = matches!(work, Work::Split(_) | Work::Shared { .. });
         if !matches!(work, Work::Idle(_)) {
             state.moved = now;
         }
@@ -77,9 +97,13 @@ impl Cluster {
         (work, state.clock)
     }
 
-    fn choose_work(&mut self, now: Instant, task: Task) -> Work {
+    fn choose_work(&mut self, now: Instant, origin: &Origin, copied: Option<u64>) -> Work {
+        let task = origin.task;
         if self.ended() {
             return Work::Done;
+        }
+        if self.has_ring() && !self.is_in_ring(origin) {
+            return Work::Regroup;
         }
         if let Some(member) = self.durable.members.get_mut(&task.id)
             && !std::mem::replace(&mut member.progress.ready, true)
@@ -89,14 +113,19 @@ impl Cluster {
         self.durable.awaited.remove(&task.id);
         self.durable.unable.can_work(task.id);
         self.begin(now);
+        if let Some(copy) = self.copy_for_checkpoint(task, copied) {
+            return copy;
+        }
         if self.durable.checkpoints.ending() {
             return Work::Idle(self.saving.last_of());
         }
         if self.durable.outcome.phase != JobPhase::Training {
             return Work::Idle(self.missing());
         }
-        let held = self.held_by(task);
-        if let Some(split) = held {
+        if let Some(work) = self.work_in_ring(task) {
+            return work;
+        }
+        if let Some(split) = self.held_by(task) {
             return Work::Split(split);
         }
         self.evaluate_when_at_rest();
@@ -110,6 +139,9 @@ impl Cluster {
         }
         let split = if self.sync() {
             self.plan_step(now);
+            if let Some(work) = self.work_in_ring(task) {
+                return work;
+            }
             self.held_by(task)
         } else if self.durable.training.stopping {
             None

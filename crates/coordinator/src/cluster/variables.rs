@@ -130,6 +130,9 @@ impl Cluster {
                 return Err(refusal);
             }
         }
+        if self.has_ring() {
+            self.begin_without_servers();
+        }
         let Some(variables) = &mut self.durable.variables else {
             unreachable!("registered above")
         };
@@ -175,6 +178,23 @@ impl Cluster {
         self.durable.training.ledger = Some(self.fresh_ledger(samples));
         self.must_persist();
         Ok(())
+    }
+
+    /// Begins with the data of a job without servers. Its workers have the initial values.
+    fn begin_without_servers(&mut self) {
+        let Some(variables) = &mut self.durable.variables else {
+            return;
+        };
+        if std::mem::replace(&mut variables.initialized, true) {
+            return;
+        }
+        let samples = variables.data.training_samples;
+        self.durable.training.ledger = Some(self.fresh_ledger(samples));
+        let start = self.durable.checkpoints.start.as_ref();
+        if let Some(kept) = start.and(self.durable.checkpoints.newest.clone()) {
+            self.restore_progress(&kept.progress);
+        }
+        self.must_persist();
     }
 
     fn fresh_ledger(&self, samples: u64) -> Ledger {

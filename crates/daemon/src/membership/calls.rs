@@ -61,16 +61,30 @@ impl Coordinator {
         self.send(request, call).await
     }
 
-    /// Asks for work.
+    /// Asks for a place in the ring of workers.
+    ///
+    /// # Errors
+    /// See the variants of [`MembershipError`].
+    pub async fn join_ring(
+        &self,
+        request: wire::JoinRingRequest,
+    ) -> Result<wire::JoinRingReply, MembershipError> {
+        let call = |mut client: Calls, request| async move { client.join_ring(request).await };
+        self.send(request, call).await
+    }
+
+    /// Asks for work. `copied` is the newest checkpoint for which the worker has copied its values.
     ///
     /// # Errors
     /// See the variants of [`MembershipError`].
     pub async fn lease_work(
         &self,
         origin: Origin,
+        copied: Option<u64>,
     ) -> Result<wire::LeaseWorkReply, MembershipError> {
         let request = wire::LeaseWorkRequest {
             origin: Some(origin.into()),
+            copied,
         };
         let call = |mut client: Calls, request| async move { client.lease_work(request).await };
         self.send(request, call).await

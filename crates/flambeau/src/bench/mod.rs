@@ -1,5 +1,6 @@
 //! `flambeau bench`: repeatable measurements.
 
+mod allreduce;
 mod apply;
 mod dense;
 mod models;
@@ -16,11 +17,14 @@ use shared_proto::ids::Role;
 
 use crate::error::CommandError;
 
+pub(crate) use allreduce::{RankArguments, follow};
 pub(crate) use tcp::{ServerArguments, serve};
 pub(crate) use train::{LocalArguments, local};
 
 #[derive(Subcommand)]
 pub(crate) enum Command {
+    /// Add up vectors among processes, as strategies without servers do.
+    Allreduce(allreduce::Arguments),
     /// Push gradients to be applied, and pull the new weights; compared with plain TCP.
     Dense(dense::Arguments),
     /// Run each optimizer's update alone; compared with a copy of the same bytes.
@@ -35,6 +39,7 @@ pub(crate) enum Command {
 
 pub(crate) fn run(command: Command) -> Result<(), CommandError> {
     match command {
+        Command::Allreduce(arguments) => allreduce::run(&arguments),
         Command::Dense(arguments) => dense::run(&arguments),
         Command::Apply(arguments) => apply::run(&arguments),
         Command::Models(arguments) => models::run(&arguments),

@@ -6,7 +6,7 @@ use std::future::{Ready, ready};
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use http::{HeaderValue, Request, Response, header};
+use http::{Request, Response};
 use shared_proto::connections::Caller;
 use shared_proto::ids::Role;
 use shared_proto::security::Security;
@@ -74,11 +74,6 @@ impl Sessions {
         let incoming = Incoming::new(request.into_body());
         self.running
             .spawn(session.serve(incoming, self.shutdown.clone()));
-        let mut response = Response::new(body);
-        response.headers_mut().insert(
-            header::CONTENT_TYPE,
-            HeaderValue::from_static(stream::CONTENT_TYPE),
-        );
-        response
+        stream::response(body)
     }
 }

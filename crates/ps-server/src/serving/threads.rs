@@ -4,24 +4,19 @@
 use std::io;
 use std::thread::JoinHandle;
 
-use shared_proto::connections::{Connections, Guarded};
-use shared_proto::transport;
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpStream, UnixStream};
+use shared_proto::connections::Connections;
+use shared_proto::listener::{self, Connection, Listener};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tokio_stream::{Stream, StreamExt};
 use tokio_util::sync::CancellationToken;
-use tonic::transport::server::Connected;
 
-use super::listener::{Connection, Listener};
 use super::service::Sessions;
 
 /// The number of connections that may wait for a thread to take them.
 const WAITING: usize = 64;
 
 /// The most concurrent streams of one connection. Workers open one.
-const MOST_STREAMS: u32 = 4;
+pub(crate) const MOST_STREAMS: u32 = 4;
 
 /// Threads that serve sessions.
 pub(crate) struct SessionThreads {
@@ -82,51 +77,12 @@ impl SessionThreads {
     }
 }
 
-/// Serves the connections of one thread. All connections of a server are of one kind, TCP or Unix.
-async fn serve(sessions: Sessions, mut queue: mpsc::Receiver<Connection>, stop: CancellationToken) {
-    let Some(first) = stop.run_until_cancelled(queue.recv()).await.flatten() else {
-        return;
-    };
-    let first_kind = matches!(first, Connection::Tcp(..));
-    let connections = tokio_stream::once(first).chain(ReceiverStream::new(queue));
-    let served = if first_kind {
-        let incoming = connections.filter_map(|connection| match connection {
-            Connection::Tcp(stream, place) => {
-                Some(TcpStream::from_std(stream).map(|stream| Guarded::new(stream, place)))
-            }
-            Connection::Unix(..) => None,
-        });
-        if sessions.security.is_listening_encrypted() {
-            let incoming = Box::pin(sessions.security.secured(incoming));
-            serve_all(sessions, incoming, stop).await
-        } else {
-            serve_all(sessions, incoming, stop).await
-        }
-    } else {
-        let incoming = connections.filter_map(|connection| match connection {
-            Connection::Unix(stream, place) => {
-                Some(UnixStream::from_std(stream).map(|stream| Guarded::new(stream, place)))
-            }
-            Connection::Tcp(..) => None,
-        });
-        serve_all(sessions, incoming, stop).await
-    };
+/// Serves the connections of one thread.
+async fn serve(sessions: Sessions, queue: mpsc::Receiver<Connection>, stop: CancellationToken) {
+    let security = sessions.security.clone();
+    let connections = ReceiverStream::new(queue);
+    let served = listener::serve(sessions, MOST_STREAMS, &security, connections, stop).await;
     if let Err(error) = served {
         tracing::error!(%error, "a thread of sessions has ended");
     }
-}
-
-pub(crate) async fn serve_all<S>(
-    sessions: Sessions,
-    incoming: impl Stream<Item = io::Result<S>>,
-    stop: CancellationToken,
-) -> Result<(), tonic::transport::Error>
-where
-    S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
-{
-    transport::server()
-        .max_concurrent_streams(MOST_STREAMS)
-        .add_service(sessions)
-        .serve_with_incoming_shutdown(incoming, stop.cancelled_owned())
-        .await
 }

@@ -7,6 +7,7 @@ mod groups;
 mod objective;
 mod optimizer;
 mod read;
+mod strategy;
 mod table;
 mod tables;
 mod template;
@@ -25,6 +26,7 @@ pub use objective::{LossName, Objective};
 pub use optimizer::{
     Adagrad, Adam, AdamW, Ftrl, Momentum, Optimizer, RmsProp, Schedule, ScheduleKind, Sgd,
 };
+pub use strategy::{Strategy, StrategyName};
 pub use table::{
     Admission, Age, Capacity, Eviction, EvictionOrder, Initializer, RowOptimizer, Storage,
     TableSpec,
@@ -32,7 +34,6 @@ pub use table::{
 pub use tables::TableSettings;
 pub use template::TEMPLATE;
 
-use crate::staleness::StalenessBound;
 use crate::wire::Dtype;
 
 /// The most servers of a job.
@@ -200,59 +201,6 @@ impl Model {
     }
 }
 
-/// The strategy: where variables live, and how far workers may lead.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Strategy {
-    /// The place where variables live.
-    pub name: StrategyName,
-    /// The training mode, which decides when gradients become updates.
-    pub mode: Mode,
-    /// The largest lead of a worker over the slowest, in steps; used in bounded mode.
-    pub staleness: u64,
-    /// The type of numbers in which weights and gradients travel. Servers keep and compute `f32`.
-    pub wire: Wire,
-}
-
-impl Default for Strategy {
-    fn default() -> Self {
-        Self {
-            name: StrategyName::ParameterServer,
-            mode: Mode::Bounded,
-            staleness: 4,
-            wire: Wire::F32,
-        }
-    }
-}
-
-impl Strategy {
-    /// Returns the largest lead of a worker.
-    pub fn bound(&self) -> StalenessBound {
-        match self.mode {
-            Mode::Sync => StalenessBound::Steps(0),
-            Mode::Bounded => StalenessBound::Steps(self.staleness),
-            Mode::Async => StalenessBound::Unbounded,
-        }
-    }
-}
-
-/// The place where variables live.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum StrategyName {
-    /// On sharded parameter servers.
-    ParameterServer,
-}
-
-impl StrategyName {
-    /// Returns whether parameter servers hold the variables.
-    pub fn has_servers(self) -> bool {
-        match self {
-            Self::ParameterServer => true,
-        }
-    }
-}
-
 /// The type of numbers in which weights and gradients travel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -406,6 +354,14 @@ impl Job {
         match self.strategy.name.has_servers() {
             true => self.cluster.ps,
             false => Some(0),
+        }
+    }
+
+    /// Returns the number of workers that must be there before training begins.
+    pub fn workers(&self) -> u32 {
+        match self.strategy.name {
+            StrategyName::OneDevice => 1,
+            _ => self.cluster.workers.unwrap_or(1),
         }
     }
 

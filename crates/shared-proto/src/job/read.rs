@@ -42,6 +42,14 @@ impl Job {
         }
         .unwrap_or_else(|| toml::Value::String(value.trim().to_owned()));
         let mut table: toml::Table = toml::from_str(&self.to_toml())?;
+        let strategy = &self.strategy;
+        if key.trim() == "strategy.name" && strategy.mode == strategy.name.usual_mode() {
+            // The usual mode of the other strategy may be another one.
+            let written = table
+                .get_mut("strategy")
+                .and_then(toml::Value::as_table_mut);
+            written.map(|written| written.remove("mode"));
+        }
         let mut place = &mut table;
         let mut keys: Vec<&str> = key.trim().split('.').collect();
         let last = keys.pop().unwrap_or_default();

@@ -86,8 +86,8 @@ floor = 0.0             # cosine: the factor at the end
 #: eviction = { age = { updates = 100000 } } # or capacity = { rows = 1000000, order = "oldest" }, below = 1e-6
 
 [strategy]
-name = "parameter-server"
-mode = "bounded"        # sync | bounded | async
+name = "parameter-server" # parameter-server | multi-worker-mirrored | one-device (docs/strategies.md)
+mode = "bounded"        # sync | bounded | async; strategies without servers are sync, and need not say it
 staleness = 4           # bounded: steps that a worker may lead the slowest by
 wire = "f32"            # f32 | bf16 | f16: numbers in which weights and gradients travel
 

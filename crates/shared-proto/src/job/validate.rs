@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::{Job, JobError, MOST_SERVERS, Mode, Strategy, groups};
+use super::{Job, JobError, MOST_SERVERS, Mode, Strategy, StrategyName, groups};
 
 /// The longest time that a setting may give, in seconds: 30 days. No wait in a job is longer, and the sum of this and
 /// any time of a clock is still a time.
@@ -200,6 +200,13 @@ impl Job {
             &(model.embedding as u64),
             "must be at least 1 and at most 65536",
         )?;
+        let Strategy { name, mode, .. } = self.strategy;
+        check(
+            name.has_servers() || mode == Mode::Sync,
+            "strategy.mode",
+            &mode.name().to_owned(),
+            "must be \"sync\", or absent, for strategies without parameter servers",
+        )?;
         let cluster = &self.cluster;
         let shards = cluster
             .ps
@@ -215,6 +222,12 @@ impl Job {
             "cluster.workers",
             &cluster.workers,
             "must be at least 1, or absent",
+        )?;
+        check(
+            name != StrategyName::OneDevice || cluster.workers.is_none_or(|workers| workers == 1),
+            "cluster.workers",
+            &cluster.workers,
+            "must be 1, or absent, for the strategy one-device",
         )?;
         let lease = cluster.lease_seconds;
         check(

@@ -8,7 +8,7 @@ use prost::Message;
 use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint, key_len};
 
 use super::SMALL_BYTES;
-use crate::wire::{self, client_message, payload::Values, server_message};
+use crate::wire::{self, client_message, link_message, payload::Values, server_message};
 
 /// A message in the form in which it is sent. Clones share their memory.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -61,6 +61,22 @@ impl From<server_message::Kind> for Encoded {
                 WEIGHTS.encode(&weights, parts.collect())
             }
             kind => Self::small(&wire::ServerMessage { kind: Some(kind) }),
+        }
+    }
+}
+
+impl From<link_message::Kind> for Encoded {
+    fn from(kind: link_message::Kind) -> Self {
+        const PIECE: u32 = 2;
+        match kind {
+            link_message::Kind::Piece(values) => {
+                let mut pieces = Pieces::default();
+                begin_message(field_length(PIECE, values.len()), &mut pieces.open);
+                begin_field(PIECE, values.len(), &mut pieces.open);
+                pieces.share(values);
+                pieces.finish()
+            }
+            kind => Self::small(&wire::LinkMessage { kind: Some(kind) }),
         }
     }
 }

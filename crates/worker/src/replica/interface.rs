@@ -12,6 +12,7 @@ use shared_proto::table::TableSpec;
 use tokio::sync::oneshot;
 
 use super::error::ReplicaError;
+use super::mirror::Mirror;
 use crate::model::Metrics;
 use crate::variables::Part;
 
@@ -24,6 +25,13 @@ pub struct Positions {
     pub start: u64,
     /// The position after the last one.
     pub end: u64,
+}
+
+impl Positions {
+    /// Returns whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.start >= self.end
+    }
 }
 
 /// A batch that a replica prepares.
@@ -87,6 +95,20 @@ pub struct Computed {
     pub gradients: Gradients,
 }
 
+impl Computed {
+    /// The result of a step without samples.
+    pub fn nothing() -> Self {
+        Self {
+            loss: 0.0,
+            gradients: Gradients {
+                values: Vec::new(),
+                rows: Vec::new(),
+                norm: 0.0,
+            },
+        }
+    }
+}
+
 /// A part of an evaluation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EvaluationPart {
@@ -141,6 +163,11 @@ pub trait Replica {
 
     /// Returns the values with which the variables were created, whatever has been written since.
     async fn initial_values(&self) -> Result<Vec<Elements>, ReplicaError>;
+
+    /// Returns the replica as one that keeps the values itself, if it can.
+    fn mirror(&self) -> Option<&dyn Mirror> {
+        None
+    }
 
     /// Writes the variables to a safetensors file, and what the columns of a table were fitted to beside it
     /// (`transforms.json`).

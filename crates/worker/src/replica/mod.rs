@@ -1,20 +1,25 @@
 //! The worker's copy of the model, with its data.
 //!
 //! - `interface`: what the training step and strategies ask of a replica
-//! - `thread`: a candle model on a thread of its own
+//! - `mirror`: what strategies without servers ask of it besides; `mirrored`: how the thread does it
+//! - `thread`: a candle model on a thread of its own; `build`: the model, its variables and tables
 //! - `reader`: the thread that reads its batches; `evaluating`: an evaluation, part by part
 //! - `error`: the errors of all of these
 
+mod build;
 mod error;
 mod evaluating;
 mod interface;
+mod mirror;
+mod mirrored;
 mod reader;
 mod thread;
 
+pub(crate) use build::{Built, build, precision};
 pub use error::ReplicaError;
 pub(crate) use evaluating::{EVALUATION_BATCH, Evaluating};
 pub use interface::{
     Computed, Description, Evaluation, EvaluationPart, Positions, Prepared, Replica, Step,
 };
+pub use mirror::{Mirror, MirrorState, StepsMade};
 pub use thread::ModelReplica;
-pub(crate) use thread::{Built, build, precision};

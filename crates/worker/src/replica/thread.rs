@@ -7,29 +7,30 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use async_trait::async_trait;
-use candle_core::{DType, Device};
+use candle_core::Device;
 use nn::backward;
 use parking_lot::Mutex;
-use shared_proto::job::{Job, NonFinite, Precision, TableSettings, matches_pattern};
+use shared_proto::job::{Job, NonFinite};
 use shared_proto::payload::{Dtype, Elements};
 use tokio::sync::{mpsc, oneshot};
 
+use super::build::{Built, build, precision};
 use super::error::ReplicaError;
 use super::evaluating::Evaluating;
 use super::interface::{
     Computed, Description, Evaluation, EvaluationPart, Positions, Prepared, Replica, Step,
 };
+use super::mirror::{Mirror, MirrorState, StepsMade};
+use super::mirrored::{MirrorCommand, Mirrored, Reply};
 use super::reader::{self, Assembled, Batches, Request};
 use crate::input::{Dataset, Fitted, Purpose, Samples, Signature, save_transforms};
-use crate::model::{Batch, Model, Objective, Pass, Setup};
+use crate::model::{Batch, Model, Objective, Pass};
 use crate::registry::Registry;
-use crate::tables::{ModelTables, Tables};
+use crate::tables::ModelTables;
 use crate::variables::{Part, Trained, Variables};
 
 /// The number of commands that may wait for the model's thread.
 const COMMANDS: usize = 4;
-
-type Reply<T> = oneshot::Sender<Result<T, ReplicaError>>;
 
 enum Command {
     /// The batches of a step, which the reader sends.
@@ -39,6 +40,7 @@ enum Command {
     Evaluate(EvaluationPart, Reply<Evaluation>),
     InitialValues(Reply<Vec<Elements>>),
     Save(PathBuf, Reply<()>),
+    Mirror(MirrorCommand),
 }
 
 /// A candle model on a thread of its own, which ends when this is dropped.
@@ -140,6 +142,49 @@ impl Replica for ModelReplica {
     async fn save(&self, path: PathBuf) -> Result<(), ReplicaError> {
         self.ask(|reply| Command::Save(path, reply)).await
     }
+
+    fn mirror(&self) -> Option<&dyn Mirror> {
+        Some(self)
+    }
+}
+
+impl ModelReplica {
+    async fn ask_mirror<T>(
+        &self,
+        command: impl FnOnce(Reply<T>) -> MirrorCommand,
+    ) -> Result<T, ReplicaError> {
+        self.ask(|reply| Command::Mirror(command(reply))).await
+    }
+}
+
+#[async_trait(?Send)]
+impl Mirror for ModelReplica {
+    async fn update(&self, gradient: Vec<f32>, made: StepsMade) -> Result<Vec<f32>, ReplicaError> {
+        self.ask_mirror(|reply| MirrorCommand::Update(gradient, made, reply))
+            .await
+    }
+
+    async fn note_made(&self, made: StepsMade) -> Result<(), ReplicaError> {
+        self.ask_mirror(|reply| MirrorCommand::NoteMade(made, reply))
+            .await
+    }
+
+    async fn state(&self) -> Result<MirrorState, ReplicaError> {
+        self.ask_mirror(MirrorCommand::State).await
+    }
+
+    async fn set_state(&self, state: MirrorState, made: StepsMade) -> Result<(), ReplicaError> {
+        self.ask_mirror(|reply| MirrorCommand::SetState(state, made, reply))
+            .await
+    }
+
+    async fn made(&self) -> Result<Option<StepsMade>, ReplicaError> {
+        self.ask_mirror(MirrorCommand::Made).await
+    }
+
+    async fn swap_averages(&self) -> Result<(), ReplicaError> {
+        self.ask_mirror(MirrorCommand::SwapAverages).await
+    }
 }
 
 /// Returns the error of a thread that has panicked.
@@ -184,6 +229,7 @@ struct Thread {
     prepared: VecDeque<(Positions, oneshot::Receiver<Batches>)>,
     /// True if the variables no longer have their initial values.
     overwritten: bool,
+    mirrored: Mirrored,
     /// The error of weights taken in since the last answer.
     taken_in: Result<(), ReplicaError>,
 }
@@ -235,6 +281,7 @@ impl Thread {
             reader: Some(reader),
             prepared: VecDeque::new(),
             overwritten: false,
+            mirrored: Mirrored::default(),
             taken_in: Ok(()),
         };
         Ok((thread, requests))
@@ -262,6 +309,15 @@ impl Thread {
                 Command::InitialValues(reply) => drop(reply.send(self.initial_values())),
                 Command::Save(path, reply) => {
                     drop(reply.send(self.save(&path)));
+                }
+                Command::Mirror(command) => {
+                    self.overwritten |= command.overwrites();
+                    self.mirrored.serve(
+                        command,
+                        &self.job,
+                        &self.variables,
+                        self.description.training_samples,
+                    );
                 }
             }
         }
@@ -343,6 +399,7 @@ impl Thread {
 
     fn take_in(&mut self, parts: &[Part]) -> Result<(), ReplicaError> {
         self.overwritten = true;
+        self.mirrored = Mirrored::default();
         let variables = self.description.variables.len();
         for part in parts {
             let (variable, start) = (part.variable, part.start);
@@ -400,82 +457,4 @@ impl Thread {
 
 fn nothing() -> candle_core::Error {
     candle_core::Error::msg("the batch was not prepared")
-}
-
-/// Returns the type of numbers in a job's matrix products and convolutions.
-pub(crate) fn precision(job: &Job) -> DType {
-    match job.model.precision {
-        Precision::F32 => DType::F32,
-        Precision::Bf16 => DType::BF16,
-    }
-}
-
-/// A model with its variables and tables.
-pub(crate) struct Built {
-    pub(crate) variables: Variables,
-    pub(crate) tables: ModelTables,
-    pub(crate) model: Box<dyn Model>,
-}
-
-/// Builds a job's model for its data, with initial values, those of `model.init_from` first.
-///
-/// # Errors
-/// The model's, those of the file with initial values, or [`ReplicaError::Pattern`].
-pub(crate) fn build(
-    job: &Job,
-    registry: &Registry,
-    device: &Device,
-    data: &Signature,
-    objective: &Objective,
-) -> Result<Built, ReplicaError> {
-    let tables = Tables::new(job);
-    let setup = Setup {
-        settings: &job.model,
-        data,
-        objective,
-        tables: &tables,
-    };
-    let groups = job.clone();
-    let kind_of = move |name: &str| groups.kind_of(name);
-    let (variables, model) = Variables::build(job.seed, kind_of, device, |vars| {
-        registry.build(&job.model.name, &setup, vars)
-    })?;
-    let tables = tables.into_model();
-    check_patterns(job, &variables, &tables)?;
-    if let Some(path) = &job.model.init_from {
-        let wanted = |name: &str| job.model.is_initial_from_file(name);
-        variables.load_known(path, wanted, |foreign| model.name_of(foreign))?;
-    }
-    Ok(Built {
-        variables,
-        tables,
-        model,
-    })
-}
-
-/// Refuses a pattern that matches no variable, of a group or of `model.init_except`, or no table: it would have no effect.
-fn check_patterns(
-    job: &Job,
-    variables: &Variables,
-    tables: &ModelTables,
-) -> Result<(), ReplicaError> {
-    let specs = tables.specs();
-    let unused = |own: &&TableSettings| !specs.iter().any(|spec| own.matches(&spec.name));
-    if let Some(own) = job.tables.iter().find(unused) {
-        return Err(ReplicaError::TablePattern {
-            pattern: own.tables.clone(),
-            tables: specs.into_iter().map(|spec| spec.name).collect(),
-        });
-    }
-    let names: Vec<String> = variables.specs().into_iter().map(|s| s.name).collect();
-    let groups = job.groups.iter().map(|group| &group.variables);
-    let mut patterns = groups.chain(&job.model.init_except);
-    let without = |pattern: &&String| !names.iter().any(|name| matches_pattern(pattern, name));
-    match patterns.find(without) {
-        None => Ok(()),
-        Some(pattern) => Err(ReplicaError::Pattern {
-            pattern: pattern.clone(),
-            variables: names,
-        }),
-    }
 }

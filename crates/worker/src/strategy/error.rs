@@ -13,6 +13,9 @@ pub enum StrategyError {
     /// A gradient holds NaN or infinity. No part of the step's gradients was applied, so the step may be left out.
     #[error("{0}")]
     NonFinite(String),
+    /// The group of workers is over, and the step was not made. The worker joins the next group.
+    #[error("the step is abandoned: {0}")]
+    Abandoned(String),
     /// The cluster has moved on without this worker. The worker registers again.
     #[error(transparent)]
     Outdated(Box<dyn Error + Send + Sync>),

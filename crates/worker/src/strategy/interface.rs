@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use collective::Exchange;
 use daemon::membership::Membership;
 use shared_proto::ids::{Clock, Epoch, ViewNumber};
 use shared_proto::job::Job;
@@ -25,6 +26,8 @@ pub struct Joining<'a> {
     pub membership: &'a Membership,
     /// The network by which other processes are reached.
     pub network: &'a Arc<dyn Network>,
+    /// The place where links from other workers arrive.
+    pub links: &'a Exchange,
     /// The time for which the worker continues without an answer of another process.
     pub patience: Duration,
 }
@@ -41,14 +44,26 @@ pub trait Strategy {
         replica: &dyn Replica,
     ) -> Result<Pulled, StrategyError>;
 
-    /// Takes the gradients of the step after `clock`, and returns once they count. `next` has the wants of the next
-    /// step as far as they are known, so that its values can be requested right behind the gradients.
+    /// Takes the mean gradients of the step after `clock` over so many samples, and returns once they count. `next` has
+    /// the wants of the next step as far as they are known, so that its values can be requested right behind the
+    /// gradients.
     async fn push(
         &mut self,
         clock: Clock,
         gradients: Gradients,
+        samples: u64,
         next: &[Want],
+        replica: &dyn Replica,
     ) -> Result<Pushed, StrategyError>;
+
+    /// Forms a group with the other workers anew, because the one that this worker was in is over. Returns the number of
+    /// steps that the values have. Only strategies whose workers form groups are asked.
+    async fn regroup(&mut self, _: &dyn Replica) -> Result<Clock, StrategyError> {
+        Err(StrategyError::Answer {
+            call: "LeaseWork",
+            problem: "it says that the workers form a ring, but this strategy has none".to_owned(),
+        })
+    }
 
     /// Evaluates the newest weights under `view` or a later one, or their moving averages if the job keeps them.
     /// Afterwards the replica holds what was evaluated.

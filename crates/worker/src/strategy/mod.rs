@@ -4,15 +4,20 @@
 //! - `interface`: the trait, and the types that steps and strategies exchange
 //! - `error`: its errors, by what the worker does next
 //! - `register`: the registration of variables, which every strategy needs
+//! - `waits`: reports of the tasks that a worker waits for
 //! - `parameter_server`: variables on sharded parameter servers
+//! - `mirrored`: all variables on each worker; the workers add up their gradients
 
 mod error;
 mod interface;
+mod mirrored;
 mod parameter_server;
 mod register;
+mod waits;
 
 pub use error::StrategyError;
 pub use interface::{Evaluated, Joining, Pulled, Pushed, Reconciled, Strategy};
+pub use mirrored::Mirrored;
 pub use parameter_server::ParameterServer;
 pub use register::{Registered, register};
 
@@ -32,6 +37,9 @@ pub async fn join(
         StrategyName::ParameterServer => {
             let strategy = ParameterServer::join(joining, replica).await?;
             Ok(Box::new(strategy))
+        }
+        StrategyName::MultiWorkerMirrored | StrategyName::OneDevice => {
+            Ok(Box::new(Mirrored::join(joining, replica).await?))
         }
     }
 }

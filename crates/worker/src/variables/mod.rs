@@ -3,6 +3,7 @@
 //! - `set`: the variables by number, their values and how they are overwritten
 //! - `initial`: initial values from a seed
 //! - `gradients`: the gradients of a step
+//! - `optimizer`: updates of a worker that keeps all values itself
 //! - `files`: safetensors files
 //! - `pretrained`: initial values from files of other models and programs
 //! - `memory`: candle's memory, read and written
@@ -12,6 +13,7 @@ mod files;
 mod gradients;
 mod initial;
 mod memory;
+mod optimizer;
 mod pretrained;
 mod set;
 
@@ -19,4 +21,5 @@ pub use error::VariablesError;
 pub(crate) use files::digest_of;
 pub use gradients::Measured;
 pub(crate) use gradients::Trained;
+pub use optimizer::LocalOptimizer;
 pub use set::{Part, Variables};

@@ -220,7 +220,7 @@ fn the_last_checkpoint_is_tried_again_for_a_while() {
                 Work::Evaluate {
                     data_epoch: epoch, ..
                 } => scene.report(worker, epoch).unwrap(),
-                Work::Idle(_) | Work::Done => {}
+                other => assert!(matches!(other, Work::Idle(_) | Work::Done)),
             }
             scene.cluster.tick(scene.now);
         }

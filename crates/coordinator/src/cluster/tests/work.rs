@@ -161,7 +161,7 @@ fn each_epoch_ends_with_an_evaluation_and_the_last_one_ends_the_job() {
                         // The worker sends the report again, because the answer may have been lost.
                         scene.report(*task, epoch).unwrap();
                     }
-                    Work::Idle(_) | Work::Done => {}
+                    other => assert!(matches!(other, Work::Idle(_) | Work::Done)),
                 }
             }
         }

@@ -6,6 +6,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
 use candle_core::Device;
+use collective::Exchange;
 use daemon::membership::{Coordinator, Membership};
 use shared_proto::ids::Clock;
 use shared_proto::job::Job;
@@ -143,6 +144,7 @@ impl Member {
             job: &job,
             membership: &membership,
             network: &network,
+            links: &Exchange::default(),
             patience: PATIENCE,
         };
         let strategy = ParameterServer::join(&joining, &*replica).await;
@@ -180,7 +182,9 @@ impl Member {
             rows: description.tables.iter().enumerate().map(rows).collect(),
             norm: 0.0,
         };
-        let pushed = self.strategy.push(Clock(self.step), gradients, EVERY_BATCH);
+        let (clock, samples) = (Clock(self.step), self.batch);
+        let (strategy, replica) = (&mut self.strategy, &*self.replica);
+        let pushed = strategy.push(clock, gradients, samples, EVERY_BATCH, replica);
         pushed.await.map_err(|error| failed(&error))?;
         self.step += 1;
         Ok(())
@@ -229,8 +233,10 @@ impl Member {
             let step = Step { clock, rank: 0 };
             let computed = self.replica.compute(batch.positions(), step).await?;
             let wants = next.wants().await;
-            let pushed = self.strategy.push(clock, computed.gradients, wants).await;
-            pushed.map_err(|error| failed(&error))?;
+            let (strategy, replica) = (&mut self.strategy, &*self.replica);
+            let gradients = computed.gradients;
+            let pushed = strategy.push(clock, gradients, self.batch, wants, replica);
+            pushed.await.map_err(|error| failed(&error))?;
             steps += 1;
             self.step += 1;
             batch = std::mem::replace(&mut next, self.prepare(self.step + 1).await);

@@ -12,10 +12,11 @@ use shared_proto::step::{Gradients, Want};
 use tokio::sync::mpsc;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use self::news::{LOSSES, fetch_maps, tell_losses, tell_waits};
+use self::news::{LOSSES, fetch_maps, tell_losses};
 use super::error::StrategyError;
 use super::interface::{Evaluated, Joining, Pulled, Pushed, Reconciled, Strategy};
 use super::register::register;
+use super::waits::tell_waits;
 use crate::replica::{Evaluation, EvaluationPart, Replica};
 use crate::variables::Part;
 
@@ -219,7 +220,9 @@ impl Strategy for ParameterServer {
         &mut self,
         clock: Clock,
         gradients: Gradients,
+        _: u64,
         next: &[Want],
+        _: &dyn Replica,
     ) -> Result<Pushed, StrategyError> {
         let acknowledged = self.push_blocks(clock, &gradients, next).await?;
         Ok(Pushed {

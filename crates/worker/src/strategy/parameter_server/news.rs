@@ -1,4 +1,4 @@
-//! News between the sessions with the servers and the coordinator: waits, shard maps and losses.
+//! News between the sessions with the servers and the coordinator: shard maps and losses.
 
 use std::time::Duration;
 
@@ -6,41 +6,15 @@ use daemon::membership::Membership;
 use metrics::counter;
 use ps_client::{Loss, MapSource};
 use shared_proto::blocks::ShardMap;
-use shared_proto::ids::{Task, names};
 use shared_proto::wire;
 use shared_proto::wire::report_request::Report;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 
 /// The number of losses that may wait to be reported.
 pub(super) const LOSSES: usize = 64;
 
 /// The pause between two requests for the shard map.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
-
-/// Reports which workers this worker waits for, in the log, the metrics and to the coordinator.
-pub(super) fn tell_waits(
-    membership: &Membership,
-    mut waiting_on: watch::Receiver<Vec<Task>>,
-) -> impl Future<Output = ()> + use<> {
-    let coordinator = membership.coordinator.clone();
-    let sender = membership.sender();
-    async move {
-        while waiting_on.changed().await.is_ok() {
-            let on = waiting_on.borrow_and_update().clone();
-            if !on.is_empty() {
-                tracing::info!(on = names(&on), "held back: waiting for others");
-            }
-            for task in &on {
-                counter!("flambeau_worker_waits_total", "on" => task.to_string()).increment(1);
-            }
-            let report = Report::Wait(wire::WaitReport {
-                on: on.into_iter().map(Into::into).collect(),
-            });
-            // Nothing depends on this report.
-            let _ = coordinator.report(sender.next_origin_here(), report).await;
-        }
-    }
-}
 
 /// Fetches the shard map when the present one fails, or when an answer of the coordinator names a newer epoch.
 pub(super) fn fetch_maps(

@@ -1,4 +1,7 @@
-//! The listener for workers: a port, or a socket file for workers on the same host.
+//! Listeners for streams of messages: a port, or a socket file for peers on the same host; and the service of their
+//! connections.
+
+mod serve;
 
 use std::io;
 use std::net::TcpStream as StdTcp;
@@ -6,26 +9,32 @@ use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream as StdUnix;
 use std::path::PathBuf;
 
-use shared_proto::connections::{Connections, Place};
-use shared_proto::transport::Listen;
 use tokio::net::{TcpListener, UnixListener};
 
+use crate::connections::{Connections, Place};
+use crate::transport::Listen;
+
+pub use serve::{serve, serve_incoming};
+
 /// A connection on its way to the thread that will serve it.
-pub(crate) enum Connection {
+pub enum Connection {
+    /// To a port.
     Tcp(StdTcp, Place),
+    /// To a socket file.
     Unix(StdUnix, Place),
 }
 
 /// Accepts connections.
-pub(crate) enum Listener {
+pub enum Listener {
+    /// A port.
     Tcp(TcpListener),
-    /// The file comes first: it is removed while the socket still listens, so that no process takes it for
+    /// A socket file. The file comes first: it is removed while the socket still listens, so that no process takes it for
     /// abandoned.
     Unix(SocketFile, UnixListener),
 }
 
 /// A socket file of this process, removed when this is dropped.
-pub(crate) struct SocketFile(PathBuf);
+pub struct SocketFile(PathBuf);
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
@@ -35,7 +44,10 @@ impl Drop for SocketFile {
 
 impl Listener {
     /// Begins to listen. A socket file that a dead process has left is replaced.
-    pub(crate) async fn bind(listen: &Listen) -> io::Result<Self> {
+    ///
+    /// # Errors
+    /// The system's; `AddrInUse` if another process listens there.
+    pub async fn bind(listen: &Listen) -> io::Result<Self> {
         match listen {
             Listen::Tcp(address) => Ok(Self::Tcp(TcpListener::bind(address).await?)),
             Listen::Unix(path) => {
@@ -53,7 +65,10 @@ impl Listener {
     }
 
     /// Returns the address that it listens on.
-    pub(crate) fn address(&self) -> io::Result<Listen> {
+    ///
+    /// # Errors
+    /// The system's.
+    pub fn address(&self) -> io::Result<Listen> {
         Ok(match self {
             Self::Tcp(listener) => Listen::Tcp(listener.local_addr()?),
             Self::Unix(file, _) => Listen::Unix(file.0.clone()),
@@ -64,7 +79,7 @@ impl Listener {
     ///
     /// # Errors
     /// If the connection cannot be taken to another thread.
-    pub(crate) async fn accept(&self, connections: &Connections) -> io::Result<Connection> {
+    pub async fn accept(&self, connections: &Connections) -> io::Result<Connection> {
         match self {
             Self::Tcp(listener) => {
                 let (stream, place) = connections.accept(listener).await;
@@ -87,7 +102,7 @@ fn abandoned(path: &std::path::Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use shared_proto::connections::{Limits, Port};
+    use crate::connections::{Limits, Port};
 
     #[tokio::test]
     async fn a_socket_file_is_replaced_only_if_nobody_listens() {

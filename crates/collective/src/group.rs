@@ -1,0 +1,226 @@
+//! A rank of a group, which plays schedules over its links.
+
+use std::cell::{Cell, RefCell};
+
+use shared_proto::payload::Dtype;
+use tokio::sync::Notify;
+
+use crate::links::{LinkError, Links};
+use crate::numbers::{combine, round, to_wire};
+use crate::pieces::{PIECE_ELEMENTS, Pieces};
+use crate::schedule::{self, Algorithm, Groups, Rank, Round};
+
+/// The failure of a collective operation. The values that it was to change are undefined, and the group is of no further
+/// use.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CollectiveError {
+    /// A peer is gone.
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    /// A peer sends other elements than this rank expects, so it makes another operation.
+    #[error(
+        "rank {rank} sends {found} bytes where {expected} are due; do all ranks have the same job?"
+    )]
+    Differs {
+        /// The peer.
+        rank: Rank,
+        /// The bytes that came.
+        found: usize,
+        /// The bytes that were expected.
+        expected: usize,
+    },
+}
+
+impl CollectiveError {
+    /// Returns the peer that it concerns.
+    pub fn rank(&self) -> Rank {
+        match self {
+            Self::Link(error) => error.rank,
+            Self::Differs { rank, .. } => *rank,
+        }
+    }
+}
+
+/// A rank of a group. All ranks call the same operations in the same order, with vectors of the same length.
+pub struct Group<L> {
+    rank: Rank,
+    ranks: usize,
+    links: L,
+    wire: Dtype,
+    groups: Option<Groups>,
+    algorithm: Option<Algorithm>,
+    /// The rank from which a piece is awaited.
+    awaited: Cell<Option<Rank>>,
+}
+
+impl<L: Links> Group<L> {
+    /// A rank of a group of `ranks`, of which numbers travel as `wire`.
+    pub fn new(rank: Rank, ranks: usize, links: L, wire: Dtype) -> Self {
+        Self {
+            rank,
+            ranks,
+            links,
+            wire,
+            groups: None,
+            algorithm: None,
+            awaited: Cell::new(None),
+        }
+    }
+
+    /// Adds up within these groups of ranks first, then between them.
+    #[must_use]
+    pub fn within(mut self, groups: Groups) -> Self {
+        self.groups = Some(groups).filter(Groups::are_nested);
+        self
+    }
+
+    /// Reduces with this algorithm, whatever the size of the vector.
+    #[must_use]
+    pub fn by(mut self, algorithm: Algorithm) -> Self {
+        self.algorithm = Some(algorithm);
+        self
+    }
+
+    /// Returns this rank.
+    pub fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    /// Returns the number of ranks.
+    pub fn ranks(&self) -> usize {
+        self.ranks
+    }
+
+    /// Returns the rank from which an operation awaits a piece at present.
+    pub fn waiting_on(&self) -> Option<Rank> {
+        self.awaited.get()
+    }
+
+    /// Makes each element the sum of all ranks' elements at its place.
+    ///
+    /// # Errors
+    /// See [`CollectiveError`].
+    pub async fn all_reduce(&self, values: &mut [f32]) -> Result<(), CollectiveError> {
+        let (rank, ranks, elements) = (self.rank, self.ranks, values.len());
+        let rounds = match (&self.groups, self.algorithm) {
+            (Some(groups), None) => {
+                schedule::hierarchical(groups, rank, elements, self.wire.size())
+            }
+            (_, chosen) => {
+                let fastest = || Algorithm::for_size(elements, self.wire.size());
+                schedule::all_reduce(chosen.unwrap_or_else(fastest), rank, ranks, elements)
+            }
+        };
+        self.play(&rounds, values, self.wire).await?;
+        if ranks > 1 {
+            // Not each rank has sent its sum, and so rounded it.
+            round(values, self.wire);
+        }
+        Ok(())
+    }
+
+    /// Makes each element of this rank's [segment](crate::segment) the sum of all ranks' elements at its place. The other
+    /// elements are undefined afterwards.
+    ///
+    /// # Errors
+    /// See [`CollectiveError`].
+    pub async fn reduce_scatter(&self, values: &mut [f32]) -> Result<(), CollectiveError> {
+        let rounds = schedule::reduce_scatter(self.rank, self.ranks, values.len());
+        self.play(&rounds, values, self.wire).await
+    }
+
+    /// Copies the [segment](crate::segment) of each rank to all others.
+    ///
+    /// # Errors
+    /// See [`CollectiveError`].
+    pub async fn all_gather(&self, values: &mut [f32]) -> Result<(), CollectiveError> {
+        let rounds = schedule::all_gather(self.rank, self.ranks, values.len());
+        self.play(&rounds, values, self.wire).await
+    }
+
+    /// Copies the values of `root` to all other ranks, bit for bit.
+    ///
+    /// # Errors
+    /// See [`CollectiveError`].
+    pub async fn broadcast(&self, root: Rank, values: &mut [f32]) -> Result<(), CollectiveError> {
+        let rounds = schedule::broadcast(self.rank, root, self.ranks, values.len());
+        self.play(&rounds, values, Dtype::F32).await
+    }
+
+    /// Returns once all ranks have called this.
+    ///
+    /// # Errors
+    /// See [`CollectiveError`].
+    pub async fn barrier(&self) -> Result<(), CollectiveError> {
+        let rounds = schedule::all_reduce(Algorithm::Doubling, self.rank, self.ranks, 1);
+        self.play(&rounds, &mut [0.0], Dtype::F32).await
+    }
+
+    /// Sends and receives the pieces of a schedule, each as soon as those that it depends on are done.
+    async fn play(
+        &self,
+        rounds: &[Round],
+        values: &mut [f32],
+        wire: Dtype,
+    ) -> Result<(), CollectiveError> {
+        let pieces = Pieces::of(rounds, PIECE_ELEMENTS);
+        let values = RefCell::new(values);
+        let (sent, received) = (Count::default(), Count::default());
+        let send = async {
+            for piece in pieces.outgoing {
+                received.reaches(piece.after).await;
+                let bytes = to_wire(&mut values.borrow_mut()[piece.range], wire);
+                sent.add_one();
+                self.links.send(piece.peer, bytes).await?;
+            }
+            Ok(())
+        };
+        let receive = async {
+            for piece in pieces.incoming {
+                self.awaited.set(Some(piece.peer));
+                let bytes = self.links.receive(piece.peer).await?;
+                self.awaited.set(None);
+                let expected = piece.range.len() * wire.size();
+                if bytes.len() != expected {
+                    return Err(CollectiveError::Differs {
+                        rank: piece.peer,
+                        found: bytes.len(),
+                        expected,
+                    });
+                }
+                sent.reaches(piece.after).await;
+                combine(
+                    &mut values.borrow_mut()[piece.range],
+                    bytes,
+                    wire,
+                    piece.combine,
+                );
+                received.add_one();
+            }
+            Ok(())
+        };
+        tokio::try_join!(send, receive)?;
+        Ok(())
+    }
+}
+
+/// A count that the other half of an operation waits for.
+#[derive(Default)]
+struct Count {
+    count: Cell<usize>,
+    changed: Notify,
+}
+
+impl Count {
+    fn add_one(&self) {
+        self.count.set(self.count.get() + 1);
+        self.changed.notify_one();
+    }
+
+    async fn reaches(&self, count: usize) {
+        while self.count.get() < count {
+            self.changed.notified().await;
+        }
+    }
+}

@@ -1,0 +1,21 @@
+//! Collective operations among ranks: all-reduce, reduce-scatter, all-gather, broadcast, barrier.
+//!
+//! - `schedule`: what each rank sends and receives, as plain data
+//! - `group`: a rank of a group, which plays schedules over its links
+//! - `links`: the ways between ranks, and those within a process; `streams`: those between processes
+//! - `pieces`: a schedule cut into pieces, so that sending, receiving and adding overlap
+//! - `numbers`: numbers of a piece as they travel, and their sums
+//!
+//! The sums do not depend on timing: all ranks of a group end with the same bits, and so does a repeated run.
+
+mod group;
+mod links;
+mod numbers;
+mod pieces;
+mod schedule;
+mod streams;
+
+pub use group::{CollectiveError, Group};
+pub use links::{LinkError, Links, MemoryLinks};
+pub use schedule::{Algorithm, DOUBLING_BYTES, Groups, Rank, segment};
+pub use streams::{Exchange, Identity, LinkService, Peer, StreamLinks, take_links};

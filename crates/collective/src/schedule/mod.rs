@@ -1,0 +1,176 @@
+//! What each rank sends and receives in a collective operation, as plain data: no sockets, clocks or threads.
+//!
+//! - `ring`: reduce-scatter and all-gather around a ring, for large vectors
+//! - `doubling`: recursive doubling, for small vectors
+//! - `tree`: sums and copies along a binomial tree
+//! - `hierarchical`: sums within groups of ranks first, then between the groups
+//!
+//! A rank's part is a list of [`Round`]s. In each round it sends a range of its vector to a peer, or receives one, or both.
+//! The order in which numbers are added follows from the schedule alone, and each sum is either computed once and copied, or
+//! computed from the same two numbers on both sides. So all ranks end with the same bits.
+
+mod doubling;
+mod hierarchical;
+mod ring;
+mod tree;
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+pub use hierarchical::Groups;
+
+/// The place of a process or device in a group, from 0.
+pub type Rank = usize;
+
+/// A part of a collective operation, as one rank does it. What it sends is what it has after the rounds before.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Round {
+    /// The peer that elements are sent to, and their range.
+    pub(crate) send: Option<(Rank, Range<usize>)>,
+    /// The peer that elements are received from, their range, and what is done with them.
+    pub(crate) receive: Option<(Rank, Range<usize>, Combine)>,
+}
+
+/// What is done with received elements.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Combine {
+    /// Each is added to the element that is there.
+    Add,
+    /// Each takes the place of the element that is there.
+    Replace,
+}
+
+/// The way in which an all-reduce is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Algorithm {
+    /// Each rank sends and receives `2 (n - 1) / n` of the vector, in `2 (n - 1)` rounds.
+    Ring,
+    /// Each rank sends and receives the whole vector in each of `log2 n` rounds.
+    Doubling,
+    /// A rank adds up the vectors of all others, and sends each of them the sum.
+    ReduceToOne,
+}
+
+/// The bytes up to which recursive doubling is faster than a ring (`flambeau bench allreduce` measures both).
+pub const DOUBLING_BYTES: usize = 128 << 10;
+
+impl Algorithm {
+    /// Returns the faster algorithm for so many elements of so many bytes among `ranks` ranks. Between two ranks doubling
+    /// sends twice the bytes of a ring in half the rounds.
+    pub fn for_size(elements: usize, bytes: usize) -> Self {
+        match elements.saturating_mul(bytes) <= DOUBLING_BYTES {
+            true => Self::Doubling,
+            false => Self::Ring,
+        }
+    }
+
+    /// Returns the algorithm of a name.
+    pub fn named(name: &str) -> Option<Self> {
+        let all = [Self::Ring, Self::Doubling, Self::ReduceToOne];
+        all.into_iter().find(|algorithm| algorithm.name() == name)
+    }
+
+    /// Returns the name on command lines and in job files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ring => "ring",
+            Self::Doubling => "doubling",
+            Self::ReduceToOne => "reduce-to-one",
+        }
+    }
+}
+
+/// Returns the rounds of a rank, after which each of `ranks` ranks has the sum of all ranks' vectors.
+pub(crate) fn all_reduce(
+    algorithm: Algorithm,
+    rank: Rank,
+    ranks: usize,
+    elements: usize,
+) -> Vec<Round> {
+    if elements == 0 {
+        return Vec::new();
+    }
+    match algorithm {
+        Algorithm::Ring => {
+            let mut rounds = ring::reduce_scatter(rank, ranks, elements);
+            rounds.extend(ring::all_gather(rank, ranks, elements));
+            rounds
+        }
+        Algorithm::Doubling => doubling::all_reduce(rank, ranks, elements),
+        Algorithm::ReduceToOne => {
+            let mut rounds = tree::reduce(rank, ranks, elements);
+            rounds.extend(tree::broadcast(rank, ranks, elements));
+            rounds
+        }
+    }
+}
+
+/// Returns the rounds of a rank, after which it has the sum of all ranks' elements in its [`segment`].
+pub(crate) fn reduce_scatter(rank: Rank, ranks: usize, elements: usize) -> Vec<Round> {
+    ring::reduce_scatter(rank, ranks, elements)
+}
+
+/// Returns the rounds of a rank, after which each rank has every other one's [`segment`].
+pub(crate) fn all_gather(rank: Rank, ranks: usize, elements: usize) -> Vec<Round> {
+    ring::all_gather(rank, ranks, elements)
+}
+
+/// Returns the rounds of a rank, after which each rank has the vector of `root`.
+pub(crate) fn broadcast(rank: Rank, root: Rank, ranks: usize, elements: usize) -> Vec<Round> {
+    if elements == 0 {
+        return Vec::new();
+    }
+    // The tree's root is place 0.
+    let place = (rank + ranks - root) % ranks;
+    let rounds = tree::broadcast(place, ranks, elements);
+    renamed(rounds, |place| (place + root) % ranks)
+}
+
+/// Returns the rounds of a rank of an all-reduce that adds up within each group first, then between the groups'
+/// first ranks.
+pub(crate) fn hierarchical(
+    groups: &Groups,
+    rank: Rank,
+    elements: usize,
+    bytes: usize,
+) -> Vec<Round> {
+    hierarchical::all_reduce(groups, rank, elements, bytes)
+}
+
+/// Returns the elements of which a rank holds the sum after a reduce-scatter: the ranks' segments follow each other, and
+/// their sizes differ by one element at most.
+pub fn segment(rank: Rank, ranks: usize, elements: usize) -> Range<usize> {
+    elements * rank / ranks..elements * (rank + 1) / ranks
+}
+
+/// Returns the peers of a rank in all-reduces of any size, and in broadcasts of `root`.
+pub(crate) fn peers(rank: Rank, root: Rank, ranks: usize) -> BTreeSet<Rank> {
+    // Long enough for each rank to have a segment.
+    let elements = ranks;
+    let algorithms = [Algorithm::Ring, Algorithm::Doubling];
+    let rounds = algorithms.map(|algorithm| all_reduce(algorithm, rank, ranks, elements));
+    let rounds = rounds.into_iter().flatten();
+    let rounds = rounds.chain(broadcast(rank, root, ranks, elements));
+    let peers = |round: Round| {
+        let to = round.send.map(|(peer, _)| peer);
+        to.into_iter().chain(round.receive.map(|(peer, ..)| peer))
+    };
+    rounds.flat_map(peers).collect()
+}
+
+/// Returns rounds with other ranks in them.
+fn renamed(rounds: Vec<Round>, name: impl Fn(Rank) -> Rank) -> Vec<Round> {
+    let mut rounds = rounds;
+    for round in &mut rounds {
+        if let Some((peer, _)) = &mut round.send {
+            *peer = name(*peer);
+        }
+        if let Some((peer, ..)) = &mut round.receive {
+            *peer = name(*peer);
+        }
+    }
+    rounds
+}
+
+#[cfg(test)]
+mod tests;

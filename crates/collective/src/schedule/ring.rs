@@ -1,0 +1,30 @@
+//! Reduce-scatter and all-gather around a ring (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of
+//! workstations", 2009). The vector has a segment for each rank. A segment travels around the ring, and each rank adds its
+//! own elements; then the sums travel around once more.
+
+use super::{Combine, Rank, Round, segment};
+
+/// Returns the rounds of a rank, after which it has the sum of all ranks' elements in its own segment.
+pub(super) fn reduce_scatter(rank: Rank, ranks: usize, elements: usize) -> Vec<Round> {
+    // The sum of segment s begins at rank s + 1, so it ends at rank s.
+    around(rank, ranks, elements, 1, Combine::Add)
+}
+
+/// Returns the rounds of a rank that has its own segment, after which it has all of them.
+pub(super) fn all_gather(rank: Rank, ranks: usize, elements: usize) -> Vec<Round> {
+    around(rank, ranks, elements, 0, Combine::Replace)
+}
+
+/// Returns the rounds in which each segment travels around the ring, from the rank that is `lead` behind it.
+fn around(rank: Rank, ranks: usize, elements: usize, lead: usize, combine: Combine) -> Vec<Round> {
+    let (next, previous) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
+    let of = |behind: usize| segment((rank + 2 * ranks - lead - behind) % ranks, ranks, elements);
+    let round = |number: usize| {
+        let (send, receive) = (of(number), of(number + 1));
+        Round {
+            send: (!send.is_empty()).then_some((next, send)),
+            receive: (!receive.is_empty()).then_some((previous, receive, combine)),
+        }
+    };
+    (0..ranks - 1).map(round).collect()
+}

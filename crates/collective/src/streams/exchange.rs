@@ -1,0 +1,169 @@
+//! The place where links from other processes arrive, and wait for the ring that they belong to.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use shared_proto::ids::{Epoch, RunNumber, Task};
+use shared_proto::refusal::{Reason, Refusal};
+use shared_proto::transport::PROTOCOL_VERSION;
+use shared_proto::wire;
+use tokio::sync::Notify;
+use tonic::Status;
+
+use super::link::Link;
+
+/// The most links that may wait for their ring. More are refused.
+const MOST_WAITING: usize = 1024;
+
+/// A process as its peers know it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// The name of the job.
+    pub job: String,
+    /// The run of which the process is a member.
+    pub run: RunNumber,
+    /// The process.
+    pub task: Task,
+}
+
+/// The place where links to this process arrive. Clones are the same place.
+#[derive(Clone, Default)]
+pub struct Exchange(Arc<Shared>);
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    /// Notified when a link has come.
+    arrived: Notify,
+}
+
+#[derive(Default)]
+struct State {
+    identity: Option<Identity>,
+    /// The ring that this process is in, or forms.
+    ring: Epoch,
+    waiting: BTreeMap<(Epoch, Task), Link>,
+}
+
+impl fmt::Debug for Exchange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = self.state();
+        f.debug_struct("Exchange")
+            .field("identity", &state.identity)
+            .field("ring", &state.ring)
+            .field("waiting", &state.waiting.len())
+            .finish()
+    }
+}
+
+impl Exchange {
+    /// Takes links to this task from now on, and drops those to an earlier one.
+    pub fn belong_to(&self, identity: Identity) {
+        let mut state = self.state();
+        if state.identity.as_ref() != Some(&identity) {
+            *state = State {
+                identity: Some(identity),
+                ..State::default()
+            };
+        }
+    }
+
+    /// Begins a ring: drops the links of earlier ones.
+    pub(super) fn begin(&self, ring: Epoch) {
+        let mut state = self.state();
+        state.ring = ring;
+        state.waiting.retain(|(of, _), _| *of >= ring);
+    }
+
+    /// Returns the identity of this process, once it has one.
+    pub(super) fn identity(&self) -> Option<Identity> {
+        self.state().identity.clone()
+    }
+
+    /// Waits for the link that a task opens for a ring.
+    pub(super) async fn take(&self, ring: Epoch, from: Task) -> Link {
+        loop {
+            let arrived = self.0.arrived.notified();
+            tokio::pin!(arrived);
+            // Registered before the look, so that no arrival is missed.
+            arrived.as_mut().enable();
+            if let Some(link) = self.state().waiting.remove(&(ring, from)) {
+                return link;
+            }
+            arrived.await;
+        }
+    }
+
+    /// Checks a greeting, and keeps its link for the ring.
+    ///
+    /// # Errors
+    /// The status with which the link is to end.
+    pub(super) fn offer(&self, greeting: wire::Greeting, link: Link) -> Result<(), Status> {
+        let mut state = self.state();
+        let (from, ring) = state.check(greeting)?;
+        if state.waiting.len() >= MOST_WAITING {
+            return Err(Status::resource_exhausted(
+                "too many links wait for their ring",
+            ));
+        }
+        state.waiting.insert((ring, from), link);
+        drop(state);
+        self.0.arrived.notify_waiters();
+        Ok(())
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Returns the task that greets, and the ring that it means.
+    fn check(&self, greeting: wire::Greeting) -> Result<(Task, Epoch), Status> {
+        let version = greeting.protocol_version;
+        if version != PROTOCOL_VERSION {
+            return Err(Refusal::new(
+                Reason::WrongProtocolVersion,
+                format!("the caller speaks version {version}, this worker {PROTOCOL_VERSION}; use one release for all processes"),
+            ).into());
+        }
+        let malformed = |what: &str| Status::from(Refusal::new(Reason::Malformed, what));
+        let origin = greeting
+            .origin
+            .ok_or_else(|| malformed("the greeting has no origin"))?;
+        let task = |task: Option<&wire::Task>| {
+            let task = task.and_then(|task| Task::try_from(task).ok());
+            task.ok_or_else(|| malformed("the greeting lacks a task"))
+        };
+        let (from, to) = (task(origin.task.as_ref())?, task(greeting.to.as_ref())?);
+        let Some(own) = &self.identity else {
+            return Err(Status::unavailable("this worker is not registered yet"));
+        };
+        if origin.job != own.job {
+            return Err(Refusal::new(
+                Reason::ForeignJob,
+                format!("this worker works on another job than {:?}", origin.job),
+            )
+            .into());
+        }
+        if to != own.task || origin.run != own.run.0 {
+            return Err(Refusal::new(
+                Reason::Fenced,
+                format!(
+                    "{to} is meant, but this is {} of another run or generation",
+                    own.task
+                ),
+            )
+            .into());
+        }
+        let ring = Epoch(origin.epoch);
+        if ring < self.ring {
+            return Err(Status::unavailable(format!(
+                "this worker is in ring {}",
+                self.ring
+            )));
+        }
+        Ok((from, ring))
+    }
+}

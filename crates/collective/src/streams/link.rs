@@ -1,0 +1,45 @@
+//! An open link: a stream in each direction.
+
+use bytes::Bytes;
+use shared_proto::stream::{Incoming, Sender};
+use shared_proto::wire::{self, link_message::Kind};
+use tokio::sync::Mutex;
+use tonic::Status;
+
+/// The number of pieces that may wait for the transport.
+pub(super) const OUTGOING: usize = 4;
+
+/// A stream in each direction between two ranks.
+pub(super) struct Link {
+    pub(super) outgoing: Sender,
+    pub(super) incoming: Mutex<Incoming<wire::LinkMessage>>,
+}
+
+impl Link {
+    /// Sends a piece. Returns the reason if the link is broken.
+    pub(super) async fn send(&self, piece: Bytes) -> Result<(), String> {
+        let message = Kind::Piece(piece).into();
+        let sent = self.outgoing.send(Ok(message)).await;
+        sent.map_err(|_| "the connection has ended".to_owned())
+    }
+
+    /// Receives the next piece. Returns the reason if the link is broken.
+    pub(super) async fn receive(&self) -> Result<Bytes, String> {
+        let message = self.incoming.lock().await.message().await;
+        match message.map_err(|status| reason(&status))? {
+            Some(wire::LinkMessage {
+                kind: Some(Kind::Piece(piece)),
+            }) => Ok(piece),
+            Some(_) => Err("it sends something else than a piece".to_owned()),
+            None => Err("it has left the ring".to_owned()),
+        }
+    }
+}
+
+/// Returns the reason of a status, for people.
+pub(super) fn reason(status: &Status) -> String {
+    match status.message() {
+        "" => status.code().to_string(),
+        message => message.to_owned(),
+    }
+}

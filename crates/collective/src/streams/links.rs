@@ -1,0 +1,103 @@
+//! The links of a rank of a ring.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures_util::future::try_join_all;
+use shared_proto::ids::Epoch;
+use shared_proto::network::Network;
+use tokio::sync::OnceCell;
+use tokio::time::timeout;
+
+use super::dial::dial;
+use super::exchange::{Exchange, Identity};
+use super::link::Link;
+use super::peer::Peer;
+use crate::links::{LinkError, Links};
+use crate::schedule::{self, Rank};
+
+/// The links of a rank to other processes. Of two ranks, the higher one opens their link.
+pub struct StreamLinks {
+    exchange: Exchange,
+    network: Arc<dyn Network>,
+    own: Identity,
+    ring: Epoch,
+    rank: Rank,
+    peers: Vec<Peer>,
+    patience: Duration,
+    links: Vec<OnceCell<Link>>,
+}
+
+impl StreamLinks {
+    /// The links of a rank of ring `ring`, with these peers in rank order. A peer has the time `patience` to open or to
+    /// take a link.
+    ///
+    /// # Errors
+    /// If `exchange` takes no links of this process.
+    pub fn of(
+        exchange: &Exchange,
+        network: Arc<dyn Network>,
+        ring: Epoch,
+        rank: Rank,
+        peers: Vec<Peer>,
+        patience: Duration,
+    ) -> Result<Self, LinkError> {
+        let own = exchange.identity().ok_or_else(|| LinkError {
+            rank,
+            reason: "this process is not registered".to_owned(),
+        })?;
+        exchange.begin(ring);
+        Ok(Self {
+            exchange: exchange.clone(),
+            network,
+            own,
+            ring,
+            rank,
+            links: peers.iter().map(|_| OnceCell::new()).collect(),
+            peers,
+            patience,
+        })
+    }
+
+    /// Opens the links that all-reduces need, and those of a broadcast of `root`.
+    ///
+    /// # Errors
+    /// The rank that cannot be reached.
+    pub async fn connect(&self, root: Rank) -> Result<(), LinkError> {
+        let (rank, ranks) = (self.rank, self.peers.len());
+        let peers = schedule::peers(rank, root, ranks);
+        try_join_all(peers.into_iter().map(|peer| self.link(peer))).await?;
+        Ok(())
+    }
+
+    async fn link(&self, to: Rank) -> Result<&Link, LinkError> {
+        let open = async {
+            let peer = &self.peers[to];
+            let opened = async {
+                match to < self.rank {
+                    true => dial(&self.network, &self.own, self.ring, peer).await,
+                    false => Ok(self.exchange.take(self.ring, peer.task).await),
+                }
+            };
+            let late = |_| Err(format!("{} has not connected in time", peer.task));
+            timeout(self.patience, opened).await.unwrap_or_else(late)
+        };
+        let link = self.links[to].get_or_try_init(|| open).await;
+        link.map_err(|reason| LinkError { rank: to, reason })
+    }
+}
+
+#[async_trait(?Send)]
+impl Links for StreamLinks {
+    async fn send(&self, to: Rank, piece: Bytes) -> Result<(), LinkError> {
+        let sent = self.link(to).await?.send(piece).await;
+        sent.map_err(|reason| LinkError { rank: to, reason })
+    }
+
+    async fn receive(&self, from: Rank) -> Result<Bytes, LinkError> {
+        let piece = self.link(from).await?.receive().await;
+        piece.map_err(|reason| LinkError { rank: from, reason })
+    }
+}

@@ -1,0 +1,148 @@
+//! The gRPC service that takes links from other processes. It is written by hand, because generated services copy each
+//! message once more (see `shared_proto::stream`).
+
+use std::convert::Infallible;
+use std::future::{Ready, ready};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures_util::stream::unfold;
+use http::{Request, Response};
+use shared_proto::connections::{Caller, Connections};
+use shared_proto::ids::Role;
+use shared_proto::listener::{self, Listener};
+use shared_proto::security::{Security, crowded};
+use shared_proto::stream::{self, BodyKind, Bounds, Incoming, Sender};
+use shared_proto::wire::{self, link_message::Kind};
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+use tonic::Status;
+use tonic::body::Body;
+use tonic::server::NamedService;
+use tower::Service;
+
+use super::exchange::Exchange;
+use super::link::{Link, OUTGOING};
+
+/// The most concurrent streams of one connection. Workers open one, and another for the next ring.
+const MOST_STREAMS: u32 = 4;
+
+/// The bounds on a greeting, the only message before a link is admitted.
+const GREETING: Bounds = Bounds {
+    bytes: 16 << 10,
+    parts: 64,
+};
+
+/// The time in which a caller must greet.
+const GREET: Duration = Duration::from_secs(10);
+
+/// The time for which a caller that does not read may keep a refusal.
+const TELL: Duration = Duration::from_millis(100);
+
+/// The service `flambeau.v1.Collective`.
+#[derive(Clone)]
+pub struct LinkService {
+    /// The place where the links arrive.
+    pub exchange: Exchange,
+    /// The credentials that callers must have.
+    pub security: Security,
+}
+
+impl NamedService for LinkService {
+    const NAME: &'static str = wire::collective_server::SERVICE_NAME;
+}
+
+impl Service<Request<Body>> for LinkService {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = Ready<Result<Self::Response, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        ready(Ok(self.begin(request)))
+    }
+}
+
+impl LinkService {
+    fn begin(&self, request: Request<Body>) -> Response<Body> {
+        if request.uri().path() != stream::LINK_PATH {
+            let path = request.uri().path();
+            return Status::unimplemented(format!("there is no method {path}")).into_http();
+        }
+        let (security, extensions) = (&self.security, request.extensions());
+        let admitted = security.check_token(request.headers(), extensions);
+        let admitted = admitted.and_then(|()| security.check_role(extensions, Role::Worker));
+        if let Err(status) = admitted {
+            return status.into_http();
+        }
+        let caller = Caller::of(extensions).cloned();
+        caller.iter().for_each(Caller::called);
+        let (outgoing, body) = stream::body(OUTGOING, BodyKind::Response);
+        let incoming = Incoming::new(request.into_body());
+        tokio::spawn(greet(self.exchange.clone(), caller, outgoing, incoming));
+        stream::response(body)
+    }
+}
+
+/// Takes links on the thread of the caller until `stop`.
+pub async fn take_links(
+    service: LinkService,
+    listener: Listener,
+    places: Connections,
+    stop: CancellationToken,
+) {
+    let accept = async |(listener, places): (Listener, Connections)| {
+        loop {
+            // A connection whose socket fails is gone.
+            if let Ok(connection) = listener.accept(&places).await {
+                return Some((connection, (listener, places)));
+            }
+        }
+    };
+    let connections = Box::pin(unfold((listener, places), accept));
+    let security = service.security.clone();
+    let served = listener::serve(service, MOST_STREAMS, &security, connections, stop).await;
+    if let Err(error) = served {
+        tracing::error!(%error, "no more links are taken");
+    }
+}
+
+/// Reads the greeting of a link, and hands the link to its ring.
+async fn greet(
+    exchange: Exchange,
+    caller: Option<Caller>,
+    outgoing: Sender,
+    mut incoming: Incoming<wire::LinkMessage>,
+) {
+    incoming.bound(GREETING);
+    let late = |_| Err(Status::deadline_exceeded("no greeting has come"));
+    let greeting = timeout(GREET, incoming.message())
+        .await
+        .unwrap_or_else(late);
+    let refused = match greeting {
+        Ok(Some(wire::LinkMessage {
+            kind: Some(Kind::Greeting(greeting)),
+        })) => {
+            incoming.bound(Bounds::default());
+            let link = Link {
+                outgoing: outgoing.clone(),
+                incoming: incoming.into(),
+            };
+            match caller.is_some_and(|caller| !caller.admit()) {
+                true => Err(crowded()),
+                false => exchange.offer(greeting, link),
+            }
+        }
+        Ok(Some(_)) => Err(Status::invalid_argument("the first message is a greeting")),
+        // The caller is gone.
+        Ok(None) => return,
+        Err(status) => Err(status),
+    };
+    if let Err(status) = refused {
+        tracing::debug!(%status, "a link is refused");
+        let _ = timeout(TELL, outgoing.send(Err(status))).await;
+    }
+}

@@ -1,0 +1,171 @@
+//! Groups within a process.
+
+use collective::{Algorithm, CollectiveError, Group, Groups, MemoryLinks, segment};
+use futures_util::future::join_all;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use shared_proto::payload::Dtype;
+
+/// Enough for several pieces in each segment.
+const LARGE: usize = 700_001;
+
+fn vectors(ranks: usize, elements: usize) -> Vec<Vec<f32>> {
+    let mut random = StdRng::seed_from_u64(7);
+    let mut vector = || {
+        (0..elements)
+            .map(|_| random.random_range(-1.0..1.0))
+            .collect()
+    };
+    (0..ranks).map(|_| vector()).collect()
+}
+
+fn sums(vectors: &[Vec<f32>]) -> Vec<f64> {
+    let sum = |i: usize| vectors.iter().map(|v| f64::from(v[i])).sum();
+    (0..vectors[0].len()).map(sum).collect()
+}
+
+fn bits(vector: &[f32]) -> Vec<u32> {
+    vector.iter().map(|value| value.to_bits()).collect()
+}
+
+/// Lets all ranks do the same, side by side.
+async fn together(
+    vectors: &mut [Vec<f32>],
+    wire: Dtype,
+    set: impl Fn(Group<MemoryLinks>) -> Group<MemoryLinks>,
+    act: impl AsyncFn(&Group<MemoryLinks>, &mut [f32]) -> Result<(), CollectiveError>,
+) -> Vec<Result<(), CollectiveError>> {
+    let ranks = vectors.len();
+    let links = MemoryLinks::among(ranks);
+    let groups = links.into_iter().enumerate();
+    let groups: Vec<_> = groups
+        .map(|(rank, links)| set(Group::new(rank, ranks, links, wire)))
+        .collect();
+    let acts = groups
+        .iter()
+        .zip(vectors)
+        .map(|(group, vector)| act(group, vector));
+    join_all(acts).await
+}
+
+#[tokio::test]
+async fn sums_are_right_and_the_same_everywhere() {
+    for (ranks, elements) in [(1, 5), (2, 1), (2, LARGE), (3, LARGE), (5, 100), (8, 4_000)] {
+        let expected = sums(&vectors(ranks, elements));
+        for (algorithm, wire, error) in [
+            (None, Dtype::F32, 1e-5),
+            (Some(Algorithm::Ring), Dtype::F32, 1e-5),
+            (Some(Algorithm::Doubling), Dtype::F32, 1e-5),
+            (Some(Algorithm::ReduceToOne), Dtype::F32, 1e-5),
+            (Some(Algorithm::Ring), Dtype::Bf16, 0.1),
+            (Some(Algorithm::Doubling), Dtype::Bf16, 0.1),
+            (Some(Algorithm::Ring), Dtype::F16, 0.02),
+        ] {
+            let set = |group: Group<_>| match algorithm {
+                Some(algorithm) => group.by(algorithm),
+                None => group,
+            };
+            let mut reduced = vectors(ranks, elements);
+            let act = async |group: &Group<_>, values: &mut [f32]| group.all_reduce(values).await;
+            let ended = together(&mut reduced, wire, set, act).await;
+            assert!(ended.iter().all(Result::is_ok));
+            for vector in &reduced {
+                assert!(bits(vector) == bits(&reduced[0]), "{algorithm:?} {wire:?}");
+                let far = |(sum, expected): (&f32, &f64)| (f64::from(*sum) - expected).abs();
+                let far = vector.iter().zip(&expected).map(far).fold(0.0, f64::max);
+                assert!(far <= error * ranks as f64, "{algorithm:?} {wire:?}: {far}");
+            }
+            let mut again = vectors(ranks, elements);
+            together(&mut again, wire, set, act).await;
+            assert!(
+                bits(&again[0]) == bits(&reduced[0]),
+                "another run has other bits"
+            );
+        }
+    }
+}
+
+#[tokio::test]
+async fn parts_are_scattered_and_gathered() {
+    let (ranks, elements) = (3, LARGE);
+    let mut values = vectors(ranks, elements);
+    let mut reduced = values.clone();
+    let ring = |group: Group<MemoryLinks>| group.by(Algorithm::Ring);
+    let act = async |group: &Group<_>, values: &mut [f32]| {
+        group.reduce_scatter(values).await?;
+        let own = segment(group.rank(), group.ranks(), values.len());
+        values[..own.start].fill(f32::NAN);
+        values[own.end..].fill(f32::NAN);
+        group.all_gather(values).await
+    };
+    together(&mut values, Dtype::F32, ring, act).await;
+    let act = async |group: &Group<_>, values: &mut [f32]| group.all_reduce(values).await;
+    together(&mut reduced, Dtype::F32, ring, act).await;
+    assert!(values.iter().all(|v| bits(v) == bits(&reduced[0])));
+}
+
+#[tokio::test]
+async fn groups_within_a_group_have_the_same_sums() {
+    let mut values = vectors(5, 1_000);
+    let expected = sums(&values);
+    let set =
+        |group: Group<MemoryLinks>| group.within(Groups::by_place(&["a", "b", "a", "b", "a"]));
+    let act = async |group: &Group<_>, values: &mut [f32]| group.all_reduce(values).await;
+    together(&mut values, Dtype::F32, set, act).await;
+    for vector in &values {
+        assert_eq!(bits(vector), bits(&values[0]));
+        let close = |(sum, e): (&f32, &f64)| (f64::from(*sum) - e).abs() < 1e-4;
+        assert!(vector.iter().zip(&expected).all(close));
+    }
+}
+
+#[tokio::test]
+async fn a_broadcast_keeps_each_bit_and_a_barrier_waits_for_all() {
+    let mut values = vectors(4, LARGE);
+    values[2][5] = f32::from_bits(0x7fc0_1234);
+    let expected = bits(&values[2]);
+    let act = async |group: &Group<_>, values: &mut [f32]| {
+        group.barrier().await?;
+        group.broadcast(2, values).await
+    };
+    // A broadcast carries weights, which are not rounded.
+    together(&mut values, Dtype::Bf16, |group| group, act).await;
+    assert!(values.iter().all(|v| bits(v) == expected));
+}
+
+#[tokio::test]
+async fn all_notice_that_a_rank_is_gone() {
+    let mut values = vectors(4, LARGE);
+    let act = async |group: &Group<_>, values: &mut [f32]| match group.rank() {
+        2 => Err(CollectiveError::Differs {
+            rank: 2,
+            found: 0,
+            expected: 0,
+        }),
+        _ => group.all_reduce(values).await,
+    };
+    let links = MemoryLinks::among(4);
+    let mut acts = Vec::new();
+    for ((rank, links), values) in links.into_iter().enumerate().zip(&mut values) {
+        // Each drops its links with its group when it fails.
+        acts.push(async move {
+            let group = Group::new(rank, 4, links, Dtype::F32);
+            act(&group, values).await
+        });
+    }
+    for ended in join_all(acts).await {
+        assert!(ended.is_err());
+    }
+}
+
+#[tokio::test]
+async fn vectors_of_different_lengths_are_found() {
+    let mut values = vec![vec![0.0; 10], vec![0.0; 12]];
+    let act = async |group: &Group<_>, values: &mut [f32]| group.all_reduce(values).await;
+    let ended = together(&mut values, Dtype::F32, |group| group, act).await;
+    let error = ended[0].clone().unwrap_err().to_string();
+    assert_eq!(
+        error,
+        "rank 1 sends 48 bytes where 40 are due; do all ranks have the same job?"
+    );
+}

@@ -1,0 +1,165 @@
+//! `flambeau bench allreduce`: adds up vectors among processes of this machine, with the real links.
+
+mod rank;
+
+use std::time::Instant;
+
+use clap::Args;
+use collective::Algorithm;
+use comfy_table::{Table, presets};
+use serde::Serialize;
+
+use self::rank::Rank;
+use super::{failed, median};
+use crate::cluster::Transport;
+use crate::error::CommandError;
+
+pub(crate) use self::rank::{RankArguments, follow};
+
+/// The number of turns of each size; the median counts.
+const TURNS: usize = 5;
+
+/// The bytes that are copied to measure the memory's bandwidth.
+const COPIED: usize = 256 << 20;
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Arguments {
+    /// Bytes of the vector; may be given more than once. Default: 16 KiB, 1 MiB, 64 MiB.
+    #[arg(long, value_name = "BYTES")]
+    size: Vec<usize>,
+    /// Processes; may be given more than once.
+    #[arg(long, default_value = "2", value_parser = clap::value_parser!(u32).range(2..=64))]
+    ranks: Vec<u32>,
+    /// Ways to add up; may be given more than once. Default: the one that is chosen by size.
+    #[arg(long, value_parser = ["ring", "doubling", "reduce-to-one"])]
+    algorithm: Vec<String>,
+    /// Numbers in which the vectors travel.
+    #[arg(long, default_value = "f32", value_parser = ["f32", "bf16", "f16"])]
+    wire: String,
+    /// Transport between the processes.
+    #[arg(long, value_enum, default_value = "tcp")]
+    transport: Transport,
+    /// Seconds of measurement for each row.
+    #[arg(long, default_value_t = 3.0, value_parser = super::seconds)]
+    seconds: f64,
+    /// One JSON object instead of a table.
+    #[arg(long)]
+    json: bool,
+}
+
+/// The figures of one size.
+#[derive(Debug, Serialize)]
+struct Row {
+    bytes: usize,
+    ranks: u32,
+    algorithm: String,
+    milliseconds: f64,
+    /// The bytes that each rank must send, `2 (n - 1) / n` of the vector in `f32`, by the time.
+    bus_gigabytes_per_second: f64,
+    /// The same as a share of what one thread copies in memory.
+    share_of_memory_bandwidth: f64,
+}
+
+pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
+    let sizes = match arguments.size.as_slice() {
+        [] => vec![16 << 10, 1 << 20, 64 << 20],
+        given => given.to_vec(),
+    };
+    let algorithms = match arguments.algorithm.as_slice() {
+        [] => vec![None],
+        given => given.iter().map(|name| Some(name.as_str())).collect(),
+    };
+    let bandwidth = memory_bandwidth();
+    let mut rows = Vec::new();
+    for ranks in &arguments.ranks {
+        for size in &sizes {
+            for algorithm in &algorithms {
+                eprintln!("measuring {size} bytes among {ranks} processes ...");
+                let seconds = measure(arguments, *ranks, *size, *algorithm)?;
+                let sent = 2.0 * f64::from(ranks - 1) / f64::from(*ranks) * *size as f64;
+                let chosen = Algorithm::for_size(*size, 1).name();
+                rows.push(Row {
+                    bytes: *size,
+                    ranks: *ranks,
+                    algorithm: algorithm.unwrap_or(chosen).to_owned(),
+                    milliseconds: seconds * 1e3,
+                    bus_gigabytes_per_second: sent / seconds / 1e9,
+                    share_of_memory_bandwidth: sent / seconds / bandwidth,
+                });
+            }
+        }
+    }
+    if arguments.json {
+        println!("{}", serde_json::json!({ "rows": rows }));
+    } else {
+        println!("{}", table(&rows).trim_fmt());
+    }
+    Ok(())
+}
+
+/// Returns the seconds of an all-reduce.
+fn measure(
+    arguments: &Arguments,
+    ranks: u32,
+    size: usize,
+    algorithm: Option<&str>,
+) -> Result<f64, CommandError> {
+    let runtime = rank::runtime()?;
+    runtime.block_on(async {
+        let plan = rank::Plan {
+            elements: size / size_of::<f32>(),
+            ranks,
+            wire: &arguments.wire,
+            algorithm,
+            transport: arguments.transport,
+        };
+        let mut first = Rank::lead(plan).await?;
+        // The first calls open links and touch memory.
+        let warm = first.all_reduce(3).await.map_err(|error| failed(&error))?;
+        let each = warm.into_iter().fold(f64::MAX, f64::min);
+        let count = arguments.seconds / TURNS as f64 / each;
+        let count = (count as usize).clamp(3, 20_000);
+        let mut turns = Vec::new();
+        for _ in 0..TURNS {
+            let seconds = first.all_reduce(count).await;
+            turns.push(median(seconds.map_err(|error| failed(&error))?));
+        }
+        first.stop().await?;
+        Ok(median(turns))
+    })
+}
+
+/// Returns the bytes that one thread copies in a second.
+fn memory_bandwidth() -> f64 {
+    let from = vec![1u8; COPIED];
+    let mut to = vec![0u8; COPIED];
+    let copy = |_| {
+        let begun = Instant::now();
+        to.copy_from_slice(&from);
+        COPIED as f64 / begun.elapsed().as_secs_f64()
+    };
+    median((0..5).map(copy).collect())
+}
+
+fn table(rows: &[Row]) -> Table {
+    let mut table = Table::new();
+    table.load_preset(presets::ASCII_MARKDOWN).set_header([
+        "bytes",
+        "ranks",
+        "algorithm",
+        "ms",
+        "bus GB/s",
+        "of memory",
+    ]);
+    for row in rows {
+        table.add_row([
+            row.bytes.to_string(),
+            row.ranks.to_string(),
+            row.algorithm.clone(),
+            format!("{:.3}", row.milliseconds),
+            format!("{:.2}", row.bus_gigabytes_per_second),
+            format!("{:.2}", row.share_of_memory_bandwidth),
+        ]);
+    }
+    table
+}

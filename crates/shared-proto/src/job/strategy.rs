@@ -1,0 +1,149 @@
+//! The strategy of a job.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Mode, Wire};
+use crate::staleness::StalenessBound;
+
+/// The strategy: where variables live, and how far workers may lead.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(from = "Written")]
+pub struct Strategy {
+    /// The place where variables live.
+    pub name: StrategyName,
+    /// The training mode, which decides when gradients become updates.
+    pub mode: Mode,
+    /// The largest lead of a worker over the slowest, in steps; used in bounded mode.
+    pub staleness: u64,
+    /// The type of numbers in which weights and gradients travel. Servers keep and compute `f32`.
+    pub wire: Wire,
+}
+
+impl Default for Strategy {
+    fn default() -> Self {
+        Written::default().into()
+    }
+}
+
+impl Strategy {
+    /// Returns the largest lead of a worker.
+    pub fn bound(&self) -> StalenessBound {
+        match self.mode {
+            Mode::Sync => StalenessBound::Steps(0),
+            Mode::Bounded => StalenessBound::Steps(self.staleness),
+            Mode::Async => StalenessBound::Unbounded,
+        }
+    }
+}
+
+/// A strategy as it is written in a job file: the usual mode of its name may be left out.
+#[derive(Debug, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Written {
+    name: StrategyName,
+    mode: Option<Mode>,
+    staleness: u64,
+    wire: Wire,
+}
+
+impl Default for Written {
+    fn default() -> Self {
+        Self {
+            name: StrategyName::ParameterServer,
+            mode: None,
+            staleness: 4,
+            wire: Wire::F32,
+        }
+    }
+}
+
+impl From<Written> for Strategy {
+    fn from(written: Written) -> Self {
+        let Written {
+            name,
+            mode,
+            staleness,
+            wire,
+        } = written;
+        Self {
+            mode: mode.unwrap_or(name.usual_mode()),
+            name,
+            staleness,
+            wire,
+        }
+    }
+}
+
+/// The place where variables live.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum StrategyName {
+    /// On sharded parameter servers.
+    ParameterServer,
+    /// On each worker. The workers add up their gradients and make the same update.
+    MultiWorkerMirrored,
+    /// On the only worker.
+    OneDevice,
+}
+
+impl StrategyName {
+    /// Returns the name in job files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::ParameterServer => "parameter-server",
+            Self::MultiWorkerMirrored => "multi-worker-mirrored",
+            Self::OneDevice => "one-device",
+        }
+    }
+
+    /// Returns whether parameter servers hold the variables. Otherwise each worker does, and the workers form a ring.
+    pub fn has_servers(self) -> bool {
+        match self {
+            Self::ParameterServer => true,
+            Self::MultiWorkerMirrored | Self::OneDevice => false,
+        }
+    }
+
+    /// Returns the mode of a job that names none. Without servers all workers make each step together.
+    pub fn usual_mode(self) -> Mode {
+        match self.has_servers() {
+            true => Mode::Bounded,
+            false => Mode::Sync,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::job::Job;
+
+    #[test]
+    fn the_mode_follows_from_the_name() {
+        let mirrored = Job::default()
+            .with("strategy.name=multi-worker-mirrored")
+            .unwrap();
+        assert_eq!(mirrored.strategy.mode, Mode::Sync);
+        assert_eq!(Job::from_toml(&mirrored.to_toml()).unwrap(), mirrored);
+        let error = mirrored
+            .with("strategy.mode=async")
+            .unwrap()
+            .validate()
+            .unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "job setting `strategy.mode` is \"async\", but must be \"sync\", or absent, for strategies without parameter servers"
+        );
+        let bounded = Job::default().with("strategy.mode=sync").unwrap();
+        assert_eq!(bounded.strategy.mode, Mode::Sync);
+    }
+
+    #[test]
+    fn names_are_read_back() {
+        for name in ["parameter-server", "multi-worker-mirrored", "one-device"] {
+            let job = format!("[strategy]\nname = \"{name}\"");
+            assert_eq!(Job::from_toml(&job).unwrap().strategy.name.name(), name);
+        }
+        assert!(Job::from_toml("[strategy]\nname = \"mirror\"").is_err());
+    }
+}

@@ -1,0 +1,51 @@
+//! A method whose request and response are streams of messages.
+
+use http::{HeaderValue, Request, Response, header};
+use prost::Message;
+use tonic::body::Body;
+use tonic::transport::Channel;
+use tonic::{Code, Status};
+use tower::{Service, ServiceExt};
+
+use super::{CONTENT_TYPE, Incoming};
+use crate::security::{Credentials, chain_of};
+
+/// Calls the method of this path. `body` has the messages to send; those of the peer are returned.
+///
+/// # Errors
+/// The status with which the peer refuses the call, or `Unavailable` if it cannot be reached.
+pub async fn call<M: Message + Default>(
+    mut channel: Channel,
+    path: &'static str,
+    body: Body,
+    credentials: &Credentials,
+) -> Result<Incoming<M>, Status> {
+    let mut request = Request::post(path)
+        .header(header::CONTENT_TYPE, CONTENT_TYPE)
+        .header(header::TE, "trailers")
+        .body(body)
+        .map_err(|error| Status::internal(error.to_string()))?;
+    credentials.add(request.headers_mut());
+    let ready = channel.ready().await;
+    let response = ready.map_err(|error| Status::unavailable(chain_of(&error)))?;
+    let response = response.call(request).await;
+    let response = response.map_err(|error| Status::unavailable(chain_of(&error)))?;
+    match Status::from_header_map(response.headers()) {
+        Some(status) if status.code() != Code::Ok => Err(status),
+        _ if !response.status().is_success() => {
+            let code = response.status();
+            Err(Status::unknown(format!(
+                "it answers with HTTP status {code}"
+            )))
+        }
+        _ => Ok(Incoming::new(response.into_body())),
+    }
+}
+
+/// Returns the response to a call of such a method.
+pub fn response(body: Body) -> Response<Body> {
+    let mut response = Response::new(body);
+    let content = HeaderValue::from_static(CONTENT_TYPE);
+    response.headers_mut().insert(header::CONTENT_TYPE, content);
+    response
+}

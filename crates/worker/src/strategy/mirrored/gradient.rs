@@ -1,0 +1,79 @@
+//! The gradients of a step as one vector, with the number of samples behind them: the sum of all members' vectors has the
+//! weighted mean.
+
+use shared_proto::kernel::Kernel;
+use shared_proto::step::Gradients;
+
+use crate::replica::{Description, Replica};
+
+/// The largest number of samples that is exact in the vector. A larger one is carried as a sum of two.
+const EXACT: u64 = 1 << 24;
+
+/// The numbers behind the gradients: the samples, as a multiple of [`EXACT`] and the rest.
+const COUNTS: usize = 2;
+
+/// Fills the memory with the gradients, each times the number of samples. Without samples all numbers are 0.
+pub(super) fn fill(
+    memory: &mut Vec<f32>,
+    gradients: &Gradients,
+    samples: u64,
+    description: &Description,
+) {
+    let changing = description.variables.iter();
+    let changing = changing.filter(|spec| spec.kind.takes_updates());
+    let elements: usize = changing.map(|spec| spec.elements()).sum();
+    memory.resize(elements + COUNTS, 0.0);
+    let (values, counts) = memory.split_at_mut(elements);
+    counts.copy_from_slice(&[(samples / EXACT) as f32, (samples % EXACT) as f32]);
+    if samples == 0 {
+        return values.fill(0.0);
+    }
+    let factor = samples as f32;
+    let mut rest = values;
+    for gradient in &gradients.values {
+        let (own, others) = rest.split_at_mut(gradient.len());
+        gradient.copy_to(own);
+        scale(own, factor);
+        rest = others;
+    }
+}
+
+/// What the members' vectors add up to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Total {
+    /// The mean gradient over all samples.
+    Mean,
+    /// No member had samples.
+    Nothing,
+}
+
+/// Makes the mean gradient of the members' sum.
+pub(super) fn mean(memory: &mut Vec<f32>) -> Total {
+    let elements = memory.len().saturating_sub(COUNTS);
+    let [multiples, rest] = [memory[elements], memory[elements + 1]].map(f64::from);
+    memory.truncate(elements);
+    let samples = multiples * EXACT as f64 + rest;
+    if samples == 0.0 {
+        return Total::Nothing;
+    }
+    scale(memory, (1.0 / samples) as f32);
+    Total::Mean
+}
+
+fn scale(values: &mut [f32], factor: f32) {
+    Kernel::best().run(|| {
+        for value in values.iter_mut() {
+            *value *= factor;
+        }
+    });
+}
+
+/// Describes a gradient that is not finite, by the first variable that has such an element.
+pub(super) fn not_finite(gradients: &Gradients, replica: &dyn Replica) -> String {
+    let specs = &replica.description().variables;
+    let mut pairs = specs.iter().zip(&gradients.values);
+    match pairs.find(|(_, gradient)| !gradient.all_finite()) {
+        Some((spec, _)) => format!("the gradient of {spec} has a NaN or infinite element"),
+        None => "the norm of the gradients is not finite".to_owned(),
+    }
+}

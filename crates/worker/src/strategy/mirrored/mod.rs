@@ -1,0 +1,283 @@
+//! The strategy with all variables on each worker. The workers of a ring add up their gradients, and each makes the same
+//! update, so all hold the same bits.
+//!
+//! - `ring`: the ring, its links, and the values that its members begin with
+//! - `gradient`: a step's gradients as one vector
+
+mod gradient;
+mod ring;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use collective::{Exchange, Identity};
+use daemon::membership::{Coordinator, Membership, Sender};
+use shared_proto::ids::{Clock, Epoch, RunNumber, Task, ViewNumber};
+use shared_proto::job::{Job, NonFinite};
+use shared_proto::network::Network;
+use shared_proto::payload::Dtype;
+use shared_proto::step::{Gradients, Want};
+use tokio::sync::watch;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use self::gradient::Total;
+use self::ring::Ring;
+use super::error::StrategyError;
+use super::interface::{Evaluated, Joining, Pulled, Pushed, Reconciled, Strategy};
+use super::register::register;
+use super::waits::tell_waits;
+use crate::replica::{Evaluation, EvaluationPart, Mirror, Replica, ReplicaError, StepsMade};
+
+/// The time after which a worker that waits for another reports it.
+const QUIET: Duration = Duration::from_secs(1);
+
+/// A member of a ring of workers.
+pub struct Mirrored {
+    coordinator: Coordinator,
+    sender: Sender,
+    run: RunNumber,
+    task: Task,
+    links: Exchange,
+    network: Arc<dyn Network>,
+    wire: Dtype,
+    non_finite: NonFinite,
+    has_averages: bool,
+    /// The time in which another member must take a link.
+    patience: Duration,
+    ring: Option<Ring>,
+    /// The number of the newest ring that this worker was in.
+    number: watch::Sender<Epoch>,
+    /// True while the replica has averages in place of weights.
+    swapped: bool,
+    /// The memory of the gradients.
+    memory: Vec<f32>,
+    /// The member whose loss has ended the ring before.
+    lost: Option<Task>,
+    waiting_on: watch::Sender<Vec<Task>>,
+    _stop: DropGuard,
+}
+
+impl Mirrored {
+    /// Registers the variables, and joins a ring.
+    ///
+    /// # Errors
+    /// The coordinator's, the replica's, or [`StrategyError::Failed`] for a model that this strategy cannot train.
+    pub async fn join(joining: &Joining<'_>, replica: &dyn Replica) -> Result<Self, StrategyError> {
+        let &Joining {
+            job, membership, ..
+        } = joining;
+        check(job, replica)?;
+        register(membership, replica.description()).await?;
+        joining.links.belong_to(Identity {
+            job: job.name.clone(),
+            run: membership.run,
+            task: membership.task,
+        });
+        let mut joined = Self::new(joining, membership);
+        joined.regroup(replica).await?;
+        Ok(joined)
+    }
+
+    fn new(joining: &Joining<'_>, membership: &Membership) -> Self {
+        let job = joining.job;
+        let (waiting_on, waits) = watch::channel(Vec::new());
+        let stop = CancellationToken::new();
+        let waits = tell_waits(membership, waits);
+        tokio::spawn(stop.clone().run_until_cancelled_owned(waits));
+        Self {
+            coordinator: membership.coordinator.clone(),
+            sender: membership.sender(),
+            run: membership.run,
+            task: membership.task,
+            links: joining.links.clone(),
+            network: Arc::clone(joining.network),
+            wire: job.strategy.wire.into(),
+            non_finite: job.non_finite,
+            has_averages: job.ema_decay.is_some(),
+            patience: Duration::from_secs_f64(job.cluster.lease_seconds),
+            ring: None,
+            number: watch::channel(Epoch(0)).0,
+            swapped: false,
+            memory: Vec::new(),
+            lost: None,
+            waiting_on,
+            _stop: stop.drop_guard(),
+        }
+    }
+
+    /// Puts the weights back in place of their averages, if an evaluation has exchanged them.
+    async fn restore_weights(&mut self, mirror: &dyn Mirror) -> Result<(), StrategyError> {
+        if std::mem::take(&mut self.swapped) {
+            mirror.swap_averages().await?;
+        }
+        Ok(())
+    }
+
+    /// Adds up a vector with the other members. Reports for whom it waits, if it takes long.
+    async fn all_reduce(&mut self, values: &mut [f32]) -> Result<(), StrategyError> {
+        let Some(ring) = &self.ring else {
+            let why = "this worker is in no ring";
+            return Err(StrategyError::Abandoned(why.to_owned()));
+        };
+        let tell = async {
+            tokio::time::sleep(QUIET).await;
+            loop {
+                let on = ring.waiting_on().into_iter().collect();
+                self.waiting_on.send_if_modified(|known| {
+                    *known != on && !std::mem::replace(known, on).is_empty()
+                });
+                tokio::time::sleep(QUIET).await;
+            }
+        };
+        let reduced = tokio::select! {
+            biased;
+            reduced = ring.all_reduce(values) => reduced,
+            () = tell => unreachable!("it never ends"),
+        };
+        self.waiting_on
+            .send_if_modified(|known| !std::mem::take(known).is_empty());
+        let lost = match reduced {
+            Ok(()) => return Ok(()),
+            Err(lost) => lost,
+        };
+        let why = lost.to_string();
+        self.leave_ring(lost);
+        Err(StrategyError::Abandoned(why))
+    }
+}
+
+/// Refuses a model that this strategy cannot train.
+fn check(job: &Job, replica: &dyn Replica) -> Result<(), StrategyError> {
+    let tables = &replica.description().tables;
+    let name = job.strategy.name.name();
+    let problem = if let Some(table) = tables.first() {
+        format!(
+            "the model has the table {:?}, whose rows `strategy.name = {name:?}` cannot keep; use \"parameter-server\", or `model.tables = false`",
+            table.name
+        )
+    } else if replica.mirror().is_none() {
+        format!("this replica cannot be trained by `strategy.name = {name:?}`")
+    } else {
+        return Ok(());
+    };
+    Err(StrategyError::Failed(problem.into()))
+}
+
+/// Returns the replica as one that keeps the values.
+fn mirror(replica: &dyn Replica) -> Result<&dyn Mirror, StrategyError> {
+    let missing = || StrategyError::Failed("this replica keeps no values".into());
+    replica.mirror().ok_or_else(missing)
+}
+
+#[async_trait(?Send)]
+impl Strategy for Mirrored {
+    async fn pull(
+        &mut self,
+        _: Clock,
+        _: &[Want],
+        replica: &dyn Replica,
+    ) -> Result<Pulled, StrategyError> {
+        self.restore_weights(mirror(replica)?).await?;
+        Ok(Pulled::default())
+    }
+
+    async fn push(
+        &mut self,
+        clock: Clock,
+        gradients: Gradients,
+        samples: u64,
+        _: &[Want],
+        replica: &dyn Replica,
+    ) -> Result<Pushed, StrategyError> {
+        let finite = gradients.norm.is_finite();
+        let not_finite = || StrategyError::NonFinite(gradient::not_finite(&gradients, replica));
+        if !finite && self.non_finite == NonFinite::Fail {
+            return Err(not_finite());
+        }
+        let mut memory = std::mem::take(&mut self.memory);
+        // The others wait for this worker's part also if it counts for nothing.
+        let samples = if finite { samples } else { 0 };
+        gradient::fill(&mut memory, &gradients, samples, replica.description());
+        self.all_reduce(&mut memory).await?;
+        let made = StepsMade {
+            run: self.run,
+            ring: *self.number.borrow(),
+            clock: clock.next(),
+        };
+        let mirror = mirror(replica)?;
+        self.memory = match gradient::mean(&mut memory) {
+            Total::Mean => mirror.update(memory, made).await?,
+            Total::Nothing => {
+                mirror.note_made(made).await?;
+                memory
+            }
+        };
+        match finite {
+            true => Ok(Pushed::default()),
+            false => Err(not_finite()),
+        }
+    }
+
+    async fn regroup(&mut self, replica: &dyn Replica) -> Result<Clock, StrategyError> {
+        let mirror = mirror(replica)?;
+        self.restore_weights(mirror).await?;
+        self.form(mirror).await
+    }
+
+    async fn evaluate(
+        &mut self,
+        _: Clock,
+        _: ViewNumber,
+        replica: &dyn Replica,
+    ) -> Result<Evaluated, StrategyError> {
+        let kept = mirror(replica)?;
+        self.restore_weights(kept).await?;
+        if self.has_averages {
+            kept.swap_averages().await?;
+            self.swapped = true;
+        }
+        let mut part = EvaluationPart::First;
+        loop {
+            match replica.evaluate(part).await? {
+                Evaluation::Done(metrics) => {
+                    let epoch = *self.number.borrow();
+                    return Ok(Evaluated { metrics, epoch });
+                }
+                // Each variable is there, and there are no tables.
+                Evaluation::Wants(_) => part = EvaluationPart::Next,
+            }
+        }
+    }
+
+    async fn save(&mut self, path: PathBuf, replica: &dyn Replica) -> Result<(), StrategyError> {
+        Ok(replica.save(path).await?)
+    }
+
+    fn reconciled(&self) -> Box<dyn Reconciled> {
+        Box::new(InRing(self.number.subscribe()))
+    }
+}
+
+/// A watch on the number of the ring that a worker is in.
+struct InRing(watch::Receiver<Epoch>);
+
+#[async_trait]
+impl Reconciled for InRing {
+    fn epoch(&self) -> Epoch {
+        *self.0.borrow()
+    }
+
+    async fn reaches(&mut self, epoch: Epoch) -> Result<(), StrategyError> {
+        let reached = self.0.wait_for(|number| *number >= epoch).await;
+        let ended = |_| StrategyError::Outdated("the worker has left the cluster".into());
+        reached.map(drop).map_err(ended)
+    }
+}
+
+impl From<ReplicaError> for ring::Lost {
+    fn from(error: ReplicaError) -> Self {
+        Self::Replica(error)
+    }
+}

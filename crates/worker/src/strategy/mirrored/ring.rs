@@ -1,0 +1,229 @@
+//! The ring of workers: its forming, its links, and the values that its members begin with.
+
+use std::fmt;
+
+use collective::{CollectiveError, Group, LinkError, Peer, StreamLinks};
+use shared_proto::ids::{Clock, Epoch, Task};
+use shared_proto::wire;
+use tokio::sync::watch;
+
+use super::Mirrored;
+use crate::replica::{Mirror, MirrorState, ReplicaError, StepsMade};
+use crate::strategy::StrategyError;
+
+/// A ring that this worker is in.
+pub(super) struct Ring {
+    number: Epoch,
+    group: Group<StreamLinks>,
+    members: Vec<Task>,
+    /// The newest epoch that the coordinator has named. A later one than this ring's ends it.
+    newest: watch::Receiver<Epoch>,
+}
+
+/// The reason why a ring is over.
+#[derive(Debug)]
+pub(super) enum Lost {
+    /// Another member cannot be reached.
+    Member(Task, String),
+    /// The coordinator has named a later ring.
+    Over,
+    /// This worker's replica has failed.
+    Replica(ReplicaError),
+}
+
+impl fmt::Display for Lost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Member(task, reason) => write!(f, "{task} cannot be reached: {reason}"),
+            Self::Over => f.write_str("the ring is over"),
+            Self::Replica(error) => error.fmt(f),
+        }
+    }
+}
+
+impl Ring {
+    /// Adds up a vector with the other members.
+    pub(super) async fn all_reduce(&self, values: &mut [f32]) -> Result<(), Lost> {
+        let reduced = self.group.all_reduce(values);
+        let reduced = unless_over(self.number, self.newest.clone(), reduced).await?;
+        reduced.map_err(|error| self.lost(&error))
+    }
+
+    /// Returns the member from which it waits to receive.
+    pub(super) fn waiting_on(&self) -> Option<Task> {
+        self.members.get(self.group.waiting_on()?).copied()
+    }
+
+    fn lost(&self, error: &CollectiveError) -> Lost {
+        lost(&self.members, error.rank(), error.to_string())
+    }
+}
+
+fn lost(members: &[Task], rank: usize, reason: String) -> Lost {
+    match members.get(rank) {
+        Some(task) => Lost::Member(*task, reason),
+        None => Lost::Over,
+    }
+}
+
+/// Does the work unless the coordinator names a later ring.
+async fn unless_over<T>(
+    number: Epoch,
+    mut newest: watch::Receiver<Epoch>,
+    work: impl Future<Output = T>,
+) -> Result<T, Lost> {
+    tokio::select! {
+        biased;
+        done = work => Ok(done),
+        _ = newest.wait_for(|newest| *newest > number) => Err(Lost::Over),
+    }
+}
+
+impl Mirrored {
+    /// Leaves the ring. Its links are closed, so that the other members notice it.
+    pub(super) fn leave_ring(&mut self, lost: Lost) {
+        self.ring = None;
+        self.lost = match lost {
+            Lost::Member(task, reason) => {
+                tracing::info!(%task, reason, "a member of the ring is lost");
+                Some(task)
+            }
+            Lost::Over | Lost::Replica(_) => None,
+        };
+    }
+
+    /// Joins the next ring, and takes the values that it begins with. Returns the number of steps that they have.
+    pub(super) async fn form(&mut self, mirror: &dyn Mirror) -> Result<Clock, StrategyError> {
+        self.ring = None;
+        let mut said = String::new();
+        loop {
+            let made = mirror.made().await?;
+            let made = made.filter(|made| made.run == self.run);
+            let clock = made.map_or(Clock(0), |made| made.clock);
+            let request = wire::JoinRingRequest {
+                origin: Some(self.sender.next_origin(*self.number.borrow(), clock).into()),
+                values_ring: made.map_or(0, |made| made.ring.0),
+                lost: self.lost.map(Into::into),
+            };
+            let reply = self.coordinator.join_ring(request).await?;
+            let Some(ring) = reply.ring else {
+                if reply.ended {
+                    return Ok(clock);
+                }
+                if said != reply.waiting_for {
+                    tracing::info!("waiting: {}", reply.waiting_for);
+                    said = reply.waiting_for;
+                }
+                continue;
+            };
+            self.lost = None;
+            match self.enter(ring, mirror).await {
+                Ok(clock) => return Ok(clock),
+                Err(Lost::Replica(error)) => return Err(error.into()),
+                Err(lost) => {
+                    tracing::debug!("another ring is needed: {lost}");
+                    self.leave_ring(lost);
+                }
+            }
+        }
+    }
+
+    /// Opens the links of a ring, and takes the values that it begins with.
+    async fn enter(&mut self, ring: wire::Ring, mirror: &dyn Mirror) -> Result<Clock, Lost> {
+        let (number, source) = (Epoch(ring.number), ring.source as usize);
+        self.number.send_replace(number);
+        self.sender.heard(number);
+        let peer = |member: wire::RingMember| {
+            let task = member.task.and_then(|task| Task::try_from(&task).ok());
+            let address = member.address;
+            task.map(|task| Peer { task, address })
+        };
+        let peers: Vec<Peer> = ring.members.into_iter().filter_map(peer).collect();
+        let members: Vec<Task> = peers.iter().map(|peer| peer.task).collect();
+        let ranks = members.len();
+        let own = members.iter().position(|task| *task == self.task);
+        let Some(rank) = own.filter(|_| source < ranks) else {
+            return Err(Lost::Over);
+        };
+        let unreachable = |error: LinkError| lost(&members, error.rank, error.reason);
+        let network = self.network.clone();
+        let links = StreamLinks::of(&self.links, network, number, rank, peers, self.patience);
+        let links = links.map_err(unreachable)?;
+        let newest = self.sender.newest_epoch();
+        let connected = unless_over(number, newest.clone(), links.connect(source));
+        connected.await?.map_err(unreachable)?;
+        let ring_of = |group| Ring {
+            number,
+            group,
+            members: members.clone(),
+            newest: newest.clone(),
+        };
+        let formed = ring_of(Group::new(rank, ranks, links, self.wire));
+        let made = StepsMade {
+            run: self.run,
+            ring: number,
+            clock: Clock(ring.clock),
+        };
+        match ring.broadcast {
+            true => formed.share(source, mirror, made).await?,
+            false => mirror.note_made(made).await?,
+        }
+        tracing::info!(
+            ring = number.0,
+            rank,
+            ranks,
+            steps = ring.clock,
+            "in a ring of workers"
+        );
+        self.ring = Some(formed);
+        Ok(made.clock)
+    }
+}
+
+impl Ring {
+    /// Copies the values of the rank `source` to all others.
+    async fn share(&self, source: usize, mirror: &dyn Mirror, made: StepsMade) -> Result<(), Lost> {
+        let MirrorState {
+            mut values,
+            updates,
+        } = mirror.state().await?;
+        values.extend(in_parts(updates));
+        let shared = self.group.broadcast(source, &mut values);
+        let shared = unless_over(self.number, self.newest.clone(), shared).await?;
+        shared.map_err(|error| self.lost(&error))?;
+        let parts = values.split_off(values.len() - PARTS);
+        let state = MirrorState {
+            values,
+            updates: of_parts(&parts),
+        };
+        match source == self.group.rank() {
+            true => mirror.note_made(made).await?,
+            false => mirror.set_state(state, made).await?,
+        }
+        Ok(())
+    }
+}
+
+/// The parts of 16 bits in which a count travels among numbers.
+const PARTS: usize = 4;
+
+fn in_parts(count: u64) -> [f32; PARTS] {
+    std::array::from_fn(|part| f32::from((count >> (16 * part)) as u16))
+}
+
+fn of_parts(parts: &[f32]) -> u64 {
+    let parts = parts.iter().rev();
+    parts.fold(0, |count, part| count << 16 | u64::from(*part as u16))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_travel_among_numbers() {
+        for count in [0, 1, 65_535, 65_536, 1 << 40, u64::MAX] {
+            assert_eq!(of_parts(&in_parts(count)), count);
+        }
+    }
+}
