@@ -37,7 +37,6 @@ async fn a_call_of_another_role_is_refused_and_changes_nothing() {
     let address = cluster.coordinator.address();
     let mut server = Peer::join_as(&address, wire::Role::Ps, "spare").await;
     let asked = server.coordinator.lease_work(wire::LeaseWorkRequest {
-        copied: None,
         origin: Some(server.origin.clone()),
     });
     let refusal = refusal_of(asked.await);

@@ -244,6 +244,26 @@ fn what_a_ring_cannot_train_is_refused_by_name() {
             "{said}"
         );
     }
+    let dir = tempfile::tempdir().unwrap();
+    let run = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let (served, ring) = (run("served"), run("ring"));
+    let first = ["train", "--steps", "3", "--run-dir", &served];
+    assert!(program().run(&first).status.success());
+    let restored = [
+        "train",
+        "--strategy",
+        "multi-worker-mirrored",
+        "--restore",
+        &served,
+        "--run-dir",
+        &ring,
+    ];
+    let output = program().run(&restored);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(
+        said.contains("cannot begin with a checkpoint yet"),
+        "{said}"
+    );
     let output = program().run(&["train", "--strategy", "one-device", "--workers", "2"]);
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(

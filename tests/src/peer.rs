@@ -234,7 +234,6 @@ impl Peer {
     pub async fn work(&mut self) -> wire::Split {
         loop {
             let request = wire::LeaseWorkRequest {
-                copied: None,
                 origin: Some(self.origin.clone()),
             };
             let reply = self

@@ -8,7 +8,7 @@
 //! - `outgoing`: the body on which messages are sent
 //! - `incoming`: the messages that arrive on a body
 //! - `bounds`: bounds on a message's size in memory
-//! - `method`: a method whose requests and responses are such streams
+//! - `method`: methods with such streams in both directions
 //!
 //! # The bytes of a message
 //!
@@ -50,7 +50,7 @@ mod outgoing;
 pub use bounds::Bounds;
 pub use encoded::Encoded;
 pub use incoming::Incoming;
-pub use method::{call, response};
+pub use method::{admit, call, response};
 pub use outgoing::{BodyKind, Sender, body};
 
 /// The path of the method `Session` of the service `ParameterServer`.

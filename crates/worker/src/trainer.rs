@@ -48,7 +48,6 @@ impl Trainer<'_> {
                     trained => trained?,
                 },
                 Work::Regroup(_) => self.regroup().await?,
-                Work::CopyValues(_) => return Err(WorkerError::Protocol("LeaseWork")),
                 Work::Evaluate(evaluate) => {
                     self.evaluate(&evaluate, ViewNumber(leased.view)).await?
                 }
@@ -65,7 +64,7 @@ impl Trainer<'_> {
     async fn lease_work(&mut self) -> Result<wire::LeaseWorkReply, WorkerError> {
         let mut origin = self.membership.next_origin();
         (origin.clock, origin.epoch) = (self.clock, self.strategy.reconciled().epoch());
-        let reply = self.membership.coordinator.lease_work(origin, None).await?;
+        let reply = self.membership.coordinator.lease_work(origin).await?;
         self.membership.sender().heard(Epoch(reply.epoch));
         Ok(reply)
     }

@@ -68,18 +68,11 @@ impl Service<Request<Body>> for LinkService {
 
 impl LinkService {
     fn begin(&self, request: Request<Body>) -> Response<Body> {
-        if request.uri().path() != stream::LINK_PATH {
-            let path = request.uri().path();
-            return Status::unimplemented(format!("there is no method {path}")).into_http();
-        }
-        let (security, extensions) = (&self.security, request.extensions());
-        let admitted = security.check_token(request.headers(), extensions);
-        let admitted = admitted.and_then(|()| security.check_role(extensions, Role::Worker));
-        if let Err(status) = admitted {
-            return status.into_http();
-        }
-        let caller = Caller::of(extensions).cloned();
-        caller.iter().for_each(Caller::called);
+        let path = stream::LINK_PATH;
+        let caller = match stream::admit(&request, path, &self.security, Role::Worker) {
+            Ok(caller) => caller,
+            Err(refused) => return *refused,
+        };
         let (outgoing, body) = stream::body(OUTGOING, BodyKind::Response);
         let incoming = Incoming::new(request.into_body());
         tokio::spawn(greet(self.exchange.clone(), caller, outgoing, incoming));
@@ -96,7 +89,7 @@ pub async fn take_links(
 ) {
     let accept = async |(listener, places): (Listener, Connections)| {
         loop {
-            // A connection whose socket fails is gone.
+            // A connection that the runtime cannot take is closed.
             if let Ok(connection) = listener.accept(&places).await {
                 return Some((connection, (listener, places)));
             }

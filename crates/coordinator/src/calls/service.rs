@@ -366,7 +366,7 @@ impl Coordinator for Service {
         let (work, clock) = self
             .ask_as_until(
                 CallOrigin::new(&request.origin, &extensions, "LeaseWork").worker(),
-                |cluster, now, origin| Ok(cluster.lease_work(now, origin, request.copied)),
+                |cluster, now, origin| Ok(cluster.lease_work(now, origin)),
                 |(work, _)| !matches!(work, Work::Idle(_)),
             )
             .await?;

@@ -148,7 +148,7 @@ impl Cluster {
             .steps
             .map(|steps| steps.saturating_sub(progress.steps));
         let ledger = progress.ledger.clone();
-        self.durable.training.ledger = Some(ledger.under(self.job.epochs, budget, self.sync()));
+        self.durable.training.ledger = Some(ledger.under(self.job.epochs, budget));
         self.durable.evaluations = Evaluations::restored(&progress.due, &progress.evaluations);
         (self.durable.training.step, self.durable.training.commit) = (None, None);
         self.durable.training.min_clock = progress.clock;
@@ -159,7 +159,7 @@ impl Cluster {
         self.schedule_last_evaluation();
     }
 
-    pub(super) fn record_restore(&mut self, now: Instant, checkpoint: u64, shard: Option<usize>) {
+    fn record_restore(&mut self, now: Instant, checkpoint: u64, shard: Option<usize>) {
         self.records.push(Record::Restored {
             seconds: self.seconds(now),
             checkpoint,

@@ -16,9 +16,7 @@ use super::Cluster;
 use super::backoff::Backoff;
 use super::checkpoints::{CheckpointPlace, DurableCheckpoint, SavedProgress, Stage};
 use super::losses::is_alive;
-use super::placement::block_elements;
 use super::record::Record;
-use super::training::Work;
 
 /// A task for the store of checkpoints.
 #[derive(Debug)]
@@ -28,13 +26,6 @@ pub(crate) enum StoreTask {
     Write(Box<Manifest>, Instant),
     /// Find the newest whole checkpoint before this one.
     FindBefore(Box<DurableCheckpoint>),
-}
-
-/// How values are cut for a checkpoint.
-struct Layout {
-    block_elements: usize,
-    shards: u32,
-    writer: Option<Writer>,
 }
 
 /// A checkpoint that the shards are writing.
@@ -51,16 +42,6 @@ pub(super) struct AtWork {
     pub(super) missing: BTreeSet<u32>,
     /// True if the job ends with it.
     pub(super) last: bool,
-    /// Jobs without servers: the worker that writes it.
-    pub(super) writer: Option<Writer>,
-}
-
-/// A worker that writes a checkpoint.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Writer {
-    pub(super) task: Task,
-    /// True once it has copied its values, so that the next steps may change them.
-    pub(super) has_copy: bool,
 }
 
 impl AtWork {
@@ -198,7 +179,6 @@ impl Cluster {
             && self.initialized()
             && self.orphans().next().is_none()
             && self.durable.checkpoints.loading.is_empty()
-            && (!self.has_ring() || self.ring_rests())
     }
 
     /// Orders a checkpoint if one is due. In sync mode it must be called between two steps.
@@ -231,7 +211,7 @@ impl Cluster {
         else {
             return;
         };
-        let Some(layout) = self.layout() else {
+        let Some(map) = &variables.map else {
             return;
         };
         let progress = SavedProgress {
@@ -251,22 +231,21 @@ impl Cluster {
             job: self.job.name.clone(),
             job_toml: self.job.to_toml(),
             mode: self.job.strategy.mode.name().to_owned(),
-            epoch: self.epoch().0,
+            epoch: map.epoch.0,
             clock: progress.clock.0,
             steps: progress.steps,
             samples: progress.samples,
             // Set when it is written: there is no wall clock here.
             began: 0,
-            variables: variables
-                .model
+            variables: map
                 .variables
                 .iter()
-                .map(|spec| SavedVariable::of(spec, self.job.slots_of(&spec.name, spec.kind)))
+                .map(|v| SavedVariable::of(&v.spec, self.job.slots_of(&v.spec.name, v.spec.kind)))
                 .collect(),
-            tables: variables.model.tables.clone(),
-            block_elements: layout.block_elements as u64,
+            tables: map.tables.iter().map(|t| t.spec.clone()).collect(),
+            block_elements: map.block_elements as u64,
             slots: None,
-            shards: layout.shards,
+            shards: map.shards.len() as u32,
             files: Vec::new(),
             progress: serde_json::Value::Null,
             checksum: String::new(),
@@ -289,80 +268,13 @@ impl Cluster {
             moved: now,
             missing,
             last: self.durable.checkpoints.ending(),
-            writer: layout.writer,
         });
         self.must_persist();
     }
 
-    /// Returns how the values are cut, and the worker that writes them if there are no servers. `None`: they are not cut
-    /// yet.
-    fn layout(&self) -> Option<Layout> {
-        if let Some(map) = self.map() {
-            return Some(Layout {
-                block_elements: map.block_elements,
-                shards: map.shards.len() as u32,
-                writer: None,
-            });
-        }
-        let variables = self.durable.variables.as_ref()?;
-        let start = self.durable.checkpoints.start.as_ref();
-        Some(Layout {
-            block_elements: match start {
-                Some(start) => start.block_elements,
-                None => block_elements(&variables.model.variables, 1),
-            },
-            shards: 1,
-            writer: Some(Writer {
-                task: self.first_of_ring()?,
-                has_copy: false,
-            }),
-        })
-    }
-
-    /// Returns the checkpoint for which a worker is to copy its values, if there is one. `copied` is the newest one for
-    /// which it has.
-    pub(super) fn copy_for_checkpoint(&mut self, task: Task, copied: Option<u64>) -> Option<Work> {
-        let block_elements = self.layout()?.block_elements;
-        let at_work = self.saving.at_work.as_mut()?;
-        let number = at_work.manifest.number;
-        let writer = at_work.writer.as_mut().filter(|w| w.task == task)?;
-        writer.has_copy |= copied == Some(number);
-        (!writer.has_copy).then_some(Work::CopyValues {
-            number,
-            block_elements: block_elements as u64,
-        })
-    }
-
-    /// Returns whether the next steps must wait for a copy of the values.
-    pub(super) fn awaits_copy(&self) -> bool {
-        let at_work = self.saving.at_work.as_ref();
-        let writer = at_work.and_then(|at_work| at_work.writer);
-        writer.is_some_and(|writer| !writer.has_copy)
-    }
-
-    /// Gives up the checkpoint that a worker writes, if it has no copy yet, or the worker is gone.
-    pub(super) fn give_up_copy(&mut self, gone: Option<Task>) {
-        let at_work = self.saving.at_work.as_ref();
-        let writer = at_work.and_then(|at_work| at_work.writer);
-        if writer.is_some_and(|writer| !writer.has_copy || Some(writer.task) == gone) {
-            self.give_up_saving();
-            // The next ring writes another one.
-            self.saving.begun = None;
-        }
-    }
-
-    /// Returns whether a member writes a shard of the checkpoint.
-    fn writes(&self, shard: u32, task: Task) -> bool {
-        let at_work = self.saving.at_work.as_ref();
-        match at_work.and_then(|at_work| at_work.writer) {
-            Some(writer) => writer.task == task,
-            None => self.servers().get(shard as usize) == Some(&task),
-        }
-    }
-
     /// Takes the report that a shard's part is written, or cannot be.
     pub(crate) fn shard_saved(&mut self, now: Instant, task: Task, report: wire::CheckpointReport) {
-        if !self.writes(report.shard, task) {
+        if self.servers().get(report.shard as usize) != Some(&task) {
             return;
         }
         // The generations of forgotten members are all below the first generation.

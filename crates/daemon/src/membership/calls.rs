@@ -73,18 +73,16 @@ impl Coordinator {
         self.send(request, call).await
     }
 
-    /// Asks for work. `copied` is the newest checkpoint for which the worker has copied its values.
+    /// Asks for work.
     ///
     /// # Errors
     /// See the variants of [`MembershipError`].
     pub async fn lease_work(
         &self,
         origin: Origin,
-        copied: Option<u64>,
     ) -> Result<wire::LeaseWorkReply, MembershipError> {
         let request = wire::LeaseWorkRequest {
             origin: Some(origin.into()),
-            copied,
         };
         let call = |mut client: Calls, request| async move { client.lease_work(request).await };
         self.send(request, call).await

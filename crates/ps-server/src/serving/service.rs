@@ -7,13 +7,11 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use http::{Request, Response};
-use shared_proto::connections::Caller;
 use shared_proto::ids::Role;
 use shared_proto::security::Security;
 use shared_proto::stream::{self, BodyKind, Incoming};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tonic::Status;
 use tonic::body::Body;
 use tonic::server::NamedService;
 use tower::Service;
@@ -56,18 +54,11 @@ impl Service<Request<Body>> for Sessions {
 
 impl Sessions {
     fn begin(&self, request: Request<Body>) -> Response<Body> {
-        if request.uri().path() != stream::SESSION_PATH {
-            let path = request.uri().path();
-            return Status::unimplemented(format!("there is no method {path}")).into_http();
-        }
-        let (security, extensions) = (&self.security, request.extensions());
-        let admitted = security.check_token(request.headers(), extensions);
-        let admitted = admitted.and_then(|()| security.check_role(extensions, Role::Worker));
-        if let Err(status) = admitted {
-            return status.into_http();
-        }
-        let caller = Caller::of(extensions).cloned();
-        caller.iter().for_each(Caller::called);
+        let path = stream::SESSION_PATH;
+        let caller = match stream::admit(&request, path, &self.security, Role::Worker) {
+            Ok(caller) => caller,
+            Err(refused) => return *refused,
+        };
         let (answers, body) = stream::body(ANSWERS, BodyKind::Response);
         let entrance = Arc::clone(&self.greeted).entrance(caller);
         let session = Session::new(Arc::clone(&self.shard), answers, entrance);

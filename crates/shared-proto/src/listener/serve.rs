@@ -18,18 +18,18 @@ use crate::connections::Guarded;
 use crate::security::Security;
 use crate::transport;
 
-/// Serves connections of one listener until `stop`. A connection may have `streams` streams at a time.
-///
-/// # Errors
-/// hyper's.
-pub async fn serve<S>(
-    service: S,
-    streams: u32,
-    security: &Security,
-    connections: impl Stream<Item = Connection> + Send + Unpin,
-    stop: CancellationToken,
-) -> Result<(), tonic::transport::Error>
-where
+/// A gRPC service that is written by hand.
+pub trait StreamService:
+    Service<Request<Body>, Response = Response<Body>, Error = Infallible, Future: Send + 'static>
+    + NamedService
+    + Clone
+    + Send
+    + Sync
+    + 'static
+{
+}
+
+impl<S> StreamService for S where
     S: Service<
             Request<Body>,
             Response = Response<Body>,
@@ -39,8 +39,21 @@ where
         + Clone
         + Send
         + Sync
-        + 'static,
+        + 'static
 {
+}
+
+/// Serves connections of one listener until `stop`. A connection may have `streams` streams at a time.
+///
+/// # Errors
+/// hyper's.
+pub async fn serve<S: StreamService>(
+    service: S,
+    streams: u32,
+    security: &Security,
+    connections: impl Stream<Item = Connection> + Send + Unpin,
+    stop: CancellationToken,
+) -> Result<(), tonic::transport::Error> {
     let mut connections = connections;
     let first = stop.run_until_cancelled(connections.next()).await;
     let Some(first) = first.flatten() else {
@@ -81,23 +94,13 @@ where
 ///
 /// # Errors
 /// hyper's.
-pub async fn serve_incoming<S, C>(
+pub async fn serve_incoming<S: StreamService, C>(
     service: S,
     streams: u32,
     incoming: impl Stream<Item = io::Result<C>>,
     stop: CancellationToken,
 ) -> Result<(), tonic::transport::Error>
 where
-    S: Service<
-            Request<Body>,
-            Response = Response<Body>,
-            Error = Infallible,
-            Future: Send + 'static,
-        > + NamedService
-        + Clone
-        + Send
-        + Sync
-        + 'static,
     C: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
 {
     transport::server()

@@ -1,4 +1,4 @@
-//! A method whose request and response are streams of messages.
+//! Methods with streams of messages in both directions: their calls, their admission and their responses.
 
 use http::{HeaderValue, Request, Response, header};
 use prost::Message;
@@ -8,7 +8,9 @@ use tonic::{Code, Status};
 use tower::{Service, ServiceExt};
 
 use super::{CONTENT_TYPE, Incoming};
-use crate::security::{Credentials, chain_of};
+use crate::connections::Caller;
+use crate::ids::Role;
+use crate::security::{Credentials, Security, chain_of};
 
 /// Calls the method of this path. `body` has the messages to send; those of the peer are returned.
 ///
@@ -40,6 +42,32 @@ pub async fn call<M: Message + Default>(
         }
         _ => Ok(Incoming::new(response.into_body())),
     }
+}
+
+/// Checks that a request is for the method of this path, and that its caller has the token and a certificate of this role.
+/// Returns the caller's place at the port.
+///
+/// # Errors
+/// The response to a request that is refused.
+pub fn admit(
+    request: &Request<Body>,
+    path: &str,
+    security: &Security,
+    role: Role,
+) -> Result<Option<Caller>, Box<Response<Body>>> {
+    let check = || {
+        let found = request.uri().path();
+        if found != path {
+            return Err(Status::unimplemented(format!("there is no method {found}")));
+        }
+        let extensions = request.extensions();
+        security.check_token(request.headers(), extensions)?;
+        security.check_role(extensions, role)?;
+        let caller = Caller::of(extensions).cloned();
+        caller.iter().for_each(Caller::called);
+        Ok(caller)
+    };
+    check().map_err(|status: Status| Box::new(status.into_http()))
 }
 
 /// Returns the response to a call of such a method.

@@ -57,7 +57,7 @@ pub trait Strategy {
     ) -> Result<Pushed, StrategyError>;
 
     /// Forms a group with the other workers anew, because the one that this worker was in is over. Returns the number of
-    /// steps that the values have. Only strategies whose workers form groups are asked.
+    /// steps that the values have. It is called only for strategies in which workers form groups.
     async fn regroup(&mut self, _: &dyn Replica) -> Result<Clock, StrategyError> {
         Err(StrategyError::Answer {
             call: "LeaseWork",

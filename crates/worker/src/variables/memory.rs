@@ -25,6 +25,14 @@ pub(super) fn elements(tensor: &Tensor) -> candle_core::Result<Vec<f32>> {
     }
 }
 
+/// Returns the numbers of a variable on the CPU.
+pub(super) fn numbers(storage: &mut CpuStorage) -> candle_core::Result<&mut [f32]> {
+    match storage {
+        CpuStorage::F32(memory) => Ok(memory),
+        other => bail!("a variable has dtype {:?}; F32 was expected", other.dtype()),
+    }
+}
+
 /// Overwrites elements of a variable in place. The caller has checked that they are there.
 pub(super) struct Overwrite<'a> {
     pub(super) start: usize,
@@ -37,14 +45,8 @@ impl InplaceOp1 for Overwrite<'_> {
     }
 
     fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> candle_core::Result<()> {
-        let CpuStorage::F32(memory) = storage else {
-            bail!(
-                "a variable has dtype {:?}; F32 was expected",
-                storage.dtype()
-            );
-        };
         let start = layout.start_offset() + self.start;
-        self.values.copy_to(&mut memory[start..]);
+        self.values.copy_to(&mut numbers(storage)?[start..]);
         Ok(())
     }
 

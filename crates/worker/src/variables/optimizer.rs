@@ -3,15 +3,14 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
-use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, InplaceOp1, Layout, Var, bail};
+use candle_core::{CpuStorage, InplaceOp1, Layout, Var};
 use optimizer::{Part, Update, VariableRule};
 use shared_proto::blocks::VariableSpec;
 use shared_proto::job::Job;
 use shared_proto::payload::{self, Elements, LeF32};
 
 use super::error::VariablesError;
-use super::memory::{Overwrite, elements};
+use super::memory::{Overwrite, elements, numbers};
 use super::set::Variables;
 
 /// The rules and slots of a worker's variables. Vectors of values have those of all variables that are not frozen, in the
@@ -203,14 +202,8 @@ impl InplaceOp1 for Apply<'_> {
     }
 
     fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> candle_core::Result<()> {
-        let CpuStorage::F32(memory) = storage else {
-            bail!(
-                "a variable has dtype {:?}; F32 was expected",
-                storage.dtype()
-            );
-        };
         let start = layout.start_offset();
-        self.apply(&mut memory[start..start + self.gradient.len()]);
+        self.apply(&mut numbers(storage)?[start..start + self.gradient.len()]);
         Ok(())
     }
 

@@ -13,7 +13,7 @@ use super::*;
 /// Samples of a worker's step.
 const BATCH: u64 = 5;
 
-/// A worker that remembers of which samples its values are made.
+/// A worker of the model, with the samples that its values are made of.
 #[derive(Clone, Debug)]
 struct Worker {
     task: Task,
@@ -33,8 +33,8 @@ struct Rings {
     workers: Vec<Worker>,
     names: u32,
     evaluated: Vec<u32>,
-    /// The newest checkpoint for which the writer has copied its values.
-    copied: Option<u64>,
+    /// Workers that were evicted, and still have their values.
+    evicted: Vec<Worker>,
 }
 
 fn job(workers: u32) -> Job {
@@ -54,9 +54,6 @@ impl Rings {
             rings.start();
         }
         rings.join_all();
-        for worker in rings.all() {
-            rings.work(worker);
-        }
         rings
     }
 
@@ -71,7 +68,7 @@ impl Rings {
             workers: Vec::new(),
             names: 0,
             evaluated: Vec::new(),
-            copied: None,
+            evicted: Vec::new(),
         }
     }
 
@@ -117,8 +114,24 @@ impl Rings {
             .join_ring(self.scene.now, &origin, &request)
     }
 
-    /// Lets all workers join the next ring, and take the values that it names.
+    /// Lets all workers join the next ring, take the values that it names, and ask for work.
     fn join_all(&mut self) {
+        let ring = self.form();
+        self.take(&ring, &self.all());
+        self.enter(&ring);
+    }
+
+    /// Lets the workers that have taken the values of a ring ask for work.
+    fn enter(&mut self, ring: &wire::Ring) {
+        for worker in self.all() {
+            if self.workers[worker].ring == Epoch(ring.number) {
+                self.work(worker);
+            }
+        }
+    }
+
+    /// Lets all workers join the next ring.
+    fn form(&mut self) -> wire::Ring {
         let mut ring = None;
         // A newcomer breaks the ring of the others.
         let mut order = self.all();
@@ -128,11 +141,11 @@ impl Rings {
                 ring = Some(formed);
             }
         }
-        let ring = ring.expect("a ring is formed when the last has joined");
-        self.take(&ring);
+        ring.expect("a ring is formed when the last has joined")
     }
 
-    fn take(&mut self, ring: &wire::Ring) {
+    /// Lets some of the workers take the values of a ring.
+    fn take(&mut self, ring: &wire::Ring, which: &[usize]) {
         let tasks: Vec<Task> = ring
             .members
             .iter()
@@ -151,7 +164,11 @@ impl Rings {
                 "the source has the values of this clock"
             );
         }
-        for worker in &mut self.workers {
+        for (index, worker) in self.workers.iter_mut().enumerate() {
+            // The source has its values already.
+            if !which.contains(&index) && worker.task != source.task {
+                continue;
+            }
             if !ring.broadcast && worker.task != source.task {
                 assert_eq!(worker.values.as_ref(), Some(&values));
             }
@@ -165,7 +182,7 @@ impl Rings {
     fn work(&mut self, worker: usize) -> Work {
         let origin = self.origin(worker);
         let cluster = &mut self.scene.cluster;
-        cluster.lease_work(self.scene.now, &origin, self.copied).0
+        cluster.lease_work(self.scene.now, &origin).0
     }
 
     /// Returns the samples of the next step, all ranks' together; none if this worker has no step to make.
@@ -223,6 +240,26 @@ impl Rings {
 
     fn all(&self) -> Vec<usize> {
         (0..self.workers.len()).collect()
+    }
+
+    /// Evicts a worker, which keeps its values.
+    fn evict(&mut self, worker: usize) {
+        let evicted = self.kill(worker);
+        self.evicted.push(evicted);
+    }
+
+    /// Lets an evicted worker register again, with its values.
+    fn come_back(&mut self) {
+        if let Some(evicted) = self.evicted.pop() {
+            let again = self.start();
+            let task = self.workers[again].task;
+            self.workers[again] = Worker {
+                task,
+                ring: Epoch(0),
+                unreported: 0,
+                ..evicted
+            };
+        }
     }
 
     fn kill(&mut self, worker: usize) -> Worker {
@@ -315,6 +352,39 @@ fn a_step_that_only_a_dead_worker_has_made_does_not_count() {
 }
 
 #[test]
+fn a_step_counts_only_once_others_have_it() {
+    let mut rings = Rings::new(3);
+    rings.step(&[2], true);
+    rings.kill(0);
+    let ring = rings.form();
+    assert_eq!((ring.clock, ring.source, ring.broadcast), (1, 1, true));
+    // The only worker with the step dies before another has taken its values.
+    rings.take(&ring, &[]);
+    rings.enter(&ring);
+    rings.kill(1);
+    rings.join_all();
+    assert_eq!(rings.workers[0].clock, Clock(0));
+    assert_eq!(rings.scene.cluster.done(), (0, 0));
+    rings.finish();
+}
+
+#[test]
+fn values_with_an_abandoned_step_do_not_count() {
+    let mut rings = Rings::new(3);
+    rings.step(&[2], false);
+    rings.evict(2);
+    rings.join_all();
+    rings.step(&rings.all(), true);
+    // All have one step now, and the worker that comes back has another one than the others.
+    rings.come_back();
+    let ring = rings.form();
+    assert_eq!((ring.clock, ring.broadcast), (1, true));
+    rings.take(&ring, &rings.all());
+    rings.join_all();
+    rings.finish();
+}
+
+#[test]
 fn a_newcomer_takes_the_values_of_the_others() {
     let mut rings = Rings::new(2);
     rings.step(&rings.all(), true);
@@ -359,7 +429,7 @@ fn two_workers_that_cannot_reach_each_other_are_parted() {
         assert!(matches!(rings.ask(0, Some(other)), Ok(Joined::Pending(_))));
         rings.ask(1, None).unwrap();
         match rings.ask(2, Some(one)) {
-            Ok(Joined::Ring(ring)) => rings.take(&ring),
+            Ok(Joined::Ring(ring)) => rings.take(&ring, &rings.all()),
             other => assert_eq!(other.unwrap_err().reason, Reason::Fenced),
         }
     }
@@ -441,6 +511,12 @@ enum Event {
     /// Some of the workers make a step, and report it or not.
     Step(Vec<bool>, bool),
     Kill(usize),
+    /// A worker is evicted, and keeps its values.
+    Evict(usize),
+    /// An evicted worker registers again.
+    ComeBack,
+    /// The next ring is formed, but only some of its members take the values before one dies.
+    Half(Vec<bool>, usize),
     Start,
     /// The coordinator starts again with what it has persisted.
     Resume,
@@ -452,13 +528,17 @@ fn event() -> impl Strategy<Value = Event> {
             .prop_map(|(which, report)| Event::Step(which, report)),
         4 => Just(Event::Step(vec![true; 4], true)),
         1 => (0usize..4).prop_map(Event::Kill),
+        1 => (0usize..4).prop_map(Event::Evict),
+        1 => Just(Event::ComeBack),
+        1 => (prop::collection::vec(any::<bool>(), 4), 0usize..4)
+            .prop_map(|(which, dies)| Event::Half(which, dies)),
         1 => Just(Event::Start),
         1 => Just(Event::Resume),
     ]
 }
 
 proptest! {
-    /// Whoever dies, joins or starts again: each sample is in the values once, and all have the same.
+    /// After any deaths, joins and restarts, each sample is in the values once, and all workers have the same values.
     #[test]
     fn each_sample_counts_once(events in prop::collection::vec(event(), 0..40)) {
         let mut rings = Rings::new(3);
@@ -483,7 +563,23 @@ proptest! {
                     }
                 }
                 Event::Resume => rings.scene.cluster = rings.scene.resumed(),
-                Event::Kill(_) | Event::Start => {}
+                Event::Evict(worker) if rings.workers.len() > 1 => {
+                    rings.evict(worker % rings.workers.len());
+                    rings.join_all();
+                }
+                Event::ComeBack if rings.workers.len() < 4 => {
+                    rings.come_back();
+                    rings.join_all();
+                }
+                Event::Half(which, dies) if rings.workers.len() > 1 => {
+                    let ring = rings.form();
+                    let some = rings.all().into_iter().filter(|i| which[i % which.len()]);
+                    rings.take(&ring, &some.collect::<Vec<_>>());
+                    rings.enter(&ring);
+                    rings.kill(dies % rings.workers.len());
+                    rings.join_all();
+                }
+                Event::Kill(_) | Event::Start | Event::Evict(_) | Event::ComeBack | Event::Half(..) => {}
             }
             if rings.scene.cluster.ended() {
                 break;

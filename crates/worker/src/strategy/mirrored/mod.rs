@@ -53,7 +53,7 @@ pub struct Mirrored {
     swapped: bool,
     /// The memory of the gradients.
     memory: Vec<f32>,
-    /// The member whose loss has ended the ring before.
+    /// The member that was lost when the last ring ended.
     lost: Option<Task>,
     waiting_on: watch::Sender<Vec<Task>>,
     _stop: DropGuard,
@@ -115,7 +115,7 @@ impl Mirrored {
         Ok(())
     }
 
-    /// Adds up a vector with the other members. Reports for whom it waits, if it takes long.
+    /// Adds up a vector with the other members. If that takes long, reports the member that it waits for.
     async fn all_reduce(&mut self, values: &mut [f32]) -> Result<(), StrategyError> {
         let Some(ring) = &self.ring else {
             let why = "this worker is in no ring";

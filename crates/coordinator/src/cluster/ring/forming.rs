@@ -1,0 +1,223 @@
+//! The forming of a ring: requests to join, rings that are broken, and the values with which the next one begins.
+
+use std::time::Instant;
+
+use shared_proto::ids::{Clock, Epoch, Origin, Task};
+use shared_proto::refusal::{Reason, Refusal};
+use shared_proto::view::JobPhase;
+use shared_proto::wire;
+
+use super::RingMember;
+use crate::cluster::Cluster;
+
+/// The answer to a worker that asks to join.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) enum Joined {
+    Ring(wire::Ring),
+    /// It waits for what the text names.
+    Pending(String),
+    Ended,
+}
+
+impl Cluster {
+    /// Takes a worker's request to join the ring. A request of a member of the formed ring, or of a newcomer, breaks that ring.
+    ///
+    /// # Errors
+    /// [`Reason::Malformed`] in a job with servers, [`Reason::NotInitialized`] before a worker has registered variables,
+    /// [`Reason::Fenced`] if the sender is evicted because another worker cannot reach it.
+    pub(crate) fn join_ring(
+        &mut self,
+        now: Instant,
+        origin: &Origin,
+        request: &wire::JoinRingRequest,
+    ) -> Result<Joined, Refusal> {
+        let task = origin.task;
+        if !self.has_ring() {
+            let what = "the workers of a job with parameter servers form no ring";
+            return Err(Refusal::new(Reason::Malformed, what));
+        }
+        if self.ended() {
+            return Ok(Joined::Ended);
+        }
+        if !self.initialized() {
+            let what = "no worker has registered variables; register them first";
+            return Err(Refusal::new(Reason::NotInitialized, what));
+        }
+        let values = self.valid_values(origin.clock, Epoch(request.values_ring));
+        if self.durable.ring.formed {
+            let ring = &self.durable.ring;
+            if ring.member(task).is_some() && origin.epoch < ring.number {
+                // The answer to its last request was lost.
+                return Ok(Joined::Ring(self.wire_ring()));
+            }
+            self.break_ring(now, "a worker asks for another");
+        }
+        let lost = request.lost.as_ref().and_then(|lost| lost.try_into().ok());
+        self.note_joined(task, values, lost);
+        self.form_ring(now);
+        // It may have been removed, or the job has failed.
+        self.admit(origin)?;
+        match self.durable.ring.formed {
+            _ if self.ended() => Ok(Joined::Ended),
+            true => Ok(Joined::Ring(self.wire_ring())),
+            false => Ok(Joined::Pending(self.missing_in_ring())),
+        }
+    }
+
+    /// Returns the number of steps of a worker's values, of the ring in which it got them or made its newest step. None if it
+    /// has none, or they are of no use: a later ring is settled, or no worker can have made so many steps.
+    fn valid_values(&self, clock: Clock, of: Epoch) -> Option<Clock> {
+        let ring = &self.durable.ring;
+        let possible = match &ring.span {
+            Some(span) => span.end(),
+            None => self.durable.training.min_clock,
+        };
+        let valid = of.0 > 0 && of >= ring.settled && clock <= possible;
+        valid.then_some(clock)
+    }
+
+    fn note_joined(&mut self, task: Task, values: Option<Clock>, lost: Option<Task>) {
+        let ring = &mut self.durable.ring;
+        let joined = RingMember {
+            task,
+            joined: true,
+            entered: false,
+            values,
+            made: Clock(0),
+            lost,
+        };
+        match ring.member_mut(task) {
+            Some(member) => *member = joined,
+            None => ring.members.push(joined),
+        }
+        ring.members.sort_by_key(|member| member.task.id.index);
+        self.must_persist();
+    }
+
+    /// Describes what the ring that is being formed waits for.
+    pub(in crate::cluster) fn missing_in_ring(&self) -> String {
+        let ring = &self.durable.ring;
+        let absent = ring.members.iter().find(|member| !member.joined);
+        if let Some(member) = absent {
+            return format!("{} has not joined the next ring yet", member.task);
+        }
+        let wanted = self.job.workers();
+        format!("{} of {wanted} workers have joined", ring.members.len())
+    }
+
+    /// Breaks the ring: all members are to join the next one.
+    fn break_ring(&mut self, now: Instant, why: &str) {
+        let ring = &mut self.durable.ring;
+        if !std::mem::replace(&mut ring.formed, false) {
+            return;
+        }
+        tracing::info!(ring = ring.number.0, why, "the ring is broken");
+        ring.number = ring.number.next();
+        for member in &mut ring.members {
+            member.joined = false;
+        }
+        // The others have waited for the one that is lost.
+        for member in self.durable.members.values_mut() {
+            member.progress.moved = now;
+        }
+        self.must_persist();
+    }
+
+    /// Removes a worker that is gone from the ring.
+    pub(in crate::cluster) fn leave_ring(&mut self, now: Instant, task: Task) {
+        if self.durable.ring.member(task).is_none() {
+            return;
+        }
+        if !self.ended() {
+            self.break_ring(now, "a member is gone");
+        }
+        let ring = &mut self.durable.ring;
+        ring.members.retain(|member| member.task != task);
+        self.must_persist();
+        self.form_ring(now);
+    }
+
+    /// Forms the ring if all that are expected have joined.
+    fn form_ring(&mut self, now: Instant) {
+        let ring = &self.durable.ring;
+        let starting = self.durable.outcome.phase == JobPhase::Starting;
+        let wanted = if starting { self.job.workers() } else { 1 } as usize;
+        let complete = ring.members.iter().all(|member| member.joined);
+        if ring.formed || !complete || ring.members.len() < wanted || self.ended() {
+            return;
+        }
+        if self.evict_unreachable(now) {
+            return;
+        }
+        let values = self.durable.ring.members.iter().map(|member| member.values);
+        match values.max().flatten() {
+            Some(newest) => self.form_at(newest),
+            // All have the same initial values.
+            None if starting => self.form_at(Clock(0)),
+            None => self.fail(
+                now,
+                "all workers with the values are gone; start the job again".to_owned(),
+            ),
+        }
+    }
+
+    fn form_at(&mut self, clock: Clock) {
+        let ring = &mut self.durable.ring;
+        let has = |member: &RingMember| member.values == Some(clock);
+        ring.source = ring.members.iter().position(has).unwrap_or(0);
+        let others = ring.members.iter().enumerate();
+        let mut others = others.filter(|(rank, _)| *rank != ring.source);
+        ring.broadcast = others.any(|(_, member)| !has(member));
+        (ring.clock, ring.formed) = (clock, true);
+        for member in &mut ring.members {
+            (member.made, member.entered) = (clock, false);
+        }
+        // The first ring has a number too: 0 means none.
+        ring.number = ring.number.max(Epoch(1));
+        tracing::info!(
+            ring = ring.number.0,
+            ranks = ring.members.len(),
+            clock = clock.0,
+            "a ring is formed"
+        );
+        for member in &ring.members {
+            if let Some(known) = self.durable.members.get_mut(&member.task.id) {
+                known.progress.clock = clock;
+            }
+        }
+        self.must_persist();
+    }
+
+    /// Removes a worker that others have lost twice in a row although it lives: the network between them is cut, and the next
+    /// ring would break as this one did. Returns whether there was one.
+    fn evict_unreachable(&mut self, now: Instant) -> bool {
+        let ring = &mut self.durable.ring;
+        let lost: Vec<(Task, Task)> = ring
+            .members
+            .iter()
+            .filter_map(|member| Some((member.task, member.lost?)))
+            .collect();
+        let progressed = ring
+            .members
+            .iter()
+            .any(|member| member.values > Some(ring.clock));
+        let Some((by, lost)) = lost.first().copied().filter(|_| !progressed) else {
+            self.observed.lost_in_ring = None;
+            return false;
+        };
+        let pair = [by.id, lost.id];
+        let again = self.observed.lost_in_ring.replace(pair);
+        let same = again.is_some_and(|again| again.iter().all(|id| pair.contains(id)));
+        if !same {
+            return false;
+        }
+        // Of the two, the one that came last leaves.
+        let leaves = by.id.max(lost.id);
+        self.observed.lost_in_ring = None;
+        let known = self.member(leaves).is_some_and(|member| member.alive);
+        if known {
+            self.remove(now, leaves, "another worker cannot reach it");
+        }
+        known
+    }
+}

@@ -1,0 +1,195 @@
+//! The ring of a job without servers: the workers that make each step together. Each has all values, so a step is made
+//! once all members have added up their gradients.
+//!
+//! - `forming`: requests to join, broken rings, and the values with which the next one begins
+//! - `steps`: the steps that the members make together, leased and counted
+//!
+//! If a member is lost within a step, some others may have the sum of the gradients already, and the rest cannot get it. So
+//! each member joins the next ring with the number of steps that its values have, and the highest number counts: a step
+//! that one of them has made is made, and the others take the values of that member. A step that none has made is
+//! abandoned by all, and its data is leased again. A step that a member has reported, and that no other member has
+//! made when it dies, is not made.
+//!
+//! A ring is *settled* once all members have asked for work in it, because they have its values then. Only then are the steps
+//! of the ring before counted and further ones leased: until then the source of the values may die with a step that no other
+//! member has. Values of rings before the newest settled one are of no use. They may have a step that was abandoned.
+
+mod forming;
+mod steps;
+
+use serde::{Deserialize, Serialize};
+use shared_proto::ids::{Clock, Epoch, Origin, Task, TaskId};
+use shared_proto::wire;
+
+use super::Cluster;
+use super::ledger::Split;
+
+pub(crate) use forming::Joined;
+
+/// The ring that is formed, or being formed.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Ring {
+    /// Grows each time that a ring is broken. It is the epoch of all calls of the members.
+    pub(super) number: Epoch,
+    /// The members in rank order. While a ring is being formed: those of the one before that are live, and those that have
+    /// asked to join.
+    members: Vec<RingMember>,
+    formed: bool,
+    /// The number of the newest settled ring.
+    settled: Epoch,
+    /// The number of steps that the values had when the ring was formed.
+    clock: Clock,
+    /// The rank with these values.
+    source: usize,
+    /// True if another rank lacks them.
+    broadcast: bool,
+    /// The steps that the members make at present; until the ring is settled, those of the settled one before.
+    span: Option<Span>,
+}
+
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct RingMember {
+    task: Task,
+    /// True once it has asked to join the ring that is being formed.
+    joined: bool,
+    /// True once it has asked for work in the ring.
+    entered: bool,
+    /// The number of steps that its values have, according to its request; none if it has no values that count.
+    values: Option<Clock>,
+    /// The number of steps that it has made.
+    made: Clock,
+    /// The member that it could not exchange numbers with.
+    lost: Option<Task>,
+}
+
+/// Consecutive steps, of which all members have the data together.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Span {
+    split: Split,
+    /// The clock before the first step.
+    first: Clock,
+    steps: u64,
+    /// Samples of a step.
+    size: u64,
+}
+
+impl Span {
+    /// Returns the clock after the last step.
+    fn end(&self) -> Clock {
+        Clock(self.first.0.saturating_add(self.steps))
+    }
+
+    /// Returns the position after the steps before this clock.
+    fn position(&self, clock: Clock) -> u64 {
+        let made = clock.0.saturating_sub(self.first.0);
+        let samples = made.saturating_mul(self.size);
+        self.split.start.saturating_add(samples).min(self.split.end)
+    }
+}
+
+/// The two workers that could not exchange numbers when the newest ring was broken.
+pub(super) type LostPair = [TaskId; 2];
+
+impl Ring {
+    fn member(&self, task: Task) -> Option<&RingMember> {
+        self.members.iter().find(|member| member.task == task)
+    }
+
+    fn member_mut(&mut self, task: Task) -> Option<&mut RingMember> {
+        self.members.iter_mut().find(|member| member.task == task)
+    }
+
+    fn rank(&self, task: Task) -> u32 {
+        let rank = self.members.iter().position(|member| member.task == task);
+        rank.unwrap_or(0) as u32
+    }
+
+    fn is_settled(&self) -> bool {
+        self.formed && self.settled == self.number
+    }
+
+    /// Returns the number of steps that all members of the formed ring have made.
+    fn made_by_all(&self) -> Clock {
+        let made = self.members.iter().map(|member| member.made);
+        made.min().unwrap_or(self.clock)
+    }
+
+    /// Returns the members that the others wait for: those that have not joined or entered, or have made the fewest steps
+    /// of the span. `waits` returns whether a member itself waits for another.
+    fn slowest(&self, waits: impl Fn(&Task) -> bool) -> Vec<Task> {
+        let made = self.made_by_all();
+        let is_slow = |member: &&RingMember| match self.formed {
+            true if self.is_settled() => {
+                self.span.is_some() && member.made <= made && !waits(&member.task)
+            }
+            true => !member.entered,
+            false => !member.joined,
+        };
+        let slow = self.members.iter().filter(is_slow);
+        slow.map(|member| member.task).collect()
+    }
+
+    /// Checks that the parts fit together.
+    ///
+    /// # Errors
+    /// Describes the impossible value.
+    pub(super) fn check(&self) -> Result<(), String> {
+        let ranks = self.members.len();
+        if self.formed && self.source >= ranks {
+            return Err(format!("rank {} of {ranks} has the values", self.source));
+        }
+        if self.settled > self.number {
+            let (settled, number) = (self.settled, self.number);
+            return Err(format!("ring {settled} is settled before ring {number}"));
+        }
+        match &self.span {
+            Some(span) if span.size == 0 || span.split.start > span.split.end => {
+                Err("the ring's steps have no samples".to_owned())
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+impl Cluster {
+    /// Returns whether the workers form a ring.
+    pub(super) fn has_ring(&self) -> bool {
+        !self.job.strategy.name.has_servers()
+    }
+
+    /// Returns whether the workers are to form another ring.
+    pub(super) fn is_ring_broken(&self) -> bool {
+        self.has_ring() && !self.durable.ring.formed
+    }
+
+    /// Returns whether a worker is in the ring that is formed.
+    pub(super) fn is_in_ring(&self, origin: &Origin) -> bool {
+        let ring = &self.durable.ring;
+        ring.formed && origin.epoch == ring.number && ring.member(origin.task).is_some()
+    }
+
+    /// Returns the workers that the others of the ring wait for.
+    pub(super) fn slowest_of_ring(&self) -> Vec<Task> {
+        let waits = |task: &Task| {
+            let member = self.member(task.id);
+            member.is_some_and(|member| !member.progress.waiting_on.is_empty())
+        };
+        self.durable.ring.slowest(waits)
+    }
+
+    fn wire_ring(&self) -> wire::Ring {
+        let ring = &self.durable.ring;
+        let address = |task: Task| self.member(task.id).map(|member| member.address.clone());
+        let member = |member: &RingMember| wire::RingMember {
+            task: Some(member.task.into()),
+            address: address(member.task).unwrap_or_default(),
+        };
+        wire::Ring {
+            number: ring.number.0,
+            members: ring.members.iter().map(member).collect(),
+            clock: ring.clock.0,
+            source: ring.source as u32,
+            broadcast: ring.broadcast,
+        }
+    }
+}

@@ -1,0 +1,167 @@
+//! The steps that the members of a ring make together: their data is leased to all, and they count once all have made them.
+
+use std::time::Instant;
+
+use shared_proto::ids::{Clock, Origin, Task};
+use shared_proto::refusal::{Reason, Refusal};
+use shared_proto::wire;
+
+use super::Span;
+use crate::cluster::Cluster;
+use crate::cluster::admission::not_leased;
+use crate::cluster::ledger::{HELD_BY_ALL, Split};
+use crate::cluster::training::{MOST_BATCHES, Work};
+
+impl Cluster {
+    /// Notes that a member has asked for work in the ring. Once all have, the ring is settled: the steps of the ring before
+    /// that its values have are made, and the data of the others is leased again.
+    pub(in crate::cluster) fn enter_ring(&mut self, now: Instant, task: Task) {
+        let ring = &mut self.durable.ring;
+        if ring.is_settled() {
+            return;
+        }
+        if let Some(member) = ring.member_mut(task) {
+            member.entered = true;
+        }
+        if ring.members.iter().any(|member| !member.entered) {
+            return;
+        }
+        ring.settled = ring.number;
+        let made = ring.clock;
+        self.must_persist();
+        self.settle_span(now, made);
+    }
+
+    /// Returns the steps that a member of the ring is to make; none if it has made all that are leased.
+    pub(in crate::cluster) fn work_in_ring(&self, task: Task) -> Option<Work> {
+        let ring = &self.durable.ring;
+        let member = ring.member(task).filter(|_| ring.is_settled())?;
+        let span = ring.span.as_ref().filter(|span| member.made < span.end())?;
+        Some(Work::Shared {
+            split: Split {
+                start: span.position(member.made),
+                ..span.split
+            },
+            rank: ring.rank(task),
+            ranks: ring.members.len() as u32,
+        })
+    }
+
+    /// Leases the next steps to the ring, unless it has some.
+    pub(in crate::cluster) fn plan_span(&mut self) {
+        let ring = &self.durable.ring;
+        let busy = ring.span.is_some()
+            || self.durable.evaluations.pending()
+            || self.durable.training.stopping
+            || self.durable.checkpoints.ending();
+        if busy || !ring.is_settled() {
+            return;
+        }
+        let first = ring.made_by_all();
+        let ranks = ring.members.len() as u64;
+        let size = self.job.samples_per_step().saturating_mul(ranks);
+        let Some(ledger) = &mut self.durable.training.ledger else {
+            return;
+        };
+        let Some((split, steps)) = ledger.lease_to_all(size, MOST_BATCHES) else {
+            return;
+        };
+        self.durable.ring.span = Some(Span {
+            split,
+            first,
+            steps,
+            size,
+        });
+        self.must_persist();
+    }
+
+    /// Counts the steps that a member has made. A report of an earlier ring has no effect: the values with which its sender
+    /// joins the next one count.
+    ///
+    /// # Errors
+    /// [`Reason::NotLeased`], [`Reason::FutureClock`] or [`Reason::Malformed`].
+    pub(in crate::cluster) fn finish_in_ring(
+        &mut self,
+        now: Instant,
+        origin: &Origin,
+        request: &wire::FinishStepRequest,
+    ) -> Result<(), Refusal> {
+        let task = origin.task;
+        let ring = &self.durable.ring;
+        let current = ring.is_settled() && origin.epoch == ring.number;
+        let Some(member) = ring.member(task).filter(|_| current) else {
+            return Ok(());
+        };
+        if origin.clock <= member.made {
+            return Ok(());
+        }
+        let Some(span) = ring.span.as_ref().filter(|s| s.split.id == request.split) else {
+            return Err(not_leased(task, request));
+        };
+        let made = origin.clock.0.saturating_sub(member.made.0);
+        if origin.clock > span.end() || request.steps > made {
+            return Err(Refusal::new(
+                Reason::FutureClock,
+                format!(
+                    "{task} says that it has finished {} steps after {} more, but it had finished {}, of the steps up to {}",
+                    origin.clock,
+                    request.steps,
+                    member.made,
+                    span.end()
+                ),
+            ));
+        }
+        self.check_report(task, request, request.steps)?;
+        let samples = made.saturating_mul(self.job.samples_per_step());
+        let samples = request.samples.min(samples);
+        if let Some(member) = self.durable.ring.member_mut(task) {
+            member.made = origin.clock;
+        }
+        self.count(now, origin, request, samples);
+        let made = self.durable.ring.made_by_all();
+        self.count_made(now, made);
+        Ok(())
+    }
+
+    /// Counts the steps before `made` as made by all.
+    fn count_made(&mut self, now: Instant, made: Clock) {
+        let Some(span) = &mut self.durable.ring.span else {
+            return;
+        };
+        let made = made.min(span.end());
+        let (position, id, whole) = (span.position(made), span.split.id, made == span.end());
+        let ledger = self.durable.training.ledger.as_mut();
+        let advanced = ledger.and_then(|ledger| ledger.advance(HELD_BY_ALL, id, position));
+        let Some((samples, complete)) = advanced else {
+            return;
+        };
+        self.durable.evaluations.due.extend(complete);
+        let tally = &mut self.durable.training.tally;
+        let counted = std::mem::replace(&mut self.durable.training.min_clock, made);
+        let steps = made.0.saturating_sub(counted.0);
+        tally.samples = tally.samples.saturating_add(samples);
+        tally.steps = tally.steps.saturating_add(steps);
+        if whole {
+            self.durable.ring.span = None;
+            self.must_persist();
+        } else {
+            self.may_persist();
+        }
+        if steps > 0 {
+            self.record_progress(now, steps);
+        }
+        self.schedule_last_evaluation();
+    }
+
+    /// Ends the span at a clock: the steps before it are made, the data of the others is leased again.
+    fn settle_span(&mut self, now: Instant, made: Clock) {
+        self.count_made(now, made);
+        let Some(span) = self.durable.ring.span.take() else {
+            return;
+        };
+        if let Some(ledger) = &mut self.durable.training.ledger {
+            ledger.take_back(span.size);
+        }
+        self.must_persist();
+    }
+}
