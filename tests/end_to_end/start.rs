@@ -11,7 +11,7 @@ fn what_is_wrong_is_found_before_anything_is_made() {
         (&["--data", "nope"], "there is no data source \"nope\""),
         (
             &["--set", "strategy.name=mirrored"],
-            "unknown variant `mirrored`, expected `parameter-server`",
+            "unknown variant `mirrored`, expected one of `parameter-server`, `multi-worker-mirrored`, `one-device`",
         ),
         (&["--device", "cuda:7"], "cuda:7 cannot be used"),
         (&["--device", "gpu"], "\"gpu\" is no device"),
