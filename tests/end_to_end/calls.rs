@@ -38,6 +38,7 @@ async fn a_call_of_another_role_is_refused_and_changes_nothing() {
     let mut server = Peer::join_as(&address, wire::Role::Ps, "spare").await;
     let asked = server.coordinator.lease_work(wire::LeaseWorkRequest {
         origin: Some(server.origin.clone()),
+        copied: None,
     });
     let refusal = refusal_of(asked.await);
     assert_eq!(refusal.reason, Reason::Malformed);

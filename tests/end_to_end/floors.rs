@@ -36,6 +36,7 @@ const FLOORS: [(&str, &[&str]); 14] = [
             "collective",
             "optimizer",
             "storage",
+            "checkpoint",
             "daemon",
             "nn",
             "table",

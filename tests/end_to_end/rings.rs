@@ -148,6 +148,13 @@ fn a_class_for_each(samples: usize) -> tempfile::TempDir {
     dir
 }
 
+/// Returns whether a sample counted once, in a step of one to three workers.
+fn is_once(visits: f32) -> bool {
+    let share = 1.0 / visits;
+    let workers = share.round();
+    (1.0..=3.0).contains(&workers) && (share - workers).abs() < 1e-3
+}
+
 /// Workers die and come back while they train. The weights count how often each sample was visited: a step with n workers
 /// adds 1/n for each of its samples. So each weight is one of these numbers if and only if its sample counted once.
 #[test]
@@ -189,10 +196,10 @@ fn each_sample_counts_once_whoever_dies() {
     let model = weights(&dir.path().join("run/model.safetensors"));
     for (name, values) in &model {
         for (sample, visits) in values.to_vec1::<f32>().unwrap().into_iter().enumerate() {
-            let share = 1.0 / visits;
-            let workers = share.round();
-            let once = (1.0..=3.0).contains(&workers) && (share - workers).abs() < 1e-3;
-            assert!(once, "{name}: sample {sample} was visited {visits} times");
+            assert!(
+                is_once(visits),
+                "{name}: sample {sample} was visited {visits} times"
+            );
         }
     }
 }
@@ -244,26 +251,6 @@ fn what_a_ring_cannot_train_is_refused_by_name() {
             "{said}"
         );
     }
-    let dir = tempfile::tempdir().unwrap();
-    let run = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
-    let (served, ring) = (run("served"), run("ring"));
-    let first = ["train", "--steps", "3", "--run-dir", &served];
-    assert!(program().run(&first).status.success());
-    let restored = [
-        "train",
-        "--strategy",
-        "multi-worker-mirrored",
-        "--restore",
-        &served,
-        "--run-dir",
-        &ring,
-    ];
-    let output = program().run(&restored);
-    let said = String::from_utf8_lossy(&output.stderr);
-    assert!(
-        said.contains("cannot begin with a checkpoint yet"),
-        "{said}"
-    );
     let output = program().run(&["train", "--strategy", "one-device", "--workers", "2"]);
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(
@@ -292,4 +279,90 @@ fn a_ring_with_certificates_and_a_token_trains() {
     assert!(output.status.success(), "{output:?}");
     let summary: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(summary["samples"], 2 * 1437);
+}
+
+/// Runs `flambeau train` to its end, with a run directory of that name.
+fn train_in(dir: &Path, name: &str, arguments: &[&str]) -> serde_json::Value {
+    let run = dir.join(name);
+    let mut all = vec!["train", "--json", "--run-dir", run.to_str().unwrap()];
+    all.extend(arguments);
+    let output = program().run(&all);
+    assert!(output.status.success(), "{output:?}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[test]
+fn a_job_moves_between_strategies_by_its_checkpoints() {
+    const JOB: &str = "seed = 4\nbatch_size = 16\nepochs = 9\nema_decay = 0.9\n[optimizer]\nname = \"adam\"\n[model]\nname = \"normal\"\n[[groups]]\nvariables = \"line.bias\"\nfrozen = true\n[cluster]\nworkers = 2\n";
+    const MIRRORED: [&str; 2] = ["--strategy", "multi-worker-mirrored"];
+    const SERVED: [&str; 4] = ["--strategy", "parameter-server", "--mode", "sync"];
+    let dir = tempfile::tempdir().unwrap();
+    let job = dir.path().join("job.toml");
+    std::fs::write(&job, JOB).unwrap();
+    let job = job.to_str().unwrap();
+    let whole = |name: &str, strategy: &[&str]| {
+        let arguments = [&[job, "--steps", "40"], strategy].concat();
+        train_in(dir.path(), name, &arguments);
+        weights(&dir.path().join(name).join("model.safetensors"))
+    };
+    let undisturbed = whole("whole", &MIRRORED);
+    for (name, first, second) in [
+        ("served to mirrored", &SERVED[..], &MIRRORED[..]),
+        ("mirrored to served", &MIRRORED, &SERVED),
+        ("mirrored to mirrored", &MIRRORED, &MIRRORED),
+    ] {
+        let before = format!("{name}: before");
+        train_in(
+            dir.path(),
+            &before,
+            &[&[job, "--steps", "23"], first].concat(),
+        );
+        let from = dir.path().join(&before);
+        let restore = ["--restore", from.to_str().unwrap()];
+        let arguments = [&[job, "--steps", "40"], second, &restore].concat();
+        let summary = train_in(dir.path(), name, &arguments);
+        assert_eq!(summary["steps"], 40, "{name}");
+        let found = weights(&dir.path().join(name).join("model.safetensors"));
+        let difference = difference(&found, &undisturbed);
+        assert!(difference < 1e-5, "{name}: {difference}");
+    }
+}
+
+/// All workers die at once, twice. Each sample of the weights counts once, because they go back to a checkpoint with the data.
+#[test]
+fn a_job_outlives_all_its_workers() {
+    const SAMPLES: usize = 400;
+    let data = a_class_for_each(SAMPLES);
+    let job = format!(
+        "epochs = 1\nbatch_size = 1\n[data]\nkind = \"csv\"\ndir = {:?}\ntarget = \"class\"\n[model]\nname = \"visits\"\n[optimizer]\nname = \"sgd\"\nlearning_rate = 1.0\n{MIRRORED}[cluster]\nworkers = 2\nlease_seconds = 2.0\n[checkpoint]\nevery_steps = 10\n",
+        data.path()
+    );
+    let slow = [("TEST_STEP_MILLISECONDS", "10")];
+    let mut cluster = Cluster::start(program(), &job, 0);
+    for _ in 0..2 {
+        cluster.add_worker(&slow);
+    }
+    let saved = |cluster: &Cluster| cluster.status()["checkpoint"]["clock"].as_u64();
+    for clock in [1, 100] {
+        eventually(|| saved(&cluster) >= Some(clock));
+        for worker in 0..2 {
+            cluster.workers[worker].kill();
+        }
+        for worker in 0..2 {
+            cluster.restart_worker(worker, &slow);
+        }
+    }
+    let (summary, dir) = cluster.finish();
+    assert_eq!(summary["samples"], SAMPLES);
+    let events = std::fs::read_to_string(dir.path().join("run/metrics.jsonl")).unwrap();
+    assert!(events.matches("\"restored\"").count() >= 2, "{events}");
+    let model = weights(&dir.path().join("run/model.safetensors"));
+    for (name, values) in &model {
+        for (sample, visits) in values.to_vec1::<f32>().unwrap().into_iter().enumerate() {
+            assert!(
+                is_once(visits),
+                "{name}: sample {sample} was visited {visits} times"
+            );
+        }
+    }
 }

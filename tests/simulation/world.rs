@@ -201,7 +201,7 @@ impl World {
             let store = [": refused: ", ": no room: ", "the store/", "the store: "];
             let of_store = store.iter().any(|part| error.contains(part));
             let of_disk = error.contains("the coordinator's state");
-            let other_run = error.contains("does not see the checkpoints of the coordinator");
+            let other_run = error.contains("the checkpoints of the coordinator cannot be seen");
             let damaged = ["is damaged", "another writer's"];
             let damaged = damaged.iter().any(|part| error.contains(part));
             of_store && !damaged && self.stores.is_to_blame(name, now)

@@ -235,6 +235,7 @@ impl Peer {
         loop {
             let request = wire::LeaseWorkRequest {
                 origin: Some(self.origin.clone()),
+                copied: None,
             };
             let reply = self
                 .coordinator

@@ -49,6 +49,11 @@ pub enum CheckpointError {
         /// A description of the other run.
         owner: String,
     },
+    /// The location is not that of the coordinator's checkpoints. Give all processes a location that they share.
+    #[error(
+        "the checkpoints of the coordinator cannot be seen in {0}; set checkpoint.location to a folder that all processes share, or to an URL as in s3://bucket/folder, or checkpoint.enabled to false"
+    )]
+    Elsewhere(String),
     /// The content differs from the written one. Use an older checkpoint.
     #[error("{file} is damaged: {reason}{}", before(instead.as_ref()))]
     Damaged {

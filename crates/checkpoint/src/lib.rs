@@ -17,6 +17,7 @@
 //! - `newest_first`: the newest of each row, where rows are in the files of several checkpoints
 //! - `store`: writes, reads and finds checkpoints; `store/tidy`: lists and deletes them;
 //!   `store/owner`: the run that owns a location
+//! - `load`: whether a checkpoint's values can be loaded for a job; `wire`: files in messages
 //! - `location`: the locations that a user may give, and their stores
 //! - `format`: its version, and the names of folders
 //! - `files`: the files of a location, in a folder or a bucket
@@ -30,6 +31,7 @@ mod folder;
 mod format;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
+mod load;
 mod location;
 mod manifest;
 mod newest_first;
@@ -37,12 +39,14 @@ mod part;
 mod store;
 #[cfg(test)]
 mod suite;
+mod wire;
 
 pub use error::CheckpointError;
 pub use files::Files;
 pub use format::{FORMAT, folder_name};
+pub use load::{LoadError, Wanted};
 pub use location::{load, resolve};
 pub use manifest::{BlockRange, FileEntry, Manifest, SavedVariable, hexadecimal, sha256};
 pub use newest_first::{NewestFirst, Piece};
-pub use part::{SavedBlock, SavedValues, Watermark, decode, encode, weights_header};
+pub use part::{FILE_BYTES, SavedBlock, SavedValues, Watermark, decode, encode, weights_header};
 pub use store::{BEAT, Claim, DEAD_AFTER, Listed, Store};

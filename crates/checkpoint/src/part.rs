@@ -17,6 +17,7 @@ use bytes::Bytes;
 use serde::Deserialize;
 use shared_proto::blocks::BlockId;
 use shared_proto::ids::{Clock, Generation, Role, Sequence, Task, TaskId, Version};
+use shared_proto::payload;
 use shared_proto::planted;
 use shared_proto::table::SavedRows;
 
@@ -26,6 +27,9 @@ use tensors::{slots_of, take_dense, take_rows, tensors_of};
 use crate::error::CheckpointError;
 use crate::format::FORMAT;
 use crate::manifest::{FileEntry, Manifest, ranges};
+
+/// The bytes of weights and slots in one file, as a rule, and so in memory for writing at a time.
+pub const FILE_BYTES: usize = 16 << 20;
 
 /// A watermark: the last message that a block has taken from a worker. Earlier ones are duplicates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,6 +83,12 @@ impl SavedValues {
             Self::Dense { weights, slots } => [weights, slots],
             Self::Rows(rows) => [&rows.numbers, &NONE],
         }
+    }
+
+    /// Returns whether no value or number of optimizer state is NaN or infinite.
+    pub fn all_finite(&self) -> bool {
+        let mut numbers = self.numbers().into_iter();
+        numbers.all(|numbers| payload::all_finite(payload::elements(numbers)))
     }
 
     /// Returns whether these are only the rows of a bucket that have changed since an earlier checkpoint.

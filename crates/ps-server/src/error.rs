@@ -39,14 +39,6 @@ pub enum PsError {
     /// The store of checkpoints cannot be used.
     #[error(transparent)]
     Checkpoint(#[from] CheckpointError),
-    /// The store of checkpoints is not the coordinator's.
-    #[error(
-        "this server does not see the checkpoints of the coordinator in {location}; set checkpoint.location to a folder that all of them share, or to an URL as in s3://bucket/folder, or checkpoint.enabled to false"
-    )]
-    OtherStore {
-        /// The store that the server sees.
-        location: String,
-    },
     /// A step was committed with a gradient that this shard does not have.
     #[error(
         "step {step} was committed with a gradient of {task} that this shard does not have; its weights are not the job's any more"

@@ -149,6 +149,7 @@ where
             reporter,
             counters: &self.counters,
             clock: Clock(0),
+            copied: None,
         };
         trainer.train().await
     }

@@ -28,6 +28,8 @@ pub(crate) struct Trainer<'a> {
     pub(crate) reporter: Reporter,
     pub(crate) counters: &'a Counters,
     pub(crate) clock: Clock,
+    /// The newest checkpoint for which the values were copied.
+    pub(crate) copied: Option<u64>,
 }
 
 impl Trainer<'_> {
@@ -48,6 +50,12 @@ impl Trainer<'_> {
                     trained => trained?,
                 },
                 Work::Regroup(_) => self.regroup().await?,
+                Work::CopyValues(order) => {
+                    let view = ViewNumber(leased.view);
+                    let copied = self.strategy.write_checkpoint(&order, view, self.replica);
+                    copied.await?;
+                    self.copied = Some(order.number);
+                }
                 Work::Evaluate(evaluate) => {
                     self.evaluate(&evaluate, ViewNumber(leased.view)).await?
                 }
@@ -64,7 +72,8 @@ impl Trainer<'_> {
     async fn lease_work(&mut self) -> Result<wire::LeaseWorkReply, WorkerError> {
         let mut origin = self.membership.next_origin();
         (origin.clock, origin.epoch) = (self.clock, self.strategy.reconciled().epoch());
-        let reply = self.membership.coordinator.lease_work(origin).await?;
+        let leased = self.membership.coordinator.lease_work(origin, self.copied);
+        let reply = leased.await?;
         self.membership.sender().heard(Epoch(reply.epoch));
         Ok(reply)
     }

@@ -95,13 +95,16 @@ impl Store {
         Err(self.contested())
     }
 
-    /// Returns the id of the run that owns the location. By it servers check that they see the same
-    /// store as their coordinator.
+    /// Returns the store as that of a run, after a check that the run owns the location: then it is the store that the run's
+    /// coordinator sees.
     ///
     /// # Errors
-    /// As [`owner`](Self::owner).
-    pub async fn read_probe(&self) -> Result<Option<String>, CheckpointError> {
-        Ok(self.owner().await?.map(|claim| claim.run))
+    /// [`CheckpointError::Elsewhere`], or as [`owner`](Self::owner).
+    pub async fn owned_by(&self, run: &str) -> Result<Self, CheckpointError> {
+        match self.owner().await? {
+            Some(claim) if claim.run == run => Ok(self.clone().of_run(run)),
+            _ => Err(CheckpointError::Elsewhere(self.location().to_owned())),
+        }
     }
 
     /// Checks that a run may claim the location. If another run owns it and has not released it, watches

@@ -32,12 +32,12 @@ pub(super) async fn suite(mut new: impl FnMut() -> Store) {
 }
 
 async fn probes(store: Store) {
-    assert_eq!(store.read_probe().await.unwrap(), None);
+    assert!(store.owned_by("8").await.is_err());
     assert_eq!(store.list().await.unwrap(), []);
     assert_eq!(store.newest().await.unwrap(), None);
     let first = store.claim(claim("7", 0), None).await.unwrap();
     store.claim(claim("8", 0), Some(&first)).await.unwrap();
-    assert_eq!(store.read_probe().await.unwrap().unwrap(), "8");
+    assert_eq!(store.owned_by("8").await.unwrap().run(), "8");
     assert_eq!(store.clone().list().await.unwrap(), []);
 }
 

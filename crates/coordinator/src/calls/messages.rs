@@ -50,8 +50,8 @@ pub(crate) fn take_report(
     let task = origin.task;
     let (what, role) = match &report {
         Some(Report::Shard(_)) => ("Report of a shard", Role::Ps),
-        Some(Report::Checkpoint(_)) => ("Report of a checkpoint", Role::Ps),
-        Some(Report::Restore(_)) => ("Report of a restore", Role::Ps),
+        Some(Report::Checkpoint(_)) => ("Report of a checkpoint", cluster.keeper_role()),
+        Some(Report::Restore(_)) => ("Report of a restore", cluster.keeper_role()),
         Some(Report::Evaluation(_)) => ("Report of an evaluation", Role::Worker),
         Some(Report::Wait(_)) => ("Report of a wait", Role::Worker),
         Some(Report::Lost(_)) => ("Report of losses", Role::Worker),
@@ -84,6 +84,13 @@ pub(crate) fn wire_work(work: Work, error: String) -> wire::lease_work_reply::Wo
         Work::Split(split) => Reply::Split(wire_split(split, 0, 0)),
         Work::Shared { split, rank, ranks } => Reply::Split(wire_split(split, rank, ranks)),
         Work::Regroup => Reply::Regroup(wire::Regroup {}),
+        Work::CopyValues {
+            number,
+            block_elements,
+        } => Reply::CopyValues(wire::CopyValues {
+            number,
+            block_elements,
+        }),
         Work::Evaluate {
             data_epoch,
             save_model,

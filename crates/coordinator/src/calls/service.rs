@@ -363,10 +363,11 @@ impl Coordinator for Service {
         request: Request<wire::LeaseWorkRequest>,
     ) -> Answer<wire::LeaseWorkReply> {
         let (_, extensions, request) = request.into_parts();
+        let copied = request.copied;
         let (work, clock) = self
             .ask_as_until(
                 CallOrigin::new(&request.origin, &extensions, "LeaseWork").worker(),
-                |cluster, now, origin| Ok(cluster.lease_work(now, origin)),
+                |cluster, now, origin| Ok(cluster.lease_work(now, origin, copied)),
                 |(work, _)| !matches!(work, Work::Idle(_)),
             )
             .await?;

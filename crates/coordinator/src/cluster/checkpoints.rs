@@ -104,18 +104,22 @@ impl Checkpoints {
         self.stage = Stage::Last;
     }
 
-    /// Names a shard that has values to load, and the reason why it has not; none if there is no such shard.
-    pub(super) fn loads(&self) -> Option<String> {
+    /// Names a shard that has values to load, and the reason why it has not; none if there is no such shard. In a job
+    /// without servers it is a worker.
+    pub(super) fn loads(&self, has_servers: bool) -> Option<String> {
+        let loader = |shard: &usize| match has_servers {
+            true => format!("shard {shard}"),
+            false => "a worker".to_owned(),
+        };
         let mut in_vain = self.loading.iter().filter(|(_, why)| !why.is_empty());
         if let Some((shard, why)) = in_vain.next() {
+            let loader = loader(shard);
             return Some(format!(
-                "shard {shard} cannot load its values from a checkpoint yet ({why})"
+                "{loader} cannot load its values from a checkpoint yet ({why})"
             ));
         }
-        let shard = self.loading.keys().next()?;
-        Some(format!(
-            "shard {shard} is loading its values from a checkpoint"
-        ))
+        let loader = loader(self.loading.keys().next()?);
+        Some(format!("{loader} is loading its values from a checkpoint"))
     }
 }
 

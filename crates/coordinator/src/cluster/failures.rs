@@ -119,11 +119,14 @@ impl Cluster {
         let longest = self.stall();
         let stuck = |at_work: &&AtWork| now.duration_since(at_work.moved) > longest;
         if let Some(at_work) = self.saving.at_work.as_ref().filter(stuck) {
-            let shards = at_work.missing.iter().map(ToString::to_string);
-            let shards: Vec<String> = shards.collect();
-            let who = match shards.as_slice() {
+            let parts = at_work
+                .missing
+                .iter()
+                .map(|shard| at_work.writer_of(*shard));
+            let parts: Vec<String> = parts.collect();
+            let who = match parts.as_slice() {
                 [] => "its manifest is".to_owned(),
-                shards => format!("the parts of shards {} are", shards.join(", ")),
+                parts => format!("the parts of {} are", parts.join(", ")),
             };
             let seconds = longest.as_secs_f64();
             let why = format!("{who} missing, and nothing was written for {seconds} s");

@@ -69,7 +69,7 @@ fn resume(bytes: &[u8]) -> bool {
             clock: Clock(0),
             sequence: Sequence(1),
         };
-        cluster.lease_work(now, &origin);
+        cluster.lease_work(now, &origin, None);
     }
     self::kept(&cluster, now);
     true

@@ -135,10 +135,11 @@ impl Ledger {
     }
 
     /// Returns the ledger with other settings.
-    pub(crate) fn under(self, epochs: u32, budget: Option<u64>) -> Self {
+    pub(crate) fn under(self, epochs: u32, budget: Option<u64>, shared_steps: bool) -> Self {
         Self {
             epochs,
             budget,
+            shared_steps,
             ..self
         }
     }
@@ -454,11 +455,11 @@ mod tests {
             let split = ledger.lease(worker(0), 2).unwrap();
             ledger.advance(worker(0), split.id, 4).unwrap();
         }
-        let mut fewer = ledger.clone().under(2, None);
+        let mut fewer = ledger.clone().under(2, None, false);
         assert_eq!(fewer.data_epoch(), 1);
         assert!(fewer.exhausted() && fewer.lease(worker(0), 1).is_none());
 
-        let mut limited = ledger.under(5, Some(1));
+        let mut limited = ledger.under(5, Some(1), false);
         assert_eq!(limited.data_epoch(), 2);
         let split = limited.lease(worker(0), 2).unwrap();
         assert_eq!((split.data_epoch, split.start, split.end), (2, 0, 2));

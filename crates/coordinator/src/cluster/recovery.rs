@@ -148,7 +148,7 @@ impl Cluster {
             .steps
             .map(|steps| steps.saturating_sub(progress.steps));
         let ledger = progress.ledger.clone();
-        self.durable.training.ledger = Some(ledger.under(self.job.epochs, budget));
+        self.durable.training.ledger = Some(ledger.under(self.job.epochs, budget, self.sync()));
         self.durable.evaluations = Evaluations::restored(&progress.due, &progress.evaluations);
         (self.durable.training.step, self.durable.training.commit) = (None, None);
         self.durable.training.min_clock = progress.clock;
@@ -159,7 +159,7 @@ impl Cluster {
         self.schedule_last_evaluation();
     }
 
-    fn record_restore(&mut self, now: Instant, checkpoint: u64, shard: Option<usize>) {
+    pub(super) fn record_restore(&mut self, now: Instant, checkpoint: u64, shard: Option<usize>) {
         self.records.push(Record::Restored {
             seconds: self.seconds(now),
             checkpoint,
@@ -178,11 +178,12 @@ impl Cluster {
     ) {
         let shard = report.shard as usize;
         let map = self.map();
-        let expected = map.is_some_and(|map| {
-            map.shards.get(shard).is_some_and(|placed| {
+        let expected = match map {
+            Some(map) => map.shards.get(shard).is_some_and(|placed| {
                 placed.server == task && placed.source.epoch.0 == report.epoch
-            })
-        });
+            }),
+            None => shard == 0 && self.durable.ring.is_loaded_by(task, report.epoch),
+        };
         if !expected {
             return;
         }
@@ -263,6 +264,7 @@ impl Cluster {
         let sync = self.sync();
         self.give_up_saving();
         self.must_persist();
+        self.break_ring(now, "an earlier checkpoint is to be loaded");
         let variables = self.durable.variables.as_mut();
         let Some(map) = variables.and_then(|v| v.map.as_mut()) else {
             return;

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use checkpoint::{BlockRange, CheckpointError, FORMAT, FileEntry, Manifest, SavedVariable};
+use checkpoint::{CheckpointError, FORMAT, FileEntry, Manifest, SavedVariable};
 use shared_proto::ids::{Clock, Epoch, Generation, Task};
 use shared_proto::planted;
 use shared_proto::refusal::brief;
@@ -16,7 +16,9 @@ use super::Cluster;
 use super::backoff::Backoff;
 use super::checkpoints::{CheckpointPlace, DurableCheckpoint, SavedProgress, Stage};
 use super::losses::is_alive;
+use super::placement::block_elements;
 use super::record::Record;
+use super::training::Work;
 
 /// A task for the store of checkpoints.
 #[derive(Debug)]
@@ -28,7 +30,22 @@ pub(crate) enum StoreTask {
     FindBefore(Box<DurableCheckpoint>),
 }
 
-/// A checkpoint that the shards are writing.
+/// How values are cut for a checkpoint.
+struct Layout {
+    block_elements: usize,
+    shards: u32,
+    writer: Option<Writer>,
+}
+
+/// A worker that writes all values.
+#[derive(Clone, Copy, Debug)]
+struct Writer {
+    task: Task,
+    /// True once it has copied its values, so that the next steps may change them.
+    has_copy: bool,
+}
+
+/// A checkpoint that the shards are writing, or a worker.
 #[derive(Debug)]
 pub(super) struct AtWork {
     manifest: Manifest,
@@ -42,11 +59,21 @@ pub(super) struct AtWork {
     pub(super) missing: BTreeSet<u32>,
     /// True if the job ends with it.
     pub(super) last: bool,
+    /// Jobs without servers: the worker that writes it.
+    writer: Option<Writer>,
 }
 
 impl AtWork {
     pub(super) fn number(&self) -> u64 {
         self.manifest.number
+    }
+
+    /// Describes the writer of a part.
+    pub(super) fn writer_of(&self, shard: u32) -> String {
+        match self.writer {
+            Some(writer) => writer.task.to_string(),
+            None => format!("shard {shard}"),
+        }
     }
 
     fn order(&self) -> CheckpointOrder {
@@ -120,8 +147,12 @@ impl Saving {
     /// Describes what the last checkpoint waits for.
     pub(super) fn last_of(&self) -> String {
         let at_work = self.at_work.as_ref().filter(|at_work| at_work.last);
-        match at_work.and_then(|at_work| at_work.missing.first()) {
-            Some(shard) => format!("shard {shard} is writing its part of the last checkpoint"),
+        let missing = at_work.and_then(|at_work| Some((at_work, at_work.missing.first()?)));
+        match missing {
+            Some((at_work, shard)) => format!(
+                "{} is writing its part of the last checkpoint",
+                at_work.writer_of(*shard)
+            ),
             None => self.awaits("last"),
         }
     }
@@ -179,6 +210,7 @@ impl Cluster {
             && self.initialized()
             && self.orphans().next().is_none()
             && self.durable.checkpoints.loading.is_empty()
+            && (!self.has_ring() || self.ring_rests())
     }
 
     /// Orders a checkpoint if one is due. In sync mode it must be called between two steps.
@@ -211,7 +243,7 @@ impl Cluster {
         else {
             return;
         };
-        let Some(map) = &variables.map else {
+        let Some(layout) = self.layout() else {
             return;
         };
         let progress = SavedProgress {
@@ -231,21 +263,22 @@ impl Cluster {
             job: self.job.name.clone(),
             job_toml: self.job.to_toml(),
             mode: self.job.strategy.mode.name().to_owned(),
-            epoch: map.epoch.0,
+            epoch: self.epoch().0,
             clock: progress.clock.0,
             steps: progress.steps,
             samples: progress.samples,
             // Set when it is written: there is no wall clock here.
             began: 0,
-            variables: map
+            variables: variables
+                .model
                 .variables
                 .iter()
-                .map(|v| SavedVariable::of(&v.spec, self.job.slots_of(&v.spec.name, v.spec.kind)))
+                .map(|spec| SavedVariable::of(spec, self.job.slots_of(&spec.name, spec.kind)))
                 .collect(),
-            tables: map.tables.iter().map(|t| t.spec.clone()).collect(),
-            block_elements: map.block_elements as u64,
+            tables: variables.model.tables.clone(),
+            block_elements: layout.block_elements as u64,
             slots: None,
-            shards: map.shards.len() as u32,
+            shards: layout.shards,
             files: Vec::new(),
             progress: serde_json::Value::Null,
             checksum: String::new(),
@@ -268,13 +301,79 @@ impl Cluster {
             moved: now,
             missing,
             last: self.durable.checkpoints.ending(),
+            writer: layout.writer,
         });
         self.must_persist();
     }
 
+    /// Returns how the values are cut, and the worker that writes them if there are no servers. `None`: they are not cut
+    /// yet.
+    fn layout(&self) -> Option<Layout> {
+        if let Some(map) = self.map() {
+            return Some(Layout {
+                block_elements: map.block_elements,
+                shards: map.shards.len() as u32,
+                writer: None,
+            });
+        }
+        let variables = self.durable.variables.as_ref()?;
+        let start = self.durable.checkpoints.start.as_ref();
+        Some(Layout {
+            block_elements: match start {
+                Some(start) => start.block_elements,
+                None => block_elements(&variables.model.variables, 1),
+            },
+            shards: 1,
+            writer: Some(Writer {
+                task: self.first_of_ring()?,
+                has_copy: false,
+            }),
+        })
+    }
+
+    /// Returns the checkpoint for which a worker is to copy its values, if there is one. `copied` is the newest one for
+    /// which it has.
+    pub(super) fn copy_for_checkpoint(&mut self, task: Task, copied: Option<u64>) -> Option<Work> {
+        let at_work = self.saving.at_work.as_mut()?;
+        let number = at_work.manifest.number;
+        let writer = at_work.writer.as_mut().filter(|w| w.task == task)?;
+        writer.has_copy |= copied == Some(number);
+        (!writer.has_copy).then_some(Work::CopyValues {
+            number,
+            block_elements: at_work.manifest.block_elements,
+        })
+    }
+
+    /// Returns whether the next steps must wait for a copy of the values.
+    pub(super) fn awaits_copy(&self) -> bool {
+        let at_work = self.saving.at_work.as_ref();
+        let writer = at_work.and_then(|at_work| at_work.writer);
+        writer.is_some_and(|writer| !writer.has_copy)
+    }
+
+    /// Gives up the checkpoint that a worker writes, because the worker is gone.
+    pub(super) fn give_up_copy_of(&mut self, gone: Task) {
+        let at_work = self.saving.at_work.as_ref();
+        let writer = at_work.and_then(|at_work| at_work.writer);
+        if writer.is_some_and(|writer| writer.task == gone) {
+            self.give_up_saving();
+            // The next ring writes another one.
+            self.saving.begun = None;
+        }
+    }
+
+    /// Returns whether a member writes a shard of the checkpoint.
+    fn writes(&self, shard: u32, task: Task) -> bool {
+        let at_work = self.saving.at_work.as_ref();
+        match at_work.and_then(|at_work| at_work.writer) {
+            Some(writer) => writer.task == task,
+            None => self.servers().get(shard as usize) == Some(&task),
+        }
+    }
+
     /// Takes the report that a shard's part is written, or cannot be.
     pub(crate) fn shard_saved(&mut self, now: Instant, task: Task, report: wire::CheckpointReport) {
-        if self.servers().get(report.shard as usize) != Some(&task) {
+        if !self.writes(report.shard, task) {
             return;
         }
         // The generations of forgotten members are all below the first generation.
@@ -284,18 +383,27 @@ impl Cluster {
         let Some(at_work) = &mut self.saving.at_work else {
             return;
         };
-        if at_work.manifest.number != report.number || !at_work.missing.remove(&report.shard) {
+        if at_work.manifest.number != report.number || !at_work.missing.contains(&report.shard) {
             return;
         }
+        if report.unfinished {
+            at_work.moved = now;
+            return;
+        }
+        at_work.missing.remove(&report.shard);
         if !report.error.is_empty() {
             let failure = Failure {
-                why: format!("shard {}: {}", report.shard, brief(&report.error)),
+                why: format!(
+                    "{}: {}",
+                    at_work.writer_of(report.shard),
+                    brief(&report.error)
+                ),
                 full: report.store_full,
             };
             return self.not_saved(now, failure);
         }
         at_work.moved = now;
-        let files = report.files.into_iter().map(file_entry);
+        let files = report.files.into_iter().map(FileEntry::from);
         at_work.manifest.files.extend(files);
         if at_work.missing.is_empty() || planted!(EarlyManifest) {
             if let Some(base) = &at_work.base {
@@ -399,21 +507,5 @@ impl Cluster {
         if let Some(at_work) = at_work.filter(|_| of_shard && more) {
             at_work.moved = now;
         }
-    }
-}
-
-fn file_entry(file: wire::CheckpointFile) -> FileEntry {
-    let range = |range: wire::BlockRange| BlockRange {
-        variable: range.variable,
-        first: range.first,
-        last: range.last,
-    };
-    FileEntry {
-        name: file.name,
-        bytes: file.bytes,
-        sha256: file.sha256,
-        blocks: file.blocks.into_iter().map(range).collect(),
-        changes: file.changes.into_iter().map(range).collect(),
-        checkpoint: None,
     }
 }

@@ -45,7 +45,7 @@ impl Cluster {
     /// Sync mode: cuts the next step among the workers that are ready, unless a step is open.
     pub(super) fn plan_step(&mut self, now: Instant) {
         if self.has_ring() {
-            return self.plan_span();
+            return self.plan_span(now);
         }
         let ending = self.durable.training.stopping || self.durable.checkpoints.ending();
         // A step must not begin on a server that is about to stop.

@@ -117,7 +117,7 @@ impl Scene {
 
     fn work(&mut self, task: Task) -> (Work, Clock) {
         let origin = self.origin(task, Clock(0));
-        self.cluster.lease_work(self.now, &origin)
+        self.cluster.lease_work(self.now, &origin, None)
     }
 
     fn split(&mut self, task: Task) -> (super::ledger::Split, Clock) {

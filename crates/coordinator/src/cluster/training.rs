@@ -32,6 +32,11 @@ pub(crate) enum Work {
     },
     /// The ring is over; the worker is to join the next one.
     Regroup,
+    /// The worker is to copy its values, and to write them as this checkpoint.
+    CopyValues {
+        number: u64,
+        block_elements: u64,
+    },
     Evaluate {
         data_epoch: u32,
         save_model: bool,
@@ -69,9 +74,15 @@ pub(super) struct Tally {
 
 impl Cluster {
     /// Leases work to a worker. A repeated call before the work is done gives the same answer.
-    pub(crate) fn lease_work(&mut self, now: Instant, origin: &Origin) -> (Work, Clock) {
+    /// `copied` is the newest checkpoint for which the worker has copied its values.
+    pub(crate) fn lease_work(
+        &mut self,
+        now: Instant,
+        origin: &Origin,
+        copied: Option<u64>,
+    ) -> (Work, Clock) {
         let task = origin.task;
-        let work = self.choose_work(now, origin);
+        let work = self.choose_work(now, origin, copied);
         let min_clock = self.update_min_clock();
         let Some(member) = self.durable.members.get_mut(&task.id) else {
             return (work, min_clock);
@@ -86,7 +97,7 @@ impl Cluster {
         (work, state.clock)
     }
 
-    fn choose_work(&mut self, now: Instant, origin: &Origin) -> Work {
+    fn choose_work(&mut self, now: Instant, origin: &Origin, copied: Option<u64>) -> Work {
         let task = origin.task;
         if self.ended() {
             return Work::Done;
@@ -105,6 +116,9 @@ impl Cluster {
         self.durable.awaited.remove(&task.id);
         self.durable.unable.can_work(task.id);
         self.begin(now);
+        if let Some(copy) = self.copy_for_checkpoint(task, copied) {
+            return copy;
+        }
         if self.durable.checkpoints.ending() {
             return Work::Idle(self.saving.last_of());
         }

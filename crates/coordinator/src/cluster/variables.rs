@@ -190,6 +190,10 @@ impl Cluster {
         }
         let samples = variables.data.training_samples;
         self.durable.training.ledger = Some(self.fresh_ledger(samples));
+        let start = self.durable.checkpoints.start.as_ref();
+        if let Some(kept) = start.and(self.durable.checkpoints.newest.clone()) {
+            self.restore_progress(&kept.progress);
+        }
         self.must_persist();
     }
 

@@ -70,22 +70,12 @@ impl Restore<'_> {
     }
 }
 
-/// Opens the store of a job's checkpoints, if the job writes any. Servers write them, so a job without servers has none.
+/// Opens the store of a job's checkpoints, if the job writes any.
 ///
 /// # Errors
 /// If the location cannot be used.
 pub(crate) fn open_store(job: &Job, dir: &Path) -> Result<Option<Store>, CheckpointError> {
     if !job.checkpoint.enabled {
-        return Ok(None);
-    }
-    if job.servers() == Some(0) {
-        match &job.checkpoint.location {
-            Some(location) => tracing::warn!(
-                location,
-                "the job has no parameter servers, which write checkpoints; checkpoint.location has no effect"
-            ),
-            None => tracing::info!("the job has no parameter servers, so it has no checkpoints"),
-        }
         return Ok(None);
     }
     let beside = || dir.join(run_dir::CHECKPOINTS).display().to_string();
@@ -230,12 +220,6 @@ async fn start_cluster(
         location: store.checkpoint_location(manifest.number),
         what,
     };
-    if !job.strategy.name.has_servers() {
-        let name = job.strategy.name.name();
-        return Err(refused(format!(
-            "jobs with `strategy.name = {name:?}` cannot begin with a checkpoint yet; leave out --restore, or use \"parameter-server\""
-        )));
-    }
     let theirs = Job::parse(&manifest.job_toml).map_err(|error| refused(error.to_string()))?;
     if let Some(what) = difference(&job, &theirs) {
         return Err(refused(what));
@@ -257,7 +241,9 @@ async fn start_cluster(
 
 /// Returns the first setting that must agree between the job and a checkpoint's job but does not.
 fn difference(ours: &Job, theirs: &Job) -> Option<String> {
-    let sync = |job: &Job| job.strategy.mode == Mode::Sync;
+    let other_strategy = ours.strategy.name != theirs.strategy.name;
+    // Some strategies have only this mode.
+    let sync = |job: &Job| other_strategy || job.strategy.mode == Mode::Sync;
     // Its value may change, but there is an average for each weight or for none.
     let average = |job: &Job| {
         let kept = job.ema_decay.map(|_| "set");
@@ -315,17 +301,6 @@ mod tests {
         for (ours, theirs) in [(Some(0.9), None), (None, Some(0.9))] {
             let refused = difference(&job(ours), &job(theirs)).unwrap();
             assert!(refused.contains("ema_decay"), "{refused}");
-        }
-    }
-
-    #[test]
-    fn a_job_without_servers_opens_no_store() {
-        let dir = tempfile::tempdir().unwrap();
-        let mut job = Job::default();
-        for (servers, has_store) in [(None, true), (Some(1), true), (Some(0), false)] {
-            job.cluster.ps = servers;
-            let store = open_store(&job, dir.path()).unwrap();
-            assert_eq!(store.is_some(), has_store, "{servers:?}");
         }
     }
 }

@@ -73,16 +73,18 @@ impl Coordinator {
         self.send(request, call).await
     }
 
-    /// Asks for work.
+    /// Asks for work. `copied`: the newest checkpoint for which this worker has copied its values.
     ///
     /// # Errors
     /// See the variants of [`MembershipError`].
     pub async fn lease_work(
         &self,
         origin: Origin,
+        copied: Option<u64>,
     ) -> Result<wire::LeaseWorkReply, MembershipError> {
         let request = wire::LeaseWorkRequest {
             origin: Some(origin.into()),
+            copied,
         };
         let call = |mut client: Calls, request| async move { client.lease_work(request).await };
         self.send(request, call).await

@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
-use checkpoint::{CheckpointError, FileEntry, Manifest, NewestFirst, Piece};
+use checkpoint::{CheckpointError, FileEntry, LoadError, Manifest, NewestFirst, Piece, Wanted};
 use daemon::Offload;
-use shared_proto::blocks::{BlockId, ShardMap, VariableSpec};
+use shared_proto::blocks::{BlockId, ShardMap};
 use shared_proto::ids::{Task, Version};
 use shared_proto::job::Job;
 use shared_proto::planted;
@@ -14,42 +14,6 @@ use shared_proto::wire;
 use crate::row_settings::RowStorage;
 use crate::shard::Block;
 use crate::shard::store::{Rules, Store, TableStorage};
-
-/// The reason why values cannot be loaded.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum LoadError {
-    #[error(transparent)]
-    Checkpoint(#[from] CheckpointError),
-    /// The checkpoint is of another run, model or optimizer.
-    #[error("checkpoint {number} at {location} does not fit the job: {what}")]
-    OtherJob {
-        number: u64,
-        location: String,
-        what: &'static str,
-    },
-    /// The checkpoint has values that the job does not take.
-    #[error(
-        "checkpoint {number} at {location} has values of {block} that are NaN or infinite, and the job has non_finite = \"fail\"; restore an earlier one, or set non_finite = \"skip\""
-    )]
-    NotFinite {
-        number: u64,
-        location: String,
-        block: String,
-    },
-}
-
-impl LoadError {
-    /// Returns the kind of failure, for the coordinator.
-    pub(crate) fn failure(&self) -> wire::RestoreFailure {
-        match self {
-            Self::Checkpoint(CheckpointError::Denied { .. }) => wire::RestoreFailure::Denied,
-            Self::Checkpoint(error) if error.is_of_store() => wire::RestoreFailure::Unavailable,
-            Self::Checkpoint(_) | Self::OtherJob { .. } | Self::NotFinite { .. } => {
-                wire::RestoreFailure::Unusable
-            }
-        }
-    }
-}
 
 /// Loads the blocks of `shard`.
 ///
@@ -64,17 +28,18 @@ pub(crate) async fn load(
     rows: &RowStorage,
     offload: Offload,
 ) -> Result<Store, LoadError> {
-    let run = map
-        .shards
-        .get(shard as usize)
-        .map(|shard| &shard.source.run);
-    let of_another = run.is_some_and(|run| !run.is_empty() && *run != manifest.run);
-    let of_another = of_another.then_some("it is another run's");
-    if let Some(what) = of_another.or_else(|| misfit(&map, manifest, job)) {
+    let source = map.shards.get(shard as usize).map(|shard| &shard.source);
+    let model = Wanted {
+        variables: map.variables.iter().map(|placed| &placed.spec).collect(),
+        tables: map.tables.iter().map(|placed| &placed.spec).collect(),
+        run: source.map_or("", |source| &source.run),
+    };
+    model.check(from, manifest, job)?;
+    if manifest.block_elements != map.block_elements as u64 {
         return Err(LoadError::OtherJob {
             number: manifest.number,
             location: from.location().to_owned(),
-            what,
+            what: "its blocks have another size",
         });
     }
     let wanted: HashSet<BlockId> = map.blocks_of(shard).collect();
@@ -141,33 +106,6 @@ fn restore(
         }
     };
     restored.map_err(|why| format!("{}: {why}", map.describe(id)))
-}
-
-/// Returns the reason why a checkpoint cannot be loaded under a map, if there is one.
-fn misfit(map: &ShardMap, manifest: &Manifest, job: &Job) -> Option<&'static str> {
-    let specs = || map.variables.iter().map(|variable| &variable.spec);
-    let shape = |spec: &VariableSpec| (spec.name.clone(), spec.shape.clone());
-    let saved = manifest.variables.iter().map(VariableSpec::from);
-    if !specs().map(shape).eq(saved.map(|spec| shape(&spec))) {
-        return Some("its variables are not the job's");
-    }
-    let slots = manifest.variables.iter().map(|saved| saved.slots as usize);
-    if !specs()
-        .map(|spec| job.slots_of(&spec.name, spec.kind))
-        .eq(slots)
-    {
-        return Some("it is of another optimizer");
-    }
-    let tables = || map.tables.iter().map(|table| &table.spec);
-    let same_tables = map.tables.len() == manifest.tables.len()
-        && tables()
-            .zip(&manifest.tables)
-            .all(|(ours, saved)| ours.is_stored_like(saved));
-    if !same_tables {
-        return Some("its tables are not the job's");
-    }
-    let blocks_differ = manifest.block_elements != map.block_elements as u64;
-    blocks_differ.then_some("its blocks have another size")
 }
 
 /// Returns the versions that the blocks of a shard went back to; neighbours of one version share an entry.

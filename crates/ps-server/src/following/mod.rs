@@ -30,7 +30,7 @@ use crate::error::PsError;
 use crate::shard::snapshot::{EndOnDrop, Snapshot};
 use crate::shard::store::Store;
 use crate::shard::{NotCommitted, Shard};
-use reports::{fetch_map, report, reports, tell_of_silence, wire_file};
+use reports::{fetch_map, report, reports, tell_of_silence};
 use save::Saving;
 use take::Taken;
 
@@ -217,8 +217,8 @@ impl Follower {
             return Ok(None);
         };
         let store = (self.open)(location)?;
-        let found = loop {
-            match store.read_probe().await {
+        loop {
+            match store.owned_by(probe).await {
                 Err(error) if error.is_retryable() => {
                     tracing::warn!("cannot see the checkpoints at present: {error}");
                     if let Err(untold) = tell_of_silence(membership, &error).await {
@@ -226,15 +226,9 @@ impl Follower {
                     }
                     tokio::time::sleep(LOAD_AGAIN).await;
                 }
-                found => break found?,
+                seen => return Ok(seen.map(Some)?),
             }
-        };
-        if found.as_deref() == Some(probe) {
-            return Ok(Some(store.of_run(probe)));
         }
-        Err(PsError::OtherStore {
-            location: store.location().to_owned(),
-        })
     }
 
     async fn catch_up(

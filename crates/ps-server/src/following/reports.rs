@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use checkpoint::{CheckpointError, FileEntry};
+use checkpoint::CheckpointError;
 use daemon::membership::{Coordinator, Membership, MembershipError, Sender};
 use shared_proto::blocks::ShardMap;
 use shared_proto::wire;
@@ -81,19 +81,4 @@ pub(crate) async fn report(shard: &Shard, coordinator: &Coordinator, sender: &Se
 pub(crate) async fn send(membership: &Membership, report: Report) -> Result<(), MembershipError> {
     let origin = membership.next_origin();
     membership.coordinator.report(origin, report).await
-}
-
-pub(crate) fn wire_file(file: FileEntry) -> wire::CheckpointFile {
-    let range = |range: &checkpoint::BlockRange| wire::BlockRange {
-        variable: range.variable,
-        first: range.first,
-        last: range.last,
-    };
-    wire::CheckpointFile {
-        blocks: file.blocks.iter().map(range).collect(),
-        changes: file.changes.iter().map(range).collect(),
-        name: file.name,
-        bytes: file.bytes,
-        sha256: file.sha256,
-    }
 }

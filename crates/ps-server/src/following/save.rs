@@ -2,18 +2,14 @@
 
 use std::collections::HashSet;
 
-use checkpoint::{CheckpointError, FileEntry, SavedBlock, encode};
+use checkpoint::{CheckpointError, FILE_BYTES, FileEntry, SavedBlock, encode};
 use daemon::Offload;
 use shared_proto::blocks::BlockId;
-use shared_proto::payload;
 
 use crate::counters::Counters;
 use crate::shard::snapshot::{LONGEST_WAIT, Snapshot};
 use crate::shard::store::Store;
 use crate::shard::{RowsLost, SharedBlock};
-
-/// The bytes of weights and slots in one file, as a rule, and so in memory for writing at a time.
-const FILE_BYTES: usize = 16 << 20;
 
 /// A shard's part of a checkpoint that is to be written.
 pub(crate) struct Saving<'a> {
@@ -42,26 +38,12 @@ impl Saving<'_> {
     /// that must not be written.
     pub(crate) async fn write(&self) -> Result<Vec<FileEntry>, CheckpointError> {
         let (to, number) = (self.to, self.snapshot.order.number);
-        match to.manifest(number).await {
-            Err(CheckpointError::NotFound(_)) => {}
-            Ok(_) => return Err(self.refused("it is whole already".to_owned())),
-            Err(error) => return Err(error),
-        }
-        match to.owner().await? {
-            Some(other) if other.run != to.run() => return Err(to.taken(&other)),
-            _ => {}
-        }
+        to.check_writable(number).await?;
         let mut files = Vec::new();
         match self.write_files(&mut files).await {
             Ok(()) => Ok(files),
             Err(error) => {
-                // The files would take room that the next attempt needs. The coordinator deletes those that remain.
-                for file in &files {
-                    if let Err(error) = to.remove_file(number, &file.name).await {
-                        tracing::debug!(file = file.name, "not deleted: {error}");
-                        break;
-                    }
-                }
+                to.remove_files(number, &files).await;
                 Err(error)
             }
         }
@@ -101,7 +83,8 @@ impl Saving<'_> {
                     let blocks = blocks.iter().map(SharedBlock::to_saved);
                     let blocks: Vec<SavedBlock> =
                         blocks.collect::<Result<_, _>>().map_err(Unsaved::Lost)?;
-                    let wrong = only_finite.then(|| blocks.iter().find(|block| !is_finite(block)));
+                    let wrong =
+                        only_finite.then(|| blocks.iter().find(|block| !block.values.all_finite()));
                     if let Some(block) = wrong.flatten() {
                         return Err(Unsaved::NotFinite(block.id));
                     }
@@ -137,11 +120,6 @@ impl Saving<'_> {
             reason,
         }
     }
-}
-
-fn is_finite(block: &SavedBlock) -> bool {
-    let mut values = block.values.numbers().into_iter();
-    values.all(|values| payload::all_finite(payload::elements(values)))
 }
 
 #[cfg(test)]

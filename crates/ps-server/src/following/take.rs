@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use checkpoint::LoadError;
 use shared_proto::blocks::{ShardMap, Source};
 use shared_proto::planted;
 use shared_proto::wire;
 use shared_proto::wire::report_request::Report;
 
-use super::load::{LoadError, load, versions, watermarks};
+use super::load::{load, versions, watermarks};
 use super::reports::send;
 use super::{Follower, Registered};
 use crate::error::PsError;

@@ -74,6 +74,7 @@ impl Follower {
             let report = Report::Checkpoint(wire::CheckpointReport {
                 number,
                 shard: store.shard,
+                unfinished: false,
                 store_full: written.as_ref().is_err_and(CheckpointError::is_full),
                 error: written
                     .as_ref()
@@ -83,7 +84,7 @@ impl Follower {
                 files: written
                     .unwrap_or_default()
                     .into_iter()
-                    .map(wire_file)
+                    .map(Into::into)
                     .collect(),
             });
             if let Err(error) = coordinator.report(origin, report).await {

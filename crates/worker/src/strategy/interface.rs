@@ -65,6 +65,21 @@ pub trait Strategy {
         })
     }
 
+    /// Copies the values, and writes them as a checkpoint in the background. `ordered` is the first view that orders it. It is
+    /// called only for strategies without servers.
+    async fn write_checkpoint(
+        &mut self,
+        _: &wire::CopyValues,
+        _: ViewNumber,
+        _: &dyn Replica,
+    ) -> Result<(), StrategyError> {
+        Err(StrategyError::Answer {
+            call: "LeaseWork",
+            problem: "it orders a checkpoint of this worker, but servers have the values"
+                .to_owned(),
+        })
+    }
+
     /// Evaluates the newest weights under `view` or a later one, or their moving averages if the job keeps them.
     /// Afterwards the replica holds what was evaluated.
     async fn evaluate(

@@ -126,7 +126,7 @@ impl Player {
                 self.cluster.register_variables(now, task, specs, data)?;
             }
             Call::Initialized => self.cluster.finish_initialization(task)?,
-            Call::LeaseWork => drop(self.cluster.lease_work(now, origin)),
+            Call::LeaseWork => drop(self.cluster.lease_work(now, origin, None)),
             Call::FinishStep(finish) => self.finish(origin, &finish)?,
             Call::Leave { failure, error } => {
                 let request = wire::LeaveRequest {

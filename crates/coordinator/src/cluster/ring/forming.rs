@@ -9,6 +9,7 @@ use shared_proto::wire;
 
 use super::RingMember;
 use crate::cluster::Cluster;
+use crate::cluster::checkpoints::DurableCheckpoint;
 
 /// The answer to a worker that asks to join.
 #[derive(Clone, Debug, PartialEq)]
@@ -106,7 +107,7 @@ impl Cluster {
     }
 
     /// Breaks the ring: all members are to join the next one.
-    fn break_ring(&mut self, now: Instant, why: &str) {
+    pub(in crate::cluster) fn break_ring(&mut self, now: Instant, why: &str) {
         let ring = &mut self.durable.ring;
         if !std::mem::replace(&mut ring.formed, false) {
             return;
@@ -131,6 +132,7 @@ impl Cluster {
         if !self.ended() {
             self.break_ring(now, "a member is gone");
         }
+        self.give_up_copy_of(task);
         let ring = &mut self.durable.ring;
         ring.members.retain(|member| member.task != task);
         self.must_persist();
@@ -151,19 +153,41 @@ impl Cluster {
         }
         let values = self.durable.ring.members.iter().map(|member| member.values);
         match values.max().flatten() {
-            Some(newest) => self.form_at(newest),
-            // All have the same initial values.
-            None if starting => self.form_at(Clock(0)),
+            Some(newest) => self.form_at(newest, None),
+            None => self.form_without_values(now),
+        }
+    }
+
+    /// Forms the ring of workers without values: one loads those of the newest checkpoint, or all begin with the same initial
+    /// values.
+    fn form_without_values(&mut self, now: Instant) {
+        let starting = self.durable.outcome.phase == JobPhase::Starting;
+        match self.durable.checkpoints.newest.clone() {
+            Some(kept) => {
+                if !starting {
+                    self.durable.ring.span = None;
+                    self.restore_progress(&kept.progress);
+                    self.record_restore(now, kept.number, None);
+                }
+                self.form_at(kept.progress.clock, Some(&kept));
+            }
+            None if starting => self.form_at(Clock(0), None),
             None => self.fail(
                 now,
-                "all workers with the values are gone; start the job again".to_owned(),
+                "all workers with the values are gone, and there is no checkpoint; start the job again"
+                    .to_owned(),
             ),
         }
     }
 
-    fn form_at(&mut self, clock: Clock) {
+    /// Forms the ring with the values of this clock, of a member or of a checkpoint.
+    fn form_at(&mut self, clock: Clock, from: Option<&DurableCheckpoint>) {
+        let loading = &mut self.durable.checkpoints.loading;
+        loading.clear();
+        loading.extend(from.map(|_| (0, String::new())));
         let ring = &mut self.durable.ring;
-        let has = |member: &RingMember| member.values == Some(clock);
+        ring.from = from.map(|kept| (kept.location.clone(), kept.number, kept.run.clone()));
+        let has = |member: &RingMember| from.is_none() && member.values == Some(clock);
         ring.source = ring.members.iter().position(has).unwrap_or(0);
         let others = ring.members.iter().enumerate();
         let mut others = others.filter(|(rank, _)| *rank != ring.source);

@@ -18,7 +18,7 @@ mod forming;
 mod steps;
 
 use serde::{Deserialize, Serialize};
-use shared_proto::ids::{Clock, Epoch, Origin, Task, TaskId};
+use shared_proto::ids::{Clock, Epoch, Origin, Role, Task, TaskId};
 use shared_proto::wire;
 
 use super::Cluster;
@@ -43,6 +43,9 @@ pub(super) struct Ring {
     source: usize,
     /// True if another rank lacks them.
     broadcast: bool,
+    /// The checkpoint from which that rank loads them first: its location, its number and its run.
+    #[serde(default)]
+    from: Option<(String, u64, String)>,
     /// The steps that the members make at present; until the ring is settled, those of the settled one before.
     span: Option<Span>,
 }
@@ -104,6 +107,15 @@ impl Ring {
         rank.unwrap_or(0) as u32
     }
 
+    /// Returns whether a member is the one that loads the values of the ring with this number from a checkpoint.
+    pub(super) fn is_loaded_by(&self, task: Task, number: u64) -> bool {
+        let source = self.members.get(self.source);
+        self.formed
+            && self.from.is_some()
+            && self.number.0 == number
+            && source.is_some_and(|member| member.task == task)
+    }
+
     fn is_settled(&self) -> bool {
         self.formed && self.settled == self.number
     }
@@ -157,6 +169,26 @@ impl Cluster {
         !self.job.strategy.name.has_servers()
     }
 
+    /// Returns the role of the members that write and load checkpoints.
+    pub(crate) fn keeper_role(&self) -> Role {
+        match self.has_ring() {
+            true => Role::Worker,
+            false => Role::Ps,
+        }
+    }
+
+    /// Returns the first member of the ring, if one is formed.
+    pub(super) fn first_of_ring(&self) -> Option<Task> {
+        let ring = &self.durable.ring;
+        let first = ring.members.first().filter(|_| ring.formed);
+        first.map(|member| member.task)
+    }
+
+    /// Returns whether all members of the ring have the same values, and make no steps at present.
+    pub(super) fn ring_rests(&self) -> bool {
+        self.durable.ring.is_settled() && self.durable.ring.span.is_none()
+    }
+
     /// Returns whether the workers are to form another ring.
     pub(super) fn is_ring_broken(&self) -> bool {
         self.has_ring() && !self.durable.ring.formed
@@ -190,6 +222,14 @@ impl Cluster {
             clock: ring.clock.0,
             source: ring.source as u32,
             broadcast: ring.broadcast,
+            checkpoint: ring
+                .from
+                .clone()
+                .map(|(location, number, run)| wire::RingCheckpoint {
+                    location,
+                    number,
+                    run,
+                }),
         }
     }
 }

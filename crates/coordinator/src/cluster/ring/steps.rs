@@ -48,9 +48,13 @@ impl Cluster {
     }
 
     /// Leases the next steps to the ring, unless it has some.
-    pub(in crate::cluster) fn plan_span(&mut self) {
+    pub(in crate::cluster) fn plan_span(&mut self, now: Instant) {
+        if self.ring_rests() {
+            self.save_if_due(now);
+        }
         let ring = &self.durable.ring;
         let busy = ring.span.is_some()
+            || self.awaits_copy()
             || self.durable.evaluations.pending()
             || self.durable.training.stopping
             || self.durable.checkpoints.ending();

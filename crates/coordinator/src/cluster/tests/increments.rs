@@ -25,20 +25,20 @@ fn with_a_table(increments: u32) -> (Scene, Task, Task) {
     let variables = scene.cluster.durable.variables.as_mut().unwrap();
     let map = variables.map.as_mut().unwrap();
     assert_eq!(map.variables.len(), 1);
-    map.tables.push(PlacedTable {
-        spec: TableSpec {
-            name: "item".to_owned(),
-            dimension: 2,
-            buckets: 2,
-            initializer: Initializer::Zeros,
-            optimizer: RowOptimizer::Sgd(Sgd::default()),
-            seed: 0,
-            admission: Admission::All,
-            eviction: Eviction::default(),
-            ..TableSpec::default()
-        },
-        shards: vec![0, 0],
-    });
+    let spec = TableSpec {
+        name: "item".to_owned(),
+        dimension: 2,
+        buckets: 2,
+        initializer: Initializer::Zeros,
+        optimizer: RowOptimizer::Sgd(Sgd::default()),
+        seed: 0,
+        admission: Admission::All,
+        eviction: Eviction::default(),
+        ..TableSpec::default()
+    };
+    variables.model.tables.push(spec.clone());
+    let shards = vec![0, 0];
+    map.tables.push(PlacedTable { spec, shards });
     step(&mut scene, servers[0], worker);
     (scene, servers[0], worker)
 }

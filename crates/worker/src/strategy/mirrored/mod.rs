@@ -2,8 +2,10 @@
 //! update, so all hold the same bits.
 //!
 //! - `ring`: the ring, its links, and the values that its members begin with
+//! - `checkpoints`: checkpoints, written and loaded by members of the ring
 //! - `gradient`: a step's gradients as one vector
 
+mod checkpoints;
 mod gradient;
 mod ring;
 
@@ -19,9 +21,11 @@ use shared_proto::job::{Job, NonFinite};
 use shared_proto::network::Network;
 use shared_proto::payload::Dtype;
 use shared_proto::step::{Gradients, Want};
+use shared_proto::wire;
 use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use self::checkpoints::Checkpoints;
 use self::gradient::Total;
 use self::ring::Ring;
 use super::error::StrategyError;
@@ -47,6 +51,7 @@ pub struct Mirrored {
     /// The time in which another member must take a link.
     patience: Duration,
     ring: Option<Ring>,
+    checkpoints: Checkpoints,
     /// The number of the newest ring that this worker was in.
     number: watch::Sender<Epoch>,
     /// True while the replica has averages in place of weights.
@@ -75,12 +80,14 @@ impl Mirrored {
             run: membership.run,
             task: membership.task,
         });
-        let mut joined = Self::new(joining, membership);
+        let variables = &replica.description().variables;
+        let checkpoints = Checkpoints::open(job, membership, variables).await?;
+        let mut joined = Self::new(joining, membership, checkpoints);
         joined.regroup(replica).await?;
         Ok(joined)
     }
 
-    fn new(joining: &Joining<'_>, membership: &Membership) -> Self {
+    fn new(joining: &Joining<'_>, membership: &Membership, checkpoints: Checkpoints) -> Self {
         let job = joining.job;
         let (waiting_on, waits) = watch::channel(Vec::new());
         let stop = CancellationToken::new();
@@ -98,6 +105,7 @@ impl Mirrored {
             has_averages: job.ema_decay.is_some(),
             patience: Duration::from_secs_f64(job.cluster.lease_seconds),
             ring: None,
+            checkpoints,
             number: watch::channel(Epoch(0)).0,
             swapped: false,
             memory: Vec::new(),
@@ -224,6 +232,19 @@ impl Strategy for Mirrored {
         let mirror = mirror(replica)?;
         self.restore_weights(mirror).await?;
         self.form(mirror).await
+    }
+
+    async fn write_checkpoint(
+        &mut self,
+        order: &wire::CopyValues,
+        ordered: ViewNumber,
+        replica: &dyn Replica,
+    ) -> Result<(), StrategyError> {
+        let mirror = mirror(replica)?;
+        self.restore_weights(mirror).await?;
+        let state = mirror.state().await?;
+        self.checkpoints.write(order, ordered, state);
+        Ok(())
     }
 
     async fn evaluate(

@@ -164,6 +164,11 @@ impl Mirrored {
             ring: number,
             clock: Clock(ring.clock),
         };
+        if let Some(from) = ring.checkpoint.filter(|_| rank == source) {
+            let loaded = self.checkpoints.load(number, &from);
+            let state = unless_over(number, newest, loaded).await?;
+            mirror.set_state(state, made).await?;
+        }
         match ring.broadcast {
             true => formed.share(source, mirror, made).await?,
             false => mirror.note_made(made).await?,

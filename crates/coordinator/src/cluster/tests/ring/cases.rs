@@ -1,0 +1,204 @@
+//! Single cases.
+
+use super::*;
+
+#[test]
+fn a_ring_trains_to_the_end_of_the_data() {
+    for workers in [1, 2, 3] {
+        let mut rings = Rings::new(workers);
+        assert!(rings.scene.cluster.shard_map().is_err());
+        rings.finish();
+        let steps = 2 * SAMPLES.div_ceil(BATCH * u64::from(workers));
+        assert_eq!(rings.scene.cluster.done().0, steps);
+    }
+}
+
+#[test]
+fn a_step_that_none_has_made_is_made_again_with_the_same_data() {
+    let mut rings = Rings::new(3);
+    rings.step(&rings.all(), true);
+    let (_, abandoned) = rings.next_step(0).unwrap();
+    rings.kill(1);
+    assert_eq!(rings.work(0), Work::Regroup);
+    rings.join_all();
+    let (_, again) = rings.next_step(0).unwrap();
+    assert_eq!((again.0, again.1), (abandoned.0, abandoned.1));
+    rings.finish();
+}
+
+#[test]
+fn a_step_that_one_has_made_is_made_by_all() {
+    let mut rings = Rings::new(3);
+    // It has the sum, and its report is lost.
+    rings.step(&[2], false);
+    rings.kill(0);
+    rings.join_all();
+    assert_eq!(rings.workers[0].clock, Clock(1));
+    assert_eq!(rings.scene.cluster.done(), (1, 3 * BATCH));
+    rings.finish();
+}
+
+#[test]
+fn a_step_that_only_a_dead_worker_has_made_does_not_count() {
+    let mut rings = Rings::new(3);
+    rings.step(&[1], true);
+    rings.kill(1);
+    rings.join_all();
+    assert_eq!(rings.workers[0].clock, Clock(0));
+    assert_eq!(rings.scene.cluster.done(), (0, 0));
+    rings.finish();
+}
+
+#[test]
+fn a_step_counts_only_once_others_have_it() {
+    let mut rings = Rings::new(3);
+    rings.step(&[2], true);
+    rings.kill(0);
+    let ring = rings.form();
+    assert_eq!((ring.clock, ring.source, ring.broadcast), (1, 1, true));
+    // The only worker with the step dies before another has taken its values.
+    rings.take(&ring, &[]);
+    rings.enter(&ring);
+    rings.kill(1);
+    rings.join_all();
+    assert_eq!(rings.workers[0].clock, Clock(0));
+    assert_eq!(rings.scene.cluster.done(), (0, 0));
+    rings.finish();
+}
+
+#[test]
+fn values_with_an_abandoned_step_do_not_count() {
+    let mut rings = Rings::new(3);
+    rings.step(&[2], false);
+    rings.evict(2);
+    rings.join_all();
+    rings.step(&rings.all(), true);
+    // All have one step now, and the worker that comes back has another one than the others.
+    rings.come_back();
+    let ring = rings.form();
+    assert_eq!((ring.clock, ring.broadcast), (1, true));
+    rings.take(&ring, &rings.all());
+    rings.join_all();
+    rings.finish();
+}
+
+#[test]
+fn a_newcomer_takes_the_values_of_the_others() {
+    let mut rings = Rings::new(2);
+    rings.step(&rings.all(), true);
+    let newcomer = rings.start();
+    assert!(matches!(rings.ask(newcomer, None), Ok(Joined::Pending(_))));
+    assert!(
+        rings
+            .scene
+            .cluster
+            .missing()
+            .contains("worker-0 has not joined"),
+        "{}",
+        rings.scene.cluster.missing()
+    );
+    rings.join_all();
+    assert_eq!(rings.workers[newcomer].clock, Clock(1));
+    rings.finish();
+}
+
+#[test]
+fn a_worker_that_asks_twice_gets_the_same_ring() {
+    let mut rings = Rings::new(2);
+    let late = rings.workers[0].clone();
+    rings.workers[0].ring = Epoch(0);
+    let Ok(Joined::Ring(ring)) = rings.ask(0, None) else {
+        panic!("its answer was lost, and the ring still stands");
+    };
+    assert_eq!(Epoch(ring.number), late.ring);
+    // A member that asks with the number of the ring has lost a link of it.
+    rings.workers[0].ring = late.ring;
+    assert!(matches!(rings.ask(0, None), Ok(Joined::Pending(_))));
+    rings.join_all();
+    assert!(rings.workers[0].ring > late.ring);
+    rings.finish();
+}
+
+#[test]
+fn two_workers_that_cannot_reach_each_other_are_parted() {
+    let mut rings = Rings::new(3);
+    let (one, other) = (rings.workers[0].task, rings.workers[2].task);
+    for _ in 0..2 {
+        assert!(matches!(rings.ask(0, Some(other)), Ok(Joined::Pending(_))));
+        rings.ask(1, None).unwrap();
+        match rings.ask(2, Some(one)) {
+            Ok(Joined::Ring(ring)) => rings.take(&ring, &rings.all()),
+            other => assert_eq!(other.unwrap_err().reason, Reason::Fenced),
+        }
+    }
+    let member = rings.scene.cluster.member(other.id).unwrap();
+    assert!(!member.alive);
+    assert_eq!(member.gone, "another worker cannot reach it");
+    rings.workers.remove(2);
+    rings.join_all();
+    rings.finish();
+}
+
+#[test]
+fn a_job_fails_when_all_values_are_lost() {
+    let mut rings = Rings::new(2);
+    rings.step(&rings.all(), true);
+    rings.kill(0);
+    rings.kill(0);
+    let newcomer = rings.start();
+    assert_eq!(rings.ask(newcomer, None), Ok(Joined::Ended));
+    let error = &rings.scene.cluster.durable.outcome.error;
+    assert!(
+        error.contains("all workers with the values are gone"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_worker_that_holds_up_a_ring_is_evicted_alone() {
+    let mut rings = Rings::new(3);
+    rings.step(&[0, 2], false);
+    for waits in [0, 2] {
+        let on = vec![rings.workers[1].task.into()];
+        rings.scene.cluster.waiting(rings.workers[waits].task, on);
+    }
+    let tasks: Vec<Task> = rings.workers.iter().map(|worker| worker.task).collect();
+    rings.scene.pass(62, &tasks);
+    let alive: Vec<bool> = tasks
+        .iter()
+        .map(|task| rings.scene.cluster.member(task.id).unwrap().alive)
+        .collect();
+    assert_eq!(alive, [true, false, true]);
+}
+
+#[test]
+fn impossible_values_and_foreign_calls_are_refused() {
+    let mut rings = Rings::new(2);
+    rings.workers[0].unreported = 1;
+    assert_eq!(
+        rings.report(0, 99),
+        Ok(()),
+        "a report without a new step changes nothing"
+    );
+    rings.workers[0].clock = Clock(1);
+    assert_eq!(rings.report(0, 99).unwrap_err().reason, Reason::NotLeased);
+
+    let (mut scene, workers) = Scene::training(Mode::Sync, 1);
+    let origin = scene.origin(workers[0], Clock(0));
+    let asked = scene
+        .cluster
+        .join_ring(scene.now, &origin, &wire::JoinRingRequest::default());
+    assert_eq!(asked.unwrap_err().reason, Reason::Malformed);
+}
+
+#[test]
+fn a_stored_ring_that_is_impossible_is_refused() {
+    let mut rings = Rings::new(2);
+    rings.step(&rings.all(), true);
+    let stored = rings.scene.read_back();
+    assert_eq!(stored.check(), Ok(()));
+    let mut value = serde_json::to_value(&stored).unwrap();
+    value["ring"]["source"] = 7.into();
+    let wrong: Durable = serde_json::from_value(value).unwrap();
+    assert_eq!(wrong.check(), Err("rank 7 of 2 has the values".to_owned()));
+}

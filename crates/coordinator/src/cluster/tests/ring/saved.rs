@@ -1,0 +1,158 @@
+//! Cases with checkpoints.
+
+use super::*;
+
+impl Rings {
+    /// A worker reports that it cannot load a checkpoint.
+    fn cannot_load(&mut self, task: Task, ring: u64, failure: wire::RestoreFailure) {
+        let report = wire::RestoreReport {
+            epoch: ring,
+            error: "its file is damaged".to_owned(),
+            failure: failure.into(),
+            ..wire::RestoreReport::default()
+        };
+        let now = self.scene.now;
+        self.scene.cluster.shard_restored(now, task, &report);
+    }
+}
+
+#[test]
+fn training_begins_with_a_checkpoint_and_ends_with_one() {
+    let mut rings = Rings::with_checkpoints(2);
+    rings.finish();
+    let (first, last) = (&rings.whole[&0], rings.whole.values().last().unwrap());
+    assert!(first.is_empty());
+    assert_eq!(Some(last), rings.workers[0].values.as_ref());
+    assert!(
+        rings.whole.len() >= 3,
+        "and others between: {:?}",
+        rings.whole.keys()
+    );
+}
+
+#[test]
+fn steps_wait_for_the_copy_and_not_for_the_writer() {
+    let mut rings = Rings::with_checkpoints(2);
+    let mut turns = [1, 0].into_iter().cycle();
+    let number = loop {
+        rings.step(&[turns.next().unwrap()], true);
+        if let Some(order) = rings.scene.cluster.refresh_view().checkpoint {
+            break order.number;
+        }
+    };
+    assert!(
+        !rings.copies.contains_key(&number),
+        "it is ordered, not copied"
+    );
+    assert!(matches!(rings.work(1), Work::Idle(_)));
+    assert!(
+        matches!(rings.work(0), Work::Shared { .. }),
+        "it copies first"
+    );
+    assert!(matches!(rings.work(1), Work::Shared { .. }));
+    let steps = rings.workers[0].values.clone();
+    rings.step(&rings.all(), true);
+    assert!(rings.write(true));
+    assert_eq!(rings.whole.get(&number), steps.as_ref());
+    rings.finish();
+}
+
+#[test]
+fn a_checkpoint_goes_with_its_writer() {
+    let mut rings = Rings::with_checkpoints(3);
+    while rings.scene.cluster.refresh_view().checkpoint.is_none() {
+        rings.step(&rings.all(), true);
+    }
+    rings.work(0);
+    let before = rings.scene.cluster.refresh_view().checkpoint.unwrap();
+    // Another member dies: the copy stays good.
+    rings.kill(2);
+    rings.join_all();
+    assert_eq!(
+        rings
+            .scene
+            .cluster
+            .refresh_view()
+            .checkpoint
+            .unwrap()
+            .number,
+        before.number
+    );
+    rings.kill(0);
+    rings.join_all();
+    let after = rings.scene.cluster.refresh_view().checkpoint;
+    assert!(after.is_none_or(|order| order.number > before.number));
+    rings.finish();
+}
+
+#[test]
+fn when_all_have_died_the_newest_checkpoint_is_loaded() {
+    let mut rings = Rings::with_checkpoints(2);
+    while rings.whole.len() < 2 {
+        rings.step(&rings.all(), true);
+        rings.write(true);
+    }
+    rings.step(&rings.all(), true);
+    let (number, saved) = rings.whole.last_key_value().unwrap();
+    let (number, saved) = (*number, saved.clone());
+    assert!(!saved.is_empty() && rings.workers[0].values.as_ref().unwrap().len() > saved.len());
+    // One that was evicted, and comes back later, has steps that are dropped.
+    rings.evict(0);
+    rings.replace_all(1);
+    let ring = rings.form();
+    assert_eq!(ring.checkpoint.as_ref().unwrap().number, number);
+    assert_eq!(rings.scene.cluster.done().0 as usize, saved.len());
+    let missing = rings.scene.cluster.missing();
+    assert!(missing.contains("a worker is loading"), "{missing}");
+    rings.take(&ring, &rings.all());
+    rings.enter(&ring);
+    assert_eq!(rings.workers[0].values.as_ref(), Some(&saved));
+    rings.come_back();
+    rings.join_all();
+    rings.finish();
+}
+
+#[test]
+fn a_checkpoint_that_cannot_be_loaded_gives_way_to_an_earlier_one() {
+    let mut rings = Rings::with_checkpoints(2);
+    let first = rings
+        .scene
+        .cluster
+        .durable
+        .checkpoints
+        .newest
+        .clone()
+        .unwrap();
+    while rings.whole.len() < 2 {
+        rings.step(&rings.all(), true);
+        rings.write(true);
+    }
+    rings.replace_all(2);
+    let ring = rings.form();
+    let source = rings.workers[ring.source as usize].task;
+    let other = rings.workers[1 - ring.source as usize].task;
+    rings.cannot_load(other, ring.number, wire::RestoreFailure::Unusable);
+    rings.cannot_load(source, ring.number, wire::RestoreFailure::Unavailable);
+    assert!(
+        rings.scene.cluster.take_store_task().is_none(),
+        "the store may answer later"
+    );
+    rings.cannot_load(source, ring.number, wire::RestoreFailure::Unusable);
+    let Some(StoreTask::FindBefore(damaged)) = rings.scene.cluster.take_store_task() else {
+        panic!("no older checkpoint is asked for");
+    };
+    assert_eq!(
+        Some(damaged.number),
+        ring.checkpoint.map(|from| from.number)
+    );
+    let now = rings.scene.now;
+    rings.scene.cluster.older_found(now, &damaged, Ok(first));
+    let ring = rings.form();
+    assert_eq!(
+        (ring.checkpoint.as_ref().unwrap().number, ring.clock),
+        (0, 0)
+    );
+    rings.take(&ring, &rings.all());
+    rings.enter(&ring);
+    rings.finish();
+}

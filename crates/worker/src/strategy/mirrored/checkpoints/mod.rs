@@ -1,0 +1,309 @@
+//! The checkpoints of a ring: its first member writes them while all train, and if all members have died, one of the next ones
+//! loads the newest. They have the format of those of parameter servers.
+//!
+//! - `layout`: where blocks lie among the numbers of a replica
+
+mod layout;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use checkpoint::{
+    CheckpointError, FILE_BYTES, FileEntry, LoadError, Manifest, SavedBlock, Store, Wanted, encode,
+};
+use daemon::Offload;
+use daemon::membership::{Coordinator, Membership, Sender};
+use shared_proto::blocks::VariableSpec;
+use shared_proto::ids::{Epoch, ViewNumber};
+use shared_proto::job::{Job, NonFinite};
+use shared_proto::view::View;
+use shared_proto::wire;
+use shared_proto::wire::report_request::Report;
+use tokio::sync::watch;
+use tokio::task::AbortHandle;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use self::layout::Layout;
+use crate::replica::MirrorState;
+use crate::strategy::StrategyError;
+
+/// The pause before a store that does not answer is asked again.
+const AGAIN: Duration = Duration::from_secs(2);
+
+/// The checkpoints of a ring, as one of its members writes and loads them.
+pub(super) struct Checkpoints {
+    job: Arc<Job>,
+    variables: Arc<[VariableSpec]>,
+    coordinator: Coordinator,
+    sender: Sender,
+    /// The store to write to; none if the job writes no checkpoints.
+    store: Option<Store>,
+    /// The coordinator's views. Without a store they do not change.
+    views: watch::Receiver<View>,
+    /// The checkpoint that is being written.
+    writing: Option<AbortHandle>,
+    _views: DropGuard,
+}
+
+impl Drop for Checkpoints {
+    fn drop(&mut self) {
+        if let Some(writing) = self.writing.take() {
+            writing.abort();
+        }
+    }
+}
+
+impl Checkpoints {
+    /// Opens the store, and checks that the coordinator sees the same one.
+    ///
+    /// # Errors
+    /// If it is another one, or access is refused.
+    pub(super) async fn open(
+        job: &Job,
+        membership: &Membership,
+        variables: &[VariableSpec],
+    ) -> Result<Self, StrategyError> {
+        let stop = CancellationToken::new();
+        let (store, views) = match &membership.checkpoints {
+            Some((location, run)) => {
+                let seen = see(location, run).await;
+                let store = seen.map_err(|error| StrategyError::Failed(error.into()))?;
+                (Some(store), membership.views(stop.clone()))
+            }
+            None => (None, watch::channel(View::default()).1),
+        };
+        Ok(Self {
+            job: Arc::new(job.clone()),
+            variables: variables.into(),
+            coordinator: membership.coordinator.clone(),
+            sender: membership.sender(),
+            store,
+            views,
+            writing: None,
+            _views: stop.drop_guard(),
+        })
+    }
+
+    /// Starts to write values as a checkpoint, in the background, and to report it. One that is being written is given up.
+    /// `ordered` is the first view that orders this one.
+    pub(super) fn write(
+        &mut self,
+        order: &wire::CopyValues,
+        ordered: ViewNumber,
+        state: MirrorState,
+    ) {
+        let Some(store) = self.store.clone() else {
+            return;
+        };
+        let number = order.number;
+        let writing = Writing {
+            layout: Layout::new(&self.variables, &self.job, order.block_elements as usize),
+            state: Arc::new(state),
+            only_finite: self.job.non_finite == NonFinite::Fail,
+            store,
+            number,
+            coordinator: self.coordinator.clone(),
+            sender: self.sender.clone(),
+        };
+        let mut views = self.views.clone();
+        let task = async move {
+            let is_over = |view: &View| {
+                let current = view.checkpoint.map(|order| order.number);
+                view.number >= ordered && current != Some(number)
+            };
+            tokio::select! {
+                biased;
+                Ok(_) = views.wait_for(is_over) => {
+                    tracing::warn!(number, "a checkpoint was given up");
+                }
+                () = writing.write_and_report() => {}
+            }
+        };
+        let writing = Offload::Threads.spawn_background(task);
+        if let Some(before) = self.writing.replace(writing) {
+            before.abort();
+        }
+    }
+
+    /// Loads the values of a checkpoint for the ring `number`, and reports it. If they cannot be loaded, reports that and tries
+    /// again, until the caller drops this because the coordinator has named another ring.
+    pub(super) async fn load(&self, number: Epoch, from: &wire::RingCheckpoint) -> MirrorState {
+        loop {
+            let loaded = self.try_to_load(from).await;
+            let mut report = wire::RestoreReport {
+                epoch: number.0,
+                ..wire::RestoreReport::default()
+            };
+            if let Err(error) = &loaded {
+                tracing::error!(checkpoint = from.number, "cannot load values: {error}");
+                report.error = error.to_string();
+                report.set_failure(error.failure());
+            }
+            let origin = self.sender.next_origin_here();
+            let told = self.coordinator.report(origin, Report::Restore(report));
+            if let Err(error) = told.await {
+                tracing::warn!("could not report: {error}");
+            } else if let Ok(state) = loaded {
+                tracing::info!(
+                    checkpoint = from.number,
+                    location = from.location,
+                    "loaded the values"
+                );
+                return state;
+            }
+            tokio::time::sleep(AGAIN).await;
+        }
+    }
+
+    async fn try_to_load(&self, from: &wire::RingCheckpoint) -> Result<MirrorState, LoadError> {
+        let store = Store::open(&from.location)?;
+        let loaded = async {
+            let manifest = store.manifest(from.number).await?;
+            let wanted = Wanted {
+                variables: self.variables.iter().collect(),
+                tables: Vec::new(),
+                run: &from.run,
+            };
+            wanted.check(&store, &manifest, &self.job)?;
+            self.read(&store, &manifest).await
+        };
+        match loaded.await {
+            Err(LoadError::Checkpoint(error)) => Err(store.advise(from.number, error).await.into()),
+            loaded => loaded,
+        }
+    }
+
+    async fn read(&self, store: &Store, manifest: &Manifest) -> Result<MirrorState, LoadError> {
+        let layout = Layout::new(&self.variables, &self.job, manifest.block_elements as usize);
+        let mut state = MirrorState {
+            values: vec![0.0; layout.numbers()],
+            updates: 0,
+        };
+        let mut blocks = 0;
+        for file in &manifest.files {
+            for block in store.read_file(manifest, file).await? {
+                if self.job.non_finite == NonFinite::Fail && !block.values.all_finite() {
+                    return Err(LoadError::NotFinite {
+                        number: manifest.number,
+                        location: store.location().to_owned(),
+                        block: layout.describe(block.id),
+                    });
+                }
+                let place = || store.place_of(manifest, file);
+                let placed = layout.place(&block, &mut state);
+                placed.map_err(|why| CheckpointError::damaged(&place(), why))?;
+                blocks += 1;
+            }
+        }
+        if blocks != layout.blocks().count() {
+            let place = store.checkpoint_location(manifest.number);
+            return Err(CheckpointError::damaged(&place, "blocks are missing").into());
+        }
+        Ok(state)
+    }
+}
+
+/// Opens the store of a run's checkpoints, and waits until it answers.
+async fn see(location: &str, run: &str) -> Result<Store, CheckpointError> {
+    let store = Store::open(location)?;
+    loop {
+        match store.owned_by(run).await {
+            Err(error) if error.is_retryable() => {
+                tracing::warn!("cannot see the checkpoints at present: {error}");
+                tokio::time::sleep(AGAIN).await;
+            }
+            seen => return seen,
+        }
+    }
+}
+
+/// A checkpoint that is being written.
+struct Writing {
+    layout: Layout,
+    state: Arc<MirrorState>,
+    /// True if values that are NaN or infinite must not be written.
+    only_finite: bool,
+    store: Store,
+    number: u64,
+    coordinator: Coordinator,
+    sender: Sender,
+}
+
+impl Writing {
+    async fn write_and_report(self) {
+        let number = self.number;
+        let mut files = Vec::new();
+        let written = self.write(&mut files).await;
+        let mut report = wire::CheckpointReport {
+            number,
+            ..wire::CheckpointReport::default()
+        };
+        match written {
+            Ok(()) => {
+                tracing::info!(number, files = files.len(), "wrote a checkpoint");
+                report.files = files.into_iter().map(Into::into).collect();
+            }
+            Err(error) => {
+                tracing::error!(number, "a checkpoint cannot be written: {error}");
+                self.store.remove_files(number, &files).await;
+                report.store_full = error.is_full();
+                report.error = error.to_string();
+            }
+        }
+        self.report(report).await;
+    }
+
+    /// Writes the files, and adds each one to `files` once it is written.
+    async fn write(&self, files: &mut Vec<FileEntry>) -> Result<(), CheckpointError> {
+        self.store.check_writable(self.number).await?;
+        let mut ids = self.layout.blocks();
+        loop {
+            let (mut blocks, mut bytes) = (Vec::<SavedBlock>::new(), 0);
+            while bytes < FILE_BYTES
+                && let Some(block) = ids.next().and_then(|id| self.layout.save(id, &self.state))
+            {
+                if self.only_finite && !block.values.all_finite() {
+                    return Err(CheckpointError::Storage {
+                        place: self.store.checkpoint_location(self.number),
+                        reason: format!(
+                            "{} has values that are NaN or infinite",
+                            self.layout.describe(block.id)
+                        ),
+                    });
+                }
+                bytes += block
+                    .values
+                    .numbers()
+                    .map(|numbers| numbers.len())
+                    .iter()
+                    .sum::<usize>();
+                blocks.push(block);
+            }
+            if blocks.is_empty() {
+                return Ok(());
+            }
+            let name = self.store.part_name(0, files.len());
+            let content = encode(&blocks);
+            let file = FileEntry::of_blocks(&name, &content, &blocks);
+            self.store.write_file(self.number, &name, content).await?;
+            files.push(file);
+            self.report(wire::CheckpointReport {
+                number: self.number,
+                unfinished: true,
+                ..wire::CheckpointReport::default()
+            })
+            .await;
+        }
+    }
+
+    async fn report(&self, report: wire::CheckpointReport) {
+        let origin = self.sender.next_origin_here();
+        if let Err(error) = self
+            .coordinator
+            .report(origin, Report::Checkpoint(report))
+            .await
+        {
+            tracing::warn!(self.number, "could not report a checkpoint: {error}");
+        }
+    }
+}
