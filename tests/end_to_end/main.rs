@@ -6,6 +6,7 @@ mod calls;
 mod chaos;
 mod command_line;
 mod data;
+mod devices;
 mod examples;
 mod faults;
 mod flood;

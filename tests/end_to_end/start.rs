@@ -10,8 +10,8 @@ fn what_is_wrong_is_found_before_anything_is_made() {
         (&["--model", "nope"], "there is no model \"nope\""),
         (&["--data", "nope"], "there is no data source \"nope\""),
         (
-            &["--set", "strategy.name=mirrored"],
-            "unknown variant `mirrored`, expected one of `parameter-server`, `multi-worker-mirrored`, `one-device`",
+            &["--set", "strategy.name=nope"],
+            "unknown variant `nope`, expected one of `parameter-server`, `mirrored`, `central-storage`, `multi-worker-mirrored`, `one-device`",
         ),
         (&["--device", "cuda:7"], "cuda:7 cannot be used"),
         (&["--device", "gpu"], "\"gpu\" is no device"),

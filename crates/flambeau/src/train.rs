@@ -13,9 +13,9 @@ use std::sync::Arc;
 use clap::Args;
 use coordinator::read_job;
 use ps_server::RowSettings;
-use shared_proto::job::{Job, StrategyName, run_dir};
+use shared_proto::job::{Job, run_dir};
 use worker::registry::Registry;
-use worker::replica::ModelReplica;
+use worker::replica::DeviceReplicas;
 
 use self::follow::watch;
 use self::outcome::{Outcome, json, next, shown, stale, table};
@@ -35,8 +35,14 @@ pub(crate) struct Arguments {
     /// Print one JSON object on stdout at the end, and nothing else.
     #[arg(long)]
     pub(crate) json: bool,
-    /// The device on which workers compute: auto, cpu or cuda:N.
-    #[arg(long, env = "FLAMBEAU_DEVICE", default_value = "auto")]
+    /// The devices on which each worker computes, separated by commas: auto, cpu or cuda:N. Several share out the samples of
+    /// each step; cpu may be named several times.
+    #[arg(
+        long,
+        visible_alias = "devices",
+        env = "FLAMBEAU_DEVICE",
+        default_value = "auto"
+    )]
     pub(crate) device: String,
     /// No progress bars.
     #[arg(long)]
@@ -113,8 +119,9 @@ pub(crate) fn run(arguments: Arguments, registry: &Registry) -> Result<(), Comma
 /// # Errors
 /// The error that the worker would end with.
 fn check(job: &Job, registry: &Registry, device: &str) -> Result<(), CommandError> {
-    let device = worker::device::open(device.parse()?)?;
-    let replica = ModelReplica::start(Arc::new(job.clone()), registry.clone(), device);
+    let devices = device.parse::<worker::device::Choices>()?.open()?;
+    let job = Arc::new(job.clone());
+    let replica = DeviceReplicas::start(&job, registry, &devices);
     block_on(async { Ok(replica.await?) })?;
     Ok(())
 }
@@ -128,10 +135,11 @@ pub(crate) fn train(
     if job.strategy.name.has_servers() {
         job.cluster.ps.get_or_insert(DEFAULT_PS);
     }
-    job.cluster.workers.get_or_insert(match job.strategy.name {
-        StrategyName::OneDevice => 1,
-        _ => DEFAULT_WORKERS,
-    });
+    let workers = match job.strategy.name.has_one_worker() {
+        true => 1,
+        false => DEFAULT_WORKERS,
+    };
+    job.cluster.workers.get_or_insert(workers);
     let dir = match &job.run_dir {
         Some(dir) => {
             std::fs::create_dir_all(dir).map_err(CommandError::file(dir))?;

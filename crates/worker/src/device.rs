@@ -53,6 +53,29 @@ impl FromStr for Choice {
     }
 }
 
+/// The requested devices of a worker, at least one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Choices(Vec<Choice>);
+
+impl Choices {
+    /// Opens the devices.
+    ///
+    /// # Errors
+    /// As [`open`].
+    pub fn open(&self) -> Result<Vec<Device>, DeviceError> {
+        self.0.iter().map(|choice| open(*choice)).collect()
+    }
+}
+
+impl FromStr for Choices {
+    type Err = DeviceError;
+
+    fn from_str(text: &str) -> Result<Self, DeviceError> {
+        let choices = text.split(',').map(|choice| choice.trim().parse());
+        choices.collect::<Result<_, _>>().map(Self)
+    }
+}
+
 /// Opens a device.
 ///
 /// # Errors
@@ -82,6 +105,10 @@ mod tests {
 
     #[test]
     fn devices_are_read_and_others_refused() {
+        let several: Choices = "cuda:0, cuda:1,cpu".parse().unwrap();
+        let expected = vec![Choice::Cuda(0), Choice::Cuda(1), Choice::Cpu];
+        assert_eq!(several, Choices(expected));
+        assert!("cpu,".parse::<Choices>().is_err());
         assert_eq!("auto".parse::<Choice>().unwrap(), Choice::Auto);
         assert_eq!("cuda:3".parse::<Choice>().unwrap(), Choice::Cuda(3));
         let wrong = "gpu".parse::<Choice>().unwrap_err().to_string();

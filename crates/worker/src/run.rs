@@ -21,7 +21,7 @@ use crate::device;
 use crate::error::WorkerError;
 use crate::member::{Member, Parts, Replicas, leave};
 use crate::registry::Registry;
-use crate::replica::ModelReplica;
+use crate::replica::DeviceReplicas;
 use crate::strategy;
 
 /// The time for which a worker that cannot work tries to tell the coordinator.
@@ -30,9 +30,15 @@ const TELL: Duration = Duration::from_secs(15);
 /// The settings of a worker.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Settings {
-    /// The device to compute on: auto, cpu or cuda:N.
-    #[arg(long, env = "FLAMBEAU_DEVICE", default_value = "auto")]
-    pub device: device::Choice,
+    /// The devices to compute on, separated by commas: auto, cpu or cuda:N. Several share out the samples of each step; cpu may
+    /// be named several times.
+    #[arg(
+        long,
+        visible_alias = "devices",
+        env = "FLAMBEAU_DEVICE",
+        default_value = "auto"
+    )]
+    pub device: device::Choices,
     /// The place of the data's files on this worker; overrides the job's.
     #[arg(long, env = "FLAMBEAU_DATA_DIR", value_name = "DIR")]
     pub data_dir: Option<PathBuf>,
@@ -87,8 +93,8 @@ pub async fn run(
         holding: None,
         capacity_bytes: 0,
     };
-    let device = match prepared {
-        Ok(device) => device,
+    let devices = match prepared {
+        Ok(devices) => devices,
         Err(error) => {
             tell(coordinator, registration, &error, &process).await;
             return Err(error.explained());
@@ -104,7 +110,7 @@ pub async fn run(
     let builder = Builder {
         settings,
         registry,
-        device,
+        devices,
         built: None,
     };
     let announced = Once::new();
@@ -145,10 +151,9 @@ async fn listen(
     Ok((exchange, address.to_string()))
 }
 
-/// Checks what a worker needs of its host before it registers, and opens the device.
-fn prepare(settings: &Settings) -> Result<Device, WorkerError> {
-    let device = device::open(settings.device)?;
-    tracing::info!(device = device::name(&device), "computing");
+/// Checks what a worker needs of its host before it registers, and opens the devices.
+fn prepare(settings: &Settings) -> Result<Vec<Device>, WorkerError> {
+    let devices = settings.device.open()?;
     if let Some(dir) = &settings.run_dir {
         // Checked now, so that it does not fail when the final weights are written.
         std::fs::create_dir_all(dir).map_err(|error| WorkerError::RunDir {
@@ -156,7 +161,7 @@ fn prepare(settings: &Settings) -> Result<Device, WorkerError> {
             error,
         })?;
     }
-    Ok(device)
+    Ok(devices)
 }
 
 /// Registers only to report why this worker cannot work. The process ends in any case.
@@ -182,13 +187,13 @@ async fn tell(
 struct Builder {
     settings: Settings,
     registry: Registry,
-    device: Device,
+    devices: Vec<Device>,
     /// The replica and the job that it was built for. It outlives a membership.
-    built: Option<(Arc<Job>, Arc<ModelReplica>)>,
+    built: Option<(Arc<Job>, Arc<DeviceReplicas>)>,
 }
 
 impl Replicas for Builder {
-    type Replica = ModelReplica;
+    type Replica = DeviceReplicas;
 
     fn job(&self, job: &Job) -> Result<Job, WorkerError> {
         let mut job = job.clone();
@@ -202,7 +207,7 @@ impl Replicas for Builder {
         Ok(job)
     }
 
-    async fn replica(&mut self, job: &Job) -> Result<Arc<ModelReplica>, WorkerError> {
+    async fn replica(&mut self, job: &Job) -> Result<Arc<DeviceReplicas>, WorkerError> {
         let job = Arc::new(job.clone());
         if let Some((of, replica)) = &self.built
             && *of == job
@@ -210,8 +215,7 @@ impl Replicas for Builder {
             return Ok(Arc::clone(replica));
         }
         self.built = None;
-        let (registry, device) = (self.registry.clone(), self.device.clone());
-        let replica = ModelReplica::start(Arc::clone(&job), registry, device).await;
+        let replica = DeviceReplicas::start(&job, &self.registry, &self.devices).await;
         let replica = replica.map_err(WorkerError::Build)?;
         let replica = Arc::new(replica);
         self.built = Some((job, Arc::clone(&replica)));

@@ -359,9 +359,9 @@ impl Job {
 
     /// Returns the number of workers that must be there before training begins.
     pub fn workers(&self) -> u32 {
-        match self.strategy.name {
-            StrategyName::OneDevice => 1,
-            _ => self.cluster.workers.unwrap_or(1),
+        match self.strategy.name.has_one_worker() {
+            true => 1,
+            false => self.cluster.workers.unwrap_or(1),
         }
     }
 

@@ -80,6 +80,10 @@ impl From<Written> for Strategy {
 pub enum StrategyName {
     /// On sharded parameter servers.
     ParameterServer,
+    /// On each device of the only worker. The devices add up their gradients and make the same update.
+    Mirrored,
+    /// On the first device of the only worker. The other devices copy the values after each update.
+    CentralStorage,
     /// On each worker. The workers add up their gradients and make the same update.
     MultiWorkerMirrored,
     /// On the only worker.
@@ -91,6 +95,8 @@ impl StrategyName {
     pub fn name(self) -> &'static str {
         match self {
             Self::ParameterServer => "parameter-server",
+            Self::Mirrored => "mirrored",
+            Self::CentralStorage => "central-storage",
             Self::MultiWorkerMirrored => "multi-worker-mirrored",
             Self::OneDevice => "one-device",
         }
@@ -100,7 +106,17 @@ impl StrategyName {
     pub fn has_servers(self) -> bool {
         match self {
             Self::ParameterServer => true,
-            Self::MultiWorkerMirrored | Self::OneDevice => false,
+            Self::Mirrored | Self::CentralStorage | Self::MultiWorkerMirrored | Self::OneDevice => {
+                false
+            }
+        }
+    }
+
+    /// Returns whether there is one worker, and no process to exchange numbers with.
+    pub fn has_one_worker(self) -> bool {
+        match self {
+            Self::Mirrored | Self::CentralStorage | Self::OneDevice => true,
+            Self::ParameterServer | Self::MultiWorkerMirrored => false,
         }
     }
 
@@ -140,7 +156,13 @@ mod tests {
 
     #[test]
     fn names_are_read_back() {
-        for name in ["parameter-server", "multi-worker-mirrored", "one-device"] {
+        for name in [
+            "parameter-server",
+            "mirrored",
+            "central-storage",
+            "multi-worker-mirrored",
+            "one-device",
+        ] {
             let job = format!("[strategy]\nname = \"{name}\"");
             assert_eq!(Job::from_toml(&job).unwrap().strategy.name.name(), name);
         }

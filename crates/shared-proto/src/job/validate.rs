@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::{Job, JobError, MOST_SERVERS, Mode, Strategy, StrategyName, groups};
+use super::{Job, JobError, MOST_SERVERS, Mode, Strategy, groups};
 
 /// The longest time that a setting may give, in seconds: 30 days. No wait in a job is longer, and the sum of this and
 /// any time of a clock is still a time.
@@ -224,10 +224,10 @@ impl Job {
             "must be at least 1, or absent",
         )?;
         check(
-            name != StrategyName::OneDevice || cluster.workers.is_none_or(|workers| workers == 1),
+            !name.has_one_worker() || cluster.workers.is_none_or(|workers| workers == 1),
             "cluster.workers",
             &cluster.workers,
-            "must be 1, or absent, for the strategy one-device",
+            "must be 1, or absent, for the strategies mirrored, central-storage and one-device",
         )?;
         let lease = cluster.lease_seconds;
         check(

@@ -35,6 +35,9 @@ pub enum ReplicaError {
         /// The names of the model's tables.
         tables: Vec<String>,
     },
+    /// There are several devices where one is possible.
+    #[error("{0}")]
+    Devices(String),
     /// Values do not fit the variables.
     #[error(transparent)]
     Variables(#[from] VariablesError),

@@ -41,6 +41,8 @@ pub struct Prepared {
     wants: Vec<Want>,
     /// The wants of a batch that is still being assembled.
     assembling: Option<oneshot::Receiver<Vec<Want>>>,
+    /// The parts of a batch that several replicas prepare.
+    parts: Vec<Prepared>,
 }
 
 impl Prepared {
@@ -50,15 +52,23 @@ impl Prepared {
             positions,
             wants,
             assembling: None,
+            parts: Vec::new(),
+        }
+    }
+
+    /// Returns a batch in several parts, which wants what they want.
+    pub(super) fn of_parts(positions: Positions, parts: Vec<Prepared>) -> Self {
+        Self {
+            parts,
+            ..Self::new(positions, Vec::new())
         }
     }
 
     /// Returns a batch with wants that become known when it is assembled.
     pub(super) fn assembling(positions: Positions, wants: oneshot::Receiver<Vec<Want>>) -> Self {
         Self {
-            positions,
-            wants: Vec::new(),
             assembling: Some(wants),
+            ..Self::new(positions, Vec::new())
         }
     }
 
@@ -72,6 +82,13 @@ impl Prepared {
     pub async fn wants(&mut self) -> &[Want] {
         if let Some(assembling) = self.assembling.take() {
             self.wants = assembling.await.unwrap_or_default();
+        }
+        for mut part in std::mem::take(&mut self.parts) {
+            for want in Box::pin(part.wants()).await {
+                if !self.wants.contains(want) {
+                    self.wants.push(want.clone());
+                }
+            }
         }
         &self.wants
     }

@@ -1,6 +1,7 @@
 //! The values of a model replica that keeps them itself: commands to its thread, and what they do there.
 
 use shared_proto::job::Job;
+use shared_proto::payload::Elements;
 use tokio::sync::oneshot;
 
 use super::error::ReplicaError;
@@ -15,6 +16,7 @@ pub(super) enum MirrorCommand {
     Update(Vec<f32>, StepsMade, Reply<Vec<f32>>),
     NoteMade(StepsMade, Reply<()>),
     State(Reply<MirrorState>),
+    Values(Reply<Vec<Elements>>),
     SetState(MirrorState, StepsMade, Reply<()>),
     Made(Reply<Option<StepsMade>>),
     SwapAverages(Reply<()>),
@@ -23,7 +25,10 @@ pub(super) enum MirrorCommand {
 impl MirrorCommand {
     /// Returns whether the variables no longer have their initial values afterwards.
     pub(super) fn overwrites(&self) -> bool {
-        !matches!(self, Self::NoteMade(..) | Self::State(_) | Self::Made(_))
+        !matches!(
+            self,
+            Self::NoteMade(..) | Self::State(_) | Self::Values(_) | Self::Made(_)
+        )
     }
 }
 
@@ -72,6 +77,7 @@ impl Mirrored {
                 };
                 answer(reply, optimizer.and_then(state));
             }
+            MirrorCommand::Values(reply) => answer(reply, variables.all_values()),
             MirrorCommand::SetState(state, made, reply) => {
                 let set = |optimizer: &mut LocalOptimizer| {
                     self.made = None;

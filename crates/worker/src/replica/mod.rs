@@ -2,11 +2,13 @@
 //!
 //! - `interface`: what the training step and strategies ask of a replica
 //! - `mirror`: what strategies without servers ask of it besides; `mirrored`: how the thread does it
+//! - `devices`: several replicas as one, each on a device of its own
 //! - `thread`: a candle model on a thread of its own; `build`: the model, its variables and tables
 //! - `reader`: the thread that reads its batches; `evaluating`: an evaluation, part by part
 //! - `error`: the errors of all of these
 
 mod build;
+mod devices;
 mod error;
 mod evaluating;
 mod interface;
@@ -16,6 +18,7 @@ mod reader;
 mod thread;
 
 pub(crate) use build::{Built, build, precision};
+pub use devices::DeviceReplicas;
 pub use error::ReplicaError;
 pub(crate) use evaluating::{EVALUATION_BATCH, Evaluating};
 pub use interface::{

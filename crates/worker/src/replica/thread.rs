@@ -11,7 +11,7 @@ use candle_core::Device;
 use nn::backward;
 use parking_lot::Mutex;
 use shared_proto::job::{Job, NonFinite};
-use shared_proto::payload::{Dtype, Elements};
+use shared_proto::payload::Elements;
 use tokio::sync::{mpsc, oneshot};
 
 use super::build::{Built, build, precision};
@@ -149,6 +149,11 @@ impl Replica for ModelReplica {
 }
 
 impl ModelReplica {
+    /// Returns the values of all variables.
+    pub(super) async fn values(&self) -> Result<Vec<Elements>, ReplicaError> {
+        self.ask_mirror(MirrorCommand::Values).await
+    }
+
     async fn ask_mirror<T>(
         &self,
         command: impl FnOnce(Reply<T>) -> MirrorCommand,
@@ -449,9 +454,7 @@ impl Thread {
         } else {
             &self.variables
         };
-        let count = variables.specs().len();
-        let values = (0..count).map(|v| Ok(Elements::of(variables.values(v)?, Dtype::F32)));
-        values.collect()
+        Ok(variables.all_values()?)
     }
 }
 

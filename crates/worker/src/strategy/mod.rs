@@ -38,8 +38,9 @@ pub async fn join(
             let strategy = ParameterServer::join(joining, replica).await?;
             Ok(Box::new(strategy))
         }
-        StrategyName::MultiWorkerMirrored | StrategyName::OneDevice => {
-            Ok(Box::new(Mirrored::join(joining, replica).await?))
-        }
+        StrategyName::Mirrored
+        | StrategyName::CentralStorage
+        | StrategyName::MultiWorkerMirrored
+        | StrategyName::OneDevice => Ok(Box::new(Mirrored::join(joining, replica).await?)),
     }
 }

@@ -76,19 +76,7 @@ impl Variables {
         before: Measured,
         clip: Clip,
     ) -> Result<Gradients, VariablesError> {
-        let norm = trained.norm();
-        let (trained, limited) = match clip.value {
-            Some(most) => {
-                let trained = trained.limited(most);
-                let norm = trained.norm();
-                (trained, norm)
-            }
-            None => (trained, norm),
-        };
-        let trained = match clip.norm.map(f64::from).filter(|most| limited > *most) {
-            Some(most) => trained.times((most / limited) as f32),
-            None => trained,
-        };
+        let (trained, norm) = trained.clipped(clip);
         let mut gradients = trained.0;
         let of_rows = gradients.split_off(self.0.len());
         for (((spec, var), before), gradient) in self.0.iter().zip(before.0).zip(&mut gradients) {
@@ -137,6 +125,25 @@ impl Trained {
         self
     }
 
+    /// Returns the gradients limited by `clip`, and their global norm before.
+    fn clipped(self, clip: Clip) -> (Self, f64) {
+        let norm = self.norm();
+        let (limited, limited_norm) = match clip.value {
+            Some(most) => {
+                let limited = self.limited(most);
+                let norm = limited.norm();
+                (limited, norm)
+            }
+            None => (self, norm),
+        };
+        let most = clip.norm.map(f64::from);
+        let clipped = match most.filter(|most| limited_norm > *most) {
+            Some(most) => limited.times((most / limited_norm) as f32),
+            None => limited,
+        };
+        (clipped, norm)
+    }
+
     /// Returns the gradients with no finite element below `-most` or above `most`. NaN and infinity stay, to be found.
     fn limited(mut self, most: f32) -> Self {
         let finite = |value: &&mut f32| value.is_finite();
@@ -153,6 +160,40 @@ impl Trained {
                 *sum += factor * other;
             }
         }
+    }
+}
+
+/// Returns the mean of the gradients that several devices have computed, each with its share of the samples, limited by `clip`.
+/// Changes of averaged variables are not limited. There are no rows of tables.
+pub(crate) fn mean_gradients(
+    parts: Vec<(f32, Gradients)>,
+    variables: &[VariableSpec],
+    clip: Clip,
+) -> Gradients {
+    let mut sums = Trained(Vec::new());
+    for (share, gradients) in parts {
+        let numbers = |elements: &Elements| {
+            let mut numbers = vec![0.0; elements.len()];
+            elements.copy_to(&mut numbers);
+            numbers
+        };
+        let gradients = Trained(gradients.values.iter().map(numbers).collect());
+        match sums.0.is_empty() {
+            true => sums = gradients.times(share),
+            false => sums.add(gradients, share),
+        }
+    }
+    let averaged = |spec: &VariableSpec| spec.kind == VariableKind::Averaged;
+    let changes = sums.0.iter_mut().zip(variables);
+    let changes = changes.map(|(sum, spec)| averaged(spec).then(|| std::mem::take(sum)));
+    let changes: Vec<Option<Vec<f32>>> = changes.collect();
+    let (trained, norm) = sums.clipped(clip);
+    let values = trained.0.into_iter().zip(changes);
+    let values = values.map(|(trained, change)| Elements::from(change.unwrap_or(trained)));
+    Gradients {
+        values: values.collect(),
+        rows: Vec::new(),
+        norm,
     }
 }
 

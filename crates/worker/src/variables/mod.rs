@@ -20,6 +20,6 @@ mod set;
 pub use error::VariablesError;
 pub(crate) use files::digest_of;
 pub use gradients::Measured;
-pub(crate) use gradients::Trained;
+pub(crate) use gradients::{Trained, mean_gradients};
 pub use optimizer::LocalOptimizer;
 pub use set::{Part, Variables};

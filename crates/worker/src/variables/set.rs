@@ -74,6 +74,15 @@ impl Variables {
         Ok(payload::share(&elements(var)?.into()))
     }
 
+    /// Returns the elements of all variables, in the order of their numbers.
+    ///
+    /// # Errors
+    /// candle's.
+    pub fn all_values(&self) -> Result<Vec<Elements>, VariablesError> {
+        let values = self.0.iter().map(|(_, var)| Ok(elements(var)?.into()));
+        values.collect()
+    }
+
     /// Checks that no element is NaN or infinite.
     ///
     /// # Errors

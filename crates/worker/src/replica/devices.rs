@@ -1,0 +1,298 @@
+//! Several replicas as one, each on a device of its own. The samples of a step are shared out among them, and the mean of their
+//! gradients is the gradient of all.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use candle_core::Device;
+use futures_util::future::{join_all, try_join_all};
+use shared_proto::job::{Clip, Job, StrategyName};
+use shared_proto::payload::Elements;
+
+use super::error::ReplicaError;
+use super::interface::{
+    Computed, Description, Evaluation, EvaluationPart, Positions, Prepared, Replica, Step,
+};
+use super::mirror::{Mirror, MirrorState, StepsMade};
+use super::thread::ModelReplica;
+use crate::device;
+use crate::registry::Registry;
+use crate::variables::{Part, mean_gradients};
+
+/// The replicas of a worker, at least one. All hold the same values.
+pub struct DeviceReplicas {
+    replicas: Vec<ModelReplica>,
+    clip: Clip,
+    /// True if only the first replica keeps the optimizer's state and makes updates, and the others copy its values.
+    central: bool,
+}
+
+impl DeviceReplicas {
+    /// Reads the data and builds the model for each device.
+    ///
+    /// # Errors
+    /// If either fails, or [`ReplicaError::Devices`] for a strategy or a model that takes one device.
+    pub async fn start(
+        job: &Arc<Job>,
+        registry: &Registry,
+        devices: &[Device],
+    ) -> Result<Self, ReplicaError> {
+        let count = devices.len();
+        let strategy = job.strategy.name;
+        if count > 1 && strategy == StrategyName::OneDevice {
+            return Err(ReplicaError::Devices(format!(
+                "{count} devices are given, and `strategy.name = \"one-device\"` takes one; use \"mirrored\""
+            )));
+        }
+        let clip = job.clip();
+        let mut of_part = job.clone();
+        if count > 1 {
+            // The mean over all devices is clipped, not the gradient of each.
+            let unclipped = Arc::make_mut(&mut of_part);
+            (unclipped.clip_value, unclipped.clip_norm) = (None, None);
+        }
+        let mut replicas = Vec::new();
+        for device in devices {
+            let replica = ModelReplica::start(of_part.clone(), registry.clone(), device.clone());
+            replicas.push(replica.await?);
+            if count > 1
+                && let Some(replica) = replicas.last()
+                && let Some(table) = replica.description().tables.first()
+            {
+                return Err(ReplicaError::Devices(format!(
+                    "{count} devices are given, and a model with tables (here {:?}) takes one in each worker; start more workers",
+                    table.name
+                )));
+            }
+        }
+        let names: Vec<String> = devices.iter().map(device::name).collect();
+        tracing::info!(devices = names.join(","), "computing");
+        Ok(Self {
+            replicas,
+            clip,
+            central: strategy == StrategyName::CentralStorage,
+        })
+    }
+
+    fn first(&self) -> &ModelReplica {
+        &self.replicas[0]
+    }
+
+    /// Returns each replica that has samples of a step, with its number and the positions of its samples.
+    fn shares(&self, all: Positions) -> impl Iterator<Item = (usize, &ModelReplica, Positions)> {
+        let share =
+            move |(number, replica)| (number, replica, part(all, number, self.replicas.len()));
+        let shares = self.replicas.iter().enumerate().map(share);
+        shares.filter(|(_, _, positions)| !positions.is_empty())
+    }
+
+    /// Returns the replicas that make updates.
+    fn keepers(&self) -> &[ModelReplica] {
+        match self.central {
+            true => &self.replicas[..1],
+            false => &self.replicas,
+        }
+    }
+
+    /// Copies the values of the replica that makes updates to those that make none.
+    async fn copy_values(&self) -> Result<(), ReplicaError> {
+        let others = &self.replicas[self.keepers().len()..];
+        if others.is_empty() {
+            return Ok(());
+        }
+        let values = self.first().values().await?;
+        let part = |(variable, values): (usize, &Elements)| Part {
+            variable,
+            start: 0,
+            values: values.clone(),
+        };
+        let parts: Vec<Part> = values.iter().enumerate().map(part).collect();
+        join_all(others.iter().map(|replica| replica.take_in(parts.clone()))).await;
+        Ok(())
+    }
+}
+
+/// Returns the positions of a device's samples: consecutive ones, of which each device has as many as the others, or one more.
+fn part(all: Positions, device: usize, devices: usize) -> Positions {
+    let samples = u128::from(all.end.saturating_sub(all.start));
+    let before = |device: usize| {
+        let samples = samples * device as u128 / devices as u128;
+        all.start.saturating_add(samples as u64)
+    };
+    Positions {
+        start: before(device),
+        end: before(device + 1),
+        ..all
+    }
+}
+
+#[async_trait(?Send)]
+impl Replica for DeviceReplicas {
+    fn description(&self) -> &Description {
+        self.first().description()
+    }
+
+    async fn prepare(&self, positions: Positions) -> Prepared {
+        let mut parts = Vec::new();
+        for (_, replica, part) in self.shares(positions) {
+            parts.push(replica.prepare(part).await);
+        }
+        Prepared::of_parts(positions, parts)
+    }
+
+    async fn take_in(&self, parts: Vec<Part>) {
+        join_all(
+            self.replicas
+                .iter()
+                .map(|replica| replica.take_in(parts.clone())),
+        )
+        .await;
+    }
+
+    async fn compute(&self, positions: Positions, step: Step) -> Result<Computed, ReplicaError> {
+        if let [one] = &self.replicas[..] {
+            return one.compute(positions, step).await;
+        }
+        let devices = self.replicas.len() as u32;
+        let compute = async |(number, replica, part): (usize, &ModelReplica, Positions)| {
+            // Each device has random numbers of its own.
+            let rank = step.rank.wrapping_mul(devices).wrapping_add(number as u32);
+            let computed = replica.compute(part, Step { rank, ..step }).await?;
+            Ok::<_, ReplicaError>((part.end - part.start, computed))
+        };
+        let computed = try_join_all(self.shares(positions).map(compute)).await?;
+        let samples = (positions.end - positions.start) as f64;
+        let share = |of: u64| of as f64 / samples;
+        let loss = computed
+            .iter()
+            .map(|(of, computed)| share(*of) * computed.loss);
+        let loss = loss.sum();
+        let gradients = computed.into_iter();
+        let gradients = gradients.map(|(of, computed)| (share(of) as f32, computed.gradients));
+        let variables = &self.description().variables;
+        Ok(Computed {
+            loss,
+            gradients: mean_gradients(gradients.collect(), variables, self.clip),
+        })
+    }
+
+    async fn evaluate(&self, part: EvaluationPart) -> Result<Evaluation, ReplicaError> {
+        self.first().evaluate(part).await
+    }
+
+    async fn initial_values(&self) -> Result<Vec<Elements>, ReplicaError> {
+        self.first().initial_values().await
+    }
+
+    fn mirror(&self) -> Option<&dyn Mirror> {
+        Some(self)
+    }
+
+    async fn save(&self, path: PathBuf) -> Result<(), ReplicaError> {
+        self.first().save(path).await
+    }
+}
+
+#[async_trait(?Send)]
+impl Mirror for DeviceReplicas {
+    async fn update(&self, gradient: Vec<f32>, made: StepsMade) -> Result<Vec<f32>, ReplicaError> {
+        let (first, others) = (self.first(), &self.keepers()[1..]);
+        let others = others
+            .iter()
+            .map(|replica| replica.update(gradient.clone(), made));
+        let others = try_join_all(others.collect::<Vec<_>>());
+        let (memory, updated) = tokio::join!(first.update(gradient, made), others);
+        updated?;
+        let memory = memory?;
+        self.copy_values().await?;
+        Ok(memory)
+    }
+
+    async fn note_made(&self, made: StepsMade) -> Result<(), ReplicaError> {
+        let noted = self.keepers().iter().map(|replica| replica.note_made(made));
+        try_join_all(noted).await.map(drop)
+    }
+
+    async fn state(&self) -> Result<MirrorState, ReplicaError> {
+        self.first().state().await
+    }
+
+    async fn set_state(&self, state: MirrorState, made: StepsMade) -> Result<(), ReplicaError> {
+        let keepers = self.keepers().iter();
+        let set = keepers.map(|replica| replica.set_state(state.clone(), made));
+        try_join_all(set).await?;
+        self.copy_values().await
+    }
+
+    async fn made(&self) -> Result<Option<StepsMade>, ReplicaError> {
+        let made = try_join_all(self.keepers().iter().map(ModelReplica::made)).await?;
+        let all_equal = made.windows(2).all(|pair| pair[0] == pair[1]);
+        Ok(made.first().copied().flatten().filter(|_| all_equal))
+    }
+
+    /// The first replica alone: it is the one that evaluates.
+    async fn swap_averages(&self) -> Result<(), ReplicaError> {
+        self.first().swap_averages().await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use shared_proto::job::{Adam, Optimizer};
+
+    /// Makes some steps. Returns the values of each device.
+    async fn values_after_steps(strategy: StrategyName) -> Vec<Vec<Elements>> {
+        let mut job = Job::default();
+        job.strategy.name = strategy;
+        job.optimizer = Optimizer::Adam(Adam::default());
+        let devices = vec![Device::Cpu; 3];
+        let (job, registry) = (Arc::new(job), Registry::builtin());
+        let replicas = DeviceReplicas::start(&job, &registry, &devices);
+        let replicas = replicas.await.unwrap();
+        for step in 0..5 {
+            let positions = Positions {
+                data_epoch: 0,
+                start: step * 16,
+                end: step * 16 + 16,
+            };
+            replicas.prepare(positions).await;
+            let computed = replicas.compute(positions, Step::default()).await.unwrap();
+            let mut gradient = Vec::new();
+            for values in &computed.gradients.values {
+                let start = gradient.len();
+                gradient.resize(start + values.len(), 0.0);
+                values.copy_to(&mut gradient[start..]);
+            }
+            let made = StepsMade::default();
+            replicas.update(gradient, made).await.unwrap();
+            assert_eq!(replicas.made().await.unwrap(), Some(made));
+        }
+        let values = replicas.replicas.iter().map(ModelReplica::values);
+        try_join_all(values).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn all_devices_hold_the_same_bits() {
+        let mirrored = values_after_steps(StrategyName::Mirrored).await;
+        let central = values_after_steps(StrategyName::CentralStorage).await;
+        for device in mirrored.iter().chain(&central) {
+            assert_eq!(*device, mirrored[0]);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn each_sample_is_on_one_device(start in 0u64..1 << 48, samples in 0u64..1000, devices in 1usize..9) {
+            let all = Positions { data_epoch: 3, start, end: start + samples };
+            let parts: Vec<Positions> = (0..devices).map(|device| part(all, device, devices)).collect();
+            prop_assert_eq!((parts[0].start, parts[devices - 1].end), (all.start, all.end));
+            prop_assert!(parts.windows(2).all(|pair| pair[0].end == pair[1].start));
+            let sizes = parts.iter().map(|part| part.end - part.start);
+            let (least, most) = (sizes.clone().min().unwrap(), sizes.max().unwrap());
+            prop_assert!(most - least <= 1);
+        }
+    }
+}
