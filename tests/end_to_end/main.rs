@@ -12,6 +12,7 @@ mod faults;
 mod flood;
 mod floors;
 mod hostile;
+mod hybrid;
 mod lookups;
 mod modes;
 mod network;

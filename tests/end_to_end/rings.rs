@@ -149,7 +149,7 @@ fn a_class_for_each(samples: usize) -> tempfile::TempDir {
 }
 
 /// Returns whether a sample counted once, in a step of one to three workers.
-fn is_once(visits: f32) -> bool {
+pub(crate) fn is_once(visits: f32) -> bool {
     let share = 1.0 / visits;
     let workers = share.round();
     (1.0..=3.0).contains(&workers) && (share - workers).abs() < 1e-3

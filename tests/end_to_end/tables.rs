@@ -91,7 +91,7 @@ fn by_id(saved: &SavedRows) -> impl Iterator<Item = (u64, Vec<f32>)> {
     ids.into_iter().zip(rows)
 }
 
-fn of_local(saved: &SavedTables) -> AllRows {
+pub(crate) fn of_local(saved: &SavedTables) -> AllRows {
     let table = |(name, buckets): (&String, &BTreeMap<u32, Vec<SavedRows>>)| {
         (
             name.clone(),
@@ -123,7 +123,7 @@ pub(crate) fn of_run(run: &Path) -> AllRows {
 }
 
 /// Checks that there are the same rows, and returns the largest difference of their numbers.
-fn row_difference(found: &AllRows, expected: &AllRows) -> f32 {
+pub(crate) fn row_difference(found: &AllRows, expected: &AllRows) -> f32 {
     assert!(found.keys().eq(expected.keys()));
     let mut largest = 0f32;
     for (found, expected) in found.values().zip(expected.values()) {

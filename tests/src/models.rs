@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use flambeau::candle_core::{Result, Tensor};
 use flambeau::candle_nn::{self, BatchNorm, BatchNormConfig, Linear, Module, VarBuilder};
-use flambeau::{Batch, Embeddings, Model, Pass, Setup, Table};
+use flambeau::{Batch, Embeddings, Initializer, Model, Pass, Setup, Table};
 
 /// A linear model. Its step takes as many milliseconds as `TEST_STEP_MILLISECONDS` says, and 300 while the
 /// file that `TEST_SLOW_WHILE` names exists. It computes NaN from step `TEST_NAN_AT` on, and panics at step
@@ -120,15 +120,51 @@ impl Model for Visits {
     }
 
     fn loss(&self, outputs: &Tensor, batch: &Batch, pass: &Pass) -> Result<Tensor> {
-        if let Some(milliseconds) = told("TEST_STEP_MILLISECONDS").filter(|_| pass.training) {
-            std::thread::sleep(Duration::from_millis(milliseconds));
-        }
-        let classes = outputs.dim(1)? as u32;
-        let all = Tensor::arange(0, classes, outputs.device())?;
-        let visited = all.broadcast_eq(&batch.target()?.unsqueeze(1)?)?;
-        let visited = visited.to_dtype(outputs.dtype())?;
-        (outputs * visited)?.sum_all()?.neg()
+        visited(outputs, batch, pass)
     }
+}
+
+/// A model that counts visits in a dense variable and in rows of a table. Each sample has a class and an id of its own, and each
+/// step on it adds one to the element of the class and to the row of the id. It needs what [`Visits`] needs.
+#[derive(Debug)]
+pub struct RowVisits {
+    dense: Tensor,
+    rows: Embeddings,
+}
+
+impl Model for RowVisits {
+    fn new(setup: &Setup, vars: VarBuilder) -> Result<Self> {
+        let zeros = candle_nn::init::ZERO;
+        let table = Table::dim(1)
+            .sgd(1.0)
+            .initializer(Initializer::Zeros)
+            .column("id");
+        Ok(Self {
+            dense: vars.get_with_hints(setup.outputs(), "dense", zeros)?,
+            rows: setup.table("rows", table)?,
+        })
+    }
+
+    fn forward(&self, batch: &Batch, _: &Pass) -> Result<Tensor> {
+        let rows = self.rows.lookup(batch, "id")?;
+        rows.broadcast_add(&self.dense)
+    }
+
+    fn loss(&self, outputs: &Tensor, batch: &Batch, pass: &Pass) -> Result<Tensor> {
+        visited(outputs, batch, pass)
+    }
+}
+
+/// A loss that falls by one with each element of a sample's own class.
+fn visited(outputs: &Tensor, batch: &Batch, pass: &Pass) -> Result<Tensor> {
+    if let Some(milliseconds) = told("TEST_STEP_MILLISECONDS").filter(|_| pass.training) {
+        std::thread::sleep(Duration::from_millis(milliseconds));
+    }
+    let classes = outputs.dim(1)? as u32;
+    let all = Tensor::arange(0, classes, outputs.device())?;
+    let visited = all.broadcast_eq(&batch.target()?.unsqueeze(1)?)?;
+    let visited = visited.to_dtype(outputs.dtype())?;
+    (outputs * visited)?.sum_all()?.neg()
 }
 
 /// A linear model of inputs that candle's batch normalisation has normalised.

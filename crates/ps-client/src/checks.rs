@@ -76,7 +76,8 @@ impl Shards {
         Ok(())
     }
 
-    /// Checks that there are all values of the variables that are sent, and none of the others.
+    /// Checks that there are all values of the variables that are sent, and none of the others. Those that workers hold are
+    /// not sent.
     pub(crate) fn check_sizes(
         &self,
         values: &[Elements],
@@ -84,7 +85,8 @@ impl Shards {
     ) -> Result<(), ClientError> {
         for (index, variable) in self.map.variables.iter().enumerate() {
             let spec = &variable.spec;
-            check_size(spec, is_sent(spec.kind), values.get(index))?;
+            let is_sent = is_sent(spec.kind) && !variable.shards.is_empty();
+            check_size(spec, is_sent, values.get(index))?;
         }
         Ok(())
     }

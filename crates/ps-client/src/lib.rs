@@ -4,7 +4,8 @@
 //! - `shards`: [`Shards`], all shards of a job; [`Shards::push`] and [`Shards::pull`]
 //!   return handles at once, which are awaited later
 //! - `checks`: checks of a push before any of it is sent
-//! - `message_plan`: [`MessagePlan`], which blocks of variables travel together; `row_plan`: the same for a step's rows
+//! - `message_plan`: [`MessagePlan`], which blocks of variables travel together; `row_plan`: the same for a step's rows; `rows`:
+//!   their messages
 //! - `parts`: a block's entry in a pull, and its part of a variable's values
 //! - `session`: the stream to one shard. When it breaks, the session opens it again and sends the unanswered
 //!   requests again, in order; `session/driver`: its streams; `session/reconcile`: it first asks a restored shard which pushes it has
@@ -33,6 +34,7 @@ mod message_plan;
 mod parts;
 mod reconciled;
 mod row_plan;
+mod rows;
 mod session;
 mod shards;
 mod target;

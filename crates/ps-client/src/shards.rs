@@ -8,8 +8,8 @@ use shared_proto::blocks::{BlockId, PlacedShard, ShardMap};
 use shared_proto::ids::{Clock, Epoch, Origin, Sequence, Task, Version, ViewNumber};
 use shared_proto::payload::{Dtype, Elements};
 use shared_proto::planted;
-use shared_proto::step::{Gradients, RowGradients, Want, WantedRows};
-use shared_proto::table::{Rows, ids_to_bytes};
+use shared_proto::step::{Gradients, Want};
+use shared_proto::table::Rows;
 use shared_proto::wire;
 use shared_proto::wire::client_message::Kind as ClientKind;
 use tokio::sync::watch;
@@ -20,7 +20,7 @@ use crate::identity::Identity;
 use crate::maps::Maps;
 use crate::message_plan::MessagePlan;
 use crate::reconciled::Reconciled;
-use crate::row_plan::{Form, RowPart, plan};
+use crate::row_plan::RowPart;
 use crate::session::{Reply, Session};
 use crate::target::Target;
 
@@ -52,10 +52,10 @@ pub struct WeightsTicket {
 }
 
 /// A part of a pull that is not answered yet.
-struct Pulling {
-    reply: Reply,
+pub(crate) struct Pulling {
+    pub(crate) reply: Reply,
     /// The rows that it asks for.
-    rows: Vec<RowPart>,
+    pub(crate) rows: Vec<RowPart>,
 }
 
 impl From<Reply> for Pulling {
@@ -316,71 +316,6 @@ impl Shards {
         Some(self.sessions[shard].send(sequence, message).await)
     }
 
-    /// Pushes the gradients of rows.
-    async fn send_rows(
-        &mut self,
-        clock: Clock,
-        gradients: &[RowGradients],
-        replies: &mut Vec<Reply>,
-    ) -> Result<(), ClientError> {
-        let lists: Vec<&WantedRows> = gradients.iter().map(|of| &*of.rows).collect();
-        for message in plan(&self.map, &lists, self.wire.size(), Form::Push) {
-            let part = |part: &RowPart| {
-                let RowGradients { rows, values } = &gradients[part.list];
-                let dimension = self.map.tables[rows.table].spec.dimension;
-                let (start, end) = (part.rows.start, part.rows.end);
-                let width = dimension as usize;
-                let values = values.slice(start * width..end * width).to(self.wire);
-                let known = self.known.get(&part.block);
-                wire::Gradient {
-                    block: Some(part.block.into()),
-                    based_on_version: known.map_or(0, |known| known.version),
-                    payload: Some(Rows::payload(&rows.ids[start..end], values, dimension)),
-                }
-            };
-            let gradients = message.parts.iter().map(part).collect();
-            let origin = self.next_origin(clock);
-            let sequence = origin.sequence.0;
-            let push = ClientKind::Push(wire::Push {
-                origin: Some(origin.into()),
-                gradients,
-            });
-            replies.push(self.sessions[message.shard].send(sequence, push).await);
-        }
-        Ok(())
-    }
-
-    /// Asks for the rows that a step wants.
-    async fn ask_for_rows(
-        &mut self,
-        clock: Clock,
-        view: ViewNumber,
-        wants: &[Want],
-        replies: &mut Vec<Pulling>,
-    ) {
-        let lists: Vec<&WantedRows> = wants.iter().filter_map(Want::rows).collect();
-        // The server counts the bytes of `f32`.
-        for message in plan(&self.map, &lists, size_of::<f32>(), Form::Pull) {
-            let wanted = |part: &RowPart| wire::WantedBlock {
-                block: Some(part.block.into()),
-                ids: ids_to_bytes(&lists[part.list].ids[part.rows.clone()]),
-                ..wire::WantedBlock::default()
-            };
-            let blocks = message.parts.iter().map(wanted).collect();
-            let origin = self.next_origin(clock);
-            let sequence = origin.sequence.0;
-            let pull = ClientKind::Pull(wire::Pull {
-                origin: Some(origin.into()),
-                blocks,
-                dtype: self.wire.into(),
-                view: view.0,
-            });
-            let reply = self.sessions[message.shard].send(sequence, pull).await;
-            let rows = message.parts;
-            replies.push(Pulling { reply, rows });
-        }
-    }
-
     /// Waits for the next blocks that have changed since they were last pulled; none once all have
     /// come. Copy each into the model when it comes: the next messages reuse the memory of this one. From
     /// then on the blocks count as known, so the model must have them.
@@ -448,7 +383,7 @@ impl Shards {
         Ok(Some(blocks))
     }
 
-    fn next_origin(&mut self, clock: Clock) -> Origin {
+    pub(crate) fn next_origin(&mut self, clock: Clock) -> Origin {
         self.origin.sequence = self.origin.sequence.next();
         self.origin.clock = clock;
         self.origin.clone()

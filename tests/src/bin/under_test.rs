@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use flambeau::App;
-use tests::models::{Factors, Normal, Odd, Visits};
+use tests::models::{Factors, Normal, Odd, RowVisits, Visits};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -13,6 +13,7 @@ fn main() -> ExitCode {
         .model::<Factors>("factors")
         .model::<Normal>("normal")
         .model::<Odd>("odd")
+        .model::<RowVisits>("row-visits")
         .model::<Visits>("visits")
         .main()
 }

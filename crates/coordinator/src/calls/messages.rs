@@ -48,16 +48,17 @@ pub(crate) fn take_report(
 ) -> Result<(), Refusal> {
     use wire::report_request::Report;
     let task = origin.task;
-    let (what, role) = match &report {
-        Some(Report::Shard(_)) => ("Report of a shard", Role::Ps),
-        Some(Report::Checkpoint(_)) => ("Report of a checkpoint", cluster.keeper_role()),
-        Some(Report::Restore(_)) => ("Report of a restore", cluster.keeper_role()),
-        Some(Report::Evaluation(_)) => ("Report of an evaluation", Role::Worker),
-        Some(Report::Wait(_)) => ("Report of a wait", Role::Worker),
-        Some(Report::Lost(_)) => ("Report of losses", Role::Worker),
-        None => ("Report", task.id.role),
+    let role = task.id.role;
+    let (what, allowed) = match &report {
+        Some(Report::Shard(_)) => ("Report of a shard", role == Role::Ps),
+        Some(Report::Checkpoint(_)) => ("Report of a checkpoint", cluster.keeps_values(role)),
+        Some(Report::Restore(_)) => ("Report of a restore", cluster.keeps_values(role)),
+        Some(Report::Evaluation(_)) => ("Report of an evaluation", role == Role::Worker),
+        Some(Report::Wait(_)) => ("Report of a wait", role == Role::Worker),
+        Some(Report::Lost(_)) => ("Report of losses", role == Role::Worker),
+        None => ("Report", true),
     };
-    if role != task.id.role {
+    if !allowed {
         return Err(not_for(what, origin));
     }
     match report {
@@ -87,9 +88,11 @@ pub(crate) fn wire_work(work: Work, error: String) -> wire::lease_work_reply::Wo
         Work::CopyValues {
             number,
             block_elements,
+            shard,
         } => Reply::CopyValues(wire::CopyValues {
             number,
             block_elements,
+            shard,
         }),
         Work::Evaluate {
             data_epoch,

@@ -22,7 +22,7 @@ use tonic::{Extensions, Request, Response, Status};
 
 use super::limits::{check_addresses, check_lengths};
 use super::messages::{not_for, read_data, take_report, wire_work};
-use crate::cluster::{Cluster, Initialization, Joined, ModelSpecs, Work};
+use crate::cluster::{Cluster, Initialization, Joined, ModelSpecs};
 use crate::keeping::shared::Shared;
 
 type Answer<T> = Result<Response<T>, Status>;
@@ -364,20 +364,24 @@ impl Coordinator for Service {
     ) -> Answer<wire::LeaseWorkReply> {
         let (_, extensions, request) = request.into_parts();
         let copied = request.copied;
-        let (work, clock) = self
+        let reply = self
             .ask_as_until(
                 CallOrigin::new(&request.origin, &extensions, "LeaseWork").worker(),
-                |cluster, now, origin| Ok(cluster.lease_work(now, origin, copied)),
-                |(work, _)| !matches!(work, Work::Idle(_)),
+                |cluster, now, origin| {
+                    let (work, clock) = cluster.lease_work(now, origin, copied);
+                    // The view that has this work, which may not be published yet when the call is answered.
+                    let view = cluster.refresh_view();
+                    Ok(wire::LeaseWorkReply {
+                        clock: clock.0,
+                        epoch: view.epoch.0,
+                        view: view.number.0,
+                        work: Some(wire_work(work, view.error.clone())),
+                    })
+                },
+                |reply| !matches!(reply.work, Some(wire::lease_work_reply::Work::Idle(_))),
             )
             .await?;
-        let view = self.shared.views.borrow();
-        Ok(Response::new(wire::LeaseWorkReply {
-            clock: clock.0,
-            epoch: view.epoch.0,
-            view: view.number.0,
-            work: Some(wire_work(work, view.error.clone())),
-        }))
+        Ok(Response::new(reply))
     }
 
     async fn finish_step(

@@ -104,10 +104,10 @@ impl Checkpoints {
         self.stage = Stage::Last;
     }
 
-    /// Names a shard that has values to load, and the reason why it has not; none if there is no such shard. In a job
-    /// without servers it is a worker.
-    pub(super) fn loads(&self, has_servers: bool) -> Option<String> {
-        let loader = |shard: &usize| match has_servers {
+    /// Names a shard that has values to load, and the reason why it has not; none if there is no such shard. `part_of_ring` is
+    /// the part that a worker loads.
+    pub(super) fn loads(&self, part_of_ring: usize) -> Option<String> {
+        let loader = |shard: &usize| match *shard < part_of_ring {
             true => format!("shard {shard}"),
             false => "a worker".to_owned(),
         };

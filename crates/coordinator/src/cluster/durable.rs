@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use shared_proto::ids::{Role, RunNumber, TaskId, ViewNumber};
-use shared_proto::job::Job;
+use shared_proto::job::{Job, StrategyName};
 use shared_proto::planted;
 use shared_proto::receipt::ReceiptKey;
 use shared_proto::view::JobPhase;
@@ -65,9 +65,10 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// Returns whether the job has servers.
-    pub(super) fn has_servers(&self) -> bool {
-        Job::parse(&self.job_toml).is_ok_and(|job| job.strategy.name.has_servers())
+    /// Returns the job's strategy; none if the job cannot be read.
+    pub(super) fn strategy(&self) -> Option<StrategyName> {
+        let job = Job::parse(&self.job_toml).ok()?;
+        Some(job.strategy.name)
     }
 
     /// Returns the run's id, if it is known.

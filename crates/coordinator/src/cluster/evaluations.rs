@@ -159,9 +159,13 @@ impl Cluster {
         if self.ended() || self.durable.evaluations.reported == Some((data_epoch, task)) {
             return Ok(());
         }
-        // The weights of a step are the same in each ring.
         if !self.has_ring() {
             self.check_epoch(origin)?;
+        } else if self.map().is_some() && origin.epoch != self.epoch() {
+            // The rows may be of another epoch. Without servers, the weights of a step are the same in each ring.
+            self.durable.evaluations.release(task);
+            self.must_persist();
+            return Ok(());
         }
         if !report.metrics.contains_key("loss") {
             return Err(Refusal::new(
@@ -208,7 +212,7 @@ impl Cluster {
         } else {
             self.schedule_last_evaluation();
         }
-        if self.sync() {
+        if self.in_lock_step() {
             self.plan_step(now);
         }
         Ok(())

@@ -194,7 +194,7 @@ impl Cluster {
             let fits = |shard: &usize| self.has_room_for(task, *shard);
             let orphan = self.shard_of(task).or_else(|| self.orphans().find(fits));
             match orphan.filter(|_| !self.ended()) {
-                Some(shard) if kept == Some(shard) => self.give_back(task, shard),
+                Some(shard) if kept == Some(shard) => self.give_back(now, task, shard),
                 Some(shard) => self.assign(now, task, shard),
                 None => {}
             }
@@ -210,7 +210,7 @@ impl Cluster {
     /// Takes a worker's clock from a call after a restart, because the worker may have come further than the
     /// coordinator knows, and waits for its own clock to be counted.
     pub(crate) fn catch_up_clock(&mut self, origin: &Origin) {
-        if self.sync() {
+        if self.in_lock_step() {
             return;
         }
         let member = self.durable.members.get_mut(&origin.task.id);
@@ -261,6 +261,7 @@ impl Cluster {
             }
         }
         self.durable.awaited.retain(|_, until| now < *until);
+        self.form_ring(now);
         let members = self.durable.members.values();
         let silent: Vec<TaskId> = members
             .filter(|m| m.alive && now.duration_since(m.seen) > lease && !planted!(EndlessLeases))
@@ -281,7 +282,7 @@ impl Cluster {
         self.fail_without_workers(now);
         if self.durable.training.step.is_none() {
             self.save_if_due(now);
-            if self.sync() && self.durable.outcome.phase == JobPhase::Training {
+            if self.in_lock_step() && self.durable.outcome.phase == JobPhase::Training {
                 self.plan_step(now);
             }
         } else if !self.sync() {
@@ -289,7 +290,7 @@ impl Cluster {
         }
         let loading = !self.durable.checkpoints.loading.is_empty();
         // A checkpoint that makes no progress is given up.
-        let saving = self.sync() && self.saving.at_work();
+        let saving = self.in_lock_step() && self.saving.at_work();
         if self.orphans().next().is_some() || loading || saving || self.durable.checkpoints.ending()
         {
             // No worker can finish a step.

@@ -263,10 +263,25 @@ impl Cluster {
     }
 
     fn epoch(&self) -> Epoch {
-        match self.has_ring() {
-            true => self.durable.ring.number,
-            false => self.map().map_or(Epoch(0), |map| map.epoch),
+        let map = self.map();
+        map.map_or(self.durable.ring.number, |map| map.epoch)
+    }
+
+    /// Begins another epoch, because a shard has moved or has other values, or a ring is over. A ring ends with its epoch.
+    fn raise_epoch(&mut self) {
+        let next = self.epoch().next();
+        if let Some(map) = self.map_mut() {
+            map.epoch = next;
         }
+        if self.has_ring() {
+            self.durable.ring.end(next);
+        }
+        if self.has_ring() && self.map().is_some() {
+            // Servers write a checkpoint in one epoch. The next ring begins with another.
+            self.give_up_saving();
+            self.saving.begun = None;
+        }
+        self.must_persist();
     }
 
     /// Returns the shard map, once it is cut.
@@ -296,7 +311,10 @@ impl Cluster {
     /// Raises the min clock to the lowest clock of the workers that hold data, in sync mode to the number of
     /// committed steps, and returns it.
     fn update_min_clock(&mut self) -> Clock {
-        let lowest = if self.sync() {
+        let lowest = if self.has_ring() {
+            // Set when all members have made a step.
+            None
+        } else if self.sync() {
             self.durable
                 .training
                 .commit

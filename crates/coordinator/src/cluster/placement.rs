@@ -63,6 +63,15 @@ pub(crate) fn place(
     placed
 }
 
+/// Returns the variables of a job in which workers hold them, so that they have no place.
+pub(crate) fn held_by_workers(variables: &[VariableSpec]) -> Vec<PlacedVariable> {
+    let held = |spec: &VariableSpec| PlacedVariable {
+        spec: spec.clone(),
+        shards: Vec::new(),
+    };
+    variables.iter().map(held).collect()
+}
+
 /// Places the buckets of each table on the shards in turns. A bucket's rows are not known before training; the hash makes
 /// buckets about equally large.
 pub(crate) fn place_tables(tables: &[TableSpec], shards: u32) -> Vec<PlacedTable> {

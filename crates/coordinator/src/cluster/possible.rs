@@ -1,8 +1,9 @@
 //! Refuses stored state and progress that no coordinator can have written. If it were resumed, references between its
 //! parts would lead nowhere.
 
-use shared_proto::blocks::{ShardMap, VariableSpec};
+use shared_proto::blocks::{PlacedVariable, ShardMap, VariableSpec};
 use shared_proto::ids::TaskId;
+use shared_proto::job::StrategyName;
 use shared_proto::wire;
 
 use super::checkpoints::{Checkpoints, SavedProgress, Start};
@@ -22,15 +23,19 @@ impl Durable {
             return Err(format!("it has trained for {seconds} seconds"));
         }
         self.forgotten.check(self.members.keys())?;
-        let has_servers = self.run.has_servers();
+        let strategy = self.run.strategy();
+        let has_servers = strategy.is_some_and(StrategyName::has_servers);
+        let has_ring = strategy.is_some_and(StrategyName::has_ring);
         let variables = self.variables.as_ref();
-        let shards = variables.map_or(Ok(0), |variables| variables.check(has_servers))?;
+        let check = |variables: &Variables| variables.check(has_servers, has_ring);
+        let shards = variables.map_or(Ok(0), check)?;
         self.ring.check()?;
         self.training
             .ledger
             .as_ref()
             .map_or(Ok(()), Ledger::check)?;
-        self.checkpoints.check(shards)
+        // A ring loads the part behind those of the servers.
+        self.checkpoints.check(shards + usize::from(has_ring))
     }
 }
 
@@ -45,9 +50,9 @@ impl Forgotten {
 }
 
 impl Checkpoints {
-    fn check(&self, shards: usize) -> Result<(), String> {
-        if let Some(shard) = self.loading.keys().find(|shard| **shard >= shards) {
-            return Err(format!("shard {shard} of {shards} loads its values"));
+    fn check(&self, parts: usize) -> Result<(), String> {
+        if let Some(part) = self.loading.keys().find(|part| **part >= parts) {
+            return Err(format!("part {part} of {parts} loads its values"));
         }
         let newest = self.newest.as_ref().map(|newest| &newest.progress);
         newest.map_or(Ok(()), SavedProgress::check)?;
@@ -57,7 +62,7 @@ impl Checkpoints {
 
 impl Variables {
     /// Checks the model and the shard map. Returns the number of shards.
-    fn check(&self, has_servers: bool) -> Result<usize, String> {
+    fn check(&self, has_servers: bool, has_ring: bool) -> Result<usize, String> {
         for spec in &self.model.variables {
             let read = VariableSpec::read(&wire::Variable::from(spec));
             read.map_err(|refusal| refusal.message)?;
@@ -81,6 +86,15 @@ impl Variables {
                 .eq(&self.model.tables)
         {
             return Err("the shard map is of another model".to_owned());
+        }
+        // Workers of a ring hold the variables, and no server does.
+        let is_misplaced = |placed: &PlacedVariable| match has_ring {
+            true => !placed.shards.is_empty(),
+            false => placed.shards.len() != placed.spec.blocks(map.block_elements),
+        };
+        if let Some(placed) = map.variables.iter().find(|placed| is_misplaced(placed)) {
+            let blocks = placed.shards.len();
+            return Err(format!("{} has {blocks} blocks on servers", placed.spec));
         }
         Ok(map.shards.len())
     }

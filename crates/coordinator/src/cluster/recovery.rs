@@ -28,11 +28,10 @@ impl Cluster {
     /// Takes a shard from its server, which is gone. A spare gets it, if there is one.
     pub(super) fn orphan(&mut self, now: Instant, shard: usize, gone: Task) {
         self.give_up_saving();
+        self.raise_epoch();
         if let Some(map) = self.map_mut() {
-            map.epoch = map.epoch.next();
             map.shards[shard].address.clear();
         }
-        self.must_persist();
         if self.saving.place.is_none() {
             return self.fail_without_checkpoints(now, gone, shard);
         }
@@ -65,17 +64,17 @@ impl Cluster {
     }
 
     /// Gives a shard back to a server that still has its values. Nothing is lost.
-    pub(super) fn give_back(&mut self, server: Task, shard: usize) {
+    pub(super) fn give_back(&mut self, now: Instant, server: Task, shard: usize) {
         self.give_up_saving();
         let address = self.member(server.id).map(|m| m.address.clone());
+        self.raise_epoch();
         let Some(map) = self.map_mut() else {
             return;
         };
-        map.epoch = map.epoch.next();
         map.shards[shard].server = server;
         map.shards[shard].address = address.unwrap_or_default();
         tracing::info!(%server, shard, epoch = map.epoch.0, "a server is back, with its values");
-        self.must_persist();
+        self.form_ring(now);
     }
 
     /// Gives a shard to a server, which loads the values of the newest checkpoint.
@@ -84,13 +83,13 @@ impl Cluster {
         let address = self.member(server.id).map(|m| m.address.clone());
         let sync = self.sync();
         let newest = self.durable.checkpoints.newest.clone();
+        self.raise_epoch();
         let Some(variables) = &mut self.durable.variables else {
             return;
         };
         let Some(map) = &mut variables.map else {
             return;
         };
-        map.epoch = map.epoch.next();
         let gone = std::mem::replace(&mut map.shards[shard].server, server);
         map.shards[shard].address = address.unwrap_or_default();
         let epoch = map.epoch;
@@ -113,16 +112,18 @@ impl Cluster {
             None => self.initialize_anew(now, epoch),
         }
         self.must_persist();
+        self.form_ring(now);
     }
 
     /// Takes all shards, and the training, back to a checkpoint.
-    fn go_back(&mut self, now: Instant, kept: &DurableCheckpoint) {
+    pub(super) fn go_back(&mut self, now: Instant, kept: &DurableCheckpoint) {
         if let Some(map) = self.map_mut() {
             let source = source(map.epoch, kept);
             map.fill_from(&source);
             let all = 0..map.shards.len();
             self.durable.checkpoints.loading = all.map(|shard| (shard, String::new())).collect();
         }
+        self.durable.ring.go_back();
         if !planted!(KeepsProgress) {
             self.restore_progress(&kept.progress);
         }
@@ -148,7 +149,8 @@ impl Cluster {
             .steps
             .map(|steps| steps.saturating_sub(progress.steps));
         let ledger = progress.ledger.clone();
-        self.durable.training.ledger = Some(ledger.under(self.job.epochs, budget, self.sync()));
+        self.durable.training.ledger =
+            Some(ledger.under(self.job.epochs, budget, self.in_lock_step()));
         self.durable.evaluations = Evaluations::restored(&progress.due, &progress.evaluations);
         (self.durable.training.step, self.durable.training.commit) = (None, None);
         self.durable.training.min_clock = progress.clock;
@@ -178,11 +180,12 @@ impl Cluster {
     ) {
         let shard = report.shard as usize;
         let map = self.map();
-        let expected = match map {
-            Some(map) => map.shards.get(shard).is_some_and(|placed| {
-                placed.server == task && placed.source.epoch.0 == report.epoch
-            }),
-            None => shard == 0 && self.durable.ring.is_loaded_by(task, report.epoch),
+        let expected = match map.and_then(|map| map.shards.get(shard)) {
+            Some(placed) => placed.server == task && placed.source.epoch.0 == report.epoch,
+            None => {
+                let ring = &self.durable.ring;
+                shard == self.part_of_ring() && ring.is_loaded_by(task, report.epoch)
+            }
         };
         if !expected {
             return;
@@ -261,17 +264,16 @@ impl Cluster {
         );
         self.durable.checkpoints.newest = Some(kept.clone());
         self.saving.base = None;
-        let sync = self.sync();
+        let loading = &self.durable.checkpoints.loading;
+        let all = self.sync() || loading.contains_key(&self.part_of_ring());
         self.give_up_saving();
-        self.must_persist();
-        self.break_ring(now, "an earlier checkpoint is to be loaded");
+        self.raise_epoch();
         let variables = self.durable.variables.as_mut();
         let Some(map) = variables.and_then(|v| v.map.as_mut()) else {
             return;
         };
-        map.epoch = map.epoch.next();
         let epoch = map.epoch;
-        if sync {
+        if all {
             return self.go_back(now, &kept);
         }
         // Shards that have loaded their values keep them.

@@ -37,7 +37,7 @@ struct Layout {
     writer: Option<Writer>,
 }
 
-/// A worker that writes all values.
+/// A worker that writes the values of a ring.
 #[derive(Clone, Copy, Debug)]
 struct Writer {
     task: Task,
@@ -59,7 +59,7 @@ pub(super) struct AtWork {
     pub(super) missing: BTreeSet<u32>,
     /// True if the job ends with it.
     pub(super) last: bool,
-    /// Jobs without servers: the worker that writes it.
+    /// Jobs with a ring: the worker that writes its part, which is the last.
     writer: Option<Writer>,
 }
 
@@ -71,8 +71,8 @@ impl AtWork {
     /// Describes the writer of a part.
     pub(super) fn writer_of(&self, shard: u32) -> String {
         match self.writer {
-            Some(writer) => writer.task.to_string(),
-            None => format!("shard {shard}"),
+            Some(writer) if shard + 1 == self.manifest.shards => writer.task.to_string(),
+            _ => format!("shard {shard}"),
         }
     }
 
@@ -306,34 +306,36 @@ impl Cluster {
         self.must_persist();
     }
 
-    /// Returns how the values are cut, and the worker that writes them if there are no servers. `None`: they are not cut
-    /// yet.
+    /// Returns how the values are cut, and the worker that writes those of a ring. `None`: they are not cut yet.
     fn layout(&self) -> Option<Layout> {
-        if let Some(map) = self.map() {
-            return Some(Layout {
-                block_elements: map.block_elements,
-                shards: map.shards.len() as u32,
-                writer: None,
-            });
-        }
         let variables = self.durable.variables.as_ref()?;
         let start = self.durable.checkpoints.start.as_ref();
-        Some(Layout {
-            block_elements: match start {
-                Some(start) => start.block_elements,
-                None => block_elements(&variables.model.variables, 1),
-            },
-            shards: 1,
-            writer: Some(Writer {
+        let map = self.map();
+        let writer = match self.has_ring() {
+            true => Some(Writer {
                 task: self.first_of_ring()?,
                 has_copy: false,
             }),
+            false => None,
+        };
+        if map.is_none() && writer.is_none() {
+            return None;
+        }
+        Some(Layout {
+            block_elements: match (map, start) {
+                (Some(map), _) => map.block_elements,
+                (None, Some(start)) => start.block_elements,
+                (None, None) => block_elements(&variables.model.variables, 1),
+            },
+            shards: self.part_of_ring() as u32 + u32::from(writer.is_some()),
+            writer,
         })
     }
 
     /// Returns the checkpoint for which a worker is to copy its values, if there is one. `copied` is the newest one for
     /// which it has.
     pub(super) fn copy_for_checkpoint(&mut self, task: Task, copied: Option<u64>) -> Option<Work> {
+        let shard = self.part_of_ring() as u32;
         let at_work = self.saving.at_work.as_mut()?;
         let number = at_work.manifest.number;
         let writer = at_work.writer.as_mut().filter(|w| w.task == task)?;
@@ -341,6 +343,7 @@ impl Cluster {
         (!writer.has_copy).then_some(Work::CopyValues {
             number,
             block_elements: at_work.manifest.block_elements,
+            shard,
         })
     }
 
@@ -364,10 +367,11 @@ impl Cluster {
 
     /// Returns whether a member writes a shard of the checkpoint.
     fn writes(&self, shard: u32, task: Task) -> bool {
+        let servers = self.servers();
         let at_work = self.saving.at_work.as_ref();
         match at_work.and_then(|at_work| at_work.writer) {
-            Some(writer) => writer.task == task,
-            None => self.servers().get(shard as usize) == Some(&task),
+            Some(writer) if shard as usize == servers.len() => writer.task == task,
+            _ => servers.get(shard as usize) == Some(&task),
         }
     }
 

@@ -11,7 +11,7 @@ use super::capacity::check_capacity;
 use super::checkpoints::source;
 use super::map_size::check_map_size;
 use super::members::Member;
-use super::placement::{block_elements, place, place_tables};
+use super::placement::{block_elements, held_by_workers, place, place_tables};
 
 /// If the job does not give the number of servers, the shard map is cut when no server has joined for this long.
 const SETTLE: Duration = Duration::from_secs(3);
@@ -81,7 +81,10 @@ impl Cluster {
         };
         let location = self.checkpoint_location();
         check_map_size(&variables.model, block_elements, servers.len(), location)?;
-        let placed = place(variables.model.variables.clone(), shards, block_elements);
+        let placed = match self.has_ring() {
+            true => held_by_workers(&variables.model.variables),
+            false => place(variables.model.variables.clone(), shards, block_elements),
+        };
         let tables = place_tables(&variables.model.tables, shards);
         check_capacity(&self.job, &servers, &placed, block_elements)?;
         let servers: Vec<(Task, String)> = servers

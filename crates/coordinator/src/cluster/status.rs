@@ -64,7 +64,7 @@ impl Cluster {
                 .job
                 .cluster
                 .workers
-                .filter(|_| self.sync())
+                .filter(|_| self.in_lock_step())
                 .unwrap_or(1);
             let per_step = self.job.samples_per_step() * u64::from(workers);
             steps.saturating_mul(per_step)

@@ -19,6 +19,7 @@ mod durable;
 mod evaluations;
 mod fault_counts;
 mod finished;
+mod hybrid;
 mod increments;
 mod late;
 mod leases;

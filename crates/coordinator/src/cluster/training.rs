@@ -36,6 +36,8 @@ pub(crate) enum Work {
     CopyValues {
         number: u64,
         block_elements: u64,
+        /// The number of its part.
+        shard: u32,
     },
     Evaluate {
         data_epoch: u32,
@@ -140,7 +142,7 @@ impl Cluster {
                 save_model: evaluation.last,
             };
         }
-        let split = if self.sync() {
+        let split = if self.in_lock_step() {
             self.plan_step(now);
             if let Some(work) = self.work_in_ring(task) {
                 return work;

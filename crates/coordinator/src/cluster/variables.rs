@@ -131,7 +131,7 @@ impl Cluster {
             }
         }
         if self.has_ring() {
-            self.begin_without_servers();
+            self.begin_with_workers();
         }
         let Some(variables) = &mut self.durable.variables else {
             unreachable!("registered above")
@@ -180,8 +180,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// Begins with the data of a job without servers. Its workers have the initial values.
-    fn begin_without_servers(&mut self) {
+    /// Begins with the data of a job whose workers have the initial values.
+    fn begin_with_workers(&mut self) {
         let Some(variables) = &mut self.durable.variables else {
             return;
         };
@@ -200,7 +200,7 @@ impl Cluster {
     fn fresh_ledger(&self, samples: u64) -> Ledger {
         let job = &self.job;
         let batch = job.samples_per_step();
-        Ledger::new(samples, job.epochs, batch, job.steps, self.sync())
+        Ledger::new(samples, job.epochs, batch, job.steps, self.in_lock_step())
     }
 
     pub(crate) fn training_samples(&self) -> u64 {

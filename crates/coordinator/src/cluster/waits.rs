@@ -20,7 +20,7 @@ impl Cluster {
             });
             return format!("shard {shard} has no server{gone}; start it again");
         }
-        if let Some(loads) = self.durable.checkpoints.loads(!self.has_ring()) {
+        if let Some(loads) = self.durable.checkpoints.loads(self.part_of_ring()) {
             return loads;
         }
         if self.durable.checkpoints.ending() {

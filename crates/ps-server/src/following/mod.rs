@@ -196,11 +196,11 @@ impl Follower {
         }
     }
 
-    /// Stops taking pushes, and asks for a checkpoint that has all that were taken. In sync mode the server
-    /// continues to take pushes: the coordinator finishes the open step, and plans no other.
+    /// Stops taking pushes, and asks for a checkpoint that has all that were taken. Where workers make each step together, the
+    /// server continues to take pushes: the coordinator lets them finish the open steps, and plans no other.
     fn begin_to_drain(&self, membership: &Membership, drained: CancellationToken) {
         tracing::info!("about to stop; waiting for a checkpoint of the shard");
-        if !self.shard.is_sync() {
+        if !self.shard.job.strategy.name.has_ring() && !self.shard.is_sync() {
             self.shard.close();
         }
         let saved = membership.drained();

@@ -19,7 +19,7 @@ use crate::wire;
 pub struct PlacedVariable {
     /// The variable.
     pub spec: VariableSpec,
-    /// Index i is the shard of block i.
+    /// Index i is the shard of block i. Empty for a variable that workers hold.
     pub shards: Vec<u32>,
 }
 
@@ -357,6 +357,10 @@ mod tests {
         let mut short = wire.clone();
         short.variables[1].shards.pop();
         assert!(ShardMap::try_from(short).is_err());
+        let mut held_by_workers = wire.clone();
+        held_by_workers.variables[1].shards.clear();
+        let read = ShardMap::try_from(held_by_workers).unwrap();
+        assert_eq!(read.blocks().count(), 1);
         let mut unserved = wire.clone();
         unserved.servers.pop();
         assert!(ShardMap::try_from(unserved).is_err());

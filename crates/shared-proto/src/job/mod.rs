@@ -378,13 +378,18 @@ impl Job {
         u64::from(self.batch_size) * u64::from(self.accumulate)
     }
 
-    /// Returns the number of updates that a block takes over `samples` samples. Learning-rate schedules stretch
+    /// Returns the number of updates that a block on servers takes over `samples` samples. Learning-rate schedules stretch
     /// over them by default. `workers` share each step in sync mode.
     pub fn total_updates(&self, samples: u64, workers: u64) -> u64 {
-        let per_update = match self.strategy.mode {
-            Mode::Sync => self.samples_per_step().saturating_mul(workers.max(1)),
-            Mode::Bounded | Mode::Async => self.samples_per_step(),
-        };
+        match self.strategy.mode {
+            Mode::Sync => self.total_steps_together(samples, workers),
+            Mode::Bounded | Mode::Async => self.total_steps_together(samples, 1),
+        }
+    }
+
+    /// Returns the number of steps over `samples` samples of which `workers` make each one together.
+    pub fn total_steps_together(&self, samples: u64, workers: u64) -> u64 {
+        let per_update = self.samples_per_step().saturating_mul(workers.max(1));
         let whole = samples
             .div_ceil(per_update)
             .saturating_mul(self.epochs.into());

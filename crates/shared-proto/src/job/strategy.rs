@@ -86,6 +86,8 @@ pub enum StrategyName {
     CentralStorage,
     /// On each worker. The workers add up their gradients and make the same update.
     MultiWorkerMirrored,
+    /// Dense variables on each worker, as in `multi-worker-mirrored`; tables on parameter servers.
+    Hybrid,
     /// On the only worker.
     OneDevice,
 }
@@ -98,25 +100,31 @@ impl StrategyName {
             Self::Mirrored => "mirrored",
             Self::CentralStorage => "central-storage",
             Self::MultiWorkerMirrored => "multi-worker-mirrored",
+            Self::Hybrid => "hybrid",
             Self::OneDevice => "one-device",
         }
     }
 
-    /// Returns whether parameter servers hold the variables. Otherwise each worker does, and the workers form a ring.
+    /// Returns whether there are parameter servers.
     pub fn has_servers(self) -> bool {
         match self {
-            Self::ParameterServer => true,
+            Self::ParameterServer | Self::Hybrid => true,
             Self::Mirrored | Self::CentralStorage | Self::MultiWorkerMirrored | Self::OneDevice => {
                 false
             }
         }
     }
 
+    /// Returns whether each worker holds the dense variables. The workers then form a ring, and make each step together.
+    pub fn has_ring(self) -> bool {
+        self != Self::ParameterServer
+    }
+
     /// Returns whether there is one worker, and no process to exchange numbers with.
     pub fn has_one_worker(self) -> bool {
         match self {
             Self::Mirrored | Self::CentralStorage | Self::OneDevice => true,
-            Self::ParameterServer | Self::MultiWorkerMirrored => false,
+            Self::ParameterServer | Self::MultiWorkerMirrored | Self::Hybrid => false,
         }
     }
 
@@ -161,6 +169,7 @@ mod tests {
             "mirrored",
             "central-storage",
             "multi-worker-mirrored",
+            "hybrid",
             "one-device",
         ] {
             let job = format!("[strategy]\nname = \"{name}\"");

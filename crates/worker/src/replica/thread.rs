@@ -403,13 +403,16 @@ impl Thread {
     }
 
     fn take_in(&mut self, parts: &[Part]) -> Result<(), ReplicaError> {
-        self.overwritten = true;
-        self.mirrored = Mirrored::default();
         let variables = self.description.variables.len();
         for part in parts {
             let (variable, start) = (part.variable, part.start);
             match variable.checked_sub(variables) {
-                None => self.variables.write(variable, start, &part.values)?,
+                None => {
+                    self.overwritten = true;
+                    // The optimizer's state is that of other values.
+                    self.mirrored = Mirrored::default();
+                    self.variables.write(variable, start, &part.values)?;
+                }
                 Some(table) => self.take_in_rows(table, start, &part.values)?,
             }
         }

@@ -7,8 +7,10 @@
 //! - `waits`: reports of the tasks that a worker waits for
 //! - `parameter_server`: variables on sharded parameter servers
 //! - `mirrored`: all variables on each worker; the workers add up their gradients
+//! - `hybrid`: dense variables as in `mirrored`, tables as in `parameter_server`
 
 mod error;
+mod hybrid;
 mod interface;
 mod mirrored;
 mod parameter_server;
@@ -16,6 +18,7 @@ mod register;
 mod waits;
 
 pub use error::StrategyError;
+pub use hybrid::Hybrid;
 pub use interface::{Evaluated, Joining, Pulled, Pushed, Reconciled, Strategy};
 pub use mirrored::Mirrored;
 pub use parameter_server::ParameterServer;
@@ -38,6 +41,7 @@ pub async fn join(
             let strategy = ParameterServer::join(joining, replica).await?;
             Ok(Box::new(strategy))
         }
+        StrategyName::Hybrid => Ok(Box::new(Hybrid::join(joining, replica).await?)),
         StrategyName::Mirrored
         | StrategyName::CentralStorage
         | StrategyName::MultiWorkerMirrored

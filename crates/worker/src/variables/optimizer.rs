@@ -29,7 +29,7 @@ impl LocalOptimizer {
     /// # Errors
     /// candle's.
     pub fn new(job: &Job, variables: &Variables, samples: u64) -> Result<Self, VariablesError> {
-        let total = job.total_updates(samples, job.workers().into());
+        let total = job.total_steps_together(samples, job.workers().into());
         let (mut rules, mut slots) = (Vec::new(), Vec::new());
         for (spec, var) in &variables.0 {
             let rule = VariableRule::of(job, spec, total);

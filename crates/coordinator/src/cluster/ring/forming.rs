@@ -24,7 +24,7 @@ impl Cluster {
     /// Takes a worker's request to join the ring. A request of a member of the formed ring, or of a newcomer, breaks that ring.
     ///
     /// # Errors
-    /// [`Reason::Malformed`] in a job with servers, [`Reason::NotInitialized`] before a worker has registered variables,
+    /// [`Reason::Malformed`] in a job without rings, [`Reason::NotInitialized`] before a worker has registered variables,
     /// [`Reason::Fenced`] if the sender is evicted because another worker cannot reach it.
     pub(crate) fn join_ring(
         &mut self,
@@ -34,7 +34,8 @@ impl Cluster {
     ) -> Result<Joined, Refusal> {
         let task = origin.task;
         if !self.has_ring() {
-            let what = "the workers of a job with parameter servers form no ring";
+            let what =
+                "the workers of a job with `strategy.name = \"parameter-server\"` form no ring";
             return Err(Refusal::new(Reason::Malformed, what));
         }
         if self.ended() {
@@ -44,6 +45,7 @@ impl Cluster {
             let what = "no worker has registered variables; register them first";
             return Err(Refusal::new(Reason::NotInitialized, what));
         }
+        self.durable.awaited.remove(&task.id);
         let values = self.valid_values(origin.clock, Epoch(request.values_ring));
         if self.durable.ring.formed {
             let ring = &self.durable.ring;
@@ -66,14 +68,17 @@ impl Cluster {
     }
 
     /// Returns the number of steps of a worker's values, of the ring in which it got them or made its newest step. None if it
-    /// has none, or they are of no use: a later ring is settled, or no worker can have made so many steps.
+    /// has none, or they are of no use: a later ring is settled, no worker can have made so many steps, or all go back to a
+    /// checkpoint.
     fn valid_values(&self, clock: Clock, of: Epoch) -> Option<Clock> {
         let ring = &self.durable.ring;
+        let min_clock = self.durable.training.min_clock;
         let possible = match &ring.span {
+            Some(_) if self.commits_rows() => min_clock.next(),
             Some(span) => span.end(),
-            None => self.durable.training.min_clock,
+            None => min_clock,
         };
-        let valid = of.0 > 0 && of >= ring.settled && clock <= possible;
+        let valid = of.0 > 0 && of >= ring.settled && clock <= possible && !ring.goes_back;
         valid.then_some(clock)
     }
 
@@ -102,21 +107,24 @@ impl Cluster {
         if let Some(member) = absent {
             return format!("{} has not joined the next ring yet", member.task);
         }
+        if let Some(shard) = self.orphans().next() {
+            return format!("shard {shard} has no server");
+        }
+        if let Some((gone, _)) = self.durable.awaited.first_key_value() {
+            return format!("{gone} is given time to come back");
+        }
         let wanted = self.job.workers();
         format!("{} of {wanted} workers have joined", ring.members.len())
     }
 
     /// Breaks the ring: all members are to join the next one.
     pub(in crate::cluster) fn break_ring(&mut self, now: Instant, why: &str) {
-        let ring = &mut self.durable.ring;
-        if !std::mem::replace(&mut ring.formed, false) {
+        let ring = &self.durable.ring;
+        if !ring.formed {
             return;
         }
         tracing::info!(ring = ring.number.0, why, "the ring is broken");
-        ring.number = ring.number.next();
-        for member in &mut ring.members {
-            member.joined = false;
-        }
+        self.raise_epoch();
         // The others have waited for the one that is lost.
         for member in self.durable.members.values_mut() {
             member.progress.moved = now;
@@ -139,9 +147,15 @@ impl Cluster {
         self.form_ring(now);
     }
 
-    /// Forms the ring if all that are expected have joined.
-    fn form_ring(&mut self, now: Instant) {
+    /// Forms the ring if all that are expected have joined, and each shard has a server.
+    pub(in crate::cluster) fn form_ring(&mut self, now: Instant) {
         let ring = &self.durable.ring;
+        if ring.members.is_empty()
+            || self.orphans().next().is_some()
+            || !self.durable.awaited.is_empty()
+        {
+            return;
+        }
         let starting = self.durable.outcome.phase == JobPhase::Starting;
         let wanted = if starting { self.job.workers() } else { 1 } as usize;
         let complete = ring.members.iter().all(|member| member.joined);
@@ -163,8 +177,13 @@ impl Cluster {
     fn form_without_values(&mut self, now: Instant) {
         let starting = self.durable.outcome.phase == JobPhase::Starting;
         match self.durable.checkpoints.newest.clone() {
+            // The servers go back as well. The workers register again, and form a ring then.
+            Some(kept) if !starting && self.map().is_some() && !self.durable.ring.goes_back => {
+                self.raise_epoch();
+                self.go_back(now, &kept);
+            }
             Some(kept) => {
-                if !starting {
+                if !starting && self.map().is_none() {
                     self.durable.ring.span = None;
                     self.restore_progress(&kept.progress);
                     self.record_restore(now, kept.number, None);
@@ -182,10 +201,12 @@ impl Cluster {
 
     /// Forms the ring with the values of this clock, of a member or of a checkpoint.
     fn form_at(&mut self, clock: Clock, from: Option<&DurableCheckpoint>) {
+        let (part, epoch) = (self.part_of_ring(), self.epoch());
         let loading = &mut self.durable.checkpoints.loading;
-        loading.clear();
-        loading.extend(from.map(|_| (0, String::new())));
+        loading.remove(&part);
+        loading.extend(from.map(|_| (part, String::new())));
         let ring = &mut self.durable.ring;
+        ring.goes_back = false;
         ring.from = from.map(|kept| (kept.location.clone(), kept.number, kept.run.clone()));
         let has = |member: &RingMember| from.is_none() && member.values == Some(clock);
         ring.source = ring.members.iter().position(has).unwrap_or(0);
@@ -197,7 +218,7 @@ impl Cluster {
             (member.made, member.entered) = (clock, false);
         }
         // The first ring has a number too: 0 means none.
-        ring.number = ring.number.max(Epoch(1));
+        ring.number = epoch.max(Epoch(1));
         tracing::info!(
             ring = ring.number.0,
             ranks = ring.members.len(),

@@ -1,5 +1,5 @@
-//! The ring of a job without servers: the workers that make each step together. Each has all values, so a step is made
-//! once all members have added up their gradients.
+//! The ring of a job whose workers hold the dense variables: the workers that make each step together. Each has all of these
+//! values, so a step is made once all members have added up their gradients.
 //!
 //! - `forming`: requests to join, broken rings, and the values with which the next one begins
 //! - `steps`: the steps that the members make together, leased and counted
@@ -13,6 +13,10 @@
 //! A ring is *settled* once all members have asked for work in it, because they have its values then. Only then are the steps
 //! of the ring before counted and further ones leased: until then the source of the values may die with a step that no other
 //! member has. Values of rings before the newest settled one are of no use. They may have a step that was abandoned.
+//!
+//! In the strategy `hybrid` servers hold the tables. The number of the ring is then the epoch of the shard map, so each change
+//! of a shard breaks the ring, and each break of the ring is an epoch of its own. A worker adds up its gradients only after
+//! the servers have acknowledged its rows, so the servers have the rows of a step that any member has made.
 
 mod forming;
 mod steps;
@@ -46,6 +50,9 @@ pub(super) struct Ring {
     /// The checkpoint from which that rank loads them first: its location, its number and its run.
     #[serde(default)]
     from: Option<(String, u64, String)>,
+    /// True if the servers have gone back to the newest checkpoint, so that the workers are to load it too.
+    #[serde(default)]
+    goes_back: bool,
     /// The steps that the members make at present; until the ring is settled, those of the settled one before.
     span: Option<Span>,
 }
@@ -74,6 +81,12 @@ struct Span {
     steps: u64,
     /// Samples of a step.
     size: u64,
+    /// The members that make them, in rank order.
+    #[serde(default)]
+    members: Vec<Task>,
+    /// The members whose gradients of the newest step were NaN or infinite, as far as they have reported.
+    #[serde(default)]
+    skipped: Vec<Task>,
 }
 
 impl Span {
@@ -87,6 +100,21 @@ impl Span {
         let made = clock.0.saturating_sub(self.first.0);
         let samples = made.saturating_mul(self.size);
         self.split.start.saturating_add(samples).min(self.split.end)
+    }
+
+    /// Returns the members with gradients in the step after this clock, each with its number of samples.
+    fn contributors(&self, clock: Clock) -> Vec<(Task, u64)> {
+        let (start, end) = (self.position(clock), self.position(clock.next()));
+        let share = self.size / (self.members.len() as u64).max(1);
+        let samples = |rank: u64| {
+            let from = end.min(start.saturating_add(rank.saturating_mul(share)));
+            end.min(from.saturating_add(share)) - from
+        };
+        let members = self.members.iter().zip(0..);
+        let contributes =
+            |(task, samples): &(Task, u64)| *samples > 0 && !self.skipped.contains(task);
+        let counted = members.map(|(task, rank)| (*task, samples(rank)));
+        counted.filter(contributes).collect()
     }
 }
 
@@ -114,6 +142,19 @@ impl Ring {
             && self.from.is_some()
             && self.number.0 == number
             && source.is_some_and(|member| member.task == task)
+    }
+
+    /// Ends the ring that is formed, or being formed. The next one has this number.
+    pub(super) fn end(&mut self, next: Epoch) {
+        (self.number, self.formed) = (next, false);
+        for member in &mut self.members {
+            member.joined = false;
+        }
+    }
+
+    /// Drops all values of members, because the job goes back to a checkpoint.
+    pub(super) fn go_back(&mut self) {
+        (self.span, self.goes_back) = (None, true);
     }
 
     fn is_settled(&self) -> bool {
@@ -166,14 +207,31 @@ impl Ring {
 impl Cluster {
     /// Returns whether the workers form a ring.
     pub(super) fn has_ring(&self) -> bool {
-        !self.job.strategy.name.has_servers()
+        self.job.strategy.name.has_ring()
     }
 
-    /// Returns the role of the members that write and load checkpoints.
-    pub(crate) fn keeper_role(&self) -> Role {
-        match self.has_ring() {
-            true => Role::Worker,
-            false => Role::Ps,
+    /// Returns whether the workers make each step together: in sync mode, and in a ring.
+    pub(super) fn in_lock_step(&self) -> bool {
+        self.sync() || self.has_ring()
+    }
+
+    /// Returns whether servers stage the gradients of rows, and apply them once the step is committed.
+    pub(super) fn commits_rows(&self) -> bool {
+        self.sync() && self.has_ring() && self.job.strategy.name.has_servers()
+    }
+
+    /// Returns the number of the ring's part of a checkpoint: it comes behind those of the servers.
+    pub(super) fn part_of_ring(&self) -> usize {
+        self.servers().len()
+    }
+
+    /// Returns whether members of this role write and load checkpoints.
+    pub(crate) fn keeps_values(&self, role: Role) -> bool {
+        let name = self.job.strategy.name;
+        match role {
+            Role::Ps => name.has_servers(),
+            Role::Worker => name.has_ring(),
+            Role::Coordinator => false,
         }
     }
 
@@ -229,6 +287,7 @@ impl Cluster {
                     location,
                     number,
                     run,
+                    shard: self.part_of_ring() as u32,
                 }),
         }
     }

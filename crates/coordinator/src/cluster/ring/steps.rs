@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use shared_proto::ids::{Clock, Origin, Task};
 use shared_proto::refusal::{Reason, Refusal};
+use shared_proto::view::Commit;
 use shared_proto::wire;
 
 use super::Span;
@@ -54,6 +55,7 @@ impl Cluster {
         }
         let ring = &self.durable.ring;
         let busy = ring.span.is_some()
+            || !self.draining.is_empty()
             || self.awaits_copy()
             || self.durable.evaluations.pending()
             || self.durable.training.stopping
@@ -62,7 +64,8 @@ impl Cluster {
             return;
         }
         let first = ring.made_by_all();
-        let ranks = ring.members.len() as u64;
+        let members: Vec<Task> = ring.members.iter().map(|member| member.task).collect();
+        let ranks = members.len() as u64;
         let size = self.job.samples_per_step().saturating_mul(ranks);
         let Some(ledger) = &mut self.durable.training.ledger else {
             return;
@@ -75,6 +78,8 @@ impl Cluster {
             first,
             steps,
             size,
+            members,
+            skipped: Vec::new(),
         });
         self.must_persist();
     }
@@ -83,7 +88,8 @@ impl Cluster {
     /// joins the next one count.
     ///
     /// # Errors
-    /// [`Reason::NotLeased`], [`Reason::FutureClock`] or [`Reason::Malformed`].
+    /// [`Reason::NotLeased`], [`Reason::FutureClock`] or [`Reason::Malformed`]. A sender without the receipts of its rows is
+    /// evicted.
     pub(in crate::cluster) fn finish_in_ring(
         &mut self,
         now: Instant,
@@ -103,23 +109,38 @@ impl Cluster {
             return Err(not_leased(task, request));
         };
         let made = origin.clock.0.saturating_sub(member.made.0);
-        if origin.clock > span.end() || request.steps > made {
+        // Rows of the next step are pulled once those of this one are committed.
+        let last = match self.commits_rows() {
+            true => self.durable.training.min_clock.next().min(span.end()),
+            false => span.end(),
+        };
+        if origin.clock > last || request.steps > made {
             return Err(Refusal::new(
                 Reason::FutureClock,
                 format!(
                     "{task} says that it has finished {} steps after {} more, but it had finished {}, of the steps up to {}",
-                    origin.clock,
-                    request.steps,
-                    member.made,
-                    span.end()
+                    origin.clock, request.steps, member.made, last
                 ),
             ));
         }
         self.check_report(task, request, request.steps)?;
+        if let Err(refusal) = self.check_receipts(origin, request) {
+            self.remove(
+                now,
+                task.id,
+                "it finished a step without a receipt of each shard",
+            );
+            return Err(refusal);
+        }
         let samples = made.saturating_mul(self.job.samples_per_step());
         let samples = request.samples.min(samples);
         if let Some(member) = self.durable.ring.member_mut(task) {
             member.made = origin.clock;
+        }
+        if request.skipped > 0
+            && let Some(span) = &mut self.durable.ring.span
+        {
+            span.skipped.push(task);
         }
         self.count(now, origin, request, samples);
         let made = self.durable.ring.made_by_all();
@@ -127,12 +148,17 @@ impl Cluster {
         Ok(())
     }
 
-    /// Counts the steps before `made` as made by all.
+    /// Counts the steps before `made` as made by all, and commits their rows if servers have staged them.
     fn count_made(&mut self, now: Instant, made: Clock) {
+        let counted = self.durable.training.min_clock;
         let Some(span) = &mut self.durable.ring.span else {
             return;
         };
         let made = made.min(span.end());
+        let contributors = span.contributors(counted);
+        if made > counted {
+            span.skipped.clear();
+        }
         let (position, id, whole) = (span.position(made), span.split.id, made == span.end());
         let ledger = self.durable.training.ledger.as_mut();
         let advanced = ledger.and_then(|ledger| ledger.advance(HELD_BY_ALL, id, position));
@@ -141,10 +167,17 @@ impl Cluster {
         };
         self.durable.evaluations.due.extend(complete);
         let tally = &mut self.durable.training.tally;
-        let counted = std::mem::replace(&mut self.durable.training.min_clock, made);
+        self.durable.training.min_clock = made.max(counted);
         let steps = made.0.saturating_sub(counted.0);
         tally.samples = tally.samples.saturating_add(samples);
         tally.steps = tally.steps.saturating_add(steps);
+        if steps > 0 && self.commits_rows() {
+            self.durable.training.commit = Some(Commit {
+                step: counted,
+                contributors,
+            });
+            self.must_persist();
+        }
         if whole {
             self.durable.ring.span = None;
             self.must_persist();

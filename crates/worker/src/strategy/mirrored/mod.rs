@@ -17,7 +17,7 @@ use async_trait::async_trait;
 use collective::{Exchange, Identity};
 use daemon::membership::{Coordinator, Membership, Sender};
 use shared_proto::ids::{Clock, Epoch, RunNumber, Task, ViewNumber};
-use shared_proto::job::{Job, NonFinite};
+use shared_proto::job::NonFinite;
 use shared_proto::network::Network;
 use shared_proto::payload::Dtype;
 use shared_proto::step::{Gradients, Want};
@@ -70,21 +70,39 @@ impl Mirrored {
     /// # Errors
     /// The coordinator's, the replica's, or [`StrategyError::Failed`] for a model that this strategy cannot train.
     pub async fn join(joining: &Joining<'_>, replica: &dyn Replica) -> Result<Self, StrategyError> {
+        let job = joining.job;
+        if let Some(table) = replica.description().tables.first() {
+            let name = job.strategy.name.name();
+            return Err(StrategyError::Failed(format!(
+                "the model has the table {:?}, whose rows `strategy.name = {name:?}` cannot keep; use \"hybrid\" or \"parameter-server\", or `model.tables = false`",
+                table.name
+            ).into()));
+        }
+        register(joining.membership, replica.description()).await?;
+        let mut joined = Self::registered(joining, replica).await?;
+        joined.regroup(replica).await?;
+        Ok(joined)
+    }
+
+    /// Prepares a worker that has registered the variables for rings.
+    ///
+    /// # Errors
+    /// The replica's, or that of the store of checkpoints.
+    pub(super) async fn registered(
+        joining: &Joining<'_>,
+        replica: &dyn Replica,
+    ) -> Result<Self, StrategyError> {
         let &Joining {
             job, membership, ..
         } = joining;
-        check(job, replica)?;
-        register(membership, replica.description()).await?;
+        mirror(replica)?;
         joining.links.belong_to(Identity {
             job: job.name.clone(),
             run: membership.run,
             task: membership.task,
         });
-        let variables = &replica.description().variables;
-        let checkpoints = Checkpoints::open(job, membership, variables).await?;
-        let mut joined = Self::new(joining, membership, checkpoints);
-        joined.regroup(replica).await?;
-        Ok(joined)
+        let checkpoints = Checkpoints::open(job, membership, replica.description()).await?;
+        Ok(Self::new(joining, membership, checkpoints))
     }
 
     fn new(joining: &Joining<'_>, membership: &Membership, checkpoints: Checkpoints) -> Self {
@@ -113,6 +131,24 @@ impl Mirrored {
             waiting_on,
             _stop: stop.drop_guard(),
         }
+    }
+
+    /// Returns a watch on the number of the newest ring that this worker was in.
+    pub(super) fn ring_number(&self) -> InRing {
+        InRing(self.number.subscribe())
+    }
+
+    /// Puts what an evaluation measures in place of the weights: their averages, if the job keeps them.
+    pub(super) async fn show_evaluated(
+        &mut self,
+        mirror: &dyn Mirror,
+    ) -> Result<(), StrategyError> {
+        self.restore_weights(mirror).await?;
+        if self.has_averages {
+            mirror.swap_averages().await?;
+            self.swapped = true;
+        }
+        Ok(())
     }
 
     /// Puts the weights back in place of their averages, if an evaluation has exchanged them.
@@ -156,26 +192,12 @@ impl Mirrored {
     }
 }
 
-/// Refuses a model that this strategy cannot train.
-fn check(job: &Job, replica: &dyn Replica) -> Result<(), StrategyError> {
-    let tables = &replica.description().tables;
-    let name = job.strategy.name.name();
-    let problem = if let Some(table) = tables.first() {
-        format!(
-            "the model has the table {:?}, whose rows `strategy.name = {name:?}` cannot keep; use \"parameter-server\", or `model.tables = false`",
-            table.name
-        )
-    } else if replica.mirror().is_none() {
-        format!("this replica cannot be trained by `strategy.name = {name:?}`")
-    } else {
-        return Ok(());
-    };
-    Err(StrategyError::Failed(problem.into()))
-}
-
 /// Returns the replica as one that keeps the values.
-fn mirror(replica: &dyn Replica) -> Result<&dyn Mirror, StrategyError> {
-    let missing = || StrategyError::Failed("this replica keeps no values".into());
+pub(super) fn mirror(replica: &dyn Replica) -> Result<&dyn Mirror, StrategyError> {
+    let missing = || {
+        let what = "this replica keeps no values, so `strategy.name = \"parameter-server\"` alone can train it";
+        StrategyError::Failed(what.into())
+    };
     replica.mirror().ok_or_else(missing)
 }
 
@@ -253,12 +275,7 @@ impl Strategy for Mirrored {
         _: ViewNumber,
         replica: &dyn Replica,
     ) -> Result<Evaluated, StrategyError> {
-        let kept = mirror(replica)?;
-        self.restore_weights(kept).await?;
-        if self.has_averages {
-            kept.swap_averages().await?;
-            self.swapped = true;
-        }
+        self.show_evaluated(mirror(replica)?).await?;
         let mut part = EvaluationPart::First;
         loop {
             match replica.evaluate(part).await? {
@@ -277,12 +294,12 @@ impl Strategy for Mirrored {
     }
 
     fn reconciled(&self) -> Box<dyn Reconciled> {
-        Box::new(InRing(self.number.subscribe()))
+        Box::new(self.ring_number())
     }
 }
 
 /// A watch on the number of the ring that a worker is in.
-struct InRing(watch::Receiver<Epoch>);
+pub(super) struct InRing(watch::Receiver<Epoch>);
 
 #[async_trait]
 impl Reconciled for InRing {

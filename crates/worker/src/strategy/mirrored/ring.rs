@@ -80,6 +80,18 @@ async fn unless_over<T>(
 }
 
 impl Mirrored {
+    /// Waits until the coordinator names a later ring than the one that this worker is in.
+    pub(in crate::strategy) fn newer_ring(&self) -> impl Future<Output = ()> + use<> {
+        let mut newest = self.sender.newest_epoch();
+        let number = *self.number.borrow();
+        async move {
+            if newest.wait_for(|newest| *newest > number).await.is_err() {
+                // The worker has left the cluster, and waits for nothing else.
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
     /// Leaves the ring. Its links are closed, so that the other members notice it.
     pub(super) fn leave_ring(&mut self, lost: Lost) {
         self.ring = None;

@@ -15,7 +15,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use self::news::{LOSSES, fetch_maps, tell_losses};
 use super::error::StrategyError;
 use super::interface::{Evaluated, Joining, Pulled, Pushed, Reconciled, Strategy};
-use super::register::register;
+use super::register::{Registered, register};
 use super::waits::tell_waits;
 use crate::replica::{Evaluation, EvaluationPart, Replica};
 use crate::variables::Part;
@@ -46,11 +46,32 @@ impl ParameterServer {
     /// # Errors
     /// The coordinator's, the servers', or the replica's.
     pub async fn join(joining: &Joining<'_>, replica: &dyn Replica) -> Result<Self, StrategyError> {
+        let membership = joining.membership;
+        let registered = register(membership, replica.description()).await?;
+        let initialize = registered.initialize;
+        let mut joined = Self::connect(joining, registered)?;
+        if initialize {
+            let values = replica.initial_values().await?;
+            joined.shards.initialize(&values).await?;
+            let origin = membership.next_origin();
+            membership.coordinator.finish_initialization(origin).await?;
+            tracing::info!("sent the initial values");
+        }
+        Ok(joined)
+    }
+
+    /// Connects a worker that has registered the variables to the servers.
+    ///
+    /// # Errors
+    /// [`StrategyError::Answer`] without a shard map.
+    pub(super) fn connect(
+        joining: &Joining<'_>,
+        registered: Registered,
+    ) -> Result<Self, StrategyError> {
         let &Joining {
             job, membership, ..
         } = joining;
-        let registered = register(membership, replica.description()).await?;
-        let (view, initialize) = (registered.view, registered.initialize);
+        let view = registered.view;
         let (source, maps) = MapSource::new(registered.shard_map()?);
         let (tell_lost, lost) = mpsc::channel(LOSSES);
         let shards = Shards::connect(
@@ -73,7 +94,7 @@ impl ParameterServer {
         tokio::spawn(stop.clone().run_until_cancelled_owned(waits));
         tokio::spawn(stop.clone().run_until_cancelled_owned(maps));
         tokio::spawn(stop.clone().run_until_cancelled_owned(losses));
-        let mut joined = Self {
+        Ok(Self {
             shards,
             next: None,
             evaluated: match job.ema_decay {
@@ -81,15 +102,17 @@ impl ParameterServer {
                 None => Want::Dense,
             },
             _stop: stop.drop_guard(),
-        };
-        if initialize {
-            let values = replica.initial_values().await?;
-            joined.shards.initialize(&values).await?;
-            let origin = membership.next_origin();
-            membership.coordinator.finish_initialization(origin).await?;
-            tracing::info!("sent the initial values");
-        }
-        Ok(joined)
+        })
+    }
+
+    /// Drops the weights that are already requested.
+    pub(super) fn drop_requested(&mut self) {
+        self.next = None;
+    }
+
+    /// Returns a watch on the epoch of the shard map that all sessions have reconciled in.
+    pub(super) fn sessions(&self) -> ps_client::Reconciled {
+        self.shards.reconciled()
     }
 
     /// Pulls the wanted weights for the step after `clock` that have changed since the last pull.

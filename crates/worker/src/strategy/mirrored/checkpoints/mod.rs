@@ -1,5 +1,5 @@
-//! The checkpoints of a ring: its first member writes them while all train, and if all members have died, one of the next ones
-//! loads the newest. They have the format of those of parameter servers.
+//! The dense variables in the checkpoints of a ring: its first member writes them while all train, and if all members have died,
+//! one of the next ones loads the newest. They have the format of those of parameter servers.
 //!
 //! - `layout`: where blocks lie among the numbers of a replica
 
@@ -13,9 +13,10 @@ use checkpoint::{
 };
 use daemon::Offload;
 use daemon::membership::{Coordinator, Membership, Sender};
-use shared_proto::blocks::VariableSpec;
+use shared_proto::blocks::{BlockId, VariableSpec};
 use shared_proto::ids::{Epoch, ViewNumber};
 use shared_proto::job::{Job, NonFinite};
+use shared_proto::table::TableSpec;
 use shared_proto::view::View;
 use shared_proto::wire;
 use shared_proto::wire::report_request::Report;
@@ -24,7 +25,7 @@ use tokio::task::AbortHandle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use self::layout::Layout;
-use crate::replica::MirrorState;
+use crate::replica::{Description, MirrorState};
 use crate::strategy::StrategyError;
 
 /// The pause before a store that does not answer is asked again.
@@ -34,6 +35,7 @@ const AGAIN: Duration = Duration::from_secs(2);
 pub(super) struct Checkpoints {
     job: Arc<Job>,
     variables: Arc<[VariableSpec]>,
+    tables: Arc<[TableSpec]>,
     coordinator: Coordinator,
     sender: Sender,
     /// The store to write to; none if the job writes no checkpoints.
@@ -61,7 +63,7 @@ impl Checkpoints {
     pub(super) async fn open(
         job: &Job,
         membership: &Membership,
-        variables: &[VariableSpec],
+        model: &Description,
     ) -> Result<Self, StrategyError> {
         let stop = CancellationToken::new();
         let (store, views) = match &membership.checkpoints {
@@ -74,7 +76,8 @@ impl Checkpoints {
         };
         Ok(Self {
             job: Arc::new(job.clone()),
-            variables: variables.into(),
+            variables: model.variables.as_slice().into(),
+            tables: model.tables.as_slice().into(),
             coordinator: membership.coordinator.clone(),
             sender: membership.sender(),
             store,
@@ -102,6 +105,7 @@ impl Checkpoints {
             only_finite: self.job.non_finite == NonFinite::Fail,
             store,
             number,
+            shard: order.shard,
             coordinator: self.coordinator.clone(),
             sender: self.sender.clone(),
         };
@@ -132,6 +136,7 @@ impl Checkpoints {
             let loaded = self.try_to_load(from).await;
             let mut report = wire::RestoreReport {
                 epoch: number.0,
+                shard: from.shard,
                 ..wire::RestoreReport::default()
             };
             if let Err(error) = &loaded {
@@ -161,7 +166,7 @@ impl Checkpoints {
             let manifest = store.manifest(from.number).await?;
             let wanted = Wanted {
                 variables: self.variables.iter().collect(),
-                tables: Vec::new(),
+                tables: self.tables.iter().collect(),
                 run: &from.run,
             };
             wanted.check(&store, &manifest, &self.job)?;
@@ -180,8 +185,19 @@ impl Checkpoints {
             updates: 0,
         };
         let mut blocks = 0;
-        for file in &manifest.files {
-            for block in store.read_file(manifest, file).await? {
+        // Servers have the rows of tables, and each checkpoint has all dense values in files of its own.
+        let is_dense = |id: BlockId| (id.variable as usize) < self.variables.len();
+        let has_dense = |file: &&FileEntry| {
+            file.checkpoint.is_none()
+                && file
+                    .blocks
+                    .iter()
+                    .flat_map(|range| range.ids())
+                    .any(is_dense)
+        };
+        for file in manifest.files.iter().filter(has_dense) {
+            let read = store.read_file(manifest, file).await?;
+            for block in read.into_iter().filter(|block| is_dense(block.id)) {
                 if self.job.non_finite == NonFinite::Fail && !block.values.all_finite() {
                     return Err(LoadError::NotFinite {
                         number: manifest.number,
@@ -225,6 +241,8 @@ struct Writing {
     only_finite: bool,
     store: Store,
     number: u64,
+    /// The number of this part of the checkpoint.
+    shard: u32,
     coordinator: Coordinator,
     sender: Sender,
 }
@@ -236,6 +254,7 @@ impl Writing {
         let written = self.write(&mut files).await;
         let mut report = wire::CheckpointReport {
             number,
+            shard: self.shard,
             ..wire::CheckpointReport::default()
         };
         match written {
@@ -282,13 +301,14 @@ impl Writing {
             if blocks.is_empty() {
                 return Ok(());
             }
-            let name = self.store.part_name(0, files.len());
+            let name = self.store.part_name(self.shard, files.len());
             let content = encode(&blocks);
             let file = FileEntry::of_blocks(&name, &content, &blocks);
             self.store.write_file(self.number, &name, content).await?;
             files.push(file);
             self.report(wire::CheckpointReport {
                 number: self.number,
+                shard: self.shard,
                 unfinished: true,
                 ..wire::CheckpointReport::default()
             })

@@ -1,0 +1,72 @@
+//! Single cases.
+
+use super::*;
+
+#[test]
+fn rows_and_values_have_each_sample_once() {
+    for workers in [1, 2, 3] {
+        let mut hybrid = Hybrid::new(workers);
+        hybrid.finish();
+    }
+}
+
+#[test]
+fn a_step_that_one_has_made_is_committed_with_the_rows_of_a_dead_worker() {
+    let mut hybrid = Hybrid::new(3);
+    // The second has the sum, and no report arrives.
+    hybrid.step(&[false, true, false], false);
+    hybrid.kill(0);
+    hybrid.join_all();
+    assert_eq!(hybrid.scene.cluster.done(), (1, 3 * BATCH));
+    let rows = &hybrid.servers[0].as_ref().unwrap().rows;
+    assert_eq!(counts(rows).len() as u64, 3 * BATCH);
+    hybrid.finish();
+}
+
+#[test]
+fn rows_of_an_abandoned_step_are_staged_again() {
+    let mut hybrid = Hybrid::new(3);
+    hybrid.stage(&[true, true, false]);
+    hybrid.kill(2);
+    hybrid.join_all();
+    assert_eq!(hybrid.scene.cluster.done(), (0, 0));
+    hybrid.finish();
+}
+
+#[test]
+fn all_go_back_with_a_server() {
+    let mut hybrid = Hybrid::new(2);
+    for _ in 0..3 {
+        hybrid.step(&[true], true);
+        hybrid.write();
+    }
+    hybrid.step(&[true], true);
+    hybrid.kill_server(1);
+    assert!(hybrid.ask(0).is_none(), "no ring without the server");
+    hybrid.start_server(1);
+    hybrid.join_all();
+    hybrid.finish();
+}
+
+#[test]
+fn a_report_without_receipts_does_not_count() {
+    let mut hybrid = Hybrid::new(2);
+    let (split, _) = hybrid.stage(&[true]).unwrap();
+    hybrid.workers[0].clock = Clock(1);
+    let origin = hybrid.origin(0);
+    let request = wire::FinishStepRequest {
+        split,
+        steps: 1,
+        samples: BATCH,
+        ..wire::FinishStepRequest::default()
+    };
+    let cluster = &mut hybrid.scene.cluster;
+    let refused = cluster.finish_step(hybrid.scene.now, &origin, &request);
+    let refused = refused.unwrap_err();
+    assert!(
+        refused.message.contains("without the receipt of shard 0"),
+        "{refused}"
+    );
+    let evicted = hybrid.workers[0].task;
+    assert!(!cluster.member(evicted.id).unwrap().alive);
+}
