@@ -50,9 +50,10 @@ impl Forgotten {
 }
 
 impl Checkpoints {
+    /// Checks checkpoints that are loaded in so many parts.
     fn check(&self, parts: usize) -> Result<(), String> {
         if let Some(part) = self.loading.keys().find(|part| **part >= parts) {
-            return Err(format!("part {part} of {parts} loads its values"));
+            return Err(format!("shard {part} of {parts} loads its values"));
         }
         let newest = self.newest.as_ref().map(|newest| &newest.progress);
         newest.map_or(Ok(()), SavedProgress::check)?;

@@ -83,10 +83,12 @@ impl Scene {
         (scene, tasks)
     }
 
-    /// Returns the state as another process reads it.
+    /// Returns the state as another process reads it and checks it.
     fn read_back(&self) -> Durable {
         let stored = serde_json::to_vec(&self.cluster.snapshot(self.now)).unwrap();
-        serde_json::from_slice(&stored).unwrap()
+        let durable: Durable = serde_json::from_slice(&stored).unwrap();
+        assert_eq!(durable.check(), Ok(()));
+        durable
     }
 
     /// Returns the cluster of another coordinator that resumes from this one's state.

@@ -156,3 +156,15 @@ fn a_checkpoint_that_cannot_be_loaded_gives_way_to_an_earlier_one() {
     rings.enter(&ring);
     rings.finish();
 }
+
+#[test]
+fn a_coordinator_resumes_while_a_worker_loads_the_values() {
+    let mut rings = Rings::with_checkpoints(2);
+    rings.replace_all(2);
+    let ring = rings.form();
+    assert!(ring.checkpoint.is_some());
+    rings.resume();
+    rings.take(&ring, &rings.all());
+    rings.enter(&ring);
+    rings.finish();
+}
