@@ -13,9 +13,10 @@ use ps_server::RowStorage;
 use shared_proto::ids::Role;
 use table::disk::Disk;
 use tokio_stream::Stream;
+use tokio_util::sync::CancellationToken;
 use turmoil::Sim;
 use worker::replica::Replica;
-use worker::strategy::Joining;
+use worker::strategy::{Joining, Stores};
 
 use crate::history::Event;
 use crate::model::{Counting, Observed};
@@ -38,7 +39,7 @@ const SECOND: Duration = Duration::from_secs(3);
 pub(crate) const SECOND_COORDINATOR: &str = "coordinator-2";
 
 /// The time for which processes continue without an answer of other processes.
-const MEMBER_PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const MEMBER_PATIENCE: Duration = Duration::from_secs(60);
 
 impl World {
     /// Adds all hosts, and returns their names: the coordinator's first.
@@ -195,6 +196,7 @@ impl World {
                     registration: registration(Role::Worker, &name),
                     network: Arc::new(Simulated::of(pause.clone())),
                     links: Exchange::default(),
+                    stores: Stores::default(),
                     patience: MEMBER_PATIENCE,
                 };
                 let replica = Counting::new(&name, &world.history, step);
@@ -202,7 +204,8 @@ impl World {
                 let join = async |joining: &Joining<'_>, replica: &dyn Replica| {
                     Observed::join(joining, replica, name, history).await
                 };
-                let work = worker::embedded::work(parts, replica, join);
+                let never = CancellationToken::new();
+                let work = worker::embedded::work(parts, replica, &never, join);
                 let outcome = pause.over(work).await;
                 world.ended(name, outcome.map_err(|error| error.to_string()));
                 Ok(())
@@ -225,13 +228,13 @@ fn once_polled<S: Stream + Unpin>(
     })
 }
 
-fn find_coordinator(pause: &Pause) -> Result<Coordinator, Box<dyn std::error::Error>> {
+pub(crate) fn find_coordinator(pause: &Pause) -> Result<Coordinator, Box<dyn std::error::Error>> {
     let address = format!("coordinator:{PORT}");
     let network = Simulated::of(pause.clone());
     Ok(Coordinator::over(&network, &address, MEMBER_PATIENCE)?)
 }
 
-fn registration(role: Role, name: &str) -> Registration {
+pub(crate) fn registration(role: Role, name: &str) -> Registration {
     Registration {
         role,
         identity: name.to_owned(),

@@ -19,6 +19,7 @@ mod plan;
 #[cfg(feature = "planted-faults")]
 mod planted;
 mod repeat;
+mod rings;
 mod runs;
 mod store;
 mod trouble;
@@ -36,12 +37,40 @@ const SEEDS: u64 = 200;
 /// Seeds that are run twice, in fresh processes.
 const TWICE: u64 = 20;
 
+/// Seeds of worlds of rings in the test command, and those of them that are run twice.
+const RING_SEEDS: u64 = 100;
+const RINGS_TWICE: u64 = 10;
+
+/// The tests that run worlds.
+const TEST: &str = "under_any_schedule_what_was_promised_holds";
+const RING_TEST: &str = "in_any_world_of_rings_what_was_promised_holds";
+
 fn told(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|value| value.parse().unwrap())
 }
 
 #[test]
 fn under_any_schedule_what_was_promised_holds() {
+    run_all(SEEDS, |seed| {
+        let (history, wrong) = World::new(seed).run();
+        judge(seed, TEST, &wrong, history.hash(), |count| {
+            history.tail(count)
+        });
+    });
+}
+
+#[test]
+fn in_any_world_of_rings_what_was_promised_holds() {
+    run_all(RING_SEEDS, |seed| {
+        let (history, wrong) = rings::World::new(seed).run();
+        judge(seed, RING_TEST, &wrong, history.hash(), |count| {
+            history.tail(count)
+        });
+    });
+}
+
+/// Runs the worlds of all seeds, or of the one that the environment names.
+fn run_all(seeds: u64, run: impl Fn(u64) + Sync) {
     let seeds = match told("FLAMBEAU_SIM_SEED") {
         Some(seed) => {
             let _ = tracing_subscriber::fmt()
@@ -49,7 +78,7 @@ fn under_any_schedule_what_was_promised_holds() {
                 .try_init();
             seed..seed + 1
         }
-        None => 0..told("FLAMBEAU_SIM_SEEDS").unwrap_or(SEEDS),
+        None => 0..told("FLAMBEAU_SIM_SEEDS").unwrap_or(seeds),
     };
     // Each world has one thread, and shares nothing with the others.
     let next = AtomicU64::new(seeds.start);
@@ -68,21 +97,31 @@ fn under_any_schedule_what_was_promised_holds() {
     });
 }
 
-fn run(seed: u64) {
-    let (history, wrong) = World::new(seed).run();
+/// Fails if a world has broken promises. `tail` describes its last events.
+fn judge(seed: u64, test: &str, wrong: &[String], hash: u64, tail: impl Fn(usize) -> String) {
     if told("FLAMBEAU_SIM_SEED").is_some() {
-        println!("hash {:016x}\n{}", history.hash(), history.tail(usize::MAX));
+        println!("hash {hash:016x}\n{}", tail(usize::MAX));
     }
     assert!(
         wrong.is_empty(),
-        "seed {seed}: {wrong:#?}\n{}FLAMBEAU_SIM_SEED={seed} replays it",
-        history.tail(60)
+        "seed {seed}: {wrong:#?}\n{}FLAMBEAU_SIM_SEED={seed} replays it ({test})",
+        tail(60)
     );
 }
 
 /// The same seed gives the same history in two fresh processes.
 #[test]
 fn a_seed_replays_exactly() {
+    replay(TEST, TWICE);
+}
+
+#[test]
+fn a_seed_of_rings_replays_exactly() {
+    replay(RING_TEST, RINGS_TWICE);
+}
+
+/// Runs worlds twice, each time in a fresh process.
+fn replay(test: &str, seeds: u64) {
     if told("FLAMBEAU_SIM_SEED").is_some() {
         return;
     }
@@ -94,7 +133,7 @@ fn a_seed_replays_exactly() {
     }
     let hash = |seed: u64| {
         let output = Command::new(std::env::current_exe().unwrap())
-            .args(["under_any_schedule", "--nocapture"])
+            .args([test, "--exact", "--nocapture"])
             .env("FLAMBEAU_SIM_SEED", seed.to_string())
             .output()
             .unwrap();
@@ -102,7 +141,7 @@ fn a_seed_replays_exactly() {
         let line = text.lines().find_map(|line| line.strip_prefix("hash "));
         line.unwrap_or_else(|| panic!("{text}")).to_owned()
     };
-    for seed in 0..TWICE {
+    for seed in 0..seeds {
         assert_eq!(hash(seed), hash(seed), "seed {seed}");
     }
 }

@@ -31,13 +31,14 @@ const BUFFER: usize = 1 << 20;
 const KEEPALIVE: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(10));
 
 /// Calls that have one answer.
-const UNARY: [&str; 9] = [
+const UNARY: [&str; 10] = [
     "Register",
     "Heartbeat",
     "Leave",
     "GetShardMap",
     "RegisterVariables",
     "FinishInitialization",
+    "JoinRing",
     "LeaseWork",
     "FinishStep",
     "Report",

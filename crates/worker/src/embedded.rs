@@ -12,18 +12,18 @@ use crate::strategy::{Joining, Strategy, StrategyError};
 
 pub use crate::member::Parts;
 
-/// Works on the coordinator's job until it is done, with this replica. Joins the cluster by `join`.
+/// Works on the coordinator's job until it is done or `stop` is cancelled, with this replica. Joins the cluster by `join`.
 ///
 /// # Errors
 /// See the variants of [`WorkerError`].
 pub async fn work<R: Replica>(
     parts: Parts,
     replica: R,
+    stop: &CancellationToken,
     join: impl AsyncFn(&Joining<'_>, &dyn Replica) -> Result<Box<dyn Strategy>, StrategyError>,
 ) -> Result<(), WorkerError> {
     let member = Member::new(parts, One(Arc::new(replica)), join);
-    let never = CancellationToken::new();
-    member.run(&never, |_| (), async |_| false).await
+    member.run(stop, |_| (), async |_| false).await
 }
 
 /// The same replica for each job.

@@ -16,7 +16,7 @@ use crate::counters::Counters;
 use crate::error::WorkerError;
 use crate::replica::Replica;
 use crate::reporter::Reporter;
-use crate::strategy::{Joining, Strategy, StrategyError};
+use crate::strategy::{Joining, Stores, Strategy, StrategyError};
 use crate::trainer::Trainer;
 
 /// The pause before the worker registers again.
@@ -44,6 +44,8 @@ pub struct Parts {
     pub network: Arc<dyn Network>,
     /// The place where links from other workers arrive.
     pub links: Exchange,
+    /// The stores of checkpoints.
+    pub stores: Stores,
     /// The time for which it continues without an answer of a server.
     pub patience: Duration,
 }
@@ -136,6 +138,7 @@ where
             membership,
             network: &self.parts.network,
             links: &self.parts.links,
+            stores: &self.parts.stores,
             patience: self.parts.patience,
         };
         let strategy = (self.join)(&joining, &*replica).await?;

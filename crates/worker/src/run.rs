@@ -22,7 +22,7 @@ use crate::error::WorkerError;
 use crate::member::{Member, Parts, Replicas, leave};
 use crate::registry::Registry;
 use crate::replica::DeviceReplicas;
-use crate::strategy;
+use crate::strategy::{self, Stores};
 
 /// The time for which a worker that cannot work tries to tell the coordinator.
 const TELL: Duration = Duration::from_secs(15);
@@ -105,6 +105,7 @@ pub async fn run(
         registration,
         network: Arc::new(SystemNetwork::new(process.security.clone())),
         links,
+        stores: Stores::default(),
         patience,
     };
     let builder = Builder {

@@ -3,10 +3,11 @@
 
 use std::convert::Infallible;
 use std::future::{Ready, ready};
+use std::io;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use futures_util::stream::unfold;
+use futures_util::stream::{Stream, unfold};
 use http::{Request, Response};
 use shared_proto::connections::{Caller, Connections};
 use shared_proto::ids::Role;
@@ -14,11 +15,13 @@ use shared_proto::listener::{self, Listener};
 use shared_proto::security::{Security, crowded};
 use shared_proto::stream::{self, BodyKind, Bounds, Incoming, Sender};
 use shared_proto::wire::{self, link_message::Kind};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 use tonic::body::Body;
 use tonic::server::NamedService;
+use tonic::transport::server::Connected;
 use tower::Service;
 
 use super::exchange::Exchange;
@@ -67,6 +70,21 @@ impl Service<Request<Body>> for LinkService {
 }
 
 impl LinkService {
+    /// Takes links of these connections until `stop`.
+    ///
+    /// # Errors
+    /// hyper's.
+    pub async fn serve<C>(
+        self,
+        incoming: impl Stream<Item = io::Result<C>>,
+        stop: CancellationToken,
+    ) -> Result<(), tonic::transport::Error>
+    where
+        C: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
+    {
+        listener::serve_incoming(self, MOST_STREAMS, incoming, stop).await
+    }
+
     fn begin(&self, request: Request<Body>) -> Response<Body> {
         let path = stream::LINK_PATH;
         let caller = match stream::admit(&request, path, &self.security, Role::Worker) {

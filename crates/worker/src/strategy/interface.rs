@@ -14,6 +14,7 @@ use shared_proto::step::{Gradients, Want};
 use shared_proto::wire;
 
 use super::error::StrategyError;
+use super::stores::Stores;
 use crate::model::Metrics;
 use crate::replica::Replica;
 
@@ -28,6 +29,8 @@ pub struct Joining<'a> {
     pub network: &'a Arc<dyn Network>,
     /// The place where links from other workers arrive.
     pub links: &'a Exchange,
+    /// The stores of checkpoints.
+    pub stores: &'a Stores,
     /// The time for which the worker continues without an answer of another process.
     pub patience: Duration,
 }

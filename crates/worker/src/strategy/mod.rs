@@ -3,6 +3,7 @@
 //!
 //! - `interface`: the trait, and the types that steps and strategies exchange
 //! - `error`: its errors, by what the worker does next
+//! - `stores`: the stores of checkpoints
 //! - `register`: the registration of variables, which every strategy needs
 //! - `waits`: reports of the tasks that a worker waits for
 //! - `parameter_server`: variables on sharded parameter servers
@@ -15,6 +16,7 @@ mod interface;
 mod mirrored;
 mod parameter_server;
 mod register;
+mod stores;
 mod waits;
 
 pub use error::StrategyError;
@@ -23,6 +25,7 @@ pub use interface::{Evaluated, Joining, Pulled, Pushed, Reconciled, Strategy};
 pub use mirrored::Mirrored;
 pub use parameter_server::ParameterServer;
 pub use register::{Registered, register};
+pub use stores::{Opener, Stores};
 
 use shared_proto::job::StrategyName;
 

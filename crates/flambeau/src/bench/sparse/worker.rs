@@ -16,7 +16,7 @@ use shared_proto::step::{EVERY_BATCH, Gradients, RowGradients, Want, WantedRows}
 use shared_proto::table::hash::hash;
 use worker::registry::Registry;
 use worker::replica::{ModelReplica, Positions, Prepared, Replica, Step};
-use worker::strategy::{Joining, ParameterServer, Strategy};
+use worker::strategy::{Joining, ParameterServer, Stores, Strategy};
 
 use super::super::{failed, registration};
 use super::Turn;
@@ -145,6 +145,7 @@ impl Member {
             membership: &membership,
             network: &network,
             links: &Exchange::default(),
+            stores: &Stores::default(),
             patience: PATIENCE,
         };
         let strategy = ParameterServer::join(&joining, &*replica).await;

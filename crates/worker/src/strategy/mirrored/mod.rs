@@ -101,7 +101,7 @@ impl Mirrored {
             run: membership.run,
             task: membership.task,
         });
-        let checkpoints = Checkpoints::open(job, membership, replica.description()).await?;
+        let checkpoints = Checkpoints::open(joining, replica.description()).await?;
         Ok(Self::new(joining, membership, checkpoints))
     }
 

@@ -11,8 +11,7 @@ use std::time::Duration;
 use checkpoint::{
     CheckpointError, FILE_BYTES, FileEntry, LoadError, Manifest, SavedBlock, Store, Wanted, encode,
 };
-use daemon::Offload;
-use daemon::membership::{Coordinator, Membership, Sender};
+use daemon::membership::{Coordinator, Sender};
 use shared_proto::blocks::{BlockId, VariableSpec};
 use shared_proto::ids::{Epoch, ViewNumber};
 use shared_proto::job::{Job, NonFinite};
@@ -26,7 +25,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use self::layout::Layout;
 use crate::replica::{Description, MirrorState};
-use crate::strategy::StrategyError;
+use crate::strategy::{Joining, Stores, StrategyError};
 
 /// The pause before a store that does not answer is asked again.
 const AGAIN: Duration = Duration::from_secs(2);
@@ -38,6 +37,7 @@ pub(super) struct Checkpoints {
     tables: Arc<[TableSpec]>,
     coordinator: Coordinator,
     sender: Sender,
+    stores: Stores,
     /// The store to write to; none if the job writes no checkpoints.
     store: Option<Store>,
     /// The coordinator's views. Without a store they do not change.
@@ -61,14 +61,19 @@ impl Checkpoints {
     /// # Errors
     /// If it is another one, or access is refused.
     pub(super) async fn open(
-        job: &Job,
-        membership: &Membership,
+        joining: &Joining<'_>,
         model: &Description,
     ) -> Result<Self, StrategyError> {
+        let &Joining {
+            job,
+            membership,
+            stores,
+            ..
+        } = joining;
         let stop = CancellationToken::new();
         let (store, views) = match &membership.checkpoints {
             Some((location, run)) => {
-                let seen = see(location, run).await;
+                let seen = see(stores, location, run).await;
                 let store = seen.map_err(|error| StrategyError::Failed(error.into()))?;
                 (Some(store), membership.views(stop.clone()))
             }
@@ -80,6 +85,7 @@ impl Checkpoints {
             tables: model.tables.as_slice().into(),
             coordinator: membership.coordinator.clone(),
             sender: membership.sender(),
+            stores: stores.clone(),
             store,
             views,
             writing: None,
@@ -123,7 +129,7 @@ impl Checkpoints {
                 () = writing.write_and_report() => {}
             }
         };
-        let writing = Offload::Threads.spawn_background(task);
+        let writing = self.stores.offload.spawn_background(task);
         if let Some(before) = self.writing.replace(writing) {
             before.abort();
         }
@@ -161,7 +167,7 @@ impl Checkpoints {
     }
 
     async fn try_to_load(&self, from: &wire::RingCheckpoint) -> Result<MirrorState, LoadError> {
-        let store = Store::open(&from.location)?;
+        let store = (self.stores.open)(&from.location)?;
         let loaded = async {
             let manifest = store.manifest(from.number).await?;
             let wanted = Wanted {
@@ -220,8 +226,8 @@ impl Checkpoints {
 }
 
 /// Opens the store of a run's checkpoints, and waits until it answers.
-async fn see(location: &str, run: &str) -> Result<Store, CheckpointError> {
-    let store = Store::open(location)?;
+async fn see(stores: &Stores, location: &str, run: &str) -> Result<Store, CheckpointError> {
+    let store = (stores.open)(location)?;
     loop {
         match store.owned_by(run).await {
             Err(error) if error.is_retryable() => {

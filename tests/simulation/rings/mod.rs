@@ -1,0 +1,133 @@
+//! Jobs without parameter servers: workers that form rings, under the same network, clock and faults.
+//!
+//! - `values`, `model`: values that show the steps and samples in them, and the replica that keeps them
+//! - `plan`, `trouble`: the properties of a world, and its faults
+//! - `hosts`: the processes
+//! - `history`: what they do, with checks of each change; `saved`: checkpoints; `checker`: the checks at the end
+
+mod checker;
+mod history;
+mod hosts;
+mod model;
+mod plan;
+mod saved;
+mod trouble;
+mod values;
+
+use std::time::Duration;
+
+use shared_proto::job::{Job, Mode, Momentum, Optimizer, StrategyName};
+
+use crate::disk::Disk;
+use crate::drain::Drains;
+use crate::pause::Pauses;
+use crate::repeat::Repeats;
+use crate::store::Stores;
+use checker::check;
+use history::{Event, History};
+use plan::Plan;
+use saved::Saved;
+use trouble::{PATIENCE, TROUBLE, Trouble};
+use values::EPOCHS;
+
+/// The longest time that a message takes, except on a slow link.
+const LATENCY: Duration = Duration::from_millis(12);
+
+/// A simulation of one seed, with the data that outlives its processes.
+#[derive(Clone)]
+pub(crate) struct World {
+    seed: u64,
+    plan: Plan,
+    job: Job,
+    history: History,
+    /// The disk with the coordinator's state.
+    disk: Disk,
+    stores: Stores,
+    pauses: Pauses,
+    drains: Drains,
+    repeats: Repeats,
+}
+
+impl World {
+    pub(crate) fn new(seed: u64) -> Self {
+        let plan = Plan::of(seed);
+        let mut job = Job {
+            batch_size: 2,
+            epochs: EPOCHS,
+            seed,
+            // Its state has one slot for each weight.
+            optimizer: Optimizer::Momentum(Momentum::default()),
+            ..Job::default()
+        };
+        (job.strategy.name, job.strategy.mode) = (StrategyName::MultiWorkerMirrored, Mode::Sync);
+        job.cluster.workers = Some(plan.workers);
+        job.cluster.lease_seconds = 2.0;
+        // The time-out is longer than any run may take, because it would hide a process that hangs.
+        job.cluster.stall_seconds = 1000.0;
+        job.checkpoint.every_seconds = 1.0;
+        Self {
+            seed,
+            job,
+            history: History::of(plan.shape),
+            plan,
+            disk: Disk::default(),
+            stores: Stores::new(seed),
+            pauses: Pauses::default(),
+            drains: Drains::default(),
+            repeats: Repeats::new(seed),
+        }
+    }
+
+    /// Runs the simulation. Returns the history and all broken promises.
+    pub(crate) fn run(self) -> (History, Vec<String>) {
+        // Delays between retries are drawn from here.
+        fastrand::seed(self.seed);
+        let mut sim = turmoil::Builder::new()
+            .rng_seed(self.seed)
+            .tick_duration(Duration::from_millis(5))
+            .min_message_latency(Duration::from_millis(1))
+            .max_message_latency(LATENCY)
+            .simulation_duration(TROUBLE + 2 * PATIENCE)
+            .tcp_capacity(4096)
+            .build();
+        let names = self.hosts(&mut sim);
+        let outcome = Trouble::new(&self, names).let_happen(&mut sim);
+        drop(sim);
+        if let Err(error) = outcome {
+            let mut wrong = check(&self.history, &[]);
+            wrong.push(error);
+            return (self.history, wrong);
+        }
+        let runtime = tokio::runtime::Builder::new_current_thread().build();
+        let store = self.stores.plain();
+        let saved = runtime
+            .unwrap()
+            .block_on(Saved::all(&store, self.plan.shape));
+        let wrong = match saved {
+            Ok(saved) => check(&self.history, &saved),
+            Err(wrong) => vec![wrong],
+        };
+        (self.history, wrong)
+    }
+
+    /// Notes that a process has ended by itself. If it ended because of the store or the disk, it is started again,
+    /// as by a restart policy.
+    fn ended(&self, name: &str, outcome: Result<(), String>) {
+        let now = turmoil::sim_elapsed().unwrap_or_default();
+        let excused = |error: &String| {
+            let store = [": refused: ", ": no room: ", "the store/", "the store: "];
+            let of_store = store.iter().any(|part| error.contains(part));
+            let of_disk = error.contains("the coordinator's state");
+            let damaged = error.contains("is damaged");
+            of_store && !damaged && self.stores.is_to_blame(name, now)
+                || of_disk && name == "coordinator" && self.disk.has_failed()
+        };
+        match outcome {
+            Err(error) if excused(&error) => self.history.exited(name, error),
+            outcome => self.history.add(Event::Ended {
+                name: name.to_owned(),
+                outcome,
+            }),
+        }
+    }
+}
