@@ -137,9 +137,8 @@ impl Cluster {
         if self.durable.ring.member(task).is_none() {
             return;
         }
-        if !self.ended() {
-            self.break_ring(now, "a member is gone");
-        }
+        // Also after the end: a job that has failed may be resumed, with other members.
+        self.break_ring(now, "a member is gone");
         self.give_up_copy_of(task);
         let ring = &mut self.durable.ring;
         ring.members.retain(|member| member.task != task);

@@ -168,3 +168,25 @@ fn a_coordinator_resumes_while_a_worker_loads_the_values() {
     rings.enter(&ring);
     rings.finish();
 }
+
+#[test]
+fn a_failed_job_resumes_after_its_workers_have_left() {
+    let mut rings = Rings::with_checkpoints(2);
+    rings.step(&rings.all(), true);
+    let alive: Vec<Task> = rings.workers.iter().map(|worker| worker.task).collect();
+    rings.scene.pass(1, &alive);
+    let now = rings.scene.now;
+    rings
+        .scene
+        .cluster
+        .fail(now, "a gradient is NaN".to_owned());
+    while !rings.workers.is_empty() {
+        rings.kill(0);
+    }
+    rings.resume();
+    rings.scene.cluster.resume_failed(rings.scene.now);
+    rings.start();
+    rings.start();
+    rings.join_all();
+    rings.finish();
+}
