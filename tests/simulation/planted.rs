@@ -2,8 +2,8 @@
 
 use shared_proto::planted::{Fault, plant};
 
-use crate::told;
 use crate::world::World;
+use crate::{rings, told};
 
 /// The number of seeds among which a fault must be found.
 const UNTIL_FOUND: u64 = 500;
@@ -53,21 +53,36 @@ const FOUND: &[(Fault, u64)] = &[
     (Fault::AgesNotRestored, 15),
 ];
 
+/// The first seed of a world of rings that finds each of their faults.
+const FOUND_IN_RINGS: &[(Fault, u64)] = &[
+    (Fault::CountsEarly, 1),
+    (Fault::AbandonedValues, 19),
+    (Fault::NoBroadcast, 17),
+    (Fault::SpanLost, 0),
+    (Fault::CopyNotAwaited, 7),
+    (Fault::UpdatesNotShared, 0),
+    (Fault::HalfAStep, 0),
+    (Fault::MissingPieces, 0),
+];
+
+/// Runs the world of a seed. Returns the broken promises.
+type Run = fn(u64) -> Vec<String>;
+
 /// Returns the checker's message about a run with a fault; none if it finds nothing.
-fn found(fault: Fault, seed: u64) -> Option<String> {
+fn found(run: Run, fault: Fault, seed: u64) -> Option<String> {
     plant(Some(fault));
-    let (_, wrong) = World::new(seed).run();
+    let wrong = run(seed);
     plant(None);
     wrong.into_iter().next()
 }
 
 /// Returns the faults of a list that the checker does not find at these seeds. Prints those that it finds, with their
 /// seeds.
-fn not_found(faults: &[Fault], seeds: impl Iterator<Item = u64>) -> Vec<Fault> {
+fn not_found(run: Run, faults: &[Fault], seeds: impl Iterator<Item = u64>) -> Vec<Fault> {
     let mut rest = faults.to_vec();
     for seed in seeds {
         rest.retain(|fault| {
-            let wrong = found(*fault, seed);
+            let wrong = found(run, *fault, seed);
             if let Some(wrong) = &wrong {
                 println!("{fault:?}: seed {seed}: {wrong}");
             }
@@ -80,17 +95,29 @@ fn not_found(faults: &[Fault], seeds: impl Iterator<Item = u64>) -> Vec<Fault> {
     rest
 }
 
-#[test]
-fn planted_faults_are_found() {
-    let named = FOUND.iter().map(|(fault, _)| fault);
-    assert!(named.eq(Fault::IN_SIMULATION), "each fault has its seed");
+/// Checks that a kind of worlds finds each of its faults.
+fn find_all(run: Run, faults: &[Fault], seeds: &[(Fault, u64)]) {
+    let named = seeds.iter().map(|(fault, _)| fault);
+    assert!(named.eq(faults), "each fault has its seed");
     let rest = match told("FLAMBEAU_SIM_SEEDS") {
-        Some(seeds) => not_found(Fault::IN_SIMULATION, 0..seeds),
+        Some(seeds) => not_found(run, faults, 0..seeds),
         None => {
-            let at_its_seed = |(fault, seed): &(Fault, u64)| not_found(&[*fault], *seed..seed + 1);
-            let moved: Vec<Fault> = FOUND.iter().flat_map(at_its_seed).collect();
-            not_found(&moved, 0..UNTIL_FOUND)
+            let at_its_seed =
+                |(fault, seed): &(Fault, u64)| not_found(run, &[*fault], *seed..seed + 1);
+            let moved: Vec<Fault> = seeds.iter().flat_map(at_its_seed).collect();
+            not_found(run, &moved, 0..UNTIL_FOUND)
         }
     };
     assert!(rest.is_empty(), "not found: {rest:?}");
+}
+
+#[test]
+fn planted_faults_are_found() {
+    find_all(|seed| World::new(seed).run().1, Fault::IN_SIMULATION, FOUND);
+}
+
+#[test]
+fn planted_faults_are_found_in_rings() {
+    let run = |seed| rings::World::new(seed).run().1;
+    find_all(run, Fault::IN_RINGS, FOUND_IN_RINGS);
 }

@@ -203,8 +203,10 @@ impl Ledger {
     pub(crate) fn take_back(&mut self, size: u64) {
         while let Some(split) = self.held_by(HELD_BY_ALL) {
             self.leased.remove(&split.id);
-            self.returned
-                .push_front((split.data_epoch, split.start, split.end));
+            if !planted!(SpanLost) {
+                let range = (split.data_epoch, split.start, split.end);
+                self.returned.push_front(range);
+            }
             self.refund((split.end - split.start).div_ceil(size));
         }
     }

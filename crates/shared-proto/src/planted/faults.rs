@@ -110,6 +110,24 @@ faults! {
         /// After a restore, no row has had a gradient.
         AgesNotRestored,
     }
+    IN_RINGS {
+        /// A step of a ring counts once one member has made it.
+        CountsEarly,
+        /// Values of a ring before the newest settled one are accepted.
+        AbandonedValues,
+        /// A member that lacks the newest step does not get the values of one that has it.
+        NoBroadcast,
+        /// The data of the steps that a broken ring has not made is not leased again.
+        SpanLost,
+        /// The next steps of a ring do not wait until its values are copied for a checkpoint.
+        CopyNotAwaited,
+        /// A member that takes values does not take the number of updates.
+        UpdatesNotShared,
+        /// A step counts as made, though a member has left the ring within it.
+        HalfAStep,
+        /// The numbers of a member that has left count as zeros.
+        MissingPieces,
+    }
     END_TO_END {
         /// A push that comes after a later one is acknowledged, though it was not applied.
         LateIsTaken,

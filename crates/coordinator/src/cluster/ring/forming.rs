@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use shared_proto::ids::{Clock, Epoch, Origin, Task};
+use shared_proto::planted;
 use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::view::JobPhase;
 use shared_proto::wire;
@@ -78,7 +79,8 @@ impl Cluster {
             Some(span) => span.end(),
             None => min_clock,
         };
-        let valid = of.0 > 0 && of >= ring.settled && clock <= possible && !ring.goes_back;
+        let newest = of >= ring.settled || planted!(AbandonedValues);
+        let valid = of.0 > 0 && newest && clock <= possible && !ring.goes_back;
         valid.then_some(clock)
     }
 
@@ -211,7 +213,11 @@ impl Cluster {
         ring.source = ring.members.iter().position(has).unwrap_or(0);
         let others = ring.members.iter().enumerate();
         let mut others = others.filter(|(rank, _)| *rank != ring.source);
-        ring.broadcast = others.any(|(_, member)| !has(member));
+        let lacks = |member: &RingMember| match planted!(NoBroadcast) {
+            true => member.values.is_none(),
+            false => !has(member),
+        };
+        ring.broadcast = others.any(|(_, member)| lacks(member));
         (ring.clock, ring.formed) = (clock, true);
         for member in &mut ring.members {
             (member.made, member.entered) = (clock, false);
