@@ -85,11 +85,12 @@ fn find<'a>(value: &'a mut Value, after: &mut usize) -> Option<&'a mut Value> {
     }
 }
 
-/// Returns states of jobs: at the beginning, while they train, and after the loss of a server.
+/// Returns states of jobs: at the beginning, while they train, and after the loss of a server, or of a member of a ring.
 fn states() -> &'static [Value] {
     static STATES: OnceLock<Vec<Value>> = OnceLock::new();
     STATES.get_or_init(|| {
-        let jobs = [0, 1, 2].map(Setting::training);
+        let jobs = [0, 1, 2].map(Setting::training).into_iter();
+        let jobs = jobs.chain([Setting::rings()]);
         let mut states = vec![Player::new(&Setting::default()).state()];
         for setting in jobs {
             let mut player = Player::new(&setting);
@@ -97,7 +98,8 @@ fn states() -> &'static [Value] {
                 player.play(Event::Work { worker, times: 0 });
             }
             states.push(player.state());
-            player.call(&Caller::good(true, 0), gone());
+            let has_servers = !player.cluster.has_ring();
+            player.call(&Caller::good(has_servers, 0), gone());
             player.settle();
             states.push(player.state());
         }

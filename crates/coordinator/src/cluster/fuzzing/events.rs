@@ -2,7 +2,10 @@
 
 use arbitrary::Arbitrary;
 use fuzz_input::Near;
-use shared_proto::job::{Job, Mode};
+use shared_proto::job::{Job, Mode, StrategyName};
+
+/// The setting from which on the workers of a job form rings.
+const RINGS: u8 = 192;
 
 /// The job.
 #[derive(Arbitrary, Debug, Default)]
@@ -30,6 +33,15 @@ impl Setting {
         }
     }
 
+    /// A job without servers, in which two workers form a ring.
+    pub(super) fn rings() -> Self {
+        Self {
+            mode: RINGS,
+            servers: None,
+            ..Self::training(0)
+        }
+    }
+
     pub(super) fn job(&self) -> Job {
         let mut job = Job {
             epochs: 2,
@@ -39,10 +51,14 @@ impl Setting {
             ..Job::default()
         };
         job.strategy.mode = [Mode::Async, Mode::Bounded, Mode::Sync][usize::from(self.mode % 3)];
+        job.cluster.ps = self.servers.map(|two| 1 + u32::from(two));
+        if self.mode >= RINGS {
+            let name = StrategyName::MultiWorkerMirrored;
+            (job.strategy.name, job.strategy.mode, job.cluster.ps) = (name, Mode::Sync, None);
+        }
         if job.strategy.mode == Mode::Bounded {
             job.strategy.staleness = 1;
         }
-        job.cluster.ps = self.servers.map(|two| 1 + u32::from(two));
         job.cluster.workers = Some(1 + u32::from(self.workers % 2));
         (job.cluster.lease_seconds, job.cluster.stall_seconds) = (2.0, 5.0);
         (job.checkpoint.every_steps, job.checkpoint.keep) = (Some(2), 1);
@@ -143,6 +159,7 @@ pub(super) enum Call {
         error: bool,
     },
     Drain,
+    JoinRing(Join),
     ShardReport {
         shard: u8,
         count: Near,
@@ -182,6 +199,27 @@ impl Call {
             fails: false,
             failure: 0,
             marks: Vec::new(),
+        }
+    }
+}
+
+/// A worker's request to join the next ring.
+#[derive(Arbitrary, Debug)]
+pub(super) struct Join {
+    /// The ring of its values, and whether it has any.
+    pub(super) ring: Near,
+    pub(super) has_values: bool,
+    /// The worker that it could not exchange numbers with.
+    pub(super) lost: Option<u8>,
+}
+
+impl Join {
+    /// A worker that has the values of the newest ring, or none.
+    pub(super) fn good(has_values: bool) -> Self {
+        Self {
+            ring: Near::Expected,
+            has_values,
+            lost: None,
         }
     }
 }

@@ -9,11 +9,11 @@ use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::wire;
 use shared_proto::wire::report_request::Report;
 
-use super::events::{Call, Caller, Finish};
+use super::events::{Call, Caller, Finish, Join};
 use super::kept;
 use super::player::Player;
 use crate::calls::messages::take_report;
-use crate::cluster::WorkerData;
+use crate::cluster::{Split, Work, WorkerData};
 
 /// Samples of the data.
 const SAMPLES: u64 = 18;
@@ -35,12 +35,15 @@ impl Player {
     pub(super) fn call(&mut self, caller: &Caller, call: Call) {
         let what = format!("{call:?} by {caller:?}");
         let origin = self.origin(caller, &call);
+        let joins = matches!(call, Call::JoinRing(_));
         let answered = self.admitted(&origin, call);
         let on_purpose = match &answered {
             // A worker without receipts is put out.
             Err(refusal) if refusal.message.contains("receipt") => {
                 self.cluster.admit(&origin).is_err()
             }
+            // Of two workers that cannot reach each other, one is put out when it joins the next ring.
+            Err(_) if joins => self.cluster.admit(&origin).is_err(),
             // A model for which the servers are too small is forgotten.
             Err(refusal) => {
                 refusal.reason == Reason::Oversized && self.cluster.durable.variables.is_none()
@@ -55,16 +58,41 @@ impl Player {
     /// Lets a worker do what it has to do next.
     pub(super) fn work(&mut self, who: u8) {
         let caller = Caller::good(false, who);
+        let task = self.member(false, who);
+        if self.cluster.is_ring_broken() {
+            self.call(&caller, Call::JoinRing(Join::good(true)));
+            self.settle();
+        }
         self.call(&caller, Call::LeaseWork);
         self.settle();
-        let task = self.member(false, who);
-        if self.cluster.held_by(task).is_some() {
+        if self.held_by(task).is_some() {
             self.call(&caller, Call::FinishStep(Finish::good()));
         } else if self.cluster.durable.evaluations.holder() == Some(task) {
             let (epoch, loss, model) = (Near::Expected, Some(1.0), true);
             self.call(&caller, Call::Evaluated { epoch, loss, model });
         }
         self.settle();
+        if self.cluster.has_ring() {
+            self.keep(&caller);
+        }
+    }
+
+    /// Lets a member write its part of a checkpoint, and load its values.
+    fn keep(&mut self, caller: &Caller) {
+        let expected = Near::Expected;
+        for call in [Call::saved(0, expected), Call::restored(0, expected)] {
+            self.call(caller, call);
+            self.settle();
+        }
+        self.store(true);
+    }
+
+    /// Returns the data that a worker holds, alone or together with the others of its ring.
+    fn held_by(&self, task: Task) -> Option<Split> {
+        match self.cluster.work_in_ring(task) {
+            Some(Work::Shared { split, .. }) => Some(split),
+            _ => self.cluster.held_by(task),
+        }
     }
 
     /// Lets all servers do what they have to do next, and then the store.
@@ -96,7 +124,7 @@ impl Player {
         let role = match call {
             Call::Drain => Role::Ps,
             Call::Variables { .. } | Call::Initialized | Call::LeaseWork => Role::Worker,
-            Call::FinishStep(_) => Role::Worker,
+            Call::FinishStep(_) | Call::JoinRing(_) => Role::Worker,
             _ => origin.task.id.role,
         };
         if role != origin.task.id.role {
@@ -126,7 +154,12 @@ impl Player {
                 self.cluster.register_variables(now, task, specs, data)?;
             }
             Call::Initialized => self.cluster.finish_initialization(task)?,
-            Call::LeaseWork => drop(self.cluster.lease_work(now, origin, None)),
+            Call::LeaseWork => {
+                // A worker of a ring has copied its values.
+                let copied = self.cluster.view().checkpoint.map(|order| order.number);
+                drop(self.cluster.lease_work(now, origin, copied));
+            }
+            Call::JoinRing(join) => self.join_ring(origin, &join)?,
             Call::FinishStep(finish) => self.finish(origin, &finish)?,
             Call::Leave { failure, error } => {
                 let request = wire::LeaveRequest {
@@ -142,6 +175,21 @@ impl Player {
                 take_report(&mut self.cluster, now, origin, report)?;
             }
         }
+        Ok(())
+    }
+
+    fn join_ring(&mut self, origin: &Origin, join: &Join) -> Result<(), Refusal> {
+        let newest = self.cluster.epoch().0;
+        let request = wire::JoinRingRequest {
+            origin: None,
+            values_ring: if join.has_values {
+                join.ring.of(newest)
+            } else {
+                0
+            },
+            lost: join.lost.map(|who| self.member(false, who).into()),
+        };
+        self.cluster.join_ring(self.now, origin, &request)?;
         Ok(())
     }
 
@@ -177,7 +225,7 @@ impl Player {
 
     /// Finishes steps, and checks that no more samples count than the worker holds.
     fn finish(&mut self, origin: &Origin, finish: &Finish) -> Result<(), Refusal> {
-        let held = self.cluster.held_by(origin.task);
+        let held = self.held_by(origin.task);
         let (split, start, end) = held.map_or((1, 0, 0), |held| (held.id, held.start, held.end));
         let steps = finish.steps.of(1);
         let batch = u64::from(self.cluster.job().batch_size);
@@ -300,6 +348,9 @@ impl Player {
 
     /// Returns the epoch in which the values of a shard were loaded.
     pub(super) fn source_epoch(&self, shard: u8) -> u64 {
+        if self.cluster.has_ring() {
+            return self.cluster.epoch().0;
+        }
         let map = self.cluster.shard_map().ok();
         let source = map.and_then(|map| {
             map.shards

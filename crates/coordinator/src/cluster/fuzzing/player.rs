@@ -10,7 +10,7 @@ use shared_proto::refusal::Refusal;
 use shared_proto::view::View;
 use shared_proto::wire;
 
-use super::events::{Call, Caller, Event, Registration, Setting};
+use super::events::{Call, Caller, Event, Join, Registration, Setting};
 use super::{kept, resumed, without_generation};
 use crate::calls::limits::check_lengths;
 use crate::cluster::Record;
@@ -111,9 +111,24 @@ impl Player {
             self.call(&Caller::good(false, 0), call);
             self.settle();
         }
+        if self.cluster.has_ring() {
+            return self.train_in_ring();
+        }
         self.play(Event::Serve);
         self.call(&Caller::good(false, 1), Call::LeaseWork);
         self.settle();
+    }
+
+    /// Lets two workers form a ring, and write the first checkpoint.
+    fn train_in_ring(&mut self) {
+        for who in [0, 1, 0] {
+            let join = Call::JoinRing(Join::good(false));
+            self.call(&Caller::good(false, who), join);
+            self.settle();
+        }
+        for who in [0, 1, 0, 1] {
+            self.work(who);
+        }
     }
 
     /// Lets an event happen.
