@@ -168,9 +168,11 @@ impl Mirrored {
         let tell = async {
             tokio::time::sleep(QUIET).await;
             loop {
-                let on = ring.waiting_on().into_iter().collect();
+                let on: Vec<Task> = ring.waiting_on().into_iter().collect();
                 self.waiting_on.send_if_modified(|known| {
-                    *known != on && !std::mem::replace(known, on).is_empty()
+                    let changed = *known != on;
+                    *known = on;
+                    changed
                 });
                 tokio::time::sleep(QUIET).await;
             }
