@@ -4,12 +4,13 @@
     tests/deploy/check-dashboards.py
     tests/deploy/check-dashboards.py --prometheus http://127.0.0.1:9090 --wait 60
     tests/deploy/check-dashboards.py --prometheus http://127.0.0.1:9090 --row Tables
+    tests/deploy/check-dashboards.py --prometheus http://127.0.0.1:9090 --without-row Tables --without-row Rings
 
 Without a Prometheus: that dashboards are whole and readable, that every metric they name is documented and
 served, that they and the rules keep clusters apart, and, where promtool is installed, that it can parse every query.
 With one that scrapes a job in training: that every query of every panel, and every recording rule, gives data, and that
-alerts can be evaluated. The panels of a row such as "Tables" have data only if the job has tables: --row checks that
-row's panels alone, --without-row all but them. Needs Python's standard library only.
+alerts can be evaluated. The panels of the row "Tables" have data only if the job has tables, and those of the row "Rings" only
+if it has no servers: --row checks a row's panels alone, --without-row all but those of the rows that it names. Needs Python's standard library only.
 """
 
 import argparse
@@ -377,7 +378,9 @@ def main():
     )
     chosen = parser.add_mutually_exclusive_group()
     chosen.add_argument("--row", metavar="TITLE", help="execute only the queries of this row's panels")
-    chosen.add_argument("--without-row", metavar="TITLE", help="execute no query of this row's panels")
+    chosen.add_argument(
+        "--without-row", metavar="TITLE", action="append", default=[], help="execute no query of this row's panels; may be repeated"
+    )
     parser.add_argument("--grafana", metavar="DIR", type=pathlib.Path, default=ROOT / "deploy" / "grafana")
     parser.add_argument("--rules", metavar="DIR", type=pathlib.Path, default=ROOT / "deploy" / "prometheus")
     parser.add_argument(
@@ -426,9 +429,9 @@ def main():
 
     executed = 0
     if arguments.prometheus:
-        if named := arguments.row or arguments.without_row:
+        for named in [arguments.row] if arguments.row else arguments.without_row:
             findings.expect(any(query.row == named for query in shown), f"no dashboard has a row {named!r}")
-        wanted = [(query, False) for query in shown if query.row != arguments.without_row]
+        wanted = [(query, False) for query in shown if query.row not in arguments.without_row]
         if arguments.row:
             wanted = [(query, False) for query, _ in wanted if query.row == arguments.row]
         else:

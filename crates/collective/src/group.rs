@@ -44,6 +44,15 @@ impl CollectiveError {
     }
 }
 
+/// The bytes of pieces that a rank has sent and received.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// The bytes handed to the links.
+    pub sent: u64,
+    /// The bytes that have come.
+    pub received: u64,
+}
+
 /// A rank of a group. All ranks call the same operations in the same order, with vectors of the same length.
 pub struct Group<L> {
     rank: Rank,
@@ -54,6 +63,7 @@ pub struct Group<L> {
     algorithm: Option<Algorithm>,
     /// The rank from which a piece is awaited.
     awaited: Cell<Option<Rank>>,
+    traffic: Cell<Traffic>,
 }
 
 impl<L: Links> Group<L> {
@@ -67,6 +77,7 @@ impl<L: Links> Group<L> {
             groups: None,
             algorithm: None,
             awaited: Cell::new(None),
+            traffic: Cell::default(),
         }
     }
 
@@ -97,6 +108,11 @@ impl<L: Links> Group<L> {
     /// Returns the rank from which an operation awaits a piece at present.
     pub fn waiting_on(&self) -> Option<Rank> {
         self.awaited.get()
+    }
+
+    /// Returns the traffic since the last call of this, also that of operations that have failed.
+    pub fn take_traffic(&self) -> Traffic {
+        self.traffic.take()
     }
 
     /// Makes each element the sum of all ranks' elements at its place.
@@ -174,6 +190,7 @@ impl<L: Links> Group<L> {
                 received.reaches(piece.after).await;
                 let bytes = to_wire(&mut values.borrow_mut()[piece.range], wire);
                 sent.add_one();
+                self.count(bytes.len(), 0);
                 self.links.send(piece.peer, bytes).await?;
             }
             Ok(())
@@ -187,6 +204,7 @@ impl<L: Links> Group<L> {
                     received => received?,
                 };
                 self.awaited.set(None);
+                self.count(0, bytes.len());
                 if bytes.len() != expected {
                     return Err(CollectiveError::Differs {
                         rank: piece.peer,
@@ -207,6 +225,13 @@ impl<L: Links> Group<L> {
         };
         tokio::try_join!(send, receive)?;
         Ok(())
+    }
+
+    fn count(&self, sent: usize, received: usize) {
+        let mut traffic = self.traffic.get();
+        traffic.sent += sent as u64;
+        traffic.received += received as u64;
+        self.traffic.set(traffic);
     }
 }
 

@@ -15,7 +15,7 @@ mod pieces;
 mod schedule;
 mod streams;
 
-pub use group::{CollectiveError, Group};
+pub use group::{CollectiveError, Group, Traffic};
 pub use links::{LinkError, Links, MemoryLinks};
 pub use schedule::{Algorithm, DOUBLING_BYTES, Groups, Rank, segment};
 pub use streams::{Exchange, Identity, LinkService, Peer, StreamLinks, take_links};

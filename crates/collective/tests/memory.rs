@@ -1,6 +1,6 @@
 //! Groups within a process.
 
-use collective::{Algorithm, CollectiveError, Group, Groups, MemoryLinks, segment};
+use collective::{Algorithm, CollectiveError, Group, Groups, MemoryLinks, Traffic, segment};
 use futures_util::future::join_all;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -168,4 +168,22 @@ async fn vectors_of_different_lengths_are_found() {
         error,
         "rank 1 sends 48 bytes where 40 are due; do all ranks have the same job?"
     );
+}
+
+#[tokio::test]
+async fn the_traffic_is_that_of_the_schedule() {
+    let ranks = 4;
+    let elements = 4 * 300_000;
+    let act = async |group: &Group<_>, values: &mut [f32]| {
+        group.all_reduce(values).await?;
+        let traffic = group.take_traffic();
+        // Each rank sends and receives `2 (n - 1) / n` of the vector, of which an element has two bytes.
+        let expected = (elements * 2 * 2 * (ranks - 1) / ranks) as u64;
+        assert_eq!((traffic.sent, traffic.received), (expected, expected));
+        assert_eq!(group.take_traffic(), Traffic::default());
+        Ok(())
+    };
+    let by = |group: Group<_>| group.by(Algorithm::Ring);
+    let ended = together(&mut vectors(ranks, elements), Dtype::Bf16, by, act).await;
+    assert!(ended.iter().all(Result::is_ok));
 }

@@ -1,5 +1,7 @@
 //! `flambeau status`: the state of a cluster.
 
+mod ring;
+
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -78,6 +80,7 @@ pub(crate) fn json(status: &wire::Status) -> Value {
         "phase": phase(status),
         "error": status.error,
         "waiting_for": status.waiting_for,
+        "strategy": status.strategy,
         "mode": status.mode,
         "staleness": status.staleness,
         "view": status.view,
@@ -92,6 +95,7 @@ pub(crate) fn json(status: &wire::Status) -> Value {
         "tasks": status.tasks.iter().map(task_json).collect::<Vec<_>>(),
         "shards": status.shards.iter().enumerate().map(shard_json).collect::<Vec<_>>(),
         "tables": status.tables.iter().map(table_json).collect::<Vec<_>>(),
+        "ring": status.ring.as_ref().map(ring::json),
         "checkpoint": status.checkpoint.map(|newest| json!({
             "number": newest.number,
             "clock": newest.clock,
@@ -187,12 +191,17 @@ pub(crate) fn table(status: &wire::Status) -> String {
         ("bounded", Some(bound)) => format!(" (staleness at most {bound})"),
         _ => String::new(),
     };
+    // Workers that form a ring know no other mode than sync.
+    let way = match &status.ring {
+        Some(_) => &status.strategy,
+        None => &status.mode,
+    };
     let _ = writeln!(
         text,
         "job {:?}: {}, {}{bound}, epoch {} of {}, {} of {} samples, {} steps, min clock {}",
         status.job,
         phase(status),
-        status.mode,
+        harmless(way),
         (status.data_epoch + 1).min(status.data_epochs),
         status.data_epochs,
         status.samples,
@@ -213,12 +222,21 @@ pub(crate) fn table(status: &wire::Status) -> String {
         }
     }
     let _ = writeln!(text, "{}", tasks_table(status).trim_fmt());
+    if let Some(ring) = &status.ring {
+        ring::write(&mut text, ring);
+    }
     if !status.shards.is_empty() {
         let _ = writeln!(text, "{}", shards_table(status).trim_fmt());
     }
     if !status.tables.is_empty() {
         let _ = writeln!(text, "{}", rows_table(status).trim_fmt());
     }
+    write_remarks(&mut text, status);
+    text
+}
+
+/// Writes a line about each task and shard that needs attention.
+fn write_remarks(text: &mut String, status: &wire::Status) {
     for (shard, status) in status.shards.iter().enumerate() {
         if let Some(report) = status.report.as_ref().filter(|r| !r.non_finite.is_empty()) {
             let _ = writeln!(
@@ -242,7 +260,6 @@ pub(crate) fn table(status: &wire::Status) -> String {
             );
         }
     }
-    text
 }
 
 fn tasks_table(status: &wire::Status) -> Table {

@@ -67,7 +67,7 @@ pub(crate) fn take_report(
             check_metrics(&report)?;
             cluster.evaluated(now, origin, report)?;
         }
-        Some(Report::Wait(report)) => cluster.waiting(task, report.on),
+        Some(Report::Wait(report)) => cluster.waiting(now, task, report.on),
         Some(Report::Checkpoint(report)) => cluster.shard_saved(now, task, report),
         Some(Report::Restore(report)) => cluster.shard_restored(now, task, &report),
         Some(Report::Lost(report)) => cluster.lost(now, origin, &report)?,

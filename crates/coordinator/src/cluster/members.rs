@@ -62,6 +62,9 @@ pub(crate) struct WorkerProgress {
     pub(super) times: Times,
     #[serde(skip)]
     pub(crate) waiting_on: Vec<wire::Task>,
+    /// The time at which it said that it waits for others; none while it waits for none.
+    #[serde(skip)]
+    pub(crate) waits_since: Option<Instant>,
 }
 
 impl Member {
@@ -101,6 +104,7 @@ impl WorkerProgress {
             samples_per_second: 0.0,
             times: Times::default(),
             waiting_on: Vec::new(),
+            waits_since: None,
         }
     }
 }

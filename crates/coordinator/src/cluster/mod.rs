@@ -86,7 +86,7 @@ pub(crate) use ledger::Split;
 pub(crate) use model::ModelSpecs;
 pub(crate) use record::Record;
 pub use record::Summary;
-pub(crate) use ring::Joined;
+pub(crate) use ring::{Cause, Joined};
 pub(crate) use saving::{Failure, StoreTask};
 pub(crate) use training::Work;
 pub(crate) use variables::{Initialization, WorkerData};
@@ -268,7 +268,10 @@ impl Cluster {
     }
 
     /// Begins another epoch, because a shard has moved or has other values, or a ring is over. A ring ends with its epoch.
-    fn raise_epoch(&mut self) {
+    fn raise_epoch(&mut self, now: Instant, cause: Cause) {
+        if self.durable.ring.is_formed() {
+            self.note_broken(now, cause);
+        }
         let next = self.epoch().next();
         if let Some(map) = self.map_mut() {
             map.epoch = next;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use shared_proto::ids::TaskId;
 use shared_proto::wire;
 
-use super::ring::LostPair;
+use super::ring::Rings;
 
 /// Counts since this process started.
 #[derive(Debug, Default)]
@@ -21,8 +21,7 @@ pub(super) struct Observed {
     pub(super) forgotten: Updates,
     /// The work since the last line of metrics.
     pub(super) recent: Recent,
-    /// The two workers that could not exchange numbers when the newest ring was broken.
-    pub(super) lost_in_ring: Option<LostPair>,
+    pub(super) rings: Rings,
 }
 
 /// Counts of faults.

@@ -13,6 +13,7 @@ use super::checkpoints::{DurableCheckpoint, SavedProgress, Stage, source};
 use super::evaluations::Evaluations;
 use super::observed::Recent;
 use super::record::Record;
+use super::ring::Cause;
 use super::saving::StoreTask;
 
 impl Cluster {
@@ -28,7 +29,7 @@ impl Cluster {
     /// Takes a shard from its server, which is gone. A spare gets it, if there is one.
     pub(super) fn orphan(&mut self, now: Instant, shard: usize, gone: Task) {
         self.give_up_saving();
-        self.raise_epoch();
+        self.raise_epoch(now, Cause::Shard);
         if let Some(map) = self.map_mut() {
             map.shards[shard].address.clear();
         }
@@ -67,7 +68,7 @@ impl Cluster {
     pub(super) fn give_back(&mut self, now: Instant, server: Task, shard: usize) {
         self.give_up_saving();
         let address = self.member(server.id).map(|m| m.address.clone());
-        self.raise_epoch();
+        self.raise_epoch(now, Cause::Shard);
         let Some(map) = self.map_mut() else {
             return;
         };
@@ -83,7 +84,7 @@ impl Cluster {
         let address = self.member(server.id).map(|m| m.address.clone());
         let sync = self.sync();
         let newest = self.durable.checkpoints.newest.clone();
-        self.raise_epoch();
+        self.raise_epoch(now, Cause::Shard);
         let Some(variables) = &mut self.durable.variables else {
             return;
         };
@@ -267,7 +268,7 @@ impl Cluster {
         let loading = &self.durable.checkpoints.loading;
         let all = self.sync() || loading.contains_key(&self.part_of_ring());
         self.give_up_saving();
-        self.raise_epoch();
+        self.raise_epoch(now, Cause::Restore);
         let variables = self.durable.variables.as_mut();
         let Some(map) = variables.and_then(|v| v.map.as_mut()) else {
             return;

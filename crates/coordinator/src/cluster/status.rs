@@ -52,6 +52,8 @@ impl Cluster {
             checkpoint_error: self.checkpoint_error(now),
             checkpoint_store_full: self.is_store_full(),
             tables: self.table_status(),
+            ring: self.ring_status(now),
+            strategy: self.job.strategy.name.name().to_owned(),
         }
     }
 

@@ -262,8 +262,10 @@ impl Cluster {
     }
 
     /// Notes which workers a worker waits for.
-    pub(crate) fn waiting(&mut self, task: Task, on: Vec<wire::Task>) {
+    pub(crate) fn waiting(&mut self, now: Instant, task: Task, on: Vec<wire::Task>) {
         if let Some(member) = self.durable.members.get_mut(&task.id) {
+            let since = member.progress.waits_since.unwrap_or(now);
+            member.progress.waits_since = (!on.is_empty()).then_some(since);
             member.progress.waiting_on = on;
         }
     }

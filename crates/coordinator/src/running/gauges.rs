@@ -6,6 +6,7 @@ use metrics::{Counter, Gauge, counter, gauge};
 use shared_proto::ids::Role;
 use shared_proto::view::JobPhase;
 
+use super::rings::RingGauges;
 use crate::cluster::Cluster;
 
 const PHASES: [(JobPhase, &str); 4] = [
@@ -33,10 +34,13 @@ pub(crate) struct Gauges {
     total_samples: Gauge,
     view: Gauge,
     min_clock: Gauge,
+    /// None for a job with servers.
+    rings: Option<RingGauges>,
 }
 
 impl Gauges {
-    pub(crate) fn new() -> Self {
+    /// The metrics of a job, which has rings or servers.
+    pub(crate) fn new(has_rings: bool) -> Self {
         let members = [Role::Ps, Role::Worker];
         let lost = |role: Role| counter!("flambeau_coordinator_lost_leases_total", "role" => role.to_string());
         Self {
@@ -61,6 +65,7 @@ impl Gauges {
             total_samples: gauge!("flambeau_coordinator_total_samples"),
             view: gauge!("flambeau_coordinator_view"),
             min_clock: gauge!("flambeau_coordinator_min_clock_steps"),
+            rings: has_rings.then(RingGauges::new),
         }
     }
 
@@ -103,6 +108,9 @@ impl Gauges {
         self.total_samples.set(cluster.total_samples() as f64);
         self.view.set(view.number.0 as f64);
         self.min_clock.set(view.min_clock.0 as f64);
+        if let Some(rings) = &self.rings {
+            rings.show(cluster);
+        }
         for (task, lead) in cluster.leads() {
             let lead = lead.map_or(f64::NAN, |lead| lead as f64);
             gauge!("flambeau_coordinator_clock_lead_steps", "task" => task.to_string()).set(lead);

@@ -3,12 +3,13 @@
 //! - `run`: the process; `settings`: its settings; `error`: the errors with which it ends
 //! - [`embedded`]: a coordinator without a process of its own, for simulations
 //! - `begin`: begins with a fresh job, a checkpoint, or the state of an earlier process
-//! - `wiring`: builds a running coordinator from its parts, for both; `gauges`: metrics
+//! - `wiring`: builds a running coordinator from its parts, for both; `gauges`: metrics, `rings`: those of rings
 
 mod begin;
 pub mod embedded;
 mod error;
 mod gauges;
+mod rings;
 mod run;
 mod settings;
 mod wiring;

@@ -214,7 +214,7 @@ async fn until(shared: &Shared, holds: impl Fn(&Cluster) -> bool) {
 /// Ends leases, persists changes and updates the gauges, again and again.
 async fn tick(shared: Arc<Shared>) {
     let mut ticks = tokio::time::interval(TICK);
-    let gauges = Gauges::new();
+    let gauges = Gauges::new(shared.look(|cluster, _| cluster.has_ring()));
     loop {
         ticks.tick().await;
         shared.ask(|cluster, now| cluster.tick(now)).await;

@@ -8,7 +8,7 @@ use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::view::JobPhase;
 use shared_proto::wire;
 
-use super::RingMember;
+use super::{Cause, RingMember};
 use crate::cluster::Cluster;
 use crate::cluster::checkpoints::DurableCheckpoint;
 
@@ -48,15 +48,21 @@ impl Cluster {
         }
         self.durable.awaited.remove(&task.id);
         let values = self.valid_values(origin.clock, Epoch(request.values_ring));
+        let lost = request.lost.as_ref().and_then(|lost| lost.try_into().ok());
         if self.durable.ring.formed {
             let ring = &self.durable.ring;
             if ring.member(task).is_some() && origin.epoch < ring.number {
                 // The answer to its last request was lost.
                 return Ok(Joined::Ring(self.wire_ring()));
             }
-            self.break_ring(now, "a worker asks for another");
+            let cause = match ring.member(task) {
+                None => Cause::Newcomer,
+                Some(_) if lost.is_some() => Cause::Link,
+                Some(_) => Cause::Again,
+            };
+            self.break_ring(now, cause);
         }
-        let lost = request.lost.as_ref().and_then(|lost| lost.try_into().ok());
+        self.observed.rings.begun(now);
         self.note_joined(task, values, lost);
         self.form_ring(now);
         // It may have been removed, or the job has failed.
@@ -120,13 +126,21 @@ impl Cluster {
     }
 
     /// Breaks the ring: all members are to join the next one.
-    pub(in crate::cluster) fn break_ring(&mut self, now: Instant, why: &str) {
-        let ring = &self.durable.ring;
-        if !ring.formed {
-            return;
+    pub(in crate::cluster) fn break_ring(&mut self, now: Instant, cause: Cause) {
+        if self.durable.ring.formed {
+            self.raise_epoch(now, cause);
         }
-        tracing::info!(ring = ring.number.0, why, "the ring is broken");
-        self.raise_epoch();
+    }
+
+    /// Notes that the formed ring is over.
+    pub(in crate::cluster) fn note_broken(&mut self, now: Instant, cause: Cause) {
+        let ring = &self.durable.ring;
+        tracing::info!(
+            ring = ring.number.0,
+            why = cause.text(),
+            "the ring is broken"
+        );
+        self.observed.rings.broke(now, cause);
         // The others have waited for the one that is lost.
         for member in self.durable.members.values_mut() {
             member.progress.moved = now;
@@ -140,7 +154,7 @@ impl Cluster {
             return;
         }
         // Also after the end: a job that has failed may be resumed, with other members.
-        self.break_ring(now, "a member is gone");
+        self.break_ring(now, Cause::Gone);
         self.give_up_copy_of(task);
         let ring = &mut self.durable.ring;
         ring.members.retain(|member| member.task != task);
@@ -168,7 +182,7 @@ impl Cluster {
         }
         let values = self.durable.ring.members.iter().map(|member| member.values);
         match values.max().flatten() {
-            Some(newest) => self.form_at(newest, None),
+            Some(newest) => self.form_at(now, newest, None),
             None => self.form_without_values(now),
         }
     }
@@ -180,7 +194,7 @@ impl Cluster {
         match self.durable.checkpoints.newest.clone() {
             // The servers go back as well. The workers register again, and form a ring then.
             Some(kept) if !starting && self.map().is_some() && !self.durable.ring.goes_back => {
-                self.raise_epoch();
+                self.raise_epoch(now, Cause::Restore);
                 self.go_back(now, &kept);
             }
             Some(kept) => {
@@ -189,9 +203,9 @@ impl Cluster {
                     self.restore_progress(&kept.progress);
                     self.record_restore(now, kept.number, None);
                 }
-                self.form_at(kept.progress.clock, Some(&kept));
+                self.form_at(now, kept.progress.clock, Some(&kept));
             }
-            None if starting => self.form_at(Clock(0), None),
+            None if starting => self.form_at(now, Clock(0), None),
             None => self.fail(
                 now,
                 "all workers with the values are gone, and there is no checkpoint; start the job again"
@@ -201,7 +215,8 @@ impl Cluster {
     }
 
     /// Forms the ring with the values of this clock, of a member or of a checkpoint.
-    fn form_at(&mut self, clock: Clock, from: Option<&DurableCheckpoint>) {
+    fn form_at(&mut self, now: Instant, clock: Clock, from: Option<&DurableCheckpoint>) {
+        self.observed.rings.formed(now);
         let (part, epoch) = (self.part_of_ring(), self.epoch());
         let loading = &mut self.durable.checkpoints.loading;
         loading.remove(&part);
@@ -252,20 +267,21 @@ impl Cluster {
             .iter()
             .any(|member| member.values > Some(ring.clock));
         let Some((by, lost)) = lost.first().copied().filter(|_| !progressed) else {
-            self.observed.lost_in_ring = None;
+            self.observed.rings.lost = None;
             return false;
         };
         let pair = [by.id, lost.id];
-        let again = self.observed.lost_in_ring.replace(pair);
+        let again = self.observed.rings.lost.replace(pair);
         let same = again.is_some_and(|again| again.iter().all(|id| pair.contains(id)));
         if !same {
             return false;
         }
         // Of the two, the one that came last leaves.
         let leaves = by.id.max(lost.id);
-        self.observed.lost_in_ring = None;
+        self.observed.rings.lost = None;
         let known = self.member(leaves).is_some_and(|member| member.alive);
         if known {
+            self.observed.rings.evicted();
             self.remove(now, leaves, "another worker cannot reach it");
         }
         known

@@ -3,6 +3,7 @@
 //!
 //! - `forming`: requests to join, broken rings, and the values with which the next one begins
 //! - `steps`: the steps that the members make together, leased and counted
+//! - `observed`: counts and times of rings; `status`: the status of the ring
 //!
 //! If a member is lost within a step, some others may have the sum of the gradients already, and the rest cannot get it. So
 //! each member joins the next ring with the number of steps that its values have, and the highest number counts: a step
@@ -19,16 +20,19 @@
 //! the servers have acknowledged its rows, so the servers have the rows of a step that any member has made.
 
 mod forming;
+mod observed;
+mod status;
 mod steps;
 
 use serde::{Deserialize, Serialize};
-use shared_proto::ids::{Clock, Epoch, Origin, Role, Task, TaskId};
+use shared_proto::ids::{Clock, Epoch, Origin, Role, Task};
 use shared_proto::wire;
 
 use super::Cluster;
 use super::ledger::Split;
 
 pub(crate) use forming::Joined;
+pub(crate) use observed::{Cause, Rings};
 
 /// The ring that is formed, or being formed.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -118,9 +122,6 @@ impl Span {
     }
 }
 
-/// The two workers that could not exchange numbers when the newest ring was broken.
-pub(super) type LostPair = [TaskId; 2];
-
 impl Ring {
     fn member(&self, task: Task) -> Option<&RingMember> {
         self.members.iter().find(|member| member.task == task)
@@ -155,6 +156,11 @@ impl Ring {
     /// Drops all values of members, because the job goes back to a checkpoint.
     pub(super) fn go_back(&mut self) {
         (self.span, self.goes_back) = (None, true);
+    }
+
+    /// Returns whether a ring is formed.
+    pub(super) fn is_formed(&self) -> bool {
+        self.formed
     }
 
     fn is_settled(&self) -> bool {
@@ -206,7 +212,7 @@ impl Ring {
 
 impl Cluster {
     /// Returns whether the workers form a ring.
-    pub(super) fn has_ring(&self) -> bool {
+    pub(crate) fn has_ring(&self) -> bool {
         self.job.strategy.name.has_ring()
     }
 

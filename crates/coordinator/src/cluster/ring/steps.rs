@@ -29,6 +29,7 @@ impl Cluster {
             return;
         }
         ring.settled = ring.number;
+        self.observed.rings.settled(now);
         let made = ring.clock;
         self.must_persist();
         self.settle_span(now, made);

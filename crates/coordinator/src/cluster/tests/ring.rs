@@ -14,6 +14,7 @@ use super::*;
 mod cases;
 mod random;
 mod saved;
+mod status;
 
 /// Samples of a worker's step.
 const BATCH: u64 = 5;

@@ -43,7 +43,9 @@ fn each_task_says_what_it_does() {
     assert_eq!(row.waiting_on, [behind.into()]);
     assert!(scene.row(behind).waiting_on.is_empty());
     // The worker's own report is preferred.
-    scene.cluster.waiting(ahead, vec![newcomer.into()]);
+    scene
+        .cluster
+        .waiting(scene.now, ahead, vec![newcomer.into()]);
     assert_eq!(scene.row(ahead).waiting_on, [newcomer.into()]);
 }
 

@@ -4,14 +4,16 @@
 //! - `ring`: the ring, its links, and the values that its members begin with
 //! - `checkpoints`: checkpoints, written and loaded by members of the ring
 //! - `gradient`: a step's gradients as one vector
+//! - `counters`: metrics
 
 mod checkpoints;
+mod counters;
 mod gradient;
 mod ring;
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use collective::{Exchange, Identity};
@@ -26,6 +28,7 @@ use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use self::checkpoints::Checkpoints;
+use self::counters::RingCounters;
 use self::gradient::Total;
 use self::ring::Ring;
 use super::error::StrategyError;
@@ -51,6 +54,7 @@ pub struct Mirrored {
     /// The time in which another member must take a link.
     patience: Duration,
     ring: Option<Ring>,
+    counters: RingCounters,
     checkpoints: Checkpoints,
     /// The number of the newest ring that this worker was in.
     number: watch::Sender<Epoch>,
@@ -123,6 +127,7 @@ impl Mirrored {
             has_averages: job.ema_decay.is_some(),
             patience: Duration::from_secs_f64(job.cluster.lease_seconds),
             ring: None,
+            counters: RingCounters::new(),
             checkpoints,
             number: watch::channel(Epoch(0)).0,
             swapped: false,
@@ -177,6 +182,7 @@ impl Mirrored {
                 tokio::time::sleep(QUIET).await;
             }
         };
+        let begun = Instant::now();
         let reduced = tokio::select! {
             biased;
             reduced = ring.all_reduce(values) => reduced,
@@ -184,10 +190,15 @@ impl Mirrored {
         };
         self.waiting_on
             .send_if_modified(|known| !std::mem::take(known).is_empty());
+        self.counters.moved(ring.take_traffic());
         let lost = match reduced {
-            Ok(()) => return Ok(()),
+            Ok(()) => {
+                self.counters.reduced(begun.elapsed());
+                return Ok(());
+            }
             Err(lost) => lost,
         };
+        self.counters.abandoned(&lost);
         let why = lost.to_string();
         self.leave_ring(lost);
         Err(StrategyError::Abandoned(why))

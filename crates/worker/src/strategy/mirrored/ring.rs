@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use collective::{CollectiveError, Group, LinkError, Peer, StreamLinks};
+use collective::{CollectiveError, Group, LinkError, Peer, StreamLinks, Traffic};
 use shared_proto::ids::{Clock, Epoch, Task};
 use shared_proto::planted;
 use shared_proto::wire;
@@ -58,6 +58,11 @@ impl Ring {
         self.members.get(self.group.waiting_on()?).copied()
     }
 
+    /// Returns the traffic with the other members since the last call of this.
+    pub(super) fn take_traffic(&self) -> Traffic {
+        self.group.take_traffic()
+    }
+
     fn lost(&self, error: &CollectiveError) -> Lost {
         lost(&self.members, error.rank(), error.to_string())
     }
@@ -99,6 +104,7 @@ impl Mirrored {
     /// Leaves the ring. Its links are closed, so that the other members notice it.
     pub(super) fn leave_ring(&mut self, lost: Lost) {
         self.ring = None;
+        self.counters.left();
         self.lost = match lost {
             Lost::Member(task, reason) => {
                 tracing::info!(%task, reason, "a member of the ring is lost");
@@ -111,6 +117,7 @@ impl Mirrored {
     /// Joins the next ring, and takes the values that it begins with. Returns the number of steps that they have.
     pub(super) async fn form(&mut self, mirror: &dyn Mirror) -> Result<Clock, StrategyError> {
         self.ring = None;
+        self.counters.left();
         let mut said = String::new();
         loop {
             let made = mirror.made().await?;
@@ -185,10 +192,12 @@ impl Mirrored {
             let state = unless_over(number, newest, loaded).await?;
             mirror.set_state(state, made).await?;
         }
-        match ring.broadcast {
-            true => formed.share(source, mirror, made).await?,
-            false => mirror.note_made(made).await?,
-        }
+        let begun = match ring.broadcast {
+            true => formed.share(source, mirror, made).await,
+            false => mirror.note_made(made).await.map_err(Lost::Replica),
+        };
+        self.counters.moved(formed.take_traffic());
+        begun?;
         tracing::info!(
             ring = number.0,
             rank,
@@ -196,6 +205,7 @@ impl Mirrored {
             steps = ring.clock,
             "in a ring of workers"
         );
+        self.counters.joined(number, ranks);
         self.ring = Some(formed);
         Ok(made.clock)
     }

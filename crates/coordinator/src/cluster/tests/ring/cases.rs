@@ -160,7 +160,10 @@ fn a_worker_that_holds_up_a_ring_is_evicted_alone() {
     rings.step(&[0, 2], false);
     for waits in [0, 2] {
         let on = vec![rings.workers[1].task.into()];
-        rings.scene.cluster.waiting(rings.workers[waits].task, on);
+        rings
+            .scene
+            .cluster
+            .waiting(rings.scene.now, rings.workers[waits].task, on);
     }
     let tasks: Vec<Task> = rings.workers.iter().map(|worker| worker.task).collect();
     rings.scene.pass(62, &tasks);

@@ -1,0 +1,47 @@
+//! The metrics of rings for Prometheus, of a job without servers.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
+
+use crate::cluster::{Cause, Cluster};
+
+/// Handles of the metrics, built once.
+pub(super) struct RingGauges {
+    number: Gauge,
+    members: Gauge,
+    broken: [(Cause, Counter); 6],
+    evicted: Counter,
+    form_seconds: Histogram,
+    /// The number of rings of which the histogram has the time.
+    recorded: AtomicU64,
+}
+
+impl RingGauges {
+    pub(super) fn new() -> Self {
+        let broken = |cause: Cause| counter!("flambeau_coordinator_broken_rings_total", "cause" => cause.name());
+        Self {
+            number: gauge!("flambeau_coordinator_ring"),
+            members: gauge!("flambeau_coordinator_ring_members"),
+            broken: Cause::ALL.map(|cause| (cause, broken(cause))),
+            evicted: counter!("flambeau_coordinator_unreachable_workers_total"),
+            form_seconds: histogram!("flambeau_coordinator_ring_form_seconds"),
+            recorded: AtomicU64::new(0),
+        }
+    }
+
+    pub(super) fn show(&self, cluster: &Cluster) {
+        let figures = cluster.ring_figures();
+        self.number.set(figures.number as f64);
+        self.members.set(figures.members as f64);
+        let rings = cluster.rings();
+        for (cause, counter) in &self.broken {
+            counter.absolute(rings.broken(*cause));
+        }
+        self.evicted.absolute(rings.evictions());
+        let recorded = self.recorded.swap(rings.renewed(), Ordering::Relaxed);
+        for took in rings.took_after(recorded) {
+            self.form_seconds.record(took);
+        }
+    }
+}

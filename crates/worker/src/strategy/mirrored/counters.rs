@@ -1,0 +1,70 @@
+//! The metrics of a member of a ring for Prometheus.
+
+use std::time::Duration;
+
+use collective::Traffic;
+use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
+use shared_proto::ids::Epoch;
+
+use super::ring::Lost;
+
+/// Handles of the metrics, built once for a membership.
+pub(super) struct RingCounters {
+    all_reduce: Histogram,
+    sent: Counter,
+    received: Counter,
+    joined: Counter,
+    number: Gauge,
+    members: Gauge,
+    /// By the reason for which a step was abandoned.
+    link: Counter,
+    over: Counter,
+    replica: Counter,
+}
+
+impl RingCounters {
+    pub(super) fn new() -> Self {
+        let abandoned = |reason: &'static str| counter!("flambeau_worker_abandoned_steps_total", "reason" => reason);
+        Self {
+            all_reduce: histogram!("flambeau_worker_all_reduce_seconds"),
+            sent: counter!("flambeau_worker_ring_sent_bytes_total"),
+            received: counter!("flambeau_worker_ring_received_bytes_total"),
+            joined: counter!("flambeau_worker_rings_total"),
+            number: gauge!("flambeau_worker_ring"),
+            members: gauge!("flambeau_worker_ring_members"),
+            link: abandoned("link"),
+            over: abandoned("over"),
+            replica: abandoned("replica"),
+        }
+    }
+
+    /// Counts a ring that this worker is in from now on.
+    pub(super) fn joined(&self, ring: Epoch, members: usize) {
+        self.joined.increment(1);
+        self.number.set(ring.0 as f64);
+        self.members.set(members as f64);
+    }
+
+    /// Shows that this worker is in no ring.
+    pub(super) fn left(&self) {
+        self.members.set(0.0);
+    }
+
+    pub(super) fn reduced(&self, took: Duration) {
+        self.all_reduce.record(took);
+    }
+
+    pub(super) fn moved(&self, traffic: Traffic) {
+        self.sent.increment(traffic.sent);
+        self.received.increment(traffic.received);
+    }
+
+    pub(super) fn abandoned(&self, why: &Lost) {
+        let counter = match why {
+            Lost::Member(..) => &self.link,
+            Lost::Over => &self.over,
+            Lost::Replica(_) => &self.replica,
+        };
+        counter.increment(1);
+    }
+}
