@@ -1,4 +1,4 @@
-//! What an operator sees of a ring: its status and its metrics.
+//! What an operator sees of a ring: its status, its metrics, the devices of a machine.
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -138,4 +138,31 @@ fn a_ring_that_loses_a_member_is_counted_by_cause() {
     cluster.restart_worker(2, &SLOW);
     let (summary, _) = cluster.finish();
     assert_eq!(summary["samples"], 20 * 1437);
+}
+
+#[test]
+fn four_processes_are_measured() {
+    let arguments = [
+        "--json",
+        "--ranks",
+        "2,4",
+        "--size",
+        "16384",
+        "--seconds",
+        "0.1",
+    ];
+    let output = program().run(&[&["bench", "allreduce"][..], &arguments].concat());
+    assert!(output.status.success(), "{output:?}");
+    let figures: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let rows = figures["rows"].as_array().unwrap();
+    let ranks: Vec<_> = rows
+        .iter()
+        .map(|row| row["ranks"].as_u64().unwrap())
+        .collect();
+    assert_eq!(ranks, [2, 4]);
+    for row in rows {
+        assert_eq!(row["bytes"], 16384);
+        assert!(row["milliseconds"].as_f64().unwrap() > 0.0);
+        assert!(row["share_of_machine_bandwidth"].as_f64().unwrap() > 0.0);
+    }
 }

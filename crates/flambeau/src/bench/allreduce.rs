@@ -8,6 +8,7 @@ use clap::Args;
 use collective::Algorithm;
 use comfy_table::{Table, presets};
 use serde::Serialize;
+use serde_json::json;
 
 use self::rank::Rank;
 use super::{failed, median};
@@ -27,8 +28,8 @@ pub(crate) struct Arguments {
     /// Bytes of the vector; may be given more than once. Default: 16 KiB, 1 MiB, 64 MiB.
     #[arg(long, value_name = "BYTES")]
     size: Vec<usize>,
-    /// Processes; may be given more than once.
-    #[arg(long, default_value = "2", value_parser = clap::value_parser!(u32).range(2..=64))]
+    /// Numbers of processes, separated by commas.
+    #[arg(long, value_delimiter = ',', default_value = "2,4,8", value_parser = clap::value_parser!(u32).range(2..=64))]
     ranks: Vec<u32>,
     /// Ways to add up; may be given more than once. Default: the one that is chosen by size.
     #[arg(long, value_parser = ["ring", "doubling", "reduce-to-one"])]
@@ -58,6 +59,8 @@ struct Row {
     bus_gigabytes_per_second: f64,
     /// The same as a share of what one thread copies in memory.
     share_of_memory_bandwidth: f64,
+    /// The bytes that all ranks send, by the time, as a share of what all cores copy in memory together.
+    share_of_machine_bandwidth: f64,
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
@@ -69,7 +72,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
         [] => vec![None],
         given => given.iter().map(|name| Some(name.as_str())).collect(),
     };
-    let bandwidth = memory_bandwidth();
+    let (of_thread, of_machine) = (memory_bandwidth(1), memory_bandwidth(cores()));
     let mut rows = Vec::new();
     for ranks in &arguments.ranks {
         for size in &sizes {
@@ -84,13 +87,16 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
                     algorithm: algorithm.unwrap_or(chosen).to_owned(),
                     milliseconds: seconds * 1e3,
                     bus_gigabytes_per_second: sent / seconds / 1e9,
-                    share_of_memory_bandwidth: sent / seconds / bandwidth,
+                    share_of_memory_bandwidth: sent / seconds / of_thread,
+                    share_of_machine_bandwidth: f64::from(*ranks) * sent / seconds / of_machine,
                 });
             }
         }
     }
     if arguments.json {
-        println!("{}", serde_json::json!({ "rows": rows }));
+        let memory = json!({ "thread": of_thread / 1e9, "machine": of_machine / 1e9 });
+        let figures = json!({ "rows": rows, "memory_gigabytes_per_second": memory });
+        println!("{figures}");
     } else {
         println!("{}", table(&rows).trim_fmt());
     }
@@ -129,14 +135,24 @@ fn measure(
     })
 }
 
-/// Returns the bytes that one thread copies in a second.
-fn memory_bandwidth() -> f64 {
-    let from = vec![1u8; COPIED];
-    let mut to = vec![0u8; COPIED];
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+/// Returns the bytes that so many threads copy in a second, all together.
+fn memory_bandwidth(threads: usize) -> f64 {
+    let part = COPIED / threads;
+    let mut parts: Vec<_> = (0..threads)
+        .map(|_| (vec![1u8; part], vec![0u8; part]))
+        .collect();
     let copy = |_| {
         let begun = Instant::now();
-        to.copy_from_slice(&from);
-        COPIED as f64 / begun.elapsed().as_secs_f64()
+        std::thread::scope(|scope| {
+            for (from, to) in &mut parts {
+                scope.spawn(|| to.copy_from_slice(from));
+            }
+        });
+        (part * threads) as f64 / begun.elapsed().as_secs_f64()
     };
     median((0..5).map(copy).collect())
 }
@@ -149,7 +165,8 @@ fn table(rows: &[Row]) -> Table {
         "algorithm",
         "ms",
         "bus GB/s",
-        "of memory",
+        "of memory, one thread",
+        "of memory, all cores",
     ]);
     for row in rows {
         table.add_row([
@@ -159,6 +176,7 @@ fn table(rows: &[Row]) -> Table {
             format!("{:.3}", row.milliseconds),
             format!("{:.2}", row.bus_gigabytes_per_second),
             format!("{:.2}", row.share_of_memory_bandwidth),
+            format!("{:.2}", row.share_of_machine_bandwidth),
         ]);
     }
     table

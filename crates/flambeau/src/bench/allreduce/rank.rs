@@ -198,10 +198,25 @@ impl Rank {
         Ok(seconds)
     }
 
-    /// Ends the other processes.
-    pub(super) async fn stop(self) -> Result<(), CommandError> {
-        let told = self.group.broadcast(0, &mut [0.0]).await;
-        told.map_err(|error| failed(&error))?;
+    /// Adds up with the first one, as often as that says. Returns the failure by which this ends.
+    async fn obey(&mut self) -> CollectiveError {
+        loop {
+            let mut count = [0.0];
+            if let Err(error) = self.group.broadcast(0, &mut count).await {
+                return error;
+            }
+            if let Err(error) = self.repeat(count[0] as usize).await {
+                return error;
+            }
+        }
+    }
+
+    /// Ends the other processes. It closes their input: a message that one process passes on to another could be lost when
+    /// the first of them ends.
+    pub(super) async fn stop(mut self) -> Result<(), CommandError> {
+        for child in &mut self.others {
+            drop(child.stdin.take());
+        }
         for mut child in self.others {
             let ended = child.wait().await.map_err(|error| failed(&error))?;
             if !ended.success() {
@@ -270,15 +285,18 @@ pub(crate) fn follow(arguments: &RankArguments) -> Result<(), CommandError> {
             transport: Transport::Tcp,
         };
         let mut rank = own.join(arguments.rank, addresses, plan).await?;
-        loop {
-            let mut count = [0.0];
-            let told = rank.group.broadcast(0, &mut count).await;
-            told.map_err(|error| failed(&error))?;
-            if count[0] == 0.0 {
-                return Ok(());
-            }
-            let repeated = rank.repeat(count[0] as usize).await;
-            repeated.map_err(|error| failed(&error))?;
+        line.clear();
+        let ended = input.read_line(&mut line);
+        tokio::pin!(ended);
+        tokio::select! {
+            biased;
+            _ = &mut ended => return Ok(()),
+            _ = rank.obey() => {}
         }
+        // The first process notices a failure by its links, and ends. At the end of the measurement another process may have
+        // ended before this one.
+        drop(rank);
+        let _ = ended.await;
+        Ok(())
     })
 }
