@@ -166,3 +166,20 @@ fn four_processes_are_measured() {
         assert!(row["share_of_machine_bandwidth"].as_f64().unwrap() > 0.0);
     }
 }
+
+#[test]
+fn the_devices_of_a_machine_are_listed() {
+    let output = program().run(&["devices", "--json"]);
+    assert!(output.status.success(), "{output:?}");
+    let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let cpu = &found["devices"][0];
+    assert_eq!(cpu["device"], "cpu");
+    assert!(cpu["cores"].as_u64() >= Some(1) && cpu["threads"].as_u64() >= Some(1));
+    let table = program().run(&["devices"]);
+    let table = String::from_utf8(table.stdout).unwrap();
+    assert!(table.contains("compute threads"), "{table}");
+    let mut command = program().command(&["devices", "--json"]);
+    let output = command.env("RAYON_NUM_THREADS", "3").output().unwrap();
+    let found: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(found["devices"][0]["threads"], 3);
+}

@@ -10,7 +10,7 @@ use worker::registry::Registry;
 
 use crate::error::CommandError;
 use crate::scorer::{Scorer, Scoring};
-use crate::{bench, certs, checkpoint, eval, job, plot, predict, status, table, train};
+use crate::{bench, certs, checkpoint, devices, eval, job, plot, predict, status, table, train};
 
 /// Distributed training for candle.
 #[derive(Parser)]
@@ -32,6 +32,8 @@ enum Command {
     Plot(plot::Arguments),
     /// Show the state of a cluster.
     Status(status::Arguments),
+    /// List the devices of this machine that workers can compute on.
+    Devices(devices::Arguments),
     /// Show rows of a table, of a running cluster or of a checkpoint.
     Table(table::Arguments),
     /// Look at checkpoints, check them, or take the weights out of one.
@@ -128,6 +130,10 @@ impl App {
             Command::Predict(arguments) => finish(predict::run(&arguments, &registry)),
             Command::Plot(arguments) => finish(plot::run(&arguments)),
             Command::Status(arguments) => finish(status::run(&arguments)),
+            Command::Devices(arguments) => {
+                devices::run(&arguments);
+                ExitCode::SUCCESS
+            }
             Command::Table(arguments) => finish(table::run(&arguments)),
             Command::Certs(arguments) => finish(certs::run(&arguments)),
             Command::Checkpoint(command) => finish(checkpoint::run(&command)),

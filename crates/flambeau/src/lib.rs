@@ -30,7 +30,7 @@
 // The command line:
 // - `app`: the subcommands, and the module that runs each; `command`: the parts that several of them have
 // - `train`: a whole cluster on this machine; `cluster`: its processes; `progress`: its progress bars
-// - `status`, `table`, `checkpoint`, `certs`, `job`: for operators
+// - `status`, `devices`, `table`, `checkpoint`, `certs`, `job`: for operators
 // - `eval`, `plot`, `metrics`: a run's model, curves and records after its end
 // - `scorer`: a trained model for online inference
 // - `bench`: measurements
@@ -42,6 +42,7 @@ mod certs;
 mod checkpoint;
 mod cluster;
 mod command;
+mod devices;
 mod error;
 mod eval;
 mod job;

@@ -1,10 +1,16 @@
 //! The device on which candle computes.
+//!
+//! - `found`: the devices of this machine
+
+mod found;
 
 use std::str::FromStr;
 
 use candle_core::{Device, DeviceLocation};
 
 use crate::candle_error::plain;
+
+pub use found::{Cpu, Found, Gpu, GpuState, Gpus, find};
 
 /// The requested device: `auto`, `cpu` or `cuda:N`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
