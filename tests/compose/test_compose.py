@@ -3,7 +3,7 @@
 
     tests/compose/test_compose.py               everything; on two cores some seven minutes, and twenty more
                                                 where the images have to be built from the start
-    tests/compose/test_compose.py files images  some of it: files, images, plain, secure, tables, upgrades, runbook
+    tests/compose/test_compose.py files images  some of it: files, images, plain, secure, tables, rings, upgrades, runbook
 
 Needs a Docker engine, docker compose (v2) or docker-compose (1.29), and the images that Flambeau's are
 built on (tests/compose/base-images.sh provides them). Where there is no engine it says SKIPPED and why,
@@ -45,6 +45,7 @@ TOLERANCE = 0.015
 LONG_SECONDS = 100
 SECURE_SECONDS = 40
 UPGRADE_SECONDS = 60
+RING_SECONDS = 90
 
 IMAGES = {
     "coordinator": f"flambeau/coordinator:{TAG}",
@@ -713,6 +714,70 @@ def test_tables(programs):
         check_dashboards(project, "--row", "Tables")
 
 
+def test_rings(programs):
+    """Workers train without servers; one of them is killed, and every sample counts. The same with TLS."""
+    with brought_up(programs[0], "rings") as project:
+        rate = a_ring(project)["samples_per_second"]
+        mirrored(project)
+        epochs = max(100, int(rate * RING_SECONDS / 1437))
+        project.environment |= {"FLAMBEAU_NAME": "long", "FLAMBEAU_EPOCHS": str(epochs)}
+        project.up(0, 3, "prometheus")
+        project.await_live("worker", 3)
+        # So that Prometheus sees the counters change.
+        until("Prometheus sees the workers", 60, lambda: project.query('count(up{role="worker"} == 1)') == [3])
+        lose_a_member(project)
+        check_dashboards(project, "--row", "Rings")
+        summary = project.await_end("long", 600)
+        check(summary["samples"] == epochs * 1437, f"{summary['samples']} samples count, not {epochs} times 1437")
+        check(summary["test_accuracy"] > 0.9, f"the job came to {summary['test_accuracy']}")
+        say(f"the long job ended well, and each of its {summary['samples']} samples has counted once")
+    with brought_up(programs[0], "rings-tls", "secure") as project:
+        a_ring(project)
+
+
+def a_ring(project):
+    """The job of a ring that ships, without a server. Returns its summary."""
+    project.environment["FLAMBEAU_JOB"] = "/jobs/rings.toml"
+    project.up(0, 3)
+    summary = project.await_end("rings", 300)
+    check(not project.role("ps"), "there are servers")
+    check((summary["ps"], summary["workers"]) == (0, 3), f"the ring was another one: {summary}")
+    check(summary["samples"] == 20 * 1437, f"{summary['samples']} samples count, not 20 times 1437")
+    check(summary["test_accuracy"] > 0.9, f"the ring came to {summary['test_accuracy']}")
+    say(f"a ring of 3 workers: accuracy {summary['test_accuracy']:.4f}, {summary['samples_per_second']:.0f} samples/s")
+    return summary
+
+
+def mirrored(project):
+    """The job of one worker with several devices that ships."""
+    settings = {"FLAMBEAU_JOB": "/jobs/mirrored.toml", "FLAMBEAU_DEVICE": "cpu,cpu"}
+    before = dict(project.environment)
+    project.environment |= settings
+    project.up(0, 1)
+    summary = project.await_end("mirrored", 300)
+    project.environment = before
+    expect_accuracy("digits", summary)
+
+
+def lose_a_member(project):
+    """Kills a worker of a ring. The others form the next one; with the worker, once it is back, a further one."""
+    ring = lambda: (project.status() or {}).get("ring") or {"stage": "", "members": [], "number": 0}
+    settled = lambda: (found := ring())["stage"] == "settled" and len(found["members"]) == 3 and found
+    before = until("a ring of three workers makes steps", 60, settled)
+    container = project.role("worker", running=True)[0]
+    restarts = inspect("container", container)["RestartCount"]
+    began = time.monotonic()
+    kill_from_outside(container)
+    back = lambda: inspect("container", container)["RestartCount"] > restarts
+    until("the killed worker is brought back", 30, back)
+    later = lambda: (found := settled()) and found["number"] > before["number"] and found
+    again = until("a later ring of three workers makes steps", 60, later)
+    project.await_progress()
+    check(sum(again["broken"].values()) >= 1, f"the status counts no broken ring: {again}")
+    took = time.monotonic() - began
+    say(f"killed a worker: it is in ring {again['number']} after ring {before['number']}, and steps go on, after {took:.1f} s")
+
+
 def test_upgrades(programs):
     """Servers and workers take the next job; all roles are replaced one by one, and nothing is lost."""
     with brought_up(programs[0], "upgrades") as project:
@@ -861,6 +926,7 @@ TESTS = {
     "plain": test_plain,
     "secure": test_secure,
     "tables": test_tables,
+    "rings": test_rings,
     "upgrades": test_upgrades,
     "runbook": test_runbook,
 }

@@ -85,6 +85,8 @@ FORMS = {
         '[{"matchExpressions":[{"key":"disk","operator":"Exists"}]}]}}}',
     ],
     "token alone": ["token.secret=mine"],
+    "rings": ["ps.replicas=0", "worker.replicas=3"],
+    "rings in a pipeline": ["form=job", "ps.replicas=0", "worker.replicas=3"],
     "monitoring": [f"monitoring.{part}.enabled=true" for part in ("podMonitor", "prometheusRule", "dashboards")],
     "a claim that is there": ["runs.existingClaim=shared", "networkPolicy.enabled=false"],
 }
@@ -400,8 +402,8 @@ def check_forms(forms):
     for role in ROLES:
         certificate = one(full, "Certificate", f"flambeau-{role}")["spec"]
         expect(certificate["dnsNames"] == [f"{role}.flambeau"], f"the certificate of {role}: {certificate}")
-        serves = "server auth" in certificate["usages"]
-        expect(serves == (role != "worker") and "client auth" in certificate["usages"], f"{role}: {certificate}")
+        # Workers of a ring call each other.
+        expect({"server auth", "client auth"} <= set(certificate["usages"]), f"{role}: {certificate}")
         expect(certificate["issuerRef"]["name"] == "authority", f"{role}: {certificate}")
         pod = one(full, "Job", f"flambeau-{role}")["spec"]["template"]["spec"]
         [certs] = [volume for volume in pod["volumes"] if volume["name"] == "certs"]
@@ -418,6 +420,11 @@ def check_forms(forms):
     expect(f"`{metrics[0]}`" in (ROOT / "docs" / "metrics.md").read_text(), f"there is no metric {metrics[0]}")
     deployment = one(forms["autoscaling"], "Deployment", "flambeau-worker")
     expect("replicas" not in deployment["spec"], "the Deployment sets what the autoscaler sets")
+
+    idle = one(forms["rings"], "StatefulSet", "flambeau-ps")["spec"]["replicas"]
+    expect(idle == 0, f"a job without servers has {idle} of them")
+    jobs = {document["metadata"]["name"] for document in forms["rings in a pipeline"] if document["kind"] == "Job"}
+    expect(jobs == {"flambeau-coordinator", "flambeau-worker"}, f"a pipeline without servers has the Jobs {jobs}")
 
     for name, role, priority in [("StatefulSet", "ps", "high"), ("Deployment", "worker", "low")]:
         pod = one(forms["scheduling"], name, f"other-{role}")["spec"]["template"]["spec"]

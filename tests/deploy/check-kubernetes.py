@@ -56,11 +56,11 @@ ROLE = "app.kubernetes.io/component"
 # By which the sidecar of Grafana's Helm chart finds dashboards.
 DASHBOARD = "grafana_dashboard"
 
-# Each role: kind of its workload, image, the port it serves its calls at, its crate.
+# Each role: kind of its workload, image, the port it serves its calls at (for workers: links of other workers), its crate.
 ROLES = {
     "coordinator": ("StatefulSet", "coordinator", 7070, "coordinator"),
     "ps": ("StatefulSet", "ps-server", 7001, "ps-server"),
-    "worker": ("Deployment", "worker", None, "worker"),
+    "worker": ("Deployment", "worker", 7002, "worker"),
 }
 
 # Made by hand, as README.md says, so not among what is rendered.
@@ -278,7 +278,7 @@ class Rendering:
         self.expect(container["image"] == image, f"{role}: image {container['image']}, not {image}")
 
         ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-        wanted = {"metrics": METRICS} | ({"grpc": port} if port else {})
+        wanted = {"metrics": METRICS, "grpc": port}
         if role == "ps" and "lookups" in self.name:
             wanted["lookups"] = LOOKUPS
         self.expect(ports == wanted, f"{role}: ports {ports}, not {wanted}")
@@ -319,12 +319,16 @@ class Rendering:
         is_set("FLAMBEAU_METRICS_LISTEN", f"0.0.0.0:{ports['metrics']}")
         is_set("FLAMBEAU_AFTER_JOB", "wait")
         is_set("FLAMBEAU_LOG_FORMAT", "json")
-        if "grpc" in ports:
-            is_set("FLAMBEAU_LISTEN", f"0.0.0.0:{ports['grpc']}")
+        prefix = "FLAMBEAU_WORKER" if role == "worker" else "FLAMBEAU"
+        is_set(f"{prefix}_LISTEN", f"0.0.0.0:{ports['grpc']}")
         if role == "coordinator":
             self.check_job(container, environment.get("FLAMBEAU_JOB", "/"))
         else:
             is_set("FLAMBEAU_COORDINATOR", f"coordinator:{ROLES['coordinator'][2]}")
+        if role == "worker":
+            is_set("FLAMBEAU_WORKER_ADVERTISE", f"$(POD_IP):{ports['grpc']}")
+            own = {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+            self.expect(own in container["env"], "worker: POD_IP is not the pod's status.podIP")
         if role == "ps":
             is_set("FLAMBEAU_ADVERTISE", f"$(POD_IP):{ports['grpc']}")
             is_set("FLAMBEAU_LOOKUP_LISTEN", f"0.0.0.0:{LOOKUPS}" if "lookups" in self.name else None)
@@ -449,7 +453,7 @@ class Rendering:
                     reached |= {(peer, role, port["port"]) for peer in peers for port in rule["ports"]}
         wanted = {("anyone", role, METRICS) for role in ROLES}
         wanted |= {(peer, "coordinator", ROLES["coordinator"][2]) for peer in ROLES}
-        wanted |= {("worker", "ps", ROLES["ps"][2])}
+        wanted |= {("worker", role, ROLES[role][2]) for role in ("ps", "worker")}
         if "lookups" in self.name:
             wanted |= {(peer, "ps", LOOKUPS) for peer in ("reader", "coordinator")}
         self.expect(reached == wanted, f"policies differ from what is meant: {sorted(reached ^ wanted)}")
