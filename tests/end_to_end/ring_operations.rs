@@ -61,6 +61,20 @@ fn a_ring_shows_its_metrics_and_all_are_documented() {
     cluster.finish();
 }
 
+#[test]
+fn a_server_that_is_there_anyway_stays_idle_until_the_job_ends() {
+    let job = format!("epochs = 3\n{RING}[cluster]\nworkers = 2\n");
+    let mut cluster = Cluster::start(program(), &job, 1);
+    for _ in 0..2 {
+        cluster.add_worker(&[]);
+    }
+    let (summary, _) = cluster.finish();
+    assert_eq!(
+        (&summary["ps"], &summary["samples"]),
+        (&0.into(), &(3 * 1437).into())
+    );
+}
+
 /// Returns the members of the ring for which others wait: rank, task and seconds.
 fn waited_for(status: &Value) -> Vec<(u64, String, f64)> {
     let members = status["ring"]["members"].as_array().unwrap().iter();

@@ -237,6 +237,12 @@ impl Follower {
         checkpoints: Option<&Checkpoints>,
         view: View,
     ) -> Result<(), PsError> {
+        let strategy = registered.membership.job.strategy.name;
+        if !strategy.has_servers() {
+            // The epoch is the number of a ring of workers, and there is no map. The server is idle until the job ends.
+            self.readiness.set(true);
+            return Ok(());
+        }
         if view.epoch > registered.looked_up {
             self.readiness.set(false);
             let map = fetch_map(registered.membership).await?;
