@@ -91,7 +91,7 @@ fn a_ring_that_is_being_formed_waits_for_those_that_have_not_joined() {
 fn rings_that_break_are_counted_by_their_cause() {
     let mut rings = Rings::new(3);
     rings.step(&rings.all(), true);
-    assert_eq!(rings.broken(), [0; 5]);
+    assert_eq!(rings.broken(), [0; 6]);
     let newcomer = rings.start();
     let _ = rings.ask(newcomer, None);
     rings.join_all();
