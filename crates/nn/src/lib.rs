@@ -42,6 +42,7 @@ mod norm;
 mod operation;
 mod pairs;
 mod pool;
+mod replicas;
 mod simd;
 mod softmax;
 mod storage;
@@ -61,4 +62,5 @@ pub use loss::{
 pub use norm::{BatchNorm, BatchNormConfig, GroupNorm, LayerNorm, RunningStatistics};
 pub use pairs::{sum_of_pairs, sum_of_vectors};
 pub use pool::{Pool2d, avg_pool2d, global_avg_pool2d, max_pool2d};
+pub use replicas::{Replicas, synchronised};
 pub use softmax::softmax;

@@ -34,7 +34,7 @@ pub(crate) trait Layer: Send + Sync + 'static {
     fn forward<T: Element>(&self, inputs: &[T], weight: &[T], bias: &[T]) -> Vec<T>;
 
     /// Returns the gradients that the pass asks for. The others may be empty.
-    fn backward<T: Element>(&self, pass: &Pass<T>) -> Gradients<T>;
+    fn backward<T: Element>(&self, pass: &Pass<T>) -> Result<Gradients<T>>;
 }
 
 /// The operands of a layer's backward pass, and which gradients it computes.
@@ -142,7 +142,7 @@ impl<L: Layer> CustomOp3 for Operation<L> {
                 of_inputs: inputs.track_op(),
                 of_weight: weight.track_op(),
                 of_bias: bias.track_op(),
-            });
+            })?;
             Ok((
                 keep_values(inputs, || Ok(gradients.of_inputs))?,
                 keep_values(weight, || Ok(gradients.of_weight))?,

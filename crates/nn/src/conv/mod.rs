@@ -253,7 +253,7 @@ impl Layer for Convolution {
         }))
     }
 
-    fn backward<T: Element>(&self, pass: &Pass<T>) -> Gradients<T> {
+    fn backward<T: Element>(&self, pass: &Pass<T>) -> Result<Gradients<T>> {
         let g = &self.geometry;
         let masked;
         let gradient = match self.activation {
@@ -274,14 +274,14 @@ impl Layer for Convolution {
             })
         });
         let (of_inputs, of_weights): (Vec<_>, Vec<_>) = parts.into_iter().unzip();
-        Gradients {
+        Ok(Gradients {
             of_inputs: joined(of_inputs),
             of_weight: summed(of_weights),
             of_bias: match pass.of_bias {
                 true => sums(gradient, g.groups * g.outputs, g.output_size()),
                 false => Vec::new(),
             },
-        }
+        })
     }
 }
 

@@ -4,10 +4,13 @@ use candle_core::{DType, Result, Tensor, Var, bail};
 use candle_nn::{Init, VarBuilder};
 use pulp::{Arch, Simd};
 
+use super::joint::{Joint, JointStatistics};
 use super::moments;
-use crate::activation::{Activation, Limits};
-use crate::operation::{Gradients, Layer, Pass, apply_layer};
-use crate::simd::{BLOCK, Element, extend_with, extend_with_pairs};
+use super::normalize::{Normalize, Origin};
+use crate::activation::Activation;
+use crate::operation::apply_layer;
+use crate::replicas::share;
+use crate::simd::Element;
 use crate::storage::{check_float, computed_here, elements, with_type};
 
 /// How a [`BatchNorm`] computes. The default is PyTorch's.
@@ -91,18 +94,20 @@ impl BatchNorm {
         Ok(normal)
     }
 
-    /// Normalises by the statistics of the batch. Returns the result and the new running statistics. This layer does
-    /// not store these: the caller sets `running_mean` and `running_var`.
+    /// Normalises by the statistics of the batch, within [`synchronised`](crate::synchronised) by those of the batches of all
+    /// replicas. Returns the result and the new running statistics. This layer does not store these: the caller sets
+    /// `running_mean` and `running_var`.
     ///
     /// # Errors
-    /// If the inputs do not have this layer's channels, if a channel has fewer than two elements, or candle's.
+    /// If the inputs do not have this layer's channels, if a channel has fewer than two elements, candle's, or those of the
+    /// replicas.
     pub fn train(&self, inputs: &Tensor) -> Result<(Tensor, RunningStatistics)> {
         let size = self.check(inputs)?;
-        let count = inputs.dim(0)? * size;
         if self.channels() == 0 {
             return Ok((inputs.clone(), self.running.clone()));
         }
-        if count < 2 {
+        let count = inputs.dim(0)? * size;
+        if count < 1 || (count < 2 && share().is_none()) {
             bail!(
                 "a batch of shape {:?} has no variance; a channel needs at least two elements",
                 inputs.shape()
@@ -112,18 +117,29 @@ impl BatchNorm {
             return self.train_elsewhere(inputs, size);
         }
         let inputs = inputs.contiguous()?;
-        let (mean, variance) = with_type!(inputs.dtype(), T => {
+        let (mut mean, mut variance) = with_type!(inputs.dtype(), T => {
             statistics::<T>(elements(&inputs).slice()?, self.channels(), size)
         });
+        let (mut elements, mut origin) = (count as f64, Origin::Batch);
+        if let Some(share) = share() {
+            let joint;
+            JointStatistics {
+                mean,
+                variance,
+                joint,
+            } = Joint::statistics(share, &mean, &variance, count)?;
+            elements = joint.elements();
+            origin = Origin::Replicas(joint);
+        }
         let running = |old: &Tensor, new: &[f64], factor: f64| {
             let new = Tensor::from_slice(new, old.shape(), old.device())?;
             self.running(old, &new, factor)
         };
         let statistics = RunningStatistics {
             mean: running(&self.running.mean, &mean, 1.0)?,
-            variance: running(&self.running.variance, &variance, unbiased(count))?,
+            variance: running(&self.running.variance, &variance, unbiased(elements))?,
         };
-        let layer = self.normalize(size, mean, &variance, true);
+        let layer = self.normalize(size, (mean, &variance), origin);
         let result = apply_layer(layer, &inputs, &self.weight, &self.bias)?;
         Ok((result, statistics))
     }
@@ -143,32 +159,27 @@ impl BatchNorm {
             return self.elsewhere(&rows, mean, variance, inputs);
         }
         let numbers = |tensor: &Tensor| tensor.to_dtype(DType::F64)?.to_vec1::<f64>();
-        let layer = self.normalize(size, numbers(mean)?, &numbers(variance)?, false);
+        let statistics = (numbers(mean)?, &*numbers(variance)?);
+        let layer = self.normalize(size, statistics, Origin::Earlier);
         apply_layer(layer, inputs, &self.weight, &self.bias)
     }
 
-    fn normalize(
-        &self,
-        size: usize,
-        mean: Vec<f64>,
-        variance: &[f64],
-        of_batch: bool,
-    ) -> Normalize {
-        let scale = |variance: &f64| 1.0 / (variance + self.config.eps).sqrt();
-        Normalize {
-            size,
-            mean,
-            scale: variance.iter().map(scale).collect(),
-            of_batch,
-            activation: self.config.activation,
-        }
+    fn normalize(&self, size: usize, statistics: (Vec<f64>, &[f64]), origin: Origin) -> Normalize {
+        let BatchNormConfig {
+            eps, activation, ..
+        } = self.config;
+        Normalize::new(size, statistics, eps, origin, activation)
     }
 
     /// Returns a running statistic after a batch with the statistic `new`, times `factor`.
     fn running(&self, old: &Tensor, new: &Tensor, factor: f64) -> Result<Tensor> {
         let momentum = self.config.momentum;
         // In the statistics' type: that of the inputs may have fewer digits.
-        let new = (new.detach().to_dtype(old.dtype())? * (momentum * factor))?;
+        let new = new
+            .detach()
+            .to_dtype(old.dtype())?
+            .to_device(old.device())?;
+        let new = (new * (momentum * factor))?;
         (old.detach() * (1.0 - momentum))? + new
     }
 
@@ -196,9 +207,14 @@ impl BatchNorm {
         let mean = rows.mean((0, 2))?;
         let centered = rows.broadcast_sub(&mean.reshape((1, (), 1))?)?;
         let variance = centered.sqr()?.mean((0, 2))?;
+        let (mean, variance, elements) = match share() {
+            Some(share) => Joint::differentiable(share, &mean, &variance, count)?,
+            None => (mean, variance, count as f64),
+        };
+        let factor = unbiased(elements);
         let statistics = RunningStatistics {
             mean: self.running(&self.running.mean, &mean, 1.0)?,
-            variance: self.running(&self.running.variance, &variance, unbiased(count))?,
+            variance: self.running(&self.running.variance, &variance, factor)?,
         };
         Ok((self.elsewhere(&rows, &mean, &variance, inputs)?, statistics))
     }
@@ -211,7 +227,10 @@ impl BatchNorm {
         variance: &Tensor,
         like: &Tensor,
     ) -> Result<Tensor> {
-        let channel = |tensor: &Tensor| tensor.to_dtype(like.dtype())?.reshape((1, (), 1));
+        let channel = |tensor: &Tensor| {
+            let there = tensor.to_dtype(like.dtype())?.to_device(like.device())?;
+            there.reshape((1, (), 1))
+        };
         let deviation = (channel(variance)? + self.config.eps)?.sqrt()?;
         let normal = rows
             .broadcast_sub(&channel(mean)?)?
@@ -225,8 +244,8 @@ impl BatchNorm {
 }
 
 /// Returns the factor from the biased to the unbiased variance of a number of elements.
-fn unbiased(count: usize) -> f64 {
-    count as f64 / (count - 1) as f64
+fn unbiased(count: f64) -> f64 {
+    count / (count - 1.0)
 }
 
 /// Returns the [`moments`] of the values, computed with the instructions of this CPU.
@@ -256,180 +275,4 @@ fn statistics<T: Element>(inputs: &[T], channels: usize, size: usize) -> (Vec<f6
     }
     squares.iter_mut().for_each(|square| *square /= counts);
     (means, squares)
-}
-
-/// The normalisation of a channel: an element x becomes `x · factor + summand`, within limits.
-#[derive(Clone, Copy)]
-struct ChannelMap<T> {
-    factor: T,
-    summand: T,
-    /// The mean of the channel.
-    mean: T,
-    limits: Limits<T>,
-}
-
-impl<T: Element> ChannelMap<T> {
-    /// Returns the gradient of `x · factor + summand`, given the gradient of the result.
-    #[inline(always)]
-    fn gradient_of_sum(self, x: T, gradient: T) -> T {
-        self.limits
-            .gradient(x * self.factor + self.summand, gradient)
-    }
-}
-
-/// Appends the normalised elements of a channel.
-#[pulp::with_simd(extend_with_map = Arch::new())]
-#[inline(always)]
-fn extend_with_map_simd<S: Simd, T: Element>(
-    _: S,
-    result: &mut Vec<T>,
-    values: &[T],
-    map: ChannelMap<T>,
-) {
-    extend_with(result, values, |x| {
-        map.limits.apply(x * map.factor + map.summand)
-    });
-}
-
-/// Returns two sums over the elements of a channel: of the gradients of `x · factor + summand`, and of the products of these
-/// gradients with `x - mean`.
-#[pulp::with_simd(sums_of_gradients = Arch::new())]
-#[inline(always)]
-fn sums_of_gradients_simd<S: Simd, T: Element>(
-    _: S,
-    values: &[T],
-    gradient: &[T],
-    map: ChannelMap<T>,
-) -> (f64, f64) {
-    let (mut of_bias, mut of_weight) = ([T::zero(); BLOCK], [T::zero(); BLOCK]);
-    let (chunks, rest) = values.as_chunks::<BLOCK>();
-    let (of_chunks, of_rest) = gradient.as_chunks::<BLOCK>();
-    for (x, g) in chunks.iter().zip(of_chunks) {
-        for i in 0..BLOCK {
-            let g = map.gradient_of_sum(x[i], g[i]);
-            of_bias[i] += g;
-            of_weight[i] += g * (x[i] - map.mean);
-        }
-    }
-    for (i, (x, g)) in rest.iter().zip(of_rest).enumerate() {
-        let g = map.gradient_of_sum(*x, *g);
-        of_bias[i] += g;
-        of_weight[i] += g * (*x - map.mean);
-    }
-    let total = |sums: [T; BLOCK]| sums.iter().fold(0.0, |sum, x| sum + x.to_f64());
-    (total(of_bias), total(of_weight))
-}
-
-/// Appends the gradients of a channel's elements. With the statistics of the batch, `mean_gradient` is the mean of the
-/// gradients of `x · factor + summand`, and `slope` is the mean of their products with `x - mean`, divided by the variance.
-/// With running statistics, both are 0.
-#[pulp::with_simd(extend_with_gradients = Arch::new())]
-#[inline(always)]
-fn extend_with_gradients_simd<S: Simd, T: Element>(
-    _: S,
-    result: &mut Vec<T>,
-    values: &[T],
-    gradient: &[T],
-    map: ChannelMap<T>,
-    mean_gradient: T,
-    slope: T,
-) {
-    extend_with_pairs(result, values, gradient, |x, g| {
-        map.factor * (map.gradient_of_sum(x, g) - mean_gradient - (x - map.mean) * slope)
-    });
-}
-
-/// The operation: `(x - mean) · scale · weight + bias`, then the activation.
-struct Normalize {
-    size: usize,
-    mean: Vec<f64>,
-    /// 1 / the standard deviation.
-    scale: Vec<f64>,
-    /// True if the mean and the scale are those of the inputs, so that these have a part in the gradient.
-    of_batch: bool,
-    activation: Activation,
-}
-
-impl Normalize {
-    /// Returns the map of each channel.
-    fn maps<T: Element>(&self, weight: &[T], bias: &[T]) -> Vec<ChannelMap<T>> {
-        let limits = self.activation.limits();
-        let channels = self
-            .mean
-            .iter()
-            .zip(&self.scale)
-            .zip(weight.iter().zip(bias));
-        let maps = channels.map(|((mean, scale), (weight, bias))| {
-            let factor = scale * weight.to_f64();
-            ChannelMap {
-                factor: T::from_f64(factor),
-                summand: T::from_f64(bias.to_f64() - mean * factor),
-                mean: T::from_f64(*mean),
-                limits,
-            }
-        });
-        maps.collect()
-    }
-}
-
-impl Layer for Normalize {
-    const NAME: &'static str = "batch-norm";
-
-    fn forward<T: Element>(&self, inputs: &[T], weight: &[T], bias: &[T]) -> Vec<T> {
-        let maps = self.maps(weight, bias);
-        let mut result = Vec::with_capacity(inputs.len());
-        let channels = inputs.chunks_exact(self.size).zip(maps.iter().cycle());
-        for (values, map) in channels {
-            extend_with_map(&mut result, values, *map);
-        }
-        result
-    }
-
-    /// Computes the argument of the activation again, which is faster than reading the result.
-    fn backward<T: Element>(&self, pass: &Pass<T>) -> Gradients<T> {
-        let (inputs, gradient) = (pass.inputs, pass.gradient);
-        let channels = self.mean.len();
-        let maps = self.maps(pass.weight, pass.bias);
-        let mut sums = vec![(0.0, 0.0); channels];
-        let parts = inputs
-            .chunks_exact(self.size)
-            .zip(gradient.chunks_exact(self.size));
-        for (i, (values, gradient)) in parts.enumerate() {
-            let channel = i % channels;
-            let (of_bias, of_weight) = sums_of_gradients(values, gradient, maps[channel]);
-            sums[channel].0 += of_bias;
-            sums[channel].1 += of_weight;
-        }
-
-        let count = (inputs.len() / channels) as f64;
-        let mut result = Vec::with_capacity(if pass.of_inputs { inputs.len() } else { 0 });
-        let parts = inputs
-            .chunks_exact(self.size)
-            .zip(gradient.chunks_exact(self.size));
-        for (i, (values, gradient)) in parts.enumerate() {
-            if !pass.of_inputs {
-                break;
-            }
-            let channel = i % channels;
-            let (mean, slope) = match self.of_batch {
-                true => {
-                    let (of_bias, of_weight) = sums[channel];
-                    let scale = self.scale[channel];
-                    (of_bias / count, of_weight * scale * scale / count)
-                }
-                false => (0.0, 0.0),
-            };
-            let (mean, slope) = (T::from_f64(mean), T::from_f64(slope));
-            let map = maps[channel];
-            extend_with_gradients(&mut result, values, gradient, map, mean, slope);
-        }
-        let scaled = sums.iter().zip(&self.scale);
-        Gradients {
-            of_inputs: result,
-            of_weight: scaled
-                .map(|(sums, scale)| T::from_f64(sums.1 * scale))
-                .collect(),
-            of_bias: sums.iter().map(|sums| T::from_f64(sums.0)).collect(),
-        }
-    }
 }

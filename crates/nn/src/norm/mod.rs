@@ -1,6 +1,12 @@
 //! Normalisation.
+//!
+//! - `batch`: of each channel over the batch; `normalize`: the operation, with its gradients
+//! - `joint`: statistics over the batches of all replicas of a step
+//! - `row`: of each row, or of groups of channels
 
 mod batch;
+mod joint;
+mod normalize;
 mod row;
 
 use crate::simd::{BLOCK, Element};

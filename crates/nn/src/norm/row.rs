@@ -198,15 +198,15 @@ impl Layer for Rows {
         normalised(self, inputs, &self.spread(weight), &self.spread(bias))
     }
 
-    fn backward<T: Element>(&self, pass: &Pass<T>) -> Gradients<T> {
+    fn backward<T: Element>(&self, pass: &Pass<T>) -> Result<Gradients<T>> {
         let weights = self.spread(pass.weight);
         let (of_inputs, of_weights, of_biases) =
             gradients(self, pass.inputs, pass.gradient, &weights);
-        Gradients {
+        Ok(Gradients {
             of_inputs,
             of_weight: self.gather(&of_weights),
             of_bias: self.gather(&of_biases),
-        }
+        })
     }
 }
 
