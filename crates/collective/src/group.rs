@@ -8,7 +8,7 @@ use shared_proto::planted;
 use tokio::sync::Notify;
 
 use crate::links::{LinkError, Links};
-use crate::numbers::{combine, round, to_wire};
+use crate::numbers::{combine, combine_short, round, short_to_wire, to_wire};
 use crate::pieces::{PIECE_ELEMENTS, Pieces};
 use crate::schedule::{self, Algorithm, Groups, Rank, Round};
 
@@ -136,6 +136,45 @@ impl<L: Links> Group<L> {
             round(values, self.wire);
         }
         Ok(())
+    }
+
+    /// Returns the sum of all ranks' short vectors, in `f64`, whatever the wire is. A rank without numbers gives an empty vector, and
+    /// need not know the length of the others'. The sum is empty if all vectors are.
+    ///
+    /// # Errors
+    /// See [`CollectiveError`].
+    pub async fn sum_short(&self, values: Vec<f64>) -> Result<Vec<f64>, CollectiveError> {
+        let mut sum = values;
+        // Each round is about the whole vector, whatever its length.
+        for round in schedule::all_reduce(Algorithm::Doubling, self.rank, self.ranks, 1) {
+            let send = async {
+                if let Some((peer, _)) = &round.send {
+                    self.links.send(*peer, short_to_wire(&sum)).await?;
+                }
+                Ok::<_, CollectiveError>(())
+            };
+            let receive = async {
+                let Some((peer, _, combine)) = round.receive else {
+                    return Ok(None);
+                };
+                self.awaited.set(Some(peer));
+                let bytes = self.links.receive(peer).await?;
+                self.awaited.set(None);
+                Ok(Some((peer, bytes, combine)))
+            };
+            let ((), received) = tokio::try_join!(send, receive)?;
+            if let Some((rank, bytes, combine)) = received {
+                let (found, expected) = (bytes.len(), size_of_val(&sum[..]));
+                let fits = combine_short(&mut sum, &bytes, combine);
+                let differs = CollectiveError::Differs {
+                    rank,
+                    found,
+                    expected,
+                };
+                fits.ok_or(differs)?;
+            }
+        }
+        Ok(sum)
     }
 
     /// Makes each element of this rank's [segment](crate::segment) the sum of all ranks' elements at its place. The other

@@ -1,4 +1,4 @@
-//! Numbers of a piece as they travel, and their sums, which are made in `f32`.
+//! Numbers of a piece as they travel, and their sums, which are made in `f32`, or in `f64` for short vectors.
 
 use bytes::Bytes;
 use shared_proto::kernel::Kernel;
@@ -51,4 +51,37 @@ fn replace(numbers: &mut [f32], others: &[LeF32]) {
             *number = other.get();
         }
     });
+}
+
+/// Returns the bytes of a short vector on the wire.
+pub(crate) fn short_to_wire(numbers: &[f64]) -> Bytes {
+    numbers
+        .iter()
+        .flat_map(|number| number.to_le_bytes())
+        .collect()
+}
+
+/// Combines a short vector with one that has arrived. An empty one stands for zeros. Returns nothing if the lengths differ.
+pub(crate) fn combine_short(
+    numbers: &mut Vec<f64>,
+    received: &[u8],
+    combine: Combine,
+) -> Option<()> {
+    let (received, rest) = received.as_chunks();
+    let received = received.iter().map(|bytes| f64::from_le_bytes(*bytes));
+    if !rest.is_empty() {
+        return None;
+    }
+    match combine {
+        Combine::Add if received.len() == 0 => {}
+        Combine::Add if !numbers.is_empty() => {
+            if received.len() != numbers.len() {
+                return None;
+            }
+            let pairs = numbers.iter_mut().zip(received);
+            pairs.for_each(|(number, other)| *number += other);
+        }
+        Combine::Add | Combine::Replace => *numbers = received.collect(),
+    }
+    Some(())
 }

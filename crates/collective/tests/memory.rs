@@ -187,3 +187,51 @@ async fn the_traffic_is_that_of_the_schedule() {
     let ended = together(&mut vectors(ranks, elements), Dtype::Bf16, by, act).await;
     assert!(ended.iter().all(Result::is_ok));
 }
+
+/// Returns the sums of short vectors that each rank gets.
+async fn short_sums(vectors: Vec<Vec<f64>>) -> Vec<Result<Vec<f64>, CollectiveError>> {
+    let ranks = vectors.len();
+    let links = MemoryLinks::among(ranks).into_iter().enumerate();
+    let sums = links.zip(vectors).map(async |((rank, links), vector)| {
+        // A 16-bit wire is for gradients.
+        let group = Group::new(rank, ranks, links, Dtype::Bf16);
+        group.sum_short(vector).await
+    });
+    join_all(sums).await
+}
+
+#[tokio::test]
+async fn short_vectors_add_up_also_with_ranks_that_have_none() {
+    for ranks in 1..=9 {
+        let vector = |rank: usize, i: usize| 1.0 / (1.0 + (rank * 7 + i) as f64);
+        // Each set of ranks with numbers; also none.
+        for with in 0..1 << ranks {
+            let has = |rank: &usize| with & 1 << rank != 0;
+            let vectors = (0..ranks).map(|rank| match has(&rank) {
+                true => (0..5).map(|i| vector(rank, i)).collect(),
+                false => Vec::new(),
+            });
+            let sums = short_sums(vectors.collect()).await;
+            let first = sums[0].clone().unwrap();
+            assert!(sums.iter().all(|sum| sum.as_ref() == Ok(&first)));
+            assert_eq!(first.len(), if with == 0 { 0 } else { 5 });
+            for (i, sum) in first.iter().enumerate() {
+                let having = (0..ranks).filter(has);
+                let expected: f64 = having.map(|rank| vector(rank, i)).sum();
+                assert!((sum - expected).abs() < 1e-14, "{sum} is not {expected}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn short_vectors_of_different_lengths_are_found() {
+    for vectors in [
+        vec![vec![1.0; 3], vec![1.0; 4]],
+        vec![vec![1.0; 3], vec![], vec![1.0; 4]],
+    ] {
+        let sums = short_sums(vectors).await;
+        let error = sums.into_iter().find_map(Result::err).unwrap();
+        assert!(matches!(error, CollectiveError::Differs { .. }), "{error}");
+    }
+}
