@@ -29,6 +29,7 @@ mod steps;
 mod stop;
 mod stores;
 mod streams;
+mod synchronised;
 mod tables;
 mod unable;
 mod weights;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use flambeau::candle_core::{Result, Tensor};
 use flambeau::candle_nn::{self, BatchNorm, BatchNormConfig, Linear, Module, VarBuilder};
-use flambeau::{Batch, Embeddings, Initializer, Model, Pass, Setup, Table};
+use flambeau::{Batch, Embeddings, Initializer, Model, Pass, Setup, Table, nn};
 
 /// A linear model. Its step takes as many milliseconds as `TEST_STEP_MILLISECONDS` says, and 300 while the
 /// file that `TEST_SLOW_WHILE` names exists. It computes NaN from step `TEST_NAN_AT` on, and panics at step
@@ -20,28 +20,26 @@ pub struct Odd {
     step: AtomicU64,
 }
 
-impl Odd {
-    /// Appends a digest of the weights to the file of this process.
-    fn note_digest(&self, folder: &std::path::Path) -> Result<()> {
-        use std::io::Write;
-        let mut hash = DefaultHasher::new();
-        for tensor in [Some(self.linear.weight()), self.linear.bias()]
-            .into_iter()
-            .flatten()
-        {
-            let values = tensor.flatten_all()?.to_vec1::<f32>()?;
-            values
-                .iter()
-                .for_each(|value| value.to_bits().hash(&mut hash));
-        }
-        let path = folder.join(std::process::id().to_string());
-        let mut file = std::fs::File::options()
-            .create(true)
-            .append(true)
-            .open(path)?;
-        writeln!(file, "{:016x}", hash.finish())?;
-        Ok(())
+/// Appends a digest of values to a file of this process.
+fn note_digest<'a>(
+    values: impl IntoIterator<Item = &'a Tensor>,
+    folder: &std::path::Path,
+) -> Result<()> {
+    use std::io::Write;
+    let mut hash = DefaultHasher::new();
+    for tensor in values {
+        let values = tensor.flatten_all()?.to_vec1::<f32>()?;
+        values
+            .iter()
+            .for_each(|value| value.to_bits().hash(&mut hash));
     }
+    let path = folder.join(std::process::id().to_string());
+    let mut file = std::fs::File::options()
+        .create(true)
+        .append(true)
+        .open(path)?;
+    file.write_all(format!("{:016x}\n", hash.finish()).as_bytes())
+        .map_err(Into::into)
 }
 
 fn told(name: &str) -> Option<u64> {
@@ -73,7 +71,8 @@ impl Model for Odd {
         }
         let step = self.step.fetch_add(1, Ordering::Relaxed);
         if let Some(folder) = std::env::var_os("TEST_DIGESTS") {
-            self.note_digest(std::path::Path::new(&folder))?;
+            let values = [Some(self.linear.weight()), self.linear.bias()];
+            note_digest(values.into_iter().flatten(), folder.as_ref())?;
         }
         if let Some(milliseconds) = told("TEST_STEP_MILLISECONDS") {
             std::thread::sleep(Duration::from_millis(milliseconds));
@@ -187,6 +186,55 @@ impl Model for Normal {
         let inputs = batch.input()?.flatten_from(1)?;
         let inputs = inputs.apply_t(&self.norm, pass.training)?;
         self.line.forward(&inputs)
+    }
+}
+
+/// A linear model of inputs that Flambeau's batch normalisation has normalised twice. Before each step it appends a digest of its
+/// variables to a file, as [`Odd`] does. Between the forward and the backward pass of a step it waits for as many milliseconds as
+/// `TEST_STEP_MILLISECONDS` says.
+#[derive(Debug)]
+pub struct Joint {
+    norms: [nn::BatchNorm; 2],
+    line: Linear,
+    variables: Vec<Tensor>,
+}
+
+impl Model for Joint {
+    fn new(setup: &Setup, vars: VarBuilder) -> Result<Self> {
+        let features = setup.features()?;
+        let norm =
+            |name| nn::BatchNorm::new(features, nn::BatchNormConfig::default(), vars.pp(name));
+        let norms = [norm("first")?, norm("second")?];
+        let line = candle_nn::linear(features, setup.outputs(), vars.pp("line"))?;
+        // A variable that is asked for again is the same one.
+        let fields = ["weight", "bias", "running_mean", "running_var"];
+        let names = ["first", "second"].into_iter().flat_map(|norm| {
+            let named = move |field| format!("{norm}.{field}");
+            fields.map(named)
+        });
+        let variables = names.map(|name| vars.get(features, &name));
+        let mut variables = variables.collect::<Result<Vec<_>>>()?;
+        variables.push(line.weight().clone());
+        Ok(Self {
+            norms,
+            line,
+            variables,
+        })
+    }
+
+    fn forward(&self, batch: &Batch, pass: &Pass) -> Result<Tensor> {
+        if let Some(folder) = std::env::var_os("TEST_DIGESTS").filter(|_| pass.training) {
+            note_digest(&self.variables, folder.as_ref())?;
+        }
+        let mut x = batch.input()?.flatten_from(1)?;
+        for norm in &self.norms {
+            x = norm.forward(&x, pass.training)?;
+            x = (&x + x.sqr()?)?;
+        }
+        if let Some(milliseconds) = told("TEST_STEP_MILLISECONDS").filter(|_| pass.training) {
+            std::thread::sleep(Duration::from_millis(milliseconds));
+        }
+        self.line.forward(&x)
     }
 }
 

@@ -9,7 +9,7 @@ use shared_proto::wire;
 
 use crate::counters::{Counters, Times};
 use crate::error::WorkerError;
-use crate::replica::{Computed, Prepared, Replica, Step};
+use crate::replica::{Prepared, Replica, Step};
 use crate::strategy::{Pushed, Strategy, StrategyError};
 
 /// A finished step.
@@ -42,10 +42,8 @@ pub(crate) async fn step(
 
     let asked = Instant::now();
     let positions = batch.positions();
-    let computed = match positions.is_empty() {
-        true => Computed::nothing(),
-        false => replica.compute(positions, Step { clock, rank }).await?,
-    };
+    let step = Step { clock, rank };
+    let computed = strategy.compute(positions, step, replica).await?;
     let compute = asked.elapsed();
 
     let handed_over = Instant::now();
@@ -54,7 +52,7 @@ pub(crate) async fn step(
         Some(next) => next.wants().await,
         None => EVERY_BATCH,
     };
-    let samples = positions.end - positions.start;
+    let samples = positions.samples();
     let pushed = strategy.push(clock, computed.gradients, samples, next, replica);
     let pushed = pushed.await;
     let (skipped, pushed) = match pushed {

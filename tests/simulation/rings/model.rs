@@ -8,8 +8,8 @@ use async_trait::async_trait;
 use shared_proto::payload::Elements;
 use shared_proto::step::{Gradients, Want};
 use worker::replica::{
-    Computed, Description, Evaluation, EvaluationPart, Mirror, MirrorState, Positions, Prepared,
-    Replica, ReplicaError, Step, StepsMade,
+    Computed, Description, Evaluation, EvaluationPart, Mirror, MirrorState, Others, Positions,
+    Prepared, Replica, ReplicaError, Step, StepsMade,
 };
 use worker::variables::Part;
 
@@ -103,6 +103,16 @@ impl Mirror for Kept {
     async fn note_made(&self, made: StepsMade) -> Result<(), ReplicaError> {
         self.history.noted(&self.name, made);
         Ok(())
+    }
+
+    /// Its passes have no sums with others.
+    async fn compute_with(
+        &self,
+        _: Others,
+        positions: Positions,
+        step: Step,
+    ) -> Result<Computed, ReplicaError> {
+        self.compute(positions, step).await
     }
 
     async fn state(&self) -> Result<MirrorState, ReplicaError> {

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use flambeau::App;
-use tests::models::{Factors, Normal, Odd, RowVisits, Visits};
+use tests::models::{Factors, Joint, Normal, Odd, RowVisits, Visits};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -11,6 +11,7 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 fn main() -> ExitCode {
     App::new()
         .model::<Factors>("factors")
+        .model::<Joint>("joint")
         .model::<Normal>("normal")
         .model::<Odd>("odd")
         .model::<RowVisits>("row-visits")

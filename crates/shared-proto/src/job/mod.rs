@@ -26,7 +26,7 @@ pub use objective::{LossName, Objective};
 pub use optimizer::{
     Adagrad, Adam, AdamW, Ftrl, Momentum, Optimizer, RmsProp, Schedule, ScheduleKind, Sgd,
 };
-pub use strategy::{Strategy, StrategyName};
+pub use strategy::{BatchNorm, Strategy, StrategyName};
 pub use table::{
     Admission, Age, Capacity, Eviction, EvictionOrder, Initializer, RowOptimizer, Storage,
     TableSpec,
@@ -56,7 +56,8 @@ pub struct Job {
     /// Samples that a worker computes together.
     pub batch_size: u32,
     /// Batches in a worker's step. The mean of their gradients is that of a batch so many times as large, except in
-    /// layers that compute with several samples at a time: batch normalisation takes mean and variance from each batch.
+    /// layers that compute with several samples at a time: batch normalisation takes mean and variance from each batch, or from
+    /// those batches of all replicas that have the same place in the step.
     pub accumulate: u32,
     /// The action on gradients that are NaN or infinite.
     pub non_finite: NonFinite,

@@ -17,6 +17,8 @@ pub struct Strategy {
     pub staleness: u64,
     /// The type of numbers in which weights and gradients travel. Servers keep and compute `f32`.
     pub wire: Wire,
+    /// The samples over which batch normalisation takes mean and variance.
+    pub batch_norm: BatchNorm,
 }
 
 impl Default for Strategy {
@@ -44,6 +46,7 @@ struct Written {
     mode: Option<Mode>,
     staleness: u64,
     wire: Wire,
+    batch_norm: BatchNorm,
 }
 
 impl Default for Written {
@@ -53,6 +56,7 @@ impl Default for Written {
             mode: None,
             staleness: 4,
             wire: Wire::F32,
+            batch_norm: BatchNorm::PerReplica,
         }
     }
 }
@@ -64,14 +68,26 @@ impl From<Written> for Strategy {
             mode,
             staleness,
             wire,
+            batch_norm,
         } = written;
         Self {
             mode: mode.unwrap_or(name.usual_mode()),
             name,
             staleness,
             wire,
+            batch_norm,
         }
     }
+}
+
+/// The samples over which batch normalisation takes mean and variance.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum BatchNorm {
+    /// Those that a replica computes together.
+    PerReplica,
+    /// Those that all replicas of a step compute together. The replicas add up in the middle of their passes.
+    Synchronised,
 }
 
 /// The place where variables live.
@@ -128,6 +144,21 @@ impl StrategyName {
         }
     }
 
+    /// Returns whether replicas compute a step together and can add up while they compute. Otherwise, returns why not, and what to do.
+    pub fn adds_up_within_steps(self) -> Result<(), &'static str> {
+        match self {
+            Self::Mirrored | Self::CentralStorage | Self::MultiWorkerMirrored | Self::Hybrid => {
+                Ok(())
+            }
+            Self::ParameterServer => Err(
+                "its workers have no links by which they could add up while they compute; leave it out, or use \"mirrored\", \"central-storage\" or \"multi-worker-mirrored\"",
+            ),
+            Self::OneDevice => {
+                Err("its only replica has all samples of a step anyway; leave it out")
+            }
+        }
+    }
+
     /// Returns the mode of a job that names none. Without servers all workers make each step together.
     pub fn usual_mode(self) -> Mode {
         match self.has_servers() {
@@ -160,6 +191,30 @@ mod tests {
         );
         let bounded = Job::default().with("strategy.mode=sync").unwrap();
         assert_eq!(bounded.strategy.mode, Mode::Sync);
+    }
+
+    #[test]
+    fn batch_norm_is_synchronised_where_replicas_compute_together() {
+        let job = |name: &str| {
+            Job::from_toml(&format!(
+                "[strategy]\nname = \"{name}\"\nbatch_norm = \"synchronised\""
+            ))
+        };
+        for name in ["mirrored", "central-storage", "multi-worker-mirrored"] {
+            let job = job(name).unwrap();
+            assert_eq!(job.strategy.batch_norm, BatchNorm::Synchronised);
+            assert_eq!(Job::from_toml(&job.to_toml()).unwrap(), job);
+        }
+        for (name, why) in [
+            ("parameter-server", "its workers have no links"),
+            ("one-device", "its only replica has all samples"),
+        ] {
+            let error = job(name).unwrap_err().to_string();
+            let start = format!(
+                "job setting `strategy.batch_norm` is \"synchronised\", but it does not count with `strategy.name` \"{name}\"; {why}"
+            );
+            assert!(error.starts_with(&start), "{error}");
+        }
     }
 
     #[test]

@@ -90,6 +90,8 @@ name = "parameter-server" # parameter-server | multi-worker-mirrored | one-devic
 mode = "bounded"        # sync | bounded | async; strategies without servers are sync, and need not say it
 staleness = 4           # bounded: steps that a worker may lead the slowest by
 wire = "f32"            # f32 | bf16 | f16: numbers in which weights and gradients travel
+batch_norm = "per-replica" # per-replica | synchronised: whose samples batch normalisation takes mean and variance of;
+                        # synchronised: of all replicas of the step (mirrored, central-storage, multi-worker-mirrored)
 
 [cluster]
 #: ps = 2               # parameter servers; absent: those there when none has joined for 3 s

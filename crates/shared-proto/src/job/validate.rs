@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::{Job, JobError, MOST_SERVERS, Mode, Strategy, groups};
+use super::{BatchNorm, Job, JobError, MOST_SERVERS, Mode, Strategy, groups};
 
 /// The longest time that a setting may give, in seconds: 30 days. No wait in a job is longer, and the sum of this and
 /// any time of a clock is still a time.
@@ -200,7 +200,21 @@ impl Job {
             &(model.embedding as u64),
             "must be at least 1 and at most 65536",
         )?;
-        let Strategy { name, mode, .. } = self.strategy;
+        let Strategy {
+            name,
+            mode,
+            batch_norm,
+            ..
+        } = self.strategy;
+        if let (BatchNorm::Synchronised, Err(advice)) = (batch_norm, name.adds_up_within_steps()) {
+            return Err(JobError::Unused {
+                field: "strategy.batch_norm",
+                value: "\"synchronised\"".to_owned(),
+                other: "strategy.name",
+                other_value: format!("{:?}", name.name()),
+                advice,
+            });
+        }
         check(
             name.has_servers() || mode == Mode::Sync,
             "strategy.mode",

@@ -11,10 +11,10 @@ use shared_proto::job::{Clip, Job, StrategyName};
 use shared_proto::payload::Elements;
 
 use super::error::ReplicaError;
-use super::interface::{
-    Computed, Description, Evaluation, EvaluationPart, Positions, Prepared, Replica, Step,
-};
+use super::interface::{Description, Evaluation, EvaluationPart, Prepared, Replica};
 use super::mirror::{Mirror, MirrorState, StepsMade};
+use super::rounds::{Others, meet, rounds};
+use super::step::{Computed, Positions, Step};
 use super::thread::ModelReplica;
 use crate::device;
 use crate::registry::Registry;
@@ -79,12 +79,34 @@ impl DeviceReplicas {
         &self.replicas[0]
     }
 
-    /// Returns each replica that has samples of a step, with its number and the positions of its samples.
-    fn shares(&self, all: Positions) -> impl Iterator<Item = (usize, &ModelReplica, Positions)> {
-        let share =
-            move |(number, replica)| (number, replica, part(all, number, self.replicas.len()));
+    /// Returns the share of each replica that has samples of a step.
+    fn shares(&self, all: Positions) -> impl Iterator<Item = Share<'_>> {
+        let devices = self.replicas.len();
+        let share = move |(number, replica)| {
+            let positions = part(all, number, devices);
+            Share {
+                replica,
+                positions,
+                number: number as u32,
+                devices: devices as u32,
+                part: positions.samples() as f64 / all.samples() as f64,
+            }
+        };
         let shares = self.replicas.iter().enumerate().map(share);
-        shares.filter(|(_, _, positions)| !positions.is_empty())
+        shares.filter(|share| !share.positions.is_empty())
+    }
+
+    /// Returns the mean of what the replicas have computed, each with its part of the samples.
+    fn mean(&self, computed: Vec<(f64, Computed)>) -> Computed {
+        let loss = computed.iter().map(|(part, computed)| part * computed.loss);
+        let loss = loss.sum();
+        let gradients = computed.into_iter();
+        let gradients = gradients.map(|(part, computed)| (part as f32, computed.gradients));
+        let variables = &self.description().variables;
+        Computed {
+            loss,
+            gradients: mean_gradients(gradients.collect(), variables, self.clip),
+        }
     }
 
     /// Returns the replicas that make updates.
@@ -113,9 +135,31 @@ impl DeviceReplicas {
     }
 }
 
+/// A device's share of a step.
+struct Share<'a> {
+    replica: &'a ModelReplica,
+    positions: Positions,
+    /// The number of the device, and the number of all devices.
+    number: u32,
+    devices: u32,
+    /// Its part of the step's samples.
+    part: f64,
+}
+
+impl Share<'_> {
+    /// Returns the step for this device, which has random numbers of its own.
+    fn of(&self, step: Step) -> Step {
+        let rank = step.rank.wrapping_mul(self.devices);
+        Step {
+            rank: rank.wrapping_add(self.number),
+            ..step
+        }
+    }
+}
+
 /// Returns the positions of a device's samples: consecutive ones, of which each device has as many as the others, or one more.
 fn part(all: Positions, device: usize, devices: usize) -> Positions {
-    let samples = u128::from(all.end.saturating_sub(all.start));
+    let samples = u128::from(all.samples());
     let before = |device: usize| {
         let samples = samples * device as u128 / devices as u128;
         all.start.saturating_add(samples as u64)
@@ -135,8 +179,8 @@ impl Replica for DeviceReplicas {
 
     async fn prepare(&self, positions: Positions) -> Prepared {
         let mut parts = Vec::new();
-        for (_, replica, part) in self.shares(positions) {
-            parts.push(replica.prepare(part).await);
+        for share in self.shares(positions) {
+            parts.push(share.replica.prepare(share.positions).await);
         }
         Prepared::of_parts(positions, parts)
     }
@@ -154,27 +198,12 @@ impl Replica for DeviceReplicas {
         if let [one] = &self.replicas[..] {
             return one.compute(positions, step).await;
         }
-        let devices = self.replicas.len() as u32;
-        let compute = async |(number, replica, part): (usize, &ModelReplica, Positions)| {
-            // Each device has random numbers of its own.
-            let rank = step.rank.wrapping_mul(devices).wrapping_add(number as u32);
-            let computed = replica.compute(part, Step { rank, ..step }).await?;
-            Ok::<_, ReplicaError>((part.end - part.start, computed))
+        let compute = async |share: Share<'_>| {
+            let computed = share.replica.compute(share.positions, share.of(step));
+            Ok::<_, ReplicaError>((share.part, computed.await?))
         };
         let computed = try_join_all(self.shares(positions).map(compute)).await?;
-        let samples = (positions.end - positions.start) as f64;
-        let share = |of: u64| of as f64 / samples;
-        let loss = computed
-            .iter()
-            .map(|(of, computed)| share(*of) * computed.loss);
-        let loss = loss.sum();
-        let gradients = computed.into_iter();
-        let gradients = gradients.map(|(of, computed)| (share(of) as f32, computed.gradients));
-        let variables = &self.description().variables;
-        Ok(Computed {
-            loss,
-            gradients: mean_gradients(gradients.collect(), variables, self.clip),
-        })
+        Ok(self.mean(computed))
     }
 
     async fn evaluate(&self, part: EvaluationPart) -> Result<Evaluation, ReplicaError> {
@@ -207,6 +236,31 @@ impl Mirror for DeviceReplicas {
         let memory = memory?;
         self.copy_values().await?;
         Ok(memory)
+    }
+
+    async fn compute_with(
+        &self,
+        others: Others,
+        positions: Positions,
+        step: Step,
+    ) -> Result<Computed, ReplicaError> {
+        if let [one] = &self.replicas[..] {
+            return one.compute_with(others, positions, step).await;
+        }
+        let (mut ends, mut computing) = (Vec::new(), Vec::new());
+        for share in self.shares(positions) {
+            let (others, end) = rounds();
+            ends.push(end);
+            computing.push(async move {
+                let step = share.of(step);
+                let computed = share.replica.compute_with(others, share.positions, step);
+                Ok::<_, ReplicaError>((share.part, computed.await?))
+            });
+        }
+        // If one fails, the others end their passes without it.
+        let (met, computed) = tokio::join!(meet(ends, &others), try_join_all(computing));
+        met?;
+        Ok(self.mean(computed?))
     }
 
     async fn note_made(&self, made: StepsMade) -> Result<(), ReplicaError> {

@@ -41,6 +41,11 @@ pub enum ReplicaError {
     /// Values do not fit the variables.
     #[error(transparent)]
     Variables(#[from] VariablesError),
+    /// Replicas compute together, and nothing in the model asks for it.
+    #[error(
+        "`strategy.batch_norm = \"synchronised\"` has no effect on the model {0:?}: no layer in it is an `nn::BatchNorm` that trains; leave the setting out, or use that layer in place of another batch normalisation"
+    )]
+    Unsynchronised(String),
     /// candle failed while computing.
     #[error("the model failed: {}", plain(.0))]
     Compute(#[from] candle_core::Error),

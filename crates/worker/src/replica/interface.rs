@@ -5,34 +5,16 @@ use std::path::PathBuf;
 use async_trait::async_trait;
 use bytes::Bytes;
 use shared_proto::blocks::VariableSpec;
-use shared_proto::ids::Clock;
 use shared_proto::payload::Elements;
-use shared_proto::step::{Gradients, Want};
+use shared_proto::step::Want;
 use shared_proto::table::TableSpec;
 use tokio::sync::oneshot;
 
 use super::error::ReplicaError;
 use super::mirror::Mirror;
+use super::step::{Computed, Positions, Step};
 use crate::model::Metrics;
 use crate::variables::Part;
-
-/// Positions of a pass over the training data.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Positions {
-    /// The number of the pass, from 0.
-    pub data_epoch: u32,
-    /// The first position.
-    pub start: u64,
-    /// The position after the last one.
-    pub end: u64,
-}
-
-impl Positions {
-    /// Returns whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.start >= self.end
-    }
-}
 
 /// A batch that a replica prepares.
 #[derive(Debug)]
@@ -91,38 +73,6 @@ impl Prepared {
             }
         }
         &self.wants
-    }
-}
-
-/// A step of a worker.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Step {
-    /// The number of steps that the worker has finished.
-    pub clock: Clock,
-    /// The worker's number, from 0.
-    pub rank: u32,
-}
-
-/// The result of a step.
-#[derive(Debug)]
-pub struct Computed {
-    /// The mean loss over the batch.
-    pub loss: f64,
-    /// The gradients to push.
-    pub gradients: Gradients,
-}
-
-impl Computed {
-    /// The result of a step without samples.
-    pub fn nothing() -> Self {
-        Self {
-            loss: 0.0,
-            gradients: Gradients {
-                values: Vec::new(),
-                rows: Vec::new(),
-                norm: 0.0,
-            },
-        }
     }
 }
 

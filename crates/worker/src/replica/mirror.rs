@@ -4,6 +4,8 @@ use async_trait::async_trait;
 use shared_proto::ids::{Clock, Epoch, RunNumber};
 
 use super::error::ReplicaError;
+use super::rounds::Others;
+use super::step::{Computed, Positions, Step};
 
 /// A replica that keeps the values between steps, with the optimizer's state: all replicas of a job hold the same bits.
 #[async_trait(?Send)]
@@ -14,6 +16,15 @@ pub trait Mirror {
 
     /// Notes that the values have these steps, although there was no update.
     async fn note_made(&self, made: StepsMade) -> Result<(), ReplicaError>;
+
+    /// Computes as [`Replica::compute`](super::Replica::compute) does, together with `others` that compute the same step: batch
+    /// normalisation takes the mean and the variance over the samples of all. There must be samples.
+    async fn compute_with(
+        &self,
+        others: Others,
+        positions: Positions,
+        step: Step,
+    ) -> Result<Computed, ReplicaError>;
 
     /// Returns the values and the optimizer's state.
     async fn state(&self) -> Result<MirrorState, ReplicaError>;

@@ -1,8 +1,9 @@
 //! The worker's copy of the model, with its data.
 //!
-//! - `interface`: what the training step and strategies ask of a replica
+//! - `interface`: what the training step and strategies ask of a replica; `step`: a step, and its result
 //! - `mirror`: what strategies without servers ask of it besides; `mirrored`: how the thread does it
 //! - `devices`: several replicas as one, each on a device of its own
+//! - `rounds`: sums over the replicas of a step in the middle of their passes
 //! - `thread`: a candle model on a thread of its own; `build`: the model, its variables and tables
 //! - `reader`: the thread that reads its batches; `evaluating`: an evaluation, part by part
 //! - `error`: the errors of all of these
@@ -15,14 +16,16 @@ mod interface;
 mod mirror;
 mod mirrored;
 mod reader;
+mod rounds;
+mod step;
 mod thread;
 
 pub(crate) use build::{Built, build, precision};
 pub use devices::DeviceReplicas;
 pub use error::ReplicaError;
 pub(crate) use evaluating::{EVALUATION_BATCH, Evaluating};
-pub use interface::{
-    Computed, Description, Evaluation, EvaluationPart, Positions, Prepared, Replica, Step,
-};
+pub use interface::{Description, Evaluation, EvaluationPart, Prepared, Replica};
 pub use mirror::{Mirror, MirrorState, StepsMade};
+pub use rounds::{Others, Round, Rounds, rounds};
+pub use step::{Computed, Positions, Step};
 pub use thread::ModelReplica;

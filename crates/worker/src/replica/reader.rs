@@ -10,7 +10,7 @@ use tokio::sync::mpsc::{self, Receiver, Sender};
 use tokio::sync::oneshot;
 
 use super::error::ReplicaError;
-use super::interface::Positions;
+use super::step::Positions;
 use crate::input::{Order, Samples, read};
 use crate::model::{Batch, Model};
 use crate::tables::{self, ModelTables};

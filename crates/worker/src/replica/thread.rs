@@ -1,5 +1,7 @@
 //! A replica that is a candle model on a thread of its own, so that candle does not block tokio. Another thread reads its
-//! batches.
+//! batches. `pass` makes the passes of a training step.
+
+mod pass;
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -8,7 +10,6 @@ use std::thread::JoinHandle;
 
 use async_trait::async_trait;
 use candle_core::Device;
-use nn::backward;
 use parking_lot::Mutex;
 use shared_proto::job::{Job, NonFinite};
 use shared_proto::payload::Elements;
@@ -17,17 +18,17 @@ use tokio::sync::{mpsc, oneshot};
 use super::build::{Built, build, precision};
 use super::error::ReplicaError;
 use super::evaluating::Evaluating;
-use super::interface::{
-    Computed, Description, Evaluation, EvaluationPart, Positions, Prepared, Replica, Step,
-};
+use super::interface::{Description, Evaluation, EvaluationPart, Prepared, Replica};
 use super::mirror::{Mirror, MirrorState, StepsMade};
 use super::mirrored::{MirrorCommand, Mirrored, Reply};
 use super::reader::{self, Assembled, Batches, Request};
+use super::rounds::Others;
+use super::step::{Computed, Positions, Step};
 use crate::input::{Dataset, Fitted, Purpose, Samples, Signature, save_transforms};
-use crate::model::{Batch, Model, Objective, Pass};
+use crate::model::{Batch, Model, Objective};
 use crate::registry::Registry;
 use crate::tables::ModelTables;
-use crate::variables::{Part, Trained, Variables};
+use crate::variables::{Part, Variables};
 
 /// The number of commands that may wait for the model's thread.
 const COMMANDS: usize = 4;
@@ -36,7 +37,8 @@ enum Command {
     /// The batches of a step, which the reader sends.
     Prepare(Positions, oneshot::Receiver<Batches>),
     TakeIn(Vec<Part>),
-    Compute(Positions, Step, Reply<Computed>),
+    /// With the other replicas of a step that is computed together.
+    Compute(Positions, Step, Option<Others>, Reply<Computed>),
     Evaluate(EvaluationPart, Reply<Evaluation>),
     InitialValues(Reply<Vec<Elements>>),
     Save(PathBuf, Reply<()>),
@@ -127,7 +129,7 @@ impl Replica for ModelReplica {
     }
 
     async fn compute(&self, positions: Positions, step: Step) -> Result<Computed, ReplicaError> {
-        self.ask(|reply| Command::Compute(positions, step, reply))
+        self.ask(|reply| Command::Compute(positions, step, None, reply))
             .await
     }
 
@@ -171,6 +173,16 @@ impl Mirror for ModelReplica {
 
     async fn note_made(&self, made: StepsMade) -> Result<(), ReplicaError> {
         self.ask_mirror(|reply| MirrorCommand::NoteMade(made, reply))
+            .await
+    }
+
+    async fn compute_with(
+        &self,
+        others: Others,
+        positions: Positions,
+        step: Step,
+    ) -> Result<Computed, ReplicaError> {
+        self.ask(|reply| Command::Compute(positions, step, Some(others), reply))
             .await
     }
 
@@ -307,8 +319,8 @@ impl Thread {
                     let taken_in = self.take_in(&parts);
                     self.taken_in = std::mem::replace(&mut self.taken_in, Ok(())).and(taken_in);
                 }
-                Command::Compute(positions, step, reply) => {
-                    drop(reply.send(self.compute(positions, step)));
+                Command::Compute(positions, step, others, reply) => {
+                    drop(reply.send(self.compute(positions, step, others)));
                 }
                 Command::Evaluate(part, reply) => drop(reply.send(self.evaluate(part))),
                 Command::InitialValues(reply) => drop(reply.send(self.initial_values())),
@@ -342,37 +354,6 @@ impl Thread {
         let batches = batches.into_iter().map(there);
         let batches = batches.collect::<Result<_, ReplicaError>>()?;
         Ok(Assembled { batches, rows })
-    }
-
-    fn compute(&mut self, positions: Positions, step: Step) -> Result<Computed, ReplicaError> {
-        std::mem::replace(&mut self.taken_in, Ok(()))?;
-        let Assembled { batches, rows } = self.batches(positions)?;
-        let step_rows = self.tables.rows(&rows, &mut self.pulled, &self.device)?;
-        self.tables.set(&step_rows);
-        let samples: usize = batches.iter().map(Batch::samples).sum();
-        let before = self.variables.measured()?;
-        let (clock, rank) = (step.clock.0, step.rank);
-        let pass = Pass::training(&self.objective, self.job.seed, clock, rank);
-        let (mut mean, mut sum) = (0.0, None::<Trained>);
-        for batch in &batches {
-            let outputs = self.model.forward(batch, &pass)?;
-            let loss = self.model.loss(&outputs, batch, &pass)?;
-            let share = batch.samples() as f64 / samples as f64;
-            mean += share * f64::from(loss.to_scalar::<f32>()?);
-            let store = backward(&loss)?;
-            let gradients = self.variables.trained_gradients(&store, step_rows.vars())?;
-            match &mut sum {
-                None if batches.len() == 1 => sum = Some(gradients),
-                None => sum = Some(gradients.times(share as f32)),
-                Some(sum) => sum.add(gradients, share as f32),
-            }
-        }
-        let sum = sum.ok_or_else(nothing)?;
-        let clip = self.job.clip();
-        Ok(Computed {
-            loss: mean,
-            gradients: self.variables.finish_gradients(sum, &rows, before, clip)?,
-        })
     }
 
     /// Evaluates the part that was read before, for which the rows have been taken in, and reads the next one.

@@ -19,7 +19,7 @@ use super::interface::{Evaluated, Joining, Pulled, Pushed, Reconciled, Strategy}
 use super::mirrored::{Mirrored, mirror};
 use super::parameter_server::ParameterServer;
 use super::register::register;
-use crate::replica::Replica;
+use crate::replica::{Computed, Positions, Replica, Step};
 
 /// A member of a ring of workers that is connected to parameter servers.
 pub struct Hybrid {
@@ -95,6 +95,15 @@ impl Strategy for Hybrid {
         self.dense.pull(clock, wants, replica).await?;
         let ring_over = self.dense.newer_ring();
         Self::in_ring(ring_over, self.tables.pull(clock, wants, replica)).await
+    }
+
+    async fn compute(
+        &mut self,
+        positions: Positions,
+        step: Step,
+        replica: &dyn Replica,
+    ) -> Result<Computed, StrategyError> {
+        self.dense.compute(positions, step, replica).await
     }
 
     async fn push(

@@ -16,7 +16,7 @@ use shared_proto::wire;
 use super::error::StrategyError;
 use super::stores::Stores;
 use crate::model::Metrics;
-use crate::replica::Replica;
+use crate::replica::{Computed, Positions, Replica, Step};
 
 /// A registered worker that joins a cluster by a strategy.
 #[derive(Clone, Copy, Debug)]
@@ -46,6 +46,20 @@ pub trait Strategy {
         wants: &[Want],
         replica: &dyn Replica,
     ) -> Result<Pulled, StrategyError>;
+
+    /// Computes the loss and the gradients of a step. There may be no samples: then it computes nothing, but other workers may wait
+    /// for this one in the middle of their passes. The default lets the replica compute by itself.
+    async fn compute(
+        &mut self,
+        positions: Positions,
+        step: Step,
+        replica: &dyn Replica,
+    ) -> Result<Computed, StrategyError> {
+        Ok(match positions.is_empty() {
+            true => Computed::nothing(),
+            false => replica.compute(positions, step).await?,
+        })
+    }
 
     /// Takes the mean gradients of the step after `clock` over so many samples, and returns once they count. `next` has
     /// the wants of the next step as far as they are known, so that its values can be requested right behind the

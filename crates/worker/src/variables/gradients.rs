@@ -35,6 +35,19 @@ impl Variables {
         named.map(value).collect::<Result<_, _>>().map(Measured)
     }
 
+    /// Gives the variables that the model has changed their values of before.
+    ///
+    /// # Errors
+    /// candle's.
+    pub(crate) fn restore(&self, before: Measured) -> Result<(), VariablesError> {
+        let measured = self.0.iter().zip(before.0);
+        let measured = measured.filter_map(|((_, var), before)| Some((var, before?)));
+        for (var, before) in measured {
+            restore(var, before)?;
+        }
+        Ok(())
+    }
+
     /// Takes the gradients of each trained variable, and of the rows of each table, out of `store`. Rows that the loss does
     /// not depend on have a gradient of zeros.
     ///

@@ -4,12 +4,14 @@
 //! - `ring`: the ring, its links, and the values that its members begin with
 //! - `checkpoints`: checkpoints, written and loaded by members of the ring
 //! - `gradient`: a step's gradients as one vector
+//! - `together`: work with the other members of a ring, also in the middle of a step's passes
 //! - `counters`: metrics
 
 mod checkpoints;
 mod counters;
 mod gradient;
 mod ring;
+mod together;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -19,7 +21,7 @@ use async_trait::async_trait;
 use collective::{Exchange, Identity};
 use daemon::membership::{Coordinator, Membership, Sender};
 use shared_proto::ids::{Clock, Epoch, RunNumber, Task, ViewNumber};
-use shared_proto::job::NonFinite;
+use shared_proto::job::{BatchNorm, NonFinite};
 use shared_proto::network::Network;
 use shared_proto::payload::Dtype;
 use shared_proto::step::{Gradients, Want};
@@ -35,7 +37,9 @@ use super::error::StrategyError;
 use super::interface::{Evaluated, Joining, Pulled, Pushed, Reconciled, Strategy};
 use super::register::register;
 use super::waits::tell_waits;
-use crate::replica::{Evaluation, EvaluationPart, Mirror, Replica, ReplicaError, StepsMade};
+use crate::replica::{
+    Computed, Evaluation, EvaluationPart, Mirror, Positions, Replica, ReplicaError, Step, StepsMade,
+};
 
 /// The time after which a worker that waits for another reports it.
 const QUIET: Duration = Duration::from_secs(1);
@@ -50,6 +54,7 @@ pub struct Mirrored {
     network: Arc<dyn Network>,
     wire: Dtype,
     non_finite: NonFinite,
+    batch_norm: BatchNorm,
     has_averages: bool,
     /// The time in which another member must take a link.
     patience: Duration,
@@ -124,6 +129,7 @@ impl Mirrored {
             network: Arc::clone(joining.network),
             wire: job.strategy.wire.into(),
             non_finite: job.non_finite,
+            batch_norm: job.strategy.batch_norm,
             has_averages: job.ema_decay.is_some(),
             patience: Duration::from_secs_f64(job.cluster.lease_seconds),
             ring: None,
@@ -163,46 +169,6 @@ impl Mirrored {
         }
         Ok(())
     }
-
-    /// Adds up a vector with the other members. If that takes long, reports the member that it waits for.
-    async fn all_reduce(&mut self, values: &mut [f32]) -> Result<(), StrategyError> {
-        let Some(ring) = &self.ring else {
-            let why = "this worker is in no ring";
-            return Err(StrategyError::Abandoned(why.to_owned()));
-        };
-        let tell = async {
-            tokio::time::sleep(QUIET).await;
-            loop {
-                let on: Vec<Task> = ring.waiting_on().into_iter().collect();
-                self.waiting_on.send_if_modified(|known| {
-                    let changed = *known != on;
-                    *known = on;
-                    changed
-                });
-                tokio::time::sleep(QUIET).await;
-            }
-        };
-        let begun = Instant::now();
-        let reduced = tokio::select! {
-            biased;
-            reduced = ring.all_reduce(values) => reduced,
-            () = tell => unreachable!("it never ends"),
-        };
-        self.waiting_on
-            .send_if_modified(|known| !std::mem::take(known).is_empty());
-        self.counters.moved(ring.take_traffic());
-        let lost = match reduced {
-            Ok(()) => {
-                self.counters.reduced(begun.elapsed());
-                return Ok(());
-            }
-            Err(lost) => lost,
-        };
-        self.counters.abandoned(&lost);
-        let why = lost.to_string();
-        self.leave_ring(lost);
-        Err(StrategyError::Abandoned(why))
-    }
 }
 
 /// Returns the replica as one that keeps the values.
@@ -226,6 +192,22 @@ impl Strategy for Mirrored {
         Ok(Pulled::default())
     }
 
+    async fn compute(
+        &mut self,
+        positions: Positions,
+        step: Step,
+        replica: &dyn Replica,
+    ) -> Result<Computed, StrategyError> {
+        match self.batch_norm {
+            BatchNorm::Synchronised => {
+                let mirror = mirror(replica)?;
+                self.compute_together(positions, step, mirror).await
+            }
+            BatchNorm::PerReplica if positions.is_empty() => Ok(Computed::nothing()),
+            BatchNorm::PerReplica => Ok(replica.compute(positions, step).await?),
+        }
+    }
+
     async fn push(
         &mut self,
         clock: Clock,
@@ -243,7 +225,10 @@ impl Strategy for Mirrored {
         // The others wait for this worker's part also if it counts for nothing.
         let samples = if finite { samples } else { 0 };
         gradient::fill(&mut memory, &gradients, samples, replica.description());
-        self.all_reduce(&mut memory).await?;
+        let begun = Instant::now();
+        self.in_ring(async |ring| ring.all_reduce(&mut memory).await)
+            .await?;
+        self.counters.reduced(begun.elapsed());
         let made = StepsMade {
             run: self.run,
             ring: *self.number.borrow(),

@@ -53,6 +53,13 @@ impl Ring {
         }
     }
 
+    /// Returns the sum of all members' short vectors, as [`Group::sum_short`] does.
+    pub(super) async fn sum_short(&self, values: Vec<f64>) -> Result<Vec<f64>, Lost> {
+        let summed = self.group.sum_short(values);
+        let summed = unless_over(self.number, self.newest.clone(), summed).await?;
+        summed.map_err(|error| self.lost(&error))
+    }
+
     /// Returns the member from which it waits to receive.
     pub(super) fn waiting_on(&self) -> Option<Task> {
         self.members.get(self.group.waiting_on()?).copied()

@@ -1,0 +1,87 @@
+//! The passes of a training step.
+
+use std::sync::Arc;
+
+use candle_core::Var;
+use nn::{backward, synchronised};
+
+use super::{Thread, nothing};
+use crate::model::{Batch, Pass};
+use crate::replica::error::ReplicaError;
+use crate::replica::reader::Assembled;
+use crate::replica::rounds::Others;
+use crate::replica::step::{Computed, Positions, Step};
+use crate::variables::Trained;
+
+impl Thread {
+    /// Computes the loss and the gradients of a step, with the other replicas of the step if it is computed together.
+    pub(super) fn compute(
+        &mut self,
+        positions: Positions,
+        step: Step,
+        others: Option<Others>,
+    ) -> Result<Computed, ReplicaError> {
+        std::mem::replace(&mut self.taken_in, Ok(()))?;
+        let Assembled { batches, rows } = self.batches(positions)?;
+        let step_rows = self.tables.rows(&rows, &mut self.pulled, &self.device)?;
+        self.tables.set(&step_rows);
+        let before = self.variables.measured()?;
+        let others = others.map(Arc::new);
+        let passed = {
+            let _leaving = others.as_ref().map(|others| others.leaving());
+            self.pass(&batches, step, step_rows.vars(), others.as_ref())
+        };
+        let (loss, sum) = match passed {
+            Ok(passed) => passed,
+            Err(error) => {
+                // The step may be made again with others, and then counts from these values.
+                self.variables.restore(before)?;
+                return Err(error);
+            }
+        };
+        if others.is_some_and(|others| others.rounds() == 0) {
+            let model = self.job.model.name.clone();
+            return Err(ReplicaError::Unsynchronised(model));
+        }
+        let clip = self.job.clip();
+        Ok(Computed {
+            loss,
+            gradients: self.variables.finish_gradients(sum, &rows, before, clip)?,
+        })
+    }
+
+    /// Makes the forward and the backward pass of a step's batches. Returns the mean loss, and the mean gradients of trained
+    /// variables and of the rows of tables.
+    fn pass(
+        &self,
+        batches: &[Batch],
+        step: Step,
+        rows: &[Var],
+        others: Option<&Arc<Others>>,
+    ) -> Result<(f64, Trained), ReplicaError> {
+        let samples: usize = batches.iter().map(Batch::samples).sum();
+        let pass = Pass::training(&self.objective, self.job.seed, step.clock.0, step.rank);
+        let (mut mean, mut sum) = (0.0, None::<Trained>);
+        for batch in batches {
+            let work = || {
+                let outputs = self.model.forward(batch, &pass)?;
+                let loss = self.model.loss(&outputs, batch, &pass)?;
+                let store = backward(&loss)?;
+                Ok::<_, candle_core::Error>((loss.to_scalar::<f32>()?, store))
+            };
+            let (loss, store) = match others {
+                Some(others) => synchronised(others.clone(), batch.samples(), work),
+                None => work(),
+            }?;
+            let share = batch.samples() as f64 / samples as f64;
+            mean += share * f64::from(loss);
+            let gradients = self.variables.trained_gradients(&store, rows)?;
+            match &mut sum {
+                None if batches.len() == 1 => sum = Some(gradients),
+                None => sum = Some(gradients.times(share as f32)),
+                Some(sum) => sum.add(gradients, share as f32),
+            }
+        }
+        Ok((mean, sum.ok_or_else(nothing)?))
+    }
+}

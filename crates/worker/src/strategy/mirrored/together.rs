@@ -1,0 +1,93 @@
+//! Work with the other members of a ring: sums in the middle of the passes of a step, and reports of long waits.
+
+use shared_proto::ids::Task;
+
+use super::ring::{Lost, Ring};
+use super::{Mirrored, QUIET};
+use crate::replica::{Computed, Mirror, Positions, Rounds, Step, rounds};
+use crate::strategy::StrategyError;
+
+impl Mirrored {
+    /// Does work with the other members. If that takes long, reports the member that it waits for. If the ring is lost, leaves it.
+    pub(super) async fn in_ring<T>(
+        &mut self,
+        work: impl AsyncFnOnce(&Ring) -> Result<T, Lost>,
+    ) -> Result<T, StrategyError> {
+        let Some(ring) = &self.ring else {
+            let why = "this worker is in no ring";
+            return Err(StrategyError::Abandoned(why.to_owned()));
+        };
+        let tell = async {
+            tokio::time::sleep(QUIET).await;
+            loop {
+                let on: Vec<Task> = ring.waiting_on().into_iter().collect();
+                self.waiting_on.send_if_modified(|known| {
+                    let changed = *known != on;
+                    *known = on;
+                    changed
+                });
+                tokio::time::sleep(QUIET).await;
+            }
+        };
+        let done = tokio::select! {
+            biased;
+            done = work(ring) => done,
+            () = tell => unreachable!("it never ends"),
+        };
+        self.waiting_on
+            .send_if_modified(|known| !std::mem::take(known).is_empty());
+        self.counters.moved(ring.take_traffic());
+        let lost = match done {
+            Ok(done) => return Ok(done),
+            Err(lost) => lost,
+        };
+        self.counters.abandoned(&lost);
+        let why = lost.to_string();
+        self.leave_ring(lost);
+        Err(StrategyError::Abandoned(why))
+    }
+
+    /// Computes a step together with the other members: while the replica computes, its layers add up numbers over the samples of
+    /// all members. A member without samples computes nothing, and adds nothing.
+    pub(super) async fn compute_together(
+        &mut self,
+        positions: Positions,
+        step: Step,
+        mirror: &dyn Mirror,
+    ) -> Result<Computed, StrategyError> {
+        let (others, rounds) = rounds();
+        let compute = async {
+            if positions.is_empty() {
+                drop(others);
+                return Ok(Computed::nothing());
+            }
+            mirror.compute_with(others, positions, step).await
+        };
+        let computed = self.in_ring(async |ring| {
+            // A replica whose rounds nobody answers ends its pass.
+            let (summed, computed) = tokio::join!(ring.sum_rounds(rounds), compute);
+            summed.map(|()| computed)
+        });
+        Ok(computed.await??)
+    }
+}
+
+impl Ring {
+    /// Adds up a replica's vectors with those of the other members, round by round. After its pass this member adds nothing, until a
+    /// round in which no member has numbers: all have then ended their passes.
+    async fn sum_rounds(&self, mut rounds: Rounds) -> Result<(), Lost> {
+        loop {
+            let (values, waiting) = match rounds.next().await {
+                Some(round) => (round.values, Some(round.sum)),
+                None => (Vec::new(), None),
+            };
+            let sum = self.sum_short(values).await?;
+            match waiting {
+                // A pass that has failed does not need the sum.
+                Some(waiting) => drop(waiting.send(sum)),
+                None if sum.is_empty() => return Ok(()),
+                None => {}
+            }
+        }
+    }
+}
