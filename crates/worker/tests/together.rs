@@ -107,6 +107,22 @@ async fn several_devices_compute_what_one_does() {
     }
 }
 
+#[tokio::test]
+async fn a_replica_with_fewer_batches_holds_up_no_other() {
+    let mut job = job();
+    {
+        let job = Arc::make_mut(&mut job);
+        (job.batch_size, job.accumulate) = (3, 2);
+    }
+    let (registry, devices) = (Registry::builtin(), vec![Device::Cpu; 2]);
+    let several = DeviceReplicas::start(&job, &registry, &devices);
+    let several = several.await.unwrap();
+    // The first device has a batch of 3 samples, the second one of 3 and one of a single sample.
+    let (computed, rounds) = compute(&several, positions(0, 7)).await;
+    assert_eq!(rounds, 2 * 42);
+    assert!(computed.loss.is_finite() && computed.gradients.norm > 0.0);
+}
+
 /// Returns the values of a replica.
 async fn values(replica: &ModelReplica) -> Vec<f32> {
     replica.state().await.unwrap().values
