@@ -205,6 +205,30 @@ fn each_sample_counts_once_whoever_dies() {
 }
 
 #[test]
+fn a_ring_goes_on_without_a_worker_that_does_not_come_back() {
+    let job = format!(
+        "epochs = 2\n[model]\nname = \"odd\"\n{MIRRORED}[cluster]\nworkers = 3\nlease_seconds = 20.0\n"
+    );
+    let slow = [("TEST_STEP_MILLISECONDS", "10")];
+    let mut cluster = Cluster::start(program(), &job, 0);
+    for _ in 0..3 {
+        cluster.add_worker(&slow);
+    }
+    eventually(|| cluster.status()["steps"].as_u64().unwrap() > 5);
+    cluster.workers.remove(1).kill();
+    let before = cluster.status()["steps"].as_u64().unwrap();
+    eventually(|| cluster.status()["steps"].as_u64().unwrap() > before + 20);
+    let log = cluster.coordinator.log();
+    let left_out = "the next ring is formed without a member that others have lost";
+    assert!(
+        log.contains(left_out) && !log.contains("nothing was heard from it"),
+        "{log}"
+    );
+    let (summary, _) = cluster.finish();
+    assert_eq!(summary["samples"], 2 * 1437);
+}
+
+#[test]
 fn a_newcomer_joins_a_ring_that_trains() {
     let job = format!(
         "epochs = 3\n[model]\nname = \"odd\"\n[optimizer]\nname = \"adam\"\n{MIRRORED}[cluster]\nworkers = 1\n"

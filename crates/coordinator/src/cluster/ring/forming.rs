@@ -1,6 +1,6 @@
 //! The forming of a ring: requests to join, rings that are broken, and the values with which the next one begins.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use shared_proto::ids::{Clock, Epoch, Origin, Task};
 use shared_proto::planted;
@@ -11,6 +11,9 @@ use shared_proto::wire;
 use super::{Cause, RingMember};
 use crate::cluster::Cluster;
 use crate::cluster::checkpoints::DurableCheckpoint;
+
+/// The time for which a ring that is being formed waits for a member that others have lost.
+const ABSENCE: Duration = Duration::from_secs(1);
 
 /// The answer to a worker that asks to join.
 #[derive(Clone, Debug, PartialEq)]
@@ -171,6 +174,8 @@ impl Cluster {
         {
             return;
         }
+        self.leave_out_lost(now);
+        let ring = &self.durable.ring;
         let starting = self.durable.outcome.phase == JobPhase::Starting;
         let wanted = if starting { self.job.workers() } else { 1 } as usize;
         let complete = ring.members.iter().all(|member| member.joined);
@@ -185,6 +190,37 @@ impl Cluster {
             Some(newest) => self.form_at(now, newest, None),
             None => self.form_without_values(now),
         }
+    }
+
+    /// Leaves members out of the ring that is being formed, if others have lost the connection to them and they have not joined
+    /// for [`ABSENCE`]. They stay members of the cluster until their leases end: one that still works joins a later ring.
+    fn leave_out_lost(&mut self, now: Instant) {
+        let ring = &self.durable.ring;
+        let joined = || ring.members.iter().filter(|member| member.joined);
+        let absent: Vec<Task> = ring
+            .members
+            .iter()
+            .filter(|member| !member.joined)
+            .map(|member| member.task)
+            .collect();
+        let is_lost = |task: &Task| joined().any(|member| member.lost == Some(*task));
+        let waited = self.observed.rings.age(now);
+        if ring.formed
+            || self.durable.outcome.phase != JobPhase::Training
+            || waited.is_none_or(|waited| waited < ABSENCE)
+            || !joined().any(|member| member.values.is_some())
+            || absent.is_empty()
+            || !absent.iter().all(is_lost)
+        {
+            return;
+        }
+        for task in absent {
+            tracing::info!(%task, "the next ring is formed without a member that others have lost");
+            self.give_up_copy_of(task);
+            let members = &mut self.durable.ring.members;
+            members.retain(|member| member.task != task);
+        }
+        self.must_persist();
     }
 
     /// Forms the ring of workers without values: one loads those of the newest checkpoint, or all begin with the same initial

@@ -205,3 +205,45 @@ fn a_stored_ring_that_is_impossible_is_refused() {
     let wrong: Durable = serde_json::from_value(value).unwrap();
     assert_eq!(wrong.check(), Err("rank 7 of 2 has the values".to_owned()));
 }
+
+#[test]
+fn a_member_that_others_have_lost_is_left_out_before_its_lease_ends() {
+    let mut rings = Rings::new(3);
+    rings.step(&rings.all(), true);
+    // It has a step more, and is silent.
+    rings.step(&[2], false);
+    let silent = rings.workers.remove(2);
+    for worker in rings.all() {
+        assert!(matches!(
+            rings.ask(worker, Some(silent.task)),
+            Ok(Joined::Pending(_))
+        ));
+    }
+    let alive: Vec<Task> = rings.workers.iter().map(|worker| worker.task).collect();
+    rings.scene.pass(1, &[&alive[..], &[silent.task]].concat());
+    rings.join_all();
+    rings.step(&rings.all(), true);
+    let known = rings.scene.cluster.member(silent.task.id);
+    assert!(known.unwrap().alive, "its lease goes on");
+    // It is alive after all, with a step that the others have made with other samples.
+    rings.workers.push(silent);
+    rings.join_all();
+    rings.finish();
+}
+
+#[test]
+fn a_member_that_nobody_has_lost_is_waited_for() {
+    let mut rings = Rings::new(3);
+    rings.step(&rings.all(), true);
+    let late = rings.workers.remove(2);
+    let other = rings.workers[1].task;
+    for worker in rings.all() {
+        rings.ask(worker, Some(other)).unwrap();
+    }
+    let all: Vec<Task> = rings.workers.iter().map(|worker| worker.task).collect();
+    rings.scene.pass(5, &[&all[..], &[late.task]].concat());
+    assert!(matches!(rings.ask(0, Some(other)), Ok(Joined::Pending(_))));
+    rings.workers.push(late);
+    rings.join_all();
+    rings.finish();
+}
