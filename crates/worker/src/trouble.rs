@@ -51,7 +51,9 @@ impl WorkerError {
     fn failure(&self) -> WorkerFailure {
         match self {
             Self::Membership(MembershipError::Refused(_)) => WorkerFailure::Refused,
-            Self::Strategy(StrategyError::Answer { .. }) => WorkerFailure::Refused,
+            Self::Strategy(StrategyError::Answer { .. } | StrategyError::Store(_)) => {
+                WorkerFailure::Refused
+            }
             Self::Membership(_) | Self::Strategy(_) => WorkerFailure::Unspecified,
             Self::Build(error) if error.is_out_of_memory() => WorkerFailure::Memory,
             Self::Build(ReplicaError::Input(_)) => WorkerFailure::Data,
@@ -96,6 +98,8 @@ impl ReplicaError {
 
 #[cfg(test)]
 mod tests {
+    use checkpoint::CheckpointError;
+
     use super::*;
     use crate::input::InputError;
 
@@ -108,6 +112,7 @@ mod tests {
             path: "model.safetensors".into(),
             source: std::io::Error::other("disk"),
         };
+        let no_store = || CheckpointError::NotFound("the store".to_owned());
         for (error, expected) in [
             (
                 WorkerError::Build(InputError::NoPlace.into()),
@@ -130,6 +135,10 @@ mod tests {
             ),
             (
                 WorkerError::Membership(MembershipError::Refused("other data".to_owned())),
+                WorkerFailure::Refused,
+            ),
+            (
+                WorkerError::Strategy(StrategyError::Store(no_store())),
                 WorkerFailure::Refused,
             ),
         ] {

@@ -2,6 +2,7 @@
 
 use std::error::Error;
 
+use checkpoint::CheckpointError;
 use daemon::membership::MembershipError;
 
 use crate::replica::ReplicaError;
@@ -33,6 +34,9 @@ pub enum StrategyError {
         /// The fault of the answer.
         problem: String,
     },
+    /// This worker cannot use the store of checkpoints, while others may.
+    #[error(transparent)]
+    Store(CheckpointError),
     /// The worker, or the job, cannot continue.
     #[error(transparent)]
     Failed(Box<dyn Error + Send + Sync>),

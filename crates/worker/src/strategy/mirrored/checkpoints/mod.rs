@@ -74,7 +74,7 @@ impl Checkpoints {
         let (store, views) = match &membership.checkpoints {
             Some((location, run)) => {
                 let seen = see(stores, location, run).await;
-                let store = seen.map_err(|error| StrategyError::Failed(error.into()))?;
+                let store = seen.map_err(StrategyError::Store)?;
                 (Some(store), membership.views(stop.clone()))
             }
             None => (None, watch::channel(View::default()).1),
