@@ -21,6 +21,7 @@ mod planted;
 mod protocol;
 mod renewal;
 mod replaced;
+mod ring_kills;
 mod ring_operations;
 mod rings;
 mod security;

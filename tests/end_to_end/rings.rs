@@ -15,7 +15,7 @@ use worker::registry::Registry;
 use crate::program;
 use crate::weights::{difference, largest, weights};
 
-const MIRRORED: &str = "[strategy]\nname = \"multi-worker-mirrored\"\n";
+pub(crate) const MIRRORED: &str = "[strategy]\nname = \"multi-worker-mirrored\"\n";
 
 /// Trains with so many workers and no server. Returns the summary, and the folder of the run.
 fn train(job: &str, workers: usize) -> (serde_json::Value, tempfile::TempDir) {
@@ -137,7 +137,7 @@ fn all_workers_hold_the_same_bits_at_each_step() {
 }
 
 /// Writes a data set in which each of `samples` samples has a class of its own.
-fn a_class_for_each(samples: usize) -> tempfile::TempDir {
+pub(crate) fn a_class_for_each(samples: usize) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     let mut text = "label,x\n".to_owned();
     for sample in 0..samples {
