@@ -13,7 +13,7 @@ use crate::weights::weights;
 
 const WORKERS: usize = 4;
 const KILLS: usize = 100;
-const SAMPLES: usize = 40_000;
+const SAMPLES: usize = 12_000;
 
 /// Workers are killed at random moments and started again. No job and no sample is lost, and no other worker starts again.
 #[test]

@@ -259,6 +259,7 @@ impl Cluster {
                 *until += gap;
             }
             self.saving.was_stopped(gap);
+            self.observed.rings.was_stopped(gap);
             self.durable.unable.was_stopped(gap);
             if let Some(since) = &mut self.instants.none_able_since {
                 *since += gap;

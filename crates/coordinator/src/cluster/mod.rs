@@ -269,8 +269,9 @@ impl Cluster {
 
     /// Begins another epoch, because a shard has moved or has other values, or a ring is over. A ring ends with its epoch.
     fn raise_epoch(&mut self, now: Instant, cause: Cause) {
-        if self.durable.ring.is_formed() {
-            self.note_broken(now, cause);
+        match self.durable.ring.is_formed() {
+            true => self.note_broken(now, cause),
+            false => self.observed.rings.waits_again(now),
         }
         let next = self.epoch().next();
         if let Some(map) = self.map_mut() {
@@ -279,7 +280,7 @@ impl Cluster {
         if self.has_ring() {
             self.durable.ring.end(next);
         }
-        if self.has_ring() && self.map().is_some() {
+        if self.has_ring() && self.map().is_some() && self.saving.at_work() {
             // Servers write a checkpoint in one epoch. The next ring begins with another.
             self.give_up_saving();
             self.saving.begun = None;

@@ -18,7 +18,6 @@ use super::checkpoints::{CheckpointPlace, DurableCheckpoint, SavedProgress, Stag
 use super::losses::is_alive;
 use super::placement::block_elements;
 use super::record::Record;
-use super::training::Work;
 
 /// A task for the store of checkpoints.
 #[derive(Debug)]
@@ -39,16 +38,16 @@ struct Layout {
 
 /// A worker that writes the values of a ring.
 #[derive(Clone, Copy, Debug)]
-struct Writer {
-    task: Task,
+pub(super) struct Writer {
+    pub(super) task: Task,
     /// True once it has copied its values, so that the next steps may change them.
-    has_copy: bool,
+    pub(super) has_copy: bool,
 }
 
 /// A checkpoint that the shards are writing, or a worker.
 #[derive(Debug)]
 pub(super) struct AtWork {
-    manifest: Manifest,
+    pub(super) manifest: Manifest,
     /// The checkpoint that it may build on; none for a full one.
     base: Option<Arc<Manifest>>,
     progress: SavedProgress,
@@ -60,7 +59,7 @@ pub(super) struct AtWork {
     /// True if the job ends with it.
     pub(super) last: bool,
     /// Jobs with a ring: the worker that writes its part, which is the last.
-    writer: Option<Writer>,
+    pub(super) writer: Option<Writer>,
 }
 
 impl AtWork {
@@ -330,39 +329,6 @@ impl Cluster {
             shards: self.part_of_ring() as u32 + u32::from(writer.is_some()),
             writer,
         })
-    }
-
-    /// Returns the checkpoint for which a worker is to copy its values, if there is one. `copied` is the newest one for
-    /// which it has.
-    pub(super) fn copy_for_checkpoint(&mut self, task: Task, copied: Option<u64>) -> Option<Work> {
-        let shard = self.part_of_ring() as u32;
-        let at_work = self.saving.at_work.as_mut()?;
-        let number = at_work.manifest.number;
-        let writer = at_work.writer.as_mut().filter(|w| w.task == task)?;
-        writer.has_copy |= copied == Some(number);
-        (!writer.has_copy).then_some(Work::CopyValues {
-            number,
-            block_elements: at_work.manifest.block_elements,
-            shard,
-        })
-    }
-
-    /// Returns whether the next steps must wait for a copy of the values.
-    pub(super) fn awaits_copy(&self) -> bool {
-        let at_work = self.saving.at_work.as_ref();
-        let writer = at_work.and_then(|at_work| at_work.writer);
-        writer.is_some_and(|writer| !writer.has_copy)
-    }
-
-    /// Gives up the checkpoint that a worker writes, because the worker is gone.
-    pub(super) fn give_up_copy_of(&mut self, gone: Task) {
-        let at_work = self.saving.at_work.as_ref();
-        let writer = at_work.and_then(|at_work| at_work.writer);
-        if writer.is_some_and(|writer| writer.task == gone) {
-            self.give_up_saving();
-            // The next ring writes another one.
-            self.saving.begun = None;
-        }
     }
 
     /// Returns whether a member writes a shard of the checkpoint.

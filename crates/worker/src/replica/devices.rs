@@ -265,7 +265,9 @@ impl Mirror for DeviceReplicas {
 
     async fn note_made(&self, made: StepsMade) -> Result<(), ReplicaError> {
         let noted = self.keepers().iter().map(|replica| replica.note_made(made));
-        try_join_all(noted).await.map(drop)
+        try_join_all(noted).await?;
+        // An update whose caller was gone may not have reached the other devices.
+        self.copy_values().await
     }
 
     async fn state(&self) -> Result<MirrorState, ReplicaError> {

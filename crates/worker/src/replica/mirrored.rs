@@ -37,6 +37,8 @@ impl MirrorCommand {
 pub(super) struct Mirrored {
     optimizer: Option<LocalOptimizer>,
     made: Option<StepsMade>,
+    /// True while the variables have averages in place of weights.
+    swapped: bool,
 }
 
 impl Mirrored {
@@ -87,9 +89,22 @@ impl Mirrored {
                 };
                 answer(reply, optimizer.and_then(set));
             }
-            MirrorCommand::Made(reply) => answer(reply, Ok(self.made)),
+            MirrorCommand::Made(reply) => {
+                // The membership may have ended after an evaluation of averages.
+                let made = |optimizer: &mut LocalOptimizer| {
+                    if std::mem::take(&mut self.swapped) {
+                        optimizer.swap_averages(variables)?;
+                    }
+                    Ok(self.made)
+                };
+                answer(reply, optimizer.and_then(made));
+            }
             MirrorCommand::SwapAverages(reply) => {
-                let swap = |optimizer: &mut LocalOptimizer| optimizer.swap_averages(variables);
+                let swap = |optimizer: &mut LocalOptimizer| {
+                    optimizer.swap_averages(variables)?;
+                    self.swapped = !self.swapped;
+                    Ok(())
+                };
                 answer(reply, optimizer.and_then(swap));
             }
         }

@@ -217,6 +217,7 @@ impl Cluster {
         for task in absent {
             tracing::info!(%task, "the next ring is formed without a member that others have lost");
             self.give_up_copy_of(task);
+            self.durable.evaluations.release(task);
             let members = &mut self.durable.ring.members;
             members.retain(|member| member.task != task);
         }
@@ -297,6 +298,8 @@ impl Cluster {
             .members
             .iter()
             .filter_map(|member| Some((member.task, member.lost?)))
+            // One that was left out is not the cause of the next break.
+            .filter(|(_, lost)| ring.member(*lost).is_some())
             .collect();
         let progressed = ring
             .members

@@ -1,6 +1,7 @@
 //! The ring of a job whose workers hold the dense variables: the workers that make each step together. Each has all of these
 //! values, so a step is made once all members have added up their gradients.
 //!
+//! - `copies`: the copies of values for checkpoints
 //! - `forming`: requests to join, broken rings, and the values with which the next one begins
 //! - `steps`: the steps that the members make together, leased and counted
 //! - `observed`: counts and times of rings; `status`: the status of the ring
@@ -19,6 +20,7 @@
 //! of a shard breaks the ring, and each break of the ring is an epoch of its own. A worker adds up its gradients only after
 //! the servers have acknowledged its rows, so the servers have the rows of a step that any member has made.
 
+mod copies;
 mod forming;
 mod observed;
 mod status;

@@ -89,6 +89,16 @@ impl Rings {
         self.broken_at.get_or_insert(now);
     }
 
+    /// Notes that all workers have to join the ring that is being formed once more.
+    pub(in crate::cluster) fn waits_again(&mut self, now: Instant) {
+        self.since = self.since.map(|_| now);
+    }
+
+    /// Shifts the times of rings by a time in which this process did not run.
+    pub(in crate::cluster) fn was_stopped(&mut self, gap: Duration) {
+        self.since = self.since.map(|since| since + gap);
+    }
+
     pub(super) fn formed(&mut self, now: Instant) {
         self.since = Some(now);
     }

@@ -139,6 +139,11 @@ impl Cluster {
         if let Some(member) = self.durable.ring.member_mut(task) {
             member.made = origin.clock;
         }
+        let span = self.durable.ring.span.as_ref();
+        if self.commits_rows() || span.is_some_and(|span| span.end() == origin.clock) {
+            // It asks for work next, or waits for the commit, and does not report this step again.
+            self.must_persist();
+        }
         if request.skipped > 0
             && let Some(span) = &mut self.durable.ring.span
         {
