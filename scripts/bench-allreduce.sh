@@ -6,7 +6,7 @@
 #   cargo build --release --locked -p flambeau && scripts/bench-allreduce.sh PEER [TURNS] [RANKS ...]
 #
 # PEER is a Python program with a function allreduce(rank, world, port) that measures gloo with 16 KiB, 1 MiB and 64 MiB, and
-# whose rank 0 prints a JSON line with "size" (16KB, 1MB or 64MB) and "ms" for each. TURNS is 5 by default, RANKS 2 4 8.
+# in which rank 0 prints a JSON line with "size" (16KB, 1MB or 64MB) and "ms" for each. TURNS is 5 by default, RANKS 2 4 8.
 # PYTHON names the Python that has torch, FLAMBEAU the program, SECONDS_EACH the seconds of each of Flambeau's rows (3).
 set -euo pipefail
 if [[ $# -lt 1 || ! -f $1 ]]; then

@@ -21,7 +21,7 @@ fn hybrid(mode: &str, workers: usize) -> String {
     )
 }
 
-/// Starts a cluster of two servers, with workers whose steps take so many milliseconds.
+/// Starts a cluster of two servers and some workers. A step takes so many milliseconds.
 fn start(job: &str, workers: usize, milliseconds: &str) -> Cluster {
     let mut cluster = Cluster::start(program(), job, 2);
     for _ in 0..workers {

@@ -38,7 +38,7 @@ pub(crate) struct Durable {
     pub(super) forgotten: Forgotten,
     pub(super) variables: Option<Variables>,
     pub(super) training: Training,
-    /// Jobs without servers: the workers that make each step together.
+    /// Jobs with a ring: the workers that make each step together.
     #[serde(default)]
     pub(super) ring: Ring,
     pub(super) evaluations: Evaluations,

@@ -14,7 +14,7 @@
 //! - `evaluations`: those that are due, in progress and done
 //! - `training`: leases of work, and the end; `steps`: planned, finished and committed; `finished`: checks of reported
 //!   steps; `times`: where the time goes
-//! - `ring`: the workers of a job without servers, and the steps that they make together
+//! - `ring`: the workers that hold the dense variables, and the steps that they make together
 //! - `waits`: the reasons for which training waits
 //! - `unable`: workers that cannot work, and jobs in which no worker can
 //! - `stop`: the early end of a job

@@ -180,7 +180,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Begins with the data of a job whose workers have the initial values.
+    /// Begins with the data of a job in which each worker has the initial values.
     fn begin_with_workers(&mut self) {
         let Some(variables) = &mut self.durable.variables else {
             return;

@@ -1,4 +1,4 @@
-//! The metrics of rings for Prometheus, of a job without servers.
+//! The metrics of rings for Prometheus, of workers.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

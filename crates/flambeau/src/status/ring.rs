@@ -1,4 +1,4 @@
-//! The ring of a job without servers: its members, and those that the others wait for.
+//! The ring of a job: its members, and those that the others wait for.
 
 use std::fmt::Write as _;
 

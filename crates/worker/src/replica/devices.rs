@@ -266,7 +266,7 @@ impl Mirror for DeviceReplicas {
     async fn note_made(&self, made: StepsMade) -> Result<(), ReplicaError> {
         let noted = self.keepers().iter().map(|replica| replica.note_made(made));
         try_join_all(noted).await?;
-        // An update whose caller was gone may not have reached the other devices.
+        // An update that was given up halfway may not have reached the other devices.
         self.copy_values().await
     }
 

@@ -83,7 +83,7 @@ pub trait Strategy {
     }
 
     /// Copies the values, and writes them as a checkpoint in the background. `ordered` is the first view that orders it. It is
-    /// called only for strategies without servers.
+    /// called only for strategies with a ring.
     async fn write_checkpoint(
         &mut self,
         _: &wire::CopyValues,

@@ -1,4 +1,4 @@
-//! The ring of a job whose workers hold the dense variables: the workers that make each step together. Each has all of these
+//! The ring of a job that keeps dense variables on workers: the workers that make each step together. Each has all of these
 //! values, so a step is made once all members have added up their gradients.
 //!
 //! - `copies`: the copies of values for checkpoints
@@ -90,7 +90,7 @@ struct Span {
     /// The members that make them, in rank order.
     #[serde(default)]
     members: Vec<Task>,
-    /// The members whose gradients of the newest step were NaN or infinite, as far as they have reported.
+    /// The members that have reported NaN or infinity in their gradients of the newest step.
     #[serde(default)]
     skipped: Vec<Task>,
 }

@@ -64,7 +64,7 @@ impl Mirrored {
             mirror.compute_with(others, positions, step).await
         };
         let computed = self.in_ring(async |ring| {
-            // A replica whose rounds nobody answers ends its pass.
+            // A replica ends its pass if its rounds get no answer.
             let (summed, computed) = tokio::join!(ring.sum_rounds(rounds), compute);
             summed.map(|()| computed)
         });
