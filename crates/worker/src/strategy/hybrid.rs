@@ -13,12 +13,14 @@ use shared_proto::ids::{Clock, ViewNumber};
 use shared_proto::payload::Elements;
 use shared_proto::step::{Gradients, RowGradients, Want, WantedRows};
 use shared_proto::wire;
+use tokio_util::sync::DropGuard;
 
 use super::error::StrategyError;
 use super::interface::{Evaluated, Joining, Pulled, Pushed, Reconciled, Strategy};
 use super::mirrored::{Mirrored, mirror};
 use super::parameter_server::ParameterServer;
 use super::register::register;
+use super::waits::tell_waits;
 use crate::replica::{Computed, Positions, Replica, Step};
 
 /// A member of a ring of workers that is connected to parameter servers.
@@ -27,6 +29,8 @@ pub struct Hybrid {
     tables: ParameterServer,
     /// The gradients of a step without rows: an empty list for each table.
     no_rows: Vec<RowGradients>,
+    /// Stops the reports of waits.
+    _telling: DropGuard,
 }
 
 impl Hybrid {
@@ -48,10 +52,14 @@ impl Hybrid {
             values: Elements::from(Vec::new()),
         };
         let registered = register(joining.membership, replica.description()).await?;
+        let dense = Mirrored::registered(joining, replica).await?;
+        let servers = ParameterServer::connect(joining, registered)?;
+        let waits = [dense.waits(), servers.waits()];
         let mut joined = Self {
-            dense: Mirrored::registered(joining, replica).await?,
-            tables: ParameterServer::connect(joining, registered)?,
+            dense,
+            tables: servers,
             no_rows: (0..tables).map(no_rows).collect(),
+            _telling: tell_waits(joining.membership, waits),
         };
         joined.regroup(replica).await?;
         Ok(joined)

@@ -1,33 +1,94 @@
 //! Reports of waits: for which tasks a worker waits.
 
+use std::collections::BTreeSet;
+
 use daemon::membership::Membership;
+use futures_util::future::select_all;
 use metrics::counter;
 use shared_proto::ids::{Task, names};
 use shared_proto::wire;
 use shared_proto::wire::report_request::Report;
 use tokio::sync::watch;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
-/// Reports which workers this worker waits for, in the log, the metrics and to the coordinator.
-pub(super) fn tell_waits(
+/// The tasks that a part of a strategy waits for at present.
+pub(super) type Waits = watch::Receiver<Vec<Task>>;
+
+/// Reports which tasks this worker waits for, in the log, the metrics and to the coordinator, until the returned value is dropped.
+/// The coordinator knows one list of each worker, so the parts of a strategy are reported together.
+pub(super) fn tell_waits<const PARTS: usize>(
     membership: &Membership,
-    mut waiting_on: watch::Receiver<Vec<Task>>,
-) -> impl Future<Output = ()> + use<> {
+    mut parts: [Waits; PARTS],
+) -> DropGuard {
     let coordinator = membership.coordinator.clone();
     let sender = membership.sender();
-    async move {
-        while waiting_on.changed().await.is_ok() {
-            let on = waiting_on.borrow_and_update().clone();
+    let tell = async move {
+        let mut told = Vec::new();
+        while any_changes(&mut parts).await {
+            let on = all(&mut parts);
+            if on == told {
+                continue;
+            }
             if !on.is_empty() {
                 tracing::info!(on = names(&on), "held back: waiting for others");
             }
-            for task in &on {
+            for task in on.iter().filter(|task| !told.contains(task)) {
                 counter!("flambeau_worker_waits_total", "on" => task.to_string()).increment(1);
             }
+            told.clone_from(&on);
             let report = Report::Wait(wire::WaitReport {
                 on: on.into_iter().map(Into::into).collect(),
             });
             // Nothing depends on this report.
             let _ = coordinator.report(sender.next_origin_here(), report).await;
         }
+    };
+    let stop = CancellationToken::new();
+    tokio::spawn(stop.clone().run_until_cancelled_owned(tell));
+    stop.drop_guard()
+}
+
+/// Waits until a list changes. Returns false once a part of the strategy has ended.
+async fn any_changes(parts: &mut [Waits]) -> bool {
+    let changes = parts.iter_mut().map(|part| Box::pin(part.changed()));
+    select_all(changes).await.0.is_ok()
+}
+
+fn all(parts: &mut [Waits]) -> Vec<Task> {
+    let mut on = BTreeSet::new();
+    for part in parts {
+        on.extend(part.borrow_and_update().iter().copied());
+    }
+    on.into_iter().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use shared_proto::ids::{Role, TaskId};
+
+    #[tokio::test]
+    async fn a_part_that_waits_for_nobody_does_not_hide_another() {
+        let task = |index| Task {
+            id: TaskId {
+                role: Role::Worker,
+                index,
+            },
+            generation: Default::default(),
+        };
+        let (first, of_first) = watch::channel(Vec::new());
+        let (second, of_second) = watch::channel(Vec::new());
+        let mut parts = [of_first, of_second];
+        first.send_replace(vec![task(2)]);
+        assert!(any_changes(&mut parts).await);
+        assert_eq!(all(&mut parts), [task(2)]);
+        second.send_replace(vec![task(1), task(2)]);
+        assert!(any_changes(&mut parts).await);
+        assert_eq!(all(&mut parts), [task(1), task(2)]);
+        second.send_replace(Vec::new());
+        assert!(any_changes(&mut parts).await);
+        assert_eq!(all(&mut parts), [task(2)]);
+        drop(second);
+        assert!(!any_changes(&mut parts).await);
     }
 }

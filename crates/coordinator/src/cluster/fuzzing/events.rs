@@ -211,6 +211,8 @@ pub(super) struct Join {
     pub(super) has_values: bool,
     /// The worker that it could not exchange numbers with.
     pub(super) lost: Option<u8>,
+    /// The step of which its gradient was left out.
+    pub(super) skipped: Option<Near>,
 }
 
 impl Join {
@@ -220,6 +222,7 @@ impl Join {
             ring: Near::Expected,
             has_values,
             lost: None,
+            skipped: None,
         }
     }
 }

@@ -188,6 +188,7 @@ impl Player {
                 0
             },
             lost: join.lost.map(|who| self.member(false, who).into()),
+            skipped: join.skipped.as_ref().map(|step| step.of(origin.clock.0)),
         };
         self.cluster.join_ring(self.now, origin, &request)?;
         Ok(())
@@ -208,6 +209,7 @@ impl Player {
         };
         let newest = progress.map_or(0, |progress| match call {
             Call::Lost { .. } => progress.told_lost.0,
+            Call::JoinRing(_) => self.cluster.durable.ring.newest_request(task).0,
             _ => progress.finished.0,
         });
         Origin {

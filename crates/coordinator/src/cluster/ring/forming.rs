@@ -49,6 +49,11 @@ impl Cluster {
             let what = "no worker has registered variables; register them first";
             return Err(Refusal::new(Reason::NotInitialized, what));
         }
+        let known = self.durable.ring.member(task);
+        if known.is_some_and(|known| origin.sequence < known.sequence) {
+            let what = "a later request of this worker has come before this one";
+            return Ok(Joined::Pending(what.to_owned()));
+        }
         self.durable.awaited.remove(&task.id);
         let values = self.valid_values(origin.clock, Epoch(request.values_ring));
         let lost = request.lost.as_ref().and_then(|lost| lost.try_into().ok());
@@ -66,7 +71,16 @@ impl Cluster {
             self.break_ring(now, cause);
         }
         self.observed.rings.begun(now);
-        self.note_joined(task, values, lost);
+        self.note_joined(RingMember {
+            task,
+            joined: true,
+            entered: false,
+            values,
+            made: Clock(0),
+            lost,
+            sequence: origin.sequence,
+            skipped: request.skipped.map(Clock),
+        });
         self.form_ring(now);
         // It may have been removed, or the job has failed.
         self.admit(origin)?;
@@ -93,17 +107,9 @@ impl Cluster {
         valid.then_some(clock)
     }
 
-    fn note_joined(&mut self, task: Task, values: Option<Clock>, lost: Option<Task>) {
+    fn note_joined(&mut self, joined: RingMember) {
         let ring = &mut self.durable.ring;
-        let joined = RingMember {
-            task,
-            joined: true,
-            entered: false,
-            values,
-            made: Clock(0),
-            lost,
-        };
-        match ring.member_mut(task) {
+        match ring.member_mut(joined.task) {
             Some(member) => *member = joined,
             None => ring.members.push(joined),
         }

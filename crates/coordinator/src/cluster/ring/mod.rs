@@ -27,7 +27,7 @@ mod status;
 mod steps;
 
 use serde::{Deserialize, Serialize};
-use shared_proto::ids::{Clock, Epoch, Origin, Role, Task};
+use shared_proto::ids::{Clock, Epoch, Origin, Role, Sequence, Task};
 use shared_proto::wire;
 
 use super::Cluster;
@@ -76,6 +76,12 @@ struct RingMember {
     made: Clock,
     /// The member that it could not exchange numbers with.
     lost: Option<Task>,
+    /// The number of its newest request.
+    #[serde(default)]
+    sequence: Sequence,
+    /// The clock before its newest step, if its gradient of that step was NaN or infinite.
+    #[serde(default)]
+    skipped: Option<Clock>,
 }
 
 /// Consecutive steps, of which all members have the data together.
@@ -131,6 +137,13 @@ impl Ring {
 
     fn member_mut(&mut self, task: Task) -> Option<&mut RingMember> {
         self.members.iter_mut().find(|member| member.task == task)
+    }
+
+    /// Returns the number of a member's newest request to join.
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(super) fn newest_request(&self, task: Task) -> Sequence {
+        let member = self.member(task);
+        member.map_or(Sequence::default(), |member| member.sequence)
     }
 
     fn rank(&self, task: Task) -> u32 {

@@ -202,6 +202,14 @@ impl Cluster {
 
     /// Ends the span at a clock: the steps before it are made, the data of the others is leased again.
     fn settle_span(&mut self, now: Instant, made: Clock) {
+        let counted = self.durable.training.min_clock;
+        let ring = &mut self.durable.ring;
+        if let Some(span) = &mut ring.span {
+            // Their reports of this step may be lost.
+            let members = ring.members.iter();
+            let skipped = members.filter(|member| member.skipped == Some(counted));
+            span.skipped.extend(skipped.map(|member| member.task));
+        }
         self.count_made(now, made);
         let Some(span) = self.durable.ring.span.take() else {
             return;

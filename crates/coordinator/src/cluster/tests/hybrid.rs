@@ -40,6 +40,8 @@ struct Worker {
     /// The split of a step that it has made and not reported.
     unreported: Option<u64>,
     copied: Option<u64>,
+    /// The clock before the step of which its gradient was left out.
+    skipped: Option<Clock>,
 }
 
 /// A server, with the samples that its rows are made of.
@@ -135,6 +137,7 @@ impl Hybrid {
             held: None,
             unreported: None,
             copied: None,
+            skipped: None,
         });
     }
 
@@ -164,6 +167,7 @@ impl Hybrid {
         let values_ring = asker.values.as_ref().map_or(0, |_| asker.values_ring.0);
         let request = wire::JoinRingRequest {
             values_ring,
+            skipped: asker.skipped.map(|clock| clock.0),
             ..wire::JoinRingRequest::default()
         };
         let cluster = &mut self.scene.cluster;

@@ -194,6 +194,7 @@ impl Rings {
                 None => 0,
             },
             lost: lost.map(Into::into),
+            skipped: None,
         };
         self.scene
             .cluster

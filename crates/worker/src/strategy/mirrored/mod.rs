@@ -27,7 +27,7 @@ use shared_proto::payload::Dtype;
 use shared_proto::step::{Gradients, Want};
 use shared_proto::wire;
 use tokio::sync::watch;
-use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_util::sync::DropGuard;
 
 use self::checkpoints::Checkpoints;
 use self::counters::RingCounters;
@@ -36,7 +36,7 @@ use self::ring::Ring;
 use super::error::StrategyError;
 use super::interface::{Evaluated, Joining, Pulled, Pushed, Reconciled, Strategy};
 use super::register::register;
-use super::waits::tell_waits;
+use super::waits::{Waits, tell_waits};
 use crate::replica::{
     Computed, Evaluation, EvaluationPart, Mirror, Positions, Replica, ReplicaError, Step, StepsMade,
 };
@@ -69,8 +69,11 @@ pub struct Mirrored {
     memory: Vec<f32>,
     /// The member that was lost when the last ring ended.
     lost: Option<Task>,
+    /// The clock before the newest step, if this worker's gradient of that step was left out.
+    skipped: Option<Clock>,
     waiting_on: watch::Sender<Vec<Task>>,
-    _stop: DropGuard,
+    /// Stops the reports of waits, unless another strategy makes them.
+    telling: Option<DropGuard>,
 }
 
 impl Mirrored {
@@ -89,6 +92,7 @@ impl Mirrored {
         }
         register(joining.membership, replica.description()).await?;
         let mut joined = Self::registered(joining, replica).await?;
+        joined.telling = Some(tell_waits(joining.membership, [joined.waits()]));
         joined.regroup(replica).await?;
         Ok(joined)
     }
@@ -116,10 +120,6 @@ impl Mirrored {
 
     fn new(joining: &Joining<'_>, membership: &Membership, checkpoints: Checkpoints) -> Self {
         let job = joining.job;
-        let (waiting_on, waits) = watch::channel(Vec::new());
-        let stop = CancellationToken::new();
-        let waits = tell_waits(membership, waits);
-        tokio::spawn(stop.clone().run_until_cancelled_owned(waits));
         Self {
             coordinator: membership.coordinator.clone(),
             sender: membership.sender(),
@@ -139,9 +139,15 @@ impl Mirrored {
             swapped: false,
             memory: Vec::new(),
             lost: None,
-            waiting_on,
-            _stop: stop.drop_guard(),
+            skipped: None,
+            waiting_on: watch::channel(Vec::new()).0,
+            telling: None,
         }
+    }
+
+    /// Returns the members that this one waits for.
+    pub(super) fn waits(&self) -> Waits {
+        self.waiting_on.subscribe()
     }
 
     /// Returns a watch on the number of the newest ring that this worker was in.
@@ -221,6 +227,7 @@ impl Strategy for Mirrored {
         if !finite && self.non_finite == NonFinite::Fail {
             return Err(not_finite());
         }
+        self.skipped = (!finite).then_some(clock);
         let mut memory = std::mem::take(&mut self.memory);
         // The others wait for this worker's part also if it counts for nothing.
         let samples = if finite { samples } else { 0 };

@@ -134,6 +134,7 @@ impl Mirrored {
                 origin: Some(self.sender.next_origin(*self.number.borrow(), clock).into()),
                 values_ring: made.map_or(0, |made| made.ring.0),
                 lost: self.lost.map(Into::into),
+                skipped: self.skipped.map(|clock| clock.0),
             };
             let reply = self.coordinator.join_ring(request).await?;
             let Some(ring) = reply.ring else {

@@ -16,7 +16,7 @@ use self::news::{LOSSES, fetch_maps, tell_losses};
 use super::error::StrategyError;
 use super::interface::{Evaluated, Joining, Pulled, Pushed, Reconciled, Strategy};
 use super::register::{Registered, register};
-use super::waits::tell_waits;
+use super::waits::{Waits, tell_waits};
 use crate::replica::{Evaluation, EvaluationPart, Replica};
 use crate::variables::Part;
 
@@ -30,6 +30,8 @@ pub struct ParameterServer {
     evaluated: Want,
     /// Stops the tasks that exchange news with the coordinator.
     _stop: DropGuard,
+    /// Stops the reports of waits, unless another strategy makes them.
+    telling: Option<DropGuard>,
 }
 
 /// Weights that are requested for the step after a clock.
@@ -50,6 +52,7 @@ impl ParameterServer {
         let registered = register(membership, replica.description()).await?;
         let initialize = registered.initialize;
         let mut joined = Self::connect(joining, registered)?;
+        joined.telling = Some(tell_waits(membership, [joined.waits()]));
         if initialize {
             let values = replica.initial_values().await?;
             joined.shards.initialize(&values).await?;
@@ -88,10 +91,8 @@ impl ParameterServer {
             },
         );
         let stop = CancellationToken::new();
-        let waits = tell_waits(membership, shards.waiting_on());
         let maps = fetch_maps(membership, source);
         let losses = tell_losses(membership, lost);
-        tokio::spawn(stop.clone().run_until_cancelled_owned(waits));
         tokio::spawn(stop.clone().run_until_cancelled_owned(maps));
         tokio::spawn(stop.clone().run_until_cancelled_owned(losses));
         Ok(Self {
@@ -102,7 +103,13 @@ impl ParameterServer {
                 None => Want::Dense,
             },
             _stop: stop.drop_guard(),
+            telling: None,
         })
+    }
+
+    /// Returns the workers that servers hold this one back for.
+    pub(super) fn waits(&self) -> Waits {
+        self.shards.waiting_on()
     }
 
     /// Drops the weights that are already requested.

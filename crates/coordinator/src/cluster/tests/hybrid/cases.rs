@@ -24,6 +24,20 @@ fn a_step_that_one_has_made_is_committed_with_the_rows_of_a_dead_worker() {
 }
 
 #[test]
+fn a_gradient_that_was_left_out_does_not_count_though_its_report_is_lost() {
+    let mut hybrid = Hybrid::new(3);
+    hybrid.step(&[false, true, false], false);
+    let left_out = hybrid.workers[0].task;
+    hybrid.workers[0].skipped = Some(Clock(0));
+    hybrid.kill(2);
+    hybrid.join_all();
+    let commit = hybrid.scene.cluster.refresh_view().commit.clone().unwrap();
+    let contributors: Vec<Task> = commit.contributors.iter().map(|(task, _)| *task).collect();
+    assert_eq!((commit.step, contributors.len()), (Clock(0), 2));
+    assert!(!contributors.contains(&left_out));
+}
+
+#[test]
 fn rows_of_an_abandoned_step_are_staged_again() {
     let mut hybrid = Hybrid::new(3);
     hybrid.stage(&[true, true, false]);

@@ -195,6 +195,23 @@ fn impossible_values_and_foreign_calls_are_refused() {
 }
 
 #[test]
+fn a_late_request_does_not_join_the_next_ring() {
+    let mut rings = Rings::new(2);
+    let late = rings.origin(0);
+    rings.join_all();
+    rings.step(&rings.all(), true);
+    let broken = rings.ask(1, None).unwrap();
+    assert!(matches!(broken, Joined::Pending(_)));
+    let cluster = &mut rings.scene.cluster;
+    let joined = cluster.join_ring(rings.scene.now, &late, &wire::JoinRingRequest::default());
+    assert!(matches!(joined, Ok(Joined::Pending(_))), "{joined:?}");
+    let missing = cluster.missing_in_ring();
+    assert!(missing.contains("has not joined"), "{missing}");
+    rings.join_all();
+    assert_eq!(rings.workers[0].clock, Clock(1));
+}
+
+#[test]
 fn a_stored_ring_that_is_impossible_is_refused() {
     let mut rings = Rings::new(2);
     rings.step(&rings.all(), true);
