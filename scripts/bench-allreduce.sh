@@ -30,8 +30,8 @@ ours() {
         sed "s/^/flambeau\t/"
 }
 
-theirs() {
-    "$python" - "$peer" "$1" <<'PEER' | sed "s/^/gloo $1\t/"
+# Given as an argument, because the processes that it starts cannot read a program from standard input again.
+gloo=$(cat <<'PEER'
 import importlib, os, socket, sys
 import torch.multiprocessing
 
@@ -45,6 +45,10 @@ with socket.socket() as free:
     port = free.getsockname()[1]
 torch.multiprocessing.spawn(peer.allreduce, args=(ranks, port), nprocs=ranks)
 PEER
+)
+
+theirs() {
+    "$python" -c "$gloo" "$peer" "$1" | sed "s/^/gloo $1\t/"
 }
 
 for ((turn = 1; turn <= turns; turn++)); do

@@ -17,6 +17,7 @@ mod lookups;
 mod modes;
 mod network;
 mod next_job;
+mod optimizer_copies;
 mod planted;
 mod protocol;
 mod renewal;

@@ -55,14 +55,16 @@ const FOUND: &[(Fault, u64)] = &[
 
 /// The first seed of a world of rings that finds each of their faults.
 const FOUND_IN_RINGS: &[(Fault, u64)] = &[
-    (Fault::CountsEarly, 1),
-    (Fault::AbandonedValues, 19),
+    (Fault::CountsEarly, 0),
+    (Fault::AbandonedValues, 42),
     (Fault::NoBroadcast, 17),
     (Fault::SpanLost, 0),
-    (Fault::CopyNotAwaited, 7),
+    (Fault::CopyNotAwaited, 10),
     (Fault::UpdatesNotShared, 0),
     (Fault::HalfAStep, 0),
     (Fault::MissingPieces, 0),
+    (Fault::SlotsNotTaken, 2),
+    (Fault::OldSlots, 13),
 ];
 
 /// Runs the world of a seed. Returns the broken promises.

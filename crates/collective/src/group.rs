@@ -187,13 +187,36 @@ impl<L: Links> Group<L> {
         self.play(&rounds, values, self.wire).await
     }
 
-    /// Copies the [segment](crate::segment) of each rank to all others.
+    /// Makes the elements of the segments that this rank [keeps](crate::kept_segments) the sums of all ranks' elements, with the same
+    /// bits as [`Self::all_reduce`] does. The other elements are undefined afterwards.
+    ///
+    /// # Errors
+    /// See [`CollectiveError`].
+    pub async fn reduce_to_keepers(
+        &self,
+        values: &mut [f32],
+        copies: usize,
+    ) -> Result<(), CollectiveError> {
+        let (rank, ranks, elements) = (self.rank, self.ranks, values.len());
+        let fastest = || Algorithm::for_size(elements, self.wire.size());
+        let algorithm = self.algorithm.unwrap_or_else(fastest);
+        if copies >= ranks || algorithm != Algorithm::Ring || self.groups.is_some() {
+            return self.all_reduce(values).await;
+        }
+        let rounds = schedule::reduce_to_keepers(rank, ranks, copies, elements);
+        self.play(&rounds, values, self.wire).await?;
+        // Not each rank has sent its sum, and so rounded it.
+        round(values, self.wire);
+        Ok(())
+    }
+
+    /// Copies the [segment](crate::segment) of each rank to all others, bit for bit.
     ///
     /// # Errors
     /// See [`CollectiveError`].
     pub async fn all_gather(&self, values: &mut [f32]) -> Result<(), CollectiveError> {
         let rounds = schedule::all_gather(self.rank, self.ranks, values.len());
-        self.play(&rounds, values, self.wire).await
+        self.play(&rounds, values, Dtype::F32).await
     }
 
     /// Copies the values of `root` to all other ranks, bit for bit.
@@ -202,6 +225,15 @@ impl<L: Links> Group<L> {
     /// See [`CollectiveError`].
     pub async fn broadcast(&self, root: Rank, values: &mut [f32]) -> Result<(), CollectiveError> {
         let rounds = schedule::broadcast(self.rank, root, self.ranks, values.len());
+        self.play(&rounds, values, Dtype::F32).await
+    }
+
+    /// Copies the values of `root` to all other ranks, bit for bit, along the ring: it needs no links but those between neighbours.
+    ///
+    /// # Errors
+    /// See [`CollectiveError`].
+    pub async fn pass_around(&self, root: Rank, values: &mut [f32]) -> Result<(), CollectiveError> {
+        let rounds = schedule::pass_around(self.rank, root, self.ranks, values.len());
         self.play(&rounds, values, Dtype::F32).await
     }
 

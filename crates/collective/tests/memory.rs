@@ -1,6 +1,8 @@
 //! Groups within a process.
 
-use collective::{Algorithm, CollectiveError, Group, Groups, MemoryLinks, Traffic, segment};
+use collective::{
+    Algorithm, CollectiveError, Group, Groups, MemoryLinks, Traffic, kept_segments, segment,
+};
 use futures_util::future::join_all;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
@@ -102,6 +104,36 @@ async fn parts_are_scattered_and_gathered() {
     let act = async |group: &Group<_>, values: &mut [f32]| group.all_reduce(values).await;
     together(&mut reduced, Dtype::F32, ring, act).await;
     assert!(values.iter().all(|v| bits(v) == bits(&reduced[0])));
+}
+
+#[tokio::test]
+async fn keepers_have_the_bits_of_an_all_reduce() {
+    for (ranks, elements) in [(1, 5), (2, LARGE), (3, 7), (4, LARGE), (5, LARGE)] {
+        for wire in [Dtype::F32, Dtype::Bf16] {
+            let mut reduced = vectors(ranks, elements);
+            let act = async |group: &Group<_>, values: &mut [f32]| group.all_reduce(values).await;
+            together(&mut reduced, wire, |group| group, act).await;
+            for copies in 1..=ranks {
+                let mut kept = vectors(ranks, elements);
+                let act = async |group: &Group<_>, values: &mut [f32]| {
+                    group.reduce_to_keepers(values, copies).await
+                };
+                together(&mut kept, wire, |group| group, act).await;
+                for (rank, vector) in kept.iter().enumerate() {
+                    let segments = kept_segments(rank, ranks, copies);
+                    assert_eq!(segments.count(), copies);
+                    for segment in kept_segments(rank, ranks, copies) {
+                        let own = collective::segment(segment, ranks, elements);
+                        let expected = bits(&reduced[0][own.clone()]);
+                        assert!(
+                            bits(&vector[own]) == expected,
+                            "{rank} of {ranks}, {wire:?}"
+                        );
+                    }
+                }
+            }
+        }
+    }
 }
 
 #[tokio::test]

@@ -77,6 +77,11 @@ impl VariableRule {
         }
     }
 
+    /// Returns the slots of each element without its moving average.
+    pub fn rule_slots(&self) -> Slots {
+        self.rule.slots()
+    }
+
     /// Returns the slots before the first update. The moving average begins with the weights.
     pub fn initial_slots(&self, weights: &[f32]) -> Vec<f32> {
         let own = self.rule.slots();
@@ -111,9 +116,9 @@ impl VariableRule {
     /// Applies the part's gradient to its weights, and moves the averages towards the new weights. The first update
     /// sets the averages to the weights, as PyTorch's `AveragedModel` and Keras do.
     pub fn apply(&self, update: Update, part: Part) {
-        let Some(decay) = self.ema_decay else {
-            return self.rule.apply(update, part);
-        };
+        if !self.has_averages() {
+            return self.apply_rule(update, part);
+        }
         let Part {
             weights,
             gradient,
@@ -124,13 +129,26 @@ impl VariableRule {
             gradient,
             slots: slots.each_mut().map(|slot| &mut **slot),
         };
-        self.rule.apply(update, own);
-        let averages = &mut *slots[self.rule.slots().count];
+        self.apply_rule(update, own);
+        self.move_averages(update, weights, slots[self.rule.slots().count]);
+    }
+
+    /// Applies the part's gradient to its weights. The moving averages stay as they are.
+    pub fn apply_rule(&self, update: Update, part: Part) {
+        self.rule.apply(update, part);
+    }
+
+    /// Moves the averages, if they are kept, towards new weights, of which there are as many. The first update sets them to
+    /// the weights.
+    pub fn move_averages(&self, update: Update, weights: &[f32], averages: &mut [f32]) {
+        let Some(decay) = self.ema_decay else {
+            return;
+        };
         if update.number == 1 {
             return averages.copy_from_slice(weights);
         }
         update.kernel.run(|| {
-            for (average, weight) in averages.iter_mut().zip(&*weights) {
+            for (average, weight) in averages.iter_mut().zip(weights) {
                 *average += (1.0 - decay) * (*weight - *average);
             }
         });

@@ -28,7 +28,7 @@ pub(crate) struct Trainer<'a> {
     pub(crate) reporter: Reporter,
     pub(crate) counters: &'a Counters,
     pub(crate) clock: Clock,
-    /// The newest checkpoint for which the values were copied.
+    /// The newest checkpoint for which the values were copied, since the present group was formed.
     pub(crate) copied: Option<u64>,
 }
 
@@ -53,8 +53,16 @@ impl Trainer<'_> {
                 Work::CopyValues(order) => {
                     let view = ViewNumber(leased.view);
                     let copied = self.strategy.write_checkpoint(&order, view, self.replica);
-                    copied.await?;
-                    self.copied = Some(order.number);
+                    match copied.await {
+                        Err(StrategyError::Abandoned(why)) => {
+                            tracing::info!("a copy for a checkpoint is abandoned: {why}");
+                            self.regroup().await?;
+                        }
+                        copied => {
+                            copied?;
+                            self.copied = Some(order.number);
+                        }
+                    }
                 }
                 Work::Evaluate(evaluate) => {
                     self.evaluate(&evaluate, ViewNumber(leased.view)).await?
@@ -83,6 +91,8 @@ impl Trainer<'_> {
     async fn regroup(&mut self) -> Result<(), WorkerError> {
         self.reporter.flush().await?;
         self.clock = self.strategy.regroup(self.replica).await?;
+        // All members of the next ring take part in the copies for a checkpoint.
+        self.copied = None;
         self.membership.sender().set_clock(self.clock);
         Ok(())
     }

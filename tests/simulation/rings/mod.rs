@@ -60,6 +60,7 @@ impl World {
             ..Job::default()
         };
         (job.strategy.name, job.strategy.mode) = (StrategyName::MultiWorkerMirrored, Mode::Sync);
+        job.strategy.optimizer_copies = plan.copies;
         job.cluster.workers = Some(plan.workers);
         job.cluster.lease_seconds = 2.0;
         // The time-out is longer than any run may take, because it would hide a process that hangs.

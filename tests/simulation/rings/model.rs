@@ -1,20 +1,24 @@
 //! A replica that keeps its values, which show the steps and samples that they are made of. The history has them, so that it
-//! can compare them with those of other replicas after each change.
+//! can compare them with those of other replicas after each change. In jobs that share out the optimizer's state, the history has all
+//! slots as they must be, and the replica those that it holds.
 
+use std::ops::Range;
 use std::path::PathBuf;
+use std::sync::Mutex;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use shared_proto::ids::Epoch;
 use shared_proto::payload::Elements;
 use shared_proto::step::{Gradients, Want};
 use worker::replica::{
-    Computed, Description, Evaluation, EvaluationPart, Mirror, MirrorState, Others, Positions,
-    Prepared, Replica, ReplicaError, Step, StepsMade,
+    Computed, Description, Evaluation, EvaluationPart, Held, Mirror, MirrorState, OptimizerParts,
+    Others, Positions, Prepared, Replica, ReplicaError, SlotShare, Step, StepsMade, ValuesId,
 };
 use worker::variables::Part;
 
 use super::history::History;
-use super::values::{SAMPLES, Shape};
+use super::values::{CLOSE, SAMPLES, Shape};
 
 /// The replica of a worker.
 pub(crate) struct Kept {
@@ -24,11 +28,31 @@ pub(crate) struct Kept {
     /// The time that a gradient takes.
     step: Duration,
     description: Description,
+    /// True if the job shares out the optimizer's state.
+    shares: bool,
+    own: Mutex<Own>,
+}
+
+/// What the history does not have of a replica.
+#[derive(Default)]
+struct Own {
+    made_in: Epoch,
+    share: Option<SlotShare>,
+    /// The slot of each element; NaN where it is not held.
+    slots: Vec<f32>,
+    prepared: Option<PreparedStep>,
+}
+
+struct PreparedStep {
+    values: ValuesId,
+    /// The mean gradient, of which the held elements count; none for a step without an update.
+    gradient: Option<Vec<f32>>,
+    slots: Vec<f32>,
 }
 
 impl Kept {
     /// The replica of a worker that starts, with initial values.
-    pub(crate) fn new(name: &str, history: &History, step: Duration) -> Self {
+    pub(crate) fn new(name: &str, history: &History, step: Duration, shares: bool) -> Self {
         history.starts(name);
         let shape = history.shape();
         Self {
@@ -43,6 +67,34 @@ impl Kept {
                 evaluation_samples: 1,
                 data_digest: Default::default(),
             },
+            shares,
+            own: Mutex::default(),
+        }
+    }
+
+    /// Notes the steps that the values have.
+    fn has_made(&self, before: Option<StepsMade>, made: StepsMade) {
+        if before.is_none_or(|before| before.clock != made.clock) {
+            self.own.lock().unwrap().made_in = made.ring;
+        }
+    }
+
+    /// Returns the slots as they must be at the present values.
+    fn right_slots(&self) -> Vec<f32> {
+        let mut state = self.history.state(&self.name).values;
+        state.split_off(state.len() / 2)
+    }
+
+    /// Checks the slots that this replica holds.
+    fn check_slots(&self, when: &str) {
+        let own = self.own.lock().unwrap();
+        let pairs = own.slots.iter().zip(self.right_slots()).enumerate();
+        let mut held = pairs.filter(|(_, (slot, _))| !slot.is_nan());
+        if let Some((element, (slot, right))) = held.find(|(_, (slot, right))| **slot != *right) {
+            let name = &self.name;
+            self.history.violation(format!(
+                "{name} {when}: the slot of element {element} is {slot}, and must be {right}"
+            ));
         }
     }
 }
@@ -96,11 +148,13 @@ impl Replica for Kept {
 #[async_trait(?Send)]
 impl Mirror for Kept {
     async fn update(&self, gradient: Vec<f32>, made: StepsMade) -> Result<Vec<f32>, ReplicaError> {
+        self.has_made(self.history.made(&self.name), made);
         self.history.updated(&self.name, gradient.clone(), made);
         Ok(gradient)
     }
 
     async fn note_made(&self, made: StepsMade) -> Result<(), ReplicaError> {
+        self.has_made(self.history.made(&self.name), made);
         self.history.noted(&self.name, made);
         Ok(())
     }
@@ -115,11 +169,32 @@ impl Mirror for Kept {
         self.compute(positions, step).await
     }
 
+    /// If the job shares out the optimizer's state, each replica has a number more, so that it differs from a whole state.
     async fn state(&self) -> Result<MirrorState, ReplicaError> {
-        Ok(self.history.state(&self.name))
+        let mut state = self.history.state(&self.name);
+        state.made_in = self.own.lock().unwrap().made_in;
+        state.values.extend(self.shares.then_some(0.0));
+        Ok(state)
     }
 
-    async fn set_state(&self, state: MirrorState, made: StepsMade) -> Result<(), ReplicaError> {
+    async fn set_state(&self, mut state: MirrorState, made: StepsMade) -> Result<(), ReplicaError> {
+        let mut own = self.own.lock().unwrap();
+        own.made_in = state.made_in;
+        if state.values.len() % 2 == 1 {
+            state.values.pop();
+        } else if self.shares {
+            let of = ValuesId {
+                ring: state.made_in,
+                clock: made.clock,
+            };
+            let whole = SlotShare {
+                of,
+                rank: 0,
+                ranks: 1,
+            };
+            own.slots = state.values[state.values.len() / 2..].to_vec();
+            (own.share, own.prepared) = (Some(whole), None);
+        }
         self.history.taken(&self.name, state, made);
         Ok(())
     }
@@ -129,6 +204,143 @@ impl Mirror for Kept {
     }
 
     async fn swap_averages(&self) -> Result<(), ReplicaError> {
+        Ok(())
+    }
+}
+
+#[async_trait(?Send)]
+impl OptimizerParts for Kept {
+    async fn prepare_update(
+        &self,
+        gradient: Option<Vec<f32>>,
+        made: StepsMade,
+    ) -> Result<Vec<f32>, ReplicaError> {
+        let state = self.history.state(&self.name);
+        let mut own = self.own.lock().unwrap();
+        let mut slots = own.slots.clone();
+        let elements = gradient.as_ref().map_or(0, Vec::len);
+        // What a replica does not hold, it must not be asked for.
+        let mut values = vec![f32::NAN; elements];
+        for (element, part) in gradient.iter().flatten().enumerate() {
+            if !slots[element].is_nan() {
+                values[element] = state.values[element] + f32::from(*part != 0.0);
+                if *part != 0.0 {
+                    slots[element] = (state.updates + 1) as f32;
+                }
+            }
+        }
+        own.prepared = Some(PreparedStep {
+            values: ValuesId {
+                ring: made.ring,
+                clock: made.clock,
+            },
+            gradient,
+            slots,
+        });
+        Ok(values)
+    }
+
+    async fn make_update(
+        &self,
+        values: Vec<f32>,
+        made: StepsMade,
+    ) -> Result<Vec<f32>, ReplicaError> {
+        let prepared = self.own.lock().unwrap().prepared.take();
+        let before = self.history.made(&self.name);
+        match prepared.and_then(|prepared| Some((prepared.gradient?, prepared.slots))) {
+            Some((gradient, slots)) => {
+                let state = self.history.state(&self.name);
+                let held = self.own.lock().unwrap().slots.clone();
+                let whole = self.shape.gradient_of(&state.values, &values);
+                let pairs = gradient.iter().zip(&whole).zip(&held);
+                let wrong = pairs.enumerate().find(|(_, ((part, right), slot))| {
+                    !slot.is_nan() && (**part - **right).abs() > CLOSE
+                });
+                if let Some((element, ((part, right), _))) = wrong {
+                    let name = &self.name;
+                    self.history.violation(format!(
+                        "{name} has added up {part} for element {element}, and the step has {right}"
+                    ));
+                }
+                self.history.updated(&self.name, whole, made);
+                self.own.lock().unwrap().slots = slots;
+            }
+            None => self.history.noted(&self.name, made),
+        }
+        self.has_made(before, made);
+        {
+            let mut own = self.own.lock().unwrap();
+            let of = ValuesId {
+                ring: own.made_in,
+                clock: made.clock,
+            };
+            own.share.iter_mut().for_each(|share| share.of = of);
+        }
+        self.check_slots("has made a step");
+        Ok(values)
+    }
+
+    async fn held(&self) -> Result<Held, ReplicaError> {
+        let own = self.own.lock().unwrap();
+        let made = self.history.made(&self.name);
+        Ok(Held {
+            values: made.map(|made| ValuesId {
+                ring: own.made_in,
+                clock: made.clock,
+            }),
+            updates: self.history.state(&self.name).updates,
+            share: own.share,
+            prepared: own.prepared.as_ref().map(|prepared| prepared.values),
+            slot_bytes: 0,
+        })
+    }
+
+    async fn slots(&self, range: Range<usize>, of: ValuesId) -> Result<Vec<f32>, ReplicaError> {
+        let own = self.own.lock().unwrap();
+        let prepared = own.prepared.as_ref();
+        let prepared = prepared.filter(|prepared| prepared.values == of);
+        let slots = prepared.map_or(&own.slots, |prepared| &prepared.slots);
+        Ok(slots[range].to_vec())
+    }
+
+    async fn hold(
+        &self,
+        share: SlotShare,
+        ranges: Vec<Range<usize>>,
+        slots: Option<Vec<Vec<f32>>>,
+    ) -> Result<(), ReplicaError> {
+        {
+            let mut own = self.own.lock().unwrap();
+            own.slots = vec![f32::NAN; self.shape.elements()];
+            let slots = slots.map(Vec::into_iter);
+            let mut slots = slots.into_iter().flatten();
+            for range in ranges {
+                let initial = || vec![0.0; range.len()];
+                let taken = slots.next().unwrap_or_else(initial);
+                own.slots[range].copy_from_slice(&taken);
+            }
+            (own.share, own.prepared) = (Some(share), None);
+        }
+        self.check_slots("has taken slots");
+        Ok(())
+    }
+
+    async fn state_with(&self, slots: Vec<f32>) -> Result<MirrorState, ReplicaError> {
+        let mut state = self.history.state(&self.name);
+        let counters = state.values.len() / 2;
+        if slots != state.values[counters..] {
+            let name = &self.name;
+            let what = format!("{name} has other slots for a checkpoint than belong to its values");
+            self.history.violation(what);
+        }
+        state.values.truncate(counters);
+        state.values.extend(slots);
+        Ok(state)
+    }
+
+    async fn forget(&self) -> Result<(), ReplicaError> {
+        self.history.starts(&self.name);
+        *self.own.lock().unwrap() = Own::default();
         Ok(())
     }
 }

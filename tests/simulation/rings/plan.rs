@@ -29,6 +29,8 @@ pub(crate) struct Plan {
     pub(crate) stops: bool,
     /// Calls to the coordinator arrive twice, or late.
     pub(crate) repeats: bool,
+    /// The copies of each part of the optimizer's state; none if each worker has all of it.
+    pub(crate) copies: Option<u32>,
 }
 
 impl Plan {
@@ -53,6 +55,7 @@ impl Plan {
             disk: has(0.2),
             stops: has(0.3),
             repeats: has(0.3),
+            copies: has(0.5).then(|| if has(0.3) { 1 } else { 2 }),
         }
     }
 

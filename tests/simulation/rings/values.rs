@@ -18,7 +18,7 @@ pub(crate) const EPOCHS: u32 = 6;
 pub(crate) const VISITS: usize = SAMPLES * EPOCHS as usize;
 
 /// The largest difference between a number and the one that it stands for.
-const CLOSE: f32 = 1e-3;
+pub(crate) const CLOSE: f32 = 1e-3;
 
 /// The size of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,7 +49,7 @@ impl Shape {
     }
 
     /// Returns the number of elements of all variables.
-    fn elements(self) -> usize {
+    pub(crate) fn elements(self) -> usize {
         self.filler + 2 * VISITS
     }
 
@@ -76,6 +76,18 @@ impl Shape {
         let mut steps = vec![0.0; VISITS];
         steps[clock as usize % VISITS] = 1.0;
         vec![vec![1.0; self.filler], samples, steps]
+    }
+
+    /// Returns the mean gradient of a step that has changed counters from `before` to `after`.
+    pub(crate) fn gradient_of(self, before: &[f32], after: &[f32]) -> Vec<f32> {
+        let pairs = before.iter().zip(after);
+        let mut gradient: Vec<f32> = pairs.map(|(before, after)| after - before).collect();
+        let samples = &mut gradient[self.samples()];
+        let size = samples.iter().filter(|change| **change != 0.0).count();
+        samples
+            .iter_mut()
+            .for_each(|change| *change /= size.max(1) as f32);
+        gradient
     }
 
     /// Returns what the mean gradient of the step after `clock` counts: the step, and each of its samples once.
@@ -157,6 +169,7 @@ impl Values {
         let MirrorState {
             values: mut counters,
             updates,
+            ..
         } = state;
         if counters.len() != 2 * shape.elements() {
             return Err(format!("there are {} values and slots", counters.len()));
@@ -173,6 +186,7 @@ impl Values {
         MirrorState {
             values: [&self.counters[..], &self.changed[..]].concat(),
             updates: self.updates,
+            ..MirrorState::default()
         }
     }
 

@@ -115,7 +115,25 @@ pub(crate) fn all_gather(rank: Rank, ranks: usize, elements: usize) -> Vec<Round
     ring::all_gather(rank, ranks, elements)
 }
 
-/// Returns the rounds of a rank, after which each rank has the vector of `root`.
+/// Returns the rounds of a rank, after which it has the sums of all ranks' elements in the segments that it [keeps](kept_segments).
+pub(crate) fn reduce_to_keepers(
+    rank: Rank,
+    ranks: usize,
+    copies: usize,
+    elements: usize,
+) -> Vec<Round> {
+    let mut rounds = ring::reduce_scatter(rank, ranks, elements);
+    let gathered = ring::all_gather(rank, ranks, elements);
+    rounds.extend(gathered.into_iter().take(copies.saturating_sub(1)));
+    rounds
+}
+
+/// Returns the rounds of a rank, after which each rank has the vector of `root`: each hands it on to the next.
+pub(crate) fn pass_around(rank: Rank, root: Rank, ranks: usize, elements: usize) -> Vec<Round> {
+    ring::pass_around(rank, root, ranks, elements)
+}
+
+/// Returns the rounds of a rank, after which each rank has the vector of `root`: it goes along a tree.
 pub(crate) fn broadcast(rank: Rank, root: Rank, ranks: usize, elements: usize) -> Vec<Round> {
     if elements == 0 {
         return Vec::new();
@@ -141,6 +159,11 @@ pub(crate) fn hierarchical(
 /// their sizes differ by one element at most.
 pub fn segment(rank: Rank, ranks: usize, elements: usize) -> Range<usize> {
     elements * rank / ranks..elements * (rank + 1) / ranks
+}
+
+/// Returns the segments that a rank keeps, if `copies` ranks keep each one: its own, and those of the ranks before it.
+pub fn kept_segments(rank: Rank, ranks: usize, copies: usize) -> impl Iterator<Item = Rank> {
+    (0..copies.min(ranks)).map(move |behind| (rank + ranks - behind) % ranks)
 }
 
 /// Returns the peers of a rank in all-reduces of any size, and in broadcasts of `root`.

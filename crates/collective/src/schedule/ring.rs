@@ -15,6 +15,23 @@ pub(super) fn all_gather(rank: Rank, ranks: usize, elements: usize) -> Vec<Round
     around(rank, ranks, elements, 0, Combine::Replace)
 }
 
+/// Returns the rounds of a rank in which the vector of `root` travels around the ring.
+pub(super) fn pass_around(rank: Rank, root: Rank, ranks: usize, elements: usize) -> Vec<Round> {
+    let (next, previous) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
+    if elements == 0 {
+        return Vec::new();
+    }
+    let receive = Round {
+        receive: (rank != root).then_some((previous, 0..elements, Combine::Replace)),
+        ..Round::default()
+    };
+    let send = Round {
+        send: (next != root).then_some((next, 0..elements)),
+        ..Round::default()
+    };
+    vec![receive, send]
+}
+
 /// Returns the rounds in which each segment travels around the ring, from the rank that is `lead` behind it.
 fn around(rank: Rank, ranks: usize, elements: usize, lead: usize, combine: Combine) -> Vec<Round> {
     let (next, previous) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);

@@ -124,10 +124,12 @@ proptest! {
     fn a_broadcast_copies_the_root(vectors in vectors(), root in 0usize..10) {
         let (ranks, elements) = (vectors.len(), vectors[0].len());
         let root = root % ranks;
-        let schedules: Vec<_> = (0..ranks).map(|r| broadcast(r, root, ranks, elements)).collect();
         let expected = bits(&vectors[root]);
-        for vector in play(vectors, &schedules) {
-            prop_assert_eq!(bits(&vector), expected.clone());
+        for copy in [broadcast, pass_around] {
+            let schedules: Vec<_> = (0..ranks).map(|r| copy(r, root, ranks, elements)).collect();
+            for vector in play(vectors.clone(), &schedules) {
+                prop_assert_eq!(bits(&vector), expected.clone());
+            }
         }
     }
 }

@@ -89,10 +89,12 @@ pub(crate) fn wire_work(work: Work, error: String) -> wire::lease_work_reply::Wo
             number,
             block_elements,
             shard,
+            helps,
         } => Reply::CopyValues(wire::CopyValues {
             number,
             block_elements,
             shard,
+            helps,
         }),
         Work::Evaluate {
             data_epoch,

@@ -38,6 +38,8 @@ pub(crate) enum Work {
         block_elements: u64,
         /// The number of its part.
         shard: u32,
+        /// True if it only hands its part of the optimizer's state to the member that writes the checkpoint.
+        helps: bool,
     },
     Evaluate {
         data_epoch: u32,

@@ -19,6 +19,9 @@ pub struct Strategy {
     pub wire: Wire,
     /// The samples over which batch normalisation takes mean and variance.
     pub batch_norm: BatchNorm,
+    /// The number of workers of a ring that have each part of the optimizer's state. None: all workers have all of it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub optimizer_copies: Option<u32>,
 }
 
 impl Default for Strategy {
@@ -47,6 +50,7 @@ struct Written {
     staleness: u64,
     wire: Wire,
     batch_norm: BatchNorm,
+    optimizer_copies: Option<u32>,
 }
 
 impl Default for Written {
@@ -57,6 +61,7 @@ impl Default for Written {
             staleness: 4,
             wire: Wire::F32,
             batch_norm: BatchNorm::PerReplica,
+            optimizer_copies: None,
         }
     }
 }
@@ -69,6 +74,7 @@ impl From<Written> for Strategy {
             staleness,
             wire,
             batch_norm,
+            optimizer_copies,
         } = written;
         Self {
             mode: mode.unwrap_or(name.usual_mode()),
@@ -76,6 +82,7 @@ impl From<Written> for Strategy {
             staleness,
             wire,
             batch_norm,
+            optimizer_copies,
         }
     }
 }
@@ -142,6 +149,11 @@ impl StrategyName {
             Self::Mirrored | Self::CentralStorage | Self::OneDevice => true,
             Self::ParameterServer | Self::MultiWorkerMirrored | Self::Hybrid => false,
         }
+    }
+
+    /// Returns whether several workers may hold the dense variables.
+    pub fn has_many_replicas(self) -> bool {
+        self.has_ring() && !self.has_one_worker()
     }
 
     /// Returns whether replicas compute a step together and can add up while they compute. Otherwise, returns why not, and what to do.
@@ -214,6 +226,33 @@ mod tests {
                 "job setting `strategy.batch_norm` is \"synchronised\", but it does not count with `strategy.name` \"{name}\"; {why}"
             );
             assert!(error.starts_with(&start), "{error}");
+        }
+    }
+
+    #[test]
+    fn optimizer_state_is_shared_out_where_workers_form_rings() {
+        let job = |settings: &str| Job::from_toml(&format!("[strategy]\n{settings}"));
+        for name in ["multi-worker-mirrored", "hybrid"] {
+            let job = job(&format!("name = \"{name}\"\noptimizer_copies = 2")).unwrap();
+            assert_eq!(job.strategy.optimizer_copies, Some(2));
+            assert_eq!(Job::from_toml(&job.to_toml()).unwrap(), job);
+        }
+        for (settings, why) in [
+            (
+                "optimizer_copies = 2",
+                "job setting `strategy.optimizer_copies` is 2, but it does not count with `strategy.name` \"parameter-server\"",
+            ),
+            (
+                "name = \"mirrored\"\noptimizer_copies = 1",
+                "job setting `strategy.optimizer_copies` is 1, but it does not count with `strategy.name` \"mirrored\"",
+            ),
+            (
+                "name = \"hybrid\"\noptimizer_copies = 0",
+                "job setting `strategy.optimizer_copies` is 0, but must be at least 1, or absent",
+            ),
+        ] {
+            let error = job(settings).unwrap_err().to_string();
+            assert!(error.starts_with(why), "{error}");
         }
     }
 

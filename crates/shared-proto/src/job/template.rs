@@ -92,6 +92,7 @@ staleness = 4           # bounded: steps that a worker may lead the slowest by
 wire = "f32"            # f32 | bf16 | f16: numbers in which weights and gradients travel
 batch_norm = "per-replica" # per-replica | synchronised: whose samples batch normalisation takes mean and variance of;
                         # synchronised: of all replicas of the step (mirrored, central-storage, multi-worker-mirrored)
+#: optimizer_copies = 2 # workers that have each part of the optimizer's state (multi-worker-mirrored, hybrid); absent: all
 
 [cluster]
 #: ps = 2               # parameter servers; absent: those there when none has joined for 3 s

@@ -204,6 +204,7 @@ impl Job {
             name,
             mode,
             batch_norm,
+            optimizer_copies,
             ..
         } = self.strategy;
         if let (BatchNorm::Synchronised, Err(advice)) = (batch_norm, name.adds_up_within_steps()) {
@@ -215,6 +216,21 @@ impl Job {
                 advice,
             });
         }
+        if let Some(copies) = optimizer_copies.filter(|_| !name.has_many_replicas()) {
+            return Err(JobError::Unused {
+                field: "strategy.optimizer_copies",
+                value: copies.to_string(),
+                other: "strategy.name",
+                other_value: format!("{:?}", name.name()),
+                advice: "leave it out, or use \"multi-worker-mirrored\" or \"hybrid\"",
+            });
+        }
+        check(
+            optimizer_copies != Some(0),
+            "strategy.optimizer_copies",
+            &optimizer_copies,
+            "must be at least 1, or absent",
+        )?;
         check(
             name.has_servers() || mode == Mode::Sync,
             "strategy.mode",

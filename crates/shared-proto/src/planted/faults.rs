@@ -127,6 +127,10 @@ faults! {
         HalfAStep,
         /// The numbers of a member that has left count as zeros.
         MissingPieces,
+        /// A member begins with initial slots instead of those of the members that hold them.
+        SlotsNotTaken,
+        /// The slots of earlier values are taken for those of the newest.
+        OldSlots,
     }
     END_TO_END {
         /// A push that comes after a later one is acknowledged, though it was not applied.

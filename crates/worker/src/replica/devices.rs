@@ -1,6 +1,7 @@
 //! Several replicas as one, each on a device of its own. The samples of a step are shared out among them, and the mean of their
 //! gradients is the gradient of all.
 
+use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -12,7 +13,7 @@ use shared_proto::payload::Elements;
 
 use super::error::ReplicaError;
 use super::interface::{Description, Evaluation, EvaluationPart, Prepared, Replica};
-use super::mirror::{Mirror, MirrorState, StepsMade};
+use super::mirror::{Held, Mirror, MirrorState, OptimizerParts, SlotShare, StepsMade, ValuesId};
 use super::rounds::{Others, meet, rounds};
 use super::step::{Computed, Positions, Step};
 use super::thread::ModelReplica;
@@ -71,7 +72,8 @@ impl DeviceReplicas {
         Ok(Self {
             replicas,
             clip,
-            central: strategy == StrategyName::CentralStorage,
+            central: strategy == StrategyName::CentralStorage
+                || job.strategy.optimizer_copies.is_some(),
         })
     }
 
@@ -290,6 +292,53 @@ impl Mirror for DeviceReplicas {
     /// The first replica alone: it is the one that evaluates.
     async fn swap_averages(&self) -> Result<(), ReplicaError> {
         self.first().swap_averages().await
+    }
+}
+
+/// The first replica alone makes updates, and the others copy its values.
+#[async_trait(?Send)]
+impl OptimizerParts for DeviceReplicas {
+    async fn prepare_update(
+        &self,
+        gradient: Option<Vec<f32>>,
+        made: StepsMade,
+    ) -> Result<Vec<f32>, ReplicaError> {
+        self.first().prepare_update(gradient, made).await
+    }
+
+    async fn make_update(
+        &self,
+        values: Vec<f32>,
+        made: StepsMade,
+    ) -> Result<Vec<f32>, ReplicaError> {
+        let memory = self.first().make_update(values, made).await?;
+        self.copy_values().await?;
+        Ok(memory)
+    }
+
+    async fn held(&self) -> Result<Held, ReplicaError> {
+        self.first().held().await
+    }
+
+    async fn slots(&self, range: Range<usize>, of: ValuesId) -> Result<Vec<f32>, ReplicaError> {
+        self.first().slots(range, of).await
+    }
+
+    async fn hold(
+        &self,
+        share: SlotShare,
+        ranges: Vec<Range<usize>>,
+        slots: Option<Vec<Vec<f32>>>,
+    ) -> Result<(), ReplicaError> {
+        self.first().hold(share, ranges, slots).await
+    }
+
+    async fn state_with(&self, slots: Vec<f32>) -> Result<MirrorState, ReplicaError> {
+        self.first().state_with(slots).await
+    }
+
+    async fn forget(&self) -> Result<(), ReplicaError> {
+        self.first().forget().await
     }
 }
 

@@ -1,5 +1,7 @@
 //! The interface of replicas that keep the values themselves.
 
+use std::ops::Range;
+
 use async_trait::async_trait;
 use shared_proto::ids::{Clock, Epoch, RunNumber};
 
@@ -9,7 +11,7 @@ use super::step::{Computed, Positions, Step};
 
 /// A replica that keeps the values between steps, with the optimizer's state: all replicas of a job hold the same bits.
 #[async_trait(?Send)]
-pub trait Mirror {
+pub trait Mirror: OptimizerParts {
     /// Updates the values by the gradient of the step before `made`, which has the elements of all variables that are not
     /// frozen, in the order of their numbers. Returns the memory of the gradient.
     async fn update(&self, gradient: Vec<f32>, made: StepsMade) -> Result<Vec<f32>, ReplicaError>;
@@ -26,10 +28,11 @@ pub trait Mirror {
         step: Step,
     ) -> Result<Computed, ReplicaError>;
 
-    /// Returns the values and the optimizer's state.
+    /// Returns the values and the optimizer's state; of a state that is shared out, only what each replica has.
     async fn state(&self) -> Result<MirrorState, ReplicaError>;
 
-    /// Takes the values of another replica.
+    /// Takes the values of another replica. If the optimizer's state is shared out, `state` may have all of it, which is then held, or
+    /// only what each replica has.
     async fn set_state(&self, state: MirrorState, made: StepsMade) -> Result<(), ReplicaError>;
 
     /// Returns the steps that the values have; none if they are initial values, or were overwritten.
@@ -39,6 +42,84 @@ pub trait Mirror {
     async fn swap_averages(&self) -> Result<(), ReplicaError>;
 }
 
+/// A replica that has a part of the optimizer's state, because the job shares it out among the workers. Elements are numbered over
+/// all variables that are not frozen. In vectors of slots, those of an element follow each other.
+#[async_trait(?Send)]
+pub trait OptimizerParts {
+    /// Prepares the update of the step before `made`. The vector has the gradient of the elements that this replica holds; afterwards
+    /// it has their new values. Nothing else changes, and a later update may be prepared instead. Without a gradient the step
+    /// changes no values.
+    async fn prepare_update(
+        &self,
+        gradient: Option<Vec<f32>>,
+        made: StepsMade,
+    ) -> Result<Vec<f32>, ReplicaError>;
+
+    /// Makes the prepared update. `values` has the new values of all elements. Returns its memory.
+    async fn make_update(
+        &self,
+        values: Vec<f32>,
+        made: StepsMade,
+    ) -> Result<Vec<f32>, ReplicaError>;
+
+    /// Returns what this replica has.
+    async fn held(&self) -> Result<Held, ReplicaError>;
+
+    /// Returns the slots that a range of elements has at these values: at the present ones of the replica, or at those of the prepared
+    /// update.
+    async fn slots(&self, range: Range<usize>, of: ValuesId) -> Result<Vec<f32>, ReplicaError>;
+
+    /// Holds these ranges of elements from now on, in this share, with these slots of each range; without slots, with initial
+    /// ones. A prepared update is given up.
+    async fn hold(
+        &self,
+        share: SlotShare,
+        ranges: Vec<Range<usize>>,
+        slots: Option<Vec<Vec<f32>>>,
+    ) -> Result<(), ReplicaError>;
+
+    /// Returns the values with these slots of all elements, in the form of a replica that has all of the state.
+    async fn state_with(&self, slots: Vec<f32>) -> Result<MirrorState, ReplicaError>;
+
+    /// Forgets the values, because nobody has the slots that belong to them.
+    async fn forget(&self) -> Result<(), ReplicaError>;
+}
+
+/// What a replica has of an optimizer's state that is shared out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Held {
+    /// The values of the replica; none if they are initial values, or were overwritten.
+    pub values: Option<ValuesId>,
+    /// The number of updates that made them.
+    pub updates: u64,
+    /// The slots that it holds.
+    pub share: Option<SlotShare>,
+    /// The values that the prepared update would make.
+    pub prepared: Option<ValuesId>,
+    /// The memory of the slots.
+    pub slot_bytes: usize,
+}
+
+/// The slots that a replica holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SlotShare {
+    /// The values that they belong to.
+    pub of: ValuesId,
+    /// The rank to which they were given.
+    pub rank: usize,
+    /// The number of ranks.
+    pub ranks: usize,
+}
+
+/// Values of a run: those that a ring has made with a step, or has begun with.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ValuesId {
+    /// The ring.
+    pub ring: Epoch,
+    /// The number of steps that they have.
+    pub clock: Clock,
+}
+
 /// The values of a replica, and the optimizer's state.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct MirrorState {
@@ -46,6 +127,8 @@ pub struct MirrorState {
     pub values: Vec<f32>,
     /// The number of updates that made them.
     pub updates: u64,
+    /// The ring that made them, or that has begun with them.
+    pub made_in: Epoch,
 }
 
 /// The steps that a replica's values have.

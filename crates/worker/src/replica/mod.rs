@@ -25,7 +25,7 @@ pub use devices::DeviceReplicas;
 pub use error::ReplicaError;
 pub(crate) use evaluating::{EVALUATION_BATCH, Evaluating};
 pub use interface::{Description, Evaluation, EvaluationPart, Prepared, Replica};
-pub use mirror::{Mirror, MirrorState, StepsMade};
+pub use mirror::{Held, Mirror, MirrorState, OptimizerParts, SlotShare, StepsMade, ValuesId};
 pub use rounds::{Others, Round, Rounds, rounds};
 pub use step::{Computed, Positions, Step};
 pub use thread::ModelReplica;

@@ -1,6 +1,7 @@
 //! A replica that is a candle model on a thread of its own, so that candle does not block tokio. Another thread reads its
-//! batches. `pass` makes the passes of a training step.
+//! batches. `pass` makes the passes of a training step; `mirror` asks the thread for what strategies without servers want.
 
+mod mirror;
 mod pass;
 
 use std::collections::VecDeque;
@@ -19,7 +20,7 @@ use super::build::{Built, build, precision};
 use super::error::ReplicaError;
 use super::evaluating::Evaluating;
 use super::interface::{Description, Evaluation, EvaluationPart, Prepared, Replica};
-use super::mirror::{Mirror, MirrorState, StepsMade};
+use super::mirror::Mirror;
 use super::mirrored::{MirrorCommand, Mirrored, Reply};
 use super::reader::{self, Assembled, Batches, Request};
 use super::rounds::Others;
@@ -147,60 +148,6 @@ impl Replica for ModelReplica {
 
     fn mirror(&self) -> Option<&dyn Mirror> {
         Some(self)
-    }
-}
-
-impl ModelReplica {
-    /// Returns the values of all variables.
-    pub(super) async fn values(&self) -> Result<Vec<Elements>, ReplicaError> {
-        self.ask_mirror(MirrorCommand::Values).await
-    }
-
-    async fn ask_mirror<T>(
-        &self,
-        command: impl FnOnce(Reply<T>) -> MirrorCommand,
-    ) -> Result<T, ReplicaError> {
-        self.ask(|reply| Command::Mirror(command(reply))).await
-    }
-}
-
-#[async_trait(?Send)]
-impl Mirror for ModelReplica {
-    async fn update(&self, gradient: Vec<f32>, made: StepsMade) -> Result<Vec<f32>, ReplicaError> {
-        self.ask_mirror(|reply| MirrorCommand::Update(gradient, made, reply))
-            .await
-    }
-
-    async fn note_made(&self, made: StepsMade) -> Result<(), ReplicaError> {
-        self.ask_mirror(|reply| MirrorCommand::NoteMade(made, reply))
-            .await
-    }
-
-    async fn compute_with(
-        &self,
-        others: Others,
-        positions: Positions,
-        step: Step,
-    ) -> Result<Computed, ReplicaError> {
-        self.ask(|reply| Command::Compute(positions, step, Some(others), reply))
-            .await
-    }
-
-    async fn state(&self) -> Result<MirrorState, ReplicaError> {
-        self.ask_mirror(MirrorCommand::State).await
-    }
-
-    async fn set_state(&self, state: MirrorState, made: StepsMade) -> Result<(), ReplicaError> {
-        self.ask_mirror(|reply| MirrorCommand::SetState(state, made, reply))
-            .await
-    }
-
-    async fn made(&self) -> Result<Option<StepsMade>, ReplicaError> {
-        self.ask_mirror(MirrorCommand::Made).await
-    }
-
-    async fn swap_averages(&self) -> Result<(), ReplicaError> {
-        self.ask_mirror(MirrorCommand::SwapAverages).await
     }
 }
 

@@ -3,7 +3,7 @@
 //! - `set`: the variables by number, their values and how they are overwritten
 //! - `initial`: initial values from a seed
 //! - `gradients`: the gradients of a step
-//! - `optimizer`: updates of a worker that keeps all values itself
+//! - `optimizer`: updates of a worker that keeps all values itself; `slots`: the slots that it has
 //! - `files`: safetensors files
 //! - `pretrained`: initial values from files of other models and programs
 //! - `memory`: candle's memory, read and written
@@ -16,6 +16,7 @@ mod memory;
 mod optimizer;
 mod pretrained;
 mod set;
+mod slots;
 
 pub use error::VariablesError;
 pub(crate) use files::digest_of;
@@ -23,3 +24,4 @@ pub use gradients::Measured;
 pub(crate) use gradients::{Trained, mean_gradients};
 pub use optimizer::LocalOptimizer;
 pub use set::{Part, Variables};
+pub(crate) use slots::Places;

@@ -1,10 +1,14 @@
 //! The optimizer of a worker that keeps all values itself: the rules of servers, on the worker's variables.
+//!
+//! In a job that shares out the optimizer's state, a worker has the slots of some elements alone. An update then has two halves: it is
+//! prepared by the new values of these elements, and made once those of all others have come. In between nothing changes, so
+//! a prepared update can be given up, and its slots can be handed to others as if it were made.
 
 use std::cell::RefCell;
 use std::ops::Range;
 
-use candle_core::{CpuStorage, InplaceOp1, Layout, Var};
-use optimizer::{Part, Update, VariableRule};
+use candle_core::{CpuStorage, InplaceOp1, Layout, Tensor, Var};
+use optimizer::{MOST_SLOTS, Part, Update, VariableRule};
 use shared_proto::blocks::VariableSpec;
 use shared_proto::job::Job;
 use shared_proto::payload::{self, Elements, LeF32};
@@ -12,15 +16,32 @@ use shared_proto::payload::{self, Elements, LeF32};
 use super::error::VariablesError;
 use super::memory::{Overwrite, elements, numbers};
 use super::set::Variables;
+use super::slots::{Places, SlotPart};
 
 /// The rules and slots of a worker's variables. Vectors of values have those of all variables that are not frozen, in the
 /// order of their numbers.
 pub struct LocalOptimizer {
     rules: Vec<VariableRule>,
-    /// The slots of each variable.
-    slots: Vec<Vec<f32>>,
+    places: Places,
+    /// True if the job shares out the rules' slots among its workers.
+    shares_slots: bool,
+    /// The rules' slots that it has. A job that shares them out begins with none.
+    held: Vec<SlotPart>,
+    /// The moving averages of each variable; empty if the job keeps none.
+    averages: Vec<Vec<f32>>,
+    prepared: Option<Prepared>,
     /// The number of updates made.
     updates: u64,
+}
+
+/// An update that is prepared.
+struct Prepared {
+    /// The number of updates before it.
+    after: u64,
+    /// The gradient of each held part.
+    gradients: Vec<Vec<f32>>,
+    /// The weights of each held part before it, if they have been overwritten since.
+    weights: Option<Vec<Vec<f32>>>,
 }
 
 impl LocalOptimizer {
@@ -30,18 +51,29 @@ impl LocalOptimizer {
     /// candle's.
     pub fn new(job: &Job, variables: &Variables, samples: u64) -> Result<Self, VariablesError> {
         let total = job.total_steps_together(samples, job.workers().into());
-        let (mut rules, mut slots) = (Vec::new(), Vec::new());
-        for (spec, var) in &variables.0 {
-            let rule = VariableRule::of(job, spec, total);
-            slots.push(match changes(spec) {
-                true => rule.initial_slots(&elements(var)?),
-                false => Vec::new(),
-            });
-            rules.push(rule);
-        }
+        let rule = |(spec, _): &(VariableSpec, Var)| VariableRule::of(job, spec, total);
+        let rules: Vec<VariableRule> = variables.0.iter().map(rule).collect();
+        let changing = variables.0.iter().zip(&rules);
+        let places = Places::new(changing.map(|((spec, _), rule)| {
+            let elements = if changes(spec) { spec.elements() } else { 0 };
+            (elements, rule.rule_slots())
+        }));
+        let averages = variables.0.iter().zip(&rules);
+        let averages = averages.map(|((_, var), rule)| match rule.has_averages() {
+            true => elements(var),
+            false => Ok(Vec::new()),
+        });
+        let shares_slots = job.strategy.optimizer_copies.is_some();
         Ok(Self {
+            averages: averages.collect::<Result<_, _>>()?,
+            shares_slots,
+            held: match shares_slots {
+                true => Vec::new(),
+                false => places.whole(),
+            },
             rules,
-            slots,
+            places,
+            prepared: None,
             updates: 0,
         })
     }
@@ -51,75 +83,279 @@ impl LocalOptimizer {
         self.updates
     }
 
+    /// Returns the bytes of the rules' slots that it has.
+    pub fn slot_bytes(&self) -> usize {
+        let parts = self.held.iter();
+        parts.map(|part| size_of_val(&part.slots[..])).sum()
+    }
+
     /// Updates the variables by a gradient. Afterwards the gradient must not be used as numbers.
     ///
     /// # Errors
-    /// [`VariablesError::Range`] if the gradient is not as long as the variables, or candle's.
+    /// [`VariablesError::Range`] if the gradient is not as long as the variables, or slots are missing; or candle's.
     pub fn update(
         &mut self,
         variables: &Variables,
         gradient: &mut [f32],
     ) -> Result<(), VariablesError> {
-        check_length(gradient.len(), places(variables).1)?;
+        check_length(gradient.len(), self.places.all())?;
+        self.check_whole()?;
         let gradient = payload::in_place(gradient);
-        for (number, place) in places(variables).0 {
-            let (_, var) = &variables.0[number];
-            let rule = &self.rules[number];
-            let update = rule.update_after(self.updates);
-            let (gradient, slots) = (&gradient[place], RefCell::new(&mut *self.slots[number]));
+        for part in &mut self.held {
+            let (_, var) = &variables.0[part.variable];
+            let rule = &self.rules[part.variable];
+            let mut slots = rule.rule_slots().split(&mut part.slots);
+            if rule.has_averages() {
+                slots[rule.rule_slots().count] = &mut self.averages[part.variable];
+            }
             var.inplace_op1(&Apply {
                 rule,
-                update,
-                gradient,
-                slots,
+                update: rule.update_after(self.updates),
+                gradient: &gradient[part.place.clone()],
+                slots: RefCell::new(slots),
             })?;
         }
         self.updates += 1;
         Ok(())
     }
 
-    /// Returns the values of all variables, frozen ones too, and then their slots.
+    /// Prepares an update by the gradient of the held elements. Afterwards the vector has their new values; the other numbers are
+    /// undefined. Nothing else changes.
+    ///
+    /// # Errors
+    /// [`VariablesError::Range`] if the gradient is not as long as the variables, or candle's.
+    pub fn prepare(
+        &mut self,
+        variables: &Variables,
+        gradient: &mut [f32],
+    ) -> Result<(), VariablesError> {
+        check_length(gradient.len(), self.places.all())?;
+        let mut gradients = Vec::new();
+        for part in &self.held {
+            let values = &mut gradient[part.place.clone()];
+            let mut weights = weights_of(variables, part)?;
+            gradients.push(values.to_vec());
+            let mut slots = part.slots.clone();
+            self.apply(part, self.updates, values, &mut weights, &mut slots);
+            values.copy_from_slice(&weights);
+        }
+        self.prepared = Some(Prepared {
+            after: self.updates,
+            gradients,
+            weights: None,
+        });
+        Ok(())
+    }
+
+    /// Makes the prepared update: the variables get the new values of all elements.
+    ///
+    /// # Errors
+    /// [`VariablesError::Range`] if none is prepared, or there are not as many values as elements; or candle's.
+    pub fn make_prepared(
+        &mut self,
+        variables: &Variables,
+        values: &[f32],
+    ) -> Result<(), VariablesError> {
+        check_length(values.len(), self.places.all())?;
+        self.held = self.prepared_slots(variables)?;
+        self.prepared = None;
+        for (number, (spec, var)) in variables.0.iter().enumerate() {
+            if changes(spec) {
+                let values = &values[self.places.of(number)];
+                let rule = &self.rules[number];
+                let update = rule.update_after(self.updates);
+                rule.move_averages(update, values, &mut self.averages[number]);
+                overwrite(var, values.to_vec())?;
+            }
+        }
+        self.updates += 1;
+        Ok(())
+    }
+
+    /// Returns the slots that the held elements have after the prepared update.
+    fn prepared_slots(&self, variables: &Variables) -> Result<Vec<SlotPart>, VariablesError> {
+        let none = || VariablesError::Range("no update is prepared".to_owned());
+        let prepared = self.prepared.as_ref().ok_or_else(none)?;
+        let mut held = self.held.clone();
+        for (number, part) in held.iter_mut().enumerate() {
+            let mut weights = match &prepared.weights {
+                Some(weights) => weights[number].clone(),
+                None => weights_of(variables, part)?,
+            };
+            let mut gradient = prepared.gradients[number].clone();
+            let mut slots = std::mem::take(&mut part.slots);
+            self.apply(
+                part,
+                prepared.after,
+                &mut gradient,
+                &mut weights,
+                &mut slots,
+            );
+            part.slots = slots;
+        }
+        Ok(held)
+    }
+
+    /// Applies a part's gradient to its weights and slots, without the moving averages.
+    fn apply(
+        &self,
+        part: &SlotPart,
+        after: u64,
+        gradient: &mut [f32],
+        weights: &mut [f32],
+        slots: &mut [f32],
+    ) {
+        let rule = &self.rules[part.variable];
+        let slots = rule.rule_slots().split(slots);
+        rule.apply_rule(
+            rule.update_after(after),
+            Part {
+                weights,
+                gradient: payload::in_place(gradient),
+                slots,
+            },
+        );
+    }
+
+    /// Returns the slots of a range of elements, those of an element after each other: as they are, or as they will be after the
+    /// prepared update. Those of elements that are not held are 0.
+    ///
+    /// # Errors
+    /// [`VariablesError::Range`] if no update is prepared, or candle's.
+    pub fn slots(
+        &self,
+        variables: &Variables,
+        range: &Range<usize>,
+        prepared: bool,
+    ) -> Result<Vec<f32>, VariablesError> {
+        match prepared {
+            true => {
+                let held = self.prepared_slots(variables)?;
+                Ok(self.places.slots(&held, range))
+            }
+            false => Ok(self.places.slots(&self.held, range)),
+        }
+    }
+
+    /// Holds these elements from now on, with these slots of each range; without slots, with initial ones. A prepared update is given
+    /// up.
+    ///
+    /// # Errors
+    /// [`VariablesError::Range`] if slots are missing.
+    pub fn hold(
+        &mut self,
+        ranges: &[Range<usize>],
+        slots: Option<&[Vec<f32>]>,
+    ) -> Result<(), VariablesError> {
+        let mut held = self.places.parts(ranges);
+        for (range, slots) in ranges.iter().zip(slots.into_iter().flatten()) {
+            check_length(slots.len(), self.places.slots(&held, range).len())?;
+            self.places.take(&mut held, range, slots);
+        }
+        (self.held, self.prepared) = (held, None);
+        Ok(())
+    }
+
+    /// Returns what each replica has: the values of all variables, frozen ones too; then the slots, if the job does not share them
+    /// out, and the moving averages, variable by variable.
     ///
     /// # Errors
     /// candle's.
     pub fn state(&self, variables: &Variables) -> Result<Vec<f32>, VariablesError> {
+        match self.shares_slots {
+            true => self.state_of(variables, &[]),
+            false => self.state_of(variables, &self.held),
+        }
+    }
+
+    /// Returns the values of all variables, these slots of all elements, and the moving averages, as [`Self::state`] does in a job that
+    /// does not share out the slots.
+    ///
+    /// # Errors
+    /// [`VariablesError::Range`] if there are not as many slots, or candle's.
+    pub fn state_with(
+        &self,
+        variables: &Variables,
+        slots: &[f32],
+    ) -> Result<Vec<f32>, VariablesError> {
+        let all = 0..self.places.all();
+        let mut whole = self.places.whole();
+        check_length(slots.len(), self.places.slots(&whole, &all).len())?;
+        self.places.take(&mut whole, &all, slots);
+        self.state_of(variables, &whole)
+    }
+
+    fn state_of(
+        &self,
+        variables: &Variables,
+        held: &[SlotPart],
+    ) -> Result<Vec<f32>, VariablesError> {
         let mut state = Vec::new();
         for (_, var) in &variables.0 {
             state.extend(elements(var)?);
         }
-        for slots in &self.slots {
-            state.extend_from_slice(slots);
+        for (number, averages) in self.averages.iter().enumerate() {
+            let parts = held.iter().filter(|part| part.variable == number);
+            parts.for_each(|part| state.extend_from_slice(&part.slots));
+            state.extend_from_slice(averages);
         }
         Ok(state)
     }
 
-    /// Takes the values and slots of another replica, after `updates` updates.
+    /// Takes the state of another replica, after `updates` updates. In a job that shares out the slots it may have all of them, which are
+    /// then held, or none, and then those that are held stay. Returns whether it had slots.
     ///
     /// # Errors
-    /// [`VariablesError::Range`] if there are not as many, or candle's.
+    /// [`VariablesError::Range`] if there are not as many numbers, or candle's.
     pub fn set_state(
         &mut self,
         variables: &Variables,
         state: &[f32],
         updates: u64,
-    ) -> Result<(), VariablesError> {
-        let values = variables.0.iter().map(|(spec, _)| spec.elements());
-        let slots = self.slots.iter().map(Vec::len);
-        check_length(state.len(), values.chain(slots).sum())?;
+    ) -> Result<bool, VariablesError> {
+        let values: usize = variables.0.iter().map(|(spec, _)| spec.elements()).sum();
+        let averages: usize = self.averages.iter().map(Vec::len).sum();
+        let mut whole = self.places.whole();
+        let slots: usize = whole.iter().map(|part| part.slots.len()).sum();
+        let has_slots = state.len() != values + averages || slots == 0;
+        if has_slots {
+            check_length(state.len(), values + slots + averages)?;
+        }
+        self.keep_weights(variables)?;
         let mut rest = state;
-        let mut take = |count: usize| {
-            let (taken, left) = rest.split_at(count);
+        let mut fill = |numbers: &mut [f32]| {
+            let (taken, left) = rest.split_at(numbers.len());
             rest = left;
-            taken
+            numbers.copy_from_slice(taken);
         };
         for (spec, var) in &variables.0 {
-            overwrite(var, take(spec.elements()).to_vec())?;
+            let mut values = vec![0.0; spec.elements()];
+            fill(&mut values);
+            overwrite(var, values)?;
         }
-        for slots in &mut self.slots {
-            let taken = take(slots.len());
-            slots.copy_from_slice(taken);
+        for (number, averages) in self.averages.iter_mut().enumerate() {
+            let parts = whole.iter_mut();
+            for part in parts.filter(|part| has_slots && part.variable == number) {
+                fill(&mut part.slots);
+            }
+            fill(averages);
+        }
+        if has_slots {
+            (self.held, self.prepared) = (whole, None);
         }
         self.updates = updates;
+        Ok(has_slots)
+    }
+
+    /// Keeps the weights on which the prepared update depends, because they are overwritten.
+    fn keep_weights(&mut self, variables: &Variables) -> Result<(), VariablesError> {
+        if let Some(prepared) = &mut self.prepared
+            && prepared.weights.is_none()
+        {
+            let parts = self.held.iter();
+            let weights = parts.map(|part| weights_of(variables, part));
+            prepared.weights = Some(weights.collect::<Result<_, _>>()?);
+        }
         Ok(())
     }
 
@@ -128,19 +364,22 @@ impl LocalOptimizer {
     /// # Errors
     /// candle's.
     pub fn swap_averages(&mut self, variables: &Variables) -> Result<(), VariablesError> {
-        for ((spec, var), (rule, slots)) in variables
-            .0
-            .iter()
-            .zip(self.rules.iter().zip(&mut self.slots))
-        {
-            let Some(place) = rule.averages(spec.elements()).filter(|_| !slots.is_empty()) else {
-                continue;
-            };
-            let weights = elements(var)?;
-            overwrite(var, slots[place.clone()].to_vec())?;
-            slots[place].copy_from_slice(&weights);
+        for ((_, var), averages) in variables.0.iter().zip(&mut self.averages) {
+            if !averages.is_empty() {
+                let weights = elements(var)?;
+                overwrite(var, std::mem::replace(averages, weights))?;
+            }
         }
         Ok(())
+    }
+
+    fn check_whole(&self) -> Result<(), VariablesError> {
+        match self.places.is_whole(&self.held) {
+            true => Ok(()),
+            false => Err(VariablesError::Range(
+                "this replica has the slots of some elements alone".to_owned(),
+            )),
+        }
     }
 }
 
@@ -149,17 +388,11 @@ fn changes(spec: &VariableSpec) -> bool {
     spec.kind.takes_updates()
 }
 
-/// Returns the number of each variable that is not frozen, with its place in a vector of values, and the vector's length.
-fn places(variables: &Variables) -> (Vec<(usize, Range<usize>)>, usize) {
-    let mut end = 0;
-    let changing = variables.0.iter().enumerate();
-    let changing = changing.filter(|(_, (spec, _))| changes(spec));
-    let place = |(number, (spec, _)): (usize, &(VariableSpec, Var))| {
-        let start = end;
-        end += spec.elements();
-        (number, start..end)
-    };
-    (changing.map(place).collect(), end)
+/// Returns the weights of a part.
+fn weights_of(variables: &Variables, part: &SlotPart) -> candle_core::Result<Vec<f32>> {
+    let (_, var) = &variables.0[part.variable];
+    let weights: Tensor = var.flatten_all()?;
+    elements(&weights.narrow(0, part.within.start, part.within.len())?)
 }
 
 fn check_length(found: usize, expected: usize) -> Result<(), VariablesError> {
@@ -181,16 +414,16 @@ struct Apply<'a> {
     rule: &'a VariableRule,
     update: Update,
     gradient: &'a [LeF32],
-    slots: RefCell<&'a mut [f32]>,
+    slots: RefCell<[&'a mut [f32]; MOST_SLOTS]>,
 }
 
 impl Apply<'_> {
     fn apply(&self, weights: &mut [f32]) {
-        let slots = &mut **self.slots.borrow_mut();
+        let mut slots = self.slots.borrow_mut();
         let part = Part {
             weights,
             gradient: self.gradient,
-            slots: self.rule.slots().split(slots),
+            slots: slots.each_mut().map(|slot| &mut **slot),
         };
         self.rule.apply(self.update, part);
     }

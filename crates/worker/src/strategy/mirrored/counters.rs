@@ -16,6 +16,7 @@ pub(super) struct RingCounters {
     joined: Counter,
     number: Gauge,
     members: Gauge,
+    slot_bytes: Gauge,
     /// By the reason for which a step was abandoned.
     link: Counter,
     over: Counter,
@@ -32,6 +33,7 @@ impl RingCounters {
             joined: counter!("flambeau_worker_rings_total"),
             number: gauge!("flambeau_worker_ring"),
             members: gauge!("flambeau_worker_ring_members"),
+            slot_bytes: gauge!("flambeau_worker_optimizer_slot_bytes"),
             link: abandoned("link"),
             over: abandoned("over"),
             replica: abandoned("replica"),
@@ -48,6 +50,11 @@ impl RingCounters {
     /// Shows that this worker is in no ring.
     pub(super) fn left(&self) {
         self.members.set(0.0);
+    }
+
+    /// Shows the memory of the optimizer's slots that this worker has.
+    pub(super) fn holds(&self, slot_bytes: usize) {
+        self.slot_bytes.set(slot_bytes as f64);
     }
 
     pub(super) fn reduced(&self, took: Duration) {

@@ -10,7 +10,7 @@ use crate::replica::{Description, Replica};
 const EXACT: u64 = 1 << 24;
 
 /// The numbers behind the gradients: the samples, as a multiple of [`EXACT`] and the rest.
-const COUNTS: usize = 2;
+pub(super) const COUNTS: usize = 2;
 
 /// Fills the memory with the gradients, each times the number of samples. Without samples all numbers are 0.
 pub(super) fn fill(
@@ -60,7 +60,8 @@ pub(super) fn mean(memory: &mut Vec<f32>) -> Total {
     Total::Mean
 }
 
-fn scale(values: &mut [f32], factor: f32) {
+/// Multiplies numbers.
+pub(super) fn scale(values: &mut [f32], factor: f32) {
     Kernel::best().run(|| {
         for value in values.iter_mut() {
             *value *= factor;

@@ -4,6 +4,7 @@
 //! - `ring`: the ring, its links, and the values that its members begin with
 //! - `checkpoints`: checkpoints, written and loaded by members of the ring
 //! - `gradient`: a step's gradients as one vector
+//! - `shares`: the optimizer's state, shared out among the members
 //! - `together`: work with the other members of a ring, also in the middle of a step's passes
 //! - `counters`: metrics
 
@@ -11,6 +12,7 @@ mod checkpoints;
 mod counters;
 mod gradient;
 mod ring;
+mod shares;
 mod together;
 
 use std::path::PathBuf;
@@ -33,6 +35,7 @@ use self::checkpoints::Checkpoints;
 use self::counters::RingCounters;
 use self::gradient::Total;
 use self::ring::Ring;
+use self::shares::Shares;
 use super::error::StrategyError;
 use super::interface::{Evaluated, Joining, Pulled, Pushed, Reconciled, Strategy};
 use super::register::register;
@@ -56,6 +59,8 @@ pub struct Mirrored {
     non_finite: NonFinite,
     batch_norm: BatchNorm,
     has_averages: bool,
+    /// The shares of the optimizer's state; none if each member has all of it.
+    shares: Option<Arc<Shares>>,
     /// The time in which another member must take a link.
     patience: Duration,
     ring: Option<Ring>,
@@ -115,10 +120,16 @@ impl Mirrored {
             task: membership.task,
         });
         let checkpoints = Checkpoints::open(joining, replica.description()).await?;
-        Ok(Self::new(joining, membership, checkpoints))
+        let shares = Shares::of(job, replica.description());
+        Ok(Self::new(joining, membership, checkpoints, shares))
     }
 
-    fn new(joining: &Joining<'_>, membership: &Membership, checkpoints: Checkpoints) -> Self {
+    fn new(
+        joining: &Joining<'_>,
+        membership: &Membership,
+        checkpoints: Checkpoints,
+        shares: Option<Shares>,
+    ) -> Self {
         let job = joining.job;
         Self {
             coordinator: membership.coordinator.clone(),
@@ -131,6 +142,7 @@ impl Mirrored {
             non_finite: job.non_finite,
             batch_norm: job.strategy.batch_norm,
             has_averages: job.ema_decay.is_some(),
+            shares: shares.map(Arc::new),
             patience: Duration::from_secs_f64(job.cluster.lease_seconds),
             ring: None,
             counters: RingCounters::new(),
@@ -174,6 +186,21 @@ impl Mirrored {
             mirror.swap_averages().await?;
         }
         Ok(())
+    }
+}
+
+/// Updates the values by the sum of all members' gradients. Returns its memory.
+async fn update_all(
+    mut memory: Vec<f32>,
+    made: StepsMade,
+    mirror: &dyn Mirror,
+) -> Result<Vec<f32>, ReplicaError> {
+    match gradient::mean(&mut memory) {
+        Total::Mean => mirror.update(memory, made).await,
+        Total::Nothing => {
+            mirror.note_made(made).await?;
+            Ok(memory)
+        }
     }
 }
 
@@ -233,20 +260,26 @@ impl Strategy for Mirrored {
         let samples = if finite { samples } else { 0 };
         gradient::fill(&mut memory, &gradients, samples, replica.description());
         let begun = Instant::now();
-        self.in_ring(async |ring| ring.all_reduce(&mut memory).await)
-            .await?;
-        self.counters.reduced(begun.elapsed());
         let made = StepsMade {
             run: self.run,
             ring: *self.number.borrow(),
             clock: clock.next(),
         };
         let mirror = mirror(replica)?;
-        self.memory = match gradient::mean(&mut memory) {
-            Total::Mean => mirror.update(memory, made).await?,
-            Total::Nothing => {
-                mirror.note_made(made).await?;
+        self.memory = match self.shares.clone() {
+            Some(shares) => {
+                let make = async |ring: &Ring| {
+                    ring.make_step(&shares, memory, samples, made, mirror).await
+                };
+                let memory = self.in_ring(make).await?;
+                self.counters.reduced(begun.elapsed());
                 memory
+            }
+            None => {
+                self.in_ring(async |ring| ring.all_reduce(&mut memory).await)
+                    .await?;
+                self.counters.reduced(begun.elapsed());
+                update_all(memory, made, mirror).await?
             }
         };
         match finite {
@@ -269,8 +302,17 @@ impl Strategy for Mirrored {
     ) -> Result<(), StrategyError> {
         let mirror = mirror(replica)?;
         self.restore_weights(mirror).await?;
-        let state = mirror.state().await?;
-        self.checkpoints.write(order, ordered, state);
+        let state = match self.shares.clone() {
+            Some(shares) => {
+                let writes = !order.helps;
+                let copy = async |ring: &Ring| ring.copy_state(&shares, writes, mirror).await;
+                self.in_ring(copy).await?
+            }
+            None => Some(mirror.state().await?),
+        };
+        if let Some(state) = state {
+            self.checkpoints.write(order, ordered, state);
+        }
         Ok(())
     }
 

@@ -2,14 +2,14 @@
 
 use std::fmt;
 
-use collective::{CollectiveError, Group, LinkError, Peer, StreamLinks, Traffic};
+use collective::{CollectiveError, Group, LinkError, Peer, Rank, StreamLinks, Traffic};
 use shared_proto::ids::{Clock, Epoch, Task};
 use shared_proto::planted;
 use shared_proto::wire;
 use tokio::sync::watch;
 
 use super::Mirrored;
-use crate::replica::{Mirror, MirrorState, ReplicaError, StepsMade};
+use crate::replica::{Mirror, MirrorState, ReplicaError, StepsMade, ValuesId};
 use crate::strategy::StrategyError;
 
 /// A ring that this worker is in.
@@ -53,11 +53,53 @@ impl Ring {
         }
     }
 
+    /// Adds up a vector with the other members, for the elements that this one [holds](Group::reduce_to_keepers).
+    pub(super) async fn reduce_to_keepers(
+        &self,
+        values: &mut [f32],
+        copies: usize,
+    ) -> Result<(), Lost> {
+        self.play(self.group.reduce_to_keepers(values, copies))
+            .await
+    }
+
+    /// Copies each member's segment to all others.
+    pub(super) async fn all_gather(&self, values: &mut [f32]) -> Result<(), Lost> {
+        self.play(self.group.all_gather(values)).await
+    }
+
+    /// Copies the values of a member to all others, each of which hands them on to the next.
+    pub(super) async fn pass_around(&self, from: Rank, values: &mut [f32]) -> Result<(), Lost> {
+        self.play(self.group.pass_around(from, values)).await
+    }
+
     /// Returns the sum of all members' short vectors, as [`Group::sum_short`] does.
     pub(super) async fn sum_short(&self, values: Vec<f64>) -> Result<Vec<f64>, Lost> {
-        let summed = self.group.sum_short(values);
-        let summed = unless_over(self.number, self.newest.clone(), summed).await?;
-        summed.map_err(|error| self.lost(&error))
+        self.play(self.group.sum_short(values)).await
+    }
+
+    /// Returns once all members have called this.
+    pub(super) async fn barrier(&self) -> Result<(), Lost> {
+        self.play(self.group.barrier()).await
+    }
+
+    /// Does a collective operation, unless the coordinator names a later ring.
+    async fn play<T>(
+        &self,
+        operation: impl Future<Output = Result<T, CollectiveError>>,
+    ) -> Result<T, Lost> {
+        let done = unless_over(self.number, self.newest.clone(), operation).await?;
+        done.map_err(|error| self.lost(&error))
+    }
+
+    /// Returns the rank of this member.
+    pub(super) fn rank(&self) -> Rank {
+        self.group.rank()
+    }
+
+    /// Returns the number of members.
+    pub(super) fn ranks(&self) -> usize {
+        self.group.ranks()
     }
 
     /// Returns the member from which it waits to receive.
@@ -161,15 +203,38 @@ impl Mirrored {
 
     /// Opens the links of a ring, and takes the values that it begins with.
     async fn enter(&mut self, ring: wire::Ring, mirror: &dyn Mirror) -> Result<Clock, Lost> {
+        let formed = self.connect(&ring).await?;
+        let made = StepsMade {
+            run: self.run,
+            ring: formed.number,
+            clock: Clock(ring.clock),
+        };
+        let begun = self.begin(&formed, &ring, made, mirror).await;
+        self.counters.moved(formed.take_traffic());
+        begun?;
+        tracing::info!(
+            ring = made.ring.0,
+            rank = formed.rank(),
+            ranks = formed.ranks(),
+            steps = ring.clock,
+            "in a ring of workers"
+        );
+        self.counters.joined(made.ring, formed.ranks());
+        self.ring = Some(formed);
+        Ok(made.clock)
+    }
+
+    /// Opens the links of a ring.
+    async fn connect(&mut self, ring: &wire::Ring) -> Result<Ring, Lost> {
         let (number, source) = (Epoch(ring.number), ring.source as usize);
         self.number.send_replace(number);
         self.sender.heard(number);
-        let peer = |member: wire::RingMember| {
-            let task = member.task.and_then(|task| Task::try_from(&task).ok());
-            let address = member.address;
-            task.map(|task| Peer { task, address })
+        let peer = |member: &wire::RingMember| {
+            let task = Task::try_from(member.task.as_ref()?).ok()?;
+            let address = member.address.clone();
+            Some(Peer { task, address })
         };
-        let peers: Vec<Peer> = ring.members.into_iter().filter_map(peer).collect();
+        let peers: Vec<Peer> = ring.members.iter().filter_map(peer).collect();
         let members: Vec<Task> = peers.iter().map(|peer| peer.task).collect();
         let ranks = members.len();
         let own = members.iter().position(|task| *task == self.task);
@@ -183,39 +248,57 @@ impl Mirrored {
         let newest = self.sender.newest_epoch();
         let connected = unless_over(number, newest.clone(), links.connect(source));
         connected.await?.map_err(unreachable)?;
-        let ring_of = |group| Ring {
+        Ok(Ring {
             number,
-            group,
-            members: members.clone(),
-            newest: newest.clone(),
-        };
-        let formed = ring_of(Group::new(rank, ranks, links, self.wire));
-        let made = StepsMade {
-            run: self.run,
-            ring: number,
-            clock: Clock(ring.clock),
-        };
-        if let Some(from) = ring.checkpoint.filter(|_| rank == source) {
-            let loaded = self.checkpoints.load(number, &from);
-            let state = unless_over(number, newest, loaded).await?;
+            group: Group::new(rank, ranks, links, self.wire),
+            members,
+            newest,
+        })
+    }
+
+    /// Takes the values and the part of the optimizer's state with which a ring begins.
+    async fn begin(
+        &self,
+        formed: &Ring,
+        ring: &wire::Ring,
+        made: StepsMade,
+        mirror: &dyn Mirror,
+    ) -> Result<(), Lost> {
+        let (number, source) = (formed.number, ring.source as usize);
+        if let Some(from) = ring.checkpoint.as_ref().filter(|_| formed.rank() == source) {
+            let loaded = self.checkpoints.load(number, from);
+            let mut state = unless_over(number, formed.newest.clone(), loaded).await?;
+            state.made_in = number;
             mirror.set_state(state, made).await?;
         }
-        let begun = match ring.broadcast {
-            true => formed.share(source, mirror, made).await,
-            false => mirror.note_made(made).await.map_err(Lost::Replica),
+        let begins = ValuesId {
+            ring: number,
+            clock: made.clock,
         };
-        self.counters.moved(formed.take_traffic());
-        begun?;
-        tracing::info!(
-            ring = number.0,
-            rank,
-            ranks,
-            steps = ring.clock,
-            "in a ring of workers"
-        );
-        self.counters.joined(number, ranks);
-        self.ring = Some(formed);
-        Ok(made.clock)
+        // Before the values are overwritten: those of a prepared step may depend on them.
+        let taken = match &self.shares {
+            Some(shares) => {
+                let taken = formed.take_slots(shares, source, begins, mirror).await?;
+                if taken.is_none() {
+                    tracing::warn!(
+                        "parts of the optimizer's state are lost with workers that have died; all go back to the newest checkpoint"
+                    );
+                    mirror.forget().await?;
+                    return Err(Lost::Over);
+                }
+                taken
+            }
+            None => None,
+        };
+        match ring.broadcast {
+            true => formed.share(source, mirror, made).await?,
+            false => mirror.note_made(made).await?,
+        }
+        if let Some(taken) = taken {
+            formed.hold(taken, mirror).await?;
+        }
+        self.counters.holds(mirror.held().await?.slot_bytes);
+        Ok(())
     }
 }
 
@@ -225,11 +308,12 @@ impl Ring {
         let MirrorState {
             mut values,
             updates,
+            made_in,
         } = mirror.state().await?;
         values.extend(in_parts(updates));
-        let shared = self.group.broadcast(source, &mut values);
-        let shared = unless_over(self.number, self.newest.clone(), shared).await?;
-        shared.map_err(|error| self.lost(&error))?;
+        values.extend(in_parts(made_in.0));
+        self.play(self.group.broadcast(source, &mut values)).await?;
+        let made_in = Epoch(of_parts(&values.split_off(values.len() - PARTS)));
         let parts = values.split_off(values.len() - PARTS);
         let state = MirrorState {
             values,
@@ -237,6 +321,7 @@ impl Ring {
                 true => 0,
                 false => of_parts(&parts),
             },
+            made_in,
         };
         match source == self.group.rank() {
             true => mirror.note_made(made).await?,

@@ -197,6 +197,7 @@ mod tests {
         let state = MirrorState {
             values: (0..15).map(|number| number as f32).collect(),
             updates: 7,
+            ..MirrorState::default()
         };
         let saved = layout
             .save(
@@ -232,6 +233,7 @@ mod tests {
         let mut state = MirrorState {
             values: vec![0.0; 15],
             updates: 0,
+            ..MirrorState::default()
         };
         let block = layout
             .save(
@@ -268,10 +270,12 @@ mod tests {
             let state = MirrorState {
                 values: (0..layout.numbers()).map(|number| number as f32 + 1.0).collect(),
                 updates,
+                ..MirrorState::default()
             };
             let mut found = MirrorState {
                 values: vec![0.0; layout.numbers()],
                 updates: 0,
+                ..MirrorState::default()
             };
             for id in layout.blocks() {
                 layout.place(&layout.save(id, &state).unwrap(), &mut found).unwrap();

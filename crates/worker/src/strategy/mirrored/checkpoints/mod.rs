@@ -189,6 +189,7 @@ impl Checkpoints {
         let mut state = MirrorState {
             values: vec![0.0; layout.numbers()],
             updates: 0,
+            made_in: Epoch(0),
         };
         let mut blocks = 0;
         // Servers have the rows of tables, and each checkpoint has all dense values in files of its own.

@@ -1,0 +1,308 @@
+//! Which member of a ring has which slots, and which slots move when the members change: plain data.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use collective::{Rank, kept_segments, segment};
+use shared_proto::ids::{Clock, Epoch};
+use shared_proto::planted;
+
+use crate::replica::{Held, SlotShare, ValuesId};
+
+/// The cut of a model's elements into the segments of a ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Cut {
+    /// The elements of all variables that are not frozen.
+    pub(super) elements: usize,
+    /// The length of the vector in which their gradients are added up. Its segments are those of the sums.
+    pub(super) vector: usize,
+    /// The number of ranks that hold each segment.
+    pub(super) copies: usize,
+}
+
+impl Cut {
+    /// Returns the elements of a segment.
+    fn segment(&self, number: usize, ranks: usize) -> Range<usize> {
+        let segment = segment(number, ranks, self.vector);
+        segment.start.min(self.elements)..segment.end.min(self.elements)
+    }
+
+    /// Returns the elements that a rank holds.
+    pub(super) fn of_rank(&self, rank: Rank, ranks: usize) -> Vec<Range<usize>> {
+        if self.copies >= ranks {
+            return std::iter::once(0..self.elements).collect();
+        }
+        let segments = kept_segments(rank, ranks, self.copies);
+        let ranges = segments.map(|number| self.segment(number, ranks));
+        ranges.filter(|range| !range.is_empty()).collect()
+    }
+}
+
+/// Where the slots of a ring come from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Plan {
+    /// No update has changed them: all are initial.
+    Initial,
+    /// The slots that belong to these values, range by range.
+    Moves(ValuesId, Vec<Move>),
+}
+
+/// The slots of a range of elements.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Move {
+    pub(super) elements: Range<usize>,
+    /// The rank that sends them.
+    pub(super) from: Rank,
+    /// The ranks that have them.
+    pub(super) holders: BTreeSet<Rank>,
+    /// True if a rank that wants some of them has them not.
+    pub(super) travels: bool,
+}
+
+/// Plans how the members of a ring get the slots that they want, from what each of them holds. All members make the same plan.
+/// The values are those of the rank `source`. Returns none if some slots are held by no member.
+pub(super) fn plan(
+    held: &[Held],
+    source: Rank,
+    cut: Cut,
+    wanted: impl Fn(Rank) -> Vec<Range<usize>>,
+) -> Option<Plan> {
+    let of = match held.get(source)? {
+        Held { updates: 0, .. } => return Some(Plan::Initial),
+        source => source.values?,
+    };
+    let has_values = |held: &Held| {
+        let share = held
+            .share
+            .filter(|share| share.of == of || held.prepared == Some(of) || planted!(OldSlots));
+        share.map(|share| (share.rank, share.ranks))
+    };
+    let shares: Vec<Option<(Rank, usize)>> = held.iter().map(has_values).collect();
+    let cuts: BTreeSet<usize> = shares.iter().flatten().map(|(_, ranks)| *ranks).collect();
+    let moves = |ranks: usize| -> Option<Vec<Move>> {
+        let holds = |number: usize| {
+            let holders = shares.iter().enumerate().filter(move |(_, share)| {
+                share.is_some_and(|(rank, of)| {
+                    of == ranks && kept_segments(rank, ranks, cut.copies).any(|kept| kept == number)
+                })
+            });
+            holders.map(|(rank, _)| rank).collect::<BTreeSet<Rank>>()
+        };
+        let of_segment = |number: usize| {
+            let elements = cut.segment(number, ranks);
+            let holders = holds(number);
+            let wants = |rank: &Rank| {
+                let wanted = wanted(*rank);
+                let overlaps =
+                    |range: &Range<usize>| range.start < elements.end && elements.start < range.end;
+                !holders.contains(rank) && wanted.iter().any(overlaps)
+            };
+            Some(Move {
+                from: *holders.first()?,
+                travels: (0..held.len()).any(|rank| wants(&rank)),
+                elements,
+                holders,
+            })
+        };
+        (0..ranks).map(of_segment).collect()
+    };
+    let moves = cuts.into_iter().find_map(moves)?;
+    Some(Plan::Moves(of, moves))
+}
+
+/// The numbers in which a member tells the others what it holds.
+pub(super) const NUMBERS: usize = 9;
+
+/// Returns what a member holds, as numbers that are exact in a sum with zeros.
+pub(super) fn to_numbers(held: &Held) -> [f64; NUMBERS] {
+    let id = |id: Option<ValuesId>| match id {
+        // Rings are numbered from 1.
+        Some(id) => [id.ring.0 as f64, id.clock.0 as f64],
+        None => [0.0; 2],
+    };
+    let share = held.share;
+    let [values, of, prepared] = [held.values, share.map(|share| share.of), held.prepared].map(id);
+    let (rank, ranks) = share.map_or((0, 0), |share| (share.rank, share.ranks));
+    [
+        values[0],
+        values[1],
+        held.updates as f64,
+        of[0],
+        of[1],
+        rank as f64,
+        ranks as f64,
+        prepared[0],
+        prepared[1],
+    ]
+}
+
+/// Returns what the member with these numbers holds.
+pub(super) fn of_numbers(numbers: &[f64]) -> Held {
+    let number = |place: usize| numbers.get(place).map_or(0, |number| *number as u64);
+    let id = |place: usize| {
+        let ring = number(place);
+        (ring > 0).then(|| ValuesId {
+            ring: Epoch(ring),
+            clock: Clock(number(place + 1)),
+        })
+    };
+    Held {
+        values: id(0),
+        updates: number(2),
+        share: id(3).map(|of| SlotShare {
+            of,
+            rank: number(5) as usize,
+            ranks: number(6) as usize,
+        }),
+        prepared: id(7),
+        slot_bytes: 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const CUT: Cut = Cut {
+        elements: 100,
+        vector: 102,
+        copies: 2,
+    };
+
+    fn id(ring: u64, clock: u64) -> ValuesId {
+        ValuesId {
+            ring: Epoch(ring),
+            clock: Clock(clock),
+        }
+    }
+
+    /// A member that has made the last of these values in a ring of so many ranks.
+    fn member(of: ValuesId, rank: Rank, ranks: usize) -> Held {
+        Held {
+            values: Some(of),
+            updates: of.clock.0,
+            share: Some(SlotShare { of, rank, ranks }),
+            prepared: None,
+            slot_bytes: 0,
+        }
+    }
+
+    fn newcomer() -> Held {
+        Held::default()
+    }
+
+    fn wanted(ranks: usize, copies: usize) -> impl Fn(Rank) -> Vec<Range<usize>> {
+        let cut = Cut { copies, ..CUT };
+        move |rank| cut.of_rank(rank, ranks)
+    }
+
+    #[test]
+    fn nothing_travels_among_members_that_stay() {
+        let held: Vec<Held> = (0..3).map(|rank| member(id(4, 9), rank, 3)).collect();
+        let Some(Plan::Moves(of, moves)) = plan(&held, 0, CUT, wanted(3, 2)) else {
+            panic!();
+        };
+        assert_eq!(of, id(4, 9));
+        assert!(moves.iter().all(|slots| !slots.travels));
+    }
+
+    #[test]
+    fn a_dead_members_slots_come_from_its_neighbour() {
+        // Rank 1 of 3 is dead; another worker has come.
+        let held = [member(id(4, 9), 0, 3), member(id(4, 9), 2, 3), newcomer()];
+        let Some(Plan::Moves(_, moves)) = plan(&held, 0, CUT, wanted(3, 2)) else {
+            panic!();
+        };
+        let from: Vec<Rank> = moves.iter().map(|slots| slots.from).collect();
+        // Segment 0 is held by ranks 0 and 1, segment 1 by 1 and 2, segment 2 by 2 and 0.
+        assert_eq!(from, [0, 1, 0]);
+        assert_eq!(moves[1].elements, 34..68);
+        assert!(moves.iter().all(|slots| slots.travels));
+    }
+
+    #[test]
+    fn slots_that_nobody_holds_are_missed() {
+        let held = [member(id(4, 9), 0, 4), member(id(4, 9), 3, 4)];
+        assert_eq!(plan(&held, 0, CUT, wanted(2, 2)), None);
+        let all = [newcomer(), newcomer()];
+        assert_eq!(plan(&all, 0, CUT, wanted(2, 2)), Some(Plan::Initial));
+        let one = Cut { copies: 1, ..CUT };
+        let held = [member(id(4, 9), 0, 2), newcomer()];
+        assert_eq!(plan(&held, 0, one, wanted(2, 1)), None);
+    }
+
+    #[test]
+    fn a_member_that_has_prepared_the_step_has_its_slots() {
+        let lacks = Held {
+            prepared: Some(id(5, 9)),
+            ..member(id(5, 8), 1, 2)
+        };
+        let one = Cut { copies: 1, ..CUT };
+        let held = [member(id(5, 9), 0, 2), lacks];
+        assert!(plan(&held, 0, one, wanted(2, 1)).is_some());
+        // A step of an earlier ring with the same clock is another one.
+        let other = Held {
+            prepared: Some(id(4, 9)),
+            ..lacks
+        };
+        assert_eq!(plan(&[held[0], other], 0, one, wanted(2, 1)), None);
+        assert!(plan(&[held[0], other], 1, one, wanted(2, 1)).is_none());
+    }
+
+    #[test]
+    fn a_checkpoint_that_one_has_loaded_is_enough() {
+        let loaded = member(id(7, 20), 0, 1);
+        let held = [newcomer(), loaded, newcomer()];
+        let Some(Plan::Moves(_, moves)) = plan(&held, 1, CUT, wanted(3, 2)) else {
+            panic!();
+        };
+        assert_eq!((moves.len(), moves[0].from, moves[0].travels), (1, 1, true));
+        assert_eq!(moves[0].elements, 0..100);
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_held_travels_as_numbers(
+            ids in prop::array::uniform3((1u64..1 << 50, 0u64..1 << 50)),
+            rank in 0usize..1000,
+            has in prop::array::uniform3(any::<bool>()),
+        ) {
+            let [values, of, prepared] = ids.map(|(ring, clock)| id(ring, clock));
+            let held = Held {
+                values: has[0].then_some(values),
+                updates: values.clock.0,
+                share: has[1].then_some(SlotShare { of, rank, ranks: rank + 1 }),
+                prepared: has[2].then_some(prepared),
+                slot_bytes: 0,
+            };
+            prop_assert_eq!(of_numbers(&to_numbers(&held)), held);
+        }
+
+        /// As long as no two neighbours of a ring die at once, two copies are enough.
+        #[test]
+        fn each_element_is_held_after_a_death(ranks in 2usize..9, dead in 0usize..9, joins in 0usize..3) {
+            let survivors = (0..ranks).filter(|rank| *rank != dead % ranks);
+            let mut held: Vec<Held> = survivors.map(|rank| member(id(3, 5), rank, ranks)).collect();
+            held.extend((0..joins).map(|_| newcomer()));
+            let next = held.len();
+            let Some(Plan::Moves(_, moves)) = plan(&held, 0, CUT, wanted(next, 2)) else {
+                return Err(TestCaseError::fail("slots are missed"));
+            };
+            let mut covered = vec![0; CUT.elements];
+            for slots in &moves {
+                prop_assert!(slots.holders.contains(&slots.from));
+                covered[slots.elements.clone()].iter_mut().for_each(|count| *count += 1);
+            }
+            prop_assert!(covered.iter().all(|count| *count == 1));
+            // Each element is held `copies` times in the next ring.
+            let mut copies = vec![0; CUT.elements];
+            for rank in 0..next {
+                for range in CUT.of_rank(rank, next) {
+                    copies[range].iter_mut().for_each(|count| *count += 1);
+                }
+            }
+            prop_assert!(copies.iter().all(|count| *count == next.min(2)));
+        }
+    }
+}

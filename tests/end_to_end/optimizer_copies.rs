@@ -1,0 +1,172 @@
+//! An optimizer's state that is shared out among the workers of a ring.
+
+use tests::{Cluster, eventually};
+
+use crate::program;
+use crate::rings::{MIRRORED, a_class_for_each, is_once};
+use crate::weights::{difference, weights};
+
+/// Trains with three workers. Returns the bytes of the weights.
+fn trained(settings: &str, strategy: &str) -> Vec<u8> {
+    let job = format!(
+        "steps = 25\nepochs = 9\nseed = 3\nbatch_size = 16\n{settings}{MIRRORED}{strategy}[cluster]\nworkers = 3\n"
+    );
+    let mut cluster = Cluster::start(program(), &job, 0);
+    for _ in 0..3 {
+        cluster.add_worker(&[]);
+    }
+    let (summary, dir) = cluster.finish();
+    assert_eq!(summary["steps"], 25);
+    std::fs::read(dir.path().join("run/model.safetensors")).unwrap()
+}
+
+#[test]
+fn shares_of_the_state_give_the_same_bits_as_all_of_it() {
+    // Enough elements for a ring, and so few that whole vectors are exchanged.
+    const LARGE: &str = "[model]\nname = \"mlp\"\nhidden = [256, 128]\n";
+    for (settings, wire) in [
+        (format!("[optimizer]\nname = \"adam\"\n{LARGE}"), "f32"),
+        (format!("ema_decay = 0.9\n[optimizer]\nname = \"momentum\"\n{LARGE}"), "bf16"),
+        (
+            "[optimizer]\nname = \"adagrad\"\n[model]\nname = \"normal\"\n[[groups]]\nvariables = \"line.bias\"\nfrozen = true\n"
+                .to_owned(),
+            "f32",
+        ),
+    ] {
+        let wire = format!("wire = \"{wire}\"\n");
+        let whole = trained(&settings, &wire);
+        for copies in [1, 2, 5] {
+            let shared = trained(&settings, &format!("{wire}optimizer_copies = {copies}\n"));
+            assert!(shared == whole, "{settings}: {copies} copies");
+        }
+    }
+}
+
+/// Returns the bytes of the slots that a worker holds, according to its metrics.
+fn slot_bytes(cluster: &Cluster, worker: usize) -> u64 {
+    let metrics = cluster.workers[worker].http("/metrics");
+    let line = metrics
+        .lines()
+        .find_map(|line| line.strip_prefix("flambeau_worker_optimizer_slot_bytes "));
+    line.map_or(0, |bytes| bytes.trim().parse::<f64>().unwrap() as u64)
+}
+
+#[test]
+fn each_worker_has_its_share_of_the_memory() {
+    // Two slots of four bytes for each of 64 * 256 + 256 * 10 weights and their biases.
+    const WHOLE: u64 = 8 * (64 * 256 + 256 + 256 * 10 + 10);
+    for (copies, workers) in [(1, 4), (2, 4), (1, 3)] {
+        let job = format!(
+            "epochs = 99\nbatch_size = 4\n[optimizer]\nname = \"adam\"\n[model]\nname = \"mlp\"\nhidden = [256]\n{MIRRORED}optimizer_copies = {copies}\n[cluster]\nworkers = {workers}\n"
+        );
+        let mut cluster = Cluster::start(program(), &job, 0);
+        for _ in 0..workers {
+            cluster.add_worker(&[]);
+        }
+        eventually(|| cluster.status()["steps"].as_u64().unwrap() > 3);
+        let held: Vec<u64> = (0..workers)
+            .map(|worker| slot_bytes(&cluster, worker))
+            .collect();
+        // The gradients' vector has two counts at its end, and so the last segment two elements less.
+        let each = WHOLE * copies / workers as u64;
+        assert!(
+            held.iter().all(|bytes| bytes.abs_diff(each) <= 8 * 4),
+            "{held:?}, not {each} each"
+        );
+        assert_eq!(held.iter().sum::<u64>(), WHOLE * copies);
+    }
+}
+
+/// One of three workers dies, again and again. With two copies no checkpoint is read; with one, all go back to the newest.
+#[test]
+fn a_lost_share_is_in_another_copy_or_in_a_checkpoint() {
+    const SAMPLES: usize = 500;
+    for copies in [1, 2] {
+        let data = a_class_for_each(SAMPLES);
+        let job = format!(
+            "epochs = 1\nbatch_size = 1\n[data]\nkind = \"csv\"\ndir = {:?}\ntarget = \"class\"\n[model]\nname = \"visits\"\n[optimizer]\nname = \"momentum\"\nlearning_rate = 1.0\nmomentum = 0.0\n{MIRRORED}optimizer_copies = {copies}\n[cluster]\nworkers = 3\nlease_seconds = 2.0\n[checkpoint]\nevery_steps = 10\n",
+            data.path()
+        );
+        let slow = [("TEST_STEP_MILLISECONDS", "10")];
+        let mut cluster = Cluster::start(program(), &job, 0);
+        for _ in 0..3 {
+            cluster.add_worker(&slow);
+        }
+        for (victim, samples) in [(1, 60), (2, 150), (0, 240)] {
+            eventually(|| cluster.status()["samples"].as_u64().unwrap() > samples);
+            cluster.workers[victim].kill();
+            cluster.restart_worker(victim, &slow);
+            eventually(|| {
+                cluster.status()["ring"]["members"]
+                    .as_array()
+                    .unwrap()
+                    .len()
+                    == 3
+            });
+        }
+        let (summary, dir) = cluster.finish();
+        assert_eq!(summary["samples"], SAMPLES);
+        let events = std::fs::read_to_string(dir.path().join("run/metrics.jsonl")).unwrap();
+        let restored = events.contains("\"restored\"");
+        assert_eq!(restored, copies == 1, "{copies} copies: {events}");
+        for (name, values) in weights(&dir.path().join("run/model.safetensors")) {
+            for (sample, visits) in values.to_vec1::<f32>().unwrap().into_iter().enumerate() {
+                assert!(
+                    is_once(visits),
+                    "{name}: sample {sample} was visited {visits} times"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_job_moves_to_shares_and_back_by_its_checkpoints() {
+    const JOB: &str = "seed = 4\nbatch_size = 16\nepochs = 9\nema_decay = 0.9\n[optimizer]\nname = \"adam\"\n[model]\nname = \"mlp\"\nhidden = [256, 128]\n[cluster]\nworkers = 3\n";
+    const WHOLE: &[&str] = &["--strategy", "multi-worker-mirrored"];
+    const SHARED: &[&str] = &[
+        "--strategy",
+        "multi-worker-mirrored",
+        "--set",
+        "strategy.optimizer_copies=1",
+    ];
+    const TWICE: &[&str] = &[
+        "--strategy",
+        "multi-worker-mirrored",
+        "--set",
+        "strategy.optimizer_copies=2",
+    ];
+    const SERVED: &[&str] = &["--strategy", "parameter-server", "--mode", "sync"];
+    let dir = tempfile::tempdir().unwrap();
+    let job = dir.path().join("job.toml");
+    std::fs::write(&job, JOB).unwrap();
+    let train = |name: &str, arguments: &[&str]| {
+        let run = dir.path().join(name);
+        let mut all = vec![
+            "train",
+            job.to_str().unwrap(),
+            "--json",
+            "--run-dir",
+            run.to_str().unwrap(),
+        ];
+        all.extend(arguments);
+        let output = program().run(&all);
+        assert!(output.status.success(), "{output:?}");
+        weights(&run.join("model.safetensors"))
+    };
+    let undisturbed = train("whole", &[WHOLE, &["--steps", "30"]].concat());
+    for (name, first, second) in [
+        ("whole to shared", WHOLE, SHARED),
+        ("shared to twice", SHARED, TWICE),
+        ("twice to served", TWICE, SERVED),
+        ("served to shared", SERVED, SHARED),
+    ] {
+        let before = format!("{name}: before");
+        train(&before, &[first, &["--steps", "17"]].concat());
+        let from = dir.path().join(&before);
+        let restore = ["--restore", from.to_str().unwrap(), "--steps", "30"];
+        let found = train(name, &[second, &restore].concat());
+        let difference = difference(&found, &undisturbed);
+        assert!(difference < 1e-5, "{name}: {difference}");
+    }
+}
