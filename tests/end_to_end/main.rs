@@ -14,6 +14,7 @@ mod floors;
 mod hostile;
 mod hybrid;
 mod lookups;
+mod model_parallel;
 mod modes;
 mod network;
 mod next_job;

@@ -11,7 +11,7 @@ fn what_is_wrong_is_found_before_anything_is_made() {
         (&["--data", "nope"], "there is no data source \"nope\""),
         (
             &["--set", "strategy.name=nope"],
-            "unknown variant `nope`, expected one of `parameter-server`, `mirrored`, `central-storage`, `multi-worker-mirrored`, `hybrid`, `one-device`",
+            "unknown variant `nope`, expected one of `parameter-server`, `mirrored`, `central-storage`, `multi-worker-mirrored`, `hybrid`, `one-device`, `model-parallel`",
         ),
         (&["--device", "cuda:7"], "cuda:7 cannot be used"),
         (&["--device", "gpu"], "\"gpu\" is no device"),

@@ -194,7 +194,7 @@ pub struct JobFlags {
         value_name = "N,..."
     )]
     pub hidden: Option<Vec<usize>>,
-    /// Strategy: parameter-server, multi-worker-mirrored or one-device.
+    /// Strategy: parameter-server, multi-worker-mirrored, hybrid, mirrored, central-storage, one-device or model-parallel.
     #[arg(long, env = "FLAMBEAU_STRATEGY", value_parser = named::<StrategyName>)]
     pub strategy: Option<StrategyName>,
     /// Number of parameter servers.

@@ -72,7 +72,8 @@ pub use worker::input::{
     Signature, Source, Values,
 };
 pub use worker::model::{
-    Batch, Feature, Loss, Metric, Metrics, Model, Objective, Pass, Ragged, Setup,
+    Batch, Feature, Loss, Metric, Metrics, Model, Objective, Pass, Ragged, Setup, Stages,
+    forward_blocks,
 };
 pub use worker::tables::{Embeddings, Pool, Table};
 

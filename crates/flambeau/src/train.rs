@@ -24,9 +24,8 @@ use crate::command::{JobArguments, block_on};
 use crate::error::CommandError;
 use crate::plot;
 
-/// The numbers of parameter servers and workers of a job that gives none.
+/// The number of parameter servers of a job that gives none.
 const DEFAULT_PS: u32 = 2;
-const DEFAULT_WORKERS: u32 = 2;
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Arguments {
@@ -36,7 +35,7 @@ pub(crate) struct Arguments {
     #[arg(long)]
     pub(crate) json: bool,
     /// The devices on which each worker computes, separated by commas: auto, cpu or cuda:N. Several share out the samples of
-    /// each step; cpu may be named several times.
+    /// each step, or hold the stages of a model (model-parallel); cpu may be named several times.
     #[arg(
         long,
         visible_alias = "devices",
@@ -135,10 +134,7 @@ pub(crate) fn train(
     if job.strategy.name.has_servers() {
         job.cluster.ps.get_or_insert(DEFAULT_PS);
     }
-    let workers = match job.strategy.name.has_one_worker() {
-        true => 1,
-        false => DEFAULT_WORKERS,
-    };
+    let workers = job.strategy.name.usual_workers();
     job.cluster.workers.get_or_insert(workers);
     let dir = match &job.run_dir {
         Some(dir) => {

@@ -2,8 +2,11 @@
 
 use std::cell::RefCell;
 
+use candle_core::backend::BackendStorage;
 use candle_core::backprop::GradStore;
-use candle_core::{Result, Tensor, WithDType};
+use candle_core::{CpuStorage, CustomOp1, Layout, Result, Shape, Tensor, WithDType, bail};
+
+use crate::storage::{computed_here, with_type};
 
 /// Returns the same gradients as `loss.backward()`. It is faster if layers of this crate made the loss: they store the
 /// gradient of a variable as soon as they have it, while candle first makes zeros and adds the gradient to them. A
@@ -18,6 +21,45 @@ pub fn backward(loss: &Tensor) -> Result<GradStore> {
         gradients.extend(kept)?;
     }
     Ok(gradients)
+}
+
+/// Returns the gradients of a number of which only the gradient with respect to `outputs` is known, as [`backward`] does. So the
+/// backward pass of a model can be made in parts, each on another thread or device.
+///
+/// # Errors
+/// If the gradient does not have the shape of the outputs, or candle's.
+pub fn backward_from(outputs: &Tensor, gradient: &Tensor) -> Result<GradStore> {
+    if outputs.shape() != gradient.shape() {
+        bail!(
+            "a gradient of shape {:?} does not fit outputs of shape {:?}",
+            gradient.shape(),
+            outputs.shape()
+        );
+    }
+    if computed_here(&[outputs, gradient]) {
+        return backward(&outputs.apply_op1(Given(gradient.clone()))?);
+    }
+    // The gradient of this sum with respect to the outputs is the given one.
+    backward(&(outputs * gradient)?.sum_all()?)
+}
+
+/// A number whose gradient is given. Its value does not matter, so nothing is computed.
+struct Given(Tensor);
+
+impl CustomOp1 for Given {
+    fn name(&self) -> &'static str {
+        "given"
+    }
+
+    fn cpu_fwd(&self, outputs: &CpuStorage, _: &Layout) -> Result<(CpuStorage, Shape)> {
+        with_type!(outputs.dtype(), T => {
+            Ok((T::to_cpu_storage_owned(vec![0.0 as T]), Shape::from(())))
+        })
+    }
+
+    fn bwd(&self, outputs: &Tensor, _: &Tensor, _: &Tensor) -> Result<Option<Tensor>> {
+        keep(outputs, || Ok(self.0.clone()))
+    }
 }
 
 thread_local! {

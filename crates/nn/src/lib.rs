@@ -50,7 +50,7 @@ mod storage;
 pub use activation::{Activation, add_relu, gelu, relu, relu6};
 pub use attention::Attention;
 pub use autocast::{autocast, matmul};
-pub use backward::backward;
+pub use backward::{backward, backward_from};
 pub use conv::{Conv2d, conv2d, conv2d_relu};
 pub use dropout::{DropoutStream, dropout};
 pub use embedding::{Embedding, lookup};

@@ -96,6 +96,19 @@ pub fn open(choice: Choice) -> Result<Device, DeviceError> {
     }
 }
 
+/// Returns a device whose work all threads order alike. candle gives each thread a queue of its own on a GPU otherwise, and a thread
+/// could read what another one has not computed yet.
+///
+/// # Errors
+/// [`DeviceError::Cuda`] if the GPU does not answer.
+pub(crate) fn with_one_queue(device: &Device) -> Result<Device, DeviceError> {
+    match device.location() {
+        DeviceLocation::Cuda { gpu_id: index } => Device::new_cuda_with_stream(index)
+            .map_err(|source| DeviceError::Cuda { index, source }),
+        DeviceLocation::Cpu | DeviceLocation::Metal { .. } => Ok(device.clone()),
+    }
+}
+
 /// Returns a device's name in the form in which it is requested.
 pub fn name(device: &Device) -> String {
     match device.location() {

@@ -13,7 +13,7 @@ use shared_proto::job::{Adam, Job, Optimizer, Schedule, run_dir};
 use crate::input::{Dataset, Fitted, InputError, Order, Purpose, Samples, read, save_transforms};
 use crate::model::{Metrics, Objective, Pass};
 use crate::registry::Registry;
-use crate::replica::{Built, Evaluating, ReplicaError, build, precision};
+use crate::replica::{Built, Evaluating, Place, ReplicaError, build, precision};
 use crate::tables::{LocalTables, RowSource, RowsOf, SavedTables};
 use crate::variables::Variables;
 
@@ -51,7 +51,13 @@ pub fn train(
 ) -> Result<Outcome, ReplicaError> {
     let mut data = registry.open(&job.data, job.seed, Purpose::Training)?;
     let objective = Objective::of(&job.objective, &data.signature)?;
-    let built = build(job, registry, device, &data.signature, &objective)?;
+    let built = build(
+        job,
+        registry,
+        &Place::on(device),
+        &data.signature,
+        &objective,
+    )?;
     let Built {
         variables,
         tables,
@@ -129,7 +135,9 @@ fn evaluate(
     while evaluating.next(held_out, tables, device)?.is_some() {
         if let Some((batch, wanted)) = evaluating.read.take() {
             tables.set(&tables.rows(&wanted, &mut rows.read(&wanted)?, device)?);
-            evaluating.add(model, objective, &batch)?;
+            let pass = Pass::evaluation(objective);
+            let outputs = model.forward(&batch, &pass)?;
+            evaluating.add(model, &outputs, &batch, &pass)?;
         }
     }
     Ok(evaluating.metrics())
@@ -201,7 +209,13 @@ impl Loaded {
             .into());
         }
         let objective = Objective::of(&job.objective, &data.signature)?;
-        let built = build(&job, registry, device, &data.signature, &objective)?;
+        let built = build(
+            &job,
+            registry,
+            &Place::on(device),
+            &data.signature,
+            &objective,
+        )?;
         built.variables.load(trained.weights)?;
         let specs = built.tables.specs();
         let rows = match specs.is_empty() {

@@ -30,8 +30,8 @@ const TELL: Duration = Duration::from_secs(15);
 /// The settings of a worker.
 #[derive(Clone, Debug, clap::Args)]
 pub struct Settings {
-    /// The devices to compute on, separated by commas: auto, cpu or cuda:N. Several share out the samples of each step; cpu may
-    /// be named several times.
+    /// The devices to compute on, separated by commas: auto, cpu or cuda:N. Several share out the samples of each step, or hold the
+    /// stages of a model (model-parallel); cpu may be named several times.
     #[arg(
         long,
         visible_alias = "devices",

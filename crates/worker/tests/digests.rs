@@ -9,7 +9,7 @@ use candle_nn::{VarBuilder, VarMap};
 use serde::Deserialize;
 use shared_proto::job;
 use worker::input::{Field, Signature};
-use worker::model::{Batch, Objective, Pass, Setup};
+use worker::model::{Batch, Objective, Pass, Setup, Stages};
 use worker::registry::Registry;
 use worker::tables::Tables;
 
@@ -128,6 +128,7 @@ fn train(name: &str, expected: &Expected) -> Errors {
         data: &data,
         objective: &objective,
         tables: &Tables::default(),
+        stages: &Stages::default(),
     };
     let map = VarMap::new();
     let vars = VarBuilder::from_varmap(&map, DType::F64, &Device::Cpu);

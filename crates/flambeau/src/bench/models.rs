@@ -12,7 +12,7 @@ use serde::Serialize;
 use shared_proto::blocks::VariableKind;
 use shared_proto::job;
 use worker::input::{Field, Signature};
-use worker::model::{Batch, Objective, Pass, Setup};
+use worker::model::{Batch, Objective, Pass, Setup, Stages};
 use worker::registry::Registry;
 use worker::replica::ReplicaError;
 use worker::tables::Tables;
@@ -150,6 +150,7 @@ fn measure(model: &Measured, time: Duration) -> Result<f64, ReplicaError> {
         data: &data,
         objective: &objective,
         tables: &Tables::default(),
+        stages: &Stages::default(),
     };
     let registry = Registry::builtin();
     let (variables, network) = Variables::build(1, VariableKind::by_name, &Device::Cpu, |vars| {

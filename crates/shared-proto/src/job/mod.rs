@@ -26,7 +26,7 @@ pub use objective::{LossName, Objective};
 pub use optimizer::{
     Adagrad, Adam, AdamW, Ftrl, Momentum, Optimizer, RmsProp, Schedule, ScheduleKind, Sgd,
 };
-pub use strategy::{BatchNorm, Strategy, StrategyName};
+pub use strategy::{BatchNorm, PipelineSchedule, Strategy, StrategyName};
 pub use table::{
     Admission, Age, Capacity, Eviction, EvictionOrder, Initializer, RowOptimizer, Storage,
     TableSpec,

@@ -22,6 +22,15 @@ pub struct Strategy {
     /// The number of workers of a ring that have each part of the optimizer's state. None: all workers have all of it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub optimizer_copies: Option<u32>,
+    /// `model-parallel`: the order in which stages compute micro-batches; absent: [`PipelineSchedule::OneForwardOneBackward`].
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub schedule: Option<PipelineSchedule>,
+    /// `model-parallel`: the micro-batches that a batch is cut into; absent: four for each device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub micro_batches: Option<u32>,
+    /// `model-parallel`: the stages that the model is cut into; absent: one for each device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stages: Option<u32>,
 }
 
 impl Default for Strategy {
@@ -51,6 +60,9 @@ struct Written {
     wire: Wire,
     batch_norm: BatchNorm,
     optimizer_copies: Option<u32>,
+    schedule: Option<PipelineSchedule>,
+    micro_batches: Option<u32>,
+    stages: Option<u32>,
 }
 
 impl Default for Written {
@@ -62,6 +74,9 @@ impl Default for Written {
             wire: Wire::F32,
             batch_norm: BatchNorm::PerReplica,
             optimizer_copies: None,
+            schedule: None,
+            micro_batches: None,
+            stages: None,
         }
     }
 }
@@ -75,6 +90,9 @@ impl From<Written> for Strategy {
             wire,
             batch_norm,
             optimizer_copies,
+            schedule,
+            micro_batches,
+            stages,
         } = written;
         Self {
             mode: mode.unwrap_or(name.usual_mode()),
@@ -83,6 +101,31 @@ impl From<Written> for Strategy {
             wire,
             batch_norm,
             optimizer_copies,
+            schedule,
+            micro_batches,
+            stages,
+        }
+    }
+}
+
+/// The order in which the stages of a model compute micro-batches.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PipelineSchedule {
+    /// Each stage makes the backward pass of a micro-batch as soon as it can, so it holds the activations of few.
+    #[default]
+    #[serde(rename = "1f1b")]
+    OneForwardOneBackward,
+    /// Each stage makes all forward passes, and then all backward passes.
+    #[serde(rename = "gpipe")]
+    GPipe,
+}
+
+impl PipelineSchedule {
+    /// Returns the name in job files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::OneForwardOneBackward => "1f1b",
+            Self::GPipe => "gpipe",
         }
     }
 }
@@ -113,6 +156,8 @@ pub enum StrategyName {
     Hybrid,
     /// On the only worker.
     OneDevice,
+    /// On each worker, in stages on its devices. The workers add up their gradients and make the same update.
+    ModelParallel,
 }
 
 impl StrategyName {
@@ -125,6 +170,7 @@ impl StrategyName {
             Self::MultiWorkerMirrored => "multi-worker-mirrored",
             Self::Hybrid => "hybrid",
             Self::OneDevice => "one-device",
+            Self::ModelParallel => "model-parallel",
         }
     }
 
@@ -132,9 +178,11 @@ impl StrategyName {
     pub fn has_servers(self) -> bool {
         match self {
             Self::ParameterServer | Self::Hybrid => true,
-            Self::Mirrored | Self::CentralStorage | Self::MultiWorkerMirrored | Self::OneDevice => {
-                false
-            }
+            Self::Mirrored
+            | Self::CentralStorage
+            | Self::MultiWorkerMirrored
+            | Self::OneDevice
+            | Self::ModelParallel => false,
         }
     }
 
@@ -147,7 +195,19 @@ impl StrategyName {
     pub fn has_one_worker(self) -> bool {
         match self {
             Self::Mirrored | Self::CentralStorage | Self::OneDevice => true,
-            Self::ParameterServer | Self::MultiWorkerMirrored | Self::Hybrid => false,
+            Self::ParameterServer
+            | Self::MultiWorkerMirrored
+            | Self::Hybrid
+            | Self::ModelParallel => false,
+        }
+    }
+
+    /// Returns the number of workers of a cluster on one machine, if the job names none. Stages share out the devices of the
+    /// machine already, so more workers would only share those.
+    pub fn usual_workers(self) -> u32 {
+        match self.has_one_worker() || self == Self::ModelParallel {
+            true => 1,
+            false => 2,
         }
     }
 
@@ -168,6 +228,9 @@ impl StrategyName {
             Self::OneDevice => {
                 Err("its only replica has all samples of a step anyway; leave it out")
             }
+            Self::ModelParallel => Err(
+                "its stages compute one micro-batch after the other, so the mean over all of them is known only when the first ones are done; leave it out, or give strategy.micro_batches a lower number",
+            ),
         }
     }
 
@@ -220,6 +283,7 @@ mod tests {
         for (name, why) in [
             ("parameter-server", "its workers have no links"),
             ("one-device", "its only replica has all samples"),
+            ("model-parallel", "its stages compute one micro-batch"),
         ] {
             let error = job(name).unwrap_err().to_string();
             let start = format!(
@@ -257,6 +321,59 @@ mod tests {
     }
 
     #[test]
+    fn settings_of_stages_count_with_model_parallel_alone() {
+        let settings = "schedule = \"gpipe\"\nmicro_batches = 6\nstages = 3";
+        let job = format!("[strategy]\nname = \"model-parallel\"\n{settings}");
+        let job = Job::from_toml(&job).unwrap();
+        let strategy = &job.strategy;
+        assert_eq!(strategy.schedule, Some(PipelineSchedule::GPipe));
+        assert_eq!(
+            (strategy.micro_batches, strategy.stages),
+            (Some(6), Some(3))
+        );
+        assert_eq!(Job::from_toml(&job.to_toml()).unwrap(), job);
+        let name = job.strategy.name;
+        assert!(name.has_ring() && !name.has_servers() && !name.has_one_worker());
+        assert_eq!((name.usual_workers(), name.usual_mode()), (1, Mode::Sync));
+        for (setting, expected) in [
+            (
+                "schedule = \"1f1b\"",
+                "`strategy.schedule` is \"1f1b\", but it does not count with `strategy.name` \"mirrored\"",
+            ),
+            (
+                "micro_batches = 6",
+                "`strategy.micro_batches` is 6, but it does not count",
+            ),
+            (
+                "stages = 3",
+                "`strategy.stages` is 3, but it does not count",
+            ),
+        ] {
+            let other = format!("[strategy]\nname = \"mirrored\"\n{setting}");
+            let error = Job::from_toml(&other).unwrap_err().to_string();
+            assert!(
+                error.contains(expected) && error.contains("model-parallel"),
+                "{error}"
+            );
+        }
+        for (setting, expected) in [
+            (
+                "micro_batches = 0",
+                "`strategy.micro_batches` is 0, but must be at least 1 and at most 4096, or absent",
+            ),
+            (
+                "stages = 0",
+                "`strategy.stages` is 0, but must be at least 1 and at most 1024, or absent",
+            ),
+            ("schedule = \"zero-bubble\"", "expected `1f1b` or `gpipe`"),
+        ] {
+            let wrong = format!("[strategy]\nname = \"model-parallel\"\n{setting}");
+            let error = Job::from_toml(&wrong).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    #[test]
     fn names_are_read_back() {
         for name in [
             "parameter-server",
@@ -265,6 +382,7 @@ mod tests {
             "multi-worker-mirrored",
             "hybrid",
             "one-device",
+            "model-parallel",
         ] {
             let job = format!("[strategy]\nname = \"{name}\"");
             assert_eq!(Job::from_toml(&job).unwrap().strategy.name.name(), name);

@@ -86,13 +86,17 @@ floor = 0.0             # cosine: the factor at the end
 #: eviction = { age = { updates = 100000 } } # or capacity = { rows = 1000000, order = "oldest" }, below = 1e-6
 
 [strategy]
-name = "parameter-server" # parameter-server | multi-worker-mirrored | one-device (docs/strategies.md)
+name = "parameter-server" # parameter-server | multi-worker-mirrored | hybrid | mirrored | central-storage | one-device
+                        # | model-parallel (docs/strategies.md)
 mode = "bounded"        # sync | bounded | async; strategies without servers are sync, and need not say it
 staleness = 4           # bounded: steps that a worker may lead the slowest by
 wire = "f32"            # f32 | bf16 | f16: numbers in which weights and gradients travel
 batch_norm = "per-replica" # per-replica | synchronised: whose samples batch normalisation takes mean and variance of;
                         # synchronised: of all replicas of the step (mirrored, central-storage, multi-worker-mirrored)
 #: optimizer_copies = 2 # workers that have each part of the optimizer's state (multi-worker-mirrored, hybrid); absent: all
+#: schedule = "1f1b"     # model-parallel: 1f1b | gpipe, the order in which stages compute micro-batches
+#: micro_batches = 16    # model-parallel: the parts of a batch that follow each other through the stages; absent: 4 for each device
+#: stages = 4            # model-parallel: the stages that the model is cut into; absent: one for each device
 
 [cluster]
 #: ps = 2               # parameter servers; absent: those there when none has joined for 3 s

@@ -22,6 +22,10 @@ fn the_template_says_the_defaults_and_names_every_setting() {
         .lines()
         .map(|line| line.strip_prefix("#: ").unwrap_or(line))
         .fold(String::new(), |text, line| text + line + "\n");
+    // Some of them count with this strategy alone.
+    let all = all
+        .replace("\"parameter-server\"", "\"model-parallel\"")
+        .replace("\"bounded\"", "\"sync\"");
     let job = Job::from_toml(&all).unwrap();
     let table: toml::Table = toml::from_str(&job.to_toml()).unwrap();
     let template: toml::Table = toml::from_str(&all).unwrap();

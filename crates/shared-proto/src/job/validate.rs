@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::{BatchNorm, Job, JobError, MOST_SERVERS, Mode, Strategy, groups};
+use super::{BatchNorm, Job, JobError, MOST_SERVERS, Mode, Strategy, StrategyName, groups};
 
 /// The longest time that a setting may give, in seconds: 30 days. No wait in a job is longer, and the sum of this and
 /// any time of a clock is still a time.
@@ -19,6 +19,10 @@ const MAX_PREFETCH: u32 = 1024;
 
 /// The most elements of the vector of a category.
 const MAX_EMBEDDING: usize = 1 << 16;
+
+/// The most micro-batches of a batch, and the most stages of a model: the order of a step is made from both.
+const MOST_MICRO_BATCHES: u32 = 4096;
+const MOST_STAGES: u32 = 1024;
 
 /// A setting's value, formatted as in a job file.
 trait Shown {
@@ -40,6 +44,60 @@ shown_as_in_the_file!(String, PathBuf, Vec<usize>, u32, u64, f32, f64);
 impl<T: Shown> Shown for Option<T> {
     fn shown(&self) -> String {
         self.as_ref().map_or("absent".to_owned(), T::shown)
+    }
+}
+
+impl Strategy {
+    /// Checks the settings of stages, which count with `model-parallel` alone.
+    fn validate_stages(&self) -> Result<(), JobError> {
+        let schedule = self
+            .schedule
+            .map(|schedule| format!("{:?}", schedule.name()));
+        let (micro_batches, stages) = (self.micro_batches, self.stages);
+        let given = [
+            ("strategy.schedule", schedule),
+            (
+                "strategy.micro_batches",
+                micro_batches.map(|n| n.to_string()),
+            ),
+            ("strategy.stages", stages.map(|n| n.to_string())),
+        ];
+        let given = given
+            .into_iter()
+            .find_map(|(field, value)| Some((field, value?)));
+        if let (Some((field, value)), true) = (given, self.name != StrategyName::ModelParallel) {
+            return Err(JobError::Unused {
+                field,
+                value,
+                other: "strategy.name",
+                other_value: format!("{:?}", self.name.name()),
+                advice: "leave it out, or use \"model-parallel\"",
+            });
+        }
+        let check = |field, value: Option<u32>, most, expected| {
+            let fits = value.is_none_or(|value| (1..=most).contains(&value));
+            let value = value.shown();
+            match fits {
+                true => Ok(()),
+                false => Err(JobError::Setting {
+                    field,
+                    value,
+                    expected,
+                }),
+            }
+        };
+        check(
+            "strategy.micro_batches",
+            micro_batches,
+            MOST_MICRO_BATCHES,
+            "must be at least 1 and at most 4096, or absent",
+        )?;
+        check(
+            "strategy.stages",
+            stages,
+            MOST_STAGES,
+            "must be at least 1 and at most 1024, or absent",
+        )
     }
 }
 
@@ -222,7 +280,7 @@ impl Job {
                 value: copies.to_string(),
                 other: "strategy.name",
                 other_value: format!("{:?}", name.name()),
-                advice: "leave it out, or use \"multi-worker-mirrored\" or \"hybrid\"",
+                advice: "leave it out, or use \"multi-worker-mirrored\", \"hybrid\" or \"model-parallel\"",
             });
         }
         check(
@@ -237,6 +295,7 @@ impl Job {
             &mode.name().to_owned(),
             "must be \"sync\", or absent, for strategies without parameter servers",
         )?;
+        self.strategy.validate_stages()?;
         let cluster = &self.cluster;
         let shards = cluster
             .ps

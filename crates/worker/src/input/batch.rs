@@ -1,6 +1,7 @@
 //! Samples that are computed together.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use candle_core::{Device, Result, Tensor, bail};
 
@@ -33,6 +34,22 @@ pub struct Ragged {
     pub offsets: Vec<usize>,
     /// A weight of each value, as `f32`; none if all count alike.
     pub weights: Option<Tensor>,
+}
+
+impl Ragged {
+    /// Returns the values of some of the samples.
+    fn part(&self, samples: Range<usize>) -> Result<Self> {
+        let Some(offsets) = self.offsets.get(samples.start..=samples.end) else {
+            bail!("there are no samples {samples:?} in a batch");
+        };
+        let (start, end) = (offsets[0], offsets[samples.len()]);
+        let part = |values: &Tensor| values.narrow(0, start, end - start);
+        Ok(Self {
+            values: part(&self.values)?,
+            offsets: offsets.iter().map(|offset| offset - start).collect(),
+            weights: self.weights.as_ref().map(part).transpose()?,
+        })
+    }
 }
 
 impl Batch {
@@ -217,6 +234,33 @@ impl Batch {
                 .iter()
                 .map(|(key, places)| Ok((key.clone(), there(places)?)))
                 .collect::<Result<_>>()?,
+        })
+    }
+
+    /// Returns the batch of some of the samples, which shares the memory of this one. It has no rows of tables.
+    ///
+    /// # Errors
+    /// If there are no such samples, or candle's.
+    pub(crate) fn part(&self, samples: Range<usize>) -> Result<Self> {
+        let part = |values: &Tensor| values.narrow(0, samples.start, samples.len());
+        let input = |feature: &Feature| -> Result<Feature> {
+            Ok(match feature {
+                Feature::Dense(values) => Feature::Dense(part(values)?),
+                Feature::Ragged(values) => Feature::Ragged(values.part(samples.clone())?),
+            })
+        };
+        let inputs = self.inputs.iter();
+        let targets = self.targets.iter();
+        Ok(Self {
+            samples: samples.len(),
+            inputs: inputs
+                .map(|(name, feature)| Ok((name.clone(), input(feature)?)))
+                .collect::<Result<_>>()?,
+            targets: targets
+                .map(|(name, values)| Ok((name.clone(), part(values)?)))
+                .collect::<Result<_>>()?,
+            weights: self.weights.as_ref().map(part).transpose()?,
+            rows: BTreeMap::new(),
         })
     }
 

@@ -38,7 +38,7 @@
 //! };
 //! let objective = Objective::of(&Default::default(), &data)?;
 //! let tables = Tables::default();
-//! let setup = Setup { settings: &settings, data: &data, objective: &objective, tables: &tables };
+//! let setup = Setup { settings: &settings, data: &data, objective: &objective, tables: &tables, stages: &Default::default() };
 //! let (variables, model) = Variables::build(1, VariableKind::by_name, &Device::Cpu, |vars| {
 //!     registry.build("straight", &setup, vars)
 //! })?;
@@ -55,7 +55,56 @@
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! A model that is a *chain of blocks*, each of which takes the outputs of the one before, can be cut into stages on several
+//! devices (`strategy.name = "model-parallel"`). It says how many blocks it has, asks for the variables of each by
+//! [`Setup::block`], and computes one at a time:
+//!
+//! ```
+//! use candle_core::{Result, Tensor};
+//! use candle_nn::VarBuilder;
+//! use nn::Linear;
+//! use worker::model::{Batch, Model, Pass, Setup, forward_blocks};
+//!
+//! const BLOCKS: usize = 3;
+//!
+//! struct Chain(Vec<Linear>);
+//!
+//! impl Model for Chain {
+//!     fn new(setup: &Setup, vars: VarBuilder) -> Result<Self> {
+//!         let mut width = setup.features()?;
+//!         let mut layers = Vec::new();
+//!         for block in 0..BLOCKS {
+//!             let vars = setup.block(block, BLOCKS, &vars)?;
+//!             let next = if block + 1 < BLOCKS { 32 } else { setup.outputs() };
+//!             layers.push(Linear::new(width, next, vars.pp("layer").pp(block))?);
+//!             width = next;
+//!         }
+//!         Ok(Self(layers))
+//!     }
+//!
+//!     fn forward(&self, batch: &Batch, pass: &Pass) -> Result<Tensor> {
+//!         forward_blocks(self, batch, pass)
+//!     }
+//!
+//!     fn blocks(&self) -> usize {
+//!         BLOCKS
+//!     }
+//!
+//!     fn forward_block(&self, block: usize, x: Option<&Tensor>, batch: &Batch, _: &Pass) -> Result<Tensor> {
+//!         let x = match x {
+//!             Some(x) => x.clone(),
+//!             None => batch.input()?.flatten_from(1)?,
+//!         };
+//!         match block + 1 == BLOCKS {
+//!             true => self.0[block].forward(&x),
+//!             false => self.0[block].forward_relu(&x),
+//!         }
+//!     }
+//! }
+//! ```
 
+mod blocks;
 mod loss;
 mod metric;
 mod metrics;
@@ -73,6 +122,7 @@ use crate::input::Signature;
 use crate::tables::{Embeddings, Table, Tables};
 
 pub use crate::input::{Batch, Feature, Ragged};
+pub use blocks::{Stages, forward_blocks};
 pub use loss::Loss;
 pub use metric::Metric;
 pub use metrics::{Metrics, Name as MetricName};
@@ -90,6 +140,8 @@ pub struct Setup<'a> {
     pub objective: &'a Objective,
     /// The tables that the model asks for.
     pub tables: &'a Tables,
+    /// The stages that the model's blocks are cut into.
+    pub stages: &'a Stages,
 }
 
 impl<'a> Setup<'a> {
@@ -127,6 +179,21 @@ impl<'a> Setup<'a> {
         self.tables.add(name, &table, self.data)
     }
 
+    /// Returns the variables for block `block` of `of`, from 0: those of `vars`, on the device of the block's stage. A chain of blocks
+    /// asks for all of its variables in this way.
+    ///
+    /// # Errors
+    /// If there is no such block, if the model has asked with another number of blocks, or if it has fewer blocks than there are
+    /// stages.
+    pub fn block<'v>(
+        &self,
+        block: usize,
+        of: usize,
+        vars: &VarBuilder<'v>,
+    ) -> Result<VarBuilder<'v>> {
+        self.stages.block(block, of, vars)
+    }
+
     /// Returns the number of outputs that the loss wants for each sample: one logit for each class, or one number.
     pub fn outputs(&self) -> usize {
         self.objective.outputs
@@ -154,6 +221,28 @@ pub trait Model: Send + Sync + 'static {
     /// # Errors
     /// candle's.
     fn forward(&self, batch: &Batch, pass: &Pass) -> Result<Tensor>;
+
+    /// Returns the number of blocks that follow each other in this model. The default is 1: the model cannot be cut.
+    fn blocks(&self) -> usize {
+        1
+    }
+
+    /// Returns the outputs of a block: of the first one for the batch alone, of each other one for `x`, which is what the block before
+    /// has returned. Those of the last block are what [`Self::forward`] returns. Blocks may be computed on different threads, and the
+    /// batch may be a part of a larger one. A model with several blocks implements this, and [`forward_blocks`] is its
+    /// [`Self::forward`].
+    ///
+    /// # Errors
+    /// candle's.
+    fn forward_block(
+        &self,
+        _block: usize,
+        _x: Option<&Tensor>,
+        batch: &Batch,
+        pass: &Pass,
+    ) -> Result<Tensor> {
+        self.forward(batch, pass)
+    }
 
     /// Returns the loss of these outputs, a scalar: the mean over the samples of the batch. Its gradient is pushed, so
     /// it must depend on each trained variable. The default is the job's loss.

@@ -4,13 +4,14 @@ use nn::{Activation, Linear, global_avg_pool2d};
 
 use super::normalized::{Normalized, Shape, channels, is_small};
 use super::options::Options;
-use crate::model::{Batch, Model, Pass, Setup};
+use crate::model::{Batch, Model, Pass, Setup, forward_blocks};
 
 /// MobileNetV2 (Sandler et al., "MobileNetV2: Inverted Residuals and Linear Bottlenecks", CVPR 2018, table 2). For
 /// pictures below 64 x 64 the first two strides are 1.
 ///
 /// Variables: `first`, `stage.S.B.expand`, `.depth`, `.project`, `last`, each with `conv` and `norm`, and `output`. Files
-/// with the names of torchvision's MobileNetV2 can be loaded.
+/// with the names of torchvision's MobileNetV2 can be loaded. Each inverted residual is a block of the chain; the first one has `first`
+/// too, and the last one `last` and `output`.
 pub struct MobileNetV2 {
     first: Normalized,
     blocks: Vec<Block>,
@@ -35,11 +36,13 @@ impl Model for MobileNetV2 {
         let relu = Activation::Relu6;
         let colours = channels(setup)?;
         let small = is_small(setup)?;
+        let count: usize = STAGES.iter().map(|(_, _, count, _)| count).sum();
+        let vars_of = |block| setup.block(block, count, &vars);
         let mut blocks = Vec::new();
         let mut inputs = 32;
         for (stage, (expansion, outputs, count, stride)) in STAGES.into_iter().enumerate() {
             for block in 0..count {
-                let vars = vars.pp(format!("stage.{stage}.{block}"));
+                let vars = vars_of(blocks.len())?.pp(format!("stage.{stage}.{block}"));
                 let stride = match block {
                     0 if !(small && stage == 1) => stride,
                     _ => 1,
@@ -49,21 +52,40 @@ impl Model for MobileNetV2 {
             }
         }
         let first = Shape::new((colours, 32), 3, if small { 1 } else { 2 });
+        let (begin, end) = (vars_of(0)?, vars_of(count - 1)?);
         Ok(Self {
-            first: Normalized::new(first, relu, vars.pp("first"))?,
+            first: Normalized::new(first, relu, begin.pp("first"))?,
             blocks,
-            last: Normalized::new(Shape::new((inputs, 1280), 1, 1), relu, vars.pp("last"))?,
-            output: Linear::new(1280, setup.outputs(), vars.pp("output"))?,
+            last: Normalized::new(Shape::new((inputs, 1280), 1, 1), relu, end.pp("last"))?,
+            output: Linear::new(1280, setup.outputs(), end.pp("output"))?,
         })
     }
 
     fn forward(&self, batch: &Batch, pass: &Pass) -> Result<Tensor> {
-        let mut x = self.first.forward(batch.input()?, pass)?;
-        for block in &self.blocks {
-            x = block.forward(&x, pass)?;
+        forward_blocks(self, batch, pass)
+    }
+
+    fn blocks(&self) -> usize {
+        self.blocks.len()
+    }
+
+    fn forward_block(
+        &self,
+        block: usize,
+        x: Option<&Tensor>,
+        batch: &Batch,
+        pass: &Pass,
+    ) -> Result<Tensor> {
+        let x = match x {
+            Some(x) => x.clone(),
+            None => self.first.forward(batch.input()?, pass)?,
+        };
+        let y = self.blocks[block].forward(&x, pass)?;
+        if block + 1 < self.blocks.len() {
+            return Ok(y);
         }
-        x = self.last.forward(&x, pass)?;
-        self.output.forward(&global_avg_pool2d(&x)?)
+        let y = self.last.forward(&y, pass)?;
+        self.output.forward(&global_avg_pool2d(&y)?)
     }
 
     fn name_of(&self, foreign: &str) -> Option<String> {

@@ -4,7 +4,7 @@ use nn::{Activation, Linear, Pool2d, add_relu, global_avg_pool2d, max_pool2d};
 
 use super::normalized::{Normalized, Shape, channels, is_small};
 use super::options::Options;
-use crate::model::{Batch, Model, Pass, Setup};
+use crate::model::{Batch, Model, Pass, Setup, forward_blocks};
 
 /// A residual network of `LAYERS` layers (He et al., "Deep Residual Learning for Image Recognition", CVPR 2016): 20 and
 /// 56 are those for small pictures (section 4.2), 18, 34 and 50 those of table 1. Where the size changes, the shortcut
@@ -12,7 +12,8 @@ use crate::model::{Batch, Model, Pass, Setup};
 /// as in PyTorch. For pictures below 64 x 64, 18, 34 and 50 begin with a 3x3 convolution and no pooling.
 ///
 /// Variables: `first`, `stage.S.B.first`, `.second`, `.third`, `.shortcut`, each with `conv` and `norm`, and `output`.
-/// Files with the names of torchvision's ResNets can be loaded.
+/// Files with the names of torchvision's ResNets can be loaded. Each residual block is a block of the chain; the first one has the first
+/// convolution too, and the last one the output.
 pub struct ResNet<const LAYERS: usize> {
     first: Normalized,
     pool: bool,
@@ -61,12 +62,14 @@ impl<const LAYERS: usize> Model for ResNet<LAYERS> {
         let whole = !plan.is_for_small() && !is_small(setup)?;
         let (kernel, stride) = if whole { (7, 2) } else { (3, 1) };
         let first = Shape::new((colours, plan.channels), kernel, stride);
+        let count: usize = plan.blocks.iter().sum();
+        let vars_of = |block| setup.block(block, count, &vars);
         let mut blocks = Vec::new();
         let mut inputs = plan.channels;
         for (stage, count) in plan.blocks.iter().enumerate() {
             let inner = plan.channels << stage;
             for block in 0..*count {
-                let vars = vars.pp(format!("stage.{stage}.{block}"));
+                let vars = vars_of(blocks.len())?.pp(format!("stage.{stage}.{block}"));
                 let stride = if stage > 0 && block == 0 { 2 } else { 1 };
                 let block = match plan.bottleneck {
                     true => Block::bottleneck(inputs, inner, stride, &vars)?,
@@ -77,31 +80,57 @@ impl<const LAYERS: usize> Model for ResNet<LAYERS> {
             }
         }
         Ok(Self {
-            first: Normalized::new(first, Activation::Relu, vars.pp("first"))?,
+            first: Normalized::new(first, Activation::Relu, vars_of(0)?.pp("first"))?,
             pool: whole,
             blocks,
-            output: Linear::new(inputs, setup.outputs(), vars.pp("output"))?,
+            output: Linear::new(inputs, setup.outputs(), vars_of(count - 1)?.pp("output"))?,
         })
     }
 
     fn forward(&self, batch: &Batch, pass: &Pass) -> Result<Tensor> {
-        let mut x = self.first.forward(batch.input()?, pass)?;
-        if self.pool {
-            let windows = Pool2d {
-                kernel: 3,
-                stride: 2,
-                padding: 1,
-            };
-            x = max_pool2d(&x, &windows)?;
+        forward_blocks(self, batch, pass)
+    }
+
+    fn blocks(&self) -> usize {
+        self.blocks.len()
+    }
+
+    fn forward_block(
+        &self,
+        block: usize,
+        x: Option<&Tensor>,
+        batch: &Batch,
+        pass: &Pass,
+    ) -> Result<Tensor> {
+        let x = match x {
+            Some(x) => x.clone(),
+            None => self.first(batch, pass)?,
+        };
+        let y = self.blocks[block].forward(&x, pass)?;
+        match block + 1 == self.blocks.len() {
+            true => self.output.forward(&global_avg_pool2d(&y)?),
+            false => Ok(y),
         }
-        for block in &self.blocks {
-            x = block.forward(&x, pass)?;
-        }
-        self.output.forward(&global_avg_pool2d(&x)?)
     }
 
     fn name_of(&self, foreign: &str) -> Option<String> {
         torchvision(foreign)
+    }
+}
+
+impl<const LAYERS: usize> ResNet<LAYERS> {
+    /// Returns what the residual blocks begin with.
+    fn first(&self, batch: &Batch, pass: &Pass) -> Result<Tensor> {
+        let x = self.first.forward(batch.input()?, pass)?;
+        let windows = Pool2d {
+            kernel: 3,
+            stride: 2,
+            padding: 1,
+        };
+        match self.pool {
+            true => max_pool2d(&x, &windows),
+            false => Ok(x),
+        }
     }
 }
 

@@ -3,7 +3,7 @@ use candle_nn::{Init, VarBuilder};
 use nn::{Attention, DropoutStream, Embedding, LayerNorm, Linear, dropout};
 
 use super::options::Options;
-use crate::model::{Batch, Model, Pass, Setup};
+use crate::model::{Batch, Model, Pass, Setup, forward_blocks};
 
 /// The number added to the variance in normalisations.
 const EPSILON: f64 = 1e-5;
@@ -21,7 +21,8 @@ const SPREAD: f64 = 0.02;
 ///
 /// Settings in `model.options`: `size` (128), `heads` (4), `layers` (2), `feed_forward` (4 times the size), `dropout` (0).
 /// Variables: `input` (a linear layer, or a table of ids), `position`, `layer.L.attention_norm`, `.attention`,
-/// `.feed_norm`, `.expand`, `.project`, `norm` and `output`.
+/// `.feed_norm`, `.expand`, `.project`, `norm` and `output`. Each layer is a block of the chain; the first one has `input` and `position`
+/// too, and the last one `norm` and `output`.
 pub struct Transformer {
     input: Input,
     position: Tensor,
@@ -50,16 +51,19 @@ impl Model for Transformer {
             mean: 0.0,
             stdev: SPREAD,
         };
+        let count = options.count("layers", 2, DEEPEST)?;
+        let vars_of = |block| setup.block(block, count, &vars);
+        let (begin, end) = (vars_of(0)?, vars_of(count - 1)?);
         let shape = setup.sample_shape()?;
         let categories = setup.data.inputs[0].categories;
         let (length, input) = match (shape, categories) {
             (&[length], Some(categories)) => {
-                let (rows, vars) = (categories as usize, vars.pp("input"));
+                let (rows, vars) = (categories as usize, begin.pp("input"));
                 let table = Embedding::with_init(rows, size, spread, vars)?;
                 (length, Input::Ids(table))
             }
             (&[length, features], None) => {
-                let linear = Linear::new(features, size, vars.pp("input"))?;
+                let linear = Linear::new(features, size, begin.pp("input"))?;
                 (length, Input::Vectors(linear))
             }
             _ => bail!(
@@ -67,31 +71,57 @@ impl Model for Transformer {
                 setup.data.inputs[0]
             ),
         };
-        let layers = (0..options.count("layers", 2, DEEPEST)?)
-            .map(|layer| Layer::new(size, heads, inner, vars.pp("layer").pp(layer)));
+        let layers = (0..count).map(|layer| {
+            let vars = vars_of(layer)?.pp("layer").pp(layer);
+            Layer::new(size, heads, inner, vars)
+        });
         Ok(Self {
             input,
-            position: vars.get_with_hints((length, size), "position", spread)?,
+            position: begin.get_with_hints((length, size), "position", spread)?,
             layers: layers.collect::<Result<_>>()?,
-            norm: LayerNorm::new(size, EPSILON, vars.pp("norm"))?,
-            output: Linear::new(size, setup.outputs(), vars.pp("output"))?,
+            norm: LayerNorm::new(size, EPSILON, end.pp("norm"))?,
+            output: Linear::new(size, setup.outputs(), end.pp("output"))?,
             dropout: options.share("dropout", 0.0)?,
         })
     }
 
     fn forward(&self, batch: &Batch, pass: &Pass) -> Result<Tensor> {
-        let input = batch.input()?;
+        forward_blocks(self, batch, pass)
+    }
+
+    fn blocks(&self) -> usize {
+        self.layers.len()
+    }
+
+    fn forward_block(
+        &self,
+        block: usize,
+        x: Option<&Tensor>,
+        batch: &Batch,
+        pass: &Pass,
+    ) -> Result<Tensor> {
+        let mut stream = pass.training.then(|| DropoutStream::from(pass.random()));
+        let mut drop = |x: Tensor| dropout(&x, self.dropout, stream.as_mut());
+        let x = match x {
+            Some(x) => x.clone(),
+            None => drop(self.embed(batch.input()?)?)?,
+        };
+        let y = self.layers[block].forward(&x, &mut drop)?;
+        match block + 1 == self.layers.len() {
+            true => self.output.forward(&self.norm.forward(&y)?.mean(1)?),
+            false => Ok(y),
+        }
+    }
+}
+
+impl Transformer {
+    /// Returns what the layers begin with.
+    fn embed(&self, input: &Tensor) -> Result<Tensor> {
         let x = match &self.input {
             Input::Vectors(linear) => linear.forward(input)?,
             Input::Ids(table) => table.forward(&input.to_dtype(DType::U32)?)?,
         };
-        let mut stream = pass.training.then(|| DropoutStream::from(pass.random()));
-        let mut drop = |x: Tensor| dropout(&x, self.dropout, stream.as_mut());
-        let mut x = drop(x.broadcast_add(&self.position)?)?;
-        for layer in &self.layers {
-            x = layer.forward(&x, &mut drop)?;
-        }
-        self.output.forward(&self.norm.forward(&x)?.mean(1)?)
+        x.broadcast_add(&self.position)
     }
 }
 

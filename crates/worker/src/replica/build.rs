@@ -5,7 +5,7 @@ use shared_proto::job::{Job, Precision, TableSettings, matches_pattern};
 
 use super::error::ReplicaError;
 use crate::input::Signature;
-use crate::model::{Model, Objective, Setup};
+use crate::model::{Model, Objective, Setup, Stages};
 use crate::registry::Registry;
 use crate::tables::{ModelTables, Tables};
 use crate::variables::Variables;
@@ -25,6 +25,32 @@ pub(crate) struct Built {
     pub(crate) model: Box<dyn Model>,
 }
 
+/// Where a model is built.
+#[derive(Clone, Debug)]
+pub(crate) struct Place {
+    /// The device of variables that belong to no stage.
+    device: Device,
+    stages: Stages,
+}
+
+impl Place {
+    /// Returns the place of a model on one device.
+    pub(crate) fn on(device: &Device) -> Self {
+        Self {
+            device: device.clone(),
+            stages: Stages::default(),
+        }
+    }
+
+    /// Returns the place of a model in stages.
+    pub(super) fn in_stages(device: &Device, stages: Stages) -> Self {
+        Self {
+            device: device.clone(),
+            stages,
+        }
+    }
+}
+
 /// Builds a job's model for its data, with initial values, those of `model.init_from` first.
 ///
 /// # Errors
@@ -32,7 +58,7 @@ pub(crate) struct Built {
 pub(crate) fn build(
     job: &Job,
     registry: &Registry,
-    device: &Device,
+    place: &Place,
     data: &Signature,
     objective: &Objective,
 ) -> Result<Built, ReplicaError> {
@@ -42,10 +68,11 @@ pub(crate) fn build(
         data,
         objective,
         tables: &tables,
+        stages: &place.stages,
     };
     let groups = job.clone();
     let kind_of = move |name: &str| groups.kind_of(name);
-    let (variables, model) = Variables::build(job.seed, kind_of, device, |vars| {
+    let (variables, model) = Variables::build(job.seed, kind_of, &place.device, |vars| {
         registry.build(&job.model.name, &setup, vars)
     })?;
     let tables = tables.into_model();

@@ -47,6 +47,9 @@ impl DeviceReplicas {
             )));
         }
         let clip = job.clip();
+        if strategy == StrategyName::ModelParallel {
+            return Self::in_stages(job, registry, devices).await;
+        }
         let mut of_part = job.clone();
         if count > 1 {
             // The mean over all devices is clipped, not the gradient of each.
@@ -67,13 +70,31 @@ impl DeviceReplicas {
                 )));
             }
         }
-        let names: Vec<String> = devices.iter().map(device::name).collect();
-        tracing::info!(devices = names.join(","), "computing");
+        tell(devices);
         Ok(Self {
             replicas,
             clip,
             central: strategy == StrategyName::CentralStorage
                 || job.strategy.optimizer_copies.is_some(),
+        })
+    }
+
+    /// Builds one replica, with the model in stages on these devices.
+    async fn in_stages(
+        job: &Arc<Job>,
+        registry: &Registry,
+        devices: &[Device],
+    ) -> Result<Self, ReplicaError> {
+        let of_stages = devices.iter().map(device::with_one_queue);
+        let of_stages = of_stages.collect::<Result<_, _>>();
+        let of_stages = of_stages.map_err(|error| ReplicaError::Devices(error.to_string()))?;
+        let replica = ModelReplica::start_on(job.clone(), registry.clone(), of_stages);
+        let replicas = vec![replica.await?];
+        tell(devices);
+        Ok(Self {
+            replicas,
+            clip: job.clip(),
+            central: false,
         })
     }
 
@@ -135,6 +156,12 @@ impl DeviceReplicas {
         join_all(others.iter().map(|replica| replica.take_in(parts.clone()))).await;
         Ok(())
     }
+}
+
+/// Logs the devices.
+fn tell(devices: &[Device]) {
+    let names: Vec<String> = devices.iter().map(device::name).collect();
+    tracing::info!(devices = names.join(","), "computing");
 }
 
 /// A device's share of a step.

@@ -1,5 +1,7 @@
 //! The errors of replicas.
 
+use std::any::Any;
+
 use crate::candle_error::plain;
 use crate::input::InputError;
 use crate::model::ModelError;
@@ -38,6 +40,17 @@ pub enum ReplicaError {
     /// There are several devices where one is possible.
     #[error("{0}")]
     Devices(String),
+    /// A model cannot be cut into the stages that the job wants.
+    #[error("{0}")]
+    Chain(String),
+    /// A stage of a model has failed while it computed.
+    #[error("{stage} failed: {}", plain(source))]
+    Stage {
+        /// The stage, with its blocks and its device.
+        stage: String,
+        /// candle's error.
+        source: Box<candle_core::Error>,
+    },
     /// Values do not fit the variables.
     #[error(transparent)]
     Variables(#[from] VariablesError),
@@ -63,5 +76,14 @@ impl From<InputError> for ReplicaError {
             InputError::Candle(error) => Self::Compute(error),
             error => Self::Input(error),
         }
+    }
+}
+
+/// Returns the text of a panic.
+pub(super) fn panic_message(panic: &(dyn Any + Send)) -> String {
+    match (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>()) {
+        (Some(text), _) => (*text).to_owned(),
+        (_, Some(text)) => text.clone(),
+        _ => "without a message".to_owned(),
     }
 }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use candle_core::{DType, Device};
+use candle_core::{DType, Device, Tensor};
 use shared_proto::step::{Want, WantedRows};
 
 use super::error::ReplicaError;
@@ -58,20 +58,19 @@ impl Evaluating {
         Ok(Some(wants))
     }
 
-    /// Adds samples to the loss and to the metrics.
+    /// Adds the model's outputs for samples to the loss and to the metrics.
     pub(crate) fn add(
         &mut self,
         model: &dyn Model,
-        objective: &Objective,
+        outputs: &Tensor,
         batch: &Batch,
+        pass: &Pass,
     ) -> Result<(), ReplicaError> {
-        let pass = Pass::evaluation(objective);
-        let outputs = model.forward(batch, &pass)?;
-        let mean = model.loss(&outputs, batch, &pass)?.to_dtype(DType::F64)?;
+        let mean = model.loss(outputs, batch, pass)?.to_dtype(DType::F64)?;
         let samples = batch.samples() as u64;
         self.loss += mean.to_scalar::<f64>()? * samples as f64;
         for (_, metric) in &mut self.accumulators {
-            metric.add(&outputs, batch)?;
+            metric.add(outputs, batch)?;
         }
         self.done += samples;
         Ok(())

@@ -3,6 +3,7 @@
 //! - `interface`: what the training step and strategies ask of a replica; `step`: a step, and its result
 //! - `mirror`: what strategies without servers ask of it besides; `mirrored`: how the thread does it
 //! - `devices`: several replicas as one, each on a device of its own
+//! - `pipeline`: a model in stages on several devices
 //! - `rounds`: sums over the replicas of a step in the middle of their passes
 //! - `thread`: a candle model on a thread of its own; `build`: the model, its variables and tables
 //! - `reader`: the thread that reads its batches; `evaluating`: an evaluation, part by part
@@ -15,12 +16,13 @@ mod evaluating;
 mod interface;
 mod mirror;
 mod mirrored;
+mod pipeline;
 mod reader;
 mod rounds;
 mod step;
 mod thread;
 
-pub(crate) use build::{Built, build, precision};
+pub(crate) use build::{Built, Place, build, precision};
 pub use devices::DeviceReplicas;
 pub use error::ReplicaError;
 pub(crate) use evaluating::{EVALUATION_BATCH, Evaluating};

@@ -12,21 +12,22 @@ use std::thread::JoinHandle;
 use async_trait::async_trait;
 use candle_core::Device;
 use parking_lot::Mutex;
-use shared_proto::job::{Job, NonFinite};
+use shared_proto::job::{Job, NonFinite, StrategyName};
 use shared_proto::payload::Elements;
 use tokio::sync::{mpsc, oneshot};
 
-use super::build::{Built, build, precision};
-use super::error::ReplicaError;
+use super::build::{Built, Place, build, precision};
+use super::error::{ReplicaError, panic_message};
 use super::evaluating::Evaluating;
 use super::interface::{Description, Evaluation, EvaluationPart, Prepared, Replica};
 use super::mirror::Mirror;
 use super::mirrored::{MirrorCommand, Mirrored, Reply};
+use super::pipeline::{Pipeline, devices_of_stages};
 use super::reader::{self, Assembled, Batches, Request};
 use super::rounds::Others;
 use super::step::{Computed, Positions, Step};
 use crate::input::{Dataset, Fitted, Purpose, Samples, Signature, save_transforms};
-use crate::model::{Batch, Model, Objective};
+use crate::model::{Batch, Model, Objective, Pass, Stages};
 use crate::registry::Registry;
 use crate::tables::ModelTables;
 use crate::variables::{Part, Variables};
@@ -64,12 +65,24 @@ impl ModelReplica {
         registry: Registry,
         device: Device,
     ) -> Result<Self, ReplicaError> {
+        Self::start_on(job, registry, vec![device]).await
+    }
+
+    /// Reads the data and builds the model, in stages on these devices if the strategy is `model-parallel`; otherwise on the first one.
+    ///
+    /// # Errors
+    /// If either fails.
+    pub(super) async fn start_on(
+        job: Arc<Job>,
+        registry: Registry,
+        devices: Vec<Device>,
+    ) -> Result<Self, ReplicaError> {
         let (commands, queue) = mpsc::channel(COMMANDS);
         let (tell, told) = oneshot::channel();
         let precision = precision(&job);
         let thread = std::thread::Builder::new()
             .name("replica".to_owned())
-            .spawn(move || match Thread::new(job, registry, device) {
+            .spawn(move || match Thread::new(job, registry, &devices) {
                 Ok((mut thread, requests)) => {
                     let _ = tell.send(Ok((thread.description.clone(), requests)));
                     nn::autocast(precision, || thread.serve(queue));
@@ -161,11 +174,7 @@ async fn panicked(thread: &Mutex<Option<JoinHandle<()>>>) -> ReplicaError {
 /// Waits for the end of a thread that has panicked, and returns its error.
 fn ended(thread: Option<JoinHandle<()>>) -> ReplicaError {
     let message = match thread.map(JoinHandle::join) {
-        Some(Err(panic)) => match (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>()) {
-            (Some(text), _) => (*text).to_owned(),
-            (_, Some(text)) => text.clone(),
-            _ => "without a message".to_owned(),
-        },
+        Some(Err(panic)) => panic_message(&*panic),
         _ => "see above".to_owned(),
     };
     ReplicaError::Panicked(message)
@@ -188,6 +197,8 @@ struct Thread {
     /// The evaluation that is under way.
     evaluating: Option<Evaluating>,
     device: Device,
+    /// The stages of the model, if it is cut.
+    pipeline: Option<Pipeline>,
     reader: Option<JoinHandle<()>>,
     /// The batches of steps that were prepared and not computed yet, the oldest first.
     prepared: VecDeque<(Positions, oneshot::Receiver<Batches>)>,
@@ -202,11 +213,12 @@ impl Thread {
     fn new(
         job: Arc<Job>,
         registry: Registry,
-        device: Device,
+        devices: &[Device],
     ) -> Result<(Self, mpsc::Sender<Request>), ReplicaError> {
+        let device = devices.first().ok_or_else(without_device)?.clone();
         let data = registry.open(&job.data, job.seed, Purpose::Training)?;
         let objective = Objective::of(&job.objective, &data.signature)?;
-        let built = build(&job, &registry, &device, &data.signature, &objective)?;
+        let (built, pipeline) = built(&job, &registry, devices, &data.signature, &objective)?;
         let Built {
             variables,
             tables,
@@ -242,6 +254,7 @@ impl Thread {
             tables,
             evaluating: None,
             device,
+            pipeline,
             reader: Some(reader),
             prepared: VecDeque::new(),
             overwritten: false,
@@ -297,7 +310,11 @@ impl Thread {
             return Err(ended(self.reader.take()));
         };
         let Assembled { batches, rows } = batches?;
-        let there = |batch: Batch| Ok(batch.to_device(&self.device)?);
+        let there = |batch: Batch| match self.pipeline {
+            // Each stage copies it to its own device.
+            Some(_) => Ok(batch),
+            None => Ok(batch.to_device(&self.device)?),
+        };
         let batches = batches.into_iter().map(there);
         let batches = batches.collect::<Result<_, ReplicaError>>()?;
         Ok(Assembled { batches, rows })
@@ -318,7 +335,12 @@ impl Thread {
         if let Some((batch, rows)) = evaluating.read.take() {
             let rows = self.tables.rows(&rows, &mut self.pulled, &self.device)?;
             self.tables.set(&rows);
-            evaluating.add(&*self.model, &self.objective, &batch)?;
+            let pass = Pass::evaluation(&self.objective);
+            let outputs = match &self.pipeline {
+                Some(pipeline) => pipeline.forward(&*self.model, &batch, &pass),
+                None => self.model.forward(&batch, &pass),
+            }?;
+            evaluating.add(&*self.model, &outputs, &batch, &pass)?;
         }
         let samples = &mut *self.evaluation;
         match evaluating.next(samples, &self.tables, &self.device)? {
@@ -373,13 +395,12 @@ impl Thread {
         let again;
         let variables = if self.overwritten {
             let (signature, objective) = (&self.signature, &self.objective);
-            let built = build(
-                &self.job,
-                &self.registry,
-                &self.device,
-                signature,
-                objective,
-            )?;
+            // One device may not have the memory for the whole model.
+            let place = match self.pipeline {
+                Some(_) => Place::on(&Device::Cpu),
+                None => Place::on(&self.device),
+            };
+            let built = build(&self.job, &self.registry, &place, signature, objective)?;
             again = built.variables;
             &again
         } else {
@@ -387,6 +408,32 @@ impl Thread {
         };
         Ok(variables.all_values()?)
     }
+}
+
+/// Builds a job's model on these devices, and its stages if the strategy is `model-parallel`.
+fn built(
+    job: &Job,
+    registry: &Registry,
+    devices: &[Device],
+    data: &Signature,
+    objective: &Objective,
+) -> Result<(Built, Option<Pipeline>), ReplicaError> {
+    let first = devices.first().ok_or_else(without_device)?;
+    if job.strategy.name != StrategyName::ModelParallel {
+        return Ok((
+            build(job, registry, &Place::on(first), data, objective)?,
+            None,
+        ));
+    }
+    let stages = Stages::on(devices_of_stages(job.strategy.stages, devices)?);
+    let place = Place::in_stages(first, stages.clone());
+    let built = build(job, registry, &place, data, objective)?;
+    let pipeline = Pipeline::new(job, devices, &stages, &built)?;
+    Ok((built, Some(pipeline)))
+}
+
+fn without_device() -> ReplicaError {
+    ReplicaError::Devices("no device is given; give at least one, as in --device cpu".to_owned())
 }
 
 fn nothing() -> candle_core::Error {

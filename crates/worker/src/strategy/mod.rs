@@ -48,6 +48,7 @@ pub async fn join(
         StrategyName::Mirrored
         | StrategyName::CentralStorage
         | StrategyName::MultiWorkerMirrored
-        | StrategyName::OneDevice => Ok(Box::new(Mirrored::join(joining, replica).await?)),
+        | StrategyName::OneDevice
+        | StrategyName::ModelParallel => Ok(Box::new(Mirrored::join(joining, replica).await?)),
     }
 }

@@ -7,7 +7,7 @@ use shared_proto::blocks::{VariableKind, VariableSpec};
 use shared_proto::payload::{self, Elements};
 
 use super::error::VariablesError;
-use super::initial::Maker;
+use super::initial::{Maker, is_measured};
 use super::memory::{Overwrite, elements};
 
 /// Consecutive elements of a variable.
@@ -56,6 +56,12 @@ impl Variables {
     /// Returns the names, shapes and kinds of all variables.
     pub fn specs(&self) -> Vec<VariableSpec> {
         self.0.iter().map(|(spec, _)| spec.clone()).collect()
+    }
+
+    /// Returns all variables by number, each with whether the model changes it while it computes.
+    pub(crate) fn each(&self) -> impl Iterator<Item = (&VariableSpec, &Var, bool)> {
+        let each = self.0.iter();
+        each.map(|(spec, var)| (spec, var, is_measured(&spec.name)))
     }
 
     /// Returns candle's variables of those that are trained, in the order of [`Self::specs`].

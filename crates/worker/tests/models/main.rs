@@ -16,7 +16,7 @@ use shared_proto::blocks::VariableKind;
 use shared_proto::job::{self, Clip};
 use shared_proto::payload::{self, Dtype, Elements};
 use worker::input::{Field, Signature};
-use worker::model::{Batch, Model, ModelError, Objective, Pass, Setup};
+use worker::model::{Batch, Model, ModelError, Objective, Pass, Setup, Stages};
 use worker::registry::Registry;
 use worker::tables::Tables;
 use worker::variables::Variables;
@@ -40,6 +40,7 @@ struct Pictures {
     data: Signature,
     objective: Objective,
     tables: Tables,
+    stages: Stages,
 }
 
 impl Pictures {
@@ -53,6 +54,7 @@ impl Pictures {
             data,
             objective,
             tables: Tables::default(),
+            stages: Stages::default(),
         }
     }
 
@@ -62,6 +64,7 @@ impl Pictures {
             data: &self.data,
             objective: &self.objective,
             tables: &self.tables,
+            stages: &self.stages,
         }
     }
 

@@ -48,6 +48,7 @@ fn gradients_of_tables_agree_with_finite_differences() {
             data: &data,
             objective: &objective,
             tables: &Tables::default(),
+            stages: &Stages::default(),
         };
         let batch = samples.batch(&[0, 1, 2, 3], &Device::Cpu).unwrap();
         let worst = check_by_finite_differences(name, &setup, &batch);
@@ -73,6 +74,7 @@ fn a_factorization_machine_is_the_sum_over_all_pairs() {
         data: &data,
         objective: &objective,
         tables: &Tables::default(),
+        stages: &Stages::default(),
     };
     let (variables, model) = build("factorization-machine", &setup);
     let specs = variables.specs();
@@ -155,6 +157,7 @@ fn logistic_regression_is_the_same_on_sparse_samples() {
             data: &data,
             objective: &objective,
             tables: &Tables::default(),
+            stages: &Stages::default(),
         };
         let (variables, model) = build("logistic", &setup);
         // The bias, and the weights of four features.

@@ -61,6 +61,12 @@ impl Thread {
     ) -> Result<(f64, Trained), ReplicaError> {
         let samples: usize = batches.iter().map(Batch::samples).sum();
         let pass = Pass::training(&self.objective, self.job.seed, step.clock.0, step.rank);
+        if let Some(pipeline) = &self.pipeline {
+            let passed = pipeline.pass(&*self.model, &self.objective, batches, &pass)?;
+            pipeline.show(passed.bubble);
+            let gradients = self.variables.trained_gradients(&passed.gradients, rows)?;
+            return Ok((passed.loss, gradients));
+        }
         let (mut mean, mut sum) = (0.0, None::<Trained>);
         for batch in batches {
             let work = || {
