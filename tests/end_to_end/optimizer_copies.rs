@@ -1,5 +1,8 @@
 //! An optimizer's state that is shared out among the workers of a ring.
 
+use std::collections::BTreeMap;
+
+use candle_core::Tensor;
 use tests::{Cluster, eventually};
 
 use crate::program;
@@ -168,5 +171,80 @@ fn a_job_moves_to_shares_and_back_by_its_checkpoints() {
         let found = train(name, &[second, &restore].concat());
         let difference = difference(&found, &undisturbed);
         assert!(difference < 1e-5, "{name}: {difference}");
+    }
+}
+
+/// Returns the bytes of the weights after a job of `flambeau train`.
+fn weights_of(dir: &std::path::Path, name: &str, arguments: &[&str]) -> Vec<u8> {
+    let run = dir.join(name);
+    let mut all = vec!["train", "--json", "--run-dir", run.to_str().unwrap()];
+    all.extend(arguments);
+    let output = program().run(&all);
+    assert!(output.status.success(), "{output:?}");
+    std::fs::read(run.join("model.safetensors")).unwrap()
+}
+
+#[test]
+fn other_strategies_share_out_the_state_too() {
+    const TABLES: &str = "batch_size = 64\nsteps = 20\n[data]\nkind = \"clicks\"\n[data.options]\nsamples = 4000\nrows = 500\n[model]\nname = \"deepfm\"\nembedding = 4\nhidden = [64, 32]\n[optimizer]\nname = \"adam\"\n[cluster]\nps = 1\nworkers = 3\n";
+    const STAGES: &str = "steps = 20\nepochs = 9\n[model]\nname = \"mlp\"\nhidden = [128, 128, 128]\n[optimizer]\nname = \"adam\"\n[cluster]\nworkers = 2\n";
+    let dir = tempfile::tempdir().unwrap();
+    for (name, job, arguments) in [
+        ("hybrid", TABLES, &["--mode", "sync"][..]),
+        ("model-parallel", STAGES, &["--devices", "cpu,cpu"]),
+    ] {
+        let file = dir.path().join(format!("{name}.toml"));
+        std::fs::write(&file, format!("seed = 3\n{job}")).unwrap();
+        let arguments = [&[file.to_str().unwrap(), "--strategy", name], arguments].concat();
+        let whole = weights_of(dir.path(), &format!("{name}-whole"), &arguments);
+        let copies = ["--set", "strategy.optimizer_copies=1"];
+        let shared = weights_of(dir.path(), name, &[&arguments[..], &copies].concat());
+        assert!(shared == whole, "{name}");
+    }
+}
+
+/// Returns the factor by which `found` is `expected`, in the least squares.
+fn scale(found: &BTreeMap<String, Tensor>, expected: &BTreeMap<String, Tensor>) -> f64 {
+    let dot = |a: &BTreeMap<String, Tensor>, b: &BTreeMap<String, Tensor>| -> f64 {
+        let pairs = a.values().zip(b.values());
+        let sums = pairs.map(|(a, b)| {
+            (a * b)
+                .unwrap()
+                .sum_all()
+                .unwrap()
+                .to_scalar::<f32>()
+                .unwrap()
+        });
+        sums.map(f64::from).sum()
+    };
+    dot(found, expected) / dot(expected, expected)
+}
+
+/// With 16 bits, the number of samples of a step must not be rounded, nor their sum be too large.
+#[test]
+fn short_numbers_divide_by_the_right_number_of_samples() {
+    let job = |strategy: &str, batch: usize, workers: usize| {
+        format!(
+            "steps = 1\nepochs = 9\nseed = 3\nbatch_size = {batch}\n[model]\nname = \"softmax\"\n[optimizer]\nname = \"sgd\"\nlearning_rate = 100.0\n[strategy]\nname = {strategy}\n[cluster]\nworkers = {workers}\n"
+        )
+    };
+    let trained = |job: String, workers: usize| {
+        let mut cluster = Cluster::start(program(), &job, 0);
+        for _ in 0..workers {
+            cluster.add_worker(&[]);
+        }
+        let (_, dir) = cluster.finish();
+        weights(&dir.path().join("run/model.safetensors"))
+    };
+    // 1437 has no form in eight bits: it would count as 1440.
+    let alone = trained(job("\"one-device\"", 1437, 1), 1);
+    for wire in ["bf16", "f16"] {
+        for copies in ["", "\noptimizer_copies = 1"] {
+            let strategy = format!("\"multi-worker-mirrored\"\nwire = \"{wire}\"{copies}");
+            let together = trained(job(&strategy, 479, 3), 3);
+            // The roundings of all elements cancel out; a wrong divisor does not.
+            let apart = (scale(&together, &alone) - 1.0).abs();
+            assert!(apart < 5e-4, "{strategy}: {apart}");
+        }
     }
 }

@@ -41,6 +41,8 @@ struct Own {
     /// The slot of each element; NaN where it is not held.
     slots: Vec<f32>,
     prepared: Option<PreparedStep>,
+    /// The slots before those, until a step is made.
+    before: Option<(SlotShare, Option<PreparedStep>, Vec<f32>)>,
 }
 
 struct PreparedStep {
@@ -193,7 +195,7 @@ impl Mirror for Kept {
                 ranks: 1,
             };
             own.slots = state.values[state.values.len() / 2..].to_vec();
-            (own.share, own.prepared) = (Some(whole), None);
+            (own.share, own.prepared, own.before) = (Some(whole), None, None);
         }
         self.history.taken(&self.name, state, made);
         Ok(())
@@ -275,6 +277,7 @@ impl OptimizerParts for Kept {
                 clock: made.clock,
             };
             own.share.iter_mut().for_each(|share| share.of = of);
+            own.before = None;
         }
         self.check_slots("has made a step");
         Ok(values)
@@ -291,15 +294,28 @@ impl OptimizerParts for Kept {
             updates: self.history.state(&self.name).updates,
             share: own.share,
             prepared: own.prepared.as_ref().map(|prepared| prepared.values),
+            share_before: own.before.as_ref().map(|before| before.0),
+            prepared_before: own
+                .before
+                .as_ref()
+                .and_then(|before| Some(before.1.as_ref()?.values)),
             slot_bytes: 0,
         })
     }
 
-    async fn slots(&self, range: Range<usize>, of: ValuesId) -> Result<Vec<f32>, ReplicaError> {
+    async fn slots(
+        &self,
+        range: Range<usize>,
+        of: ValuesId,
+        before: bool,
+    ) -> Result<Vec<f32>, ReplicaError> {
         let own = self.own.lock().unwrap();
-        let prepared = own.prepared.as_ref();
-        let prepared = prepared.filter(|prepared| prepared.values == of);
-        let slots = prepared.map_or(&own.slots, |prepared| &prepared.slots);
+        let (prepared, slots) = match &own.before {
+            Some((_, prepared, slots)) if before => (prepared, slots),
+            _ => (&own.prepared, &own.slots),
+        };
+        let prepared = prepared.as_ref().filter(|prepared| prepared.values == of);
+        let slots = prepared.map_or(slots, |prepared| &prepared.slots);
         Ok(slots[range].to_vec())
     }
 
@@ -311,7 +327,11 @@ impl OptimizerParts for Kept {
     ) -> Result<(), ReplicaError> {
         {
             let mut own = self.own.lock().unwrap();
-            own.slots = vec![f32::NAN; self.shape.elements()];
+            let none = vec![f32::NAN; self.shape.elements()];
+            let (prepared, before) = (own.prepared.take(), std::mem::replace(&mut own.slots, none));
+            if let Some(share) = own.share.filter(|_| own.before.is_none()) {
+                own.before = Some((share, prepared, before));
+            }
             let slots = slots.map(Vec::into_iter);
             let mut slots = slots.into_iter().flatten();
             for range in ranges {
@@ -319,7 +339,7 @@ impl OptimizerParts for Kept {
                 let taken = slots.next().unwrap_or_else(initial);
                 own.slots[range].copy_from_slice(&taken);
             }
-            (own.share, own.prepared) = (Some(share), None);
+            own.share = Some(share);
         }
         self.check_slots("has taken slots");
         Ok(())

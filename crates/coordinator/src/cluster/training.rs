@@ -106,6 +106,7 @@ impl Cluster {
         if self.ended() {
             return Work::Done;
         }
+        self.note_copied(task, copied);
         if self.has_ring() && !self.is_in_ring(origin) {
             return Work::Regroup;
         }

@@ -229,7 +229,7 @@ impl StrategyName {
                 Err("its only replica has all samples of a step anyway; leave it out")
             }
             Self::ModelParallel => Err(
-                "its stages compute one micro-batch after the other, so the mean over all of them is known only when the first ones are done; leave it out, or give strategy.micro_batches a lower number",
+                "its stages compute one micro-batch after the other, so the mean over all of them is known only when the first ones are done; leave it out",
             ),
         }
     }

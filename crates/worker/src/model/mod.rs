@@ -113,7 +113,7 @@ mod pairs;
 mod pass;
 mod scores;
 
-use candle_core::{Error, Result, Tensor};
+use candle_core::{Error, Result, Tensor, bail};
 use candle_nn::VarBuilder;
 use shared_proto::step::Want;
 
@@ -229,7 +229,8 @@ pub trait Model: Send + Sync + 'static {
 
     /// Returns the outputs of a block: of the first one for the batch alone, of each other one for `x`, which is what the block before
     /// has returned. Those of the last block are what [`Self::forward`] returns. Blocks may be computed on different threads, and the
-    /// batch may be a part of a larger one. A model with several blocks implements this, and [`forward_blocks`] is its
+    /// batch may be a part of a larger one. A block uses no trained variable of another one, because that may be on another device;
+    /// [`Self::loss`] uses those of the last block alone. A model with several blocks implements this, and [`forward_blocks`] is its
     /// [`Self::forward`].
     ///
     /// # Errors
@@ -241,6 +242,12 @@ pub trait Model: Send + Sync + 'static {
         batch: &Batch,
         pass: &Pass,
     ) -> Result<Tensor> {
+        if self.blocks() > 1 {
+            bail!(
+                "the model says that it has {} blocks, and does not implement `Model::forward_block`",
+                self.blocks()
+            );
+        }
         self.forward(batch, pass)
     }
 

@@ -347,8 +347,13 @@ impl OptimizerParts for DeviceReplicas {
         self.first().held().await
     }
 
-    async fn slots(&self, range: Range<usize>, of: ValuesId) -> Result<Vec<f32>, ReplicaError> {
-        self.first().slots(range, of).await
+    async fn slots(
+        &self,
+        range: Range<usize>,
+        of: ValuesId,
+        before: bool,
+    ) -> Result<Vec<f32>, ReplicaError> {
+        self.first().slots(range, of, before).await
     }
 
     async fn hold(

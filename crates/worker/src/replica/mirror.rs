@@ -65,12 +65,17 @@ pub trait OptimizerParts {
     /// Returns what this replica has.
     async fn held(&self) -> Result<Held, ReplicaError>;
 
-    /// Returns the slots that a range of elements has at these values: at the present ones of the replica, or at those of the prepared
-    /// update.
-    async fn slots(&self, range: Range<usize>, of: ValuesId) -> Result<Vec<f32>, ReplicaError>;
+    /// Returns the slots of a range of elements at these values, the present ones or those of the prepared update. They are those of the
+    /// present share, or of the one before.
+    async fn slots(
+        &self,
+        range: Range<usize>,
+        of: ValuesId,
+        before: bool,
+    ) -> Result<Vec<f32>, ReplicaError>;
 
     /// Holds these ranges of elements from now on, in this share, with these slots of each range; without slots, with initial
-    /// ones. A prepared update is given up.
+    /// ones. A prepared update is given up. The slots before are kept until an update is made with these.
     async fn hold(
         &self,
         share: SlotShare,
@@ -81,11 +86,11 @@ pub trait OptimizerParts {
     /// Returns the values with these slots of all elements, in the form of a replica that has all of the state.
     async fn state_with(&self, slots: Vec<f32>) -> Result<MirrorState, ReplicaError>;
 
-    /// Forgets the values, because nobody has the slots that belong to them.
+    /// Forgets the values, because no member has some of the slots that belong to them.
     async fn forget(&self) -> Result<(), ReplicaError>;
 }
 
-/// What a replica has of an optimizer's state that is shared out.
+/// The part that a replica has of an optimizer's state that is shared out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Held {
     /// The values of the replica; none if they are initial values, or were overwritten.
@@ -96,6 +101,10 @@ pub struct Held {
     pub share: Option<SlotShare>,
     /// The values that the prepared update would make.
     pub prepared: Option<ValuesId>,
+    /// The slots that it held before these, if it has made no update since.
+    pub share_before: Option<SlotShare>,
+    /// The values that an update with those would have made.
+    pub prepared_before: Option<ValuesId>,
     /// The memory of the slots.
     pub slot_bytes: usize,
 }
@@ -140,4 +149,14 @@ pub struct StepsMade {
     pub ring: Epoch,
     /// Their number.
     pub clock: Clock,
+}
+
+impl StepsMade {
+    /// Returns the values that the newest of these steps makes.
+    pub(crate) fn values(&self) -> ValuesId {
+        ValuesId {
+            ring: self.ring,
+            clock: self.clock,
+        }
+    }
 }

@@ -1,4 +1,4 @@
-//! The values of a model replica that keeps them itself: commands to its thread, and what they do there.
+//! The values of a model replica that keeps them itself, on its thread.
 
 use std::ops::Range;
 
@@ -9,46 +9,27 @@ use tokio::sync::oneshot;
 
 use super::error::ReplicaError;
 use super::mirror::{Held, MirrorState, SlotShare, StepsMade, ValuesId};
-use crate::variables::{LocalOptimizer, Variables, VariablesError};
+use crate::variables::{HeldSlots, LocalOptimizer, Variables, VariablesError};
 
 /// Where the answer to a command goes.
 pub(super) type Reply<T> = oneshot::Sender<Result<T, ReplicaError>>;
 
-/// A command of strategies without servers.
-pub(super) enum MirrorCommand {
-    Update(Vec<f32>, StepsMade, Reply<Vec<f32>>),
-    NoteMade(StepsMade, Reply<()>),
-    State(Reply<MirrorState>),
-    Values(Reply<Vec<Elements>>),
-    SetState(MirrorState, StepsMade, Reply<()>),
-    Made(Reply<Option<StepsMade>>),
-    SwapAverages(Reply<()>),
-    Parts(PartsCommand),
-}
+type Act = dyn FnOnce(Result<Values, VariablesError>) + Send;
 
-/// A command about an optimizer's state that is shared out.
-pub(super) enum PartsCommand {
-    Prepare(Option<Vec<f32>>, StepsMade, Reply<Vec<f32>>),
-    Make(Vec<f32>, StepsMade, Reply<Vec<f32>>),
-    Held(Reply<Held>),
-    Slots(Range<usize>, ValuesId, Reply<Vec<f32>>),
-    Hold(
-        SlotShare,
-        Vec<Range<usize>>,
-        Option<Vec<Vec<f32>>>,
-        Reply<()>,
-    ),
-    StateWith(Vec<f32>, Reply<MirrorState>),
-    Forget(Reply<()>),
-}
+/// A command of strategies without servers: an act on the values.
+pub(super) struct MirrorCommand(Box<Act>);
 
 impl MirrorCommand {
-    /// Returns whether the variables no longer have their initial values afterwards.
-    pub(super) fn overwrites(&self) -> bool {
-        !matches!(
-            self,
-            Self::NoteMade(..) | Self::State(_) | Self::Values(_) | Self::Made(_) | Self::Parts(_)
-        ) || matches!(self, Self::Parts(PartsCommand::Make(..)))
+    /// The command that does this, and answers.
+    pub(super) fn new<T: Send + 'static>(
+        act: impl FnOnce(&mut Values) -> Result<T, VariablesError> + Send + 'static,
+        reply: Reply<T>,
+    ) -> Self {
+        Self(Box::new(|values| {
+            let done = values.and_then(|mut values| act(&mut values));
+            // A caller that is gone does not need the answer.
+            drop(reply.send(done.map_err(ReplicaError::from)));
+        }))
     }
 }
 
@@ -56,17 +37,28 @@ impl MirrorCommand {
 #[derive(Default)]
 pub(super) struct Mirrored {
     optimizer: Option<LocalOptimizer>,
+    steps: Steps,
+}
+
+/// The steps that values have, and the slots that belong to them.
+#[derive(Default)]
+struct Steps {
     made: Option<StepsMade>,
     /// The ring that made the values, or that has begun with them.
     made_in: Epoch,
     /// The slots that it has, if the job shares them out.
     share: Option<SlotShare>,
     prepared: Option<Prepared>,
+    /// The slots that it had before, until it makes a step with the present ones: other members may not have theirs yet.
+    before: Option<Before>,
     /// True while the variables have averages in place of weights.
     swapped: bool,
+    /// True if the variables no longer have their initial values.
+    overwritten: bool,
 }
 
 /// A step that is prepared.
+#[derive(Clone, Copy)]
 struct Prepared {
     /// The values that it makes.
     values: ValuesId,
@@ -74,227 +66,241 @@ struct Prepared {
     updates: bool,
 }
 
+/// Slots that a replica had before those that it has now.
+struct Before {
+    share: SlotShare,
+    prepared: Option<Prepared>,
+    slots: HeldSlots,
+}
+
 impl Mirrored {
-    /// Executes a command on the variables of a job with so many training samples.
+    /// Executes a command on the variables of a job with so many training samples. Returns whether the variables no longer have their
+    /// initial values.
     pub(super) fn serve(
         &mut self,
-        command: MirrorCommand,
+        MirrorCommand(act): MirrorCommand,
         job: &Job,
         variables: &Variables,
         samples: u64,
-    ) {
-        // A caller that is gone does not need the answer.
-        match command {
-            MirrorCommand::Update(mut gradient, made, reply) => {
-                answer(
-                    reply,
-                    self.with(job, variables, samples, |own, optimizer| {
-                        // Half an update is no step.
-                        own.made = None;
-                        optimizer.update(variables, &mut gradient)?;
-                        own.has_made(made);
-                        Ok(gradient)
-                    }),
-                );
-            }
-            MirrorCommand::NoteMade(made, reply) => {
-                self.has_made(made);
-                answer(reply, Ok(()));
-            }
-            MirrorCommand::State(reply) => {
-                answer(
-                    reply,
-                    self.with(job, variables, samples, |own, optimizer| {
-                        Ok(MirrorState {
-                            values: optimizer.state(variables)?,
-                            updates: optimizer.updates(),
-                            made_in: own.made_in,
-                        })
-                    }),
-                );
-            }
-            MirrorCommand::Values(reply) => answer(reply, variables.all_values()),
-            MirrorCommand::SetState(state, made, reply) => {
-                answer(
-                    reply,
-                    self.with(job, variables, samples, |own, optimizer| {
-                        own.made = None;
-                        let values = &state.values;
-                        let has_slots = optimizer.set_state(variables, values, state.updates)?;
-                        (own.made, own.made_in) = (Some(made), state.made_in);
-                        if has_slots {
-                            own.prepared = None;
-                            own.share = own.values().map(|of| SlotShare {
-                                of,
-                                rank: 0,
-                                ranks: 1,
-                            });
-                        }
-                        Ok(())
-                    }),
-                );
-            }
-            MirrorCommand::Made(reply) => {
-                // The membership may have ended after an evaluation of averages.
-                answer(
-                    reply,
-                    self.with(job, variables, samples, |own, optimizer| {
-                        if std::mem::take(&mut own.swapped) {
-                            optimizer.swap_averages(variables)?;
-                        }
-                        Ok(own.made)
-                    }),
-                );
-            }
-            MirrorCommand::SwapAverages(reply) => {
-                answer(
-                    reply,
-                    self.with(job, variables, samples, |own, optimizer| {
-                        optimizer.swap_averages(variables)?;
-                        own.swapped = !own.swapped;
-                        Ok(())
-                    }),
-                );
-            }
-            MirrorCommand::Parts(command) => self.serve_parts(command, job, variables, samples),
-        }
-    }
-
-    fn serve_parts(
-        &mut self,
-        command: PartsCommand,
-        job: &Job,
-        variables: &Variables,
-        samples: u64,
-    ) {
-        match command {
-            PartsCommand::Prepare(gradient, made, reply) => {
-                answer(
-                    reply,
-                    self.with(job, variables, samples, |own, optimizer| {
-                        own.prepared = None;
-                        let updates = gradient.is_some();
-                        let mut values = gradient.unwrap_or_default();
-                        if updates {
-                            optimizer.prepare(variables, &mut values)?;
-                        }
-                        let id = ValuesId {
-                            ring: made.ring,
-                            clock: made.clock,
-                        };
-                        own.prepared = Some(Prepared {
-                            values: id,
-                            updates,
-                        });
-                        Ok(values)
-                    }),
-                );
-            }
-            PartsCommand::Make(values, made, reply) => {
-                answer(
-                    reply,
-                    self.with(job, variables, samples, |own, optimizer| {
-                        own.made = None;
-                        if own.prepared.take().is_some_and(|prepared| prepared.updates) {
-                            optimizer.make_prepared(variables, &values)?;
-                        }
-                        own.has_made(made);
-                        let made = own.values();
-                        if let (Some(share), Some(of)) = (&mut own.share, made) {
-                            share.of = of;
-                        }
-                        Ok(values)
-                    }),
-                );
-            }
-            PartsCommand::Held(reply) => {
-                answer(
-                    reply,
-                    self.with(job, variables, samples, |own, optimizer| {
-                        Ok(Held {
-                            values: own.values(),
-                            updates: optimizer.updates(),
-                            share: own.share,
-                            prepared: own.prepared.as_ref().map(|prepared| prepared.values),
-                            slot_bytes: optimizer.slot_bytes(),
-                        })
-                    }),
-                );
-            }
-            PartsCommand::Slots(range, of, reply) => {
-                answer(
-                    reply,
-                    self.with(job, variables, samples, |own, optimizer| {
-                        let prepared = own.prepared.as_ref();
-                        let prepared = prepared
-                            .is_some_and(|prepared| prepared.values == of && prepared.updates);
-                        optimizer.slots(variables, &range, prepared)
-                    }),
-                );
-            }
-            PartsCommand::Hold(share, ranges, slots, reply) => {
-                answer(
-                    reply,
-                    self.with(job, variables, samples, |own, optimizer| {
-                        (own.share, own.prepared) = (None, None);
-                        optimizer.hold(&ranges, slots.as_deref())?;
-                        own.share = Some(share);
-                        Ok(())
-                    }),
-                );
-            }
-            PartsCommand::StateWith(slots, reply) => {
-                answer(
-                    reply,
-                    self.with(job, variables, samples, |own, optimizer| {
-                        Ok(MirrorState {
-                            values: optimizer.state_with(variables, &slots)?,
-                            updates: optimizer.updates(),
-                            made_in: own.made_in,
-                        })
-                    }),
-                );
-            }
-            PartsCommand::Forget(reply) => {
-                *self = Self::default();
-                answer(reply, Ok(()));
-            }
-        }
-    }
-
-    /// Does something with the optimizer, which is made at its first use.
-    fn with<T>(
-        &mut self,
-        job: &Job,
-        variables: &Variables,
-        samples: u64,
-        act: impl FnOnce(&mut Self, &mut LocalOptimizer) -> Result<T, VariablesError>,
-    ) -> Result<T, VariablesError> {
-        let mut optimizer = match self.optimizer.take() {
-            Some(optimizer) => optimizer,
-            None => LocalOptimizer::new(job, variables, samples)?,
+    ) -> bool {
+        let optimizer = match &mut self.optimizer {
+            Some(optimizer) => Ok(optimizer),
+            none => LocalOptimizer::new(job, variables, samples).map(|new| none.insert(new)),
         };
-        let done = act(self, &mut optimizer);
-        self.optimizer = Some(optimizer);
-        done
-    }
-
-    /// Notes the steps that the values have.
-    fn has_made(&mut self, made: StepsMade) {
-        if self.made.is_none_or(|before| before.clock != made.clock) {
-            self.made_in = made.ring;
-        }
-        self.made = Some(made);
-    }
-
-    fn values(&self) -> Option<ValuesId> {
-        self.made.map(|made| ValuesId {
-            ring: self.made_in,
-            clock: made.clock,
-        })
+        let steps = &mut self.steps;
+        act(optimizer.map(|optimizer| Values {
+            optimizer,
+            variables,
+            steps,
+        }));
+        self.steps.overwritten
     }
 }
 
-fn answer<T>(reply: Reply<T>, result: Result<T, VariablesError>) {
-    drop(reply.send(result.map_err(ReplicaError::from)));
+/// The values of a replica, and all that belongs to them.
+pub(super) struct Values<'a> {
+    optimizer: &'a mut LocalOptimizer,
+    variables: &'a Variables,
+    steps: &'a mut Steps,
+}
+
+impl Values<'_> {
+    /// Updates the values. Returns the memory of the gradient.
+    pub(super) fn update(
+        &mut self,
+        mut gradient: Vec<f32>,
+        made: StepsMade,
+    ) -> Result<Vec<f32>, VariablesError> {
+        // Half an update is no step.
+        (self.steps.made, self.steps.overwritten) = (None, true);
+        self.optimizer.update(self.variables, &mut gradient)?;
+        self.note_made(made);
+        Ok(gradient)
+    }
+
+    /// Notes the steps that the values have.
+    pub(super) fn note_made(&mut self, made: StepsMade) {
+        let before = self.steps.made;
+        if before.is_none_or(|before| before.clock != made.clock) {
+            self.steps.made_in = made.ring;
+        }
+        self.steps.made = Some(made);
+    }
+
+    pub(super) fn all(&self) -> Result<Vec<Elements>, VariablesError> {
+        self.variables.all_values()
+    }
+
+    pub(super) fn state(&self) -> Result<MirrorState, VariablesError> {
+        Ok(self.with_progress(self.optimizer.state(self.variables)?))
+    }
+
+    /// Returns the state with these slots of all elements.
+    pub(super) fn state_with(&self, slots: Vec<f32>) -> Result<MirrorState, VariablesError> {
+        Ok(self.with_progress(self.optimizer.state_with(self.variables, slots)?))
+    }
+
+    fn with_progress(&self, values: Vec<f32>) -> MirrorState {
+        MirrorState {
+            values,
+            updates: self.optimizer.updates(),
+            made_in: self.steps.made_in,
+        }
+    }
+
+    /// Takes the values of another replica, with all slots or without.
+    pub(super) fn set_state(
+        &mut self,
+        state: &MirrorState,
+        made: StepsMade,
+    ) -> Result<(), VariablesError> {
+        (self.steps.made, self.steps.overwritten) = (None, true);
+        let (values, updates) = (&state.values, state.updates);
+        let has_slots = self.optimizer.set_state(self.variables, values, updates)?;
+        (self.steps.made, self.steps.made_in) = (Some(made), state.made_in);
+        if has_slots {
+            let of = ValuesId {
+                ring: state.made_in,
+                clock: made.clock,
+            };
+            self.steps.share = Some(SlotShare {
+                of,
+                rank: 0,
+                ranks: 1,
+            });
+            (self.steps.prepared, self.steps.before) = (None, None);
+        }
+        Ok(())
+    }
+
+    /// Returns the steps that the values have. The membership may have ended after an evaluation of averages, so weights take their
+    /// place again.
+    pub(super) fn made(&mut self) -> Result<Option<StepsMade>, VariablesError> {
+        if std::mem::take(&mut self.steps.swapped) {
+            self.optimizer.swap_averages(self.variables)?;
+        }
+        Ok(self.steps.made)
+    }
+
+    pub(super) fn swap_averages(&mut self) -> Result<(), VariablesError> {
+        self.optimizer.swap_averages(self.variables)?;
+        self.steps.swapped = !self.steps.swapped;
+        self.steps.overwritten = true;
+        Ok(())
+    }
+
+    /// Prepares a step. Returns the new values of the held elements.
+    pub(super) fn prepare(
+        &mut self,
+        gradient: Option<Vec<f32>>,
+        made: StepsMade,
+    ) -> Result<Vec<f32>, VariablesError> {
+        self.steps.prepared = None;
+        let updates = gradient.is_some();
+        let mut values = gradient.unwrap_or_default();
+        if updates {
+            self.optimizer.prepare(self.variables, &mut values)?;
+        }
+        let values_id = made.values();
+        self.steps.prepared = Some(Prepared {
+            values: values_id,
+            updates,
+        });
+        Ok(values)
+    }
+
+    /// Makes the prepared step. Returns the memory of the values.
+    pub(super) fn make(
+        &mut self,
+        values: Vec<f32>,
+        made: StepsMade,
+    ) -> Result<Vec<f32>, VariablesError> {
+        (self.steps.made, self.steps.overwritten) = (None, true);
+        let prepared = self.steps.prepared.take();
+        if prepared.is_some_and(|prepared| prepared.updates) {
+            self.optimizer.make_prepared(self.variables, &values)?;
+        }
+        self.note_made(made);
+        let of = self.id();
+        if let (Some(share), Some(of)) = (&mut self.steps.share, of) {
+            share.of = of;
+        }
+        // All members have prepared the step, so all have the slots of their present shares.
+        self.steps.before = None;
+        Ok(values)
+    }
+
+    fn id(&self) -> Option<ValuesId> {
+        self.steps.made.map(|made| ValuesId {
+            ring: self.steps.made_in,
+            clock: made.clock,
+        })
+    }
+
+    pub(super) fn held(&self) -> Held {
+        let prepared = |prepared: Option<Prepared>| prepared.map(|prepared| prepared.values);
+        let before = self.steps.before.as_ref();
+        Held {
+            values: self.id(),
+            updates: self.optimizer.updates(),
+            share: self.steps.share,
+            prepared: prepared(self.steps.prepared),
+            share_before: before.map(|before| before.share),
+            prepared_before: before.and_then(|before| prepared(before.prepared)),
+            slot_bytes: self.optimizer.slot_bytes(),
+        }
+    }
+
+    /// Returns the slots of a range at these values, of the present share or of the one before.
+    pub(super) fn slots(
+        &self,
+        range: &Range<usize>,
+        of: ValuesId,
+        before: bool,
+    ) -> Result<Vec<f32>, VariablesError> {
+        let is_prepared = |prepared: Option<Prepared>| {
+            prepared.is_some_and(|prepared| prepared.values == of && prepared.updates)
+        };
+        match self.steps.before.as_ref().filter(|_| before) {
+            Some(before) => {
+                let prepared = is_prepared(before.prepared);
+                self.optimizer.slots_of(&before.slots, range, prepared)
+            }
+            None => {
+                let prepared = is_prepared(self.steps.prepared);
+                self.optimizer.slots(self.variables, range, prepared)
+            }
+        }
+    }
+
+    /// Holds these ranges from now on. The slots before are kept until a step is made.
+    pub(super) fn hold(
+        &mut self,
+        share: SlotShare,
+        ranges: &[Range<usize>],
+        slots: Option<&[Vec<f32>]>,
+    ) -> Result<(), VariablesError> {
+        let slots = self.optimizer.hold(ranges, slots)?;
+        let prepared = self.steps.prepared.take();
+        if let Some(share) = self.steps.share.replace(share)
+            && self.steps.before.is_none()
+        {
+            self.steps.before = Some(Before {
+                share,
+                prepared,
+                slots,
+            });
+        }
+        Ok(())
+    }
+
+    /// Forgets the values, and what belongs to them.
+    pub(super) fn forget(&mut self) {
+        let overwritten = self.steps.overwritten;
+        *self.steps = Steps {
+            overwritten,
+            ..Steps::default()
+        };
+        self.optimizer.forget();
+    }
 }

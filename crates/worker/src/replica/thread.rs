@@ -288,8 +288,7 @@ impl Thread {
                     drop(reply.send(self.save(&path)));
                 }
                 Command::Mirror(command) => {
-                    self.overwritten |= command.overwrites();
-                    self.mirrored.serve(
+                    self.overwritten |= self.mirrored.serve(
                         command,
                         &self.job,
                         &self.variables,

@@ -22,6 +22,6 @@ pub use error::VariablesError;
 pub(crate) use files::digest_of;
 pub use gradients::Measured;
 pub(crate) use gradients::{Trained, mean_gradients};
-pub use optimizer::LocalOptimizer;
+pub use optimizer::{HeldSlots, LocalOptimizer};
 pub use set::{Part, Variables};
 pub(crate) use slots::Places;

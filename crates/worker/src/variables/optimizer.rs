@@ -26,12 +26,18 @@ pub struct LocalOptimizer {
     /// True if the job shares out the rules' slots among its workers.
     shares_slots: bool,
     /// The rules' slots that it has. A job that shares them out begins with none.
-    held: Vec<SlotPart>,
+    held: HeldSlots,
     /// The moving averages of each variable; empty if the job keeps none.
     averages: Vec<Vec<f32>>,
-    prepared: Option<Prepared>,
     /// The number of updates made.
     updates: u64,
+}
+
+/// Slots of some elements, and the update of these that is prepared.
+#[derive(Default)]
+pub struct HeldSlots {
+    parts: Vec<SlotPart>,
+    prepared: Option<Prepared>,
 }
 
 /// An update that is prepared.
@@ -53,11 +59,7 @@ impl LocalOptimizer {
         let total = job.total_steps_together(samples, job.workers().into());
         let rule = |(spec, _): &(VariableSpec, Var)| VariableRule::of(job, spec, total);
         let rules: Vec<VariableRule> = variables.0.iter().map(rule).collect();
-        let changing = variables.0.iter().zip(&rules);
-        let places = Places::new(changing.map(|((spec, _), rule)| {
-            let elements = if changes(spec) { spec.elements() } else { 0 };
-            (elements, rule.rule_slots())
-        }));
+        let places = Places::of(job, variables.0.iter().map(|(spec, _)| spec));
         let averages = variables.0.iter().zip(&rules);
         let averages = averages.map(|((_, var), rule)| match rule.has_averages() {
             true => elements(var),
@@ -67,13 +69,15 @@ impl LocalOptimizer {
         Ok(Self {
             averages: averages.collect::<Result<_, _>>()?,
             shares_slots,
-            held: match shares_slots {
-                true => Vec::new(),
-                false => places.whole(),
+            held: HeldSlots {
+                parts: match shares_slots {
+                    true => Vec::new(),
+                    false => places.whole(),
+                },
+                prepared: None,
             },
             rules,
             places,
-            prepared: None,
             updates: 0,
         })
     }
@@ -85,7 +89,7 @@ impl LocalOptimizer {
 
     /// Returns the bytes of the rules' slots that it has.
     pub fn slot_bytes(&self) -> usize {
-        let parts = self.held.iter();
+        let parts = self.held.parts.iter();
         parts.map(|part| size_of_val(&part.slots[..])).sum()
     }
 
@@ -101,7 +105,7 @@ impl LocalOptimizer {
         check_length(gradient.len(), self.places.all())?;
         self.check_whole()?;
         let gradient = payload::in_place(gradient);
-        for part in &mut self.held {
+        for part in &mut self.held.parts {
             let (_, var) = &variables.0[part.variable];
             let rule = &self.rules[part.variable];
             let mut slots = rule.rule_slots().split(&mut part.slots);
@@ -131,7 +135,7 @@ impl LocalOptimizer {
     ) -> Result<(), VariablesError> {
         check_length(gradient.len(), self.places.all())?;
         let mut gradients = Vec::new();
-        for part in &self.held {
+        for part in &self.held.parts {
             let values = &mut gradient[part.place.clone()];
             let mut weights = weights_of(variables, part)?;
             gradients.push(values.to_vec());
@@ -139,7 +143,7 @@ impl LocalOptimizer {
             self.apply(part, self.updates, values, &mut weights, &mut slots);
             values.copy_from_slice(&weights);
         }
-        self.prepared = Some(Prepared {
+        self.held.prepared = Some(Prepared {
             after: self.updates,
             gradients,
             weights: None,
@@ -157,32 +161,11 @@ impl LocalOptimizer {
         values: &[f32],
     ) -> Result<(), VariablesError> {
         check_length(values.len(), self.places.all())?;
-        self.held = self.prepared_slots(variables)?;
-        self.prepared = None;
-        for (number, (spec, var)) in variables.0.iter().enumerate() {
-            if changes(spec) {
-                let values = &values[self.places.of(number)];
-                let rule = &self.rules[number];
-                let update = rule.update_after(self.updates);
-                rule.move_averages(update, values, &mut self.averages[number]);
-                overwrite(var, values.to_vec())?;
-            }
-        }
-        self.updates += 1;
-        Ok(())
-    }
-
-    /// Returns the slots that the held elements have after the prepared update.
-    fn prepared_slots(&self, variables: &Variables) -> Result<Vec<SlotPart>, VariablesError> {
+        let mut held = std::mem::take(&mut self.held);
         let none = || VariablesError::Range("no update is prepared".to_owned());
-        let prepared = self.prepared.as_ref().ok_or_else(none)?;
-        let mut held = self.held.clone();
-        for (number, part) in held.iter_mut().enumerate() {
-            let mut weights = match &prepared.weights {
-                Some(weights) => weights[number].clone(),
-                None => weights_of(variables, part)?,
-            };
-            let mut gradient = prepared.gradients[number].clone();
+        let prepared = held.prepared.take().ok_or_else(none)?;
+        for (part, mut gradient) in held.parts.iter_mut().zip(prepared.gradients) {
+            let mut weights = weights_of(variables, part)?;
             let mut slots = std::mem::take(&mut part.slots);
             self.apply(
                 part,
@@ -193,7 +176,18 @@ impl LocalOptimizer {
             );
             part.slots = slots;
         }
-        Ok(held)
+        self.held = held;
+        for (number, (spec, var)) in variables.0.iter().enumerate() {
+            if changes(spec) {
+                let values = &values[self.places.of_variable(number)];
+                let rule = &self.rules[number];
+                let update = rule.update_after(self.updates);
+                rule.move_averages(update, values, &mut self.averages[number]);
+                overwrite(var, values.to_vec())?;
+            }
+        }
+        self.updates += 1;
+        Ok(())
     }
 
     /// Applies a part's gradient to its weights and slots, without the moving averages.
@@ -217,28 +211,66 @@ impl LocalOptimizer {
         );
     }
 
-    /// Returns the slots of a range of elements, those of an element after each other: as they are, or as they will be after the
-    /// prepared update. Those of elements that are not held are 0.
+    /// Returns the slots of a range of elements, as they are or as the prepared update makes them. The slots of an element follow each
+    /// other; those of elements that are not held are 0.
     ///
     /// # Errors
-    /// [`VariablesError::Range`] if no update is prepared, or candle's.
+    /// candle's.
     pub fn slots(
         &self,
         variables: &Variables,
         range: &Range<usize>,
         prepared: bool,
     ) -> Result<Vec<f32>, VariablesError> {
-        match prepared {
-            true => {
-                let held = self.prepared_slots(variables)?;
-                Ok(self.places.slots(&held, range))
-            }
-            false => Ok(self.places.slots(&self.held, range)),
-        }
+        let weights = |part: &SlotPart| weights_of(variables, part);
+        self.slots_by(&self.held, range, prepared, weights)
     }
 
-    /// Holds these elements from now on, with these slots of each range; without slots, with initial ones. A prepared update is given
-    /// up.
+    /// Returns the slots of a range of elements, as [`Self::slots`] does, among those that were held before.
+    ///
+    /// # Errors
+    /// candle's.
+    pub fn slots_of(
+        &self,
+        held: &HeldSlots,
+        range: &Range<usize>,
+        prepared: bool,
+    ) -> Result<Vec<f32>, VariablesError> {
+        // Its prepared update has kept the weights.
+        let missing = |_: &SlotPart| candle_core::bail!("the weights of an update are missing");
+        self.slots_by(held, range, prepared, missing)
+    }
+
+    fn slots_by(
+        &self,
+        held: &HeldSlots,
+        range: &Range<usize>,
+        prepared: bool,
+        weights_of: impl Fn(&SlotPart) -> candle_core::Result<Vec<f32>>,
+    ) -> Result<Vec<f32>, VariablesError> {
+        let update = held.prepared.as_ref().filter(|_| prepared);
+        let Some(update) = update else {
+            return Ok(self.places.slots(&held.parts, range));
+        };
+        let mut parts = Vec::new();
+        let all = held.parts.iter().enumerate();
+        for (number, part) in all.filter(|(_, part)| part.has_some_of(range)) {
+            let mut part = part.clone();
+            let mut weights = match &update.weights {
+                Some(weights) => weights[number].clone(),
+                None => weights_of(&part)?,
+            };
+            let mut gradient = update.gradients[number].clone();
+            let mut slots = std::mem::take(&mut part.slots);
+            self.apply(&part, update.after, &mut gradient, &mut weights, &mut slots);
+            part.slots = slots;
+            parts.push(part);
+        }
+        Ok(self.places.slots(&parts, range))
+    }
+
+    /// Holds these elements from now on, with these slots of each range; without slots, with initial ones. Returns those that were held
+    /// before. Of these, a prepared update that nobody has made is given up.
     ///
     /// # Errors
     /// [`VariablesError::Range`] if slots are missing.
@@ -246,14 +278,27 @@ impl LocalOptimizer {
         &mut self,
         ranges: &[Range<usize>],
         slots: Option<&[Vec<f32>]>,
-    ) -> Result<(), VariablesError> {
-        let mut held = self.places.parts(ranges);
+    ) -> Result<HeldSlots, VariablesError> {
+        let mut parts = self.places.parts(ranges);
         for (range, slots) in ranges.iter().zip(slots.into_iter().flatten()) {
-            check_length(slots.len(), self.places.slots(&held, range).len())?;
-            self.places.take(&mut held, range, slots);
+            check_length(slots.len(), self.places.slots_in(range))?;
+            self.places.take(&mut parts, range, slots);
         }
-        (self.held, self.prepared) = (held, None);
-        Ok(())
+        let held = HeldSlots {
+            parts,
+            prepared: None,
+        };
+        let mut before = std::mem::replace(&mut self.held, held);
+        // If another member has made it, this one has taken that one's values, and so kept its own.
+        before
+            .prepared
+            .take_if(|prepared| prepared.weights.is_none());
+        Ok(before)
+    }
+
+    /// Forgets the slots and the number of updates.
+    pub fn forget(&mut self) {
+        (self.held, self.updates) = (HeldSlots::default(), 0);
     }
 
     /// Returns what each replica has: the values of all variables, frozen ones too; then the slots, if the job does not share them
@@ -264,7 +309,7 @@ impl LocalOptimizer {
     pub fn state(&self, variables: &Variables) -> Result<Vec<f32>, VariablesError> {
         match self.shares_slots {
             true => self.state_of(variables, &[]),
-            false => self.state_of(variables, &self.held),
+            false => self.state_of(variables, &self.held.parts),
         }
     }
 
@@ -276,12 +321,13 @@ impl LocalOptimizer {
     pub fn state_with(
         &self,
         variables: &Variables,
-        slots: &[f32],
+        slots: Vec<f32>,
     ) -> Result<Vec<f32>, VariablesError> {
         let all = 0..self.places.all();
+        check_length(slots.len(), self.places.slots_in(&all))?;
         let mut whole = self.places.whole();
-        check_length(slots.len(), self.places.slots(&whole, &all).len())?;
-        self.places.take(&mut whole, &all, slots);
+        self.places.take(&mut whole, &all, &slots);
+        drop(slots);
         self.state_of(variables, &whole)
     }
 
@@ -315,12 +361,15 @@ impl LocalOptimizer {
     ) -> Result<bool, VariablesError> {
         let values: usize = variables.0.iter().map(|(spec, _)| spec.elements()).sum();
         let averages: usize = self.averages.iter().map(Vec::len).sum();
-        let mut whole = self.places.whole();
-        let slots: usize = whole.iter().map(|part| part.slots.len()).sum();
+        let slots = self.places.slots_in(&(0..self.places.all()));
         let has_slots = state.len() != values + averages || slots == 0;
         if has_slots {
             check_length(state.len(), values + slots + averages)?;
         }
+        let mut whole = match has_slots {
+            true => self.places.whole(),
+            false => Vec::new(),
+        };
         self.keep_weights(variables)?;
         let mut rest = state;
         let mut fill = |numbers: &mut [f32]| {
@@ -335,13 +384,16 @@ impl LocalOptimizer {
         }
         for (number, averages) in self.averages.iter_mut().enumerate() {
             let parts = whole.iter_mut();
-            for part in parts.filter(|part| has_slots && part.variable == number) {
+            for part in parts.filter(|part| part.variable == number) {
                 fill(&mut part.slots);
             }
             fill(averages);
         }
         if has_slots {
-            (self.held, self.prepared) = (whole, None);
+            self.held = HeldSlots {
+                parts: whole,
+                prepared: None,
+            };
         }
         self.updates = updates;
         Ok(has_slots)
@@ -349,10 +401,10 @@ impl LocalOptimizer {
 
     /// Keeps the weights on which the prepared update depends, because they are overwritten.
     fn keep_weights(&mut self, variables: &Variables) -> Result<(), VariablesError> {
-        if let Some(prepared) = &mut self.prepared
+        if let Some(prepared) = &mut self.held.prepared
             && prepared.weights.is_none()
         {
-            let parts = self.held.iter();
+            let parts = self.held.parts.iter();
             let weights = parts.map(|part| weights_of(variables, part));
             prepared.weights = Some(weights.collect::<Result<_, _>>()?);
         }
@@ -374,7 +426,7 @@ impl LocalOptimizer {
     }
 
     fn check_whole(&self) -> Result<(), VariablesError> {
-        match self.places.is_whole(&self.held) {
+        match self.places.is_whole(&self.held.parts) {
             true => Ok(()),
             false => Err(VariablesError::Range(
                 "this replica has the slots of some elements alone".to_owned(),

@@ -5,7 +5,9 @@
 
 use std::ops::Range;
 
-use optimizer::Slots;
+use optimizer::{Slots, VariableRule};
+use shared_proto::blocks::VariableSpec;
+use shared_proto::job::Job;
 
 /// The slots of a range of a variable's elements.
 #[derive(Clone, Debug)]
@@ -44,6 +46,11 @@ impl SlotPart {
         }
     }
 
+    /// Returns whether it has elements of a range.
+    pub(super) fn has_some_of(&self, range: &Range<usize>) -> bool {
+        !overlap(&self.place, range).is_empty()
+    }
+
     fn count(&self) -> usize {
         self.slots.len() / self.place.len().max(1)
     }
@@ -63,8 +70,17 @@ pub(crate) struct Places {
 }
 
 impl Places {
+    /// The places of a model's variables in a job.
+    pub(crate) fn of<'a>(job: &Job, variables: impl Iterator<Item = &'a VariableSpec>) -> Self {
+        Self::new(variables.map(|spec| {
+            let changes = spec.kind.takes_updates();
+            let slots = VariableRule::of(job, spec, 0).rule_slots();
+            (if changes { spec.elements() } else { 0 }, slots)
+        }))
+    }
+
     /// The places of variables with so many elements, 0 for frozen ones, and such slots.
-    pub(crate) fn new(variables: impl Iterator<Item = (usize, Slots)>) -> Self {
+    fn new(variables: impl Iterator<Item = (usize, Slots)>) -> Self {
         let mut end = 0;
         let (elements, slots) = variables
             .map(|(elements, slots)| {
@@ -82,7 +98,7 @@ impl Places {
     }
 
     /// Returns the elements of a variable.
-    pub(crate) fn of(&self, variable: usize) -> Range<usize> {
+    pub(super) fn of_variable(&self, variable: usize) -> Range<usize> {
         self.elements[variable].clone()
     }
 

@@ -20,7 +20,7 @@ use worker::replica::{
 
 mod own;
 
-use own::{Astray, Chain, Doubled, Fails, Sequences, Tagged};
+use own::{Astray, Chain, Doubled, Fails, Mute, Sequences, Tagged, Tied};
 
 fn registry() -> Registry {
     let registry = Registry::builtin().data::<Sequences>("sequences");
@@ -28,6 +28,8 @@ fn registry() -> Registry {
     let registry = registry.model::<Chain>("chain").model::<Fails>("fails");
     registry
         .model::<Astray>("astray")
+        .model::<Mute>("mute")
+        .model::<Tied>("tied")
         .model::<Doubled>("doubled")
 }
 
@@ -346,6 +348,41 @@ async fn what_cannot_be_cut_is_refused() {
         compute(&alone, positions(0, 8)).await,
     );
     assert!(difference(&found.gradients, &expected.gradients) < 1e-5);
+}
+
+/// Returns the error of a step.
+async fn failure(replica: &DeviceReplicas) -> String {
+    let all = positions(0, 12);
+    replica.prepare(all).await;
+    let step = replica.compute(all, Step::default());
+    let step = tokio::time::timeout(Duration::from_secs(20), step).await;
+    step.expect("the stages hang").unwrap_err().to_string()
+}
+
+#[tokio::test]
+async fn a_gradient_that_another_stage_would_need_is_no_silent_loss() {
+    const TIED: &str = "[model]\nname = \"tied\"\n";
+    let error = failure(&stages(TIED, "", 2).await).await;
+    let expected = "it uses the trained variable \"scale\", which stage 0 holds";
+    assert!(
+        error.contains(expected) && error.contains("stage 1 of 2"),
+        "{error}"
+    );
+    // Within a stage it may.
+    let (whole, alone) = (stages(TIED, "", 1).await, one_device(TIED).await);
+    let all = positions(0, 12);
+    let (found, expected) = (compute(&whole, all).await, compute(&alone, all).await);
+    assert!(difference(&found.gradients, &expected.gradients) < 1e-5);
+}
+
+#[tokio::test]
+async fn a_model_that_does_not_compute_its_blocks_is_refused() {
+    const MUTE: &str = "[model]\nname = \"mute\"\n";
+    for replica in [one_device(MUTE).await, stages(MUTE, "", 2).await] {
+        let error = failure(&replica).await;
+        let expected = "has 5 blocks, and does not implement `Model::forward_block`";
+        assert!(error.contains(expected), "{error}");
+    }
 }
 
 #[tokio::test]

@@ -174,3 +174,52 @@ impl Model for Doubled {
         bail!("it is never built")
     }
 }
+
+/// A chain whose last block uses a variable of the first one too.
+pub(crate) struct Tied(Vec<Linear>, Tensor);
+
+impl Model for Tied {
+    fn new(setup: &Setup, vars: VarBuilder) -> Result<Self> {
+        let scale = setup.block(0, 4, &vars)?.get((1,), "scale")?;
+        Ok(Self(layers(setup, 4, &vars)?, scale))
+    }
+
+    fn forward(&self, batch: &Batch, pass: &Pass) -> Result<Tensor> {
+        forward_blocks(self, batch, pass)
+    }
+
+    fn blocks(&self) -> usize {
+        self.0.len()
+    }
+
+    fn forward_block(
+        &self,
+        block: usize,
+        x: Option<&Tensor>,
+        batch: &Batch,
+        _: &Pass,
+    ) -> Result<Tensor> {
+        let y = layer(&self.0, block, x, batch)?;
+        match block {
+            0 | 3 => y.broadcast_add(&self.1),
+            _ => Ok(y),
+        }
+    }
+}
+
+/// A model that has several blocks according to itself, and does not say how to compute them.
+pub(crate) struct Mute(Chain);
+
+impl Model for Mute {
+    fn new(setup: &Setup, vars: VarBuilder) -> Result<Self> {
+        Chain::new(setup, vars).map(Self)
+    }
+
+    fn forward(&self, batch: &Batch, pass: &Pass) -> Result<Tensor> {
+        forward_blocks(self, batch, pass)
+    }
+
+    fn blocks(&self) -> usize {
+        self.0.blocks()
+    }
+}

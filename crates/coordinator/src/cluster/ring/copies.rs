@@ -6,26 +6,35 @@ use crate::cluster::Cluster;
 use crate::cluster::training::Work;
 
 impl Cluster {
+    /// Notes the newest checkpoint for which a worker has copied its values.
+    pub(in crate::cluster) fn note_copied(&mut self, task: Task, copied: Option<u64>) {
+        if let Some(at_work) = &mut self.saving.at_work
+            && let Some(writer) = &mut at_work.writer
+        {
+            let number = at_work.manifest.number;
+            writer.has_copy |= writer.task == task && copied == Some(number);
+        }
+    }
+
     /// Returns the checkpoint for which a worker is to copy its values, or to help the one that does, if there is one. `copied` is
     /// the newest one for which it has, in the present ring.
     pub(in crate::cluster) fn copy_for_checkpoint(
-        &mut self,
+        &self,
         task: Task,
         copied: Option<u64>,
     ) -> Option<Work> {
-        let shard = self.part_of_ring() as u32;
-        let all_help = self.job.strategy.optimizer_copies.is_some();
-        let at_work = self.saving.at_work.as_mut()?;
+        let at_work = self.saving.at_work.as_ref()?;
+        let writer = at_work.writer.filter(|writer| !writer.has_copy)?;
         let number = at_work.manifest.number;
-        let writer = at_work.writer.as_mut()?;
-        let (writes, has_copied) = (writer.task == task, copied == Some(number));
-        writer.has_copy |= writes && has_copied;
-        let helps = !writes && all_help && !has_copied;
-        let copies = !writer.has_copy && (writes || helps);
-        copies.then_some(Work::CopyValues {
+        let helps = writer.task != task;
+        let all_help = self.job.strategy.optimizer_copies.is_some();
+        if helps && (!all_help || copied == Some(number)) {
+            return None;
+        }
+        Some(Work::CopyValues {
             number,
             block_elements: at_work.manifest.block_elements,
-            shard,
+            shard: self.part_of_ring() as u32,
             helps,
         })
     }

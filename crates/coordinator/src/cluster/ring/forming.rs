@@ -249,11 +249,16 @@ impl Cluster {
                 self.form_at(now, kept.progress.clock, Some(&kept));
             }
             None if starting => self.form_at(now, Clock(0), None),
-            None => self.fail(
-                now,
-                "all workers with the values are gone, and there is no checkpoint; start the job again"
-                    .to_owned(),
-            ),
+            None => {
+                let lost = match self.job.strategy.optimizer_copies {
+                    Some(_) => {
+                        "all workers with the values are gone, or all copies of a part of the optimizer's state"
+                    }
+                    None => "all workers with the values are gone",
+                };
+                let reason = format!("{lost}, and there is no checkpoint; start the job again");
+                self.fail(now, reason);
+            }
         }
     }
 

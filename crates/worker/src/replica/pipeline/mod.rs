@@ -18,18 +18,21 @@ mod stage;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::sync::mpsc::sync_channel;
 
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor};
+use parking_lot::Mutex;
 use shared_proto::job::{Job, PipelineSchedule};
 
 use self::bubble::{Bubble, BubbleGauges};
 use self::lane::{Done, Failure, Lane};
 use self::micro::micro_batches;
 use self::place::Stage;
-use self::schedule::{held, timeline};
+use self::schedule::{Timeline, held, timeline};
 use self::stage::{Links, Running, StepOf};
 use super::build::{Built, precision};
 use super::error::ReplicaError;
@@ -46,6 +49,8 @@ pub(super) struct Pipeline {
     devices: Vec<Device>,
     precision: DType,
     gauges: BubbleGauges,
+    /// The orders that were needed so far, by the number of micro-batches. Few steps differ from the usual one.
+    timelines: Mutex<BTreeMap<usize, Arc<Timeline>>>,
 }
 
 /// What a step's passes have made.
@@ -92,6 +97,7 @@ impl Pipeline {
             devices: devices.to_vec(),
             precision: precision(job),
             gauges: BubbleGauges::new(),
+            timelines: Mutex::default(),
         })
     }
 
@@ -107,8 +113,7 @@ impl Pipeline {
         pass: &Pass,
     ) -> Result<Passed, ReplicaError> {
         let micro_batches = micro_batches(batches, self.micro_batches);
-        let device_of: Vec<usize> = self.stages.iter().map(|stage| stage.place).collect();
-        let timeline = timeline(self.schedule, &device_of, micro_batches.len());
+        let timeline = self.timeline(micro_batches.len());
         let failed = AtomicBool::new(false);
         let step = StepOf {
             model,
@@ -136,6 +141,16 @@ impl Pipeline {
         let done = self.all(ended)?;
         let bubble = Bubble::of(&done, timeline.ideal_bubble);
         self.joined(done, bubble)
+    }
+
+    /// Returns the order of a step with so many micro-batches.
+    fn timeline(&self, micro_batches: usize) -> Arc<Timeline> {
+        let mut timelines = self.timelines.lock();
+        let new = || {
+            let device_of: Vec<usize> = self.stages.iter().map(|stage| stage.place).collect();
+            Arc::new(timeline(self.schedule, &device_of, micro_batches))
+        };
+        Arc::clone(timelines.entry(micro_batches).or_insert_with(new))
     }
 
     /// Returns the lane of each device, with the links between its stages and others.

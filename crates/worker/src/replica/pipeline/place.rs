@@ -3,6 +3,7 @@
 use std::fmt;
 use std::ops::Range;
 
+use candle_core::backprop::GradStore;
 use candle_core::{Device, Var};
 
 use crate::device;
@@ -22,6 +23,8 @@ pub(super) struct Stage {
     pub(super) trained: Vec<Var>,
     /// The variables that the model changes while it computes.
     pub(super) measured: Vec<Var>,
+    /// The trained variables of the other stages, with their names and stages.
+    others: Vec<(String, usize, Var)>,
 }
 
 impl Stage {
@@ -31,6 +34,20 @@ impl Stage {
 
     pub(super) fn number(&self) -> usize {
         self.number
+    }
+
+    /// Checks that a backward pass of this stage has reached no variable of another one: that gradient would be lost.
+    ///
+    /// # Errors
+    /// Names the variable.
+    pub(super) fn check_own(&self, store: &GradStore) -> candle_core::Result<()> {
+        let mut others = self.others.iter();
+        match others.find(|(_, _, var)| store.get(var).is_some()) {
+            None => Ok(()),
+            Some((name, stage, _)) => candle_core::bail!(
+                "it uses the trained variable {name:?}, which stage {stage} holds; a block and the loss may use variables of their own stage alone, so set strategy.stages lower, or use another strategy"
+            ),
+        }
     }
 }
 
@@ -96,6 +113,7 @@ pub(super) fn stages(
             device: device.clone(),
             trained: Vec::new(),
             measured: Vec::new(),
+            others: Vec::new(),
         });
     }
     for (spec, var, is_measured) in variables.each() {
@@ -109,12 +127,13 @@ pub(super) fn stages(
                 )));
             }
         };
-        let stage = &mut stages[stage];
         if is_measured {
-            stage.measured.push(var.clone());
+            stages[stage].measured.push(var.clone());
         }
         if spec.kind.is_optimized() {
-            stage.trained.push(var.clone());
+            stages[stage].trained.push(var.clone());
+            let others = stages.iter_mut().filter(|other| other.number != stage);
+            others.for_each(|other| other.others.push((spec.name.clone(), stage, var.clone())));
         }
     }
     tell(&stages);

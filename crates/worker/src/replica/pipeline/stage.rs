@@ -162,6 +162,7 @@ impl<'a> Running<'a> {
             None => GradStore::default(),
         };
         drop(held.outputs);
+        self.stage.check_own(&store)?;
         self.add(&mut store)?;
         let of_inputs = held.inputs.and_then(|inputs| store.remove(&inputs));
         match (of_inputs, &self.links.to_before) {

@@ -1,4 +1,4 @@
-//! What strategies without servers ask of a model replica.
+//! A model replica as one that keeps its values, for strategies without servers.
 
 use std::ops::Range;
 
@@ -10,28 +10,23 @@ use crate::replica::error::ReplicaError;
 use crate::replica::mirror::{
     Held, Mirror, MirrorState, OptimizerParts, SlotShare, StepsMade, ValuesId,
 };
-use crate::replica::mirrored::{MirrorCommand, PartsCommand, Reply};
+use crate::replica::mirrored::{MirrorCommand, Values};
 use crate::replica::rounds::Others;
 use crate::replica::step::{Computed, Positions, Step};
+use crate::variables::VariablesError;
 
 impl ModelReplica {
     /// Returns the values of all variables.
     pub(in crate::replica) async fn values(&self) -> Result<Vec<Elements>, ReplicaError> {
-        self.ask_mirror(MirrorCommand::Values).await
+        self.on_values(|values| values.all()).await
     }
 
-    async fn ask_mirror<T>(
+    /// Does something with the values, on their thread.
+    async fn on_values<T: Send + 'static>(
         &self,
-        command: impl FnOnce(Reply<T>) -> MirrorCommand,
+        act: impl FnOnce(&mut Values) -> Result<T, VariablesError> + Send + 'static,
     ) -> Result<T, ReplicaError> {
-        self.ask(|reply| Command::Mirror(command(reply))).await
-    }
-
-    async fn ask_parts<T>(
-        &self,
-        command: impl FnOnce(Reply<T>) -> PartsCommand,
-    ) -> Result<T, ReplicaError> {
-        self.ask_mirror(|reply| MirrorCommand::Parts(command(reply)))
+        self.ask(|reply| Command::Mirror(MirrorCommand::new(act, reply)))
             .await
     }
 }
@@ -39,13 +34,16 @@ impl ModelReplica {
 #[async_trait(?Send)]
 impl Mirror for ModelReplica {
     async fn update(&self, gradient: Vec<f32>, made: StepsMade) -> Result<Vec<f32>, ReplicaError> {
-        self.ask_mirror(|reply| MirrorCommand::Update(gradient, made, reply))
+        self.on_values(move |values| values.update(gradient, made))
             .await
     }
 
     async fn note_made(&self, made: StepsMade) -> Result<(), ReplicaError> {
-        self.ask_mirror(|reply| MirrorCommand::NoteMade(made, reply))
-            .await
+        self.on_values(move |values| {
+            values.note_made(made);
+            Ok(())
+        })
+        .await
     }
 
     async fn compute_with(
@@ -59,20 +57,20 @@ impl Mirror for ModelReplica {
     }
 
     async fn state(&self) -> Result<MirrorState, ReplicaError> {
-        self.ask_mirror(MirrorCommand::State).await
+        self.on_values(|values| values.state()).await
     }
 
     async fn set_state(&self, state: MirrorState, made: StepsMade) -> Result<(), ReplicaError> {
-        self.ask_mirror(|reply| MirrorCommand::SetState(state, made, reply))
+        self.on_values(move |values| values.set_state(&state, made))
             .await
     }
 
     async fn made(&self) -> Result<Option<StepsMade>, ReplicaError> {
-        self.ask_mirror(MirrorCommand::Made).await
+        self.on_values(|values| values.made()).await
     }
 
     async fn swap_averages(&self) -> Result<(), ReplicaError> {
-        self.ask_mirror(MirrorCommand::SwapAverages).await
+        self.on_values(|values| values.swap_averages()).await
     }
 }
 
@@ -83,25 +81,25 @@ impl OptimizerParts for ModelReplica {
         gradient: Option<Vec<f32>>,
         made: StepsMade,
     ) -> Result<Vec<f32>, ReplicaError> {
-        self.ask_parts(|reply| PartsCommand::Prepare(gradient, made, reply))
+        self.on_values(move |values| values.prepare(gradient, made))
             .await
     }
 
-    async fn make_update(
-        &self,
-        values: Vec<f32>,
-        made: StepsMade,
-    ) -> Result<Vec<f32>, ReplicaError> {
-        self.ask_parts(|reply| PartsCommand::Make(values, made, reply))
-            .await
+    async fn make_update(&self, new: Vec<f32>, made: StepsMade) -> Result<Vec<f32>, ReplicaError> {
+        self.on_values(move |values| values.make(new, made)).await
     }
 
     async fn held(&self) -> Result<Held, ReplicaError> {
-        self.ask_parts(PartsCommand::Held).await
+        self.on_values(|values| Ok(values.held())).await
     }
 
-    async fn slots(&self, range: Range<usize>, of: ValuesId) -> Result<Vec<f32>, ReplicaError> {
-        self.ask_parts(|reply| PartsCommand::Slots(range, of, reply))
+    async fn slots(
+        &self,
+        range: Range<usize>,
+        of: ValuesId,
+        before: bool,
+    ) -> Result<Vec<f32>, ReplicaError> {
+        self.on_values(move |values| values.slots(&range, of, before))
             .await
     }
 
@@ -111,16 +109,19 @@ impl OptimizerParts for ModelReplica {
         ranges: Vec<Range<usize>>,
         slots: Option<Vec<Vec<f32>>>,
     ) -> Result<(), ReplicaError> {
-        self.ask_parts(|reply| PartsCommand::Hold(share, ranges, slots, reply))
+        self.on_values(move |values| values.hold(share, &ranges, slots.as_deref()))
             .await
     }
 
     async fn state_with(&self, slots: Vec<f32>) -> Result<MirrorState, ReplicaError> {
-        self.ask_parts(|reply| PartsCommand::StateWith(slots, reply))
-            .await
+        self.on_values(move |values| values.state_with(slots)).await
     }
 
     async fn forget(&self) -> Result<(), ReplicaError> {
-        self.ask_parts(PartsCommand::Forget).await
+        self.on_values(|values| {
+            values.forget();
+            Ok(())
+        })
+        .await
     }
 }

@@ -47,7 +47,7 @@ pub(super) enum Total {
     Nothing,
 }
 
-/// Makes the mean gradient of the members' sum.
+/// Makes the mean gradient of the members' sum, which has their counts.
 pub(super) fn mean(memory: &mut Vec<f32>) -> Total {
     let elements = memory.len().saturating_sub(COUNTS);
     let [multiples, rest] = [memory[elements], memory[elements + 1]].map(f64::from);

@@ -189,21 +189,6 @@ impl Mirrored {
     }
 }
 
-/// Updates the values by the sum of all members' gradients. Returns its memory.
-async fn update_all(
-    mut memory: Vec<f32>,
-    made: StepsMade,
-    mirror: &dyn Mirror,
-) -> Result<Vec<f32>, ReplicaError> {
-    match gradient::mean(&mut memory) {
-        Total::Mean => mirror.update(memory, made).await,
-        Total::Nothing => {
-            mirror.note_made(made).await?;
-            Ok(memory)
-        }
-    }
-}
-
 /// Returns the replica as one that keeps the values.
 pub(super) fn mirror(replica: &dyn Replica) -> Result<&dyn Mirror, StrategyError> {
     let missing = || {
@@ -276,10 +261,16 @@ impl Strategy for Mirrored {
                 memory
             }
             None => {
-                self.in_ring(async |ring| ring.all_reduce(&mut memory).await)
-                    .await?;
+                let reduce = async |ring: &Ring| ring.mean_gradient(&mut memory, samples).await;
+                let total = self.in_ring(reduce).await?;
                 self.counters.reduced(begun.elapsed());
-                update_all(memory, made, mirror).await?
+                match total {
+                    Total::Mean => mirror.update(memory, made).await?,
+                    Total::Nothing => {
+                        mirror.note_made(made).await?;
+                        memory
+                    }
+                }
             }
         };
         match finite {
@@ -304,8 +295,9 @@ impl Strategy for Mirrored {
         self.restore_weights(mirror).await?;
         let state = match self.shares.clone() {
             Some(shares) => {
-                let writes = !order.helps;
-                let copy = async |ring: &Ring| ring.copy_state(&shares, writes, mirror).await;
+                let (number, writes) = (order.number, !order.helps);
+                let copy =
+                    async |ring: &Ring| ring.copy_state(&shares, number, writes, mirror).await;
                 self.in_ring(copy).await?
             }
             None => Some(mirror.state().await?),

@@ -4,11 +4,13 @@ use std::fmt;
 
 use collective::{CollectiveError, Group, LinkError, Peer, Rank, StreamLinks, Traffic};
 use shared_proto::ids::{Clock, Epoch, Task};
+use shared_proto::payload::Dtype;
 use shared_proto::planted;
 use shared_proto::wire;
 use tokio::sync::watch;
 
 use super::Mirrored;
+use super::gradient::{self, COUNTS, Total};
 use crate::replica::{Mirror, MirrorState, ReplicaError, StepsMade, ValuesId};
 use crate::strategy::StrategyError;
 
@@ -16,6 +18,7 @@ use crate::strategy::StrategyError;
 pub(super) struct Ring {
     number: Epoch,
     group: Group<StreamLinks>,
+    wire: Dtype,
     members: Vec<Task>,
     /// The newest epoch that the coordinator has named. A later one than this ring's ends it.
     newest: watch::Receiver<Epoch>,
@@ -44,13 +47,43 @@ impl fmt::Display for Lost {
 
 impl Ring {
     /// Adds up a vector with the other members.
-    pub(super) async fn all_reduce(&self, values: &mut [f32]) -> Result<(), Lost> {
+    async fn all_reduce(&self, values: &mut [f32]) -> Result<(), Lost> {
         let reduced = self.group.all_reduce(values);
         let reduced = unless_over(self.number, self.newest.clone(), reduced).await?;
         match reduced {
             Err(_) if planted!(HalfAStep) => Ok(()),
             reduced => reduced.map_err(|error| self.lost(&error)),
         }
+    }
+
+    /// Makes the mean gradient of all members from this one's times its samples.
+    pub(super) async fn mean_gradient(
+        &self,
+        memory: &mut Vec<f32>,
+        samples: u64,
+    ) -> Result<Total, Lost> {
+        if !self.rounds() {
+            self.all_reduce(memory).await?;
+            return Ok(gradient::mean(memory));
+        }
+        let all = self.sum_short(vec![samples as f64]).await?;
+        let all = all.first().copied().unwrap_or_default();
+        let total = match all {
+            0.0 => Total::Nothing,
+            samples => {
+                gradient::scale(memory, (1.0 / samples) as f32);
+                self.all_reduce(memory).await?;
+                Total::Mean
+            }
+        };
+        memory.truncate(memory.len().saturating_sub(COUNTS));
+        Ok(total)
+    }
+
+    /// Returns whether numbers are rounded on the wire. Then counts do not travel among them, and gradients travel as parts of their mean: a
+    /// sum over many samples may be too large.
+    pub(super) fn rounds(&self) -> bool {
+        !matches!(self.wire, Dtype::F32 | Dtype::Unspecified)
     }
 
     /// Adds up a vector with the other members, for the elements that this one [holds](Group::reduce_to_keepers).
@@ -251,6 +284,7 @@ impl Mirrored {
         Ok(Ring {
             number,
             group: Group::new(rank, ranks, links, self.wire),
+            wire: self.wire,
             members,
             newest,
         })
@@ -291,7 +325,7 @@ impl Mirrored {
             None => None,
         };
         match ring.broadcast {
-            true => formed.share(source, mirror, made).await?,
+            true => formed.copy_values(source, mirror, made).await?,
             false => mirror.note_made(made).await?,
         }
         if let Some(taken) = taken {
@@ -304,7 +338,12 @@ impl Mirrored {
 
 impl Ring {
     /// Copies the values of the rank `source` to all others.
-    async fn share(&self, source: usize, mirror: &dyn Mirror, made: StepsMade) -> Result<(), Lost> {
+    async fn copy_values(
+        &self,
+        source: usize,
+        mirror: &dyn Mirror,
+        made: StepsMade,
+    ) -> Result<(), Lost> {
         let MirrorState {
             mut values,
             updates,

@@ -58,6 +58,40 @@ fn steps_wait_for_the_copy_and_not_for_the_writer() {
 }
 
 #[test]
+fn members_that_share_the_optimizer_state_help_the_writer_until_it_has_its_copy() {
+    let mut rings = Rings::with_checkpoints(2);
+    rings.scene.cluster.job.strategy.optimizer_copies = Some(1);
+    let mut turns = [1, 0].into_iter().cycle();
+    let number = loop {
+        rings.step(&[turns.next().unwrap()], true);
+        if let Some(order) = rings.scene.cluster.refresh_view().checkpoint {
+            break order.number;
+        }
+    };
+    let ask = |rings: &mut Rings, worker: usize, copied| {
+        let origin = rings.origin(worker);
+        let scene = &mut rings.scene;
+        scene.cluster.lease_work(scene.now, &origin, copied).0
+    };
+    let copies = |work: &Work, helper: bool| match work {
+        Work::CopyValues {
+            number: of, helps, ..
+        } => (*of, *helps) == (number, helper),
+        _ => false,
+    };
+    let (writer, helper) = (ask(&mut rings, 0, None), ask(&mut rings, 1, None));
+    assert!(copies(&writer, false) && copies(&helper, true));
+    // It has handed its part over, and waits.
+    assert!(matches!(ask(&mut rings, 1, Some(number)), Work::Idle(_)));
+    // Another ring begins before the writer has told that it has its copy.
+    rings.ask(1, None).unwrap();
+    assert_eq!(ask(&mut rings, 0, Some(number)), Work::Regroup);
+    rings.join_all();
+    assert!(matches!(ask(&mut rings, 0, None), Work::Shared { .. }));
+    assert!(matches!(ask(&mut rings, 1, None), Work::Shared { .. }));
+}
+
+#[test]
 fn a_checkpoint_goes_with_its_writer() {
     let mut rings = Rings::with_checkpoints(3);
     while rings.scene.cluster.refresh_view().checkpoint.is_none() {

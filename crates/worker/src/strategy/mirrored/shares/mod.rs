@@ -5,18 +5,17 @@
 //! update of these, and hands their new values to all others; a member that has the values of all makes the update. So if any
 //! member has made a step, all have prepared it, and the slots of its values can be had from each.
 //!
-//! - `plan`: who has which slots, and which of them move when the members change
+//! - `plan`: the slots of each member, and those that move when the members change
 
 mod plan;
 
 use std::ops::Range;
 
 use collective::Rank;
-use optimizer::VariableRule;
 use shared_proto::job::Job;
 use shared_proto::planted;
 
-use self::plan::{Cut, NUMBERS, Plan, of_numbers, plan, to_numbers};
+use self::plan::{Cut, NUMBERS, Plan, Which, of_numbers, plan, to_numbers};
 use super::gradient::{self, COUNTS};
 use super::ring::{Lost, Ring};
 use crate::replica::{Description, Mirror, MirrorState, SlotShare, StepsMade, ValuesId};
@@ -36,25 +35,20 @@ pub(super) struct Taken {
     slots: Option<Vec<Vec<f32>>>,
 }
 
-/// What the members of a ring are about to do together. Their numbers are added up, so that a member that is about something else
-/// is noticed.
-struct Header {
-    samples: u64,
-    /// True for the copies of slots for a checkpoint.
-    copies: bool,
-    /// True for the member that writes it.
-    writes: bool,
+/// The work that a member is about to do with the others. Its numbers are added up, so that members that are about different work
+/// notice it.
+enum Work {
+    /// A step, with so many samples of this member.
+    Step(u64),
+    /// The copies of slots for the checkpoint of this number, which the member writes or not.
+    Copy { number: u64, writes: bool },
 }
 
 impl Shares {
     /// The shares of a job's optimizer state; none if each member has all of it.
     pub(super) fn of(job: &Job, model: &Description) -> Option<Self> {
         let copies = job.strategy.optimizer_copies? as usize;
-        let places = Places::new(model.variables.iter().map(|spec| {
-            let changes = spec.kind.takes_updates();
-            let slots = VariableRule::of(job, spec, 0).rule_slots();
-            (if changes { spec.elements() } else { 0 }, slots)
-        }));
+        let places = Places::of(job, model.variables.iter());
         let elements = places.all();
         Some(Self {
             places,
@@ -68,8 +62,8 @@ impl Shares {
 }
 
 impl Ring {
-    /// Returns the slots that this member is to hold in this ring, from those who have them. The values are those of the rank
-    /// `source`. Returns none if nobody has some of them.
+    /// Returns the slots that this member is to hold in this ring, from the members that have them. The values are those of the rank
+    /// `source`. Returns none if no member has some of the slots.
     pub(super) async fn take_slots(
         &self,
         shares: &Shares,
@@ -125,7 +119,8 @@ impl Ring {
         numbers[own..own + NUMBERS].copy_from_slice(&to_numbers(&held));
         let all = self.sum_short(numbers).await?;
         let held: Vec<_> = all.chunks(NUMBERS).map(of_numbers).collect();
-        Ok(plan(&held, source, shares.cut, wanted))
+        let has_slots = |range: &Range<usize>| shares.places.slots_in(range) > 0;
+        Ok(plan(&held, source, shares.cut, wanted, has_slots))
     }
 
     /// Returns the slots of these ranges. All members take part.
@@ -143,13 +138,16 @@ impl Ring {
             return Ok(taken);
         };
         for slots in moves {
-            let holds = slots.holders.contains(&self.rank());
-            if !holds && !slots.travels {
+            let own = slots.holders.get(&self.rank());
+            if own.is_none() && !slots.travels {
                 continue;
             }
-            let mut numbers = match holds {
-                true => mirror.slots(slots.elements.clone(), *of).await?,
-                false => zeros(&slots.elements),
+            let mut numbers = match own {
+                Some(which) => {
+                    let (elements, before) = (slots.elements.clone(), *which == Which::Before);
+                    mirror.slots(elements, *of, before).await?
+                }
+                None => zeros(&slots.elements),
             };
             if slots.travels {
                 self.pass_around(slots.from, &mut numbers).await?;
@@ -177,22 +175,23 @@ impl Ring {
         made: StepsMade,
         mirror: &dyn Mirror,
     ) -> Result<Vec<f32>, Lost> {
-        let header = Header {
-            samples,
-            copies: false,
-            writes: false,
-        };
-        let (samples, _) = self.agree(header).await?;
+        let (samples, _) = self.agree(Work::Step(samples)).await?;
         if samples == 0.0 {
             mirror.prepare_update(None, made).await?;
             self.barrier().await?;
             mirror.make_update(Vec::new(), made).await?;
             return Ok(memory);
         }
+        let factor = (1.0 / samples) as f32;
+        if self.rounds() {
+            gradient::scale(&mut memory, factor);
+        }
         self.reduce_to_keepers(&mut memory, shares.cut.copies)
             .await?;
         memory.truncate(shares.cut.elements);
-        gradient::scale(&mut memory, (1.0 / samples) as f32);
+        if !self.rounds() {
+            gradient::scale(&mut memory, factor);
+        }
         let mut values = mirror.prepare_update(Some(memory), made).await?;
         if shares.cut.copies < self.ranks() {
             // As long as the vector of gradients, so that it has the same segments.
@@ -207,15 +206,11 @@ impl Ring {
     pub(super) async fn copy_state(
         &self,
         shares: &Shares,
+        number: u64,
         writes: bool,
         mirror: &dyn Mirror,
     ) -> Result<Option<MirrorState>, Lost> {
-        let header = Header {
-            samples: 0,
-            copies: true,
-            writes,
-        };
-        let (_, writer) = self.agree(header).await?;
+        let (_, writer) = self.agree(Work::Copy { number, writes }).await?;
         let all = 0..shares.cut.elements;
         let wanted = |rank| match rank == writer {
             true => vec![all.clone()],
@@ -241,27 +236,26 @@ impl Ring {
         }
     }
 
-    /// Returns the samples of all members, and the rank that writes a checkpoint. Fails if the members are about different things: a
-    /// coordinator that has started again may have given some of them another task.
-    async fn agree(&self, header: Header) -> Result<(f64, Rank), Lost> {
-        let Header {
-            samples,
-            copies,
-            writes,
-        } = header;
-        let writer = if writes { self.rank() + 1 } else { 0 };
-        let copying = u64::from(copies) as f64;
-        let sums = self
-            .sum_short(vec![samples as f64, copying, writer as f64])
-            .await?;
-        let [samples, copies, writer] = sums[..] else {
+    /// Returns the samples of all members, and the rank that writes the checkpoint. Fails if the members are about different work: a
+    /// coordinator that has started again may have given some of them another order.
+    async fn agree(&self, work: Work) -> Result<(f64, Rank), Lost> {
+        let (samples, copying, number, writes) = match work {
+            Work::Step(samples) => (samples, 0.0, 0, false),
+            Work::Copy { number, writes } => (0, 1.0, number, writes),
+        };
+        let (writer, writers) = match writes {
+            true => (self.rank() as f64, 1.0),
+            false => (0.0, 0.0),
+        };
+        let numbers = vec![samples as f64, copying, number as f64, writers, writer];
+        let sums = self.sum_short(numbers).await?;
+        let [samples, copies, numbers, writers, writer] = sums[..] else {
             return Err(Lost::Over);
         };
-        let writer = writer as usize;
-        let all_agree = copies == copying * self.ranks() as f64;
-        let has_writer = copying == 0.0 || (1..=self.ranks()).contains(&writer);
-        match all_agree && has_writer {
-            true => Ok((samples, writer.saturating_sub(1))),
+        let ranks = self.ranks() as f64;
+        let all_agree = copies == copying * ranks && numbers == number as f64 * ranks;
+        match all_agree && writers == copying {
+            true => Ok((samples, writer as Rank)),
             false => Err(Lost::Over),
         }
     }
