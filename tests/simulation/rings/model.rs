@@ -33,7 +33,7 @@ pub(crate) struct Kept {
     own: Mutex<Own>,
 }
 
-/// What the history does not have of a replica.
+/// The part of a replica that the history does not have.
 #[derive(Default)]
 struct Own {
     made_in: Epoch,

@@ -296,7 +296,7 @@ mod tests {
     #[test]
     fn optimizer_state_is_shared_out_where_workers_form_rings() {
         let job = |settings: &str| Job::from_toml(&format!("[strategy]\n{settings}"));
-        for name in ["multi-worker-mirrored", "hybrid"] {
+        for name in ["multi-worker-mirrored", "hybrid", "model-parallel"] {
             let job = job(&format!("name = \"{name}\"\noptimizer_copies = 2")).unwrap();
             assert_eq!(job.strategy.optimizer_copies, Some(2));
             assert_eq!(Job::from_toml(&job.to_toml()).unwrap(), job);

@@ -93,7 +93,7 @@ staleness = 4           # bounded: steps that a worker may lead the slowest by
 wire = "f32"            # f32 | bf16 | f16: numbers in which weights and gradients travel
 batch_norm = "per-replica" # per-replica | synchronised: whose samples batch normalisation takes mean and variance of;
                         # synchronised: of all replicas of the step (mirrored, central-storage, multi-worker-mirrored)
-#: optimizer_copies = 2 # workers that have each part of the optimizer's state (multi-worker-mirrored, hybrid); absent: all
+#: optimizer_copies = 2 # workers that have each part of the optimizer's state (docs/strategies.md); absent: all
 #: schedule = "1f1b"     # model-parallel: 1f1b | gpipe, the order in which stages compute micro-batches
 #: micro_batches = 16    # model-parallel: the parts of a batch that follow each other through the stages; absent: 4 for each device
 #: stages = 4            # model-parallel: the stages that the model is cut into; absent: one for each device

@@ -21,7 +21,7 @@ pub struct Stages {
     asked: Arc<Mutex<Asked>>,
 }
 
-/// What a model has asked for while it was built.
+/// The blocks and variables that a model has asked for while it was built.
 #[derive(Debug, Default)]
 struct Asked {
     /// The number of its blocks.

@@ -25,7 +25,7 @@ pub(crate) struct Built {
     pub(crate) model: Box<dyn Model>,
 }
 
-/// Where a model is built.
+/// The places on which a model is built.
 #[derive(Clone, Debug)]
 pub(crate) struct Place {
     /// The device of variables that belong to no stage.

@@ -270,7 +270,7 @@ impl LocalOptimizer {
     }
 
     /// Holds these elements from now on, with these slots of each range; without slots, with initial ones. Returns those that were held
-    /// before. Of these, a prepared update that nobody has made is given up.
+    /// before, without a prepared update that no member has made.
     ///
     /// # Errors
     /// [`VariablesError::Range`] if slots are missing.

@@ -23,7 +23,7 @@ pub(super) struct Lane<'a> {
     failed: &'a AtomicBool,
 }
 
-/// What a device has done in a step.
+/// The results of a device in a step.
 pub(super) struct Done {
     pub(super) begun: Option<Instant>,
     pub(super) ended: Option<Instant>,
@@ -32,7 +32,7 @@ pub(super) struct Done {
     pub(super) stages: Vec<StageResult>,
 }
 
-/// Why a device has not done all of it.
+/// The reason for which a device has not done all of its step.
 pub(super) enum Failure {
     /// A stage has failed.
     Computing { stage: usize, source: Error },

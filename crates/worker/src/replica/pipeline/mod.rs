@@ -53,7 +53,7 @@ pub(super) struct Pipeline {
     timelines: Mutex<BTreeMap<usize, Arc<Timeline>>>,
 }
 
-/// What a step's passes have made.
+/// The results of a step's passes.
 pub(super) struct Passed {
     /// The mean loss over the step's samples.
     pub(super) loss: f64,

@@ -12,7 +12,7 @@ use super::micro::MicroBatch;
 use super::place::Stage;
 use crate::model::{Batch, Model, Objective, Pass};
 
-/// What all stages of a step share.
+/// The parts of a step that all stages share.
 pub(super) struct StepOf<'a> {
     pub(super) model: &'a dyn Model,
     pub(super) objective: &'a Objective,
@@ -71,7 +71,7 @@ pub(super) struct Running<'a> {
     result: StageResult,
 }
 
-/// What a stage holds of a micro-batch from its forward to its backward pass.
+/// The parts of a micro-batch that a stage holds from its forward to its backward pass.
 struct Held {
     micro_batch: usize,
     /// The inputs, if their gradient is needed.

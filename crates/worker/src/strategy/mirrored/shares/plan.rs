@@ -1,4 +1,4 @@
-//! Which member of a ring has which slots, and which slots move when the members change: plain data.
+//! The slots that each member of a ring has, and those that move when the members change: plain data.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
