@@ -201,9 +201,8 @@ impl Values<'_> {
         if updates {
             self.optimizer.prepare(self.variables, &mut values)?;
         }
-        let values_id = made.values();
         self.steps.prepared = Some(Prepared {
-            values: values_id,
+            values: made.values(),
             updates,
         });
         Ok(values)
@@ -261,16 +260,11 @@ impl Values<'_> {
         let is_prepared = |prepared: Option<Prepared>| {
             prepared.is_some_and(|prepared| prepared.values == of && prepared.updates)
         };
-        match self.steps.before.as_ref().filter(|_| before) {
-            Some(before) => {
-                let prepared = is_prepared(before.prepared);
-                self.optimizer.slots_of(&before.slots, range, prepared)
-            }
-            None => {
-                let prepared = is_prepared(self.steps.prepared);
-                self.optimizer.slots(self.variables, range, prepared)
-            }
-        }
+        let before = self.steps.before.as_ref().filter(|_| before);
+        let prepared = before.map_or(self.steps.prepared, |before| before.prepared);
+        let slots = before.map(|before| &before.slots);
+        self.optimizer
+            .slots(self.variables, slots, range, is_prepared(prepared))
     }
 
     /// Holds these ranges from now on. The slots before are kept until a step is made.
@@ -280,7 +274,7 @@ impl Values<'_> {
         ranges: &[Range<usize>],
         slots: Option<&[Vec<f32>]>,
     ) -> Result<(), VariablesError> {
-        let slots = self.optimizer.hold(ranges, slots)?;
+        let slots = self.optimizer.hold(self.variables, ranges, slots)?;
         let prepared = self.steps.prepared.take();
         if let Some(share) = self.steps.share.replace(share)
             && self.steps.before.is_none()

@@ -1,7 +1,7 @@
 //! Bytes into candle's memory, and out of it.
 
 use candle_core::backend::BackendStorage;
-use candle_core::{CpuStorage, InplaceOp1, Layout, Storage, Tensor, bail};
+use candle_core::{CpuStorage, InplaceOp1, Layout, Storage, Tensor, Var, bail};
 use shared_proto::payload::Elements;
 
 /// Returns all elements of a tensor in order. This takes one copy, or two for a tensor that is not contiguous.
@@ -31,6 +31,12 @@ pub(super) fn numbers(storage: &mut CpuStorage) -> candle_core::Result<&mut [f32
         CpuStorage::F32(memory) => Ok(memory),
         other => bail!("a variable has dtype {:?}; F32 was expected", other.dtype()),
     }
+}
+
+/// Overwrites a variable in place.
+pub(super) fn overwrite(var: &Var, values: Vec<f32>) -> candle_core::Result<()> {
+    let values = &Elements::from(values);
+    var.inplace_op1(&Overwrite { start: 0, values })
 }
 
 /// Overwrites elements of a variable in place. The caller has checked that they are there.

@@ -3,7 +3,7 @@
 //! - `set`: the variables by number, their values and how they are overwritten
 //! - `initial`: initial values from a seed
 //! - `gradients`: the gradients of a step
-//! - `optimizer`: updates of a worker that keeps all values itself; `slots`: the slots that it has
+//! - `optimizer`: updates of a worker that keeps all values itself; `slots`: the slots that it has; `update`: in candle's memory
 //! - `files`: safetensors files
 //! - `pretrained`: initial values from files of other models and programs
 //! - `memory`: candle's memory, read and written
@@ -17,6 +17,7 @@ mod optimizer;
 mod pretrained;
 mod set;
 mod slots;
+mod update;
 
 pub use error::VariablesError;
 pub(crate) use files::digest_of;

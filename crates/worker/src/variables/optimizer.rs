@@ -7,16 +7,17 @@
 use std::cell::RefCell;
 use std::ops::Range;
 
-use candle_core::{CpuStorage, InplaceOp1, Layout, Tensor, Var};
-use optimizer::{MOST_SLOTS, Part, Update, VariableRule};
+use candle_core::{Tensor, Var};
+use optimizer::{Part, VariableRule};
 use shared_proto::blocks::VariableSpec;
 use shared_proto::job::Job;
-use shared_proto::payload::{self, Elements, LeF32};
+use shared_proto::payload;
 
 use super::error::VariablesError;
-use super::memory::{Overwrite, elements, numbers};
+use super::memory::{elements, overwrite};
 use super::set::Variables;
 use super::slots::{Places, SlotPart};
+use super::update::Apply;
 
 /// The rules and slots of a worker's variables. Vectors of values have those of all variables that are not frozen, in the
 /// order of their numbers.
@@ -161,9 +162,9 @@ impl LocalOptimizer {
         values: &[f32],
     ) -> Result<(), VariablesError> {
         check_length(values.len(), self.places.all())?;
-        let mut held = std::mem::take(&mut self.held);
         let none = || VariablesError::Range("no update is prepared".to_owned());
-        let prepared = held.prepared.take().ok_or_else(none)?;
+        let prepared = self.held.prepared.take().ok_or_else(none)?;
+        let mut held = std::mem::take(&mut self.held);
         for (part, mut gradient) in held.parts.iter_mut().zip(prepared.gradients) {
             let mut weights = weights_of(variables, part)?;
             let mut slots = std::mem::take(&mut part.slots);
@@ -211,43 +212,19 @@ impl LocalOptimizer {
         );
     }
 
-    /// Returns the slots of a range of elements, as they are or as the prepared update makes them. The slots of an element follow each
-    /// other; those of elements that are not held are 0.
+    /// Returns the slots of a range of elements, as they are or as the prepared update makes them, among those that are held or were
+    /// held `before`. The slots of an element follow each other; those of elements that are not held are 0.
     ///
     /// # Errors
     /// candle's.
     pub fn slots(
         &self,
         variables: &Variables,
+        before: Option<&HeldSlots>,
         range: &Range<usize>,
         prepared: bool,
     ) -> Result<Vec<f32>, VariablesError> {
-        let weights = |part: &SlotPart| weights_of(variables, part);
-        self.slots_by(&self.held, range, prepared, weights)
-    }
-
-    /// Returns the slots of a range of elements, as [`Self::slots`] does, among those that were held before.
-    ///
-    /// # Errors
-    /// candle's.
-    pub fn slots_of(
-        &self,
-        held: &HeldSlots,
-        range: &Range<usize>,
-        prepared: bool,
-    ) -> Result<Vec<f32>, VariablesError> {
-        // Its prepared update has kept the weights.
-        let missing = |_: &SlotPart| candle_core::bail!("the weights of an update are missing");
-        self.slots_by(held, range, prepared, missing)
-    }
-
-    fn slots_by(
-        &self,
-        held: &HeldSlots,
-        range: &Range<usize>,
-        prepared: bool,
-        weights_of: impl Fn(&SlotPart) -> candle_core::Result<Vec<f32>>,
-    ) -> Result<Vec<f32>, VariablesError> {
+        let held = before.unwrap_or(&self.held);
         let update = held.prepared.as_ref().filter(|_| prepared);
         let Some(update) = update else {
             return Ok(self.places.slots(&held.parts, range));
@@ -258,7 +235,7 @@ impl LocalOptimizer {
             let mut part = part.clone();
             let mut weights = match &update.weights {
                 Some(weights) => weights[number].clone(),
-                None => weights_of(&part)?,
+                None => weights_of(variables, &part)?,
             };
             let mut gradient = update.gradients[number].clone();
             let mut slots = std::mem::take(&mut part.slots);
@@ -270,12 +247,13 @@ impl LocalOptimizer {
     }
 
     /// Holds these elements from now on, with these slots of each range; without slots, with initial ones. Returns those that were held
-    /// before, without a prepared update that no member has made.
+    /// before, with the update of them that is prepared.
     ///
     /// # Errors
-    /// [`VariablesError::Range`] if slots are missing.
+    /// [`VariablesError::Range`] if slots are missing, or candle's.
     pub fn hold(
         &mut self,
+        variables: &Variables,
         ranges: &[Range<usize>],
         slots: Option<&[Vec<f32>]>,
     ) -> Result<HeldSlots, VariablesError> {
@@ -284,16 +262,13 @@ impl LocalOptimizer {
             check_length(slots.len(), self.places.slots_in(range))?;
             self.places.take(&mut parts, range, slots);
         }
+        // The weights may be overwritten as long as the slots before are wanted.
+        self.keep_weights(variables)?;
         let held = HeldSlots {
             parts,
             prepared: None,
         };
-        let mut before = std::mem::replace(&mut self.held, held);
-        // If another member has made it, this one has taken that one's values, and so kept its own.
-        before
-            .prepared
-            .take_if(|prepared| prepared.weights.is_none());
-        Ok(before)
+        Ok(std::mem::replace(&mut self.held, held))
     }
 
     /// Forgets the slots and the number of updates.
@@ -453,58 +428,5 @@ fn check_length(found: usize, expected: usize) -> Result<(), VariablesError> {
         false => Err(VariablesError::Range(format!(
             "there are {found} numbers where the model has {expected}"
         ))),
-    }
-}
-
-fn overwrite(var: &Var, values: Vec<f32>) -> candle_core::Result<()> {
-    let values = &Elements::from(values);
-    var.inplace_op1(&Overwrite { start: 0, values })
-}
-
-/// An update of a variable in its own memory.
-struct Apply<'a> {
-    rule: &'a VariableRule,
-    update: Update,
-    gradient: &'a [LeF32],
-    slots: RefCell<[&'a mut [f32]; MOST_SLOTS]>,
-}
-
-impl Apply<'_> {
-    fn apply(&self, weights: &mut [f32]) {
-        let mut slots = self.slots.borrow_mut();
-        let part = Part {
-            weights,
-            gradient: self.gradient,
-            slots: slots.each_mut().map(|slot| &mut **slot),
-        };
-        self.rule.apply(self.update, part);
-    }
-}
-
-impl InplaceOp1 for Apply<'_> {
-    fn name(&self) -> &'static str {
-        "update"
-    }
-
-    fn cpu_fwd(&self, storage: &mut CpuStorage, layout: &Layout) -> candle_core::Result<()> {
-        let start = layout.start_offset();
-        self.apply(&mut numbers(storage)?[start..start + self.gradient.len()]);
-        Ok(())
-    }
-
-    /// The rules compute on the host: the weights are copied there and back.
-    #[cfg(feature = "cuda")]
-    fn cuda_fwd(
-        &self,
-        storage: &mut candle_core::CudaStorage,
-        layout: &Layout,
-    ) -> candle_core::Result<()> {
-        let start = layout.start_offset();
-        let device = storage.device().clone();
-        let memory = storage.as_cuda_slice_mut::<f32>()?;
-        let mut part = memory.slice_mut(start..start + self.gradient.len());
-        let mut weights = device.clone_dtoh(&part)?;
-        self.apply(&mut weights);
-        device.memcpy_htod(&weights, &mut part)
     }
 }

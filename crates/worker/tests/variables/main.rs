@@ -1,4 +1,4 @@
-//! Variables: initial values, writing in place, gradients; `files`: files.
+//! Variables: initial values, writing in place, gradients; `files`: files; `optimizer`: updates.
 
 #![allow(clippy::unwrap_used)]
 
@@ -11,6 +11,7 @@ use worker::model::ModelError;
 use worker::variables::{Variables, VariablesError};
 
 mod files;
+mod optimizer;
 
 type Make = fn(&VarBuilder) -> candle_core::Result<Vec<Tensor>>;
 

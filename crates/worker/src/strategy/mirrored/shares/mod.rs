@@ -2,8 +2,8 @@
 //! copies: each member has the slots of its own segment of the elements, and of those of the members before it.
 //!
 //! A step is made in three parts. The gradients are added up, so that each member has the sums of its elements; it prepares the
-//! update of these, and hands their new values to all others; a member that has the values of all makes the update. So if any
-//! member has made a step, all have prepared it, and the slots of its values can be had from each.
+//! update of these, and hands their new values to all others; a member that has the values of all makes the update. So if a member has
+//! made a step, those that hold slots have prepared it, and can hand out the slots of the new values.
 //!
 //! - `plan`: the slots of each member, and those that move when the members change
 
@@ -15,7 +15,7 @@ use collective::Rank;
 use shared_proto::job::Job;
 use shared_proto::planted;
 
-use self::plan::{Cut, NUMBERS, Plan, Which, of_numbers, plan, to_numbers};
+use self::plan::{Cut, Move, NUMBERS, Plan, Which, of_numbers, plan, to_numbers};
 use super::gradient::{self, COUNTS};
 use super::ring::{Lost, Ring};
 use crate::replica::{Description, Mirror, MirrorState, SlotShare, StepsMade, ValuesId};
@@ -83,8 +83,8 @@ impl Ring {
                 ranges,
                 slots: None,
             },
-            Plan::Moves(of, _) => {
-                let slots = self.move_slots(shares, &plan, &ranges, mirror).await?;
+            Plan::Moves(of, moves) => {
+                let slots = self.move_slots(shares, of, &moves, &ranges, mirror).await?;
                 Taken {
                     of,
                     ranges,
@@ -94,9 +94,9 @@ impl Ring {
         }))
     }
 
-    /// Holds the slots that were taken, once all members have theirs: until then those of the ring before may be wanted again.
+    /// Holds the slots that were taken. Other members may not have theirs yet, and want those of the ring before, so these are kept until a
+    /// step is made.
     pub(super) async fn hold(&self, taken: Taken, mirror: &dyn Mirror) -> Result<(), Lost> {
-        self.barrier().await?;
         let share = SlotShare {
             of: taken.of,
             rank: self.rank(),
@@ -127,16 +127,14 @@ impl Ring {
     async fn move_slots(
         &self,
         shares: &Shares,
-        plan: &Plan,
+        of: ValuesId,
+        moves: &[Move],
         ranges: &[Range<usize>],
         mirror: &dyn Mirror,
     ) -> Result<Vec<Vec<f32>>, Lost> {
         let places = &shares.places;
         let zeros = |range: &Range<usize>| vec![0.0; places.slots_in(range)];
         let mut taken: Vec<Vec<f32>> = ranges.iter().map(zeros).collect();
-        let Plan::Moves(of, moves) = plan else {
-            return Ok(taken);
-        };
         for slots in moves {
             let own = slots.holders.get(&self.rank());
             if own.is_none() && !slots.travels {
@@ -145,7 +143,7 @@ impl Ring {
             let mut numbers = match own {
                 Some(which) => {
                     let (elements, before) = (slots.elements.clone(), *which == Which::Before);
-                    mirror.slots(elements, *of, before).await?
+                    mirror.slots(elements, of, before).await?
                 }
                 None => zeros(&slots.elements),
             };
@@ -228,7 +226,7 @@ impl Ring {
                 vec![shares.places.slots(&held, &all)]
             }
             Plan::Initial => Vec::new(),
-            plan => self.move_slots(shares, &plan, &ranges, mirror).await?,
+            Plan::Moves(of, moves) => self.move_slots(shares, of, &moves, &ranges, mirror).await?,
         };
         match slots.pop() {
             Some(slots) if writes => Ok(Some(mirror.state_with(slots).await?)),
