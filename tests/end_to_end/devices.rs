@@ -60,6 +60,18 @@ fn several_devices_equal_one_process() {
     }
 }
 
+/// Starts `flambeau train` with settings that are refused before anything is made. Returns what it has said.
+pub(crate) fn refused(settings: &[&str]) -> String {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("run");
+    let common = ["train", "--run-dir", run.to_str().unwrap()];
+    let output = program().run(&[&common, settings].concat());
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(!output.status.success(), "{said}");
+    assert!(!run.exists(), "it is refused before anything is made");
+    said
+}
+
 #[test]
 fn what_takes_one_device_is_refused_with_two() {
     let one = "`strategy.name = \"one-device\"` takes one; use \"mirrored\"";
@@ -71,21 +83,7 @@ fn what_takes_one_device_is_refused_with_two() {
             tables,
         ),
     ] {
-        let dir = tempfile::tempdir().unwrap();
-        let run = dir.path().join("run");
-        let common = [
-            "train",
-            "--devices",
-            "cpu,cpu",
-            "--run-dir",
-            run.to_str().unwrap(),
-        ];
-        let output = program().run(&[&common, settings].concat());
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(
-            !output.status.success() && said.contains(expected),
-            "{said}"
-        );
-        assert!(!run.exists(), "it is refused before anything is made");
+        let said = refused(&[&["--devices", "cpu,cpu"], settings].concat());
+        assert!(said.contains(expected), "{said}");
     }
 }

@@ -1,11 +1,12 @@
 //! A model in stages on the devices of a worker.
 
 use std::path::Path;
-use std::time::Duration;
 
 use tests::{Cluster, eventually};
 
+use crate::devices::refused;
 use crate::program;
+use crate::ring_operations::{check_metrics_are_documented, metric};
 use crate::weights::{difference, largest, weights};
 
 const MODEL: &str = "[model]\nname = \"mlp\"\nhidden = [32, 24, 16]\n";
@@ -106,30 +107,16 @@ fn the_bubble_is_a_metric() {
         format!("epochs = 1000\n{MODEL}[strategy]\nname = \"model-parallel\"\nmicro_batches = 9\n");
     let mut cluster = Cluster::start(program(), &job, 0);
     cluster.add_worker(&[("FLAMBEAU_DEVICE", FOUR)]);
-    let metric = |cluster: &Cluster, name: &str| {
-        let text = cluster.workers[0].http("/metrics");
-        let line = text
-            .lines()
-            .find_map(|line| line.strip_prefix(name)?.trim().parse().ok());
-        line.unwrap_or(f64::NAN)
-    };
-    eventually(|| metric(&cluster, "flambeau_worker_steps_total") > 20.0);
-    let ideal = metric(&cluster, "flambeau_worker_pipeline_ideal_bubble_ratio");
+    let worker = |name: &str| metric(&cluster.workers[0], name);
+    eventually(|| worker("flambeau_worker_steps_total") > 20.0);
+    let ideal = worker("flambeau_worker_pipeline_ideal_bubble_ratio");
     assert!((ideal - 3.0 / 12.0).abs() < 1e-9, "{ideal}");
-    let measured = metric(&cluster, "flambeau_worker_pipeline_bubble_ratio");
-    assert!((0.0..1.0).contains(&measured), "{measured}");
-    let documented = include_str!("../../docs/metrics.md");
-    let text = cluster.workers[0].http("/metrics");
-    let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
-    for name in types.filter_map(|line| line.split(' ').next()) {
-        assert!(
-            documented.contains(name),
-            "{name} is not in docs/metrics.md"
-        );
-    }
+    let measured = worker("flambeau_worker_pipeline_bubble_ratio");
+    // On two cores, four devices wait for each other.
+    assert!(measured > 0.0 && measured < 1.0, "{measured}");
+    check_metrics_are_documented(&cluster.workers[0]);
     cluster.coordinator.terminate();
     cluster.workers[0].terminate();
-    std::thread::sleep(Duration::from_millis(100));
 }
 
 #[test]
@@ -152,23 +139,8 @@ fn what_cannot_be_cut_is_refused_before_anything_is_made() {
             "`strategy.name` \"model-parallel\"; its stages compute one micro-batch after the other",
         ),
     ] {
-        let dir = tempfile::tempdir().unwrap();
-        let run = dir.path().join("run");
-        let common = [
-            "train",
-            "--strategy",
-            "model-parallel",
-            "--devices",
-            "cpu,cpu",
-            "--run-dir",
-            run.to_str().unwrap(),
-        ];
-        let output = program().run(&[&common, settings].concat());
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(
-            !output.status.success() && said.contains(expected),
-            "{said}"
-        );
-        assert!(!run.exists());
+        let strategy = ["--strategy", "model-parallel", "--devices", "cpu,cpu"];
+        let said = refused(&[&strategy, settings].concat());
+        assert!(said.contains(expected), "{said}");
     }
 }

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 
 use candle_core::Tensor;
-use tests::{Cluster, eventually};
+use tests::{Cluster, Daemon, eventually};
 
 use crate::program;
-use crate::rings::{MIRRORED, a_class_for_each, is_once};
+use crate::ring_operations::metric;
+use crate::rings::{MIRRORED, a_class_for_each, is_once, train_in};
 use crate::weights::{difference, weights};
 
 /// Trains with three workers. Returns the bytes of the weights.
@@ -45,19 +46,11 @@ fn shares_of_the_state_give_the_same_bits_as_all_of_it() {
     }
 }
 
-/// Returns the bytes of the slots that a worker holds, according to its metrics.
-fn slot_bytes(cluster: &Cluster, worker: usize) -> u64 {
-    let metrics = cluster.workers[worker].http("/metrics");
-    let line = metrics
-        .lines()
-        .find_map(|line| line.strip_prefix("flambeau_worker_optimizer_slot_bytes "));
-    line.map_or(0, |bytes| bytes.trim().parse::<f64>().unwrap() as u64)
-}
-
 #[test]
 fn each_worker_has_its_share_of_the_memory() {
     // Two slots of four bytes for each of 64 * 256 + 256 * 10 weights and their biases.
     const WHOLE: u64 = 8 * (64 * 256 + 256 + 256 * 10 + 10);
+    let held = |worker: &Daemon| metric(worker, "flambeau_worker_optimizer_slot_bytes ") as u64;
     for (copies, workers) in [(1, 4), (2, 4), (1, 3)] {
         let job = format!(
             "epochs = 99\nbatch_size = 4\n[optimizer]\nname = \"adam\"\n[model]\nname = \"mlp\"\nhidden = [256]\n{MIRRORED}optimizer_copies = {copies}\n[cluster]\nworkers = {workers}\n"
@@ -67,9 +60,7 @@ fn each_worker_has_its_share_of_the_memory() {
             cluster.add_worker(&[]);
         }
         eventually(|| cluster.status()["steps"].as_u64().unwrap() > 3);
-        let held: Vec<u64> = (0..workers)
-            .map(|worker| slot_bytes(&cluster, worker))
-            .collect();
+        let held: Vec<u64> = cluster.workers.iter().map(held).collect();
         // The gradients' vector has two counts at its end, and so the last segment two elements less.
         let each = WHOLE * copies / workers as u64;
         assert!(
@@ -144,18 +135,12 @@ fn a_job_moves_to_shares_and_back_by_its_checkpoints() {
     let job = dir.path().join("job.toml");
     std::fs::write(&job, JOB).unwrap();
     let train = |name: &str, arguments: &[&str]| {
-        let run = dir.path().join(name);
-        let mut all = vec![
-            "train",
-            job.to_str().unwrap(),
-            "--json",
-            "--run-dir",
-            run.to_str().unwrap(),
-        ];
-        all.extend(arguments);
-        let output = program().run(&all);
-        assert!(output.status.success(), "{output:?}");
-        weights(&run.join("model.safetensors"))
+        train_in(
+            dir.path(),
+            name,
+            &[&[job.to_str().unwrap()], arguments].concat(),
+        );
+        weights(&dir.path().join(name).join("model.safetensors"))
     };
     let undisturbed = train("whole", &[WHOLE, &["--steps", "30"]].concat());
     for (name, first, second) in [
@@ -174,21 +159,15 @@ fn a_job_moves_to_shares_and_back_by_its_checkpoints() {
     }
 }
 
-/// Returns the bytes of the weights after a job of `flambeau train`.
-fn weights_of(dir: &std::path::Path, name: &str, arguments: &[&str]) -> Vec<u8> {
-    let run = dir.join(name);
-    let mut all = vec!["train", "--json", "--run-dir", run.to_str().unwrap()];
-    all.extend(arguments);
-    let output = program().run(&all);
-    assert!(output.status.success(), "{output:?}");
-    std::fs::read(run.join("model.safetensors")).unwrap()
-}
-
 #[test]
 fn other_strategies_share_out_the_state_too() {
     const TABLES: &str = "batch_size = 64\nsteps = 20\n[data]\nkind = \"clicks\"\n[data.options]\nsamples = 4000\nrows = 500\n[model]\nname = \"deepfm\"\nembedding = 4\nhidden = [64, 32]\n[optimizer]\nname = \"adam\"\n[cluster]\nps = 1\nworkers = 3\n";
     const STAGES: &str = "steps = 20\nepochs = 9\n[model]\nname = \"mlp\"\nhidden = [128, 128, 128]\n[optimizer]\nname = \"adam\"\n[cluster]\nworkers = 2\n";
     let dir = tempfile::tempdir().unwrap();
+    let trained = |name: &str, arguments: &[&str]| {
+        train_in(dir.path(), name, arguments);
+        std::fs::read(dir.path().join(name).join("model.safetensors")).unwrap()
+    };
     for (name, job, arguments) in [
         ("hybrid", TABLES, &["--mode", "sync"][..]),
         ("model-parallel", STAGES, &["--devices", "cpu,cpu"]),
@@ -196,9 +175,9 @@ fn other_strategies_share_out_the_state_too() {
         let file = dir.path().join(format!("{name}.toml"));
         std::fs::write(&file, format!("seed = 3\n{job}")).unwrap();
         let arguments = [&[file.to_str().unwrap(), "--strategy", name], arguments].concat();
-        let whole = weights_of(dir.path(), &format!("{name}-whole"), &arguments);
+        let whole = trained(&format!("{name}-whole"), &arguments);
         let copies = ["--set", "strategy.optimizer_copies=1"];
-        let shared = weights_of(dir.path(), name, &[&arguments[..], &copies].concat());
+        let shared = trained(name, &[&arguments[..], &copies].concat());
         assert!(shared == whole, "{name}");
     }
 }

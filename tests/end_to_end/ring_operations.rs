@@ -12,11 +12,24 @@ const RING: &str = "[strategy]\nname = \"multi-worker-mirrored\"\n";
 const SLOW: [(&str, &str); 1] = [("TEST_STEP_MILLISECONDS", "30")];
 
 /// Returns the value of the first series that begins like this, labels included.
-fn metric(daemon: &Daemon, series: &str) -> f64 {
+pub(crate) fn metric(daemon: &Daemon, series: &str) -> f64 {
     let text = daemon.http("/metrics");
     let line = text.lines().find(|line| line.starts_with(series));
     let line = line.unwrap_or_else(|| panic!("{series} is not in {text}"));
     line.rsplit(' ').next().unwrap().parse().unwrap()
+}
+
+/// Checks that docs/metrics.md has each metric of a process.
+pub(crate) fn check_metrics_are_documented(daemon: &Daemon) {
+    let documented = include_str!("../../docs/metrics.md");
+    let text = daemon.http("/metrics");
+    let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+    for name in types.filter_map(|line| line.split(' ').next()) {
+        assert!(
+            documented.contains(name),
+            "{name} is not in docs/metrics.md"
+        );
+    }
 }
 
 #[test]
@@ -45,16 +58,8 @@ fn a_ring_shows_its_metrics_and_all_are_documented() {
     // The coordinator shows them again every few moments.
     eventually(|| metric(&cluster.coordinator, "flambeau_coordinator_steps") == steps);
     assert!(metric(&cluster.coordinator, "flambeau_coordinator_ring ") >= 1.0);
-    let documented = include_str!("../../docs/metrics.md");
     for daemon in [&cluster.coordinator, first, second] {
-        let text = daemon.http("/metrics");
-        let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
-        for name in types.filter_map(|line| line.split(' ').next()) {
-            assert!(
-                documented.contains(name),
-                "{name} is not in docs/metrics.md"
-            );
-        }
+        check_metrics_are_documented(daemon);
     }
     let everybody = std::iter::once(&cluster.coordinator).chain(&cluster.workers);
     everybody.for_each(Daemon::terminate);

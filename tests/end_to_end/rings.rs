@@ -306,7 +306,7 @@ fn a_ring_with_certificates_and_a_token_trains() {
 }
 
 /// Runs `flambeau train` to its end, with a run directory of that name.
-fn train_in(dir: &Path, name: &str, arguments: &[&str]) -> serde_json::Value {
+pub(crate) fn train_in(dir: &Path, name: &str, arguments: &[&str]) -> serde_json::Value {
     let run = dir.join(name);
     let mut all = vec!["train", "--json", "--run-dir", run.to_str().unwrap()];
     all.extend(arguments);

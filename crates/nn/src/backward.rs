@@ -43,7 +43,7 @@ pub fn backward_from(outputs: &Tensor, gradient: &Tensor) -> Result<GradStore> {
     backward(&(outputs * gradient)?.sum_all()?)
 }
 
-/// A number whose gradient is given. Its value does not matter, so nothing is computed.
+/// A number with a given gradient. Its value does not matter, so nothing is computed.
 struct Given(Tensor);
 
 impl CustomOp1 for Given {

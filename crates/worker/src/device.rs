@@ -96,8 +96,8 @@ pub fn open(choice: Choice) -> Result<Device, DeviceError> {
     }
 }
 
-/// Returns a device whose work all threads order alike. candle gives each thread a queue of its own on a GPU otherwise, and a thread
-/// could read what another one has not computed yet.
+/// Returns a device with one queue for the work of all threads. Otherwise candle gives each thread a queue of its own on a GPU, and a thread
+/// could read numbers before another one has computed them.
 ///
 /// # Errors
 /// [`DeviceError::Cuda`] if the GPU does not answer.

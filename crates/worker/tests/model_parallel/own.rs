@@ -175,7 +175,7 @@ impl Model for Doubled {
     }
 }
 
-/// A chain whose last block uses a variable of the first one too.
+/// A chain in which the last block uses a variable of the first one too.
 pub(crate) struct Tied(Vec<Linear>, Tensor);
 
 impl Model for Tied {

@@ -49,8 +49,7 @@ impl Cluster {
             let what = "no worker has registered variables; register them first";
             return Err(Refusal::new(Reason::NotInitialized, what));
         }
-        let known = self.durable.ring.member(task);
-        if known.is_some_and(|known| origin.sequence < known.sequence) {
+        if self.durable.ring.has_asked_after(origin) {
             let what = "a later request of this worker has come before this one";
             return Ok(Joined::Pending(what.to_owned()));
         }

@@ -139,6 +139,12 @@ impl Ring {
         self.members.iter_mut().find(|member| member.task == task)
     }
 
+    /// Returns whether a later request of this member to join has come.
+    fn has_asked_after(&self, origin: &Origin) -> bool {
+        let member = self.member(origin.task);
+        member.is_some_and(|member| origin.sequence < member.sequence)
+    }
+
     /// Returns the number of a member's newest request to join.
     #[cfg(any(test, feature = "fuzzing"))]
     pub(super) fn newest_request(&self, task: Task) -> Sequence {

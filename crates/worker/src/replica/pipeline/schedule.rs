@@ -59,7 +59,7 @@ pub(super) fn order(
     operations
 }
 
-/// Returns the largest number of micro-batches whose activations a stage holds at a time.
+/// Returns the largest number of micro-batches of which a stage holds the activations at a time.
 ///
 /// - GPipe (Huang et al., "GPipe", NeurIPS 2019, section 2.2): all of them.
 /// - 1F1B (Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", SC 2021, section 2.2.1,

@@ -65,7 +65,7 @@ pub(super) struct Links {
 pub(super) struct Running<'a> {
     pub(super) stage: &'a Stage,
     pub(super) links: Links,
-    /// The micro-batches whose backward pass is still to come, the oldest first.
+    /// The micro-batches that have not had their backward pass yet, the oldest first.
     held: VecDeque<Held>,
     averages: Option<Averages<'a>>,
     result: StageResult,
