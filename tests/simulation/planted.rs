@@ -59,12 +59,12 @@ const FOUND_IN_RINGS: &[(Fault, u64)] = &[
     (Fault::AbandonedValues, 42),
     (Fault::NoBroadcast, 17),
     (Fault::SpanLost, 0),
-    (Fault::CopyNotAwaited, 10),
+    (Fault::CopyNotAwaited, 8),
     (Fault::UpdatesNotShared, 0),
     (Fault::HalfAStep, 0),
     (Fault::MissingPieces, 0),
     (Fault::SlotsNotTaken, 2),
-    (Fault::OldSlots, 13),
+    (Fault::OldSlots, 8),
 ];
 
 /// Runs the world of a seed. Returns the broken promises.
