@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use shared_proto::ids::{Origin, Task};
+use shared_proto::job::{Goal, Job};
 use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::wire;
 
@@ -26,6 +27,12 @@ pub(super) struct Evaluations {
     pub(super) done: Vec<SavedEvaluation>,
     /// The data epoch and the worker of the last result, so that a repeated report is accepted.
     pub(super) reported: Option<(u32, Task)>,
+    /// The metric by which the best model is kept.
+    #[serde(default)]
+    pub(super) best: Improvement,
+    /// The metric that stops the job early.
+    #[serde(default)]
+    pub(super) early: Improvement,
 }
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -39,11 +46,32 @@ pub(crate) struct Evaluation {
 
 impl Evaluations {
     /// The evaluations of a job that goes back to a checkpoint. Those that were in progress are due.
-    pub(super) fn restored(due: &[u32], done: &[SavedEvaluation]) -> Self {
-        Self {
+    pub(super) fn restored(due: &[u32], done: &[SavedEvaluation], job: &Job) -> Self {
+        let mut restored = Self {
             due: due.iter().copied().collect(),
             done: newest(done).to_vec(),
             ..Self::default()
+        };
+        for evaluation in done {
+            restored.judge(evaluation, job);
+        }
+        restored
+    }
+
+    /// Compares an evaluation with those before it.
+    fn judge(&mut self, evaluation: &SavedEvaluation, job: &Job) {
+        let value = |metric: &String| evaluation.metrics.get(metric).copied();
+        if let Some(best) = &job.best
+            && let Some(value) = value(&best.metric)
+        {
+            self.best
+                .add(evaluation.data_epoch, value, best.goal(), 0.0);
+        }
+        if let Some(early) = &job.early_stopping
+            && let Some(value) = value(&early.metric)
+        {
+            let epoch = evaluation.data_epoch;
+            self.early.add(epoch, value, early.goal(), early.min_delta);
         }
     }
 
@@ -93,6 +121,27 @@ impl Evaluations {
             });
         }
         self.at_work.filter(|at_work| at_work.task == task)
+    }
+}
+
+/// The best value of a metric so far.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(super) struct Improvement {
+    /// The value; none before there is one that is not NaN.
+    #[serde(with = "shared_proto::number::option")]
+    pub(super) value: Option<f64>,
+    /// The data epoch of its evaluation.
+    data_epoch: u32,
+    /// The number of evaluations since then.
+    since: u32,
+}
+
+impl Improvement {
+    fn add(&mut self, data_epoch: u32, value: f64, goal: Goal, delta: f64) {
+        match goal.is_better(value, self.value, delta) {
+            true => (self.value, self.data_epoch, self.since) = (Some(value), data_epoch, 0),
+            false => self.since = self.since.saturating_add(1),
+        }
     }
 }
 
@@ -193,6 +242,10 @@ impl Cluster {
                 ),
             ));
         }
+        if let Some(missing) = self.missing_metric(&report) {
+            self.fail(now, missing);
+            return Ok(());
+        }
         self.durable.evaluations.at_work = None;
         self.records.push(Record::Evaluation {
             seconds: self.seconds(now),
@@ -202,8 +255,13 @@ impl Cluster {
             metrics: report.metrics.clone().into_iter().collect(),
         });
         self.durable.evaluations.reported = Some((data_epoch, task));
-        self.durable.evaluations.add(report.into());
+        let report = SavedEvaluation::from(report);
+        self.durable.evaluations.judge(&report, &self.job);
+        self.durable.evaluations.add(report);
         self.must_persist();
+        if !evaluation.last {
+            self.consider_stopping();
+        }
         if evaluation.last && self.saving.place.is_some() {
             self.durable.checkpoints.end();
             self.save_if_due(now);
@@ -216,5 +274,58 @@ impl Cluster {
             self.plan_step(now);
         }
         Ok(())
+    }
+
+    /// Returns the error for a job that monitors a metric that its evaluations do not have.
+    fn missing_metric(&self, report: &wire::EvaluationReport) -> Option<String> {
+        let early = self.job.early_stopping.as_ref();
+        let best = self.job.best.as_ref();
+        let monitored = [
+            ("early_stopping.metric", early.map(|early| &early.metric)),
+            ("best.metric", best.map(|best| &best.metric)),
+        ];
+        let missing = |metric: &&String| !report.metrics.contains_key(*metric);
+        let (setting, metric) = monitored
+            .into_iter()
+            .find_map(|(setting, metric)| Some((setting, metric.filter(missing)?)))?;
+        let mut there: Vec<&str> = report.metrics.keys().map(String::as_str).collect();
+        there.sort_unstable();
+        Some(format!(
+            "job setting `{setting}` is {metric:?}, but evaluations of this job have only {}; name one of these, or add it to objective.metrics",
+            there.join(", ")
+        ))
+    }
+
+    /// Ends the job early if evaluations no longer improve.
+    fn consider_stopping(&mut self) {
+        let Some(early) = &self.job.early_stopping else {
+            return;
+        };
+        let seen = &self.durable.evaluations.early;
+        if seen.since < early.patience || self.durable.training.stopping {
+            return;
+        }
+        let best = seen.value.map_or_else(String::new, |value| {
+            format!("; the best was {value:.4} in epoch {}", seen.data_epoch + 1)
+        });
+        let why = format!(
+            "{} has not improved for {} evaluations{best}",
+            early.metric, seen.since
+        );
+        tracing::info!("stopping early: {why}");
+        self.durable.training.stopped_early = why;
+        self.durable.training.stopping = true;
+        self.must_persist();
+        self.evaluate_when_at_rest();
+    }
+
+    /// Takes back an early stop of which a job that goes back to a checkpoint no longer has the evaluations.
+    pub(super) fn reconsider_stopping(&mut self) {
+        let training = &mut self.durable.training;
+        if !training.stopped_early.is_empty() {
+            training.stopped_early.clear();
+            training.stopping = false;
+            self.consider_stopping();
+        }
     }
 }

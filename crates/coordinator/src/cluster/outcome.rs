@@ -152,7 +152,10 @@ impl Cluster {
             max_clock_lead: observed.max_clock_lead,
             mean_gradient_staleness: observed.staleness_sum as f64 / observed.updates.max(1) as f64,
             times: self.mean_times(),
-            stopped: progress.stopping && !progress.ledger.as_ref().is_some_and(Ledger::exhausted),
+            stopped: progress.stopping
+                && progress.stopped_early.is_empty()
+                && !progress.ledger.as_ref().is_some_and(Ledger::exhausted),
+            stopped_early: progress.stopped_early.clone(),
             unsaved: self.durable.outcome.unsaved.clone(),
             error: self.durable.outcome.error.clone(),
         }

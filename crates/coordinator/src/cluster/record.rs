@@ -183,6 +183,9 @@ pub struct Summary {
     /// True if it was told to end before its data did.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stopped: bool,
+    /// The reason why `early_stopping` has ended the job before its data did; empty if it has not.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub stopped_early: String,
     /// The reason why the last checkpoint could not be written; empty if it was.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub unsaved: String,

@@ -44,6 +44,8 @@ pub(crate) enum Work {
     Evaluate {
         data_epoch: u32,
         save_model: bool,
+        /// The best value so far of the metric by which the job keeps the best model.
+        best: Option<f64>,
     },
     /// No work at present, for this reason.
     Idle(String),
@@ -65,6 +67,9 @@ pub(super) struct Training {
     pub(super) earlier_samples: u64,
     /// True if the job was told to end before its data does.
     pub(super) stopping: bool,
+    /// The reason, if the job's own settings end it early.
+    #[serde(default)]
+    pub(super) stopped_early: String,
 }
 
 /// The work done, summed over workers.
@@ -143,6 +148,7 @@ impl Cluster {
             return Work::Evaluate {
                 data_epoch: evaluation.data_epoch,
                 save_model: evaluation.last,
+                best: self.durable.evaluations.best.value,
             };
         }
         let split = if self.in_lock_step() {

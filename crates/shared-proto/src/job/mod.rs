@@ -4,6 +4,7 @@
 mod data;
 mod error;
 mod groups;
+mod monitor;
 mod objective;
 mod optimizer;
 mod read;
@@ -22,6 +23,7 @@ use serde::{Deserialize, Serialize};
 pub use data::{ColumnType, Data, Pictures, TargetKind, Transform};
 pub use error::JobError;
 pub use groups::{Group, matches_pattern};
+pub use monitor::{Best, EarlyStopping, Goal};
 pub use objective::{LossName, Objective};
 pub use optimizer::{
     Adagrad, Adam, AdamW, Ftrl, Momentum, Optimizer, RmsProp, Schedule, ScheduleKind, Sgd,
@@ -98,6 +100,12 @@ pub struct Job {
     pub cluster: Cluster,
     /// The settings of checkpoints.
     pub checkpoint: Checkpoint,
+    /// When the job stops before its data ends.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub early_stopping: Option<EarlyStopping>,
+    /// The metric by which the best model is kept, beside the last one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub best: Option<Best>,
 }
 
 impl Default for Job {
@@ -125,6 +133,8 @@ impl Default for Job {
             strategy: Strategy::default(),
             cluster: Cluster::default(),
             checkpoint: Checkpoint::default(),
+            early_stopping: None,
+            best: None,
         }
     }
 }
@@ -338,6 +348,8 @@ pub mod run_dir {
     pub const SUMMARY: &str = "summary.json";
     /// Final weights under the variables' own names.
     pub const MODEL: &str = "model.safetensors";
+    /// The weights that the best evaluation measured, if the job names a metric for it.
+    pub const BEST: &str = "best.safetensors";
     /// The parameters of a table's columns, and the names of classes: means, vocabularies, labels. It is there for tables,
     /// and for data with a file or a folder for each class.
     pub const TRANSFORMS: &str = "transforms.json";

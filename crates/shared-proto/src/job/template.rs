@@ -113,4 +113,16 @@ every_seconds = 30.0    # between two checkpoints
 keep = 3                # older ones are deleted, unless these build on them
 snapshot_mebibytes = 64    # sync mode: what a server may copy, so that steps go on while it is written; then they wait
 increments = 8          # checkpoints in a row that have only the changed rows of tables; 0 for none
+
+# Stop once evaluations no longer improve.
+#: [early_stopping]
+#: metric = "loss"       # the name of a metric of evaluations
+#: goal = "min"          # min | max; absent: by the metric's name
+#: patience = 3          # evaluations in a row without an improvement
+#: min_delta = 0.0       # the least change that counts as one
+
+# Keep the weights of the best evaluation as best.safetensors, beside the last ones.
+#: [best]
+#: metric = "loss"
+#: goal = "min"          # min | max; absent: by the metric's name
 "##;

@@ -368,6 +368,12 @@ impl Job {
             pictures.validate()?;
         }
         self.objective.validate()?;
+        if let Some(early_stopping) = &self.early_stopping {
+            early_stopping.validate()?;
+        }
+        if let Some(best) = &self.best {
+            best.validate()?;
+        }
         self.optimizer.validate()?;
         for group in &self.groups {
             group.validate(&self.optimizer)?;

@@ -1,6 +1,9 @@
 //! Evaluations that are due, in progress or done when a coordinator restarts or the job goes back.
 
+use shared_proto::job::Job;
+
 use super::*;
+use crate::cluster::evaluations::DIGEST_BYTES;
 
 /// A sync job that orders its second checkpoint with the last step of epoch 0.
 fn at_the_end_of_an_epoch() -> (Scene, Task, Task) {
@@ -22,6 +25,7 @@ fn an_evaluation_that_was_due_in_a_checkpoint_is_due_again_when_the_job_goes_bac
         let evaluate = Work::Evaluate {
             data_epoch: 0,
             save_model: false,
+            best: None,
         };
         if at_work {
             // The first try fails, and the next is ordered while the worker evaluates.
@@ -70,4 +74,90 @@ fn results_outlive_a_restart_with_all_that_they_say() {
     let before = scene.cluster.status(scene.now).evaluations;
     scene.restart();
     assert_eq!(scene.cluster.status(scene.now).evaluations, before);
+}
+
+/// Trains an epoch, and reports this value of a metric. Returns what the worker was told of the best one before.
+fn evaluated(scene: &mut Scene, worker: Task, metric: &str, value: f64) -> Option<f64> {
+    loop {
+        match scene.work(worker).0 {
+            Work::Split(_) => drop(scene.finish(worker)),
+            Work::Evaluate {
+                data_epoch,
+                save_model,
+                best,
+            } => {
+                let digest = if save_model { DIGEST_BYTES } else { 0 };
+                let report = wire::EvaluationReport {
+                    data_epoch,
+                    metrics: [("loss".to_owned(), 0.5), (metric.to_owned(), value)].into(),
+                    model_sha256: vec![7; digest].into(),
+                    ..wire::EvaluationReport::default()
+                };
+                let origin = scene.origin(worker, Clock(0));
+                scene.cluster.evaluated(scene.now, &origin, report).unwrap();
+                return best;
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn monitored(toml: &str) -> (Scene, Task) {
+    let mut scene = Scene::new(Mode::Bounded, Some(1), 1);
+    let job = Job::from_toml(toml).unwrap();
+    (scene.cluster.job.early_stopping, scene.cluster.job.best) = (job.early_stopping, job.best);
+    scene.cluster.job.epochs = 20;
+    scene.join(Role::Ps, "ps");
+    let worker = scene.join(Role::Worker, "w");
+    scene.variables(worker);
+    scene.cluster.finish_initialization(worker).unwrap();
+    (scene, worker)
+}
+
+#[test]
+fn a_job_stops_once_its_metric_has_not_improved_for_so_many_evaluations() {
+    let (mut scene, worker) =
+        monitored("[early_stopping]\nmetric = \"accuracy\"\npatience = 2\nmin_delta = 0.01");
+    // Neither NaN nor too small a change is an improvement; a restart forgets nothing.
+    for value in [0.5, 0.505, 0.6, f64::NAN] {
+        evaluated(&mut scene, worker, "accuracy", value);
+        assert!(!scene.cluster.durable.training.stopping, "{value}");
+        scene.restart();
+    }
+    evaluated(&mut scene, worker, "accuracy", 0.4);
+    let last = scene.work(worker).0;
+    assert!(
+        matches!(
+            last,
+            Work::Evaluate {
+                save_model: true,
+                ..
+            }
+        ),
+        "{last:?}"
+    );
+    evaluated(&mut scene, worker, "accuracy", 0.4);
+    assert!(scene.cluster.durable.checkpoints.ending());
+    let summary = scene.cluster.summary(scene.now);
+    assert!(!summary.stopped);
+    let why = "accuracy has not improved for 2 evaluations; the best was 0.6000 in epoch 3";
+    assert_eq!(summary.stopped_early, why);
+}
+
+#[test]
+fn a_worker_that_evaluates_is_told_the_best_value_so_far() {
+    let (mut scene, worker) = monitored("[best]\nmetric = \"accuracy\"");
+    let told = [0.5, 0.4, 0.6, 0.55].map(|value| evaluated(&mut scene, worker, "accuracy", value));
+    assert_eq!(told, [None, Some(0.5), Some(0.5), Some(0.6)]);
+}
+
+#[test]
+fn a_job_that_monitors_a_metric_it_does_not_measure_fails_and_names_those_it_has() {
+    let (mut scene, worker) = monitored("[best]\nmetric = \"auc\"");
+    evaluated(&mut scene, worker, "accuracy", 0.5);
+    let error = scene.cluster.summary(scene.now).error;
+    assert!(
+        error.contains("best.metric") && error.contains("accuracy, loss"),
+        "{error}"
+    );
 }

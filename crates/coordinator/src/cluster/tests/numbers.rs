@@ -75,10 +75,12 @@ fn a_job_with_a_run_directory_does_not_end_without_its_model() {
             Work::Evaluate {
                 data_epoch: epoch,
                 save_model: false,
+                ..
             } => scene.report(worker, epoch).unwrap(),
             Work::Evaluate {
                 data_epoch: epoch,
                 save_model: true,
+                ..
             } => {
                 let refused = scene.report(worker, epoch).unwrap_err();
                 assert_eq!(refused.reason, Reason::Malformed);

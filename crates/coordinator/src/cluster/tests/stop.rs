@@ -24,6 +24,7 @@ fn a_stopped_job_hands_out_no_more_data_and_evaluates_what_it_has() {
             Work::Evaluate {
                 data_epoch: epoch,
                 save_model,
+                ..
             } => Some((*task, *epoch, *save_model)),
             _ => None,
         });
@@ -100,6 +101,7 @@ fn a_job_whose_data_is_done_ends_as_it_would_have() {
             Work::Evaluate {
                 data_epoch: epoch,
                 save_model,
+                ..
             } => {
                 if save_model {
                     scene.cluster.stop("flambeau").unwrap();
@@ -179,6 +181,7 @@ fn a_job_that_is_stopped_while_no_worker_holds_data_is_evaluated_at_once() {
         let evaluate = Work::Evaluate {
             data_epoch: 0,
             save_model: true,
+            best: None,
         };
         assert_eq!(scene.work(tasks[0]).0, evaluate, "{mode:?}");
     }

@@ -149,6 +149,7 @@ fn each_epoch_ends_with_an_evaluation_and_the_last_one_ends_the_job() {
                     Work::Evaluate {
                         data_epoch: epoch,
                         save_model,
+                        ..
                     } => {
                         if mode == Mode::Sync {
                             // No worker trains meanwhile.

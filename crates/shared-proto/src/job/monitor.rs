@@ -1,0 +1,196 @@
+//! Metrics of evaluations that a job monitors: to keep the best model, and to stop early.
+
+use serde::{Deserialize, Serialize};
+
+use super::JobError;
+
+/// When a job stops before its data ends.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct EarlyStopping {
+    /// The metric, by its name in evaluations.
+    pub metric: String,
+    /// The direction in which the metric improves. Absent: by the metric's name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub goal: Option<Goal>,
+    /// The job stops after so many evaluations in a row without an improvement.
+    pub patience: u32,
+    /// The least change that counts as an improvement.
+    pub min_delta: f64,
+}
+
+impl Default for EarlyStopping {
+    fn default() -> Self {
+        Self {
+            metric: "loss".to_owned(),
+            goal: None,
+            patience: 3,
+            min_delta: 0.0,
+        }
+    }
+}
+
+/// The metric by which the best model is chosen.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Best {
+    /// The metric, by its name in evaluations.
+    pub metric: String,
+    /// The direction in which the metric improves. Absent: by the metric's name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub goal: Option<Goal>,
+}
+
+impl Default for Best {
+    fn default() -> Self {
+        Self {
+            metric: "loss".to_owned(),
+            goal: None,
+        }
+    }
+}
+
+/// The direction in which a metric improves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Goal {
+    /// Smaller values are better.
+    Min,
+    /// Larger values are better.
+    Max,
+}
+
+impl Goal {
+    /// Returns the direction in which a metric of this name improves, if the name tells it.
+    pub fn of(metric: &str) -> Option<Self> {
+        match metric {
+            "loss" | "log_loss" | "rmse" | "mae" => Some(Self::Min),
+            "accuracy" | "auc" | "f1" => Some(Self::Max),
+            _ => metric.starts_with("top_").then_some(Self::Max),
+        }
+    }
+
+    /// Returns whether a value is better than another one by more than `delta`. NaN is never better, and any other value is better
+    /// than none.
+    pub fn is_better(self, value: f64, than: Option<f64>, delta: f64) -> bool {
+        let Some(than) = than else {
+            return !value.is_nan();
+        };
+        match self {
+            Self::Min => value < than - delta,
+            Self::Max => value > than + delta,
+        }
+    }
+}
+
+impl EarlyStopping {
+    /// Returns the direction in which the metric improves.
+    pub fn goal(&self) -> Goal {
+        goal(self.goal, &self.metric)
+    }
+
+    pub(super) fn validate(&self) -> Result<(), JobError> {
+        let checked = check_metric(
+            ["early_stopping.metric", "early_stopping.goal"],
+            &self.metric,
+            self.goal,
+        );
+        checked?;
+        if self.patience == 0 {
+            return Err(JobError::Setting {
+                field: "early_stopping.patience",
+                value: self.patience.to_string(),
+                expected: "must be at least 1",
+            });
+        }
+        match self.min_delta.is_finite() && self.min_delta >= 0.0 {
+            true => Ok(()),
+            false => Err(JobError::Setting {
+                field: "early_stopping.min_delta",
+                value: self.min_delta.to_string(),
+                expected: "must be at least 0, and finite",
+            }),
+        }
+    }
+}
+
+impl Best {
+    /// Returns the direction in which the metric improves.
+    pub fn goal(&self) -> Goal {
+        goal(self.goal, &self.metric)
+    }
+
+    pub(super) fn validate(&self) -> Result<(), JobError> {
+        check_metric(["best.metric", "best.goal"], &self.metric, self.goal)
+    }
+}
+
+fn goal(given: Option<Goal>, metric: &str) -> Goal {
+    given.or_else(|| Goal::of(metric)).unwrap_or(Goal::Min)
+}
+
+fn check_metric(
+    [metric_field, goal_field]: [&'static str; 2],
+    metric: &str,
+    goal: Option<Goal>,
+) -> Result<(), JobError> {
+    if metric.is_empty() {
+        return Err(JobError::Setting {
+            field: metric_field,
+            value: format!("{metric:?}"),
+            expected: "must be the name of a metric",
+        });
+    }
+    match goal.or_else(|| Goal::of(metric)) {
+        Some(_) => Ok(()),
+        None => Err(JobError::Setting {
+            field: goal_field,
+            value: format!("absent, and the metric is {metric:?}"),
+            expected: "must be \"min\" or \"max\" for a metric whose name does not tell which values are better",
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_value_is_better_if_it_exceeds_the_best_one_by_more_than_the_delta() {
+        for (goal, value, than, delta, better) in [
+            (Goal::Min, 1.0, None, 0.0, true),
+            (Goal::Min, f64::NAN, None, 0.0, false),
+            (Goal::Min, f64::NAN, Some(1.0), 0.0, false),
+            (Goal::Min, 0.9, Some(1.0), 0.0, true),
+            (Goal::Min, 1.0, Some(1.0), 0.0, false),
+            (Goal::Min, 0.95, Some(1.0), 0.1, false),
+            (Goal::Max, 0.9, Some(1.0), 0.0, false),
+            (Goal::Max, 1.2, Some(1.0), 0.1, true),
+        ] {
+            let judged = goal.is_better(value, than, delta);
+            assert_eq!(judged, better, "{goal:?} {value} {than:?} {delta}");
+        }
+    }
+
+    #[test]
+    fn a_metric_of_unknown_meaning_needs_a_goal() {
+        let best = |metric: &str, goal| Best {
+            metric: metric.to_owned(),
+            goal,
+        };
+        for known in ["loss", "accuracy", "top_5", "auc", "rmse"] {
+            best(known, None).validate().unwrap();
+        }
+        best("recall", Some(Goal::Max)).validate().unwrap();
+        let error = best("recall", None).validate().unwrap_err().to_string();
+        assert!(
+            error.contains("best.goal") && error.contains("recall"),
+            "{error}"
+        );
+        let stopping = EarlyStopping {
+            patience: 0,
+            ..EarlyStopping::default()
+        };
+        assert!(stopping.validate().is_err());
+    }
+}
