@@ -9,6 +9,7 @@ mod data;
 mod devices;
 mod examples;
 mod faults;
+mod fit;
 mod flood;
 mod floors;
 mod hostile;

@@ -65,7 +65,7 @@ fn ctrl_c_keeps_what_was_done_and_the_run_goes_on_from_there() {
         assert!(!summary["test_accuracy"].is_null(), "{summary}");
 
         // Runs the command that it has printed.
-        let command = said.lines().find(|line| line.contains(" --restore "));
+        let command = said.lines().find(|line| line.contains(" resume "));
         let words: Vec<&str> = command.unwrap().split_whitespace().collect();
         let output = program()
             .command(&words[1..])

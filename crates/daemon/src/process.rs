@@ -9,6 +9,7 @@ use shared_proto::security::Security;
 use shared_proto::transport::Listen;
 use tokio::io::AsyncReadExt;
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 use tracing_subscriber::EnvFilter;
 
@@ -28,26 +29,47 @@ pub struct Process {
     pub shutdown: CancellationToken,
     /// The time limit of the shutdown.
     pub shutdown_within: Duration,
-    /// The address of the metrics.
-    pub metrics: SocketAddr,
+    /// The address of the metrics; port 0 if it serves none.
+    metrics: SocketAddr,
     /// The readiness that `/readyz` shows; not ready at first.
     pub readiness: Readiness,
     /// The action once the job has ended.
     pub after_job: AfterJob,
     /// The credentials of this process, and those that it demands of its callers.
     pub security: Security,
-    /// The format of log lines.
-    pub log_format: LogFormat,
+    announcement: Announcement,
+}
+
+/// Where a process says that it listens.
+#[derive(Clone, Debug)]
+enum Announcement {
+    /// A line of stdout in this format.
+    Stdout(LogFormat),
+    /// To the process of which it is a thread.
+    Channel(mpsc::UnboundedSender<Ready>),
 }
 
 impl Process {
-    /// Prints the addresses on which it listens, on a line of stdout (see [`Ready`]).
+    /// Prints the addresses on which it listens, on a line of stdout (see [`Ready`]). A role on a thread of another process sends them
+    /// to the one that has started it.
     pub fn announce(&self, address: Option<Listen>) {
         let ready = Ready {
             address,
             metrics: self.metrics,
         };
-        println!("{}", ready.line(self.log_format));
+        match &self.announcement {
+            Announcement::Stdout(format) => println!("{}", ready.line(*format)),
+            // A starter that is gone does not need the addresses.
+            Announcement::Channel(starter) => drop(starter.send(ready)),
+        }
+    }
+
+    /// Returns the address of the metrics, with which the process registers; nothing if it serves none.
+    pub fn metrics_address(&self) -> String {
+        match self.metrics.port() {
+            0 => String::new(),
+            _ => self.metrics.to_string(),
+        }
     }
 
     /// Waits for the shutdown, if the process is to stay after the job.
@@ -92,9 +114,21 @@ pub trait Failure: Display {
 }
 
 /// The error with which a process ends, and its exit code.
-struct Ending {
-    message: String,
-    code: u8,
+#[derive(Clone, Debug)]
+pub struct Ending {
+    /// The error.
+    pub message: String,
+    /// The exit code.
+    pub code: u8,
+}
+
+impl Ending {
+    fn of(error: &impl Failure) -> Self {
+        Self {
+            message: error.to_string(),
+            code: error.exit_code(),
+        }
+    }
 }
 
 impl From<String> for Ending {
@@ -169,17 +203,14 @@ fn start<E: Failure>(
             readiness,
             after_job: settings.after_job,
             security,
-            log_format: settings.log_format,
+            announcement: Announcement::Stdout(settings.log_format),
         };
         let deadline = async {
             shutdown.cancelled().await;
             tokio::time::sleep(within).await;
         };
         tokio::select! {
-            outcome = run(process) => outcome.map_err(|error| Ending {
-                message: error.to_string(),
-                code: error.exit_code(),
-            }),
+            outcome = run(process) => outcome.map_err(|error| Ending::of(&error)),
             () = deadline => Err(Ending::from(format!(
                 "did not shut down within {} s of being told to; gave up",
                 within.as_secs()
@@ -189,6 +220,38 @@ fn start<E: Failure>(
     // The tasks that still run were told to stop, and have had their time.
     runtime.shutdown_background();
     outcome
+}
+
+/// Runs a role on this thread of a process that does other work too: without signals and metrics of its own, and with the log of the
+/// process, if there is one. It shuts down when `shutdown` is cancelled, and sends the addresses on which it listens to `ready`.
+///
+/// # Errors
+/// The error with which a process of this role would end.
+pub fn on_this_thread<E: Failure>(
+    settings: &ProcessSettings,
+    shutdown: CancellationToken,
+    ready: mpsc::UnboundedSender<Ready>,
+    run: impl AsyncFnOnce(Process) -> Result<(), E>,
+) -> Result<(), Ending> {
+    descriptors::raise();
+    let security = settings.security.load();
+    let security = security.map_err(|error| Ending::from(error.to_string()))?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| format!("cannot start the runtime: {error}"))?;
+    let process = Process {
+        shutdown,
+        shutdown_within: Duration::from_secs(settings.shutdown_seconds),
+        metrics: SocketAddr::from(([127, 0, 0, 1], 0)),
+        readiness: Readiness::default(),
+        after_job: settings.after_job,
+        security,
+        announcement: Announcement::Channel(ready),
+    };
+    let outcome = runtime.block_on(run(process));
+    runtime.shutdown_background();
+    outcome.map_err(|error| Ending::of(&error))
 }
 
 /// Sends log lines to stderr; stdout belongs to results.

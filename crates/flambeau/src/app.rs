@@ -24,6 +24,8 @@ struct Arguments {
 enum Command {
     /// Train on a whole cluster, on this machine: real processes over loopback.
     Train(train::Arguments),
+    /// Go on with a run from its newest checkpoint.
+    Resume(train::resume::Arguments),
     /// Evaluate the final weights of a run again.
     Eval(eval::Arguments),
     /// Write the predictions of a run's final weights as CSV.
@@ -126,6 +128,7 @@ impl App {
                 worker::run(settings, registry, process).await
             }),
             Command::Train(arguments) => finish(train::run(arguments, &registry)),
+            Command::Resume(arguments) => finish(train::resume::run(arguments, &registry)),
             Command::Eval(arguments) => finish(eval::run(&arguments, &registry)),
             Command::Predict(arguments) => finish(predict::run(&arguments, &registry)),
             Command::Plot(arguments) => finish(plot::run(&arguments)),

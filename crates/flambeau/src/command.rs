@@ -50,6 +50,11 @@ impl FinishedRun {
         }
     }
 
+    /// Returns the file of the final weights.
+    pub(crate) fn weights(&self) -> &Path {
+        &self.weights
+    }
+
     pub(crate) fn read(dir: &Path, data: Option<&Path>) -> Result<Self, CommandError> {
         let path = dir.join(run_dir::JOB);
         let text = std::fs::read_to_string(&path).map_err(CommandError::file(&path))?;

@@ -6,14 +6,22 @@ use checkpoint::CheckpointError;
 use coordinator::CoordinatorError;
 use daemon::membership::MembershipError;
 use ps_client::lookup::LookupError;
+use shared_proto::job::JobError;
 use shared_proto::security::SecurityError;
 use worker::device::DeviceError;
+use worker::input::InputError;
 use worker::replica::ReplicaError;
 
-/// The error of a command.
+/// The error of a command, or of a training that a program has begun.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub(crate) enum CommandError {
+pub enum CommandError {
+    /// A setting of the job makes no sense.
+    #[error(transparent)]
+    Setting(#[from] JobError),
+    /// There is no trained model yet.
+    #[error("nothing was trained yet; call fit first, or give the job the run_dir of a training")]
+    Untrained,
     /// The job cannot be read.
     #[error(transparent)]
     Job(#[from] CoordinatorError),
@@ -173,6 +181,12 @@ pub(crate) enum CommandError {
         /// The reason.
         reason: String,
     },
+}
+
+impl From<InputError> for CommandError {
+    fn from(error: InputError) -> Self {
+        Self::Replica(error.into())
+    }
 }
 
 impl CommandError {

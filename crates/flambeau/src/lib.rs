@@ -30,6 +30,7 @@
 // The command line:
 // - `app`: the subcommands, and the module that runs each; `command`: the parts that several of them have
 // - `train`: a whole cluster on this machine; `cluster`: its processes; `progress`: its progress bars
+// - `fit`: training from a program
 // - `status`, `devices`, `table`, `checkpoint`, `certs`, `job`: for operators
 // - `eval`, `plot`, `metrics`: a run's model, curves and records after its end
 // - `scorer`: a trained model for online inference
@@ -45,6 +46,7 @@ mod command;
 mod devices;
 mod error;
 mod eval;
+mod fit;
 mod job;
 mod metrics;
 mod plot;
@@ -58,10 +60,12 @@ mod train;
 pub use app::App;
 pub use candle_core;
 pub use candle_nn;
+pub use error::CommandError as Error;
+pub use fit::{Callback, Control, Epoch, History, Progress, Trainer, on_evaluation};
 pub use nn;
 pub use ps_client::lookup::{FoundRows, Lookup, LookupError};
 pub use scorer::{Scorer, Scoring};
-pub use shared_proto::job::{Adagrad, Adam, Ftrl, Sgd};
+pub use shared_proto::job::Job;
 pub use shared_proto::security::{Security, SecurityFiles};
 pub use shared_proto::step::Want;
 pub use shared_proto::table::{
@@ -71,11 +75,17 @@ pub use worker::input::{
     Column, DataSetup, Dataset, Field, Fitted, InMemory, InputError, Order, Purpose, Samples,
     Signature, Source, Values,
 };
+pub use worker::loops::{Distributed, LoopError, OptimizerId, Reduce, Replica, Strategy};
 pub use worker::model::{
     Batch, Feature, Loss, Metric, Metrics, Model, Objective, Pass, Ragged, Setup, Stages,
     forward_blocks,
 };
 pub use worker::tables::{Embeddings, Pool, Table};
+
+/// The settings of a [`Job`], as its file has them.
+pub mod settings {
+    pub use shared_proto::job::*;
+}
 
 /// The README's programs, compiled by the tests.
 #[cfg(doctest)]

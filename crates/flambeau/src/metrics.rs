@@ -1,7 +1,9 @@
 //! A run's `metrics.jsonl`, read back.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::fs::File;
+use std::io::{ErrorKind, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use shared_proto::job::run_dir;
@@ -18,10 +20,18 @@ pub(crate) enum Line {
         epoch: f64,
         #[serde(with = "number")]
         loss: f64,
+        steps: u64,
+        #[serde(with = "number")]
+        seconds: f64,
+        #[serde(with = "number")]
+        samples_per_second: f64,
     },
     Evaluation {
         epoch: u32,
         metrics: BTreeMap<String, Number>,
+        steps: u64,
+        #[serde(with = "number")]
+        seconds: f64,
     },
     #[serde(other)]
     Other,
@@ -31,6 +41,11 @@ pub(crate) enum Line {
 pub(crate) fn read(dir: &Path) -> Result<Vec<Line>, CommandError> {
     let path = dir.join(run_dir::METRICS);
     let text = std::fs::read_to_string(&path).map_err(CommandError::file(&path))?;
+    parse(&text, &path)
+}
+
+/// Reads lines of a file.
+fn parse(text: &str, path: &Path) -> Result<Vec<Line>, CommandError> {
     let mut lines = Vec::new();
     for (number, line) in text.lines().enumerate() {
         match serde_json::from_str(line) {
@@ -38,11 +53,51 @@ pub(crate) fn read(dir: &Path) -> Result<Vec<Line>, CommandError> {
             Err(error) if error.is_eof() || !line.ends_with('}') => {}
             Err(error) => {
                 return Err(CommandError::Content {
-                    path,
+                    path: path.to_owned(),
                     reason: format!("line {}: {error}", number + 1),
                 });
             }
         }
     }
     Ok(lines)
+}
+
+/// The lines that a run adds while it goes on.
+pub(crate) struct Tail {
+    path: PathBuf,
+    /// The bytes that were read.
+    read: u64,
+}
+
+impl Tail {
+    /// Returns the lines of a run that begins; the folder may have those of an earlier one.
+    pub(crate) fn of(run_dir: &Path) -> Self {
+        let path = run_dir.join(run_dir::METRICS);
+        let read = path.metadata().map_or(0, |metadata| metadata.len());
+        Self { path, read }
+    }
+
+    /// Returns the whole lines since the last call.
+    pub(crate) fn read(&mut self) -> Result<Vec<Line>, CommandError> {
+        let mut more = self.rest().map_err(CommandError::file(&self.path))?;
+        let whole = more.iter().rposition(|byte| *byte == b'\n');
+        more.truncate(whole.map_or(0, |end| end + 1));
+        self.read += more.len() as u64;
+        parse(&String::from_utf8_lossy(&more), &self.path)
+    }
+
+    fn rest(&mut self) -> std::io::Result<Vec<u8>> {
+        let mut file = match File::open(&self.path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+            opened => opened?,
+        };
+        // A run that does not go on from another one begins the file anew.
+        if file.metadata()?.len() < self.read {
+            self.read = 0;
+        }
+        file.seek(SeekFrom::Start(self.read))?;
+        let mut rest = Vec::new();
+        file.read_to_end(&mut rest)?;
+        Ok(rest)
+    }
 }

@@ -54,8 +54,8 @@ impl Curves {
         let mut curves = Self::default();
         for line in lines {
             match line {
-                Line::Steps { epoch, loss } => curves.training_loss.push((epoch, loss)),
-                Line::Evaluation { epoch, metrics } => {
+                Line::Steps { epoch, loss, .. } => curves.training_loss.push((epoch, loss)),
+                Line::Evaluation { epoch, metrics, .. } => {
                     let epoch = f64::from(epoch);
                     let point = |name: &str| metrics.get(name).map(|value| (epoch, value.0));
                     curves.test_loss.extend(point("loss"));

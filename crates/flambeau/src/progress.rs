@@ -82,7 +82,7 @@ impl Progress {
     pub(crate) fn finish(&mut self, lines: &[Line]) {
         self.close();
         let evaluations = lines.iter().filter_map(|line| match line {
-            Line::Evaluation { epoch, metrics } => Some((epoch, metrics)),
+            Line::Evaluation { epoch, metrics, .. } => Some((epoch, metrics)),
             _ => None,
         });
         for (epoch, metrics) in evaluations.skip(self.evaluations) {

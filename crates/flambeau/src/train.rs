@@ -1,10 +1,14 @@
 //! `flambeau train`: runs a whole cluster on this machine, from its start to its end.
 //!
 //! - `follow`: starts the cluster, follows its job, restarts processes that are killed
+//! - `resume`: `flambeau resume`
+//! - `signals`: the signals that end a job early
 //! - `outcome`: the outcome of a run, and how it is shown
 
 mod follow;
 mod outcome;
+pub(crate) mod resume;
+mod signals;
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
@@ -18,8 +22,9 @@ use worker::registry::Registry;
 use worker::replica::DeviceReplicas;
 
 use self::follow::watch;
-use self::outcome::{Outcome, json, next, shown, stale, table};
-use crate::cluster::{Plan, Transport};
+pub(crate) use self::follow::{Observer, Watch};
+use self::outcome::{Outcome, json, next, next_dir, shown, stale, table};
+use crate::cluster::{Plan, Roles, Transport};
 use crate::command::{JobArguments, block_on};
 use crate::error::CommandError;
 use crate::plot;
@@ -31,6 +36,17 @@ const DEFAULT_PS: u32 = 2;
 pub(crate) struct Arguments {
     #[command(flatten)]
     pub(crate) job: JobArguments,
+    /// Begin with a checkpoint: a run directory (its newest one), a checkpoint's folder, or the URL of
+    /// either. Without a job file, a run directory brings its job along.
+    #[arg(long, value_name = "RUN_DIR|CHECKPOINT|URL")]
+    pub(crate) restore: Option<String>,
+    #[command(flatten)]
+    pub(crate) options: Options,
+}
+
+/// How the cluster of a job runs, and how its outcome is shown.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Options {
     /// Print one JSON object on stdout at the end, and nothing else.
     #[arg(long)]
     pub(crate) json: bool,
@@ -46,10 +62,6 @@ pub(crate) struct Arguments {
     /// No progress bars.
     #[arg(long)]
     pub(crate) quiet: bool,
-    /// Begin with a checkpoint: a run directory (its newest one), a checkpoint's folder, or the URL of
-    /// either.
-    #[arg(long, value_name = "RUN_DIR|CHECKPOINT|URL")]
-    pub(crate) restore: Option<String>,
     /// Encrypt the connections between the processes, with certificates made for this run.
     #[arg(long)]
     pub(crate) secure: bool,
@@ -61,9 +73,9 @@ pub(crate) struct Arguments {
     pub(crate) row_settings: RowSettings,
 }
 
-impl Arguments {
+impl Options {
     /// Returns the options that a run which goes on from this one's checkpoint should have, too.
-    fn options(&self) -> Vec<OsString> {
+    fn flags(&self) -> Vec<OsString> {
         let mut options = self.row_settings.flags();
         if self.device != "auto" {
             options.extend(["--device".into(), (&self.device).into()]);
@@ -79,12 +91,26 @@ impl Arguments {
 }
 
 pub(crate) fn run(arguments: Arguments, registry: &Registry) -> Result<(), CommandError> {
-    let options = arguments.options();
-    let job = read_job(arguments.job.file.as_deref(), arguments.job.flags)?;
+    let Arguments {
+        job: JobArguments { file, flags },
+        restore,
+        options: arguments,
+    } = arguments;
+    let restored = restore.as_ref().map(PathBuf::from);
+    let brought = restored.as_ref().map(|run| run.join(run_dir::JOB));
+    let file = file.or_else(|| brought.filter(|job| job.is_file()));
+    let mut job = read_job(file.as_deref(), flags)?;
+    if let Some(run) = file.as_deref().and_then(Path::parent)
+        && job.run_dir.as_deref().is_some_and(|dir| are_same(dir, run))
+    {
+        // The run that goes on keeps its records.
+        job.run_dir = Some(next_dir(run));
+    }
     check(&job, registry, &arguments.device)?;
-    let restore = arguments.restore.as_deref();
+    let restore = restore.as_deref();
     let checkpoint = job.checkpoint.clone();
     let plan = Plan {
+        roles: Roles::Processes,
         workers: 0,
         device: &arguments.device,
         transport: Transport::Unix,
@@ -93,13 +119,13 @@ pub(crate) fn run(arguments: Arguments, registry: &Registry) -> Result<(), Comma
         row_settings: &arguments.row_settings,
         lookups: arguments.lookups,
     };
-    let outcome = train(job, plan, arguments.quiet)?;
+    let outcome = train(job, plan, Watch::quiet(arguments.quiet))?;
     plot::draw(&outcome.run_dir)?;
     let summary = &outcome.summary;
     let stopped = summary.stopped.then(|| CommandError::Stopped {
         samples: summary.samples,
         kept: shown(&outcome.run_dir),
-        next: next(&outcome, &checkpoint, &options),
+        next: next(&outcome, &checkpoint, &arguments.flags()),
     });
     if arguments.json {
         println!("{}", json(&outcome));
@@ -110,6 +136,11 @@ pub(crate) fn run(arguments: Arguments, registry: &Registry) -> Result<(), Comma
         eprintln!("flambeau: {warning}");
     }
     stopped.map_or(Ok(()), Err)
+}
+
+fn are_same(one: &Path, other: &Path) -> bool {
+    let whole = |path: &Path| path.canonicalize().ok();
+    whole(one).is_some_and(|one| whole(other) == Some(one))
 }
 
 /// Checks that a worker could work, before any process or folder is created: its device, its data and its
@@ -129,7 +160,7 @@ fn check(job: &Job, registry: &Registry, device: &str) -> Result<(), CommandErro
 pub(crate) fn train(
     mut job: Job,
     mut plan: Plan<'_>,
-    quiet: bool,
+    watched: Watch<'_>,
 ) -> Result<Outcome, CommandError> {
     if job.strategy.name.has_servers() {
         job.cluster.ps.get_or_insert(DEFAULT_PS);
@@ -172,7 +203,7 @@ pub(crate) fn train(
     let dir = dir.canonicalize().map_err(CommandError::file(&dir))?;
     job.run_dir = Some(dir.clone());
     plan.workers = job.cluster.workers.unwrap_or(1);
-    let summary = block_on(watch(&job, &dir, plan, quiet))?;
+    let summary = block_on(watch(&job, &dir, plan, watched))?;
     Ok(Outcome {
         summary,
         run_dir: dir,

@@ -112,7 +112,7 @@ async fn serve_job(
         role: Role::Ps,
         identity: member.identity(&settings.listen),
         address: advertise.unwrap_or_else(|| address.to_string()),
-        metrics_address: process.metrics.to_string(),
+        metrics_address: process.metrics_address(),
         holding: None,
         capacity_bytes: settings.capacity_bytes(),
     };

@@ -13,6 +13,7 @@
 //! - [`device`]: the device to compute on; `counters`: metrics
 //! - `reporter`: reports finished steps to the coordinator
 //! - [`embedded`]: a worker without a process and a model of its own, for simulations
+//! - [`loops`]: training loops that a program writes itself
 //! - [`local`]: the same job in one process, for comparison; [`predict`]: what a trained model says of samples
 
 mod candle_error;
@@ -22,6 +23,7 @@ pub mod embedded;
 mod error;
 pub mod input;
 pub mod local;
+pub mod loops;
 mod member;
 pub mod model;
 pub mod models;

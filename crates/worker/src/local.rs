@@ -10,7 +10,9 @@ use candle_nn::{AdamW, Optimizer as _, ParamsAdamW, SGD};
 use nn::{autocast, backward};
 use shared_proto::job::{Adam, Job, Optimizer, Schedule, run_dir};
 
-use crate::input::{Dataset, Fitted, InputError, Order, Purpose, Samples, read, save_transforms};
+use crate::input::{
+    Dataset, Fitted, InMemory, InputError, Order, Purpose, Samples, read, save_transforms,
+};
 use crate::model::{Metrics, Objective, Pass};
 use crate::registry::Registry;
 use crate::replica::{Built, Evaluating, Place, ReplicaError, build, precision};
@@ -228,6 +230,21 @@ impl Loaded {
             built,
             rows,
         })
+    }
+
+    /// Puts other samples in place of those that are held out.
+    ///
+    /// # Errors
+    /// [`InputError::Invalid`] if they have other inputs.
+    pub(crate) fn replace_held_out(&mut self, samples: InMemory) -> Result<(), InputError> {
+        let (given, expected) = (samples.signature().inputs, &self.data.signature.inputs);
+        if given != *expected {
+            return Err(InputError::Invalid(format!(
+                "the samples have the inputs {given:?}, but the model was trained with {expected:?}; give the same columns"
+            )));
+        }
+        self.data.evaluation = Box::new(samples);
+        Ok(())
     }
 
     /// Returns the model's outputs for samples that are held out.

@@ -7,7 +7,7 @@ use std::ops::Range;
 use candle_core::{D, DType, Device, Tensor, bail};
 use nn::autocast;
 
-use crate::input::{Purpose, Target};
+use crate::input::{InMemory, Purpose, Target};
 use crate::local::{Loaded, Trained};
 use crate::model::{Loss, Objective};
 use crate::registry::Registry;
@@ -79,6 +79,44 @@ pub fn predict(
         Form::Numbers => (0..width).map(|i| format!("prediction_{i}")).collect(),
     };
     Ok(Predictions { header, rows })
+}
+
+/// Returns a trained model's outputs for each of some samples, or for each held-out sample of the job: the probability of each class,
+/// the probability of 1, or numbers.
+///
+/// # Errors
+/// The data's or the model's, or if the samples have other inputs than those of the training.
+pub fn values(
+    trained: &Trained,
+    registry: &Registry,
+    device: &Device,
+    samples: Option<InMemory>,
+) -> Result<Vec<Vec<f32>>, ReplicaError> {
+    let purpose = trained
+        .fitted
+        .map_or(Purpose::Training, Purpose::Evaluation);
+    let mut loaded = Loaded::open(trained, registry, device, purpose)?;
+    if let Some(samples) = samples {
+        loaded.replace_held_out(samples)?;
+    }
+    let form = Form::of(&loaded.objective);
+    let count = loaded.data.evaluation.count();
+    let mut rows = Vec::new();
+    for start in (0..count).step_by(EVALUATION_BATCH as usize) {
+        let end = count.min(start + EVALUATION_BATCH);
+        let outputs = autocast(precision(trained.job), || {
+            loaded.outputs(start..end, device)
+        })?;
+        check_finite(&outputs, start)?;
+        let outputs = outputs.to_dtype(DType::F32)?;
+        let outputs = match form {
+            Form::Classes => nn::softmax(&outputs)?,
+            Form::Binary => candle_nn::ops::sigmoid(&outputs)?,
+            Form::Numbers => outputs,
+        };
+        rows.extend(rows_of(&outputs)?);
+    }
+    Ok(rows)
 }
 
 /// A trained model that scores samples one request at a time, as an online service does.
@@ -189,13 +227,17 @@ fn binary(
 
 /// Returns the outputs of each sample.
 fn numbers(outputs: &Tensor) -> candle_core::Result<Vec<Vec<String>>> {
-    let outputs = match outputs.rank() {
-        1 => outputs.unsqueeze(1)?,
-        _ => outputs.flatten_from(1)?,
-    };
-    let rows = outputs.to_dtype(DType::F32)?.to_vec2::<f32>()?;
+    let rows = rows_of(&outputs.to_dtype(DType::F32)?)?;
     let row = |row: Vec<f32>| row.iter().map(f32::to_string).collect();
     Ok(rows.into_iter().map(row).collect())
+}
+
+/// Returns the numbers of each sample.
+fn rows_of(outputs: &Tensor) -> candle_core::Result<Vec<Vec<f32>>> {
+    match outputs.rank() {
+        1 => outputs.unsqueeze(1)?.to_vec2(),
+        _ => outputs.flatten_from(1)?.to_vec2(),
+    }
 }
 
 /// Returns a class's label; its number if the data has no labels in words.

@@ -1,6 +1,9 @@
 //! The models and data sources that a job can name.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
 
 use candle_nn::VarBuilder;
 use shared_proto::job::Data;
@@ -21,18 +24,30 @@ fn construct<M: Model>(setup: &Setup, vars: VarBuilder) -> candle_core::Result<B
     Ok(Box::new(M::new(setup, vars)?))
 }
 
+/// A function that opens data.
+type Open = dyn Fn(&DataSetup) -> Result<Dataset, InputError> + Send + Sync;
+
 /// A data source.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone)]
 struct Opener {
-    open: fn(&DataSetup) -> Result<Dataset, InputError>,
+    open: Arc<Open>,
     streams: bool,
+}
+
+impl fmt::Debug for Opener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut shown = f.debug_struct("Opener");
+        shown
+            .field("streams", &self.streams)
+            .finish_non_exhaustive()
+    }
 }
 
 /// The models and data sources that a job can name.
 #[derive(Clone, Debug)]
 pub struct Registry {
-    models: BTreeMap<&'static str, Constructor>,
-    sources: BTreeMap<&'static str, Opener>,
+    models: BTreeMap<Cow<'static, str>, Constructor>,
+    sources: BTreeMap<Cow<'static, str>, Opener>,
 }
 
 impl Registry {
@@ -78,19 +93,34 @@ impl Registry {
 
     /// Adds a model, or replaces the one that had its name.
     #[must_use]
-    pub fn model<M: Model>(mut self, name: &'static str) -> Self {
-        self.models.insert(name, construct::<M>);
+    pub fn model<M: Model>(mut self, name: impl Into<Cow<'static, str>>) -> Self {
+        self.models.insert(name.into(), construct::<M>);
         self
     }
 
     /// Adds a data source, or replaces the one that had its name.
     #[must_use]
-    pub fn data<S: Source>(mut self, name: &'static str) -> Self {
+    pub fn data<S: Source>(mut self, name: impl Into<Cow<'static, str>>) -> Self {
         let source = Opener {
-            open: S::open,
+            open: Arc::new(S::open),
             streams: S::STREAMS,
         };
-        self.sources.insert(name, source);
+        self.sources.insert(name.into(), source);
+        self
+    }
+
+    /// Adds data that a function opens, or replaces the source that had its name.
+    #[must_use]
+    pub fn open_by(
+        mut self,
+        name: impl Into<Cow<'static, str>>,
+        open: impl Fn(&DataSetup) -> Result<Dataset, InputError> + Send + Sync + 'static,
+    ) -> Self {
+        let source = Opener {
+            open: Arc::new(open),
+            streams: false,
+        };
+        self.sources.insert(name.into(), source);
         self
     }
 
@@ -147,6 +177,6 @@ impl Registry {
 }
 
 /// Returns the names in a sentence.
-fn listed<'a>(names: impl Iterator<Item = &'a &'static str>) -> String {
-    names.copied().collect::<Vec<_>>().join(", ")
+fn listed<'a>(names: impl Iterator<Item = &'a Cow<'static, str>>) -> String {
+    names.map(AsRef::as_ref).collect::<Vec<&str>>().join(", ")
 }

@@ -89,7 +89,7 @@ pub async fn run(
             .member
             .identity(&Listen::Tcp(settings.process.metrics_listen)),
         address: settings.advertise.clone().unwrap_or(address),
-        metrics_address: process.metrics.to_string(),
+        metrics_address: process.metrics_address(),
         holding: None,
         capacity_bytes: 0,
     };

@@ -16,7 +16,7 @@ use shared_proto::payload::Dtype;
 use self::worker::Worker;
 use super::tcp::Reference;
 use super::{failed, median, processes, quantile};
-use crate::cluster::{LocalCluster, Plan, Transport};
+use crate::cluster::{LocalCluster, Plan, Roles, Transport};
 use crate::error::CommandError;
 
 /// The number of turns that Flambeau and the references take; the median counts.
@@ -200,6 +200,7 @@ impl Bench {
         }
         let slots = optimizer::rule(&job.optimizer).slots().count;
         let plan = Plan {
+            roles: Roles::Processes,
             workers: 0,
             device: "cpu",
             transport: arguments.transport,

@@ -20,7 +20,7 @@ use shared_proto::job::{Adagrad, Job, Mode, RowOptimizer, Sgd, Storage, TableSet
 use self::replicas::Kind;
 use self::worker::Worker;
 use super::{THREADS, failed, median, processes, with_threads};
-use crate::cluster::{LocalCluster, Plan, Transport};
+use crate::cluster::{LocalCluster, Plan, Roles, Transport};
 use crate::error::CommandError;
 
 #[derive(Clone, Debug, Args)]
@@ -266,6 +266,7 @@ fn measure(
     let mut job = job(arguments, table_rows, optimizer);
     job.run_dir = Some(dir.path().to_owned());
     let plan = Plan {
+        roles: Roles::Processes,
         workers: 0,
         device: "cpu",
         transport: Transport::Unix,

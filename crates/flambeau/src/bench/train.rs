@@ -14,10 +14,10 @@ use worker::model::{Batch, Model, Pass, Setup};
 use worker::registry::Registry;
 
 use super::{median, with_threads};
-use crate::cluster::{Plan, Transport, threads_each};
+use crate::cluster::{Plan, Roles, Transport, threads_each};
 use crate::command::JobArguments;
 use crate::error::CommandError;
-use crate::train;
+use crate::train::{self, Watch};
 
 #[derive(Args)]
 pub(crate) struct Arguments {
@@ -178,6 +178,7 @@ fn distributed(job: &Job, workers: u32) -> Result<Row, CommandError> {
     job.run_dir = Some(dir.path().to_owned());
     job.cluster.workers = Some(workers);
     let plan = Plan {
+        roles: Roles::Processes,
         workers,
         device: "cpu",
         transport: Transport::Unix,
@@ -186,7 +187,7 @@ fn distributed(job: &Job, workers: u32) -> Result<Row, CommandError> {
         row_settings: &RowSettings::default(),
         lookups: false,
     };
-    let summary = train::train(job, plan, true)?.summary;
+    let summary = train::train(job, plan, Watch::quiet(true))?.summary;
     let share = |name: &str| summary.times.get(name).copied();
     let plural = if workers == 1 { "" } else { "s" };
     let threads = match threads_each(workers) {

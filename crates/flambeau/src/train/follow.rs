@@ -9,8 +9,8 @@ use daemon::membership::Coordinator;
 use shared_proto::ids::TaskId;
 use shared_proto::job::{Job, run_dir};
 use shared_proto::view::JobPhase;
-use tokio::signal::unix::{SignalKind, signal};
 
+use super::signals::{Signal, Signals};
 use crate::cluster::{COORDINATOR, LocalCluster, Plan};
 use crate::error::CommandError;
 use crate::progress::Progress;
@@ -25,20 +25,49 @@ const GRACE: Duration = Duration::from_secs(3);
 /// The number of times that a process is restarted while no step is finished.
 const MOST_DEATHS: usize = 10;
 
+/// Sees a job while it runs.
+pub(crate) trait Observer: Send {
+    /// Looks at the run, some times a second. Returns whether the job is to end early; this is asked for once.
+    fn look(&mut self) -> Result<bool, CommandError>;
+}
+
+/// How a job is followed.
+pub(crate) struct Watch<'a> {
+    /// True to show nothing.
+    pub(crate) quiet: bool,
+    /// True if SIGINT and SIGTERM end the job. Otherwise they have the effect that they have on the rest of the process.
+    pub(crate) obeys_signals: bool,
+    /// An observer of the run.
+    pub(crate) observer: Option<&'a mut dyn Observer>,
+}
+
+impl Watch<'_> {
+    /// Follows a job as a command does.
+    pub(crate) fn quiet(quiet: bool) -> Self {
+        Self {
+            quiet,
+            obeys_signals: true,
+            observer: None,
+        }
+    }
+}
+
 /// Starts the cluster, shows its progress, and ends it.
 pub(super) async fn watch(
     job: &Job,
     dir: &Path,
     plan: Plan<'_>,
-    quiet: bool,
+    watched: Watch<'_>,
 ) -> Result<Summary, CommandError> {
-    let signals = |kind| signal(kind).map_err(CommandError::file("signals"));
-    let mut interrupt = signals(SignalKind::interrupt())?;
-    let mut terminate = signals(SignalKind::terminate())?;
+    let Watch {
+        quiet,
+        obeys_signals,
+        mut observer,
+    } = watched;
+    let mut signals = Signals::new(obeys_signals)?;
     let mut cluster = tokio::select! {
         started = LocalCluster::start(job, dir, plan) => started?,
-        _ = interrupt.recv() => return Err(CommandError::Interrupted),
-        _ = terminate.recv() => return Err(CommandError::Interrupted),
+        _ = signals.next() => return Err(CommandError::Interrupted),
     };
     let mut progress = Progress::new(quiet);
     let coordinator = Coordinator::at(&cluster.coordinator.to_string(), LOOK, cluster.security()?)?;
@@ -46,14 +75,22 @@ pub(super) async fn watch(
     let mut following = Following::default();
     let ended = loop {
         tokio::select! {
-            ended = follow(&mut cluster, &coordinator, &mut progress, &mut following) => break ended,
-            _ = interrupt.recv() => {
-                if interrupted || !stop(&coordinator, &job.name, &progress).await {
+            followed = follow(&mut cluster, &coordinator, &mut progress, &mut following, &mut observer) => match followed {
+                Ok(Followed::ToBeStopped) => {
+                    if let Err(error) = coordinator.stop(job.name.clone()).await {
+                        break Err(error.into());
+                    }
+                }
+                Ok(Followed::Ended) => break Ok(()),
+                Err(error) => break Err(error),
+            },
+            signal = signals.next() => {
+                let again = interrupted || signal == Signal::Terminate;
+                if again || !stop(&coordinator, &job.name, &progress).await {
                     break Err(CommandError::Interrupted);
                 }
                 interrupted = true;
             }
-            _ = terminate.recv() => break Err(CommandError::Interrupted),
         }
     };
     progress.close();
@@ -61,7 +98,7 @@ pub(super) async fn watch(
     // coordinator in vain, so it is told to end. On Ctrl-C the processes are killed, as the cluster is dropped.
     tokio::select! {
         () = cluster.stop() => {}
-        _ = interrupt.recv() => return Err(CommandError::Interrupted),
+        _ = signals.next() => return Err(CommandError::Interrupted),
     }
     ended?;
     let path = dir.join(run_dir::SUMMARY);
@@ -80,34 +117,43 @@ pub(super) async fn watch(
     }
 }
 
+/// Why a job is not followed any longer.
+enum Followed {
+    /// The coordinator has ended.
+    Ended,
+    /// The observer wants the job to end early.
+    ToBeStopped,
+}
+
 /// Follows the job until the coordinator has ended. Restarts processes that are killed.
 async fn follow(
     cluster: &mut LocalCluster,
     coordinator: &Coordinator,
     progress: &mut Progress,
     following: &mut Following,
-) -> Result<(), CommandError> {
+    observer: &mut Option<&mut dyn Observer>,
+) -> Result<Followed, CommandError> {
     let Following {
         deaths,
         missing,
         training,
     } = following;
     loop {
-        for (task, status) in cluster.ended() {
+        for (task, exit) in cluster.ended() {
             // A process with an exit code has ended by itself. A signal has killed the others.
-            let killed = status.code().is_none();
+            let killed = exit.code.is_none();
             if killed && deaths.may_restart(task) {
-                progress.say(&format!("{task} was killed ({status}); started it again"));
+                progress.say(&format!("{task} was killed ({exit}); started it again"));
                 cluster.restart(task)?;
             } else if task == COORDINATOR {
-                return Ok(());
-            } else if worker::cannot_work(status.code()) {
+                return Ok(Followed::Ended);
+            } else if worker::cannot_work(exit.code) {
                 if !(*training && cluster.has_workers()) {
                     return Err(cluster.died(task));
                 }
                 progress.say(&cluster.died(task).to_string());
                 progress.say(&format!("{task} cannot work; the others go on without it"));
-            } else if !status.success() {
+            } else if !exit.success() {
                 missing.get_or_insert((task, Instant::now() + GRACE));
             }
         }
@@ -119,6 +165,11 @@ async fn follow(
             deaths.note(status.steps);
             *training |= status.phase() == JobPhase::Training;
             progress.show(&status);
+        }
+        if let Some(observer) = observer
+            && observer.look()?
+        {
+            return Ok(Followed::ToBeStopped);
         }
         tokio::time::sleep(LOOK).await;
     }

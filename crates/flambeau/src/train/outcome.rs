@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use comfy_table::{Table, presets};
 use coordinator::Summary;
 use serde::Serialize;
-use shared_proto::job::{Checkpoint, run_dir};
+use shared_proto::job::Checkpoint;
 
 /// The mean gradient staleness, in updates, beyond which gradients help little.
 const TOO_STALE: f64 = 32.0;
@@ -49,14 +49,12 @@ pub(super) fn next(outcome: &Outcome, checkpoint: &Checkpoint, options: &[OsStri
             "the last checkpoint could not be written ({why}); this goes on from the one before"
         ),
     };
-    let place = checkpoint.location.as_deref().map(Path::new);
-    let dir = &outcome.run_dir;
-    let command = going_on(dir, place.unwrap_or(dir), options);
+    let command = going_on(&outcome.run_dir, options);
     format!("{from}:\n  {command}")
 }
 
 /// Returns the command that continues a stopped run from its newest checkpoint, with these options.
-fn going_on(dir: &Path, restore: &Path, options: &[OsString]) -> String {
+fn going_on(dir: &Path, options: &[OsString]) -> String {
     let quoted = |path: &Path| {
         let text = shown(path);
         let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+".contains(c);
@@ -66,13 +64,7 @@ fn going_on(dir: &Path, restore: &Path, options: &[OsString]) -> String {
         }
     };
     let program = std::env::args_os().next().unwrap_or_default();
-    let mut command = format!(
-        "{} train {} --restore {} --run-dir {}",
-        quoted(Path::new(&program)),
-        quoted(&dir.join(run_dir::JOB)),
-        quoted(restore),
-        quoted(&next_dir(dir)),
-    );
+    let mut command = format!("{} resume {}", quoted(Path::new(&program)), quoted(dir),);
     for option in options {
         command += &format!(" {}", quoted(Path::new(option)));
     }
@@ -80,7 +72,9 @@ fn going_on(dir: &Path, restore: &Path, options: &[OsString]) -> String {
 }
 
 /// Returns a folder beside a run's that does not exist yet.
-fn next_dir(dir: &Path) -> PathBuf {
+pub(super) fn next_dir(dir: &Path) -> PathBuf {
+    // The path may end in `..`.
+    let dir = &dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
     let name = dir.file_name().unwrap_or_default().to_string_lossy();
     let folder = |number: u32| dir.with_file_name(format!("{name}-{number}"));
     let mut number = 2;

@@ -32,27 +32,30 @@ impl InMemory {
     /// [`InputError::Invalid`] names a column with another number of samples than the first, one with a name that
     /// occurs twice, or one with values that do not fit; there may be at most `u32::MAX` samples.
     pub fn new(inputs: Vec<Column>, targets: Vec<Column>) -> Result<Self, InputError> {
-        let mut count = None;
-        let mut names: Vec<&str> = Vec::new();
-        for column in inputs.iter().chain(&targets) {
-            let (name, samples) = (column.field().name.as_str(), column.samples()?);
-            let first = *count.get_or_insert(samples);
-            let what = if names.contains(&name) {
-                "there are two columns of this name".to_owned()
-            } else if samples != first {
-                format!("it has {samples} samples, the first column {first}")
-            } else {
-                names.push(name);
-                continue;
-            };
-            return Err(InputError::Invalid(format!("column {name:?}: {what}")));
-        }
+        let count = checked_count(inputs.iter().chain(&targets))?;
         if inputs.is_empty() || targets.is_empty() {
             return Err(InputError::Invalid(
                 "the data needs at least one input and one target".to_owned(),
             ));
         }
-        let count = count.unwrap_or(0);
+        Self::of(inputs, targets, count)
+    }
+
+    /// Returns samples without targets, to predict these.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new).
+    pub fn without_targets(inputs: Vec<Column>) -> Result<Self, InputError> {
+        let count = checked_count(&inputs)?;
+        if inputs.is_empty() {
+            return Err(InputError::Invalid(
+                "the data needs at least one input".to_owned(),
+            ));
+        }
+        Self::of(inputs, Vec::new(), count)
+    }
+
+    fn of(inputs: Vec<Column>, targets: Vec<Column>, count: usize) -> Result<Self, InputError> {
         countable(count)?;
         Ok(Self {
             inputs,
@@ -288,6 +291,26 @@ impl Samples for InMemory {
             }
         }
     }
+}
+
+/// Returns the number of samples of columns that belong together.
+fn checked_count<'a>(columns: impl IntoIterator<Item = &'a Column>) -> Result<usize, InputError> {
+    let mut count = None;
+    let mut names: Vec<&str> = Vec::new();
+    for column in columns {
+        let (name, samples) = (column.field().name.as_str(), column.samples()?);
+        let first = *count.get_or_insert(samples);
+        let what = if names.contains(&name) {
+            "there are two columns of this name".to_owned()
+        } else if samples != first {
+            format!("it has {samples} samples, the first column {first}")
+        } else {
+            names.push(name);
+            continue;
+        };
+        return Err(InputError::Invalid(format!("column {name:?}: {what}")));
+    }
+    Ok(count.unwrap_or(0))
 }
 
 #[cfg(test)]

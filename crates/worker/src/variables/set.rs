@@ -53,6 +53,12 @@ impl Variables {
         Ok((Self(made.into_iter().map(spec).collect()), model))
     }
 
+    /// Returns some of the variables. They share their values with these.
+    pub(crate) fn select(&self, wanted: impl Fn(&VariableSpec) -> bool) -> Self {
+        let wanted = self.0.iter().filter(|(spec, _)| wanted(spec));
+        Self(wanted.cloned().collect())
+    }
+
     /// Returns the names, shapes and kinds of all variables.
     pub fn specs(&self) -> Vec<VariableSpec> {
         self.0.iter().map(|(spec, _)| spec.clone()).collect()

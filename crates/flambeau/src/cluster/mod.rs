@@ -1,11 +1,14 @@
-//! A cluster on this machine. Its processes run this executable and communicate over socket files or
-//! loopback. They end with this process, however it ends, because each reads from a pipe that closes then.
+//! A cluster on this machine. Its members communicate over socket files or loopback. They are processes that run this executable, and
+//! end with this process, however it ends, because each reads from a pipe that closes then; or they are threads of this process.
+
+mod member;
+mod thread;
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
-use std::process::{ExitStatus, Stdio};
+use std::process::Stdio;
 use std::time::Duration;
 
 use daemon::Ready;
@@ -15,10 +18,12 @@ use shared_proto::job::{Job, run_dir};
 use shared_proto::security::Security;
 use shared_proto::transport::Listen;
 use tempfile::TempDir;
-use tokio::io::{AsyncBufReadExt, BufReader};
-use tokio::process::{Child, Command};
+use tokio::process::Command;
 use tokio::time::timeout;
+use worker::registry::Registry;
 
+use self::member::{Exit, Running, Said};
+use self::thread::RoleThread;
 use crate::certs;
 use crate::error::CommandError;
 
@@ -67,13 +72,13 @@ impl Start {
     }
 }
 
-/// One process.
-struct Process {
-    child: Child,
+/// One member.
+struct Member {
+    running: Running,
     start: Start,
     log: PathBuf,
-    /// Its exit status, once it has ended.
-    exit: Option<ExitStatus>,
+    /// Its end, once it has ended.
+    exit: Option<Exit>,
 }
 
 /// The transport between workers and servers of one host.
@@ -85,9 +90,20 @@ pub(crate) enum Transport {
     Unix,
 }
 
+/// Where the roles of a cluster run.
+#[derive(Clone, Debug)]
+pub(crate) enum Roles {
+    /// In processes of their own.
+    Processes,
+    /// On threads of this process, with these models and data sources.
+    Threads(Registry),
+}
+
 /// The settings with which a cluster is started.
 #[derive(Clone, Debug)]
 pub(crate) struct Plan<'a> {
+    /// Where the roles run.
+    pub(crate) roles: Roles,
     /// The number of workers.
     pub(crate) workers: u32,
     /// The device on which they compute.
@@ -104,9 +120,10 @@ pub(crate) struct Plan<'a> {
     pub(crate) lookups: bool,
 }
 
-/// The processes of a job.
+/// The members of a job's cluster.
 pub(crate) struct LocalCluster {
-    members: BTreeMap<TaskId, Process>,
+    roles: Roles,
+    members: BTreeMap<TaskId, Member>,
     logs: PathBuf,
     /// The folder of socket files. It is not in the run directory, because the path of that may be too long for them.
     sockets: TempDir,
@@ -132,6 +149,7 @@ impl LocalCluster {
             certs::make(dir, &certs::ALL, CERTIFICATE_DAYS)?;
         }
         let mut cluster = Self {
+            roles: plan.roles.clone(),
             members: BTreeMap::new(),
             logs,
             sockets,
@@ -245,12 +263,10 @@ impl LocalCluster {
             return Ok(());
         };
         let start = member.start.clone();
-        let (mut child, log) = self.begin(task, &start, false)?;
-        if let Some(mut lines) = child.stdout.take() {
-            tokio::spawn(async move { tokio::io::copy(&mut lines, &mut tokio::io::sink()).await });
-        }
-        let member = Process {
-            child,
+        let (mut running, log) = self.begin(task, &start, false)?;
+        running.ignore_what_it_says();
+        let member = Member {
+            running,
             start,
             log,
             exit: None,
@@ -259,13 +275,17 @@ impl LocalCluster {
         Ok(())
     }
 
-    /// Starts a process without waiting until it listens.
+    /// Starts a member without waiting until it listens.
     fn begin(
         &self,
         task: TaskId,
         start: &Start,
         fresh: bool,
-    ) -> Result<(Child, PathBuf), CommandError> {
+    ) -> Result<(Running, PathBuf), CommandError> {
+        let failed = |reason: String| CommandError::Start {
+            name: task.to_string(),
+            reason,
+        };
         let log = self.logs.join(format!("{task}.log"));
         let file = std::fs::OpenOptions::new()
             .create(true)
@@ -274,6 +294,10 @@ impl LocalCluster {
             .map_err(CommandError::file(&log))?;
         if fresh {
             file.set_len(0).map_err(CommandError::file(&log))?;
+        }
+        if let Roles::Threads(registry) = &self.roles {
+            let thread = RoleThread::start(task.to_string(), &start.arguments, registry, &log);
+            return Ok((Running::Thread(thread.map_err(failed)?), log));
         }
         let mut command = own()?;
         if let Some(threads) = start.threads {
@@ -290,67 +314,51 @@ impl LocalCluster {
             .process_group(0)
             .kill_on_drop(true)
             .spawn();
-        let failed = |error: std::io::Error| CommandError::Start {
-            name: task.to_string(),
-            reason: error.to_string(),
-        };
-        Ok((child.map_err(failed)?, log))
+        let child = child.map_err(|error| failed(error.to_string()))?;
+        Ok((Running::Process(child), log))
     }
 
     async fn spawn(&mut self, task: TaskId, start: Start) -> Result<Option<Ready>, CommandError> {
-        let failed = |reason: String| CommandError::Start {
-            name: task.to_string(),
-            reason,
-        };
-        let (mut child, log) = self.begin(task, &start, true)?;
-        let path = log.clone();
-        let stdout = child.stdout.take();
-        let stdout = stdout.ok_or_else(|| failed("it has no standard output".to_owned()))?;
-        let mut lines = BufReader::new(stdout).lines();
-        // A process without a coordinator does not report that it listens.
-        let line = match self.members.get_mut(&COORDINATOR) {
+        let (mut running, log) = self.begin(task, &start, true)?;
+        let said = timeout(START, running.said(&log));
+        // A member without a coordinator does not report that it listens.
+        let said = match self.members.get_mut(&COORDINATOR) {
             Some(coordinator) => tokio::select! {
-                line = timeout(START, lines.next_line()) => line,
-                () = ended(&mut coordinator.child) => Ok(Ok(None)),
+                said = said => said,
+                () = ended(&mut coordinator.running) => Ok(Said::Nothing),
             },
-            None => timeout(START, lines.next_line()).await,
+            None => said.await,
         };
-        let member = Process {
-            child,
+        let member = Member {
+            running,
             start,
             log: log.clone(),
             exit: None,
         };
         self.members.insert(task, member);
-        let ready = match line {
-            Ok(Ok(Some(line))) => Ready::parse(&line),
+        match said {
+            Ok(Said::Ready(ready)) => Ok(Some(ready)),
             // It has ended. `ended` reports that.
-            Ok(_) if task != COORDINATOR => return Ok(None),
-            Ok(_) | Err(_) => None,
-        };
-        let ready = ready.ok_or_else(|| {
-            failed(format!(
-                "it does not say where it listens; its log says:\n{}",
-                tail(&log)
-            ))
-        })?;
-        // The output of a model goes to the log.
-        tokio::spawn(async move {
-            let mut more = lines.into_inner();
-            if let Ok(file) = tokio::fs::OpenOptions::new().append(true).open(&path).await {
-                let _ = tokio::io::copy_buf(&mut more, &mut { file }).await;
+            Ok(Said::Nothing) if task != COORDINATOR => Ok(None),
+            Ok(Said::Nothing | Said::Other) | Err(_) => {
+                // A thread writes its error when its end is noticed.
+                self.ended();
+                let said = tail(&log);
+                Err(CommandError::Start {
+                    name: task.to_string(),
+                    reason: format!("it does not say where it listens; its log says:\n{said}"),
+                })
             }
-        });
-        Ok(Some(ready))
+        }
     }
 
-    /// Returns the processes that have ended since the last call, with their exit status.
-    pub(crate) fn ended(&mut self) -> Vec<(TaskId, ExitStatus)> {
+    /// Returns the members that have ended since the last call.
+    pub(crate) fn ended(&mut self) -> Vec<(TaskId, Exit)> {
         let mut ended = Vec::new();
         for (task, member) in self.members.iter_mut().filter(|(_, m)| m.exit.is_none()) {
-            if let Ok(Some(status)) = member.child.try_wait() {
-                member.exit = Some(status);
-                ended.push((*task, status));
+            if let Some(exit) = member.running.exit() {
+                member.exit = Some(exit.clone());
+                ended.push((*task, exit));
             }
         }
         ended
@@ -366,18 +374,18 @@ impl LocalCluster {
     pub(crate) fn processes(&self, role: Role) -> Vec<u32> {
         let of_role = self.members.iter().filter(|(task, _)| task.role == role);
         of_role
-            .filter_map(|(_, member)| member.child.id())
+            .filter_map(|(_, member)| member.running.process_id())
             .collect()
     }
 
-    /// Tells all remaining processes to end, and kills those that do not.
+    /// Tells all remaining members to end, and kills processes that do not.
     pub(crate) async fn stop(&mut self) {
         for member in self.members.values_mut() {
-            drop(member.child.stdin.take());
+            member.running.tell_to_end();
         }
         self.wait().await;
         for member in self.members.values_mut().filter(|m| m.exit.is_none()) {
-            let _ = member.child.kill().await;
+            member.running.kill().await;
         }
         self.ended();
     }
@@ -398,8 +406,11 @@ impl LocalCluster {
         let mut named = self.members.keys().filter(named);
         // The longest matching name: an error of worker-11 begins with worker-1 too.
         named.next_back().copied().filter(|task| {
-            let exit = self.members.get(task).and_then(|member| member.exit);
-            exit.is_some_and(|status| !status.success())
+            let exit = self
+                .members
+                .get(task)
+                .and_then(|member| member.exit.as_ref());
+            exit.is_some_and(|exit| !exit.success())
         })
     }
 
@@ -409,9 +420,9 @@ impl LocalCluster {
         let log = member.map(|member| member.log.clone()).unwrap_or_default();
         CommandError::Died {
             name: task.to_string(),
-            status: match member.and_then(|member| member.exit) {
-                Some(status) if status.code().is_none() => format!("was killed ({status})"),
-                Some(status) => format!("has ended ({status})"),
+            status: match member.and_then(|member| member.exit.as_ref()) {
+                Some(exit) if exit.code.is_none() => format!("was killed ({exit})"),
+                Some(exit) => format!("has ended ({exit})"),
                 None => "does not answer".to_owned(),
             },
             tail: tail(&log),
@@ -420,9 +431,9 @@ impl LocalCluster {
     }
 }
 
-/// Waits for a process's end. `Child::wait` would close its standard input first.
-async fn ended(child: &mut Child) {
-    while matches!(child.try_wait(), Ok(None)) {
+/// Waits for a member's end. `Child::wait` would close the standard input of a process first.
+async fn ended(running: &mut Running) {
+    while running.exit().is_none() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }

@@ -1,0 +1,128 @@
+//! A member of a local cluster: a process of its own, or a thread of this one.
+
+use std::path::Path;
+use std::process::ExitStatus;
+
+use daemon::Ready;
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::process::Child;
+
+use super::thread::RoleThread;
+
+/// A member that runs, or has run.
+pub(super) enum Running {
+    Process(Child),
+    Thread(RoleThread),
+}
+
+/// The end of a member.
+#[derive(Clone, Debug)]
+pub(crate) struct Exit {
+    /// The exit code; none if a signal has killed the process.
+    pub(crate) code: Option<i32>,
+    /// The end in words.
+    shown: String,
+}
+
+impl Exit {
+    pub(super) fn with_code(code: i32) -> Self {
+        Self {
+            code: Some(code),
+            shown: format!("exit code {code}"),
+        }
+    }
+
+    pub(crate) fn success(&self) -> bool {
+        self.code == Some(0)
+    }
+}
+
+impl From<ExitStatus> for Exit {
+    fn from(status: ExitStatus) -> Self {
+        Self {
+            code: status.code(),
+            shown: status.to_string(),
+        }
+    }
+}
+
+impl std::fmt::Display for Exit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.shown)
+    }
+}
+
+/// What a member has said first.
+pub(super) enum Said {
+    /// It listens.
+    Ready(Ready),
+    /// Something else.
+    Other,
+    /// Nothing before its end.
+    Nothing,
+}
+
+impl Running {
+    /// Returns the end of the member, once it has ended.
+    pub(super) fn exit(&mut self) -> Option<Exit> {
+        match self {
+            Self::Process(child) => child.try_wait().ok().flatten().map(Exit::from),
+            Self::Thread(thread) => thread.exit(),
+        }
+    }
+
+    /// Waits for what the member says first. What it says later goes to `log`.
+    pub(super) async fn said(&mut self, log: &Path) -> Said {
+        let child = match self {
+            Self::Process(child) => child,
+            Self::Thread(thread) => return thread.said().await,
+        };
+        let Some(stdout) = child.stdout.take() else {
+            return Said::Other;
+        };
+        let mut lines = BufReader::new(stdout).lines();
+        let Ok(Some(line)) = lines.next_line().await else {
+            return Said::Nothing;
+        };
+        let log = log.to_owned();
+        tokio::spawn(async move {
+            let mut more = lines.into_inner();
+            if let Ok(file) = tokio::fs::OpenOptions::new().append(true).open(&log).await {
+                let _ = tokio::io::copy_buf(&mut more, &mut { file }).await;
+            }
+        });
+        Ready::parse(&line).map_or(Said::Other, Said::Ready)
+    }
+
+    /// Discards what the member says.
+    pub(super) fn ignore_what_it_says(&mut self) {
+        if let Self::Process(child) = self
+            && let Some(mut said) = child.stdout.take()
+        {
+            tokio::spawn(async move { tokio::io::copy(&mut said, &mut tokio::io::sink()).await });
+        }
+    }
+
+    /// Returns the id of a process that runs.
+    pub(super) fn process_id(&self) -> Option<u32> {
+        match self {
+            Self::Process(child) => child.id(),
+            Self::Thread(_) => None,
+        }
+    }
+
+    /// Tells the member to end.
+    pub(super) fn tell_to_end(&mut self) {
+        match self {
+            Self::Process(child) => drop(child.stdin.take()),
+            Self::Thread(thread) => thread.tell_to_end(),
+        }
+    }
+
+    /// Kills a process. A thread cannot be killed; it ends once it notices that it was told to.
+    pub(super) async fn kill(&mut self) {
+        if let Self::Process(child) = self {
+            let _ = child.kill().await;
+        }
+    }
+}

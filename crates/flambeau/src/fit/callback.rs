@@ -1,0 +1,114 @@
+//! Functions that are called while a training runs.
+
+use std::path::Path;
+
+use shared_proto::job::{Best, EarlyStopping, Job};
+
+use super::history::{Epoch, History, Progress, Read};
+use crate::error::CommandError;
+use crate::metrics::Tail;
+use crate::train::Observer;
+
+/// Functions that are called while a training runs, by the thread that called [`fit`](super::Trainer::fit) or one in its place. Workers do
+/// not wait for them.
+pub trait Callback: Send {
+    /// Changes the job before it begins.
+    fn prepare(&mut self, _job: &mut Job) {}
+
+    /// Sees the training loss and the pace, each `log_every` steps.
+    fn progressed(&mut self, _progress: &Progress, _control: &mut Control) {}
+
+    /// Sees the metrics of an evaluation.
+    fn evaluated(&mut self, _epoch: &Epoch, _control: &mut Control) {}
+
+    /// Sees what was measured, after the end of a training that has not failed.
+    fn ended(&mut self, _history: &History) {}
+}
+
+/// What a callback may do to the training.
+#[derive(Clone, Debug, Default)]
+pub struct Control {
+    stop: Option<String>,
+}
+
+impl Control {
+    /// Ends the training early and in good order: workers finish the data that they hold, one of them evaluates and saves the model.
+    /// [`History::stopped`] has the reason.
+    pub fn stop(&mut self, why: impl Into<String>) {
+        self.stop.get_or_insert(why.into());
+    }
+}
+
+/// Returns a callback that calls this function with the metrics of each evaluation.
+pub fn on_evaluation(act: impl FnMut(&Epoch, &mut Control) + Send) -> impl Callback {
+    struct OnEvaluation<F>(F);
+
+    impl<F: FnMut(&Epoch, &mut Control) + Send> Callback for OnEvaluation<F> {
+        fn evaluated(&mut self, epoch: &Epoch, control: &mut Control) {
+            (self.0)(epoch, control);
+        }
+    }
+
+    OnEvaluation(act)
+}
+
+impl Callback for EarlyStopping {
+    fn prepare(&mut self, job: &mut Job) {
+        job.early_stopping = Some(self.clone());
+    }
+}
+
+impl Callback for Best {
+    fn prepare(&mut self, job: &mut Job) {
+        job.best = Some(self.clone());
+    }
+}
+
+/// Hands the records of a run to callbacks.
+pub(super) struct Callbacks<'a> {
+    callbacks: &'a mut [Box<dyn Callback>],
+    records: Tail,
+    control: Control,
+    /// True if the job was already told to stop.
+    told: bool,
+}
+
+impl<'a> Callbacks<'a> {
+    pub(super) fn new(callbacks: &'a mut [Box<dyn Callback>], run_dir: &Path) -> Self {
+        Self {
+            callbacks,
+            records: Tail::of(run_dir),
+            control: Control::default(),
+            told: false,
+        }
+    }
+
+    /// Hands over the records since the last call.
+    pub(super) fn catch_up(&mut self) -> Result<(), CommandError> {
+        for line in self.records.read()? {
+            let read = line.read();
+            for callback in &mut *self.callbacks {
+                match &read {
+                    Some(Read::Epoch(epoch)) => callback.evaluated(epoch, &mut self.control),
+                    Some(Read::Progress(more)) => callback.progressed(more, &mut self.control),
+                    None => {}
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Returns why a callback has stopped the training, if one has.
+    pub(super) fn stopped(self) -> Option<String> {
+        self.control.stop
+    }
+}
+
+impl Observer for Callbacks<'_> {
+    fn look(&mut self) -> Result<bool, CommandError> {
+        self.catch_up()?;
+        let stop = self.control.stop.is_some() && !self.told;
+        self.told |= stop;
+        Ok(stop)
+    }
+}

@@ -1,0 +1,141 @@
+//! What a training has measured.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use coordinator::Summary;
+
+use crate::metrics::Line;
+
+/// The metrics of an evaluation, which is made after each pass over the data.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Epoch {
+    /// The number of the pass, from 1.
+    pub number: u32,
+    /// The loss and the other metrics on the held-out samples, by name.
+    pub metrics: BTreeMap<String, f64>,
+    /// The steps that were finished before the result came, summed over workers.
+    pub steps: u64,
+    /// The seconds from the beginning of training to the result.
+    pub seconds: f64,
+}
+
+/// The training between two of its records.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Progress {
+    /// The passes over the data so far, with fraction.
+    pub epochs: f64,
+    /// The steps so far, summed over workers.
+    pub steps: u64,
+    /// The mean loss of the steps since the record before.
+    pub loss: f64,
+    /// The samples trained on in a second, since the beginning.
+    pub samples_per_second: f64,
+    /// The seconds since the beginning of training.
+    pub seconds: f64,
+}
+
+/// What a training has measured, from its beginning to its end.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct History {
+    /// The evaluations, in the order of their passes. The last one is of the final weights; if the training was stopped, it may be in
+    /// the middle of a pass.
+    pub epochs: Vec<Epoch>,
+    /// The training loss and the pace, each `log_every` steps.
+    pub progress: Vec<Progress>,
+    /// The steps, summed over workers; in sync mode, committed steps.
+    pub steps: u64,
+    /// The samples trained on.
+    pub samples: u64,
+    /// The seconds from the beginning of training to the end of the job.
+    pub seconds: f64,
+    /// The reason why the training ended before its data did; none if it did not.
+    pub stopped: Option<String>,
+    /// Updates that were acknowledged and lost with a server, as pairs of a block and a step.
+    pub lost_updates: u64,
+    /// The folder with the model, the checkpoints and all records.
+    pub run_dir: PathBuf,
+}
+
+impl History {
+    pub(super) fn new(lines: Vec<Line>, summary: &Summary, run_dir: PathBuf) -> Self {
+        let mut epochs: BTreeMap<u32, Epoch> = BTreeMap::new();
+        let mut progress = Vec::new();
+        for line in lines {
+            match line.read() {
+                // A job that goes back to a checkpoint evaluates a pass again.
+                Some(Read::Epoch(epoch)) => drop(epochs.insert(epoch.number, epoch)),
+                Some(Read::Progress(more)) => progress.push(more),
+                None => {}
+            }
+        }
+        let stopped_early = Some(&summary.stopped_early).filter(|why| !why.is_empty());
+        let stopped = summary.stopped.then(|| "it was told to stop".to_owned());
+        Self {
+            epochs: epochs.into_values().collect(),
+            progress,
+            steps: summary.steps,
+            samples: summary.samples,
+            seconds: summary.seconds,
+            stopped: stopped_early.cloned().or(stopped),
+            lost_updates: summary.lost_updates,
+            run_dir,
+        }
+    }
+
+    /// Returns the values of a metric, one for each evaluation that has it.
+    pub fn values(&self, metric: &str) -> Vec<f64> {
+        let values = self.epochs.iter();
+        values
+            .filter_map(|epoch| epoch.metrics.get(metric).copied())
+            .collect()
+    }
+
+    /// Returns the last value of a metric: that of the final weights.
+    pub fn last(&self, metric: &str) -> Option<f64> {
+        self.epochs.last()?.metrics.get(metric).copied()
+    }
+}
+
+/// A record that a history has.
+pub(super) enum Read {
+    Epoch(Epoch),
+    Progress(Progress),
+}
+
+impl Line {
+    /// Returns what the line records, if a history has it.
+    pub(super) fn read(self) -> Option<Read> {
+        match self {
+            Self::Evaluation {
+                epoch,
+                metrics,
+                steps,
+                seconds,
+            } => Some(Read::Epoch(Epoch {
+                number: epoch,
+                metrics: metrics
+                    .into_iter()
+                    .map(|(name, value)| (name, value.0))
+                    .collect(),
+                steps,
+                seconds,
+            })),
+            Self::Steps {
+                epoch,
+                loss,
+                steps,
+                seconds,
+                samples_per_second,
+            } => Some(Read::Progress(Progress {
+                epochs: epoch,
+                steps,
+                loss,
+                samples_per_second,
+                seconds,
+            })),
+            Self::Other => None,
+        }
+    }
+}

@@ -1,0 +1,310 @@
+//! Training from a program: `fit`, `evaluate`, `predict`.
+//!
+//! - `history`: what a training has measured
+//! - `callback`: functions that are called while it runs
+
+mod callback;
+mod history;
+
+use std::any::type_name;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use ps_server::RowSettings;
+use shared_proto::job::{Job, run_dir};
+use tempfile::TempDir;
+use worker::device::{self, Choices};
+use worker::input::{Column, DataSetup, Dataset, InMemory, InputError, Source};
+use worker::local::evaluate_trained;
+use worker::model::Model;
+use worker::predict::values;
+use worker::registry::Registry;
+use worker::replica::ReplicaError;
+
+use self::callback::Callbacks;
+pub use self::callback::{Callback, Control, on_evaluation};
+pub use self::history::{Epoch, History, Progress};
+use crate::cluster::{Plan, Roles, Transport};
+use crate::command::FinishedRun;
+use crate::error::CommandError;
+use crate::metrics;
+use crate::train::{self, Watch};
+
+/// The name of data that a program hands over.
+const OWN_DATA: &str = "own-data";
+
+/// Trains a job on a cluster within this process, evaluates it and predicts with it.
+///
+/// The coordinator, the parameter servers and the workers are threads of this process, and talk over sockets as processes do. Any
+/// strategy, mode and number of them can be tried so, also in a test. For a cluster of many machines, the same model and data make a
+/// program of all roles with [`App`](crate::App).
+///
+/// ```
+/// use flambeau::candle_core::{Result, Tensor};
+/// use flambeau::candle_nn::{self, Linear, Module, VarBuilder};
+/// use flambeau::settings::EarlyStopping;
+/// use flambeau::{Batch, Column, Error, InMemory, Job, Model, Pass, Setup, Trainer};
+///
+/// struct Straight(Linear);
+///
+/// impl Model for Straight {
+///     fn new(setup: &Setup, vars: VarBuilder) -> Result<Self> {
+///         let (features, outputs) = (setup.features()?, setup.outputs());
+///         Ok(Self(candle_nn::linear(features, outputs, vars.pp("line"))?))
+///     }
+///
+///     fn forward(&self, batch: &Batch, _: &Pass) -> Result<Tensor> {
+///         self.0.forward(&batch.input()?.flatten_from(1)?)
+///     }
+/// }
+///
+/// # fn main() -> std::result::Result<(), Error> {
+/// let points = |count: usize| (0..count).map(|i| i as f32 / count as f32).collect::<Vec<_>>();
+/// let samples = |points: Vec<f32>| {
+///     let doubled = points.iter().map(|x| 2.0 * x).collect();
+///     InMemory::new(
+///         vec![Column::numbers("x", vec![1], points)],
+///         vec![Column::numbers("y", vec![1], doubled)],
+///     )
+/// };
+/// let job = Job::from_toml("epochs = 200\noptimizer = { name = \"sgd\", learning_rate = 0.5 }")?;
+/// let mut trainer = Trainer::new(job)
+///     .model::<Straight>()
+///     .in_memory(samples(points(64))?, samples(points(16))?)
+///     .callback(EarlyStopping { metric: "rmse".to_owned(), ..EarlyStopping::default() });
+/// let history = trainer.fit()?;
+/// assert!(history.last("rmse").unwrap() < 0.01);
+///
+/// let predicted = trainer.predict(vec![Column::numbers("x", vec![1], vec![0.25])])?;
+/// assert!((predicted[0][0] - 0.5).abs() < 0.02);
+/// # Ok(())
+/// # }
+/// ```
+pub struct Trainer {
+    job: Job,
+    registry: Registry,
+    callbacks: Vec<Box<dyn Callback>>,
+    devices: String,
+    restore: Option<String>,
+    shows_progress: bool,
+    /// The folder of a training for which the job names none.
+    temporary: Option<TempDir>,
+}
+
+impl Trainer {
+    /// Returns the trainer of a job, with the models and data sources that come with Flambeau.
+    pub fn new(job: Job) -> Self {
+        Self::with(job, Registry::builtin())
+    }
+
+    pub(crate) fn with(job: Job, registry: Registry) -> Self {
+        Self {
+            job,
+            registry,
+            callbacks: Vec::new(),
+            devices: "auto".to_owned(),
+            restore: None,
+            shows_progress: false,
+            temporary: None,
+        }
+    }
+
+    /// Trains this model instead of the one that the job names. The job calls it by the name of its type.
+    #[must_use]
+    pub fn model<M: Model>(mut self) -> Self {
+        let name = type_name::<M>();
+        let name = name.split('<').next().unwrap_or(name);
+        let name = name.rsplit("::").next().unwrap_or(name);
+        self.registry = self.registry.model::<M>(name);
+        self.job.model.name = name.to_owned();
+        self
+    }
+
+    /// Trains on the data that this function opens, once for each worker, instead of that which the job names.
+    #[must_use]
+    pub fn data(
+        mut self,
+        open: impl Fn(&DataSetup) -> Result<Dataset, InputError> + Send + Sync + 'static,
+    ) -> Self {
+        self.registry = self.registry.open_by(OWN_DATA, open);
+        self.job.data.kind = OWN_DATA.to_owned();
+        self
+    }
+
+    /// Trains on the data of this source.
+    #[must_use]
+    pub fn source<S: Source>(self) -> Self {
+        self.data(S::open)
+    }
+
+    /// Trains on the first samples, and evaluates on the second ones.
+    #[must_use]
+    pub fn in_memory(self, training: InMemory, held_out: InMemory) -> Self {
+        self.data(move |_| Dataset::in_memory(training.clone(), held_out.clone()))
+    }
+
+    /// Adds functions that are called while the training runs. [`EarlyStopping`](crate::settings::EarlyStopping) and
+    /// [`Best`](crate::settings::Best) are callbacks, too.
+    #[must_use]
+    pub fn callback(mut self, callback: impl Callback + 'static) -> Self {
+        self.callbacks.push(Box::new(callback));
+        self
+    }
+
+    /// Computes on these devices, separated by commas: `auto` (the default), `cpu` or `cuda:N`. Each worker computes on all of them.
+    #[must_use]
+    pub fn devices(mut self, devices: impl Into<String>) -> Self {
+        self.devices = devices.into();
+        self
+    }
+
+    /// Begins with a checkpoint: a run directory (its newest one), a checkpoint's folder, or the URL of either.
+    #[must_use]
+    pub fn restore(mut self, from: impl Into<String>) -> Self {
+        self.restore = Some(from.into());
+        self
+    }
+
+    /// Shows bars on stderr while it trains, or a line for each evaluation if that is no terminal.
+    #[must_use]
+    pub fn show_progress(mut self) -> Self {
+        self.shows_progress = true;
+        self
+    }
+
+    /// Returns the job.
+    pub fn job(&self) -> &Job {
+        &self.job
+    }
+
+    /// Trains to the end, and returns what was measured. Without a `run_dir` in the job, the model and the records are in a temporary
+    /// folder that lives as long as the trainer, or until it trains again.
+    ///
+    /// # Errors
+    /// If the job makes no sense, its data or its model cannot be used, or the training fails.
+    pub fn fit(&mut self) -> Result<History, CommandError> {
+        // The caller may be in an asynchronous runtime, in which no other one can be started.
+        let fitted = std::thread::scope(|scope| scope.spawn(|| self.train()).join());
+        fitted.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+
+    fn train(&mut self) -> Result<History, CommandError> {
+        let mut job = self.job.clone();
+        for callback in &mut self.callbacks {
+            callback.prepare(&mut job);
+        }
+        job.validate()?;
+        let devices: Choices = self.devices.parse()?;
+        devices.open()?;
+        let dir = self.run_dir(&job)?;
+        job.run_dir = Some(dir.clone());
+        let plan = Plan {
+            roles: Roles::Threads(self.registry.clone()),
+            workers: 0,
+            device: &self.devices,
+            transport: Transport::Unix,
+            restore: self.restore.as_deref(),
+            secure: false,
+            row_settings: &RowSettings::default(),
+            lookups: false,
+        };
+        let mut callbacks = Callbacks::new(&mut self.callbacks, &dir);
+        let watch = Watch {
+            quiet: !self.shows_progress,
+            obeys_signals: false,
+            observer: Some(&mut callbacks),
+        };
+        let outcome = train::train(job, plan, watch)?;
+        callbacks.catch_up()?;
+        let stopped = callbacks.stopped();
+        let lines = metrics::read(&outcome.run_dir)?;
+        let mut history = History::new(lines, &outcome.summary, outcome.run_dir);
+        if history.stopped.is_some() {
+            history.stopped = stopped.or(history.stopped);
+        }
+        for callback in &mut self.callbacks {
+            callback.ended(&history);
+        }
+        Ok(history)
+    }
+
+    /// Returns the folder of the next training.
+    fn run_dir(&mut self, job: &Job) -> Result<PathBuf, CommandError> {
+        if let Some(dir) = &job.run_dir {
+            return Ok(dir.clone());
+        }
+        let created = tempfile::Builder::new().prefix("flambeau-run-").tempdir();
+        let created = created.map_err(CommandError::file("a folder for the run"))?;
+        let dir = created.path().to_owned();
+        self.temporary = Some(created);
+        Ok(dir)
+    }
+
+    /// Returns what the last training has left, or that of the job's run directory.
+    fn finished(&self) -> Result<FinishedRun, CommandError> {
+        let temporary = self.temporary.as_ref().map(TempDir::path);
+        let dir = self.job.run_dir.as_deref().or(temporary);
+        let Some(dir) = dir.filter(|dir| dir.join(run_dir::MODEL).exists()) else {
+            return Err(CommandError::Untrained);
+        };
+        FinishedRun::read(dir, None)
+    }
+
+    /// Evaluates the trained model on the held-out samples, and returns the loss and the other metrics.
+    ///
+    /// # Errors
+    /// If nothing was trained yet, or the data or the model cannot be used.
+    pub fn evaluate(&self) -> Result<BTreeMap<String, f64>, CommandError> {
+        let finished = self.finished()?;
+        let device = self.device()?;
+        Ok(evaluate_trained(
+            &finished.trained(),
+            &self.registry,
+            &device,
+        )?)
+    }
+
+    /// Returns the trained model's outputs for each sample: the probability of each class, the probability of 1, or numbers. The columns
+    /// are those of the model's inputs, as the model sees them.
+    ///
+    /// # Errors
+    /// If nothing was trained yet, or the columns are not those of the training.
+    pub fn predict(&self, inputs: Vec<Column>) -> Result<Vec<Vec<f32>>, CommandError> {
+        let samples = InMemory::without_targets(inputs).map_err(ReplicaError::from)?;
+        self.outputs(Some(samples))
+    }
+
+    /// Returns the trained model's outputs for each held-out sample, as [`predict`](Self::predict) does.
+    ///
+    /// # Errors
+    /// If nothing was trained yet, or the data cannot be used.
+    pub fn predict_held_out(&self) -> Result<Vec<Vec<f32>>, CommandError> {
+        self.outputs(None)
+    }
+
+    fn outputs(&self, samples: Option<InMemory>) -> Result<Vec<Vec<f32>>, CommandError> {
+        let finished = self.finished()?;
+        let device = self.device()?;
+        Ok(values(
+            &finished.trained(),
+            &self.registry,
+            &device,
+            samples,
+        )?)
+    }
+
+    /// Returns the first device.
+    fn device(&self) -> Result<candle_core::Device, CommandError> {
+        let first = self.devices.split(',').next().unwrap_or("auto");
+        Ok(device::open(first.parse()?)?)
+    }
+
+    /// Returns the path of the trained weights, as safetensors; `best.safetensors` beside it has the best ones, if the job keeps them.
+    ///
+    /// # Errors
+    /// If nothing was trained yet.
+    pub fn weights(&self) -> Result<PathBuf, CommandError> {
+        self.finished()
+            .map(|finished| finished.weights().to_owned())
+    }
+}

@@ -1,0 +1,118 @@
+//! What a step sees of its replica.
+
+use candle_core::{Device, Error, Tensor};
+use shared_proto::step::Gradients;
+
+use super::OptimizerId;
+use super::error::LoopError;
+use super::meeting::Meeting;
+use super::optimizing::Optimizing;
+
+/// A replica of a model, in a step.
+pub struct Replica<'a, M> {
+    pub(super) index: usize,
+    pub(super) replicas: usize,
+    pub(super) model: &'a M,
+    pub(super) device: &'a Device,
+    pub(super) optimizing: &'a mut [Optimizing],
+    pub(super) meeting: &'a Meeting,
+    /// The error with which the replica has failed, of which candle's errors would keep the text alone.
+    pub(super) failed: Option<LoopError>,
+}
+
+impl<'a, M> Replica<'a, M> {
+    /// Returns the number of this replica, from 0.
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// Returns the number of replicas.
+    pub fn replicas(&self) -> usize {
+        self.replicas
+    }
+
+    /// Returns the model.
+    pub fn model(&self) -> &'a M {
+        self.model
+    }
+
+    /// Returns the device of the model.
+    pub fn device(&self) -> &'a Device {
+        self.device
+    }
+
+    /// Makes the loss of the global batch smaller, by one update of an optimizer. `loss` is the mean over the `samples` of this replica;
+    /// the update is made with the gradient of the mean over all replicas' samples. A replica without samples gives 0 of them, and any
+    /// loss that depends on the variables.
+    ///
+    /// # Errors
+    /// If a variable has no gradient, a gradient is not finite, or another replica has failed.
+    pub fn minimize(
+        &mut self,
+        optimizer: OptimizerId,
+        loss: &Tensor,
+        samples: usize,
+    ) -> candle_core::Result<()> {
+        let store = nn::backward(loss)?;
+        let Some(optimizing) = self.optimizing.get_mut(optimizer.0) else {
+            return Err(Error::msg("the optimizer belongs to another model"));
+        };
+        let mut update = || {
+            let gradients = optimizing.gradients(&store)?;
+            let mut values = times_samples(&gradients, samples);
+            let finite = gradients.norm.is_finite();
+            let agreed =
+                self.meeting
+                    .agree_on_update(optimizer.0, values.len(), samples, finite)?;
+            match agreed {
+                (_, failed) if failed > 0.0 => return Err(LoopError::NonFinite),
+                // Nobody has samples.
+                (0.0, _) => return Ok(()),
+                (all, _) => {
+                    self.meeting.add_up(&mut values)?;
+                    let factor = (1.0 / all) as f32;
+                    values.iter_mut().for_each(|value| *value *= factor);
+                }
+            }
+            optimizing.update(values)
+        };
+        let updated: Result<(), LoopError> = update();
+        self.told(updated)
+    }
+
+    /// Returns the sums of all replicas' numbers, for example of losses and of samples.
+    ///
+    /// # Errors
+    /// If another replica has failed.
+    pub fn sum(&mut self, numbers: &[f64]) -> candle_core::Result<Vec<f64>> {
+        let sum = self.meeting.sum(numbers);
+        self.told(sum)
+    }
+
+    /// Keeps an error, and returns it as one of candle's.
+    fn told<T>(&mut self, outcome: Result<T, LoopError>) -> candle_core::Result<T> {
+        outcome.map_err(|error| {
+            let text = error.to_string();
+            self.failed = Some(error);
+            Error::msg(text)
+        })
+    }
+}
+
+/// Returns the gradients behind each other, each times the number of samples.
+fn times_samples(gradients: &Gradients, samples: usize) -> Vec<f32> {
+    let elements = gradients.values.iter().map(|gradient| gradient.len()).sum();
+    let mut all = vec![0.0; elements];
+    let mut rest = &mut all[..];
+    for gradient in &gradients.values {
+        let (own, others) = rest.split_at_mut(gradient.len());
+        gradient.copy_to(own);
+        rest = others;
+    }
+    // A gradient of no samples may be anything.
+    match samples {
+        0 => all.fill(0.0),
+        samples => all.iter_mut().for_each(|value| *value *= samples as f32),
+    }
+    all
+}
