@@ -337,3 +337,22 @@ fn a_loop_of_ones_own_ends_with_the_weights_of_fit() {
     assert!(difference < 1e-5, "{difference}");
     assert!(history.last("accuracy").unwrap() > 0.8);
 }
+
+#[test]
+fn the_generator_of_the_example_learns_the_circle_on_two_replicas() {
+    let gan = || {
+        let run = std::process::Command::new(env!("CARGO_BIN_EXE_gan"))
+            .args(["cpu,cpu", "2000"])
+            .output()
+            .unwrap();
+        assert!(run.status.success(), "{run:?}");
+        String::from_utf8(run.stdout).unwrap()
+    };
+    let said = gan();
+    let radius = said.trim().rsplit(' ').next().unwrap();
+    let radius: f64 = radius.parse().unwrap();
+    assert!((0.8..1.25).contains(&radius), "{said}");
+    assert_eq!(said, gan(), "a repeated run has the same bits");
+    let example = include_str!("../../examples/gan.rs");
+    assert!(example.lines().count() <= 80);
+}

@@ -7,6 +7,7 @@ mod chaos;
 mod command_line;
 mod data;
 mod devices;
+mod evaluator;
 mod examples;
 mod faults;
 mod fit;

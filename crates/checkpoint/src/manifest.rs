@@ -199,6 +199,11 @@ impl Manifest {
         }
     }
 
+    /// Returns whether it has tables.
+    pub fn has_tables(&self) -> bool {
+        !self.tables.is_empty()
+    }
+
     /// Returns whether blocks with this variable's number are buckets of a table.
     pub fn is_table(&self, variable: u32) -> bool {
         let variables = self.variables.len();

@@ -10,7 +10,9 @@ use worker::registry::Registry;
 
 use crate::error::CommandError;
 use crate::scorer::{Scorer, Scoring};
-use crate::{bench, certs, checkpoint, devices, eval, job, plot, predict, status, table, train};
+use crate::{
+    bench, certs, checkpoint, devices, eval, evaluator, job, plot, predict, status, table, train,
+};
 
 /// Distributed training for candle.
 #[derive(Parser)]
@@ -28,6 +30,8 @@ enum Command {
     Resume(train::resume::Arguments),
     /// Evaluate the final weights of a run again.
     Eval(eval::Arguments),
+    /// Evaluate the checkpoints of a run as they come, beside the training.
+    Evaluator(evaluator::Arguments),
     /// Write the predictions of a run's final weights as CSV.
     Predict(predict::Arguments),
     /// Draw the loss and accuracy of a run.
@@ -130,6 +134,7 @@ impl App {
             Command::Train(arguments) => finish(train::run(arguments, &registry)),
             Command::Resume(arguments) => finish(train::resume::run(arguments, &registry)),
             Command::Eval(arguments) => finish(eval::run(&arguments, &registry)),
+            Command::Evaluator(arguments) => finish(evaluator::run(&arguments, &registry)),
             Command::Predict(arguments) => finish(predict::run(&arguments, &registry)),
             Command::Plot(arguments) => finish(plot::run(&arguments)),
             Command::Status(arguments) => finish(status::run(&arguments)),

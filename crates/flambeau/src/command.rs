@@ -43,7 +43,7 @@ impl FinishedRun {
             job: &self.job,
             weights: &self.weights,
             rows: Box::new(|specs| {
-                let saved = block_on(rows(&self.checkpoints)).map_err(Error::wrap)?;
+                let saved = block_on(saved_tables(&self.checkpoints)).map_err(Error::wrap)?;
                 restored(specs, &saved)
             }),
             fitted: self.fitted.as_ref(),
@@ -79,7 +79,7 @@ impl FinishedRun {
 }
 
 /// Returns the rows of tables in the newest checkpoint at a location.
-async fn rows(location: &str) -> Result<SavedTables, CommandError> {
+pub(crate) async fn saved_tables(location: &str) -> Result<SavedTables, CommandError> {
     let (store, manifest) = checkpoint::load(location).await?;
     let mut tables = SavedTables::new();
     let first = manifest.variables.len() as u32;

@@ -32,6 +32,7 @@
 // - `train`: a whole cluster on this machine; `cluster`: its processes; `progress`: its progress bars
 // - `fit`: training from a program
 // - `status`, `devices`, `table`, `checkpoint`, `certs`, `job`: for operators
+// - `evaluator`: evaluates checkpoints beside the training
 // - `eval`, `plot`, `metrics`: a run's model, curves and records after its end
 // - `scorer`: a trained model for online inference
 // - `bench`: measurements
@@ -46,6 +47,7 @@ mod command;
 mod devices;
 mod error;
 mod eval;
+mod evaluator;
 mod fit;
 mod job;
 mod metrics;

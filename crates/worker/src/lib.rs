@@ -14,6 +14,7 @@
 //! - `reporter`: reports finished steps to the coordinator
 //! - [`embedded`]: a worker without a process and a model of its own, for simulations
 //! - [`loops`]: training loops that a program writes itself
+//! - [`evaluator`]: a model that is evaluated with the weights of many checkpoints
 //! - [`local`]: the same job in one process, for comparison; [`predict`]: what a trained model says of samples
 
 mod candle_error;
@@ -21,6 +22,7 @@ mod counters;
 pub mod device;
 pub mod embedded;
 mod error;
+pub mod evaluator;
 pub mod input;
 pub mod local;
 pub mod loops;

@@ -170,14 +170,23 @@ pub fn evaluate_trained(
         .fitted
         .map_or(Purpose::Training, Purpose::Evaluation);
     let mut loaded = Loaded::open(trained, registry, device, purpose)?;
+    evaluate_loaded(&mut loaded, trained.job, device)
+}
+
+/// Evaluates a job's model on its held-out samples.
+pub(crate) fn evaluate_loaded(
+    loaded: &mut Loaded,
+    job: &Job,
+    device: &Device,
+) -> Result<Metrics, ReplicaError> {
     let Loaded {
         data,
         objective,
         built,
         rows,
-    } = &mut loaded;
+    } = loaded;
     let samples = &mut *data.evaluation;
-    autocast(precision(trained.job), || {
+    autocast(precision(job), || {
         evaluate(built, &mut **rows, objective, samples, device)
     })
 }
@@ -187,7 +196,7 @@ pub(crate) struct Loaded {
     pub(crate) data: Dataset,
     pub(crate) objective: Objective,
     pub(crate) built: Built,
-    rows: Box<dyn RowSource>,
+    pub(crate) rows: Box<dyn RowSource>,
 }
 
 impl Loaded {
@@ -198,9 +207,7 @@ impl Loaded {
         device: &Device,
         purpose: Purpose,
     ) -> Result<Self, ReplicaError> {
-        let mut job = trained.job.clone();
-        // All values come from the file.
-        job.model.init_from = None;
+        let job = trained.job;
         let data = registry.open(&job.data, job.seed, purpose)?;
         if data.transforms.is_some() && matches!(purpose, Purpose::Training) {
             return Err(InputError::Invalid(format!(
@@ -210,25 +217,42 @@ impl Loaded {
             ))
             .into());
         }
+        let mut loaded = Self::with(job, registry, device, data)?;
+        loaded.built.variables.load(trained.weights)?;
+        let specs = loaded.built.tables.specs();
+        if !specs.is_empty() {
+            loaded.rows = (trained.rows)(specs)?;
+        }
+        Ok(loaded)
+    }
+
+    /// Builds the model without its weights and rows, and opens the data as a worker does.
+    pub(crate) fn as_in_training(
+        job: &Job,
+        registry: &Registry,
+        device: &Device,
+    ) -> Result<Self, ReplicaError> {
+        let data = registry.open(&job.data, job.seed, Purpose::Training)?;
+        Self::with(job, registry, device, data)
+    }
+
+    fn with(
+        job: &Job,
+        registry: &Registry,
+        device: &Device,
+        data: Dataset,
+    ) -> Result<Self, ReplicaError> {
+        let mut job = job.clone();
+        // All values come from a file of weights.
+        job.model.init_from = None;
         let objective = Objective::of(&job.objective, &data.signature)?;
-        let built = build(
-            &job,
-            registry,
-            &Place::on(device),
-            &data.signature,
-            &objective,
-        )?;
-        built.variables.load(trained.weights)?;
-        let specs = built.tables.specs();
-        let rows = match specs.is_empty() {
-            true => Box::new(LocalTables::default()),
-            false => (trained.rows)(specs)?,
-        };
+        let place = Place::on(device);
+        let built = build(&job, registry, &place, &data.signature, &objective)?;
         Ok(Self {
             data,
             objective,
             built,
-            rows,
+            rows: Box::new(LocalTables::default()),
         })
     }
 

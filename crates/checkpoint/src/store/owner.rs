@@ -196,6 +196,18 @@ impl Store {
         self.pulse(claim, RELEASED.to_owned()).await
     }
 
+    /// Returns whether the newest owner has released the location, so that no checkpoint follows.
+    ///
+    /// # Errors
+    /// As [`owner`](Self::owner).
+    pub async fn is_released(&self) -> Result<bool, CheckpointError> {
+        let Some(claim) = self.owner().await? else {
+            return Ok(false);
+        };
+        let pulse = self.read_pulse(&claim).await?;
+        Ok(pulse.is_some_and(|pulse| pulse == RELEASED.as_bytes()))
+    }
+
     async fn pulse(&self, claim: &Claim, content: String) -> Result<(), CheckpointError> {
         let name = numbered(PULSE, claim.term);
         self.files.write("", &name, content.into()).await

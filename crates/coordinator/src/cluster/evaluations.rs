@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use shared_proto::ids::{Origin, Task};
-use shared_proto::job::{Goal, Job};
+use shared_proto::job::{self, Goal, Job};
 use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::wire;
 
@@ -327,5 +327,15 @@ impl Cluster {
             training.stopping = false;
             self.consider_stopping();
         }
+    }
+
+    /// Schedules the evaluation after a pass over the data, if the job wants one there.
+    pub(super) fn evaluate_after(&mut self, pass: Option<u32>) {
+        let is_last = |pass: &u32| pass.saturating_add(1) == self.job.epochs;
+        let wanted = match self.job.evaluations {
+            job::Evaluations::EachEpoch => pass,
+            job::Evaluations::Last => pass.filter(is_last),
+        };
+        self.durable.evaluations.due.extend(wanted);
     }
 }

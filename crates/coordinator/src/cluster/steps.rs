@@ -145,7 +145,7 @@ impl Cluster {
         self.count(now, origin, request, samples);
         let tally = &mut self.durable.training.tally;
         tally.samples = tally.samples.saturating_add(samples);
-        self.durable.evaluations.due.extend(complete);
+        self.evaluate_after(complete);
         if self.sync() {
             self.must_persist();
             self.finish_part(now, task, samples, request.skipped > 0);

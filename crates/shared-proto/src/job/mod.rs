@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 pub use data::{ColumnType, Data, Pictures, TargetKind, Transform};
 pub use error::JobError;
 pub use groups::{Group, matches_pattern};
-pub use monitor::{Best, EarlyStopping, Goal};
+pub use monitor::{Best, EarlyStopping, Evaluations, Goal};
 pub use objective::{LossName, Objective};
 pub use optimizer::{
     Adagrad, Adam, AdamW, Ftrl, Momentum, Optimizer, RmsProp, Schedule, ScheduleKind, Sgd,
@@ -75,6 +75,8 @@ pub struct Job {
     pub ema_decay: Option<f32>,
     /// Steps between two lines of `metrics.jsonl`, summed over workers.
     pub log_every: u64,
+    /// The passes over the data after which a worker evaluates the model.
+    pub evaluations: Evaluations,
     /// The run directory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub run_dir: Option<PathBuf>,
@@ -133,6 +135,7 @@ impl Default for Job {
             strategy: Strategy::default(),
             cluster: Cluster::default(),
             checkpoint: Checkpoint::default(),
+            evaluations: Evaluations::EachEpoch,
             early_stopping: None,
             best: None,
         }

@@ -4,6 +4,17 @@ use serde::{Deserialize, Serialize};
 
 use super::JobError;
 
+/// The passes over the data after which a worker evaluates the model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Evaluations {
+    /// Each one.
+    #[default]
+    EachEpoch,
+    /// The last one. `flambeau evaluator` can evaluate checkpoints meanwhile, so that no worker has to.
+    Last,
+}
+
 /// When a job stops before its data ends.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]

@@ -16,6 +16,7 @@ non_finite = "fail"     # fail | skip: the response to a step with a NaN or infi
 #: clip_norm = 1.0      # scale a worker's gradients down to this global norm where they exceed it
 #: ema_decay = 0.999    # evaluate and save a moving average of the weights; the share of it that remains in an update
 log_every = 10          # steps between two lines of metrics.jsonl, summed over workers
+evaluations = "each-epoch" # each-epoch | last: the passes after which a worker evaluates the model
 #: run_dir = "runs/mine" # where the run is recorded; absent: a new folder under runs/
 
 [data]

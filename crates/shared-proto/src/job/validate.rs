@@ -2,7 +2,9 @@
 
 use std::path::PathBuf;
 
-use super::{BatchNorm, Job, JobError, MOST_SERVERS, Mode, Strategy, StrategyName, groups};
+use super::{
+    BatchNorm, Evaluations, Job, JobError, MOST_SERVERS, Mode, Strategy, StrategyName, groups,
+};
 
 /// The longest time that a setting may give, in seconds: 30 days. No wait in a job is longer, and the sum of this and
 /// any time of a clock is still a time.
@@ -368,6 +370,22 @@ impl Job {
             pictures.validate()?;
         }
         self.objective.validate()?;
+        let monitors = [
+            ("early_stopping", self.early_stopping.is_some()),
+            ("best", self.best.is_some()),
+        ];
+        if let (Some((field, _)), Evaluations::Last) = (
+            monitors.into_iter().find(|(_, given)| *given),
+            self.evaluations,
+        ) {
+            return Err(JobError::Unused {
+                field,
+                value: "given".to_owned(),
+                other: "evaluations",
+                other_value: "\"last\"".to_owned(),
+                advice: "leave it out, or set evaluations to \"each-epoch\"",
+            });
+        }
         if let Some(early_stopping) = &self.early_stopping {
             early_stopping.validate()?;
         }

@@ -175,7 +175,7 @@ impl Cluster {
         let Some((samples, complete)) = advanced else {
             return;
         };
-        self.durable.evaluations.due.extend(complete);
+        self.evaluate_after(complete);
         let tally = &mut self.durable.training.tally;
         self.durable.training.min_clock = made.max(counted);
         let steps = made.0.saturating_sub(counted.0);

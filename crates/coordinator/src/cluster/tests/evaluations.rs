@@ -161,3 +161,24 @@ fn a_job_that_monitors_a_metric_it_does_not_measure_fails_and_names_those_it_has
         "{error}"
     );
 }
+
+#[test]
+fn a_job_that_wants_it_is_evaluated_at_its_end_alone() {
+    let (mut scene, worker) = monitored("evaluations = \"last\"");
+    scene.cluster.job.evaluations = shared_proto::job::Evaluations::Last;
+    scene.cluster.job.epochs = 2;
+    loop {
+        match scene.work(worker).0 {
+            Work::Split(_) => drop(scene.finish(worker)),
+            Work::Evaluate {
+                data_epoch,
+                save_model,
+                ..
+            } => {
+                assert_eq!((data_epoch, save_model), (1, true));
+                break;
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! `flambeau evaluator`: a process that evaluates the checkpoints of a run as they come, beside the training.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use ::checkpoint::{CheckpointError, Manifest, Store, load, resolve};
+use candle_core::Device;
+use clap::Args;
+use indicatif::ProgressBar;
+use serde::{Deserialize, Serialize};
+use shared_proto::job::{Job, run_dir};
+use shared_proto::number::Number;
+use tempfile::TempDir;
+use worker::device;
+use worker::evaluator::Evaluator;
+use worker::registry::Registry;
+
+use crate::checkpoint::{Output, Values, write};
+use crate::command::{block_on, saved_tables};
+use crate::error::CommandError;
+
+/// The file of a run directory with the results.
+const RECORD: &str = "evaluator.jsonl";
+
+#[derive(Clone, Debug, Args)]
+pub(crate) struct Arguments {
+    /// A run directory, a folder of checkpoints, or the URL of one. It need not exist yet.
+    #[arg(value_name = "RUN_DIR|FOLDER|URL")]
+    location: String,
+    /// The folder or file of the data; overrides the job's.
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<PathBuf>,
+    /// The device to compute on: auto, cpu or cuda:N.
+    #[arg(long, default_value = "auto")]
+    device: device::Choice,
+    /// The pause in seconds before it looks for a newer checkpoint.
+    #[arg(long, default_value_t = 2.0, value_name = "SECONDS", value_parser = seconds)]
+    every: f64,
+    /// The file to which results are appended, one JSON object a line. Default: evaluator.jsonl in a run directory.
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
+    /// End after the newest checkpoint, instead of waiting for the end of the run.
+    #[arg(long)]
+    once: bool,
+    /// One JSON object a line on stdout.
+    #[arg(long)]
+    json: bool,
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    let seconds = text.parse().ok();
+    let seconds = seconds.filter(|seconds| (0.1..=86_400.0).contains(seconds));
+    seconds.ok_or_else(|| format!("{text:?} is no time in seconds from 0.1 to 86400"))
+}
+
+/// The result of a checkpoint.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+struct Line {
+    checkpoint: u64,
+    /// The steps that the checkpoint has.
+    steps: u64,
+    metrics: BTreeMap<String, Number>,
+}
+
+/// Evaluates each newest checkpoint, until the run has ended.
+///
+/// # Errors
+/// If a checkpoint, the data or the model cannot be used.
+pub(crate) fn run(arguments: &Arguments, registry: &Registry) -> Result<(), CommandError> {
+    let device = device::open(arguments.device)?;
+    let mut beside = Beside::new(arguments, registry, device)?;
+    block_on(beside.follow())
+}
+
+/// An evaluator beside a run.
+struct Beside<'a> {
+    arguments: &'a Arguments,
+    registry: &'a Registry,
+    device: Device,
+    record: Option<PathBuf>,
+    /// The newest checkpoint that was evaluated.
+    done: Option<u64>,
+    /// The model of the run, once there is a checkpoint.
+    evaluator: Option<Evaluator>,
+    /// The folder of the weights.
+    weights: TempDir,
+}
+
+impl<'a> Beside<'a> {
+    fn new(
+        arguments: &'a Arguments,
+        registry: &'a Registry,
+        device: Device,
+    ) -> Result<Self, CommandError> {
+        let run = Path::new(&arguments.location);
+        let usual = || run.is_dir().then(|| run.join(RECORD));
+        let record = arguments.record.clone().or_else(usual);
+        Ok(Self {
+            arguments,
+            registry,
+            device,
+            done: record.as_deref().map_or(Ok(None), last_of)?,
+            record,
+            evaluator: None,
+            weights: tempfile::tempdir().map_err(CommandError::file("a temporary folder"))?,
+        })
+    }
+
+    async fn follow(&mut self) -> Result<(), CommandError> {
+        let mut announced = false;
+        loop {
+            // Asked before the newest one is, so that none comes after it.
+            let has_ended = self.has_ended().await;
+            let evaluated = self.next().await;
+            match evaluated {
+                Ok(true) => continue,
+                Ok(false) if has_ended || self.arguments.once => return Ok(()),
+                Ok(false) => {}
+                // There is none yet, or it was deleted while it was read.
+                Err(CommandError::Checkpoint(CheckpointError::NotFound(why))) => {
+                    if self.arguments.once {
+                        return Err(CheckpointError::NotFound(why).into());
+                    }
+                }
+                Err(CommandError::Checkpoint(error))
+                    if error.is_retryable() && !self.arguments.once =>
+                {
+                    eprintln!("{error}; trying again every {} s", self.arguments.every);
+                }
+                Err(error) => return Err(error),
+            }
+            if !std::mem::replace(&mut announced, true) {
+                eprintln!("waiting for checkpoints at {}", self.arguments.location);
+            }
+            tokio::time::sleep(Duration::from_secs_f64(self.arguments.every)).await;
+        }
+    }
+
+    /// Returns whether the run has given up its location, so that no checkpoint follows.
+    async fn has_ended(&self) -> bool {
+        let store = resolve(&self.arguments.location).await;
+        match store {
+            Ok((store, _)) => store.is_released().await.unwrap_or(false),
+            Err(_) => false,
+        }
+    }
+
+    /// Evaluates the newest checkpoint. Returns whether there was a new one.
+    async fn next(&mut self) -> Result<bool, CommandError> {
+        let (store, manifest) = load(&self.arguments.location).await?;
+        if self.done.is_some_and(|done| done >= manifest.number) {
+            return Ok(false);
+        }
+        let line = self.evaluate(&store, &manifest).await?;
+        self.tell(&line)?;
+        self.done = Some(manifest.number);
+        Ok(true)
+    }
+
+    async fn evaluate(&mut self, store: &Store, manifest: &Manifest) -> Result<Line, CommandError> {
+        let place = store.checkpoint_location(manifest.number);
+        let job = Job::parse(&manifest.job_toml).map_err(|error| CommandError::Content {
+            path: place.clone().into(),
+            reason: error.to_string(),
+        })?;
+        let values = match job.ema_decay {
+            Some(_) => Values::averages(store, manifest)?,
+            None => Values::Weights,
+        };
+        let weights = self.weights.path().join(run_dir::MODEL);
+        let file = Output::create(&weights, true)?;
+        write(store, manifest, &values, file, &ProgressBar::hidden()).await?;
+        let tables = match manifest.has_tables() {
+            true => saved_tables(&place).await?,
+            false => BTreeMap::new(),
+        };
+        let evaluator = match &mut self.evaluator {
+            Some(evaluator) => evaluator,
+            none => {
+                let mut job = job;
+                if let Some(dir) = &self.arguments.data_dir {
+                    job.data.dir = Some(dir.clone());
+                }
+                none.insert(Evaluator::open(&job, self.registry, &self.device)?)
+            }
+        };
+        let metrics = evaluator.evaluate(&weights, &tables)?;
+        Ok(Line {
+            checkpoint: manifest.number,
+            steps: manifest.steps,
+            metrics: metrics
+                .into_iter()
+                .map(|(name, value)| (name, Number(value)))
+                .collect(),
+        })
+    }
+
+    /// Records and prints a result.
+    fn tell(&self, line: &Line) -> Result<(), CommandError> {
+        let text = serde_json::to_string(line)
+            .unwrap_or_else(|error| unreachable!("a result is plain data: {error}"));
+        if let Some(path) = &self.record {
+            let append = || {
+                let mut options = std::fs::OpenOptions::new();
+                let mut file = options.create(true).append(true).open(path)?;
+                writeln!(file, "{text}")
+            };
+            append().map_err(CommandError::file(path))?;
+        }
+        if self.arguments.json {
+            println!("{text}");
+        } else {
+            let metrics = line.metrics.iter();
+            let metrics: String = metrics
+                .map(|(name, value)| format!("  {name} {:.4}", value.0))
+                .collect();
+            println!(
+                "checkpoint {:>4}, step {:>7}:{metrics}",
+                line.checkpoint, line.steps
+            );
+        }
+        Ok(())
+    }
+}
+
+/// Returns the newest checkpoint that a file has a result of. A line that was cut short, because its process was killed, counts for
+/// nothing.
+fn last_of(record: &Path) -> Result<Option<u64>, CommandError> {
+    match std::fs::read_to_string(record) {
+        Ok(text) => {
+            let lines = text
+                .lines()
+                .filter_map(|line| serde_json::from_str::<Line>(line).ok());
+            Ok(lines.map(|line| line.checkpoint).max())
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(CommandError::file(record)(error)),
+    }
+}
