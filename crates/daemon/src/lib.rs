@@ -5,9 +5,11 @@
 //! - [`membership`]: register with the coordinator, keep the lease, follow views, leave
 //! - [`Offload`]: runs work that would hold up messages
 //! - [`http`]: `/metrics`, `/healthz` and `/readyz`
+//! - [`clusters`]: the running coordinators of this machine, for `flambeau status`
 //!
 //! A role is a function `run(settings, process)` of its library; [`process::main`] wraps it.
 
+pub mod clusters;
 mod descriptors;
 pub mod http;
 pub mod membership;

@@ -1,5 +1,6 @@
 //! `flambeau status`: the state of a cluster.
 
+mod local;
 mod ring;
 
 use std::borrow::Cow;
@@ -9,22 +10,27 @@ use std::time::Duration;
 
 use clap::Args;
 use comfy_table::{Table, presets};
-use daemon::membership::Coordinator;
+use daemon::membership::{Coordinator, MembershipError};
 use daemon::settings::SecuritySettings;
 use serde_json::{Value, json};
 use shared_proto::ids::{Task, names};
 use shared_proto::number::Number;
+use shared_proto::security::Security;
 use shared_proto::view::JobPhase;
 use shared_proto::wire;
 
 use crate::command::block_on;
 use crate::error::CommandError;
 
+/// The longest wait for the coordinator's answer.
+const PATIENCE: Duration = Duration::from_secs(3);
+
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// The coordinator, as host:port.
-    #[arg(long, env = "FLAMBEAU_COORDINATOR", default_value = "127.0.0.1:7070")]
-    coordinator: String,
+    /// The coordinator, as host:port. Default: the cluster of this user on this machine; if there are several, a list of
+    /// them is shown.
+    #[arg(long, env = "FLAMBEAU_COORDINATOR")]
+    coordinator: Option<String>,
     /// One JSON object instead of tables.
     #[arg(long)]
     json: bool,
@@ -33,18 +39,49 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
-    let patience = Duration::from_secs(3);
+    let security = arguments.security.load()?;
     block_on(async {
-        let coordinator =
-            Coordinator::at(&arguments.coordinator, patience, arguments.security.load()?)?;
-        let status = fetch(&coordinator).await?;
-        if arguments.json {
-            println!("{}", json(&status));
-        } else {
-            print!("{}", table(&status));
-        }
+        let Some(address) = &arguments.coordinator else {
+            return show_local(arguments.json, security).await;
+        };
+        let status = fetch(&Coordinator::at(address, PATIENCE, security)?).await?;
+        show(&status, arguments.json, "");
         Ok(())
     })
+}
+
+fn show(status: &wire::Status, as_json: bool, place: &str) {
+    if as_json {
+        println!("{}", json(status));
+    } else {
+        print!("{place}{}", table(status));
+    }
+}
+
+/// Shows the cluster of this machine, or all if there are several.
+async fn show_local(as_json: bool, security: Security) -> Result<(), CommandError> {
+    let clusters = local::find()?;
+    if clusters.len() > 1 {
+        let found = local::ask_all(clusters, &security).await;
+        match as_json {
+            true => println!("{}", local::json(&found)),
+            false => print!("{}", local::table(&found)),
+        }
+        return Ok(());
+    }
+    let Some(cluster) = clusters.first() else {
+        let status = fetch(&Coordinator::at(local::USUAL, PATIENCE, security)?).await;
+        let status = status.map_err(|error| match error {
+            CommandError::Membership(MembershipError::Unreachable { .. }) => local::none_found(),
+            other => other,
+        })?;
+        show(&status, as_json, "");
+        return Ok(());
+    };
+    let address = cluster.reachable_at().to_string();
+    let status = fetch(&Coordinator::at(&address, PATIENCE, security)?).await?;
+    show(&status, as_json, &local::place(cluster));
+    Ok(())
 }
 
 /// Fetches the status from the coordinator.

@@ -1,12 +1,15 @@
 //! The process: listens, records, and ends when the job does or a signal tells it.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use daemon::Offload;
+use daemon::clusters::{self, Registered, RunningCluster};
 use daemon::process::Process;
 use shared_proto::connections::{Connections, Port};
 use shared_proto::job::run_dir;
+use shared_proto::security::Security;
 use shared_proto::transport::Listen;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
@@ -68,6 +71,7 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), Coordinator
     process.announce(Some(Listen::Tcp(address)));
     process.readiness.set(true);
     tracing::info!(%address, run_dir = %dir.display(), again, "coordinating");
+    let _registered = register(address, &dir, &process.security);
     let connections = Connections::new(Port::Coordinator, settings.connections.limits());
     let recorder = Recorder::open(&dir, begun.cluster.job(), again);
     let recorder = recorder.await.map_err(run_dir)?;
@@ -85,6 +89,24 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), Coordinator
     } else {
         serve(parts, incoming, recorder, &dir, &process).await
     }
+}
+
+/// Registers this coordinator for `flambeau status`. Failing to do so is no reason to end.
+fn register(address: SocketAddr, dir: &Path, security: &Security) -> Option<Registered> {
+    let cluster = RunningCluster {
+        coordinator: address,
+        run_dir: dir.to_owned(),
+        page: None,
+        encrypted: security.is_listening_encrypted(),
+        token: security.demands_token(),
+        process: std::process::id(),
+        since: clusters::now(),
+    };
+    let registered = clusters::register(&clusters::folder(), &cluster);
+    let warn = |error| {
+        tracing::warn!("`flambeau status` finds this cluster by its address alone: {error}")
+    };
+    registered.map_err(warn).ok()
 }
 
 /// Serves a job to its end, or until the process is told to shut down.

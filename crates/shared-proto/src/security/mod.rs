@@ -124,6 +124,11 @@ impl Security {
         self.files().certificate.is_some()
     }
 
+    /// Returns whether calls must carry a token.
+    pub fn demands_token(&self) -> bool {
+        self.files().token.is_some()
+    }
+
     /// Returns whether callers must have certificates.
     fn demands_certificates(&self) -> bool {
         self.is_listening_encrypted() && !self.files().anonymous_callers
