@@ -43,8 +43,14 @@ pub struct Process {
 impl Process {
     /// Prints the addresses on which it listens, on a line of stdout (see [`Ready`]).
     pub fn announce(&self, address: Option<Listen>) {
+        self.announce_page(address, None);
+    }
+
+    /// Prints the addresses on which it listens, with that of its page for browsers.
+    pub fn announce_page(&self, address: Option<Listen>, page: Option<SocketAddr>) {
         let ready = Ready {
             address,
+            page,
             metrics: self.metrics,
         };
         println!("{}", ready.line(self.log_format));

@@ -31,7 +31,7 @@
 // - `app`: the subcommands, and the module that runs each; `command`: the parts that several of them have
 // - `train`: a whole cluster on this machine; `cluster`: its processes; `progress`: its progress bars
 // - `status`, `devices`, `table`, `checkpoint`, `certs`, `job`: for operators
-// - `eval`, `plot`, `metrics`: a run's model, curves and records after its end
+// - `eval`, `plot`, `report`, `metrics`: a run's model, curves, report and records after its end
 // - `scorer`: a trained model for online inference
 // - `bench`: measurements
 // - `error`: the errors of commands
@@ -50,6 +50,7 @@ mod metrics;
 mod plot;
 mod predict;
 mod progress;
+mod report;
 mod scorer;
 mod status;
 mod table;

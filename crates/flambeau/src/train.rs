@@ -7,6 +7,7 @@ mod follow;
 mod outcome;
 
 use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -22,7 +23,7 @@ use self::outcome::{Outcome, json, next, shown, stale, table};
 use crate::cluster::{Plan, Transport};
 use crate::command::{JobArguments, block_on};
 use crate::error::CommandError;
-use crate::plot;
+use crate::{plot, report};
 
 /// The number of parameter servers of a job that gives none.
 const DEFAULT_PS: u32 = 2;
@@ -56,6 +57,15 @@ pub(crate) struct Arguments {
     /// Let each server answer reads of rows, as `flambeau table` makes them.
     #[arg(long)]
     pub(crate) lookups: bool,
+    /// Serve a live page of the training for browsers. Default address: a free port of 127.0.0.1; its URL is shown.
+    #[arg(
+        long,
+        value_name = "HOST:PORT",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "127.0.0.1:0"
+    )]
+    pub(crate) http: Option<SocketAddr>,
     /// The memory of each server for rows of tables.
     #[command(flatten)]
     pub(crate) row_settings: RowSettings,
@@ -73,6 +83,9 @@ impl Arguments {
         }
         if self.secure {
             options.push("--secure".into());
+        }
+        if let Some(http) = self.http {
+            options.push(format!("--http={http}").into());
         }
         options
     }
@@ -92,9 +105,11 @@ pub(crate) fn run(arguments: Arguments, registry: &Registry) -> Result<(), Comma
         secure: arguments.secure,
         row_settings: &arguments.row_settings,
         lookups: arguments.lookups,
+        http: arguments.http,
     };
     let outcome = train(job, plan, arguments.quiet)?;
     plot::draw(&outcome.run_dir)?;
+    report::write(&outcome.run_dir)?;
     let summary = &outcome.summary;
     let stopped = summary.stopped.then(|| CommandError::Stopped {
         samples: summary.samples,

@@ -40,6 +40,9 @@ pub(super) async fn watch(
         _ = interrupt.recv() => return Err(CommandError::Interrupted),
         _ = terminate.recv() => return Err(CommandError::Interrupted),
     };
+    if let Some(page) = cluster.page() {
+        eprintln!("live page: {page}");
+    }
     let mut progress = Progress::new(quiet);
     let coordinator = Coordinator::at(&cluster.coordinator.to_string(), LOOK, cluster.security()?)?;
     let mut interrupted = false;

@@ -134,6 +134,20 @@ impl Security {
         self.is_listening_encrypted() && !self.files().anonymous_callers
     }
 
+    /// Checks that a port for browsers, which have no certificates, is not open to all callers although processes must
+    /// have certificates.
+    ///
+    /// # Errors
+    /// If callers must have certificates, and there is no token.
+    pub fn for_browsers(&self) -> Result<(), SecurityError> {
+        if self.demands_certificates() && !self.demands_token() {
+            return Err(SecurityError::Incomplete(
+                "browsers have no certificates, so the live page (--http) needs --token-file",
+            ));
+        }
+        Ok(())
+    }
+
     fn files(&self) -> &SecurityFiles {
         &self.0.files
     }
