@@ -41,15 +41,16 @@ function tickText(n, step) {
   if (size >= 1e9) return +(n / 1e9).toFixed(2) + "G";
   if (size >= 1e6) return +(n / 1e6).toFixed(2) + "M";
   if (size >= 1e4) return +(n / 1e3).toFixed(2) + "k";
-  const digits = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
-  return digits > 6 ? n.toExponential(1) : n.toFixed(digits);
+  if (step < 1e-6) return n.toExponential(1);
+  const digits = (String(+step.toPrecision(4)).split(".")[1] || "").length;
+  return n.toFixed(digits);
 }
 
 // Round values between two ends.
 function ticks(low, high, most) {
   const raw = (high - low) / most;
   const power = 10 ** Math.floor(Math.log10(raw));
-  const step = [1, 2, 5, 10].map((n) => n * power).find((n) => n >= raw) || raw;
+  const step = [1, 2, 2.5, 5, 10].map((n) => n * power).find((n) => n >= raw) || raw;
   const all = [];
   for (let i = Math.ceil(low / step - 1e-9); i * step <= high + step * 1e-9; i++) all.push(i * step);
   return { all, step };
@@ -63,6 +64,14 @@ function range(numbers, margin) {
   return margin ? [low - extra, high + extra] : [low, high > low ? high : low + 1];
 }
 
+// Powers of ten between two logarithms, with the logarithms as places.
+function powers(low, high) {
+  const every = Math.max(1, Math.ceil((high - low) / 5));
+  const all = [];
+  for (let n = Math.ceil(low / every) * every; n <= high; n += every) all.push(n);
+  return all.length > 1 ? all.map((n) => [n, `1e${n}`]) : null;
+}
+
 const EDGES = { left: 50, right: 10, top: 8, bottom: 24 };
 
 // Draws a chart into its card. Each series has a name, a colour, and points [x, y].
@@ -72,17 +81,21 @@ function draw(card, series, unit) {
   plot.setAttribute("viewBox", `0 0 ${width} ${height}`);
   plot.replaceChildren();
   const [x0, x1] = range(series.flatMap((s) => s.points.map((p) => p[0])), 0);
-  const [y0, y1] = range(series.flatMap((s) => s.points.map((p) => p[1])), 0.06);
+  const shown = (n) => (card.log ? Math.log10(n) : n);
+  const [y0, y1] = range(series.flatMap((s) => s.points.map((p) => shown(p[1]))), 0.06);
   const x = (n) => EDGES.left + ((n - x0) / (x1 - x0)) * (width - EDGES.left - EDGES.right);
-  const y = (n) => EDGES.top + (1 - (n - y0) / (y1 - y0)) * (height - EDGES.top - EDGES.bottom);
+  const place = (n) => EDGES.top + (1 - (n - y0) / (y1 - y0)) * (height - EDGES.top - EDGES.bottom);
+  const y = (n) => place(shown(n));
   const floor = height - EDGES.bottom;
-  const rows = ticks(y0, y1, 5);
-  for (const n of rows.all) {
-    svg(plot, "line", { class: "grid", x1: EDGES.left, x2: width - EDGES.right, y1: y(n), y2: y(n) });
-    svg(plot, "text", { x: EDGES.left - 8, y: y(n) + 4, "text-anchor": "end" }, tickText(n, rows.step));
+  const even = ticks(y0, y1, 5);
+  const text = (n) => (card.log ? (10 ** n).toPrecision(2) : tickText(n, even.step));
+  const rows = (card.log && powers(y0, y1)) || even.all.map((n) => [n, text(n)]);
+  for (const [n, label] of rows) {
+    svg(plot, "line", { class: "grid", x1: EDGES.left, x2: width - EDGES.right, y1: place(n), y2: place(n) });
+    svg(plot, "text", { x: EDGES.left - 8, y: place(n) + 4, "text-anchor": "end" }, label);
   }
   svg(plot, "line", { class: "axis", x1: EDGES.left, x2: width - EDGES.right, y1: floor, y2: floor });
-  const columns = ticks(x0, x1, Math.max(2, Math.floor(width / 90)));
+  const columns = ticks(x0, x1, Math.max(2, Math.floor(width / 60)));
   for (const n of columns.all) {
     if (x(n) > width - EDGES.right - 34) continue;
     svg(plot, "text", { x: x(n), y: height - 7, "text-anchor": "middle" }, tickText(n, columns.step));
@@ -91,13 +104,13 @@ function draw(card, series, unit) {
   for (const s of series) {
     let path = "", pen = "M";
     for (const [px, py] of s.points) {
-      // A value that is NaN or infinite leaves a gap.
-      if (!Number.isFinite(py)) { pen = "M"; continue; }
+      // A value that is NaN or infinite leaves a gap, and on a logarithmic axis one below 0.
+      if (!Number.isFinite(shown(py))) { pen = "M"; continue; }
       path += `${pen}${x(px).toFixed(1)} ${y(py).toFixed(1)}`;
       pen = "L";
     }
     svg(plot, "path", { d: path || "M0 0", fill: "none", stroke: s.color, "stroke-width": 2, "stroke-linejoin": "round", "stroke-linecap": "round" });
-    const finite = s.points.filter((p) => Number.isFinite(p[1]));
+    const finite = s.points.filter((p) => Number.isFinite(shown(p[1])));
     if (finite.length <= 40) for (const [px, py] of finite) svg(plot, "circle", { cx: x(px), cy: y(py), r: 2.6, fill: s.color });
   }
   card.scale = { x, y, series, unit, width, height };
@@ -128,12 +141,13 @@ function point(card, place) {
     const row = element(card.tip, "div", "key");
     element(row, "i").style.background = s.color;
     row.append(`${s.name} ${value(p[1])}`);
-    if (Number.isFinite(p[1])) card.marks.push(svg(card.plot, "circle", { cx: x(p[0]), cy: y(p[1]), r: 4, fill: s.color }));
+    if (Number.isFinite(y(p[1]))) card.marks.push(svg(card.plot, "circle", { cx: x(p[0]), cy: y(p[1]), r: 4, fill: s.color }));
   }
-  const offset = card.plot.offsetLeft;
+  const [outer, inner] = [card.getBoundingClientRect(), card.plot.getBoundingClientRect()];
+  const offset = inner.left - outer.left;
   const room = left + 12 + card.tip.offsetWidth < width;
   card.tip.style.left = `${offset + (room ? left + 12 : Math.max(0, left - 12 - card.tip.offsetWidth))}px`;
-  card.tip.style.top = `${card.plot.offsetTop + EDGES.top}px`;
+  card.tip.style.top = `${inner.top - outer.top + EDGES.top}px`;
 }
 
 function unpoint(card) {
@@ -165,6 +179,12 @@ function chart(parent, title, series, unit) {
     element(key, "i").style.background = s.color;
     key.append(s.name);
   }
+  const toggle = element(card.head, "button", "log", card.log ? "log" : "linear");
+  toggle.title = "linear or logarithmic axis";
+  toggle.addEventListener("click", () => {
+    card.log = !card.log;
+    chart(parent, title, series, unit);
+  });
   const pointer = card.pointer;
   card.again = () => draw(card, series, unit);
   unpoint(card);

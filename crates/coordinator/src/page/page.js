@@ -9,6 +9,7 @@ function span(seconds) {
   if (!Number.isFinite(seconds)) return "–";
   const s = Math.round(seconds), two = (n) => String(n).padStart(2, "0");
   if (seconds < 9.95) return `${seconds.toFixed(1)} s`;
+  if (s < 60) return `${s} s`;
   if (s < 3600) return `${Math.floor(s / 60)}:${two(s % 60)} min`;
   if (s < 172800) return `${Math.floor(s / 3600)}:${two(Math.floor(s / 60) % 60)} h`;
   return `${Math.floor(s / 86400)} d ${Math.floor(s / 3600) % 24} h`;
@@ -43,8 +44,10 @@ function table(title, columns, rows, options = {}) {
   if (rows.length) {
     const scroll = element(card.body, "div", `scroll ${options.tall ? "tall" : ""}`);
     const node = element(scroll, "table");
-    const head = element(element(node, "thead"), "tr");
-    for (const [name, className] of columns) element(head, "th", className, name);
+    if (columns.some(([name]) => name)) {
+      const head = element(element(node, "thead"), "tr");
+      for (const [name, className] of columns) element(head, "th", className, name);
+    }
     const body = element(node, "tbody");
     for (const row of rows) {
       const line = element(body, "tr");
@@ -68,7 +71,9 @@ const DOES = { training: "good", serving: "good", evaluating: "good", waiting: "
 function does(task) {
   return (place) => {
     if (task.trouble) return pill(place, "cannot work", "bad");
-    if (task.waiting_on.length) return pill(place, `waits for ${task.waiting_on.join(", ")}`, "wait");
+    // The names stay whole where a narrow screen breaks the line.
+    const names = task.waiting_on.map((name) => name.replace("-", "\u2011")).join(", ");
+    if (names) return pill(place, `waits for ${names}`, "wait");
     pill(place, task.activity, DOES[task.activity] || "");
   };
 }
@@ -156,14 +161,15 @@ function showRecords(history, note) {
     ["after", "number", (c) => span(number(c.seconds))],
   ], [...history.checkpoints].reverse(), { className: "third", tall: true, note });
   table("Events", [
-    ["after", "", (r) => span(number(r.seconds))],
-    ["", "", (r) => r.text],
+    ["after", "narrow", (r) => span(number(r.seconds))],
+    ["event", "", (r) => r.text],
   ], [...history.remarks].reverse(), { className: "third", tall: true });
 }
 
-function showTroubles(texts) {
+function showTroubles(texts, waits) {
   by("troubles").replaceChildren();
   for (const text of texts) if (text) element(by("troubles"), "p", "card bad", text);
+  if (waits) element(by("troubles"), "p", "card wait", waits);
 }
 
 function showSettings(text) {
@@ -200,7 +206,7 @@ function showLive(state) {
   head(status.job, `${way} · ${state.run_dir}`, status.phase);
   const troubles = status.tasks.filter((task) => task.trouble).map((task) => `${task.task} cannot work: ${task.trouble}`);
   const broken = status.shards.filter((s) => s.non_finite).map((s) => `Shard ${s.shard} has values of ${s.non_finite} that are NaN or infinite.`);
-  showTroubles([status.error, status.waiting_for, status.checkpoint_error, ...troubles, ...broken]);
+  showTroubles([status.error, status.checkpoint_error, ...troubles, ...broken], status.waiting_for);
   by("progress").hidden = !status.total_samples;
   by("done").style.width = `${(100 * status.samples) / Math.max(1, status.total_samples)}%`;
   const epoch = Math.min(status.data_epoch + 1, status.data_epochs);
@@ -212,7 +218,7 @@ function showLive(state) {
   tile("samples/s", count(newest.rate));
   tile("steps", count(status.steps));
   tile("time", span(number(status.seconds)));
-  if (status.checkpoint) tile("newest checkpoint", `${span(number(status.checkpoint.age_seconds))} ago`);
+  if (status.checkpoint) tile("checkpoint age", span(number(status.checkpoint.age_seconds)));
   showWorkers(status);
   showServers(status);
   showRing(status.ring);
@@ -246,7 +252,7 @@ function showReport(report) {
     ["time to wait", share("share_wait")],
     ["SHA-256 of the model", summary.model_sha256],
   ];
-  table("Summary", [["", "", (r) => r[0]], ["", "", (r) => r[1]]], rows.filter((row) => row[1]));
+  table("Summary", [["", "name", (r) => r[0]], ["", "", (r) => r[1]]], rows.filter((row) => row[1]));
   showRecords(history, "");
   showSettings(report.settings);
   by("foot").textContent = `Flambeau ${report.version} · written ${new Date(1000 * report.written).toLocaleString()}`;

@@ -216,7 +216,10 @@ fn remark(record: &Record) -> Option<(f64, String)> {
                 format!("{task} joined again, for the {generation}. time"),
             ),
         },
-        Record::Left { seconds, task, why } => (*seconds, format!("{task} left: {why}")),
+        Record::Left { seconds, task, why } if why == "it has left" => {
+            (*seconds, format!("{task} left"))
+        }
+        Record::Left { seconds, task, why } => (*seconds, format!("{task} is gone: {why}")),
         Record::CannotWork {
             seconds,
             task,
@@ -288,7 +291,7 @@ mod tests {
         assert_eq!(history["checkpoints"][0]["number"], 4);
         assert_eq!(
             history["remarks"][0]["text"],
-            "worker-1 left: its lease has ended"
+            "worker-1 is gone: its lease has ended"
         );
     }
 
