@@ -46,6 +46,9 @@ const HEALTH_TIMEOUT: Duration = Duration::from_secs(3);
 /// The most connections at a time. One that makes no request gives way to newer ones.
 pub const CONNECTIONS: usize = 64;
 
+/// The most connections of browsers at a time.
+const BROWSERS: usize = 32;
+
 /// The most requests at a time of one HTTP/2 connection.
 const MOST_STREAMS: u32 = 16;
 
@@ -162,7 +165,7 @@ pub async fn serve_pages(
     security: Security,
     shutdown: CancellationToken,
 ) {
-    let connections = Connections::new(Port::Page, Limits::of(CONNECTIONS, None));
+    let connections = Connections::new(Port::Page, Limits::of(BROWSERS, None));
     let incoming = connections.incoming(listener);
     if security.is_listening_encrypted() {
         let incoming = security.secured_for_browsers(incoming);

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use checkpoint::Store;
+use daemon::Offload;
 use parking_lot::Mutex;
 use shared_proto::job::{Job, run_dir};
 use tokio::fs::File;
@@ -16,6 +17,9 @@ use crate::cluster::{Record, Summary};
 
 /// The number of lines that may wait to be written. Beyond that, the sender waits.
 const QUEUE: usize = 1024;
+
+/// The most bytes of earlier records that a resumed run reads for its curves. More would delay its start by seconds.
+const MOST_HISTORY: u64 = 256 << 20;
 
 /// Writes records as they come.
 pub(crate) struct Recorder {
@@ -45,7 +49,11 @@ impl Recorder {
             .truncate(!again);
         let file = options.open(dir.join(run_dir::METRICS)).await?;
         let history = match again {
-            true => History::read(dir)?,
+            true => {
+                let dir = dir.to_owned();
+                let read = move || History::read_newest(&dir, MOST_HISTORY);
+                Offload::Threads.run(read).await?
+            }
             false => {
                 tensorboard::remove_earlier(dir)?;
                 History::default()

@@ -4,7 +4,7 @@ mod series;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
-use std::io::{self, BufRead, BufReader};
+use std::io::{self, BufRead, BufReader, Seek, SeekFrom};
 use std::path::Path;
 
 use serde_json::{Value, json};
@@ -83,8 +83,19 @@ impl History {
     /// # Errors
     /// If the file cannot be read.
     pub fn read(dir: &Path) -> io::Result<Self> {
+        Self::read_newest(dir, u64::MAX)
+    }
+
+    /// Reads the history of so many bytes at the end of a run's `metrics.jsonl`.
+    ///
+    /// # Errors
+    /// If the file cannot be read.
+    pub(crate) fn read_newest(dir: &Path, bytes: u64) -> io::Result<Self> {
         let mut history = Self::default();
-        for line in BufReader::new(File::open(dir.join(run_dir::METRICS))?).split(b'\n') {
+        let mut file = File::open(dir.join(run_dir::METRICS))?;
+        let skipped = file.metadata()?.len().saturating_sub(bytes);
+        file.seek(SeekFrom::Start(skipped))?;
+        for line in BufReader::new(file).split(b'\n') {
             if let Ok(record) = serde_json::from_slice(&line?) {
                 history.add(&record);
             }
@@ -293,6 +304,20 @@ mod tests {
             history["remarks"][0]["text"],
             "worker-1 is gone: its lease has ended"
         );
+    }
+
+    #[test]
+    fn the_end_of_a_long_file_is_read_alone() {
+        let dir = tempfile::tempdir().unwrap();
+        let lines = format!("{EVALUATION}\n{STEPS}\n");
+        std::fs::write(dir.path().join(run_dir::METRICS), lines).unwrap();
+        let read = |bytes| History::read_newest(dir.path(), bytes).unwrap().to_json();
+        let last = STEPS.len() as u64 + 1;
+        // The line before is cut short by as much as is left out.
+        let newest = read(last + 20);
+        assert_eq!(newest["steps"]["steps"], json!([10.0]));
+        assert_eq!(newest["evaluations"], json!([]));
+        assert_eq!(read(last - 1)["steps"]["steps"], json!([]));
     }
 
     #[test]

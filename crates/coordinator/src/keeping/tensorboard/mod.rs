@@ -22,6 +22,9 @@ use tokio::sync::{mpsc, oneshot};
 use self::format::{Event, Value};
 use crate::cluster::Record;
 
+/// The end of the names of event files that this module writes.
+const OURS: &str = ".flambeau";
+
 /// After histograms, the next ones wait for so many times the time that these took: they take a twentieth of a core at
 /// the most.
 const PAUSES: u32 = 20;
@@ -69,7 +72,8 @@ pub(crate) fn remove_earlier(dir: &Path) -> std::io::Result<()> {
     for entry in std::fs::read_dir(dir)? {
         let entry = entry?;
         let name = entry.file_name();
-        if name.to_string_lossy().starts_with(run_dir::EVENTS) {
+        let name = name.to_string_lossy();
+        if name.starts_with(run_dir::EVENTS) && name.ends_with(OURS) {
             std::fs::remove_file(entry.path())?;
         }
     }
@@ -165,7 +169,7 @@ impl EventFile {
     async fn create(&mut self) -> std::io::Result<BufWriter<File>> {
         let now = wall_time();
         let name = format!(
-            "{}{:010}.{}.{:03}.flambeau",
+            "{}{:010}.{}.{:03}{OURS}",
             run_dir::EVENTS,
             now as u64,
             std::process::id(),
