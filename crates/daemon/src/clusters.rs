@@ -100,7 +100,8 @@ pub fn register(folder: &Path, cluster: &RunningCluster) -> io::Result<Registere
         .recursive(true)
         .mode(0o700)
         .create(folder)?;
-    check(folder)?;
+    // Deletes the files of coordinators that were killed, so that they do not pile up where nobody asks for a status.
+    find(folder)?;
     // Process ids do not distinguish the processes of several containers.
     let name = format!("{:016x}", rand::random::<u64>());
     let unfinished = folder.join(format!("{name}.unfinished"));

@@ -1,6 +1,8 @@
 // The page: fetches the state of the cluster while it is visible, and shows it. A report has its data in the page.
 
 const COLORS = ["--green", "--violet", "--blue", "--flame"].map((name) => `var(${name})`);
+// The rows beyond which a table scrolls by itself.
+const MANY = 16;
 const ACTIVE_MS = 1000, SLOWEST_MS = 10000;
 const by = (id) => document.getElementById(id);
 const number = (n) => (n === null || n === undefined ? NaN : Number(n));
@@ -99,7 +101,7 @@ function showWorkers(status) {
     ["loss", "number wide", (t) => (t.clock ? value(number(t.loss)) : "")],
     ["samples/s", "number", (t) => (t.clock ? count(number(t.samples_per_second)) : "")],
     ["heartbeat", "number wide", (t) => `${number(t.heartbeat_age_seconds).toFixed(1)} s ago`],
-  ], workers, { note: bound });
+  ], workers, { note: workers.length ? bound : "No worker has joined yet.", tall: workers.length > MANY });
 }
 
 function showServers(status) {
@@ -111,7 +113,7 @@ function showServers(status) {
     ["updates", "number", (s) => count(s.updates)],
     ["refused", "number wide", (s) => count(s.refused)],
     ["largest lead", "number", (s) => `${s.max_clock_lead}`],
-  ], status.shards);
+  ], status.shards, { tall: status.shards.length > MANY });
   table("Tables", [
     ["table", "", (t) => t.table],
     ["rows", "number", (t) => count(t.rows)],
@@ -134,7 +136,7 @@ function showRing(ring) {
       ? pill(place, m.joined ? "in step" : "not joined", m.joined ? "good" : "")
       : pill(place, `waited for ${span(number(m.waited_for_seconds))}`, "wait")],
     ["steps", "number", (m) => count(m.steps)],
-  ], ring.members, { note });
+  ], ring.members, { note, tall: ring.members.length > MANY });
 }
 
 function showHistory(history) {
@@ -213,7 +215,7 @@ function showLive(state) {
   by("left").textContent = `epoch ${epoch} of ${status.data_epochs} · ${count(status.samples)} of ${count(status.total_samples)} samples${timeLeft(status)}`;
   const newest = showHistory(history);
   by("tiles").replaceChildren();
-  tile("training loss", value(newest.loss));
+  if (history.steps.loss.length) tile("training loss", value(newest.loss));
   if (newest.last) for (const [name, mean] of Object.entries(newest.last.metrics)) tile(`test ${name}`, value(number(mean)));
   tile("samples/s", count(newest.rate));
   tile("steps", count(status.steps));

@@ -127,7 +127,7 @@ fn url(page: SocketAddr, security: &Security) -> String {
     format!("{scheme}://{}/", clusters::reachable(page))
 }
 
-/// Registers this coordinator for `flambeau status`. Failing to do so is no reason to end.
+/// Registers this coordinator for `flambeau status`. A container may have no place for that, and needs none.
 fn register(
     address: SocketAddr,
     page: Option<SocketAddr>,
@@ -144,10 +144,10 @@ fn register(
         since: clusters::now(),
     };
     let registered = clusters::register(&clusters::folder(), &cluster);
-    let warn = |error| {
-        tracing::warn!("`flambeau status` finds this cluster by its address alone: {error}")
+    let tell = |error| {
+        tracing::info!("`flambeau status` finds this cluster by its address alone: {error}")
     };
-    registered.map_err(warn).ok()
+    registered.map_err(tell).ok()
 }
 
 /// Serves the live page until the guard is dropped.
