@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod browser;
 mod calls;
 mod chaos;
 mod command_line;
@@ -13,6 +14,7 @@ mod faults;
 mod fit;
 mod flood;
 mod floors;
+mod found;
 mod hostile;
 mod hybrid;
 mod lookups;
@@ -21,6 +23,7 @@ mod modes;
 mod network;
 mod next_job;
 mod optimizer_copies;
+mod page;
 mod planted;
 mod protocol;
 mod renewal;
@@ -37,6 +40,7 @@ mod streams;
 mod synchronised;
 mod tables;
 mod unable;
+mod watching;
 mod weights;
 
 use std::path::PathBuf;

@@ -8,17 +8,21 @@
 //! - `cluster`: the decisions, without sockets, clocks or threads; imports none of the others
 //! - `keeping`: the cluster under its lock, its state on disk, checkpoints, the run directory
 //! - `calls`: the gRPC service
+//! - `page`: the live page for browsers, and reports
 //! - `running`: the process, and [`embedded`] coordinators
 //! - `fuzzing`: the drivers of fuzz targets
 
 mod calls;
 mod cluster;
 mod keeping;
+mod page;
 mod running;
 
 pub use cluster::Summary;
 #[cfg(any(test, feature = "fuzzing"))]
 pub use cluster::fuzzing;
+pub use keeping::history::History;
 pub use keeping::keeper::can_begin_with;
 pub use keeping::state::is_at_work;
+pub use page::report;
 pub use running::{CoordinatorError, Settings, embedded, read_job, run};

@@ -1,25 +1,31 @@
-//! The HTTP server of a process: `/metrics` for Prometheus, `/healthz` for supervisors that restart an
-//! unhealthy process, and `/readyz` for rolling upgrades that wait until a process is ready.
+//! The HTTP servers of a process: `/metrics` for Prometheus, `/healthz` for supervisors that restart an
+//! unhealthy process, and `/readyz` for rolling upgrades that wait until a process is ready; and pages for browsers.
 
 use std::io::{self, Read, Write};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
+use std::net::{self, SocketAddr};
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use axum::http::StatusCode;
+use axum::http::{Request, StatusCode};
 use axum::routing::get;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use hyper_util::service::TowerToHyperService;
 use metrics::gauge;
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
-use shared_proto::connections::{Connections, Guarded, Limits, Port};
-use tokio::net::TcpListener;
+use shared_proto::connections::{Caller, Connections, Guarded, Limits, Port};
+use shared_proto::security::{SecureStream, Security};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_stream::{Stream, StreamExt};
 use tokio_util::sync::CancellationToken;
 use tower::ServiceExt;
+
+use crate::clusters::reachable;
 
 /// Histogram buckets for `_seconds`, from 10 microseconds to 100 seconds.
 const SECONDS: [f64; 15] = [
@@ -39,6 +45,12 @@ const HEALTH_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The most connections at a time. One that makes no request gives way to newer ones.
 pub const CONNECTIONS: usize = 64;
+
+/// The most connections of browsers at a time.
+const BROWSERS: usize = 32;
+
+/// The most requests at a time of one HTTP/2 connection.
+const MOST_STREAMS: u32 = 16;
 
 /// The longest time until the next request of a connection.
 const NEXT_REQUEST: Duration = Duration::from_secs(30);
@@ -66,13 +78,7 @@ impl Readiness {
 /// # Errors
 /// If the process does not answer in time that it is healthy.
 pub fn ask_health(listen: SocketAddr) -> io::Result<()> {
-    let ip = match listen.ip() {
-        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
-        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
-        ip => ip,
-    };
-    let mut stream =
-        TcpStream::connect_timeout(&SocketAddr::new(ip, listen.port()), HEALTH_TIMEOUT)?;
+    let mut stream = net::TcpStream::connect_timeout(&reachable(listen), HEALTH_TIMEOUT)?;
     stream.set_read_timeout(Some(HEALTH_TIMEOUT))?;
     stream.write_all(b"GET /healthz HTTP/1.0\r\n\r\n")?;
     let mut answer = [0; 64];
@@ -126,11 +132,19 @@ pub async fn serve(
         process.collect();
         metrics.render()
     };
+    let connections = Connections::new(Port::Metrics, Limits::without_members(CONNECTIONS));
+    let incoming = connections.incoming(listener);
     let app = Router::new()
         .route("/metrics", get(move || async move { render() }))
         .route("/healthz", get(|| async { "ok\n" }))
         .route("/readyz", get(move || async move { readiness.answer() }));
-    tokio::spawn(answer_all(listener, app, shutdown.clone()));
+    let http = builder().http1_only();
+    tokio::spawn(answer_all(
+        incoming,
+        |stream| stream.caller().clone(),
+        (http, app),
+        shutdown.clone(),
+    ));
     tokio::spawn(async move {
         let upkeep = async {
             loop {
@@ -143,24 +157,59 @@ pub async fn serve(
     Ok(address)
 }
 
-/// Serves connections until `shutdown`.
-async fn answer_all(listener: TcpListener, app: Router, shutdown: CancellationToken) {
-    let connections = Connections::new(Port::Metrics, Limits::without_members(CONNECTIONS));
-    let mut http = Builder::new(TokioExecutor::new()).http1_only();
+/// Serves pages to browsers until `shutdown`, over TLS if the process listens encrypted. A request has its [`Caller`]
+/// as an extension, so that the application can check the token.
+pub async fn serve_pages(
+    listener: TcpListener,
+    app: Router,
+    security: Security,
+    shutdown: CancellationToken,
+) {
+    let connections = Connections::new(Port::Page, Limits::of(BROWSERS, None));
+    let incoming = connections.incoming(listener);
+    if security.is_listening_encrypted() {
+        let incoming = security.secured_for_browsers(incoming);
+        let caller = |stream: &SecureStream| stream.get_ref().0.caller().clone();
+        answer_all(incoming, caller, (builder(), app), shutdown).await;
+    } else {
+        let caller = |stream: &Guarded<TcpStream>| stream.caller().clone();
+        answer_all(incoming, caller, (builder(), app), shutdown).await;
+    }
+}
+
+/// Returns the settings of connections.
+fn builder() -> Builder<TokioExecutor> {
+    let mut http = Builder::new(TokioExecutor::new());
     http.http1()
         .timer(TokioTimer::new())
         .header_read_timeout(NEXT_REQUEST);
+    http.http2()
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(MOST_STREAMS)
+        .keep_alive_interval(NEXT_REQUEST);
+    http
+}
+
+/// Serves connections until `shutdown`.
+async fn answer_all<S>(
+    incoming: impl Stream<Item = io::Result<S>>,
+    caller_of: impl Fn(&S) -> Caller,
+    (http, app): (Builder<TokioExecutor>, Router),
+    shutdown: CancellationToken,
+) where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
     let accept = async {
-        loop {
-            let (stream, place) = connections.accept(&listener).await;
-            let stream = Guarded::new(stream, place);
-            let caller = stream.caller().clone();
-            let app = app
-                .clone()
-                .map_request(move |request: axum::http::Request<_>| {
-                    caller.called();
-                    request.map(Body::new)
-                });
+        let mut incoming = pin!(incoming);
+        while let Some(stream) = incoming.next().await {
+            // Errors of the system are counted where connections are accepted.
+            let Ok(stream) = stream else { continue };
+            let caller = caller_of(&stream);
+            let app = app.clone().map_request(move |mut request: Request<_>| {
+                caller.called();
+                request.extensions_mut().insert(caller.clone());
+                request.map(Body::new)
+            });
             let service = TowerToHyperService::new(app);
             let serve = http.serve_connection(TokioIo::new(stream), service);
             let serve = shutdown

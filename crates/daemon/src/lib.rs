@@ -5,15 +5,19 @@
 //! - [`membership`]: register with the coordinator, keep the lease, follow views, leave
 //! - [`Offload`]: runs work that would hold up messages
 //! - [`http`]: `/metrics`, `/healthz` and `/readyz`
+//! - [`status`]: the status of a cluster as JSON
+//! - [`clusters`]: the running coordinators of this machine, for `flambeau status`
 //!
 //! A role is a function `run(settings, process)` of its library; [`process::main`] wraps it.
 
+pub mod clusters;
 mod descriptors;
 pub mod http;
 pub mod membership;
 mod offload;
 pub mod process;
 pub mod settings;
+pub mod status;
 
 pub use http::memory_limit;
 pub use offload::Offload;
@@ -32,6 +36,8 @@ use tracing_subscriber::fmt::time::{FormatTime, SystemTime};
 pub struct Ready {
     /// The address on which the role listens; absent for a role that does not.
     pub address: Option<Listen>,
+    /// The address of its page for browsers; absent for a process that serves none.
+    pub page: Option<SocketAddr>,
     /// The address of its metrics.
     pub metrics: SocketAddr,
 }
@@ -44,11 +50,14 @@ struct ReadyObject {
     message: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     listening: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    page: Option<SocketAddr>,
     metrics: SocketAddr,
 }
 
 impl Ready {
     const ADDRESS: &str = "listening on ";
+    const PAGE: &str = "page on ";
     const METRICS: &str = "metrics on ";
 
     /// Returns the line, in the format of the log beside it.
@@ -58,7 +67,9 @@ impl Ready {
             LogFormat::Text => {
                 let address = address.map(|address| format!("{}{address}, ", Self::ADDRESS));
                 let address = address.unwrap_or_default();
-                format!("{address}{}{}", Self::METRICS, self.metrics)
+                let page = self.page.map(|page| format!("{}{page}, ", Self::PAGE));
+                let page = page.unwrap_or_default();
+                format!("{address}{page}{}{}", Self::METRICS, self.metrics)
             }
             LogFormat::Json => {
                 let object = ReadyObject {
@@ -66,6 +77,7 @@ impl Ready {
                     level: tracing::Level::INFO.to_string(),
                     message: "ready".to_owned(),
                     listening: address,
+                    page: self.page,
                     metrics: self.metrics,
                 };
                 serde_json::to_string(&object).unwrap_or_default()
@@ -79,6 +91,7 @@ impl Ready {
             let address = object.listening.map(|address| address.parse());
             return Some(Self {
                 address: address.transpose().ok()?,
+                page: object.page,
                 metrics: object.metrics,
             });
         }
@@ -89,8 +102,19 @@ impl Ready {
             }
             None => (None, line),
         };
+        let (page, rest) = match rest.strip_prefix(Self::PAGE) {
+            Some(rest) => {
+                let (page, rest) = rest.split_once(", ")?;
+                (Some(page.parse().ok()?), rest)
+            }
+            None => (None, rest),
+        };
         let metrics = rest.strip_prefix(Self::METRICS)?.parse().ok()?;
-        Some(Self { address, metrics })
+        Some(Self {
+            address,
+            page,
+            metrics,
+        })
     }
 }
 
@@ -110,10 +134,16 @@ mod tests {
     fn a_ready_line_is_read_back() {
         let metrics = "127.0.0.1:8".parse().unwrap();
         for address in [Some("127.0.0.1:7"), Some("unix:/run/a.sock"), None] {
-            let address = address.map(|address| address.parse().unwrap());
-            let ready = Ready { address, metrics };
-            for format in [LogFormat::Text, LogFormat::Json] {
-                assert_eq!(Ready::parse(&ready.line(format)), Some(ready.clone()));
+            let address: Option<Listen> = address.map(|address| address.parse().unwrap());
+            for page in [None, Some("127.0.0.1:9".parse().unwrap())] {
+                let ready = Ready {
+                    address: address.clone(),
+                    page,
+                    metrics,
+                };
+                for format in [LogFormat::Text, LogFormat::Json] {
+                    assert_eq!(Ready::parse(&ready.line(format)), Some(ready.clone()));
+                }
             }
         }
         assert_eq!(Ready::parse("something else"), None);
@@ -122,8 +152,12 @@ mod tests {
     #[test]
     fn among_json_lines_it_has_what_they_have() {
         let metrics = "127.0.0.1:8".parse().unwrap();
-        let address = None;
-        let line = Ready { address, metrics }.line(LogFormat::Json);
+        let ready = Ready {
+            address: None,
+            page: None,
+            metrics,
+        };
+        let line = ready.line(LogFormat::Json);
         let object: serde_json::Value = serde_json::from_str(&line).unwrap();
         assert_eq!(object["level"], "INFO", "{line}");
         assert_eq!(object["message"], "ready", "{line}");

@@ -53,8 +53,14 @@ impl Process {
     /// Prints the addresses on which it listens, on a line of stdout (see [`Ready`]). A role on a thread of another process sends them
     /// to the one that has started it.
     pub fn announce(&self, address: Option<Listen>) {
+        self.announce_page(address, None);
+    }
+
+    /// Prints the addresses on which it listens, with that of its page for browsers.
+    pub fn announce_page(&self, address: Option<Listen>, page: Option<SocketAddr>) {
         let ready = Ready {
             address,
+            page,
             metrics: self.metrics,
         };
         match &self.announcement {

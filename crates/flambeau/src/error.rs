@@ -34,6 +34,17 @@ pub enum CommandError {
     /// Rows cannot be read from servers.
     #[error(transparent)]
     Lookup(#[from] LookupError),
+    /// No cluster of this machine is found.
+    #[error(
+        "no cluster of this user runs on this machine: {} names none, and no coordinator answers at {usual}; give another one with --coordinator host:port",
+        folder.display()
+    )]
+    NoCluster {
+        /// The folder of running coordinators.
+        folder: PathBuf,
+        /// The address that was tried.
+        usual: &'static str,
+    },
     /// No server of a job answers lookups.
     #[error(
         "no server of the job at {coordinator} answers reads of rows; start servers with --lookup-listen, or `flambeau train` with --lookups"

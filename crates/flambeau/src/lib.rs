@@ -33,7 +33,7 @@
 // - `fit`: training from a program
 // - `status`, `devices`, `table`, `checkpoint`, `certs`, `job`: for operators
 // - `evaluator`: evaluates checkpoints beside the training
-// - `eval`, `plot`, `metrics`: a run's model, curves and records after its end
+// - `eval`, `plot`, `report`, `metrics`: a run's model, curves, report and records after its end
 // - `scorer`: a trained model for online inference
 // - `bench`: measurements
 // - `error`: the errors of commands
@@ -54,6 +54,7 @@ mod metrics;
 mod plot;
 mod predict;
 mod progress;
+mod report;
 mod scorer;
 mod status;
 mod table;

@@ -1,4 +1,5 @@
-//! `flambeau plot`, and the picture at the end of a run: loss and accuracy over epochs.
+//! `flambeau plot`, and the picture at the end of a run: loss and accuracy over epochs. `flambeau plot` writes the
+//! report, too.
 
 use std::path::{Path, PathBuf};
 
@@ -8,6 +9,7 @@ use shared_proto::job::run_dir;
 
 use crate::error::CommandError;
 use crate::metrics::{self, Line};
+use crate::report;
 
 const SIZE: (u32, u32) = (900, 420);
 
@@ -29,6 +31,9 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     draw(&arguments.run_dir)?;
     println!("{}", arguments.run_dir.join(run_dir::CURVES).display());
+    if report::write(&arguments.run_dir)? {
+        println!("{}", arguments.run_dir.join(run_dir::REPORT).display());
+    }
     Ok(())
 }
 

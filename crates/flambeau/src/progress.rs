@@ -1,7 +1,10 @@
-//! The progress bars of a job: one for each worker, and one for the epochs.
+//! The progress bars of a job: one for each worker, and one for the epochs. `pace` estimates the time that is left.
+
+mod pace;
 
 use std::collections::BTreeMap;
 
+use self::pace::Pace;
 use crate::metrics::Line;
 use crate::status::harmless;
 use indicatif::{HumanCount, MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -10,7 +13,7 @@ use shared_proto::view::JobPhase;
 use shared_proto::wire;
 
 /// The bar of the whole job, and that of a worker: a line each, of 80 columns at the most.
-const WHOLE: &str = "{prefix:<12} [{bar:20}] {percent:>3} % {wide_msg}";
+const WHOLE: &str = "{prefix:<12} [{bar:12}] {percent:>3} % {wide_msg}";
 const WORKER: &str = "{prefix:<10} [{bar:8}] {wide_msg}";
 
 /// Bars on stderr, or a line for each evaluation if that is no terminal.
@@ -21,6 +24,7 @@ pub(crate) struct Progress {
     evaluations: usize,
     /// The newest data epoch with an evaluation that was shown.
     shown: Option<u32>,
+    pace: Pace,
     quiet: bool,
 }
 
@@ -41,6 +45,7 @@ impl Progress {
             workers: BTreeMap::new(),
             evaluations: 0,
             shown: None,
+            pace: Pace::default(),
             quiet,
         }
     }
@@ -57,16 +62,9 @@ impl Progress {
         let epoch = (status.data_epoch + 1).min(status.data_epochs);
         self.whole
             .set_prefix(format!("epoch {epoch}/{}", status.data_epochs));
-        let rate = status.samples as f64 / status.seconds.max(f64::MIN_POSITIVE);
-        let mut message = format!("{rate:.0} samples/s");
-        let reports = status.tables.iter().filter_map(|table| table.report);
-        if !status.tables.is_empty() {
-            let rows: u64 = reports.map(|report| report.rows).sum();
-            message += &format!(", {} rows", HumanCount(rows));
-        }
-        let metric = status.evaluations.last().and_then(newest_metric);
-        message += &metric.unwrap_or_default();
-        self.whole.set_message(message);
+        self.pace.note(status.seconds, status.samples);
+        let left = self.pace.left(status.total_samples);
+        self.whole.set_message(whole_line(status, left));
         for task in &status.tasks {
             self.show_worker(task, status.samples);
         }
@@ -143,6 +141,22 @@ impl Progress {
     }
 }
 
+/// Describes the whole job, in the room beside its bar: the most important comes first, since the end is cut off on a
+/// narrow terminal.
+fn whole_line(status: &wire::Status, left: Option<f64>) -> String {
+    let rate = status.samples as f64 / status.seconds.max(f64::MIN_POSITIVE);
+    let mut line = left.map_or(String::new(), |left| format!("{} left, ", pace::time(left)));
+    line += &format!("{rate:.0}/s");
+    let metric = status.evaluations.last().and_then(newest_metric);
+    line += &metric.unwrap_or_default();
+    let reports = status.tables.iter().filter_map(|table| table.report);
+    if !status.tables.is_empty() {
+        let rows: u64 = reports.map(|report| report.rows).sum();
+        line += &format!(", {} rows", HumanCount(rows));
+    }
+    line
+}
+
 /// Returns the first metric of an evaluation beside the loss, as a part of a message.
 fn newest_metric(evaluation: &wire::EvaluationReport) -> Option<String> {
     let metrics = evaluation.metrics.iter();
@@ -179,6 +193,26 @@ pub(crate) fn style(template: &str) -> ProgressStyle {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_job_has_one_line_of_80_columns_with_the_time_left() {
+        let evaluation = wire::EvaluationReport {
+            metrics: [("accuracy".to_owned(), 0.9639), ("loss".to_owned(), 0.1)].into(),
+            ..wire::EvaluationReport::default()
+        };
+        let status = wire::Status {
+            samples: 1_234_567,
+            seconds: 10.0,
+            evaluations: vec![evaluation],
+            ..wire::Status::default()
+        };
+        let line = whole_line(&status, Some(359_999.0));
+        assert_eq!(line, "99:59:59 left, 123457/s, accuracy 0.9639");
+        // The prefix, the bar in its brackets, the share, and spaces; `wide_msg` cuts what is longer.
+        let before = 12 + 1 + (12 + 2) + 1 + 5 + 1;
+        assert!(before + line.chars().count() <= 80, "{line}");
+        assert!(!whole_line(&status, None).contains("left"));
+    }
 
     #[test]
     fn a_worker_has_one_line_of_80_columns() {

@@ -1,30 +1,33 @@
 //! `flambeau status`: the state of a cluster.
 
+mod local;
 mod ring;
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::time::Duration;
 
 use clap::Args;
 use comfy_table::{Table, presets};
-use daemon::membership::Coordinator;
+use daemon::membership::{Coordinator, MembershipError};
 use daemon::settings::SecuritySettings;
-use serde_json::{Value, json};
-use shared_proto::ids::{Task, names};
-use shared_proto::number::Number;
-use shared_proto::view::JobPhase;
+use daemon::status::{failure, json, phase, task_of, waits};
+use shared_proto::ids::names;
+use shared_proto::security::Security;
 use shared_proto::wire;
 
 use crate::command::block_on;
 use crate::error::CommandError;
 
+/// The longest wait for the coordinator's answer.
+const PATIENCE: Duration = Duration::from_secs(3);
+
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// The coordinator, as host:port.
-    #[arg(long, env = "FLAMBEAU_COORDINATOR", default_value = "127.0.0.1:7070")]
-    coordinator: String,
+    /// The coordinator, as host:port. Default: the cluster of this user on this machine; if there are several, a list of
+    /// them is shown.
+    #[arg(long, env = "FLAMBEAU_COORDINATOR")]
+    coordinator: Option<String>,
     /// One JSON object instead of tables.
     #[arg(long)]
     json: bool,
@@ -33,143 +36,54 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
-    let patience = Duration::from_secs(3);
+    let security = arguments.security.load()?;
     block_on(async {
-        let coordinator =
-            Coordinator::at(&arguments.coordinator, patience, arguments.security.load()?)?;
-        let status = fetch(&coordinator).await?;
-        if arguments.json {
-            println!("{}", json(&status));
-        } else {
-            print!("{}", table(&status));
-        }
+        let Some(address) = &arguments.coordinator else {
+            return show_local(arguments.json, security).await;
+        };
+        let status = fetch(&Coordinator::at(address, PATIENCE, security)?).await?;
+        show(&status, arguments.json, "");
         Ok(())
     })
+}
+
+fn show(status: &wire::Status, as_json: bool, place: &str) {
+    if as_json {
+        println!("{}", json(status));
+    } else {
+        print!("{place}{}", table(status));
+    }
+}
+
+/// Shows the cluster of this machine, or all if there are several.
+async fn show_local(as_json: bool, security: Security) -> Result<(), CommandError> {
+    let clusters = local::find()?;
+    if clusters.len() > 1 {
+        let found = local::ask_all(clusters, &security).await;
+        match as_json {
+            true => println!("{}", local::json(&found)),
+            false => print!("{}", local::table(&found)),
+        }
+        return Ok(());
+    }
+    let Some(cluster) = clusters.first() else {
+        let status = fetch(&Coordinator::at(local::USUAL, PATIENCE, security)?).await;
+        let status = status.map_err(|error| match error {
+            CommandError::Membership(MembershipError::Unreachable { .. }) => local::none_found(),
+            other => other,
+        })?;
+        show(&status, as_json, "");
+        return Ok(());
+    };
+    let address = cluster.reachable_at().to_string();
+    let status = fetch(&Coordinator::at(&address, PATIENCE, security)?).await?;
+    show(&status, as_json, &local::place(cluster));
+    Ok(())
 }
 
 /// Fetches the status from the coordinator.
 pub(crate) async fn fetch(coordinator: &Coordinator) -> Result<wire::Status, CommandError> {
     Ok(coordinator.status().await?)
-}
-
-fn phase(status: &wire::Status) -> &'static str {
-    match status.phase() {
-        JobPhase::Unspecified | JobPhase::Starting => "starting",
-        JobPhase::Training => "training",
-        JobPhase::Done => "done",
-        JobPhase::Failed => "failed",
-    }
-}
-
-fn task_of(task: Option<&wire::Task>) -> Option<Task> {
-    task.and_then(|task| Task::try_from(task).ok())
-}
-
-fn waits(status: &wire::TaskStatus) -> Vec<Task> {
-    status
-        .waiting_on
-        .iter()
-        .filter_map(|t| task_of(Some(t)))
-        .collect()
-}
-
-/// Returns the status as one JSON object.
-pub(crate) fn json(status: &wire::Status) -> Value {
-    json!({
-        "job": status.job,
-        "phase": phase(status),
-        "error": status.error,
-        "waiting_for": status.waiting_for,
-        "strategy": status.strategy,
-        "mode": status.mode,
-        "staleness": status.staleness,
-        "view": status.view,
-        "epoch": status.epoch,
-        "min_clock": status.min_clock,
-        "data_epoch": status.data_epoch,
-        "data_epochs": status.data_epochs,
-        "samples": status.samples,
-        "total_samples": status.total_samples,
-        "steps": status.steps,
-        "seconds": Number(status.seconds),
-        "tasks": status.tasks.iter().map(task_json).collect::<Vec<_>>(),
-        "shards": status.shards.iter().enumerate().map(shard_json).collect::<Vec<_>>(),
-        "tables": status.tables.iter().map(table_json).collect::<Vec<_>>(),
-        "ring": status.ring.as_ref().map(ring::json),
-        "checkpoint": status.checkpoint.map(|newest| json!({
-            "number": newest.number,
-            "clock": newest.clock,
-            "age_seconds": Number(newest.age),
-        })),
-        "run": status.run,
-        "checkpoint_error": status.checkpoint_error,
-        "checkpoint_store_full": status.checkpoint_store_full,
-        "lost_updates": status.lost_updates,
-        "evaluations": status.evaluations.iter().map(|e| json!({
-            "data_epoch": e.data_epoch,
-            "samples": e.samples,
-            "metrics": e.metrics.iter().map(|(name, mean)| (name, Number(*mean))).collect::<BTreeMap<_, _>>(),
-        })).collect::<Vec<_>>(),
-    })
-}
-
-fn task_json(status: &wire::TaskStatus) -> Value {
-    let place = status.task.clone().unwrap_or_default();
-    let task = task_of(place.task.as_ref());
-    let waits = waits(status);
-    json!({
-        "task": task.map(|t| t.to_string()),
-        "generation": task.map(|t| t.generation.0),
-        "identity": place.identity,
-        "address": place.address,
-        "metrics_address": place.metrics_address,
-        "alive": status.alive,
-        "heartbeat_age_seconds": Number(status.heartbeat_age),
-        "clock": status.clock,
-        "lead": status.lead,
-        "samples": status.samples,
-        "samples_per_second": Number(status.samples_per_second),
-        "loss": Number(status.loss),
-        "activity": status.activity,
-        "waiting_on": waits.iter().map(Task::to_string).collect::<Vec<_>>(),
-        "trouble": status.trouble,
-        "failure": failure(status),
-    })
-}
-
-/// Returns one word for the failure that keeps a worker from working; none if it can work.
-fn failure(status: &wire::TaskStatus) -> Option<String> {
-    let name = status.failure().as_str_name();
-    let name = name.strip_prefix("WORKER_FAILURE_").unwrap_or(name);
-    (status.failure() != wire::WorkerFailure::Unspecified).then(|| name.to_ascii_lowercase())
-}
-
-fn shard_json((shard, status): (usize, &wire::ShardStatus)) -> Value {
-    let report = status.report.clone().unwrap_or_default();
-    json!({
-        "shard": shard,
-        "server": task_of(status.server.as_ref()).map(|t| t.to_string()),
-        "blocks": report.blocks,
-        "lookup_address": report.lookup_address,
-        "bytes": report.bytes,
-        "updates": report.updates,
-        "max_clock_lead": report.max_clock_lead,
-        "refused": report.refused,
-        "non_finite": report.non_finite,
-    })
-}
-
-fn table_json(status: &wire::TableStatus) -> Value {
-    let report = status.report.unwrap_or_default();
-    json!({
-        "table": status.name,
-        "rows": report.rows,
-        "bytes": report.bytes,
-        "created": report.created,
-        "refused": report.refused,
-        "evicted": report.evicted,
-        "on_disk": report.on_disk,
-    })
 }
 
 /// Escapes the control characters in text from other processes, so that they do not act on the terminal.

@@ -11,6 +11,7 @@ pub(crate) mod resume;
 mod signals;
 
 use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -27,7 +28,7 @@ use self::outcome::{Outcome, json, next, next_dir, shown, stale, table};
 use crate::cluster::{Plan, Roles, Transport};
 use crate::command::{JobArguments, block_on};
 use crate::error::CommandError;
-use crate::plot;
+use crate::{plot, report};
 
 /// The number of parameter servers of a job that gives none.
 const DEFAULT_PS: u32 = 2;
@@ -68,6 +69,15 @@ pub(crate) struct Options {
     /// Let each server answer reads of rows, as `flambeau table` makes them.
     #[arg(long)]
     pub(crate) lookups: bool,
+    /// Serve a live page of the training for browsers. Default address: a free port of 127.0.0.1; its URL is shown.
+    #[arg(
+        long,
+        value_name = "HOST:PORT",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "127.0.0.1:0"
+    )]
+    pub(crate) http: Option<SocketAddr>,
     /// The memory of each server for rows of tables.
     #[command(flatten)]
     pub(crate) row_settings: RowSettings,
@@ -85,6 +95,9 @@ impl Options {
         }
         if self.secure {
             options.push("--secure".into());
+        }
+        if let Some(http) = self.http {
+            options.push(format!("--http={http}").into());
         }
         options
     }
@@ -118,9 +131,11 @@ pub(crate) fn run(arguments: Arguments, registry: &Registry) -> Result<(), Comma
         secure: arguments.secure,
         row_settings: &arguments.row_settings,
         lookups: arguments.lookups,
+        http: arguments.http,
     };
     let outcome = train(job, plan, Watch::quiet(arguments.quiet))?;
     plot::draw(&outcome.run_dir)?;
+    report::write(&outcome.run_dir)?;
     let summary = &outcome.summary;
     let stopped = summary.stopped.then(|| CommandError::Stopped {
         samples: summary.samples,

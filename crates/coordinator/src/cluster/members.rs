@@ -362,7 +362,7 @@ impl Cluster {
         self.records.push(Record::Left {
             seconds: self.seconds(now),
             task: task.to_string(),
-            why,
+            why: why.into(),
         });
         if let Some(variables) = &mut self.durable.variables {
             variables.initializer = variables.initializer.filter(|t| *t != task);

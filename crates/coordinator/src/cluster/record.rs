@@ -1,12 +1,13 @@
 //! The records of a job, and its summary.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use shared_proto::{number, wire};
 
 /// A line of `metrics.jsonl`. Seconds count from the beginning of training.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 pub(crate) enum Record {
     Joined {
@@ -19,7 +20,7 @@ pub(crate) enum Record {
         #[serde(with = "number")]
         seconds: f64,
         task: String,
-        why: &'static str,
+        why: Cow<'static, str>,
     },
     /// A worker cannot work; the job continues without it.
     CannotWork {
@@ -49,7 +50,7 @@ pub(crate) enum Record {
         #[serde(with = "number")]
         seconds: f64,
         checkpoint: u64,
-        #[serde(skip_serializing_if = "Option::is_none")]
+        #[serde(default, skip_serializing_if = "Option::is_none")]
         shard: Option<usize>,
         /// Steps done, at which the training continues.
         steps: u64,
@@ -73,9 +74,9 @@ pub(crate) enum Record {
         /// Pairs of a block and a step.
         updates: u64,
         /// Absent where the worker could not report the loss itself.
-        #[serde(skip_serializing_if = "Option::is_none")]
+        #[serde(default, skip_serializing_if = "Option::is_none")]
         first_step: Option<u64>,
-        #[serde(skip_serializing_if = "Option::is_none")]
+        #[serde(default, skip_serializing_if = "Option::is_none")]
         last_step: Option<u64>,
     },
     Began {

@@ -1,27 +1,44 @@
-//! The run directory: `metrics.jsonl` while the job runs, `summary.json` at its end.
+//! The run directory: `metrics.jsonl` and TensorBoard's event files while the job runs, `summary.json` at its end.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
+use checkpoint::Store;
+use daemon::Offload;
+use parking_lot::Mutex;
 use shared_proto::job::{Job, run_dir};
 use tokio::fs::File;
 use tokio::io::{AsyncWriteExt, BufWriter};
 use tokio::sync::mpsc;
 
+use super::history::History;
+use super::tensorboard;
 use crate::cluster::{Record, Summary};
 
 /// The number of lines that may wait to be written. Beyond that, the sender waits.
 const QUEUE: usize = 1024;
+
+/// The most bytes of earlier records that a resumed run reads for its curves. More would delay its start by seconds.
+const MOST_HISTORY: u64 = 256 << 20;
 
 /// Writes records as they come.
 pub(crate) struct Recorder {
     dir: PathBuf,
     lines: mpsc::Sender<Record>,
     writer: tokio::task::JoinHandle<()>,
+    events: tokio::task::JoinHandle<()>,
+    history: Arc<Mutex<History>>,
 }
 
 impl Recorder {
-    /// Creates the run directory and writes the job to it. If `again`, the run is resumed, and its metrics are kept.
-    pub(crate) async fn open(dir: &Path, job: &Job, again: bool) -> std::io::Result<Self> {
+    /// Creates the run directory and writes the job to it. If `again`, the run is resumed, and its metrics are kept. The
+    /// histograms of weights come from the checkpoints in `store`.
+    pub(crate) async fn open(
+        dir: &Path,
+        job: &Job,
+        again: bool,
+        store: Option<Store>,
+    ) -> std::io::Result<Self> {
         tokio::fs::create_dir_all(dir).await?;
         tokio::fs::write(dir.join(run_dir::JOB), job.to_toml()).await?;
         let mut options = File::options();
@@ -31,12 +48,32 @@ impl Recorder {
             .append(again)
             .truncate(!again);
         let file = options.open(dir.join(run_dir::METRICS)).await?;
+        let history = match again {
+            true => {
+                let dir = dir.to_owned();
+                let read = move || History::read_newest(&dir, MOST_HISTORY);
+                Offload::Threads.run(read).await?
+            }
+            false => {
+                tensorboard::remove_earlier(dir)?;
+                History::default()
+            }
+        };
+        let history = Arc::new(Mutex::new(history));
         let (lines, queue) = mpsc::channel(QUEUE);
+        let (events, queue_of_events) = mpsc::channel(QUEUE);
         Ok(Self {
             dir: dir.to_owned(),
             lines,
-            writer: tokio::spawn(write(file, queue)),
+            writer: tokio::spawn(write(file, queue, events, Arc::clone(&history))),
+            events: tokio::spawn(tensorboard::write(dir.to_owned(), store, queue_of_events)),
+            history,
         })
+    }
+
+    /// Returns the course of the job, to which each record is added.
+    pub(crate) fn history(&self) -> Arc<Mutex<History>> {
+        Arc::clone(&self.history)
     }
 
     pub(crate) fn lines(&self) -> mpsc::Sender<Record> {
@@ -54,17 +91,23 @@ impl Recorder {
     /// Writes the remaining lines. All other senders must be dropped, because the queue ends with the last one.
     pub(crate) async fn close(self) {
         drop(self.lines);
-        if self.writer.await.is_err() {
+        if self.writer.await.is_err() || self.events.await.is_err() {
             tracing::warn!("the last lines of metrics may be missing");
         }
     }
 }
 
-async fn write(file: File, mut queue: mpsc::Receiver<Record>) {
+async fn write(
+    file: File,
+    mut queue: mpsc::Receiver<Record>,
+    events: mpsc::Sender<Record>,
+    history: Arc<Mutex<History>>,
+) {
     let mut file = BufWriter::new(file);
     // The number of lines that could not be written, since the disk is full. It may have room again later.
     let mut lost = 0u64;
     while let Some(record) = queue.recv().await {
+        history.lock().add(&record);
         let written = async {
             // The last line may have been cut short.
             let mut line = if lost > 0 { vec![b'\n'] } else { Vec::new() };
@@ -89,6 +132,7 @@ async fn write(file: File, mut queue: mpsc::Receiver<Record>) {
                 lost += 1;
             }
         }
+        let _ = events.send(record).await;
     }
     if let Err(error) = file.flush().await {
         tracing::error!(%error, "metrics cannot be written");

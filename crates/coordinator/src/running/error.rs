@@ -25,10 +25,12 @@ pub enum CoordinatorError {
     #[error(transparent)]
     Job(#[from] JobError),
     /// The address cannot be listened on.
-    #[error("cannot listen on {address}: {error}; give another --listen")]
+    #[error("cannot listen on {address}: {error}; give another {setting}")]
     Listen {
         /// The address to listen on.
         address: SocketAddr,
+        /// The setting that has the address.
+        setting: &'static str,
         /// The system's error.
         error: std::io::Error,
     },

@@ -1,16 +1,22 @@
 //! The process: listens, records, and ends when the job does or a signal tells it.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use daemon::Offload;
+use daemon::clusters::{self, Registered, RunningCluster};
+use daemon::http::serve_pages;
 use daemon::process::Process;
 use shared_proto::connections::{Connections, Port};
 use shared_proto::job::run_dir;
+use shared_proto::security::Security;
 use shared_proto::transport::Listen;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio_stream::Stream;
+use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::transport::server::Connected;
 
 use super::begin::{Restore, Wish, begin, open_store};
@@ -18,10 +24,15 @@ use super::error::CoordinatorError;
 use super::settings::Settings;
 use super::wiring::{DRAIN, Parts};
 use crate::keeping::run_dir::Recorder;
+use crate::keeping::shared::Shared;
 use crate::keeping::state::State;
+use crate::page::{self, Shown};
 
 /// The time for which a coordinator keeps serving if it is restarted after the end of its job.
 const AFTERLIFE: Duration = Duration::from_secs(20);
+
+/// The longest wait for the last records to be written, among them the histograms of the last checkpoint.
+const LAST_RECORDS: Duration = Duration::from_secs(15);
 
 /// Coordinates one job.
 ///
@@ -29,13 +40,16 @@ const AFTERLIFE: Duration = Duration::from_secs(20);
 /// See the variants of [`CoordinatorError`]; a failed job is one of them.
 pub async fn run(settings: Settings, process: Process) -> Result<(), CoordinatorError> {
     process.security.for_listening()?;
+    if settings.http.is_some() {
+        process.security.for_browsers()?;
+    }
     let mut job = settings.read_job()?;
-    let listen = |error| CoordinatorError::Listen {
-        address: settings.listen,
-        error,
+    let (listener, address) = bind(settings.listen, "--listen").await?;
+    let page = match settings.http {
+        Some(http) => Some(bind(http, "--http").await?),
+        None => None,
     };
-    let listener = TcpListener::bind(settings.listen).await.map_err(listen)?;
-    let address = listener.local_addr().map_err(listen)?;
+    let page_address = page.as_ref().map(|(_, address)| *address);
 
     let default_dir = || PathBuf::from("runs").join(&job.name);
     let dir = job.run_dir.clone().unwrap_or_else(default_dir);
@@ -65,11 +79,13 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), Coordinator
     };
     let begun = begun?;
     let again = begun.again;
-    process.announce(Some(Listen::Tcp(address)));
+    process.announce_page(Some(Listen::Tcp(address)), page_address);
     process.readiness.set(true);
     tracing::info!(%address, run_dir = %dir.display(), again, "coordinating");
+    let _registered = register(address, page_address, &dir, &process.security);
     let connections = Connections::new(Port::Coordinator, settings.connections.limits());
-    let recorder = Recorder::open(&dir, begun.cluster.job(), again);
+    let store = begun.keeping.as_ref().map(|keeping| keeping.store.clone());
+    let recorder = Recorder::open(&dir, begun.cluster.job(), again, store);
     let recorder = recorder.await.map_err(run_dir)?;
     let parts = Parts {
         begun,
@@ -78,20 +94,87 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), Coordinator
         offload: Offload::Threads,
         security: process.security.clone(),
     };
+    let page = page.map(|(listener, _)| listener);
     let incoming = Box::pin(connections.incoming(listener));
     if process.security.is_listening_encrypted() {
         let incoming = Box::pin(process.security.secured(incoming));
-        serve(parts, incoming, recorder, &dir, &process).await
+        serve(parts, incoming, (recorder, page), &dir, &process).await
     } else {
-        serve(parts, incoming, recorder, &dir, &process).await
+        serve(parts, incoming, (recorder, page), &dir, &process).await
     }
+}
+
+async fn bind(
+    address: SocketAddr,
+    setting: &'static str,
+) -> Result<(TcpListener, SocketAddr), CoordinatorError> {
+    let failed = |error| CoordinatorError::Listen {
+        address,
+        setting,
+        error,
+    };
+    let listener = TcpListener::bind(address).await.map_err(failed)?;
+    let address = listener.local_addr().map_err(failed)?;
+    Ok((listener, address))
+}
+
+/// Returns the URL of the live page for browsers on this machine.
+fn url(page: SocketAddr, security: &Security) -> String {
+    let scheme = match security.is_listening_encrypted() {
+        true => "https",
+        false => "http",
+    };
+    format!("{scheme}://{}/", clusters::reachable(page))
+}
+
+/// Registers this coordinator for `flambeau status`. A container may have no place for that, and needs none.
+fn register(
+    address: SocketAddr,
+    page: Option<SocketAddr>,
+    dir: &Path,
+    security: &Security,
+) -> Option<Registered> {
+    let cluster = RunningCluster {
+        coordinator: address,
+        run_dir: dir.to_owned(),
+        page: page.map(|page| url(page, security)),
+        encrypted: security.is_listening_encrypted(),
+        token: security.demands_token(),
+        process: std::process::id(),
+        since: clusters::now(),
+    };
+    let registered = clusters::register(&clusters::folder(), &cluster);
+    let tell = |error| {
+        tracing::info!("`flambeau status` finds this cluster by its address alone: {error}")
+    };
+    registered.map_err(tell).ok()
+}
+
+/// Serves the live page until the guard is dropped.
+fn serve_page(
+    listener: TcpListener,
+    shared: &Arc<Shared>,
+    recorder: &Recorder,
+    dir: &Path,
+    process: &Process,
+) -> DropGuard {
+    let app = page::app(Shown {
+        shared: Arc::clone(shared),
+        history: recorder.history(),
+        run_dir: dir.to_owned(),
+        security: process.security.clone(),
+    });
+    let stop = CancellationToken::new();
+    let serve = serve_pages(listener, app, process.security.clone(), stop.clone());
+    tokio::spawn(serve);
+    stop.drop_guard()
 }
 
 /// Serves a job to its end, or until the process is told to shut down.
 async fn serve<S>(
     parts: Parts,
     incoming: impl Stream<Item = std::io::Result<S>> + Send + 'static,
-    recorder: Recorder,
+    (recorder, page): (Recorder, Option<TcpListener>),
     dir: &Path,
     process: &Process,
 ) -> Result<(), CoordinatorError>
@@ -101,6 +184,7 @@ where
     let (running, work) = parts.build(incoming);
     let work = tokio::spawn(work);
     let shared = &running.shared;
+    let _page = page.map(|listener| serve_page(listener, shared, &recorder, dir, process));
     let ended = process.shutdown.run_until_cancelled(running.ended()).await;
     let mut error = String::new();
     if let Some(summary) = ended.transpose()? {
@@ -129,7 +213,7 @@ where
     running.release().await;
     let _ = tokio::time::timeout(DRAIN, shared.keep_all()).await;
     drop(running);
-    let _ = tokio::time::timeout(DRAIN, recorder.close()).await;
+    let _ = tokio::time::timeout(LAST_RECORDS, recorder.close()).await;
     if let Ok(Ok(outcome)) = served {
         outcome?;
     }

@@ -17,6 +17,10 @@ pub struct Settings {
     /// Listen on this address, which all other processes are given.
     #[arg(long, env = "FLAMBEAU_LISTEN", default_value = "127.0.0.1:7070")]
     pub listen: SocketAddr,
+    /// Serve a live page for browsers on this address; port 0 takes a free one. It needs the token if there is one, and is
+    /// served over TLS if calls are. Default: no page.
+    #[arg(long, env = "FLAMBEAU_HTTP", value_name = "HOST:PORT")]
+    pub http: Option<SocketAddr>,
     /// Begin with a checkpoint: a run directory (its newest one), a checkpoint's folder, or the URL of
     /// either. Ignored if the run directory already has a run to resume.
     #[arg(long, env = "FLAMBEAU_RESTORE", value_name = "RUN_DIR|CHECKPOINT|URL")]

@@ -208,6 +208,7 @@ impl Bench {
             secure: arguments.secure,
             row_settings: &RowSettings::default(),
             lookups: false,
+            http: None,
         };
         let cluster = LocalCluster::start(&job, dir.path(), plan).await?;
         let mut workers = Vec::new();

@@ -274,6 +274,7 @@ fn measure(
         secure: false,
         row_settings: &arguments.row_settings,
         lookups: false,
+        http: None,
     };
     let mut cluster = runtime.block_on(LocalCluster::start(&job, dir.path(), plan))?;
     let workers = arguments.workers.unwrap_or(kind.workers());

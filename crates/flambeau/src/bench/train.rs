@@ -186,6 +186,7 @@ fn distributed(job: &Job, workers: u32) -> Result<Row, CommandError> {
         secure: false,
         row_settings: &RowSettings::default(),
         lookups: false,
+        http: None,
     };
     let summary = train::train(job, plan, Watch::quiet(true))?.summary;
     let share = |name: &str| summary.times.get(name).copied();

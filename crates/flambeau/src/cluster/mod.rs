@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use daemon::Ready;
+use daemon::{Ready, clusters};
 use ps_server::RowSettings;
 use shared_proto::ids::{Role, TaskId};
 use shared_proto::job::{Job, run_dir};
@@ -72,6 +72,14 @@ impl Start {
     }
 }
 
+/// Adds the address of the live page, if there is one.
+fn with_page(start: Start, page: Option<SocketAddr>) -> Start {
+    match page {
+        Some(address) => start.with(["--http", &address.to_string()]),
+        None => start,
+    }
+}
+
 /// One member.
 struct Member {
     running: Running,
@@ -118,6 +126,8 @@ pub(crate) struct Plan<'a> {
     pub(crate) row_settings: &'a RowSettings,
     /// True if servers answer reads of rows.
     pub(crate) lookups: bool,
+    /// The address of the live page; none without one.
+    pub(crate) http: Option<SocketAddr>,
 }
 
 /// The members of a job's cluster.
@@ -131,6 +141,8 @@ pub(crate) struct LocalCluster {
     certificates: Option<PathBuf>,
     /// The address on which the coordinator listens.
     pub(crate) coordinator: SocketAddr,
+    /// The address of the live page, if there is one.
+    page: Option<SocketAddr>,
 }
 
 impl LocalCluster {
@@ -155,6 +167,7 @@ impl LocalCluster {
             sockets,
             certificates,
             coordinator: SocketAddr::from(([127, 0, 0, 1], 0)),
+            page: None,
         };
         let start = Start::new(["coordinator", &job_file.display().to_string()]);
         let start = cluster.secure(start, Role::Coordinator);
@@ -163,10 +176,14 @@ impl LocalCluster {
             None => start.clone(),
         };
         let fresh = fresh.with(["--listen", "127.0.0.1:0"]);
-        let ready = cluster.spawn(COORDINATOR, fresh).await?;
-        if let Some(Listen::Tcp(address)) = ready.and_then(|ready| ready.address) {
-            cluster.coordinator = address;
+        let fresh = with_page(fresh, plan.http);
+        if let Some(ready) = cluster.spawn(COORDINATOR, fresh).await? {
+            cluster.page = ready.page;
+            if let Some(Listen::Tcp(address)) = ready.address {
+                cluster.coordinator = address;
+            }
         }
+        let start = with_page(start, cluster.page);
         // If it is restarted, it listens on the same address and resumes from its state.
         if let Some(coordinator) = cluster.members.get_mut(&COORDINATOR) {
             coordinator.start = start.with(["--listen", &cluster.coordinator.to_string()]);
@@ -246,6 +263,21 @@ impl LocalCluster {
         ];
         flags.into_iter().fold(start, |start, (flag, file)| {
             start.with([flag, &file.unwrap_or_default().display().to_string()])
+        })
+    }
+
+    /// Describes where the live page is, and its token if it needs one; none without a page.
+    pub(crate) fn page(&self) -> Option<String> {
+        let place = clusters::reachable(self.page?);
+        Some(match &self.certificates {
+            None => format!("http://{place}/"),
+            Some(dir) => format!(
+                "https://{place}/ (its token is in {})",
+                certs::files(dir, Role::Worker)
+                    .token
+                    .unwrap_or_default()
+                    .display()
+            ),
         })
     }
 

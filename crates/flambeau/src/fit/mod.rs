@@ -207,6 +207,7 @@ impl Trainer {
             secure: false,
             row_settings: &RowSettings::default(),
             lookups: false,
+            http: None,
         };
         let mut callbacks = Callbacks::new(&mut self.callbacks, &dir);
         let watch = Watch {

@@ -69,6 +69,9 @@ pub(super) async fn watch(
         started = LocalCluster::start(job, dir, plan) => started?,
         _ = signals.next() => return Err(CommandError::Interrupted),
     };
+    if let Some(page) = cluster.page() {
+        eprintln!("live page: {page}");
+    }
     let mut progress = Progress::new(quiet);
     let coordinator = Coordinator::at(&cluster.coordinator.to_string(), LOOK, cluster.security()?)?;
     let mut interrupted = false;

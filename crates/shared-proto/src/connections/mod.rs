@@ -46,6 +46,8 @@ pub enum Port {
     Lookup,
     /// The port for metrics and health checks.
     Metrics,
+    /// The coordinator's port for browsers.
+    Page,
 }
 
 impl Port {
@@ -55,6 +57,7 @@ impl Port {
             Self::Data => "data",
             Self::Lookup => "lookup",
             Self::Metrics => "metrics",
+            Self::Page => "page",
         }
     }
 
@@ -65,8 +68,8 @@ impl Port {
             Self::Data => FIRST_BYTES,
             // Registering variables takes one large message.
             Self::Coordinator => 8 << 20,
-            // A connection to either is for many requests of callers that are no members.
-            Self::Lookup | Self::Metrics => usize::MAX,
+            // A connection to one of these is for many requests of callers that are no members.
+            Self::Lookup | Self::Metrics | Self::Page => usize::MAX,
         }
     }
 }

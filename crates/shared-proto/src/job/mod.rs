@@ -362,6 +362,10 @@ pub mod run_dir {
     pub const STATE: &str = "coordinator.redb";
     /// The curves of loss and accuracy as a picture.
     pub const CURVES: &str = "curves.svg";
+    /// The curves, the summary and the settings as a page for a browser.
+    pub const REPORT: &str = "report.html";
+    /// The beginning of the names of TensorBoard's event files.
+    pub const EVENTS: &str = "events.out.tfevents.";
 }
 
 impl Job {

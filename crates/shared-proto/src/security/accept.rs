@@ -29,6 +29,15 @@ const HANDSHAKE_BROKEN: &str = "handshake";
 /// The time for which a refused connection stays open, so that the caller can read the reason.
 const HANG_UP: Duration = Duration::from_secs(1);
 
+/// The callers that a port is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Audience {
+    /// Processes of the cluster, which may have to show certificates.
+    Processes,
+    /// Browsers, which have no certificates.
+    Browsers,
+}
+
 impl Security {
     /// Returns the connections of a listener that has a certificate, after their handshakes. If a handshake fails, or
     /// takes more than five seconds, the connection is closed and counted. If callers must have certificates, those
@@ -37,12 +46,29 @@ impl Security {
         &self,
         incoming: S,
     ) -> impl Stream<Item = io::Result<SecureStream>> + use<S> {
+        self.handshakes(incoming, Audience::Processes)
+    }
+
+    /// Returns the connections of a port for browsers after their handshakes, as [`secured`](Self::secured) does. Callers
+    /// need no certificates, so the port must check the token.
+    pub fn secured_for_browsers<S: Stream<Item = io::Result<Guarded<TcpStream>>>>(
+        &self,
+        incoming: S,
+    ) -> impl Stream<Item = io::Result<SecureStream>> + use<S> {
+        self.handshakes(incoming, Audience::Browsers)
+    }
+
+    fn handshakes<S: Stream<Item = io::Result<Guarded<TcpStream>>>>(
+        &self,
+        incoming: S,
+        audience: Audience,
+    ) -> impl Stream<Item = io::Result<SecureStream>> + use<S> {
         let security = self.clone();
         let greet = move |connection: io::Result<Guarded<TcpStream>>| {
             let security = security.clone();
             async move {
                 match connection {
-                    Ok(connection) => security.greet(connection).await.map(Ok),
+                    Ok(connection) => security.greet(connection, audience).await.map(Ok),
                     Err(error) => Some(Err(error)),
                 }
             }
@@ -51,10 +77,18 @@ impl Security {
         greeted.filter_map(std::future::ready)
     }
 
-    async fn greet(&self, connection: Guarded<TcpStream>) -> Option<SecureStream> {
-        let mutual = self.demands_certificates();
+    async fn greet(
+        &self,
+        connection: Guarded<TcpStream>,
+        audience: Audience,
+    ) -> Option<SecureStream> {
+        let mutual = audience == Audience::Processes && self.demands_certificates();
+        let material = self.material();
         // Users of this function check for a certificate first.
-        let acceptor = self.material().listener.clone()?;
+        let acceptor = match audience {
+            Audience::Processes => material.listener.clone()?,
+            Audience::Browsers => material.for_browsers.clone()?,
+        };
         let caller = connection.caller().clone();
         let peer = caller.peer();
         let accept = acceptor.accept(connection).into_fallible();

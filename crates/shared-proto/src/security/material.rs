@@ -17,8 +17,11 @@ use super::{SecurityError, SecurityFiles};
 /// The text before the token in its header.
 const BEARER: &str = "Bearer ";
 
-/// The protocol of all connections, as TLS names it.
+/// The protocol of all connections between processes, as TLS names it.
 pub(super) const H2: &[u8] = b"h2";
+
+/// The protocols that a browser may choose from.
+const OF_BROWSERS: [&[u8]; 2] = [H2, b"http/1.1"];
 
 /// The seconds since 1970 between which a certificate is valid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,6 +75,8 @@ pub(super) struct Material {
     pub(super) caller: Option<TlsConnector>,
     /// Makes the handshakes of incoming connections.
     pub(super) listener: Option<TlsAcceptor>,
+    /// Makes the handshakes of browsers, which have no certificates.
+    pub(super) for_browsers: Option<TlsAcceptor>,
     /// The validity of the own certificate.
     pub(super) validity: Option<Validity>,
     /// The tokens that are accepted, as values of a header. The first is sent.
@@ -116,10 +121,17 @@ impl Material {
         let listener = own
             .as_ref()
             .map(|own| listening((path, Arc::clone(&roots)), own, files.anonymous_callers));
+        let for_browsers = own.as_ref().map(|own| {
+            let mut config =
+                Arc::unwrap_or_clone(listening((path, Arc::clone(&roots)), own, true)?);
+            config.alpn_protocols = OF_BROWSERS.map(<[u8]>::to_vec).into();
+            Ok::<_, SecurityError>(Arc::new(config))
+        });
         Ok(Self {
             authorities: roots.len(),
             validity: own.as_ref().map(|own| own.validity),
             listener: listener.transpose()?.map(TlsAcceptor::from),
+            for_browsers: for_browsers.transpose()?.map(TlsAcceptor::from),
             caller: Some(calling(path, roots, own)?.into()),
             tokens,
             signed_by_its_own,

@@ -124,9 +124,28 @@ impl Security {
         self.files().certificate.is_some()
     }
 
+    /// Returns whether calls must carry a token.
+    pub fn demands_token(&self) -> bool {
+        self.files().token.is_some()
+    }
+
     /// Returns whether callers must have certificates.
     fn demands_certificates(&self) -> bool {
         self.is_listening_encrypted() && !self.files().anonymous_callers
+    }
+
+    /// Checks that a port for browsers, which have no certificates, is not open to all callers although processes must
+    /// have certificates.
+    ///
+    /// # Errors
+    /// If callers must have certificates, and there is no token.
+    pub fn for_browsers(&self) -> Result<(), SecurityError> {
+        if self.demands_certificates() && !self.demands_token() {
+            return Err(SecurityError::Incomplete(
+                "browsers have no certificates, so the live page (--http) needs --token-file",
+            ));
+        }
+        Ok(())
     }
 
     fn files(&self) -> &SecurityFiles {
