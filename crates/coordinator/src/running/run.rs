@@ -1,10 +1,12 @@
 //! The process: listens, records, and ends when the job does or a signal tells it.
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use daemon::Offload;
 use daemon::process::Process;
+use daemon::settings::AfterJob;
 use shared_proto::connections::{Connections, Port};
 use shared_proto::job::run_dir;
 use shared_proto::transport::Listen;
@@ -13,17 +15,19 @@ use tokio::net::TcpListener;
 use tokio_stream::Stream;
 use tonic::transport::server::Connected;
 
-use super::begin::{Restore, Wish, begin, open_store};
+use super::begin::{Restore, Resume, Wish, begin, open_store};
 use super::error::CoordinatorError;
+use super::long_lived;
 use super::settings::Settings;
 use super::wiring::{DRAIN, Parts};
+use crate::cluster::Turn;
 use crate::keeping::run_dir::Recorder;
 use crate::keeping::state::State;
 
 /// The time for which a coordinator keeps serving if it is restarted after the end of its job.
 const AFTERLIFE: Duration = Duration::from_secs(20);
 
-/// Coordinates one job.
+/// Coordinates one job, or in a long-lived cluster one after the other.
 ///
 /// # Errors
 /// See the variants of [`CoordinatorError`]; a failed job is one of them.
@@ -37,7 +41,12 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), Coordinator
     let listener = TcpListener::bind(settings.listen).await.map_err(listen)?;
     let address = listener.local_addr().map_err(listen)?;
 
-    let default_dir = || PathBuf::from("runs").join(&job.name);
+    let name = if settings.no_job {
+        "cluster"
+    } else {
+        &job.name
+    };
+    let default_dir = || PathBuf::from("runs").join(name);
     let dir = job.run_dir.clone().unwrap_or_else(default_dir);
     let run_dir = |error| CoordinatorError::RunDir {
         dir: dir.clone(),
@@ -46,17 +55,22 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), Coordinator
     // Workers write there too, and may have another working directory.
     let dir = std::path::absolute(&dir).map_err(run_dir)?;
     tokio::fs::create_dir_all(&dir).await.map_err(run_dir)?;
+    if settings.no_job || process.after_job == AfterJob::Wait {
+        return long_lived::run(&settings, &process, job, dir, listener).await;
+    }
     job.run_dir = Some(dir.clone());
     let path = dir.join(run_dir::STATE);
     let state = State::open(&path).map_err(|error| CoordinatorError::State { path, error })?;
-    let host =
-        hostname::get().map_or_else(|_| "?".into(), |host| host.to_string_lossy().into_owned());
     let wish = Wish {
         checkpoints: open_store(&job, &dir)?,
         restore: settings.restore.as_deref().map(Restore::At),
-        resume_failed: settings.resume_failed,
+        resume: match settings.resume_failed {
+            true => Resume::Failed,
+            false => Resume::Unable,
+        },
         run: format!("{:016x}", rand::random::<u64>()),
-        here: format!("{host} ({address})"),
+        turn: Turn::Alone,
+        here: here(address),
     };
     // May take a while, if it watches whether another run is alive.
     let begun = begin(job, &dir, &state, wish);
@@ -87,6 +101,13 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), Coordinator
     }
 }
 
+/// Returns the host and address of this coordinator, for people.
+pub(super) fn here(address: SocketAddr) -> String {
+    let host = hostname::get();
+    let host = host.map_or_else(|_| "?".into(), |host| host.to_string_lossy().into_owned());
+    format!("{host} ({address})")
+}
+
 /// Serves a job to its end, or until the process is told to shut down.
 async fn serve<S>(
     parts: Parts,
@@ -112,10 +133,6 @@ where
                 dir: dir.to_owned(),
                 error,
             })?;
-        }
-        // A job that failed without workers is resumed by the next start, so this process must end.
-        if !shared.look(|cluster, _| cluster.failed_without_workers()) {
-            process.linger().await;
         }
         if running.had_ended {
             // Processes that are restarted together with it learn that the job has ended.
