@@ -74,7 +74,7 @@ impl FinishedRun {
 }
 
 /// Returns the rows of tables in the newest checkpoint at a location.
-async fn rows(location: &str) -> Result<SavedTables, CommandError> {
+pub(crate) async fn rows(location: &str) -> Result<SavedTables, CommandError> {
     let (store, manifest) = checkpoint::load(location).await?;
     let mut tables = SavedTables::new();
     let first = manifest.variables.len() as u32;

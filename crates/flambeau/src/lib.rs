@@ -30,10 +30,12 @@
 // The command line:
 // - `app`: the subcommands, and the module that runs each; `command`: the parts that several of them have
 // - `train`: a whole cluster on this machine; `cluster`: its processes; `progress`: its progress bars
+// - `jobs`: the jobs of a long-lived cluster
 // - `status`, `devices`, `table`, `checkpoint`, `certs`, `job`: for operators
 // - `eval`, `plot`, `metrics`: a run's model, curves and records after its end
 // - `scorer`: a trained model for online inference
 // - `bench`: measurements
+// - `tf_task`: the process that `TF_CONFIG` describes
 // - `error`: the errors of commands
 
 mod app;
@@ -46,6 +48,7 @@ mod devices;
 mod error;
 mod eval;
 mod job;
+mod jobs;
 mod metrics;
 mod plot;
 mod predict;
@@ -53,6 +56,7 @@ mod progress;
 mod scorer;
 mod status;
 mod table;
+mod tf_task;
 mod train;
 
 pub use app::App;

@@ -5,7 +5,7 @@ mod rows;
 
 use std::io::Write;
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use ::checkpoint::{Manifest, SavedBlock, Store, weights_header};
 use clap::Args;
@@ -157,6 +157,21 @@ impl Values {
             Some(place) => slots.get(place.start * size..place.end * size),
         }
     }
+}
+
+/// Writes the weights of a checkpoint to a file, which is replaced if it exists.
+///
+/// # Errors
+/// If the checkpoint cannot be read, or the file cannot be written.
+pub(crate) async fn export_weights(
+    store: &Store,
+    manifest: &Manifest,
+    path: &Path,
+) -> Result<(), CommandError> {
+    let output = Output::create(path, true)?;
+    let bar = ProgressBar::hidden();
+    write(store, manifest, &Values::Weights, output, &bar).await?;
+    Ok(())
 }
 
 /// Writes the values file by file, so that no more than one of the checkpoint's files is in memory. Returns the number of

@@ -16,6 +16,7 @@ use indicatif::{HumanBytes, HumanDuration, ProgressBar, ProgressDrawTarget};
 use serde_json::{Value, json};
 
 use self::export::Export;
+pub(crate) use self::export::export_weights;
 pub(crate) use self::rows::table_of;
 use self::verify::{Verified, verify};
 use crate::command::block_on;
