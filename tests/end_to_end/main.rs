@@ -13,6 +13,7 @@ mod flood;
 mod floors;
 mod hostile;
 mod hybrid;
+mod jobs;
 mod lookups;
 mod model_parallel;
 mod modes;
@@ -34,6 +35,7 @@ mod stores;
 mod streams;
 mod synchronised;
 mod tables;
+mod tf_config;
 mod unable;
 mod weights;
 
