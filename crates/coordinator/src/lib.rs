@@ -7,6 +7,7 @@
 //!
 //! - `cluster`: the decisions, without sockets, clocks or threads; imports none of the others
 //! - `keeping`: the cluster under its lock, its state on disk, checkpoints, the run directory
+//! - `queue`: the jobs of a long-lived cluster
 //! - `calls`: the gRPC service
 //! - `page`: the live page for browsers, and reports
 //! - `running`: the process, and [`embedded`] coordinators
@@ -16,6 +17,7 @@ mod calls;
 mod cluster;
 mod keeping;
 mod page;
+mod queue;
 mod running;
 
 pub use cluster::Summary;

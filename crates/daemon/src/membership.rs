@@ -3,6 +3,7 @@
 mod calls;
 mod coordinator;
 mod error;
+mod jobs;
 mod lease;
 mod sender;
 
@@ -50,6 +51,9 @@ pub struct Membership {
     pub run: RunNumber,
     /// The job.
     pub job: Job,
+    /// The run directory of a submitted job, relative to the coordinator's folder; empty for a job that the coordinator
+    /// was started with.
+    pub run_folder: String,
     /// The location of the checkpoints, and the run that owns it; none without checkpoints.
     pub checkpoints: Option<(String, String)>,
     /// The key of receipts; servers only.
@@ -89,7 +93,7 @@ pub struct Registration {
 }
 
 impl Membership {
-    /// Registers, and keeps the lease from then on.
+    /// Registers, and keeps the lease from then on. Waits while the coordinator has no job.
     ///
     /// # Errors
     /// If the coordinator cannot be reached, or refuses.
@@ -109,6 +113,7 @@ impl Membership {
             capacity_bytes: registration.capacity_bytes,
         };
         let sent = Mutex::new(Instant::now());
+        let mut idle = false;
         let reply = loop {
             request.attempt = coordinator.next_attempt();
             let reply = coordinator
@@ -121,6 +126,14 @@ impl Membership {
             match reply {
                 // The answer was lost for longer than the lease in it.
                 Err(MembershipError::OutOfOrder(_)) => {}
+                Err(MembershipError::NoJob(_)) => {
+                    if !std::mem::replace(&mut idle, true) {
+                        let address = &coordinator.address;
+                        tracing::info!(address, "the coordinator has no job yet; waiting for one");
+                        coordinator.idle.notify_one();
+                    }
+                    coordinator.has_work(None).await;
+                }
                 reply => break reply?,
             }
         };
@@ -153,6 +166,7 @@ impl Membership {
             task,
             run,
             job,
+            run_folder: reply.run_folder,
             checkpoints: (!reply.checkpoints.is_empty())
                 .then_some((reply.checkpoints, reply.probe)),
             receipt_key: ReceiptKey::read(&reply.receipt_key),
@@ -161,6 +175,25 @@ impl Membership {
             standing,
             _heartbeats: stop.drop_guard(),
         })
+    }
+
+    /// Registers as [`Self::join`] does. Calls `waits` once if the coordinator has no job yet.
+    ///
+    /// # Errors
+    /// As [`Self::join`].
+    pub async fn join_or_wait(
+        coordinator: Coordinator,
+        registration: Registration,
+        waits: impl FnOnce(),
+    ) -> Result<Self, MembershipError> {
+        let idle = Arc::clone(&coordinator.idle);
+        let mut join = std::pin::pin!(Self::join(coordinator, registration));
+        tokio::select! {
+            biased;
+            joined = join.as_mut() => return joined,
+            () = idle.notified() => waits(),
+        }
+        join.await
     }
 
     /// Returns the origin of this task's next call, under a new sequence number.

@@ -3,8 +3,10 @@
 use std::fmt::Display;
 use std::net::SocketAddr;
 use std::process::ExitCode;
+use std::sync::{Arc, Once};
 use std::time::Duration;
 
+use shared_proto::ids::RunNumber;
 use shared_proto::security::Security;
 use shared_proto::transport::Listen;
 use tokio::io::AsyncReadExt;
@@ -16,7 +18,7 @@ use tracing_subscriber::EnvFilter;
 use crate::Ready;
 use crate::descriptors;
 use crate::http::{self, Readiness};
-use crate::membership::{Membership, MembershipError};
+use crate::membership::{Coordinator, Membership, MembershipError};
 use crate::settings::{AfterJob, LogFormat, ProcessSettings};
 
 /// The exit code of a process that a second signal ends during its shutdown: 128 + SIGTERM.
@@ -38,6 +40,8 @@ pub struct Process {
     /// The credentials of this process, and those that it demands of its callers.
     pub security: Security,
     announcement: Announcement,
+    /// Done once the addresses are told.
+    announced: Arc<Once>,
 }
 
 /// Where a process says that it listens.
@@ -51,7 +55,7 @@ enum Announcement {
 
 impl Process {
     /// Prints the addresses on which it listens, on a line of stdout (see [`Ready`]). A role on a thread of another process sends them
-    /// to the one that has started it.
+    /// to the one that has started it. Only the first call of a process counts: a second role in it has no line of its own.
     pub fn announce(&self, address: Option<Listen>) {
         self.announce_page(address, None);
     }
@@ -63,11 +67,11 @@ impl Process {
             page,
             metrics: self.metrics,
         };
-        match &self.announcement {
+        self.announced.call_once(|| match &self.announcement {
             Announcement::Stdout(format) => println!("{}", ready.line(*format)),
             // A starter that is gone does not need the addresses.
             Announcement::Channel(starter) => drop(starter.send(ready)),
-        }
+        });
     }
 
     /// Returns the address of the metrics, with which the process registers; nothing if it serves none.
@@ -78,36 +82,93 @@ impl Process {
         }
     }
 
-    /// Waits for the shutdown, if the process is to stay after the job.
-    pub async fn linger(&self) {
-        if self.after_job == AfterJob::Wait {
-            tracing::info!("the job has ended; waiting to be told to go");
-            self.shutdown.cancelled().await;
-        }
-    }
-
-    /// Stays after the job, if the settings say so, until the shutdown or the end of the membership, when the
-    /// coordinator has restarted, or another one with another job has replaced it. Returns whether to register again.
-    pub async fn next_job(&self, membership: &Membership) -> bool {
+    /// Stays after a job, if the settings say so, until there is another one. Returns whether to register for it;
+    /// false if the process is to end.
+    pub async fn next_job(&self, after: After<'_>) -> bool {
         if self.after_job == AfterJob::Exit {
             return false;
         }
-        tracing::info!("the job has ended; waiting for the next one, or to be told to go");
-        let lost = async {
-            let lost = membership.lost().await;
-            // The next coordinator may come much later.
-            if matches!(lost, MembershipError::Unreachable { .. }) {
-                membership.coordinator.answers().await;
-            }
-            lost
-        };
-        match self.shutdown.run_until_cancelled(lost).await {
-            None | Some(MembershipError::Superseded(_)) => false,
-            Some(lost) => {
-                tracing::info!("{lost}; registering again");
+        // A rolling upgrade must not wait for a process after the end of its job.
+        self.readiness.set(true);
+        if let Some(error) = after.error() {
+            tracing::error!("{error}");
+        }
+        tracing::info!("waiting for the next job, or to be told to go");
+        self.shutdown.run_until_cancelled(after.over()).await == Some(true)
+    }
+}
+
+/// The reason for which a process waits for the next job.
+pub enum After<'a> {
+    /// The job is done. The membership remains, so that the cluster shows the process.
+    Done(&'a Membership),
+    /// The job has failed with this error. The membership remains.
+    Failed(&'a Membership, &'a MembershipError),
+    /// The process cannot take part in the job, and has left it.
+    Unable {
+        /// The coordinator.
+        coordinator: &'a Coordinator,
+        /// The run that it cannot take part in, if it was a member.
+        run: Option<RunNumber>,
+        /// The time after which it tries to take part in the same run again, as if it had been restarted.
+        again: Duration,
+        /// The error.
+        error: &'a dyn Display,
+    },
+}
+
+impl After<'_> {
+    /// Returns the error that has kept the process from the end of its job, if there is one.
+    fn error(&self) -> Option<&dyn Display> {
+        match self {
+            Self::Done(_) => None,
+            Self::Failed(_, error) => Some(error),
+            Self::Unable { error, .. } => Some(error),
+        }
+    }
+
+    /// Waits until the process is to register again; returns false if another process has its identity.
+    async fn over(self) -> bool {
+        match self {
+            Self::Done(membership) | Self::Failed(membership, _) => tokio::select! {
+                () = membership.coordinator.has_work(None) => true,
+                () = superseded(membership) => false,
+            },
+            Self::Unable {
+                coordinator,
+                run,
+                again,
+                ..
+            } => {
+                tokio::select! {
+                    () = coordinator.has_work(run) => {}
+                    () = tokio::time::sleep(again) => {
+                        tracing::info!("trying to take part in the same job again");
+                    }
+                }
                 true
             }
         }
+    }
+}
+
+/// The pauses after which a process tries to take part in a job again.
+#[derive(Debug, Default)]
+pub struct Again(u32);
+
+impl Again {
+    /// Returns the next pause, twice the one before: from 5 s to 80 s.
+    pub fn next_pause(&mut self) -> Duration {
+        let pause = Duration::from_secs(5 << self.0);
+        self.0 = (self.0 + 1).min(4);
+        pause
+    }
+}
+
+/// Returns once another process has the member's identity.
+async fn superseded(membership: &Membership) {
+    if !matches!(membership.lost().await, MembershipError::Superseded(_)) {
+        std::future::pending::<()>().await;
     }
 }
 
@@ -210,6 +271,7 @@ fn start<E: Failure>(
             after_job: settings.after_job,
             security,
             announcement: Announcement::Stdout(settings.log_format),
+            announced: Arc::new(Once::new()),
         };
         let deadline = async {
             shutdown.cancelled().await;
@@ -254,6 +316,7 @@ pub fn on_this_thread<E: Failure>(
         after_job: settings.after_job,
         security,
         announcement: Announcement::Channel(ready),
+        announced: Arc::new(Once::new()),
     };
     let outcome = runtime.block_on(run(process));
     runtime.shutdown_background();

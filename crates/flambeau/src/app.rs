@@ -11,7 +11,8 @@ use worker::registry::Registry;
 use crate::error::CommandError;
 use crate::scorer::{Scorer, Scoring};
 use crate::{
-    bench, certs, checkpoint, devices, eval, evaluator, job, plot, predict, status, table, train,
+    bench, certs, checkpoint, devices, eval, evaluator, job, jobs, plot, predict, status, table,
+    tf_task, train,
 };
 
 /// Distributed training for candle.
@@ -38,6 +39,12 @@ enum Command {
     Plot(plot::Arguments),
     /// Show the state of a cluster.
     Status(status::Arguments),
+    /// Add a job to the queue of a long-lived cluster.
+    Submit(jobs::Submit),
+    /// List the jobs of a long-lived cluster.
+    Jobs(jobs::List),
+    /// Cancel a job of a long-lived cluster.
+    Cancel(jobs::Cancel),
     /// List the devices of this machine that workers can compute on.
     Devices(devices::Arguments),
     /// Show rows of a table, of a running cluster or of a checkpoint.
@@ -59,6 +66,9 @@ enum Command {
     PsServer(ps_server::Settings),
     /// Run a worker.
     Worker(worker::Settings),
+    /// Run the process that TF_CONFIG describes, for launchers made for TensorFlow: chief (with the coordinator), worker, ps
+    /// or evaluator.
+    TfTask(tf_task::Arguments),
     /// Train in this process alone, with candle's own optimizer, as the reference for a cluster.
     #[command(hide = true)]
     Local(bench::LocalArguments),
@@ -131,6 +141,7 @@ impl App {
             Command::Worker(settings) => process::main(settings.process.clone(), async |process| {
                 worker::run(settings, registry, process).await
             }),
+            Command::TfTask(arguments) => tf_task::main(arguments, registry),
             Command::Train(arguments) => finish(train::run(arguments, &registry)),
             Command::Resume(arguments) => finish(train::resume::run(arguments, &registry)),
             Command::Eval(arguments) => finish(eval::run(&arguments, &registry)),
@@ -138,6 +149,9 @@ impl App {
             Command::Predict(arguments) => finish(predict::run(&arguments, &registry)),
             Command::Plot(arguments) => finish(plot::run(&arguments)),
             Command::Status(arguments) => finish(status::run(&arguments)),
+            Command::Submit(arguments) => finish(jobs::submit(arguments)),
+            Command::Jobs(arguments) => finish(jobs::list(&arguments)),
+            Command::Cancel(arguments) => finish(jobs::cancel(&arguments)),
             Command::Devices(arguments) => {
                 devices::run(&arguments);
                 ExitCode::SUCCESS

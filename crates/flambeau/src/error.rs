@@ -169,6 +169,20 @@ pub enum CommandError {
     /// The job failed.
     #[error("the job failed: {0}")]
     JobFailed(String),
+    /// A job of a long-lived cluster was cancelled.
+    #[error("job {id} was cancelled")]
+    JobCancelled {
+        /// The job.
+        id: u64,
+    },
+    /// An evaluator has nothing to read.
+    #[error(
+        "the job writes no checkpoints (checkpoint.enabled is false), so there is nothing to evaluate; leave the evaluator out, or enable checkpoints"
+    )]
+    NothingToEvaluate,
+    /// The coordinator's answer lacks what was asked for.
+    #[error("the coordinator's answer has no job; is it of the same release?")]
+    NoAnswer,
     /// The user has interrupted the command.
     #[error("interrupted")]
     Interrupted,

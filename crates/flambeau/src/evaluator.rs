@@ -15,14 +15,17 @@ use shared_proto::number::Number;
 use tempfile::TempDir;
 use worker::device;
 use worker::evaluator::Evaluator;
+use worker::model::Metrics;
 use worker::registry::Registry;
+use worker::replica::ReplicaError;
+use worker::tables::SavedTables;
 
 use crate::checkpoint::{Output, Values, write};
 use crate::command::{block_on, saved_tables};
 use crate::error::CommandError;
 
 /// The file of a run directory with the results.
-const RECORD: &str = "evaluator.jsonl";
+pub(crate) const RECORD: &str = "evaluator.jsonl";
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Arguments {
@@ -57,11 +60,86 @@ fn seconds(text: &str) -> Result<f64, String> {
 
 /// The result of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-struct Line {
+pub(crate) struct Line {
     checkpoint: u64,
     /// The steps that the checkpoint has.
     steps: u64,
     metrics: BTreeMap<String, Number>,
+}
+
+impl Line {
+    pub(crate) fn new(of: &Manifest, metrics: Metrics) -> Self {
+        let metrics = metrics.into_iter();
+        Self {
+            checkpoint: of.number,
+            steps: of.steps,
+            metrics: metrics.map(|(name, value)| (name, Number(value))).collect(),
+        }
+    }
+
+    fn to_json(&self) -> String {
+        serde_json::to_string(self)
+            .unwrap_or_else(|error| unreachable!("a result is plain data: {error}"))
+    }
+
+    /// Appends it to a file.
+    pub(crate) fn append_to(&self, path: &Path) -> Result<(), CommandError> {
+        let append = || {
+            let mut options = std::fs::OpenOptions::new();
+            let mut file = options.create(true).append(true).open(path)?;
+            writeln!(file, "{}", self.to_json())
+        };
+        append().map_err(CommandError::file(path))
+    }
+}
+
+/// What an evaluation needs of a checkpoint.
+pub(crate) struct Fetched {
+    pub(crate) job: Job,
+    weights: PathBuf,
+    tables: SavedTables,
+    /// The folder of the weights.
+    _dir: TempDir,
+}
+
+impl Fetched {
+    /// Reads a checkpoint: the moving averages of its weights, if its job keeps them, and the rows of its tables.
+    ///
+    /// # Errors
+    /// If it cannot be read; it may have been deleted in favour of a newer one.
+    pub(crate) async fn read(store: &Store, manifest: &Manifest) -> Result<Self, CommandError> {
+        let place = store.checkpoint_location(manifest.number);
+        let job = Job::parse(&manifest.job_toml).map_err(|error| CommandError::Content {
+            path: place.clone().into(),
+            reason: error.to_string(),
+        })?;
+        let values = match job.ema_decay {
+            Some(_) => Values::averages(store, manifest)?,
+            None => Values::Weights,
+        };
+        let dir = tempfile::tempdir().map_err(CommandError::file("a temporary folder"))?;
+        let weights = dir.path().join(run_dir::MODEL);
+        let file = Output::create(&weights, true)?;
+        write(store, manifest, &values, file, &ProgressBar::hidden()).await?;
+        let tables = match manifest.has_tables() {
+            true => saved_tables(&place).await?,
+            false => SavedTables::new(),
+        };
+        Ok(Self {
+            job,
+            weights,
+            tables,
+            _dir: dir,
+        })
+    }
+
+    /// Evaluates it by the model of its job.
+    ///
+    /// # Errors
+    /// If the data or the model cannot be used.
+    pub(crate) fn evaluate(&self, evaluator: &mut Evaluator) -> Result<Metrics, ReplicaError> {
+        evaluator.evaluate(&self.weights, &self.tables)
+    }
 }
 
 /// Evaluates each newest checkpoint, until the run has ended.
@@ -84,8 +162,6 @@ struct Beside<'a> {
     done: Option<u64>,
     /// The model of the run, once there is a checkpoint.
     evaluator: Option<Evaluator>,
-    /// The folder of the weights.
-    weights: TempDir,
 }
 
 impl<'a> Beside<'a> {
@@ -104,7 +180,6 @@ impl<'a> Beside<'a> {
             done: record.as_deref().map_or(Ok(None), last_of)?,
             record,
             evaluator: None,
-            weights: tempfile::tempdir().map_err(CommandError::file("a temporary folder"))?,
         })
     }
 
@@ -160,57 +235,27 @@ impl<'a> Beside<'a> {
     }
 
     async fn evaluate(&mut self, store: &Store, manifest: &Manifest) -> Result<Line, CommandError> {
-        let place = store.checkpoint_location(manifest.number);
-        let job = Job::parse(&manifest.job_toml).map_err(|error| CommandError::Content {
-            path: place.clone().into(),
-            reason: error.to_string(),
-        })?;
-        let values = match job.ema_decay {
-            Some(_) => Values::averages(store, manifest)?,
-            None => Values::Weights,
-        };
-        let weights = self.weights.path().join(run_dir::MODEL);
-        let file = Output::create(&weights, true)?;
-        write(store, manifest, &values, file, &ProgressBar::hidden()).await?;
-        let tables = match manifest.has_tables() {
-            true => saved_tables(&place).await?,
-            false => BTreeMap::new(),
-        };
+        let fetched = Fetched::read(store, manifest).await?;
         let evaluator = match &mut self.evaluator {
             Some(evaluator) => evaluator,
             none => {
-                let mut job = job;
+                let mut job = fetched.job.clone();
                 if let Some(dir) = &self.arguments.data_dir {
                     job.data.dir = Some(dir.clone());
                 }
                 none.insert(Evaluator::open(&job, self.registry, &self.device)?)
             }
         };
-        let metrics = evaluator.evaluate(&weights, &tables)?;
-        Ok(Line {
-            checkpoint: manifest.number,
-            steps: manifest.steps,
-            metrics: metrics
-                .into_iter()
-                .map(|(name, value)| (name, Number(value)))
-                .collect(),
-        })
+        Ok(Line::new(manifest, fetched.evaluate(evaluator)?))
     }
 
     /// Records and prints a result.
     fn tell(&self, line: &Line) -> Result<(), CommandError> {
-        let text = serde_json::to_string(line)
-            .unwrap_or_else(|error| unreachable!("a result is plain data: {error}"));
         if let Some(path) = &self.record {
-            let append = || {
-                let mut options = std::fs::OpenOptions::new();
-                let mut file = options.create(true).append(true).open(path)?;
-                writeln!(file, "{text}")
-            };
-            append().map_err(CommandError::file(path))?;
+            line.append_to(path)?;
         }
         if self.arguments.json {
-            println!("{text}");
+            println!("{}", line.to_json());
         } else {
             let metrics = line.metrics.iter();
             let metrics: String = metrics

@@ -31,11 +31,13 @@
 // - `app`: the subcommands, and the module that runs each; `command`: the parts that several of them have
 // - `train`: a whole cluster on this machine; `cluster`: its processes; `progress`: its progress bars
 // - `fit`: training from a program
+// - `jobs`: the jobs of a long-lived cluster
 // - `status`, `devices`, `table`, `checkpoint`, `certs`, `job`: for operators
 // - `evaluator`: evaluates checkpoints beside the training
 // - `eval`, `plot`, `report`, `metrics`: a run's model, curves, report and records after its end
 // - `scorer`: a trained model for online inference
 // - `bench`: measurements
+// - `tf_task`: the process that `TF_CONFIG` describes
 // - `error`: the errors of commands
 
 mod app;
@@ -50,6 +52,7 @@ mod eval;
 mod evaluator;
 mod fit;
 mod job;
+mod jobs;
 mod metrics;
 mod plot;
 mod predict;
@@ -58,6 +61,7 @@ mod report;
 mod scorer;
 mod status;
 mod table;
+mod tf_task;
 mod train;
 
 pub use app::App;

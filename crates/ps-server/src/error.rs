@@ -33,6 +33,9 @@ pub enum PsError {
     /// The coordinator refuses the server, or cannot be reached.
     #[error(transparent)]
     Membership(#[from] MembershipError),
+    /// The coordinator has another job now, which needs a shard of its own.
+    #[error("the coordinator has another job now")]
+    OtherJob,
     /// The coordinator's shard map makes no sense.
     #[error("the shard map cannot be read: {0}")]
     ShardMap(#[from] Refusal),
@@ -60,6 +63,16 @@ pub enum PsError {
     /// Rows on disk are lost. The shard's next server restores them from a checkpoint.
     #[error("{0}; look at the disk of --table-folder")]
     RowsLost(String),
+}
+
+impl PsError {
+    /// Returns whether this server may still be able to serve another job, or the same one from its newest checkpoint.
+    pub(crate) fn is_of_this_job(&self) -> bool {
+        matches!(
+            self,
+            Self::ShardMap(_) | Self::Checkpoint(_) | Self::Diverged { .. } | Self::RowsLost(_)
+        )
+    }
 }
 
 impl daemon::process::Failure for PsError {}

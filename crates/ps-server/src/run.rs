@@ -5,11 +5,11 @@ use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use daemon::Offload;
-use daemon::membership::{Coordinator, Membership, Registration};
-use daemon::process::Process;
+use daemon::membership::{Coordinator, Membership, MembershipError, Registration};
+use daemon::process::{After, Again, Process};
 use daemon::settings::{ConnectionSettings, MemberSettings, ProcessSettings};
 use shared_proto::connections::{Connections, Port};
-use shared_proto::ids::Role;
+use shared_proto::ids::{Role, RunNumber};
 use shared_proto::listener::Listener;
 use shared_proto::transport::Listen;
 
@@ -76,17 +76,51 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), PsError> {
     process.security.for_listening()?;
     let rows = settings.rows.storage()?;
     let announced = Once::new();
-    while serve_job(&settings, &process, rows.clone(), &announced).await? {}
-    Ok(())
+    let member = &settings.member;
+    let patience = Duration::from_secs(member.patience_seconds);
+    let coordinator = Coordinator::at(&member.coordinator, patience, process.security.clone())?;
+    let mut again = Again::default();
+    let mut unable_in = None;
+    loop {
+        let (run, error) =
+            match serve_job(&settings, &process, &coordinator, rows.clone(), &announced).await? {
+                Next::End => return Ok(()),
+                Next::Job => continue,
+                Next::Unable(run, error) => (Some(run), error),
+            };
+        if run != unable_in {
+            (again, unable_in) = (Again::default(), run);
+        }
+        let after = After::Unable {
+            coordinator: &coordinator,
+            run,
+            again: again.next_pause(),
+            error: &error,
+        };
+        if !process.next_job(after).await {
+            return Err(error);
+        }
+    }
 }
 
-/// Serves one shard of the coordinator's job. Returns whether another job follows.
+/// What a server does after a job.
+enum Next {
+    /// It ends.
+    End,
+    /// It registers for the next job.
+    Job,
+    /// It could not serve this run, because of this error, and has left it.
+    Unable(RunNumber, PsError),
+}
+
+/// Serves one shard of the coordinator's job, and waits for the next one.
 async fn serve_job(
     settings: &Settings,
     process: &Process,
+    coordinator: &Coordinator,
     rows: RowStorage,
     announced: &Once,
-) -> Result<bool, PsError> {
+) -> Result<Next, PsError> {
     let listen = |error| PsError::Listen {
         address: settings.listen.clone(),
         error,
@@ -94,9 +128,6 @@ async fn serve_job(
     let listener = Listener::bind(&settings.listen).await.map_err(listen)?;
     let address = listener.address().map_err(listen)?;
 
-    let member = &settings.member;
-    let patience = Duration::from_secs(member.patience_seconds);
-    let coordinator = Coordinator::at(&member.coordinator, patience, process.security.clone())?;
     let lookups = match settings.lookup.bind()? {
         Some(listening) => {
             let address = match &settings.lookup.lookup_advertise {
@@ -110,23 +141,29 @@ async fn serve_job(
     let advertise = settings.advertise.clone();
     let registration = Registration {
         role: Role::Ps,
-        identity: member.identity(&settings.listen),
+        identity: settings.member.identity(&settings.listen),
         address: advertise.unwrap_or_else(|| address.to_string()),
         metrics_address: process.metrics_address(),
         holding: None,
         capacity_bytes: settings.capacity_bytes(),
     };
-    let join = Membership::join(coordinator.clone(), registration.clone());
+    let announce = || announced.call_once(|| process.announce(Some(address.clone())));
+    let waits = || {
+        announce();
+        process.readiness.set(true);
+    };
+    let join = Membership::join_or_wait(coordinator.clone(), registration.clone(), waits);
     let Some(membership) = process.shutdown.run_until_cancelled(join).await else {
-        return Ok(false);
+        return Ok(Next::End);
     };
     let membership = membership?;
-    announced.call_once(|| process.announce(Some(address)));
+    let run = membership.run;
+    announce();
 
     let server = Server::new(
         &membership.job,
         Parts {
-            coordinator,
+            coordinator: coordinator.clone(),
             registration,
             security: process.security.clone(),
             offload: Offload::Threads,
@@ -172,16 +209,32 @@ async fn serve_job(
             }
         }
     };
-    let mut next_job = false;
-    if let (Some(Ok(())), Some(membership)) = (&outcome, &place) {
-        // A rolling upgrade must not wait for a server after the end of its job.
-        process.readiness.set(true);
-        next_job = process.next_job(membership).await;
-    }
-    server.end(place.filter(|_| !next_job)).await;
+    let next = match (outcome, &place) {
+        (None, _) => Ok(Next::End),
+        (Some(Ok(())), Some(ended)) => Ok(stays(process.next_job(After::Done(ended)).await)),
+        (Some(Ok(())), None) => Ok(Next::End),
+        (Some(Err(PsError::OtherJob)), _) => Ok(Next::Job),
+        (Some(Err(PsError::Membership(error @ MembershipError::JobFailed(_)))), Some(ended)) => {
+            match process.next_job(After::Failed(ended, &error)).await {
+                true => Ok(Next::Job),
+                false => Err(error.into()),
+            }
+        }
+        (Some(Err(error)), _) if error.is_of_this_job() => Ok(Next::Unable(run, error)),
+        (Some(Err(error)), _) => Err(error),
+    };
+    let registers_again = matches!(next, Ok(Next::Job));
+    server.end(place.filter(|_| !registers_again)).await;
     let _ = tokio::time::timeout(DRAIN, accepting).await;
     if let Some(lookups) = lookups {
         let _ = tokio::time::timeout(2 * DRAIN, lookups.join()).await;
     }
-    outcome.unwrap_or(Ok(())).map(|()| next_job)
+    next
+}
+
+fn stays(stays: bool) -> Next {
+    match stays {
+        true => Next::Job,
+        false => Next::End,
+    }
 }

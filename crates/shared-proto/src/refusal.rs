@@ -37,8 +37,8 @@ impl Refusal {
             | Reason::Superseded
             | Reason::StaleEpoch
             | Reason::StaleClock => Code::Aborted,
-            Reason::NotInitialized => Code::FailedPrecondition,
-            Reason::UnknownVariable | Reason::UnknownBlock => Code::NotFound,
+            Reason::NotInitialized | Reason::NoJob | Reason::NoQueue => Code::FailedPrecondition,
+            Reason::UnknownVariable | Reason::UnknownBlock | Reason::UnknownJob => Code::NotFound,
             Reason::TooManyRequests => Code::ResourceExhausted,
             Reason::Oversized => Code::OutOfRange,
             Reason::Unspecified

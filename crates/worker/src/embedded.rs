@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use daemon::membership::Membership;
 use shared_proto::job::Job;
 use tokio_util::sync::CancellationToken;
 
@@ -32,11 +33,13 @@ struct One<R>(Arc<R>);
 impl<R: Replica> Replicas for One<R> {
     type Replica = R;
 
-    fn job(&self, job: &Job) -> Result<Job, WorkerError> {
-        Ok(job.clone())
+    fn job(&self, membership: &Membership) -> Result<Job, WorkerError> {
+        Ok(membership.job.clone())
     }
 
     async fn replica(&mut self, _: &Job) -> Result<Arc<R>, WorkerError> {
         Ok(Arc::clone(&self.0))
     }
+
+    fn forget(&mut self) {}
 }

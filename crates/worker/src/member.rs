@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use collective::Exchange;
-use daemon::membership::{Coordinator, Membership, Registration};
+use daemon::membership::{Coordinator, Membership, MembershipError, Registration};
+use daemon::process::{After, Again};
 use shared_proto::ids::Clock;
 use shared_proto::job::Job;
 use shared_proto::network::Network;
@@ -27,10 +28,13 @@ pub(crate) trait Replicas {
     type Replica: Replica;
 
     /// Returns the coordinator's job with this worker's own settings.
-    fn job(&self, job: &Job) -> Result<Job, WorkerError>;
+    fn job(&self, membership: &Membership) -> Result<Job, WorkerError>;
 
     /// Returns the replica for a job, an existing one if possible.
     async fn replica(&mut self, job: &Job) -> Result<Arc<Self::Replica>, WorkerError>;
+
+    /// Drops the replica that exists, because its job has ended.
+    fn forget(&mut self);
 }
 
 /// A worker's identity, and its connections to other processes.
@@ -73,30 +77,55 @@ where
         }
     }
 
-    /// Works until the shutdown, or until a job is done and `next_job` expects no other, and leaves the cluster. Calls
-    /// `registered` whenever it registers or loses its place.
+    /// Works until the shutdown, or until a job has ended and `next_job` expects no other, and leaves the cluster. Calls
+    /// `registered` whenever it registers, waits for a job, or loses its place.
     pub(crate) async fn run(
         mut self,
         shutdown: &CancellationToken,
         registered: impl Fn(bool),
-        next_job: impl AsyncFn(&Membership) -> bool,
+        next_job: impl AsyncFn(After<'_>) -> bool,
     ) -> Result<(), WorkerError> {
         let mut place = None;
+        let mut again = Again::default();
+        let mut unable_in = None;
         let outcome = loop {
             let work = self.work(&registered, &mut place);
-            let outcome = shutdown.run_until_cancelled(work).await;
-            match &place {
-                Some(done) if matches!(outcome, Some(Ok(()))) => {
-                    if !next_job(done).await {
-                        break outcome;
+            let Some(outcome) = shutdown.run_until_cancelled(work).await else {
+                break None;
+            };
+            self.replicas.forget();
+            let stays = match (&outcome, place.take()) {
+                (Err(error), Some(membership)) if error.is_of_this_job() => {
+                    let run = Some(membership.run);
+                    if run != unable_in {
+                        (again, unable_in) = (Again::default(), run);
                     }
+                    leave(membership, Some(&outcome)).await;
+                    let after = After::Unable {
+                        coordinator: &self.parts.coordinator,
+                        run,
+                        again: again.next_pause(),
+                        error,
+                    };
+                    next_job(after).await
                 }
-                _ => break outcome,
+                (Ok(()), Some(ended)) => next_job(After::Done(place.insert(ended))).await,
+                (
+                    Err(WorkerError::Membership(error @ MembershipError::JobFailed(_))),
+                    Some(ended),
+                ) => next_job(After::Failed(place.insert(ended), error)).await,
+                (_, ended) => {
+                    place = ended;
+                    false
+                }
+            };
+            if !stays {
+                break Some(outcome);
             }
         };
         let Some(membership) = place else {
-            // It has never been a member, so there is nothing to leave.
-            return outcome.unwrap_or(Ok(()));
+            // It is not a member, so there is nothing to leave.
+            return outcome.unwrap_or(Ok(())).map_err(WorkerError::explained);
         };
         leave(membership, outcome.as_ref()).await;
         outcome.unwrap_or(Ok(())).map_err(WorkerError::explained)
@@ -111,7 +140,8 @@ where
         loop {
             self.counters.registrations.increment(1);
             let (coordinator, registration) = (&self.parts.coordinator, &self.parts.registration);
-            let join = Membership::join(coordinator.clone(), registration.clone());
+            let (coordinator, registration) = (coordinator.clone(), registration.clone());
+            let join = Membership::join_or_wait(coordinator, registration, || registered(true));
             let membership = place.insert(join.await?);
             registered(true);
             let outcome = tokio::select! {
@@ -131,7 +161,7 @@ where
     }
 
     async fn work_as(&mut self, membership: &Membership) -> Result<(), WorkerError> {
-        let job = &self.replicas.job(&membership.job)?;
+        let job = &self.replicas.job(membership)?;
         let replica = self.replicas.replica(job).await?;
         let joining = Joining {
             job,

@@ -1,13 +1,13 @@
 //! The worker process: its settings, its device and how it ends.
 
-use std::path::PathBuf;
+use std::path::{Component, Path, PathBuf};
 use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use candle_core::Device;
 use collective::{Exchange, LinkService, take_links};
 use daemon::membership::{Coordinator, Membership, Registration};
-use daemon::process::Process;
+use daemon::process::{After, Process};
 use daemon::settings::{ConnectionSettings, MemberSettings, ProcessSettings};
 use shared_proto::connections::{Connections, Port};
 use shared_proto::ids::Role;
@@ -121,7 +121,7 @@ pub async fn run(
             announced.call_once(|| process.announce(None));
         }
     };
-    let next_job = async |done: &Membership| process.next_job(done).await;
+    let next_job = async |after: After<'_>| process.next_job(after).await;
     let member = Member::new(parts, builder, strategy::join);
     member.run(&process.shutdown, registered, next_job).await
 }
@@ -196,13 +196,13 @@ struct Builder {
 impl Replicas for Builder {
     type Replica = DeviceReplicas;
 
-    fn job(&self, job: &Job) -> Result<Job, WorkerError> {
-        let mut job = job.clone();
+    fn job(&self, membership: &Membership) -> Result<Job, WorkerError> {
+        let mut job = membership.job.clone();
         if let Some(dir) = &self.settings.data_dir {
             job.data.dir = Some(dir.clone());
         }
         if let Some(dir) = &self.settings.run_dir {
-            job.run_dir = Some(dir.clone());
+            job.run_dir = Some(own_folder(dir, &membership.run_folder)?);
         }
         job.validate()?;
         Ok(job)
@@ -221,5 +221,22 @@ impl Replicas for Builder {
         let replica = Arc::new(replica);
         self.built = Some((job, Arc::clone(&replica)));
         Ok(replica)
+    }
+
+    fn forget(&mut self) {
+        self.built = None;
+    }
+}
+
+/// Returns the folder of a job in this worker's own run directory, and creates it.
+fn own_folder(dir: &Path, of_job: &str) -> Result<PathBuf, WorkerError> {
+    let below = |part: Component<'_>| matches!(part, Component::Normal(_));
+    if !Path::new(of_job).components().all(below) {
+        return Err(WorkerError::Protocol("Register"));
+    }
+    let folder = dir.join(of_job);
+    match std::fs::create_dir_all(&folder) {
+        Ok(()) => Ok(folder),
+        Err(error) => Err(WorkerError::RunDir { dir: folder, error }),
     }
 }

@@ -47,6 +47,12 @@ impl WorkerError {
         }
     }
 
+    /// Returns whether this worker may still be able to work on another job.
+    pub(crate) fn is_of_this_job(&self) -> bool {
+        let of_the_process = matches!(self, Self::Device(_) | Self::Listen { .. });
+        !of_the_process && self.to_tell().is_some()
+    }
+
     /// Returns what keeps this worker from working; unspecified if every worker would meet the same.
     fn failure(&self) -> WorkerFailure {
         match self {

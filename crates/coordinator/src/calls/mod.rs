@@ -1,10 +1,13 @@
 //! Calls of members and users.
 //!
 //! - `service`: the gRPC service; asks the cluster
+//! - `slot`: the job that calls are about; `jobs`: calls about the jobs of a long-lived cluster
 //! - `messages`: messages of the service, read and written
 //! - `callers`: the connections of members; `limits`: limits of names in calls
 
 pub(crate) mod callers;
+pub(crate) mod jobs;
 pub(crate) mod limits;
 pub(crate) mod messages;
 pub(crate) mod service;
+pub(crate) mod slot;

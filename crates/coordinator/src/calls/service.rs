@@ -17,35 +17,36 @@ use shared_proto::wire;
 use shared_proto::wire::coordinator_server::Coordinator;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tokio_util::sync::CancellationToken;
 use tonic::{Extensions, Request, Response, Status};
 
+use super::jobs::{Queue, failed, no_queue};
 use super::limits::{check_addresses, check_lengths};
 use super::messages::{not_for, read_data, take_report, wire_work};
+use super::slot::Slot;
 use crate::cluster::{Cluster, Initialization, Joined, ModelSpecs};
-use crate::keeping::shared::Shared;
+use crate::keeping::shared::{LONG_POLL, Shared};
 
 type Answer<T> = Result<Response<T>, Status>;
 
 /// The gRPC service.
 pub(crate) struct Service {
-    shared: Arc<Shared>,
-    shutdown: CancellationToken,
-    security: Security,
+    /// The job that calls are about.
+    pub(crate) slot: Slot,
+    /// The jobs of a long-lived cluster; none if the coordinator serves one job alone.
+    pub(crate) queue: Option<Queue>,
+    /// The credentials that callers must have.
+    pub(crate) security: Security,
 }
 
 impl Service {
-    pub(crate) fn new(shared: Arc<Shared>, shutdown: CancellationToken) -> Self {
-        Self {
-            shared,
-            shutdown,
-            security: Security::default(),
-        }
+    /// Returns the job at work.
+    fn shared(&self) -> Result<Arc<Shared>, Status> {
+        let active = self.slot.active().map_err(refused)?;
+        Ok(active.shared)
     }
 
-    /// Makes the service check the certificates of callers.
-    pub(crate) fn with_security(self, security: Security) -> Self {
-        Self { security, ..self }
+    fn queue(&self) -> Result<&Queue, Status> {
+        self.queue.as_ref().ok_or_else(|| refused(no_queue()))
     }
 
     /// Reads the origin of a call, and checks that the caller's certificate is of that role.
@@ -60,8 +61,8 @@ impl Service {
     }
 
     /// Returns the epoch of the newest shard map that is published.
-    fn epoch(&self) -> u64 {
-        self.shared.views.borrow().epoch.0
+    fn epoch(&self) -> Result<u64, Status> {
+        Ok(self.shared()?.views.borrow().epoch.0)
     }
 
     /// Asks the cluster on behalf of a member. Refuses callers that are no members, under the same lock.
@@ -76,7 +77,7 @@ impl Service {
             cluster.catch_up_clock(&origin);
             ask(cluster, now, &origin)
         };
-        self.shared.ask(ask).await.map_err(refused)
+        self.shared()?.ask(ask).await.map_err(refused)
     }
 
     /// Asks the cluster on behalf of a member until the answer satisfies, or for as long as a call may wait.
@@ -92,7 +93,8 @@ impl Service {
             cluster.catch_up_clock(&origin);
             ask(cluster, now, &origin)
         };
-        self.shared.ask_until(ask, satisfies).await.map_err(refused)
+        let shared = self.shared()?;
+        shared.ask_until(ask, satisfies).await.map_err(refused)
     }
 }
 
@@ -138,6 +140,10 @@ impl<'a> CallOrigin<'a> {
 
 /// Counts and logs a refusal.
 fn refused(refusal: Refusal) -> Status {
+    if refusal.reason == Reason::NoJob {
+        // Members that wait for the next job ask again and again.
+        return refusal.into();
+    }
     counter!("flambeau_coordinator_refused_total", "reason" => refusal.label()).increment(1);
     static LOG: Quiet = Quiet::new();
     if let Some(left_out) = LOG.admit() {
@@ -166,7 +172,8 @@ impl Coordinator for Service {
         let role = Role::try_from(request.role).map_err(refused)?;
         check_addresses(role, &request).map_err(refused)?;
         self.security.check_role(&extensions, role)?;
-        let shared = &self.shared;
+        let active = self.slot.active().map_err(refused)?;
+        let shared = &active.shared;
         let task = shared
             .ask(|cluster, now| cluster.register(now, role, request))
             .await
@@ -190,6 +197,7 @@ impl Coordinator for Service {
                 Role::Worker | Role::Coordinator => Bytes::new(),
             },
             run: cluster.run_number().0,
+            run_folder: active.folder.clone(),
         });
         Ok(Response::new(reply))
     }
@@ -207,8 +215,9 @@ impl Coordinator for Service {
             cluster.heartbeat(now, origin.task);
             Ok(())
         };
-        self.shared.ask_quietly(beat).await.map_err(refused)?;
-        let view = self.shared.views.borrow();
+        let shared = self.shared()?;
+        shared.ask_quietly(beat).await.map_err(refused)?;
+        let view = shared.views.borrow();
         Ok(Response::new(wire::HeartbeatReply {
             view: view.number.0,
             phase: view.phase.into(),
@@ -246,15 +255,21 @@ impl Coordinator for Service {
         &self,
         _: Request<wire::ClusterSpecRequest>,
     ) -> Answer<wire::ClusterSpec> {
+        let shared = self.shared()?;
         Ok(Response::new(
-            self.shared.look(|cluster, _| cluster.cluster_spec()),
+            shared.look(|cluster, _| cluster.cluster_spec()),
         ))
     }
 
-    async fn get_job(&self, _: Request<wire::JobRequest>) -> Answer<wire::JobReply> {
-        let reply = self.shared.look(|cluster, _| wire::JobReply {
+    async fn get_job(&self, request: Request<wire::JobRequest>) -> Answer<wire::JobReply> {
+        if request.get_ref().wait {
+            let _ = tokio::time::timeout(LONG_POLL, self.slot.at_work()).await;
+        }
+        let reply = self.shared()?.look(|cluster, _| wire::JobReply {
             job: cluster.job().name.clone(),
             job_toml: cluster.job().to_toml(),
+            run: cluster.run_number().0,
+            phase: cluster.view().phase.into(),
         });
         Ok(Response::new(reply))
     }
@@ -277,7 +292,7 @@ impl Coordinator for Service {
             origin.map_or(Ok(()), |origin| cluster.admit(&origin))?;
             cluster.shard_map().map(wire::ShardMap::from)
         };
-        let map = self.shared.ask_quietly(map).await;
+        let map = self.shared()?.ask_quietly(map).await;
         map.map(Response::new).map_err(refused)
     }
 
@@ -301,9 +316,10 @@ impl Coordinator for Service {
                 |answer| !matches!(answer, Initialization::Pending(_)),
             )
             .await?;
-        let view = self.shared.views.borrow().number.0;
+        let shared = self.shared()?;
+        let view = shared.views.borrow().number.0;
         let map = |cluster: &mut Cluster, _| cluster.shard_map().ok().map(Into::into);
-        let shard_map = self.shared.ask_quietly(map).await;
+        let shard_map = shared.ask_quietly(map).await;
         let (initialization, waiting_for) = match initialization {
             Initialization::Yours => (wire::Initialization::Yours, String::new()),
             Initialization::Pending(what) => (wire::Initialization::Pending, what),
@@ -397,7 +413,7 @@ impl Coordinator for Service {
             .await?;
         Ok(Response::new(wire::FinishStepReply {
             min_clock: min_clock.0,
-            epoch: self.epoch(),
+            epoch: self.epoch()?,
         }))
     }
 
@@ -410,7 +426,7 @@ impl Coordinator for Service {
         )
         .await?;
         Ok(Response::new(wire::ReportReply {
-            epoch: self.epoch(),
+            epoch: self.epoch()?,
         }))
     }
 
@@ -419,12 +435,13 @@ impl Coordinator for Service {
     async fn watch(&self, request: Request<wire::WatchRequest>) -> Answer<Self::WatchStream> {
         let (_, extensions, request) = request.into_parts();
         let origin = self.origin(&CallOrigin::new(&request.origin, &extensions, "Watch"))?;
-        let admitted = self.shared.look(|cluster, _| cluster.admit(&origin));
+        let active = self.slot.active().map_err(refused)?;
+        let admitted = active.shared.look(|cluster, _| cluster.admit(&origin));
         admitted.map_err(refused)?;
         // The channel holds one view: a slow reader gets the newest one when it is ready.
         let (sender, stream) = mpsc::channel(1);
-        let mut views = self.shared.views();
-        let shutdown = self.shutdown.clone();
+        let mut views = active.shared.views();
+        let over = active.over.clone();
         tokio::spawn(async move {
             let forward = async {
                 loop {
@@ -434,7 +451,7 @@ impl Coordinator for Service {
                     }
                 }
             };
-            shutdown.run_until_cancelled(forward).await;
+            over.run_until_cancelled(forward).await;
         });
         Ok(Response::new(ReceiverStream::new(stream)))
     }
@@ -443,13 +460,47 @@ impl Coordinator for Service {
         let (_, extensions, request) = request.into_parts();
         self.security.check_role(&extensions, Role::Worker)?;
         let stop = |cluster: &mut Cluster, _| cluster.stop(&request.job);
-        self.shared.ask(stop).await.map_err(refused)?;
+        self.shared()?.ask(stop).await.map_err(refused)?;
         Ok(Response::new(wire::StopReply {}))
     }
 
     async fn get_status(&self, _: Request<wire::StatusRequest>) -> Answer<wire::Status> {
+        let shared = self.shared()?;
         Ok(Response::new(
-            self.shared.look(|cluster, now| cluster.status(now)),
+            shared.look(|cluster, now| cluster.status(now)),
         ))
+    }
+
+    async fn submit_job(
+        &self,
+        request: Request<wire::SubmitJobRequest>,
+    ) -> Answer<wire::SubmitJobReply> {
+        let (_, extensions, request) = request.into_parts();
+        self.security.check_role(&extensions, Role::Worker)?;
+        let submitted = self.queue()?.submit(request).await;
+        let reply = submitted.map_err(|error| failed(error, refused))?;
+        Ok(Response::new(reply))
+    }
+
+    async fn list_jobs(
+        &self,
+        request: Request<wire::ListJobsRequest>,
+    ) -> Answer<wire::ListJobsReply> {
+        let listed = self.queue()?.list(request.get_ref().id, &self.slot);
+        let jobs = listed.map_err(refused)?;
+        Ok(Response::new(wire::ListJobsReply { jobs }))
+    }
+
+    async fn cancel_job(
+        &self,
+        request: Request<wire::CancelJobRequest>,
+    ) -> Answer<wire::CancelJobReply> {
+        let (_, extensions, request) = request.into_parts();
+        self.security.check_role(&extensions, Role::Worker)?;
+        let cancelled = self.queue()?.cancel(request.id, &self.slot).await;
+        let jobs = cancelled.map_err(|error| failed(error, refused))?;
+        Ok(Response::new(wire::CancelJobReply {
+            job: jobs.into_iter().next(),
+        }))
     }
 }

@@ -5,7 +5,7 @@ use shared_proto::planted;
 use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::wire;
 
-use super::Cluster;
+use super::{Cluster, Turn};
 
 impl Cluster {
     /// Checks that the sender is a live member of this job in its newest generation.
@@ -13,6 +13,15 @@ impl Cluster {
     /// # Errors
     /// [`Reason::ForeignJob`], [`Reason::Fenced`] or [`Reason::Superseded`].
     pub(crate) fn admit(&self, origin: &Origin) -> Result<(), Refusal> {
+        if origin.job != self.job.name && self.turn != Turn::Alone {
+            return Err(Refusal::new(
+                Reason::Fenced,
+                format!(
+                    "job {:?} of {} has ended, and {:?} is at work; register again",
+                    origin.job, origin.task, self.job.name
+                ),
+            ));
+        }
         if origin.job != self.job.name {
             return Err(Refusal::new(
                 Reason::ForeignJob,

@@ -94,6 +94,7 @@ pub(crate) use variables::{Initialization, WorkerData};
 /// A job at work: the state that outlives this process, and what this process adds to it.
 pub(crate) struct Cluster {
     job: Job,
+    turn: Turn,
     durable: Durable,
     instants: Instants,
     observed: Observed,
@@ -103,6 +104,18 @@ pub(crate) struct Cluster {
     view: View,
     records: Vec<Record>,
     changes: Changes,
+}
+
+/// The place of a job among those of its coordinator.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// The coordinator has no other job.
+    #[default]
+    Alone,
+    /// The coordinator was started with it, and other jobs may follow.
+    First,
+    /// It was submitted to a long-lived cluster.
+    Submitted,
 }
 
 /// Times of this process.
@@ -137,6 +150,7 @@ impl Cluster {
     fn over(job: Job, durable: Durable) -> Self {
         Self {
             job,
+            turn: Turn::default(),
             durable,
             instants: Instants::default(),
             observed: Observed::default(),
@@ -158,6 +172,12 @@ impl Cluster {
         self.durable.run.run_id = Some(place.run_id.clone());
         self.saving.place = Some(place);
         self.durable.checkpoints.next = self.durable.checkpoints.next.max(next);
+        self
+    }
+
+    /// Sets the place of the job among those of its coordinator.
+    pub(crate) fn in_turn(mut self, turn: Turn) -> Self {
+        self.turn = turn;
         self
     }
 

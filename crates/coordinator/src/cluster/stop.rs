@@ -4,6 +4,8 @@
 //! saves the model, and the last checkpoint is written. It records which data is left, so another run can
 //! continue from it.
 
+use std::time::Instant;
+
 use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::view::JobPhase;
 
@@ -40,6 +42,21 @@ impl Cluster {
         self.must_persist();
         self.evaluate_when_at_rest();
         Ok(())
+    }
+
+    /// Cancels the job: ends it early as [`Self::stop`] does. It ends at once if its training has not begun, or with `at_once`.
+    pub(crate) fn cancel(&mut self, now: Instant, at_once: bool) {
+        let name = self.job.name.clone();
+        if at_once {
+            self.fail(
+                now,
+                "it was cancelled, and told not to wait for its last checkpoint".to_owned(),
+            );
+        } else if self.durable.outcome.phase == JobPhase::Starting {
+            self.fail(now, "it was cancelled before its training began".to_owned());
+        } else if let Err(refused) = self.stop(&name) {
+            tracing::warn!("cannot be cancelled: {refused}");
+        }
     }
 
     /// Schedules the last evaluation of a stopped job once no worker holds data.

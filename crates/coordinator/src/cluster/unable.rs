@@ -4,7 +4,8 @@
 //! continues without it: others take its data, and the worker joins like a new one when it is restarted.
 //! The job fails only if no worker can work for `cluster.stall_seconds`. By default that is longer than
 //! container engines wait between two starts of a process (five minutes at the most), so each worker has
-//! tried again before that. A job that has failed for this reason is resumed when its coordinator restarts.
+//! tried again before that. A job that has failed for this reason is resumed when its coordinator restarts. A job that
+//! was submitted to a long-lived cluster fails after a minute, and is not resumed: other jobs wait behind it.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -16,10 +17,13 @@ use shared_proto::view::JobPhase;
 use shared_proto::wire::WorkerFailure;
 
 use super::record::Record;
-use super::{Cluster, stored};
+use super::{Cluster, Turn, stored};
 
 /// The number of troubles that are kept, the newest.
 const MOST_TROUBLES: usize = 256;
+
+/// The longest wait of a submitted job for a worker that can work.
+const QUEUED: Duration = Duration::from_secs(60);
 
 /// The number of workers that an error names.
 const MOST_NAMED: usize = 3;
@@ -137,7 +141,8 @@ impl Cluster {
         }
         let since = self.instants.none_able_since.unwrap_or(now);
         // An older trouble does not explain why no worker is there now.
-        let recent = |trouble: &Trouble| since.saturating_duration_since(trouble.at) < self.stall();
+        let patience = self.patience_for_workers();
+        let recent = |trouble: &Trouble| since.saturating_duration_since(trouble.at) < patience;
         let troubles = self.durable.unable.troubles.iter();
         let troubles: Vec<_> = troubles.filter(|(_, trouble)| recent(trouble)).collect();
         if troubles.is_empty() {
@@ -147,7 +152,7 @@ impl Cluster {
         self.instants.none_able_since = Some(since);
         // A live worker may still be reading its data.
         let hope = self.live(Role::Worker).next().is_some();
-        if hope || now.duration_since(since) < self.stall() {
+        if hope || now.duration_since(since) < patience {
             return;
         }
         let mut named: Vec<String> = troubles
@@ -158,13 +163,27 @@ impl Cluster {
         if let Some(more) = troubles.len().checked_sub(MOST_NAMED).filter(|m| *m > 0) {
             named.push(format!("and {more} more"));
         }
+        let (limit, advice) = match self.turn {
+            Turn::Submitted => ("", "submit the job again"),
+            Turn::Alone | Turn::First => (
+                " (cluster.stall_seconds)",
+                "start the coordinator again on its run directory, then the job goes on from its newest checkpoint",
+            ),
+        };
         let error = format!(
-            "no worker could work for {} s (cluster.stall_seconds); remove the cause and start the coordinator again on its run directory, then the job goes on from its newest checkpoint: {}",
-            self.job.cluster.stall_seconds,
+            "no worker could work for {} s{limit}; remove the cause and {advice}: {}",
+            patience.as_secs_f64(),
             named.join("; ")
         );
         self.durable.unable.failed = true;
         self.fail(now, error);
+    }
+
+    fn patience_for_workers(&self) -> Duration {
+        match self.turn {
+            Turn::Submitted => self.stall().min(QUEUED),
+            Turn::Alone | Turn::First => self.stall(),
+        }
     }
 
     /// Returns whether the job has failed because no worker could work.

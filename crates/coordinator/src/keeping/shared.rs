@@ -15,7 +15,7 @@ use super::state::State;
 use crate::cluster::{Changes, Cluster, Record, StoreTask, Sweep};
 
 /// The longest wait of a call for a result before it answers that there is none yet.
-const LONG_POLL: Duration = Duration::from_secs(4);
+pub(crate) const LONG_POLL: Duration = Duration::from_secs(4);
 
 /// The interval at which a waiting call checks for changes that come with time alone.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);

@@ -25,20 +25,26 @@ use crate::keeping::shared::Shared;
 /// The page has its styles and program in itself, and fetches from its own server alone.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// The parts of a coordinator that the page shows.
+/// What the page shows.
 pub(crate) struct Shown {
+    job: Mutex<Option<ShownJob>>,
+    security: Security,
+}
+
+/// The parts of a job that the page shows.
+#[derive(Clone)]
+pub(crate) struct ShownJob {
     pub(crate) shared: Arc<Shared>,
     pub(crate) history: Arc<Mutex<History>>,
     pub(crate) run_dir: PathBuf,
-    pub(crate) security: Security,
 }
 
 /// Returns the application that serves the page.
-pub(crate) fn app(shown: Shown) -> Router {
+pub(crate) fn app(shown: Arc<Shown>) -> Router {
     Router::new()
         .route("/", get(page))
         .route("/status.json", get(status))
-        .with_state(Arc::new(shown))
+        .with_state(shown)
 }
 
 /// The page itself tells nothing of the cluster, so it needs no token.
@@ -63,6 +69,25 @@ async fn status(State(shown): State<Arc<Shown>>, request: Request) -> Response {
 }
 
 impl Shown {
+    pub(crate) fn new(security: Security) -> Self {
+        Self {
+            job: Mutex::new(None),
+            security,
+        }
+    }
+
+    /// Shows this job from now on.
+    pub(crate) fn show(&self, job: Option<ShownJob>) {
+        *self.job.lock() = job;
+    }
+
+    fn to_json(&self) -> Value {
+        let job = self.job.lock().clone();
+        job.map_or_else(|| json!({ "status": null }), |job| job.to_json())
+    }
+}
+
+impl ShownJob {
     fn to_json(&self) -> Value {
         let (status, settings) = self
             .shared

@@ -294,7 +294,12 @@ async function poll() {
     pause = ACTIVE_MS;
     by("ask").hidden = by("silent").hidden = true;
     try { sessionStorage.setItem(KEPT, token); } catch { /* the browser keeps nothing */ }
-    showLive(state);
+    if (state.status) {
+      showLive(state);
+    } else {
+      by("silent").hidden = false;
+      by("silent").textContent = "The cluster has no job at present.";
+    }
   } catch (error) {
     pause = Math.min(SLOWEST_MS, 1.5 * pause);
     by("silent").hidden = false;

@@ -9,7 +9,7 @@ use shared_proto::job::{Job, Mode, run_dir};
 use shared_proto::receipt::ReceiptKey;
 
 use super::error::CoordinatorError;
-use crate::cluster::{CheckpointPlace, Cluster, Durable};
+use crate::cluster::{CheckpointPlace, Cluster, Durable, Turn};
 use crate::keeping::keeper::progress;
 use crate::keeping::state::State;
 
@@ -37,12 +37,25 @@ pub(crate) struct Wish<'a> {
     pub(crate) checkpoints: Option<Store>,
     /// The checkpoint to begin with, if the run directory has no run yet.
     pub(crate) restore: Option<Restore<'a>>,
-    /// True to resume a job that has failed.
-    pub(crate) resume_failed: bool,
+    /// Which jobs that have failed are resumed.
+    pub(crate) resume: Resume,
     /// The id of the run, if the run directory has none yet.
     pub(crate) run: String,
+    /// The job's place among those of the coordinator.
+    pub(crate) turn: Turn,
     /// The host and address of this coordinator. Only shown.
     pub(crate) here: String,
+}
+
+/// The failed jobs that are resumed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Resume {
+    /// None.
+    Nothing,
+    /// Those that failed because no worker could work.
+    Unable,
+    /// All.
+    Failed,
 }
 
 /// A checkpoint to begin with.
@@ -121,11 +134,18 @@ pub(crate) async fn begin(
             cluster.with_receipt_key(ReceiptKey(rand::random()))
         }
     };
-    cluster = cluster.with_run_number(RunNumber::of(&run));
+    cluster = cluster
+        .with_run_number(RunNumber::of(&run))
+        .in_turn(wish.turn);
     tracing::info!(run, "this run's id");
     // Persisted before the coordinator is reachable, so that a restart resumes from here.
     let now = tokio::time::Instant::now().into_std();
-    if wish.resume_failed || cluster.failed_without_workers() {
+    let resumes = match wish.resume {
+        Resume::Nothing => false,
+        Resume::Unable => cluster.failed_without_workers(),
+        Resume::Failed => true,
+    };
+    if resumes {
         cluster.resume_failed(now);
     } else if cluster.ended() {
         tracing::info!("the job has ended already: {}", cluster.how_it_ended());

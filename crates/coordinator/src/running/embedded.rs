@@ -13,10 +13,10 @@ use tokio::sync::mpsc;
 use tokio_stream::Stream;
 use tonic::transport::server::Connected;
 
-use super::begin::{Restore, Wish, begin};
+use super::begin::{Restore, Resume, Wish, begin};
 use super::error::CoordinatorError;
 use super::wiring::Parts;
-use crate::cluster::Summary;
+use crate::cluster::{Summary, Turn};
 use crate::keeping::state::State;
 
 /// Records that may wait to be taken.
@@ -60,8 +60,9 @@ impl<B: StorageBackend> Embedded<B> {
         let wish = Wish {
             checkpoints: Some(store.clone()),
             restore: self.restore.then(|| Restore::NewestOf(store)),
-            resume_failed: false,
+            resume: Resume::Unable,
             run: self.run,
+            turn: Turn::Alone,
             here: "(simulated)".to_owned(),
         };
         let begun = begin(self.job, place, &state, wish).await?;

@@ -55,6 +55,16 @@ pub enum CoordinatorError {
         /// The error of the state.
         error: StateError,
     },
+    /// The queue of jobs cannot be used.
+    #[error(
+        "the queue of jobs in {dir:?} cannot be used: {reason}; is another coordinator at work there? Give another --run-dir"
+    )]
+    Queue {
+        /// The coordinator's folder.
+        dir: PathBuf,
+        /// The error of the queue.
+        reason: String,
+    },
     /// The state cannot be written any more.
     #[error("the coordinator's state cannot be written; the log has the reason")]
     StateLost,

@@ -1,12 +1,15 @@
 //! The metrics of a cluster for Prometheus.
 
+use std::collections::BTreeMap;
 use std::time::Instant;
 
-use metrics::{Counter, Gauge, counter, gauge};
+use metrics::{Gauge, counter, gauge};
+use parking_lot::Mutex;
 use shared_proto::ids::Role;
 use shared_proto::view::JobPhase;
 
 use super::rings::RingGauges;
+use super::total::Total;
 use crate::cluster::Cluster;
 
 const PHASES: [(JobPhase, &str); 4] = [
@@ -20,9 +23,11 @@ const PHASES: [(JobPhase, &str); 4] = [
 pub(crate) struct Gauges {
     live: [(Role, Gauge); 2],
     phases: [(JobPhase, Gauge); 4],
-    lost_servers: Counter,
-    lost_workers: Counter,
-    failed_checkpoints: Counter,
+    lost_servers: Total,
+    lost_workers: Total,
+    failed_checkpoints: Total,
+    recoveries: Mutex<BTreeMap<String, Total>>,
+    worker_failures: Mutex<BTreeMap<String, Total>>,
     unable: Gauge,
     starts: Gauge,
     lost_updates: Gauge,
@@ -42,7 +47,11 @@ impl Gauges {
     /// The metrics of a job, which has rings or servers.
     pub(crate) fn new(has_rings: bool) -> Self {
         let members = [Role::Ps, Role::Worker];
-        let lost = |role: Role| counter!("flambeau_coordinator_lost_leases_total", "role" => role.to_string());
+        let lost = |role: Role| {
+            Total::new(
+                counter!("flambeau_coordinator_lost_leases_total", "role" => role.to_string()),
+            )
+        };
         Self {
             live: members.map(|role| {
                 let gauge = gauge!("flambeau_coordinator_live_tasks", "role" => role.to_string());
@@ -53,7 +62,11 @@ impl Gauges {
             }),
             lost_servers: lost(Role::Ps),
             lost_workers: lost(Role::Worker),
-            failed_checkpoints: counter!("flambeau_coordinator_failed_checkpoints_total"),
+            failed_checkpoints: Total::new(counter!(
+                "flambeau_coordinator_failed_checkpoints_total"
+            )),
+            recoveries: Mutex::default(),
+            worker_failures: Mutex::default(),
             unable: gauge!("flambeau_coordinator_workers_unable"),
             starts: gauge!("flambeau_coordinator_starts"),
             lost_updates: gauge!("flambeau_coordinator_lost_updates"),
@@ -78,18 +91,18 @@ impl Gauges {
             gauge.set(f64::from(u8::from(view.phase == *phase)));
         }
         let fault_counts = cluster.fault_counts();
-        self.lost_servers.absolute(fault_counts.lost_servers);
-        self.lost_workers.absolute(fault_counts.lost_workers);
-        self.failed_checkpoints
-            .absolute(fault_counts.failed_checkpoints);
+        self.lost_servers.is(fault_counts.lost_servers);
+        self.lost_workers.is(fault_counts.lost_workers);
+        self.failed_checkpoints.is(fault_counts.failed_checkpoints);
         for (server, times) in cluster.recoveries() {
-            counter!("flambeau_coordinator_recoveries_total", "server" => server.to_string())
-                .absolute(times);
+            let server = server.to_string();
+            let total = |server: &String| counter!("flambeau_coordinator_recoveries_total", "server" => server.clone());
+            count(&self.recoveries, server, times, total);
         }
         self.unable.set(cluster.workers_unable(now) as f64);
         for (failure, times) in cluster.worker_failures() {
-            counter!("flambeau_coordinator_worker_failures_total", "failure" => failure.clone())
-                .absolute(times);
+            let total = |failure: &String| counter!("flambeau_coordinator_worker_failures_total", "failure" => failure.clone());
+            count(&self.worker_failures, failure.clone(), times, total);
         }
         self.starts.set(cluster.starts() as f64);
         self.lost_updates.set(cluster.lost_updates() as f64);
@@ -119,4 +132,16 @@ impl Gauges {
             gauge!("flambeau_coordinator_evaluation", "metric" => metric.to_owned()).set(value);
         }
     }
+}
+
+/// Counts what a job has counted under a label.
+fn count(
+    totals: &Mutex<BTreeMap<String, Total>>,
+    label: String,
+    times: u64,
+    counter: impl Fn(&String) -> metrics::Counter,
+) {
+    let mut totals = totals.lock();
+    let new = Total::new(counter(&label));
+    totals.entry(label).or_insert(new).is(times);
 }

@@ -1,17 +1,23 @@
 //! A coordinator from its beginning to its end.
 //!
 //! - `run`: the process; `settings`: its settings; `error`: the errors with which it ends
+//! - `long_lived`: the process of a cluster that works on one job after the other; `job`: one of them
 //! - [`embedded`]: a coordinator without a process of its own, for simulations
 //! - `begin`: begins with a fresh job, a checkpoint, or the state of an earlier process
-//! - `wiring`: builds a running coordinator from its parts, for both; `gauges`: metrics, `rings`: those of rings
+//! - `wiring`: builds a running coordinator from its parts, for both; `gauges`: metrics, `rings`: those of rings,
+//!   `total`: counters that go on from job to job
 
 mod begin;
 pub mod embedded;
 mod error;
 mod gauges;
+mod job;
+mod long_lived;
+mod place;
 mod rings;
 mod run;
 mod settings;
+mod total;
 mod wiring;
 
 pub use error::CoordinatorError;

@@ -2,16 +2,17 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use metrics::{Counter, Gauge, Histogram, counter, gauge, histogram};
+use metrics::{Gauge, Histogram, counter, gauge, histogram};
 
+use super::total::Total;
 use crate::cluster::{Cause, Cluster};
 
 /// Handles of the metrics, built once.
 pub(super) struct RingGauges {
     number: Gauge,
     members: Gauge,
-    broken: [(Cause, Counter); 6],
-    evicted: Counter,
+    broken: [(Cause, Total); 6],
+    evicted: Total,
     form_seconds: Histogram,
     /// The number of rings of which the histogram has the time.
     recorded: AtomicU64,
@@ -19,12 +20,14 @@ pub(super) struct RingGauges {
 
 impl RingGauges {
     pub(super) fn new() -> Self {
-        let broken = |cause: Cause| counter!("flambeau_coordinator_broken_rings_total", "cause" => cause.name());
+        let broken = |cause: Cause| {
+            Total::new(counter!("flambeau_coordinator_broken_rings_total", "cause" => cause.name()))
+        };
         Self {
             number: gauge!("flambeau_coordinator_ring"),
             members: gauge!("flambeau_coordinator_ring_members"),
             broken: Cause::ALL.map(|cause| (cause, broken(cause))),
-            evicted: counter!("flambeau_coordinator_unreachable_workers_total"),
+            evicted: Total::new(counter!("flambeau_coordinator_unreachable_workers_total")),
             form_seconds: histogram!("flambeau_coordinator_ring_form_seconds"),
             recorded: AtomicU64::new(0),
         }
@@ -36,9 +39,9 @@ impl RingGauges {
         self.members.set(figures.members as f64);
         let rings = cluster.rings();
         for (cause, counter) in &self.broken {
-            counter.absolute(rings.broken(*cause));
+            counter.is(rings.broken(*cause));
         }
-        self.evicted.absolute(rings.evictions());
+        self.evicted.is(rings.evictions());
         let recorded = self.recorded.swap(rings.renewed(), Ordering::Relaxed);
         for took in rings.took_after(recorded) {
             self.form_seconds.record(took);

@@ -1,40 +1,37 @@
 //! The process: listens, records, and ends when the job does or a signal tells it.
 
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use daemon::Offload;
-use daemon::clusters::{self, Registered, RunningCluster};
-use daemon::http::serve_pages;
 use daemon::process::Process;
+use daemon::settings::AfterJob;
 use shared_proto::connections::{Connections, Port};
 use shared_proto::job::run_dir;
-use shared_proto::security::Security;
 use shared_proto::transport::Listen;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpListener;
 use tokio_stream::Stream;
-use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::transport::server::Connected;
 
-use super::begin::{Restore, Wish, begin, open_store};
+use super::begin::{Restore, Resume, Wish, begin, open_store};
 use super::error::CoordinatorError;
+use super::long_lived::{self, Place};
+use super::place::{bind, here, register, serve_page};
 use super::settings::Settings;
 use super::wiring::{DRAIN, Parts};
+use crate::cluster::Turn;
 use crate::keeping::run_dir::Recorder;
-use crate::keeping::shared::Shared;
 use crate::keeping::state::State;
-use crate::page::{self, Shown};
+use crate::page::{Shown, ShownJob};
 
 /// The time for which a coordinator keeps serving if it is restarted after the end of its job.
 const AFTERLIFE: Duration = Duration::from_secs(20);
 
 /// The longest wait for the last records to be written, among them the histograms of the last checkpoint.
-const LAST_RECORDS: Duration = Duration::from_secs(15);
+pub(super) const LAST_RECORDS: Duration = Duration::from_secs(15);
 
-/// Coordinates one job.
+/// Coordinates one job, or in a long-lived cluster one after the other.
 ///
 /// # Errors
 /// See the variants of [`CoordinatorError`]; a failed job is one of them.
@@ -45,13 +42,23 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), Coordinator
     }
     let mut job = settings.read_job()?;
     let (listener, address) = bind(settings.listen, "--listen").await?;
-    let page = match settings.http {
-        Some(http) => Some(bind(http, "--http").await?),
-        None => None,
+    let shown = Arc::new(Shown::new(process.security.clone()));
+    let (page, page_address) = match settings.http {
+        Some(http) => {
+            let (listener, address) = bind(http, "--http").await?;
+            let page = serve_page(listener, Arc::clone(&shown), &process.security);
+            (Some(page), Some(address))
+        }
+        None => (None, None),
     };
-    let page_address = page.as_ref().map(|(_, address)| *address);
+    let _page = page;
 
-    let default_dir = || PathBuf::from("runs").join(&job.name);
+    let name = if settings.no_job {
+        "cluster"
+    } else {
+        &job.name
+    };
+    let default_dir = || PathBuf::from("runs").join(name);
     let dir = job.run_dir.clone().unwrap_or_else(default_dir);
     let run_dir = |error| CoordinatorError::RunDir {
         dir: dir.clone(),
@@ -60,17 +67,29 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), Coordinator
     // Workers write there too, and may have another working directory.
     let dir = std::path::absolute(&dir).map_err(run_dir)?;
     tokio::fs::create_dir_all(&dir).await.map_err(run_dir)?;
+    if settings.no_job || process.after_job == AfterJob::Wait {
+        let _registered = register(address, page_address, &dir, &process.security);
+        let place = Place {
+            listener,
+            address,
+            page: page_address,
+            shown: &shown,
+        };
+        return long_lived::run(&settings, &process, job, dir, place).await;
+    }
     job.run_dir = Some(dir.clone());
     let path = dir.join(run_dir::STATE);
     let state = State::open(&path).map_err(|error| CoordinatorError::State { path, error })?;
-    let host =
-        hostname::get().map_or_else(|_| "?".into(), |host| host.to_string_lossy().into_owned());
     let wish = Wish {
         checkpoints: open_store(&job, &dir)?,
         restore: settings.restore.as_deref().map(Restore::At),
-        resume_failed: settings.resume_failed,
+        resume: match settings.resume_failed {
+            true => Resume::Failed,
+            false => Resume::Unable,
+        },
         run: format!("{:016x}", rand::random::<u64>()),
-        here: format!("{host} ({address})"),
+        turn: Turn::Alone,
+        here: here(address),
     };
     // May take a while, if it watches whether another run is alive.
     let begun = begin(job, &dir, &state, wish);
@@ -94,87 +113,20 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), Coordinator
         offload: Offload::Threads,
         security: process.security.clone(),
     };
-    let page = page.map(|(listener, _)| listener);
     let incoming = Box::pin(connections.incoming(listener));
     if process.security.is_listening_encrypted() {
         let incoming = Box::pin(process.security.secured(incoming));
-        serve(parts, incoming, (recorder, page), &dir, &process).await
+        serve(parts, incoming, (recorder, &shown), &dir, &process).await
     } else {
-        serve(parts, incoming, (recorder, page), &dir, &process).await
+        serve(parts, incoming, (recorder, &shown), &dir, &process).await
     }
-}
-
-async fn bind(
-    address: SocketAddr,
-    setting: &'static str,
-) -> Result<(TcpListener, SocketAddr), CoordinatorError> {
-    let failed = |error| CoordinatorError::Listen {
-        address,
-        setting,
-        error,
-    };
-    let listener = TcpListener::bind(address).await.map_err(failed)?;
-    let address = listener.local_addr().map_err(failed)?;
-    Ok((listener, address))
-}
-
-/// Returns the URL of the live page for browsers on this machine.
-fn url(page: SocketAddr, security: &Security) -> String {
-    let scheme = match security.is_listening_encrypted() {
-        true => "https",
-        false => "http",
-    };
-    format!("{scheme}://{}/", clusters::reachable(page))
-}
-
-/// Registers this coordinator for `flambeau status`. A container may have no place for that, and needs none.
-fn register(
-    address: SocketAddr,
-    page: Option<SocketAddr>,
-    dir: &Path,
-    security: &Security,
-) -> Option<Registered> {
-    let cluster = RunningCluster {
-        coordinator: address,
-        run_dir: dir.to_owned(),
-        page: page.map(|page| url(page, security)),
-        encrypted: security.is_listening_encrypted(),
-        token: security.demands_token(),
-        process: std::process::id(),
-        since: clusters::now(),
-    };
-    let registered = clusters::register(&clusters::folder(), &cluster);
-    let tell = |error| {
-        tracing::info!("`flambeau status` finds this cluster by its address alone: {error}")
-    };
-    registered.map_err(tell).ok()
-}
-
-/// Serves the live page until the guard is dropped.
-fn serve_page(
-    listener: TcpListener,
-    shared: &Arc<Shared>,
-    recorder: &Recorder,
-    dir: &Path,
-    process: &Process,
-) -> DropGuard {
-    let app = page::app(Shown {
-        shared: Arc::clone(shared),
-        history: recorder.history(),
-        run_dir: dir.to_owned(),
-        security: process.security.clone(),
-    });
-    let stop = CancellationToken::new();
-    let serve = serve_pages(listener, app, process.security.clone(), stop.clone());
-    tokio::spawn(serve);
-    stop.drop_guard()
 }
 
 /// Serves a job to its end, or until the process is told to shut down.
 async fn serve<S>(
     parts: Parts,
     incoming: impl Stream<Item = std::io::Result<S>> + Send + 'static,
-    (recorder, page): (Recorder, Option<TcpListener>),
+    (recorder, shown): (Recorder, &Shown),
     dir: &Path,
     process: &Process,
 ) -> Result<(), CoordinatorError>
@@ -184,7 +136,11 @@ where
     let (running, work) = parts.build(incoming);
     let work = tokio::spawn(work);
     let shared = &running.shared;
-    let _page = page.map(|listener| serve_page(listener, shared, &recorder, dir, process));
+    shown.show(Some(ShownJob {
+        shared: Arc::clone(shared),
+        history: recorder.history(),
+        run_dir: dir.to_owned(),
+    }));
     let ended = process.shutdown.run_until_cancelled(running.ended()).await;
     let mut error = String::new();
     if let Some(summary) = ended.transpose()? {
@@ -197,10 +153,6 @@ where
                 error,
             })?;
         }
-        // A job that failed without workers is resumed by the next start, so this process must end.
-        if !shared.look(|cluster, _| cluster.failed_without_workers()) {
-            process.linger().await;
-        }
         if running.had_ended {
             // Processes that are restarted together with it learn that the job has ended.
             let _ = tokio::time::timeout(AFTERLIFE, process.shutdown.cancelled()).await;
@@ -212,6 +164,8 @@ where
     let served = tokio::time::timeout(DRAIN, work).await;
     running.release().await;
     let _ = tokio::time::timeout(DRAIN, shared.keep_all()).await;
+    // The queue of records ends once nobody holds the job any more.
+    shown.show(None);
     drop(running);
     let _ = tokio::time::timeout(LAST_RECORDS, recorder.close()).await;
     if let Ok(Ok(outcome)) = served {

@@ -29,6 +29,11 @@ pub struct Settings {
     /// worker could work is resumed without this.
     #[arg(long, env = "FLAMBEAU_RESUME_FAILED")]
     pub resume_failed: bool,
+    /// Begin without a job, and wait for those that `flambeau submit` adds. Of the job's settings, only cluster.ps,
+    /// cluster.workers and checkpoint.location count, for submitted jobs that leave them out. The folder of the jobs is
+    /// --run-dir, by default runs/cluster. Implies --after-job wait.
+    #[arg(long, env = "FLAMBEAU_NO_JOB")]
+    pub no_job: bool,
     /// Limits of connections.
     #[command(flatten)]
     pub connections: ConnectionSettings,

@@ -24,6 +24,7 @@ use super::error::CoordinatorError;
 use super::gauges::Gauges;
 use crate::calls::callers::Counted;
 use crate::calls::service::Service;
+use crate::calls::slot::{Active, Slot};
 use crate::cluster::{Cluster, Record, Summary};
 use crate::keeping::keeper::{keep_claim, run_store_tasks};
 use crate::keeping::shared::Shared;
@@ -66,7 +67,7 @@ pub(crate) struct Running {
 }
 
 impl Parts {
-    /// Builds a coordinator. Returns it and its work, which serves calls, ends leases, persists changes and works in
+    /// Builds a coordinator of one job. Returns it and its work, which serves calls, ends leases, persists changes and works in
     /// the store, until the coordinator is told to stop.
     pub(crate) fn build<S>(
         self,
@@ -78,19 +79,23 @@ impl Parts {
     where
         S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
     {
+        let security = self.security.clone();
+        let (running, work) = self.start();
+        let service = Service {
+            slot: Slot::new(Some(running.active(0, ""))),
+            queue: None,
+            security,
+        };
+        let server = serve(service, incoming, running.stop.clone());
+        let work = async move { tokio::join!(server, work).0 };
+        (running, work)
+    }
+
+    /// Starts a job without serving calls. Returns it and its work: the leases, the state and the store.
+    pub(crate) fn start(self) -> (Running, impl Future<Output = ()> + Send + 'static) {
         let had_ended = self.begun.cluster.ended();
         let shared = Shared::new(self.begun.cluster, self.records, self.state, self.offload);
         let stop = CancellationToken::new();
-        let service =
-            Service::new(Arc::clone(&shared), stop.clone()).with_security(self.security.clone());
-        let server = transport::server()
-            .max_concurrent_streams(MOST_STREAMS)
-            .timeout(MOST_TIME)
-            .add_service(Counted(InterceptedService::new(
-                CoordinatorServer::new(service),
-                admit(self.security),
-            )))
-            .serve_with_incoming_shutdown(incoming, stop.clone().cancelled_owned());
         let keeping = self.begun.keeping.map(|Keeping { store, keep, claim }| {
             let claim = Arc::new(Mutex::new(claim));
             (store, keep, claim)
@@ -121,12 +126,44 @@ impl Parts {
             tokio::join!(store_tasks, tick(Arc::clone(&shared)));
         };
         let beside = stop.run_until_cancelled_owned(beside);
-        let work = async move { tokio::join!(server, claims, beside).0 };
+        let work = async move {
+            tokio::join!(claims, beside);
+        };
         (running, work)
     }
 }
 
+/// Serves calls until `stop`.
+pub(crate) fn serve<S>(
+    service: Service,
+    incoming: impl Stream<Item = std::io::Result<S>> + Send + 'static,
+    stop: CancellationToken,
+) -> impl Future<Output = Result<(), tonic::transport::Error>> + Send + 'static
+where
+    S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
+{
+    let admit = admit(service.security.clone());
+    transport::server()
+        .max_concurrent_streams(MOST_STREAMS)
+        .timeout(MOST_TIME)
+        .add_service(Counted(InterceptedService::new(
+            CoordinatorServer::new(service),
+            admit,
+        )))
+        .serve_with_incoming_shutdown(incoming, stop.cancelled_owned())
+}
+
 impl Running {
+    /// Returns the job as calls see it.
+    pub(crate) fn active(&self, id: u64, folder: &str) -> Active {
+        Active {
+            shared: Arc::clone(&self.shared),
+            over: self.stop.clone(),
+            id,
+            folder: folder.to_owned(),
+        }
+    }
+
     /// Waits for the end of the job, and then a little for the servers' last reports. Returns the summary.
     ///
     /// # Errors

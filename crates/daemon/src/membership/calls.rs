@@ -11,7 +11,7 @@ use super::coordinator::{Calls, Coordinator};
 
 impl Coordinator {
     /// Makes a call, with a copy of the request for each attempt.
-    async fn send<Q, T, F>(
+    pub(super) async fn send<Q, T, F>(
         &self,
         request: Q,
         call: impl Fn(Calls, Q) -> F,

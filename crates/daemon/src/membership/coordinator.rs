@@ -12,8 +12,8 @@ use shared_proto::network::{Network, SystemNetwork};
 use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::security::{Credentials, Mismatch, Security, certificate_error, chain_of};
 use shared_proto::transport::CALL_TIMEOUT;
-use shared_proto::wire;
 use shared_proto::wire::coordinator_client::CoordinatorClient;
+use tokio::sync::Notify;
 use tokio::time::Instant;
 use tonic::service::interceptor::InterceptedService;
 use tonic::transport::Channel;
@@ -25,7 +25,7 @@ use super::MembershipError;
 const LOOK_UP_AGAIN: Duration = Duration::from_millis(500);
 
 /// The interval at which members call a coordinator that is gone, while they wait for the next one.
-const ASK_AGAIN: Duration = Duration::from_secs(2);
+pub(super) const ASK_AGAIN: Duration = Duration::from_secs(2);
 
 /// The time without an answer of the coordinator before a warning is logged.
 const ALARM: Duration = Duration::from_secs(1);
@@ -42,6 +42,8 @@ pub struct Coordinator {
     /// The number by which the coordinator distinguishes this process from others of its identity.
     pub(super) process: u64,
     attempts: Arc<AtomicU32>,
+    /// Notified when a registration finds that the coordinator has no job.
+    pub(super) idle: Arc<Notify>,
     security: Security,
 }
 
@@ -85,8 +87,15 @@ impl Coordinator {
             has_answered: Arc::default(),
             process: fastrand::u64(1..),
             attempts: Arc::default(),
+            idle: Arc::default(),
             security: security.clone(),
         })
+    }
+
+    /// Returns the same coordinator, with another time for which it may not answer.
+    #[must_use]
+    pub fn with_patience(self, patience: Duration) -> Self {
+        Self { patience, ..self }
     }
 
     /// Returns the number of this process's next registration.
@@ -175,20 +184,6 @@ impl Coordinator {
             .map_err(|status| self.give_up(&status))
     }
 
-    /// Waits without a limit until a coordinator answers.
-    pub(crate) async fn answers(&self) {
-        let mut client = self.client.clone();
-        loop {
-            let job = client.get_job(wire::JobRequest {});
-            match tokio::time::timeout(CALL_TIMEOUT, job).await {
-                Ok(Err(status)) if may_pass(&status) || distrusts(&status) => {}
-                Ok(_) => return,
-                Err(_) => {}
-            }
-            tokio::time::sleep(ASK_AGAIN).await;
-        }
-    }
-
     /// Returns whether the same call may succeed later. While a cluster runs, certificates and tokens are
     /// replaced one process at a time.
     pub(super) fn may_pass(&self, status: &Status) -> bool {
@@ -225,6 +220,7 @@ impl MembershipError {
             (Some(Reason::Superseded), _) => Self::Superseded(message),
             (Some(Reason::StaleEpoch), _) => Self::Outdated(message),
             (Some(Reason::OutOfOrder), _) => Self::OutOfOrder(message),
+            (Some(Reason::NoJob), _) => Self::NoJob(message),
             (_, Code::Aborted) => Self::Fenced(message),
             _ => Self::Refused(message),
         }
@@ -241,7 +237,7 @@ async fn local_ip(peer: &str) -> std::io::Result<IpAddr> {
 /// Returns whether the same call may succeed later. A connection that breaks during a call gives `Unknown` or
 /// `Internal`. HTTP/2 closes a connection on which many calls were given up, for example because a coordinator has
 /// not answered for a while; that gives `ResourceExhausted`.
-fn may_pass(status: &Status) -> bool {
+pub(super) fn may_pass(status: &Status) -> bool {
     let transient = matches!(
         status.code(),
         Code::Unavailable
@@ -255,7 +251,7 @@ fn may_pass(status: &Status) -> bool {
 }
 
 /// Returns whether one of the two peers rejects the other's credentials, or shows none.
-fn distrusts(status: &Status) -> bool {
+pub(super) fn distrusts(status: &Status) -> bool {
     let told = matches!(
         status.code(),
         Code::Unauthenticated | Code::PermissionDenied
@@ -266,13 +262,15 @@ fn distrusts(status: &Status) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use shared_proto::wire;
 
     #[tokio::test]
     async fn a_coordinator_that_is_not_there_is_told_without_values_of_the_program() {
         // Port 9 belongs to the discard protocol; no process listens there.
         let coordinator =
             Coordinator::at("127.0.0.1:9", Duration::ZERO, Security::default()).unwrap();
-        let call = coordinator.call(|mut c| async move { c.get_job(wire::JobRequest {}).await });
+        let call =
+            coordinator.call(|mut c| async move { c.get_job(wire::JobRequest::default()).await });
         let said = call.await.unwrap_err().to_string();
         assert!(said.contains("refused"), "{said}");
         for value in ["source:", "ConnectError(", "Os {", "message:"] {

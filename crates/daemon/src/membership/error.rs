@@ -54,7 +54,10 @@ pub enum MembershipError {
     /// The coordinator refused: give up.
     #[error("the coordinator refused: {0}")]
     Refused(String),
-    /// The job has failed: give up.
+    /// The coordinator has no job at present: wait for one.
+    #[error("there is no job: {0}")]
+    NoJob(String),
+    /// The job has failed: give up, or wait for the next one.
     #[error("the job failed: {0}")]
     JobFailed(String),
     /// The job that the coordinator sent cannot be read.
@@ -65,6 +68,6 @@ pub enum MembershipError {
 impl MembershipError {
     /// Returns whether registering again may help.
     pub fn is_retryable(&self) -> bool {
-        matches!(self, Self::Fenced(_))
+        matches!(self, Self::Fenced(_) | Self::NoJob(_))
     }
 }

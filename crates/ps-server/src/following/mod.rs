@@ -103,6 +103,9 @@ impl Follower {
                 }
             };
             let membership = place.insert(membership);
+            if membership.job != self.shard.job {
+                return Err(PsError::OtherJob);
+            }
             if let Some(held) = &mut held {
                 held.generation = membership.task.generation;
             }

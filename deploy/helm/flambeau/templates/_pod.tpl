@@ -101,7 +101,7 @@ containers:
         value: {{ $root.Values.log | quote }}
       - name: FLAMBEAU_LOG_FORMAT
         value: json
-      # In a cluster Kubernetes starts again what exits, be it with 0: at a job's end every role stays, healthy and idle.
+      # In a cluster Kubernetes starts again what exits, be it with 0: after a job every role waits for the next (flambeau submit).
       - name: FLAMBEAU_AFTER_JOB
         value: {{ ternary "exit" "wait" $job }}
       {{- if $root.Values.tls.enabled }}

@@ -1,0 +1,154 @@
+//! Calls about the jobs of a long-lived cluster.
+
+use std::sync::Arc;
+
+use shared_proto::job::Job;
+use shared_proto::refusal::{Reason, Refusal};
+use shared_proto::wire;
+use tonic::Status;
+
+use super::slot::Slot;
+use crate::queue::{Cancelled, Desk, DeskError, Submission};
+
+/// The most bytes of a submitted job.
+const LONGEST_JOB: usize = 256 * 1024;
+
+/// The most bytes of the location of a checkpoint to begin with.
+const LONGEST_LOCATION: usize = 4096;
+
+/// The queue, and what jobs get that leave it out.
+#[derive(Clone)]
+pub(crate) struct Queue {
+    pub(crate) desk: Arc<Desk>,
+    /// The numbers of servers and of workers of a job that gives none.
+    pub(crate) sizes: (Option<u32>, Option<u32>),
+}
+
+impl Queue {
+    /// Checks a job, and adds it to the queue.
+    pub(super) async fn submit(
+        &self,
+        request: wire::SubmitJobRequest,
+    ) -> Result<wire::SubmitJobReply, DeskError> {
+        let job = self.read(&request)?;
+        let entry = self.desk.submit(Submission {
+            number: request.submission,
+            job,
+            restore: request.restore,
+            run: format!("{:016x}", rand::random::<u64>()),
+        });
+        let entry = entry.await?;
+        tracing::info!(id = entry.id, name = entry.name, "a job was submitted");
+        Ok(wire::SubmitJobReply {
+            id: entry.id,
+            run_dir: self.desk.run_dir(&entry).display().to_string(),
+        })
+    }
+
+    fn read(&self, request: &wire::SubmitJobRequest) -> Result<Job, Refusal> {
+        let malformed = |what: String| Refusal::new(Reason::Malformed, what);
+        for (field, bytes, most) in [
+            ("job_toml", request.job_toml.len(), LONGEST_JOB),
+            ("restore", request.restore.len(), LONGEST_LOCATION),
+        ] {
+            if bytes > most {
+                return Err(Refusal::new(
+                    Reason::Oversized,
+                    format!(
+                        "SubmitJob has {field} of {bytes} bytes; the coordinator takes {most} at the most"
+                    ),
+                ));
+            }
+        }
+        if request.submission == 0 {
+            return Err(malformed(
+                "SubmitJob has submission 0; draw a number at random for each job".to_owned(),
+            ));
+        }
+        let job = Job::from_toml(&request.job_toml);
+        let mut job = job.map_err(|error| malformed(format!("the job is not valid: {error}")))?;
+        if let Some(dir) = &job.run_dir {
+            return Err(malformed(format!(
+                "the job has `run_dir` {dir:?}, but the coordinator gives each job a folder; leave it out"
+            )));
+        }
+        // The sizes of the cluster may not suit the job's strategy.
+        let sized = self.sized(job.clone());
+        if sized.validate().is_ok() {
+            job = sized;
+        }
+        Ok(job)
+    }
+
+    /// Returns a job with the sizes of this cluster where it gives none.
+    fn sized(&self, mut job: Job) -> Job {
+        let (ps, workers) = self.sizes;
+        if job.strategy.name.has_servers() {
+            job.cluster.ps = job.cluster.ps.or(ps);
+        }
+        job.cluster.workers = job.cluster.workers.or(workers);
+        job
+    }
+
+    /// Returns jobs, the running one with its progress.
+    pub(super) fn list(&self, id: u64, slot: &Slot) -> Result<Vec<wire::QueuedJob>, Refusal> {
+        let mut jobs = self.desk.shown((id != 0).then_some(id))?;
+        if let Ok(active) = slot.active() {
+            let running = |job: &&mut wire::QueuedJob| job.id == active.id;
+            let running = jobs.iter_mut().find(running);
+            if let Some(job) = running.filter(|job| job.state() == wire::JobState::Running) {
+                let status = active.shared.look(|cluster, now| cluster.status(now));
+                job.samples = status.samples;
+                job.total_samples = status.total_samples;
+                job.steps = status.steps;
+                job.seconds = status.seconds;
+                job.lost_updates = status.lost_updates;
+                job.waiting_for = status.waiting_for;
+                let newest = status.evaluations.into_iter().next_back();
+                job.metrics = newest.map(|newest| newest.metrics).unwrap_or_default();
+            }
+        }
+        Ok(jobs)
+    }
+
+    /// Cancels a job.
+    pub(super) async fn cancel(
+        &self,
+        id: u64,
+        slot: &Slot,
+    ) -> Result<Vec<wire::QueuedJob>, DeskError> {
+        let cancelled = self.desk.cancel(id).await?;
+        tracing::info!(id, "a job is to be cancelled");
+        let at_once = cancelled == Cancelled::RunningAgain;
+        // A job that is being begun finds that it is to be cancelled.
+        if let Ok(active) = slot.active()
+            && active.id == id
+            && cancelled != Cancelled::Nothing
+        {
+            let cancel = |cluster: &mut crate::cluster::Cluster, now| cluster.cancel(now, at_once);
+            active.shared.ask(cancel).await;
+        }
+        Ok(self.list(id, slot)?)
+    }
+}
+
+/// Returns the answer to a call that failed. Nothing has changed.
+pub(super) fn failed(error: DeskError, refused: impl FnOnce(Refusal) -> Status) -> Status {
+    match error {
+        DeskError::Refused(refusal) => refused(refusal),
+        DeskError::Store(error) => {
+            tracing::error!("the queue of jobs cannot be written: {error}");
+            Status::unavailable(format!(
+                "the coordinator cannot write its queue of jobs: {error}; look at its disk"
+            ))
+        }
+    }
+}
+
+/// Returns the refusal of a call about jobs by a coordinator without a queue.
+pub(super) fn no_queue() -> Refusal {
+    Refusal::new(
+        Reason::NoQueue,
+        "this coordinator serves one job alone; start it with --after-job wait for a cluster that takes others",
+    )
+}

@@ -1,0 +1,212 @@
+//! The jobs under their lock. A change is persisted before anyone sees it.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use parking_lot::Mutex;
+use shared_proto::refusal::Refusal;
+use shared_proto::wire;
+use tokio::sync::Notify;
+use tokio::task::JoinError;
+
+use super::entry::Entry;
+use super::jobs::{Cancelled, End, Jobs, Submission, unknown};
+use super::store::{Store, StoreError};
+
+/// The queue's file in the coordinator's folder.
+const FILE: &str = "jobs.redb";
+
+/// The error of a change.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum DeskError {
+    /// The change makes no sense.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// It cannot be persisted, so it is not made.
+    #[error("the queue of jobs cannot be written: {0}")]
+    Store(#[from] StoreError),
+}
+
+/// The queue of a coordinator.
+pub(crate) struct Desk {
+    /// The coordinator's folder, below which jobs have theirs.
+    folder: PathBuf,
+    /// The location below which jobs have their checkpoints; none: in their folders.
+    locations: Option<String>,
+    jobs: Mutex<Jobs>,
+    /// Locked while a change is made.
+    store: Arc<tokio::sync::Mutex<Store>>,
+    /// Wakes the coordinator after a change.
+    changed: Notify,
+}
+
+impl Desk {
+    /// Opens the queue in the coordinator's folder.
+    ///
+    /// # Errors
+    /// If it cannot be read or written, or another process has it open.
+    pub(crate) fn open(folder: &Path, locations: Option<String>) -> Result<Arc<Self>, StoreError> {
+        let mut store = Store::open(&folder.join(FILE))?;
+        let jobs = store.read()?;
+        Ok(Arc::new(Self {
+            folder: folder.to_owned(),
+            locations,
+            jobs: Mutex::new(jobs),
+            store: Arc::new(tokio::sync::Mutex::new(store)),
+            changed: Notify::new(),
+        }))
+    }
+
+    /// Returns the run directory of a job.
+    pub(crate) fn run_dir(&self, entry: &Entry) -> PathBuf {
+        entry.run_dir(&self.folder)
+    }
+
+    /// Adds a job. Returns it once it is persisted.
+    pub(crate) async fn submit(
+        self: &Arc<Self>,
+        submission: Submission,
+    ) -> Result<Entry, DeskError> {
+        let (folder, locations) = (self.folder.clone(), self.locations.clone());
+        self.change(move |jobs, now| {
+            let is_free = |name: &str| !folder.join(name).exists();
+            let id = jobs.submit(submission, locations.as_deref(), is_free, now)?;
+            jobs.entries.get(&id).cloned().ok_or_else(|| unknown(id))
+        })
+        .await
+    }
+
+    /// Adds the job that the coordinator is started with, unless it has been added before.
+    pub(crate) async fn begin_with(self: &Arc<Self>, given: Submission) -> Result<(), DeskError> {
+        self.change(move |jobs, now| {
+            jobs.begin_with(given, now);
+            Ok(())
+        })
+        .await
+    }
+
+    /// Resumes the job in the coordinator's folder, if it has failed.
+    pub(crate) async fn resume(self: &Arc<Self>) -> Result<(), DeskError> {
+        self.change(|jobs, _| {
+            jobs.resume();
+            Ok(())
+        })
+        .await
+    }
+
+    /// Cancels a job.
+    pub(crate) async fn cancel(self: &Arc<Self>, id: u64) -> Result<Cancelled, DeskError> {
+        self.change(move |jobs, now| jobs.cancel(id, now)).await
+    }
+
+    /// Notes that a job is at work. Returns false if it was cancelled meanwhile.
+    pub(crate) async fn begin(self: &Arc<Self>, id: u64) -> Result<bool, DeskError> {
+        self.change(move |jobs, now| Ok(jobs.begin(id, now))).await
+    }
+
+    /// Notes that a job has ended.
+    pub(crate) async fn end(self: &Arc<Self>, id: u64, end: End) -> Result<(), DeskError> {
+        self.change(move |jobs, now| {
+            jobs.end(id, end, now);
+            Ok(())
+        })
+        .await
+    }
+
+    /// Returns the job to work on, if there is one.
+    pub(crate) fn first(&self) -> Option<Entry> {
+        self.jobs.lock().first().cloned()
+    }
+
+    /// Returns whether other jobs than this one wait.
+    pub(crate) fn others_wait(&self, id: u64) -> bool {
+        let jobs = self.jobs.lock();
+        let mut entries = jobs.entries.values();
+        entries.any(|entry| entry.id != id && !entry.has_ended())
+    }
+
+    /// Returns the job that has ended last, if it had begun.
+    pub(crate) fn last(&self) -> Option<Entry> {
+        let jobs = self.jobs.lock();
+        let ended = jobs.entries.values();
+        let ended = ended.filter(|entry| entry.has_ended() && entry.began > 0);
+        ended.max_by_key(|entry| (entry.ended, entry.id)).cloned()
+    }
+
+    /// Returns the job that the coordinator was started with.
+    pub(crate) fn given(&self) -> Option<Entry> {
+        let jobs = self.jobs.lock();
+        let mut entries = jobs.entries.values();
+        entries.find(|entry| entry.folder.is_empty()).cloned()
+    }
+
+    /// Returns a job.
+    ///
+    /// # Errors
+    /// [`Reason::UnknownJob`](shared_proto::refusal::Reason::UnknownJob).
+    pub(crate) fn entry(&self, id: u64) -> Result<Entry, Refusal> {
+        let jobs = self.jobs.lock();
+        jobs.entries.get(&id).cloned().ok_or_else(|| unknown(id))
+    }
+
+    /// Returns all jobs, or the one with this id, for people.
+    ///
+    /// # Errors
+    /// As [`Self::entry`].
+    pub(crate) fn shown(&self, id: Option<u64>) -> Result<Vec<wire::QueuedJob>, Refusal> {
+        if let Some(id) = id {
+            return Ok(vec![self.entry(id)?.shown(&self.folder)]);
+        }
+        let jobs = self.jobs.lock();
+        let entries = jobs.entries.values();
+        Ok(entries.map(|entry| entry.shown(&self.folder)).collect())
+    }
+
+    /// Waits for the next change.
+    pub(crate) async fn changed(&self) {
+        self.changed.notified().await;
+    }
+
+    /// Makes a change: persists it, and then publishes it.
+    async fn change<T: Send + 'static>(
+        self: &Arc<Self>,
+        change: impl FnOnce(&mut Jobs, u64) -> Result<T, Refusal> + Send + 'static,
+    ) -> Result<T, DeskError> {
+        let desk = Arc::clone(self);
+        // A task of its own, so that a persisted change is published even if the caller is cancelled.
+        let changed = tokio::spawn(async move {
+            let mut store = Arc::clone(&desk.store).lock_owned().await;
+            let before = desk.jobs.lock().clone();
+            let mut after = before.clone();
+            let answer = change(&mut after, unix_seconds())?;
+            if after != before {
+                let written = tokio::task::spawn_blocking(move || {
+                    let written = store.write(&before, &after);
+                    // The store stays locked until the change is published.
+                    (store, after, written)
+                });
+                let (_store, after, written) = done(written.await).await;
+                written?;
+                *desk.jobs.lock() = after;
+                desk.changed.notify_one();
+            }
+            Ok(answer)
+        });
+        done(changed.await).await
+    }
+}
+
+/// Returns the result of a task. A task is cancelled only when the process ends.
+async fn done<T>(ended: Result<T, JoinError>) -> T {
+    match ended.map_err(JoinError::try_into_panic) {
+        Ok(result) => result,
+        Err(Ok(panic)) => std::panic::resume_unwind(panic),
+        Err(Err(_)) => std::future::pending().await,
+    }
+}
+
+fn unix_seconds() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| since.as_secs())
+}

@@ -1,0 +1,243 @@
+//! Tests of the queue: its decisions, and what survives the process at any point.
+
+use std::sync::Arc;
+
+use proptest::prelude::*;
+use shared_proto::job::Job;
+use shared_proto::refusal::Reason;
+
+use super::desk::{Desk, DeskError};
+use super::entry::JobState;
+use super::jobs::{Cancelled, End, Jobs, MOST_ENDED, MOST_QUEUED, Submission};
+use super::store::Store;
+
+fn submission(number: u64, name: &str) -> Submission {
+    Submission {
+        number,
+        job: Job {
+            name: name.to_owned(),
+            ..Job::default()
+        },
+        restore: String::new(),
+        run: format!("{number:016x}"),
+    }
+}
+
+fn submit(jobs: &mut Jobs, number: u64) -> u64 {
+    jobs.submit(submission(number, "job"), None, |_| true, number)
+        .unwrap()
+}
+
+fn failed(error: &str) -> End {
+    End {
+        error: error.to_owned(),
+        ..End::default()
+    }
+}
+
+#[test]
+fn jobs_are_begun_in_the_order_of_their_ids_one_at_a_time() {
+    let mut jobs = Jobs::default();
+    let [a, b, c] = [5, 6, 7].map(|number| submit(&mut jobs, number));
+    assert_eq!([a, b, c], [1, 2, 3]);
+    assert!(jobs.begin(a, 1));
+    // The one that is at work comes first, also for a coordinator that starts again.
+    assert_eq!(jobs.first().unwrap().id, a);
+    assert!(jobs.begin(a, 2));
+    assert_eq!(jobs.entries[&a].began, 1);
+    jobs.end(a, End::default(), 3);
+    assert_eq!(jobs.entries[&a].state, JobState::Done);
+    assert_eq!(jobs.cancel(b, 4), Ok(Cancelled::Nothing));
+    assert!(!jobs.begin(b, 5));
+    assert_eq!(jobs.first().unwrap().id, c);
+    assert!(jobs.begin(c, 6));
+    assert_eq!(jobs.cancel(c, 7), Ok(Cancelled::Running));
+    assert_eq!(jobs.cancel(c, 8), Ok(Cancelled::RunningAgain));
+    jobs.end(c, failed("told to"), 9);
+    assert_eq!(jobs.entries[&c].state, JobState::Cancelled);
+    assert!(jobs.first().is_none());
+    // What has ended stays as it is.
+    jobs.end(a, failed("late"), 10);
+    assert_eq!(jobs.entries[&a].state, JobState::Done);
+    assert_eq!(jobs.cancel(a, 11), Ok(Cancelled::Nothing));
+    assert_eq!(jobs.cancel(9, 12).unwrap_err().reason, Reason::UnknownJob);
+}
+
+#[test]
+fn a_job_that_was_to_be_cancelled_and_ran_to_its_end_is_done() {
+    let mut jobs = Jobs::default();
+    let id = submit(&mut jobs, 1);
+    jobs.begin(id, 1);
+    jobs.cancel(id, 2).unwrap();
+    jobs.end(id, End::default(), 3);
+    assert_eq!(jobs.entries[&id].state, JobState::Done);
+}
+
+#[test]
+fn the_job_that_the_coordinator_starts_with_comes_first_and_is_added_once() {
+    let mut jobs = Jobs::default();
+    let other = submit(&mut jobs, 1);
+    jobs.begin_with(submission(0, "given"), 2);
+    jobs.begin_with(submission(0, "given"), 3);
+    assert_eq!(jobs.entries.len(), 2);
+    let given = jobs.first().unwrap().clone();
+    assert_eq!((given.name.as_str(), given.folder.as_str()), ("given", ""));
+    jobs.begin(given.id, 4);
+    jobs.end(given.id, failed("why"), 5);
+    jobs.begin_with(submission(0, "given"), 6);
+    assert_eq!(jobs.first().unwrap().id, other);
+    jobs.resume();
+    assert_eq!(jobs.first().unwrap().id, given.id);
+}
+
+#[test]
+fn a_full_queue_takes_no_more_and_old_jobs_are_forgotten() {
+    let mut jobs = Jobs::default();
+    for number in 1..=MOST_QUEUED as u64 {
+        submit(&mut jobs, number);
+    }
+    let more = jobs.submit(submission(5000, "job"), None, |_| true, 0);
+    assert_eq!(more.unwrap_err().reason, Reason::TooManyRequests);
+    // The same submission again is no more.
+    assert_eq!(submit(&mut jobs, 7), 7);
+    for round in 0..3 {
+        while let Some(id) = jobs.first().map(|entry| entry.id) {
+            jobs.begin(id, 1);
+            jobs.end(id, End::default(), 2);
+        }
+        for number in 0..500 {
+            submit(&mut jobs, 10_000 * (round + 1) + number);
+        }
+    }
+    let ended = jobs.entries.values().filter(|entry| entry.has_ended());
+    assert_eq!(ended.count(), MOST_ENDED);
+    assert_eq!(jobs.newest, 2500);
+}
+
+#[test]
+fn folders_are_below_the_coordinators_and_of_one_job_each() {
+    let mut jobs = Jobs::default();
+    for (number, name) in (1..).zip(["plain", "../../etc", "", ".hidden", "a/b\\c d", "\u{e4}\0"]) {
+        let taken = |folder: &str| folder != "runs/plain-1";
+        let location = Some("s3://bucket/here/");
+        let id = jobs
+            .submit(submission(number, name), location, taken, 0)
+            .unwrap();
+        let entry = &jobs.entries[&id];
+        let (runs, folder) = entry.folder.split_once('/').unwrap();
+        assert_eq!(runs, "runs");
+        let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        assert!(
+            folder.chars().all(plain) && !folder.starts_with('.'),
+            "{folder:?}"
+        );
+        let job = Job::parse(&entry.job_toml).unwrap();
+        let expected = format!("s3://bucket/here/{}", entry.folder);
+        assert_eq!(job.checkpoint.location, Some(expected));
+    }
+    assert_eq!(jobs.entries[&1].folder, "runs/plain-1-2");
+}
+
+/// A change of the queue.
+#[derive(Clone, Debug)]
+enum Change {
+    Submit(u64),
+    Begin,
+    End(bool),
+    Cancel(u64),
+}
+
+fn changes() -> impl Strategy<Value = Vec<Change>> {
+    let change = prop_oneof![
+        (1..20u64).prop_map(Change::Submit),
+        Just(Change::Begin),
+        any::<bool>().prop_map(Change::End),
+        (1..20u64).prop_map(Change::Cancel),
+    ];
+    proptest::collection::vec(change, 1..40)
+}
+
+fn apply(jobs: &mut Jobs, change: &Change) {
+    let first = jobs.first().map(|entry| entry.id);
+    match change {
+        Change::Submit(number) => {
+            submit(jobs, *number);
+        }
+        Change::Begin => {
+            first.map(|id| jobs.begin(id, 1));
+        }
+        Change::End(well) => {
+            let running = |id: &u64| jobs.entries[id].state == JobState::Running;
+            let end = if *well { End::default() } else { failed("why") };
+            if let Some(id) = first.filter(running) {
+                jobs.end(id, end, 2);
+            }
+        }
+        Change::Cancel(id) => {
+            let _ = jobs.cancel(*id, 3);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))]
+    #[test]
+    fn what_is_persisted_is_read_back_and_one_job_runs_at_most(changes in changes()) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("jobs.redb");
+        let mut jobs = Jobs::default();
+        for change in &changes {
+            // Each change by a process of its own, which dies after it.
+            let mut store = Store::open(&path).unwrap();
+            prop_assert_eq!(&store.read().unwrap(), &jobs);
+            let before = jobs.clone();
+            apply(&mut jobs, change);
+            store.write(&before, &jobs).unwrap();
+            let running = jobs.entries.values().filter(|e| e.state == JobState::Running);
+            prop_assert!(running.count() <= 1);
+        }
+        prop_assert_eq!(Store::open(&path).unwrap().read().unwrap(), jobs);
+    }
+}
+
+#[tokio::test]
+async fn a_queue_belongs_to_one_process_and_a_refused_change_changes_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let desk = Desk::open(dir.path(), None).unwrap();
+    assert!(
+        Desk::open(dir.path(), None).is_err(),
+        "two coordinators with one queue"
+    );
+    let entry = desk.submit(submission(3, "job")).await.unwrap();
+    assert_eq!(desk.run_dir(&entry), dir.path().join("runs/job-1"));
+    let refused = desk.cancel(8).await.unwrap_err();
+    assert!(matches!(refused, DeskError::Refused(_)), "{refused}");
+    assert!(desk.begin(entry.id).await.unwrap());
+    drop(desk);
+    let desk: Arc<Desk> = Desk::open(dir.path(), None).unwrap();
+    let first = desk.first().unwrap();
+    assert_eq!((first.id, first.state), (entry.id, JobState::Running));
+    assert_eq!(first.run, entry.run);
+}
+
+#[test]
+fn an_entry_of_another_release_is_refused_with_its_id() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("jobs.redb");
+    let mut jobs = Jobs::default();
+    submit(&mut jobs, 1);
+    let mut store = Store::open(&path).unwrap();
+    store.write(&Jobs::default(), &jobs).unwrap();
+    drop(store);
+    let database = redb::Database::create(&path).unwrap();
+    let writing = database.begin_write().unwrap();
+    {
+        let table: redb::TableDefinition<'_, u64, &[u8]> = redb::TableDefinition::new("jobs");
+        let mut table = writing.open_table(table).unwrap();
+        table.insert(1, &b"{\"form\":9}"[..]).unwrap();
+    }
+    writing.commit().unwrap();
+    drop(database);
+    let refused = Store::open(&path).unwrap().read().unwrap_err().to_string();
+    assert!(refused.contains("job 1"), "{refused}");
+}

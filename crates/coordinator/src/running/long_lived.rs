@@ -1,0 +1,310 @@
+//! The coordinator of a long-lived cluster: works on one job after the other, and waits for the next one.
+//!
+//! Each job has a `Cluster`, a run and a run directory of its own, as if a coordinator had been started for it alone. The queue
+//! alone outlives it. A job is persisted as begun before its run directory is touched, and as ended once its own state says
+//! so. So wherever this process dies, the next one finds at most one job that is begun and has not ended, and resumes it.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use daemon::process::Process;
+use shared_proto::connections::{Connections, Port};
+use shared_proto::job::Job;
+use shared_proto::transport::Listen;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use super::begin::Resume;
+use super::error::CoordinatorError;
+use super::job::{Beginning, Work, persist_end};
+use super::settings::Settings;
+use super::wiring::{DRAIN, serve};
+use crate::calls::jobs::Queue;
+use crate::calls::service::Service;
+use crate::calls::slot::Slot;
+use crate::page::Shown;
+use crate::queue::{Desk, DeskError, End, Entry, Submission};
+
+/// Where the coordinator listens, and what its page shows.
+pub(super) struct Place<'a> {
+    pub(super) listener: TcpListener,
+    pub(super) address: SocketAddr,
+    /// The address of the page, if there is one.
+    pub(super) page: Option<SocketAddr>,
+    pub(super) shown: &'a Shown,
+}
+
+/// A coordinator of a long-lived cluster.
+struct LongLived<'a> {
+    settings: &'a Settings,
+    process: &'a Process,
+    /// The job that the process was started with, if there is one.
+    given: Option<Job>,
+    desk: Arc<Desk>,
+    slot: Slot,
+    address: SocketAddr,
+    shown: &'a Shown,
+}
+
+/// Works on jobs until the process is told to shut down.
+///
+/// # Errors
+/// See the variants of [`CoordinatorError`]. A failed job is one only if the next start of the process is to resume it.
+pub(super) async fn run(
+    settings: &Settings,
+    process: &Process,
+    job: Job,
+    dir: PathBuf,
+    place: Place<'_>,
+) -> Result<(), CoordinatorError> {
+    let Place {
+        listener,
+        address,
+        page,
+        shown,
+    } = place;
+    let queue_error = |reason: String| CoordinatorError::Queue {
+        dir: dir.clone(),
+        reason,
+    };
+    let desk = Desk::open(&dir, job.checkpoint.location.clone());
+    let desk = desk.map_err(|error| queue_error(error.to_string()))?;
+    let queue = Queue {
+        desk: Arc::clone(&desk),
+        sizes: (job.cluster.ps, job.cluster.workers),
+    };
+    let coordinator = LongLived {
+        settings,
+        process,
+        given: (!settings.no_job).then_some(job),
+        desk,
+        slot: Slot::new(None),
+        address,
+        shown,
+    };
+    let prepared = coordinator.prepare().await;
+    prepared.map_err(|error| match error {
+        Unprepared::Other(error) => error,
+        Unprepared::Desk(error) => queue_error(error.to_string()),
+    })?;
+    let service = Service {
+        slot: coordinator.slot.clone(),
+        queue: Some(queue),
+        security: process.security.clone(),
+    };
+    let stop = CancellationToken::new();
+    let server = spawn_server(service, settings, process, listener, stop.clone());
+    process.announce_page(Some(Listen::Tcp(address)), page);
+    process.readiness.set(true);
+    tracing::info!(%address, folder = %dir.display(), "coordinating a long-lived cluster");
+    let outcome = coordinator.work().await;
+    stop.cancel();
+    // Connections that clients do not close are dropped.
+    if let Ok(Ok(served)) = tokio::time::timeout(DRAIN, server).await {
+        served?;
+    }
+    outcome
+}
+
+/// The reason why the coordinator cannot begin.
+enum Unprepared {
+    Desk(DeskError),
+    Other(CoordinatorError),
+}
+
+impl From<DeskError> for Unprepared {
+    fn from(error: DeskError) -> Self {
+        Self::Desk(error)
+    }
+}
+
+fn spawn_server(
+    service: Service,
+    settings: &Settings,
+    process: &Process,
+    listener: TcpListener,
+    stop: CancellationToken,
+) -> JoinHandle<Result<(), tonic::transport::Error>> {
+    let connections = Connections::new(Port::Coordinator, settings.connections.limits());
+    let incoming = Box::pin(connections.incoming(listener));
+    match process.security.is_listening_encrypted() {
+        true => {
+            let incoming = Box::pin(process.security.secured(incoming));
+            tokio::spawn(serve(service, incoming, stop))
+        }
+        false => tokio::spawn(serve(service, incoming, stop)),
+    }
+}
+
+impl LongLived<'_> {
+    /// Adds the job that the process was started with to the queue.
+    async fn prepare(&self) -> Result<(), Unprepared> {
+        let Some(job) = &self.given else {
+            return Ok(());
+        };
+        let mut job = job.clone();
+        job.run_dir = None;
+        if let Some(known) = self.desk.given() {
+            if Job::from_toml(&known.job_toml).ok().as_ref() != Some(&job) {
+                return Err(Unprepared::Other(CoordinatorError::OtherRun {
+                    dir: self.desk.run_dir(&known),
+                    what: "is that of a job with other settings; give another --run-dir, the settings that it has in its job.toml, or --no-job, and submit the job".to_owned(),
+                }));
+            }
+        } else {
+            let given = Submission {
+                number: 0,
+                job,
+                restore: self.settings.restore.clone().unwrap_or_default(),
+                run: format!("{:016x}", rand::random::<u64>()),
+            };
+            self.desk.begin_with(given).await?;
+        }
+        if self.settings.resume_failed {
+            self.desk.resume().await?;
+        }
+        Ok(())
+    }
+
+    /// Works on one job after the other, until the shutdown.
+    async fn work(&self) -> Result<(), CoordinatorError> {
+        let mut shown = self.last_job().await?;
+        let shutdown = &self.process.shutdown;
+        loop {
+            let Some(entry) = self.desk.first() else {
+                tracing::info!("the queue is empty; waiting for jobs");
+                match shutdown.run_until_cancelled(self.desk.changed()).await {
+                    Some(()) => continue,
+                    None => break,
+                }
+            };
+            if let Some(ended) = shown.take() {
+                self.close(ended).await;
+            }
+            let Some(begun) = shutdown.run_until_cancelled(self.begin(entry)).await else {
+                break;
+            };
+            let Some(work) = begun? else {
+                continue;
+            };
+            let Some(summary) = shutdown.run_until_cancelled(work.ended(&self.desk)).await else {
+                self.close(work).await;
+                break;
+            };
+            let summary = match summary {
+                Ok(summary) => summary,
+                Err(error) => {
+                    self.close(work).await;
+                    return Err(error);
+                }
+            };
+            if work.is_to_be_resumed(&self.desk) {
+                self.close(work).await;
+                return Err(CoordinatorError::JobFailed(summary.error));
+            }
+            work.persist_end(&self.desk, &summary).await;
+            shown = Some(work);
+        }
+        if let Some(ended) = shown {
+            self.close(ended).await;
+        }
+        Ok(())
+    }
+
+    /// Begins a job, and makes it the one that calls are about. Returns none if it cannot be begun, or was cancelled
+    /// meanwhile.
+    ///
+    /// # Errors
+    /// If the job that the process was started with cannot be begun.
+    async fn begin(&self, entry: Entry) -> Result<Option<Work>, CoordinatorError> {
+        match self.desk.begin(entry.id).await {
+            Ok(true) => {}
+            Ok(false) => return Ok(None),
+            Err(error) => {
+                return Err(CoordinatorError::Queue {
+                    dir: self.desk.run_dir(&entry),
+                    reason: error.to_string(),
+                });
+            }
+        }
+        match self.beginning(entry.clone()).await {
+            Ok(work) => {
+                self.show(&work);
+                work.heed_cancelling(&self.desk).await;
+                Ok(Some(work))
+            }
+            Err(error) if entry.folder.is_empty() => Err(error),
+            Err(error) => {
+                let end = End {
+                    error: format!("it cannot be begun: {error}"),
+                    ..End::default()
+                };
+                persist_end(&self.desk, &entry, end).await;
+                Ok(None)
+            }
+        }
+    }
+
+    async fn beginning(&self, entry: Entry) -> Result<Work, CoordinatorError> {
+        let first = entry.folder.is_empty();
+        let job = match &self.given {
+            Some(given) if first => given.clone(),
+            _ => Job::from_toml(&entry.job_toml)?,
+        };
+        let resume = match (first && !entry.has_ended(), self.settings.resume_failed) {
+            (false, _) => Resume::Nothing,
+            (true, false) => Resume::Unable,
+            (true, true) => Resume::Failed,
+        };
+        let beginning = Beginning {
+            entry,
+            job,
+            resume,
+            address: self.address,
+            process: self.process,
+        };
+        beginning.begin(&self.desk).await
+    }
+
+    /// Shows the job that has ended last, if none is to be done, so that its members and people find it as it ended.
+    async fn last_job(&self) -> Result<Option<Work>, CoordinatorError> {
+        let last = self.desk.last().filter(|_| self.desk.first().is_none());
+        let Some(entry) = last else {
+            return Ok(None);
+        };
+        // Its folder may be gone, and a job that could not be begun has no state.
+        let state = self
+            .desk
+            .run_dir(&entry)
+            .join(shared_proto::job::run_dir::STATE);
+        if !state.exists() {
+            return Ok(None);
+        }
+        let given = entry.folder.is_empty();
+        match self.beginning(entry).await {
+            Ok(work) => {
+                self.show(&work);
+                Ok(Some(work))
+            }
+            Err(error) if given => Err(error),
+            Err(error) => {
+                tracing::warn!("the last job cannot be shown: {error}");
+                Ok(None)
+            }
+        }
+    }
+
+    /// Makes a job the one that calls and the page are about.
+    fn show(&self, work: &Work) {
+        self.slot.set(Some(work.active()));
+        self.shown.show(Some(work.shown(&self.desk)));
+    }
+
+    async fn close(&self, work: Work) {
+        self.slot.set(None);
+        self.shown.show(None);
+        work.close().await;
+    }
+}

@@ -1,0 +1,83 @@
+//! Where a coordinator listens, also for browsers, and how `flambeau status` finds it.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+
+use daemon::clusters::{self, Registered, RunningCluster};
+use daemon::http::serve_pages;
+use shared_proto::security::Security;
+use tokio::net::TcpListener;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::error::CoordinatorError;
+use crate::page::{self, Shown};
+
+/// Returns the host and address of this coordinator, for people.
+pub(super) fn here(address: SocketAddr) -> String {
+    let host = hostname::get();
+    let host = host.map_or_else(|_| "?".into(), |host| host.to_string_lossy().into_owned());
+    format!("{host} ({address})")
+}
+
+/// Listens on the address of a setting.
+///
+/// # Errors
+/// [`CoordinatorError::Listen`].
+pub(super) async fn bind(
+    address: SocketAddr,
+    setting: &'static str,
+) -> Result<(TcpListener, SocketAddr), CoordinatorError> {
+    let failed = |error| CoordinatorError::Listen {
+        address,
+        setting,
+        error,
+    };
+    let listener = TcpListener::bind(address).await.map_err(failed)?;
+    let address = listener.local_addr().map_err(failed)?;
+    Ok((listener, address))
+}
+
+/// Returns the URL of the live page for browsers on this machine.
+fn url(page: SocketAddr, security: &Security) -> String {
+    let scheme = match security.is_listening_encrypted() {
+        true => "https",
+        false => "http",
+    };
+    format!("{scheme}://{}/", clusters::reachable(page))
+}
+
+/// Registers this coordinator for `flambeau status`. A container may have no place for that, and needs none.
+pub(super) fn register(
+    address: SocketAddr,
+    page: Option<SocketAddr>,
+    dir: &Path,
+    security: &Security,
+) -> Option<Registered> {
+    let cluster = RunningCluster {
+        coordinator: address,
+        run_dir: dir.to_owned(),
+        page: page.map(|page| url(page, security)),
+        encrypted: security.is_listening_encrypted(),
+        token: security.demands_token(),
+        process: std::process::id(),
+        since: clusters::now(),
+    };
+    let registered = clusters::register(&clusters::folder(), &cluster);
+    let tell = |error| {
+        tracing::info!("`flambeau status` finds this cluster by its address alone: {error}")
+    };
+    registered.map_err(tell).ok()
+}
+
+/// Serves the live page until the guard is dropped.
+pub(super) fn serve_page(
+    listener: TcpListener,
+    shown: Arc<Shown>,
+    security: &Security,
+) -> DropGuard {
+    let stop = CancellationToken::new();
+    let serve = serve_pages(listener, page::app(shown), security.clone(), stop.clone());
+    tokio::spawn(serve);
+    stop.drop_guard()
+}

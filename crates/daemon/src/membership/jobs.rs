@@ -1,0 +1,98 @@
+//! Calls about the jobs of a long-lived cluster, and the wait for the next one.
+
+use std::time::Duration;
+
+use shared_proto::ids::RunNumber;
+use shared_proto::refusal::{Reason, Refusal};
+use shared_proto::transport::CALL_TIMEOUT;
+use shared_proto::view::JobPhase;
+use shared_proto::wire;
+use tonic::Status;
+
+use super::coordinator::{ASK_AGAIN, distrusts, may_pass};
+use super::{Calls, Coordinator, MembershipError};
+
+/// The shortest pause between two questions for the next job. A coordinator that has none answers late by itself.
+const PAUSE: Duration = Duration::from_millis(100);
+
+impl Coordinator {
+    /// Waits until a coordinator has a job at work that is not of the run `except`. Coordinators that do not answer are
+    /// waited for without a limit.
+    pub(crate) async fn has_work(&self, except: Option<RunNumber>) {
+        loop {
+            let mut client = self.client.clone();
+            let job = client.get_job(wire::JobRequest { wait: true });
+            let pause = match tokio::time::timeout(CALL_TIMEOUT, job).await {
+                Ok(Ok(reply)) => {
+                    let reply = reply.into_inner();
+                    let ended = matches!(reply.phase(), JobPhase::Done | JobPhase::Failed);
+                    let other = except.is_none_or(|run| run.0 != reply.run);
+                    if other && !ended {
+                        return;
+                    }
+                    match ended {
+                        true => PAUSE,
+                        false => ASK_AGAIN,
+                    }
+                }
+                Ok(Err(status)) if has_no_job(&status) => PAUSE,
+                Ok(Err(status)) if may_pass(&status) || distrusts(&status) => ASK_AGAIN,
+                // The next registration gets the reason.
+                Ok(Err(_)) => return,
+                Err(_) => ASK_AGAIN,
+            };
+            tokio::time::sleep(pause).await;
+        }
+    }
+
+    /// Adds a job to the queue of a long-lived cluster.
+    ///
+    /// # Errors
+    /// See the variants of [`MembershipError`].
+    pub async fn submit_job(
+        &self,
+        request: wire::SubmitJobRequest,
+    ) -> Result<wire::SubmitJobReply, MembershipError> {
+        let call = |mut client: Calls, request| async move { client.submit_job(request).await };
+        self.send(request, call).await
+    }
+
+    /// Returns the job with this id, or all jobs.
+    ///
+    /// # Errors
+    /// See the variants of [`MembershipError`].
+    pub async fn list_jobs(
+        &self,
+        id: Option<u64>,
+    ) -> Result<Vec<wire::QueuedJob>, MembershipError> {
+        let request = wire::ListJobsRequest {
+            id: id.unwrap_or(0),
+        };
+        let call = |mut client: Calls, request| async move { client.list_jobs(request).await };
+        Ok(self.send(request, call).await?.jobs)
+    }
+
+    /// Cancels a job.
+    ///
+    /// # Errors
+    /// See the variants of [`MembershipError`].
+    pub async fn cancel_job(&self, id: u64) -> Result<Option<wire::QueuedJob>, MembershipError> {
+        let request = wire::CancelJobRequest { id };
+        let call = |mut client: Calls, request| async move { client.cancel_job(request).await };
+        Ok(self.send(request, call).await?.job)
+    }
+
+    /// Returns the coordinator's job.
+    ///
+    /// # Errors
+    /// See the variants of [`MembershipError`].
+    pub async fn job(&self) -> Result<wire::JobReply, MembershipError> {
+        let call = |mut client: Calls, request| async move { client.get_job(request).await };
+        self.send(wire::JobRequest { wait: false }, call).await
+    }
+}
+
+/// Returns whether a coordinator has answered that it has no job at present.
+pub(super) fn has_no_job(status: &Status) -> bool {
+    Refusal::from_status(status).is_some_and(|refusal| refusal.reason == Reason::NoJob)
+}

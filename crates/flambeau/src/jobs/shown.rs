@@ -1,0 +1,166 @@
+//! Jobs as people and programs read them.
+
+use std::collections::BTreeMap;
+
+use comfy_table::{Table, presets};
+use serde_json::{Value, json};
+use shared_proto::number::Number;
+use shared_proto::wire::{JobState, QueuedJob};
+
+/// Returns the name of a state.
+fn state(job: &QueuedJob) -> &'static str {
+    match job.state() {
+        JobState::Unspecified | JobState::Queued => "queued",
+        JobState::Running if job.cancelling => "cancelling",
+        JobState::Running => "running",
+        JobState::Done => "done",
+        JobState::Failed => "failed",
+        JobState::Cancelled => "cancelled",
+    }
+}
+
+/// Returns a job as one JSON object.
+pub(super) fn as_json(job: &QueuedJob) -> Value {
+    let metrics: BTreeMap<_, _> = job.metrics.iter().map(|(n, v)| (n, Number(*v))).collect();
+    let time = |seconds: u64| (seconds > 0).then_some(seconds);
+    json!({
+        "id": job.id,
+        "name": job.name,
+        "state": state(job),
+        "error": job.error,
+        "waiting_for": job.waiting_for,
+        "samples": job.samples,
+        "total_samples": job.total_samples,
+        "steps": job.steps,
+        "seconds": Number(job.seconds),
+        "metrics": metrics,
+        "lost_updates": job.lost_updates,
+        "model_sha256": job.model_sha256,
+        "submitted": time(job.submitted),
+        "began": time(job.began),
+        "ended": time(job.ended),
+        "run_dir": job.run_dir,
+    })
+}
+
+/// Returns how far a job is.
+pub(super) fn progress(job: &QueuedJob) -> String {
+    let (id, name, state) = (job.id, &job.name, state(job));
+    match (job.state(), job.waiting_for.as_str()) {
+        (JobState::Running, "") => format!(
+            "job {id} {name:?}: {state}, {} of {} samples",
+            job.samples, job.total_samples
+        ),
+        (JobState::Running, what) => format!("job {id} {name:?}: {state}, waiting for {what}"),
+        _ => format!("job {id} {name:?}: {state}"),
+    }
+}
+
+/// Returns a job on one line.
+pub(super) fn line(job: &QueuedJob) -> String {
+    match result(job).as_str() {
+        "" => progress(job),
+        result => format!("{}: {result}; {}", progress(job), job.run_dir),
+    }
+}
+
+/// Returns the newest metrics of a job, or the reason why it has none.
+fn result(job: &QueuedJob) -> String {
+    if !job.error.is_empty() {
+        return job.error.clone();
+    }
+    let metrics: BTreeMap<_, _> = job.metrics.iter().collect();
+    let shown: Vec<_> = metrics
+        .into_iter()
+        .map(|(name, value)| format!("{name} {value:.4}"))
+        .collect();
+    shown.join(", ")
+}
+
+/// Returns the longest text of a cell, so that the table fits a screen. `--json` has all of it.
+fn brief(text: &str) -> String {
+    const LONGEST: usize = 60;
+    match text.char_indices().nth(LONGEST) {
+        Some((at, _)) => format!("{}...", text.get(..at).unwrap_or_default()),
+        None => text.to_owned(),
+    }
+}
+
+/// Returns jobs as a table.
+pub(super) fn table(jobs: &[QueuedJob]) -> String {
+    let mut table = Table::new();
+    table.load_preset(presets::NOTHING);
+    table.set_header(["id", "name", "state", "progress", "result", "folder"]);
+    for job in jobs {
+        let done = match (job.state(), job.waiting_for.as_str()) {
+            (JobState::Queued, _) => String::new(),
+            (JobState::Running, what) if !what.is_empty() => format!("waiting for {}", brief(what)),
+            _ if job.total_samples == 0 => String::new(),
+            _ => format!("{} of {} samples", job.samples, job.total_samples),
+        };
+        table.add_row([
+            job.id.to_string(),
+            job.name.clone(),
+            state(job).to_owned(),
+            done,
+            brief(&result(job)),
+            job.run_dir.clone(),
+        ]);
+    }
+    table.trim_fmt()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn job(state: JobState) -> QueuedJob {
+        QueuedJob {
+            id: 7,
+            name: "digits".to_owned(),
+            state: state.into(),
+            samples: 10,
+            total_samples: 40,
+            run_dir: "/runs/digits-7".to_owned(),
+            ..QueuedJob::default()
+        }
+    }
+
+    #[test]
+    fn a_table_shows_each_job_with_its_progress_and_result() {
+        let done = QueuedJob {
+            metrics: [("accuracy".to_owned(), 0.5)].into(),
+            ..job(JobState::Done)
+        };
+        let failed = QueuedJob {
+            error: "x".repeat(100),
+            ..job(JobState::Failed)
+        };
+        let waits = QueuedJob {
+            waiting_for: "2 workers".to_owned(),
+            ..job(JobState::Running)
+        };
+        let shown = table(&[done, failed, waits, job(JobState::Queued)]);
+        for part in [
+            "accuracy 0.5000",
+            "10 of 40 samples",
+            "waiting for 2 workers",
+            "queued",
+            "/runs/digits-7",
+        ] {
+            assert!(shown.contains(part), "{shown}");
+        }
+        assert!(!shown.contains(&"x".repeat(61)), "{shown}");
+    }
+
+    #[test]
+    fn a_number_that_is_none_is_shown_in_json_too() {
+        let job = QueuedJob {
+            metrics: [("loss".to_owned(), f64::NAN)].into(),
+            ..job(JobState::Done)
+        };
+        let object = as_json(&job);
+        assert_eq!(object["state"], "done");
+        assert!(!object["metrics"]["loss"].is_null(), "{object}");
+    }
+}

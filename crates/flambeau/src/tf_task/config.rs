@@ -1,0 +1,274 @@
+//! `TF_CONFIG`: the addresses of a cluster's processes and the place of this one, as launchers made for TensorFlow set it.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use serde::Deserialize;
+
+/// The environment variable.
+pub(super) const VARIABLE: &str = "TF_CONFIG";
+
+const EXAMPLE: &str = r#"{"cluster": {"chief": ["host:2222"], "worker": ["host:2222"], "ps": ["host:2222"]}, "task": {"type": "worker", "index": 0}}"#;
+
+/// The reason why `TF_CONFIG` cannot be used.
+#[derive(Debug, PartialEq, thiserror::Error)]
+#[error("TF_CONFIG cannot be used: {0}; expected something like {EXAMPLE}")]
+pub(super) struct TfConfigError(String);
+
+/// The variable as it is written. Other fields of launchers, such as `environment`, do not count.
+#[derive(Deserialize)]
+struct Written {
+    #[serde(default)]
+    cluster: BTreeMap<String, Vec<String>>,
+    task: WrittenTask,
+}
+
+#[derive(Deserialize)]
+struct WrittenTask {
+    #[serde(rename = "type")]
+    kind: String,
+    #[serde(default)]
+    index: usize,
+}
+
+/// What a process of the cluster does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    /// Runs the coordinator, and a worker. Its worker listens on a port of its own.
+    Chief,
+    /// A worker with this address.
+    Worker(Address),
+    /// A parameter server with this address.
+    Ps(Address),
+    /// Evaluates checkpoints.
+    Evaluator,
+}
+
+/// A host and a port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Address {
+    host: String,
+    port: u16,
+}
+
+/// A cluster, and this process's place in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct TfConfig {
+    pub(super) part: Part,
+    /// The name of this process, such as `worker-0`.
+    pub(super) identity: String,
+    /// The address of the chief, where the coordinator listens.
+    pub(super) chief: Address,
+    /// The number of workers, the chief's among them.
+    pub(super) workers: u32,
+    /// The number of parameter servers.
+    pub(super) ps: u32,
+}
+
+impl Address {
+    fn parse(text: &str) -> Option<Self> {
+        let (host, port) = text.rsplit_once(':')?;
+        let port = port.parse().ok().filter(|port| *port > 0)?;
+        let bare = host.trim_start_matches('[').trim_end_matches(']');
+        let valid = !bare.is_empty() && !bare.contains(|c: char| c.is_whitespace() || c == '/');
+        valid.then(|| Self {
+            host: host.to_owned(),
+            port,
+        })
+    }
+
+    /// Returns the address to listen on. A name may stand for an address that the host does not have itself, so all its
+    /// interfaces are listened on, unless the name is loopback's.
+    pub(super) fn to_listen_on(&self) -> SocketAddr {
+        let ip = match self.host.as_str() {
+            "localhost" => Some(IpAddr::V4(Ipv4Addr::LOCALHOST)),
+            host => host.parse().ok().filter(IpAddr::is_loopback),
+        };
+        SocketAddr::new(ip.unwrap_or(Ipv4Addr::UNSPECIFIED.into()), self.port)
+    }
+}
+
+impl std::fmt::Display for Address {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}:{}", self.host, self.port)
+    }
+}
+
+impl TfConfig {
+    /// Reads the variable of this process's environment.
+    ///
+    /// # Errors
+    /// If it is not set, or makes no sense.
+    pub(super) fn of_environment() -> Result<Self, TfConfigError> {
+        match std::env::var(VARIABLE) {
+            Ok(text) => Self::parse(&text),
+            Err(error) => Err(TfConfigError(format!("{error}"))),
+        }
+    }
+
+    /// Reads the value of the variable.
+    ///
+    /// # Errors
+    /// If it makes no sense.
+    pub(super) fn parse(text: &str) -> Result<Self, TfConfigError> {
+        let wrong = |what: String| TfConfigError(what);
+        let written: Written = serde_json::from_str(text).map_err(|error| {
+            wrong(format!(
+                "it is not the JSON of a cluster and a task: {error}"
+            ))
+        })?;
+        let mut addresses = BTreeMap::new();
+        for (kind, texts) in &written.cluster {
+            if !["chief", "master", "worker", "ps", "evaluator"].contains(&kind.as_str()) {
+                return Err(wrong(format!(
+                    "cluster has {kind:?}; it may have chief (or master), worker, ps and evaluator"
+                )));
+            }
+            let parsed = texts.iter().enumerate().map(|(index, text)| {
+                Address::parse(text).ok_or_else(|| {
+                    wrong(format!(
+                        "cluster.{kind}[{index}] is {text:?}, which is not host:port"
+                    ))
+                })
+            });
+            addresses.insert(kind.as_str(), parsed.collect::<Result<Vec<_>, _>>()?);
+        }
+        let of = |kind: &str| addresses.get(kind).map_or(&[][..], Vec::as_slice);
+        let chief = chief(of("chief"), of("master"), of("worker"))?;
+        let apart = of("chief").len() + of("master").len();
+        let WrittenTask { kind, index } = written.task;
+        let mine = of(&kind).get(index).cloned();
+        let missing = || {
+            wrong(format!(
+                "task is {kind} {index}, but cluster.{kind} has {} addresses",
+                of(&kind).len()
+            ))
+        };
+        let part = match kind.as_str() {
+            "chief" | "master" => mine.map(|_| Part::Chief).ok_or_else(missing)?,
+            // Without a chief, the first worker is it.
+            "worker" if apart == 0 && index == 0 => Part::Chief,
+            "worker" => Part::Worker(mine.ok_or_else(missing)?),
+            "ps" => Part::Ps(mine.ok_or_else(missing)?),
+            // Launchers leave it out of the cluster, because no other process calls it.
+            "evaluator" => Part::Evaluator,
+            other => {
+                return Err(wrong(format!(
+                    "task.type is {other:?}; expected chief, master, worker, ps or evaluator"
+                )));
+            }
+        };
+        let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+        Ok(Self {
+            part,
+            identity: format!("{kind}-{index}"),
+            chief: chief.clone(),
+            workers: count(apart + of("worker").len()),
+            ps: count(of("ps").len()),
+        })
+    }
+}
+
+/// Returns the address of the chief: one chief or master, or else the first worker.
+fn chief<'a>(
+    chiefs: &'a [Address],
+    masters: &'a [Address],
+    workers: &'a [Address],
+) -> Result<&'a Address, TfConfigError> {
+    match (chiefs, masters, workers) {
+        ([chief], [], _) | ([], [chief], _) | ([], [], [chief, ..]) => Ok(chief),
+        ([], [], []) => Err(TfConfigError(
+            "cluster has neither a chief nor a worker, and the chief runs the coordinator"
+                .to_owned(),
+        )),
+        _ => Err(TfConfigError(format!(
+            "cluster has {} chiefs and {} masters; it may have one of both together",
+            chiefs.len(),
+            masters.len()
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(cluster: &str, task: &str) -> Result<TfConfig, TfConfigError> {
+        TfConfig::parse(&format!(
+            r#"{{"cluster": {cluster}, "task": {task}, "environment": "cloud"}}"#
+        ))
+    }
+
+    #[test]
+    fn each_task_finds_its_place() {
+        let cluster = r#"{"chief": ["c:1"], "worker": ["w0:2", "w1:3"], "ps": ["127.0.0.1:4"]}"#;
+        let task = |task: &str| of(cluster, task).unwrap();
+        let chief = task(r#"{"type": "chief", "index": 0}"#);
+        assert_eq!((chief.part, chief.workers, chief.ps), (Part::Chief, 3, 1));
+        assert_eq!(chief.chief.to_string(), "c:1");
+        assert_eq!(chief.chief.to_listen_on().to_string(), "0.0.0.0:1");
+        let worker = task(r#"{"type": "worker", "index": 1}"#);
+        assert_eq!(worker.identity, "worker-1");
+        assert!(matches!(worker.part, Part::Worker(address) if address.to_string() == "w1:3"));
+        let ps = task(r#"{"type": "ps", "index": 0}"#);
+        assert!(
+            matches!(ps.part, Part::Ps(address) if address.to_listen_on().to_string() == "127.0.0.1:4")
+        );
+        assert_eq!(
+            task(r#"{"type": "evaluator", "index": 0}"#).part,
+            Part::Evaluator
+        );
+    }
+
+    #[test]
+    fn without_a_chief_the_first_worker_is_it() {
+        let cluster = r#"{"worker": ["w0:2", "w1:3"]}"#;
+        let first = of(cluster, r#"{"type": "worker", "index": 0}"#).unwrap();
+        assert_eq!((first.part, first.workers), (Part::Chief, 2));
+        let second = of(cluster, r#"{"type": "worker", "index": 1}"#).unwrap();
+        assert_eq!(second.chief.to_string(), "w0:2");
+        assert!(matches!(second.part, Part::Worker(_)));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_refused_with_its_place() {
+        let cluster = r#"{"chief": ["c:1"], "worker": ["w0:2"]}"#;
+        for (cluster, task, named) in [
+            (cluster, r#"{"type": "worker", "index": 1}"#, "worker 1"),
+            (cluster, r#"{"type": "ps", "index": 0}"#, "cluster.ps has 0"),
+            (cluster, r#"{"type": "boss", "index": 0}"#, "boss"),
+            (cluster, r#"{"index": 0}"#, "type"),
+            (cluster, r#"{"type": "worker", "index": -1}"#, "index"),
+            (
+                r#"{"worker": ["w0"]}"#,
+                r#"{"type": "worker"}"#,
+                "worker[0]",
+            ),
+            (
+                r#"{"worker": ["w0:0"]}"#,
+                r#"{"type": "worker"}"#,
+                "worker[0]",
+            ),
+            (
+                r#"{"worker": ["w0:99999"]}"#,
+                r#"{"type": "worker"}"#,
+                "worker[0]",
+            ),
+            (r#"{"worker": "w0:2"}"#, r#"{"type": "worker"}"#, "JSON"),
+            (r#"{"gpu": ["w0:2"]}"#, r#"{"type": "worker"}"#, "gpu"),
+            (r#"{"ps": ["w0:2"]}"#, r#"{"type": "ps"}"#, "neither"),
+            (
+                r#"{"chief": ["a:1"], "master": ["b:1"]}"#,
+                r#"{"type": "chief"}"#,
+                "masters",
+            ),
+        ] {
+            let refused = of(cluster, task).unwrap_err().to_string();
+            assert!(refused.contains(named), "{refused}");
+        }
+        for text in ["", "{", "[]", "{\"task\": 5}"] {
+            let refused = TfConfig::parse(text).unwrap_err().to_string();
+            assert!(refused.contains("TF_CONFIG cannot be used"), "{refused}");
+        }
+    }
+}
