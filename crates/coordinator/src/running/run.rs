@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use daemon::Offload;
 use daemon::clusters::{self, Registered, RunningCluster};
-use daemon::http::serve_pages;
 use daemon::process::Process;
 use shared_proto::connections::{Connections, Port};
 use shared_proto::job::run_dir;
@@ -16,7 +15,6 @@ use shared_proto::transport::Listen;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
 use tokio_stream::Stream;
-use tokio_util::sync::{CancellationToken, DropGuard};
 use tonic::transport::server::Connected;
 
 use super::begin::{Restore, Wish, begin, open_store};
@@ -24,9 +22,8 @@ use super::error::CoordinatorError;
 use super::settings::Settings;
 use super::wiring::{DRAIN, Parts};
 use crate::keeping::run_dir::Recorder;
-use crate::keeping::shared::Shared;
 use crate::keeping::state::State;
-use crate::page::{self, Shown};
+use crate::page::Shown;
 
 /// The time for which a coordinator keeps serving if it is restarted after the end of its job.
 const AFTERLIFE: Duration = Duration::from_secs(20);
@@ -150,26 +147,6 @@ fn register(
     registered.map_err(tell).ok()
 }
 
-/// Serves the live page until the guard is dropped.
-fn serve_page(
-    listener: TcpListener,
-    shared: &Arc<Shared>,
-    recorder: &Recorder,
-    dir: &Path,
-    process: &Process,
-) -> DropGuard {
-    let app = page::app(Shown {
-        shared: Arc::clone(shared),
-        history: recorder.history(),
-        run_dir: dir.to_owned(),
-        security: process.security.clone(),
-    });
-    let stop = CancellationToken::new();
-    let serve = serve_pages(listener, app, process.security.clone(), stop.clone());
-    tokio::spawn(serve);
-    stop.drop_guard()
-}
-
 /// Serves a job to its end, or until the process is told to shut down.
 async fn serve<S>(
     parts: Parts,
@@ -184,7 +161,15 @@ where
     let (running, work) = parts.build(incoming);
     let work = tokio::spawn(work);
     let shared = &running.shared;
-    let _page = page.map(|listener| serve_page(listener, shared, &recorder, dir, process));
+    let page = page.map(|listener| {
+        let shown = Shown {
+            shared: Arc::clone(shared),
+            history: recorder.history(),
+            run_dir: dir.to_owned(),
+            security: process.security.clone(),
+        };
+        shown.serve(listener)
+    });
     let ended = process.shutdown.run_until_cancelled(running.ended()).await;
     let mut error = String::new();
     if let Some(summary) = ended.transpose()? {
@@ -206,14 +191,22 @@ where
             let _ = tokio::time::timeout(AFTERLIFE, process.shutdown.cancelled()).await;
         }
         running.all_left().await;
+        if let Some(page) = &page {
+            page.show_end().await;
+        }
     }
+    // The page holds the cluster, which holds the queue of records open.
+    drop(page);
     running.stop();
     // Connections that clients do not close are dropped, and the store may not answer.
     let served = tokio::time::timeout(DRAIN, work).await;
     running.release().await;
     let _ = tokio::time::timeout(DRAIN, shared.keep_all()).await;
     drop(running);
-    let _ = tokio::time::timeout(LAST_RECORDS, recorder.close()).await;
+    let closed = tokio::time::timeout(LAST_RECORDS, recorder.close()).await;
+    if closed.is_err() {
+        tracing::warn!("the last records could not be written in time");
+    }
     if let Ok(Ok(outcome)) = served {
         outcome?;
     }
