@@ -34,7 +34,8 @@ impl Answer {
 fn ask(mut stream: impl Read + Write, path: &str, token: Option<&str>) -> Answer {
     let token = token.map(|token| format!("Authorization: Bearer {token}\r\n"));
     let token = token.unwrap_or_default();
-    let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\n{token}Connection: close\r\n\r\n");
+    let request =
+        format!("GET {path} HTTP/1.1\r\nHost: localhost:1\r\n{token}Connection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).unwrap();
     let mut text = Vec::new();
     stream.read_to_end(&mut text).unwrap();
@@ -138,6 +139,48 @@ fn the_page_shows_a_job_while_it_trains() {
     let address = cluster.coordinator.ready.page.unwrap();
     let state = ask(plain(address), "/status.json", None).json();
     assert_eq!(state["history"]["evaluations"][0], before);
+}
+
+#[test]
+fn a_website_cannot_read_the_page_of_a_browser_on_the_same_machine() {
+    let cluster =
+        Cluster::start_coordinator_with(program(), ENDLESS, 0, &["--http", "127.0.0.1:0"]);
+    let address = cluster.coordinator.ready.page.unwrap();
+    let code = |host: &str| {
+        let mut stream = plain(address);
+        let request =
+            format!("GET /status.json HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
+        stream.write_all(request.as_bytes()).unwrap();
+        let mut text = String::new();
+        stream.read_to_string(&mut text).unwrap();
+        text.split(' ').nth(1).unwrap().to_owned()
+    };
+    // The name of a website that its owner has made to stand for 127.0.0.1.
+    assert_eq!(code("website.example:80"), "403");
+    for host in ["127.0.0.1:80", "localhost", "[::1]:80"] {
+        assert_eq!(code(host), "200", "{host}");
+    }
+}
+
+#[test]
+fn a_page_that_is_looked_at_shows_the_end_of_its_job() {
+    let job = "epochs = 3\n[cluster]\nps = 1\nworkers = 1\n";
+    let mut cluster =
+        Cluster::start_coordinator_with(program(), job, 1, &["--http", "127.0.0.1:0"]);
+    let address = cluster.coordinator.ready.page.unwrap();
+    let mut phases =
+        vec![ask(plain(address), "/status.json", None).json()["status"]["phase"].clone()];
+    cluster.add_worker(&[]);
+    eventually(|| {
+        phases.push(ask(plain(address), "/status.json", None).json()["status"]["phase"].clone());
+        phases.last().unwrap() == "done"
+    });
+    assert_eq!(phases[0], "starting");
+    // The page does not keep the records open.
+    cluster.coordinator.wait();
+    let log = cluster.coordinator.log();
+    assert!(!log.contains("WARN"), "{log}");
+    cluster.finish();
 }
 
 #[test]

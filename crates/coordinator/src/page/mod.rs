@@ -5,18 +5,26 @@
 
 mod template;
 
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
+use axum::http::uri::Authority;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::Response;
 use axum::routing::get;
+use daemon::http::serve_pages;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 use shared_proto::security::Security;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, timeout};
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 pub use self::template::report;
 use crate::keeping::history::History;
@@ -25,11 +33,11 @@ use crate::keeping::shared::Shared;
 /// The page has its styles and program in itself, and fetches from its own server alone.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// What the page shows.
-pub(crate) struct Shown {
-    job: Mutex<Option<ShownJob>>,
-    security: Security,
-}
+/// The time within which a page that is visible fetches its data again.
+const AGAIN: Duration = Duration::from_secs(2);
+
+/// The time in which an answer reaches its page.
+const ARRIVAL: Duration = Duration::from_millis(100);
 
 /// The parts of a job that the page shows.
 #[derive(Clone)]
@@ -39,52 +47,126 @@ pub(crate) struct ShownJob {
     pub(crate) run_dir: PathBuf,
 }
 
-/// Returns the application that serves the page.
-pub(crate) fn app(shown: Arc<Shown>) -> Router {
-    Router::new()
-        .route("/", get(page))
-        .route("/status.json", get(status))
-        .with_state(shown)
+/// The page of a coordinator, which is served until this is dropped.
+pub(crate) struct Page {
+    served: Arc<Served>,
+    _stop: Option<DropGuard>,
 }
 
-/// The page itself tells nothing of the cluster, so it needs no token.
-async fn page(State(shown): State<Arc<Shown>>) -> Response {
-    let page = template::live(shown.security.demands_token());
-    answer(StatusCode::OK, "text/html; charset=utf-8", page)
-}
-
-async fn status(State(shown): State<Arc<Shown>>, request: Request) -> Response {
-    let (headers, extensions) = (request.headers(), request.extensions());
-    let (code, value) = match shown.security.check_token(headers, extensions) {
-        Ok(()) => (StatusCode::OK, shown.to_json()),
-        Err(refused) => {
-            let code = match refused.code() {
-                tonic::Code::Unauthenticated => StatusCode::UNAUTHORIZED,
-                _ => StatusCode::SERVICE_UNAVAILABLE,
-            };
-            (code, json!({ "error": refused.message() }))
-        }
-    };
-    answer(code, "application/json", value.to_string())
-}
-
-impl Shown {
-    pub(crate) fn new(security: Security) -> Self {
-        Self {
+impl Page {
+    /// Serves the page to those who connect to `listener`. Without one nobody sees it. It shows no job yet.
+    pub(crate) fn serve(security: &Security, listener: Option<TcpListener>) -> Self {
+        let address = listener.as_ref().and_then(|l| l.local_addr().ok());
+        let is_local = address.is_some_and(|address| address.ip().is_loopback());
+        let served = Arc::new(Served {
             job: Mutex::new(None),
-            security,
+            security: security.clone(),
+            fetched: watch::channel(None).0,
+            is_private: is_local && !security.demands_token(),
+        });
+        let serve = |listener| {
+            let app = Router::new()
+                .route("/", get(page))
+                .route("/status.json", get(status))
+                .with_state(Arc::clone(&served));
+            let stop = CancellationToken::new();
+            tokio::spawn(serve_pages(listener, app, security.clone(), stop.clone()));
+            stop.drop_guard()
+        };
+        Self {
+            _stop: listener.map(serve),
+            served,
         }
     }
 
     /// Shows this job from now on.
     pub(crate) fn show(&self, job: Option<ShownJob>) {
-        *self.job.lock() = job;
+        *self.served.job.lock() = job;
     }
 
+    /// Waits a moment, so that a page that is visible shows the end of the job.
+    pub(crate) async fn show_end(&self) {
+        let mut fetched = self.served.fetched.subscribe();
+        let last = *fetched.borrow_and_update();
+        if last.is_some_and(|last| last.elapsed() < AGAIN) {
+            let _ = timeout(AGAIN, fetched.changed()).await;
+            sleep(ARRIVAL).await;
+        }
+    }
+}
+
+impl Drop for Page {
+    fn drop(&mut self) {
+        // Connections that are still open hold the state of the application.
+        self.show(None);
+    }
+}
+
+/// The state of the application.
+struct Served {
+    job: Mutex<Option<ShownJob>>,
+    security: Security,
+    /// The time at which the data were fetched last.
+    fetched: watch::Sender<Option<Instant>>,
+    /// True if only this machine reaches the page, and there is no token.
+    is_private: bool,
+}
+
+/// The page itself tells nothing of the cluster, so it needs no token.
+async fn page(State(served): State<Arc<Served>>) -> Response {
+    let page = template::live(served.security.demands_token());
+    answer(StatusCode::OK, "text/html; charset=utf-8", page)
+}
+
+async fn status(State(served): State<Arc<Served>>, request: Request) -> Response {
+    let (code, value) = match served.check(&request) {
+        Ok(()) => {
+            served.fetched.send_replace(Some(Instant::now()));
+            (StatusCode::OK, served.to_json())
+        }
+        Err((code, why)) => (code, json!({ "error": why })),
+    };
+    answer(code, "application/json", value.to_string())
+}
+
+impl Served {
     fn to_json(&self) -> Value {
         let job = self.job.lock().clone();
         job.map_or_else(|| json!({ "status": null }), |job| job.to_json())
     }
+
+    /// Checks that the caller may have the data.
+    fn check(&self, request: &Request) -> Result<(), (StatusCode, String)> {
+        if self.is_private && !names_this_machine(request) {
+            let why = "this page is for browsers of this machine; open it as http://127.0.0.1 or http://localhost";
+            return Err((StatusCode::FORBIDDEN, why.to_owned()));
+        }
+        let checked = self
+            .security
+            .check_token(request.headers(), request.extensions());
+        checked.map_err(|refused| {
+            let code = match refused.code() {
+                tonic::Code::Unauthenticated => StatusCode::UNAUTHORIZED,
+                _ => StatusCode::SERVICE_UNAVAILABLE,
+            };
+            (code, refused.message().to_owned())
+        })
+    }
+}
+
+/// Returns whether a browser was sent here by an address or as `localhost`. A website that makes its own name stand for
+/// 127.0.0.1 could otherwise read a page that has no token.
+fn names_this_machine(request: &Request) -> bool {
+    let header = request.headers().get(header::HOST);
+    let authority = header.and_then(|host| host.to_str().ok()?.parse::<Authority>().ok());
+    let authority = request.uri().authority().cloned().or(authority);
+    authority.is_some_and(|authority| {
+        let host = authority
+            .host()
+            .trim_start_matches('[')
+            .trim_end_matches(']');
+        host == "localhost" || host.parse::<IpAddr>().is_ok()
+    })
 }
 
 impl ShownJob {

@@ -262,7 +262,7 @@ function showReport(report) {
 
 const KEPT = "flambeau token";
 let token = sessionStorageItem();
-let timer = null, asking = false, pause = ACTIVE_MS, answered = 0;
+let timer = null, asking = false, pause = ACTIVE_MS, answered = 0, phase = "";
 
 function sessionStorageItem() {
   // A token after # in the address does not reach any server, and does not stay in the address.
@@ -295,6 +295,7 @@ async function poll() {
     by("ask").hidden = by("silent").hidden = true;
     try { sessionStorage.setItem(KEPT, token); } catch { /* the browser keeps nothing */ }
     if (state.status) {
+      phase = state.status.phase;
       showLive(state);
     } else {
       by("silent").hidden = false;
@@ -303,7 +304,11 @@ async function poll() {
   } catch (error) {
     pause = Math.min(SLOWEST_MS, 1.5 * pause);
     by("silent").hidden = false;
-    by("silent").textContent = answered
+    const ended = phase === "done" || phase === "failed";
+    by("silent").className = `card ${ended ? "wait" : "bad"}`;
+    by("silent").textContent = ended
+      ? "The job has ended, and its coordinator with it. The run directory has the results."
+      : answered
       ? `The coordinator does not answer any more. It ends with its job; the run directory then has the results. This is its state of ${new Date(answered).toLocaleTimeString()}.`
       : `The coordinator does not answer: ${error.message}.`;
   } finally {

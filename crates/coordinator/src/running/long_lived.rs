@@ -24,7 +24,7 @@ use super::wiring::{DRAIN, serve};
 use crate::calls::jobs::Queue;
 use crate::calls::service::Service;
 use crate::calls::slot::Slot;
-use crate::page::Shown;
+use crate::page::Page;
 use crate::queue::{Desk, DeskError, End, Entry, Submission};
 
 /// Where the coordinator listens, and what its page shows.
@@ -32,8 +32,8 @@ pub(super) struct Place<'a> {
     pub(super) listener: TcpListener,
     pub(super) address: SocketAddr,
     /// The address of the page, if there is one.
-    pub(super) page: Option<SocketAddr>,
-    pub(super) shown: &'a Shown,
+    pub(super) page_address: Option<SocketAddr>,
+    pub(super) page: &'a Page,
 }
 
 /// A coordinator of a long-lived cluster.
@@ -45,7 +45,7 @@ struct LongLived<'a> {
     desk: Arc<Desk>,
     slot: Slot,
     address: SocketAddr,
-    shown: &'a Shown,
+    page: &'a Page,
 }
 
 /// Works on jobs until the process is told to shut down.
@@ -62,8 +62,8 @@ pub(super) async fn run(
     let Place {
         listener,
         address,
+        page_address,
         page,
-        shown,
     } = place;
     let queue_error = |reason: String| CoordinatorError::Queue {
         dir: dir.clone(),
@@ -82,7 +82,7 @@ pub(super) async fn run(
         desk,
         slot: Slot::new(None),
         address,
-        shown,
+        page,
     };
     let prepared = coordinator.prepare().await;
     prepared.map_err(|error| match error {
@@ -96,7 +96,7 @@ pub(super) async fn run(
     };
     let stop = CancellationToken::new();
     let server = spawn_server(service, settings, process, listener, stop.clone());
-    process.announce_page(Some(Listen::Tcp(address)), page);
+    process.announce_page(Some(Listen::Tcp(address)), page_address);
     process.readiness.set(true);
     tracing::info!(%address, folder = %dir.display(), "coordinating a long-lived cluster");
     let outcome = coordinator.work().await;
@@ -299,12 +299,12 @@ impl LongLived<'_> {
     /// Makes a job the one that calls and the page are about.
     fn show(&self, work: &Work) {
         self.slot.set(Some(work.active()));
-        self.shown.show(Some(work.shown(&self.desk)));
+        self.page.show(Some(work.shown(&self.desk)));
     }
 
     async fn close(&self, work: Work) {
         self.slot.set(None);
-        self.shown.show(None);
+        self.page.show(None);
         work.close().await;
     }
 }

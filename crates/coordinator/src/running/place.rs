@@ -2,16 +2,12 @@
 
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::Arc;
 
 use daemon::clusters::{self, Registered, RunningCluster};
-use daemon::http::serve_pages;
 use shared_proto::security::Security;
 use tokio::net::TcpListener;
-use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::error::CoordinatorError;
-use crate::page::{self, Shown};
 
 /// Returns the host and address of this coordinator, for people.
 pub(super) fn here(address: SocketAddr) -> String {
@@ -68,16 +64,4 @@ pub(super) fn register(
         tracing::info!("`flambeau status` finds this cluster by its address alone: {error}")
     };
     registered.map_err(tell).ok()
-}
-
-/// Serves the live page until the guard is dropped.
-pub(super) fn serve_page(
-    listener: TcpListener,
-    shown: Arc<Shown>,
-    security: &Security,
-) -> DropGuard {
-    let stop = CancellationToken::new();
-    let serve = serve_pages(listener, page::app(shown), security.clone(), stop.clone());
-    tokio::spawn(serve);
-    stop.drop_guard()
 }

@@ -17,13 +17,13 @@ use tonic::transport::server::Connected;
 use super::begin::{Restore, Resume, Wish, begin, open_store};
 use super::error::CoordinatorError;
 use super::long_lived::{self, Place};
-use super::place::{bind, here, register, serve_page};
+use super::place::{bind, here, register};
 use super::settings::Settings;
 use super::wiring::{DRAIN, Parts};
 use crate::cluster::Turn;
 use crate::keeping::run_dir::Recorder;
 use crate::keeping::state::State;
-use crate::page::{Shown, ShownJob};
+use crate::page::{Page, ShownJob};
 
 /// The time for which a coordinator keeps serving if it is restarted after the end of its job.
 const AFTERLIFE: Duration = Duration::from_secs(20);
@@ -42,16 +42,14 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), Coordinator
     }
     let mut job = settings.read_job()?;
     let (listener, address) = bind(settings.listen, "--listen").await?;
-    let shown = Arc::new(Shown::new(process.security.clone()));
-    let (page, page_address) = match settings.http {
+    let (browsers, page_address) = match settings.http {
         Some(http) => {
             let (listener, address) = bind(http, "--http").await?;
-            let page = serve_page(listener, Arc::clone(&shown), &process.security);
-            (Some(page), Some(address))
+            (Some(listener), Some(address))
         }
         None => (None, None),
     };
-    let _page = page;
+    let page = Page::serve(&process.security, browsers);
 
     let name = if settings.no_job {
         "cluster"
@@ -72,8 +70,8 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), Coordinator
         let place = Place {
             listener,
             address,
-            page: page_address,
-            shown: &shown,
+            page_address,
+            page: &page,
         };
         return long_lived::run(&settings, &process, job, dir, place).await;
     }
@@ -116,9 +114,9 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), Coordinator
     let incoming = Box::pin(connections.incoming(listener));
     if process.security.is_listening_encrypted() {
         let incoming = Box::pin(process.security.secured(incoming));
-        serve(parts, incoming, (recorder, &shown), &dir, &process).await
+        serve(parts, incoming, (recorder, page), &dir, &process).await
     } else {
-        serve(parts, incoming, (recorder, &shown), &dir, &process).await
+        serve(parts, incoming, (recorder, page), &dir, &process).await
     }
 }
 
@@ -126,7 +124,7 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), Coordinator
 async fn serve<S>(
     parts: Parts,
     incoming: impl Stream<Item = std::io::Result<S>> + Send + 'static,
-    (recorder, shown): (Recorder, &Shown),
+    (recorder, page): (Recorder, Page),
     dir: &Path,
     process: &Process,
 ) -> Result<(), CoordinatorError>
@@ -136,7 +134,7 @@ where
     let (running, work) = parts.build(incoming);
     let work = tokio::spawn(work);
     let shared = &running.shared;
-    shown.show(Some(ShownJob {
+    page.show(Some(ShownJob {
         shared: Arc::clone(shared),
         history: recorder.history(),
         run_dir: dir.to_owned(),
@@ -158,16 +156,20 @@ where
             let _ = tokio::time::timeout(AFTERLIFE, process.shutdown.cancelled()).await;
         }
         running.all_left().await;
+        page.show_end().await;
     }
+    // The page holds the cluster, which holds the queue of records open.
+    drop(page);
     running.stop();
     // Connections that clients do not close are dropped, and the store may not answer.
     let served = tokio::time::timeout(DRAIN, work).await;
     running.release().await;
     let _ = tokio::time::timeout(DRAIN, shared.keep_all()).await;
-    // The queue of records ends once nobody holds the job any more.
-    shown.show(None);
     drop(running);
-    let _ = tokio::time::timeout(LAST_RECORDS, recorder.close()).await;
+    let closed = tokio::time::timeout(LAST_RECORDS, recorder.close()).await;
+    if closed.is_err() {
+        tracing::warn!("the last records could not be written in time");
+    }
     if let Ok(Ok(outcome)) = served {
         outcome?;
     }
