@@ -1,6 +1,5 @@
 //! The process: listens, records, and ends when the job does or a signal tells it.
 
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -15,7 +14,7 @@ use tokio::net::TcpListener;
 use tokio_stream::Stream;
 use tonic::transport::server::Connected;
 
-use super::begin::{Restore, Resume, Wish, begin, open_store};
+use super::begin::{Restore, Resume, Wish, begin, here, open_store};
 use super::error::CoordinatorError;
 use super::long_lived;
 use super::settings::Settings;
@@ -99,13 +98,6 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), Coordinator
     } else {
         serve(parts, incoming, recorder, &dir, &process).await
     }
-}
-
-/// Returns the host and address of this coordinator, for people.
-pub(super) fn here(address: SocketAddr) -> String {
-    let host = hostname::get();
-    let host = host.map_or_else(|_| "?".into(), |host| host.to_string_lossy().into_owned());
-    format!("{host} ({address})")
 }
 
 /// Serves a job to its end, or until the process is told to shut down.
