@@ -11,7 +11,7 @@ use crate::program;
 mod refusals;
 
 /// The sizes of the cluster, for jobs that give none.
-const SIZES: &str = "[cluster]\nps = 2\nworkers = 3\nlease_seconds = 2.0\n";
+const SIZES: &str = "[cluster]\nps = 2\nworkers = 3\n";
 
 /// The arguments of members.
 const STAY: [&str; 2] = ["--after-job", "wait"];
@@ -185,8 +185,8 @@ fn jobs_follow_each_other_on_the_same_processes() {
     let too_fast =
         digits("too-fast", "mlp", 3) + "[optimizer]\nname = \"sgd\"\nlearning_rate = 1e38\n";
     let no_model = digits("no-model", "no-such-model", 3).replace(
-        "lease_seconds = 2.0",
-        "lease_seconds = 2.0\nstall_seconds = 3.0",
+        "workers = 3",
+        "workers = 3\nlease_seconds = 2.0\nstall_seconds = 3.0",
     );
     let endless = digits("endless", "mlp", 1_000_000);
     let submitted = [
@@ -224,10 +224,7 @@ fn jobs_follow_each_other_on_the_same_processes() {
     assert_same(&ended(&cluster, of_table), &as_alone[1]);
     let fast = ended(&cluster, of_fast);
     assert_eq!(fast["state"], "failed", "{fast}");
-    assert!(
-        fast["error"].as_str().unwrap().contains("NaN or infinite"),
-        "{fast}"
-    );
+    assert!(fast["error"].as_str().unwrap().contains("NaN"), "{fast}");
     let model = ended(&cluster, of_model);
     assert_eq!(model["state"], "failed", "{model}");
     assert!(

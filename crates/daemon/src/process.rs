@@ -82,11 +82,10 @@ impl Process {
         }
     }
 
-    /// Stays after a job, if the settings say so, until there is another one. Returns whether to register for it;
-    /// false if the process is to end.
-    pub async fn next_job(&self, after: After<'_>) -> bool {
+    /// Stays after a job, if the settings say so, until there is another one.
+    pub async fn next_job(&self, after: After<'_>) -> Onward {
         if self.after_job == AfterJob::Exit {
-            return false;
+            return Onward::Ends;
         }
         // A rolling upgrade must not wait for a process after the end of its job.
         self.readiness.set(true);
@@ -94,8 +93,23 @@ impl Process {
             tracing::error!("{error}");
         }
         tracing::info!("waiting for the next job, or to be told to go");
-        self.shutdown.run_until_cancelled(after.over()).await == Some(true)
+        match self.shutdown.run_until_cancelled(after.over()).await {
+            Some(true) => Onward::Registers,
+            Some(false) => Onward::Ends,
+            None => Onward::ToldToGo,
+        }
     }
+}
+
+/// What a process does after a job.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Onward {
+    /// It registers for the next job.
+    Registers,
+    /// It ends, because it was told to while it waited. The job that is over decides nothing any more.
+    ToldToGo,
+    /// It ends as its job has ended.
+    Ends,
 }
 
 /// The reason for which a process waits for the next job.

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use daemon::Offload;
 use daemon::membership::{Coordinator, Membership, MembershipError, Registration};
-use daemon::process::{After, Again, Process};
+use daemon::process::{After, Again, Onward, Process};
 use daemon::settings::{ConnectionSettings, MemberSettings, ProcessSettings};
 use shared_proto::connections::{Connections, Port};
 use shared_proto::ids::{Role, RunNumber};
@@ -97,8 +97,10 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), PsError> {
             again: again.next_pause(),
             error: &error,
         };
-        if !process.next_job(after).await {
-            return Err(error);
+        match process.next_job(after).await {
+            Onward::Registers => {}
+            Onward::ToldToGo => return Ok(()),
+            Onward::Ends => return Err(error),
         }
     }
 }
@@ -210,14 +212,17 @@ async fn serve_job(
         }
     };
     let next = match (outcome, &place) {
-        (None, _) => Ok(Next::End),
-        (Some(Ok(())), Some(ended)) => Ok(stays(process.next_job(After::Done(ended)).await)),
-        (Some(Ok(())), None) => Ok(Next::End),
+        (None, _) | (Some(Ok(())), None) => Ok(Next::End),
+        (Some(Ok(())), Some(ended)) => match process.next_job(After::Done(ended)).await {
+            Onward::Registers => Ok(Next::Job),
+            Onward::ToldToGo | Onward::Ends => Ok(Next::End),
+        },
         (Some(Err(PsError::OtherJob)), _) => Ok(Next::Job),
         (Some(Err(PsError::Membership(error @ MembershipError::JobFailed(_)))), Some(ended)) => {
             match process.next_job(After::Failed(ended, &error)).await {
-                true => Ok(Next::Job),
-                false => Err(error.into()),
+                Onward::Registers => Ok(Next::Job),
+                Onward::ToldToGo => Ok(Next::End),
+                Onward::Ends => Err(error.into()),
             }
         }
         (Some(Err(error)), _) if error.is_of_this_job() => Ok(Next::Unable(run, error)),
@@ -230,11 +235,4 @@ async fn serve_job(
         let _ = tokio::time::timeout(2 * DRAIN, lookups.join()).await;
     }
     next
-}
-
-fn stays(stays: bool) -> Next {
-    match stays {
-        true => Next::Job,
-        false => Next::End,
-    }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use daemon::membership::Membership;
+use daemon::process::Onward;
 use shared_proto::job::Job;
 use tokio_util::sync::CancellationToken;
 
@@ -24,7 +25,7 @@ pub async fn work<R: Replica>(
     join: impl AsyncFn(&Joining<'_>, &dyn Replica) -> Result<Box<dyn Strategy>, StrategyError>,
 ) -> Result<(), WorkerError> {
     let member = Member::new(parts, One(Arc::new(replica)), join);
-    member.run(stop, |_| (), async |_| false).await
+    member.run(stop, |_| (), async |_| Onward::Ends).await
 }
 
 /// The same replica for each job.

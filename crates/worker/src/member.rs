@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use collective::Exchange;
 use daemon::membership::{Coordinator, Membership, MembershipError, Registration};
-use daemon::process::{After, Again};
+use daemon::process::{After, Again, Onward};
 use shared_proto::ids::Clock;
 use shared_proto::job::Job;
 use shared_proto::network::Network;
@@ -83,7 +83,7 @@ where
         mut self,
         shutdown: &CancellationToken,
         registered: impl Fn(bool),
-        next_job: impl AsyncFn(After<'_>) -> bool,
+        next_job: impl AsyncFn(After<'_>) -> Onward,
     ) -> Result<(), WorkerError> {
         let mut place = None;
         let mut again = Again::default();
@@ -94,7 +94,7 @@ where
                 break None;
             };
             self.replicas.forget();
-            let stays = match (&outcome, place.take()) {
+            let onward = match (&outcome, place.take()) {
                 (Err(error), Some(membership)) if error.is_of_this_job() => {
                     let run = Some(membership.run);
                     if run != unable_in {
@@ -116,11 +116,13 @@ where
                 ) => next_job(After::Failed(place.insert(ended), error)).await,
                 (_, ended) => {
                     place = ended;
-                    false
+                    Onward::Ends
                 }
             };
-            if !stays {
-                break Some(outcome);
+            match onward {
+                Onward::Registers => {}
+                Onward::ToldToGo => break None,
+                Onward::Ends => break Some(outcome),
             }
         };
         let Some(membership) = place else {

@@ -1,6 +1,7 @@
 //! The beginning of a coordinator: with a fresh job, with a checkpoint, or with the state that an earlier
 //! process has left in the run directory.
 
+use std::net::SocketAddr;
 use std::path::Path;
 
 use checkpoint::{CheckpointError, Claim, DEAD_AFTER, Manifest, Store};
@@ -81,6 +82,13 @@ impl Restore<'_> {
             },
         }
     }
+}
+
+/// Returns the host and address of this coordinator, for people.
+pub(crate) fn here(address: SocketAddr) -> String {
+    let host = hostname::get();
+    let host = host.map_or_else(|_| "?".into(), |host| host.to_string_lossy().into_owned());
+    format!("{host} ({address})")
 }
 
 /// Opens the store of a job's checkpoints, if the job writes any.

@@ -9,9 +9,8 @@ use daemon::process::Process;
 use shared_proto::job::{Job, run_dir};
 use tokio::task::JoinHandle;
 
-use super::begin::{Begun, Restore, Resume, Wish, begin, open_store};
+use super::begin::{Begun, Restore, Resume, Wish, begin, here, open_store};
 use super::error::CoordinatorError;
-use super::place::here;
 use super::run::LAST_RECORDS;
 use super::wiring::{DRAIN, Parts, Running};
 use crate::calls::slot::Active;

@@ -89,6 +89,20 @@ pub(super) async fn run(
         Unprepared::Other(error) => error,
         Unprepared::Desk(error) => queue_error(error.to_string()),
     })?;
+    let mut shown = coordinator.last_job().await?;
+    let mut first = None;
+    if shown.is_none()
+        && let Some(entry) = coordinator.desk.first()
+    {
+        // Calls are served once the job is there, because its members may be at work.
+        let begun = process
+            .shutdown
+            .run_until_cancelled(coordinator.begin(entry));
+        match begun.await {
+            Some(begun) => first = begun?,
+            None => return Ok(()),
+        }
+    }
     let service = Service {
         slot: coordinator.slot.clone(),
         queue: Some(queue),
@@ -99,7 +113,10 @@ pub(super) async fn run(
     process.announce_page(Some(Listen::Tcp(address)), page_address);
     process.readiness.set(true);
     tracing::info!(%address, folder = %dir.display(), "coordinating a long-lived cluster");
-    let outcome = coordinator.work().await;
+    let outcome = coordinator.work(first, &mut shown).await;
+    if let Some(ended) = shown {
+        coordinator.close(ended).await;
+    }
     stop.cancel();
     // Connections that clients do not close are dropped.
     if let Ok(Ok(served)) = tokio::time::timeout(DRAIN, server).await {
@@ -168,49 +185,70 @@ impl LongLived<'_> {
         Ok(())
     }
 
-    /// Works on one job after the other, until the shutdown.
-    async fn work(&self) -> Result<(), CoordinatorError> {
-        let mut shown = self.last_job().await?;
+    /// Works on one job after the other, until the shutdown. `first` is at work already, and `shown` is the job that has ended
+    /// last.
+    async fn work(
+        &self,
+        mut first: Option<Work>,
+        shown: &mut Option<Work>,
+    ) -> Result<(), CoordinatorError> {
+        loop {
+            let work = match first.take() {
+                Some(work) => work,
+                None => match self.next_job(shown).await? {
+                    Some(work) => work,
+                    None => return Ok(()),
+                },
+            };
+            match self.see_to_its_end(work).await? {
+                Some(ended) => *shown = Some(ended),
+                None => return Ok(()),
+            }
+        }
+    }
+
+    /// Waits for a job, and begins it. Returns none when the process is to shut down.
+    async fn next_job(&self, shown: &mut Option<Work>) -> Result<Option<Work>, CoordinatorError> {
         let shutdown = &self.process.shutdown;
+        let mut said = false;
         loop {
             let Some(entry) = self.desk.first() else {
-                tracing::info!("the queue is empty; waiting for jobs");
+                if !std::mem::replace(&mut said, true) {
+                    tracing::info!("the queue is empty; waiting for jobs");
+                }
                 match shutdown.run_until_cancelled(self.desk.changed()).await {
                     Some(()) => continue,
-                    None => break,
+                    None => return Ok(None),
                 }
             };
             if let Some(ended) = shown.take() {
                 self.close(ended).await;
             }
-            let Some(begun) = shutdown.run_until_cancelled(self.begin(entry)).await else {
-                break;
-            };
-            let Some(work) = begun? else {
-                continue;
-            };
-            let Some(summary) = shutdown.run_until_cancelled(work.ended(&self.desk)).await else {
-                self.close(work).await;
-                break;
-            };
-            let summary = match summary {
-                Ok(summary) => summary,
-                Err(error) => {
-                    self.close(work).await;
-                    return Err(error);
-                }
-            };
-            if work.is_to_be_resumed(&self.desk) {
-                self.close(work).await;
-                return Err(CoordinatorError::JobFailed(summary.error));
+            match shutdown.run_until_cancelled(self.begin(entry)).await {
+                Some(Ok(None)) => {}
+                Some(begun) => return begun,
+                None => return Ok(None),
             }
-            work.persist_end(&self.desk, &summary).await;
-            shown = Some(work);
         }
-        if let Some(ended) = shown {
-            self.close(ended).await;
-        }
-        Ok(())
+    }
+
+    /// Waits for the end of a job, and persists it. Returns none when the process is to shut down.
+    async fn see_to_its_end(&self, work: Work) -> Result<Option<Work>, CoordinatorError> {
+        let shutdown = &self.process.shutdown;
+        let ended = shutdown.run_until_cancelled(work.ended(&self.desk)).await;
+        let error = match ended {
+            Some(Ok(summary)) if work.is_to_be_resumed(&self.desk) => {
+                Some(CoordinatorError::JobFailed(summary.error))
+            }
+            Some(Ok(summary)) => {
+                work.persist_end(&self.desk, &summary).await;
+                return Ok(Some(work));
+            }
+            Some(Err(error)) => Some(error),
+            None => None,
+        };
+        self.close(work).await;
+        error.map_or(Ok(None), Err)
     }
 
     /// Begins a job, and makes it the one that calls are about. Returns none if it cannot be begun, or was cancelled

@@ -9,13 +9,6 @@ use tokio::net::TcpListener;
 
 use super::error::CoordinatorError;
 
-/// Returns the host and address of this coordinator, for people.
-pub(super) fn here(address: SocketAddr) -> String {
-    let host = hostname::get();
-    let host = host.map_or_else(|_| "?".into(), |host| host.to_string_lossy().into_owned());
-    format!("{host} ({address})")
-}
-
 /// Listens on the address of a setting.
 ///
 /// # Errors

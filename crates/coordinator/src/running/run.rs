@@ -14,10 +14,10 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_stream::Stream;
 use tonic::transport::server::Connected;
 
-use super::begin::{Restore, Resume, Wish, begin, open_store};
+use super::begin::{Restore, Resume, Wish, begin, here, open_store};
 use super::error::CoordinatorError;
 use super::long_lived::{self, Place};
-use super::place::{bind, here, register};
+use super::place::{bind, register};
 use super::settings::Settings;
 use super::wiring::{DRAIN, Parts};
 use crate::cluster::Turn;

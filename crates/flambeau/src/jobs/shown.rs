@@ -51,7 +51,7 @@ pub(super) fn progress(job: &QueuedJob) -> String {
             "job {id} {name:?}: {state}, {} of {} samples",
             job.samples, job.total_samples
         ),
-        (JobState::Running, what) => format!("job {id} {name:?}: {state}, waiting for {what}"),
+        (JobState::Running, what) => format!("job {id} {name:?}: {state}; {what}"),
         _ => format!("job {id} {name:?}: {state}"),
     }
 }
@@ -94,7 +94,7 @@ pub(super) fn table(jobs: &[QueuedJob]) -> String {
     for job in jobs {
         let done = match (job.state(), job.waiting_for.as_str()) {
             (JobState::Queued, _) => String::new(),
-            (JobState::Running, what) if !what.is_empty() => format!("waiting for {}", brief(what)),
+            (JobState::Running, what) if !what.is_empty() => brief(what),
             _ if job.total_samples == 0 => String::new(),
             _ => format!("{} of {} samples", job.samples, job.total_samples),
         };
@@ -137,7 +137,7 @@ mod tests {
             ..job(JobState::Failed)
         };
         let waits = QueuedJob {
-            waiting_for: "2 workers".to_owned(),
+            waiting_for: "waiting for 2 workers".to_owned(),
             ..job(JobState::Running)
         };
         let shown = table(&[done, failed, waits, job(JobState::Queued)]);
