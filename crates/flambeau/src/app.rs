@@ -28,7 +28,7 @@ enum Command {
     Resume(train::resume::Arguments),
     /// Evaluate the final weights of a run again.
     Eval(eval::Arguments),
-    /// Write the predictions of a run's final weights as CSV.
+    /// Write the predictions of a run's final weights as CSV or Parquet.
     Predict(predict::Arguments),
     /// Draw the loss and accuracy of a run.
     Plot(plot::Arguments),
