@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod book;
 mod calls;
 mod chaos;
 mod command_line;
