@@ -94,6 +94,13 @@ fn rows_of_a_later_table_are_predicted_with_the_transforms_of_training() {
         "{rows:?}"
     );
 
+    let table = dir.path().join("predictions.parquet");
+    let out = table.to_str().unwrap();
+    let written = program().run(&["predict", run, "--data-dir", file, "--out", out]);
+    assert!(written.status.success(), "{written:?}");
+    let table = std::fs::read(&table).unwrap();
+    assert!(table.starts_with(b"PAR1") && table.ends_with(b"PAR1"));
+
     std::fs::write(&later, "y,x\n5,4\n").unwrap();
     let refused = program().run(&["predict", run, "--data-dir", file]);
     let said = String::from_utf8_lossy(&refused.stderr);

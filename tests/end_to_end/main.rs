@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod book;
 mod browser;
 mod calls;
 mod chaos;

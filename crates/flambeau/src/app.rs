@@ -33,7 +33,7 @@ enum Command {
     Eval(eval::Arguments),
     /// Evaluate the checkpoints of a run as they come, beside the training.
     Evaluator(evaluator::Arguments),
-    /// Write the predictions of a run's final weights as CSV.
+    /// Write the predictions of a run's final weights as CSV or Parquet.
     Predict(predict::Arguments),
     /// Draw the loss and accuracy of a run.
     Plot(plot::Arguments),

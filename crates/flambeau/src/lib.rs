@@ -1,8 +1,64 @@
 //! Flambeau trains [candle](candle_core) models on many machines: sharded parameter servers hold
 //! the variables, workers compute gradients, a coordinator knows which processes are live.
 //!
-//! This crate is the command line and the library interface. A program with its own model is also its own worker
-//! daemon, with the whole command line:
+//! The book in `docs/book` is for authors of models. This page lists the interfaces.
+//!
+//! # A model and its data
+//!
+//! A [`Model`] asks for its variables in `new` and computes outputs in `forward`. Data is a list of [`Column`]s in memory
+//! ([`InMemory`]), one of the sources that a [`Job`] names, or a [`Source`] of your own. The loss and the metrics follow from the data's
+//! target, unless the job's `[objective]` or the model has others. [`nn`] has layers and losses with checked gradients. Embedding tables
+//! are asked for by [`Setup::table`].
+//!
+//! A program trains a model by one of three interfaces.
+//!
+//! # `fit`, `evaluate`, `predict`
+//!
+//! A [`Trainer`] trains a job within the process, also in a test, and returns a [`History`] of values. [`Callback`]s see
+//! each evaluation and may stop the training.
+//!
+//! ```
+//! use flambeau::{Error, Job, Trainer};
+//!
+//! # fn main() -> Result<(), Error> {
+//! let mut trainer = Trainer::new(Job::from_toml("epochs = 3")?);
+//! let history = trainer.fit()?;
+//! assert_eq!(history.values("accuracy").len(), 3);
+//! assert_eq!(trainer.evaluate()?["accuracy"], history.last("accuracy").unwrap());
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # A loop of your own
+//!
+//! A [`Strategy`] runs steps that the program writes itself on a replica of a model for each device. A model may have several
+//! optimizers, and its gradients are those of the mean loss over the samples of all replicas.
+//!
+//! ```
+//! use flambeau::candle_core::{Device, Tensor};
+//! use flambeau::candle_nn::{self, Module};
+//! use flambeau::settings::Optimizer;
+//! use flambeau::{LoopError, Reduce, Strategy};
+//!
+//! # fn main() -> Result<(), LoopError> {
+//! let strategy = Strategy::mirrored("cpu,cpu")?;
+//! let mut model = strategy.scope(1, |vars| candle_nn::linear(1, 1, vars))?;
+//! let adam = model.optimizer("*", Optimizer::default())?;
+//! let losses = model.run(|replica| {
+//!     let x = Tensor::new(&[[1.0f32], [2.0]], replica.device())?;
+//!     let loss = (replica.model().forward(&x)? - (&x * 3.0)?)?.sqr()?.mean_all()?;
+//!     replica.minimize(adam, &loss, 2)?;
+//!     loss.to_scalar::<f32>().map(f64::from)
+//! })?;
+//! println!("{}", strategy.reduce(Reduce::Mean, &losses));
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # A program of all roles
+//!
+//! An [`App`] is Flambeau's command line with models and data sources of your own. The same program trains on one machine
+//! (`my-program train`) and is each daemon of a cluster (`my-program coordinator`, `ps-server`, `worker`).
 //!
 //! ```no_run
 //! use flambeau::{App, Batch, Model, Pass, Setup};
@@ -26,6 +82,11 @@
 //!     App::new().model::<Straight>("straight").main()
 //! }
 //! ```
+//!
+//! # A trained model
+//!
+//! [`Trainer::predict`] and `flambeau predict` compute outputs of a run's weights, which candle reads as safetensors. A [`Scorer`] scores
+//! single requests with the rows of tables on running servers, and [`Lookup`] reads rows alone.
 
 // The command line:
 // - `app`: the subcommands, and the module that runs each; `command`: the parts that several of them have
@@ -42,6 +103,8 @@
 
 mod app;
 mod bench;
+#[cfg(doctest)]
+mod book;
 mod certs;
 mod checkpoint;
 mod cluster;
@@ -69,28 +132,39 @@ pub use candle_core;
 pub use candle_nn;
 pub use error::CommandError as Error;
 pub use fit::{Callback, Control, Epoch, History, Progress, Trainer, on_evaluation};
+#[doc(inline)]
 pub use nn;
+#[doc(inline)]
 pub use ps_client::lookup::{FoundRows, Lookup, LookupError};
 pub use scorer::{Scorer, Scoring};
+#[doc(inline)]
 pub use shared_proto::job::Job;
+#[doc(inline)]
 pub use shared_proto::security::{Security, SecurityFiles};
+#[doc(inline)]
 pub use shared_proto::step::Want;
+#[doc(inline)]
 pub use shared_proto::table::{
     Admission, Age, Capacity, Eviction, EvictionOrder, Initializer, RowOptimizer, Storage,
 };
+#[doc(inline)]
 pub use worker::input::{
     Column, DataSetup, Dataset, Field, Fitted, InMemory, InputError, Order, Purpose, Samples,
     Signature, Source, Values,
 };
+#[doc(inline)]
 pub use worker::loops::{Distributed, LoopError, OptimizerId, Reduce, Replica, Strategy};
+#[doc(inline)]
 pub use worker::model::{
     Batch, Feature, Loss, Metric, Metrics, Model, Objective, Pass, Ragged, Setup, Stages,
     forward_blocks,
 };
+#[doc(inline)]
 pub use worker::tables::{Embeddings, Pool, Table};
 
 /// The settings of a [`Job`], as its file has them.
 pub mod settings {
+    #[doc(inline)]
     pub use shared_proto::job::*;
 }
 

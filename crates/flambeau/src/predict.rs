@@ -1,11 +1,16 @@
 //! `flambeau predict`: the predictions of a run's final weights.
 
-use std::io;
+use std::io::{self, Write};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use clap::Args;
+use parquet::data_type::{ByteArray, ByteArrayType, FloatType};
+use parquet::errors::ParquetError;
+use parquet::file::writer::SerializedFileWriter;
+use parquet::schema::parser::parse_message_type;
 use worker::device;
-use worker::predict::predict;
+use worker::predict::{Cell, Predictions, predict};
 use worker::registry::Registry;
 
 use crate::command::FinishedRun;
@@ -19,7 +24,7 @@ pub(crate) struct Arguments {
     /// NumPy files. For other kinds, the folder or file of the data, of which the held-out samples are predicted.
     #[arg(long, value_name = "FILE")]
     data_dir: Option<PathBuf>,
-    /// The CSV file to write; standard output if none is given.
+    /// The file to write: Parquet if its name ends in .parquet, and else CSV. Without it, CSV goes to standard output.
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
     /// The device to compute on: auto, cpu or cuda:N.
@@ -34,12 +39,90 @@ pub(crate) fn run(arguments: &Arguments, registry: &Registry) -> Result<(), Comm
     match &arguments.out {
         Some(path) => {
             let file = std::fs::File::create(path).map_err(CommandError::file(path))?;
-            let written = predictions.write_csv(io::BufWriter::new(file));
+            let file = io::BufWriter::new(file);
+            let written = match path.extension().is_some_and(|end| end == "parquet") {
+                true => write_parquet(&predictions, file).map_err(io::Error::other),
+                false => predictions.write_csv(file),
+            };
             written.map_err(CommandError::file(path))
         }
         None => {
             let written = predictions.write_csv(io::stdout().lock());
             written.map_err(CommandError::file("standard output"))
         }
+    }
+}
+
+/// Writes a Parquet file with the columns of the predictions: text for labels, `float` for numbers.
+fn write_parquet(predictions: &Predictions, to: impl Write + Send) -> Result<(), ParquetError> {
+    let column = |place: usize| predictions.rows.iter().map(move |row| &row[place]);
+    let is_label = |place| matches!(column(place).next(), Some(Cell::Label(_)));
+    let fields = predictions.header.iter().enumerate();
+    let fields = fields.map(|(place, name)| match is_label(place) {
+        true => format!("required binary {name} (UTF8);"),
+        false => format!("required float {name};"),
+    });
+    let schema = format!("message predictions {{ {} }}", fields.collect::<String>());
+    let schema = Arc::new(parse_message_type(&schema)?);
+    let mut writer = SerializedFileWriter::new(to, schema, Arc::default())?;
+    let mut group = writer.next_row_group()?;
+    for place in 0..predictions.header.len() {
+        let Some(mut writer) = group.next_column()? else {
+            break;
+        };
+        if is_label(place) {
+            let labels: Vec<_> = column(place)
+                .map(|cell| ByteArray::from(cell.to_string().into_bytes()))
+                .collect();
+            writer
+                .typed::<ByteArrayType>()
+                .write_batch(&labels, None, None)?;
+        } else {
+            let numbers = column(place).filter_map(|cell| match cell {
+                Cell::Number(number) => Some(*number),
+                Cell::Label(_) => None,
+            });
+            let numbers: Vec<f32> = numbers.collect();
+            writer
+                .typed::<FloatType>()
+                .write_batch(&numbers, None, None)?;
+        }
+        writer.close()?;
+    }
+    group.close()?;
+    Ok(writer.into_inner()?.flush()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::Bytes;
+    use parquet::file::reader::{FileReader, SerializedFileReader};
+    use parquet::record::RowAccessor;
+
+    use super::*;
+
+    #[test]
+    fn parquet_has_the_labels_and_the_numbers() {
+        let row = |label: &str, p| vec![Cell::Label(label.to_owned()), Cell::Number(p)];
+        let predictions = Predictions {
+            header: vec!["prediction".to_owned(), "probability".to_owned()],
+            rows: vec![row("cat, black", 0.25), row("dog", 1.0)],
+        };
+        let mut file = Vec::new();
+        write_parquet(&predictions, &mut file).unwrap();
+        let reader = SerializedFileReader::new(Bytes::from(file)).unwrap();
+        let rows: Vec<_> = reader.get_row_iter(None).unwrap().collect();
+        let found: Vec<(String, f32)> = rows
+            .into_iter()
+            .map(|row| row.unwrap())
+            .map(|row| {
+                (
+                    row.get_string(0).unwrap().clone(),
+                    row.get_float(1).unwrap(),
+                )
+            })
+            .collect();
+        let expected = [("cat, black".to_owned(), 0.25), ("dog".to_owned(), 1.0)];
+        assert_eq!(found, expected);
     }
 }

@@ -1,6 +1,7 @@
 //! Predictions of a trained model, made without a cluster.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::io::Write;
 use std::ops::Range;
 
@@ -14,12 +15,30 @@ use crate::registry::Registry;
 use crate::replica::{EVALUATION_BATCH, ReplicaError, precision};
 
 /// The predictions for some samples, in words and numbers.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Predictions {
     /// The names of the columns.
     pub header: Vec<String>,
-    /// A row for each sample, in the order of the samples.
-    pub rows: Vec<Vec<String>>,
+    /// A row for each sample, in the order of the samples. The cells of a column are of one kind.
+    pub rows: Vec<Vec<Cell>>,
+}
+
+/// A cell of a row of predictions.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Cell {
+    /// The label of a class.
+    Label(String),
+    /// A probability, or a number that was predicted.
+    Number(f32),
+}
+
+impl fmt::Display for Cell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Label(label) => f.write_str(label),
+            Self::Number(number) => number.fmt(f),
+        }
+    }
 }
 
 impl Predictions {
@@ -31,7 +50,7 @@ impl Predictions {
         let mut file = csv::Writer::from_writer(to);
         file.write_record(&self.header)?;
         for row in &self.rows {
-            file.write_record(row)?;
+            file.write_record(row.iter().map(Cell::to_string))?;
         }
         file.flush()
     }
@@ -201,34 +220,31 @@ fn check_finite(outputs: &Tensor, start: u64) -> candle_core::Result<()> {
 fn classes(
     outputs: &Tensor,
     labels: &BTreeMap<u32, String>,
-) -> candle_core::Result<Vec<Vec<String>>> {
+) -> candle_core::Result<Vec<Vec<Cell>>> {
     let probabilities = nn::softmax(&outputs.to_dtype(DType::F32)?)?;
     let likeliest = probabilities.argmax(D::Minus1)?.to_vec1::<u32>()?;
     let probability = probabilities.max(D::Minus1)?.to_vec1::<f32>()?;
-    let row = |(class, p): (u32, f32)| vec![label(labels, class), p.to_string()];
+    let row = |(class, p): (u32, f32)| vec![label(labels, class), Cell::Number(p)];
     Ok(likeliest.into_iter().zip(probability).map(row).collect())
 }
 
 /// Returns the likelier label of each sample, and the probability of the label that counts as 1.
-fn binary(
-    outputs: &Tensor,
-    labels: &BTreeMap<u32, String>,
-) -> candle_core::Result<Vec<Vec<String>>> {
+fn binary(outputs: &Tensor, labels: &BTreeMap<u32, String>) -> candle_core::Result<Vec<Vec<Cell>>> {
     let outputs = outputs
         .flatten_all()?
         .to_dtype(DType::F64)?
         .to_vec1::<f64>()?;
     let row = |output: f64| {
         let p = 1.0 / (1.0 + (-output).exp());
-        vec![label(labels, u32::from(p >= 0.5)), (p as f32).to_string()]
+        vec![label(labels, u32::from(p >= 0.5)), Cell::Number(p as f32)]
     };
     Ok(outputs.into_iter().map(row).collect())
 }
 
 /// Returns the outputs of each sample.
-fn numbers(outputs: &Tensor) -> candle_core::Result<Vec<Vec<String>>> {
+fn numbers(outputs: &Tensor) -> candle_core::Result<Vec<Vec<Cell>>> {
     let rows = rows_of(&outputs.to_dtype(DType::F32)?)?;
-    let row = |row: Vec<f32>| row.iter().map(f32::to_string).collect();
+    let row = |row: Vec<f32>| row.into_iter().map(Cell::Number).collect();
     Ok(rows.into_iter().map(row).collect())
 }
 
@@ -241,9 +257,9 @@ fn rows_of(outputs: &Tensor) -> candle_core::Result<Vec<Vec<f32>>> {
 }
 
 /// Returns a class's label; its number if the data has no labels in words.
-fn label(labels: &BTreeMap<u32, String>, class: u32) -> String {
+fn label(labels: &BTreeMap<u32, String>, class: u32) -> Cell {
     let label = labels.get(&class).cloned();
-    label.unwrap_or_else(|| class.to_string())
+    Cell::Label(label.unwrap_or_else(|| class.to_string()))
 }
 
 /// Returns the label of each class.

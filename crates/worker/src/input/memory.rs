@@ -12,6 +12,24 @@ use super::field::{Field, Signature};
 use crate::shuffle;
 
 /// Samples in memory.
+///
+/// ```
+/// # mod flambeau { pub use {candle_core, worker::input::*}; }
+/// use flambeau::candle_core::Device;
+/// use flambeau::{Column, InMemory};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// // Two samples: a point of two numbers each, and its class, one of three.
+/// let samples = InMemory::new(
+///     vec![Column::numbers("point", vec![2], vec![0.1, 0.2, 0.8, 0.9])],
+///     vec![Column::category("side", vec![0, 2], 3)],
+/// )?;
+/// let batch = samples.batch(&[1, 0], &Device::Cpu)?;
+/// assert_eq!(batch.input()?.dims(), [2, 2]);
+/// assert_eq!(batch.target()?.to_vec1::<u32>()?, [2, 0]);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct InMemory {
     pub(super) inputs: Vec<Column>,

@@ -10,6 +10,32 @@ use super::error::InputError;
 use super::fitted::Fitted;
 
 /// A source of data, which a job names in `data.kind`.
+///
+/// ```
+/// # mod flambeau { pub use worker::input::*; }
+/// use flambeau::{Column, DataSetup, Dataset, InMemory, InputError, Source};
+///
+/// /// The numbers from 0 to 1, and twice as much.
+/// struct Doubled;
+///
+/// impl Source for Doubled {
+///     fn open(setup: &DataSetup) -> Result<Dataset, InputError> {
+///         // Settings of the source's own are in `data.options`.
+///         setup.only(&["count"])?;
+///         let count = setup.whole_number("count")?.unwrap_or(100);
+///         let samples = |count: u64| {
+///             let x: Vec<f32> = (0..count).map(|i| i as f32 / count as f32).collect();
+///             let y = x.iter().map(|x| 2.0 * x).collect();
+///             InMemory::new(
+///                 vec![Column::numbers("x", vec![1], x)],
+///                 vec![Column::numbers("y", vec![1], y)],
+///             )
+///         };
+///         Dataset::in_memory(samples(count)?, samples(20)?)
+///     }
+/// }
+/// # fn main() {}
+/// ```
 pub trait Source: 'static {
     /// True if samples can stay in their files when `data.stream` is set. Otherwise this is refused.
     const STREAMS: bool = false;

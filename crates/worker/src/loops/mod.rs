@@ -33,10 +33,15 @@ use crate::variables::Variables;
 /// used as it is given: with more replicas, and so a larger global batch, raise it yourself if you want that.
 ///
 /// ```
+/// # // The names that authors of models know, which come from a crate above this one.
+/// # mod flambeau {
+/// #     pub use {candle_core, candle_nn, worker::loops::*};
+/// #     pub mod settings { pub use shared_proto::job::*; }
+/// # }
 /// use flambeau::candle_core::{Device, Tensor};
+/// use flambeau::candle_nn::{self, Module};
 /// use flambeau::settings::{Optimizer, Sgd};
-/// use flambeau::{LoopError, Reduce, Strategy, candle_nn};
-/// use flambeau::candle_nn::Module;
+/// use flambeau::{LoopError, Reduce, Strategy};
 ///
 /// # fn main() -> Result<(), LoopError> {
 /// let strategy = Strategy::mirrored("cpu,cpu")?;

@@ -55,54 +55,6 @@
 //! # Ok(())
 //! # }
 //! ```
-//!
-//! A model that is a *chain of blocks*, each of which takes the outputs of the one before, can be cut into stages on several
-//! devices (`strategy.name = "model-parallel"`). It says how many blocks it has, asks for the variables of each by
-//! [`Setup::block`], and computes one at a time:
-//!
-//! ```
-//! use candle_core::{Result, Tensor};
-//! use candle_nn::VarBuilder;
-//! use nn::Linear;
-//! use worker::model::{Batch, Model, Pass, Setup, forward_blocks};
-//!
-//! const BLOCKS: usize = 3;
-//!
-//! struct Chain(Vec<Linear>);
-//!
-//! impl Model for Chain {
-//!     fn new(setup: &Setup, vars: VarBuilder) -> Result<Self> {
-//!         let mut width = setup.features()?;
-//!         let mut layers = Vec::new();
-//!         for block in 0..BLOCKS {
-//!             let vars = setup.block(block, BLOCKS, &vars)?;
-//!             let next = if block + 1 < BLOCKS { 32 } else { setup.outputs() };
-//!             layers.push(Linear::new(width, next, vars.pp("layer").pp(block))?);
-//!             width = next;
-//!         }
-//!         Ok(Self(layers))
-//!     }
-//!
-//!     fn forward(&self, batch: &Batch, pass: &Pass) -> Result<Tensor> {
-//!         forward_blocks(self, batch, pass)
-//!     }
-//!
-//!     fn blocks(&self) -> usize {
-//!         BLOCKS
-//!     }
-//!
-//!     fn forward_block(&self, block: usize, x: Option<&Tensor>, batch: &Batch, _: &Pass) -> Result<Tensor> {
-//!         let x = match x {
-//!             Some(x) => x.clone(),
-//!             None => batch.input()?.flatten_from(1)?,
-//!         };
-//!         match block + 1 == BLOCKS {
-//!             true => self.0[block].forward(&x),
-//!             false => self.0[block].forward_relu(&x),
-//!         }
-//!     }
-//! }
-//! ```
 
 mod blocks;
 mod loss;
@@ -200,8 +152,88 @@ impl<'a> Setup<'a> {
     }
 }
 
-/// A model that can be trained. The module's page shows how to write one. One thread computes with it, while another asks it
-/// what the next batches want.
+/// A model that can be trained: a struct with candle layers. `new` takes its variables from a [`VarBuilder`], `forward` computes
+/// outputs. The loss, metrics, initial values, gradients and updates are made around it. One thread computes with the model, while
+/// another asks it what the next batches want.
+///
+/// ```
+/// # // The names that authors of models know, which come from a crate above this one.
+/// # mod flambeau { pub use {candle_core, candle_nn, nn, worker::model::*}; }
+/// use flambeau::candle_core::{Result, Tensor};
+/// use flambeau::candle_nn::VarBuilder;
+/// use flambeau::nn::Linear;
+/// use flambeau::{Batch, Model, Pass, Setup};
+///
+/// struct TwoLayers {
+///     hidden: Linear,
+///     output: Linear,
+/// }
+///
+/// impl Model for TwoLayers {
+///     fn new(setup: &Setup, vars: VarBuilder) -> Result<Self> {
+///         Ok(Self {
+///             hidden: Linear::new(setup.features()?, 64, vars.pp("hidden"))?,
+///             output: Linear::new(64, setup.outputs(), vars.pp("output"))?,
+///         })
+///     }
+///
+///     fn forward(&self, batch: &Batch, _: &Pass) -> Result<Tensor> {
+///         let inputs = batch.input()?.flatten_from(1)?;
+///         self.output.forward(&self.hidden.forward_relu(&inputs)?)
+///     }
+/// }
+/// # fn main() {}
+/// ```
+///
+/// A model that is a *chain of blocks*, each of which takes the outputs of the one before, can be cut into stages on several
+/// devices (`strategy.name = "model-parallel"`). It says how many blocks it has, asks for the variables of each by
+/// [`Setup::block`], and computes one at a time:
+///
+/// ```
+/// # mod flambeau { pub use {candle_core, candle_nn, nn, worker::model::*}; }
+/// use flambeau::candle_core::{Result, Tensor};
+/// use flambeau::candle_nn::VarBuilder;
+/// use flambeau::nn::Linear;
+/// use flambeau::{Batch, Model, Pass, Setup, forward_blocks};
+///
+/// const BLOCKS: usize = 3;
+///
+/// struct Chain(Vec<Linear>);
+///
+/// impl Model for Chain {
+///     fn new(setup: &Setup, vars: VarBuilder) -> Result<Self> {
+///         let mut width = setup.features()?;
+///         let mut layers = Vec::new();
+///         for block in 0..BLOCKS {
+///             let vars = setup.block(block, BLOCKS, &vars)?;
+///             let next = if block + 1 < BLOCKS { 32 } else { setup.outputs() };
+///             layers.push(Linear::new(width, next, vars.pp("layer").pp(block))?);
+///             width = next;
+///         }
+///         Ok(Self(layers))
+///     }
+///
+///     fn forward(&self, batch: &Batch, pass: &Pass) -> Result<Tensor> {
+///         forward_blocks(self, batch, pass)
+///     }
+///
+///     fn blocks(&self) -> usize {
+///         BLOCKS
+///     }
+///
+///     fn forward_block(&self, block: usize, x: Option<&Tensor>, batch: &Batch, _: &Pass) -> Result<Tensor> {
+///         let x = match x {
+///             Some(x) => x.clone(),
+///             None => batch.input()?.flatten_from(1)?,
+///         };
+///         match block + 1 == BLOCKS {
+///             true => self.0[block].forward(&x),
+///             false => self.0[block].forward_relu(&x),
+///         }
+///     }
+/// }
+/// # fn main() {}
+/// ```
 pub trait Model: Send + Sync + 'static {
     /// Builds the model on variables that it asks `vars` for. Their names and shapes must depend
     /// on `setup` alone, because all workers share them, and they are `f32`.

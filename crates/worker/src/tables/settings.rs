@@ -12,9 +12,12 @@ const LIMIT: f32 = 0.05;
 /// The settings of an embedding table.
 ///
 /// ```
-/// use worker::tables::Table;
+/// # mod flambeau { pub use worker::tables::Table; }
+/// # fn main() {
+/// use flambeau::Table;
 ///
 /// let items = Table::dim(16).row_adagrad(0.05).column("item_id").column("history");
+/// # }
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Table {
