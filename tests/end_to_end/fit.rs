@@ -69,7 +69,6 @@ fn fit_trains_by_every_strategy() {
     for (strategy, devices, workers, batch) in [
         ("parameter-server", "cpu", 2, 16),
         ("multi-worker-mirrored", "cpu", 2, 16),
-        ("hybrid", "cpu", 2, 16),
         ("mirrored", "cpu,cpu", 1, 32),
         ("central-storage", "cpu,cpu", 1, 32),
         ("one-device", "cpu", 1, 32),
@@ -87,6 +86,17 @@ fn fit_trains_by_every_strategy() {
         let difference = difference(weights, alone);
         assert!(difference < 1e-4, "{strategy}: {difference}");
     }
+}
+
+#[test]
+fn fit_trains_tables_on_servers_and_the_rest_on_workers() {
+    let mut trainer = Trainer::new(job(
+        "epochs = 1\n[data]\nkind = \"clicks\"\n[data.options]\nsamples = 4000\nrows = 200\n[model]\nname = \"deepfm\"\nembedding = 4\nhidden = [8]\n[cluster]\nps = 2\nworkers = 2\n[strategy]\nname = \"hybrid\"\nmode = \"sync\"\n",
+    ));
+    let history = trainer.fit().unwrap();
+    // The rows are read from the last checkpoint.
+    let evaluated = trainer.evaluate().unwrap();
+    assert!((evaluated["auc"] - history.last("auc").unwrap()).abs() < 1e-6);
 }
 
 /// Sees what callbacks are called with.

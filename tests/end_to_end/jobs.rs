@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde_json::Value;
 use tests::{Cluster, Daemon, eventually};
 
+use crate::page::status_of;
 use crate::program;
 
 mod refusals;
@@ -297,5 +298,33 @@ fn the_queue_outlives_a_coordinator_that_is_killed() {
     let id = waiting.join().unwrap()["id"].as_u64().unwrap();
     assert_eq!(jobs(&cluster).len(), 5);
     assert_same(&ended(&cluster, id), &as_alone[1]);
+    end(cluster);
+}
+
+#[test]
+fn the_page_shows_the_job_at_work() {
+    let more = ["--no-job", "--http", "127.0.0.1:0"];
+    let mut cluster = Cluster::start_coordinator_with(program(), SIZES, 0, &more);
+    let address = cluster.coordinator.ready.page.unwrap();
+    let shown = || status_of(address);
+    assert_eq!(shown()["status"], Value::Null, "there is no job yet");
+    for name in ["ps-0", "ps-1"] {
+        let server = cluster.member("ps-server", name, &STAY, &[]);
+        cluster.ps.push(server);
+    }
+    for name in ["a", "b", "c"] {
+        let worker = cluster.member("worker", name, &STAY, &[]);
+        cluster.workers.push(worker);
+    }
+    for name in ["first", "second"] {
+        let id = submit(&cluster, &digits(name, "softmax", 2));
+        assert_eq!(ended(&cluster, id)["state"], "done");
+        let state = shown();
+        assert_eq!(state["status"]["job"], name);
+        let evaluations = state["history"]["evaluations"].as_array().unwrap();
+        assert_eq!(evaluations.len(), 2, "{state}");
+        let folder = format!("{name}-{id}");
+        assert!(state["run_dir"].as_str().unwrap().ends_with(&folder));
+    }
     end(cluster);
 }

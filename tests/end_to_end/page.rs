@@ -70,6 +70,11 @@ fn encrypted(address: SocketAddr, authority: &Path) -> StreamOwned<ClientConnect
     StreamOwned::new(connection, plain(address))
 }
 
+/// Returns the data of a page without a token.
+pub(crate) fn status_of(address: SocketAddr) -> Value {
+    ask(plain(address), "/status.json", None).json()
+}
+
 #[test]
 fn the_page_shows_a_job_while_it_trains() {
     let mut cluster =

@@ -27,13 +27,13 @@ use crate::calls::slot::Slot;
 use crate::page::Page;
 use crate::queue::{Desk, DeskError, End, Entry, Submission};
 
-/// Where the coordinator listens, and what its page shows.
-pub(super) struct Place<'a> {
+/// Where the coordinator listens.
+pub(super) struct Place {
     pub(super) listener: TcpListener,
     pub(super) address: SocketAddr,
-    /// The address of the page, if there is one.
+    /// The listener of the page, if there is one, and its address.
+    pub(super) browsers: Option<TcpListener>,
     pub(super) page_address: Option<SocketAddr>,
-    pub(super) page: &'a Page,
 }
 
 /// A coordinator of a long-lived cluster.
@@ -45,7 +45,7 @@ struct LongLived<'a> {
     desk: Arc<Desk>,
     slot: Slot,
     address: SocketAddr,
-    page: &'a Page,
+    page: Page,
 }
 
 /// Works on jobs until the process is told to shut down.
@@ -57,13 +57,13 @@ pub(super) async fn run(
     process: &Process,
     job: Job,
     dir: PathBuf,
-    place: Place<'_>,
+    place: Place,
 ) -> Result<(), CoordinatorError> {
     let Place {
         listener,
         address,
+        browsers,
         page_address,
-        page,
     } = place;
     let queue_error = |reason: String| CoordinatorError::Queue {
         dir: dir.clone(),
@@ -82,7 +82,7 @@ pub(super) async fn run(
         desk,
         slot: Slot::new(None),
         address,
-        page,
+        page: Page::serve(&process.security, browsers),
     };
     let prepared = coordinator.prepare().await;
     prepared.map_err(|error| match error {

@@ -11,6 +11,7 @@ use shared_proto::connections::{Connections, Port};
 use shared_proto::job::run_dir;
 use shared_proto::transport::Listen;
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpListener;
 use tokio_stream::Stream;
 use tonic::transport::server::Connected;
 
@@ -49,7 +50,6 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), Coordinator
         }
         None => (None, None),
     };
-    let page = Page::serve(&process.security, browsers);
 
     let name = if settings.no_job {
         "cluster"
@@ -70,8 +70,8 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), Coordinator
         let place = Place {
             listener,
             address,
+            browsers,
             page_address,
-            page: &page,
         };
         return long_lived::run(&settings, &process, job, dir, place).await;
     }
@@ -114,9 +114,9 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), Coordinator
     let incoming = Box::pin(connections.incoming(listener));
     if process.security.is_listening_encrypted() {
         let incoming = Box::pin(process.security.secured(incoming));
-        serve(parts, incoming, (recorder, page), &dir, &process).await
+        serve(parts, incoming, (recorder, browsers), &dir, &process).await
     } else {
-        serve(parts, incoming, (recorder, page), &dir, &process).await
+        serve(parts, incoming, (recorder, browsers), &dir, &process).await
     }
 }
 
@@ -124,7 +124,7 @@ pub async fn run(settings: Settings, process: Process) -> Result<(), Coordinator
 async fn serve<S>(
     parts: Parts,
     incoming: impl Stream<Item = std::io::Result<S>> + Send + 'static,
-    (recorder, page): (Recorder, Page),
+    (recorder, browsers): (Recorder, Option<TcpListener>),
     dir: &Path,
     process: &Process,
 ) -> Result<(), CoordinatorError>
@@ -134,6 +134,7 @@ where
     let (running, work) = parts.build(incoming);
     let work = tokio::spawn(work);
     let shared = &running.shared;
+    let page = Page::serve(&process.security, browsers);
     page.show(Some(ShownJob {
         shared: Arc::clone(shared),
         history: recorder.history(),
