@@ -9,7 +9,7 @@ use shared_proto::refusal::Reason;
 use shared_proto::view::JobPhase;
 use shared_proto::wire;
 
-use super::{Cluster, Durable, Initialization, Work, WorkerData};
+use super::{Cluster, Durable, Initialization, Turn, Work, WorkerData};
 
 mod bounds;
 mod capacity;
@@ -34,6 +34,7 @@ mod status;
 mod steps;
 mod stop;
 mod summary;
+mod turn;
 mod unable;
 mod work;
 
