@@ -13,10 +13,12 @@
 //! computation gives the same bits in each run.
 //!
 //! ```
-//! use candle_core::{DType, Device::Cpu, Tensor, Var};
-//! use nn::{backward, cross_entropy, linear_relu};
+//! # // The names that authors of models know, which come from a crate above this one.
+//! # mod flambeau { pub use {candle_core, nn}; }
+//! use flambeau::candle_core::{DType, Device::Cpu, Tensor, Var};
+//! use flambeau::nn::{backward, cross_entropy, linear_relu};
 //!
-//! # fn main() -> candle_core::Result<()> {
+//! # fn main() -> flambeau::candle_core::Result<()> {
 //! let weight = Var::randn(0f32, 0.1, (2, 3), &Cpu)?;
 //! let bias = Var::zeros(2, DType::F32, &Cpu)?;
 //! let inputs = Tensor::randn(0f32, 1.0, (4, 3), &Cpu)?;

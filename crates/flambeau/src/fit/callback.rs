@@ -40,6 +40,21 @@ impl Control {
 }
 
 /// Returns a callback that calls this function with the metrics of each evaluation.
+///
+/// ```
+/// use flambeau::{Error, Job, Trainer, on_evaluation};
+///
+/// # fn main() -> Result<(), Error> {
+/// let stop = on_evaluation(|epoch, control| {
+///     if epoch.metrics["accuracy"] > 0.5 {
+///         control.stop("good enough");
+///     }
+/// });
+/// let history = Trainer::new(Job::from_toml("epochs = 1000")?).callback(stop).fit()?;
+/// assert_eq!(history.stopped.as_deref(), Some("good enough"));
+/// # Ok(())
+/// # }
+/// ```
 pub fn on_evaluation(act: impl FnMut(&Epoch, &mut Control) + Send) -> impl Callback {
     struct OnEvaluation<F>(F);
 

@@ -41,7 +41,29 @@ use crate::wire::Dtype;
 /// The most servers of a job.
 pub const MOST_SERVERS: usize = 1 << 16;
 
-/// A job.
+/// A job: what is trained, and how. It is the content of a TOML file. A setting that is absent has its default; `flambeau job init` writes
+/// a file with all settings.
+///
+/// ```
+/// # // The names that authors of models know, which come from a crate above this one.
+/// # mod flambeau {
+/// #     pub use shared_proto::job::Job;
+/// #     pub mod settings { pub use shared_proto::job::*; }
+/// # }
+/// use flambeau::Job;
+/// use flambeau::settings::{Adam, JobError, Mode, Optimizer};
+///
+/// # fn main() -> Result<(), JobError> {
+/// let mut job = Job::from_toml("epochs = 3\nbatch_size = 64")?;
+/// job.strategy.mode = Mode::Sync;
+/// job.optimizer = Optimizer::Adam(Adam { learning_rate: 0.01, ..Adam::default() });
+/// job.validate()?;
+///
+/// let wrong = Job::from_toml("epoch = 3").unwrap_err();
+/// assert!(wrong.to_string().contains("unknown field `epoch`"));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Job {
