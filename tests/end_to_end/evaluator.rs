@@ -23,7 +23,6 @@ fn an_evaluator_measures_checkpoints_as_they_come_and_its_death_does_not_matter(
     let dir = tempfile::tempdir().unwrap();
     let (job, run) = (dir.path().join("job.toml"), dir.path().join("run"));
     std::fs::write(&job, JOB).unwrap();
-    std::fs::create_dir(&run).unwrap();
     let evaluate = || {
         let mut command =
             program().command(&["evaluator", run.to_str().unwrap(), "--every", "0.1"]);

@@ -50,7 +50,7 @@ enum Announcement {
     /// A line of stdout in this format.
     Stdout(LogFormat),
     /// To the process of which it is a thread.
-    Channel(mpsc::UnboundedSender<Ready>),
+    Channel(mpsc::Sender<Ready>),
 }
 
 impl Process {
@@ -70,7 +70,7 @@ impl Process {
         self.announced.call_once(|| match &self.announcement {
             Announcement::Stdout(format) => println!("{}", ready.line(*format)),
             // A starter that is gone does not need the addresses.
-            Announcement::Channel(starter) => drop(starter.send(ready)),
+            Announcement::Channel(starter) => drop(starter.try_send(ready)),
         });
     }
 
@@ -312,7 +312,7 @@ fn start<E: Failure>(
 pub fn on_this_thread<E: Failure>(
     settings: &ProcessSettings,
     shutdown: CancellationToken,
-    ready: mpsc::UnboundedSender<Ready>,
+    ready: mpsc::Sender<Ready>,
     run: impl AsyncFnOnce(Process) -> Result<(), E>,
 ) -> Result<(), Ending> {
     descriptors::raise();

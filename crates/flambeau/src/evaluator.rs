@@ -1,7 +1,7 @@
 //! `flambeau evaluator`: a process that evaluates the checkpoints of a run as they come, beside the training.
 
 use std::collections::BTreeMap;
-use std::io::Write;
+use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -61,6 +61,9 @@ fn seconds(text: &str) -> Result<f64, String> {
 /// The result of a checkpoint.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Line {
+    /// The run that wrote the checkpoint.
+    #[serde(default)]
+    run: String,
     checkpoint: u64,
     /// The steps that the checkpoint has.
     steps: u64,
@@ -71,10 +74,16 @@ impl Line {
     pub(crate) fn new(of: &Manifest, metrics: Metrics) -> Self {
         let metrics = metrics.into_iter();
         Self {
+            run: of.run.clone(),
             checkpoint: of.number,
             steps: of.steps,
             metrics: metrics.map(|(name, value)| (name, Number(value))).collect(),
         }
+    }
+
+    /// Returns whether the line is of this run.
+    fn is_of(&self, run: &str) -> bool {
+        self.run == run
     }
 
     fn to_json(&self) -> String {
@@ -86,8 +95,14 @@ impl Line {
     pub(crate) fn append_to(&self, path: &Path) -> Result<(), CommandError> {
         let append = || {
             let mut options = std::fs::OpenOptions::new();
-            let mut file = options.create(true).append(true).open(path)?;
-            writeln!(file, "{}", self.to_json())
+            let mut file = options.create(true).append(true).read(true).open(path)?;
+            // A process that was killed may have left a line without an end.
+            let mut last = [b'\n'];
+            if file.seek(SeekFrom::End(-1)).is_ok() {
+                file.read_exact(&mut last)?;
+            }
+            let begin = if last == *b"\n" { "" } else { "\n" };
+            file.write_all(format!("{begin}{}\n", self.to_json()).as_bytes())
         };
         append().map_err(CommandError::file(path))
     }
@@ -148,7 +163,7 @@ impl Fetched {
 /// If a checkpoint, the data or the model cannot be used.
 pub(crate) fn run(arguments: &Arguments, registry: &Registry) -> Result<(), CommandError> {
     let device = device::open(arguments.device)?;
-    let mut beside = Beside::new(arguments, registry, device)?;
+    let mut beside = Beside::new(arguments, registry, device);
     block_on(beside.follow())
 }
 
@@ -157,45 +172,47 @@ struct Beside<'a> {
     arguments: &'a Arguments,
     registry: &'a Registry,
     device: Device,
-    record: Option<PathBuf>,
-    /// The newest checkpoint that was evaluated.
+    /// The newest checkpoint that was evaluated, once that is known.
     done: Option<u64>,
+    /// The run of that checkpoint.
+    run: String,
     /// The model of the run, once there is a checkpoint.
     evaluator: Option<Evaluator>,
 }
 
 impl<'a> Beside<'a> {
-    fn new(
-        arguments: &'a Arguments,
-        registry: &'a Registry,
-        device: Device,
-    ) -> Result<Self, CommandError> {
-        let run = Path::new(&arguments.location);
-        let usual = || run.is_dir().then(|| run.join(RECORD));
-        let record = arguments.record.clone().or_else(usual);
-        Ok(Self {
+    fn new(arguments: &'a Arguments, registry: &'a Registry, device: Device) -> Self {
+        Self {
             arguments,
             registry,
             device,
-            done: record.as_deref().map_or(Ok(None), last_of)?,
-            record,
+            done: None,
+            run: String::new(),
             evaluator: None,
-        })
+        }
+    }
+
+    /// Returns the file of the results: by default one in the run directory, if the location is one.
+    fn record(&self) -> Option<PathBuf> {
+        let run = Path::new(&self.arguments.location);
+        let usual = || run.join(run_dir::JOB).is_file().then(|| run.join(RECORD));
+        self.arguments.record.clone().or_else(usual)
     }
 
     async fn follow(&mut self) -> Result<(), CommandError> {
         let mut announced = false;
         loop {
-            // Asked before the newest one is, so that none comes after it.
+            // First, so that no checkpoint comes after the newest one.
             let has_ended = self.has_ended().await;
             let evaluated = self.next().await;
             match evaluated {
+                Ok(_) if self.arguments.once => return Ok(()),
                 Ok(true) => continue,
-                Ok(false) if has_ended || self.arguments.once => return Ok(()),
+                Ok(false) if has_ended => return Ok(()),
                 Ok(false) => {}
                 // There is none yet, or it was deleted while it was read.
                 Err(CommandError::Checkpoint(CheckpointError::NotFound(why))) => {
-                    if self.arguments.once {
+                    if self.arguments.once || self.has_failed() {
                         return Err(CheckpointError::NotFound(why).into());
                     }
                 }
@@ -213,6 +230,12 @@ impl<'a> Beside<'a> {
         }
     }
 
+    /// Returns whether the run directory has the summary of a run that has ended.
+    fn has_failed(&self) -> bool {
+        let run = Path::new(&self.arguments.location);
+        run.join(run_dir::SUMMARY).exists()
+    }
+
     /// Returns whether the run has given up its location, so that no checkpoint follows.
     async fn has_ended(&self) -> bool {
         let store = resolve(&self.arguments.location).await;
@@ -225,6 +248,13 @@ impl<'a> Beside<'a> {
     /// Evaluates the newest checkpoint. Returns whether there was a new one.
     async fn next(&mut self) -> Result<bool, CommandError> {
         let (store, manifest) = load(&self.arguments.location).await?;
+        if self.run != manifest.run {
+            // Another run may have taken over the location.
+            self.run.clone_from(&manifest.run);
+            self.evaluator = None;
+            let record = self.record();
+            self.done = record.map_or(Ok(None), |record| last_of(&record, &manifest.run))?;
+        }
         if self.done.is_some_and(|done| done >= manifest.number) {
             return Ok(false);
         }
@@ -251,8 +281,8 @@ impl<'a> Beside<'a> {
 
     /// Records and prints a result.
     fn tell(&self, line: &Line) -> Result<(), CommandError> {
-        if let Some(path) = &self.record {
-            line.append_to(path)?;
+        if let Some(path) = self.record() {
+            line.append_to(&path)?;
         }
         if self.arguments.json {
             println!("{}", line.to_json());
@@ -270,15 +300,16 @@ impl<'a> Beside<'a> {
     }
 }
 
-/// Returns the newest checkpoint that a file has a result of. A line that was cut short, because its process was killed, counts for
+/// Returns the newest checkpoint of a run that a file has a result of. A line that was cut short, because its process was killed, counts for
 /// nothing.
-fn last_of(record: &Path) -> Result<Option<u64>, CommandError> {
+fn last_of(record: &Path, run: &str) -> Result<Option<u64>, CommandError> {
     match std::fs::read_to_string(record) {
         Ok(text) => {
             let lines = text
                 .lines()
                 .filter_map(|line| serde_json::from_str::<Line>(line).ok());
-            Ok(lines.map(|line| line.checkpoint).max())
+            let of_run = lines.filter(|line| line.is_of(run));
+            Ok(of_run.map(|line| line.checkpoint).max())
         }
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(CommandError::file(record)(error)),

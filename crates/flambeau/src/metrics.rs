@@ -70,11 +70,12 @@ pub(crate) struct Tail {
 }
 
 impl Tail {
-    /// Returns the lines of a run that begins; the folder may have those of an earlier one.
+    /// Returns the lines of a run that begins.
     pub(crate) fn of(run_dir: &Path) -> Self {
-        let path = run_dir.join(run_dir::METRICS);
-        let read = path.metadata().map_or(0, |metadata| metadata.len());
-        Self { path, read }
+        Self {
+            path: run_dir.join(run_dir::METRICS),
+            read: 0,
+        }
     }
 
     /// Returns the whole lines since the last call.

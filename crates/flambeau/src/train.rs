@@ -212,7 +212,7 @@ pub(crate) fn train(
         });
     }
     // These files belong to an earlier run.
-    for other in [run_dir::SUMMARY, run_dir::STATE] {
+    for other in [run_dir::SUMMARY, run_dir::STATE, run_dir::METRICS] {
         let _ = std::fs::remove_file(dir.join(other));
     }
     let dir = dir.canonicalize().map_err(CommandError::file(&dir))?;

@@ -14,9 +14,11 @@
 //! - `reporter`: reports finished steps to the coordinator
 //! - [`embedded`]: a worker without a process and a model of its own, for simulations
 //! - [`loops`]: training loops that a program writes itself
+//! - `best`: the best evaluation of a run
 //! - [`evaluator`]: a model that is evaluated with the weights of many checkpoints
 //! - [`local`]: the same job in one process, for comparison; [`predict`]: what a trained model says of samples
 
+mod best;
 mod candle_error;
 mod counters;
 pub mod device;

@@ -1,7 +1,6 @@
 //! The training loop of a member: asks for work, does it, reports it.
 
 use std::collections::VecDeque;
-use std::path::PathBuf;
 use std::time::Instant;
 
 use bytes::Bytes;
@@ -12,6 +11,7 @@ use shared_proto::wire;
 use shared_proto::wire::lease_work_reply::Work;
 use tokio::task::JoinError;
 
+use crate::best::Kept;
 use crate::counters::Counters;
 use crate::error::WorkerError;
 use crate::model::Metrics;
@@ -19,7 +19,7 @@ use crate::replica::{Positions, Prepared, Replica, ReplicaError};
 use crate::reporter::{Reporter, SplitProgress};
 use crate::step::{idle, step};
 use crate::strategy::{Strategy, StrategyError};
-use crate::variables::{VariablesError, digest_of};
+use crate::variables::digest_of;
 
 /// The training loop of a member.
 pub(crate) struct Trainer<'a> {
@@ -158,7 +158,7 @@ impl Trainer<'_> {
                 true => self.save_model().await?,
                 false => Bytes::new(),
             };
-            let best = self.save_if_best(evaluate, &metrics).await?;
+            let measured = metrics.clone();
             let report = wire::EvaluationReport {
                 data_epoch: evaluate.data_epoch,
                 samples: self.replica.description().evaluation_samples,
@@ -172,33 +172,28 @@ impl Trainer<'_> {
                 }
                 told => {
                     told?;
-                    if let Some(best) = best {
-                        best.keep().await?;
-                    }
-                    return Ok(());
+                    return self.keep_if_best(evaluate.data_epoch, &measured).await;
                 }
             }
         }
     }
 
-    /// Writes the evaluated weights beside those of the best evaluation before, if this one is better.
-    async fn save_if_best(
+    /// Keeps the evaluated weights, if they are better than the best ones that the run directory has.
+    async fn keep_if_best(
         &mut self,
-        evaluate: &wire::Evaluate,
+        data_epoch: u32,
         metrics: &Metrics,
-    ) -> Result<Option<Candidate>, WorkerError> {
+    ) -> Result<(), WorkerError> {
         let (Some(best), Some(dir)) = (&self.job.best, &self.job.run_dir) else {
-            return Ok(None);
+            return Ok(());
         };
-        let value = metrics.get(&best.metric);
-        let is_better = |value: &&f64| best.goal().is_better(**value, evaluate.best, 0.0);
-        if value.filter(is_better).is_none() {
-            return Ok(None);
-        }
-        let place = dir.join(run_dir::BEST);
-        let written = place.with_extension("new");
-        self.strategy.save(written.clone(), self.replica).await?;
-        Ok(Some(Candidate { written, place }))
+        let kept = Kept::read(dir).map_err(ReplicaError::from)?;
+        let Some(new) = Kept::better(best, kept, data_epoch, metrics) else {
+            return Ok(());
+        };
+        let path = dir.join(run_dir::BEST);
+        self.strategy.save(path, self.replica).await?;
+        Ok(new.write(dir).map_err(ReplicaError::from)?)
     }
 
     /// Writes the evaluated weights as the job's model, and returns the file's SHA-256. Returns nothing for a job
@@ -223,25 +218,6 @@ impl Trainer<'_> {
         origin.epoch = epoch;
         let report = wire::report_request::Report::Evaluation(report);
         self.membership.coordinator.report(origin, report).await
-    }
-}
-
-/// The weights of an evaluation that is better than all before it, as far as this worker knows.
-struct Candidate {
-    written: PathBuf,
-    place: PathBuf,
-}
-
-impl Candidate {
-    /// Puts them in place of the best weights before, because the coordinator has accepted the evaluation.
-    async fn keep(self) -> Result<(), WorkerError> {
-        let renamed = tokio::fs::rename(&self.written, &self.place).await;
-        let failed = |source| VariablesError::File {
-            action: "written",
-            path: self.place,
-            source,
-        };
-        renamed.map_err(|source| ReplicaError::from(failed(source)).into())
     }
 }
 

@@ -99,11 +99,9 @@ pub(crate) fn wire_work(work: Work, error: String) -> wire::lease_work_reply::Wo
         Work::Evaluate {
             data_epoch,
             save_model,
-            best,
         } => Reply::Evaluate(wire::Evaluate {
             data_epoch,
             save_model,
-            best,
         }),
         Work::Idle(reason) => Reply::Idle(wire::Idle { reason }),
         Work::Done => Reply::Done(wire::Done { error }),

@@ -27,9 +27,6 @@ pub(super) struct Evaluations {
     pub(super) done: Vec<SavedEvaluation>,
     /// The data epoch and the worker of the last result, so that a repeated report is accepted.
     pub(super) reported: Option<(u32, Task)>,
-    /// The metric by which the best model is kept.
-    #[serde(default)]
-    pub(super) best: Improvement,
     /// The metric that stops the job early.
     #[serde(default)]
     pub(super) early: Improvement,
@@ -61,12 +58,6 @@ impl Evaluations {
     /// Compares an evaluation with those before it.
     fn judge(&mut self, evaluation: &SavedEvaluation, job: &Job) {
         let value = |metric: &String| evaluation.metrics.get(metric).copied();
-        if let Some(best) = &job.best
-            && let Some(value) = value(&best.metric)
-        {
-            self.best
-                .add(evaluation.data_epoch, value, best.goal(), 0.0);
-        }
         if let Some(early) = &job.early_stopping
             && let Some(value) = value(&early.metric)
         {
@@ -129,7 +120,7 @@ impl Evaluations {
 pub(super) struct Improvement {
     /// The value; none before there is one that is not NaN.
     #[serde(with = "shared_proto::number::option")]
-    pub(super) value: Option<f64>,
+    value: Option<f64>,
     /// The data epoch of its evaluation.
     data_epoch: u32,
     /// The number of evaluations since then.
@@ -205,7 +196,12 @@ impl Cluster {
         report: wire::EvaluationReport,
     ) -> Result<(), Refusal> {
         let (task, data_epoch) = (origin.task, report.data_epoch);
-        if self.ended() || self.durable.evaluations.reported == Some((data_epoch, task)) {
+        let at_work = self.durable.evaluations.at_work;
+        let is_held = at_work.is_some_and(|e| e.task == task && e.data_epoch == data_epoch);
+        // A pass may be evaluated again at the end of the job. That result comes with a model.
+        let is_new = is_held && (self.job.run_dir.is_none() || !report.model_sha256.is_empty());
+        let is_known = self.durable.evaluations.reported == Some((data_epoch, task));
+        if self.ended() || is_known && !is_new {
             return Ok(());
         }
         if !self.has_ring() {
@@ -331,11 +327,9 @@ impl Cluster {
 
     /// Schedules the evaluation after a pass over the data, if the job wants one there.
     pub(super) fn evaluate_after(&mut self, pass: Option<u32>) {
-        let is_last = |pass: &u32| pass.saturating_add(1) == self.job.epochs;
-        let wanted = match self.job.evaluations {
-            job::Evaluations::EachEpoch => pass,
-            job::Evaluations::Last => pass.filter(is_last),
-        };
-        self.durable.evaluations.due.extend(wanted);
+        // The last evaluation is scheduled once all data is done.
+        if self.job.evaluations == job::Evaluations::EachEpoch {
+            self.durable.evaluations.due.extend(pass);
+        }
     }
 }

@@ -120,6 +120,8 @@ impl Cluster {
         let gone = &self.durable.forgotten;
         let members = self.durable.members.values();
         let progress = &self.durable.training;
+        let has_data = !progress.ledger.as_ref().is_some_and(Ledger::exhausted);
+        let ended_early = progress.stopping && has_data;
         let observed = self.observed.updates();
         let training = self
             .instants
@@ -152,10 +154,11 @@ impl Cluster {
             max_clock_lead: observed.max_clock_lead,
             mean_gradient_staleness: observed.staleness_sum as f64 / observed.updates.max(1) as f64,
             times: self.mean_times(),
-            stopped: progress.stopping
-                && progress.stopped_early.is_empty()
-                && !progress.ledger.as_ref().is_some_and(Ledger::exhausted),
-            stopped_early: progress.stopped_early.clone(),
+            stopped: ended_early && progress.stopped_early.is_empty(),
+            stopped_early: match ended_early {
+                true => progress.stopped_early.clone(),
+                false => String::new(),
+            },
             unsaved: self.durable.outcome.unsaved.clone(),
             error: self.durable.outcome.error.clone(),
         }

@@ -34,6 +34,12 @@ impl Cluster {
                 "training has not begun, so there is nothing to save; end the processes instead",
             ));
         }
+        let training = &mut self.durable.training;
+        // Whoever says so ends the job for good; an early stop may be taken back.
+        let is_early = !std::mem::take(&mut training.stopped_early).is_empty();
+        if training.stopping && is_early {
+            self.must_persist();
+        }
         if self.ended() || self.durable.training.stopping {
             return Ok(());
         }

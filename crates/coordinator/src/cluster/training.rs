@@ -44,8 +44,6 @@ pub(crate) enum Work {
     Evaluate {
         data_epoch: u32,
         save_model: bool,
-        /// The best value so far of the metric by which the job keeps the best model.
-        best: Option<f64>,
     },
     /// No work at present, for this reason.
     Idle(String),
@@ -148,7 +146,6 @@ impl Cluster {
             return Work::Evaluate {
                 data_epoch: evaluation.data_epoch,
                 save_model: evaluation.last,
-                best: self.durable.evaluations.best.value,
             };
         }
         let split = if self.in_lock_step() {

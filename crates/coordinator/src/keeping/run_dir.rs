@@ -1,5 +1,6 @@
 //! The run directory: `metrics.jsonl` and TensorBoard's event files while the job runs, `summary.json` at its end.
 
+use std::io::{ErrorKind, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -8,7 +9,7 @@ use daemon::Offload;
 use parking_lot::Mutex;
 use shared_proto::job::{Job, run_dir};
 use tokio::fs::File;
-use tokio::io::{AsyncWriteExt, BufWriter};
+use tokio::io::{AsyncReadExt, AsyncSeekExt, AsyncWriteExt, BufWriter};
 use tokio::sync::mpsc;
 
 use super::history::History;
@@ -47,7 +48,12 @@ impl Recorder {
             .write(true)
             .append(again)
             .truncate(!again);
-        let file = options.open(dir.join(run_dir::METRICS)).await?;
+        let path = dir.join(run_dir::METRICS);
+        let torn = again && is_torn(&path).await?;
+        let mut file = options.open(path).await?;
+        if torn {
+            file.write_all(b"\n").await?;
+        }
         let history = match again {
             true => {
                 let dir = dir.to_owned();
@@ -95,6 +101,19 @@ impl Recorder {
             tracing::warn!("the last lines of metrics may be missing");
         }
     }
+}
+
+/// Returns whether the last line of a file was cut short, because its writer was killed.
+async fn is_torn(path: &Path) -> std::io::Result<bool> {
+    let mut file = match File::open(path).await {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
+        opened => opened?,
+    };
+    if file.metadata().await?.len() == 0 {
+        return Ok(false);
+    }
+    file.seek(SeekFrom::End(-1)).await?;
+    Ok(file.read_u8().await? != b'\n')
 }
 
 async fn write(

@@ -11,6 +11,7 @@ use daemon::process::{self, Ending};
 use tokio::sync::mpsc;
 use tokio_util::sync::{CancellationToken, DropGuard};
 use worker::registry::Registry;
+use worker::replica::panic_message;
 
 use super::member::{Exit, Said};
 
@@ -47,7 +48,7 @@ impl Role {
         self,
         registry: Registry,
         shutdown: CancellationToken,
-        ready: mpsc::UnboundedSender<Ready>,
+        ready: mpsc::Sender<Ready>,
     ) -> Result<(), Ending> {
         match self {
             Self::Coordinator(settings) => {
@@ -75,7 +76,7 @@ impl Role {
 /// A role on a thread, which is told to end when this is dropped.
 pub(super) struct RoleThread {
     thread: Option<JoinHandle<Result<(), Ending>>>,
-    ready: mpsc::UnboundedReceiver<Ready>,
+    ready: mpsc::Receiver<Ready>,
     shutdown: Option<DropGuard>,
     /// Where its error is written.
     log: PathBuf,
@@ -94,7 +95,7 @@ impl RoleThread {
         log: &Path,
     ) -> Result<Self, String> {
         let role = Role::parse(arguments).map_err(|error| error.to_string())?;
-        let (announce, ready) = mpsc::unbounded_channel();
+        let (announce, ready) = mpsc::channel(1);
         let shutdown = CancellationToken::new();
         let (token, registry) = (shutdown.clone(), registry.clone());
         let thread = std::thread::Builder::new()
@@ -121,7 +122,10 @@ impl RoleThread {
             let (code, message) = match thread.join() {
                 Ok(Ok(())) => (0, String::new()),
                 Ok(Err(ending)) => (i32::from(ending.code), ending.message),
-                Err(_) => (PANICKED, "it has panicked".to_owned()),
+                Err(panic) => {
+                    let message = panic_message(&*panic);
+                    (PANICKED, format!("it has panicked: {message}"))
+                }
             };
             if !message.is_empty() {
                 // The error is shown in any case.

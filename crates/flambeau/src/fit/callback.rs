@@ -4,13 +4,12 @@ use std::path::Path;
 
 use shared_proto::job::{Best, EarlyStopping, Job};
 
-use super::history::{Epoch, History, Progress, Read};
+use super::history::{Entry, Epoch, History, Progress};
 use crate::error::CommandError;
-use crate::metrics::Tail;
+use crate::metrics::{Line, Tail};
 use crate::train::Observer;
 
-/// Functions that are called while a training runs, by the thread that called [`fit`](super::Trainer::fit) or one in its place. Workers do
-/// not wait for them.
+/// Functions that are called while a training runs, on a thread of their own. Workers do not wait for them.
 pub trait Callback: Send {
     /// Changes the job before it begins.
     fn prepare(&mut self, _job: &mut Job) {}
@@ -25,7 +24,7 @@ pub trait Callback: Send {
     fn ended(&mut self, _history: &History) {}
 }
 
-/// What a callback may do to the training.
+/// A callback's way to end the training.
 #[derive(Clone, Debug, Default)]
 pub struct Control {
     stop: Option<String>,
@@ -84,8 +83,6 @@ pub(super) struct Callbacks<'a> {
     callbacks: &'a mut [Box<dyn Callback>],
     records: Tail,
     control: Control,
-    /// True if the job was already told to stop.
-    told: bool,
 }
 
 impl<'a> Callbacks<'a> {
@@ -94,22 +91,31 @@ impl<'a> Callbacks<'a> {
             callbacks,
             records: Tail::of(run_dir),
             control: Control::default(),
-            told: false,
         }
     }
 
     /// Hands over the records since the last call.
     pub(super) fn catch_up(&mut self) -> Result<(), CommandError> {
-        for line in self.records.read()? {
-            let read = line.read();
-            for callback in &mut *self.callbacks {
-                match &read {
-                    Some(Read::Epoch(epoch)) => callback.evaluated(epoch, &mut self.control),
-                    Some(Read::Progress(more)) => callback.progressed(more, &mut self.control),
-                    None => {}
-                }
-            }
+        let lines = self.records.read()?;
+        if lines.is_empty() {
+            return Ok(());
         }
+        let (callbacks, control) = (&mut *self.callbacks, &mut self.control);
+        // A callback may start a runtime of its own, which cannot be done within this one.
+        let handed = std::thread::scope(|scope| {
+            let hand_over = || {
+                for entry in lines.into_iter().filter_map(Line::into_entry) {
+                    for callback in &mut *callbacks {
+                        match &entry {
+                            Entry::Epoch(epoch) => callback.evaluated(epoch, control),
+                            Entry::Progress(more) => callback.progressed(more, control),
+                        }
+                    }
+                }
+            };
+            scope.spawn(hand_over).join()
+        });
+        handed.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         Ok(())
     }
 
@@ -122,8 +128,6 @@ impl<'a> Callbacks<'a> {
 impl Observer for Callbacks<'_> {
     fn look(&mut self) -> Result<bool, CommandError> {
         self.catch_up()?;
-        let stop = self.control.stop.is_some() && !self.told;
-        self.told |= stop;
-        Ok(stop)
+        Ok(self.control.stop.is_some())
     }
 }

@@ -1,4 +1,4 @@
-//! What a training has measured.
+//! The measurements of a training.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -35,7 +35,7 @@ pub struct Progress {
     pub seconds: f64,
 }
 
-/// What a training has measured, from its beginning to its end.
+/// The measurements of a training, from its beginning to its end.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct History {
@@ -63,10 +63,10 @@ impl History {
         let mut epochs: BTreeMap<u32, Epoch> = BTreeMap::new();
         let mut progress = Vec::new();
         for line in lines {
-            match line.read() {
+            match line.into_entry() {
                 // A job that goes back to a checkpoint evaluates a pass again.
-                Some(Read::Epoch(epoch)) => drop(epochs.insert(epoch.number, epoch)),
-                Some(Read::Progress(more)) => progress.push(more),
+                Some(Entry::Epoch(epoch)) => drop(epochs.insert(epoch.number, epoch)),
+                Some(Entry::Progress(more)) => progress.push(more),
                 None => {}
             }
         }
@@ -99,21 +99,21 @@ impl History {
 }
 
 /// A record that a history has.
-pub(super) enum Read {
+pub(super) enum Entry {
     Epoch(Epoch),
     Progress(Progress),
 }
 
 impl Line {
-    /// Returns what the line records, if a history has it.
-    pub(super) fn read(self) -> Option<Read> {
+    /// Returns the entry of a history that the line records, if it is one.
+    pub(super) fn into_entry(self) -> Option<Entry> {
         match self {
             Self::Evaluation {
                 epoch,
                 metrics,
                 steps,
                 seconds,
-            } => Some(Read::Epoch(Epoch {
+            } => Some(Entry::Epoch(Epoch {
                 number: epoch,
                 metrics: metrics
                     .into_iter()
@@ -128,7 +128,7 @@ impl Line {
                 steps,
                 seconds,
                 samples_per_second,
-            } => Some(Read::Progress(Progress {
+            } => Some(Entry::Progress(Progress {
                 epochs: epoch,
                 steps,
                 loss,

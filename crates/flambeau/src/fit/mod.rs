@@ -183,9 +183,7 @@ impl Trainer {
     /// # Errors
     /// If the job makes no sense, its data or its model cannot be used, or the training fails.
     pub fn fit(&mut self) -> Result<History, CommandError> {
-        // The caller may be in an asynchronous runtime, in which no other one can be started.
-        let fitted = std::thread::scope(|scope| scope.spawn(|| self.train()).join());
-        fitted.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        outside_of_runtimes(|| self.train())
     }
 
     fn train(&mut self) -> Result<History, CommandError> {
@@ -219,8 +217,9 @@ impl Trainer {
         callbacks.catch_up()?;
         let stopped = callbacks.stopped();
         let lines = metrics::read(&outcome.run_dir)?;
+        let outcome_stopped = outcome.summary.stopped;
         let mut history = History::new(lines, &outcome.summary, outcome.run_dir);
-        if history.stopped.is_some() {
+        if outcome_stopped {
             history.stopped = stopped.or(history.stopped);
         }
         for callback in &mut self.callbacks {
@@ -256,13 +255,10 @@ impl Trainer {
     /// # Errors
     /// If nothing was trained yet, or the data or the model cannot be used.
     pub fn evaluate(&self) -> Result<BTreeMap<String, f64>, CommandError> {
-        let finished = self.finished()?;
-        let device = self.device()?;
-        Ok(evaluate_trained(
-            &finished.trained(),
-            &self.registry,
-            &device,
-        )?)
+        let (finished, device, registry) = (self.finished()?, self.device()?, &self.registry);
+        Ok(outside_of_runtimes(|| {
+            evaluate_trained(&finished.trained(), registry, &device)
+        })?)
     }
 
     /// Returns the trained model's outputs for each sample: the probability of each class, the probability of 1, or numbers. The columns
@@ -284,14 +280,10 @@ impl Trainer {
     }
 
     fn outputs(&self, samples: Option<InMemory>) -> Result<Vec<Vec<f32>>, CommandError> {
-        let finished = self.finished()?;
-        let device = self.device()?;
-        Ok(values(
-            &finished.trained(),
-            &self.registry,
-            &device,
-            samples,
-        )?)
+        let (finished, device, registry) = (self.finished()?, self.device()?, &self.registry);
+        Ok(outside_of_runtimes(|| {
+            values(&finished.trained(), registry, &device, samples)
+        })?)
     }
 
     /// Returns the first device.
@@ -308,4 +300,10 @@ impl Trainer {
         self.finished()
             .map(|finished| finished.weights().to_owned())
     }
+}
+
+/// Calls a function on another thread: the caller may be in an asynchronous runtime, in which no other one can be started.
+fn outside_of_runtimes<T: Send>(act: impl FnOnce() -> T + Send) -> T {
+    let done = std::thread::scope(|scope| scope.spawn(act).join());
+    done.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }

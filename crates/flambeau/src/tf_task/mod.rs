@@ -103,7 +103,14 @@ async fn run(
             };
             // The coordinator goes on without its worker: others may take its place.
             let (coordinated, worked) = tokio::join!(coordinating, working);
-            coordinated.and(worked)
+            match (coordinated, worked) {
+                // Others have finished the job.
+                (Ok(()), Err(error)) => {
+                    tracing::error!("the worker of the chief: {}", error.message);
+                    Ok(())
+                }
+                (coordinated, _) => coordinated,
+            }
         }
         Part::Worker(address) => {
             let mut worker = arguments.worker(&config, &address.to_listen_on().to_string())?;

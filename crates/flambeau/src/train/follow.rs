@@ -27,7 +27,7 @@ const MOST_DEATHS: usize = 10;
 
 /// Sees a job while it runs.
 pub(crate) trait Observer: Send {
-    /// Looks at the run, some times a second. Returns whether the job is to end early; this is asked for once.
+    /// Looks at the run, some times a second. Returns whether the job is to end early.
     fn look(&mut self) -> Result<bool, CommandError>;
 }
 
@@ -80,8 +80,9 @@ pub(super) async fn watch(
         tokio::select! {
             followed = follow(&mut cluster, &coordinator, &mut progress, &mut following, &mut observer) => match followed {
                 Ok(Followed::ToBeStopped) => {
+                    // The observer asks again, unless the job has ended by itself.
                     if let Err(error) = coordinator.stop(job.name.clone()).await {
-                        break Err(error.into());
+                        tracing::debug!("the job cannot be stopped at present: {error}");
                     }
                 }
                 Ok(Followed::Ended) => break Ok(()),

@@ -375,6 +375,8 @@ pub mod run_dir {
     pub const MODEL: &str = "model.safetensors";
     /// The weights that the best evaluation measured, if the job names a metric for it.
     pub const BEST: &str = "best.safetensors";
+    /// The metric of that evaluation, its value and its pass over the data, one JSON object.
+    pub const BEST_RECORD: &str = "best.json";
     /// The parameters of a table's columns, and the names of classes: means, vocabularies, labels. It is there for tables,
     /// and for data with a file or a folder for each class.
     pub const TRANSFORMS: &str = "transforms.json";

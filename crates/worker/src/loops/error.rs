@@ -46,9 +46,17 @@ pub enum LoopError {
     Step(#[from] candle_core::Error),
     /// A gradient is not finite.
     #[error(
-        "the gradient of a replica is NaN or infinite; no variable was changed; lower the learning rate, or set clip_norm"
+        "the gradient of a replica is NaN or infinite; no variable of this optimizer was changed; lower the learning rate, or set clip_norm"
     )]
     NonFinite,
+    /// A setting has no effect in a loop.
+    #[error("job setting `{setting}` has no effect in a loop of your own; {advice}")]
+    NoEffect {
+        /// The setting.
+        setting: &'static str,
+        /// Advice to the user.
+        advice: &'static str,
+    },
     /// The replicas make different calls.
     #[error(
         "the replicas make different calls of minimize and sum; each must make the same ones in the same order, whatever its samples are"
@@ -65,15 +73,12 @@ pub enum LoopError {
     /// A replica's step has panicked.
     #[error("the step of a replica has panicked: {0}")]
     Panicked(String),
-    /// The threads of replicas cannot meet.
-    #[error("cannot start the runtime of a replica: {0}")]
-    Runtime(std::io::Error),
 }
 
 impl LoopError {
-    /// Returns whether another replica is the cause.
+    /// Returns whether another replica may be the cause.
     pub(super) fn is_consequence(&self) -> bool {
-        matches!(self, Self::Other(_) | Self::OutOfStep)
+        matches!(self, Self::Other(_) | Self::OutOfStep | Self::Panicked(_))
     }
 }
 

@@ -1,8 +1,8 @@
 //! How the replicas of a process add up numbers.
 
 use collective::{Group, MemoryLinks};
+use pollster::block_on;
 use shared_proto::payload::Dtype;
-use tokio::runtime::{Builder, Runtime};
 
 use super::error::LoopError;
 
@@ -17,32 +17,31 @@ enum Act {
 /// A replica's place among the others. If it is dropped, the others fail when they meet it.
 pub(super) struct Meeting {
     group: Group<MemoryLinks>,
-    runtime: Runtime,
 }
 
 impl Meeting {
     /// Returns the place of each of so many replicas.
-    pub(super) fn among(replicas: usize) -> Result<Vec<Self>, LoopError> {
+    pub(super) fn among(replicas: usize) -> Vec<Self> {
         let links = MemoryLinks::among(replicas).into_iter().enumerate();
-        let place = |(rank, links)| {
-            Ok(Self {
-                group: Group::new(rank, replicas, links, Dtype::F32),
-                runtime: Builder::new_current_thread()
-                    .build()
-                    .map_err(LoopError::Runtime)?,
-            })
+        let place = |(rank, links)| Self {
+            group: Group::new(rank, replicas, links, Dtype::F32),
         };
         links.map(place).collect()
+    }
+
+    /// Returns whether there is no other replica.
+    pub(super) fn is_alone(&self) -> bool {
+        self.group.ranks() == 1
     }
 
     /// Agrees with the others on an act with these numbers, and returns their sums.
     fn agree(&self, act: Act, numbers: &[f64]) -> Result<Vec<f64>, LoopError> {
         let own = [f64::from(act as u8)];
         let all: Vec<f64> = own.iter().chain(numbers).copied().collect();
-        if self.group.ranks() == 1 {
+        if self.is_alone() {
             return Ok(numbers.to_vec());
         }
-        let sum = self.runtime.block_on(self.group.sum_short(all))?;
+        let sum = block_on(self.group.sum_short(all))?;
         match sum.split_first() {
             Some((acts, numbers)) if *acts == own[0] * self.group.ranks() as f64 => {
                 Ok(numbers.to_vec())
@@ -86,6 +85,9 @@ impl Meeting {
 
     /// Makes each element the sum of all replicas' elements at its place, with the same bits on each one.
     pub(super) fn add_up(&self, values: &mut [f32]) -> Result<(), LoopError> {
-        Ok(self.runtime.block_on(self.group.all_reduce(values))?)
+        match self.is_alone() {
+            true => Ok(()),
+            false => Ok(block_on(self.group.all_reduce(values))?),
+        }
     }
 }

@@ -2,8 +2,9 @@
 //!
 //! - `replica`: what a step sees of its replica
 //! - `meeting`: how replicas add up numbers
-//! - `optimizing`: variables with an optimizer of their own
+//! - `optimizing`: variables with an optimizer of their own; `averaged`: those that the model itself changes
 
+mod averaged;
 mod error;
 mod meeting;
 mod optimizing;
@@ -11,13 +12,14 @@ mod replica;
 #[cfg(test)]
 mod tests;
 
-use std::panic::resume_unwind;
+use std::any::Any;
 
 use candle_core::{Device, Tensor};
 use candle_nn::VarBuilder;
 use shared_proto::blocks::{VariableKind, VariableSpec};
 use shared_proto::job::{self, Job, matches_pattern};
 
+use self::averaged::Averaged;
 pub use self::error::LoopError;
 use self::meeting::Meeting;
 use self::optimizing::Optimizing;
@@ -128,7 +130,7 @@ impl Strategy {
         build: impl Fn(VarBuilder) -> candle_core::Result<M>,
     ) -> Result<Distributed<M>, LoopError> {
         let mut replicas = Vec::new();
-        for (meeting, device) in Meeting::among(self.replicas())?
+        for (meeting, device) in Meeting::among(self.replicas())
             .into_iter()
             .zip(&self.devices)
         {
@@ -137,6 +139,7 @@ impl Strategy {
                 Variables::build::<_, candle_core::Error>(seed, kind_of, device, &build)?;
             replicas.push(State {
                 model,
+                averaged: Averaged::of(&variables),
                 variables,
                 device: device.clone(),
                 optimizing: Vec::new(),
@@ -171,6 +174,7 @@ pub struct Distributed<M> {
 struct State<M> {
     model: M,
     variables: Variables,
+    averaged: Averaged,
     device: Device,
     optimizing: Vec<Optimizing>,
     /// None after a step in which a replica has failed: the others no longer know what it has done.
@@ -274,21 +278,21 @@ impl<M> Distributed<M> {
             }),
         };
         let mut values = Vec::with_capacity(count);
-        let mut failed = None;
+        let mut failed: Option<LoopError> = None;
         for outcome in outcomes {
-            match outcome {
-                Ok(Ok(value)) => values.push(value),
-                // One that has failed because another one has is not the cause.
-                Ok(Err(error)) if failed.is_none() || !error.is_consequence() => {
-                    failed = Some(
-                        failed
-                            .filter(|e: &LoopError| !e.is_consequence())
-                            .unwrap_or(error),
-                    );
+            let panicked =
+                |panic: Box<dyn Any + Send>| Err(LoopError::Panicked(panic_message(&*panic)));
+            match outcome.unwrap_or_else(panicked) {
+                Ok(value) => values.push(value),
+                // A replica that has failed because another one has is not the cause.
+                Err(error)
+                    if failed
+                        .as_ref()
+                        .is_none_or(|first| first.is_consequence() && !error.is_consequence()) =>
+                {
+                    failed = Some(error);
                 }
-                Ok(Err(_)) => {}
-                Err(panic) if count == 1 => resume_unwind(panic),
-                Err(panic) => failed = Some(LoopError::Panicked(panic_message(&*panic))),
+                Err(_) => {}
             }
         }
         failed.map_or(Ok(values), Err)
@@ -333,9 +337,7 @@ impl<M> State<M> {
     ) -> Result<T, LoopError> {
         // If the step fails or panics, the meeting is dropped, and the others do not wait for this replica.
         let meeting = self.meeting.take().ok_or(LoopError::Failed)?;
-        for optimizing in &mut self.optimizing {
-            optimizing.begin()?;
-        }
+        self.averaged.begin(&meeting)?;
         let mut replica = Replica {
             index,
             replicas,
@@ -343,16 +345,20 @@ impl<M> State<M> {
             device: &self.device,
             optimizing: &mut self.optimizing,
             meeting: &meeting,
+            samples: 0,
             failed: None,
         };
         let done = step(&mut replica);
-        let failed = replica.failed.take();
+        let (failed, samples) = (replica.failed.take(), replica.samples);
         // All replicas know of a gradient that is not finite, and a lone one has nobody to differ from.
         let goes_on = replicas == 1 || matches!(failed, Some(LoopError::NonFinite));
         let done = match (failed, done) {
             (Some(error), _) => Err(error),
             (None, Err(error)) => Err(error.into()),
-            (None, Ok(value)) => meeting.end().map(|()| value),
+            (None, Ok(value)) => meeting
+                .end()
+                .and_then(|()| self.averaged.end(&meeting, samples as f64))
+                .map(|()| value),
         };
         if goes_on || done.is_ok() {
             self.meeting = Some(meeting);
@@ -370,8 +376,8 @@ fn names(variables: &Variables) -> Vec<String> {
 }
 
 impl Variables {
-    /// Returns the variables whose names match a pattern. They share their values with these.
+    /// Returns the trained variables whose names match a pattern. They share their values with these.
     fn matching(&self, pattern: &str) -> Self {
-        self.select(|spec| matches_pattern(pattern, &spec.name))
+        self.select(|spec| spec.kind.is_optimized() && matches_pattern(pattern, &spec.name))
     }
 }

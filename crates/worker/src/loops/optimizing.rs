@@ -1,29 +1,26 @@
 //! Variables with an optimizer of their own.
 
 use candle_core::backprop::GradStore;
-use shared_proto::job::{Clip, Job};
-use shared_proto::step::Gradients;
+use shared_proto::job::{Clip, Job, Schedule, ScheduleKind};
 
 use super::error::LoopError;
-use crate::variables::{LocalOptimizer, Measured, Variables};
+use crate::variables::{LocalOptimizer, Trained, Variables};
 
 /// The variables of an optimizer, in one replica.
 pub(super) struct Optimizing {
     variables: Variables,
     optimizer: LocalOptimizer,
     clip: Clip,
-    /// The values of averaged variables since the last update, or since the beginning of the step.
-    measured: Option<Measured>,
 }
 
 impl Optimizing {
     pub(super) fn new(job: &Job, variables: Variables) -> Result<Self, LoopError> {
+        check(job)?;
         Ok(Self {
             // Without data there is no end of training; schedules that need it name it.
             optimizer: LocalOptimizer::new(job, &variables, u64::MAX)?,
             variables,
             clip: job.clip(),
-            measured: None,
         })
     }
 
@@ -33,22 +30,57 @@ impl Optimizing {
         specs.iter().any(|spec| spec.name == name)
     }
 
-    /// Begins a step.
-    pub(super) fn begin(&mut self) -> Result<(), LoopError> {
-        self.measured = Some(self.variables.measured()?);
-        Ok(())
+    /// Returns the gradients of its variables behind each other, and whether they are finite.
+    pub(super) fn gradients(&self, store: &GradStore) -> Result<(Vec<f32>, bool), LoopError> {
+        let gradients = self.variables.trained_gradients(store, &[])?;
+        let finite = gradients.norm().is_finite();
+        Ok((gradients.joined(), finite))
     }
 
-    /// Takes the gradients of its variables, and the changes of those that the model has changed.
-    pub(super) fn gradients(&mut self, store: &GradStore) -> Result<Gradients, LoopError> {
-        let measured = self.measured.take();
-        let before = measured.map_or_else(|| self.variables.measured(), Ok)?;
-        Ok(self.variables.gradients(store, before, self.clip)?)
+    /// Updates the variables by the mean gradient of all replicas, which is limited first.
+    pub(super) fn update(&mut self, gradient: Vec<f32>) -> Result<(), LoopError> {
+        let (gradient, _) = Trained::whole(gradient).clipped(self.clip);
+        Ok(self
+            .optimizer
+            .update(&self.variables, &mut gradient.joined())?)
     }
+}
 
-    /// Updates the variables by the mean gradient.
-    pub(super) fn update(&mut self, mut gradient: Vec<f32>) -> Result<(), LoopError> {
-        self.optimizer.update(&self.variables, &mut gradient)?;
-        self.begin()
+/// Refuses settings that have no effect: the user expects that they have one.
+fn check(job: &Job) -> Result<(), LoopError> {
+    let Schedule {
+        kind, total_steps, ..
+    } = job.schedule;
+    let default = Job::default();
+    let settings = [
+        (
+            kind == ScheduleKind::Cosine && total_steps.is_none(),
+            "schedule.kind",
+            "a cosine schedule needs schedule.total_steps here",
+        ),
+        (
+            job.groups.iter().any(|group| group.frozen),
+            "groups",
+            "give variables that are not trained no optimizer",
+        ),
+        (
+            job.ema_decay.is_some(),
+            "ema_decay",
+            "keep averages yourself, or use Trainer",
+        ),
+        (
+            job.accumulate != default.accumulate,
+            "accumulate",
+            "add up losses before minimize",
+        ),
+        (
+            job.non_finite != default.non_finite,
+            "non_finite",
+            "a step with such a gradient fails; go on with the next one",
+        ),
+    ];
+    match settings.into_iter().find(|(given, ..)| *given) {
+        Some((_, setting, advice)) => Err(LoopError::NoEffect { setting, advice }),
+        None => Ok(()),
     }
 }

@@ -1,7 +1,6 @@
 //! What a step sees of its replica.
 
 use candle_core::{Device, Error, Tensor};
-use shared_proto::step::Gradients;
 
 use super::OptimizerId;
 use super::error::LoopError;
@@ -16,6 +15,8 @@ pub struct Replica<'a, M> {
     pub(super) device: &'a Device,
     pub(super) optimizing: &'a mut [Optimizing],
     pub(super) meeting: &'a Meeting,
+    /// The samples of the step so far.
+    pub(super) samples: usize,
     /// The error with which the replica has failed, of which candle's errors would keep the text alone.
     pub(super) failed: Option<LoopError>,
 }
@@ -53,31 +54,37 @@ impl<'a, M> Replica<'a, M> {
         loss: &Tensor,
         samples: usize,
     ) -> candle_core::Result<()> {
+        self.check()?;
         let store = nn::backward(loss)?;
         let Some(optimizing) = self.optimizing.get_mut(optimizer.0) else {
             return Err(Error::msg("the optimizer belongs to another model"));
         };
         let mut update = || {
-            let gradients = optimizing.gradients(&store)?;
-            let mut values = times_samples(&gradients, samples);
-            let finite = gradients.norm.is_finite();
+            let (mut values, finite) = optimizing.gradients(&store)?;
+            // A gradient of no samples may be anything.
+            let finite = finite || samples == 0;
             let agreed =
                 self.meeting
                     .agree_on_update(optimizer.0, values.len(), samples, finite)?;
-            match agreed {
+            let all = match agreed {
                 (_, failed) if failed > 0.0 => return Err(LoopError::NonFinite),
-                // Nobody has samples.
+                // No replica has samples.
                 (0.0, _) => return Ok(()),
-                (all, _) => {
-                    self.meeting.add_up(&mut values)?;
-                    let factor = (1.0 / all) as f32;
-                    values.iter_mut().for_each(|value| *value *= factor);
+                (all, _) => all,
+            };
+            match samples {
+                0 => values.fill(0.0),
+                samples => {
+                    let share = (samples as f64 / all) as f32;
+                    values.iter_mut().for_each(|value| *value *= share);
                 }
             }
+            self.meeting.add_up(&mut values)?;
             optimizing.update(values)
         };
         let updated: Result<(), LoopError> = update();
-        self.told(updated)
+        self.samples += samples;
+        self.noted(updated)
     }
 
     /// Returns the sums of all replicas' numbers, for example of losses and of samples.
@@ -85,34 +92,25 @@ impl<'a, M> Replica<'a, M> {
     /// # Errors
     /// If another replica has failed.
     pub fn sum(&mut self, numbers: &[f64]) -> candle_core::Result<Vec<f64>> {
+        self.check()?;
         let sum = self.meeting.sum(numbers);
-        self.told(sum)
+        self.noted(sum)
+    }
+
+    /// Refuses calls after one that has failed: the other replicas no longer wait for them.
+    fn check(&self) -> candle_core::Result<()> {
+        match &self.failed {
+            Some(error) => Err(Error::msg(format!("the step has failed before: {error}"))),
+            None => Ok(()),
+        }
     }
 
     /// Keeps an error, and returns it as one of candle's.
-    fn told<T>(&mut self, outcome: Result<T, LoopError>) -> candle_core::Result<T> {
+    fn noted<T>(&mut self, outcome: Result<T, LoopError>) -> candle_core::Result<T> {
         outcome.map_err(|error| {
             let text = error.to_string();
             self.failed = Some(error);
             Error::msg(text)
         })
     }
-}
-
-/// Returns the gradients behind each other, each times the number of samples.
-fn times_samples(gradients: &Gradients, samples: usize) -> Vec<f32> {
-    let elements = gradients.values.iter().map(|gradient| gradient.len()).sum();
-    let mut all = vec![0.0; elements];
-    let mut rest = &mut all[..];
-    for gradient in &gradients.values {
-        let (own, others) = rest.split_at_mut(gradient.len());
-        gradient.copy_to(own);
-        rest = others;
-    }
-    // A gradient of no samples may be anything.
-    match samples {
-        0 => all.fill(0.0),
-        samples => all.iter_mut().for_each(|value| *value *= samples as f32),
-    }
-    all
 }

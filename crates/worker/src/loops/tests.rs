@@ -183,10 +183,121 @@ fn a_gradient_that_is_not_finite_changes_nothing_on_any_replica() {
         }
     };
     let failed = model.run(step(f64::NAN)).unwrap_err().to_string();
-    assert!(failed.contains("no variable was changed"), "{failed}");
+    assert!(
+        failed.contains("no variable of this optimizer was changed"),
+        "{failed}"
+    );
     assert_eq!(weights(&model), before);
     model.run(step(1.0)).unwrap();
     assert_ne!(weights(&model), before);
+}
+
+#[test]
+fn statistics_stay_equal_also_if_the_model_computes_after_the_last_update() {
+    let strategy = Strategy::mirrored("cpu,cpu").unwrap();
+    let mut model = strategy.scope(3, net).unwrap();
+    let second = model
+        .optimizer("second.*", Optimizer::Sgd(Sgd::default()))
+        .unwrap();
+    for round in 0..5 {
+        let step = |replica: &mut Replica<'_, Net>| {
+            let (inputs, labels) = samples(100 * replica.index() + round, 6);
+            let net = replica.model();
+            let forward = || {
+                let hidden = net.norm.forward(&net.first.forward(&inputs)?, true)?;
+                candle_nn::loss::cross_entropy(&net.second.forward(&hidden)?, &labels)
+            };
+            replica.minimize(second, &forward()?, 6)?;
+            forward().map(drop)
+        };
+        model.run(step).unwrap();
+        let after = weights(&model);
+        assert_eq!(after[0], after[1], "step {round}");
+    }
+}
+
+#[test]
+fn gradients_are_limited_after_they_were_added_up() {
+    let job = Job {
+        clip_norm: Some(0.01),
+        optimizer: Optimizer::Sgd(Sgd {
+            learning_rate: 0.5,
+            ..Sgd::default()
+        }),
+        ..Job::default()
+    };
+    let train = |parts: usize| {
+        let strategy = Strategy::mirrored(&vec!["cpu"; parts].join(",")).unwrap();
+        let mut model = strategy.scope(3, net).unwrap();
+        let all = model.optimizer_of("second.*", &job).unwrap();
+        for _ in 0..10 {
+            let step = |replica: &mut Replica<'_, Net>| {
+                let count = 12 / parts;
+                let (inputs, labels) = samples(replica.index() * count, count);
+                let net = replica.model();
+                let outputs = net.second.forward(&net.first.forward(&inputs)?)?;
+                let loss = candle_nn::loss::cross_entropy(&outputs, &labels)?;
+                replica.minimize(all, &loss, count)
+            };
+            model.run(step).unwrap();
+        }
+        weights(&model).swap_remove(0)
+    };
+    let (alone, together) = (train(1), train(3));
+    let pairs = alone.iter().flatten().zip(together.iter().flatten());
+    let largest = pairs.map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    assert!(largest < 1e-6, "{largest}");
+}
+
+#[test]
+fn settings_without_an_effect_are_refused() {
+    let strategy = Strategy::one_device("cpu").unwrap();
+    for (setting, named) in [
+        ("ema_decay = 0.9", "ema_decay"),
+        ("accumulate = 2", "accumulate"),
+        ("[schedule]\nkind = \"cosine\"", "total_steps"),
+        (
+            "[[groups]]\nvariables = \"first.*\"\nfrozen = true",
+            "groups",
+        ),
+    ] {
+        let mut model = strategy.scope(3, net).unwrap();
+        let job = Job::from_toml(setting).unwrap();
+        let refused = model.optimizer_of("*", &job).unwrap_err().to_string();
+        assert!(refused.contains(named), "{refused}");
+    }
+}
+
+#[test]
+fn a_failed_call_may_not_be_passed_over() {
+    let strategy = Strategy::mirrored("cpu,cpu").unwrap();
+    let mut model = strategy.scope(3, net).unwrap();
+    let all = model
+        .optimizer("second.*", Optimizer::Sgd(Sgd::default()))
+        .unwrap();
+    let failed = model.run(|replica| {
+        let ones = Tensor::ones((1, 8), candle_core::DType::F32, &Device::Cpu)?;
+        let loss = replica.model().second.forward(&ones)?.sum_all()?;
+        let _ = replica.minimize(all, &(loss * f64::NAN)?, 1);
+        match replica.index() {
+            0 => replica.sum(&[1.0]).map(drop),
+            _ => Err(candle_core::Error::msg("another failure")),
+        }
+    });
+    let error = failed.unwrap_err().to_string();
+    assert!(error.contains("NaN or infinite"), "{error}");
+    // All replicas know of it, so the model can be trained on.
+    model.run(|_| Ok(())).unwrap();
+}
+
+#[tokio::test]
+async fn loops_may_run_within_an_asynchronous_runtime() {
+    for devices in ["cpu", "cpu,cpu"] {
+        let strategy = Strategy::mirrored(devices).unwrap();
+        let mut model = strategy.scope(3, net).unwrap();
+        let sums = model.run(|replica| replica.sum(&[1.0])).unwrap();
+        assert_eq!(sums[0], [strategy.replicas() as f64]);
+    }
 }
 
 #[test]

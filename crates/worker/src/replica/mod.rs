@@ -25,7 +25,7 @@ mod thread;
 pub(crate) use build::{Built, Place, build, precision};
 pub use devices::DeviceReplicas;
 pub use error::ReplicaError;
-pub(crate) use error::panic_message;
+pub use error::panic_message;
 pub(crate) use evaluating::{EVALUATION_BATCH, Evaluating};
 pub use interface::{Description, Evaluation, EvaluationPart, Prepared, Replica};
 pub use mirror::{Held, Mirror, MirrorState, OptimizerParts, SlotShare, StepsMade, ValuesId};

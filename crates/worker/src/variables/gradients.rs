@@ -123,8 +123,21 @@ impl Variables {
 pub(crate) struct Trained(Vec<Vec<f32>>);
 
 impl Trained {
+    /// The gradients of all variables as one.
+    pub(crate) fn whole(gradient: Vec<f32>) -> Self {
+        Self(vec![gradient])
+    }
+
+    /// Returns all gradients behind each other.
+    pub(crate) fn joined(mut self) -> Vec<f32> {
+        match &mut self.0[..] {
+            [one] => std::mem::take(one),
+            all => all.concat(),
+        }
+    }
+
     /// Returns the global norm.
-    fn norm(&self) -> f64 {
+    pub(crate) fn norm(&self) -> f64 {
         let squares: f64 = self.0.iter().map(|values| sum_of_squares(values)).sum();
         squares.sqrt()
     }
@@ -139,7 +152,7 @@ impl Trained {
     }
 
     /// Returns the gradients limited by `clip`, and their global norm before.
-    fn clipped(self, clip: Clip) -> (Self, f64) {
+    pub(crate) fn clipped(self, clip: Clip) -> (Self, f64) {
         let norm = self.norm();
         let (limited, limited_norm) = match clip.value {
             Some(most) => {

@@ -95,6 +95,33 @@ impl Variables {
         values.collect()
     }
 
+    /// Returns the elements of all variables behind each other, in the order of their numbers.
+    ///
+    /// # Errors
+    /// candle's.
+    pub(crate) fn joined(&self) -> Result<Vec<f32>, VariablesError> {
+        let mut joined = Vec::new();
+        for (_, var) in &self.0 {
+            joined.extend(elements(var)?);
+        }
+        Ok(joined)
+    }
+
+    /// Overwrites all variables by elements that lie behind each other.
+    ///
+    /// # Errors
+    /// [`VariablesError::Range`] if there are fewer, or candle's.
+    pub(crate) fn overwrite(&self, joined: &[f32]) -> Result<(), VariablesError> {
+        let mut rest = joined;
+        for (number, (spec, _)) in self.0.iter().enumerate() {
+            let missing = || VariablesError::Range(format!("there are no values for {spec}"));
+            let (own, others) = rest.split_at_checked(spec.elements()).ok_or_else(missing)?;
+            self.write(number, 0, &own.to_vec().into())?;
+            rest = others;
+        }
+        Ok(())
+    }
+
     /// Checks that no element is NaN or infinite.
     ///
     /// # Errors

@@ -25,7 +25,6 @@ fn an_evaluation_that_was_due_in_a_checkpoint_is_due_again_when_the_job_goes_bac
         let evaluate = Work::Evaluate {
             data_epoch: 0,
             save_model: false,
-            best: None,
         };
         if at_work {
             // The first try fails, and the next is ordered while the worker evaluates.
@@ -76,15 +75,14 @@ fn results_outlive_a_restart_with_all_that_they_say() {
     assert_eq!(scene.cluster.status(scene.now).evaluations, before);
 }
 
-/// Trains an epoch, and reports this value of a metric. Returns what the worker was told of the best one before.
-fn evaluated(scene: &mut Scene, worker: Task, metric: &str, value: f64) -> Option<f64> {
+/// Trains an epoch, and reports this value of a metric.
+fn evaluated(scene: &mut Scene, worker: Task, metric: &str, value: f64) {
     loop {
         match scene.work(worker).0 {
             Work::Split(_) => drop(scene.finish(worker)),
             Work::Evaluate {
                 data_epoch,
                 save_model,
-                best,
             } => {
                 let digest = if save_model { DIGEST_BYTES } else { 0 };
                 let report = wire::EvaluationReport {
@@ -95,7 +93,7 @@ fn evaluated(scene: &mut Scene, worker: Task, metric: &str, value: f64) -> Optio
                 };
                 let origin = scene.origin(worker, Clock(0));
                 scene.cluster.evaluated(scene.now, &origin, report).unwrap();
-                return best;
+                return;
             }
             other => panic!("{other:?}"),
         }
@@ -145,10 +143,66 @@ fn a_job_stops_once_its_metric_has_not_improved_for_so_many_evaluations() {
 }
 
 #[test]
-fn a_worker_that_evaluates_is_told_the_best_value_so_far() {
-    let (mut scene, worker) = monitored("[best]\nmetric = \"accuracy\"");
-    let told = [0.5, 0.4, 0.6, 0.55].map(|value| evaluated(&mut scene, worker, "accuracy", value));
-    assert_eq!(told, [None, Some(0.5), Some(0.5), Some(0.6)]);
+fn an_early_stop_is_decided_again_after_going_back_and_a_cancel_is_not_forgotten() {
+    for cancelled in [false, true] {
+        let (mut scene, server, worker) = at_the_end_of_an_epoch();
+        scene.cluster.job.epochs = 20;
+        scene.cluster.job.early_stopping = Some(shared_proto::job::EarlyStopping {
+            patience: 1,
+            ..shared_proto::job::EarlyStopping::default()
+        });
+        scene.save(&[server], "");
+        // The loss is always the same, so the second evaluation is no improvement.
+        for epoch in 0..2 {
+            while let (Work::Split(_), _) = scene.work(worker) {
+                scene.finish(worker);
+            }
+            scene.report(worker, epoch).unwrap();
+        }
+        assert!(scene.cluster.durable.training.stopping);
+        if cancelled {
+            scene.cluster.stop("flambeau").unwrap();
+        }
+        let server = scene.join(Role::Ps, "ps0");
+        scene.restored_without_losses(server);
+        assert_eq!(scene.cluster.durable.training.stopping, cancelled);
+        assert!(scene.cluster.durable.training.stopped_early.is_empty());
+    }
+}
+
+#[test]
+fn the_last_evaluation_of_a_pass_that_was_evaluated_before_ends_the_job() {
+    let (mut scene, tasks) = Scene::training(Mode::Async, 2);
+    scene.cluster.job.epochs = 1;
+    scene.cluster.job.run_dir = Some("run".into());
+    scene.cluster.durable.evaluations.reported = Some((1, tasks[0]));
+    while let (Work::Split(_), _) = scene.work(tasks[0]) {
+        scene.finish(tasks[0]);
+    }
+    while let (Work::Split(_), _) = scene.work(tasks[1]) {
+        scene.finish(tasks[1]);
+    }
+    // Both passes are done; the evaluation of the last one is due.
+    let mut ended = false;
+    for _ in 0..8 {
+        if let Work::Evaluate {
+            data_epoch,
+            save_model,
+        } = scene.work(tasks[0]).0
+        {
+            let digest = if save_model { DIGEST_BYTES } else { 0 };
+            let report = wire::EvaluationReport {
+                data_epoch,
+                metrics: [("loss".to_owned(), 0.5)].into(),
+                model_sha256: vec![7; digest].into(),
+                ..wire::EvaluationReport::default()
+            };
+            let origin = scene.origin(tasks[0], Clock(0));
+            scene.cluster.evaluated(scene.now, &origin, report).unwrap();
+            ended |= save_model;
+        }
+    }
+    assert!(ended && scene.cluster.durable.checkpoints.ending());
 }
 
 #[test]

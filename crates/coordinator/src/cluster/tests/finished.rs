@@ -84,7 +84,6 @@ fn evaluations_outlive_a_coordinator() {
     let evaluate = Work::Evaluate {
         data_epoch: 0,
         save_model: false,
-        best: None,
     };
     assert_eq!(scene.work(worker).0, evaluate);
     scene.restart();

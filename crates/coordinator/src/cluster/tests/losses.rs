@@ -305,7 +305,6 @@ fn a_server_that_dies_in_the_last_checkpoint_has_the_model_evaluated_again() {
     let again = Work::Evaluate {
         data_epoch: epochs - 1,
         save_model: true,
-        best: None,
     };
     assert_eq!(scene.work(worker).0, again);
     // The result of the earlier evaluation does not end the job.

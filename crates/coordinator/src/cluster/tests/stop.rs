@@ -181,7 +181,6 @@ fn a_job_that_is_stopped_while_no_worker_holds_data_is_evaluated_at_once() {
         let evaluate = Work::Evaluate {
             data_epoch: 0,
             save_model: true,
-            best: None,
         };
         assert_eq!(scene.work(tasks[0]).0, evaluate, "{mode:?}");
     }

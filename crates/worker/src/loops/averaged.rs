@@ -1,0 +1,52 @@
+//! Variables that a model changes while it computes, such as the statistics of batch normalisation.
+
+use shared_proto::blocks::VariableKind;
+
+use super::error::LoopError;
+use super::meeting::Meeting;
+use crate::variables::Variables;
+
+/// The averaged variables of a replica, with their values at the beginning of a step.
+pub(super) struct Averaged {
+    variables: Variables,
+    before: Vec<f32>,
+}
+
+impl Averaged {
+    pub(super) fn of(variables: &Variables) -> Self {
+        Self {
+            variables: variables.select(|spec| spec.kind == VariableKind::Averaged),
+            before: Vec::new(),
+        }
+    }
+
+    /// Notes the values at the beginning of a step.
+    pub(super) fn begin(&mut self, meeting: &Meeting) -> Result<(), LoopError> {
+        if !meeting.is_alone() {
+            self.before = self.variables.joined()?;
+        }
+        Ok(())
+    }
+
+    /// Changes the values by the mean of all replicas' changes in the step. Each replica counts by its `weight`; all alike if all
+    /// weights are 0.
+    pub(super) fn end(&mut self, meeting: &Meeting, weight: f64) -> Result<(), LoopError> {
+        if meeting.is_alone() || self.before.is_empty() {
+            return Ok(());
+        }
+        let (own, all) = match meeting.sum(&[weight])?[..] {
+            [all] if all > 0.0 => (weight, all),
+            _ => (1.0, meeting.sum(&[1.0])?.iter().sum()),
+        };
+        let share = (own / all) as f32;
+        let mut changes = self.variables.joined()?;
+        for (change, before) in changes.iter_mut().zip(&self.before) {
+            *change = (*change - before) * share;
+        }
+        meeting.add_up(&mut changes)?;
+        for (change, before) in changes.iter_mut().zip(&self.before) {
+            *change += before;
+        }
+        Ok(self.variables.overwrite(&changes)?)
+    }
+}
