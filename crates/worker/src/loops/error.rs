@@ -76,9 +76,14 @@ pub enum LoopError {
 }
 
 impl LoopError {
-    /// Returns whether another replica may be the cause.
-    pub(super) fn is_consequence(&self) -> bool {
-        matches!(self, Self::Other(_) | Self::OutOfStep | Self::Panicked(_))
+    /// Returns how far the error is from the cause of a failed step: a panic may be about the failure of another replica, and others
+    /// are consequences of one.
+    pub(super) fn distance(&self) -> u8 {
+        match self {
+            Self::Other(_) | Self::OutOfStep => 2,
+            Self::Panicked(_) => 1,
+            _ => 0,
+        }
     }
 }
 

@@ -284,11 +284,10 @@ impl<M> Distributed<M> {
                 |panic: Box<dyn Any + Send>| Err(LoopError::Panicked(panic_message(&*panic)));
             match outcome.unwrap_or_else(panicked) {
                 Ok(value) => values.push(value),
-                // A replica that has failed because another one has is not the cause.
                 Err(error)
                     if failed
                         .as_ref()
-                        .is_none_or(|first| first.is_consequence() && !error.is_consequence()) =>
+                        .is_none_or(|first| error.distance() < first.distance()) =>
                 {
                     failed = Some(error);
                 }

@@ -145,21 +145,11 @@ fn a_job_stops_once_its_metric_has_not_improved_for_so_many_evaluations() {
 #[test]
 fn an_early_stop_is_decided_again_after_going_back_and_a_cancel_is_not_forgotten() {
     for cancelled in [false, true] {
-        let (mut scene, server, worker) = at_the_end_of_an_epoch();
-        scene.cluster.job.epochs = 20;
-        scene.cluster.job.early_stopping = Some(shared_proto::job::EarlyStopping {
-            patience: 1,
-            ..shared_proto::job::EarlyStopping::default()
-        });
+        let (mut scene, server, _) = at_the_end_of_an_epoch();
         scene.save(&[server], "");
-        // The loss is always the same, so the second evaluation is no improvement.
-        for epoch in 0..2 {
-            while let (Work::Split(_), _) = scene.work(worker) {
-                scene.finish(worker);
-            }
-            scene.report(worker, epoch).unwrap();
-        }
-        assert!(scene.cluster.durable.training.stopping);
+        // The evaluations that have led to it come after the checkpoint.
+        let training = &mut scene.cluster.durable.training;
+        (training.stopping, training.stopped_early) = (true, "no improvement".to_owned());
         if cancelled {
             scene.cluster.stop("flambeau").unwrap();
         }
@@ -172,37 +162,19 @@ fn an_early_stop_is_decided_again_after_going_back_and_a_cancel_is_not_forgotten
 
 #[test]
 fn the_last_evaluation_of_a_pass_that_was_evaluated_before_ends_the_job() {
-    let (mut scene, tasks) = Scene::training(Mode::Async, 2);
-    scene.cluster.job.epochs = 1;
+    let (mut scene, worker) = monitored("");
     scene.cluster.job.run_dir = Some("run".into());
-    scene.cluster.durable.evaluations.reported = Some((1, tasks[0]));
-    while let (Work::Split(_), _) = scene.work(tasks[0]) {
-        scene.finish(tasks[0]);
+    for _ in 0..19 {
+        evaluated(&mut scene, worker, "accuracy", 0.5);
     }
-    while let (Work::Split(_), _) = scene.work(tasks[1]) {
-        scene.finish(tasks[1]);
+    while let (Work::Split(_), _) = scene.work(worker) {
+        scene.finish(worker);
     }
-    // Both passes are done; the evaluation of the last one is due.
-    let mut ended = false;
-    for _ in 0..8 {
-        if let Work::Evaluate {
-            data_epoch,
-            save_model,
-        } = scene.work(tasks[0]).0
-        {
-            let digest = if save_model { DIGEST_BYTES } else { 0 };
-            let report = wire::EvaluationReport {
-                data_epoch,
-                metrics: [("loss".to_owned(), 0.5)].into(),
-                model_sha256: vec![7; digest].into(),
-                ..wire::EvaluationReport::default()
-            };
-            let origin = scene.origin(tasks[0], Clock(0));
-            scene.cluster.evaluated(scene.now, &origin, report).unwrap();
-            ended |= save_model;
-        }
-    }
-    assert!(ended && scene.cluster.durable.checkpoints.ending());
+    // The same worker has evaluated the same pass, before another one had done its data.
+    scene.cluster.durable.evaluations.reported = Some((19, worker));
+    assert!(!scene.cluster.ended());
+    evaluated(&mut scene, worker, "accuracy", 0.5);
+    assert!(scene.cluster.ended() || scene.cluster.durable.checkpoints.ending());
 }
 
 #[test]
@@ -220,7 +192,6 @@ fn a_job_that_monitors_a_metric_it_does_not_measure_fails_and_names_those_it_has
 fn a_job_that_wants_it_is_evaluated_at_its_end_alone() {
     let (mut scene, worker) = monitored("evaluations = \"last\"");
     scene.cluster.job.evaluations = shared_proto::job::Evaluations::Last;
-    scene.cluster.job.epochs = 2;
     loop {
         match scene.work(worker).0 {
             Work::Split(_) => drop(scene.finish(worker)),
@@ -229,7 +200,7 @@ fn a_job_that_wants_it_is_evaluated_at_its_end_alone() {
                 save_model,
                 ..
             } => {
-                assert_eq!((data_epoch, save_model), (1, true));
+                assert_eq!((data_epoch, save_model), (19, true));
                 break;
             }
             other => panic!("{other:?}"),
