@@ -1,7 +1,6 @@
 //! Jobs of a coordinator that has others, too.
 
 use super::*;
-use shared_proto::wire::WorkerFailure;
 
 fn phase(scene: &mut Scene) -> (JobPhase, String) {
     let view = scene.cluster.refresh_view();
@@ -53,28 +52,5 @@ fn a_member_of_an_earlier_job_registers_again_where_jobs_follow_each_other() {
         );
         let refused = resumed.in_turn(turn).admit(&origin).unwrap_err();
         assert_eq!(refused.reason, reason, "{turn:?}");
-    }
-}
-
-#[test]
-fn a_submitted_job_that_no_worker_can_work_on_fails_after_a_minute() {
-    for (turn, seconds) in [(Turn::Submitted, 70), (Turn::First, 590)] {
-        let (mut scene, tasks) = Scene::training(Mode::Bounded, 1);
-        scene.cluster =
-            std::mem::replace(&mut scene.cluster, Cluster::new(Job::default())).in_turn(turn);
-        let request = wire::LeaveRequest {
-            error: "no data".to_owned(),
-            failure: WorkerFailure::Data.into(),
-            ..wire::LeaveRequest::default()
-        };
-        scene.cluster.leave(scene.now, tasks[0], &request);
-        for _ in 0..seconds {
-            scene.now += Duration::from_secs(1);
-            scene.cluster.tick(scene.now);
-        }
-        let (ended, error) = phase(&mut scene);
-        let fails = turn == Turn::Submitted;
-        assert_eq!(ended == JobPhase::Failed, fails, "{turn:?}: {error}");
-        assert_eq!(error.contains("submit the job again"), fails, "{error}");
     }
 }
