@@ -281,6 +281,7 @@ fn a_submitted_job_that_no_worker_can_work_on_fails_after_a_minute() {
         let (mut scene, tasks) = Scene::training(Mode::Bounded, 1);
         let cluster = std::mem::replace(&mut scene.cluster, Cluster::new(Job::default()));
         scene.cluster = cluster.in_turn(turn);
+        scene.cluster.job.cluster.stall_seconds = 600.0;
         scene.cannot_work(tasks[0]);
         scene.live_on(seconds);
         let view = scene.cluster.refresh_view();
