@@ -86,9 +86,12 @@ pub(crate) struct List {
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Cancel {
     /// The job's id, as `flambeau jobs` shows it. A running job finishes the data that its workers hold, and writes its
-    /// model and a checkpoint; cancelled again, it ends at once.
+    /// model and a checkpoint. A repeated call changes nothing.
     #[arg(value_name = "ID")]
     id: u64,
+    /// End a running job at once, without its model and a last checkpoint.
+    #[arg(long)]
+    now: bool,
     /// One JSON object instead of a line.
     #[arg(long)]
     json: bool,
@@ -182,7 +185,7 @@ pub(crate) fn list(arguments: &List) -> Result<(), CommandError> {
 pub(crate) fn cancel(arguments: &Cancel) -> Result<(), CommandError> {
     block_on(async {
         let coordinator = arguments.place.coordinator(arguments.place.patience())?;
-        let job = coordinator.cancel_job(arguments.id).await?;
+        let job = coordinator.cancel_job(arguments.id, arguments.now).await?;
         let job = only(job.into_iter().collect())?;
         match arguments.json {
             true => println!("{}", as_json(&job)),

@@ -8,9 +8,11 @@ fn phase(scene: &mut Scene) -> (JobPhase, String) {
 }
 
 #[test]
-fn a_cancelled_job_stops_in_good_order_and_at_once_if_told_again() {
+fn a_cancelled_job_stops_in_good_order_and_at_once_if_told_so() {
     let (mut scene, tasks) = Scene::training(Mode::Bounded, 2);
     scene.split(tasks[0]);
+    scene.cluster.cancel(scene.now, false);
+    // A call whose answer was lost is made again.
     scene.cluster.cancel(scene.now, false);
     assert_eq!(phase(&mut scene).0, JobPhase::Training);
     while let (Work::Split(_), _) = scene.work(tasks[0]) {
