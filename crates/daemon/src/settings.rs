@@ -29,7 +29,8 @@ pub struct ProcessSettings {
     /// The format of log lines.
     #[arg(long, env = "FLAMBEAU_LOG_FORMAT", default_value = "text")]
     pub log_format: LogFormat,
-    /// Exit, or stay healthy and idle, when the job has ended.
+    /// When the job has ended, exit, or stay, healthy and idle, for the next job of a long-lived cluster
+    /// (`flambeau submit` adds one).
     #[arg(long, env = "FLAMBEAU_AFTER_JOB", default_value = "exit")]
     pub after_job: AfterJob,
     /// Shut down when standard input is closed, so that the process ends with its parent.
@@ -128,7 +129,7 @@ impl ConnectionSettings {
 pub enum AfterJob {
     /// Exit, with code 0 if it ended well.
     Exit,
-    /// Stay, healthy and idle, until the shutdown.
+    /// Stay until the shutdown, and work on one job after the other.
     Wait,
 }
 

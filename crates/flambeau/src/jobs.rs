@@ -16,6 +16,7 @@ use shared_proto::wire::{JobState, QueuedJob, SubmitJobRequest};
 
 use crate::command::block_on;
 use crate::error::CommandError;
+use crate::status::harmless;
 use shown::{as_json, line, progress, table};
 
 /// The interval at which a job is looked at.
@@ -86,9 +87,12 @@ pub(crate) struct List {
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Cancel {
     /// The job's id, as `flambeau jobs` shows it. A running job finishes the data that its workers hold, and writes its
-    /// model and a checkpoint; cancelled again, it ends at once.
+    /// model and a checkpoint. A repeated call changes nothing.
     #[arg(value_name = "ID")]
     id: u64,
+    /// End a running job at once, without its model and a last checkpoint.
+    #[arg(long)]
+    now: bool,
     /// One JSON object instead of a line.
     #[arg(long)]
     json: bool,
@@ -117,7 +121,10 @@ pub(crate) fn submit(arguments: Submit) -> Result<(), CommandError> {
         let reply = coordinator.submit_job(request).await?;
         let (id, name, folder) = (reply.id, &job.name, &reply.run_dir);
         if !arguments.json {
-            println!("job {id} {name:?} is queued; its folder is {folder}");
+            println!(
+                "job {id} {name:?} is queued; its folder is {}",
+                harmless(folder)
+            );
         } else if !arguments.wait {
             let object = json!({ "id": id, "name": name, "state": "queued", "run_dir": folder });
             println!("{object}");
@@ -131,25 +138,12 @@ pub(crate) fn submit(arguments: Submit) -> Result<(), CommandError> {
 
 /// Follows a job to its end.
 async fn wait(coordinator: &Coordinator, id: u64, as_one_object: bool) -> Result<(), CommandError> {
-    let interrupt = tokio::signal::ctrl_c();
-    tokio::pin!(interrupt);
-    let mut last = String::new();
-    let job = loop {
-        let job = only(coordinator.list_jobs(Some(id)).await?)?;
-        if !matches!(job.state(), JobState::Queued | JobState::Running) {
-            break job;
-        }
-        let now = progress(&job);
-        if !as_one_object && now != last {
-            eprintln!("{now}");
-            last = now;
-        }
-        tokio::select! {
-            () = tokio::time::sleep(LOOK) => {}
-            _ = &mut interrupt => {
-                eprintln!("flambeau: job {id} goes on; `flambeau cancel {id}` ends it");
-                return Err(CommandError::Interrupted);
-            }
+    let job = tokio::select! {
+        ended = ended(coordinator, id, as_one_object) => ended?,
+        // Also while the coordinator does not answer.
+        _ = tokio::signal::ctrl_c() => {
+            eprintln!("flambeau: job {id} goes on; `flambeau cancel {id}` ends it");
+            return Err(CommandError::Interrupted);
         }
     };
     match as_one_object {
@@ -157,9 +151,30 @@ async fn wait(coordinator: &Coordinator, id: u64, as_one_object: bool) -> Result
         false => println!("{}", line(&job)),
     }
     match job.state() {
-        JobState::Failed => Err(CommandError::JobFailed(job.error)),
+        JobState::Failed => Err(CommandError::JobFailed(harmless(&job.error).into_owned())),
         JobState::Cancelled => Err(CommandError::JobCancelled { id }),
         _ => Ok(()),
+    }
+}
+
+/// Waits for the end of a job, and prints how far it is unless the output is `as_one_object`.
+async fn ended(
+    coordinator: &Coordinator,
+    id: u64,
+    as_one_object: bool,
+) -> Result<QueuedJob, CommandError> {
+    let mut last = String::new();
+    loop {
+        let job = only(coordinator.list_jobs(Some(id)).await?)?;
+        if !matches!(job.state(), JobState::Queued | JobState::Running) {
+            return Ok(job);
+        }
+        let now = progress(&job);
+        if !as_one_object && now != last {
+            eprintln!("{now}");
+            last = now;
+        }
+        tokio::time::sleep(LOOK).await;
     }
 }
 
@@ -182,7 +197,7 @@ pub(crate) fn list(arguments: &List) -> Result<(), CommandError> {
 pub(crate) fn cancel(arguments: &Cancel) -> Result<(), CommandError> {
     block_on(async {
         let coordinator = arguments.place.coordinator(arguments.place.patience())?;
-        let job = coordinator.cancel_job(arguments.id).await?;
+        let job = coordinator.cancel_job(arguments.id, arguments.now).await?;
         let job = only(job.into_iter().collect())?;
         match arguments.json {
             true => println!("{}", as_json(&job)),

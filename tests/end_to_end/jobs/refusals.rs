@@ -163,6 +163,8 @@ fn a_job_that_waits_for_workers_is_cancelled_and_waited_for() {
     );
     // Cancelling what has ended changes nothing.
     assert!(about_jobs(&cluster, &["cancel", "1"]).status.success());
+    let at_once = about_jobs(&cluster, &["cancel", "1", "--now"]);
+    assert!(at_once.status.success());
     assert_eq!(ended(&cluster, 1), job);
 
     // The next one, with workers and servers, is followed to its end.

@@ -114,12 +114,13 @@ impl Queue {
     /// Cancels a job.
     pub(super) async fn cancel(
         &self,
-        id: u64,
+        request: wire::CancelJobRequest,
         slot: &Slot,
     ) -> Result<Vec<wire::QueuedJob>, DeskError> {
-        let cancelled = self.desk.cancel(id).await?;
-        tracing::info!(id, "a job is to be cancelled");
-        let at_once = cancelled == Cancelled::RunningAgain;
+        let wire::CancelJobRequest { id, at_once } = request;
+        let cancelled = self.desk.cancel(id, at_once).await?;
+        tracing::info!(id, at_once, "a job is to be cancelled");
+        let at_once = cancelled == Cancelled::AtOnce;
         // A job that is being begun finds that it is to be cancelled.
         if let Ok(active) = slot.active()
             && active.id == id

@@ -497,7 +497,7 @@ impl Coordinator for Service {
     ) -> Answer<wire::CancelJobReply> {
         let (_, extensions, request) = request.into_parts();
         self.security.check_role(&extensions, Role::Worker)?;
-        let cancelled = self.queue()?.cancel(request.id, &self.slot).await;
+        let cancelled = self.queue()?.cancel(request, &self.slot).await;
         let jobs = cancelled.map_err(|error| failed(error, refused))?;
         Ok(Response::new(wire::CancelJobReply {
             job: jobs.into_iter().next(),

@@ -120,6 +120,11 @@ impl Durable {
             },
         }
     }
+
+    /// Returns whether the run has ended.
+    pub(crate) fn has_ended(&self) -> bool {
+        matches!(self.outcome.phase, JobPhase::Done | JobPhase::Failed)
+    }
 }
 
 impl Cluster {

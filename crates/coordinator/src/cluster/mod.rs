@@ -240,10 +240,7 @@ impl Cluster {
     }
 
     pub(crate) fn ended(&self) -> bool {
-        matches!(
-            self.durable.outcome.phase,
-            JobPhase::Done | JobPhase::Failed
-        )
+        self.durable.has_ended()
     }
 
     fn sync(&self) -> bool {

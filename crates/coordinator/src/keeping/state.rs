@@ -118,6 +118,23 @@ impl State {
         })
     }
 
+    /// Reads the state in a file that no process has open. Returns none if there is no file, or no run in it. Nothing is written
+    /// for the run.
+    ///
+    /// # Errors
+    /// If it cannot be read, or another process has it open.
+    pub(crate) fn saved(path: &Path) -> Result<Option<Durable>, StateError> {
+        // A process that died when it had created the file has left it empty.
+        if !path.metadata().is_ok_and(|file| file.len() > 0) {
+            return Ok(None);
+        }
+        let state = Self {
+            database: Mutex::new(Some(Database::open(path)?)),
+            reserve: None,
+        };
+        state.read()
+    }
+
     /// Creates a state over other storage, for simulations.
     ///
     /// # Errors
@@ -400,6 +417,31 @@ mod tests {
         assert!(reserve.exists(), "there is room again");
         state.release();
         assert!(!reserve.exists());
+    }
+
+    #[test]
+    fn a_saved_state_is_looked_at_without_beginning_a_run() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("state");
+        assert!(State::saved(&path).unwrap().is_none());
+        assert!(!path.exists());
+        std::fs::write(&path, "").unwrap();
+        assert!(State::saved(&path).unwrap().is_none());
+        // A run that could not be begun leaves a store without a run in it.
+        drop(State::open(&path).unwrap());
+        assert!(State::saved(&path).unwrap().is_none());
+        let mut cluster = Cluster::new(Job::default());
+        for has_ended in [false, true] {
+            if has_ended {
+                cluster.cancel(Instant::now(), true);
+            }
+            let state = State::open(&path).unwrap();
+            state.write(&cluster.snapshot(Instant::now())).unwrap();
+            assert!(State::saved(&path).is_err(), "another process has it open");
+            drop(state);
+            let saved = State::saved(&path).unwrap().unwrap();
+            assert_eq!(saved.has_ended(), has_ended);
+        }
     }
 
     #[test]

@@ -86,7 +86,16 @@ impl Desk {
         .await
     }
 
-    /// Resumes the job in the coordinator's folder, if it has failed.
+    /// Gives the job that the coordinator is started with other settings. Its run has not begun.
+    pub(crate) async fn replace(self: &Arc<Self>, given: Submission) -> Result<(), DeskError> {
+        self.change(move |jobs, now| {
+            jobs.replace(given, now);
+            Ok(())
+        })
+        .await
+    }
+
+    /// Queues the job in the coordinator's folder again, if it has failed.
     pub(crate) async fn resume(self: &Arc<Self>) -> Result<(), DeskError> {
         self.change(|jobs, _| {
             jobs.resume();
@@ -96,8 +105,13 @@ impl Desk {
     }
 
     /// Cancels a job.
-    pub(crate) async fn cancel(self: &Arc<Self>, id: u64) -> Result<Cancelled, DeskError> {
-        self.change(move |jobs, now| jobs.cancel(id, now)).await
+    pub(crate) async fn cancel(
+        self: &Arc<Self>,
+        id: u64,
+        at_once: bool,
+    ) -> Result<Cancelled, DeskError> {
+        self.change(move |jobs, now| jobs.cancel(id, at_once, now))
+            .await
     }
 
     /// Notes that a job is at work. Returns false if it was cancelled meanwhile.

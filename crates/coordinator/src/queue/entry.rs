@@ -27,6 +27,9 @@ pub(crate) struct Entry {
     pub(crate) state: JobState,
     /// True if it is to be cancelled.
     pub(crate) cancelling: bool,
+    /// True if it is to be cancelled without a last checkpoint.
+    #[serde(default)]
+    pub(crate) at_once: bool,
     /// The error with which it failed.
     pub(crate) error: String,
     /// Seconds since 1970; 0: not yet.

@@ -53,9 +53,9 @@ pub(crate) enum Cancelled {
     /// Nothing: it was queued, or has ended.
     Nothing,
     /// To end the running job in good order.
-    Running,
-    /// To end the running job at once, because it was told to end before.
-    RunningAgain,
+    InGoodOrder,
+    /// To end the running job at once.
+    AtOnce,
 }
 
 impl Jobs {
@@ -105,8 +105,18 @@ impl Jobs {
         }
     }
 
+    /// Gives the job in the coordinator's folder, whose run has not begun, other settings, and queues it anew.
+    pub(super) fn replace(&mut self, given: Submission, now: u64) {
+        let known = self.entries.values().find(|e| e.folder.is_empty());
+        if let Some((id, run)) = known.map(|entry| (entry.id, entry.run.clone())) {
+            // The run keeps its id, because it may own the store of checkpoints already.
+            let given = Submission { run, ..given };
+            self.add(id, given, String::new(), now);
+        }
+    }
+
     fn add(&mut self, id: u64, submission: Submission, folder: String, now: u64) {
-        self.newest = id;
+        self.newest = self.newest.max(id);
         let entry = Entry {
             id,
             submission: submission.number,
@@ -117,6 +127,7 @@ impl Jobs {
             run: submission.run,
             state: JobState::Queued,
             cancelling: false,
+            at_once: false,
             error: String::new(),
             submitted: now,
             began: 0,
@@ -165,20 +176,26 @@ impl Jobs {
         self.forget();
     }
 
-    /// Resumes the job in the coordinator's folder, which has failed.
+    /// Queues the job in the coordinator's folder again, if it has failed. Another one may be at work.
     pub(super) fn resume(&mut self) {
         let given = self.entries.values_mut().find(|e| e.folder.is_empty());
         if let Some(entry) = given.filter(|e| e.state == JobState::Failed) {
-            (entry.state, entry.ended, entry.outcome) = (JobState::Running, 0, None);
+            (entry.state, entry.outcome) = (JobState::Queued, None);
+            (entry.began, entry.ended) = (0, 0);
             entry.error.clear();
         }
     }
 
-    /// Cancels a job.
+    /// Cancels a job. A repeated call changes nothing, unless only the second one is `at_once`.
     ///
     /// # Errors
     /// [`Reason::UnknownJob`].
-    pub(super) fn cancel(&mut self, id: u64, now: u64) -> Result<Cancelled, Refusal> {
+    pub(super) fn cancel(
+        &mut self,
+        id: u64,
+        at_once: bool,
+        now: u64,
+    ) -> Result<Cancelled, Refusal> {
         let Some(entry) = self.entries.get_mut(&id) else {
             return Err(unknown(id));
         };
@@ -189,10 +206,14 @@ impl Jobs {
                 self.forget();
                 Cancelled::Nothing
             }
-            JobState::Running => match std::mem::replace(&mut entry.cancelling, true) {
-                false => Cancelled::Running,
-                true => Cancelled::RunningAgain,
-            },
+            JobState::Running => {
+                entry.cancelling = true;
+                entry.at_once |= at_once;
+                match entry.at_once {
+                    false => Cancelled::InGoodOrder,
+                    true => Cancelled::AtOnce,
+                }
+            }
             JobState::Done | JobState::Failed | JobState::Cancelled => Cancelled::Nothing,
         })
     }

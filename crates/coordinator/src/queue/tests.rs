@@ -7,7 +7,7 @@ use shared_proto::job::Job;
 use shared_proto::refusal::Reason;
 
 use super::desk::{Desk, DeskError};
-use super::entry::JobState;
+use super::entry::{Entry, JobState};
 use super::jobs::{Cancelled, End, Jobs, MOST_ENDED, MOST_QUEUED, Submission};
 use super::store::Store;
 
@@ -47,20 +47,47 @@ fn jobs_are_begun_in_the_order_of_their_ids_one_at_a_time() {
     assert_eq!(jobs.entries[&a].began, 1);
     jobs.end(a, End::default(), 3);
     assert_eq!(jobs.entries[&a].state, JobState::Done);
-    assert_eq!(jobs.cancel(b, 4), Ok(Cancelled::Nothing));
+    assert_eq!(jobs.cancel(b, false, 4), Ok(Cancelled::Nothing));
     assert!(!jobs.begin(b, 5));
     assert_eq!(jobs.first().unwrap().id, c);
     assert!(jobs.begin(c, 6));
-    assert_eq!(jobs.cancel(c, 7), Ok(Cancelled::Running));
-    assert_eq!(jobs.cancel(c, 8), Ok(Cancelled::RunningAgain));
+    assert_eq!(jobs.cancel(c, false, 7), Ok(Cancelled::InGoodOrder));
     jobs.end(c, failed("told to"), 9);
     assert_eq!(jobs.entries[&c].state, JobState::Cancelled);
     assert!(jobs.first().is_none());
     // What has ended stays as it is.
     jobs.end(a, failed("late"), 10);
     assert_eq!(jobs.entries[&a].state, JobState::Done);
-    assert_eq!(jobs.cancel(a, 11), Ok(Cancelled::Nothing));
-    assert_eq!(jobs.cancel(9, 12).unwrap_err().reason, Reason::UnknownJob);
+    assert_eq!(jobs.cancel(a, true, 11), Ok(Cancelled::Nothing));
+    let unknown = jobs.cancel(9, false, 12).unwrap_err();
+    assert_eq!(unknown.reason, Reason::UnknownJob);
+}
+
+#[test]
+fn a_repeated_cancel_changes_nothing_and_only_at_once_ends_a_job_at_once() {
+    let mut jobs = Jobs::default();
+    let id = submit(&mut jobs, 1);
+    jobs.begin(id, 1);
+    assert_eq!(jobs.cancel(id, false, 2), Ok(Cancelled::InGoodOrder));
+    let once = jobs.clone();
+    assert_eq!(jobs.cancel(id, false, 3), Ok(Cancelled::InGoodOrder));
+    assert_eq!(jobs, once);
+    assert!(!jobs.entries[&id].at_once);
+    assert_eq!(jobs.cancel(id, true, 4), Ok(Cancelled::AtOnce));
+    // What is to end at once does not go back to good order.
+    assert_eq!(jobs.cancel(id, false, 5), Ok(Cancelled::AtOnce));
+    let entry = &jobs.entries[&id];
+    assert!(entry.cancelling && entry.at_once);
+}
+
+#[test]
+fn an_entry_without_at_once_is_read() {
+    let mut jobs = Jobs::default();
+    let id = submit(&mut jobs, 1);
+    let mut entry = serde_json::to_value(&jobs.entries[&id]).unwrap();
+    assert!(entry.as_object_mut().unwrap().remove("at_once").is_some());
+    let read: Entry = serde_json::from_value(entry).unwrap();
+    assert_eq!(read, jobs.entries[&id]);
 }
 
 #[test]
@@ -68,7 +95,7 @@ fn a_job_that_was_to_be_cancelled_and_ran_to_its_end_is_done() {
     let mut jobs = Jobs::default();
     let id = submit(&mut jobs, 1);
     jobs.begin(id, 1);
-    jobs.cancel(id, 2).unwrap();
+    jobs.cancel(id, false, 2).unwrap();
     jobs.end(id, End::default(), 3);
     assert_eq!(jobs.entries[&id].state, JobState::Done);
 }
@@ -88,6 +115,57 @@ fn the_job_that_the_coordinator_starts_with_comes_first_and_is_added_once() {
     assert_eq!(jobs.first().unwrap().id, other);
     jobs.resume();
     assert_eq!(jobs.first().unwrap().id, given.id);
+}
+
+#[test]
+fn a_job_that_is_resumed_waits_for_the_one_at_work() {
+    let mut jobs = Jobs::default();
+    jobs.begin_with(submission(0, "given"), 1);
+    let other = submit(&mut jobs, 1);
+    let given = jobs.first().unwrap().id;
+    jobs.begin(given, 2);
+    jobs.end(given, failed("why"), 3);
+    jobs.begin(other, 4);
+    // The coordinator is killed, and started again with --resume-failed.
+    jobs.resume();
+    assert_eq!(jobs.entries[&given].state, JobState::Queued);
+    assert_eq!(jobs.first().unwrap().id, other);
+    jobs.end(other, End::default(), 5);
+    assert_eq!(jobs.first().unwrap().id, given);
+    assert!(jobs.begin(given, 6));
+}
+
+#[test]
+fn a_given_job_whose_run_has_not_begun_gets_other_settings() {
+    let mut jobs = Jobs::default();
+    let given = |name: &str, restore: &str, run: &str| Submission {
+        restore: restore.to_owned(),
+        run: run.to_owned(),
+        ..submission(0, name)
+    };
+    jobs.replace(given("none", "", "0"), 1);
+    assert!(jobs.entries.is_empty());
+    jobs.begin_with(given("wrong", "/nowhere", "1"), 1);
+    let other = submit(&mut jobs, 1);
+    for ends in [false, true] {
+        let id = jobs.first().unwrap().id;
+        jobs.begin(id, 2);
+        jobs.cancel(id, true, 3).unwrap();
+        if ends {
+            jobs.end(id, failed("it cannot be begun"), 4);
+        }
+        jobs.replace(given("right", "/here", "2"), 5);
+        let entry = jobs.first().unwrap();
+        assert_eq!((entry.id, entry.state), (id, JobState::Queued));
+        assert_eq!(
+            (entry.name.as_str(), entry.restore.as_str()),
+            ("right", "/here")
+        );
+        assert_eq!(Job::parse(&entry.job_toml).unwrap().name, "right");
+        assert_eq!((entry.run.as_str(), entry.folder.as_str()), ("1", ""));
+        assert!(!entry.cancelling && !entry.at_once && entry.error.is_empty());
+    }
+    assert_eq!(jobs.newest, other);
 }
 
 #[test]
@@ -144,7 +222,10 @@ enum Change {
     Submit(u64),
     Begin,
     End(bool),
-    Cancel(u64),
+    Cancel(u64, bool),
+    Given,
+    Replace,
+    Resume,
 }
 
 fn changes() -> impl Strategy<Value = Vec<Change>> {
@@ -152,7 +233,10 @@ fn changes() -> impl Strategy<Value = Vec<Change>> {
         (1..20u64).prop_map(Change::Submit),
         Just(Change::Begin),
         any::<bool>().prop_map(Change::End),
-        (1..20u64).prop_map(Change::Cancel),
+        (1..20u64, any::<bool>()).prop_map(|(id, at_once)| Change::Cancel(id, at_once)),
+        Just(Change::Given),
+        Just(Change::Replace),
+        Just(Change::Resume),
     ];
     proptest::collection::vec(change, 1..40)
 }
@@ -173,9 +257,12 @@ fn apply(jobs: &mut Jobs, change: &Change) {
                 jobs.end(id, end, 2);
             }
         }
-        Change::Cancel(id) => {
-            let _ = jobs.cancel(*id, 3);
+        Change::Cancel(id, at_once) => {
+            let _ = jobs.cancel(*id, *at_once, 3);
         }
+        Change::Given => jobs.begin_with(submission(0, "given"), 4),
+        Change::Replace => jobs.replace(submission(0, "other"), 5),
+        Change::Resume => jobs.resume(),
     }
 }
 
@@ -210,7 +297,7 @@ async fn a_queue_belongs_to_one_process_and_a_refused_change_changes_nothing() {
     );
     let entry = desk.submit(submission(3, "job")).await.unwrap();
     assert_eq!(desk.run_dir(&entry), dir.path().join("runs/job-1"));
-    let refused = desk.cancel(8).await.unwrap_err();
+    let refused = desk.cancel(8, false).await.unwrap_err();
     assert!(matches!(refused, DeskError::Refused(_)), "{refused}");
     assert!(desk.begin(entry.id).await.unwrap());
     drop(desk);
@@ -218,6 +305,13 @@ async fn a_queue_belongs_to_one_process_and_a_refused_change_changes_nothing() {
     let first = desk.first().unwrap();
     assert_eq!((first.id, first.state), (entry.id, JobState::Running));
     assert_eq!(first.run, entry.run);
+    // A cancel that comes before the job is at work is heeded by whoever begins it, also after a restart.
+    let cancelled = desk.cancel(entry.id, true).await.unwrap();
+    assert_eq!(cancelled, Cancelled::AtOnce);
+    drop(desk);
+    let desk = Desk::open(dir.path(), None).unwrap();
+    let first = desk.first().unwrap();
+    assert!(first.cancelling && first.at_once);
 }
 
 #[test]

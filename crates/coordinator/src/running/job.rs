@@ -109,11 +109,10 @@ impl Work {
 
     /// Cancels the job if it is to be cancelled: the call that said so may have come before the job was at work.
     pub(super) async fn heed_cancelling(&self, desk: &Desk) {
-        if desk
-            .entry(self.entry.id)
-            .is_ok_and(|entry| entry.cancelling)
+        if let Ok(entry) = desk.entry(self.entry.id)
+            && entry.cancelling
         {
-            let cancel = |cluster: &mut Cluster, now| cluster.cancel(now, false);
+            let cancel = |cluster: &mut Cluster, now| cluster.cancel(now, entry.at_once);
             self.running.shared.ask(cancel).await;
         }
     }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use daemon::process::Process;
 use shared_proto::connections::{Connections, Port};
-use shared_proto::job::Job;
+use shared_proto::job::{Job, run_dir};
 use shared_proto::transport::Listen;
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -24,6 +24,7 @@ use super::wiring::{DRAIN, serve};
 use crate::calls::jobs::Queue;
 use crate::calls::service::Service;
 use crate::calls::slot::Slot;
+use crate::keeping::state::State;
 use crate::page::Page;
 use crate::queue::{Desk, DeskError, End, Entry, Submission};
 
@@ -89,7 +90,7 @@ pub(super) async fn run(
         Unprepared::Other(error) => error,
         Unprepared::Desk(error) => queue_error(error.to_string()),
     })?;
-    let mut shown = coordinator.last_job().await?;
+    let mut shown = coordinator.last_job().await;
     let mut first = None;
     if shown.is_none()
         && let Some(entry) = coordinator.desk.first()
@@ -163,26 +164,39 @@ impl LongLived<'_> {
         };
         let mut job = job.clone();
         job.run_dir = None;
-        if let Some(known) = self.desk.given() {
-            if Job::from_toml(&known.job_toml).ok().as_ref() != Some(&job) {
-                return Err(Unprepared::Other(CoordinatorError::OtherRun {
-                    dir: self.desk.run_dir(&known),
-                    what: "is that of a job with other settings; give another --run-dir, the settings that it has in its job.toml, or --no-job, and submit the job".to_owned(),
-                }));
+        let given = Submission {
+            number: 0,
+            job,
+            restore: self.settings.restore.clone().unwrap_or_default(),
+            run: format!("{:016x}", rand::random::<u64>()),
+        };
+        match self.desk.given() {
+            None => self.desk.begin_with(given).await?,
+            Some(known) => {
+                let same_job = Job::from_toml(&known.job_toml).ok().as_ref() == Some(&given.job);
+                let same = same_job && known.restore == given.restore;
+                if !same && !self.has_run(&known).map_err(Unprepared::Other)? {
+                    self.desk.replace(given).await?;
+                } else if !same_job {
+                    return Err(Unprepared::Other(CoordinatorError::OtherRun {
+                        dir: self.desk.run_dir(&known),
+                        what: "is that of a job with other settings; give another --run-dir, the settings that it has in its job.toml, or --no-job, and submit the job".to_owned(),
+                    }));
+                }
             }
-        } else {
-            let given = Submission {
-                number: 0,
-                job,
-                restore: self.settings.restore.clone().unwrap_or_default(),
-                run: format!("{:016x}", rand::random::<u64>()),
-            };
-            self.desk.begin_with(given).await?;
         }
         if self.settings.resume_failed {
             self.desk.resume().await?;
         }
         Ok(())
+    }
+
+    /// Returns whether the run of a job has begun: its folder has the state of one.
+    fn has_run(&self, entry: &Entry) -> Result<bool, CoordinatorError> {
+        let path = self.desk.run_dir(entry).join(run_dir::STATE);
+        let saved = State::saved(&path);
+        let saved = saved.map_err(|error| CoordinatorError::State { path, error })?;
+        Ok(saved.is_some())
     }
 
     /// Works on one job after the other, until the shutdown. `first` is at work already, and `shown` is the job that has ended
@@ -255,7 +269,7 @@ impl LongLived<'_> {
     /// meanwhile.
     ///
     /// # Errors
-    /// If the job that the process was started with cannot be begun.
+    /// If the job that the process was started with cannot be begun, while no other job waits.
     async fn begin(&self, entry: Entry) -> Result<Option<Work>, CoordinatorError> {
         match self.desk.begin(entry.id).await {
             Ok(true) => {}
@@ -273,7 +287,7 @@ impl LongLived<'_> {
                 work.heed_cancelling(&self.desk).await;
                 Ok(Some(work))
             }
-            Err(error) if entry.folder.is_empty() => Err(error),
+            Err(error) if self.ends_with(&entry) => Err(error),
             Err(error) => {
                 let end = End {
                     error: format!("it cannot be begun: {error}"),
@@ -283,6 +297,13 @@ impl LongLived<'_> {
                 Ok(None)
             }
         }
+    }
+
+    /// Returns whether the process ends if a job cannot be begun: the one that it was started with, which the next start tries
+    /// again. It does not hold up others.
+    fn ends_with(&self, entry: &Entry) -> bool {
+        let given = self.given.is_some() && entry.folder.is_empty();
+        given && !self.desk.others_wait(entry.id)
     }
 
     async fn beginning(&self, entry: Entry) -> Result<Work, CoordinatorError> {
@@ -307,29 +328,29 @@ impl LongLived<'_> {
     }
 
     /// Shows the job that has ended last, if none is to be done, so that its members and people find it as it ended.
-    async fn last_job(&self) -> Result<Option<Work>, CoordinatorError> {
+    async fn last_job(&self) -> Option<Work> {
         let last = self.desk.last().filter(|_| self.desk.first().is_none());
-        let Some(entry) = last else {
-            return Ok(None);
+        let entry = last?;
+        let path = self.desk.run_dir(&entry).join(run_dir::STATE);
+        // Its folder may be gone. A run that has not ended, of a job that could not be begun or resumed, would go on.
+        let ended = match State::saved(&path) {
+            Ok(saved) => saved.is_some_and(|saved| saved.has_ended()),
+            Err(error) => {
+                tracing::warn!("the last job cannot be shown: {error}");
+                false
+            }
         };
-        // Its folder may be gone, and a job that could not be begun has no state.
-        let state = self
-            .desk
-            .run_dir(&entry)
-            .join(shared_proto::job::run_dir::STATE);
-        if !state.exists() {
-            return Ok(None);
+        if !ended {
+            return None;
         }
-        let given = entry.folder.is_empty();
         match self.beginning(entry).await {
             Ok(work) => {
                 self.show(&work);
-                Ok(Some(work))
+                Some(work)
             }
-            Err(error) if given => Err(error),
             Err(error) => {
                 tracing::warn!("the last job cannot be shown: {error}");
-                Ok(None)
+                None
             }
         }
     }

@@ -72,12 +72,16 @@ impl Coordinator {
         Ok(self.send(request, call).await?.jobs)
     }
 
-    /// Cancels a job.
+    /// Cancels a job. A running one ends in good order, or with `at_once` without a last checkpoint.
     ///
     /// # Errors
     /// See the variants of [`MembershipError`].
-    pub async fn cancel_job(&self, id: u64) -> Result<Option<wire::QueuedJob>, MembershipError> {
-        let request = wire::CancelJobRequest { id };
+    pub async fn cancel_job(
+        &self,
+        id: u64,
+        at_once: bool,
+    ) -> Result<Option<wire::QueuedJob>, MembershipError> {
+        let request = wire::CancelJobRequest { id, at_once };
         let call = |mut client: Calls, request| async move { client.cancel_job(request).await };
         Ok(self.send(request, call).await?.job)
     }

@@ -7,6 +7,8 @@ use serde_json::{Value, json};
 use shared_proto::number::Number;
 use shared_proto::wire::{JobState, QueuedJob};
 
+use crate::status::harmless;
+
 /// Returns the name of a state.
 fn state(job: &QueuedJob) -> &'static str {
     match job.state() {
@@ -51,7 +53,7 @@ pub(super) fn progress(job: &QueuedJob) -> String {
             "job {id} {name:?}: {state}, {} of {} samples",
             job.samples, job.total_samples
         ),
-        (JobState::Running, what) => format!("job {id} {name:?}: {state}; {what}"),
+        (JobState::Running, what) => format!("job {id} {name:?}: {state}; {}", harmless(what)),
         _ => format!("job {id} {name:?}: {state}"),
     }
 }
@@ -60,19 +62,19 @@ pub(super) fn progress(job: &QueuedJob) -> String {
 pub(super) fn line(job: &QueuedJob) -> String {
     match result(job).as_str() {
         "" => progress(job),
-        result => format!("{}: {result}; {}", progress(job), job.run_dir),
+        result => format!("{}: {result}; {}", progress(job), harmless(&job.run_dir)),
     }
 }
 
 /// Returns the newest metrics of a job, or the reason why it has none.
 fn result(job: &QueuedJob) -> String {
     if !job.error.is_empty() {
-        return job.error.clone();
+        return harmless(&job.error).into_owned();
     }
     let metrics: BTreeMap<_, _> = job.metrics.iter().collect();
     let shown: Vec<_> = metrics
         .into_iter()
-        .map(|(name, value)| format!("{name} {value:.4}"))
+        .map(|(name, value)| format!("{} {value:.4}", harmless(name)))
         .collect();
     shown.join(", ")
 }
@@ -94,17 +96,17 @@ pub(super) fn table(jobs: &[QueuedJob]) -> String {
     for job in jobs {
         let done = match (job.state(), job.waiting_for.as_str()) {
             (JobState::Queued, _) => String::new(),
-            (JobState::Running, what) if !what.is_empty() => brief(what),
+            (JobState::Running, what) if !what.is_empty() => brief(&harmless(what)),
             _ if job.total_samples == 0 => String::new(),
             _ => format!("{} of {} samples", job.samples, job.total_samples),
         };
         table.add_row([
             job.id.to_string(),
-            job.name.clone(),
+            harmless(&job.name).into_owned(),
             state(job).to_owned(),
             done,
             brief(&result(job)),
-            job.run_dir.clone(),
+            harmless(&job.run_dir).into_owned(),
         ]);
     }
     table.trim_fmt()
@@ -151,6 +153,33 @@ mod tests {
             assert!(shown.contains(part), "{shown}");
         }
         assert!(!shown.contains(&"x".repeat(61)), "{shown}");
+    }
+
+    #[test]
+    fn nothing_of_a_job_acts_on_the_terminal() {
+        let evil = "a\x1b[2Jb\nc".to_owned();
+        let evil_job = |state| QueuedJob {
+            name: evil.clone(),
+            run_dir: evil.clone(),
+            metrics: [(evil.clone(), 0.5)].into(),
+            waiting_for: evil.clone(),
+            ..job(state)
+        };
+        let failed = QueuedJob {
+            error: evil.clone(),
+            ..evil_job(JobState::Failed)
+        };
+        for job in [
+            failed,
+            evil_job(JobState::Running),
+            evil_job(JobState::Done),
+        ] {
+            let shown = line(&job);
+            assert!(!shown.contains(char::is_control), "{shown:?}");
+            let shown = table(&[job]);
+            assert!(!shown.contains('\x1b'), "{shown:?}");
+            assert_eq!(shown.lines().count(), 2, "{shown:?}");
+        }
     }
 
     #[test]

@@ -274,3 +274,20 @@ fn while_the_last_checkpoint_is_written_no_worker_is_needed() {
     scene.write(&servers, "");
     assert_eq!(scene.cluster.durable.outcome.phase, JobPhase::Done);
 }
+
+#[test]
+fn a_submitted_job_that_no_worker_can_work_on_fails_after_a_minute() {
+    for (turn, seconds) in [(Turn::Submitted, 70), (Turn::First, 590)] {
+        let (mut scene, tasks) = Scene::training(Mode::Bounded, 1);
+        let cluster = std::mem::replace(&mut scene.cluster, Cluster::new(Job::default()));
+        scene.cluster = cluster.in_turn(turn);
+        scene.cluster.job.cluster.stall_seconds = 600.0;
+        scene.cannot_work(tasks[0]);
+        scene.live_on(seconds);
+        let view = scene.cluster.refresh_view();
+        let fails = turn == Turn::Submitted;
+        let (ended, error) = (view.phase == JobPhase::Failed, &view.error);
+        assert_eq!(ended, fails, "{turn:?}: {error}");
+        assert_eq!(error.contains("submit the job again"), fails, "{error}");
+    }
+}
