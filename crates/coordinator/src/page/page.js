@@ -263,6 +263,8 @@ function showReport(report) {
 const KEPT = "flambeau token";
 let token = sessionStorageItem();
 let timer = null, asking = false, pause = ACTIVE_MS, answered = 0, phase = "";
+// The run that is shown.
+let run = "";
 
 function sessionStorageItem() {
   // A token after # in the address does not reach any server, and does not stay in the address.
@@ -295,6 +297,9 @@ async function poll() {
     by("ask").hidden = by("silent").hidden = true;
     try { sessionStorage.setItem(KEPT, token); } catch { /* the browser keeps nothing */ }
     if (state.status) {
+      // Nothing of the job before stays.
+      if (run && run !== state.status.run) return location.reload();
+      run = state.status.run;
       phase = state.status.phase;
       showLive(state);
     } else {
