@@ -43,9 +43,9 @@ fn noise(random: &mut StdRng, device: &Device) -> Result<Tensor> {
 }
 
 fn main() -> std::result::Result<(), LoopError> {
-    let mut arguments = std::env::args().skip(1);
-    let strategy = Strategy::mirrored(&arguments.next().unwrap_or("cpu".to_owned()))?;
-    let steps = arguments.next().map_or(2000, |n| n.parse().unwrap());
+    let mut args = std::env::args().skip(1);
+    let strategy = Strategy::mirrored(&args.next().unwrap_or("cpu".to_owned()))?;
+    let steps = args.next().unwrap_or_default().parse().unwrap_or(2000);
     let build = |vars: VarBuilder| {
         let generator = Network::new(1, 2, vars.pp("generator"))?;
         let discriminator = Network::new(2, 1, vars.pp("discriminator"))?;

@@ -74,8 +74,9 @@ fn fit_trains_by_every_strategy() {
         ("one-device", "cpu", 1, 32),
         ("model-parallel", "cpu,cpu", 1, 32),
     ] {
-        let mut job = job(&format!("{JOB}name = {strategy:?}\n"));
-        (job.cluster.workers, job.batch_size) = (Some(workers), batch);
+        let text = JOB.replace("workers = 2", &format!("workers = {workers}"));
+        let mut job = job(&format!("{text}name = {strategy:?}\n"));
+        job.batch_size = batch;
         let mut trainer = Trainer::new(job).devices(devices);
         let history = trainer.fit().unwrap();
         assert!(history.last("accuracy").unwrap() > 0.8, "{strategy}");

@@ -124,12 +124,14 @@ fn a_checkpoint_with_values_that_are_not_finite_is_restored_only_by_a_job_that_t
     let output = train(&first, &[large, ["--set", skip[1], "--ps", "1"]].concat());
     assert!(output.status.success(), "{output:?}");
 
+    // The run brings its job along, with its settings.
     let restore = ["--restore", &first, "--epochs", "2"];
-    let output = train(&second, &restore);
+    let fail = ["--set", "non_finite=\"fail\""];
+    let output = train(&second, &[&restore[..], &fail].concat());
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success(), "{said}");
     assert!(said.contains("that are NaN or infinite"), "{said}");
-    let output = train(&third, &[restore, ["--set", skip[1], "--ps", "1"]].concat());
+    let output = train(&third, &restore);
     assert!(output.status.success(), "{output:?}");
 }
 

@@ -20,17 +20,19 @@ pub(crate) enum Line {
         epoch: f64,
         #[serde(with = "number")]
         loss: f64,
+        #[serde(default)]
         steps: u64,
-        #[serde(with = "number")]
+        #[serde(default, with = "number")]
         seconds: f64,
-        #[serde(with = "number")]
+        #[serde(default, with = "number")]
         samples_per_second: f64,
     },
     Evaluation {
         epoch: u32,
         metrics: BTreeMap<String, Number>,
+        #[serde(default)]
         steps: u64,
-        #[serde(with = "number")]
+        #[serde(default, with = "number")]
         seconds: f64,
     },
     #[serde(other)]

@@ -88,6 +88,7 @@ where
         let mut place = None;
         let mut again = Again::default();
         let mut unable_in = None;
+        let mut has_left = false;
         let outcome = loop {
             let work = self.work(&registered, &mut place);
             let Some(outcome) = shutdown.run_until_cancelled(work).await else {
@@ -101,6 +102,7 @@ where
                         (again, unable_in) = (Again::default(), run);
                     }
                     leave(membership, Some(&outcome)).await;
+                    has_left = true;
                     let after = After::Unable {
                         coordinator: &self.parts.coordinator,
                         run,
@@ -126,8 +128,12 @@ where
             }
         };
         let Some(membership) = place else {
-            // It is not a member, so there is nothing to leave.
-            return outcome.unwrap_or(Ok(())).map_err(WorkerError::explained);
+            // It is not a member, so there is nothing to leave. If it never was one, the error is not about a job.
+            let outcome = outcome.unwrap_or(Ok(()));
+            return match has_left {
+                true => outcome.map_err(WorkerError::explained),
+                false => outcome,
+            };
         };
         leave(membership, outcome.as_ref()).await;
         outcome.unwrap_or(Ok(())).map_err(WorkerError::explained)

@@ -3,6 +3,7 @@
 use std::io::{ErrorKind, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use checkpoint::Store;
 use daemon::Offload;
@@ -15,6 +16,9 @@ use tokio::sync::mpsc;
 use super::history::History;
 use super::tensorboard;
 use crate::cluster::{Record, Summary};
+
+/// The longest wait for the last records to be written, among them the histograms of the last checkpoint.
+pub(crate) const LAST_RECORDS: Duration = Duration::from_secs(15);
 
 /// The number of lines that may wait to be written. Beyond that, the sender waits.
 const QUEUE: usize = 1024;

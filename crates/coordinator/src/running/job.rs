@@ -11,11 +11,10 @@ use tokio::task::JoinHandle;
 
 use super::begin::{Begun, Restore, Resume, Wish, begin, here, open_store};
 use super::error::CoordinatorError;
-use super::run::LAST_RECORDS;
 use super::wiring::{DRAIN, Parts, Running};
 use crate::calls::slot::Active;
 use crate::cluster::{Cluster, Summary, Turn};
-use crate::keeping::run_dir::Recorder;
+use crate::keeping::run_dir::{LAST_RECORDS, Recorder};
 use crate::keeping::state::State;
 use crate::page::ShownJob;
 use crate::queue::{Desk, End, Entry, Outcome};

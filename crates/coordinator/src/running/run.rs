@@ -22,15 +22,12 @@ use super::place::{bind, register};
 use super::settings::Settings;
 use super::wiring::{DRAIN, Parts};
 use crate::cluster::Turn;
-use crate::keeping::run_dir::Recorder;
+use crate::keeping::run_dir::{LAST_RECORDS, Recorder};
 use crate::keeping::state::State;
 use crate::page::{Page, ShownJob};
 
 /// The time for which a coordinator keeps serving if it is restarted after the end of its job.
 const AFTERLIFE: Duration = Duration::from_secs(20);
-
-/// The longest wait for the last records to be written, among them the histograms of the last checkpoint.
-pub(super) const LAST_RECORDS: Duration = Duration::from_secs(15);
 
 /// Coordinates one job, or in a long-lived cluster one after the other.
 ///

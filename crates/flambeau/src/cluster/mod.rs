@@ -1,6 +1,7 @@
 //! A cluster on this machine. Its members communicate over socket files or loopback. They are processes that run this executable, and
 //! end with this process, however it ends, because each reads from a pipe that closes then; or they are threads of this process.
 
+mod exit;
 mod member;
 mod thread;
 
@@ -22,7 +23,8 @@ use tokio::process::Command;
 use tokio::time::timeout;
 use worker::registry::Registry;
 
-use self::member::{Exit, Running, Said};
+use self::exit::{Exit, Said};
+use self::member::Running;
 use self::thread::RoleThread;
 use crate::certs;
 use crate::error::CommandError;

@@ -13,7 +13,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use worker::registry::Registry;
 use worker::replica::panic_message;
 
-use super::member::{Exit, Said};
+use super::exit::{Exit, Said};
 
 /// The exit code of a process that has panicked.
 const PANICKED: i32 = 101;

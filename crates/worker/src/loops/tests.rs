@@ -120,6 +120,9 @@ fn averages_of_batch_normalisation_are_those_of_all_replicas() {
     assert_ne!(after[0][measured], before[measured]);
 }
 
+/// What a replica does in a step.
+type Act = fn(&mut Replica<'_, Net>) -> candle_core::Result<()>;
+
 #[test]
 fn a_replica_that_fails_panics_or_goes_its_own_way_ends_the_step_of_all() {
     let strategy = Strategy::mirrored("cpu,cpu,cpu").unwrap();
@@ -139,7 +142,7 @@ fn a_replica_that_fails_panics_or_goes_its_own_way_ends_the_step_of_all() {
             )?)?
             .sum_all()
     };
-    let failing: [(&str, fn(&mut Replica<'_, Net>) -> candle_core::Result<()>); 3] = [
+    let failing: [(&str, Act); 3] = [
         ("the disk is full", |_| {
             Err(candle_core::Error::msg("the disk is full"))
         }),
