@@ -3,7 +3,8 @@
 
     tests/compose/test_compose.py               everything; on two cores some seven minutes, and twenty more
                                                 where the images have to be built from the start
-    tests/compose/test_compose.py files images  some of it: files, images, plain, secure, tables, rings, upgrades, runbook
+    tests/compose/test_compose.py files images  some of it: files, images, plain, secure, tables, rings, upgrades, jobs,
+                                                runbook
 
 Needs a Docker engine, docker compose (v2) or docker-compose (1.29), and the images that Flambeau's are
 built on (tests/compose/base-images.sh provides them). Where there is no engine it says SKIPPED and why,
@@ -518,7 +519,8 @@ def stop_and_start(project):
     say(f"a worker that was told to stop ended with 0 after {took:.1f} s, and took part again when started")
 
 
-def kill(project, role):
+def kill(project, role, progress=True):
+    """Kills a container's process. It is brought back, and with `progress` training goes on."""
     container = project.role(role, running=True)[0]
     before = inspect("container", container)
     began = time.monotonic()
@@ -531,7 +533,8 @@ def kill(project, role):
     until(f"the killed {role} is brought back", 30, back)
     project.await_live("ps", 2)
     project.await_live("worker", 3)
-    project.await_progress()
+    if progress:
+        project.await_progress()
     say(f"killed a {role}: it is back, and training went on, after {time.monotonic() - began:.1f} s")
     if role == "worker":
         alert = 'ALERTS{alertname="FlambeauWorkerLost", alertstate="firing"}'
@@ -831,6 +834,99 @@ def upgrade(project):
         say(f"replaced every {role}; training went on after {time.monotonic() - began:.1f} s")
 
 
+def test_jobs(programs):
+    """Jobs are submitted to a long-lived cluster; its coordinator is killed in the middle of one."""
+    with tempfile.TemporaryDirectory() as folder, brought_up(programs[0], "jobs") as project:
+        write_points(folder)
+        sizes = "[cluster]\nps = 2\nworkers = 3\n"
+        sync = '[strategy]\nmode = "sync"\n'
+        points = '[data]\nkind = "csv"\ndir = "/data"\nlabel = "colour"\n[model]\nname = "softmax"\n'
+        jobs = {
+            "plain": f'name = "plain"\nepochs = 20\n{sync}{sizes}',
+            "points": f'name = "points"\nepochs = 20\n{points}{sync}{sizes}',
+            "too-fast": f'name = "too-fast"\n[optimizer]\nname = "sgd"\nlearning_rate = 1e38\n{sizes}',
+            "endless": f'name = "endless"\nepochs = 1000000\n{sizes}',
+        }
+        for name, text in jobs.items():
+            (pathlib.Path(folder) / f"{name}.toml").write_text(text)
+        project.environment |= {"FLAMBEAU_DATA_FOLDER": folder, "FLAMBEAU_JOBS": folder}
+        project.environment |= {"FLAMBEAU_AFTER_JOB": "wait", "FLAMBEAU_NO_JOB": "true"}
+        project.up(2, 3)
+        until("the coordinator answers", 60, lambda: listed_jobs(project) is not None)
+
+        # Each process has done a job of both kinds; from here on it must not grow.
+        first = [ended_job(project, submit(project, name)) for name in ("plain", "points")]
+        check([job["state"] for job in first] == ["done", "done"], f"the first jobs ended so: {first}")
+        before = {container: held(container) for container in project.roles()}
+
+        failing, endless, plain, points = [submit(project, name) for name in ("too-fast", "endless", "plain", "points")]
+        failed = ended_job(project, failing)
+        check((failed["state"], "NaN" in failed["error"]) == ("failed", True), f"a job without a loss ended so: {failed}")
+        until("the endless job trains", 120, lambda: job_of(project, endless)["samples"] > 2000)
+        in_cluster(project, "cancel", str(endless))
+        cancelled = ended_job(project, endless)
+        check(cancelled["state"] == "cancelled", f"a job that was cancelled ended so: {cancelled}")
+        same_as(first[0], ended_job(project, plain))
+        same_as(first[1], ended_job(project, points))
+        for container, (files, megabytes) in before.items():
+            until(f"{container} has closed its files", 30, lambda c=container, f=files: held(c)[0] <= f + 6)
+            now = held(container)[1]
+            check(now <= megabytes + 40, f"{container} holds {now:.0f} MB after six jobs, {megabytes:.0f} MB after two")
+        say(f"six jobs on the same processes: one failed, one was cancelled, four are done, and nothing grew")
+
+        interrupted, waiting = submit(project, "plain"), submit(project, "points")
+        until("the job trains", 120, lambda: job_of(project, interrupted)["samples"] > 1000)
+        kill(project, "coordinator", progress=False)
+        same_as(first[0], ended_job(project, interrupted))
+        same_as(first[1], ended_job(project, waiting))
+        check(len(listed_jobs(project)) == 8, f"the queue has other jobs: {listed_jobs(project)}")
+        say("the coordinator was killed in the middle of a job; it and the next one end with the same weights")
+
+
+def in_cluster(project, *arguments):
+    """What a command of `flambeau` prints as JSON, run in the coordinator's container."""
+    return json.loads(project.compose("exec", "-T", "coordinator", "flambeau", *arguments, "--json"))
+
+
+def submit(project, name):
+    """Submits a job of the folder of jobs. Returns its id."""
+    return in_cluster(project, "submit", f"/jobs/{name}.toml")["id"]
+
+
+def listed_jobs(project):
+    """The jobs of the cluster, or nothing while its coordinator does not answer."""
+    try:
+        return in_cluster(project, "jobs")["jobs"]
+    except (Failure, ValueError):
+        return None
+
+
+def job_of(project, number):
+    return next((job for job in listed_jobs(project) or [] if job["id"] == number), {"state": "", "samples": 0})
+
+
+def ended_job(project, number):
+    """Waits until a job has ended, and returns it."""
+    has_ended = lambda: (job := job_of(project, number))["state"] in ("done", "failed", "cancelled") and job
+    return until(f"job {number} ends", 300, has_ended)
+
+
+def same_as(first, again):
+    """A job in sync mode ends with the same weights wherever and whenever it is done."""
+    check(again["state"] == "done", f"job {again['id']} ended so: {again}")
+    check(
+        again["model_sha256"] == first["model_sha256"] != "",
+        f"jobs {first['id']} and {again['id']} are the same job, and their weights differ",
+    )
+
+
+def held(container):
+    """The number of files that a container's main process has open, and its memory in MB."""
+    script = "ls /proc/1/fd | wc -l; grep VmRSS: /proc/1/status"
+    files, memory = run("docker", "exec", container, "sh", "-c", script).splitlines()
+    return int(files), int(memory.split()[1]) / 1024
+
+
 def test_runbook(programs):
     """Every command of docs/runbook.md that an engine can run does so while a job trains and members die."""
     typed = [command for command in runbook_commands() if not is_secure(command)]
@@ -896,9 +992,7 @@ def run_as_typed(project, command):
 def a_worker_without_data(project):
     """A worker whose data is not mounted leaves alone; the job goes on, and ends well."""
     with tempfile.TemporaryDirectory() as folder:
-        os.chmod(folder, 0o755)
-        rows = [f"{i % 20},{i // 20},{'red' if i % 20 > i // 20 else 'blue'}" for i in range(400)]
-        (pathlib.Path(folder) / "train.csv").write_text("\n".join(["x,y,colour", *rows, ""]))
+        write_points(folder)
         (pathlib.Path(folder) / "own.toml").write_text(
             'name = "own"\nepochs = 1200\nbatch_size = 16\n'
             '[data]\nkind = "csv"\ndir = "/data"\nlabel = "colour"\n[cluster]\nps = 1\nworkers = 2\n'
@@ -920,6 +1014,13 @@ def a_worker_without_data(project):
         check(not summary.get("error"), f"the job ended with {summary}")
 
 
+def write_points(folder):
+    """A table of 400 coloured points, in a folder that containers may read."""
+    os.chmod(folder, 0o755)
+    rows = [f"{i % 20},{i // 20},{'red' if i % 20 > i // 20 else 'blue'}" for i in range(400)]
+    (pathlib.Path(folder) / "train.csv").write_text("\n".join(["x,y,colour", *rows, ""]))
+
+
 TESTS = {
     "files": test_files,
     "images": test_images,
@@ -928,6 +1029,7 @@ TESTS = {
     "tables": test_tables,
     "rings": test_rings,
     "upgrades": test_upgrades,
+    "jobs": test_jobs,
     "runbook": test_runbook,
 }
 

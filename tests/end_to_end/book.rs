@@ -1,5 +1,5 @@
-//! The book for authors of models, `docs/book`: its commands are run, its jobs are read, its links lead somewhere. The documentation tests of
-//! `flambeau` compile and run its programs.
+//! The book for authors of models, `docs/book`: its commands are run, its jobs are read, its links lead somewhere. The documentation
+//! tests of `tests/src/documents.rs` compile and run its programs.
 //!
 //! An HTML comment in the line before a block says how the block is tested:
 //!

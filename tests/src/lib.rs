@@ -4,6 +4,8 @@
 #![allow(clippy::unwrap_used, clippy::missing_panics_doc)]
 
 pub mod distant;
+#[cfg(doctest)]
+mod documents;
 pub mod models;
 pub mod peer;
 pub mod relay;

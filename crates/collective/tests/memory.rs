@@ -1,6 +1,6 @@
 //! Groups within a process.
 
-use collective::{
+use flambeau_collective::{
     Algorithm, CollectiveError, Group, Groups, MemoryLinks, Traffic, kept_segments, segment,
 };
 use futures_util::future::join_all;
@@ -123,7 +123,7 @@ async fn keepers_have_the_bits_of_an_all_reduce() {
                     let segments = kept_segments(rank, ranks, copies);
                     assert_eq!(segments.count(), copies);
                     for segment in kept_segments(rank, ranks, copies) {
-                        let own = collective::segment(segment, ranks, elements);
+                        let own = flambeau_collective::segment(segment, ranks, elements);
                         let expected = bits(&reduced[0][own.clone()]);
                         assert!(
                             bits(&vector[own]) == expected,

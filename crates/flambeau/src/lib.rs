@@ -103,8 +103,6 @@
 
 mod app;
 mod bench;
-#[cfg(doctest)]
-mod book;
 mod certs;
 mod checkpoint;
 mod cluster;
@@ -167,13 +165,3 @@ pub mod settings {
     #[doc(inline)]
     pub use shared_proto::job::*;
 }
-
-/// The README's programs, compiled by the tests.
-#[cfg(doctest)]
-#[doc = include_str!("../../../README.md")]
-struct Readme;
-
-/// The programs of the page on tables, compiled by the tests.
-#[cfg(doctest)]
-#[doc = include_str!("../../../docs/tables.md")]
-struct TablesPage;

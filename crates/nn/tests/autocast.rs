@@ -5,7 +5,7 @@
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::init::DEFAULT_KAIMING_NORMAL;
 use candle_nn::{Conv2dConfig, VarBuilder, VarMap};
-use nn::{Attention, Conv2d, Linear, autocast, backward, matmul};
+use flambeau_nn::{Attention, Conv2d, Linear, autocast, backward, matmul};
 
 type Layer = Box<dyn Fn(&Tensor) -> Result<Tensor>>;
 

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use candle_core::{DType, Device::Cpu, Tensor, Var};
-use nn::{backward, backward_from, cross_entropy, linear, linear_relu};
+use flambeau_nn::{backward, backward_from, cross_entropy, linear, linear_relu};
 
 #[test]
 fn the_parts_of_a_backward_pass_give_the_gradients_of_the_whole() {

@@ -7,7 +7,7 @@ mod gradients;
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{Conv2dConfig, VarBuilder};
 use gradients::{Source, check, difference, values};
-use nn::{Conv2d, backward, conv2d, conv2d_relu};
+use flambeau_nn::{Conv2d, backward, conv2d, conv2d_relu};
 
 #[derive(Clone, Copy, Debug)]
 struct Case {

@@ -6,7 +6,7 @@ mod gradients;
 
 use candle_core::{DType, Device, Tensor, Var};
 use gradients::{Source, check, difference, values};
-use nn::{
+use flambeau_nn::{
     backward, binary_cross_entropy, cross_entropy, cross_entropy_smooth, mean_absolute_error,
     mean_squared_error,
 };

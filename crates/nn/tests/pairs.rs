@@ -6,7 +6,7 @@ mod gradients;
 
 use candle_core::DType;
 use gradients::{Source, check, difference};
-use nn::{sum_of_pairs, sum_of_vectors};
+use flambeau_nn::{sum_of_pairs, sum_of_vectors};
 
 #[test]
 fn sums_are_those_of_candle() {

@@ -6,7 +6,7 @@ mod gradients;
 
 use candle_core::{DType, Device, Tensor, Var};
 use gradients::{Source, check, difference, values};
-use nn::{Pool2d, avg_pool2d, backward, global_avg_pool2d, max_pool2d};
+use flambeau_nn::{Pool2d, avg_pool2d, backward, global_avg_pool2d, max_pool2d};
 
 fn windows() -> Vec<Pool2d> {
     let windows = [

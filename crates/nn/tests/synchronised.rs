@@ -9,7 +9,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use candle_core::{DType, Device, Result, Tensor, Var, bail};
 use candle_nn::{VarBuilder, VarMap};
 use gradients::{Source, difference, values};
-use nn::{Activation, BatchNorm, BatchNormConfig, Replicas, backward, synchronised};
+use flambeau_nn::{Activation, BatchNorm, BatchNormConfig, Replicas, backward, synchronised};
 
 /// A place where threads add up vectors.
 #[derive(Default)]

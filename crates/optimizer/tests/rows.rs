@@ -2,8 +2,8 @@
 
 #![allow(clippy::unwrap_used)]
 
-use optimizer::row::{self, ChangedRows, Row};
-use optimizer::{Part, Update, rule};
+use flambeau_optimizer::row::{self, ChangedRows, Row};
+use flambeau_optimizer::{Part, Update, rule};
 use shared_proto::job::{Adagrad, Adam, Ftrl, Optimizer, Sgd};
 use shared_proto::kernel::Kernel;
 use shared_proto::payload::LeF32;

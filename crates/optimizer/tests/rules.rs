@@ -3,7 +3,7 @@
 
 #![allow(clippy::unwrap_used)]
 
-use optimizer::{Part, Update, VariableRule, rule};
+use flambeau_optimizer::{Part, Update, VariableRule, rule};
 use serde::Deserialize;
 use shared_proto::blocks::VariableSpec;
 use shared_proto::job::{Job, Optimizer, Schedule};

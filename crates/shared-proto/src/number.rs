@@ -6,7 +6,7 @@
 //! both forms. The payload of a NaN is not kept. Reading also takes `null`, as NaN: files of earlier
 //! releases have it.
 //!
-//! Used as `#[serde(with = "shared_proto::number")]` on a field, or its submodules on fields that hold
+//! Used as `#[serde(with = "flambeau_shared_proto::number")]` on a field, or its submodules on fields that hold
 //! numbers; [`Number`] is the same as a type.
 
 use std::fmt;

@@ -12,8 +12,8 @@ use shared_proto::table::{
     Admission, Age, Capacity, Eviction, EvictionOrder, Initializer, RowOptimizer, SavedRows,
     Storage, TableSpec,
 };
-use table::bucket::{Bucket, SharedBucket, Updated};
-use table::rows::{History, SharedRow};
+use flambeau_table::bucket::{Bucket, SharedBucket, Updated};
+use flambeau_table::rows::{History, SharedRow};
 
 fn spec(admission: Admission, eviction: Eviction) -> TableSpec {
     TableSpec {

@@ -12,9 +12,9 @@ use shared_proto::table::{
     Admission, Age, Capacity, Eviction, EvictionOrder, Initializer, RowOptimizer, Storage,
     TableSpec,
 };
-use table::bucket::{Bucket, SharedBucket};
-use table::disk::Disk;
-use table::rows::{History, Rows, SharedRow};
+use flambeau_table::bucket::{Bucket, SharedBucket};
+use flambeau_table::disk::Disk;
+use flambeau_table::rows::{History, Rows, SharedRow};
 
 fn spec(eviction: Eviction) -> TableSpec {
     TableSpec {
@@ -53,7 +53,7 @@ fn contents(shared: &SharedBucket, only_changed: bool) -> Contents {
     contents
 }
 
-fn update(bucket: &mut Bucket, ids: &[u64], now: u32) -> table::bucket::Updated {
+fn update(bucket: &mut Bucket, ids: &[u64], now: u32) -> flambeau_table::bucket::Updated {
     // Adagrad has a number of state for each value.
     let dimension = bucket.rows().numbers_of_row() / 2;
     let gradients = ids.iter().flat_map(|id| {

@@ -8,8 +8,8 @@ use proptest::prelude::*;
 use shared_proto::job::{Adagrad, Sgd};
 use shared_proto::payload::LeF32;
 use shared_proto::table::{Admission, Eviction, Initializer, RowOptimizer, TableSpec};
-use table::initial::NewRows;
-use table::rows::{Place, Rows};
+use flambeau_table::initial::NewRows;
+use flambeau_table::rows::{Place, Rows};
 
 fn spec(dimension: u32, initializer: Initializer) -> TableSpec {
     TableSpec {

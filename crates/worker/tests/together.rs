@@ -9,9 +9,9 @@ use candle_nn::{BatchNorm, BatchNormConfig, Linear, Module, ModuleT, VarBuilder}
 use shared_proto::job::{BatchNorm as Samples, Job, StrategyName};
 use shared_proto::payload::Elements;
 use shared_proto::step::Gradients;
-use worker::model::{Batch, Model, Pass, Setup};
-use worker::registry::Registry;
-use worker::replica::{
+use flambeau_worker::model::{Batch, Model, Pass, Setup};
+use flambeau_worker::registry::Registry;
+use flambeau_worker::replica::{
     Computed, DeviceReplicas, Mirror, ModelReplica, Positions, Replica, ReplicaError, Round, Step,
     StepsMade, rounds,
 };

@@ -12,12 +12,12 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 #[command(version)]
 struct Arguments {
     #[command(flatten)]
-    settings: coordinator::Settings,
+    settings: flambeau_coordinator::Settings,
 }
 
 fn main() -> ExitCode {
     let settings = Arguments::parse().settings;
     daemon::process::main(settings.process.clone(), async |process| {
-        coordinator::run(settings, process).await
+        flambeau_coordinator::run(settings, process).await
     })
 }

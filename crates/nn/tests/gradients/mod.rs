@@ -9,7 +9,7 @@
 )]
 
 use candle_core::{DType, Device, Result, Tensor, Var};
-use nn::backward;
+use flambeau_nn::backward;
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 

@@ -12,12 +12,12 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 #[command(version)]
 struct Arguments {
     #[command(flatten)]
-    settings: ps_server::Settings,
+    settings: flambeau_ps_server::Settings,
 }
 
 fn main() -> ExitCode {
     let settings = Arguments::parse().settings;
     daemon::process::main(settings.process.clone(), async |process| {
-        ps_server::run(settings, process).await
+        flambeau_ps_server::run(settings, process).await
     })
 }

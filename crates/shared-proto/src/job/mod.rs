@@ -47,8 +47,8 @@ pub const MOST_SERVERS: usize = 1 << 16;
 /// ```
 /// # // The names that authors of models know, which come from a crate above this one.
 /// # mod flambeau {
-/// #     pub use shared_proto::job::Job;
-/// #     pub mod settings { pub use shared_proto::job::*; }
+/// #     pub use flambeau_shared_proto::job::Job;
+/// #     pub mod settings { pub use flambeau_shared_proto::job::*; }
 /// # }
 /// use flambeau::Job;
 /// use flambeau::settings::{Adam, JobError, Mode, Optimizer};

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use clap::Parser;
-use worker::registry::Registry;
+use flambeau_worker::registry::Registry;
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
@@ -13,12 +13,12 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 #[command(version)]
 struct Arguments {
     #[command(flatten)]
-    settings: worker::Settings,
+    settings: flambeau_worker::Settings,
 }
 
 fn main() -> ExitCode {
     let settings = Arguments::parse().settings;
     daemon::process::main(settings.process.clone(), async |process| {
-        worker::run(settings, Registry::builtin(), process).await
+        flambeau_worker::run(settings, Registry::builtin(), process).await
     })
 }

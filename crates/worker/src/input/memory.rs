@@ -14,7 +14,7 @@ use crate::shuffle;
 /// Samples in memory.
 ///
 /// ```
-/// # mod flambeau { pub use {candle_core, worker::input::*}; }
+/// # mod flambeau { pub use {candle_core, flambeau_worker::input::*}; }
 /// use flambeau::candle_core::Device;
 /// use flambeau::{Column, InMemory};
 ///

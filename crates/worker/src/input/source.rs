@@ -12,7 +12,7 @@ use super::fitted::Fitted;
 /// A source of data, which a job names in `data.kind`.
 ///
 /// ```
-/// # mod flambeau { pub use worker::input::*; }
+/// # mod flambeau { pub use flambeau_worker::input::*; }
 /// use flambeau::{Column, DataSetup, Dataset, InMemory, InputError, Source};
 ///
 /// /// The numbers from 0 to 1, and twice as much.

@@ -37,7 +37,7 @@ use crate::variables::Variables;
 /// ```
 /// # // The names that authors of models know, which come from a crate above this one.
 /// # mod flambeau {
-/// #     pub use {candle_core, candle_nn, worker::loops::*};
+/// #     pub use {candle_core, candle_nn, flambeau_worker::loops::*};
 /// #     pub mod settings { pub use shared_proto::job::*; }
 /// # }
 /// use flambeau::candle_core::{Device, Tensor};

@@ -7,7 +7,7 @@ use crate::input::Batch;
 /// A measurement over all samples of an evaluation. `Model::metrics` returns those of a model's own.
 ///
 /// ```
-/// # mod flambeau { pub use {candle_core, worker::model::*}; }
+/// # mod flambeau { pub use {candle_core, flambeau_worker::model::*}; }
 /// use flambeau::candle_core::{Result, Tensor};
 /// use flambeau::{Batch, Metric};
 ///

@@ -8,11 +8,11 @@
 //! use candle_core::{Device, Result, Tensor};
 //! use candle_nn::{Linear, Module, VarBuilder};
 //! use shared_proto::blocks::VariableKind;
-//! use worker::input::{Field, Signature};
-//! use worker::model::{Batch, Model, Objective, Pass, Setup};
-//! use worker::registry::Registry;
-//! use worker::tables::Tables;
-//! use worker::variables::Variables;
+//! use flambeau_worker::input::{Field, Signature};
+//! use flambeau_worker::model::{Batch, Model, Objective, Pass, Setup};
+//! use flambeau_worker::registry::Registry;
+//! use flambeau_worker::tables::Tables;
+//! use flambeau_worker::variables::Variables;
 //!
 //! struct Straight(Linear);
 //!
@@ -158,7 +158,7 @@ impl<'a> Setup<'a> {
 ///
 /// ```
 /// # // The names that authors of models know, which come from a crate above this one.
-/// # mod flambeau { pub use {candle_core, candle_nn, nn, worker::model::*}; }
+/// # mod flambeau { pub use {candle_core, candle_nn, nn, flambeau_worker::model::*}; }
 /// use flambeau::candle_core::{Result, Tensor};
 /// use flambeau::candle_nn::VarBuilder;
 /// use flambeau::nn::Linear;
@@ -190,7 +190,7 @@ impl<'a> Setup<'a> {
 /// [`Setup::block`], and computes one at a time:
 ///
 /// ```
-/// # mod flambeau { pub use {candle_core, candle_nn, nn, worker::model::*}; }
+/// # mod flambeau { pub use {candle_core, candle_nn, nn, flambeau_worker::model::*}; }
 /// use flambeau::candle_core::{Result, Tensor};
 /// use flambeau::candle_nn::VarBuilder;
 /// use flambeau::nn::Linear;

@@ -12,7 +12,7 @@ const LIMIT: f32 = 0.05;
 /// The settings of an embedding table.
 ///
 /// ```
-/// # mod flambeau { pub use worker::tables::Table; }
+/// # mod flambeau { pub use flambeau_worker::tables::Table; }
 /// # fn main() {
 /// use flambeau::Table;
 ///

@@ -35,11 +35,11 @@ fn numbers_are_compressed_and_categories_hashed_by_field() {
     };
     let (first, last) = (read(&mut dataset.training), read(&mut dataset.evaluation));
     let numbers =
-        |batch: &worker::model::Batch| batch.input_of("numbers").unwrap().to_vec2::<f32>().unwrap();
+        |batch: &flambeau_worker::model::Batch| batch.input_of("numbers").unwrap().to_vec2::<f32>().unwrap();
     assert_eq!(numbers(&first), [[0.0; 13]; 2]);
     // The last lines are held out: they are the newest.
     assert!((numbers(&last)[0][0] - 10f32.ln()).abs() < 1e-6);
-    let ids = |batch: &worker::model::Batch| {
+    let ids = |batch: &flambeau_worker::model::Batch| {
         batch
             .input_of("categories")
             .unwrap()

@@ -1,7 +1,7 @@
 //! LIBSVM files: dense and sparse features, targets, and what is refused.
 
 use super::*;
-use worker::model::Feature;
+use flambeau_worker::model::Feature;
 
 fn load_files(files: &[(&str, &str)], options: &str) -> Result<Dataset, String> {
     let folder = tempfile::tempdir().unwrap();
@@ -13,7 +13,7 @@ fn load_files(files: &[(&str, &str)], options: &str) -> Result<Dataset, String> 
     load(&data, 1).map_err(|error| error.to_string())
 }
 
-fn read(samples: &mut Box<dyn Samples>) -> worker::model::Batch {
+fn read(samples: &mut Box<dyn Samples>) -> flambeau_worker::model::Batch {
     let all = 0..samples.count();
     samples.read(Order::Stored, all, &Device::Cpu).unwrap()
 }

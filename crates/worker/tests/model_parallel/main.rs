@@ -11,9 +11,9 @@ use candle_core::Device;
 use shared_proto::job::Job;
 use shared_proto::payload::Elements;
 use shared_proto::step::Gradients;
-use worker::model::Metrics;
-use worker::registry::Registry;
-use worker::replica::{
+use flambeau_worker::model::Metrics;
+use flambeau_worker::registry::Registry;
+use flambeau_worker::replica::{
     Computed, DeviceReplicas, Evaluation, EvaluationPart, Mirror, Positions, Replica, ReplicaError,
     Step, StepsMade,
 };

@@ -5,8 +5,8 @@ use candle_nn::VarBuilder;
 use nn::Linear;
 use rand::{RngCore, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use worker::input::{Column, DataSetup, Dataset, InMemory, InputError, Source, Values};
-use worker::model::{Batch, Model, Pass, Setup, forward_blocks};
+use flambeau_worker::input::{Column, DataSetup, Dataset, InMemory, InputError, Source, Values};
+use flambeau_worker::model::{Batch, Model, Pass, Setup, forward_blocks};
 
 /// Sequences of 6 vectors of 5 numbers, in 4 classes.
 pub(crate) struct Sequences;

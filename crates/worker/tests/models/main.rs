@@ -15,11 +15,11 @@ use rand_chacha::ChaCha8Rng;
 use shared_proto::blocks::VariableKind;
 use shared_proto::job::{self, Clip};
 use shared_proto::payload::{self, Dtype, Elements};
-use worker::input::{Field, Signature};
-use worker::model::{Batch, Model, ModelError, Objective, Pass, Setup, Stages};
-use worker::registry::Registry;
-use worker::tables::Tables;
-use worker::variables::Variables;
+use flambeau_worker::input::{Field, Signature};
+use flambeau_worker::model::{Batch, Model, ModelError, Objective, Pass, Setup, Stages};
+use flambeau_worker::registry::Registry;
+use flambeau_worker::tables::Tables;
+use flambeau_worker::variables::Variables;
 
 mod pytorch;
 mod pytorch_tables;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use shared_proto::job::Job;
 use shared_proto::table::SavedRows;
-use worker::local;
+use flambeau_worker::local;
 
 use super::*;
 

@@ -7,8 +7,8 @@ use candle_nn::{Init, VarBuilder};
 use shared_proto::blocks::VariableKind;
 use shared_proto::job::Clip;
 use shared_proto::payload::{self, Dtype, Elements};
-use worker::model::ModelError;
-use worker::variables::{Variables, VariablesError};
+use flambeau_worker::model::ModelError;
+use flambeau_worker::variables::{Variables, VariablesError};
 
 mod files;
 mod optimizer;
