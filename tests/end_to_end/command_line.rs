@@ -262,6 +262,8 @@ fn daemons_by_hand_serve_metrics_and_stay_when_told_to() {
             &[
                 "flambeau_coordinator_live_tasks",
                 "flambeau_coordinator_min_clock_steps",
+                "flambeau_coordinator_jobs_waiting 0",
+                "flambeau_coordinator_jobs_ended_total{outcome=\"done\"} 1",
             ],
         ),
         (

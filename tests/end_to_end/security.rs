@@ -207,6 +207,71 @@ fn with_certificates_and_a_token_nobody_else_is_let_in() {
     cluster.finish(&shows(ours, "worker"));
 }
 
+/// Jobs of a long-lived cluster are submitted and cancelled with a worker's certificate, and listed with an operator's.
+#[test]
+fn jobs_are_submitted_and_cancelled_by_workers_alone() {
+    let dirs = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let [ours, theirs] = dirs.each_ref().map(|dir| dir.path());
+    certs(ours);
+    certs(theirs);
+    let run = ours.join("run");
+    let arguments = [
+        "coordinator",
+        "--no-job",
+        "--listen",
+        "127.0.0.1:0",
+        "--run-dir",
+        run.to_str().unwrap(),
+    ];
+    let env = shows(ours, "coordinator");
+    let coordinator = Daemon::start(&program(), ours.join("log"), &arguments, &borrowed(&env));
+    let address = coordinator.address();
+    let job = ours.join("job.toml");
+    std::fs::write(&job, JOB).unwrap();
+    let call = |arguments: &[&str], env: &[(&'static str, String)]| {
+        let mut command = program().command(arguments);
+        command
+            .args(["--coordinator", &address])
+            .env("FLAMBEAU_PATIENCE_SECONDS", "2");
+        let output = command.envs(borrowed(env)).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        (output.status.success(), said)
+    };
+    let submit = ["submit", job.to_str().unwrap()];
+    let (cancel, list) = (["cancel", "1"], ["jobs"]);
+    let stranger = without(shows(ours, "worker"), &["FLAMBEAU_TOKEN_FILE"]);
+    let other = theirs.join("worker/token");
+    let wrong = with(
+        shows(ours, "worker"),
+        "FLAMBEAU_TOKEN_FILE",
+        other.to_str().unwrap(),
+    );
+    for arguments in [&submit[..], &cancel, &list] {
+        for (env, why) in [
+            (&Vec::new(), "set --tls-ca here"),
+            (&shows(theirs, "worker"), "do not trust each other"),
+            (&stranger, "token is missing"),
+            (&wrong, "token is wrong"),
+        ] {
+            let (fine, said) = call(arguments, env);
+            assert!(!fine && said.contains(why), "{arguments:?}: {said}");
+        }
+    }
+    for arguments in [&submit[..], &cancel] {
+        let (fine, said) = call(arguments, &shows(ours, "operator"));
+        assert!(
+            !fine && said.contains("not valid for worker.flambeau"),
+            "{arguments:?}: {said}"
+        );
+    }
+    assert!(call(&list, &shows(ours, "operator")).0);
+    for arguments in [&submit[..], &list, &cancel] {
+        let (fine, said) = call(arguments, &shows(ours, "worker"));
+        assert!(fine, "{arguments:?}: {said}");
+    }
+    coordinator.terminate();
+}
+
 #[test]
 fn a_token_alone_and_certificates_of_servers_alone_serve_too() {
     let dir = tempfile::tempdir().unwrap();

@@ -297,16 +297,31 @@ fn a_server_that_cannot_write_does_not_fill_the_store() {
 }
 
 /// A small disk, unmounted with the test.
-struct SmallDisk(TempDir);
+pub(crate) struct SmallDisk(TempDir);
 
 impl SmallDisk {
-    fn mount(kibibytes: u32) -> Option<Self> {
+    pub(crate) fn mount(kibibytes: u32) -> Option<Self> {
         let disk = Self(TempDir::new().unwrap());
         if disk.run(&["-t", "tmpfs", "-o", &format!("size={kibibytes}k"), "tmpfs"]) {
             return Some(disk);
         }
         say("SKIPPED: a full disk: no tmpfs can be mounted here (root can)");
         None
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// Writes a file that takes all room.
+    pub(crate) fn fill(&self) {
+        let mut others = std::fs::File::create(self.path().join("others")).unwrap();
+        while std::io::Write::write_all(&mut others, &[1; 1024]).is_ok() {}
+    }
+
+    /// Removes the file that takes all room.
+    pub(crate) fn empty(&self) {
+        std::fs::remove_file(self.path().join("others")).unwrap();
     }
 
     fn run(&self, arguments: &[&str]) -> bool {
@@ -327,7 +342,7 @@ fn a_full_store_is_named_and_gone_on_with_once_it_has_room() {
     let Some(disk) = SmallDisk::mount(1024) else {
         return;
     };
-    let location = disk.0.path().join("checkpoints");
+    let location = disk.path().join("checkpoints");
     let job = format!(
         "{LARGE}[checkpoint]\nlocation = \"{}\"\n",
         location.display()
@@ -356,7 +371,7 @@ fn a_coordinator_on_a_full_disk_goes_on_to_the_end() {
     let Some(disk) = SmallDisk::mount(16 << 10) else {
         return;
     };
-    let run_dir = disk.0.path().join("run");
+    let run_dir = disk.path().join("run");
     let dir = TempDir::new().unwrap();
     let location = dir.path().join("checkpoints");
     let job = endless(&location).replace("epochs = 100000", "epochs = 20");
@@ -393,8 +408,7 @@ fn a_coordinator_on_a_full_disk_goes_on_to_the_end() {
         dir.path().to_str().unwrap(),
     ]);
     eventually(|| manifests(&location).len() > 1);
-    let mut others = std::fs::File::create(disk.0.path().join("others")).unwrap();
-    while std::io::Write::write_all(&mut others, &[1; 1024]).is_ok() {}
+    disk.fill();
     let status = coordinator.wait();
     let log = coordinator.log();
     assert!(status.success(), "{log}");

@@ -6,8 +6,8 @@ mod gradients;
 
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{Conv2dConfig, VarBuilder};
-use gradients::{Source, check, difference, values};
 use flambeau_nn::{Conv2d, backward, conv2d, conv2d_relu};
+use gradients::{Source, check, difference, values};
 
 #[derive(Clone, Copy, Debug)]
 struct Case {

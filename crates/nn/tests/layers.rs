@@ -6,11 +6,11 @@ mod gradients;
 
 use candle_core::{D, DType, Device, Result, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
-use gradients::{Source, check, difference, values};
 use flambeau_nn::{
     Attention, DropoutStream, Embedding, add_relu, backward, cross_entropy, dropout, gelu,
     mean_squared_error, relu, relu6, softmax,
 };
+use gradients::{Source, check, difference, values};
 
 type Function = fn(&Tensor) -> Result<Tensor>;
 

@@ -7,8 +7,8 @@ mod gradients;
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{Module, VarBuilder, VarMap};
-use gradients::{Source, check, difference, values};
 use flambeau_nn::{Linear, backward, cross_entropy, linear, linear_gelu, linear_relu};
+use gradients::{Source, check, difference, values};
 
 /// Rows, inputs, outputs. Up to 64 rows with 64 outputs or more the product is made transposed.
 const SHAPES: [(usize, usize, usize); 9] = [

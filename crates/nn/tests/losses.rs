@@ -5,11 +5,11 @@
 mod gradients;
 
 use candle_core::{DType, Device, Tensor, Var};
-use gradients::{Source, check, difference, values};
 use flambeau_nn::{
     backward, binary_cross_entropy, cross_entropy, cross_entropy_smooth, mean_absolute_error,
     mean_squared_error,
 };
+use gradients::{Source, check, difference, values};
 
 #[test]
 fn label_smoothing_agrees_with_finite_differences() {

@@ -6,8 +6,8 @@ mod gradients;
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::{VarBuilder, VarMap};
-use gradients::{Source, check, difference, values};
 use flambeau_nn::{Activation, BatchNorm, BatchNormConfig, GroupNorm, LayerNorm, backward};
+use gradients::{Source, check, difference, values};
 
 const ACTIVATIONS: [Activation; 3] = [Activation::Identity, Activation::Relu, Activation::Relu6];
 

@@ -5,8 +5,8 @@
 mod gradients;
 
 use candle_core::DType;
-use gradients::{Source, check, difference};
 use flambeau_nn::{sum_of_pairs, sum_of_vectors};
+use gradients::{Source, check, difference};
 
 #[test]
 fn sums_are_those_of_candle() {

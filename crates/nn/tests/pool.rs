@@ -5,8 +5,8 @@
 mod gradients;
 
 use candle_core::{DType, Device, Tensor, Var};
-use gradients::{Source, check, difference, values};
 use flambeau_nn::{Pool2d, avg_pool2d, backward, global_avg_pool2d, max_pool2d};
+use gradients::{Source, check, difference, values};
 
 fn windows() -> Vec<Pool2d> {
     let windows = [

@@ -8,8 +8,8 @@ use std::sync::{Arc, Condvar, Mutex};
 
 use candle_core::{DType, Device, Result, Tensor, Var, bail};
 use candle_nn::{VarBuilder, VarMap};
-use gradients::{Source, difference, values};
 use flambeau_nn::{Activation, BatchNorm, BatchNormConfig, Replicas, backward, synchronised};
+use gradients::{Source, difference, values};
 
 /// A place where threads add up vectors.
 #[derive(Default)]

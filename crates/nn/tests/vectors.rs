@@ -8,12 +8,12 @@ use std::collections::{BTreeSet, HashMap};
 
 use candle_core::{DType, Device, Result, Tensor, Var};
 use candle_nn::{Conv2dConfig, VarBuilder};
-use gradients::difference;
 use flambeau_nn::{
     Activation, Attention, BatchNorm, BatchNormConfig, Embedding, GroupNorm, LayerNorm, Pool2d,
     avg_pool2d, backward, binary_cross_entropy, conv2d, conv2d_relu, cross_entropy_smooth, gelu,
     global_avg_pool2d, max_pool2d, mean_absolute_error, mean_squared_error, relu6, softmax,
 };
+use gradients::difference;
 
 /// The tensors of a case, those with gradients as variables.
 struct Case {

@@ -69,7 +69,7 @@ impl Embedded {
         };
         // The last answers to workers are still on their way.
         tokio::time::sleep(Duration::from_millis(500)).await;
-        server.end(place).await;
+        server.end(place, outcome.as_ref().err()).await;
         outcome
     }
 }

@@ -229,7 +229,11 @@ async fn serve_job(
         (Some(Err(error)), _) => Err(error),
     };
     let registers_again = matches!(next, Ok(Next::Job));
-    server.end(place.filter(|_| !registers_again)).await;
+    let error = match &next {
+        Ok(Next::Unable(_, error)) | Err(error) => Some(error),
+        Ok(Next::End | Next::Job) => None,
+    };
+    server.end(place.filter(|_| !registers_again), error).await;
     let _ = tokio::time::timeout(DRAIN, accepting).await;
     if let Some(lookups) = lookups {
         let _ = tokio::time::timeout(2 * DRAIN, lookups.join()).await;

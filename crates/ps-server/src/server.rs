@@ -9,6 +9,7 @@ use daemon::http::Readiness;
 use daemon::membership::{Coordinator, Membership, Registration};
 use shared_proto::job::Job;
 use shared_proto::security::Security;
+use shared_proto::wire::WorkerFailure;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
@@ -94,13 +95,19 @@ impl Server {
         self.follower.follow(place, &self.stop).await
     }
 
-    /// Ends the sessions, and gives back the membership.
-    pub(crate) async fn end(self, membership: Option<Membership>) {
+    /// Ends the sessions, and gives back the membership, because of this error if there is one.
+    pub(crate) async fn end(self, membership: Option<Membership>, error: Option<&PsError>) {
         self.stop.cancel();
         self.running.close();
         let _ = tokio::time::timeout(DRAIN, self.running.wait()).await;
         if let Some(membership) = membership {
-            membership.leave(None).await;
+            match error {
+                Some(error @ PsError::Checkpoint(_)) => {
+                    let failure = WorkerFailure::Checkpoints;
+                    membership.leave_because(failure, &error.to_string()).await;
+                }
+                _ => membership.leave(None).await,
+            }
         }
     }
 }

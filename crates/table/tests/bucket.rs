@@ -5,6 +5,8 @@
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
+use flambeau_table::bucket::{Bucket, SharedBucket, Updated};
+use flambeau_table::rows::{History, SharedRow};
 use proptest::prelude::*;
 use shared_proto::job::{Adagrad, Sgd};
 use shared_proto::payload::LeF32;
@@ -12,8 +14,6 @@ use shared_proto::table::{
     Admission, Age, Capacity, Eviction, EvictionOrder, Initializer, RowOptimizer, SavedRows,
     Storage, TableSpec,
 };
-use flambeau_table::bucket::{Bucket, SharedBucket, Updated};
-use flambeau_table::rows::{History, SharedRow};
 
 fn spec(admission: Admission, eviction: Eviction) -> TableSpec {
     TableSpec {

@@ -5,6 +5,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use flambeau_table::bucket::{Bucket, SharedBucket};
+use flambeau_table::disk::Disk;
+use flambeau_table::rows::{History, Rows, SharedRow};
 use proptest::prelude::*;
 use shared_proto::job::Adagrad;
 use shared_proto::payload::LeF32;
@@ -12,9 +15,6 @@ use shared_proto::table::{
     Admission, Age, Capacity, Eviction, EvictionOrder, Initializer, RowOptimizer, Storage,
     TableSpec,
 };
-use flambeau_table::bucket::{Bucket, SharedBucket};
-use flambeau_table::disk::Disk;
-use flambeau_table::rows::{History, Rows, SharedRow};
 
 fn spec(eviction: Eviction) -> TableSpec {
     TableSpec {

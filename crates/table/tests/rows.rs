@@ -4,12 +4,12 @@
 
 use std::collections::BTreeMap;
 
+use flambeau_table::initial::NewRows;
+use flambeau_table::rows::{Place, Rows};
 use proptest::prelude::*;
 use shared_proto::job::{Adagrad, Sgd};
 use shared_proto::payload::LeF32;
 use shared_proto::table::{Admission, Eviction, Initializer, RowOptimizer, TableSpec};
-use flambeau_table::initial::NewRows;
-use flambeau_table::rows::{Place, Rows};
 
 fn spec(dimension: u32, initializer: Initializer) -> TableSpec {
     TableSpec {

@@ -6,12 +6,12 @@ use std::collections::BTreeMap;
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{VarBuilder, VarMap};
-use serde::Deserialize;
-use shared_proto::job;
 use flambeau_worker::input::{Field, Signature};
 use flambeau_worker::model::{Batch, Objective, Pass, Setup, Stages};
 use flambeau_worker::registry::Registry;
 use flambeau_worker::tables::Tables;
+use serde::Deserialize;
+use shared_proto::job;
 
 const CLASSES: usize = 10;
 const LEARNING_RATE: f64 = 1e-4;

@@ -5,15 +5,15 @@
 use std::sync::Arc;
 
 use candle_core::Device;
-use shared_proto::job::{Group, Job, Precision};
-use shared_proto::payload::{self, Dtype, Elements};
-use shared_proto::step::EVERY_BATCH;
 use flambeau_worker::model::Metrics;
 use flambeau_worker::registry::Registry;
 use flambeau_worker::replica::{
     Evaluation, EvaluationPart, ModelReplica, Positions, Replica, ReplicaError, Step,
 };
 use flambeau_worker::variables::Part;
+use shared_proto::job::{Group, Job, Precision};
+use shared_proto::payload::{self, Dtype, Elements};
+use shared_proto::step::EVERY_BATCH;
 
 fn block_on<T>(future: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().build();

@@ -6,15 +6,15 @@ use std::sync::Arc;
 
 use candle_core::{Device, Result, Tensor};
 use candle_nn::{BatchNorm, BatchNormConfig, Linear, Module, ModuleT, VarBuilder};
-use shared_proto::job::{BatchNorm as Samples, Job, StrategyName};
-use shared_proto::payload::Elements;
-use shared_proto::step::Gradients;
 use flambeau_worker::model::{Batch, Model, Pass, Setup};
 use flambeau_worker::registry::Registry;
 use flambeau_worker::replica::{
     Computed, DeviceReplicas, Mirror, ModelReplica, Positions, Replica, ReplicaError, Round, Step,
     StepsMade, rounds,
 };
+use shared_proto::job::{BatchNorm as Samples, Job, StrategyName};
+use shared_proto::payload::Elements;
+use shared_proto::step::Gradients;
 
 /// A residual network on the digits, which are pictures of 8 x 8.
 fn job() -> Arc<Job> {

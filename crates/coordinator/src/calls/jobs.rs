@@ -8,7 +8,7 @@ use shared_proto::wire;
 use tonic::Status;
 
 use super::slot::Slot;
-use crate::queue::{Cancelled, Desk, DeskError, Submission};
+use crate::queue::{Cancelled, JobQueue, QueueError, Submission};
 
 /// The most bytes of a submitted job.
 const LONGEST_JOB: usize = 256 * 1024;
@@ -16,22 +16,28 @@ const LONGEST_JOB: usize = 256 * 1024;
 /// The most bytes of the location of a checkpoint to begin with.
 const LONGEST_LOCATION: usize = 4096;
 
+/// The most bytes of a job's name.
+const LONGEST_NAME: usize = 256;
+
+/// The number of jobs in a page of a list.
+const PAGE: usize = 100;
+
 /// The queue, and what jobs get that leave it out.
 #[derive(Clone)]
-pub(crate) struct Queue {
-    pub(crate) desk: Arc<Desk>,
+pub(crate) struct JobCalls {
+    pub(crate) queue: Arc<JobQueue>,
     /// The numbers of servers and of workers of a job that gives none.
     pub(crate) sizes: (Option<u32>, Option<u32>),
 }
 
-impl Queue {
+impl JobCalls {
     /// Checks a job, and adds it to the queue.
     pub(super) async fn submit(
         &self,
         request: wire::SubmitJobRequest,
-    ) -> Result<wire::SubmitJobReply, DeskError> {
+    ) -> Result<wire::SubmitJobReply, QueueError> {
         let job = self.read(&request)?;
-        let entry = self.desk.submit(Submission {
+        let entry = self.queue.submit(Submission {
             number: request.submission,
             job,
             restore: request.restore,
@@ -41,7 +47,7 @@ impl Queue {
         tracing::info!(id = entry.id, name = entry.name, "a job was submitted");
         Ok(wire::SubmitJobReply {
             id: entry.id,
-            run_dir: self.desk.run_dir(&entry).display().to_string(),
+            run_dir: self.queue.run_dir(&entry).display().to_string(),
         })
     }
 
@@ -72,6 +78,12 @@ impl Queue {
                 "the job has `run_dir` {dir:?}, but the coordinator gives each job a folder; leave it out"
             )));
         }
+        if job.name.len() > LONGEST_NAME {
+            return Err(malformed(format!(
+                "the job's `name` has {} bytes; the coordinator takes {LONGEST_NAME} at the most",
+                job.name.len()
+            )));
+        }
         // The sizes of the cluster may not suit the job's strategy.
         let sized = self.sized(job.clone());
         if sized.validate().is_ok() {
@@ -90,9 +102,16 @@ impl Queue {
         job
     }
 
-    /// Returns jobs, the running one with its progress.
-    pub(super) fn list(&self, id: u64, slot: &Slot) -> Result<Vec<wire::QueuedJob>, Refusal> {
-        let mut jobs = self.desk.shown((id != 0).then_some(id))?;
+    /// Returns a job or a page of jobs, the running one with its progress.
+    pub(super) fn list(
+        &self,
+        request: wire::ListJobsRequest,
+        slot: &Slot,
+    ) -> Result<Vec<wire::QueuedJob>, Refusal> {
+        let mut jobs = match request.id {
+            0 => self.queue.page(request.after, PAGE),
+            id => vec![self.queue.shown(id)?],
+        };
         if let Ok(active) = slot.active() {
             let running = |job: &&mut wire::QueuedJob| job.id == active.id;
             let running = jobs.iter_mut().find(running);
@@ -116,9 +135,9 @@ impl Queue {
         &self,
         request: wire::CancelJobRequest,
         slot: &Slot,
-    ) -> Result<Vec<wire::QueuedJob>, DeskError> {
+    ) -> Result<Vec<wire::QueuedJob>, QueueError> {
         let wire::CancelJobRequest { id, at_once } = request;
-        let cancelled = self.desk.cancel(id, at_once).await?;
+        let cancelled = self.queue.cancel(id, at_once).await?;
         tracing::info!(id, at_once, "a job is to be cancelled");
         let at_once = cancelled == Cancelled::AtOnce;
         // A job that is being begun finds that it is to be cancelled.
@@ -129,15 +148,16 @@ impl Queue {
             let cancel = |cluster: &mut crate::cluster::Cluster, now| cluster.cancel(now, at_once);
             active.shared.ask(cancel).await;
         }
-        Ok(self.list(id, slot)?)
+        let one = wire::ListJobsRequest { id, after: 0 };
+        Ok(self.list(one, slot)?)
     }
 }
 
 /// Returns the answer to a call that failed. Nothing has changed.
-pub(super) fn failed(error: DeskError, refused: impl FnOnce(Refusal) -> Status) -> Status {
+pub(super) fn failed(error: QueueError, refused: impl FnOnce(Refusal) -> Status) -> Status {
     match error {
-        DeskError::Refused(refusal) => refused(refusal),
-        DeskError::Store(error) => {
+        QueueError::Refused(refusal) => refused(refusal),
+        QueueError::Store(error) => {
             tracing::error!("the queue of jobs cannot be written: {error}");
             Status::unavailable(format!(
                 "the coordinator cannot write its queue of jobs: {error}; look at its disk"

@@ -19,7 +19,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Extensions, Request, Response, Status};
 
-use super::jobs::{Queue, failed, no_queue};
+use super::jobs::{JobCalls, failed, no_queue};
 use super::limits::{check_addresses, check_lengths};
 use super::messages::{not_for, read_data, take_report, wire_work};
 use super::slot::Slot;
@@ -33,7 +33,7 @@ pub(crate) struct Service {
     /// The job that calls are about.
     pub(crate) slot: Slot,
     /// The jobs of a long-lived cluster; none if the coordinator serves one job alone.
-    pub(crate) queue: Option<Queue>,
+    pub(crate) queue: Option<JobCalls>,
     /// The credentials that callers must have.
     pub(crate) security: Security,
 }
@@ -45,7 +45,7 @@ impl Service {
         Ok(active.shared)
     }
 
-    fn queue(&self) -> Result<&Queue, Status> {
+    fn queue(&self) -> Result<&JobCalls, Status> {
         self.queue.as_ref().ok_or_else(|| refused(no_queue()))
     }
 
@@ -486,7 +486,7 @@ impl Coordinator for Service {
         &self,
         request: Request<wire::ListJobsRequest>,
     ) -> Answer<wire::ListJobsReply> {
-        let listed = self.queue()?.list(request.get_ref().id, &self.slot);
+        let listed = self.queue()?.list(request.into_inner(), &self.slot);
         let jobs = listed.map_err(refused)?;
         Ok(Response::new(wire::ListJobsReply { jobs }))
     }

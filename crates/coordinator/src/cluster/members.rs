@@ -230,12 +230,10 @@ impl Cluster {
         }
     }
 
-    /// Gives a lease back. A worker that cannot work leaves alone; any other error ends the job.
+    /// Gives a lease back. A worker or server that cannot work leaves alone; any other error ends the job.
     pub(crate) fn leave(&mut self, now: Instant, task: Task, request: &wire::LeaveRequest) {
         let mut why = "it has left";
-        if task.id.role == Role::Worker
-            && request.failure != wire::WorkerFailure::Unspecified as i32
-        {
+        if request.failure != wire::WorkerFailure::Unspecified as i32 {
             why = "it cannot work";
             self.cannot_work(now, task, request.failure(), &request.error);
         } else if !request.error.is_empty() {
@@ -261,7 +259,12 @@ impl Cluster {
             self.saving.was_stopped(gap);
             self.observed.rings.was_stopped(gap);
             self.durable.unable.was_stopped(gap);
-            if let Some(since) = &mut self.instants.none_able_since {
+            let instants = &mut self.instants;
+            let waits = [
+                &mut instants.none_able_since,
+                &mut instants.no_servers_since,
+            ];
+            for since in waits.into_iter().flatten() {
                 *since += gap;
             }
         }
@@ -285,6 +288,7 @@ impl Cluster {
         }
         self.give_up_if_stuck(now);
         self.fail_without_workers(now);
+        self.fail_without_servers(now);
         if self.durable.training.step.is_none() {
             self.save_if_due(now);
             if self.in_lock_step() && self.durable.outcome.phase == JobPhase::Training {

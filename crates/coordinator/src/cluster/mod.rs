@@ -16,7 +16,7 @@
 //!   steps; `times`: where the time goes
 //! - `ring`: the workers that hold the dense variables, and the steps that they make together
 //! - `waits`: the reasons for which training waits
-//! - `unable`: workers that cannot work, and jobs in which no worker can
+//! - `unable`: members that cannot work, and jobs that end because of them
 //! - `stop`: the early end of a job
 //! - `fuzzing`: the drivers of fuzz targets
 //! - `observed`: counts for people, since this process started; `status`, `outcome`: the status, and the summary;
@@ -130,6 +130,8 @@ struct Instants {
     last_finish: Option<Instant>,
     /// The time since which no worker is known to be able to work.
     none_able_since: Option<Instant>,
+    /// The time since which the job waits for servers of which one cannot work.
+    no_servers_since: Option<Instant>,
 }
 
 /// Counts the changes of state that has to outlive this process.

@@ -21,6 +21,7 @@ impl Cluster {
         if self.servers().get(report.shard as usize) != Some(&task) {
             return;
         }
+        self.durable.unable.can_work(task.id);
         if !report.non_finite.is_empty() && self.job.non_finite == NonFinite::Fail {
             let variable = brief(&report.non_finite);
             self.fail(

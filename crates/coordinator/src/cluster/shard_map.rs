@@ -37,11 +37,13 @@ impl Cluster {
         let servers = self.live(Role::Ps).count();
         match self.job.servers() {
             Some(wanted) if servers < wanted as usize => Some(format!(
-                "{servers} of {wanted} parameter servers have registered"
+                "{servers} of {wanted} parameter servers have registered{}",
+                self.troubled_servers()
             )),
-            None if servers == 0 => {
-                Some("no parameter server has registered; start one".to_owned())
-            }
+            None if servers == 0 => Some(format!(
+                "no parameter server has registered; start one{}",
+                self.troubled_servers()
+            )),
             None if !settled => Some(format!(
                 "{servers} parameter servers have registered; training begins once no other has joined for {} s",
                 SETTLE.as_secs()

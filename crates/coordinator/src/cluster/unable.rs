@@ -1,4 +1,4 @@
-//! Workers that cannot work, and jobs in which no worker can.
+//! Members that cannot work, and jobs that end because of them.
 //!
 //! A worker that cannot read its data, build its model or use its device reports this and leaves. The job
 //! continues without it: others take its data, and the worker joins like a new one when it is restarted.
@@ -6,6 +6,9 @@
 //! container engines wait between two starts of a process (five minutes at the most), so each worker has
 //! tried again before that. A job that has failed for this reason is resumed when its coordinator restarts. A job that
 //! was submitted to a long-lived cluster fails after a minute, and is not resumed: other jobs wait behind it.
+//!
+//! A server that cannot use the job's checkpoints reports this and leaves, too. A submitted job that waits for it fails after the
+//! same time.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -22,16 +25,16 @@ use super::{Cluster, Turn, stored};
 /// The number of troubles that are kept, the newest.
 const MOST_TROUBLES: usize = 256;
 
-/// The longest wait of a submitted job for a worker that can work.
+/// The longest wait of a submitted job for a member that can work.
 const QUEUED: Duration = Duration::from_secs(60);
 
-/// The number of workers that an error names.
+/// The number of members that an error names.
 const MOST_NAMED: usize = 3;
 
-/// The workers that cannot work.
+/// The members that cannot work.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(super) struct Unable {
-    /// The newest trouble of each worker that has not been at work since.
+    /// The newest trouble of each member that has not been at work since.
     #[serde(with = "stored::by_task")]
     troubles: BTreeMap<TaskId, Trouble>,
     /// True if the job has failed because no worker could work.
@@ -56,9 +59,9 @@ impl Unable {
         }
     }
 
-    /// Notes that a worker asks for work, so it has its data and its model.
-    pub(super) fn can_work(&mut self, worker: TaskId) {
-        self.troubles.remove(&worker);
+    /// Notes that a worker asks for work, so it has its data and its model, or that a server serves its shard.
+    pub(super) fn can_work(&mut self, member: TaskId) {
+        self.troubles.remove(&member);
     }
 
     /// Shifts the times by a gap in which the coordinator did not run.
@@ -68,16 +71,22 @@ impl Unable {
         }
     }
 
-    /// Returns what keeps a worker from working; empty if nothing does.
-    pub(super) fn reason(&self, worker: TaskId) -> &str {
-        let trouble = self.troubles.get(&worker);
+    /// Returns what keeps a member from working; empty if nothing does.
+    pub(super) fn reason(&self, member: TaskId) -> &str {
+        let trouble = self.troubles.get(&member);
         trouble.map_or("", |trouble| &trouble.reason)
     }
 
-    /// Returns the kind of failure that keeps a worker from working.
-    pub(super) fn failure(&self, worker: TaskId) -> WorkerFailure {
-        let trouble = self.troubles.get(&worker);
+    /// Returns the kind of failure that keeps a member from working.
+    pub(super) fn failure(&self, member: TaskId) -> WorkerFailure {
+        let trouble = self.troubles.get(&member);
         trouble.map_or(WorkerFailure::Unspecified, |trouble| trouble.failure)
+    }
+
+    /// Returns the troubles of a role.
+    fn of(&self, role: Role) -> impl Iterator<Item = (&TaskId, &Trouble)> {
+        let troubles = self.troubles.iter();
+        troubles.filter(move |(member, _)| member.role == role)
     }
 
     fn forget_the_oldest(&mut self) {
@@ -89,6 +98,18 @@ impl Unable {
             self.troubles.remove(&id);
         }
     }
+}
+
+/// Returns the members with their troubles, the first of them.
+fn names(troubles: &[(&TaskId, &Trouble)]) -> String {
+    let first = troubles.iter().take(MOST_NAMED);
+    let mut named: Vec<String> = first
+        .map(|(id, trouble)| format!("{id}: {}", trouble.reason))
+        .collect();
+    if let Some(more) = troubles.len().checked_sub(MOST_NAMED).filter(|m| *m > 0) {
+        named.push(format!("and {more} more"));
+    }
+    named.join("; ")
 }
 
 /// Returns a kind of failure as a metric label, such as `run_directory`.
@@ -110,7 +131,7 @@ impl Cluster {
         let reason = brief(reason).into_owned();
         let kind = label(failure);
         if !self.ended() {
-            tracing::error!(%task, failure = kind, "a worker cannot work, the job goes on without it: {reason}");
+            tracing::error!(%task, failure = kind, "a member cannot work, the job goes on without it: {reason}");
         }
         self.records.push(Record::CannotWork {
             seconds: self.seconds(now),
@@ -118,7 +139,9 @@ impl Cluster {
             failure: kind.clone(),
             reason: reason.clone(),
         });
-        *self.observed.worker_failures.entry(kind).or_default() += 1;
+        if task.id.role == Role::Worker {
+            *self.observed.worker_failures.entry(kind).or_default() += 1;
+        }
         let at = now;
         let trouble = Trouble {
             failure,
@@ -141,9 +164,9 @@ impl Cluster {
         }
         let since = self.instants.none_able_since.unwrap_or(now);
         // An older trouble does not explain why no worker is there now.
-        let patience = self.patience_for_workers();
+        let patience = self.patience();
         let recent = |trouble: &Trouble| since.saturating_duration_since(trouble.at) < patience;
-        let troubles = self.durable.unable.troubles.iter();
+        let troubles = self.durable.unable.of(Role::Worker);
         let troubles: Vec<_> = troubles.filter(|(_, trouble)| recent(trouble)).collect();
         if troubles.is_empty() {
             self.instants.none_able_since = None;
@@ -155,14 +178,7 @@ impl Cluster {
         if hope || now.duration_since(since) < patience {
             return;
         }
-        let mut named: Vec<String> = troubles
-            .iter()
-            .take(MOST_NAMED)
-            .map(|(id, trouble)| format!("{id}: {}", trouble.reason))
-            .collect();
-        if let Some(more) = troubles.len().checked_sub(MOST_NAMED).filter(|m| *m > 0) {
-            named.push(format!("and {more} more"));
-        }
+        let named = names(&troubles);
         let (limit, advice) = match self.turn {
             Turn::Submitted => ("", "submit the job again"),
             Turn::Alone | Turn::First => (
@@ -171,15 +187,45 @@ impl Cluster {
             ),
         };
         let error = format!(
-            "no worker could work for {} s{limit}; remove the cause and {advice}: {}",
-            patience.as_secs_f64(),
-            named.join("; ")
+            "no worker could work for {} s{limit}; remove the cause and {advice}: {named}",
+            patience.as_secs_f64()
         );
         self.durable.unable.failed = true;
         self.fail(now, error);
     }
 
-    fn patience_for_workers(&self) -> Duration {
+    /// Fails a submitted job that waits for servers which cannot work, once they have had time to try again.
+    pub(super) fn fail_without_servers(&mut self, now: Instant) {
+        let unable = self.durable.unable.of(Role::Ps).next().is_some();
+        let served = self.map().is_some() && self.orphans().next().is_none();
+        if self.turn != Turn::Submitted || self.ended() || !unable || served {
+            self.instants.no_servers_since = None;
+            return;
+        }
+        let since = *self.instants.no_servers_since.get_or_insert(now);
+        let patience = self.patience();
+        if now.duration_since(since) < patience {
+            return;
+        }
+        let troubles: Vec<_> = self.durable.unable.of(Role::Ps).collect();
+        let error = format!(
+            "parameter servers could not work for {} s; remove the cause and submit the job again: {}",
+            patience.as_secs_f64(),
+            names(&troubles)
+        );
+        self.fail(now, error);
+    }
+
+    /// Returns what keeps servers from working, as the end of a sentence; empty if nothing does.
+    pub(super) fn troubled_servers(&self) -> String {
+        let troubles: Vec<_> = self.durable.unable.of(Role::Ps).collect();
+        match troubles.is_empty() {
+            true => String::new(),
+            false => format!("; {}", names(&troubles)),
+        }
+    }
+
+    fn patience(&self) -> Duration {
         match self.turn {
             Turn::Submitted => self.stall().min(QUEUED),
             Turn::Alone | Turn::First => self.stall(),
@@ -231,7 +277,8 @@ impl Cluster {
     /// and have not worked since. A worker that was removed for good drops out after that time.
     pub(crate) fn workers_unable(&self, now: Instant) -> usize {
         let recent = |trouble: &&Trouble| now.duration_since(trouble.at) <= self.stall();
-        self.durable.unable.troubles.values().filter(recent).count()
+        let troubles = self.durable.unable.of(Role::Worker);
+        troubles.map(|(_, trouble)| trouble).filter(recent).count()
     }
 
     /// Returns the number of times that workers have left because they could not work, by kind.

@@ -18,7 +18,8 @@ impl Cluster {
             let gone = gone.map_or_else(String::new, |m| {
                 format!(": {} is gone ({})", m.task, m.gone)
             });
-            return format!("shard {shard} has no server{gone}; start it again");
+            let troubled = self.troubled_servers();
+            return format!("shard {shard} has no server{gone}; start it again{troubled}");
         }
         if let Some(loads) = self.durable.checkpoints.loads(self.part_of_ring()) {
             return loads;

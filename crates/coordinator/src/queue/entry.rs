@@ -51,6 +51,19 @@ pub(crate) enum JobState {
     Cancelled,
 }
 
+impl JobState {
+    /// Returns the state as a metric label.
+    pub(crate) fn label(self) -> &'static str {
+        match self {
+            Self::Queued => "queued",
+            Self::Running => "running",
+            Self::Done => "done",
+            Self::Failed => "failed",
+            Self::Cancelled => "cancelled",
+        }
+    }
+}
+
 /// The figures of a job that has ended.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Outcome {

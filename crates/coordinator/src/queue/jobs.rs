@@ -13,6 +13,9 @@ pub(crate) const MOST_QUEUED: usize = 1000;
 /// The number of ended jobs that are remembered, the newest.
 pub(crate) const MOST_ENDED: usize = 1000;
 
+/// The most bytes of all jobs that wait, as text, and of all ended ones that are remembered.
+pub(super) const MOST_BYTES: usize = 16 << 20;
+
 /// The most characters of a job's name in the name of its folder.
 const LONGEST_FOLDER: usize = 64;
 
@@ -59,7 +62,9 @@ pub(crate) enum Cancelled {
 }
 
 impl Jobs {
-    /// Adds a job, and returns its id. A submission that is repeated changes nothing, and gets the same id.
+    /// Adds a job, and returns its id. A submission that is repeated changes nothing, and gets the same id. A job without a
+    /// location of its checkpoints gets a folder below `locations`. The id of its run is a part of the folder's name, because other
+    /// queues may have the same location.
     ///
     /// # Errors
     /// [`Reason::TooManyRequests`].
@@ -75,12 +80,16 @@ impl Jobs {
         if let Some(known) = self.entries.values().find(same) {
             return Ok(known.id);
         }
-        let of_state = |state| self.entries.values().filter(move |e| e.state == state);
-        if of_state(JobState::Queued).count() >= MOST_QUEUED {
+        let queued = self.entries.values();
+        let queued = queued.filter(|entry| entry.state == JobState::Queued);
+        let (count, bytes) = queued.fold((0, 0), |(count, bytes), entry| {
+            (count + 1, bytes + entry.job_toml.len())
+        });
+        if count >= MOST_QUEUED || bytes >= MOST_BYTES {
             return Err(Refusal::new(
                 Reason::TooManyRequests,
                 format!(
-                    "{MOST_QUEUED} jobs are queued already; wait for some to end, or cancel some"
+                    "{count} jobs of {bytes} bytes are queued already, and the queue takes {MOST_QUEUED} jobs or {MOST_BYTES} bytes; wait for some to end, or cancel some"
                 ),
             ));
         }
@@ -89,7 +98,7 @@ impl Jobs {
         let checkpoints = &mut submission.job.checkpoint;
         if let (None, Some(locations)) = (&checkpoints.location, locations) {
             let locations = locations.trim_end_matches('/');
-            checkpoints.location = Some(format!("{locations}/{folder}"));
+            checkpoints.location = Some(format!("{locations}/{folder}-{}", submission.run));
         }
         self.add(id, submission, folder, now);
         Ok(id)
@@ -218,12 +227,19 @@ impl Jobs {
         })
     }
 
-    /// Forgets the oldest ended jobs. The one in the coordinator's folder stays, so that it is not begun again.
+    /// Forgets the jobs that ended longest ago. The one in the coordinator's folder stays, so that it is not begun again.
     fn forget(&mut self) {
         let ended = |entry: &&Entry| entry.has_ended() && !entry.folder.is_empty();
-        let ended: Vec<u64> = self.entries.values().filter(ended).map(|e| e.id).collect();
-        let over = ended.len().saturating_sub(MOST_ENDED);
-        for id in ended.into_iter().take(over) {
+        let mut ended: Vec<&Entry> = self.entries.values().filter(ended).collect();
+        ended.sort_by_key(|entry| std::cmp::Reverse((entry.ended, entry.id)));
+        let (mut count, mut bytes) = (0, 0);
+        let fits = |entry: &&&Entry| {
+            (count, bytes) = (count + 1, bytes + entry.job_toml.len());
+            count <= MOST_ENDED && bytes <= MOST_BYTES
+        };
+        let kept = ended.iter().take_while(fits).count();
+        let forgotten: Vec<u64> = ended[kept..].iter().map(|entry| entry.id).collect();
+        for id in forgotten {
             self.entries.remove(&id);
         }
     }

@@ -2,16 +2,16 @@
 //!
 //! - `entry`: one job of the queue; `jobs`: the decisions about them, without files or clocks
 //! - `store`: the jobs on disk
-//! - `desk`: the jobs under their lock. A change is persisted before it is answered.
+//! - `job_queue`: the jobs under their lock. A change is persisted before it is answered.
 
-mod desk;
 mod entry;
+mod job_queue;
 mod jobs;
 mod store;
 
 #[cfg(test)]
 mod tests;
 
-pub(crate) use desk::{Desk, DeskError};
 pub(crate) use entry::{Entry, Outcome};
+pub(crate) use job_queue::{JobQueue, QueueError};
 pub(crate) use jobs::{Cancelled, End, Submission};

@@ -6,9 +6,9 @@ use proptest::prelude::*;
 use shared_proto::job::Job;
 use shared_proto::refusal::Reason;
 
-use super::desk::{Desk, DeskError};
 use super::entry::{Entry, JobState};
-use super::jobs::{Cancelled, End, Jobs, MOST_ENDED, MOST_QUEUED, Submission};
+use super::job_queue::{JobQueue, QueueError};
+use super::jobs::{Cancelled, End, Jobs, MOST_BYTES, MOST_ENDED, MOST_QUEUED, Submission};
 use super::store::Store;
 
 fn submission(number: u64, name: &str) -> Submission {
@@ -193,6 +193,33 @@ fn a_full_queue_takes_no_more_and_old_jobs_are_forgotten() {
 }
 
 #[test]
+fn long_jobs_fill_the_queue_sooner_and_those_that_ended_first_are_forgotten_first() {
+    let mut jobs = Jobs::default();
+    let long = |number: u64| Submission {
+        job: Job {
+            name: "x".repeat(200 << 10),
+            ..Job::default()
+        },
+        ..submission(number, "")
+    };
+    let add = |jobs: &mut Jobs, number| jobs.submit(long(number), None, |_| true, number);
+    let most = (1..).find(|number| add(&mut jobs, *number).is_err());
+    let refused = add(&mut jobs, 5000).unwrap_err();
+    assert_eq!(refused.reason, Reason::TooManyRequests);
+    let most = most.unwrap() - 1;
+    assert!((70..90).contains(&most), "{most} jobs of 200 KiB");
+    // The one with the highest id ends first, so it is the first to be forgotten.
+    assert_eq!(jobs.cancel(most, false, 1), Ok(Cancelled::Nothing));
+    for id in 1..most {
+        jobs.cancel(id, false, 2).unwrap();
+    }
+    let bytes = jobs.entries.values().map(|entry| entry.job_toml.len());
+    assert!(bytes.sum::<usize>() <= MOST_BYTES);
+    assert!(!jobs.entries.contains_key(&most));
+    assert!(jobs.entries.contains_key(&(most - 1)));
+}
+
+#[test]
 fn folders_are_below_the_coordinators_and_of_one_job_each() {
     let mut jobs = Jobs::default();
     for (number, name) in (1..).zip(["plain", "../../etc", "", ".hidden", "a/b\\c d", "\u{e4}\0"]) {
@@ -210,7 +237,7 @@ fn folders_are_below_the_coordinators_and_of_one_job_each() {
             "{folder:?}"
         );
         let job = Job::parse(&entry.job_toml).unwrap();
-        let expected = format!("s3://bucket/here/{}", entry.folder);
+        let expected = format!("s3://bucket/here/{}-{}", entry.folder, entry.run);
         assert_eq!(job.checkpoint.location, Some(expected));
     }
     assert_eq!(jobs.entries[&1].folder, "runs/plain-1-2");
@@ -290,27 +317,27 @@ proptest! {
 #[tokio::test]
 async fn a_queue_belongs_to_one_process_and_a_refused_change_changes_nothing() {
     let dir = tempfile::tempdir().unwrap();
-    let desk = Desk::open(dir.path(), None).unwrap();
+    let queue = JobQueue::open(dir.path(), None).unwrap();
     assert!(
-        Desk::open(dir.path(), None).is_err(),
+        JobQueue::open(dir.path(), None).is_err(),
         "two coordinators with one queue"
     );
-    let entry = desk.submit(submission(3, "job")).await.unwrap();
-    assert_eq!(desk.run_dir(&entry), dir.path().join("runs/job-1"));
-    let refused = desk.cancel(8, false).await.unwrap_err();
-    assert!(matches!(refused, DeskError::Refused(_)), "{refused}");
-    assert!(desk.begin(entry.id).await.unwrap());
-    drop(desk);
-    let desk: Arc<Desk> = Desk::open(dir.path(), None).unwrap();
-    let first = desk.first().unwrap();
+    let entry = queue.submit(submission(3, "job")).await.unwrap();
+    assert_eq!(queue.run_dir(&entry), dir.path().join("runs/job-1"));
+    let refused = queue.cancel(8, false).await.unwrap_err();
+    assert!(matches!(refused, QueueError::Refused(_)), "{refused}");
+    assert!(queue.begin(entry.id).await.unwrap());
+    drop(queue);
+    let queue: Arc<JobQueue> = JobQueue::open(dir.path(), None).unwrap();
+    let first = queue.first().unwrap();
     assert_eq!((first.id, first.state), (entry.id, JobState::Running));
     assert_eq!(first.run, entry.run);
     // A cancel that comes before the job is at work is heeded by whoever begins it, also after a restart.
-    let cancelled = desk.cancel(entry.id, true).await.unwrap();
+    let cancelled = queue.cancel(entry.id, true).await.unwrap();
     assert_eq!(cancelled, Cancelled::AtOnce);
-    drop(desk);
-    let desk = Desk::open(dir.path(), None).unwrap();
-    let first = desk.first().unwrap();
+    drop(queue);
+    let queue = JobQueue::open(dir.path(), None).unwrap();
+    let first = queue.first().unwrap();
     assert!(first.cancelling && first.at_once);
 }
 

@@ -17,10 +17,10 @@ use crate::cluster::{Cluster, Summary, Turn};
 use crate::keeping::run_dir::{LAST_RECORDS, Recorder};
 use crate::keeping::state::State;
 use crate::page::ShownJob;
-use crate::queue::{Desk, End, Entry, Outcome};
+use crate::queue::{End, Entry, JobQueue, Outcome};
 
-/// The pause before the end of a job is persisted again, after that has failed.
-const PERSIST_AGAIN: Duration = Duration::from_secs(1);
+/// The pause before another attempt to persist the beginning or the end of a job.
+pub(super) const PERSIST_AGAIN: Duration = Duration::from_secs(1);
 
 /// A job of the queue that is at work, or has ended and is still shown.
 pub(super) struct Work {
@@ -46,9 +46,9 @@ impl Beginning<'_> {
     ///
     /// # Errors
     /// See [`begin`].
-    pub(super) async fn begin(self, desk: &Desk) -> Result<Work, CoordinatorError> {
+    pub(super) async fn begin(self, queue: &JobQueue) -> Result<Work, CoordinatorError> {
         let Self { entry, mut job, .. } = self;
-        let dir = desk.run_dir(&entry);
+        let dir = queue.run_dir(&entry);
         let unwritable = |error| CoordinatorError::RunDir {
             dir: dir.clone(),
             error,
@@ -98,17 +98,17 @@ impl Work {
     }
 
     /// Returns the job as the page shows it.
-    pub(super) fn shown(&self, desk: &Desk) -> ShownJob {
+    pub(super) fn shown(&self, queue: &JobQueue) -> ShownJob {
         ShownJob {
             shared: Arc::clone(&self.running.shared),
             history: self.recorder.history(),
-            run_dir: desk.run_dir(&self.entry),
+            run_dir: queue.run_dir(&self.entry),
         }
     }
 
     /// Cancels the job if it is to be cancelled: the call that said so may have come before the job was at work.
-    pub(super) async fn heed_cancelling(&self, desk: &Desk) {
-        if let Ok(entry) = desk.entry(self.entry.id)
+    pub(super) async fn heed_cancelling(&self, queue: &JobQueue) {
+        if let Ok(entry) = queue.entry(self.entry.id)
             && entry.cancelling
         {
             let cancel = |cluster: &mut Cluster, now| cluster.cancel(now, entry.at_once);
@@ -116,32 +116,37 @@ impl Work {
         }
     }
 
-    /// Waits for the end of the job, and writes its summary.
+    /// Waits for the end of the job, and writes its summary. While that fails, as on a full disk, it tries again.
     ///
     /// # Errors
-    /// [`CoordinatorError::StateLost`], or if the summary cannot be written.
-    pub(super) async fn ended(&self, desk: &Desk) -> Result<Summary, CoordinatorError> {
+    /// [`CoordinatorError::StateLost`].
+    pub(super) async fn ended(&self, queue: &JobQueue) -> Result<Summary, CoordinatorError> {
         let summary = self.running.ended().await?;
-        let dir = desk.run_dir(&self.entry);
+        let dir = queue.run_dir(&self.entry);
         // If the job had ended before this process started, the existing summary knows more.
         if !(self.running.had_ended && dir.join(run_dir::SUMMARY).exists()) {
-            let written = self.recorder.summarise(&summary).await;
-            written.map_err(|error| CoordinatorError::RunDir { dir, error })?;
+            while let Err(error) = self.recorder.summarise(&summary).await {
+                let id = self.entry.id;
+                tracing::error!(
+                    "the summary of job {id} cannot be written to {dir:?}, trying on: {error}"
+                );
+                tokio::time::sleep(PERSIST_AGAIN).await;
+            }
         }
         Ok(summary)
     }
 
     /// Returns whether the next start of the coordinator is to resume the job: the one that it was started with, which has failed
     /// because no worker could work, while no other job waits.
-    pub(super) fn is_to_be_resumed(&self, desk: &Desk) -> bool {
+    pub(super) fn is_to_be_resumed(&self, queue: &JobQueue) -> bool {
         let unable = |cluster: &Cluster, _| cluster.failed_without_workers();
         self.entry.folder.is_empty()
             && self.running.shared.look(unable)
-            && !desk.others_wait(self.entry.id)
+            && !queue.others_wait(self.entry.id)
     }
 
     /// Persists the end of the job in the queue.
-    pub(super) async fn persist_end(&self, desk: &std::sync::Arc<Desk>, summary: &Summary) {
+    pub(super) async fn persist_end(&self, queue: &std::sync::Arc<JobQueue>, summary: &Summary) {
         let total = self
             .running
             .shared
@@ -151,7 +156,7 @@ impl Work {
             stopped: summary.stopped,
             outcome: Some(Outcome::of(summary, total)),
         };
-        persist_end(desk, &self.entry, end).await;
+        persist_end(queue, &self.entry, end).await;
     }
 
     /// Ends the work on the job, because the next one begins or the coordinator ends.
@@ -168,13 +173,13 @@ impl Work {
 }
 
 /// Persists the end of a job. The next one is not begun before that, or this one could be begun again.
-pub(super) async fn persist_end(desk: &std::sync::Arc<Desk>, entry: &Entry, end: End) {
+pub(super) async fn persist_end(queue: &std::sync::Arc<JobQueue>, entry: &Entry, end: End) {
     match (end.error.as_str(), end.stopped) {
         ("", false) => tracing::info!(id = entry.id, name = entry.name, "the job is done"),
         ("", true) => tracing::info!(id = entry.id, name = entry.name, "the job was ended early"),
         (error, _) => tracing::error!(id = entry.id, name = entry.name, "the job failed: {error}"),
     }
-    while let Err(error) = desk.end(entry.id, end.clone()).await {
+    while let Err(error) = queue.end(entry.id, end.clone()).await {
         tracing::error!(
             "the end of job {} cannot be persisted, trying on: {error}",
             entry.id

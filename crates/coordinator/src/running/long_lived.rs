@@ -18,15 +18,15 @@ use tokio_util::sync::CancellationToken;
 
 use super::begin::Resume;
 use super::error::CoordinatorError;
-use super::job::{Beginning, Work, persist_end};
+use super::job::{Beginning, PERSIST_AGAIN, Work, persist_end};
 use super::settings::Settings;
 use super::wiring::{DRAIN, serve};
-use crate::calls::jobs::Queue;
+use crate::calls::jobs::JobCalls;
 use crate::calls::service::Service;
 use crate::calls::slot::Slot;
 use crate::keeping::state::State;
 use crate::page::Page;
-use crate::queue::{Desk, DeskError, End, Entry, Submission};
+use crate::queue::{End, Entry, JobQueue, QueueError, Submission};
 
 /// Where the coordinator listens.
 pub(super) struct Place {
@@ -43,7 +43,7 @@ struct LongLived<'a> {
     process: &'a Process,
     /// The job that the process was started with, if there is one.
     given: Option<Job>,
-    desk: Arc<Desk>,
+    queue: Arc<JobQueue>,
     slot: Slot,
     address: SocketAddr,
     page: Page,
@@ -70,17 +70,17 @@ pub(super) async fn run(
         dir: dir.clone(),
         reason,
     };
-    let desk = Desk::open(&dir, job.checkpoint.location.clone());
-    let desk = desk.map_err(|error| queue_error(error.to_string()))?;
-    let queue = Queue {
-        desk: Arc::clone(&desk),
+    let queue = JobQueue::open(&dir, job.checkpoint.location.clone());
+    let queue = queue.map_err(|error| queue_error(error.to_string()))?;
+    let calls = JobCalls {
+        queue: Arc::clone(&queue),
         sizes: (job.cluster.ps, job.cluster.workers),
     };
     let coordinator = LongLived {
         settings,
         process,
         given: (!settings.no_job).then_some(job),
-        desk,
+        queue,
         slot: Slot::new(None),
         address,
         page: Page::serve(&process.security, browsers),
@@ -88,12 +88,12 @@ pub(super) async fn run(
     let prepared = coordinator.prepare().await;
     prepared.map_err(|error| match error {
         Unprepared::Other(error) => error,
-        Unprepared::Desk(error) => queue_error(error.to_string()),
+        Unprepared::Queue(error) => queue_error(error.to_string()),
     })?;
     let mut shown = coordinator.last_job().await;
     let mut first = None;
     if shown.is_none()
-        && let Some(entry) = coordinator.desk.first()
+        && let Some(entry) = coordinator.queue.first()
     {
         // Calls are served once the job is there, because its members may be at work.
         let begun = process
@@ -106,7 +106,7 @@ pub(super) async fn run(
     }
     let service = Service {
         slot: coordinator.slot.clone(),
-        queue: Some(queue),
+        queue: Some(calls),
         security: process.security.clone(),
     };
     let stop = CancellationToken::new();
@@ -128,13 +128,13 @@ pub(super) async fn run(
 
 /// The reason why the coordinator cannot begin.
 enum Unprepared {
-    Desk(DeskError),
+    Queue(QueueError),
     Other(CoordinatorError),
 }
 
-impl From<DeskError> for Unprepared {
-    fn from(error: DeskError) -> Self {
-        Self::Desk(error)
+impl From<QueueError> for Unprepared {
+    fn from(error: QueueError) -> Self {
+        Self::Queue(error)
     }
 }
 
@@ -170,30 +170,30 @@ impl LongLived<'_> {
             restore: self.settings.restore.clone().unwrap_or_default(),
             run: format!("{:016x}", rand::random::<u64>()),
         };
-        match self.desk.given() {
-            None => self.desk.begin_with(given).await?,
+        match self.queue.given() {
+            None => self.queue.begin_with(given).await?,
             Some(known) => {
                 let same_job = Job::from_toml(&known.job_toml).ok().as_ref() == Some(&given.job);
                 let same = same_job && known.restore == given.restore;
                 if !same && !self.has_run(&known).map_err(Unprepared::Other)? {
-                    self.desk.replace(given).await?;
+                    self.queue.replace(given).await?;
                 } else if !same_job {
                     return Err(Unprepared::Other(CoordinatorError::OtherRun {
-                        dir: self.desk.run_dir(&known),
+                        dir: self.queue.run_dir(&known),
                         what: "is that of a job with other settings; give another --run-dir, the settings that it has in its job.toml, or --no-job, and submit the job".to_owned(),
                     }));
                 }
             }
         }
         if self.settings.resume_failed {
-            self.desk.resume().await?;
+            self.queue.resume().await?;
         }
         Ok(())
     }
 
     /// Returns whether the run of a job has begun: its folder has the state of one.
     fn has_run(&self, entry: &Entry) -> Result<bool, CoordinatorError> {
-        let path = self.desk.run_dir(entry).join(run_dir::STATE);
+        let path = self.queue.run_dir(entry).join(run_dir::STATE);
         let saved = State::saved(&path);
         let saved = saved.map_err(|error| CoordinatorError::State { path, error })?;
         Ok(saved.is_some())
@@ -226,11 +226,11 @@ impl LongLived<'_> {
         let shutdown = &self.process.shutdown;
         let mut said = false;
         loop {
-            let Some(entry) = self.desk.first() else {
+            let Some(entry) = self.queue.first() else {
                 if !std::mem::replace(&mut said, true) {
                     tracing::info!("the queue is empty; waiting for jobs");
                 }
-                match shutdown.run_until_cancelled(self.desk.changed()).await {
+                match shutdown.run_until_cancelled(self.queue.changed()).await {
                     Some(()) => continue,
                     None => return Ok(None),
                 }
@@ -249,13 +249,13 @@ impl LongLived<'_> {
     /// Waits for the end of a job, and persists it. Returns none when the process is to shut down.
     async fn see_to_its_end(&self, work: Work) -> Result<Option<Work>, CoordinatorError> {
         let shutdown = &self.process.shutdown;
-        let ended = shutdown.run_until_cancelled(work.ended(&self.desk)).await;
+        let ended = shutdown.run_until_cancelled(work.ended(&self.queue)).await;
         let error = match ended {
-            Some(Ok(summary)) if work.is_to_be_resumed(&self.desk) => {
+            Some(Ok(summary)) if work.is_to_be_resumed(&self.queue) => {
                 Some(CoordinatorError::JobFailed(summary.error))
             }
             Some(Ok(summary)) => {
-                work.persist_end(&self.desk, &summary).await;
+                work.persist_end(&self.queue, &summary).await;
                 return Ok(Some(work));
             }
             Some(Err(error)) => Some(error),
@@ -271,20 +271,34 @@ impl LongLived<'_> {
     /// # Errors
     /// If the job that the process was started with cannot be begun, while no other job waits.
     async fn begin(&self, entry: Entry) -> Result<Option<Work>, CoordinatorError> {
-        match self.desk.begin(entry.id).await {
+        match self.queue.begin(entry.id).await {
             Ok(true) => {}
             Ok(false) => return Ok(None),
             Err(error) => {
-                return Err(CoordinatorError::Queue {
-                    dir: self.desk.run_dir(&entry),
-                    reason: error.to_string(),
-                });
+                tracing::error!(
+                    "the beginning of job {} cannot be persisted, trying on: {error}",
+                    entry.id
+                );
+                tokio::time::sleep(PERSIST_AGAIN).await;
+                return Ok(None);
             }
         }
-        match self.beginning(entry.clone()).await {
+        let begun = tokio::select! {
+            begun = self.beginning(entry.clone()) => begun,
+            // The store of its checkpoints may not answer.
+            () = self.queue.cancelling(entry.id) => {
+                let end = End {
+                    error: "it was cancelled while the coordinator began it".to_owned(),
+                    ..End::default()
+                };
+                persist_end(&self.queue, &entry, end).await;
+                return Ok(None);
+            }
+        };
+        match begun {
             Ok(work) => {
                 self.show(&work);
-                work.heed_cancelling(&self.desk).await;
+                work.heed_cancelling(&self.queue).await;
                 Ok(Some(work))
             }
             Err(error) if self.ends_with(&entry) => Err(error),
@@ -293,7 +307,7 @@ impl LongLived<'_> {
                     error: format!("it cannot be begun: {error}"),
                     ..End::default()
                 };
-                persist_end(&self.desk, &entry, end).await;
+                persist_end(&self.queue, &entry, end).await;
                 Ok(None)
             }
         }
@@ -303,7 +317,7 @@ impl LongLived<'_> {
     /// again. It does not hold up others.
     fn ends_with(&self, entry: &Entry) -> bool {
         let given = self.given.is_some() && entry.folder.is_empty();
-        given && !self.desk.others_wait(entry.id)
+        given && !self.queue.others_wait(entry.id)
     }
 
     async fn beginning(&self, entry: Entry) -> Result<Work, CoordinatorError> {
@@ -324,14 +338,14 @@ impl LongLived<'_> {
             address: self.address,
             process: self.process,
         };
-        beginning.begin(&self.desk).await
+        beginning.begin(&self.queue).await
     }
 
     /// Shows the job that has ended last, if none is to be done, so that its members and people find it as it ended.
     async fn last_job(&self) -> Option<Work> {
-        let last = self.desk.last().filter(|_| self.desk.first().is_none());
+        let last = self.queue.last().filter(|_| self.queue.first().is_none());
         let entry = last?;
-        let path = self.desk.run_dir(&entry).join(run_dir::STATE);
+        let path = self.queue.run_dir(&entry).join(run_dir::STATE);
         // Its folder may be gone. A run that has not ended, of a job that could not be begun or resumed, would go on.
         let ended = match State::saved(&path) {
             Ok(saved) => saved.is_some_and(|saved| saved.has_ended()),
@@ -358,7 +372,7 @@ impl LongLived<'_> {
     /// Makes a job the one that calls and the page are about.
     fn show(&self, work: &Work) {
         self.slot.set(Some(work.active()));
-        self.page.show(Some(work.shown(&self.desk)));
+        self.page.show(Some(work.shown(&self.queue)));
     }
 
     async fn close(&self, work: Work) {

@@ -65,11 +65,22 @@ impl Coordinator {
         &self,
         id: Option<u64>,
     ) -> Result<Vec<wire::QueuedJob>, MembershipError> {
-        let request = wire::ListJobsRequest {
-            id: id.unwrap_or(0),
-        };
-        let call = |mut client: Calls, request| async move { client.list_jobs(request).await };
-        Ok(self.send(request, call).await?.jobs)
+        let id = id.unwrap_or(0);
+        let mut jobs: Vec<wire::QueuedJob> = Vec::new();
+        loop {
+            let after = jobs.last().map_or(0, |job| job.id);
+            let request = wire::ListJobsRequest { id, after };
+            let call = |mut client: Calls, request| async move { client.list_jobs(request).await };
+            let page = self.send(request, call).await?.jobs;
+            // A coordinator that does not know pages answers with all jobs, and repeats them.
+            let more = page.last().is_some_and(|job| job.id > after);
+            if more {
+                jobs.extend(page);
+            }
+            if id != 0 || !more {
+                return Ok(jobs);
+            }
+        }
     }
 
     /// Cancels a job. A running one ends in good order, or with `at_once` without a last checkpoint.

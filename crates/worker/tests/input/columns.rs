@@ -1,8 +1,8 @@
 //! Columns of tables: types, transforms, what is fitted, and what is refused.
 
-use shared_proto::job::{Job, TargetKind};
 use flambeau_worker::input::{Fitted, FittedColumn, Rule, Target};
 use flambeau_worker::model::Batch;
+use shared_proto::job::{Job, TargetKind};
 
 use super::*;
 

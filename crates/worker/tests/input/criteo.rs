@@ -34,8 +34,9 @@ fn numbers_are_compressed_and_categories_hashed_by_field() {
         samples.read(Order::Stored, all, &Device::Cpu).unwrap()
     };
     let (first, last) = (read(&mut dataset.training), read(&mut dataset.evaluation));
-    let numbers =
-        |batch: &flambeau_worker::model::Batch| batch.input_of("numbers").unwrap().to_vec2::<f32>().unwrap();
+    let numbers = |batch: &flambeau_worker::model::Batch| {
+        batch.input_of("numbers").unwrap().to_vec2::<f32>().unwrap()
+    };
     assert_eq!(numbers(&first), [[0.0; 13]; 2]);
     // The last lines are held out: they are the newest.
     assert!((numbers(&last)[0][0] - 10f32.ln()).abs() < 1e-6);

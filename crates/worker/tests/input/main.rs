@@ -18,12 +18,12 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use candle_core::Device;
+use flambeau_worker::input::{Column, Dataset, InMemory, InputError, Order, Purpose, Samples};
+use flambeau_worker::registry::Registry;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use shared_proto::job::Data;
 use tempfile::TempDir;
-use flambeau_worker::input::{Column, Dataset, InMemory, InputError, Order, Purpose, Samples};
-use flambeau_worker::registry::Registry;
 
 fn load(data: &Data, seed: u64) -> Result<Dataset, InputError> {
     Registry::builtin().open(data, seed, Purpose::Training)

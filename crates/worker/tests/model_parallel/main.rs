@@ -8,15 +8,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use candle_core::Device;
-use shared_proto::job::Job;
-use shared_proto::payload::Elements;
-use shared_proto::step::Gradients;
 use flambeau_worker::model::Metrics;
 use flambeau_worker::registry::Registry;
 use flambeau_worker::replica::{
     Computed, DeviceReplicas, Evaluation, EvaluationPart, Mirror, Positions, Replica, ReplicaError,
     Step, StepsMade,
 };
+use shared_proto::job::Job;
+use shared_proto::payload::Elements;
+use shared_proto::step::Gradients;
 
 mod own;
 

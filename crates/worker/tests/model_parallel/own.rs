@@ -2,11 +2,11 @@
 
 use candle_core::{Result, Tensor, bail};
 use candle_nn::VarBuilder;
+use flambeau_worker::input::{Column, DataSetup, Dataset, InMemory, InputError, Source, Values};
+use flambeau_worker::model::{Batch, Model, Pass, Setup, forward_blocks};
 use nn::Linear;
 use rand::{RngCore, SeedableRng};
 use rand_chacha::ChaCha8Rng;
-use flambeau_worker::input::{Column, DataSetup, Dataset, InMemory, InputError, Source, Values};
-use flambeau_worker::model::{Batch, Model, Pass, Setup, forward_blocks};
 
 /// Sequences of 6 vectors of 5 numbers, in 4 classes.
 pub(crate) struct Sequences;

@@ -2,9 +2,9 @@
 
 use std::path::PathBuf;
 
+use flambeau_worker::local;
 use shared_proto::job::Job;
 use shared_proto::table::SavedRows;
-use flambeau_worker::local;
 
 use super::*;
 

@@ -1,7 +1,7 @@
 //! Models of numbers and categories.
 
-use shared_proto::job::Clip;
 use flambeau_worker::input::{Column, InMemory, Values};
+use shared_proto::job::Clip;
 
 use super::*;
 

@@ -4,11 +4,11 @@
 
 use candle_core::{DType, Device, Tensor, Var};
 use candle_nn::{Init, VarBuilder};
+use flambeau_worker::model::ModelError;
+use flambeau_worker::variables::{Variables, VariablesError};
 use shared_proto::blocks::VariableKind;
 use shared_proto::job::Clip;
 use shared_proto::payload::{self, Dtype, Elements};
-use flambeau_worker::model::ModelError;
-use flambeau_worker::variables::{Variables, VariablesError};
 
 mod files;
 mod optimizer;

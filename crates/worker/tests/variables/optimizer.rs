@@ -1,7 +1,7 @@
 //! Updates by an optimizer with all of its state, and with a part of it.
 
-use shared_proto::job::Job;
 use flambeau_worker::variables::{LocalOptimizer, Variables};
+use shared_proto::job::Job;
 
 use crate::{a_and_b, build, numbers};
 

@@ -276,6 +276,52 @@ fn while_the_last_checkpoint_is_written_no_worker_is_needed() {
 }
 
 #[test]
+fn a_submitted_job_whose_servers_cannot_see_its_checkpoints_fails_after_a_minute() {
+    for (turn, seconds, fails) in [
+        (Turn::Submitted, 40, false),
+        (Turn::Submitted, 70, true),
+        (Turn::First, 590, false),
+    ] {
+        let mut scene = Scene::new(Mode::Bounded, Some(1), 2);
+        let cluster = std::mem::replace(&mut scene.cluster, Cluster::new(Job::default()));
+        scene.cluster = cluster.in_turn(turn);
+        scene.cluster.job.cluster.stall_seconds = 600.0;
+        let worker = scene.join(Role::Worker, "w0");
+        scene.variables(worker);
+        // It tries again and again, as a server that waits for jobs does.
+        for _ in 0..seconds / 10 {
+            let server = scene.join(Role::Ps, "ps");
+            let request = wire::LeaveRequest {
+                error: "the checkpoints cannot be seen".to_owned(),
+                failure: WorkerFailure::Checkpoints.into(),
+                ..wire::LeaveRequest::default()
+            };
+            scene.cluster.leave(scene.now, server, &request);
+            assert_eq!(scene.cluster.workers_unable(scene.now), 0);
+            scene.live_on(10);
+        }
+        let status = scene.cluster.status(scene.now);
+        let told = match fails {
+            true => &status.error,
+            false => &status.waiting_for,
+        };
+        assert!(
+            told.contains("ps-0: the checkpoints cannot be seen"),
+            "{turn:?}: {status:?}"
+        );
+        assert_eq!(scene.cluster.ended(), fails, "{turn:?} after {seconds} s");
+        if !fails {
+            // With a server that serves, nothing is told any more.
+            let server = scene.join(Role::Ps, "ps");
+            scene.cluster.durable.unable.can_work(server.id);
+            assert!(!scene.cluster.missing().contains("cannot be seen"));
+            scene.live_on(100);
+            assert!(!scene.cluster.ended());
+        }
+    }
+}
+
+#[test]
 fn a_submitted_job_that_no_worker_can_work_on_fails_after_a_minute() {
     for (turn, seconds) in [(Turn::Submitted, 70), (Turn::First, 590)] {
         let (mut scene, tasks) = Scene::training(Mode::Bounded, 1);

@@ -4,13 +4,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use metrics::{counter, gauge};
 use parking_lot::Mutex;
 use shared_proto::refusal::Refusal;
 use shared_proto::wire;
 use tokio::sync::Notify;
 use tokio::task::JoinError;
 
-use super::entry::Entry;
+use super::entry::{Entry, JobState};
 use super::jobs::{Cancelled, End, Jobs, Submission, unknown};
 use super::store::{Store, StoreError};
 
@@ -19,7 +20,7 @@ const FILE: &str = "jobs.redb";
 
 /// The error of a change.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum DeskError {
+pub(crate) enum QueueError {
     /// The change makes no sense.
     #[error(transparent)]
     Refused(#[from] Refusal),
@@ -29,7 +30,7 @@ pub(crate) enum DeskError {
 }
 
 /// The queue of a coordinator.
-pub(crate) struct Desk {
+pub(crate) struct JobQueue {
     /// The coordinator's folder, below which jobs have theirs.
     folder: PathBuf,
     /// The location below which jobs have their checkpoints; none: in their folders.
@@ -41,7 +42,7 @@ pub(crate) struct Desk {
     changed: Notify,
 }
 
-impl Desk {
+impl JobQueue {
     /// Opens the queue in the coordinator's folder.
     ///
     /// # Errors
@@ -49,6 +50,7 @@ impl Desk {
     pub(crate) fn open(folder: &Path, locations: Option<String>) -> Result<Arc<Self>, StoreError> {
         let mut store = Store::open(&folder.join(FILE))?;
         let jobs = store.read()?;
+        show(&jobs, &jobs);
         Ok(Arc::new(Self {
             folder: folder.to_owned(),
             locations,
@@ -67,7 +69,7 @@ impl Desk {
     pub(crate) async fn submit(
         self: &Arc<Self>,
         submission: Submission,
-    ) -> Result<Entry, DeskError> {
+    ) -> Result<Entry, QueueError> {
         let (folder, locations) = (self.folder.clone(), self.locations.clone());
         self.change(move |jobs, now| {
             let is_free = |name: &str| !folder.join(name).exists();
@@ -78,7 +80,7 @@ impl Desk {
     }
 
     /// Adds the job that the coordinator is started with, unless it has been added before.
-    pub(crate) async fn begin_with(self: &Arc<Self>, given: Submission) -> Result<(), DeskError> {
+    pub(crate) async fn begin_with(self: &Arc<Self>, given: Submission) -> Result<(), QueueError> {
         self.change(move |jobs, now| {
             jobs.begin_with(given, now);
             Ok(())
@@ -87,7 +89,7 @@ impl Desk {
     }
 
     /// Gives the job that the coordinator is started with other settings. Its run has not begun.
-    pub(crate) async fn replace(self: &Arc<Self>, given: Submission) -> Result<(), DeskError> {
+    pub(crate) async fn replace(self: &Arc<Self>, given: Submission) -> Result<(), QueueError> {
         self.change(move |jobs, now| {
             jobs.replace(given, now);
             Ok(())
@@ -96,7 +98,7 @@ impl Desk {
     }
 
     /// Queues the job in the coordinator's folder again, if it has failed.
-    pub(crate) async fn resume(self: &Arc<Self>) -> Result<(), DeskError> {
+    pub(crate) async fn resume(self: &Arc<Self>) -> Result<(), QueueError> {
         self.change(|jobs, _| {
             jobs.resume();
             Ok(())
@@ -109,18 +111,18 @@ impl Desk {
         self: &Arc<Self>,
         id: u64,
         at_once: bool,
-    ) -> Result<Cancelled, DeskError> {
+    ) -> Result<Cancelled, QueueError> {
         self.change(move |jobs, now| jobs.cancel(id, at_once, now))
             .await
     }
 
     /// Notes that a job is at work. Returns false if it was cancelled meanwhile.
-    pub(crate) async fn begin(self: &Arc<Self>, id: u64) -> Result<bool, DeskError> {
+    pub(crate) async fn begin(self: &Arc<Self>, id: u64) -> Result<bool, QueueError> {
         self.change(move |jobs, now| Ok(jobs.begin(id, now))).await
     }
 
     /// Notes that a job has ended.
-    pub(crate) async fn end(self: &Arc<Self>, id: u64, end: End) -> Result<(), DeskError> {
+    pub(crate) async fn end(self: &Arc<Self>, id: u64, end: End) -> Result<(), QueueError> {
         self.change(move |jobs, now| {
             jobs.end(id, end, now);
             Ok(())
@@ -164,17 +166,30 @@ impl Desk {
         jobs.entries.get(&id).cloned().ok_or_else(|| unknown(id))
     }
 
-    /// Returns all jobs, or the one with this id, for people.
+    /// Returns a job for people.
     ///
     /// # Errors
     /// As [`Self::entry`].
-    pub(crate) fn shown(&self, id: Option<u64>) -> Result<Vec<wire::QueuedJob>, Refusal> {
-        if let Some(id) = id {
-            return Ok(vec![self.entry(id)?.shown(&self.folder)]);
-        }
+    pub(crate) fn shown(&self, id: u64) -> Result<wire::QueuedJob, Refusal> {
+        Ok(self.entry(id)?.shown(&self.folder))
+    }
+
+    /// Returns at most `most` jobs with a higher id than `after`, for people.
+    pub(crate) fn page(&self, after: u64, most: usize) -> Vec<wire::QueuedJob> {
         let jobs = self.jobs.lock();
-        let entries = jobs.entries.values();
-        Ok(entries.map(|entry| entry.shown(&self.folder)).collect())
+        let entries = jobs.entries.range(after.saturating_add(1)..);
+        let entries = entries.take(most);
+        entries
+            .map(|(_, entry)| entry.shown(&self.folder))
+            .collect()
+    }
+
+    /// Waits until a job is to be cancelled.
+    pub(crate) async fn cancelling(&self, id: u64) {
+        let cancelling = |entry: Entry| entry.cancelling;
+        while !self.entry(id).is_ok_and(cancelling) {
+            self.changed().await;
+        }
     }
 
     /// Waits for the next change.
@@ -186,12 +201,12 @@ impl Desk {
     async fn change<T: Send + 'static>(
         self: &Arc<Self>,
         change: impl FnOnce(&mut Jobs, u64) -> Result<T, Refusal> + Send + 'static,
-    ) -> Result<T, DeskError> {
-        let desk = Arc::clone(self);
+    ) -> Result<T, QueueError> {
+        let queue = Arc::clone(self);
         // A task of its own, so that a persisted change is published even if the caller is cancelled.
         let changed = tokio::spawn(async move {
-            let mut store = Arc::clone(&desk.store).lock_owned().await;
-            let before = desk.jobs.lock().clone();
+            let mut store = Arc::clone(&queue.store).lock_owned().await;
+            let before = queue.jobs.lock().clone();
             let mut after = before.clone();
             let answer = change(&mut after, unix_seconds())?;
             if after != before {
@@ -202,12 +217,29 @@ impl Desk {
                 });
                 let (_store, after, written) = done(written.await).await;
                 written?;
-                *desk.jobs.lock() = after;
-                desk.changed.notify_one();
+                show(&queue.jobs.lock(), &after);
+                *queue.jobs.lock() = after;
+                queue.changed.notify_one();
             }
             Ok(answer)
         });
         done(changed.await).await
+    }
+}
+
+/// Shows a change in the metrics.
+fn show(before: &Jobs, after: &Jobs) {
+    let entries = after.entries.values();
+    let waiting = entries.filter(|entry| entry.state == JobState::Queued);
+    gauge!("flambeau_coordinator_jobs_waiting").set(waiting.count() as f64);
+    for outcome in [JobState::Done, JobState::Failed, JobState::Cancelled] {
+        let ended = |entry: &&Entry| {
+            let known = before.entries.get(&entry.id);
+            entry.state == outcome && known.is_none_or(|known| known.state != outcome)
+        };
+        let ended = after.entries.values().filter(ended).count() as u64;
+        counter!("flambeau_coordinator_jobs_ended_total", "outcome" => outcome.label())
+            .increment(ended);
     }
 }
 
