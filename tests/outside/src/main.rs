@@ -8,7 +8,7 @@ use flambeau::{
     Batch, Column, History, InMemory, InputError, Job, Metric, Model, Pass, Setup, Trainer,
 };
 
-const CITIES: u32 = 3;
+const CITIES: u64 = 3;
 
 struct Price {
     city: Embedding,
@@ -56,7 +56,7 @@ impl Metric for Within {
 
 /// A house costs 1 for each city before its own, and 2 for each unit of area.
 fn houses(count: u32) -> std::result::Result<InMemory, InputError> {
-    let city: Vec<u32> = (0..count).map(|i| i % CITIES).collect();
+    let city: Vec<u32> = (0..count).map(|i| i % CITIES as u32).collect();
     let area: Vec<f32> = (0..count).map(|i| (i % 10) as f32 / 10.0).collect();
     let price = city.iter().zip(&area).map(|(city, area)| *city as f32 + 2.0 * area);
     let price = price.collect();
@@ -76,7 +76,7 @@ fn trainer() -> std::result::Result<Trainer, flambeau::Error> {
         .callback(EarlyStopping {
             metric: "within_a_tenth".to_owned(),
             goal: Some(Goal::Max),
-            patience: 3,
+            patience: 20,
             min_delta: 0.0,
         }))
 }
