@@ -213,11 +213,66 @@ fn training_stops_early_on_a_metric_of_the_models_own_and_keeps_the_best_weights
     assert!(values[1..].iter().all(|value| *value > first), "{values:?}");
 
     // The best weights measure what the best evaluation has measured.
+    let best = trainer.best().unwrap();
+    let measured = best.evaluate().unwrap();
+    assert_eq!(measured["largest"], first);
+    assert_eq!(measured["accuracy"], history.values("accuracy")[0]);
+    let outputs = best.predict_held_out().unwrap();
+    let last = trainer.predict_held_out().unwrap();
+    assert!(outputs.len() == last.len() && outputs != last);
+    assert_ne!(best.weights(), trainer.weights().unwrap());
+    assert_eq!(
+        trainer.evaluate().unwrap()["largest"],
+        *values.last().unwrap()
+    );
+}
+
+#[test]
+fn the_best_weights_are_refused_where_none_were_kept() {
+    let dir = tempfile::tempdir().unwrap();
     let run = dir.path().join("run");
-    std::fs::copy(run.join("best.safetensors"), run.join("model.safetensors")).unwrap();
-    let best = trainer.evaluate().unwrap();
-    assert_eq!(best["largest"], first);
-    assert_eq!(best["accuracy"], history.values("accuracy")[0]);
+    let mut short = job(JOB);
+    (short.epochs, short.run_dir) = (1, Some(run.clone()));
+    let mut trainer = Trainer::new(short);
+    assert!(trainer.best().is_err(), "nothing was trained yet");
+    trainer.fit().unwrap();
+    let error = trainer.best().err().unwrap().to_string();
+    assert!(
+        error.contains("best.safetensors") && error.contains("best.metric"),
+        "{error}"
+    );
+    for command in ["eval", "predict"] {
+        let output = program().run(&[command, run.to_str().unwrap(), "--best"]);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains(&error), "{said}");
+    }
+
+    // The rows of tables are in checkpoints alone, which are not of the best evaluation.
+    let mut trainer = Trainer::new(job(
+        "epochs = 1\n[best]\nmetric = \"auc\"\n[data]\nkind = \"clicks\"\n[data.options]\nsamples = 2000\nrows = 100\n[model]\nname = \"deepfm\"\nembedding = 4\nhidden = [8]\n",
+    ));
+    trainer.fit().unwrap();
+    let error = trainer.best().unwrap().evaluate().unwrap_err().to_string();
+    assert!(error.contains("the model has tables"), "{error}");
+}
+
+#[test]
+fn a_training_may_follow_one_that_has_failed_in_the_same_folder() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut same = job(JOB);
+    same.run_dir = Some(dir.path().join("run"));
+    same.checkpoint.enabled = false;
+    let panics = on_evaluation(|_, _| panic!("a fault of the callback"));
+    let mut first = Trainer::new(same.clone()).callback(panics);
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| first.fit())).unwrap_err();
+    let mut wrong = same.clone();
+    wrong.best = Some(Best {
+        metric: "auc".to_owned(),
+        goal: None,
+    });
+    let error = Trainer::new(wrong).fit().unwrap_err().to_string();
+    assert!(error.contains("best.metric"), "{error}");
+    assert_eq!(Trainer::new(same).fit().unwrap().epochs.len(), 3);
 }
 
 fn points(count: usize) -> std::result::Result<InMemory, InputError> {
@@ -257,6 +312,14 @@ fn a_training_goes_on_from_the_checkpoint_of_another() {
     first.run_dir = Some(dir.path().join("first"));
     Trainer::new(first.clone()).fit().unwrap();
     first.epochs = 5;
+    // The folder of the first one is not overwritten.
+    for from in ["first", "first/checkpoints/1"] {
+        let from = dir.path().join(from);
+        let mut same = Trainer::new(first.clone()).restore(from.to_str().unwrap());
+        let error = same.fit().unwrap_err();
+        assert!(matches!(error, Error::SameRun { .. }), "{error}");
+    }
+    assert!(dir.path().join("first/summary.json").is_file());
     first.run_dir = None;
     let mut second = Trainer::new(first).restore(dir.path().join("first").to_str().unwrap());
     let history = second.fit().unwrap();

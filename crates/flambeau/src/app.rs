@@ -29,11 +29,11 @@ enum Command {
     Train(train::Arguments),
     /// Go on with a run from its newest checkpoint.
     Resume(train::resume::Arguments),
-    /// Evaluate the final weights of a run again.
+    /// Evaluate the final weights of a run again, or the best ones.
     Eval(eval::Arguments),
     /// Evaluate the checkpoints of a run as they come, beside the training.
     Evaluator(evaluator::Arguments),
-    /// Write the predictions of a run's final weights as CSV or Parquet.
+    /// Write the predictions of a run's final or best weights as CSV or Parquet.
     Predict(predict::Arguments),
     /// Draw the loss and accuracy of a run.
     Plot(plot::Arguments),

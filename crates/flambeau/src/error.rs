@@ -22,6 +22,29 @@ pub enum CommandError {
     /// There is no trained model yet.
     #[error("nothing was trained yet; call fit first, or give the job the run_dir of a training")]
     Untrained,
+    /// A run has kept no best weights.
+    #[error(
+        "{}: there is no best.safetensors; a training keeps the best weights if its job has [best], as with --set best.metric=loss or the callback Best",
+        run_dir.display()
+    )]
+    NoBest {
+        /// The run directory.
+        run_dir: PathBuf,
+    },
+    /// The best weights of a model with tables are wanted.
+    #[error(
+        "the model has tables, and best.safetensors has no rows of them: only the last checkpoint has rows; use the last weights"
+    )]
+    BestWithTables,
+    /// A run is to go on in its own folder.
+    #[error(
+        "{}: this is the run directory of the training to go on from, whose records a new training would overwrite; give the job another run_dir, or none",
+        run_dir.display()
+    )]
+    SameRun {
+        /// The run directory.
+        run_dir: PathBuf,
+    },
     /// The job cannot be read.
     #[error(transparent)]
     Job(#[from] CoordinatorError),

@@ -1,10 +1,12 @@
 //! Training from a program: `fit`, `evaluate`, `predict`.
 //!
 //! - `history`: what a training has measured
+//! - `trained`: the weights that it has left
 //! - `callback`: functions that are called while it runs
 
 mod callback;
 mod history;
+mod trained;
 
 use std::any::type_name;
 use std::collections::BTreeMap;
@@ -15,17 +17,15 @@ use shared_proto::job::{Job, run_dir};
 use tempfile::TempDir;
 use worker::device::{self, Choices};
 use worker::input::{Column, DataSetup, Dataset, InMemory, InputError, Source};
-use worker::local::evaluate_trained;
 use worker::model::Model;
-use worker::predict::values;
 use worker::registry::Registry;
-use worker::replica::ReplicaError;
 
 use self::callback::Callbacks;
 pub use self::callback::{Callback, Control, on_evaluation};
 pub use self::history::{Epoch, History, Progress};
+pub use self::trained::TrainedModel;
 use crate::cluster::{Plan, Roles, Transport};
-use crate::command::FinishedRun;
+use crate::command::Weights;
 use crate::error::CommandError;
 use crate::metrics;
 use crate::train::{self, Watch};
@@ -158,7 +158,8 @@ impl Trainer {
         self
     }
 
-    /// Begins with a checkpoint: a run directory (its newest one), a checkpoint's folder, or the URL of either.
+    /// Begins with a checkpoint: a run directory (its newest one), a checkpoint's folder, or the URL of either. The training that goes on
+    /// has a run directory of its own.
     #[must_use]
     pub fn restore(mut self, from: impl Into<String>) -> Self {
         self.restore = Some(from.into());
@@ -240,25 +241,38 @@ impl Trainer {
         Ok(dir)
     }
 
-    /// Returns what the last training has left, or that of the job's run directory.
-    fn finished(&self) -> Result<FinishedRun, CommandError> {
+    /// Returns the weights of the end of the last training, or of the one in the job's run directory.
+    ///
+    /// # Errors
+    /// If nothing was trained yet.
+    pub fn last(&self) -> Result<TrainedModel<'_>, CommandError> {
+        self.trained(Weights::Last)
+    }
+
+    /// Returns the weights of the best evaluation, if the job or the callback [`Best`](crate::settings::Best) has kept them.
+    ///
+    /// # Errors
+    /// If nothing was trained yet, or the best weights were not kept.
+    pub fn best(&self) -> Result<TrainedModel<'_>, CommandError> {
+        self.trained(Weights::Best)
+    }
+
+    fn trained(&self, which: Weights) -> Result<TrainedModel<'_>, CommandError> {
         let temporary = self.temporary.as_ref().map(TempDir::path);
         let dir = self.job.run_dir.as_deref().or(temporary);
         let Some(dir) = dir.filter(|dir| dir.join(run_dir::MODEL).exists()) else {
             return Err(CommandError::Untrained);
         };
-        FinishedRun::read(dir, None)
+        TrainedModel::read(dir, which, &self.registry, self.device()?)
     }
 
-    /// Evaluates the trained model on the held-out samples, and returns the loss and the other metrics.
+    /// Evaluates the weights of the end on the held-out samples, and returns the loss and the other metrics. For those of the best
+    /// evaluation, call `trainer.best()?.evaluate()`.
     ///
     /// # Errors
     /// If nothing was trained yet, or the data or the model cannot be used.
     pub fn evaluate(&self) -> Result<BTreeMap<String, f64>, CommandError> {
-        let (finished, device, registry) = (self.finished()?, self.device()?, &self.registry);
-        Ok(outside_of_runtimes(|| {
-            evaluate_trained(&finished.trained(), registry, &device)
-        })?)
+        self.last()?.evaluate()
     }
 
     /// Returns the trained model's outputs for each sample: the probability of each class, the probability of 1, or numbers. The columns
@@ -267,8 +281,7 @@ impl Trainer {
     /// # Errors
     /// If nothing was trained yet, or the columns are not those of the training.
     pub fn predict(&self, inputs: Vec<Column>) -> Result<Vec<Vec<f32>>, CommandError> {
-        let samples = InMemory::without_targets(inputs).map_err(ReplicaError::from)?;
-        self.outputs(Some(samples))
+        self.last()?.predict(inputs)
     }
 
     /// Returns the trained model's outputs for each held-out sample, as [`predict`](Self::predict) does.
@@ -276,14 +289,7 @@ impl Trainer {
     /// # Errors
     /// If nothing was trained yet, or the data cannot be used.
     pub fn predict_held_out(&self) -> Result<Vec<Vec<f32>>, CommandError> {
-        self.outputs(None)
-    }
-
-    fn outputs(&self, samples: Option<InMemory>) -> Result<Vec<Vec<f32>>, CommandError> {
-        let (finished, device, registry) = (self.finished()?, self.device()?, &self.registry);
-        Ok(outside_of_runtimes(|| {
-            values(&finished.trained(), registry, &device, samples)
-        })?)
+        self.last()?.predict_held_out()
     }
 
     /// Returns the first device.
@@ -292,13 +298,12 @@ impl Trainer {
         Ok(device::open(first.parse()?)?)
     }
 
-    /// Returns the path of the trained weights, as safetensors; `best.safetensors` beside it has the best ones, if the job keeps them.
+    /// Returns the path of the weights of the end, as safetensors.
     ///
     /// # Errors
     /// If nothing was trained yet.
     pub fn weights(&self) -> Result<PathBuf, CommandError> {
-        self.finished()
-            .map(|finished| finished.weights().to_owned())
+        Ok(self.last()?.weights())
     }
 }
 
