@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use candle_core::{Device, Result, Tensor};
 use flambeau::candle_nn::{self, Linear, Module, VarBuilder};
-use flambeau::settings::{Best, EarlyStopping, Mode};
+use flambeau::settings::{Best, EarlyStopping, Goal, Mode, Plateau};
 use flambeau::{
     Batch, Callback, Column, Control, Dataset, Epoch, Error, History, InMemory, InputError, Job,
     Metric, Model, Order, Pass, Progress, Samples, Setup, Strategy, Trainer, on_evaluation,
@@ -273,6 +273,101 @@ fn a_training_may_follow_one_that_has_failed_in_the_same_folder() {
     let error = Trainer::new(wrong).fit().unwrap_err().to_string();
     assert!(error.contains("best.metric"), "{error}");
     assert_eq!(Trainer::new(same).fit().unwrap().epochs.len(), 3);
+}
+
+/// A job whose learning rate falls to the half after the second pass. The accuracy grows, and the job says that small ones are better.
+const PLATEAU: &str = "seed = 5\nepochs = 4\nbatch_size = 16\n[optimizer]\nname = \"momentum\"\nlearning_rate = 0.02\n[model]\nhidden = [16]\n[plateau]\nmetric = \"accuracy\"\ngoal = \"min\"\npatience = 1\nfactor = 0.5\nmin_learning_rate = 0.01\n[cluster]\nps = 2\nworkers = 2\n[strategy]\nmode = \"sync\"\n";
+
+#[test]
+fn on_a_plateau_the_learning_rate_falls_in_every_strategy_and_stays_low_in_a_run_that_goes_on() {
+    for (strategy, workers) in [
+        ("name = \"parameter-server\"", 2),
+        ("name = \"multi-worker-mirrored\"", 2),
+        ("name = \"multi-worker-mirrored\"\noptimizer_copies = 1", 2),
+        ("name = \"one-device\"", 1),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let text = PLATEAU.replace("workers = 2", &format!("workers = {workers}"));
+        let job = |epochs, run: &str| {
+            let mut job = job(&format!("{text}{strategy}\n"));
+            (job.epochs, job.run_dir) = (epochs, Some(dir.path().join(run)));
+            job
+        };
+        let of = |run: &str| weights(&dir.path().join(run).join("model.safetensors"));
+        let from = |run: &str| dir.path().join(run).to_str().unwrap().to_owned();
+        let history = Trainer::new(job(4, "whole")).fit().unwrap();
+        let falls: Vec<_> = history
+            .learning_rates
+            .iter()
+            .map(|fall| (fall.epoch, fall.factor))
+            .collect();
+        assert_eq!(falls, [(2, 0.5)], "{strategy}");
+
+        // The same by hand: two passes with one rate, and two with the half of it.
+        let by_hand = |epochs, run, rate| {
+            let mut job = job(epochs, run);
+            job.plateau = None;
+            *job.optimizer.learning_rate_mut() = rate;
+            job
+        };
+        Trainer::new(by_hand(2, "first", 0.02)).fit().unwrap();
+        let mut second = Trainer::new(by_hand(4, "second", 0.01)).restore(from("first"));
+        second.fit().unwrap();
+        let apart = difference(&of("whole"), &of("second"));
+        assert!(apart < 1e-6, "{strategy}: {apart}");
+        let mut same = Trainer::new(by_hand(4, "same", 0.02)).restore(from("first"));
+        same.fit().unwrap();
+        let apart = difference(&of("whole"), &of("same"));
+        assert!(apart > 1e-3, "{strategy}: the rate matters: {apart}");
+
+        // A run that goes on from the third pass has the lower rate.
+        Trainer::new(job(3, "begun")).fit().unwrap();
+        if workers == 1 {
+            let output = program().run(&["resume", &from("begun"), "--epochs", "4", "--quiet"]);
+            assert!(output.status.success(), "{output:?}");
+        } else {
+            Trainer::new(job(4, "begun-2"))
+                .restore(from("begun"))
+                .fit()
+                .unwrap();
+        }
+        let apart = difference(&of("whole"), &of("begun-2"));
+        assert!(apart < 1e-6, "{strategy}: {apart}");
+    }
+}
+
+#[test]
+fn on_a_plateau_the_learning_rate_falls_in_every_mode_and_in_tables() {
+    let hybrid = "\n[data]\nkind = \"clicks\"\n[data.options]\nsamples = 2000\nrows = 100\n";
+    for (mode, more) in [
+        ("name = \"parameter-server\"\nmode = \"bounded\"", ""),
+        ("name = \"parameter-server\"\nmode = \"async\"", ""),
+        ("name = \"hybrid\"\nmode = \"sync\"", hybrid),
+        ("name = \"hybrid\"\nmode = \"async\"", hybrid),
+    ] {
+        let mut job = job(&format!(
+            "epochs = 6\nbatch_size = 16\n[cluster]\nps = 2\nworkers = 2\n[strategy]\n{mode}\n{more}"
+        ));
+        if !more.is_empty() {
+            (job.model.name, job.model.hidden, job.model.embedding) = ("deepfm".into(), vec![8], 4);
+        }
+        // After the fall the weights hardly change.
+        let plateau = Plateau {
+            goal: Some(Goal::Max),
+            patience: 1,
+            factor: 1e-9,
+            ..Plateau::default()
+        };
+        let history = Trainer::new(job).callback(plateau).fit().unwrap();
+        let fall = history.learning_rates.first().unwrap().epoch;
+        assert_eq!(
+            fall, 2,
+            "{mode}: the loss falls, and the job says that large ones are better"
+        );
+        let losses = history.values("loss");
+        assert!((losses[5] - losses[4]).abs() < 1e-6, "{mode}: {losses:?}");
+        assert!((losses[1] - losses[0]).abs() > 1e-4, "{mode}: {losses:?}");
+    }
 }
 
 fn points(count: usize) -> std::result::Result<InMemory, InputError> {

@@ -131,7 +131,9 @@ pub use app::App;
 pub use candle_core;
 pub use candle_nn;
 pub use error::CommandError as Error;
-pub use fit::{Callback, Control, Epoch, History, Progress, TrainedModel, Trainer, on_evaluation};
+pub use fit::{
+    Callback, Control, Epoch, History, LearningRate, Progress, TrainedModel, Trainer, on_evaluation,
+};
 #[doc(inline)]
 pub use nn;
 #[doc(inline)]

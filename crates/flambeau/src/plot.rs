@@ -66,7 +66,7 @@ impl Curves {
                     curves.test_loss.extend(point("loss"));
                     curves.accuracy.extend(point("accuracy"));
                 }
-                Line::Other => {}
+                Line::LearningRate { .. } | Line::Other => {}
             }
         }
         curves

@@ -15,6 +15,7 @@ use super::Cluster;
 use super::evaluations::SavedEvaluation;
 use super::ledger::Ledger;
 use super::model::ModelSpecs;
+use super::monitors::Monitors;
 
 /// The location of the checkpoints, and the run's id. By the id servers check that they see the same store.
 #[derive(Clone, Debug)]
@@ -67,6 +68,9 @@ pub(crate) struct SavedProgress {
     pub(super) ledger: Ledger,
     pub(super) due: Vec<u32>,
     pub(super) evaluations: Vec<SavedEvaluation>,
+    /// The metrics that the job's settings follow. Checkpoints of earlier releases have none.
+    #[serde(default)]
+    pub(super) monitors: Option<Monitors>,
     pub(crate) clock: Clock,
     pub(super) steps: u64,
     pub(super) samples: u64,

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use shared_proto::job::{Best, EarlyStopping, Job};
+use shared_proto::job::{Best, EarlyStopping, Job, Plateau};
 
 use super::history::{Entry, Epoch, History, Progress};
 use crate::error::CommandError;
@@ -69,6 +69,12 @@ pub fn on_evaluation(act: impl FnMut(&Epoch, &mut Control) + Send) -> impl Callb
 impl Callback for EarlyStopping {
     fn prepare(&mut self, job: &mut Job) {
         job.early_stopping = Some(self.clone());
+    }
+}
+
+impl Callback for Plateau {
+    fn prepare(&mut self, job: &mut Job) {
+        job.plateau = Some(self.clone());
     }
 }
 

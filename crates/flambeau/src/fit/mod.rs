@@ -22,7 +22,7 @@ use worker::registry::Registry;
 
 use self::callback::Callbacks;
 pub use self::callback::{Callback, Control, on_evaluation};
-pub use self::history::{Epoch, History, Progress};
+pub use self::history::{Epoch, History, LearningRate, Progress};
 pub use self::trained::TrainedModel;
 use crate::cluster::{Plan, Roles, Transport};
 use crate::command::Weights;
@@ -143,8 +143,8 @@ impl Trainer {
         self.data(move |_| Dataset::in_memory(training.clone(), held_out.clone()))
     }
 
-    /// Adds functions that are called while the training runs. [`EarlyStopping`](crate::settings::EarlyStopping) and
-    /// [`Best`](crate::settings::Best) are callbacks, too.
+    /// Adds functions that are called while the training runs. [`EarlyStopping`](crate::settings::EarlyStopping),
+    /// [`Plateau`](crate::settings::Plateau) and [`Best`](crate::settings::Best) are callbacks, too.
     #[must_use]
     pub fn callback(mut self, callback: impl Callback + 'static) -> Self {
         self.callbacks.push(Box::new(callback));

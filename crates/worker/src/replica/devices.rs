@@ -267,6 +267,12 @@ impl Mirror for DeviceReplicas {
         Ok(memory)
     }
 
+    async fn lower_learning_rate_to(&self, factor: f64) -> Result<(), ReplicaError> {
+        let keepers = self.keepers().iter();
+        let lowered = keepers.map(|replica| replica.lower_learning_rate_to(factor));
+        try_join_all(lowered).await.map(drop)
+    }
+
     async fn compute_with(
         &self,
         others: Others,

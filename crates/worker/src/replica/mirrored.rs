@@ -118,6 +118,10 @@ impl Values<'_> {
         Ok(gradient)
     }
 
+    pub(super) fn lower_learning_rate_to(&mut self, factor: f64) {
+        self.optimizer.lower_learning_rate_to(factor);
+    }
+
     /// Notes the steps that the values have.
     pub(super) fn note_made(&mut self, made: StepsMade) {
         let before = self.steps.made;

@@ -94,6 +94,14 @@ impl Hybrid {
 
 #[async_trait(?Send)]
 impl Strategy for Hybrid {
+    async fn lower_learning_rate_to(
+        &mut self,
+        factor: f64,
+        replica: &dyn Replica,
+    ) -> Result<(), StrategyError> {
+        self.dense.lower_learning_rate_to(factor, replica).await
+    }
+
     async fn pull(
         &mut self,
         clock: Clock,

@@ -38,6 +38,14 @@ impl Mirror for ModelReplica {
             .await
     }
 
+    async fn lower_learning_rate_to(&self, factor: f64) -> Result<(), ReplicaError> {
+        self.on_values(move |values| {
+            values.lower_learning_rate_to(factor);
+            Ok(())
+        })
+        .await
+    }
+
     async fn note_made(&self, made: StepsMade) -> Result<(), ReplicaError> {
         self.on_values(move |values| {
             values.note_made(made);

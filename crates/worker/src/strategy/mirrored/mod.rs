@@ -200,6 +200,14 @@ pub(super) fn mirror(replica: &dyn Replica) -> Result<&dyn Mirror, StrategyError
 
 #[async_trait(?Send)]
 impl Strategy for Mirrored {
+    async fn lower_learning_rate_to(
+        &mut self,
+        factor: f64,
+        replica: &dyn Replica,
+    ) -> Result<(), StrategyError> {
+        Ok(mirror(replica)?.lower_learning_rate_to(factor).await?)
+    }
+
     async fn pull(
         &mut self,
         _: Clock,
