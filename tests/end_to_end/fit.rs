@@ -8,15 +8,16 @@ use flambeau::candle_nn::{self, Linear, Module, VarBuilder};
 use flambeau::settings::{Best, EarlyStopping, Goal, Mode, Plateau};
 use flambeau::{
     Batch, Callback, Column, Control, Dataset, Epoch, Error, History, InMemory, InputError, Job,
-    Metric, Model, Order, Pass, Progress, Samples, Setup, Strategy, Trainer, on_evaluation,
+    Metric, Model, Order, Pass, Progress, RateRange, Samples, Setup, Strategy, Trainer,
+    on_evaluation,
 };
 
 use crate::program;
 use crate::weights::{difference, weights};
 
-const JOB: &str = "seed = 5\nepochs = 3\nbatch_size = 16\nlog_every = 5\n[optimizer]\nname = \"momentum\"\n[model]\nhidden = [16]\n[cluster]\nps = 2\nworkers = 2\n[strategy]\nmode = \"sync\"\n";
+pub(crate) const JOB: &str = "seed = 5\nepochs = 3\nbatch_size = 16\nlog_every = 5\n[optimizer]\nname = \"momentum\"\n[model]\nhidden = [16]\n[cluster]\nps = 2\nworkers = 2\n[strategy]\nmode = \"sync\"\n";
 
-fn job(text: &str) -> Job {
+pub(crate) fn job(text: &str) -> Job {
     Job::from_toml(text).unwrap()
 }
 
@@ -150,7 +151,7 @@ fn a_callback_ends_a_training_in_good_order() {
 }
 
 /// A line with a metric of its own, which gets worse with each evaluation.
-struct Worse(Linear);
+pub(crate) struct Worse(Linear);
 
 /// The largest absolute value of the outputs.
 #[derive(Default)]
@@ -370,7 +371,7 @@ fn on_a_plateau_the_learning_rate_falls_in_every_mode_and_in_tables() {
     }
 }
 
-fn points(count: usize) -> std::result::Result<InMemory, InputError> {
+pub(crate) fn points(count: usize) -> std::result::Result<InMemory, InputError> {
     let x: Vec<f32> = (0..count * 2).map(|i| (i % 17) as f32 / 17.0).collect();
     let y = x.chunks(2).map(|pair| pair[0] - 2.0 * pair[1]).collect();
     InMemory::new(
@@ -458,19 +459,13 @@ fn digits() -> Dataset {
         .unwrap()
 }
 
-#[test]
-fn a_loop_of_ones_own_ends_with_the_weights_of_fit() {
-    let mut job = job(JOB);
-    job.strategy.mode = Mode::Sync;
-    let mut trainer = Trainer::new(job.clone()).model::<Worse>();
-    let history = trainer.fit().unwrap();
-    let fitted = weights(&trainer.weights().unwrap());
-
+/// Trains a line of this name on the digits in a loop of its own, on two replicas, and writes its weights.
+fn train_in_a_loop(job: &Job, name: &'static str, file: &std::path::Path) {
     let strategy = Strategy::mirrored("cpu,cpu").unwrap();
     let (features, classes) = (64, 10);
-    let build = |vars: VarBuilder| candle_nn::linear(features, classes, vars.pp("line"));
+    let build = |vars: VarBuilder| candle_nn::linear(features, classes, vars.pp(name));
     let mut model = strategy.scope(job.seed, build).unwrap();
-    let momentum = model.optimizer_of("*", &job).unwrap();
+    let momentum = model.optimizer_of("*", job).unwrap();
     let mut data = digits();
     let (count, batch) = (data.training.count(), u64::from(job.batch_size));
     for epoch in 0..job.epochs {
@@ -499,12 +494,170 @@ fn a_loop_of_ones_own_ends_with_the_weights_of_fit() {
             model.run(step).unwrap();
         }
     }
+    model.save(file).unwrap();
+}
+
+#[test]
+fn a_loop_of_ones_own_ends_with_the_weights_of_fit() {
+    let mut job = job(JOB);
+    job.strategy.mode = Mode::Sync;
+    let mut trainer = Trainer::new(job.clone()).model::<Worse>();
+    let history = trainer.fit().unwrap();
+    let fitted = weights(&trainer.weights().unwrap());
+
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("own.safetensors");
-    model.save(&file).unwrap();
+    train_in_a_loop(&job, "line", &file);
     let difference = difference(&weights(&file), &fitted);
     assert!(difference < 1e-5, "{difference}");
     assert!(history.last("accuracy").unwrap() > 0.8);
+}
+
+#[test]
+fn fit_a_loop_of_ones_own_and_a_training_with_an_evaluator_end_with_the_same_weights() {
+    let text = "seed = 5\nepochs = 3\nbatch_size = 16\nevaluations = \"last\"\n[optimizer]\nname = \"momentum\"\n[model]\nname = \"softmax\"\n[cluster]\nps = 2\nworkers = 2\n[strategy]\nmode = \"sync\"\n[checkpoint]\nevery_steps = 20\n";
+    let mut trainer = Trainer::new(job(text)).devices("cpu");
+    let history = trainer.fit().unwrap();
+    let fitted = weights(&trainer.weights().unwrap());
+
+    let dir = tempfile::tempdir().unwrap();
+    let looped = dir.path().join("loop.safetensors");
+    train_in_a_loop(&job(text), "output", &looped);
+    let apart = difference(&weights(&looped), &fitted);
+    assert!(apart < 1e-5, "the loop: {apart}");
+
+    let (file, run) = (dir.path().join("job.toml"), dir.path().join("run"));
+    std::fs::write(&file, text).unwrap();
+    let place = run.to_str().unwrap();
+    let mut evaluator = program().command(&["evaluator", place, "--every", "0.1"]);
+    let evaluator = evaluator.stdout(std::process::Stdio::piped()).spawn();
+    let arguments = [
+        "train",
+        file.to_str().unwrap(),
+        "--quiet",
+        "--run-dir",
+        place,
+    ];
+    let output = program().run(&arguments);
+    assert!(output.status.success(), "{output:?}");
+    let evaluated = evaluator.unwrap().wait_with_output().unwrap();
+    assert!(evaluated.status.success(), "{evaluated:?}");
+    let apart = difference(&weights(&run.join("model.safetensors")), &fitted);
+    assert!(apart < 1e-5, "beside an evaluator: {apart}");
+    let results = std::fs::read_to_string(run.join("evaluator.jsonl")).unwrap();
+    let last: serde_json::Value = serde_json::from_str(results.lines().last().unwrap()).unwrap();
+    let accuracy = last["metrics"]["accuracy"].as_f64().unwrap();
+    assert!((accuracy - history.last("accuracy").unwrap()).abs() < 1e-6);
+}
+
+/// A line without a bias through the origin, on which the largest stable learning rate is known.
+struct Slope(Tensor);
+
+impl Model for Slope {
+    fn new(_: &Setup, vars: VarBuilder) -> Result<Self> {
+        let begins_at_zero = candle_nn::Init::Const(0.0);
+        Ok(Self(vars.get_with_hints(1, "slope", begins_at_zero)?))
+    }
+
+    fn forward(&self, batch: &Batch, _: &Pass) -> Result<Tensor> {
+        batch.input()?.broadcast_mul(&self.0)
+    }
+}
+
+#[test]
+fn the_learning_rate_finder_suggests_a_stable_rate_of_a_known_quadratic() {
+    // The loss is the mean of (slope * 2 - y)^2, whose second derivative is 8. Gradient descent is stable below 2 / 8.
+    const STABLE: f32 = 0.25;
+    let samples = |count: usize, noise: f32| {
+        let y = |i: usize| 6.0 + noise * (((i * 37) % 17) as f32 / 17.0 - 0.5);
+        InMemory::new(
+            vec![Column::numbers("x", vec![1], vec![2.0; count])],
+            vec![Column::numbers("y", vec![1], (0..count).map(y).collect())],
+        )
+    };
+    let text = "epochs = 4\nbatch_size = 8\n[optimizer]\nname = \"sgd\"\nlearning_rate = 0.001\n[cluster]\nworkers = 1\n[strategy]\nname = \"one-device\"\n";
+    let with_noise = |rate: f32, noise: f32| {
+        let mut job = job(text);
+        *job.optimizer.learning_rate_mut() = rate;
+        let data = (samples(256, noise).unwrap(), samples(64, noise).unwrap());
+        Trainer::new(job).model::<Slope>().in_memory(data.0, data.1)
+    };
+    let trainer = |rate| with_noise(rate, 1.0);
+    let range = RateRange {
+        from: 1e-4,
+        to: 100.0,
+        steps: 200,
+    };
+    let curve = trainer(0.001).find_learning_rate(range).unwrap();
+    assert!(curve.diverged && curve.points.len() < 200, "{curve:?}");
+    let end = curve.points.last().unwrap().rate;
+    assert!(end > STABLE && end < 20.0 * STABLE, "it diverges at {end}");
+    let rate = curve.suggestion.unwrap();
+    assert!((0.001..STABLE).contains(&rate), "{rate}");
+    // Each step has the rate that the curve says: without noise, the error shrinks by 1 - 8 * rate.
+    let exact = with_noise(0.001, 0.0).find_learning_rate(range).unwrap();
+    for pair in exact
+        .points
+        .windows(2)
+        .take_while(|pair| pair[1].loss > 1e-3)
+    {
+        let shrinks = (1.0 - 8.0 * f64::from(pair[0].rate)).powi(2);
+        let apart = pair[1].loss / pair[0].loss - shrinks;
+        assert!(apart.abs() < 1e-3, "{pair:?}");
+    }
+    // Whatever the job's own rate is, the curve is that of the rates that are tried.
+    let other = trainer(0.5).find_learning_rate(range).unwrap();
+    assert!((other.suggestion.unwrap() / rate - 1.0).abs() < 1e-3);
+
+    let converged = trainer(rate).fit().unwrap().last("rmse").unwrap();
+    assert!(converged < 0.5, "{converged}");
+    let mut beyond = trainer(2.0 * STABLE);
+    let diverged = beyond.fit().map(|history| history.last("rmse").unwrap());
+    assert!(diverged.map_or(true, |rmse| rmse.is_nan() || rmse > 6.0));
+}
+
+#[test]
+fn the_learning_rate_finder_works_with_tables_and_from_the_command_line() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("clicks.toml");
+    let text = "[data]\nkind = \"clicks\"\n[data.options]\nsamples = 4000\nrows = 200\n[model]\nname = \"deepfm\"\nembedding = 4\nhidden = [8]\n";
+    std::fs::write(&file, text).unwrap();
+    let picture = dir.path().join("rates.svg");
+    let arguments = [
+        "find-learning-rate",
+        file.to_str().unwrap(),
+        "--json",
+        "--plot",
+        picture.to_str().unwrap(),
+    ];
+    let output = program().run(&arguments);
+    assert!(output.status.success(), "{output:?}");
+    let found: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let points = found["points"].as_array().unwrap();
+    assert!(points.len() > 50, "{}", points.len());
+    let losses = points
+        .iter()
+        .map(|point| point["smoothed"].as_f64().unwrap());
+    let (first, lowest) = (
+        points[0]["loss"].as_f64().unwrap(),
+        losses.fold(f64::MAX, f64::min),
+    );
+    assert!(
+        lowest < first && found["suggestion"].as_f64().unwrap() > 1e-7,
+        "{found}"
+    );
+    let drawn = std::fs::read_to_string(&picture).unwrap();
+    assert!(drawn.contains("learning rate") && drawn.contains("suggestion"));
+
+    for (wrong, named) in [
+        (["--from", "0"], "`from`"),
+        (["--rates", "3"], "`steps`"),
+        (["--to", "1e-9"], "`to`"),
+    ] {
+        let output = program().run(&["find-learning-rate", wrong[0], wrong[1]]);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains(named), "{said}");
+    }
 }
 
 #[test]

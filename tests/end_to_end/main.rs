@@ -19,6 +19,7 @@ mod found;
 mod hostile;
 mod hybrid;
 mod jobs;
+mod joined;
 mod lookups;
 mod model_parallel;
 mod modes;

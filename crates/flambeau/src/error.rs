@@ -189,6 +189,42 @@ pub enum CommandError {
         /// The last lines of the log.
         tail: String,
     },
+    /// No running cluster can be reached.
+    #[error(
+        "{error}; start a cluster with `flambeau coordinator --no-job --after-job wait`, or train in this process without Trainer::on_cluster"
+    )]
+    NoRunningCluster {
+        /// The error of the call.
+        error: String,
+    },
+    /// A running cluster lacks members.
+    #[error(
+        "the cluster of the coordinator at {coordinator} has {what}, so the job was cancelled; {advice}"
+    )]
+    ClusterLacks {
+        /// The coordinator.
+        coordinator: String,
+        /// What it lacks.
+        what: &'static str,
+        /// What to do.
+        advice: &'static str,
+    },
+    /// No worker of a running cluster can train a job.
+    #[error(
+        "no worker of the cluster can train {job:?}, so the job was cancelled ({troubles}); for a model or data of your own, bring workers (RunningCluster::bring_workers), or run the cluster's workers by a program that knows them (App)"
+    )]
+    NoWorkerCan {
+        /// The job.
+        job: String,
+        /// The reasons of the workers.
+        troubles: String,
+    },
+    /// All workers that a program has brought to a cluster have ended with errors.
+    #[error("the workers of this program have ended, so the job was cancelled; {errors}")]
+    BroughtWorkersFailed {
+        /// The end of the log of each worker.
+        errors: String,
+    },
     /// The job failed.
     #[error("the job failed: {0}")]
     JobFailed(String),

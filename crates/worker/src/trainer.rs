@@ -103,7 +103,7 @@ impl Trainer<'_> {
     async fn train_split(&mut self, split: &wire::Split) -> Result<(), WorkerError> {
         let factor = learning_rate_factor(split.learning_rate_factor);
         let factor = factor.map_err(|_| WorkerError::Protocol("LeaseWork"))?;
-        let lowered = self.strategy.lower_learning_rate_to(factor, self.replica);
+        let lowered = self.strategy.scale_learning_rate(factor, self.replica);
         lowered.await?;
         let prefetch = self.job.data.prefetch as usize;
         let mut unprepared = batches(split, self.job.samples_per_step());

@@ -155,7 +155,7 @@ impl Mirror for Kept {
         Ok(gradient)
     }
 
-    async fn lower_learning_rate_to(&self, _: f64) -> Result<(), ReplicaError> {
+    async fn scale_learning_rate(&self, _: f64) -> Result<(), ReplicaError> {
         Ok(())
     }
 

@@ -1,6 +1,7 @@
 //! A cluster on this machine. Its members communicate over socket files or loopback. They are processes that run this executable, and
 //! end with this process, however it ends, because each reads from a pipe that closes then; or they are threads of this process.
 
+mod brought;
 mod exit;
 mod member;
 mod thread;
@@ -23,6 +24,7 @@ use tokio::process::Command;
 use tokio::time::timeout;
 use worker::registry::Registry;
 
+pub(crate) use self::brought::{BroughtWorkers, Joining};
 use self::exit::{Exit, Said};
 use self::member::Running;
 use self::thread::RoleThread;

@@ -1,21 +1,25 @@
 //! Training from a program: `fit`, `evaluate`, `predict`.
 //!
+//! - `joined`: a training on a cluster that runs already
 //! - `history`: what a training has measured
 //! - `trained`: the weights that it has left
 //! - `callback`: functions that are called while it runs
 
 mod callback;
 mod history;
+mod joined;
 mod trained;
 
 use std::any::type_name;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use coordinator::Summary;
 use ps_server::RowSettings;
 use shared_proto::job::{Job, run_dir};
 use tempfile::TempDir;
 use worker::device::{self, Choices};
+use worker::finder::{LearningRateCurve, RateRange};
 use worker::input::{Column, DataSetup, Dataset, InMemory, InputError, Source};
 use worker::model::Model;
 use worker::registry::Registry;
@@ -23,10 +27,13 @@ use worker::registry::Registry;
 use self::callback::Callbacks;
 pub use self::callback::{Callback, Control, on_evaluation};
 pub use self::history::{Epoch, History, LearningRate, Progress};
+pub use self::joined::RunningCluster;
+use self::joined::Submission;
 pub use self::trained::TrainedModel;
 use crate::cluster::{Plan, Roles, Transport};
 use crate::command::Weights;
 use crate::error::CommandError;
+use crate::find_learning_rate::search;
 use crate::metrics;
 use crate::train::{self, Watch};
 
@@ -87,6 +94,8 @@ pub struct Trainer {
     devices: String,
     restore: Option<String>,
     shows_progress: bool,
+    /// The cluster to train on; none for one within this process.
+    cluster: Option<RunningCluster>,
     /// The folder of a training for which the job names none.
     temporary: Option<TempDir>,
 }
@@ -105,6 +114,7 @@ impl Trainer {
             devices: "auto".to_owned(),
             restore: None,
             shows_progress: false,
+            cluster: None,
             temporary: None,
         }
     }
@@ -166,6 +176,15 @@ impl Trainer {
         self
     }
 
+    /// Trains on a cluster that runs already, instead of one within this process: submits the job, and waits for its end. The model, the
+    /// records and the job are in the run directory of this machine; checkpoints are where the cluster writes them. If `fit` fails or
+    /// panics, the job is cancelled.
+    #[must_use]
+    pub fn on_cluster(mut self, cluster: RunningCluster) -> Self {
+        self.cluster = Some(cluster);
+        self
+    }
+
     /// Shows bars on stderr while it trains, or a line for each evaluation if that is no terminal.
     #[must_use]
     pub fn show_progress(mut self) -> Self {
@@ -196,6 +215,9 @@ impl Trainer {
         let devices: Choices = self.devices.parse()?;
         devices.open()?;
         let dir = self.run_dir(&job)?;
+        if let Some(cluster) = self.cluster.clone() {
+            return self.train_on(&cluster, &job, dir);
+        }
         job.run_dir = Some(dir.clone());
         let plan = Plan {
             roles: Roles::Threads(self.registry.clone()),
@@ -214,19 +236,92 @@ impl Trainer {
             obeys_signals: false,
             observer: Some(&mut callbacks),
         };
-        let outcome = train::train(job, plan, watch)?;
-        callbacks.catch_up()?;
+        let outcome = train::train(job, plan, watch);
+        let seen = callbacks.catch_up();
+        callbacks.resume_panic();
+        let outcome = outcome?;
+        seen?;
         let stopped = callbacks.stopped();
-        let lines = metrics::read(&outcome.run_dir)?;
-        let outcome_stopped = outcome.summary.stopped;
-        let mut history = History::new(lines, &outcome.summary, outcome.run_dir);
-        if outcome_stopped {
+        self.ended(&outcome.summary, outcome.run_dir, stopped)
+    }
+
+    /// Trains a job on a cluster that runs already.
+    fn train_on(
+        &mut self,
+        cluster: &RunningCluster,
+        job: &Job,
+        dir: PathBuf,
+    ) -> Result<History, CommandError> {
+        std::fs::create_dir_all(&dir).map_err(CommandError::file(&dir))?;
+        // It belongs to an earlier training.
+        for file in [run_dir::MODEL, run_dir::BEST, run_dir::BEST_RECORD] {
+            let _ = std::fs::remove_file(dir.join(file));
+        }
+        let mut callbacks = Callbacks::new(&mut self.callbacks, &dir);
+        let submission = Submission {
+            cluster,
+            job,
+            registry: &self.registry,
+            devices: &self.devices,
+            restore: self.restore.as_deref(),
+            dir: &dir,
+            shows_progress: self.shows_progress,
+        };
+        let summary = joined::train(&submission, &mut callbacks);
+        let seen = callbacks.catch_up();
+        callbacks.resume_panic();
+        let summary = summary?;
+        seen?;
+        let stopped = callbacks.stopped();
+        self.ended(&summary, dir, stopped)
+    }
+
+    /// Returns the history of a training that has ended, after callbacks have seen it.
+    fn ended(
+        &mut self,
+        summary: &Summary,
+        dir: PathBuf,
+        stopped: Option<String>,
+    ) -> Result<History, CommandError> {
+        let mut history = History::new(metrics::read(&dir)?, summary, dir);
+        if summary.stopped {
             history.stopped = stopped.or(history.stopped);
         }
         for callback in &mut self.callbacks {
             callback.ended(&history);
         }
         Ok(history)
+    }
+
+    /// Tries rising learning rates on the job, each for one step from the initial values on, in one process. The curve suggests the rate at
+    /// which the smoothed loss falls fastest. Nothing of it is kept.
+    ///
+    /// ```
+    /// use flambeau::{Error, Job, RateRange, Trainer};
+    ///
+    /// # fn main() -> Result<(), Error> {
+    /// let mut job = Job::from_toml("epochs = 3\noptimizer = { name = \"sgd\" }")?;
+    /// let curve = Trainer::new(job.clone()).find_learning_rate(RateRange::default())?;
+    /// if let Some(rate) = curve.suggestion {
+    ///     *job.optimizer.learning_rate_mut() = rate;
+    /// }
+    /// assert!(Trainer::new(job).fit()?.last("accuracy").unwrap() > 0.7);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// If the range or the job makes no sense, or its data or its model cannot be used.
+    pub fn find_learning_rate(
+        &mut self,
+        range: RateRange,
+    ) -> Result<LearningRateCurve, CommandError> {
+        let mut job = self.job.clone();
+        for callback in &mut self.callbacks {
+            callback.prepare(&mut job);
+        }
+        let (registry, devices) = (&self.registry, &self.devices);
+        outside_of_runtimes(|| search(&job, registry, devices, range))
     }
 
     /// Returns the folder of the next training.

@@ -267,9 +267,9 @@ impl Mirror for DeviceReplicas {
         Ok(memory)
     }
 
-    async fn lower_learning_rate_to(&self, factor: f64) -> Result<(), ReplicaError> {
+    async fn scale_learning_rate(&self, factor: f64) -> Result<(), ReplicaError> {
         let keepers = self.keepers().iter();
-        let lowered = keepers.map(|replica| replica.lower_learning_rate_to(factor));
+        let lowered = keepers.map(|replica| replica.scale_learning_rate(factor));
         try_join_all(lowered).await.map(drop)
     }
 

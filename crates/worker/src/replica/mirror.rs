@@ -17,7 +17,7 @@ pub trait Mirror: OptimizerParts {
     async fn update(&self, gradient: Vec<f32>, made: StepsMade) -> Result<Vec<f32>, ReplicaError>;
 
     /// Makes later updates with this factor of the learning rate.
-    async fn lower_learning_rate_to(&self, factor: f64) -> Result<(), ReplicaError>;
+    async fn scale_learning_rate(&self, factor: f64) -> Result<(), ReplicaError>;
 
     /// Notes that the values have these steps, although there was no update.
     async fn note_made(&self, made: StepsMade) -> Result<(), ReplicaError>;

@@ -118,8 +118,8 @@ impl Values<'_> {
         Ok(gradient)
     }
 
-    pub(super) fn lower_learning_rate_to(&mut self, factor: f64) {
-        self.optimizer.lower_learning_rate_to(factor);
+    pub(super) fn scale_learning_rate(&mut self, factor: f64) {
+        self.optimizer.scale_learning_rate(factor);
     }
 
     /// Notes the steps that the values have.

@@ -94,12 +94,12 @@ impl Hybrid {
 
 #[async_trait(?Send)]
 impl Strategy for Hybrid {
-    async fn lower_learning_rate_to(
+    async fn scale_learning_rate(
         &mut self,
         factor: f64,
         replica: &dyn Replica,
     ) -> Result<(), StrategyError> {
-        self.dense.lower_learning_rate_to(factor, replica).await
+        self.dense.scale_learning_rate(factor, replica).await
     }
 
     async fn pull(

@@ -40,11 +40,7 @@ pub struct Joining<'a> {
 #[async_trait(?Send)]
 pub trait Strategy {
     /// Makes the updates of a split with this factor of the learning rate. The default leaves it to the servers, which know it from views.
-    async fn lower_learning_rate_to(
-        &mut self,
-        _: f64,
-        _: &dyn Replica,
-    ) -> Result<(), StrategyError> {
+    async fn scale_learning_rate(&mut self, _: f64, _: &dyn Replica) -> Result<(), StrategyError> {
         Ok(())
     }
 

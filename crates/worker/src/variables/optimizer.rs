@@ -94,7 +94,7 @@ impl LocalOptimizer {
     }
 
     /// Makes later updates with this factor of the learning rate. A prepared update keeps its own.
-    pub fn lower_learning_rate_to(&mut self, factor: f64) {
+    pub fn scale_learning_rate(&mut self, factor: f64) {
         self.lowered_to = factor;
     }
 

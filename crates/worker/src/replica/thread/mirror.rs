@@ -38,9 +38,9 @@ impl Mirror for ModelReplica {
             .await
     }
 
-    async fn lower_learning_rate_to(&self, factor: f64) -> Result<(), ReplicaError> {
+    async fn scale_learning_rate(&self, factor: f64) -> Result<(), ReplicaError> {
         self.on_values(move |values| {
-            values.lower_learning_rate_to(factor);
+            values.scale_learning_rate(factor);
             Ok(())
         })
         .await

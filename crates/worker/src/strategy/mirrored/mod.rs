@@ -200,12 +200,12 @@ pub(super) fn mirror(replica: &dyn Replica) -> Result<&dyn Mirror, StrategyError
 
 #[async_trait(?Send)]
 impl Strategy for Mirrored {
-    async fn lower_learning_rate_to(
+    async fn scale_learning_rate(
         &mut self,
         factor: f64,
         replica: &dyn Replica,
     ) -> Result<(), StrategyError> {
-        Ok(mirror(replica)?.lower_learning_rate_to(factor).await?)
+        Ok(mirror(replica)?.scale_learning_rate(factor).await?)
     }
 
     async fn pull(
