@@ -31,6 +31,7 @@ mod planted;
 mod protocol;
 mod renewal;
 mod replaced;
+mod resume;
 mod ring_kills;
 mod ring_operations;
 mod rings;

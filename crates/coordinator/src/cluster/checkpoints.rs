@@ -203,6 +203,24 @@ impl Start {
                 .all(|(ours, saved)| ours.is_stored_like(saved))
     }
 
+    /// Describes the first variable of which the checkpoint has another shape than the model; empty if there is none.
+    pub(crate) fn difference(&self, model: &ModelSpecs) -> String {
+        let saved: Vec<VariableSpec> = self.variables.iter().map(VariableSpec::from).collect();
+        let shape = |specs: &[VariableSpec], name: &str| {
+            let found = specs.iter().find(|spec| spec.name == name);
+            found.map_or("absent".to_owned(), |spec| format!("{:?}", spec.shape))
+        };
+        let names = model.variables.iter().chain(&saved);
+        let shapes = names.map(|spec| {
+            let name = &spec.name;
+            (name, shape(&saved, name), shape(&model.variables, name))
+        });
+        let differs = shapes.into_iter().find(|(_, saved, ours)| saved != ours);
+        differs.map_or_else(String::new, |(name, saved, ours)| {
+            format!(": {name} is {saved} there, and {ours} here")
+        })
+    }
+
     /// Returns the first variable for which the job's optimizer keeps another number of slots than the checkpoint has.
     pub(crate) fn other_slots(&self, job: &Job, specs: &[VariableSpec]) -> Option<&SavedVariable> {
         let mut pairs = self.variables.iter().zip(specs);
