@@ -129,6 +129,62 @@ fn workers_of_the_cluster_train_what_they_know_and_say_what_they_do_not() {
     );
     assert!(said.contains("bring_workers"), "{said}");
     tests::eventually(|| states(&cluster).last().unwrap() != "running");
+
+    // With workers that know it, the job does not need those of the cluster.
+    let mut brought = own(1).on_cluster(at(&cluster).bring_workers(2));
+    assert_eq!(brought.fit().unwrap().epochs.len(), 1);
+}
+
+#[test]
+fn ctrl_c_cancels_a_job_in_good_order_if_the_program_wants_it() {
+    let cluster = start(0);
+    let (see, seen) = std::sync::mpsc::sync_channel(1);
+    let sees = on_evaluation(move |_, _| {
+        let _ = see.try_send(());
+    });
+    let joined = at(&cluster).bring_workers(2).cancel_on_ctrl_c();
+    let mut trainer = own(100_000).on_cluster(joined).callback(sees);
+    let history = std::thread::scope(|scope| {
+        let fitting = scope.spawn(|| trainer.fit());
+        // From then on the signal does not end the process of the test.
+        seen.recv().unwrap();
+        let this = std::process::id().to_string();
+        let sent = std::process::Command::new("kill")
+            .args(["-INT", &this])
+            .status();
+        assert!(sent.unwrap().success());
+        fitting.join().unwrap()
+    });
+    let history = history.unwrap();
+    assert!(history.stopped.is_some() && history.epochs.len() < 100_000);
+    assert_eq!(states(&cluster), ["cancelled"]);
+    let rmse = trainer.evaluate().unwrap()["rmse"];
+    assert!((rmse - history.last("rmse").unwrap()).abs() < 1e-6);
+}
+
+#[test]
+fn a_job_goes_on_when_the_coordinator_is_killed_and_started_again() {
+    let mut expected = own(200);
+    expected.fit().unwrap();
+    let mut cluster = start(0);
+    let (see, seen) = std::sync::mpsc::sync_channel(1);
+    let sees = on_evaluation(move |_, _| {
+        let _ = see.try_send(());
+    });
+    let mut slow = own(200);
+    let address = cluster.coordinator.address();
+    let joined = RunningCluster::at(&address).bring_workers(2);
+    slow = slow.on_cluster(joined).callback(sees);
+    let history = std::thread::scope(|scope| {
+        let fitting = scope.spawn(|| slow.fit());
+        seen.recv().unwrap();
+        cluster.coordinator.kill();
+        cluster.restart_coordinator_with(&["--no-job"]);
+        fitting.join().unwrap()
+    });
+    assert_eq!(history.unwrap().epochs.len(), 200);
+    let [found, expected] = [&slow, &expected].map(|trainer| weights(&trainer.weights().unwrap()));
+    assert!(difference(&found, &expected) < 1e-5);
 }
 
 #[test]

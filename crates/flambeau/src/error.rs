@@ -9,6 +9,7 @@ use ps_client::lookup::LookupError;
 use shared_proto::job::JobError;
 use shared_proto::security::SecurityError;
 use worker::device::DeviceError;
+use worker::finder::RangeError;
 use worker::input::InputError;
 use worker::replica::ReplicaError;
 
@@ -19,6 +20,9 @@ pub enum CommandError {
     /// A setting of the job makes no sense.
     #[error(transparent)]
     Setting(#[from] JobError),
+    /// A range of learning rates makes no sense.
+    #[error(transparent)]
+    Rates(#[from] RangeError),
     /// There is no trained model yet.
     #[error("nothing was trained yet; call fit first, or give the job the run_dir of a training")]
     Untrained,

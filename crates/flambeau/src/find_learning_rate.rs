@@ -30,7 +30,7 @@ pub(crate) struct Arguments {
     #[arg(long, default_value_t = RateRange::default().to, value_name = "RATE")]
     to: f32,
     /// The number of learning rates, each of which is tried for one step.
-    #[arg(long, default_value_t = RateRange::default().steps, value_name = "NUMBER")]
+    #[arg(long, default_value_t = RateRange::default().rates, value_name = "NUMBER")]
     rates: u32,
     /// The devices to compute on, separated by commas: auto, cpu or cuda:N.
     #[arg(long, env = "FLAMBEAU_DEVICE", default_value = "auto")]
@@ -48,7 +48,7 @@ pub(crate) fn run(arguments: Arguments, registry: &Registry) -> Result<(), Comma
     let range = RateRange {
         from: arguments.from,
         to: arguments.to,
-        steps: arguments.rates,
+        rates: arguments.rates,
     };
     let curve = search(&job, registry, &arguments.device, range)?;
     if let Some(path) = &arguments.plot {

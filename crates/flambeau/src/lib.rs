@@ -152,7 +152,7 @@ pub use shared_proto::table::{
     Admission, Age, Capacity, Eviction, EvictionOrder, Initializer, RowOptimizer, Storage,
 };
 #[doc(inline)]
-pub use worker::finder::{LearningRateCurve, RatePoint, RateRange};
+pub use worker::finder::{LearningRateCurve, RangeError, RatePoint, RateRange};
 #[doc(inline)]
 pub use worker::input::{
     Column, DataSetup, Dataset, Field, Fitted, InMemory, InputError, Order, Purpose, Samples,

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use candle_core::Device;
 use shared_proto::ids::{Clock, Epoch, RunNumber};
-use shared_proto::job::{BatchNorm, Job, JobError, Mode, Schedule, StrategyName};
+use shared_proto::job::{BatchNorm, Job, Mode, Schedule, StrategyName};
 use shared_proto::payload::Elements;
 use shared_proto::step::{Gradients, Want, WantedRows};
 
@@ -30,8 +30,17 @@ pub struct RateRange {
     pub from: f32,
     /// The rate of the last step.
     pub to: f32,
-    /// The number of steps.
-    pub steps: u32,
+    /// The number of rates, each of which is tried for one step.
+    pub rates: u32,
+}
+
+/// A range of learning rates that makes no sense.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the range of learning rates has `{field}` {value}, which {expected}")]
+pub struct RangeError {
+    field: &'static str,
+    value: String,
+    expected: &'static str,
 }
 
 impl Default for RateRange {
@@ -39,7 +48,7 @@ impl Default for RateRange {
         Self {
             from: 1e-7,
             to: 10.0,
-            steps: 100,
+            rates: 100,
         }
     }
 }
@@ -48,8 +57,8 @@ impl RateRange {
     /// Checks the range.
     ///
     /// # Errors
-    /// If it does not rise, or has fewer than 10 steps.
-    pub fn validate(&self) -> Result<(), JobError> {
+    /// If it does not rise, or has fewer than 10 rates.
+    pub fn validate(&self) -> Result<(), RangeError> {
         let positive = self.from.is_finite() && self.from > 0.0;
         let checks = [
             (positive, "from", self.from.to_string(), "must be positive"),
@@ -60,14 +69,14 @@ impl RateRange {
                 "must be more than `from`",
             ),
             (
-                (10..=1_000_000).contains(&self.steps),
-                "steps",
-                self.steps.to_string(),
+                (10..=1_000_000).contains(&self.rates),
+                "rates",
+                self.rates.to_string(),
                 "must lie between 10 and 1000000",
             ),
         ];
         match checks.into_iter().find(|(ok, ..)| !ok) {
-            Some((_, field, value, expected)) => Err(JobError::Setting {
+            Some((_, field, value, expected)) => Err(RangeError {
                 field,
                 value,
                 expected,
@@ -78,7 +87,7 @@ impl RateRange {
 
     /// Returns the rate of a step, from 0.
     fn rate(&self, step: u32) -> f32 {
-        let way = f64::from(step) / f64::from(self.steps - 1);
+        let way = f64::from(step) / f64::from(self.rates - 1);
         let (from, to) = (f64::from(self.from), f64::from(self.to));
         (from * (to / from).powf(way)) as f32
     }
@@ -167,7 +176,7 @@ pub async fn find_learning_rate(
     let samples = search.replica.description().training_samples;
     let mut curve = LearningRateCurve::default();
     let (mut data_epoch, mut start) = (0, 0);
-    for step in 0..range.steps {
+    for step in 0..range.rates {
         let end = samples.min(start + job.samples_per_step());
         let positions = Positions {
             data_epoch,
@@ -322,7 +331,7 @@ mod tests {
         let range = RateRange {
             from: 0.001,
             to: 1.0,
-            steps: 10,
+            rates: 10,
         };
         range.validate().unwrap();
         let rates: Vec<f32> = (0..10).map(|step| range.rate(step)).collect();
@@ -333,7 +342,7 @@ mod tests {
         for wrong in [
             RateRange { from: 0.0, ..range },
             RateRange { to: 0.001, ..range },
-            RateRange { steps: 9, ..range },
+            RateRange { rates: 9, ..range },
         ] {
             assert!(wrong.validate().is_err(), "{wrong:?}");
         }

@@ -10,8 +10,7 @@ use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::wire;
 
 use super::Cluster;
-use super::checkpoints::SavedProgress;
-use super::monitors::Monitors;
+use super::monitors::{Measured, Monitors};
 use super::record::Record;
 
 /// Bytes of a SHA-256.
@@ -45,12 +44,17 @@ pub(crate) struct Evaluation {
 
 impl Evaluations {
     /// The evaluations of a job that goes back to a checkpoint. Those that were in progress are due.
-    pub(super) fn restored(progress: &SavedProgress, job: &Job) -> Self {
-        let (done, monitors) = (&progress.evaluations, progress.monitors.as_ref());
+    pub(super) fn restored(
+        due: &[u32],
+        done: &[SavedEvaluation],
+        monitors: Option<&Monitors>,
+        job: &Job,
+    ) -> Self {
+        let measured = done.iter().map(SavedEvaluation::measured);
         Self {
-            due: progress.due.iter().copied().collect(),
+            due: due.iter().copied().collect(),
             done: newest(done).to_vec(),
-            monitors: Monitors::restored(monitors, done, job),
+            monitors: Monitors::restored(monitors, measured, job),
             ..Self::default()
         }
     }
@@ -126,6 +130,15 @@ pub(crate) struct SavedEvaluation {
     pub(super) metrics: BTreeMap<String, f64>,
     #[serde(default)]
     pub(super) model_sha256: Vec<u8>,
+}
+
+impl SavedEvaluation {
+    fn measured(&self) -> Measured<'_> {
+        Measured {
+            data_epoch: self.data_epoch,
+            metrics: &self.metrics,
+        }
+    }
 }
 
 impl From<wire::EvaluationReport> for SavedEvaluation {
@@ -220,7 +233,7 @@ impl Cluster {
         });
         self.durable.evaluations.reported = Some((data_epoch, task));
         let report = SavedEvaluation::from(report);
-        if let Some(why) = self.monitor(&report) {
+        if let Some(why) = self.monitor(report.measured()) {
             let factor = self.learning_rate_factor();
             tracing::info!(factor, "the learning rate falls: {why}");
             self.records.push(Record::LearningRate {

@@ -1,10 +1,18 @@
 //! The metrics that settings of the job follow from evaluation to evaluation: to stop early, and to lower the learning rate.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 use shared_proto::job::{EarlyStopping, Goal, Job, Plateau};
 
 use super::Cluster;
-use super::evaluations::SavedEvaluation;
+
+/// An evaluation: its data epoch, and what it has measured.
+#[derive(Clone, Copy)]
+pub(super) struct Measured<'a> {
+    pub(super) data_epoch: u32,
+    pub(super) metrics: &'a BTreeMap<String, f64>,
+}
 
 /// What was seen so far of the metrics that the job's settings follow.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -60,7 +68,7 @@ impl Trend {
     /// Adds the evaluation's value of a metric, if it has one. Returns whether it is an improvement.
     fn add(
         &mut self,
-        evaluation: &SavedEvaluation,
+        evaluation: Measured<'_>,
         (metric, goal): (&str, Goal),
         delta: f64,
     ) -> Option<bool> {
@@ -85,7 +93,7 @@ impl Trend {
 impl OnPlateau {
     /// Adds an evaluation, as Keras's `ReduceLROnPlateau` does. Returns whether the learning rate falls; `highest` is the highest rate of any
     /// variable before that.
-    fn add(&mut self, evaluation: &SavedEvaluation, plateau: &Plateau, highest: f32) -> bool {
+    fn add(&mut self, evaluation: Measured<'_>, plateau: &Plateau, highest: f32) -> bool {
         let of = (plateau.metric.as_str(), plateau.goal());
         let was_cooling = self.cooldown > 0;
         if self.trend.add(evaluation, of, plateau.min_delta).is_none() {
@@ -113,7 +121,11 @@ impl Monitors {
     /// Returns the monitors of a job that goes on from a checkpoint, which has `saved`, and these newest evaluations. A metric that the
     /// checkpoint's job did not follow is followed anew: for early stopping from these evaluations on. The learning rate stays as low as it
     /// is, unless the job has no `plateau`.
-    pub(super) fn restored(saved: Option<&Self>, done: &[SavedEvaluation], job: &Job) -> Self {
+    pub(super) fn restored<'a>(
+        saved: Option<&Self>,
+        done: impl IntoIterator<Item = Measured<'a>>,
+        job: &Job,
+    ) -> Self {
         let mut monitors = saved.cloned().unwrap_or_default();
         if job.plateau.is_none() {
             monitors.plateau = OnPlateau::default();
@@ -121,13 +133,13 @@ impl Monitors {
         if let Some(early) = &job.early_stopping
             && !monitors.early.is_of(&early.metric, early.goal())
         {
-            done.iter()
+            done.into_iter()
                 .for_each(|evaluation| monitors.judge_early(evaluation, early));
         }
         monitors
     }
 
-    fn judge_early(&mut self, evaluation: &SavedEvaluation, early: &EarlyStopping) {
+    fn judge_early(&mut self, evaluation: Measured<'_>, early: &EarlyStopping) {
         let of = (early.metric.as_str(), early.goal());
         self.early.add(evaluation, of, early.min_delta);
     }
@@ -167,7 +179,7 @@ impl Monitors {
 
 impl Cluster {
     /// Compares an evaluation with those before it. Returns the reason why the learning rate falls, if it does.
-    pub(super) fn monitor(&mut self, evaluation: &SavedEvaluation) -> Option<String> {
+    pub(super) fn monitor(&mut self, evaluation: Measured<'_>) -> Option<String> {
         let highest = self.highest_learning_rate();
         let monitors = &mut self.durable.evaluations.monitors;
         if let Some(early) = &self.job.early_stopping {
@@ -210,24 +222,22 @@ impl Cluster {
 
 #[cfg(test)]
 mod tests {
-    use shared_proto::wire;
-
     use super::*;
 
-    fn evaluation(data_epoch: u32, loss: f64) -> SavedEvaluation {
-        let report = wire::EvaluationReport {
-            data_epoch,
-            metrics: [("loss".to_owned(), loss)].into(),
-            ..wire::EvaluationReport::default()
-        };
-        report.into()
+    /// Returns the metrics of an evaluation with this loss.
+    fn loss(value: f64) -> BTreeMap<String, f64> {
+        [("loss".to_owned(), value)].into()
     }
 
     /// Returns the factor after each of these losses.
     fn factors(plateau: &Plateau, losses: &[f64]) -> Vec<f64> {
         let mut state = OnPlateau::default();
         let add = |(number, loss): (usize, &f64)| {
-            state.add(&evaluation(number as u32, *loss), plateau, 1.0);
+            let evaluation = Measured {
+                data_epoch: number as u32,
+                metrics: &self::loss(*loss),
+            };
+            state.add(evaluation, plateau, 1.0);
             state.factor
         };
         losses.iter().enumerate().map(add).collect()
@@ -269,18 +279,23 @@ mod tests {
         let job = with(&(early("loss") + "[plateau]\npatience = 1\n"));
         let mut monitors = Monitors::default();
         // More than the checkpoint's evaluations, of which only the newest are kept.
-        let all: Vec<_> = (0..100)
-            .map(|n| evaluation(n, 1.0 + f64::from(n)))
+        let losses: Vec<_> = (0..100).map(|n| loss(1.0 + f64::from(n))).collect();
+        let all: Vec<_> = (0u32..)
+            .zip(&losses)
+            .map(|(data_epoch, metrics)| Measured {
+                data_epoch,
+                metrics,
+            })
             .collect();
         let (stopping, plateau) = (job.early_stopping.clone().unwrap(), job.plateau.clone());
-        for evaluation in &all {
+        for evaluation in all.iter().copied() {
             monitors.judge_early(evaluation, &stopping);
             monitors
                 .plateau
                 .add(evaluation, plateau.as_ref().unwrap(), 1.0);
         }
-        let newest = &all[all.len() - 64..];
-        let same = Monitors::restored(Some(&monitors), newest, &job);
+        let newest = || all[all.len() - 64..].iter().copied();
+        let same = Monitors::restored(Some(&monitors), newest(), &job);
         assert_eq!(same, monitors);
         assert!(same.learning_rate_factor() < 0.1);
         let why = same.stops_early(&stopping).unwrap();
@@ -290,16 +305,16 @@ mod tests {
         );
 
         // Without a plateau the rate is that of the job; another metric is followed anew.
-        let without = Monitors::restored(Some(&monitors), newest, &with(&early("loss")));
+        let without = Monitors::restored(Some(&monitors), newest(), &with(&early("loss")));
         assert_eq!(without.learning_rate_factor(), 1.0);
         let other = with(&early("accuracy"));
-        let anew = Monitors::restored(Some(&monitors), newest, &other);
+        let anew = Monitors::restored(Some(&monitors), newest(), &other);
         assert_eq!(
             anew.stops_early(other.early_stopping.as_ref().unwrap()),
             None
         );
         // A checkpoint of an earlier release has evaluations alone.
-        let earlier = Monitors::restored(None, newest, &job);
+        let earlier = Monitors::restored(None, newest(), &job);
         assert!(
             earlier.stops_early(&stopping).unwrap().contains("for 63"),
             "{earlier:?}"

@@ -293,7 +293,8 @@ mod tests {
     #[test]
     fn a_plateau_lowers_the_rate_to_a_part_of_it() {
         Plateau::default().validate().unwrap();
-        let wrong: [(&str, fn(&mut Plateau)); 6] = [
+        type Change = fn(&mut Plateau);
+        let wrong: [(&str, Change); 6] = [
             ("plateau.factor", |plateau| plateau.factor = 1.0),
             ("plateau.factor", |plateau| plateau.factor = f64::NAN),
             ("plateau.patience", |plateau| plateau.patience = 0),
