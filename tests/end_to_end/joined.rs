@@ -164,14 +164,14 @@ fn ctrl_c_cancels_a_job_in_good_order_if_the_program_wants_it() {
 
 #[test]
 fn a_job_goes_on_when_the_coordinator_is_killed_and_started_again() {
-    let mut expected = own(200);
+    let mut expected = own(100);
     expected.fit().unwrap();
     let mut cluster = start(0);
     let (see, seen) = std::sync::mpsc::sync_channel(1);
     let sees = on_evaluation(move |_, _| {
         let _ = see.try_send(());
     });
-    let mut slow = own(200);
+    let mut slow = own(100);
     let address = cluster.coordinator.address();
     let joined = RunningCluster::at(&address).bring_workers(2);
     slow = slow.on_cluster(joined).callback(sees);
@@ -182,7 +182,7 @@ fn a_job_goes_on_when_the_coordinator_is_killed_and_started_again() {
         cluster.restart_coordinator_with(&["--no-job"]);
         fitting.join().unwrap()
     });
-    assert_eq!(history.unwrap().epochs.len(), 200);
+    assert_eq!(history.unwrap().epochs.len(), 100);
     let [found, expected] = [&slow, &expected].map(|trainer| weights(&trainer.weights().unwrap()));
     assert!(difference(&found, &expected) < 1e-5);
 }

@@ -20,6 +20,9 @@ const SMOOTHING: f64 = 0.98;
 /// The multiple of the lowest smoothed loss beyond which a training has diverged.
 const DIVERGED: f64 = 4.0;
 
+/// The least fall of the smoothed loss, as a part of the first one, for which a rate is suggested: less is rounding.
+const LEAST_FALL: f64 = 1e-6;
+
 /// The points at the end that are no suggestion: the loss diverges there.
 const AT_THE_END: usize = 5;
 
@@ -150,7 +153,8 @@ impl LearningRateCurve {
         };
         let slopes = (first..end).map(|at| (at, slope(at)));
         let steepest = slopes.min_by(|one, other| one.1.total_cmp(&other.1));
-        let steepest = steepest.filter(|(_, slope)| *slope < 0.0);
+        let least = LEAST_FALL * self.points.first().map_or(0.0, |first| first.loss.abs());
+        let steepest = steepest.filter(|(_, slope)| *slope < -least);
         self.suggestion = steepest.map(|(at, _)| self.points[at].rate);
     }
 }
