@@ -15,7 +15,7 @@ use crate::tables::{LocalTables, RowSource};
 use crate::variables::Part;
 
 /// The share of the smoothed loss that remains in a step.
-const SMOOTHING: f64 = 0.98;
+const SMOOTHING: f64 = 0.95;
 
 /// The multiple of the lowest smoothed loss beyond which a training has diverged.
 const DIVERGED: f64 = 4.0;
@@ -23,8 +23,8 @@ const DIVERGED: f64 = 4.0;
 /// The least fall of the smoothed loss, as a part of the first one, for which a rate is suggested: less is rounding.
 const LEAST_FALL: f64 = 1e-6;
 
-/// The points at the end that are no suggestion: the loss diverges there.
-const AT_THE_END: usize = 5;
+/// The part of the points on each side of one over which its slope is taken, so that the noise of single steps does not choose.
+const SIDE: usize = 16;
 
 /// The learning rates that a search tries.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -141,21 +141,36 @@ impl LearningRateCurve {
         !self.diverged
     }
 
-    /// Chooses the rate at which the smoothed loss falls fastest. The first tenth counts for nothing, because too few steps are
-    /// averaged there.
+    /// Chooses the rate at which the smoothed loss falls fastest, before it is lowest. The first tenth counts for nothing, because too few
+    /// steps are averaged there.
     fn suggest(&mut self) {
-        let first = (self.points.len() / 10).max(1);
-        let end = self.points.len().saturating_sub(AT_THE_END + 1);
-        let slope = |at: usize| {
-            let (before, after) = (self.points[at - 1], self.points[at + 1]);
-            let way = f64::from(after.rate).ln() - f64::from(before.rate).ln();
-            (after.smoothed - before.smoothed) / way
-        };
-        let slopes = (first..end).map(|at| (at, slope(at)));
+        let points = self.points.iter().enumerate();
+        let lowest = points.min_by(|one, other| one.1.smoothed.total_cmp(&other.1.smoothed));
+        let lowest = lowest.map_or(0, |(at, _)| at);
+        let candidates = (self.points.len() / 10)..lowest;
+        let slopes = candidates.map(|at| (at, self.slope(at)));
         let steepest = slopes.min_by(|one, other| one.1.total_cmp(&other.1));
         let least = LEAST_FALL * self.points.first().map_or(0.0, |first| first.loss.abs());
         let steepest = steepest.filter(|(_, slope)| *slope < -least);
         self.suggestion = steepest.map(|(at, _)| self.points[at].rate);
+    }
+
+    /// Returns the slope of the smoothed loss around a point, by the logarithm of the rate: that of the line of least squares.
+    fn slope(&self, at: usize) -> f64 {
+        let side = (self.points.len() / SIDE).max(1);
+        let end = self.points.len().min(at + side + 1);
+        let around = &self.points[at.saturating_sub(side)..end];
+        let count = around.len() as f64;
+        let place = |point: &RatePoint| f64::from(point.rate).ln();
+        let middle = around.iter().map(place).sum::<f64>() / count;
+        let mean = around.iter().map(|point| point.smoothed).sum::<f64>() / count;
+        let (mut with, mut of) = (0.0, 0.0);
+        for point in around {
+            let away = place(point) - middle;
+            with += away * (point.smoothed - mean);
+            of += away * away;
+        }
+        with / of
     }
 }
 
