@@ -20,6 +20,7 @@ mod hostile;
 mod hybrid;
 mod jobs;
 mod joined;
+mod learning_rate;
 mod lookups;
 mod model_parallel;
 mod modes;
