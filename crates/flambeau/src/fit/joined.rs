@@ -10,7 +10,7 @@ use daemon::membership::{Coordinator, MembershipError};
 use shared_proto::ids::Role;
 use shared_proto::job::{Job, run_dir};
 use shared_proto::security::{Security, SecurityFiles};
-use shared_proto::wire::{JobState, QueuedJob, Status, SubmitJobRequest};
+use shared_proto::wire::{JobState, QueuedJob, Status, SubmitJobReply, SubmitJobRequest};
 use tempfile::TempDir;
 use worker::registry::Registry;
 
@@ -119,34 +119,13 @@ impl Submission<'_> {
     async fn train(&self, observer: &mut dyn Observer) -> Result<Summary, CommandError> {
         let cluster = self.cluster;
         let coordinator = cluster.coordinator()?;
-        let mut job = self.job.clone();
-        job.run_dir = None;
-        if cluster.workers > 0 {
-            job.cluster.workers.get_or_insert(cluster.workers);
-        }
+        let submitted = self.submit(&coordinator).await?;
         let names = format!("trainer-{:08x}", rand::random::<u32>());
-        let request = SubmitJobRequest {
-            job_toml: job.to_toml(),
-            submission: rand::random::<u64>().max(1),
-            restore: self.restore.unwrap_or_default().to_owned(),
-        };
-        let submitted = coordinator.submit_job(request).await;
-        let submitted = submitted.map_err(|error| cluster.not_submitted(error))?;
-        tracing::info!(
-            id = submitted.id,
-            folder = submitted.run_dir,
-            "a job is submitted"
-        );
         let mut cancel = CancelUnlessEnded {
             cluster,
             id: Some(submitted.id),
         };
-        job.checkpoint
-            .location
-            .get_or_insert(submitted.run_dir.clone());
-        job.run_dir = Some(self.dir.to_owned());
-        let file = self.dir.join(run_dir::JOB);
-        std::fs::write(&file, job.to_toml()).map_err(CommandError::file(&file))?;
+        self.write_job(&submitted)?;
         let workers = TempDir::new().map_err(CommandError::file("a folder for workers"))?;
         let mut run = Run {
             submission: self,
@@ -186,6 +165,40 @@ impl Submission<'_> {
             JobState::Cancelled if !stopping => Err(CommandError::JobCancelled { id: ended.id }),
             _ => summary.ok_or(CommandError::NoAnswer),
         }
+    }
+}
+
+impl Submission<'_> {
+    /// Adds the job to the queue of the cluster.
+    async fn submit(&self, coordinator: &Coordinator) -> Result<SubmitJobReply, CommandError> {
+        let mut job = self.job.clone();
+        job.run_dir = None;
+        if self.cluster.workers > 0 {
+            job.cluster.workers.get_or_insert(self.cluster.workers);
+        }
+        let request = SubmitJobRequest {
+            job_toml: job.to_toml(),
+            submission: rand::random::<u64>().max(1),
+            restore: self.restore.unwrap_or_default().to_owned(),
+        };
+        let submitted = coordinator.submit_job(request).await;
+        let submitted = submitted.map_err(|error| self.cluster.not_submitted(error))?;
+        tracing::info!(
+            id = submitted.id,
+            folder = submitted.run_dir,
+            "a job is submitted"
+        );
+        Ok(submitted)
+    }
+
+    /// Writes the job as it runs into the run directory. Its checkpoints are where the cluster writes them.
+    fn write_job(&self, submitted: &SubmitJobReply) -> Result<(), CommandError> {
+        let mut job = self.job.clone();
+        job.run_dir = Some(self.dir.to_owned());
+        let location = &mut job.checkpoint.location;
+        location.get_or_insert(submitted.run_dir.clone());
+        let file = self.dir.join(run_dir::JOB);
+        std::fs::write(&file, job.to_toml()).map_err(CommandError::file(&file))
     }
 }
 
