@@ -84,6 +84,25 @@ fn a_program_trains_its_own_model_on_stock_coordinator_and_servers() {
 }
 
 #[test]
+fn rows_of_tables_are_read_from_the_checkpoints_of_the_cluster() {
+    let cluster = start(0);
+    let text = "epochs = 1\n[data]\nkind = \"clicks\"\n[data.options]\nsamples = 4000\nrows = 200\n[model]\nname = \"deepfm\"\nembedding = 4\nhidden = [8]\n[cluster]\nps = 2\n[strategy]\nmode = \"sync\"\n";
+    let mut first = Trainer::new(job(text)).on_cluster(at(&cluster).bring_workers(2));
+    let history = first.fit().unwrap();
+    let auc = history.last("auc").unwrap();
+    assert!((first.evaluate().unwrap()["auc"] - auc).abs() < 1e-6);
+    // Another job goes on from there.
+    let kept = std::fs::read_to_string(history.run_dir.join("job.toml")).unwrap();
+    let kept = job(&kept).checkpoint.location.unwrap();
+    let mut longer = job(text);
+    longer.epochs = 2;
+    let second = Trainer::new(longer).restore(kept);
+    let history = second.on_cluster(at(&cluster).bring_workers(2)).fit();
+    let numbers: Vec<u32> = history.unwrap().epochs.iter().map(|e| e.number).collect();
+    assert_eq!(numbers, [2]);
+}
+
+#[test]
 fn a_callback_ends_a_job_of_a_cluster_and_a_panic_cancels_it() {
     let cluster = start(0);
     let stop = on_evaluation(|epoch, control| {
