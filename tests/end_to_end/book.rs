@@ -5,11 +5,14 @@
 //!
 //! - `<!-- file: NAME -->`: the block is the content of a file that later commands use; `<!-- broken file: NAME -->` if it is no job
 //! - `<!-- fails -->`: the commands fail with the message in the next block of text
-//! - `<!-- not run: REASON -->`: the commands cannot run in a test; their flags are checked
 //! - `<!-- Cargo.toml -->`: the block is a part of a package's manifest, and no job
+//!
+//! A command that ends with `&` goes on beside the later ones of its chapter. If it has ended by the end of the chapter, it has ended well.
 
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use flambeau::Job;
 use tests::Program;
@@ -74,12 +77,31 @@ fn blocks<'a>(chapter: &str, text: &'a str) -> Vec<Block<'a>> {
     blocks
 }
 
-/// Returns the program of a command and its arguments.
-fn command(line: &str, place: &str) -> (Program, Vec<String>) {
-    let words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+/// Returns the command of a line.
+fn command(line: &str, place: &str) -> Command {
+    let mut words: Vec<String> = line.split_whitespace().map(str::to_owned).collect();
+    // A variable stands before the program, as in `NAME='value' program`.
+    let variable = words[0]
+        .split_once("='")
+        .filter(|(name, _)| name.bytes().all(|b| b.is_ascii_uppercase() || b == b'_'));
+    let variable =
+        variable.map(|(name, value)| (name.to_owned(), value.trim_end_matches('\'').to_owned()));
+    if variable.is_some() {
+        words.remove(0);
+    }
+    let (program, arguments) = program_of(&words, line, place);
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let mut command = program.command(&arguments);
+    command.envs(variable);
+    command
+}
+
+/// Returns the program of a command's words, and its arguments.
+fn program_of(words: &[String], line: &str, place: &str) -> (Program, Vec<String>) {
     let example = |name: &str| match name {
         "own_data" => env!("CARGO_BIN_EXE_own-data"),
         "own_model" => env!("CARGO_BIN_EXE_own-model"),
+        "gan" => env!("CARGO_BIN_EXE_gan"),
         _ => panic!("{place}: there is no test program for the example {name}"),
     };
     match words
@@ -100,8 +122,8 @@ fn command(line: &str, place: &str) -> (Program, Vec<String>) {
 fn lines(block: &Block) -> Vec<String> {
     let text = block.text.replace("\\\n", " ");
     let lines = text.lines().map(|line| line.split(" #").next().unwrap());
-    let lines = lines.map(|line| line.trim().trim_end_matches('&').trim());
     lines
+        .map(str::trim)
         .filter(|line| !line.is_empty() && !line.starts_with('#'))
         .map(str::to_owned)
         .collect()
@@ -128,6 +150,7 @@ fn each_command_of_the_book_does_what_the_book_says() {
         let folder = tempfile::tempdir().unwrap();
         prepare(folder.path());
         let blocks = blocks(&chapter, &text);
+        let mut beside = Beside::default();
         for (number, block) in blocks.iter().enumerate() {
             let place = &block.place;
             let mark = block.mark.strip_prefix("broken ").unwrap_or(block.mark);
@@ -137,20 +160,19 @@ fn each_command_of_the_book_does_what_the_book_says() {
             if block.language != "sh" {
                 continue;
             }
-            if let Some(reason) = block.mark.strip_prefix("not run:") {
-                assert!(reason.trim().len() > 10, "{place}: give a reason");
-                check_flags(block);
-                continue;
-            }
             let fails = match block.mark {
                 "fails" => true,
                 "" => false,
                 mark => panic!("{place}: the mark {mark:?} means nothing"),
             };
             for line in lines(block) {
-                let (program, arguments) = command(&line, place);
-                let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-                let mut command = program.command(&arguments);
+                if let Some(line) = line.strip_suffix('&') {
+                    let mut command = command(line, place);
+                    beside.start(command.current_dir(folder.path()), line);
+                    run += 1;
+                    continue;
+                }
+                let mut command = command(&line, place);
                 let output = command.current_dir(folder.path()).output().unwrap();
                 let log = String::from_utf8_lossy(&output.stderr);
                 assert_ne!(output.status.success(), fails, "{place}: {line}: {log}");
@@ -162,20 +184,46 @@ fn each_command_of_the_book_does_what_the_book_says() {
                 run += 1;
             }
         }
+        beside.end(&chapter);
     }
     assert!(run > 20, "only {run} commands");
 }
 
-/// Checks the flags of commands that cannot run in a test.
-fn check_flags(block: &Block) {
-    for line in lines(block) {
-        if line.starts_with("flambeau ") {
-            let (program, mut arguments) = command(&line, &block.place);
-            arguments.push("--help".to_owned());
-            let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-            let output = program.run(&arguments);
-            let log = String::from_utf8_lossy(&output.stderr);
-            assert!(output.status.success(), "{}: {line}: {log}", block.place);
+/// The commands of a chapter that go on beside others. They are killed when this is dropped.
+#[derive(Default)]
+struct Beside(Vec<(String, Child)>);
+
+impl Beside {
+    fn start(&mut self, command: &mut Command, line: &str) {
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        self.0.push((line.to_owned(), child.spawn().unwrap()));
+    }
+
+    /// Gives commands that end by themselves the time to do so, and checks that those that have ended have ended well.
+    fn end(&mut self, chapter: &str) {
+        let deadline = Instant::now() + Duration::from_secs(if self.0.is_empty() { 0 } else { 5 });
+        let runs = |(_, child): &mut (String, Child)| child.try_wait().unwrap().is_none();
+        while Instant::now() < deadline && self.0.iter_mut().any(runs) {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        for (line, child) in &mut self.0 {
+            let ended = child.try_wait().unwrap();
+            assert!(
+                ended.is_none_or(|status| status.success()),
+                "{chapter}: {line}: {ended:?}"
+            );
+        }
+    }
+}
+
+impl Drop for Beside {
+    fn drop(&mut self) {
+        for (_, child) in &mut self.0 {
+            let _ = child.kill();
+            let _ = child.wait();
         }
     }
 }

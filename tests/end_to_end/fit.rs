@@ -14,9 +14,9 @@ use flambeau::{
 use crate::program;
 use crate::weights::{difference, weights};
 
-const JOB: &str = "seed = 5\nepochs = 3\nbatch_size = 16\nlog_every = 5\n[optimizer]\nname = \"momentum\"\n[model]\nhidden = [16]\n[cluster]\nps = 2\nworkers = 2\n[strategy]\nmode = \"sync\"\n";
+pub(crate) const JOB: &str = "seed = 5\nepochs = 3\nbatch_size = 16\nlog_every = 5\n[optimizer]\nname = \"momentum\"\n[model]\nhidden = [16]\n[cluster]\nps = 2\nworkers = 2\n[strategy]\nmode = \"sync\"\n";
 
-fn job(text: &str) -> Job {
+pub(crate) fn job(text: &str) -> Job {
     Job::from_toml(text).unwrap()
 }
 
@@ -150,7 +150,7 @@ fn a_callback_ends_a_training_in_good_order() {
 }
 
 /// A line with a metric of its own, which gets worse with each evaluation.
-struct Worse(Linear);
+pub(crate) struct Worse(Linear);
 
 /// The largest absolute value of the outputs.
 #[derive(Default)]
@@ -213,14 +213,69 @@ fn training_stops_early_on_a_metric_of_the_models_own_and_keeps_the_best_weights
     assert!(values[1..].iter().all(|value| *value > first), "{values:?}");
 
     // The best weights measure what the best evaluation has measured.
-    let run = dir.path().join("run");
-    std::fs::copy(run.join("best.safetensors"), run.join("model.safetensors")).unwrap();
-    let best = trainer.evaluate().unwrap();
-    assert_eq!(best["largest"], first);
-    assert_eq!(best["accuracy"], history.values("accuracy")[0]);
+    let best = trainer.best().unwrap();
+    let measured = best.evaluate().unwrap();
+    assert_eq!(measured["largest"], first);
+    assert_eq!(measured["accuracy"], history.values("accuracy")[0]);
+    let outputs = best.predict_held_out().unwrap();
+    let last = trainer.predict_held_out().unwrap();
+    assert!(outputs.len() == last.len() && outputs != last);
+    assert_ne!(best.weights(), trainer.weights().unwrap());
+    assert_eq!(
+        trainer.evaluate().unwrap()["largest"],
+        *values.last().unwrap()
+    );
 }
 
-fn points(count: usize) -> std::result::Result<InMemory, InputError> {
+#[test]
+fn the_best_weights_are_refused_where_none_were_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = dir.path().join("run");
+    let mut short = job(JOB);
+    (short.epochs, short.run_dir) = (1, Some(run.clone()));
+    let mut trainer = Trainer::new(short);
+    assert!(trainer.best().is_err(), "nothing was trained yet");
+    trainer.fit().unwrap();
+    let error = trainer.best().err().unwrap().to_string();
+    assert!(
+        error.contains("best.safetensors") && error.contains("best.metric"),
+        "{error}"
+    );
+    for command in ["eval", "predict"] {
+        let output = program().run(&[command, run.to_str().unwrap(), "--best"]);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains(&error), "{said}");
+    }
+
+    // The rows of tables are in checkpoints alone, which are not of the best evaluation.
+    let mut trainer = Trainer::new(job(
+        "epochs = 1\n[best]\nmetric = \"auc\"\n[data]\nkind = \"clicks\"\n[data.options]\nsamples = 2000\nrows = 100\n[model]\nname = \"deepfm\"\nembedding = 4\nhidden = [8]\n",
+    ));
+    trainer.fit().unwrap();
+    let error = trainer.best().unwrap().evaluate().unwrap_err().to_string();
+    assert!(error.contains("the model has tables"), "{error}");
+}
+
+#[test]
+fn a_training_may_follow_one_that_has_failed_in_the_same_folder() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut same = job(JOB);
+    same.run_dir = Some(dir.path().join("run"));
+    same.checkpoint.enabled = false;
+    let panics = on_evaluation(|_, _| panic!("a fault of the callback"));
+    let mut first = Trainer::new(same.clone()).callback(panics);
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| first.fit())).unwrap_err();
+    let mut wrong = same.clone();
+    wrong.best = Some(Best {
+        metric: "auc".to_owned(),
+        goal: None,
+    });
+    let error = Trainer::new(wrong).fit().unwrap_err().to_string();
+    assert!(error.contains("best.metric"), "{error}");
+    assert_eq!(Trainer::new(same).fit().unwrap().epochs.len(), 3);
+}
+
+pub(crate) fn points(count: usize) -> std::result::Result<InMemory, InputError> {
     let x: Vec<f32> = (0..count * 2).map(|i| (i % 17) as f32 / 17.0).collect();
     let y = x.chunks(2).map(|pair| pair[0] - 2.0 * pair[1]).collect();
     InMemory::new(
@@ -257,6 +312,14 @@ fn a_training_goes_on_from_the_checkpoint_of_another() {
     first.run_dir = Some(dir.path().join("first"));
     Trainer::new(first.clone()).fit().unwrap();
     first.epochs = 5;
+    // The folder of the first one is not overwritten.
+    for from in ["first", "first/checkpoints/1"] {
+        let from = dir.path().join(from);
+        let mut same = Trainer::new(first.clone()).restore(from.to_str().unwrap());
+        let error = same.fit().unwrap_err();
+        assert!(matches!(error, Error::SameRun { .. }), "{error}");
+    }
+    assert!(dir.path().join("first/summary.json").is_file());
     first.run_dir = None;
     let mut second = Trainer::new(first).restore(dir.path().join("first").to_str().unwrap());
     let history = second.fit().unwrap();
@@ -300,19 +363,13 @@ fn digits() -> Dataset {
         .unwrap()
 }
 
-#[test]
-fn a_loop_of_ones_own_ends_with_the_weights_of_fit() {
-    let mut job = job(JOB);
-    job.strategy.mode = Mode::Sync;
-    let mut trainer = Trainer::new(job.clone()).model::<Worse>();
-    let history = trainer.fit().unwrap();
-    let fitted = weights(&trainer.weights().unwrap());
-
+/// Trains a line of this name on the digits in a loop of its own, on two replicas, and writes its weights.
+fn train_in_a_loop(job: &Job, name: &'static str, file: &std::path::Path) {
     let strategy = Strategy::mirrored("cpu,cpu").unwrap();
     let (features, classes) = (64, 10);
-    let build = |vars: VarBuilder| candle_nn::linear(features, classes, vars.pp("line"));
+    let build = |vars: VarBuilder| candle_nn::linear(features, classes, vars.pp(name));
     let mut model = strategy.scope(job.seed, build).unwrap();
-    let momentum = model.optimizer_of("*", &job).unwrap();
+    let momentum = model.optimizer_of("*", job).unwrap();
     let mut data = digits();
     let (count, batch) = (data.training.count(), u64::from(job.batch_size));
     for epoch in 0..job.epochs {
@@ -341,12 +398,60 @@ fn a_loop_of_ones_own_ends_with_the_weights_of_fit() {
             model.run(step).unwrap();
         }
     }
+    model.save(file).unwrap();
+}
+
+#[test]
+fn a_loop_of_ones_own_ends_with_the_weights_of_fit() {
+    let mut job = job(JOB);
+    job.strategy.mode = Mode::Sync;
+    let mut trainer = Trainer::new(job.clone()).model::<Worse>();
+    let history = trainer.fit().unwrap();
+    let fitted = weights(&trainer.weights().unwrap());
+
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("own.safetensors");
-    model.save(&file).unwrap();
+    train_in_a_loop(&job, "line", &file);
     let difference = difference(&weights(&file), &fitted);
     assert!(difference < 1e-5, "{difference}");
     assert!(history.last("accuracy").unwrap() > 0.8);
+}
+
+#[test]
+fn fit_a_loop_of_ones_own_and_a_training_with_an_evaluator_end_with_the_same_weights() {
+    let text = "seed = 5\nepochs = 3\nbatch_size = 16\nevaluations = \"last\"\n[optimizer]\nname = \"momentum\"\n[model]\nname = \"softmax\"\n[cluster]\nps = 2\nworkers = 2\n[strategy]\nmode = \"sync\"\n[checkpoint]\nevery_steps = 20\n";
+    let mut trainer = Trainer::new(job(text)).devices("cpu");
+    let history = trainer.fit().unwrap();
+    let fitted = weights(&trainer.weights().unwrap());
+
+    let dir = tempfile::tempdir().unwrap();
+    let looped = dir.path().join("loop.safetensors");
+    train_in_a_loop(&job(text), "output", &looped);
+    let apart = difference(&weights(&looped), &fitted);
+    assert!(apart < 1e-5, "the loop: {apart}");
+
+    let (file, run) = (dir.path().join("job.toml"), dir.path().join("run"));
+    std::fs::write(&file, text).unwrap();
+    let place = run.to_str().unwrap();
+    let mut evaluator = program().command(&["evaluator", place, "--every", "0.1"]);
+    let evaluator = evaluator.stdout(std::process::Stdio::piped()).spawn();
+    let arguments = [
+        "train",
+        file.to_str().unwrap(),
+        "--quiet",
+        "--run-dir",
+        place,
+    ];
+    let output = program().run(&arguments);
+    assert!(output.status.success(), "{output:?}");
+    let evaluated = evaluator.unwrap().wait_with_output().unwrap();
+    assert!(evaluated.status.success(), "{evaluated:?}");
+    let apart = difference(&weights(&run.join("model.safetensors")), &fitted);
+    assert!(apart < 1e-5, "beside an evaluator: {apart}");
+    let results = std::fs::read_to_string(run.join("evaluator.jsonl")).unwrap();
+    let last: serde_json::Value = serde_json::from_str(results.lines().last().unwrap()).unwrap();
+    let accuracy = last["metrics"]["accuracy"].as_f64().unwrap();
+    assert!((accuracy - history.last("accuracy").unwrap()).abs() < 1e-6);
 }
 
 #[test]

@@ -28,6 +28,15 @@ struct EmbeddingTables;
 #[doc = include_str!("../../docs/book/src/metrics-and-callbacks.md")]
 struct MetricsAndCallbacks;
 
+#[doc = include_str!("../../docs/book/src/learning-rate.md")]
+struct LearningRate;
+
+#[doc = include_str!("../../docs/book/src/beside-the-training.md")]
+struct BesideTheTraining;
+
+#[doc = include_str!("../../docs/book/src/clusters.md")]
+struct Clusters;
+
 #[doc = include_str!("../../docs/book/src/predict-and-export.md")]
 struct PredictAndExport;
 

@@ -169,7 +169,7 @@ pub async fn serve_pages(
     let incoming = connections.incoming(listener);
     if security.is_listening_encrypted() {
         let incoming = security.secured_for_browsers(incoming);
-        let caller = |stream: &SecureStream| stream.get_ref().0.caller().clone();
+        let caller = |stream: &SecureStream| stream.get_ref().0.get_ref().caller().clone();
         answer_all(incoming, caller, (builder(), app), shutdown).await;
     } else {
         let caller = |stream: &Guarded<TcpStream>| stream.caller().clone();

@@ -24,6 +24,9 @@ use crate::settings::{AfterJob, LogFormat, ProcessSettings};
 /// The exit code of a process that a second signal ends during its shutdown: 128 + SIGTERM.
 const CUT_SHORT: i32 = 143;
 
+/// The longest wait of a role on a thread for its last reads and writes of files.
+const LAST_WRITES: Duration = Duration::from_secs(5);
+
 /// The process of a role, for its `run`.
 #[derive(Clone, Debug)]
 pub struct Process {
@@ -333,7 +336,8 @@ pub fn on_this_thread<E: Failure>(
         announced: Arc::new(Once::new()),
     };
     let outcome = runtime.block_on(run(process));
-    runtime.shutdown_background();
+    // A write that is under way holds its file open, and another role may want the file next.
+    runtime.shutdown_timeout(LAST_WRITES);
     outcome.map_err(|error| Ending::of(&error))
 }
 

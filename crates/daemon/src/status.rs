@@ -64,6 +64,7 @@ pub fn json(status: &wire::Status) -> Value {
         "checkpoint_error": status.checkpoint_error,
         "checkpoint_store_full": status.checkpoint_store_full,
         "lost_updates": status.lost_updates,
+        "learning_rate_factor": Number(status.learning_rate_factor.unwrap_or(1.0)),
         "evaluations": status.evaluations.iter().map(|e| json!({
             "data_epoch": e.data_epoch,
             "samples": e.samples,

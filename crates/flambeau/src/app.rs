@@ -11,8 +11,8 @@ use worker::registry::Registry;
 use crate::error::CommandError;
 use crate::scorer::{Scorer, Scoring};
 use crate::{
-    bench, certs, checkpoint, devices, eval, evaluator, job, jobs, plot, predict, status, table,
-    tf_task, train,
+    bench, certs, checkpoint, devices, eval, evaluator, find_learning_rate, job, jobs, plot,
+    predict, status, table, tf_task, train,
 };
 
 /// Distributed training for candle.
@@ -29,11 +29,13 @@ enum Command {
     Train(train::Arguments),
     /// Go on with a run from its newest checkpoint.
     Resume(train::resume::Arguments),
-    /// Evaluate the final weights of a run again.
+    /// Evaluate the final weights of a run again, or the best ones.
     Eval(eval::Arguments),
     /// Evaluate the checkpoints of a run as they come, beside the training.
     Evaluator(evaluator::Arguments),
-    /// Write the predictions of a run's final weights as CSV or Parquet.
+    /// Try rising learning rates for some steps, in this process, and suggest one.
+    FindLearningRate(find_learning_rate::Arguments),
+    /// Write the predictions of a run's final or best weights as CSV or Parquet.
     Predict(predict::Arguments),
     /// Draw the loss and accuracy of a run.
     Plot(plot::Arguments),
@@ -146,6 +148,9 @@ impl App {
             Command::Resume(arguments) => finish(train::resume::run(arguments, &registry)),
             Command::Eval(arguments) => finish(eval::run(&arguments, &registry)),
             Command::Evaluator(arguments) => finish(evaluator::run(&arguments, &registry)),
+            Command::FindLearningRate(arguments) => {
+                finish(find_learning_rate::run(arguments, &registry))
+            }
             Command::Predict(arguments) => finish(predict::run(&arguments, &registry)),
             Command::Plot(arguments) => finish(plot::run(&arguments)),
             Command::Status(arguments) => finish(status::run(&arguments)),

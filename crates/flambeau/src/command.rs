@@ -24,11 +24,39 @@ pub(crate) struct JobArguments {
     pub(crate) flags: JobFlags,
 }
 
+/// The weights of a run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Weights {
+    /// Those of its end.
+    Last,
+    /// Those of its best evaluation.
+    Best,
+}
+
+impl Weights {
+    /// Returns the best weights if a command asks for them, and else the last.
+    pub(crate) fn best_if(asked: bool) -> Self {
+        match asked {
+            true => Self::Best,
+            false => Self::Last,
+        }
+    }
+
+    /// Returns their file in a run directory.
+    pub(crate) fn file(self) -> &'static str {
+        match self {
+            Self::Last => run_dir::MODEL,
+            Self::Best => run_dir::BEST,
+        }
+    }
+}
+
 /// The files of a run that has ended.
 pub(crate) struct FinishedRun {
     /// The job as it ran, with data from another place if one is given.
     job: Job,
-    /// The file of the final weights.
+    which: Weights,
+    /// The file of the weights.
     weights: PathBuf,
     /// The location of the checkpoints. The last one has the rows of tables that belong to the final weights.
     checkpoints: String,
@@ -43,6 +71,9 @@ impl FinishedRun {
             job: &self.job,
             weights: &self.weights,
             rows: Box::new(|specs| {
+                if self.which == Weights::Best {
+                    return Err(Error::wrap(CommandError::BestWithTables));
+                }
                 let saved = block_on(saved_tables(&self.checkpoints)).map_err(Error::wrap)?;
                 restored(specs, &saved)
             }),
@@ -50,12 +81,26 @@ impl FinishedRun {
         }
     }
 
-    /// Returns the file of the final weights.
+    /// Returns the file of the weights.
     pub(crate) fn weights(&self) -> &Path {
         &self.weights
     }
 
-    pub(crate) fn read(dir: &Path, data: Option<&Path>) -> Result<Self, CommandError> {
+    /// Reads what a run has left, with data from another place if one is given.
+    ///
+    /// # Errors
+    /// If its job cannot be read, or it has kept no best weights and they are wanted.
+    pub(crate) fn read(
+        dir: &Path,
+        which: Weights,
+        data: Option<&Path>,
+    ) -> Result<Self, CommandError> {
+        let weights = dir.join(which.file());
+        if which == Weights::Best && !weights.is_file() {
+            return Err(CommandError::NoBest {
+                run_dir: dir.to_owned(),
+            });
+        }
         let path = dir.join(run_dir::JOB);
         let text = std::fs::read_to_string(&path).map_err(CommandError::file(&path))?;
         let mut job = Job::parse(&text).map_err(|error| CommandError::Content {
@@ -71,7 +116,8 @@ impl FinishedRun {
         let fitted = transforms.is_file().then(|| Fitted::load(&transforms));
         Ok(Self {
             job,
-            weights: dir.join(run_dir::MODEL),
+            which,
+            weights,
             checkpoints,
             fitted: fitted.transpose().map_err(ReplicaError::from)?,
         })

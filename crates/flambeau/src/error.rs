@@ -9,6 +9,7 @@ use ps_client::lookup::LookupError;
 use shared_proto::job::JobError;
 use shared_proto::security::SecurityError;
 use worker::device::DeviceError;
+use worker::finder::RangeError;
 use worker::input::InputError;
 use worker::replica::ReplicaError;
 
@@ -19,9 +20,35 @@ pub enum CommandError {
     /// A setting of the job makes no sense.
     #[error(transparent)]
     Setting(#[from] JobError),
+    /// A range of learning rates makes no sense.
+    #[error(transparent)]
+    Rates(#[from] RangeError),
     /// There is no trained model yet.
     #[error("nothing was trained yet; call fit first, or give the job the run_dir of a training")]
     Untrained,
+    /// A run has kept no best weights.
+    #[error(
+        "{}: there is no best.safetensors; a training keeps the best weights if its job has [best], as with --set best.metric=loss or the callback Best",
+        run_dir.display()
+    )]
+    NoBest {
+        /// The run directory.
+        run_dir: PathBuf,
+    },
+    /// The best weights of a model with tables are wanted.
+    #[error(
+        "the model has tables, and best.safetensors has no rows of them: only the last checkpoint has rows; use the last weights"
+    )]
+    BestWithTables,
+    /// A run is to go on in its own folder.
+    #[error(
+        "{}: this is the run directory of the training to go on from, whose records a new training would overwrite; give the job another run_dir, or none",
+        run_dir.display()
+    )]
+    SameRun {
+        /// The run directory.
+        run_dir: PathBuf,
+    },
     /// The job cannot be read.
     #[error(transparent)]
     Job(#[from] CoordinatorError),
@@ -165,6 +192,42 @@ pub enum CommandError {
         log: PathBuf,
         /// The last lines of the log.
         tail: String,
+    },
+    /// No running cluster can be reached.
+    #[error(
+        "{error}; start a cluster with `flambeau coordinator --no-job --after-job wait`, or train in this process without Trainer::on_cluster"
+    )]
+    NoRunningCluster {
+        /// The error of the call.
+        error: String,
+    },
+    /// A running cluster lacks members.
+    #[error(
+        "the cluster of the coordinator at {coordinator} has {what}, so the job was cancelled; {advice}"
+    )]
+    ClusterLacks {
+        /// The coordinator.
+        coordinator: String,
+        /// What it lacks.
+        what: &'static str,
+        /// What to do.
+        advice: &'static str,
+    },
+    /// No worker of a running cluster can train a job.
+    #[error(
+        "no worker of the cluster can train {job:?}, so the job was cancelled ({troubles}); for a model or data of your own, bring workers (RunningCluster::bring_workers), or run the cluster's workers by a program that knows them (App)"
+    )]
+    NoWorkerCan {
+        /// The job.
+        job: String,
+        /// The reasons of the workers.
+        troubles: String,
+    },
+    /// All workers that a program has brought to a cluster have ended with errors.
+    #[error("the workers of this program have ended, so the job was cancelled; {errors}")]
+    BroughtWorkersFailed {
+        /// The end of the log of each worker.
+        errors: String,
     },
     /// The job failed.
     #[error("the job failed: {0}")]

@@ -1,4 +1,4 @@
-//! `flambeau eval`: evaluates a run's final weights again.
+//! `flambeau eval`: evaluates a run's weights again.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -9,13 +9,16 @@ use worker::device;
 use worker::local::evaluate_trained;
 use worker::registry::Registry;
 
-use crate::command::FinishedRun;
+use crate::command::{FinishedRun, Weights};
 use crate::error::CommandError;
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Arguments {
     /// The run directory, with job.toml and model.safetensors.
     run_dir: PathBuf,
+    /// Evaluate the best weights, best.safetensors, which a job with [best] keeps.
+    #[arg(long)]
+    best: bool,
     /// The folder or file of the data; overrides the job's.
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
@@ -28,7 +31,8 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) fn run(arguments: &Arguments, registry: &Registry) -> Result<(), CommandError> {
-    let finished = FinishedRun::read(&arguments.run_dir, arguments.data_dir.as_deref())?;
+    let weights = Weights::best_if(arguments.best);
+    let finished = FinishedRun::read(&arguments.run_dir, weights, arguments.data_dir.as_deref())?;
     let device = device::open(arguments.device)?;
     let metrics = evaluate_trained(&finished.trained(), registry, &device)?;
     if arguments.json {

@@ -94,7 +94,7 @@
 // - `fit`: training from a program
 // - `jobs`: the jobs of a long-lived cluster
 // - `status`, `devices`, `table`, `checkpoint`, `certs`, `job`: for operators
-// - `evaluator`: evaluates checkpoints beside the training
+// - `evaluator`: evaluates checkpoints beside the training; `find_learning_rate`: tries learning rates before it
 // - `eval`, `plot`, `report`, `metrics`: a run's model, curves, report and records after its end
 // - `scorer`: a trained model for online inference
 // - `bench`: measurements
@@ -111,6 +111,7 @@ mod devices;
 mod error;
 mod eval;
 mod evaluator;
+mod find_learning_rate;
 mod fit;
 mod job;
 mod jobs;
@@ -129,7 +130,10 @@ pub use app::App;
 pub use candle_core;
 pub use candle_nn;
 pub use error::CommandError as Error;
-pub use fit::{Callback, Control, Epoch, History, Progress, Trainer, on_evaluation};
+pub use fit::{
+    Callback, Control, Epoch, History, LearningRate, Progress, RunningCluster, TrainedModel,
+    Trainer, on_evaluation,
+};
 #[doc(inline)]
 pub use nn;
 #[doc(inline)]
@@ -145,6 +149,8 @@ pub use shared_proto::step::Want;
 pub use shared_proto::table::{
     Admission, Age, Capacity, Eviction, EvictionOrder, Initializer, RowOptimizer, Storage,
 };
+#[doc(inline)]
+pub use worker::finder::{LearningRateCurve, RangeError, RatePoint, RateRange};
 #[doc(inline)]
 pub use worker::input::{
     Column, DataSetup, Dataset, Field, Fitted, InMemory, InputError, Order, Purpose, Samples,

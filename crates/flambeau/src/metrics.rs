@@ -35,6 +35,12 @@ pub(crate) enum Line {
         #[serde(default, with = "number")]
         seconds: f64,
     },
+    LearningRate {
+        epoch: u32,
+        steps: u64,
+        #[serde(with = "number")]
+        factor: f64,
+    },
     #[serde(other)]
     Other,
 }

@@ -1,11 +1,12 @@
 //! `flambeau plot`, and the picture at the end of a run: loss and accuracy over epochs. `flambeau plot` writes the
-//! report, too.
+//! report, too. `learning_rates` draws the curve of `flambeau find-learning-rate`.
 
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 use plotters::prelude::*;
 use shared_proto::job::run_dir;
+use worker::finder::LearningRateCurve;
 
 use crate::error::CommandError;
 use crate::metrics::{self, Line};
@@ -66,7 +67,7 @@ impl Curves {
                     curves.test_loss.extend(point("loss"));
                     curves.accuracy.extend(point("accuracy"));
                 }
-                Line::Other => {}
+                Line::LearningRate { .. } | Line::Other => {}
             }
         }
         curves
@@ -136,6 +137,68 @@ fn axes(area: &Painting, title: &str, lines: &[Curve]) -> Result<(), PaintError>
             chart.draw_series(finite().map(|point| Circle::new(point, 3, color.filled())))?;
         }
     }
+    Ok(())
+}
+
+/// Draws the loss by the learning rate.
+pub(crate) fn learning_rates(curve: &LearningRateCurve, path: &Path) -> Result<(), CommandError> {
+    paint_rates(curve, path).map_err(|error| CommandError::Plot {
+        path: path.to_owned(),
+        reason: error.to_string(),
+    })
+}
+
+fn paint_rates(curve: &LearningRateCurve, path: &Path) -> Result<(), PaintError> {
+    let root = SVGBackend::new(path, SIZE).into_drawing_area();
+    root.fill(&WHITE)?;
+    let points = curve.points.iter();
+    let smoothed: Vec<(f64, f64)> = points
+        .map(|point| (f64::from(point.rate), point.smoothed))
+        .collect();
+    let values = smoothed.iter().map(|point| point.1);
+    let (low, high) = values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| {
+        (low.min(value), high.max(value))
+    });
+    // The losses of single steps are drawn as far as there is room.
+    let steps = curve.points.iter().map(|p| (f64::from(p.rate), p.loss));
+    let steps: Vec<_> = steps.filter(|p| (low..=high).contains(&p.1)).collect();
+    let lines = [
+        ("loss of a step", &steps[..], BLUE.mix(0.4)),
+        ("smoothed loss", &smoothed[..], RED.mix(0.9)),
+    ];
+    let (head, area) = root.split_vertically(HEAD);
+    let title = match curve.suggestion {
+        Some(rate) => format!("suggestion {rate:.1e}"),
+        None => "no suggestion".to_owned(),
+    };
+    legend(&head, &title, &lines)?;
+    if let (Some((from, _)), Some((to, _))) = (smoothed.first(), smoothed.last()) {
+        let margin = ((high - low) * 0.05).max(1e-3);
+        let mut chart = ChartBuilder::on(&area)
+            .margin(12)
+            .margin_top(4)
+            .x_label_area_size(34)
+            .y_label_area_size(52)
+            .build_cartesian_2d((*from..to * 1.2).log_scale(), low - margin..high + margin)?;
+        let rates = |rate: &f64| format!("{rate:.0e}");
+        chart
+            .configure_mesh()
+            .x_desc("learning rate")
+            .x_label_formatter(&rates)
+            .light_line_style(WHITE)
+            .draw()?;
+        for (_, points, color) in lines {
+            chart.draw_series(LineSeries::new(
+                points.iter().copied(),
+                color.stroke_width(2),
+            ))?;
+        }
+        if let Some(rate) = curve.suggestion.map(f64::from) {
+            let ends = [(rate, low - margin), (rate, high + margin)];
+            chart.draw_series(LineSeries::new(ends, GREEN.mix(0.8).stroke_width(1)))?;
+        }
+    }
+    root.present()?;
     Ok(())
 }
 

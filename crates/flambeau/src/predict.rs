@@ -1,4 +1,4 @@
-//! `flambeau predict`: the predictions of a run's final weights.
+//! `flambeau predict`: the predictions of a run's weights.
 
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -13,13 +13,16 @@ use worker::device;
 use worker::predict::{Cell, Predictions, predict};
 use worker::registry::Registry;
 
-use crate::command::FinishedRun;
+use crate::command::{FinishedRun, Weights};
 use crate::error::CommandError;
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Arguments {
     /// The run directory, with job.toml and model.safetensors, and transforms.json if the training wrote it.
     run_dir: PathBuf,
+    /// Predict with the best weights, best.safetensors, which a job with [best] keeps.
+    #[arg(long)]
+    best: bool,
     /// The data to predict: a table of the job's kind, with or without the label; pictures in a folder; or a folder of
     /// NumPy files. For other kinds, the folder or file of the data, of which the held-out samples are predicted.
     #[arg(long, value_name = "FILE")]
@@ -33,7 +36,8 @@ pub(crate) struct Arguments {
 }
 
 pub(crate) fn run(arguments: &Arguments, registry: &Registry) -> Result<(), CommandError> {
-    let finished = FinishedRun::read(&arguments.run_dir, arguments.data_dir.as_deref())?;
+    let weights = Weights::best_if(arguments.best);
+    let finished = FinishedRun::read(&arguments.run_dir, weights, arguments.data_dir.as_deref())?;
     let device = device::open(arguments.device)?;
     let predictions = predict(&finished.trained(), registry, &device)?;
     match &arguments.out {

@@ -26,6 +26,8 @@ pub(crate) struct Progress {
     shown: Option<u32>,
     pace: Pace,
     quiet: bool,
+    /// The factor of the learning rate that was shown last.
+    learning_rate_factor: f64,
 }
 
 impl Progress {
@@ -47,6 +49,7 @@ impl Progress {
             shown: None,
             pace: Pace::default(),
             quiet,
+            learning_rate_factor: 1.0,
         }
     }
 
@@ -73,6 +76,13 @@ impl Progress {
         for evaluation in status.evaluations.iter().filter(new).collect::<Vec<_>>() {
             self.evaluated(evaluation.data_epoch + 1, &evaluation.metrics);
             self.shown = Some(evaluation.data_epoch);
+        }
+        let factor = status.learning_rate_factor.unwrap_or(1.0);
+        if factor != self.learning_rate_factor {
+            self.learning_rate_factor = factor;
+            self.say(&format!(
+                "the learning rate is now {factor:.3e} of the job's"
+            ));
         }
     }
 

@@ -15,7 +15,7 @@ use worker::local::Trained;
 use worker::registry::Registry;
 use worker::tables::RowSource;
 
-use crate::command::FinishedRun;
+use crate::command::{FinishedRun, Weights};
 
 /// What a [`Scorer`] is made of.
 #[derive(Clone, Debug, Default)]
@@ -41,8 +41,8 @@ pub struct Scorer(worker::predict::Scorer);
 
 impl Scorer {
     pub(crate) fn open(scoring: &Scoring, registry: &Registry) -> Result<Self> {
-        let finished =
-            FinishedRun::read(&scoring.run_dir, scoring.data.as_deref()).map_err(Error::wrap)?;
+        let finished = FinishedRun::read(&scoring.run_dir, Weights::Last, scoring.data.as_deref());
+        let finished = finished.map_err(Error::wrap)?;
         let trained = Trained {
             weights: &scoring.weights,
             rows: Box::new(|specs| Ok(Box::new(ServedRows::of(scoring, specs)?))),

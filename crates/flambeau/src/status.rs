@@ -130,6 +130,12 @@ pub(crate) fn table(status: &wire::Status) -> String {
             newest.number, newest.clock, newest.age, status.lost_updates
         );
     }
+    if let Some(factor) = status.learning_rate_factor.filter(|factor| *factor < 1.0) {
+        let _ = writeln!(
+            text,
+            "the learning rate has fallen to {factor:.3e} of the job's"
+        );
+    }
     for reason in [&status.waiting_for, &status.checkpoint_error, &status.error] {
         if !reason.is_empty() {
             let _ = writeln!(text, "{}", harmless(reason));
@@ -308,6 +314,15 @@ mod tests {
         let row = text.lines().find(|line| line.contains("worker-0")).unwrap();
         assert!(row.trim_end().ends_with("idle"), "{row:?}");
         assert!(table(&worker(0.5, 7, "x")).contains("0.5000"));
+    }
+
+    #[test]
+    fn a_learning_rate_that_has_fallen_is_shown() {
+        let mut status = worker(0.5, 7, "x");
+        assert!(!table(&status).contains("learning rate"));
+        status.learning_rate_factor = Some(0.01);
+        assert!(table(&status).contains("fallen to 1.000e-2 of"));
+        assert_eq!(json(&status)["learning_rate_factor"], 0.01);
     }
 
     #[test]

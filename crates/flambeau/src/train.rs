@@ -189,12 +189,16 @@ pub(crate) fn train(
         }
         None => new_run_dir(&job)?,
     };
+    let whole = dir.canonicalize().map_err(CommandError::file(&dir))?;
     let checkpoints = dir.join(run_dir::CHECKPOINTS);
+    if plan.restore.is_some_and(|from| is_of_run(from, &whole)) {
+        return Err(CommandError::SameRun { run_dir: dir });
+    }
     let earlier = std::fs::read_dir(&checkpoints).is_ok_and(|mut dir| dir.next().is_some());
     if earlier && plan.restore.is_none() {
         return Err(CommandError::Content {
             path: checkpoints,
-            reason: "they are an earlier run's; go on from them with --restore, or give another --run-dir".to_owned(),
+            reason: "they are an earlier run's; give another run directory, in which the training may go on from them (--restore, Trainer::restore)".to_owned(),
         });
     }
     let in_the_way = match coordinator::is_at_work(&dir) {
@@ -215,7 +219,7 @@ pub(crate) fn train(
     for other in [run_dir::SUMMARY, run_dir::STATE, run_dir::METRICS] {
         let _ = std::fs::remove_file(dir.join(other));
     }
-    let dir = dir.canonicalize().map_err(CommandError::file(&dir))?;
+    let dir = whole;
     job.run_dir = Some(dir.clone());
     plan.workers = job.cluster.workers.unwrap_or(1);
     let summary = block_on(watch(&job, &dir, plan, watched))?;
@@ -223,6 +227,15 @@ pub(crate) fn train(
         summary,
         run_dir: dir,
     })
+}
+
+/// Returns whether a place is a run directory or in the folder of its checkpoints, which need not be there.
+fn is_of_run(place: &str, run: &Path) -> bool {
+    let path = Path::new(place).canonicalize();
+    let Ok(path) = path.or_else(|_| std::path::absolute(place)) else {
+        return false;
+    };
+    path == run || path.starts_with(run.join(run_dir::CHECKPOINTS))
 }
 
 /// Creates `runs/digits-mlp-1`, or the next folder with a free number.

@@ -14,7 +14,7 @@
 //!
 //! ```
 //! # // The names that authors of models know, which come from a crate above this one.
-//! # mod flambeau { pub use {candle_core, nn}; }
+//! # mod flambeau { pub use {candle_core, flambeau_nn as nn}; }
 //! use flambeau::candle_core::{DType, Device::Cpu, Tensor, Var};
 //! use flambeau::nn::{backward, cross_entropy, linear_relu};
 //!

@@ -20,6 +20,8 @@ pub struct VariableRule {
     schedule: Schedule,
     /// The number of updates that the job expects.
     total_updates: u64,
+    /// The rate below which the job's `plateau` lowers none; none for a variable without a learning rate.
+    lowest_rate: Option<f32>,
 }
 
 impl VariableRule {
@@ -48,6 +50,7 @@ impl VariableRule {
             learning_rate: optimizer.learning_rate(),
             schedule,
             total_updates,
+            lowest_rate: variable.kind.is_optimized().then(|| lowest_rate(job)),
         }
     }
 
@@ -65,6 +68,7 @@ impl VariableRule {
             learning_rate,
             schedule: job.schedule.clone(),
             total_updates,
+            lowest_rate: Some(lowest_rate(job)),
         }
     }
 
@@ -104,10 +108,18 @@ impl VariableRule {
         self.ema_decay.map(|_| start..start + elements)
     }
 
-    /// Returns the parameters of the update that follows `done` others.
-    pub fn update_after(&self, done: u64) -> Update {
+    /// Returns the parameters of the update that follows `done` others. `lowered_to` is the part of the learning rate that the job's
+    /// `plateau` has left; 1 for all of it.
+    pub fn update_after(&self, done: u64, lowered_to: f64) -> Update {
+        let scheduled = self.learning_rate * factor(&self.schedule, done, self.total_updates);
         Update {
-            learning_rate: self.learning_rate * factor(&self.schedule, done, self.total_updates),
+            learning_rate: match self.lowest_rate {
+                Some(lowest) => {
+                    let lowered = (f64::from(scheduled) * lowered_to) as f32;
+                    lowered.max(lowest.min(scheduled))
+                }
+                None => scheduled,
+            },
             number: done + 1,
             kernel: Kernel::best(),
         }
@@ -155,6 +167,12 @@ impl VariableRule {
     }
 }
 
+/// Returns the rate below which a job's `plateau` lowers none.
+fn lowest_rate(job: &Job) -> f32 {
+    let plateau = job.plateau.as_ref();
+    plateau.map_or(0.0, |plateau| plateau.min_learning_rate)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -176,7 +194,7 @@ mod tests {
             gradient,
             slots: Default::default(),
         };
-        rule.apply(rule.update_after(done), part);
+        rule.apply(rule.update_after(done, 1.0), part);
     }
 
     #[test]
@@ -198,7 +216,7 @@ mod tests {
         )
         .unwrap();
         let of = |name, kind| VariableRule::of(&job, &variable(name, kind), 10);
-        let rate = |rule: &VariableRule, done| rule.update_after(done).learning_rate;
+        let rate = |rule: &VariableRule, done| rule.update_after(done, 1.0).learning_rate;
         let body = of("body.weight", VariableKind::Trained);
         assert_eq!([rate(&body, 0), rate(&body, 2)], [0.25, 0.5]);
         let head = of("head.weight", VariableKind::Trained);
@@ -207,6 +225,28 @@ mod tests {
         let average = of("head.running_mean", VariableKind::Averaged);
         assert_eq!((rate(&average, 0), average.slots().count), (1.0, 0));
         assert_eq!(of("gate", VariableKind::Frozen).slots().count, 0);
+    }
+
+    #[test]
+    fn a_plateau_lowers_rates_down_to_its_limit_and_leaves_averages_alone() {
+        let job = Job::from_toml(
+            "optimizer = { name = \"sgd\", learning_rate = 0.5 }\nschedule = { warmup_steps = 2 }\nplateau = { min_learning_rate = 0.3 }",
+        );
+        let job = job.unwrap();
+        let of = |kind| VariableRule::of(&job, &variable("w", kind), 10);
+        let trained = of(VariableKind::Trained);
+        for (done, lowered_to, rate) in [
+            (5, 1.0, 0.5),
+            (5, 0.8, 0.4),
+            (5, 0.1, 0.3),
+            // The schedule may go below it.
+            (0, 0.1, 0.25),
+        ] {
+            let found = trained.update_after(done, lowered_to).learning_rate;
+            assert_eq!(found, rate, "{done} {lowered_to}");
+        }
+        let averaged = of(VariableKind::Averaged).update_after(5, 0.1);
+        assert_eq!(averaged.learning_rate, 1.0);
     }
 
     #[test]

@@ -65,7 +65,7 @@ fn largest_error(case: &Case) -> f32 {
             gradient: &gradient,
             slots: rule.slots().split(&mut slots),
         };
-        rule.apply(rule.update_after(step as u64), part);
+        rule.apply(rule.update_after(step as u64, 1.0), part);
         let averages = place.clone().map(|place| &slots[place]);
         let expected_averages = case.averages.as_ref().map(|averages| &averages[step]);
         assert_eq!(averages.is_some(), expected_averages.is_some());

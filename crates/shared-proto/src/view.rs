@@ -9,7 +9,7 @@ use crate::wire;
 pub use crate::wire::JobPhase;
 
 /// [`wire::View`], checked. Each view is complete, so a process needs only the newest.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct View {
     /// The view's number, which grows with each change.
     pub number: ViewNumber,
@@ -36,6 +36,8 @@ pub struct View {
     pub checkpoint: Option<CheckpointOrder>,
     /// The run.
     pub run: RunNumber,
+    /// The factor of the learning rate that the job's `plateau` has led to. In sync mode it changes between two steps alone.
+    pub learning_rate_factor: f64,
 }
 
 /// A checkpoint that is to be written: in sync mode of one step, else of each block as it is reached.
@@ -76,7 +78,25 @@ impl Default for View {
             error: String::new(),
             checkpoint: None,
             run: RunNumber::default(),
+            learning_rate_factor: 1.0,
         }
+    }
+}
+
+/// Reads the factor of the learning rate in a message; it is 1 if the message has none.
+///
+/// # Errors
+/// [`Reason::Malformed`] if it is not positive, or larger than 1.
+pub fn learning_rate_factor(factor: Option<f64>) -> Result<f64, Refusal> {
+    let factor = factor.unwrap_or(1.0);
+    match factor > 0.0 && factor <= 1.0 {
+        true => Ok(factor),
+        false => Err(Refusal::new(
+            Reason::Malformed,
+            format!(
+                "the factor of the learning rate is {factor}; it is more than 0, and 1 at most"
+            ),
+        )),
     }
 }
 
@@ -118,6 +138,7 @@ impl From<&View> for wire::View {
                 base: order.base,
             }),
             run: view.run.0,
+            learning_rate_factor: Some(view.learning_rate_factor),
         }
     }
 }
@@ -170,6 +191,7 @@ impl TryFrom<wire::View> for View {
                 base: order.base,
             }),
             run: RunNumber(view.run),
+            learning_rate_factor: learning_rate_factor(view.learning_rate_factor)?,
         })
     }
 }
@@ -209,8 +231,26 @@ mod tests {
                 base: Some(3),
             }),
             run: RunNumber(7),
+            learning_rate_factor: 0.1,
         };
         assert_eq!(View::try_from(wire::View::from(&view)).unwrap(), view);
+    }
+
+    #[test]
+    fn a_view_with_an_impossible_learning_rate_is_refused() {
+        for factor in [0.0, -1.0, 1.5, f64::NAN] {
+            let view = wire::View {
+                learning_rate_factor: Some(factor),
+                ..wire::View::default()
+            };
+            assert!(View::try_from(view).is_err(), "{factor}");
+        }
+        assert_eq!(
+            View::try_from(wire::View::default())
+                .unwrap()
+                .learning_rate_factor,
+            1.0
+        );
     }
 
     #[test]

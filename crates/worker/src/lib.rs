@@ -16,6 +16,7 @@
 //! - [`loops`]: training loops that a program writes itself
 //! - `best`: the best evaluation of a run
 //! - [`evaluator`]: a model that is evaluated with the weights of many checkpoints
+//! - [`finder`]: the search for a learning rate
 //! - [`local`]: the same job in one process, for comparison; [`predict`]: what a trained model says of samples
 
 mod best;
@@ -25,6 +26,7 @@ pub mod device;
 pub mod embedded;
 mod error;
 pub mod evaluator;
+pub mod finder;
 pub mod input;
 pub mod local;
 pub mod loops;

@@ -97,7 +97,7 @@ pub fn train(
                 Rule::Sgd(sgd) => sgd.step(&gradients)?,
                 Rule::Adam(adam) => adam.step(&gradients)?,
             }
-            local.update(&wanted, &mut rows.gradients(&gradients)?)?;
+            local.update(&wanted, &mut rows.gradients(&gradients)?, 1.0)?;
             steps += 1;
             samples += end - start;
         }

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use daemon::membership::{Membership, MembershipError};
 use shared_proto::ids::{Clock, Epoch, ViewNumber};
 use shared_proto::job::{Job, run_dir};
+use shared_proto::view::learning_rate_factor;
 use shared_proto::wire;
 use shared_proto::wire::lease_work_reply::Work;
 use tokio::task::JoinError;
@@ -100,6 +101,10 @@ impl Trainer<'_> {
     }
 
     async fn train_split(&mut self, split: &wire::Split) -> Result<(), WorkerError> {
+        let factor = learning_rate_factor(split.learning_rate_factor);
+        let factor = factor.map_err(|_| WorkerError::Protocol("LeaseWork"))?;
+        let lowered = self.strategy.scale_learning_rate(factor, self.replica);
+        lowered.await?;
         let prefetch = self.job.data.prefetch as usize;
         let mut unprepared = batches(split, self.job.samples_per_step());
         let mut prepared = VecDeque::new();
@@ -252,8 +257,7 @@ mod tests {
             data_epoch: 2,
             start: 10,
             end: 17,
-            rank: 0,
-            ranks: 0,
+            ..wire::Split::default()
         };
         let cut = |size| -> Vec<_> {
             let batches = batches(&split, size);
@@ -273,6 +277,7 @@ mod tests {
                 end: 23,
                 rank,
                 ranks: 3,
+                learning_rate_factor: None,
             };
             batches(&split, 3).map(|b| (b.start, b.end)).collect()
         };

@@ -155,6 +155,10 @@ impl Mirror for Kept {
         Ok(gradient)
     }
 
+    async fn scale_learning_rate(&self, _: f64) -> Result<(), ReplicaError> {
+        Ok(())
+    }
+
     async fn note_made(&self, made: StepsMade) -> Result<(), ReplicaError> {
         self.has_made(self.history.made(&self.name), made);
         self.history.noted(&self.name, made);

@@ -14,12 +14,13 @@ use tonic::{Code, Status};
 use tower::Service;
 
 /// The calls that are open to all callers. They do not make a connection a member's.
-const OPEN: [&str; 5] = [
+const OPEN: [&str; 6] = [
     "GetStatus",
     "GetClusterSpec",
     "GetJob",
     "GetShardMap",
     "ListJobs",
+    "ReadRecords",
 ];
 
 /// A service that distinguishes the connections of members from others.

@@ -1,10 +1,14 @@
 //! Calls about the jobs of a long-lived cluster.
 
+use std::io::{ErrorKind, SeekFrom};
+use std::path::Path;
 use std::sync::Arc;
 
-use shared_proto::job::Job;
+use bytes::Bytes;
+use shared_proto::job::{Job, run_dir};
 use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::wire;
+use tokio::io::{AsyncReadExt, AsyncSeekExt};
 use tonic::Status;
 
 use super::slot::Slot;
@@ -21,6 +25,9 @@ const LONGEST_NAME: usize = 256;
 
 /// The number of jobs in a page of a list.
 const PAGE: usize = 100;
+
+/// The most bytes of records in an answer.
+const MOST_RECORDS: u64 = 1 << 20;
 
 /// The queue, and what jobs get that leave it out.
 #[derive(Clone)]
@@ -130,6 +137,37 @@ impl JobCalls {
         Ok(jobs)
     }
 
+    /// Returns records of a job from a byte of its file on, and its summary once it has ended.
+    pub(super) async fn records(
+        &self,
+        request: &wire::ReadRecordsRequest,
+    ) -> Result<wire::ReadRecordsReply, Status> {
+        let refused = |refusal: Refusal| Status::from(refusal);
+        let entry = self.queue.entry(request.id).map_err(refused)?;
+        let dir = self.queue.run_dir(&entry);
+        let unreadable = |error: std::io::Error| {
+            tracing::error!(id = request.id, %error, "the records of a job cannot be read");
+            Status::unavailable(format!(
+                "the coordinator cannot read the job's records: {error}"
+            ))
+        };
+        // A job that is queued has no records. Its folder may have those of an earlier one.
+        if entry.began == 0 {
+            return Ok(wire::ReadRecordsReply::default());
+        }
+        let lines = lines_from(&dir.join(run_dir::METRICS), request.from).await;
+        let lines = lines.map_err(unreadable)?;
+        let mut summary = String::new();
+        if entry.has_ended() && lines.is_empty() {
+            match tokio::fs::read_to_string(dir.join(run_dir::SUMMARY)).await {
+                Ok(text) => summary = text,
+                Err(error) if error.kind() == ErrorKind::NotFound => {}
+                Err(error) => return Err(unreadable(error)),
+            }
+        }
+        Ok(wire::ReadRecordsReply { lines, summary })
+    }
+
     /// Cancels a job.
     pub(super) async fn cancel(
         &self,
@@ -151,6 +189,20 @@ impl JobCalls {
         let one = wire::ListJobsRequest { id, after: 0 };
         Ok(self.list(one, slot)?)
     }
+}
+
+/// Returns whole lines of a file from a byte on; none if it is not there.
+async fn lines_from(path: &Path, from: u64) -> std::io::Result<Bytes> {
+    let mut file = match tokio::fs::File::open(path).await {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Bytes::new()),
+        opened => opened?,
+    };
+    file.seek(SeekFrom::Start(from)).await?;
+    let mut lines = Vec::new();
+    file.take(MOST_RECORDS).read_to_end(&mut lines).await?;
+    let end = lines.iter().rposition(|byte| *byte == b'\n');
+    lines.truncate(end.map_or(0, |end| end + 1));
+    Ok(lines.into())
 }
 
 /// Returns the answer to a call that failed. Nothing has changed.

@@ -82,8 +82,18 @@ pub(crate) fn take_report(
 pub(crate) fn wire_work(work: Work, error: String) -> wire::lease_work_reply::Work {
     use wire::lease_work_reply::Work as Reply;
     match work {
-        Work::Split(split) => Reply::Split(wire_split(split, 0, 0)),
-        Work::Shared { split, rank, ranks } => Reply::Split(wire_split(split, rank, ranks)),
+        Work::Split(split) => Reply::Split(wire_split(split)),
+        Work::Shared {
+            split,
+            rank,
+            ranks,
+            learning_rate_factor,
+        } => Reply::Split(wire::Split {
+            rank,
+            ranks,
+            learning_rate_factor: Some(learning_rate_factor),
+            ..wire_split(split)
+        }),
         Work::Regroup => Reply::Regroup(wire::Regroup {}),
         Work::CopyValues {
             number,
@@ -108,13 +118,12 @@ pub(crate) fn wire_work(work: Work, error: String) -> wire::lease_work_reply::Wo
     }
 }
 
-fn wire_split(split: Split, rank: u32, ranks: u32) -> wire::Split {
+fn wire_split(split: Split) -> wire::Split {
     wire::Split {
         id: split.id,
         data_epoch: split.data_epoch,
         start: split.start,
         end: split.end,
-        rank,
-        ranks,
+        ..wire::Split::default()
     }
 }

@@ -491,6 +491,14 @@ impl Coordinator for Service {
         Ok(Response::new(wire::ListJobsReply { jobs }))
     }
 
+    async fn read_records(
+        &self,
+        request: Request<wire::ReadRecordsRequest>,
+    ) -> Answer<wire::ReadRecordsReply> {
+        let records = self.queue()?.records(request.get_ref()).await?;
+        Ok(Response::new(records))
+    }
+
     async fn cancel_job(
         &self,
         request: Request<wire::CancelJobRequest>,

@@ -15,6 +15,7 @@ use super::Cluster;
 use super::evaluations::SavedEvaluation;
 use super::ledger::Ledger;
 use super::model::ModelSpecs;
+use super::monitors::Monitors;
 
 /// The location of the checkpoints, and the run's id. By the id servers check that they see the same store.
 #[derive(Clone, Debug)]
@@ -67,6 +68,9 @@ pub(crate) struct SavedProgress {
     pub(super) ledger: Ledger,
     pub(super) due: Vec<u32>,
     pub(super) evaluations: Vec<SavedEvaluation>,
+    /// The metrics that the job's settings follow. Checkpoints of earlier releases have none.
+    #[serde(default)]
+    pub(super) monitors: Option<Monitors>,
     pub(crate) clock: Clock,
     pub(super) steps: u64,
     pub(super) samples: u64,
@@ -197,6 +201,24 @@ impl Start {
             && tables
                 .into_iter()
                 .all(|(ours, saved)| ours.is_stored_like(saved))
+    }
+
+    /// Describes the first variable of which the checkpoint has another shape than the model; empty if there is none.
+    pub(crate) fn difference(&self, model: &ModelSpecs) -> String {
+        let saved: Vec<VariableSpec> = self.variables.iter().map(VariableSpec::from).collect();
+        let shape = |specs: &[VariableSpec], name: &str| {
+            let found = specs.iter().find(|spec| spec.name == name);
+            found.map_or("absent".to_owned(), |spec| format!("{:?}", spec.shape))
+        };
+        let names = model.variables.iter().chain(&saved);
+        let shapes = names.map(|spec| {
+            let name = &spec.name;
+            (name, shape(&saved, name), shape(&model.variables, name))
+        });
+        let differs = shapes.into_iter().find(|(_, saved, ours)| saved != ours);
+        differs.map_or_else(String::new, |(name, saved, ours)| {
+            format!(": {name} is {saved} there, and {ours} here")
+        })
     }
 
     /// Returns the first variable for which the job's optimizer keeps another number of slots than the checkpoint has.

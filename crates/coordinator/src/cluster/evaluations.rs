@@ -5,11 +5,12 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use shared_proto::ids::{Origin, Task};
-use shared_proto::job::{self, Goal, Job};
+use shared_proto::job::{self, Job};
 use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::wire;
 
 use super::Cluster;
+use super::monitors::{Measured, Monitors};
 use super::record::Record;
 
 /// Bytes of a SHA-256.
@@ -27,9 +28,9 @@ pub(super) struct Evaluations {
     pub(super) done: Vec<SavedEvaluation>,
     /// The data epoch and the worker of the last result, so that a repeated report is accepted.
     pub(super) reported: Option<(u32, Task)>,
-    /// The metric that stops the job early.
+    /// The metrics that settings of the job follow.
     #[serde(default)]
-    pub(super) early: Improvement,
+    pub(super) monitors: Monitors,
 }
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -43,26 +44,18 @@ pub(crate) struct Evaluation {
 
 impl Evaluations {
     /// The evaluations of a job that goes back to a checkpoint. Those that were in progress are due.
-    pub(super) fn restored(due: &[u32], done: &[SavedEvaluation], job: &Job) -> Self {
-        let mut restored = Self {
+    pub(super) fn restored(
+        due: &[u32],
+        done: &[SavedEvaluation],
+        monitors: Option<&Monitors>,
+        job: &Job,
+    ) -> Self {
+        let measured = done.iter().map(SavedEvaluation::measured);
+        Self {
             due: due.iter().copied().collect(),
             done: newest(done).to_vec(),
+            monitors: Monitors::restored(monitors, measured, job),
             ..Self::default()
-        };
-        for evaluation in done {
-            restored.judge(evaluation, job);
-        }
-        restored
-    }
-
-    /// Compares an evaluation with those before it.
-    fn judge(&mut self, evaluation: &SavedEvaluation, job: &Job) {
-        let value = |metric: &String| evaluation.metrics.get(metric).copied();
-        if let Some(early) = &job.early_stopping
-            && let Some(value) = value(&early.metric)
-        {
-            let epoch = evaluation.data_epoch;
-            self.early.add(epoch, value, early.goal(), early.min_delta);
         }
     }
 
@@ -115,27 +108,6 @@ impl Evaluations {
     }
 }
 
-/// The best value of a metric so far.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(super) struct Improvement {
-    /// The value; none before there is one that is not NaN.
-    #[serde(with = "shared_proto::number::option")]
-    value: Option<f64>,
-    /// The data epoch of its evaluation.
-    data_epoch: u32,
-    /// The number of evaluations since then.
-    since: u32,
-}
-
-impl Improvement {
-    fn add(&mut self, data_epoch: u32, value: f64, goal: Goal, delta: f64) {
-        match goal.is_better(value, self.value, delta) {
-            true => (self.value, self.data_epoch, self.since) = (Some(value), data_epoch, 0),
-            false => self.since = self.since.saturating_add(1),
-        }
-    }
-}
-
 #[cfg(test)]
 impl super::Cluster {
     /// Adds a result without a lease.
@@ -158,6 +130,15 @@ pub(crate) struct SavedEvaluation {
     pub(super) metrics: BTreeMap<String, f64>,
     #[serde(default)]
     pub(super) model_sha256: Vec<u8>,
+}
+
+impl SavedEvaluation {
+    fn measured(&self) -> Measured<'_> {
+        Measured {
+            data_epoch: self.data_epoch,
+            metrics: &self.metrics,
+        }
+    }
 }
 
 impl From<wire::EvaluationReport> for SavedEvaluation {
@@ -252,7 +233,17 @@ impl Cluster {
         });
         self.durable.evaluations.reported = Some((data_epoch, task));
         let report = SavedEvaluation::from(report);
-        self.durable.evaluations.judge(&report, &self.job);
+        if let Some(why) = self.monitor(report.measured()) {
+            let factor = self.learning_rate_factor();
+            tracing::info!(factor, "the learning rate falls: {why}");
+            self.records.push(Record::LearningRate {
+                seconds: self.seconds(now),
+                epoch: report.data_epoch.saturating_add(1),
+                steps: self.durable.training.tally.steps,
+                factor,
+                why,
+            });
+        }
         self.durable.evaluations.add(report);
         self.must_persist();
         if !evaluation.last {
@@ -275,9 +266,11 @@ impl Cluster {
     /// Returns the error for a job that monitors a metric that its evaluations do not have.
     fn missing_metric(&self, report: &wire::EvaluationReport) -> Option<String> {
         let early = self.job.early_stopping.as_ref();
+        let plateau = self.job.plateau.as_ref();
         let best = self.job.best.as_ref();
         let monitored = [
             ("early_stopping.metric", early.map(|early| &early.metric)),
+            ("plateau.metric", plateau.map(|plateau| &plateau.metric)),
             ("best.metric", best.map(|best| &best.metric)),
         ];
         let missing = |metric: &&String| !report.metrics.contains_key(*metric);
@@ -294,20 +287,12 @@ impl Cluster {
 
     /// Ends the job early if evaluations no longer improve.
     fn consider_stopping(&mut self) {
-        let Some(early) = &self.job.early_stopping else {
+        let early = self.job.early_stopping.as_ref();
+        let monitors = &self.durable.evaluations.monitors;
+        let why = early.and_then(|early| monitors.stops_early(early));
+        let Some(why) = why.filter(|_| !self.durable.training.stopping) else {
             return;
         };
-        let seen = &self.durable.evaluations.early;
-        if seen.since < early.patience || self.durable.training.stopping {
-            return;
-        }
-        let best = seen.value.map_or_else(String::new, |value| {
-            format!("; the best was {value:.4} in epoch {}", seen.data_epoch + 1)
-        });
-        let why = format!(
-            "{} has not improved for {} evaluations{best}",
-            early.metric, seen.since
-        );
         tracing::info!("stopping early: {why}");
         self.durable.training.stopped_early = why;
         self.durable.training.stopping = true;

@@ -11,7 +11,7 @@
 //! - `process`: the process behind a member, and its newest registration
 //! - `drain`: servers that are about to stop
 //! - `losses`: acknowledged updates that are lost with a server
-//! - `evaluations`: those that are due, in progress and done
+//! - `evaluations`: those that are due, in progress and done; `monitors`: the metrics that early stopping and the learning rate follow
 //! - `training`: leases of work, and the end; `steps`: planned, finished and committed; `finished`: checks of reported
 //!   steps; `times`: where the time goes
 //! - `ring`: the workers that hold the dense variables, and the steps that they make together
@@ -39,6 +39,7 @@ mod losses;
 mod map_size;
 mod members;
 mod model;
+mod monitors;
 mod observed;
 mod outcome;
 mod placement;
@@ -266,6 +267,7 @@ impl Cluster {
             error: self.durable.outcome.error.clone(),
             checkpoint: self.saving.order(),
             run: self.durable.run.number,
+            learning_rate_factor: self.learning_rate_factor(),
         };
         if fresh != self.view {
             self.view = View {

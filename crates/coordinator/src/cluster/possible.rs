@@ -10,6 +10,7 @@ use super::checkpoints::{Checkpoints, SavedProgress, Start};
 use super::durable::Durable;
 use super::forgotten::Forgotten;
 use super::ledger::Ledger;
+use super::monitors::Monitors;
 use super::variables::Variables;
 
 impl Durable {
@@ -30,6 +31,7 @@ impl Durable {
         let check = |variables: &Variables| variables.check(has_servers, has_ring);
         let shards = variables.map_or(Ok(0), check)?;
         self.ring.check()?;
+        self.evaluations.monitors.check()?;
         self.training
             .ledger
             .as_ref()
@@ -107,6 +109,7 @@ impl SavedProgress {
     /// # Errors
     /// Describes the impossible value.
     pub(crate) fn check(&self) -> Result<(), String> {
+        self.monitors.as_ref().map_or(Ok(()), Monitors::check)?;
         self.ledger.check()
     }
 }

@@ -109,6 +109,18 @@ pub(crate) enum Record {
         #[serde(with = "number::map")]
         metrics: BTreeMap<String, f64>,
     },
+    /// The learning rate has fallen on a plateau.
+    LearningRate {
+        #[serde(with = "number")]
+        seconds: f64,
+        /// The pass over the data, from 1, whose evaluation has led to it.
+        epoch: u32,
+        steps: u64,
+        /// The part of the learning rate that is left.
+        #[serde(with = "number")]
+        factor: f64,
+        why: String,
+    },
     Ended {
         #[serde(with = "number")]
         seconds: f64,

@@ -152,8 +152,9 @@ impl Cluster {
         let ledger = progress.ledger.clone();
         self.durable.training.ledger =
             Some(ledger.under(self.job.epochs, budget, self.in_lock_step()));
-        self.durable.evaluations =
-            Evaluations::restored(&progress.due, &progress.evaluations, &self.job);
+        let monitors = progress.monitors.as_ref();
+        let done = &progress.evaluations;
+        self.durable.evaluations = Evaluations::restored(&progress.due, done, monitors, &self.job);
         self.reconsider_stopping();
         (self.durable.training.step, self.durable.training.commit) = (None, None);
         self.durable.training.min_clock = progress.clock;

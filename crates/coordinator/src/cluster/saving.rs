@@ -249,6 +249,7 @@ impl Cluster {
             ledger: ledger.at_rest(),
             due: self.durable.evaluations.all_due(),
             evaluations: self.durable.evaluations.done.clone(),
+            monitors: Some(self.durable.evaluations.monitors.clone()),
             clock: self.durable.training.min_clock,
             steps: self.durable.training.tally.steps,
             samples: self.durable.training.tally.samples,

@@ -29,6 +29,7 @@ pub(crate) enum Work {
         split: Split,
         rank: u32,
         ranks: u32,
+        learning_rate_factor: f64,
     },
     /// The ring is over; the worker is to join the next one.
     Regroup,

@@ -101,7 +101,7 @@ impl Cluster {
                     return Err(Refusal::new(
                         Reason::DataDiffers,
                         format!(
-                            "{task} has {training_samples} training samples, the checkpoint that the job begins with {}; give it the same data",
+                            "{task} has {training_samples} training samples, the checkpoint that the job begins with {}; give it the same data, with the same [data] settings",
                             start.training_samples
                         ),
                     ));
@@ -259,8 +259,9 @@ fn check(model: &ModelSpecs, data: &WorkerData) -> Result<(), Refusal> {
 /// Checks that a worker's model is that of the checkpoint with which the job begins.
 fn check_start(start: &Start, job: &Job, model: &ModelSpecs, task: Task) -> Result<(), Refusal> {
     let what = if !start.is_of(model) {
+        let differs = start.difference(model);
         format!(
-            "{task} has another model than the checkpoint that the job begins with; look at [model] in the job"
+            "{task} has another model than the checkpoint that the job begins with{differs}; look at [model] and [data] in the job"
         )
     } else if let Some(saved) = start.other_slots(job, &model.variables) {
         format!(

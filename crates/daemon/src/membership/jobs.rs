@@ -83,6 +83,20 @@ impl Coordinator {
         }
     }
 
+    /// Returns the records of a job from a byte on, and its summary once it has ended and all records are read.
+    ///
+    /// # Errors
+    /// See the variants of [`MembershipError`].
+    pub async fn read_records(
+        &self,
+        id: u64,
+        from: u64,
+    ) -> Result<wire::ReadRecordsReply, MembershipError> {
+        let request = wire::ReadRecordsRequest { id, from };
+        let call = |mut client: Calls, request| async move { client.read_records(request).await };
+        self.send(request, call).await
+    }
+
     /// Cancels a job. A running one ends in good order, or with `at_once` without a last checkpoint.
     ///
     /// # Errors

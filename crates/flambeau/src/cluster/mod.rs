@@ -1,6 +1,7 @@
 //! A cluster on this machine. Its members communicate over socket files or loopback. They are processes that run this executable, and
 //! end with this process, however it ends, because each reads from a pipe that closes then; or they are threads of this process.
 
+mod brought;
 mod exit;
 mod member;
 mod thread;
@@ -10,7 +11,7 @@ use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use daemon::{Ready, clusters};
 use ps_server::RowSettings;
@@ -23,6 +24,7 @@ use tokio::process::Command;
 use tokio::time::timeout;
 use worker::registry::Registry;
 
+pub(crate) use self::brought::{BroughtWorkers, Joining};
 use self::exit::{Exit, Said};
 use self::member::Running;
 use self::thread::RoleThread;
@@ -461,6 +463,27 @@ impl LocalCluster {
             },
             tail: tail(&log),
             log,
+        }
+    }
+}
+
+impl Drop for LocalCluster {
+    /// Waits until threads have ended: they hold files of the run directory, in which another training may begin. Processes are
+    /// killed.
+    fn drop(&mut self) {
+        let Roles::Threads(_) = self.roles else {
+            return;
+        };
+        let members = self.members.values_mut();
+        members.for_each(|member| member.running.tell_to_end());
+        let deadline = Instant::now() + DRAIN;
+        while self
+            .members
+            .values_mut()
+            .any(|m| m.running.exit().is_none())
+            && Instant::now() < deadline
+        {
+            std::thread::sleep(Duration::from_millis(5));
         }
     }
 }

@@ -1,8 +1,9 @@
 //! Functions that are called while a training runs.
 
+use std::any::Any;
 use std::path::Path;
 
-use shared_proto::job::{Best, EarlyStopping, Job};
+use shared_proto::job::{Best, EarlyStopping, Job, Plateau};
 
 use super::history::{Entry, Epoch, History, Progress};
 use crate::error::CommandError;
@@ -72,6 +73,12 @@ impl Callback for EarlyStopping {
     }
 }
 
+impl Callback for Plateau {
+    fn prepare(&mut self, job: &mut Job) {
+        job.plateau = Some(self.clone());
+    }
+}
+
 impl Callback for Best {
     fn prepare(&mut self, job: &mut Job) {
         job.best = Some(self.clone());
@@ -83,6 +90,8 @@ pub(super) struct Callbacks<'a> {
     callbacks: &'a mut [Box<dyn Callback>],
     records: Tail,
     control: Control,
+    /// The panic of a callback.
+    panic: Option<Box<dyn Any + Send>>,
 }
 
 impl<'a> Callbacks<'a> {
@@ -91,11 +100,25 @@ impl<'a> Callbacks<'a> {
             callbacks,
             records: Tail::of(run_dir),
             control: Control::default(),
+            panic: None,
+        }
+    }
+
+    /// Panics as a callback has, if one has: the members of the cluster have ended before.
+    pub(super) fn resume_panic(&mut self) {
+        if let Some(panic) = self.panic.take() {
+            std::panic::resume_unwind(panic);
         }
     }
 
     /// Hands over the records since the last call.
+    ///
+    /// # Errors
+    /// If they cannot be read; [`CommandError::Interrupted`] if a callback has panicked.
     pub(super) fn catch_up(&mut self) -> Result<(), CommandError> {
+        if self.panic.is_some() {
+            return Err(CommandError::Interrupted);
+        }
         let lines = self.records.read()?;
         if lines.is_empty() {
             return Ok(());
@@ -115,8 +138,10 @@ impl<'a> Callbacks<'a> {
             };
             scope.spawn(hand_over).join()
         });
-        handed.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-        Ok(())
+        handed.map_err(|panic| {
+            self.panic = Some(panic);
+            CommandError::Interrupted
+        })
     }
 
     /// Returns why a callback has stopped the training, if one has.

@@ -35,6 +35,17 @@ pub struct Progress {
     pub seconds: f64,
 }
 
+/// A learning rate that has fallen on a plateau.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct LearningRate {
+    /// The number of the pass, from 1, whose evaluation has led to it.
+    pub epoch: u32,
+    /// The steps before it, summed over workers.
+    pub steps: u64,
+    /// The part of the job's learning rate that is left.
+    pub factor: f64,
+}
+
 /// The measurements of a training, from its beginning to its end.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
@@ -44,6 +55,8 @@ pub struct History {
     pub epochs: Vec<Epoch>,
     /// The training loss and the pace, each `log_every` steps.
     pub progress: Vec<Progress>,
+    /// Each fall of the learning rate on a plateau.
+    pub learning_rates: Vec<LearningRate>,
     /// The steps, summed over workers; in sync mode, committed steps.
     pub steps: u64,
     /// The samples trained on.
@@ -61,8 +74,20 @@ pub struct History {
 impl History {
     pub(super) fn new(lines: Vec<Line>, summary: &Summary, run_dir: PathBuf) -> Self {
         let mut epochs: BTreeMap<u32, Epoch> = BTreeMap::new();
-        let mut progress = Vec::new();
+        let (mut progress, mut learning_rates) = (Vec::new(), Vec::new());
         for line in lines {
+            if let Line::LearningRate {
+                epoch,
+                steps,
+                factor,
+            } = line
+            {
+                learning_rates.push(LearningRate {
+                    epoch,
+                    steps,
+                    factor,
+                });
+            }
             match line.into_entry() {
                 // A job that goes back to a checkpoint evaluates a pass again.
                 Some(Entry::Epoch(epoch)) => drop(epochs.insert(epoch.number, epoch)),
@@ -75,6 +100,7 @@ impl History {
         Self {
             epochs: epochs.into_values().collect(),
             progress,
+            learning_rates,
             steps: summary.steps,
             samples: summary.samples,
             seconds: summary.seconds,
@@ -135,7 +161,7 @@ impl Line {
                 samples_per_second,
                 seconds,
             })),
-            Self::Other => None,
+            Self::LearningRate { .. } | Self::Other => None,
         }
     }
 }

@@ -1,32 +1,39 @@
 //! Training from a program: `fit`, `evaluate`, `predict`.
 //!
+//! - `joined`: a training on a cluster that runs already
 //! - `history`: what a training has measured
+//! - `trained`: the weights that it has left
 //! - `callback`: functions that are called while it runs
 
 mod callback;
 mod history;
+mod joined;
+mod trained;
 
 use std::any::type_name;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
+use coordinator::Summary;
 use ps_server::RowSettings;
 use shared_proto::job::{Job, run_dir};
 use tempfile::TempDir;
 use worker::device::{self, Choices};
+use worker::finder::{LearningRateCurve, RateRange};
 use worker::input::{Column, DataSetup, Dataset, InMemory, InputError, Source};
-use worker::local::evaluate_trained;
 use worker::model::Model;
-use worker::predict::values;
 use worker::registry::Registry;
-use worker::replica::ReplicaError;
 
 use self::callback::Callbacks;
 pub use self::callback::{Callback, Control, on_evaluation};
-pub use self::history::{Epoch, History, Progress};
+pub use self::history::{Epoch, History, LearningRate, Progress};
+pub use self::joined::RunningCluster;
+use self::joined::Submission;
+pub use self::trained::TrainedModel;
 use crate::cluster::{Plan, Roles, Transport};
-use crate::command::FinishedRun;
+use crate::command::Weights;
 use crate::error::CommandError;
+use crate::find_learning_rate::search;
 use crate::metrics;
 use crate::train::{self, Watch};
 
@@ -87,6 +94,8 @@ pub struct Trainer {
     devices: String,
     restore: Option<String>,
     shows_progress: bool,
+    /// The cluster to train on; none for one within this process.
+    cluster: Option<RunningCluster>,
     /// The folder of a training for which the job names none.
     temporary: Option<TempDir>,
 }
@@ -105,6 +114,7 @@ impl Trainer {
             devices: "auto".to_owned(),
             restore: None,
             shows_progress: false,
+            cluster: None,
             temporary: None,
         }
     }
@@ -143,8 +153,8 @@ impl Trainer {
         self.data(move |_| Dataset::in_memory(training.clone(), held_out.clone()))
     }
 
-    /// Adds functions that are called while the training runs. [`EarlyStopping`](crate::settings::EarlyStopping) and
-    /// [`Best`](crate::settings::Best) are callbacks, too.
+    /// Adds functions that are called while the training runs. [`EarlyStopping`](crate::settings::EarlyStopping),
+    /// [`Plateau`](crate::settings::Plateau) and [`Best`](crate::settings::Best) are callbacks, too.
     #[must_use]
     pub fn callback(mut self, callback: impl Callback + 'static) -> Self {
         self.callbacks.push(Box::new(callback));
@@ -158,10 +168,20 @@ impl Trainer {
         self
     }
 
-    /// Begins with a checkpoint: a run directory (its newest one), a checkpoint's folder, or the URL of either.
+    /// Begins with a checkpoint: a run directory (its newest one), a checkpoint's folder, or the URL of either. The training that goes on
+    /// has a run directory of its own.
     #[must_use]
     pub fn restore(mut self, from: impl Into<String>) -> Self {
         self.restore = Some(from.into());
+        self
+    }
+
+    /// Trains on a cluster that runs already, instead of one within this process: submits the job, and waits for its end. The model, the
+    /// records and the job are in the run directory of this machine; checkpoints are where the cluster writes them. If `fit` fails or
+    /// panics, the job is cancelled.
+    #[must_use]
+    pub fn on_cluster(mut self, cluster: RunningCluster) -> Self {
+        self.cluster = Some(cluster);
         self
     }
 
@@ -195,6 +215,9 @@ impl Trainer {
         let devices: Choices = self.devices.parse()?;
         devices.open()?;
         let dir = self.run_dir(&job)?;
+        if let Some(cluster) = self.cluster.clone() {
+            return self.train_on(&cluster, &job, dir);
+        }
         job.run_dir = Some(dir.clone());
         let plan = Plan {
             roles: Roles::Threads(self.registry.clone()),
@@ -213,19 +236,92 @@ impl Trainer {
             obeys_signals: false,
             observer: Some(&mut callbacks),
         };
-        let outcome = train::train(job, plan, watch)?;
-        callbacks.catch_up()?;
+        let outcome = train::train(job, plan, watch);
+        let seen = callbacks.catch_up();
+        callbacks.resume_panic();
+        let outcome = outcome?;
+        seen?;
         let stopped = callbacks.stopped();
-        let lines = metrics::read(&outcome.run_dir)?;
-        let outcome_stopped = outcome.summary.stopped;
-        let mut history = History::new(lines, &outcome.summary, outcome.run_dir);
-        if outcome_stopped {
+        self.ended(&outcome.summary, outcome.run_dir, stopped)
+    }
+
+    /// Trains a job on a cluster that runs already.
+    fn train_on(
+        &mut self,
+        cluster: &RunningCluster,
+        job: &Job,
+        dir: PathBuf,
+    ) -> Result<History, CommandError> {
+        std::fs::create_dir_all(&dir).map_err(CommandError::file(&dir))?;
+        // It belongs to an earlier training.
+        for file in [run_dir::MODEL, run_dir::BEST, run_dir::BEST_RECORD] {
+            let _ = std::fs::remove_file(dir.join(file));
+        }
+        let mut callbacks = Callbacks::new(&mut self.callbacks, &dir);
+        let submission = Submission {
+            cluster,
+            job,
+            registry: &self.registry,
+            devices: &self.devices,
+            restore: self.restore.as_deref(),
+            dir: &dir,
+            shows_progress: self.shows_progress,
+        };
+        let summary = joined::train(&submission, &mut callbacks);
+        let seen = callbacks.catch_up();
+        callbacks.resume_panic();
+        let summary = summary?;
+        seen?;
+        let stopped = callbacks.stopped();
+        self.ended(&summary, dir, stopped)
+    }
+
+    /// Returns the history of a training that has ended, after callbacks have seen it.
+    fn ended(
+        &mut self,
+        summary: &Summary,
+        dir: PathBuf,
+        stopped: Option<String>,
+    ) -> Result<History, CommandError> {
+        let mut history = History::new(metrics::read(&dir)?, summary, dir);
+        if summary.stopped {
             history.stopped = stopped.or(history.stopped);
         }
         for callback in &mut self.callbacks {
             callback.ended(&history);
         }
         Ok(history)
+    }
+
+    /// Tries rising learning rates on the job, each for one step from the initial values on, in one process. The curve suggests the rate at
+    /// which the smoothed loss falls fastest. Nothing of it is kept.
+    ///
+    /// ```
+    /// use flambeau::{Error, Job, RateRange, Trainer};
+    ///
+    /// # fn main() -> Result<(), Error> {
+    /// let mut job = Job::from_toml("epochs = 3\noptimizer = { name = \"sgd\" }")?;
+    /// let curve = Trainer::new(job.clone()).find_learning_rate(RateRange::default())?;
+    /// if let Some(rate) = curve.suggestion {
+    ///     *job.optimizer.learning_rate_mut() = rate;
+    /// }
+    /// assert!(Trainer::new(job).fit()?.last("accuracy").unwrap() > 0.7);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// If the range or the job makes no sense, or its data or its model cannot be used.
+    pub fn find_learning_rate(
+        &mut self,
+        range: RateRange,
+    ) -> Result<LearningRateCurve, CommandError> {
+        let mut job = self.job.clone();
+        for callback in &mut self.callbacks {
+            callback.prepare(&mut job);
+        }
+        let (registry, devices) = (&self.registry, &self.devices);
+        outside_of_runtimes(|| search(&job, registry, devices, range))
     }
 
     /// Returns the folder of the next training.
@@ -240,25 +336,38 @@ impl Trainer {
         Ok(dir)
     }
 
-    /// Returns what the last training has left, or that of the job's run directory.
-    fn finished(&self) -> Result<FinishedRun, CommandError> {
+    /// Returns the weights of the end of the last training, or of the one in the job's run directory.
+    ///
+    /// # Errors
+    /// If nothing was trained yet.
+    pub fn last(&self) -> Result<TrainedModel<'_>, CommandError> {
+        self.trained(Weights::Last)
+    }
+
+    /// Returns the weights of the best evaluation, if the job or the callback [`Best`](crate::settings::Best) has kept them.
+    ///
+    /// # Errors
+    /// If nothing was trained yet, or the best weights were not kept.
+    pub fn best(&self) -> Result<TrainedModel<'_>, CommandError> {
+        self.trained(Weights::Best)
+    }
+
+    fn trained(&self, which: Weights) -> Result<TrainedModel<'_>, CommandError> {
         let temporary = self.temporary.as_ref().map(TempDir::path);
         let dir = self.job.run_dir.as_deref().or(temporary);
         let Some(dir) = dir.filter(|dir| dir.join(run_dir::MODEL).exists()) else {
             return Err(CommandError::Untrained);
         };
-        FinishedRun::read(dir, None)
+        TrainedModel::read(dir, which, &self.registry, self.device()?)
     }
 
-    /// Evaluates the trained model on the held-out samples, and returns the loss and the other metrics.
+    /// Evaluates the weights of the end on the held-out samples, and returns the loss and the other metrics. For those of the best
+    /// evaluation, call `trainer.best()?.evaluate()`.
     ///
     /// # Errors
     /// If nothing was trained yet, or the data or the model cannot be used.
     pub fn evaluate(&self) -> Result<BTreeMap<String, f64>, CommandError> {
-        let (finished, device, registry) = (self.finished()?, self.device()?, &self.registry);
-        Ok(outside_of_runtimes(|| {
-            evaluate_trained(&finished.trained(), registry, &device)
-        })?)
+        self.last()?.evaluate()
     }
 
     /// Returns the trained model's outputs for each sample: the probability of each class, the probability of 1, or numbers. The columns
@@ -267,8 +376,7 @@ impl Trainer {
     /// # Errors
     /// If nothing was trained yet, or the columns are not those of the training.
     pub fn predict(&self, inputs: Vec<Column>) -> Result<Vec<Vec<f32>>, CommandError> {
-        let samples = InMemory::without_targets(inputs).map_err(ReplicaError::from)?;
-        self.outputs(Some(samples))
+        self.last()?.predict(inputs)
     }
 
     /// Returns the trained model's outputs for each held-out sample, as [`predict`](Self::predict) does.
@@ -276,14 +384,7 @@ impl Trainer {
     /// # Errors
     /// If nothing was trained yet, or the data cannot be used.
     pub fn predict_held_out(&self) -> Result<Vec<Vec<f32>>, CommandError> {
-        self.outputs(None)
-    }
-
-    fn outputs(&self, samples: Option<InMemory>) -> Result<Vec<Vec<f32>>, CommandError> {
-        let (finished, device, registry) = (self.finished()?, self.device()?, &self.registry);
-        Ok(outside_of_runtimes(|| {
-            values(&finished.trained(), registry, &device, samples)
-        })?)
+        self.last()?.predict_held_out()
     }
 
     /// Returns the first device.
@@ -292,13 +393,12 @@ impl Trainer {
         Ok(device::open(first.parse()?)?)
     }
 
-    /// Returns the path of the trained weights, as safetensors; `best.safetensors` beside it has the best ones, if the job keeps them.
+    /// Returns the path of the weights of the end, as safetensors.
     ///
     /// # Errors
     /// If nothing was trained yet.
     pub fn weights(&self) -> Result<PathBuf, CommandError> {
-        self.finished()
-            .map(|finished| finished.weights().to_owned())
+        Ok(self.last()?.weights())
     }
 }
 

@@ -236,7 +236,9 @@ mod tests {
                 step: Clock(step),
                 contributors: vec![(worker(), 1)],
             };
-            block.commit(&commit, &momentum(), &mut Vec::new()).unwrap();
+            block
+                .commit(&commit, &momentum(), 1.0, &mut Vec::new())
+                .unwrap();
         }
         most
     }

@@ -74,7 +74,7 @@ impl Shard {
                 false => store.blocks.committed.lock().as_ref() != Some(*commit),
             };
             if let Some(commit) = view.commit.as_ref().filter(new) {
-                self.commit(commit, store)?;
+                self.commit(commit, view.learning_rate_factor, store)?;
             }
         }
         self.counters.live_workers.set(view.workers.len() as f64);
@@ -124,8 +124,8 @@ impl Shard {
         before.store
     }
 
-    /// Applies a step.
-    fn commit(&self, commit: &Commit, store: &Store) -> Result<(), NotCommitted> {
+    /// Applies a step, with a factor of the learning rate.
+    fn commit(&self, commit: &Commit, lowered_to: f64, store: &Store) -> Result<(), NotCommitted> {
         let snapshot = store.blocks.snapshot.lock().clone();
         let snapshot = snapshot.filter(|s| !s.is_to_have(commit) || planted!(CheckpointLacksStep));
         let _whole_steps = store.blocks.committing.write();
@@ -143,7 +143,7 @@ impl Shard {
             if let Some(snapshot) = &snapshot {
                 snapshot.copy_before_write(id, &mut block);
             }
-            block.commit(commit, store.rule(id), &mut sum)?;
+            block.commit(commit, store.rule(id), lowered_to, &mut sum)?;
             self.counters.applied(began.elapsed(), 0);
             if !block.is_finite() {
                 store.found_non_finite(id);

@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 pub use data::{ColumnType, Data, Pictures, TargetKind, Transform};
 pub use error::JobError;
 pub use groups::{Group, matches_pattern};
-pub use monitor::{Best, EarlyStopping, Evaluations, Goal};
+pub use monitor::{Best, EarlyStopping, Evaluations, Goal, Plateau};
 pub use objective::{LossName, Objective};
 pub use optimizer::{
     Adagrad, Adam, AdamW, Ftrl, Momentum, Optimizer, RmsProp, Schedule, ScheduleKind, Sgd,
@@ -127,6 +127,9 @@ pub struct Job {
     /// When the job stops before its data ends.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub early_stopping: Option<EarlyStopping>,
+    /// When the learning rate falls because evaluations no longer improve.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub plateau: Option<Plateau>,
     /// The metric by which the best model is kept, beside the last one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub best: Option<Best>,
@@ -159,6 +162,7 @@ impl Default for Job {
             checkpoint: Checkpoint::default(),
             evaluations: Evaluations::EachEpoch,
             early_stopping: None,
+            plateau: None,
             best: None,
         }
     }

@@ -1,4 +1,4 @@
-//! Metrics of evaluations that a job monitors: to keep the best model, and to stop early.
+//! Metrics of evaluations that a job monitors: to keep the best model, to stop early, and to lower the learning rate.
 
 use serde::{Deserialize, Serialize};
 
@@ -37,6 +37,41 @@ impl Default for EarlyStopping {
             goal: None,
             patience: 3,
             min_delta: 0.0,
+        }
+    }
+}
+
+/// When the learning rate falls because evaluations no longer improve, as Keras's `ReduceLROnPlateau` does it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Plateau {
+    /// The metric, by its name in evaluations.
+    pub metric: String,
+    /// The direction in which the metric improves. Absent: by the metric's name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub goal: Option<Goal>,
+    /// The part of the learning rate that remains when it falls.
+    pub factor: f64,
+    /// The learning rate falls after so many evaluations in a row without an improvement.
+    pub patience: u32,
+    /// The least change that counts as an improvement.
+    pub min_delta: f64,
+    /// The evaluations after a fall that do not count as ones without an improvement.
+    pub cooldown: u32,
+    /// The learning rate below which none falls.
+    pub min_learning_rate: f32,
+}
+
+impl Default for Plateau {
+    fn default() -> Self {
+        Self {
+            metric: "loss".to_owned(),
+            goal: None,
+            factor: 0.1,
+            patience: 10,
+            min_delta: 1e-4,
+            cooldown: 0,
+            min_learning_rate: 0.0,
         }
     }
 }
@@ -107,21 +142,71 @@ impl EarlyStopping {
             self.goal,
         );
         checked?;
-        if self.patience == 0 {
-            return Err(JobError::Setting {
-                field: "early_stopping.patience",
-                value: self.patience.to_string(),
-                expected: "must be at least 1",
-            });
-        }
-        match self.min_delta.is_finite() && self.min_delta >= 0.0 {
-            true => Ok(()),
-            false => Err(JobError::Setting {
-                field: "early_stopping.min_delta",
-                value: self.min_delta.to_string(),
-                expected: "must be at least 0, and finite",
-            }),
-        }
+        let delta = self.min_delta;
+        check(
+            self.patience > 0,
+            "early_stopping.patience",
+            self.patience,
+            "must be at least 1",
+        )?;
+        check(
+            delta.is_finite() && delta >= 0.0,
+            "early_stopping.min_delta",
+            delta,
+            "must be at least 0, and finite",
+        )
+    }
+}
+
+impl Plateau {
+    /// Returns the direction in which the metric improves.
+    pub fn goal(&self) -> Goal {
+        goal(self.goal, &self.metric)
+    }
+
+    pub(super) fn validate(&self) -> Result<(), JobError> {
+        check_metric(["plateau.metric", "plateau.goal"], &self.metric, self.goal)?;
+        let (factor, delta, least) = (self.factor, self.min_delta, self.min_learning_rate);
+        check(
+            factor > 0.0 && factor < 1.0,
+            "plateau.factor",
+            factor,
+            "must be more than 0 and less than 1",
+        )?;
+        check(
+            self.patience > 0,
+            "plateau.patience",
+            self.patience,
+            "must be at least 1",
+        )?;
+        check(
+            delta.is_finite() && delta >= 0.0,
+            "plateau.min_delta",
+            delta,
+            "must be at least 0, and finite",
+        )?;
+        check(
+            least.is_finite() && least >= 0.0,
+            "plateau.min_learning_rate",
+            least,
+            "must be at least 0, and finite",
+        )
+    }
+}
+
+fn check(
+    ok: bool,
+    field: &'static str,
+    value: impl ToString,
+    expected: &'static str,
+) -> Result<(), JobError> {
+    match ok {
+        true => Ok(()),
+        false => Err(JobError::Setting {
+            field,
+            value: value.to_string(),
+            expected,
+        }),
     }
 }
 
@@ -203,5 +288,29 @@ mod tests {
             ..EarlyStopping::default()
         };
         assert!(stopping.validate().is_err());
+    }
+
+    #[test]
+    fn a_plateau_lowers_the_rate_to_a_part_of_it() {
+        Plateau::default().validate().unwrap();
+        type Change = fn(&mut Plateau);
+        let wrong: [(&str, Change); 6] = [
+            ("plateau.factor", |plateau| plateau.factor = 1.0),
+            ("plateau.factor", |plateau| plateau.factor = f64::NAN),
+            ("plateau.patience", |plateau| plateau.patience = 0),
+            ("plateau.min_delta", |plateau| plateau.min_delta = -1.0),
+            ("plateau.min_learning_rate", |plateau| {
+                plateau.min_learning_rate = f32::INFINITY;
+            }),
+            ("plateau.goal", |plateau| {
+                plateau.metric = "recall".to_owned()
+            }),
+        ];
+        for (field, change) in wrong {
+            let mut plateau = Plateau::default();
+            change(&mut plateau);
+            let error = plateau.validate().unwrap_err().to_string();
+            assert!(error.contains(field), "{error}");
+        }
     }
 }

@@ -122,6 +122,16 @@ increments = 8          # checkpoints in a row that have only the changed rows o
 #: patience = 3          # evaluations in a row without an improvement
 #: min_delta = 0.0       # the least change that counts as one
 
+# Lower the learning rate once evaluations no longer improve.
+#: [plateau]
+#: metric = "loss"       # the name of a metric of evaluations
+#: goal = "min"          # min | max; absent: by the metric's name
+#: factor = 0.1          # the part of the learning rate that remains each time
+#: patience = 10         # evaluations in a row without an improvement
+#: min_delta = 0.0001    # the least change that counts as one
+#: cooldown = 0          # evaluations after a fall that are not counted
+#: min_learning_rate = 0.0 # no rate falls below this one
+
 # Keep the weights of the best evaluation as best.safetensors, beside the last ones.
 #: [best]
 #: metric = "loss"

@@ -372,6 +372,7 @@ impl Job {
         self.objective.validate()?;
         let monitors = [
             ("early_stopping", self.early_stopping.is_some()),
+            ("plateau", self.plateau.is_some()),
             ("best", self.best.is_some()),
         ];
         if let (Some((field, _)), Evaluations::Last) = (
@@ -388,6 +389,9 @@ impl Job {
         }
         if let Some(early_stopping) = &self.early_stopping {
             early_stopping.validate()?;
+        }
+        if let Some(plateau) = &self.plateau {
+            plateau.validate()?;
         }
         if let Some(best) = &self.best {
             best.validate()?;

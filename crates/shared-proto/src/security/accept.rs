@@ -11,7 +11,7 @@ use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::{SecureStream, Security, certificate_error};
+use super::{ReadAhead, SecureStream, Security, certificate_error};
 use crate::connections::Guarded;
 use crate::quiet::Quiet;
 
@@ -91,13 +91,13 @@ impl Security {
         };
         let caller = connection.caller().clone();
         let peer = caller.peer();
-        let accept = acceptor.accept(connection).into_fallible();
+        let accept = acceptor.accept(ReadAhead::new(connection)).into_fallible();
         match timeout(HANDSHAKE, accept).await {
             Ok(Ok(_)) if mutual && !caller.admit() => {}
             Ok(Ok(stream)) => return Some(stream),
             Ok(Err((error, connection))) if certificate_error(&error).is_some() => {
                 refused(CERTIFICATE, peer, &error);
-                hang_up(connection).await;
+                hang_up(connection.into_inner()).await;
             }
             Ok(Err((error, _))) => refused(HANDSHAKE_BROKEN, peer, &error),
             Err(_) => refused(HANDSHAKE_BROKEN, peer, &"nothing was shown in time"),

@@ -17,7 +17,7 @@ use tonic::transport::{Channel, Endpoint, Error};
 use tower::{Service, ServiceExt};
 
 use super::material::H2;
-use super::{Mismatch, Security, name_of};
+use super::{Mismatch, ReadAhead, Security, name_of};
 use crate::ids::Role;
 use crate::transport::CONNECT_TIMEOUT;
 
@@ -116,8 +116,12 @@ fn plain()
 fn encrypted(
     security: Security,
     role: Role,
-) -> impl Service<Uri, Response = TokioIo<TlsStream<TcpStream>>, Error = BoxError, Future: Send>
-+ Send
+) -> impl Service<
+    Uri,
+    Response = TokioIo<TlsStream<ReadAhead<TcpStream>>>,
+    Error = BoxError,
+    Future: Send,
+> + Send
 + 'static {
     let tcp = tcp();
     tower::service_fn(move |uri| {
@@ -128,7 +132,8 @@ fn encrypted(
             let connector = security.material().caller.clone();
             // A process that has an authority keeps having one.
             let connector = connector.ok_or("there is no authority to recognise the peer by")?;
-            let stream = connector.connect(name, stream).await.map_err(explained)?;
+            let stream = connector.connect(name, ReadAhead::new(stream));
+            let stream = stream.await.map_err(explained)?;
             match stream.get_ref().1.alpn_protocol() {
                 Some(H2) => Ok(TokioIo::new(stream)),
                 _ => Err(BoxError::from("the other side speaks TLS, but not HTTP/2")),

@@ -11,6 +11,7 @@ mod accept;
 mod dial;
 mod error;
 mod material;
+mod read_ahead;
 mod reload;
 
 use std::fmt;
@@ -31,6 +32,7 @@ pub use self::error::{Mismatch, SecurityError, certificate_error, chain_of};
 
 use self::accept::{CERTIFICATE, TOKEN, refused};
 use self::material::{Contents, Material};
+pub use self::read_ahead::ReadAhead;
 use self::reload::Known;
 use crate::connections::{Caller, Guarded};
 use crate::ids::Role;
@@ -38,7 +40,7 @@ use crate::planted;
 use crate::transport;
 
 /// A TCP connection after the handshake, in which the caller has shown its certificate if one is demanded.
-pub type SecureStream = tokio_rustls::server::TlsStream<Guarded<TcpStream>>;
+pub type SecureStream = tokio_rustls::server::TlsStream<ReadAhead<Guarded<TcpStream>>>;
 
 /// The files that a process is given.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

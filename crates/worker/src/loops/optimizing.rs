@@ -69,6 +69,11 @@ fn check(job: &Job) -> Result<(), LoopError> {
             "keep averages yourself, or use Trainer",
         ),
         (
+            job.plateau.is_some(),
+            "plateau",
+            "evaluate the model yourself, or use Trainer",
+        ),
+        (
             job.accumulate != default.accumulate,
             "accumulate",
             "add up losses before minimize",

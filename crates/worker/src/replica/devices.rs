@@ -267,6 +267,12 @@ impl Mirror for DeviceReplicas {
         Ok(memory)
     }
 
+    async fn scale_learning_rate(&self, factor: f64) -> Result<(), ReplicaError> {
+        let keepers = self.keepers().iter();
+        let lowered = keepers.map(|replica| replica.scale_learning_rate(factor));
+        try_join_all(lowered).await.map(drop)
+    }
+
     async fn compute_with(
         &self,
         others: Others,

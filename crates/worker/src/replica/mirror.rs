@@ -16,6 +16,9 @@ pub trait Mirror: OptimizerParts {
     /// frozen, in the order of their numbers. Returns the memory of the gradient.
     async fn update(&self, gradient: Vec<f32>, made: StepsMade) -> Result<Vec<f32>, ReplicaError>;
 
+    /// Makes later updates with this factor of the learning rate.
+    async fn scale_learning_rate(&self, factor: f64) -> Result<(), ReplicaError>;
+
     /// Notes that the values have these steps, although there was no update.
     async fn note_made(&self, made: StepsMade) -> Result<(), ReplicaError>;
 

@@ -118,6 +118,10 @@ impl Values<'_> {
         Ok(gradient)
     }
 
+    pub(super) fn scale_learning_rate(&mut self, factor: f64) {
+        self.optimizer.scale_learning_rate(factor);
+    }
+
     /// Notes the steps that the values have.
     pub(super) fn note_made(&mut self, made: StepsMade) {
         let before = self.steps.made;

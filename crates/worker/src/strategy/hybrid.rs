@@ -94,6 +94,14 @@ impl Hybrid {
 
 #[async_trait(?Send)]
 impl Strategy for Hybrid {
+    async fn scale_learning_rate(
+        &mut self,
+        factor: f64,
+        replica: &dyn Replica,
+    ) -> Result<(), StrategyError> {
+        self.dense.scale_learning_rate(factor, replica).await
+    }
+
     async fn pull(
         &mut self,
         clock: Clock,

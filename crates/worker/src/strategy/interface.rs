@@ -39,6 +39,11 @@ pub struct Joining<'a> {
 /// and agrees with the others on the initial values.
 #[async_trait(?Send)]
 pub trait Strategy {
+    /// Makes the updates of a split with this factor of the learning rate. The default leaves it to the servers, which know it from views.
+    async fn scale_learning_rate(&mut self, _: f64, _: &dyn Replica) -> Result<(), StrategyError> {
+        Ok(())
+    }
+
     /// Writes the values that the batch of the step after `clock` wants into the replica.
     async fn pull(
         &mut self,

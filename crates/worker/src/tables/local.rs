@@ -92,16 +92,17 @@ impl LocalTables {
         saved.collect()
     }
 
-    /// Applies the gradients of rows, for each table row after row, at the tables' learning rates.
+    /// Applies the gradients of rows, for each table row after row, at `scale` times the tables' learning rates.
     pub(crate) fn update(
         &mut self,
         rows: &[Arc<WantedRows>],
         gradients: &mut [Vec<f32>],
+        scale: f64,
     ) -> Result<()> {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let now = now.map_or(0, |since| since.as_secs() as u32);
         for ((table, rows), gradients) in self.0.iter_mut().zip(rows).zip(gradients) {
-            let rate = table.spec.optimizer.learning_rate();
+            let rate = (f64::from(table.spec.optimizer.learning_rate()) * scale) as f32;
             let width = table.spec.dimension as usize;
             let gradients = payload::in_place(gradients);
             let mut start = 0;

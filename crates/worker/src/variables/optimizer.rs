@@ -32,6 +32,8 @@ pub struct LocalOptimizer {
     averages: Vec<Vec<f32>>,
     /// The number of updates made.
     updates: u64,
+    /// The factor of the learning rate in updates that are made from now on.
+    lowered_to: f64,
 }
 
 /// Slots of some elements, and the update of these that is prepared.
@@ -45,6 +47,8 @@ pub struct HeldSlots {
 struct Prepared {
     /// The number of updates before it.
     after: u64,
+    /// The factor of the learning rate in it.
+    lowered_to: f64,
     /// The gradient of each held part.
     gradients: Vec<Vec<f32>>,
     /// The weights of each held part before it, if they have been overwritten since.
@@ -80,12 +84,18 @@ impl LocalOptimizer {
             rules,
             places,
             updates: 0,
+            lowered_to: 1.0,
         })
     }
 
     /// Returns the number of updates made.
     pub fn updates(&self) -> u64 {
         self.updates
+    }
+
+    /// Makes later updates with this factor of the learning rate. A prepared update keeps its own.
+    pub fn scale_learning_rate(&mut self, factor: f64) {
+        self.lowered_to = factor;
     }
 
     /// Returns the bytes of the rules' slots that it has.
@@ -115,7 +125,7 @@ impl LocalOptimizer {
             }
             var.inplace_op1(&Apply {
                 rule,
-                update: rule.update_after(self.updates),
+                update: rule.update_after(self.updates, self.lowered_to),
                 gradient: &gradient[part.place.clone()],
                 slots: RefCell::new(slots),
             })?;
@@ -141,11 +151,13 @@ impl LocalOptimizer {
             let mut weights = weights_of(variables, part)?;
             gradients.push(values.to_vec());
             let mut slots = part.slots.clone();
-            self.apply(part, self.updates, values, &mut weights, &mut slots);
+            let next = (self.updates, self.lowered_to);
+            self.apply(part, next, values, &mut weights, &mut slots);
             values.copy_from_slice(&weights);
         }
         self.held.prepared = Some(Prepared {
             after: self.updates,
+            lowered_to: self.lowered_to,
             gradients,
             weights: None,
         });
@@ -170,7 +182,7 @@ impl LocalOptimizer {
             let mut slots = std::mem::take(&mut part.slots);
             self.apply(
                 part,
-                prepared.after,
+                (prepared.after, prepared.lowered_to),
                 &mut gradient,
                 &mut weights,
                 &mut slots,
@@ -182,7 +194,7 @@ impl LocalOptimizer {
             if changes(spec) {
                 let values = &values[self.places.of_variable(number)];
                 let rule = &self.rules[number];
-                let update = rule.update_after(self.updates);
+                let update = rule.update_after(self.updates, prepared.lowered_to);
                 rule.move_averages(update, values, &mut self.averages[number]);
                 overwrite(var, values.to_vec())?;
             }
@@ -191,11 +203,12 @@ impl LocalOptimizer {
         Ok(())
     }
 
-    /// Applies a part's gradient to its weights and slots, without the moving averages.
+    /// Applies a part's gradient to its weights and slots, without the moving averages. The update follows so many others, and has
+    /// a factor of the learning rate.
     fn apply(
         &self,
         part: &SlotPart,
-        after: u64,
+        (after, lowered_to): (u64, f64),
         gradient: &mut [f32],
         weights: &mut [f32],
         slots: &mut [f32],
@@ -203,7 +216,7 @@ impl LocalOptimizer {
         let rule = &self.rules[part.variable];
         let slots = rule.rule_slots().split(slots);
         rule.apply_rule(
-            rule.update_after(after),
+            rule.update_after(after, lowered_to),
             Part {
                 weights,
                 gradient: payload::in_place(gradient),
@@ -239,7 +252,8 @@ impl LocalOptimizer {
             };
             let mut gradient = update.gradients[number].clone();
             let mut slots = std::mem::take(&mut part.slots);
-            self.apply(&part, update.after, &mut gradient, &mut weights, &mut slots);
+            let of = (update.after, update.lowered_to);
+            self.apply(&part, of, &mut gradient, &mut weights, &mut slots);
             part.slots = slots;
             parts.push(part);
         }

@@ -47,6 +47,8 @@ impl Cluster {
             },
             rank: ring.rank(task),
             ranks: ring.members.len() as u32,
+            // It changes with an evaluation alone, and no span begins before that is done.
+            learning_rate_factor: self.learning_rate_factor(),
         })
     }
 

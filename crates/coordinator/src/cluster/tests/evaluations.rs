@@ -1,6 +1,6 @@
 //! Evaluations that are due, in progress or done when a coordinator restarts or the job goes back.
 
-use shared_proto::job::Job;
+use shared_proto::job::{Job, Plateau};
 
 use super::*;
 use crate::cluster::evaluations::DIGEST_BYTES;
@@ -104,6 +104,7 @@ fn monitored(toml: &str) -> (Scene, Task) {
     let mut scene = Scene::new(Mode::Bounded, Some(1), 1);
     let job = Job::from_toml(toml).unwrap();
     (scene.cluster.job.early_stopping, scene.cluster.job.best) = (job.early_stopping, job.best);
+    scene.cluster.job.plateau = job.plateau;
     scene.cluster.job.epochs = 20;
     scene.join(Role::Ps, "ps");
     let worker = scene.join(Role::Worker, "w");
@@ -140,6 +141,32 @@ fn a_job_stops_once_its_metric_has_not_improved_for_so_many_evaluations() {
     assert!(!summary.stopped);
     let why = "accuracy has not improved for 2 evaluations; the best was 0.6000 in epoch 3";
     assert_eq!(summary.stopped_early, why);
+}
+
+#[test]
+fn the_learning_rate_falls_with_the_evaluation_and_outlives_a_restart() {
+    let (mut scene, worker) = monitored("[plateau]\npatience = 2\nfactor = 0.5\n");
+    let factor = |scene: &mut Scene| scene.cluster.refresh_view().learning_rate_factor;
+    // The loss is the same each time, so only the first evaluation is an improvement.
+    for expected in [1.0, 1.0, 0.5, 0.5, 0.25] {
+        evaluated(&mut scene, worker, "accuracy", 0.5);
+        assert_eq!(factor(&mut scene), expected);
+        scene.restart();
+        assert_eq!(factor(&mut scene), expected);
+        let status = scene.cluster.status(scene.now);
+        assert_eq!(status.learning_rate_factor, Some(expected));
+    }
+}
+
+#[test]
+fn a_learning_rate_goes_back_to_that_of_the_checkpoint_with_the_job() {
+    let (mut scene, server, _) = at_the_end_of_an_epoch();
+    scene.cluster.job.plateau = Some(Plateau::default());
+    scene.save(&[server], "");
+    scene.cluster.lower_learning_rate(0.25);
+    let server = scene.join(Role::Ps, "ps0");
+    scene.restored_without_losses(server);
+    assert_eq!(scene.cluster.learning_rate_factor(), 1.0);
 }
 
 #[test]

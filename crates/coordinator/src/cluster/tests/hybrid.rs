@@ -266,7 +266,9 @@ impl Hybrid {
                 self.scene.report(task, data_epoch).unwrap();
                 self.work(worker)
             }
-            Work::Shared { split, rank, ranks } => {
+            Work::Shared {
+                split, rank, ranks, ..
+            } => {
                 asker.held = Some((split, split.start, rank.into(), ranks.into()));
                 work
             }

@@ -317,7 +317,9 @@ impl Rings {
             return None;
         }
         match self.work(worker) {
-            Work::Shared { split, rank, ranks } => {
+            Work::Shared {
+                split, rank, ranks, ..
+            } => {
                 assert_eq!(ranks as usize, self.workers.len());
                 assert!(rank < ranks);
                 let held = (split, split.start, u64::from(ranks));

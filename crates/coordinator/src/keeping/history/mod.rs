@@ -260,6 +260,15 @@ fn remark(record: &Record) -> Option<(f64, String)> {
             *seconds,
             format!("{updates} updates of {task} are lost with shard {shard}"),
         ),
+        Record::LearningRate {
+            seconds,
+            factor,
+            why,
+            ..
+        } => (
+            *seconds,
+            format!("the learning rate falls to {factor:.3e} of the job's: {why}"),
+        ),
         Record::Ended { seconds, error } if error.is_empty() => {
             (*seconds, "the job ended".to_owned())
         }

@@ -109,6 +109,10 @@ fn event_of(record: &Record, wall_time: f64) -> Option<Event> {
             let values = metrics.iter().map(value).collect();
             Some(Event::of_values(wall_time, *steps, values))
         }
+        Record::LearningRate { steps, factor, .. } => {
+            let value = Value::scalar("train/learning_rate_factor", *factor);
+            Some(Event::of_values(wall_time, *steps, vec![value]))
+        }
         Record::Restored {
             shard: None, steps, ..
         } => Some(Event::went_back(wall_time, *steps)),

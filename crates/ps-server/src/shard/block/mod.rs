@@ -348,7 +348,8 @@ impl Block {
         };
         // A watermark without its update would lose the update.
         let made = self.version.next();
-        self.update(&[(1.0, gradient)], rule, &mut Vec::new())?;
+        let lowered_to = view.learning_rate_factor;
+        self.update(&[(1.0, gradient)], rule, lowered_to, &mut Vec::new())?;
         self.take(from, made, view);
         Ok(Applied {
             version: self.version,
@@ -368,12 +369,13 @@ impl Block {
     }
 
     /// Applies the mean of the contributors' gradients, weighted by samples and summed in their
-    /// order; all that was staged is dropped. `sum` is scratch memory. A step without contributors
-    /// changes nothing.
+    /// order; all that was staged is dropped. `lowered_to` is the factor of the learning rate, and `sum` is scratch memory. A step
+    /// without contributors changes nothing.
     pub(crate) fn commit(
         &mut self,
         commit: &Commit,
         rule: &VariableRule,
+        lowered_to: f64,
         sum: &mut Vec<f32>,
     ) -> Result<(), NotCommitted> {
         let total: u64 = commit.contributors.iter().map(|(_, samples)| samples).sum();
@@ -386,7 +388,7 @@ impl Block {
         }
         if !mean.is_empty() {
             let mean: Vec<_> = mean.iter().map(|(share, of)| (*share, of)).collect();
-            self.update(&mean, rule, sum)?;
+            self.update(&mean, rule, lowered_to, sum)?;
         }
         Ok(())
     }
@@ -396,9 +398,10 @@ impl Block {
         &mut self,
         gradients: &[(f32, &Values)],
         rule: &VariableRule,
+        lowered_to: f64,
         sum: &mut Vec<f32>,
     ) -> Result<(), RowsLost> {
-        let update = rule.update_after(self.version.0);
+        let update = rule.update_after(self.version.0, lowered_to);
         let finite = self.contents.update(gradients, rule, update, sum)?;
         if !planted!(SameVersion) {
             self.version = self.version.next();

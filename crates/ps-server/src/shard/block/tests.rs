@@ -267,7 +267,7 @@ fn a_commit_takes_the_weighted_mean_of_its_contributors_and_drops_the_rest() {
         contributors: vec![(worker(0, 1), 2), (worker(1, 1), 1)],
     };
     let mut mean = Vec::new();
-    block.commit(&commit, &sgd(1.0), &mut mean).unwrap();
+    block.commit(&commit, &sgd(1.0), 1.0, &mut mean).unwrap();
     assert_eq!(weights(&mut block), [-2.0]);
     assert!(block.version() == Version(1) && block.staged.is_empty());
 
@@ -275,14 +275,14 @@ fn a_commit_takes_the_weighted_mean_of_its_contributors_and_drops_the_rest() {
         step: Clock(6),
         contributors: Vec::new(),
     };
-    block.commit(&nobody, &sgd(1.0), &mut mean).unwrap();
+    block.commit(&nobody, &sgd(1.0), 1.0, &mut mean).unwrap();
     assert_eq!(
         (weights(&mut block), block.version()),
         (vec![-2.0], Version(1))
     );
 
     commit.step = Clock(6);
-    let missing = block.commit(&commit, &sgd(1.0), &mut mean);
+    let missing = block.commit(&commit, &sgd(1.0), 1.0, &mut mean);
     assert_eq!(missing, Err(NotCommitted::NotStaged(worker(0, 1))));
     assert_eq!(
         (weights(&mut block), block.version()),

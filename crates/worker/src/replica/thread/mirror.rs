@@ -38,6 +38,14 @@ impl Mirror for ModelReplica {
             .await
     }
 
+    async fn scale_learning_rate(&self, factor: f64) -> Result<(), ReplicaError> {
+        self.on_values(move |values| {
+            values.scale_learning_rate(factor);
+            Ok(())
+        })
+        .await
+    }
+
     async fn note_made(&self, made: StepsMade) -> Result<(), ReplicaError> {
         self.on_values(move |values| {
             values.note_made(made);

@@ -200,6 +200,14 @@ pub(super) fn mirror(replica: &dyn Replica) -> Result<&dyn Mirror, StrategyError
 
 #[async_trait(?Send)]
 impl Strategy for Mirrored {
+    async fn scale_learning_rate(
+        &mut self,
+        factor: f64,
+        replica: &dyn Replica,
+    ) -> Result<(), StrategyError> {
+        Ok(mirror(replica)?.scale_learning_rate(factor).await?)
+    }
+
     async fn pull(
         &mut self,
         _: Clock,

@@ -1,0 +1,428 @@
+//! A training on a cluster that runs already: the job is submitted, and the program may bring workers.
+
+use std::fs::OpenOptions;
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use coordinator::Summary;
+use daemon::membership::{Coordinator, MembershipError};
+use shared_proto::ids::Role;
+use shared_proto::job::{Job, run_dir};
+use shared_proto::security::{Security, SecurityFiles};
+use shared_proto::wire::{JobState, QueuedJob, Status, SubmitJobReply, SubmitJobRequest};
+use tempfile::TempDir;
+use worker::registry::Registry;
+
+use crate::cluster::{BroughtWorkers, Joining};
+use crate::command::block_on;
+use crate::error::CommandError;
+use crate::progress::Progress;
+use crate::status::{self, harmless};
+use crate::train::Observer;
+
+/// The interval at which the job is looked at.
+const LOOK: Duration = Duration::from_millis(200);
+
+/// A long-lived cluster that runs already: `flambeau coordinator --no-job --after-job wait`, with servers and perhaps workers that have
+/// `--after-job wait`, too.
+///
+/// ```no_run
+/// use flambeau::{Error, Job, RunningCluster, Trainer};
+///
+/// # fn main() -> Result<(), Error> {
+/// let cluster = RunningCluster::at("alpha:7070").bring_workers(2);
+/// let mut trainer = Trainer::new(Job::from_toml("epochs = 3")?).on_cluster(cluster);
+/// println!("{:?}", trainer.fit()?.last("accuracy"));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct RunningCluster {
+    coordinator: String,
+    security: SecurityFiles,
+    workers: u32,
+    patience: Duration,
+    obeys_ctrl_c: bool,
+}
+
+impl RunningCluster {
+    /// Returns the cluster of the coordinator at this address, as host:port.
+    pub fn at(coordinator: impl Into<String>) -> Self {
+        Self {
+            coordinator: coordinator.into(),
+            security: SecurityFiles::default(),
+            workers: 0,
+            patience: Duration::from_secs(30),
+            obeys_ctrl_c: false,
+        }
+    }
+
+    /// Brings so many workers, on threads of this process. They know the program's models and data, which the workers of the cluster do
+    /// not. By default there are none, and the workers of the cluster train.
+    #[must_use]
+    pub fn bring_workers(mut self, workers: u32) -> Self {
+        self.workers = workers;
+        self
+    }
+
+    /// Calls the cluster with these certificates and this token, as `--tls-ca`, `--tls-cert`, `--tls-key` and `--token-file` name them on
+    /// the command line. They are a worker's.
+    #[must_use]
+    pub fn security(mut self, files: SecurityFiles) -> Self {
+        self.security = files;
+        self
+    }
+
+    /// Waits so long for a coordinator that does not answer, and for the first server and worker (default: 30 seconds).
+    #[must_use]
+    pub fn patience(mut self, patience: Duration) -> Self {
+        self.patience = patience;
+        self
+    }
+
+    /// Cancels the job on Ctrl-C: it ends in good order, and `fit` returns what was measured. Otherwise Ctrl-C has the effect that it has
+    /// on the rest of the process.
+    #[must_use]
+    pub fn cancel_on_ctrl_c(mut self) -> Self {
+        self.obeys_ctrl_c = true;
+        self
+    }
+
+    fn coordinator(&self) -> Result<Coordinator, CommandError> {
+        let security = Security::load(&self.security)?;
+        Ok(Coordinator::at(&self.coordinator, self.patience, security)?)
+    }
+}
+
+/// A job that is to be trained on a running cluster.
+pub(super) struct Submission<'a> {
+    pub(super) cluster: &'a RunningCluster,
+    pub(super) job: &'a Job,
+    pub(super) registry: &'a Registry,
+    pub(super) devices: &'a str,
+    pub(super) restore: Option<&'a str>,
+    /// The folder for the records, the job and the model.
+    pub(super) dir: &'a Path,
+    pub(super) shows_progress: bool,
+}
+
+/// Trains a job on a running cluster. If it fails, or the observer panics, the job is cancelled.
+pub(super) fn train(
+    submission: &Submission<'_>,
+    observer: &mut dyn Observer,
+) -> Result<Summary, CommandError> {
+    block_on(submission.train(observer))
+}
+
+impl Submission<'_> {
+    async fn train(&self, observer: &mut dyn Observer) -> Result<Summary, CommandError> {
+        let cluster = self.cluster;
+        let coordinator = cluster.coordinator()?;
+        let submitted = self.submit(&coordinator).await?;
+        let names = format!("trainer-{:08x}", rand::random::<u32>());
+        let mut cancel = CancelUnlessEnded {
+            cluster,
+            id: Some(submitted.id),
+        };
+        self.write_job(&submitted)?;
+        let workers = TempDir::new().map_err(CommandError::file("a folder for workers"))?;
+        let mut run = Run {
+            submission: self,
+            coordinator: &coordinator,
+            id: submitted.id,
+            records: Records::new(self.dir)?,
+            joining: Joining {
+                coordinator: &cluster.coordinator,
+                security: &cluster.security,
+                workers: cluster.workers,
+                devices: self.devices,
+                folder: workers.path(),
+                names: &names,
+            },
+            brought: None,
+            progress: Progress::new(!self.shows_progress),
+            since: None,
+            stopping: false,
+        };
+        let (ended, summary) = tokio::select! {
+            ended = run.follow(observer) => ended?,
+            // The job is cancelled as its guard is dropped, unless the second wait ends it.
+            _ = tokio::signal::ctrl_c(), if cluster.obeys_ctrl_c => {
+                coordinator.cancel_job(submitted.id, false).await?;
+                run.stopping = true;
+                run.follow(observer).await?
+            }
+        };
+        cancel.id = None;
+        let stopping = run.stopping;
+        drop(run);
+        for place in places_of_model(workers.path(), Path::new(&submitted.run_dir)) {
+            fetch_model(&place, self.dir)?;
+        }
+        match ended.state() {
+            JobState::Failed => Err(CommandError::JobFailed(harmless(&ended.error).into_owned())),
+            JobState::Cancelled if !stopping => Err(CommandError::JobCancelled { id: ended.id }),
+            _ => summary.ok_or(CommandError::NoAnswer),
+        }
+    }
+}
+
+impl Submission<'_> {
+    /// Adds the job to the queue of the cluster.
+    async fn submit(&self, coordinator: &Coordinator) -> Result<SubmitJobReply, CommandError> {
+        let mut job = self.job.clone();
+        job.run_dir = None;
+        if self.cluster.workers > 0 {
+            job.cluster.workers.get_or_insert(self.cluster.workers);
+        }
+        let request = SubmitJobRequest {
+            job_toml: job.to_toml(),
+            submission: rand::random::<u64>().max(1),
+            restore: self.restore.unwrap_or_default().to_owned(),
+        };
+        let submitted = coordinator.submit_job(request).await;
+        let submitted = submitted.map_err(|error| self.cluster.not_submitted(error))?;
+        tracing::info!(
+            id = submitted.id,
+            folder = submitted.run_dir,
+            "a job is submitted"
+        );
+        Ok(submitted)
+    }
+
+    /// Writes the job as it runs into the run directory. Its checkpoints are where the cluster writes them.
+    fn write_job(&self, submitted: &SubmitJobReply) -> Result<(), CommandError> {
+        let mut job = self.job.clone();
+        job.run_dir = Some(self.dir.to_owned());
+        let location = &mut job.checkpoint.location;
+        location.get_or_insert(submitted.run_dir.clone());
+        let file = self.dir.join(run_dir::JOB);
+        std::fs::write(&file, job.to_toml()).map_err(CommandError::file(&file))
+    }
+}
+
+/// A submitted job that is followed.
+struct Run<'a> {
+    submission: &'a Submission<'a>,
+    coordinator: &'a Coordinator,
+    id: u64,
+    records: Records,
+    joining: Joining<'a>,
+    brought: Option<BroughtWorkers>,
+    progress: Progress,
+    /// The time since which the job is at work.
+    since: Option<Instant>,
+    /// True once it was told to end early.
+    stopping: bool,
+}
+
+impl Run<'_> {
+    /// Follows the job to its end.
+    async fn follow(
+        &mut self,
+        observer: &mut dyn Observer,
+    ) -> Result<(QueuedJob, Option<Summary>), CommandError> {
+        loop {
+            let jobs = self.coordinator.list_jobs(Some(self.id)).await?;
+            let job = jobs.into_iter().next().ok_or(CommandError::NoAnswer)?;
+            let has_ended = !matches!(job.state(), JobState::Queued | JobState::Running);
+            let summary = self.records.fetch(self.coordinator, self.id).await?;
+            if observer.look()? && !has_ended && !self.stopping {
+                self.coordinator.cancel_job(self.id, false).await?;
+                self.stopping = true;
+            }
+            if has_ended {
+                self.progress.close();
+                return Ok((job, summary));
+            }
+            if job.state() == JobState::Running {
+                self.runs(&job).await?;
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+
+    /// Brings the workers to a job that is at work, and looks whether it can be trained.
+    async fn runs(&mut self, job: &QueuedJob) -> Result<(), CommandError> {
+        let since = *self.since.get_or_insert_with(Instant::now);
+        if self.brought.is_none() {
+            let workers = BroughtWorkers::start(&self.joining, self.submission.registry)?;
+            self.brought = Some(workers);
+        }
+        let Ok(status) = status::fetch(self.coordinator).await else {
+            return Ok(());
+        };
+        self.progress.show(&status);
+        if let Some(errors) = self.brought.as_mut().and_then(BroughtWorkers::all_failed) {
+            return Err(CommandError::BroughtWorkersFailed { errors });
+        }
+        if job.steps > 0 {
+            return Ok(());
+        }
+        let waits = since.elapsed() >= self.submission.cluster.patience;
+        let has_servers = self.submission.job.strategy.name.has_servers();
+        let lacks = |role| !live(&status, role);
+        if waits && has_servers && lacks(Role::Ps) {
+            return Err(CommandError::ClusterLacks {
+                coordinator: self.joining.coordinator.to_owned(),
+                what: "no parameter server",
+                advice: "start `flambeau ps-server` with this coordinator and --after-job wait",
+            });
+        }
+        if self.joining.workers > 0 || !lacks(Role::Worker) {
+            return Ok(());
+        }
+        match troubles(&status) {
+            Some(troubles) => Err(CommandError::NoWorkerCan {
+                job: job.name.clone(),
+                troubles,
+            }),
+            None if waits => Err(CommandError::ClusterLacks {
+                coordinator: self.joining.coordinator.to_owned(),
+                what: "no worker",
+                advice: "start `flambeau worker` with this coordinator and --after-job wait, or bring workers (RunningCluster::bring_workers)",
+            }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Returns whether a live member has this role.
+fn live(status: &Status, role: Role) -> bool {
+    let of_role = |task: &&shared_proto::wire::TaskStatus| {
+        let member = task.task.as_ref().and_then(|member| member.task.as_ref());
+        member.is_some_and(|member| member.role() == role.into())
+    };
+    status.tasks.iter().filter(of_role).any(|task| task.alive)
+}
+
+/// Returns the reasons for which workers cannot work; none if there are none.
+fn troubles(status: &Status) -> Option<String> {
+    let tasks = status.tasks.iter().filter(|task| !task.trouble.is_empty());
+    let troubles: Vec<_> = tasks.map(|task| harmless(&task.trouble)).collect();
+    (!troubles.is_empty()).then(|| troubles.join("; "))
+}
+
+impl RunningCluster {
+    /// Returns the error for a job that could not be submitted.
+    fn not_submitted(&self, error: MembershipError) -> CommandError {
+        match error {
+            MembershipError::Unreachable { .. } => CommandError::NoRunningCluster {
+                error: error.to_string(),
+            },
+            other => other.into(),
+        }
+    }
+}
+
+/// The records of a job on its coordinator, copied into a folder of this machine.
+struct Records {
+    file: std::fs::File,
+    path: PathBuf,
+    read: u64,
+}
+
+impl Records {
+    fn new(dir: &Path) -> Result<Self, CommandError> {
+        let path = dir.join(run_dir::METRICS);
+        let mut options = OpenOptions::new();
+        let file = options.write(true).create(true).truncate(true).open(&path);
+        Ok(Self {
+            file: file.map_err(CommandError::file(&path))?,
+            path,
+            read: 0,
+        })
+    }
+
+    /// Fetches the records since the last call. Returns the summary once the job has one.
+    async fn fetch(
+        &mut self,
+        coordinator: &Coordinator,
+        id: u64,
+    ) -> Result<Option<Summary>, CommandError> {
+        loop {
+            let more = coordinator.read_records(id, self.read).await?;
+            if more.lines.is_empty() {
+                let path = &self.path;
+                let read = |text: &str| {
+                    serde_json::from_str(text).map_err(|error| CommandError::Content {
+                        path: path.with_file_name(run_dir::SUMMARY),
+                        reason: error.to_string(),
+                    })
+                };
+                return Some(&*more.summary)
+                    .filter(|s| !s.is_empty())
+                    .map(read)
+                    .transpose();
+            }
+            self.read += more.lines.len() as u64;
+            let written = self.file.write_all(&more.lines);
+            written.map_err(CommandError::file(&self.path))?;
+        }
+    }
+}
+
+/// Returns the folders in which the model may be: those of this program's workers, which have the job's folder relative to that of the
+/// coordinator; and the job's folder itself, if this machine sees it and the cluster's workers write there.
+fn places_of_model(workers: &Path, folder: &Path) -> Vec<PathBuf> {
+    let mut below = PathBuf::new();
+    let mut places = Vec::new();
+    for part in folder.components().rev() {
+        below = Path::new(part.as_os_str()).join(below);
+        if below.is_relative() {
+            places.push(workers.join(&below));
+        }
+    }
+    places.push(folder.to_owned());
+    places
+}
+
+/// Copies the model from where a worker has written it, if it is there and not in the folder yet.
+fn fetch_model(from: &Path, to: &Path) -> Result<(), CommandError> {
+    if to.join(run_dir::MODEL).exists() {
+        return Ok(());
+    }
+    // The weights come last: with them the model is whole.
+    for file in [
+        run_dir::TRANSFORMS,
+        run_dir::BEST,
+        run_dir::BEST_RECORD,
+        run_dir::MODEL,
+    ] {
+        match std::fs::copy(from.join(file), to.join(file)) {
+            Ok(_) => {}
+            Err(error) if error.kind() == ErrorKind::NotFound => {}
+            Err(error) => return Err(CommandError::file(from.join(file))(error)),
+        }
+    }
+    Ok(())
+}
+
+/// Cancels a job when it is dropped, because its program does not follow it any longer.
+struct CancelUnlessEnded<'a> {
+    cluster: &'a RunningCluster,
+    /// The job; none once it has ended.
+    id: Option<u64>,
+}
+
+impl Drop for CancelUnlessEnded<'_> {
+    fn drop(&mut self) {
+        let Some(id) = self.id else {
+            return;
+        };
+        // This thread's runtime may be the one that is unwinding.
+        let cancelled = std::thread::scope(|scope| {
+            let cancel = || {
+                block_on(async {
+                    let coordinator = self.cluster.coordinator()?;
+                    Ok(coordinator.cancel_job(id, true).await?)
+                })
+            };
+            scope.spawn(cancel).join()
+        });
+        if let Ok(Err(error)) = cancelled {
+            tracing::warn!(id, "the job cannot be cancelled: {error}");
+        }
+    }
+}

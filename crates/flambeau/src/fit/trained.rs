@@ -1,0 +1,103 @@
+//! A trained model: its weights, evaluated and used for predictions.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use candle_core::Device;
+use worker::input::{Column, InMemory};
+use worker::local::evaluate_trained;
+use worker::predict::values;
+use worker::registry::Registry;
+use worker::replica::ReplicaError;
+
+use super::outside_of_runtimes;
+use crate::command::{FinishedRun, Weights};
+use crate::error::CommandError;
+
+/// The weights that a training has left: those of its end ([`Trainer::last`](super::Trainer::last)), or those of its best evaluation
+/// ([`Trainer::best`](super::Trainer::best)).
+///
+/// ```
+/// use flambeau::settings::Best;
+/// use flambeau::{Error, Job, Trainer};
+///
+/// # fn main() -> Result<(), Error> {
+/// let mut trainer = Trainer::new(Job::from_toml("epochs = 5")?)
+///     .callback(Best { metric: "accuracy".to_owned(), goal: None });
+/// let history = trainer.fit()?;
+/// let best = history.values("accuracy").into_iter().fold(0.0, f64::max);
+/// assert_eq!(trainer.best()?.evaluate()?["accuracy"], best);
+/// assert_eq!(trainer.best()?.predict_held_out()?.len(), 360);
+/// # Ok(())
+/// # }
+/// ```
+pub struct TrainedModel<'a> {
+    finished: FinishedRun,
+    registry: &'a Registry,
+    device: Device,
+}
+
+impl<'a> TrainedModel<'a> {
+    /// Reads what the training of a folder has left.
+    pub(super) fn read(
+        dir: &Path,
+        which: Weights,
+        registry: &'a Registry,
+        device: Device,
+    ) -> Result<Self, CommandError> {
+        Ok(Self {
+            finished: FinishedRun::read(dir, which, None)?,
+            registry,
+            device,
+        })
+    }
+
+    /// Evaluates the weights on the held-out samples, and returns the loss and the other metrics.
+    ///
+    /// # Errors
+    /// If the data or the model cannot be used, or if the model has tables and these are the best weights.
+    pub fn evaluate(&self) -> Result<BTreeMap<String, f64>, CommandError> {
+        let Self {
+            finished,
+            registry,
+            device,
+        } = self;
+        Ok(outside_of_runtimes(|| {
+            evaluate_trained(&finished.trained(), registry, device)
+        })?)
+    }
+
+    /// Returns the model's outputs for each sample: the probability of each class, the probability of 1, or numbers. The columns are
+    /// those of the model's inputs, as the model sees them.
+    ///
+    /// # Errors
+    /// If the columns are not those of the training, or for the reasons of [`evaluate`](Self::evaluate).
+    pub fn predict(&self, inputs: Vec<Column>) -> Result<Vec<Vec<f32>>, CommandError> {
+        let samples = InMemory::without_targets(inputs).map_err(ReplicaError::from)?;
+        self.outputs(Some(samples))
+    }
+
+    /// Returns the model's outputs for each held-out sample, as [`predict`](Self::predict) does.
+    ///
+    /// # Errors
+    /// For the reasons of [`evaluate`](Self::evaluate).
+    pub fn predict_held_out(&self) -> Result<Vec<Vec<f32>>, CommandError> {
+        self.outputs(None)
+    }
+
+    fn outputs(&self, samples: Option<InMemory>) -> Result<Vec<Vec<f32>>, CommandError> {
+        let Self {
+            finished,
+            registry,
+            device,
+        } = self;
+        Ok(outside_of_runtimes(|| {
+            values(&finished.trained(), registry, device, samples)
+        })?)
+    }
+
+    /// Returns the file of the weights, as safetensors.
+    pub fn weights(&self) -> PathBuf {
+        self.finished.weights().to_owned()
+    }
+}
