@@ -399,6 +399,24 @@ fn a_job_that_is_cancelled_while_it_is_begun_ends_at_once() {
     end(cluster);
 }
 
+/// A job that is to end in good order does so although the coordinator is killed: it has a model and a last checkpoint.
+#[test]
+fn a_job_that_is_cancelled_before_its_coordinator_is_killed_saves_its_model() {
+    let mut cluster = start(&[]);
+    let id = submit(&cluster, &digits("endless", "mlp", 1_000_000));
+    eventually(|| job(&cluster, id)["samples"].as_u64() > Some(2000));
+    let cancelled = about_jobs(&cluster, &["cancel", &id.to_string()]);
+    assert!(cancelled.status.success());
+    cluster.coordinator.kill();
+    cluster.restart_coordinator_with(&["--no-job"]);
+    let job = ended(&cluster, id);
+    assert_eq!(job["state"], "cancelled", "{job}");
+    assert!(!job["model_sha256"].as_str().unwrap().is_empty(), "{job}");
+    let folder = Path::new(job["run_dir"].as_str().unwrap());
+    assert!(folder.join("model.safetensors").exists(), "{job}");
+    end(cluster);
+}
+
 /// Nothing is begun or forgotten while the disk of the coordinator is full, and the jobs go on once it has room.
 #[test]
 fn a_full_disk_does_not_end_the_coordinator_of_a_queue() {
@@ -427,20 +445,21 @@ fn a_full_disk_does_not_end_the_coordinator_of_a_queue() {
     eventually(|| list()[0]["state"] == "running");
 
     disk.fill();
-    let cancelled = program().run(&[
-        "cancel",
-        &id.to_string(),
-        "--now",
-        "--patience-seconds",
-        "1",
-        "--coordinator",
-        &address,
-    ]);
-    let said = String::from_utf8_lossy(&cancelled.stderr).into_owned();
-    assert!(
-        !cancelled.status.success() && said.contains("look at its disk"),
-        "{said}"
+    // The file of the queue may have some room left.
+    let file = dir.path().join("job.toml");
+    let long = format!(
+        "[model]\noptions = {{ text = \"{}\" }}\n",
+        "x".repeat(200 << 10)
     );
+    std::fs::write(&file, long).unwrap();
+    let submission = ["submit", file.to_str().unwrap(), "--coordinator", &address];
+    let submission = [&submission[..], &["--patience-seconds", "1"]].concat();
+    let refused = (0..50).find_map(|_| {
+        let output = program().run(&submission);
+        (!output.status.success()).then_some(output)
+    });
+    let said = String::from_utf8_lossy(&refused.unwrap().stderr).into_owned();
+    assert!(said.contains("look at its disk"), "{said}");
     assert_eq!(list()[0]["state"], "running");
     disk.empty();
     let cancelled = program().run(&[

@@ -200,8 +200,12 @@ async fn lines_from(path: &Path, from: u64) -> std::io::Result<Bytes> {
     file.seek(SeekFrom::Start(from)).await?;
     let mut lines = Vec::new();
     file.take(MOST_RECORDS).read_to_end(&mut lines).await?;
-    let end = lines.iter().rposition(|byte| *byte == b'\n');
-    lines.truncate(end.map_or(0, |end| end + 1));
+    match lines.iter().rposition(|byte| *byte == b'\n') {
+        Some(end) => lines.truncate(end + 1),
+        // A part of a very long line.
+        None if lines.len() as u64 == MOST_RECORDS => {}
+        None => lines.clear(),
+    }
     Ok(lines.into())
 }
 

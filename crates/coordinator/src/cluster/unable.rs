@@ -196,18 +196,21 @@ impl Cluster {
 
     /// Fails a submitted job that waits for servers which cannot work, once they have had time to try again.
     pub(super) fn fail_without_servers(&mut self, now: Instant) {
-        let unable = self.durable.unable.of(Role::Ps).next().is_some();
         let served = self.map().is_some() && self.orphans().next().is_none();
-        if self.turn != Turn::Submitted || self.ended() || !unable || served {
+        let since = self.instants.no_servers_since.unwrap_or(now);
+        // An older trouble does not explain why a server is missing now.
+        let patience = self.patience();
+        let recent = |trouble: &Trouble| since.saturating_duration_since(trouble.at) < patience;
+        let troubles = self.durable.unable.of(Role::Ps);
+        let troubles: Vec<_> = troubles.filter(|(_, trouble)| recent(trouble)).collect();
+        if self.turn != Turn::Submitted || self.ended() || served || troubles.is_empty() {
             self.instants.no_servers_since = None;
             return;
         }
-        let since = *self.instants.no_servers_since.get_or_insert(now);
-        let patience = self.patience();
+        self.instants.no_servers_since = Some(since);
         if now.duration_since(since) < patience {
             return;
         }
-        let troubles: Vec<_> = self.durable.unable.of(Role::Ps).collect();
         let error = format!(
             "parameter servers could not work for {} s; remove the cause and submit the job again: {}",
             patience.as_secs_f64(),
@@ -216,7 +219,7 @@ impl Cluster {
         self.fail(now, error);
     }
 
-    /// Returns what keeps servers from working, as the end of a sentence; empty if nothing does.
+    /// Returns a semicolon and the servers that cannot work with their reasons, to be appended to a message; empty if there are none.
     pub(super) fn troubled_servers(&self) -> String {
         let troubles: Vec<_> = self.durable.unable.of(Role::Ps).collect();
         match troubles.is_empty() {

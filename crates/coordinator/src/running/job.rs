@@ -128,7 +128,7 @@ impl Work {
             while let Err(error) = self.recorder.summarise(&summary).await {
                 let id = self.entry.id;
                 tracing::error!(
-                    "the summary of job {id} cannot be written to {dir:?}, trying on: {error}"
+                    "the summary of job {id} cannot be written to {dir:?}; retrying: {error}"
                 );
                 tokio::time::sleep(PERSIST_AGAIN).await;
             }
@@ -181,7 +181,7 @@ pub(super) async fn persist_end(queue: &std::sync::Arc<JobQueue>, entry: &Entry,
     }
     while let Err(error) = queue.end(entry.id, end.clone()).await {
         tracing::error!(
-            "the end of job {} cannot be persisted, trying on: {error}",
+            "the end of job {} cannot be persisted; retrying: {error}",
             entry.id
         );
         tokio::time::sleep(PERSIST_AGAIN).await;

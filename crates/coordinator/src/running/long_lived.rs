@@ -255,8 +255,12 @@ impl LongLived<'_> {
                 Some(CoordinatorError::JobFailed(summary.error))
             }
             Some(Ok(summary)) => {
-                work.persist_end(&self.queue, &summary).await;
-                return Ok(Some(work));
+                // While it cannot be persisted, a shutdown ends the wait. The next start persists it.
+                let persisted = work.persist_end(&self.queue, &summary);
+                if shutdown.run_until_cancelled(persisted).await.is_some() {
+                    return Ok(Some(work));
+                }
+                None
             }
             Some(Err(error)) => Some(error),
             None => None,
@@ -276,17 +280,19 @@ impl LongLived<'_> {
             Ok(false) => return Ok(None),
             Err(error) => {
                 tracing::error!(
-                    "the beginning of job {} cannot be persisted, trying on: {error}",
+                    "the beginning of job {} cannot be persisted; retrying: {error}",
                     entry.id
                 );
                 tokio::time::sleep(PERSIST_AGAIN).await;
                 return Ok(None);
             }
         }
+        // A run that is resumed ends in good order, with a last checkpoint.
+        let new = matches!(self.has_run(&entry), Ok(false));
         let begun = tokio::select! {
             begun = self.beginning(entry.clone()) => begun,
             // The store of its checkpoints may not answer.
-            () = self.queue.cancelling(entry.id) => {
+            () = self.queue.cancelling(entry.id), if new => {
                 let end = End {
                     error: "it was cancelled while the coordinator began it".to_owned(),
                     ..End::default()

@@ -2,7 +2,7 @@
 
 use std::fs::OpenOptions;
 use std::io::{ErrorKind, Write};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use coordinator::Summary;
@@ -151,18 +151,29 @@ impl Submission<'_> {
             _ = tokio::signal::ctrl_c(), if cluster.obeys_ctrl_c => {
                 coordinator.cancel_job(submitted.id, false).await?;
                 run.stopping = true;
-                run.follow(observer).await?
+                tokio::select! {
+                    ended = run.follow(observer) => ended?,
+                    // The second one does not wait for the model.
+                    _ = tokio::signal::ctrl_c() => {
+                        coordinator.cancel_job(submitted.id, true).await?;
+                        run.follow(observer).await?
+                    }
+                }
             }
         };
         cancel.id = None;
         let stopping = run.stopping;
         drop(run);
         for place in places_of_model(workers.path(), Path::new(&submitted.run_dir)) {
-            fetch_model(&place, self.dir)?;
+            if has_model(&place, &ended.model_sha256) {
+                fetch_model(&place, self.dir)?;
+            }
         }
         match ended.state() {
             JobState::Failed => Err(CommandError::JobFailed(harmless(&ended.error).into_owned())),
-            JobState::Cancelled if !stopping => Err(CommandError::JobCancelled { id: ended.id }),
+            JobState::Cancelled if !stopping || summary.is_none() => {
+                Err(CommandError::JobCancelled { id: ended.id })
+            }
             _ => summary.ok_or(CommandError::NoAnswer),
         }
     }
@@ -369,13 +380,20 @@ fn places_of_model(workers: &Path, folder: &Path) -> Vec<PathBuf> {
     let mut below = PathBuf::new();
     let mut places = Vec::new();
     for part in folder.components().rev() {
-        below = Path::new(part.as_os_str()).join(below);
-        if below.is_relative() {
-            places.push(workers.join(&below));
-        }
+        let Component::Normal(part) = part else {
+            break;
+        };
+        below = Path::new(part).join(below);
+        places.push(workers.join(&below));
     }
     places.push(folder.to_owned());
     places
+}
+
+/// Returns whether a folder has the model with this digest. Another cluster's run may be at the same path of this machine.
+fn has_model(folder: &Path, digest: &str) -> bool {
+    let read = std::fs::read(folder.join(run_dir::MODEL));
+    read.is_ok_and(|bytes| checkpoint::sha256(&bytes) == digest)
 }
 
 /// Copies the model from where a worker has written it, if it is there and not in the folder yet.

@@ -254,7 +254,13 @@ impl Trainer {
     ) -> Result<History, CommandError> {
         std::fs::create_dir_all(&dir).map_err(CommandError::file(&dir))?;
         // It belongs to an earlier training.
-        for file in [run_dir::MODEL, run_dir::BEST, run_dir::BEST_RECORD] {
+        for file in [
+            run_dir::MODEL,
+            run_dir::BEST,
+            run_dir::BEST_RECORD,
+            run_dir::TRANSFORMS,
+            run_dir::SUMMARY,
+        ] {
             let _ = std::fs::remove_file(dir.join(file));
         }
         let mut callbacks = Callbacks::new(&mut self.callbacks, &dir);

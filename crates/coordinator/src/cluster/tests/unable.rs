@@ -322,6 +322,33 @@ fn a_submitted_job_whose_servers_cannot_see_its_checkpoints_fails_after_a_minute
 }
 
 #[test]
+fn an_old_trouble_of_a_server_does_not_fail_a_job_that_loses_another_one() {
+    let (mut scene, _) = Scene::training(Mode::Bounded, 1);
+    let cluster = std::mem::replace(&mut scene.cluster, Cluster::new(Job::default()));
+    let place = super::super::CheckpointPlace {
+        location: "here".to_owned(),
+        run_id: "p".to_owned(),
+    };
+    scene.cluster = cluster.with_checkpoints(place, 0).in_turn(Turn::Submitted);
+    scene.cluster.job.cluster.stall_seconds = 600.0;
+    let spare = scene.join(Role::Ps, "spare");
+    let request = wire::LeaveRequest {
+        error: "the checkpoints cannot be seen".to_owned(),
+        failure: WorkerFailure::Checkpoints.into(),
+        ..wire::LeaveRequest::default()
+    };
+    scene.cluster.leave(scene.now, spare, &request);
+    scene.live_on(200);
+    let server = scene.servers_and_workers()[0];
+    assert_eq!(server.id.role, Role::Ps);
+    let gone = wire::LeaveRequest::default();
+    scene.cluster.leave(scene.now, server, &gone);
+    assert_eq!(scene.cluster.orphans().count(), 1);
+    scene.live_on(100);
+    assert!(!scene.cluster.ended(), "{}", scene.cluster.how_it_ended());
+}
+
+#[test]
 fn a_submitted_job_that_no_worker_can_work_on_fails_after_a_minute() {
     for (turn, seconds) in [(Turn::Submitted, 70), (Turn::First, 590)] {
         let (mut scene, tasks) = Scene::training(Mode::Bounded, 1);
