@@ -850,7 +850,7 @@ def test_jobs(programs):
         for name, text in jobs.items():
             (pathlib.Path(folder) / f"{name}.toml").write_text(text)
         project.environment |= {"FLAMBEAU_DATA_FOLDER": folder, "FLAMBEAU_JOBS": folder}
-        project.environment |= {"FLAMBEAU_AFTER_JOB": "wait", "FLAMBEAU_NO_JOB": "true"}
+        project.environment |= {"FLAMBEAU_AFTER_JOB": "wait", "FLAMBEAU_NO_JOB": "true", "FLAMBEAU_JOB": "/jobs/plain.toml"}
         project.up(2, 3)
         until("the coordinator answers", 60, lambda: listed_jobs(project) is not None)
 
