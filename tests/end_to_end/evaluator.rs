@@ -39,6 +39,10 @@ fn an_evaluator_measures_checkpoints_as_they_come_and_its_death_does_not_matter(
         .spawn()
         .unwrap();
     eventually(|| !results(&run).is_empty());
+    // The training comes first: field 19 of its state is the niceness.
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", first.id())).unwrap();
+    let (_, fields) = stat.rsplit_once(") ").unwrap();
+    assert_eq!(fields.split(' ').nth(16), Some("10"), "{stat}");
     first.kill().unwrap();
     first.wait().unwrap();
     assert!(

@@ -20,7 +20,7 @@ pub mod settings;
 pub mod status;
 
 pub use http::memory_limit;
-pub use offload::Offload;
+pub use offload::{Offload, lower_priority};
 
 use std::net::SocketAddr;
 

@@ -47,6 +47,12 @@ impl Offload {
     }
 }
 
+/// Gives this thread, and those that it starts from here on, a low priority. On Linux, priorities belong to threads. Where the system
+/// refuses, they have the usual one.
+pub fn lower_priority() {
+    let _ = rustix::process::setpriority_process(None, NICE);
+}
+
 /// Returns the runtime for work in the background, which lives as long as the process; none if it has no threads.
 fn background() -> Option<&'static Runtime> {
     static BACKGROUND: OnceLock<Option<Runtime>> = OnceLock::new();
@@ -56,10 +62,7 @@ fn background() -> Option<&'static Runtime> {
             .worker_threads(1)
             .thread_name("background")
             .enable_all();
-        // On Linux, priorities belong to threads. Where the system refuses, the work has the usual one.
-        builder.on_thread_start(|| {
-            let _ = rustix::process::setpriority_process(None, NICE);
-        });
+        builder.on_thread_start(lower_priority);
         let built = builder.build();
         built
             .inspect_err(|error| tracing::warn!("no threads for work in the background: {error}"))

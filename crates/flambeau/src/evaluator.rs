@@ -162,6 +162,8 @@ impl Fetched {
 /// # Errors
 /// If a checkpoint, the data or the model cannot be used.
 pub(crate) fn run(arguments: &Arguments, registry: &Registry) -> Result<(), CommandError> {
+    // The training comes first where both share a machine.
+    daemon::lower_priority();
     let device = device::open(arguments.device)?;
     let mut beside = Beside::new(arguments, registry, device);
     block_on(beside.follow())
