@@ -9,7 +9,7 @@ use crate::fit::job;
 use crate::program;
 use crate::weights::{difference, weights};
 
-/// A job whose learning rate falls to the half after the second pass. The loss falls, and the job says that large ones are better.
+/// A job that halves its learning rate after the second pass: the loss falls, but the goal of the plateau is a high one.
 const PLATEAU: &str = "seed = 5\nepochs = 4\nbatch_size = 16\n[optimizer]\nname = \"momentum\"\nlearning_rate = 0.02\n[model]\nhidden = [16]\n[plateau]\nmetric = \"loss\"\ngoal = \"max\"\npatience = 1\nfactor = 0.5\nmin_learning_rate = 0.01\n[cluster]\nps = 2\nworkers = 2\n[strategy]\nmode = \"sync\"\n";
 
 #[test]
@@ -135,7 +135,7 @@ impl Model for Slope {
 
 #[test]
 fn the_learning_rate_finder_suggests_a_stable_rate_of_a_known_quadratic() {
-    // The loss is the mean of (slope * 2 - y)^2, whose second derivative is 8. Gradient descent is stable below 2 / 8.
+    // The loss is the mean of (slope * 2 - y)^2, so its second derivative is 8. Gradient descent is stable below 2 / 8.
     const STABLE: f32 = 0.25;
     let samples = |count: usize, noise: f32| {
         let y = |i: usize| 6.0 + noise * (((i * 37) % 17) as f32 / 17.0 - 0.5);

@@ -246,7 +246,7 @@ struct Search {
 }
 
 impl Search {
-    /// Makes a step with a learning rate, and returns its loss. A step whose gradient is not finite changes nothing.
+    /// Makes a step with a learning rate, and returns its loss. If the gradient is NaN or infinite, the weights stay as they are.
     async fn step(
         &mut self,
         positions: Positions,

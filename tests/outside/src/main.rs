@@ -33,7 +33,7 @@ impl Model for Price {
     }
 }
 
-/// The share of houses whose predicted price is off by at most 0.1.
+/// The share of predicted prices that are off by at most 0.1.
 #[derive(Default)]
 struct Within {
     houses: f64,

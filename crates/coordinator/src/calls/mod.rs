@@ -3,11 +3,13 @@
 //! - `service`: the gRPC service; asks the cluster
 //! - `slot`: the job that calls are about; `jobs`: calls about the jobs of a long-lived cluster
 //! - `messages`: messages of the service, read and written
+//! - `origin`: the origin that a call claims to have
 //! - `callers`: the connections of members; `limits`: limits of names in calls
 
 pub(crate) mod callers;
 pub(crate) mod jobs;
 pub(crate) mod limits;
 pub(crate) mod messages;
+mod origin;
 pub(crate) mod service;
 pub(crate) mod slot;

@@ -17,11 +17,12 @@ use shared_proto::wire;
 use shared_proto::wire::coordinator_server::Coordinator;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Extensions, Request, Response, Status};
+use tonic::{Request, Response, Status};
 
 use super::jobs::{JobCalls, failed, no_queue};
 use super::limits::{check_addresses, check_lengths};
 use super::messages::{not_for, read_data, take_report, wire_work};
+use super::origin::CallOrigin;
 use super::slot::Slot;
 use crate::cluster::{Cluster, Initialization, Joined, ModelSpecs};
 use crate::keeping::shared::{LONG_POLL, Shared};
@@ -95,46 +96,6 @@ impl Service {
         };
         let shared = self.shared()?;
         shared.ask_until(ask, satisfies).await.map_err(refused)
-    }
-}
-
-/// The claimed origin of a call, and the call's name.
-struct CallOrigin<'a> {
-    origin: Option<&'a wire::Origin>,
-    extensions: &'a Extensions,
-    what: &'static str,
-    /// The only role that makes this call; none if both roles do.
-    role: Option<Role>,
-}
-
-impl<'a> CallOrigin<'a> {
-    fn new(
-        origin: &'a Option<wire::Origin>,
-        extensions: &'a Extensions,
-        what: &'static str,
-    ) -> Self {
-        Self {
-            origin: origin.as_ref(),
-            extensions,
-            what,
-            role: None,
-        }
-    }
-
-    /// Restricts the call to servers.
-    fn server(self) -> Self {
-        Self {
-            role: Some(Role::Ps),
-            ..self
-        }
-    }
-
-    /// Restricts the call to workers.
-    fn worker(self) -> Self {
-        Self {
-            role: Some(Role::Worker),
-            ..self
-        }
     }
 }
 

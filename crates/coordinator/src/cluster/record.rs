@@ -113,7 +113,7 @@ pub(crate) enum Record {
     LearningRate {
         #[serde(with = "number")]
         seconds: f64,
-        /// The pass over the data, from 1, whose evaluation has led to it.
+        /// The pass over the data after which the rate fell, from 1.
         epoch: u32,
         steps: u64,
         /// The part of the learning rate that is left.

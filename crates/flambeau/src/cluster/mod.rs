@@ -4,10 +4,10 @@
 mod brought;
 mod exit;
 mod member;
+mod start;
 mod thread;
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -20,13 +20,14 @@ use shared_proto::job::{Job, run_dir};
 use shared_proto::security::Security;
 use shared_proto::transport::Listen;
 use tempfile::TempDir;
-use tokio::process::Command;
 use tokio::time::timeout;
 use worker::registry::Registry;
 
 pub(crate) use self::brought::{BroughtWorkers, Joining};
 use self::exit::{Exit, Said};
 use self::member::Running;
+pub(crate) use self::start::threads_each;
+use self::start::{Start, own};
 use self::thread::RoleThread;
 use crate::certs;
 use crate::error::CommandError;
@@ -53,36 +54,6 @@ const CERTIFICATE_DAYS: u16 = 365;
 
 /// The number of lines of a dead process's log that are shown.
 const TAIL: usize = 12;
-
-/// The arguments of a process.
-#[derive(Clone, Debug)]
-struct Start {
-    arguments: Vec<OsString>,
-    /// The number of threads for candle; none for processes without it.
-    threads: Option<usize>,
-}
-
-impl Start {
-    fn new<const N: usize>(arguments: [&str; N]) -> Self {
-        Self {
-            arguments: arguments.map(OsString::from).to_vec(),
-            threads: None,
-        }
-    }
-
-    fn with(mut self, more: impl IntoIterator<Item: Into<OsString>>) -> Self {
-        self.arguments.extend(more.into_iter().map(Into::into));
-        self
-    }
-}
-
-/// Adds the address of the live page, if there is one.
-fn with_page(start: Start, page: Option<SocketAddr>) -> Start {
-    match page {
-        Some(address) => start.with(["--http", &address.to_string()]),
-        None => start,
-    }
-}
 
 /// One member.
 struct Member {
@@ -180,14 +151,14 @@ impl LocalCluster {
             None => start.clone(),
         };
         let fresh = fresh.with(["--listen", "127.0.0.1:0"]);
-        let fresh = with_page(fresh, plan.http);
+        let fresh = fresh.with_page(plan.http);
         if let Some(ready) = cluster.spawn(COORDINATOR, fresh).await? {
             cluster.page = ready.page;
             if let Some(Listen::Tcp(address)) = ready.address {
                 cluster.coordinator = address;
             }
         }
-        let start = with_page(start, cluster.page);
+        let start = start.with_page(cluster.page);
         // If it is restarted, it listens on the same address and resumes from its state.
         if let Some(coordinator) = cluster.members.get_mut(&COORDINATOR) {
             coordinator.start = start.with(["--listen", &cluster.coordinator.to_string()]);
@@ -493,25 +464,6 @@ async fn ended(running: &mut Running) {
     while running.exit().is_none() {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-}
-
-/// Returns a command that runs this executable, without the settings in this process's environment.
-fn own() -> Result<Command, CommandError> {
-    let path = std::env::current_exe().map_err(CommandError::file("this executable"))?;
-    let mut command = Command::new(path);
-    for (name, _) in std::env::vars_os() {
-        let ours = name.to_str().is_some_and(|n| n.starts_with("FLAMBEAU_"));
-        if ours && name != "FLAMBEAU_LOG" && name != "FLAMBEAU_LOG_FORMAT" {
-            command.env_remove(name);
-        }
-    }
-    Ok(command)
-}
-
-/// Returns the number of threads with which each worker computes, so that they share the cores.
-pub(crate) fn threads_each(workers: u32) -> usize {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    (cores / workers.max(1) as usize).max(1)
 }
 
 fn tail(log: &Path) -> String {

@@ -38,7 +38,7 @@ pub struct Progress {
 /// A learning rate that has fallen on a plateau.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct LearningRate {
-    /// The number of the pass, from 1, whose evaluation has led to it.
+    /// The pass over the data after which the rate fell, from 1.
     pub epoch: u32,
     /// The steps before it, summed over workers.
     pub steps: u64,
