@@ -1,4 +1,4 @@
-//! A generative adversarial network: a loop of one's own, with two optimizers, on as many replicas as devices are named.
+//! A generative adversarial network: a loop of one's own, with two optimizers, on the named devices of each host of TF_CONFIG.
 //!
 //!     cargo run --release --example gan -- cpu,cpu 2000
 //!
@@ -44,7 +44,7 @@ fn noise(random: &mut StdRng, device: &Device) -> Result<Tensor> {
 
 fn main() -> std::result::Result<(), LoopError> {
     let mut args = std::env::args().skip(1);
-    let strategy = Strategy::mirrored(&args.next().unwrap_or("cpu".to_owned()))?;
+    let strategy = Strategy::multi_worker(&args.next().unwrap_or("cpu".to_owned()))?;
     let steps = args.next().unwrap_or_default().parse().unwrap_or(2000);
     let build = |vars: VarBuilder| {
         let generator = Network::new(1, 2, vars.pp("generator"))?;
@@ -72,7 +72,7 @@ fn main() -> std::result::Result<(), LoopError> {
             radius.to_scalar::<f32>().map(f64::from)
         })?;
         if step % 500 == 0 {
-            let mean = strategy.reduce(Reduce::Mean, &radii);
+            let mean = strategy.reduce(Reduce::Mean, &radii)?;
             println!("step {step:>5}: mean radius {mean:.3}");
         }
     }

@@ -1,9 +1,11 @@
 //! `Trainer::on_cluster`: a program trains on a coordinator and servers that run already, and brings the workers.
 
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use flambeau::settings::{Best, Plateau};
+use flambeau::settings::{Best, Plateau, StrategyName};
 use flambeau::{Error, RunningCluster, SecurityFiles, Trainer, on_evaluation};
 use serde_json::Value;
 use tests::{Cluster, Daemon};
@@ -100,6 +102,37 @@ fn rows_of_tables_are_read_from_the_checkpoints_of_the_cluster() {
     let history = second.on_cluster(at(&cluster).bring_workers(2)).fit();
     let numbers: Vec<u32> = history.unwrap().epochs.iter().map(|e| e.number).collect();
     assert_eq!(numbers, [2]);
+}
+
+#[test]
+fn brought_workers_of_a_ring_listen_on_the_interface_that_is_named() {
+    let cluster = start(0);
+    let mut ring = job(JOB);
+    ring.strategy.name = StrategyName::MultiWorkerMirrored;
+    ring.epochs = 100_000;
+    // Ports that are listened on at 127.0.0.7, as the kernel has them.
+    let listening = || {
+        let sockets = std::fs::read_to_string("/proc/self/net/tcp").unwrap();
+        let sockets = sockets.lines().filter(|line| {
+            let fields: Vec<&str> = line.split_whitespace().collect();
+            fields[1].starts_with("0700007F:") && fields[3] == "0A"
+        });
+        sockets.count()
+    };
+    let seen = Arc::new(AtomicUsize::new(0));
+    let seeing = Arc::clone(&seen);
+    let look = on_evaluation(move |_, control| {
+        seeing.fetch_max(listening(), Ordering::Relaxed);
+        control.stop("seen");
+    });
+    let workers = at(&cluster).bring_workers(2).listen([127, 0, 0, 7].into());
+    let mut trainer = Trainer::new(ring)
+        .model::<Worse>()
+        .in_memory(points(256).unwrap(), points(64).unwrap())
+        .on_cluster(workers)
+        .callback(look);
+    assert!(!trainer.fit().unwrap().epochs.is_empty());
+    assert_eq!(seen.load(Ordering::Relaxed), 2);
 }
 
 #[test]

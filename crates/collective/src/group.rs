@@ -12,6 +12,9 @@ use crate::numbers::{combine, combine_short, round, short_to_wire, to_wire};
 use crate::pieces::{PIECE_ELEMENTS, Pieces};
 use crate::schedule::{self, Algorithm, Groups, Rank, Round};
 
+/// The most bytes of a piece.
+const PIECE_BYTES: usize = PIECE_ELEMENTS * size_of::<f32>();
+
 /// The failure of a collective operation. The values that it was to change are undefined, and the group is of no further
 /// use.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -235,6 +238,54 @@ impl<L: Links> Group<L> {
     pub async fn pass_around(&self, root: Rank, values: &mut [f32]) -> Result<(), CollectiveError> {
         let rounds = schedule::pass_around(self.rank, root, self.ranks, values.len());
         self.play(&rounds, values, Dtype::F32).await
+    }
+
+    /// Returns the bytes of all ranks, in the order of the ranks. They may have different lengths.
+    ///
+    /// # Errors
+    /// See [`CollectiveError`].
+    pub async fn gather_bytes(&self, own: Bytes) -> Result<Vec<Bytes>, CollectiveError> {
+        let (rank, ranks) = (self.rank, self.ranks);
+        let mut lengths = vec![0.0; ranks];
+        lengths[rank] = own.len() as f64;
+        let lengths = self.sum_short(lengths).await?;
+        let mut all = vec![Bytes::new(); ranks];
+        all[rank] = own;
+        let (next, before) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
+        // Around the ring: each rank hands on what it has received last.
+        for round in 1..ranks {
+            let mut leaving = all[(rank + ranks + 1 - round) % ranks].clone();
+            let send = async {
+                while !leaving.is_empty() {
+                    let piece = leaving.split_to(leaving.len().min(PIECE_BYTES));
+                    self.links.send(next, piece).await?;
+                }
+                Ok::<_, CollectiveError>(())
+            };
+            let of = (rank + ranks - round) % ranks;
+            let expected = lengths[of] as usize;
+            let receive = async {
+                let mut bytes = Vec::new();
+                while bytes.len() < expected {
+                    self.awaited.set(Some(before));
+                    let piece = self.links.receive(before).await?;
+                    self.awaited.set(None);
+                    let found = bytes.len() + piece.len();
+                    if piece.is_empty() || found > expected {
+                        return Err(CollectiveError::Differs {
+                            rank: before,
+                            found,
+                            expected,
+                        });
+                    }
+                    bytes.extend_from_slice(&piece);
+                }
+                Ok(bytes)
+            };
+            let ((), received) = tokio::try_join!(send, receive)?;
+            all[of] = received.into();
+        }
+        Ok(all)
     }
 
     /// Returns once all ranks have called this.

@@ -166,6 +166,31 @@ async fn a_broadcast_keeps_each_bit_and_a_barrier_waits_for_all() {
 }
 
 #[tokio::test]
+async fn bytes_of_any_length_are_gathered() {
+    for lengths in [
+        vec![3],
+        vec![0, 0],
+        vec![0, 5, 3_000_000],
+        vec![700_000, 1, 524_288, 524_289],
+    ] {
+        let ranks = lengths.len();
+        let own = |rank: usize| vec![rank as u8 + 1; lengths[rank]];
+        let groups = MemoryLinks::among(ranks).into_iter().enumerate();
+        let groups: Vec<_> = groups
+            .map(|(rank, links)| Group::new(rank, ranks, links, Dtype::Bf16))
+            .collect();
+        let gathering = groups
+            .iter()
+            .map(|group| group.gather_bytes(own(group.rank()).into()));
+        let gathered = join_all(gathering).await;
+        let expected: Vec<Vec<u8>> = (0..ranks).map(own).collect();
+        for all in gathered {
+            assert!(all.unwrap() == expected, "{lengths:?}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn all_notice_that_a_rank_is_gone() {
     let mut values = vectors(4, LARGE);
     let act = async |group: &Group<_>, values: &mut [f32]| match group.rank() {

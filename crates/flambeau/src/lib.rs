@@ -50,7 +50,7 @@
 //!     replica.minimize(adam, &loss, 2)?;
 //!     loss.to_scalar::<f32>().map(f64::from)
 //! })?;
-//! println!("{}", strategy.reduce(Reduce::Mean, &losses));
+//! println!("{}", strategy.reduce(Reduce::Mean, &losses)?);
 //! # Ok(())
 //! # }
 //! ```
@@ -157,7 +157,9 @@ pub use worker::input::{
     Signature, Source, Values,
 };
 #[doc(inline)]
-pub use worker::loops::{Distributed, LoopError, OptimizerId, Reduce, Replica, Strategy};
+pub use worker::loops::{
+    Distributed, HostError, Hosts, LoopError, OptimizerId, Reduce, Replica, Strategy,
+};
 #[doc(inline)]
 pub use worker::model::{
     Batch, Feature, Loss, Metric, Metrics, Model, Objective, Pass, Ragged, Setup, Stages,

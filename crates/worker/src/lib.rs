@@ -14,6 +14,7 @@
 //! - `reporter`: reports finished steps to the coordinator
 //! - [`embedded`]: a worker without a process and a model of its own, for simulations
 //! - [`loops`]: training loops that a program writes itself
+//! - [`tf_config`]: the cluster that a launcher made for TensorFlow describes
 //! - `best`: the best evaluation of a run
 //! - [`evaluator`]: a model that is evaluated with the weights of many checkpoints
 //! - [`finder`]: the search for a learning rate
@@ -42,6 +43,7 @@ pub mod shuffle;
 mod step;
 pub mod strategy;
 pub mod tables;
+pub mod tf_config;
 mod trainer;
 mod trouble;
 pub mod variables;

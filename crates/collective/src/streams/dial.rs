@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use backon::{ExponentialBuilder, Retryable};
+use parking_lot::Mutex;
 use shared_proto::ids::{Clock, Epoch, Origin, Role, Sequence};
 use shared_proto::network::Network;
 use shared_proto::security::chain_of;
@@ -18,20 +19,24 @@ use super::peer::Peer;
 /// The pauses between attempts: from the first to the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(200));
 
-/// Opens a link to a peer of a ring. Tries again until the caller gives up.
+/// Opens a link to a peer of a ring. Tries again until the caller gives up, and notes the reason of each failure.
 pub(super) async fn dial(
     network: &Arc<dyn Network>,
     own: &Identity,
     ring: Epoch,
     peer: &Peer,
+    noted: &Mutex<Option<String>>,
 ) -> Result<Link, String> {
     let attempt = || attempt(network, own, ring, peer);
     let pauses = ExponentialBuilder::default()
         .with_min_delay(PAUSES.0)
         .with_max_delay(PAUSES.1)
         .without_max_times();
-    let log = |reason: &String, _| tracing::debug!(peer = %peer.task, reason, "trying again");
-    attempt.retry(pauses).notify(log).await
+    let note = |reason: &String, _| {
+        tracing::debug!(peer = %peer.task, reason, "trying again");
+        *noted.lock() = Some(reason.clone());
+    };
+    attempt.retry(pauses).notify(note).await
 }
 
 async fn attempt(

@@ -1,13 +1,19 @@
 //! An open link: a stream in each direction.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use shared_proto::stream::{Incoming, Sender};
 use shared_proto::wire::{self, link_message::Kind};
 use tokio::sync::Mutex;
+use tokio::time::timeout;
 use tonic::Status;
 
 /// The number of pieces that may wait for the transport.
 pub(super) const OUTGOING: usize = 4;
+
+/// The time for which the reason of a broken link is awaited.
+const TOLD: Duration = Duration::from_secs(1);
 
 /// A stream in each direction between two ranks.
 pub(super) struct Link {
@@ -19,8 +25,14 @@ impl Link {
     /// Sends a piece. Returns the reason if the link is broken.
     pub(super) async fn send(&self, piece: Bytes) -> Result<(), String> {
         let message = Kind::Piece(piece).into();
-        let sent = self.outgoing.send(Ok(message)).await;
-        sent.map_err(|_| "the connection has ended".to_owned())
+        if self.outgoing.send(Ok(message)).await.is_ok() {
+            return Ok(());
+        }
+        // The peer may have said why.
+        match timeout(TOLD, self.receive()).await {
+            Ok(Err(reason)) => Err(reason),
+            _ => Err("the connection has ended".to_owned()),
+        }
     }
 
     /// Receives the next piece. Returns the reason if the link is broken.

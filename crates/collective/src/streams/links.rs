@@ -6,6 +6,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::future::try_join_all;
+use parking_lot::Mutex;
 use shared_proto::ids::Epoch;
 use shared_proto::network::Network;
 use tokio::sync::OnceCell;
@@ -75,13 +76,19 @@ impl StreamLinks {
     async fn link(&self, to: Rank) -> Result<&Link, LinkError> {
         let open = async {
             let peer = &self.peers[to];
+            let noted = Mutex::new(None);
             let opened = async {
                 match to < self.rank {
-                    true => dial(&self.network, &self.own, self.ring, peer).await,
+                    true => dial(&self.network, &self.own, self.ring, peer, &noted).await,
                     false => Ok(self.exchange.take(self.ring, peer.task).await),
                 }
             };
-            let late = |_| Err(format!("{} has not connected in time", peer.task));
+            let late = |_| {
+                Err(match noted.lock().take() {
+                    Some(reason) => format!("{} cannot be reached: {reason}", peer.task),
+                    None => format!("{} has not connected in time", peer.task),
+                })
+            };
             timeout(self.patience, opened).await.unwrap_or_else(late)
         };
         let link = self.links[to].get_or_try_init(|| open).await;

@@ -1,6 +1,7 @@
 //! Workers on threads of this process, which a program brings to a cluster that runs already.
 
 use std::ffi::OsString;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -27,6 +28,8 @@ pub(crate) struct Joining<'a> {
     pub(crate) security: &'a SecurityFiles,
     pub(crate) workers: u32,
     pub(crate) devices: &'a str,
+    /// The interface on which the workers take links of other workers.
+    pub(crate) listen: IpAddr,
     /// The folder below which each job has its model.
     pub(crate) folder: &'a Path,
     /// A text that no other program's workers have in their names.
@@ -85,6 +88,8 @@ impl Joining<'_> {
             .to_vec();
         arguments.extend(["--identity", name, "--device", self.devices].map(OsString::from));
         arguments.extend([OsString::from("--run-dir"), self.folder.into()]);
+        let listen = SocketAddr::new(self.listen, 0).to_string();
+        arguments.extend(["--listen".into(), listen.into()]);
         let files = self.security;
         for (flag, file) in [
             ("--tls-ca", &files.authority),

@@ -2,6 +2,7 @@
 
 use std::fs::OpenOptions;
 use std::io::{ErrorKind, Write};
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Component, Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -42,6 +43,7 @@ pub struct RunningCluster {
     coordinator: String,
     security: SecurityFiles,
     workers: u32,
+    listen: IpAddr,
     patience: Duration,
     obeys_ctrl_c: bool,
 }
@@ -53,6 +55,7 @@ impl RunningCluster {
             coordinator: coordinator.into(),
             security: SecurityFiles::default(),
             workers: 0,
+            listen: Ipv4Addr::LOCALHOST.into(),
             patience: Duration::from_secs(30),
             obeys_ctrl_c: false,
         }
@@ -63,6 +66,14 @@ impl RunningCluster {
     #[must_use]
     pub fn bring_workers(mut self, workers: u32) -> Self {
         self.workers = workers;
+        self
+    }
+
+    /// Has the brought workers take links of other workers on this interface (default: loopback). In strategies without parameter servers
+    /// other hosts must reach it; `0.0.0.0` means all interfaces, and the one that leads to the coordinator is advertised.
+    #[must_use]
+    pub fn listen(mut self, interface: IpAddr) -> Self {
+        self.listen = interface;
         self
     }
 
@@ -136,6 +147,7 @@ impl Submission<'_> {
                 coordinator: &cluster.coordinator,
                 security: &cluster.security,
                 workers: cluster.workers,
+                listen: cluster.listen,
                 devices: self.devices,
                 folder: workers.path(),
                 names: &names,

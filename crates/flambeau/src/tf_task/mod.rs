@@ -1,9 +1,7 @@
 //! `flambeau tf-task`: the process that `TF_CONFIG` describes.
 //!
-//! - `config`: the variable, read and checked
-//! - `evaluator`: the process that evaluates checkpoints while others train
+//! `evaluator` is the process that evaluates checkpoints while others train.
 
-mod config;
 mod evaluator;
 
 use std::path::PathBuf;
@@ -16,8 +14,7 @@ use shared_proto::job::StrategyName;
 use shared_proto::transport::Listen;
 use worker::device::Choices;
 use worker::registry::Registry;
-
-use self::config::{Part, TfConfig};
+use worker::tf_config::{Part, TfConfig};
 
 #[derive(Clone, Debug, Args)]
 pub(crate) struct Arguments {

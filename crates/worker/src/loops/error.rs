@@ -1,10 +1,15 @@
 //! The errors of training loops.
 
+use std::io;
+use std::net::SocketAddr;
+
 use collective::CollectiveError;
 use shared_proto::job::JobError;
+use shared_proto::security::SecurityError;
 
 use crate::candle_error::plain;
 use crate::device::DeviceError;
+use crate::tf_config::TfConfigError;
 use crate::variables::VariablesError;
 
 /// The error of a training loop that is distributed among replicas.
@@ -17,6 +22,12 @@ pub enum LoopError {
     /// Several devices where one is possible.
     #[error("one device is possible here, but {0} are named; use Strategy::mirrored for several")]
     Devices(usize),
+    /// The processes of the loop cannot work together.
+    #[error(transparent)]
+    Host(#[from] HostError),
+    /// `TF_CONFIG` cannot be used.
+    #[error(transparent)]
+    TfConfig(#[from] TfConfigError),
     /// A setting makes no sense.
     #[error(transparent)]
     Setting(#[from] JobError),
@@ -57,11 +68,19 @@ pub enum LoopError {
         /// Advice to the user.
         advice: &'static str,
     },
+    /// The tensors of the replicas do not fit together.
+    #[error("the tensors of the replicas cannot be gathered: {}", plain(.0))]
+    Gather(candle_core::Error),
     /// The replicas make different calls.
     #[error(
         "the replicas make different calls of minimize and sum; each must make the same ones in the same order, whatever its samples are"
     )]
     OutOfStep,
+    /// The processes make different calls.
+    #[error(
+        "the processes of the loop make different calls; each must make the same calls of run, minimize, sum, reduce and gather in the same order, and as many steps"
+    )]
+    HostsOutOfStep,
     /// Another replica has failed.
     #[error("another replica has failed: {0}")]
     Other(CollectiveError),
@@ -80,11 +99,67 @@ impl LoopError {
     /// are consequences of one.
     pub(super) fn distance(&self) -> u8 {
         match self {
-            Self::Other(_) | Self::OutOfStep => 2,
+            Self::Other(_) | Self::OutOfStep => 3,
+            Self::Host(_) | Self::HostsOutOfStep | Self::Failed => 2,
             Self::Panicked(_) => 1,
             _ => 0,
         }
     }
+}
+
+/// The reason why the processes of a loop cannot work together.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum HostError {
+    /// The index of this process is not in the list.
+    #[error(
+        "this process is number {index} of the loop, but there are {count} addresses; indices begin at 0"
+    )]
+    Index {
+        /// The index.
+        index: usize,
+        /// The number of addresses.
+        count: usize,
+    },
+    /// An address is none.
+    #[error("{0:?} is not the address of a process; expected host:port")]
+    Address(String),
+    /// An address is there twice.
+    #[error("{0:?} is twice in the list of addresses; each process has one of its own")]
+    Twice(String),
+    /// The certificates or the token cannot be used.
+    #[error(transparent)]
+    Security(#[from] SecurityError),
+    /// The address cannot be listened on.
+    #[error(
+        "cannot listen on {listen}: {error}; the address must be one of this host's, with a port that is free"
+    )]
+    Listen {
+        /// The address.
+        listen: SocketAddr,
+        /// The system's error.
+        error: io::Error,
+    },
+    /// The threads that carry the links cannot be started.
+    #[error("cannot start the thread that carries the links: {0}")]
+    Runtime(io::Error),
+    /// Another process is lost, or has not come.
+    #[error(
+        "process {index} of the loop ({address}) is lost: {reason}; start the program again on each host, with the same list of addresses and an index of its own, and load the variables that were saved last"
+    )]
+    Lost {
+        /// The index of the process.
+        index: usize,
+        /// Its address.
+        address: String,
+        /// What happened.
+        reason: String,
+    },
+    /// The processes have different variables, or different values in them.
+    #[error(
+        "the processes of the loop have different variables or values; use the same program, the same seed and the same file on each host"
+    )]
+    Differs,
 }
 
 impl From<CollectiveError> for LoopError {

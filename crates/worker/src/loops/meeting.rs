@@ -1,53 +1,59 @@
-//! How the replicas of a process add up numbers.
+//! How the replicas of a loop add up numbers.
+
+use std::sync::Arc;
 
 use collective::{Group, MemoryLinks};
 use pollster::block_on;
 use shared_proto::payload::Dtype;
 
+use super::act::Act;
 use super::error::LoopError;
+use super::hosts::Together;
 
-/// What replicas do together. The vectors with which they agree have different lengths, so none is taken for another.
-#[derive(Clone, Copy)]
-enum Act {
-    End,
-    Sum,
-    Minimize,
-}
-
-/// A replica's place among the others. If it is dropped, the others fail when they meet it.
+/// A replica's place among the others: those of its process, and through the first of them those of other processes. If it is dropped,
+/// the others of the process fail when they meet it.
 pub(super) struct Meeting {
-    group: Group<MemoryLinks>,
+    here: Group<MemoryLinks>,
+    hosts: Option<Arc<Together>>,
+    /// The number of all replicas.
+    replicas: usize,
 }
 
 impl Meeting {
-    /// Returns the place of each of so many replicas.
-    pub(super) fn among(replicas: usize) -> Vec<Self> {
+    /// Returns the place of each of so many replicas of this process.
+    pub(super) fn among(replicas: usize, hosts: Option<&Arc<Together>>) -> Vec<Self> {
         let links = MemoryLinks::among(replicas).into_iter().enumerate();
         let place = |(rank, links)| Self {
-            group: Group::new(rank, replicas, links, Dtype::F32),
+            here: Group::new(rank, replicas, links, Dtype::F32),
+            hosts: hosts.cloned(),
+            replicas: hosts.map_or(replicas, |hosts| hosts.replicas()),
         };
         links.map(place).collect()
     }
 
     /// Returns whether there is no other replica.
     pub(super) fn is_alone(&self) -> bool {
-        self.group.ranks() == 1
+        self.replicas == 1
     }
 
     /// Agrees with the others on an act with these numbers, and returns their sums.
     fn agree(&self, act: Act, numbers: &[f64]) -> Result<Vec<f64>, LoopError> {
-        let own = [f64::from(act as u8)];
-        let all: Vec<f64> = own.iter().chain(numbers).copied().collect();
         if self.is_alone() {
             return Ok(numbers.to_vec());
         }
-        let sum = block_on(self.group.sum_short(all))?;
-        match sum.split_first() {
-            Some((acts, numbers)) if *acts == own[0] * self.group.ranks() as f64 => {
-                Ok(numbers.to_vec())
-            }
-            _ => Err(LoopError::OutOfStep),
-        }
+        let here = block_on(self.here.sum_short(act.with(numbers)))?;
+        let Some(hosts) = &self.hosts else {
+            return act.of(&here, self.replicas);
+        };
+        // Of this process first: replicas of one that differ are its own mistake.
+        act.of(&here, self.here.ranks())?;
+        let everywhere = match self.here.rank() {
+            0 => hosts.sum(here)?,
+            _ => Vec::new(),
+        };
+        let everywhere = block_on(self.here.sum_short(everywhere))?;
+        let all = act.of(&everywhere, self.replicas);
+        all.map_err(|_| LoopError::HostsOutOfStep)
     }
 
     /// Ends a step.
@@ -72,7 +78,7 @@ impl Meeting {
         let own = [optimizer as f64, elements as f64];
         let [samples, failed] = [samples as f64, f64::from(u8::from(!finite))];
         let sums = self.agree(Act::Minimize, &[own[0], own[1], samples, failed])?;
-        let ranks = self.group.ranks() as f64;
+        let ranks = self.replicas as f64;
         match sums[..] {
             [optimizers, elements, samples, failed]
                 if optimizers == own[0] * ranks && elements == own[1] * ranks =>
@@ -85,9 +91,16 @@ impl Meeting {
 
     /// Makes each element the sum of all replicas' elements at its place, with the same bits on each one.
     pub(super) fn add_up(&self, values: &mut [f32]) -> Result<(), LoopError> {
-        match self.is_alone() {
-            true => Ok(()),
-            false => Ok(block_on(self.group.all_reduce(values))?),
+        if self.is_alone() {
+            return Ok(());
         }
+        block_on(self.here.all_reduce(values))?;
+        if let Some(hosts) = &self.hosts {
+            if self.here.rank() == 0 {
+                hosts.add_up(values)?;
+            }
+            block_on(self.here.broadcast(0, values))?;
+        }
+        Ok(())
     }
 }

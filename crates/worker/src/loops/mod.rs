@@ -1,34 +1,40 @@
 //! Training loops that a program writes itself: the same step on several replicas of a model, which stay equal.
 //!
-//! - `replica`: what a step sees of its replica
-//! - `meeting`: how replicas add up numbers
+//! - `distributed`: a model with its replicas, and their steps; `replica`: what a step sees of its replica
+//! - `meeting`: how replicas add up numbers; `hosts`: the processes that they are on; `act`: what both agree on
 //! - `optimizing`: variables with an optimizer of their own; `averaged`: those that the model itself changes
 
+mod act;
 mod averaged;
+mod distributed;
 mod error;
+mod hosts;
 mod meeting;
 mod optimizing;
 mod replica;
 #[cfg(test)]
 mod tests;
 
-use std::any::Any;
+use std::sync::Arc;
 
 use candle_core::{Device, Tensor};
 use candle_nn::VarBuilder;
-use shared_proto::blocks::{VariableKind, VariableSpec};
-use shared_proto::job::{self, Job, matches_pattern};
+use shared_proto::blocks::VariableKind;
 
+use self::act::Act;
 use self::averaged::Averaged;
-pub use self::error::LoopError;
+pub use self::distributed::Distributed;
+use self::distributed::State;
+pub use self::error::{HostError, LoopError};
+pub use self::hosts::Hosts;
+use self::hosts::Together;
 use self::meeting::Meeting;
-use self::optimizing::Optimizing;
+pub use self::optimizing::OptimizerId;
 pub use self::replica::Replica;
 use crate::device::{Choices, with_one_queue};
-use crate::replica::panic_message;
 use crate::variables::Variables;
 
-/// The devices among which a training loop is distributed.
+/// The devices among which a training loop is distributed, on one host or several.
 ///
 /// Each device has a replica of the model with the same variables. A step runs on all replicas at the same time, each with samples of its
 /// own, and adds up gradients, so all replicas keep the same bits. The samples of all replicas are the global batch. The learning rate is
@@ -58,7 +64,7 @@ use crate::variables::Variables;
 ///         replica.minimize(sgd, &loss, 2)?;
 ///         loss.to_scalar::<f32>().map(f64::from)
 ///     })?;
-///     let _mean = strategy.reduce(Reduce::Mean, &losses);
+///     let _mean = strategy.reduce(Reduce::Mean, &losses)?;
 /// }
 /// let outputs = model.run(|replica| replica.model().forward(&Tensor::new(&[[1.0f32]], &Device::Cpu)?))?;
 /// let all = strategy.gather(&outputs)?;
@@ -66,9 +72,22 @@ use crate::variables::Variables;
 /// # Ok(())
 /// # }
 /// ```
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Strategy {
+    /// Those of this process.
     devices: Vec<Device>,
+    /// The processes; none if there is one.
+    hosts: Option<Arc<Together>>,
+}
+
+impl std::fmt::Debug for Strategy {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Strategy")
+            .field("devices", &self.devices)
+            .field("host", &self.host())
+            .field("replicas", &self.replicas())
+            .finish()
+    }
 }
 
 impl Strategy {
@@ -93,31 +112,100 @@ impl Strategy {
         let devices = devices.iter().map(with_one_queue);
         Ok(Self {
             devices: devices.collect::<Result<_, _>>()?,
+            hosts: None,
         })
     }
 
-    /// Returns the number of replicas.
-    pub fn replicas(&self) -> usize {
-        self.devices.len()
-    }
-
-    /// Returns one number for those of the replicas.
-    pub fn reduce(&self, how: Reduce, of_replicas: &[f64]) -> f64 {
-        let sum: f64 = of_replicas.iter().sum();
-        match how {
-            Reduce::Sum => sum,
-            Reduce::Mean => sum / of_replicas.len() as f64,
+    /// Trains on these devices of each process that the environment variable `TF_CONFIG` names, the chief and the workers; on those of
+    /// this process alone if it is not set. Launchers that are made for TensorFlow set it.
+    ///
+    /// # Errors
+    /// As [`on_hosts`](Self::on_hosts), or if `TF_CONFIG` makes no sense.
+    pub fn multi_worker(devices: &str) -> Result<Self, LoopError> {
+        match Hosts::of_tf_config()? {
+            Some(hosts) => Self::on_hosts(&hosts, devices),
+            None => Self::mirrored(devices),
         }
     }
 
-    /// Returns the tensors of all replicas as one, behind each other in the first dimension, on the CPU.
+    /// Trains on these devices of this process, and on those of the other processes of a list, which may name other devices. Each
+    /// process runs the same loop. Returns once all are connected.
     ///
     /// # Errors
-    /// candle's, if they have different shapes in the other dimensions.
-    pub fn gather(&self, of_replicas: &[Tensor]) -> candle_core::Result<Tensor> {
+    /// If there is no such device, the list makes no sense, or a process does not come in time.
+    pub fn on_hosts(hosts: &Hosts, devices: &str) -> Result<Self, LoopError> {
+        let here = Self::mirrored(devices)?;
+        let together = Together::meet(hosts, here.devices.len())?;
+        Ok(Self {
+            hosts: Some(Arc::new(together)),
+            ..here
+        })
+    }
+
+    /// Returns the number of replicas, on all hosts.
+    pub fn replicas(&self) -> usize {
+        let here = self.devices.len();
+        self.hosts.as_ref().map_or(here, |hosts| hosts.replicas())
+    }
+
+    /// Returns the number of this process, from 0. The others are on other hosts. What one process does for all, such as to save the
+    /// model, is for number 0.
+    pub fn host(&self) -> usize {
+        self.hosts.as_ref().map_or(0, |hosts| hosts.index())
+    }
+
+    /// Returns one number for those of all replicas, of which [`run`](Distributed::run) has returned those of this process. Each process
+    /// calls it.
+    ///
+    /// # Errors
+    /// If another process is lost, or makes another call.
+    pub fn reduce(&self, how: Reduce, of_replicas: &[f64]) -> Result<f64, LoopError> {
+        let sum: f64 = of_replicas.iter().sum();
+        let own = vec![sum, of_replicas.len() as f64];
+        let all = match &self.hosts {
+            Some(hosts) => hosts.agree(Act::Reduce, &own)?,
+            None => own,
+        };
+        match (how, &all[..]) {
+            (Reduce::Sum, [sum, _]) => Ok(*sum),
+            (Reduce::Mean, [sum, count]) => Ok(sum / count),
+            _ => Err(LoopError::HostsOutOfStep),
+        }
+    }
+
+    /// Returns the tensors of all replicas as one, behind each other in the first dimension, on the CPU. Each process calls it with those
+    /// of its replicas.
+    ///
+    /// # Errors
+    /// If they have different shapes in the other dimensions, another process is lost, or it makes another call.
+    pub fn gather(&self, of_replicas: &[Tensor]) -> Result<Tensor, LoopError> {
         let here = of_replicas.iter();
         let here = here.map(|tensor| tensor.to_device(&Device::Cpu));
-        Tensor::cat(&here.collect::<candle_core::Result<Vec<_>>>()?, 0)
+        let here = here
+            .collect::<candle_core::Result<Vec<_>>>()
+            .and_then(|here| Tensor::cat(&here, 0));
+        let Some(hosts) = &self.hosts else {
+            return here.map_err(LoopError::Gather);
+        };
+        let packed = here.and_then(|here| {
+            let tensors = [(GATHERED, here)];
+            Ok(safetensors::serialize(tensors, None)?)
+        });
+        let packed = packed.map_err(|error| {
+            // They do not wait for this one.
+            hosts.leave();
+            LoopError::Gather(error)
+        })?;
+        hosts.agree(Act::Gather, &[])?;
+        let all = hosts.gather(packed.into())?;
+        let unpack = |bytes: &bytes::Bytes| {
+            let mut tensors = candle_core::safetensors::load_buffer(bytes, &Device::Cpu)?;
+            let missing = || candle_core::Error::msg("a process has sent no tensor");
+            tensors.remove(GATHERED).ok_or_else(missing)
+        };
+        let all: candle_core::Result<Vec<_>> = all.iter().map(unpack).collect();
+        all.and_then(|all| Tensor::cat(&all, 0))
+            .map_err(LoopError::Gather)
     }
 
     /// Builds the model on each device. The seed and a variable's name decide its initial values, so they are the same on all.
@@ -130,13 +218,11 @@ impl Strategy {
         build: impl Fn(VarBuilder) -> candle_core::Result<M>,
     ) -> Result<Distributed<M>, LoopError> {
         let mut replicas = Vec::new();
-        for (meeting, device) in Meeting::among(self.replicas())
-            .into_iter()
-            .zip(&self.devices)
-        {
+        let places = Meeting::among(self.devices.len(), self.hosts.as_ref());
+        for (meeting, device) in places.into_iter().zip(&self.devices) {
             let kind_of = VariableKind::by_name;
-            let (variables, model) =
-                Variables::build::<_, candle_core::Error>(seed, kind_of, device, &build)?;
+            let built = Variables::build::<_, candle_core::Error>(seed, kind_of, device, &build);
+            let (variables, model) = built.inspect_err(|_| self.leave())?;
             replicas.push(State {
                 model,
                 averaged: Averaged::of(&variables),
@@ -148,12 +234,29 @@ impl Strategy {
         }
         let mut specs = replicas.iter().map(|replica| replica.variables.specs());
         let first = specs.next().unwrap_or_default();
-        match specs.all(|other| other == first) {
-            true => Ok(Distributed { replicas, seed }),
-            false => Err(LoopError::Different),
+        if !specs.all(|other| other == first) {
+            self.leave();
+            return Err(LoopError::Different);
+        }
+        let built = Distributed {
+            replicas,
+            seed,
+            strategy: self.clone(),
+        };
+        built.compare()?;
+        Ok(built)
+    }
+
+    /// Leaves the other processes after a failure, so that they do not wait for this one.
+    fn leave(&self) {
+        if let Some(hosts) = &self.hosts {
+            hosts.leave();
         }
     }
 }
+
+/// The name under which a tensor travels to be gathered.
+const GATHERED: &str = "gathered";
 
 /// How the numbers of replicas become one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -162,221 +265,4 @@ pub enum Reduce {
     Sum,
     /// Their mean, in which all replicas count alike.
     Mean,
-}
-
-/// A model with a replica on each device of a [`Strategy`].
-pub struct Distributed<M> {
-    replicas: Vec<State<M>>,
-    seed: u64,
-}
-
-/// A replica between two steps.
-struct State<M> {
-    model: M,
-    variables: Variables,
-    averaged: Averaged,
-    device: Device,
-    optimizing: Vec<Optimizing>,
-    /// None after a step in which a replica has failed: the others no longer know what it has done.
-    meeting: Option<Meeting>,
-}
-
-/// An optimizer of a [`Distributed`] model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OptimizerId(usize);
-
-impl<M> Distributed<M> {
-    /// Adds an optimizer for the variables whose names match a pattern, in which `*` stands for any text. A model may have several, as
-    /// the two of a generative adversarial network.
-    ///
-    /// # Errors
-    /// If no variable matches, or one has an optimizer already.
-    pub fn optimizer(
-        &mut self,
-        variables: &str,
-        optimizer: job::Optimizer,
-    ) -> Result<OptimizerId, LoopError> {
-        let job = Job {
-            optimizer,
-            ..Job::default()
-        };
-        self.optimizer_of(variables, &job)
-    }
-
-    /// Adds an optimizer with the settings of a job that concern updates: `optimizer`, `schedule`, `groups`, `clip_norm`, `clip_value`. A
-    /// cosine schedule needs its `total_steps`.
-    ///
-    /// # Errors
-    /// As [`optimizer`](Self::optimizer), or if a setting makes no sense.
-    pub fn optimizer_of(&mut self, variables: &str, job: &Job) -> Result<OptimizerId, LoopError> {
-        let job = Job {
-            seed: self.seed,
-            ..job.clone()
-        };
-        job.validate()?;
-        let id = self
-            .replicas
-            .first()
-            .map_or(0, |replica| replica.optimizing.len());
-        let mut added = Vec::new();
-        for replica in &self.replicas {
-            let matching = replica.variables.matching(variables);
-            let specs = matching.specs();
-            if specs.is_empty() {
-                return Err(LoopError::NoVariable {
-                    pattern: variables.to_owned(),
-                    variables: names(&replica.variables),
-                });
-            }
-            let taken = |spec: &VariableSpec| replica.optimizing.iter().any(|o| o.has(&spec.name));
-            if let Some(spec) = specs.iter().find(|spec| taken(spec)) {
-                return Err(LoopError::TwoOptimizers(spec.name.clone()));
-            }
-            added.push(Optimizing::new(&job, matching)?);
-        }
-        for (replica, added) in self.replicas.iter_mut().zip(added) {
-            replica.optimizing.push(added);
-        }
-        Ok(OptimizerId(id))
-    }
-
-    /// Runs a step on all replicas at the same time, each on a thread of its own. Returns what it returns, in the order of the replicas.
-    ///
-    /// All replicas must make the same calls of [`Replica::minimize`] and [`Replica::sum`], in the same order.
-    ///
-    /// # Errors
-    /// That of the first replica whose step has failed. The others then fail too, and the model cannot be trained further, because the
-    /// replicas may differ.
-    pub fn run<T: Send>(
-        &mut self,
-        step: impl Fn(&mut Replica<'_, M>) -> candle_core::Result<T> + Sync,
-    ) -> Result<Vec<T>, LoopError>
-    where
-        M: Send + Sync,
-    {
-        let count = self.replicas.len();
-        if self
-            .replicas
-            .iter()
-            .any(|replica| replica.meeting.is_none())
-        {
-            return Err(LoopError::Failed);
-        }
-        let step = &step;
-        let mut states = self.replicas.iter_mut().enumerate();
-        let outcomes: Vec<_> = match count {
-            1 => states
-                .map(|(index, state)| Ok(state.run(index, count, step)))
-                .collect(),
-            _ => std::thread::scope(|scope| {
-                let run = |(index, state): (usize, _)| {
-                    let state: &mut State<M> = state;
-                    scope.spawn(move || state.run(index, count, step))
-                };
-                let threads: Vec<_> = states.by_ref().map(run).collect();
-                threads.into_iter().map(|thread| thread.join()).collect()
-            }),
-        };
-        let mut values = Vec::with_capacity(count);
-        let mut failed: Option<LoopError> = None;
-        for outcome in outcomes {
-            let panicked =
-                |panic: Box<dyn Any + Send>| Err(LoopError::Panicked(panic_message(&*panic)));
-            match outcome.unwrap_or_else(panicked) {
-                Ok(value) => values.push(value),
-                Err(error)
-                    if failed
-                        .as_ref()
-                        .is_none_or(|first| error.distance() < first.distance()) =>
-                {
-                    failed = Some(error);
-                }
-                Err(_) => {}
-            }
-        }
-        failed.map_or(Ok(values), Err)
-    }
-
-    /// Returns the model of the first replica.
-    pub fn model(&self) -> &M {
-        &self.replicas[0].model
-    }
-
-    /// Returns the number of replicas.
-    pub fn replicas(&self) -> usize {
-        self.replicas.len()
-    }
-
-    /// Writes the variables to a safetensors file, under their own names. The file appears whole or not at all.
-    ///
-    /// # Errors
-    /// If the file cannot be written.
-    pub fn save(&self, path: impl AsRef<std::path::Path>) -> Result<(), LoopError> {
-        Ok(self.replicas[0].variables.save(path.as_ref())?)
-    }
-
-    /// Sets the variables of all replicas from a safetensors file. The state of optimizers stays.
-    ///
-    /// # Errors
-    /// If the file cannot be read, or holds other variables.
-    pub fn load(&mut self, path: impl AsRef<std::path::Path>) -> Result<(), LoopError> {
-        for replica in &self.replicas {
-            replica.variables.load(path.as_ref())?;
-        }
-        Ok(())
-    }
-}
-
-impl<M> State<M> {
-    fn run<T>(
-        &mut self,
-        index: usize,
-        replicas: usize,
-        step: impl Fn(&mut Replica<'_, M>) -> candle_core::Result<T>,
-    ) -> Result<T, LoopError> {
-        // If the step fails or panics, the meeting is dropped, and the others do not wait for this replica.
-        let meeting = self.meeting.take().ok_or(LoopError::Failed)?;
-        self.averaged.begin(&meeting)?;
-        let mut replica = Replica {
-            index,
-            replicas,
-            model: &self.model,
-            device: &self.device,
-            optimizing: &mut self.optimizing,
-            meeting: &meeting,
-            samples: 0,
-            failed: None,
-        };
-        let done = step(&mut replica);
-        let (failed, samples) = (replica.failed.take(), replica.samples);
-        // All replicas know of a gradient that is not finite, and a lone one has nobody to differ from.
-        let goes_on = replicas == 1 || matches!(failed, Some(LoopError::NonFinite));
-        let done = match (failed, done) {
-            (Some(error), _) => Err(error),
-            (None, Err(error)) => Err(error.into()),
-            (None, Ok(value)) => meeting
-                .end()
-                .and_then(|()| self.averaged.end(&meeting, samples as f64))
-                .map(|()| value),
-        };
-        if goes_on || done.is_ok() {
-            self.meeting = Some(meeting);
-        }
-        done
-    }
-}
-
-fn names(variables: &Variables) -> Vec<String> {
-    variables
-        .specs()
-        .into_iter()
-        .map(|spec| spec.name)
-        .collect()
-}
-
-impl Variables {
-    /// Returns the trained variables whose names match a pattern. They share their values with these.
-    fn matching(&self, pattern: &str) -> Self {
-        self.select(|spec| spec.kind.is_optimized() && matches_pattern(pattern, &spec.name))
-    }
 }

@@ -6,6 +6,10 @@ use shared_proto::job::{Clip, Job, Schedule, ScheduleKind};
 use super::error::LoopError;
 use crate::variables::{LocalOptimizer, Trained, Variables};
 
+/// An optimizer of a [`Distributed`](super::Distributed) model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct OptimizerId(pub(super) usize);
+
 /// The variables of an optimizer, in one replica.
 pub(super) struct Optimizing {
     variables: Variables,

@@ -2,10 +2,9 @@
 
 use candle_core::{Device, Error, Tensor};
 
-use super::OptimizerId;
 use super::error::LoopError;
 use super::meeting::Meeting;
-use super::optimizing::Optimizing;
+use super::optimizing::{OptimizerId, Optimizing};
 
 /// A replica of a model, in a step.
 pub struct Replica<'a, M> {

@@ -3,9 +3,12 @@
 use candle_core::{Device, Tensor};
 use candle_nn::{Linear, Module, VarBuilder};
 use nn::BatchNorm;
-use shared_proto::job::{Adam, Momentum, Optimizer, Sgd};
+use shared_proto::job::{Adam, Job, Momentum, Optimizer, Sgd};
 
+use super::distributed::names;
 use super::*;
+
+mod hosts;
 
 struct Net {
     first: Linear,
@@ -45,10 +48,15 @@ fn weights(model: &Distributed<Net>) -> Vec<Vec<Vec<f32>>> {
     model.replicas.iter().map(of).collect()
 }
 
-/// Trains without batch normalisation, by global batches of 12 samples cut as `parts` says.
+/// Trains on the devices of one process. Returns the weights of each replica.
 fn train(parts: &[usize], optimizer: &Optimizer) -> Vec<Vec<Vec<f32>>> {
     let devices = vec!["cpu"; parts.len()].join(",");
-    let strategy = Strategy::mirrored(&devices).unwrap();
+    train_by(&Strategy::mirrored(&devices).unwrap(), parts, optimizer)
+}
+
+/// Trains without batch normalisation, by global batches of 12 samples cut as `parts` says. Returns the weights of each replica of this
+/// process.
+fn train_by(strategy: &Strategy, parts: &[usize], optimizer: &Optimizer) -> Vec<Vec<Vec<f32>>> {
     let mut model = strategy.scope(3, net).unwrap();
     let first = model.optimizer("first.*", optimizer.clone()).unwrap();
     let second = model

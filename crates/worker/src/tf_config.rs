@@ -6,14 +6,21 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use serde::Deserialize;
 
 /// The environment variable.
-pub(super) const VARIABLE: &str = "TF_CONFIG";
+pub const VARIABLE: &str = "TF_CONFIG";
 
 const EXAMPLE: &str = r#"{"cluster": {"chief": ["host:2222"], "worker": ["host:2222"], "ps": ["host:2222"]}, "task": {"type": "worker", "index": 0}}"#;
 
 /// The reason why `TF_CONFIG` cannot be used.
 #[derive(Debug, PartialEq, thiserror::Error)]
 #[error("TF_CONFIG cannot be used: {0}; expected something like {EXAMPLE}")]
-pub(super) struct TfConfigError(String);
+pub struct TfConfigError(String);
+
+impl TfConfigError {
+    /// The variable cannot be used for this reason.
+    pub(crate) fn new(reason: impl Into<String>) -> Self {
+        Self(reason.into())
+    }
+}
 
 /// The variable as it is written. Other fields of launchers, such as `environment`, do not count.
 #[derive(Deserialize)]
@@ -33,7 +40,7 @@ struct WrittenTask {
 
 /// What a process of the cluster does.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Part {
+pub enum Part {
     /// Runs the coordinator, and a worker. Its worker listens on a port of its own.
     Chief,
     /// A worker with this address.
@@ -46,23 +53,28 @@ pub(super) enum Part {
 
 /// A host and a port.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Address {
+pub struct Address {
     host: String,
     port: u16,
 }
 
 /// A cluster, and this process's place in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct TfConfig {
-    pub(super) part: Part,
+pub struct TfConfig {
+    /// What this process does.
+    pub part: Part,
     /// The name of this process, such as `worker-0`.
-    pub(super) identity: String,
+    pub identity: String,
     /// The address of the chief, where the coordinator listens.
-    pub(super) chief: Address,
+    pub chief: Address,
     /// The number of workers, the chief's among them.
-    pub(super) workers: u32,
+    pub workers: u32,
+    /// The addresses of the chief and of the workers, in this order.
+    pub training: Vec<Address>,
+    /// The place of this process among `training`; none for a server and an evaluator.
+    pub index: Option<usize>,
     /// The number of parameter servers.
-    pub(super) ps: u32,
+    pub ps: u32,
 }
 
 impl Address {
@@ -79,7 +91,7 @@ impl Address {
 
     /// Returns the address to listen on. A name may stand for an address that the host does not have itself, so all its
     /// interfaces are listened on, unless the name is loopback's.
-    pub(super) fn to_listen_on(&self) -> SocketAddr {
+    pub fn to_listen_on(&self) -> SocketAddr {
         let ip = match self.host.as_str() {
             "localhost" => Some(IpAddr::V4(Ipv4Addr::LOCALHOST)),
             host => host.parse().ok().filter(IpAddr::is_loopback),
@@ -99,7 +111,7 @@ impl TfConfig {
     ///
     /// # Errors
     /// If it is not set, or makes no sense.
-    pub(super) fn of_environment() -> Result<Self, TfConfigError> {
+    pub fn of_environment() -> Result<Self, TfConfigError> {
         match std::env::var(VARIABLE) {
             Ok(text) => Self::parse(&text),
             Err(error) => Err(TfConfigError(format!("{error}"))),
@@ -110,7 +122,7 @@ impl TfConfig {
     ///
     /// # Errors
     /// If it makes no sense.
-    pub(super) fn parse(text: &str) -> Result<Self, TfConfigError> {
+    pub fn parse(text: &str) -> Result<Self, TfConfigError> {
         let wrong = |what: String| TfConfigError(what);
         let written: Written = serde_json::from_str(text).map_err(|error| {
             wrong(format!(
@@ -159,11 +171,19 @@ impl TfConfig {
             }
         };
         let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
+        let training = [of("chief"), of("master"), of("worker")].concat();
+        let place = match kind.as_str() {
+            "chief" | "master" => Some(index),
+            "worker" => Some(apart + index),
+            _ => None,
+        };
         Ok(Self {
             part,
             identity: format!("{kind}-{index}"),
             chief: chief.clone(),
-            workers: count(apart + of("worker").len()),
+            workers: count(training.len()),
+            training,
+            index: place,
             ps: count(of("ps").len()),
         })
     }
@@ -209,8 +229,12 @@ mod tests {
         assert_eq!(chief.chief.to_listen_on().to_string(), "0.0.0.0:1");
         let worker = task(r#"{"type": "worker", "index": 1}"#);
         assert_eq!(worker.identity, "worker-1");
+        let training: Vec<String> = worker.training.iter().map(Address::to_string).collect();
+        assert_eq!(training, ["c:1", "w0:2", "w1:3"]);
+        assert_eq!((chief.index, worker.index), (Some(0), Some(2)));
         assert!(matches!(worker.part, Part::Worker(address) if address.to_string() == "w1:3"));
         let ps = task(r#"{"type": "ps", "index": 0}"#);
+        assert_eq!(ps.index, None);
         assert!(
             matches!(ps.part, Part::Ps(address) if address.to_listen_on().to_string() == "127.0.0.1:4")
         );
