@@ -267,7 +267,10 @@ pub struct JobFlags {
 }
 
 /// Reads a value as a job file would.
-fn named<T: serde::de::DeserializeOwned>(text: &str) -> Result<T, String> {
+///
+/// # Errors
+/// If it is none of the names.
+pub fn named<T: serde::de::DeserializeOwned>(text: &str) -> Result<T, String> {
     let value = serde::de::value::StrDeserializer::<serde::de::value::Error>::new(text);
     T::deserialize(value).map_err(|error| error.to_string())
 }

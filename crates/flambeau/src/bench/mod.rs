@@ -5,6 +5,7 @@ mod apply;
 mod dense;
 mod models;
 mod processes;
+mod scale;
 mod sparse;
 mod tcp;
 mod train;
@@ -31,6 +32,8 @@ pub(crate) enum Command {
     Apply(apply::Arguments),
     /// Measure training steps of models in one process.
     Models(models::Arguments),
+    /// Run the coordinator with up to thousands of members that only make its calls.
+    Scale(scale::Arguments),
     /// Pull and push rows of an embedding table, alone and in the steps of models.
     Sparse(sparse::Arguments),
     /// Train the same job in one process with candle alone, and with some numbers of workers.
@@ -43,6 +46,7 @@ pub(crate) fn run(command: Command) -> Result<(), CommandError> {
         Command::Dense(arguments) => dense::run(&arguments),
         Command::Apply(arguments) => apply::run(&arguments),
         Command::Models(arguments) => models::run(&arguments),
+        Command::Scale(arguments) => scale::run(&arguments),
         Command::Sparse(arguments) => sparse::run(&arguments),
         Command::Train(arguments) => train::run(*arguments),
     }

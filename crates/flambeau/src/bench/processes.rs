@@ -16,8 +16,17 @@ pub(crate) fn cpu_seconds(process: u32) -> f64 {
 
 /// Returns the peak memory of a process, in bytes; 0 if it cannot be read.
 pub(crate) fn peak_bytes(process: u32) -> u64 {
+    status_bytes(process, "VmHWM:")
+}
+
+/// Returns the memory of a process at present, in bytes; 0 if it cannot be read.
+pub(crate) fn resident_bytes(process: u32) -> u64 {
+    status_bytes(process, "VmRSS:")
+}
+
+fn status_bytes(process: u32, field: &str) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    let line = status.lines().find_map(|line| line.strip_prefix(field));
     let kilobytes = line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok());
     kilobytes.unwrap_or(0) * 1024
 }

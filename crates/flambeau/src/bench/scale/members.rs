@@ -1,0 +1,274 @@
+//! Workers and servers without a model: they make the calls that real ones make, over connections of their own.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use daemon::membership::{Coordinator, Membership, MembershipError, Registration};
+use shared_proto::blocks::{VariableKind, VariableSpec};
+use shared_proto::ids::{Clock, Epoch, Role, Task};
+use shared_proto::job::{Job, Mode};
+use shared_proto::receipt::ReceiptKey;
+use shared_proto::security::Security;
+use shared_proto::staleness::StalenessBound;
+use shared_proto::view::View;
+use shared_proto::wire::{self, Initialization, lease_work_reply::Work};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use super::progress::Progress;
+use super::{PATIENCE, ended};
+use crate::error::CommandError;
+
+/// The samples of the job: more than a measurement needs.
+const SAMPLES: u64 = 1 << 45;
+
+/// The elements of the only variable, for each server. They are some blocks.
+const ELEMENTS: usize = 1 << 16;
+
+/// The members of a measured cluster.
+pub(super) struct Members {
+    tasks: JoinSet<Result<(), MembershipError>>,
+    /// Ends the workers that are to be lost.
+    lose: Vec<CancellationToken>,
+}
+
+/// What all members of a cluster have in common.
+#[derive(Clone)]
+struct Common {
+    address: String,
+    servers: u32,
+    mode: Mode,
+    bound: StalenessBound,
+    batch: u64,
+    /// The time between two steps of a worker; zero for as many as it can.
+    pause: Duration,
+    progress: Arc<Progress>,
+    /// The key of receipts, once a server has it.
+    key: Arc<watch::Sender<Option<ReceiptKey>>>,
+}
+
+impl Members {
+    /// Starts the workers and servers of a job.
+    pub(super) fn start(job: &Job, address: String, rate: f64, progress: &Arc<Progress>) -> Self {
+        let (servers, workers) = (
+            job.cluster.ps.unwrap_or(1),
+            job.cluster.workers.unwrap_or(1),
+        );
+        let common = Common {
+            address,
+            servers,
+            mode: job.strategy.mode,
+            bound: job.strategy.bound(),
+            batch: u64::from(job.batch_size),
+            pause: match rate > 0.0 {
+                true => Duration::from_secs_f64(1.0 / rate),
+                false => Duration::ZERO,
+            },
+            progress: Arc::clone(progress),
+            key: Arc::new(watch::channel(None).0),
+        };
+        let mut tasks = JoinSet::new();
+        let mut views = Vec::new();
+        for index in 0..servers {
+            let (sender, receiver) = watch::channel(View::default());
+            views.push(receiver);
+            tasks.spawn_local(serve(common.clone(), index, sender));
+        }
+        let mut lose = Vec::new();
+        for index in 0..workers {
+            let stop = CancellationToken::new();
+            lose.push(stop.clone());
+            // As if it pulled from this server.
+            let views = views[(index % servers) as usize].clone();
+            let working = work(common.clone(), index, views);
+            tasks.spawn_local(
+                async move { stop.run_until_cancelled(working).await.unwrap_or(Ok(())) },
+            );
+        }
+        Self { tasks, lose }
+    }
+
+    /// Ends so many workers, without a word to the coordinator.
+    pub(super) fn lose(&mut self, workers: u32) {
+        self.lose[..workers as usize]
+            .iter()
+            .for_each(CancellationToken::cancel);
+    }
+
+    /// Waits until a condition holds.
+    pub(super) async fn until(
+        &mut self,
+        what: &str,
+        holds: impl Fn() -> bool,
+    ) -> Result<(), CommandError> {
+        let since = Instant::now();
+        while !holds() {
+            if let Some(Ok(Err(error))) = self.tasks.try_join_next() {
+                return Err(ended(error));
+            }
+            if since.elapsed() > PATIENCE {
+                return Err(ended(format!(
+                    "waited in vain for {PATIENCE:?} until {what}"
+                )));
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        Ok(())
+    }
+
+    pub(super) async fn stop(mut self) {
+        self.tasks.shutdown().await;
+    }
+}
+
+impl Common {
+    async fn join(&self, role: Role, index: u32) -> Result<Membership, MembershipError> {
+        let coordinator = Coordinator::at(&self.address, PATIENCE, Security::default())?;
+        let registration = Registration {
+            role,
+            identity: format!("{role}-{index}"),
+            // No process calls it.
+            address: match role {
+                Role::Ps => format!("127.0.0.1:{}", 20_000 + index),
+                _ => String::new(),
+            },
+            metrics_address: String::new(),
+            holding: None,
+            capacity_bytes: 0,
+        };
+        Membership::join(coordinator, registration).await
+    }
+}
+
+/// A server: follows views.
+async fn serve(
+    common: Common,
+    index: u32,
+    shown: watch::Sender<View>,
+) -> Result<(), MembershipError> {
+    let membership = common.join(Role::Ps, index).await?;
+    common.key.send_replace(membership.receipt_key);
+    let mut views = membership.views(CancellationToken::new());
+    loop {
+        tokio::select! {
+            lost = membership.lost() => return Err(lost),
+            changed = views.changed() => if changed.is_err() { return Ok(()) },
+        }
+        let view = views.borrow_and_update().clone();
+        common.progress.sees(membership.task.id.index, &view);
+        shown.send_replace(view);
+    }
+}
+
+/// A worker: takes data, and finishes steps.
+async fn work(
+    common: Common,
+    index: u32,
+    mut views: watch::Receiver<View>,
+) -> Result<(), MembershipError> {
+    let membership = common.join(Role::Worker, index).await?;
+    let (coordinator, sender) = (&membership.coordinator, membership.sender());
+    initialize(&common, &membership).await?;
+    // Workers do not step at the same time.
+    tokio::time::sleep(common.pause.mul_f64(f64::from(index % 97) / 97.0)).await;
+    let mut clock = Clock(0);
+    let mut next = tokio::time::Instant::now();
+    loop {
+        let origin = sender.next_origin(*sender.newest_epoch().borrow(), clock);
+        let reply = coordinator.lease_work(origin, None).await?;
+        clock = clock.max(Clock(reply.clock));
+        sender.heard(Epoch(reply.epoch));
+        let split = match reply.work {
+            Some(Work::Split(split)) => split,
+            Some(Work::Idle(_)) => continue,
+            _ => return Ok(()),
+        };
+        let mut position = split.start;
+        while position < split.end {
+            next += common.pause;
+            tokio::time::sleep_until(next).await;
+            let may = |view: &View| match common.mode {
+                Mode::Sync => view.min_clock >= clock,
+                _ => common.bound.admits(clock, view.min_clock),
+            };
+            let _ = views.wait_for(may).await;
+            let step = common.batch.min(split.end - position);
+            position += step;
+            let made = clock;
+            clock = clock.next();
+            common.progress.reaches(clock);
+            let mut request = wire::FinishStepRequest {
+                origin: None,
+                split: split.id,
+                position,
+                steps: 1,
+                samples: step,
+                loss_sum: 1.0,
+                receipts: common.receipts(membership.task, made),
+                pushes: clock.0,
+                ..Default::default()
+            };
+            let mut origin = sender.next_origin(*sender.newest_epoch().borrow(), clock);
+            loop {
+                request.origin = Some(origin.clone().into());
+                match coordinator.finish_step(request.clone()).await {
+                    Ok(reply) => {
+                        sender.heard(Epoch(reply.epoch));
+                        break;
+                    }
+                    Err(MembershipError::Outdated(_)) => {
+                        origin.epoch = sender.must_move_beyond(origin.epoch);
+                    }
+                    Err(error) => return Err(error),
+                }
+            }
+            common.progress.finished(index);
+        }
+    }
+}
+
+/// Registers the variable, and initializes it if the coordinator chooses this worker.
+async fn initialize(common: &Common, membership: &Membership) -> Result<(), MembershipError> {
+    let variable = VariableSpec {
+        name: "weight".to_owned(),
+        shape: vec![common.servers as usize * ELEMENTS],
+        kind: VariableKind::Trained,
+    };
+    loop {
+        let request = wire::RegisterVariablesRequest {
+            origin: Some(membership.next_origin().into()),
+            variables: vec![(&variable).into()],
+            training_samples: SAMPLES,
+            evaluation_samples: 1,
+            ..Default::default()
+        };
+        let reply = membership.coordinator.register_variables(request).await?;
+        match reply.initialization() {
+            Initialization::Yours => {
+                let origin = membership.next_origin();
+                return membership.coordinator.finish_initialization(origin).await;
+            }
+            Initialization::Done => return Ok(()),
+            Initialization::Pending | Initialization::Unspecified => {}
+        }
+    }
+}
+
+impl Common {
+    /// Returns the receipts of a step: in sync mode one of each shard.
+    fn receipts(&self, task: Task, made: Clock) -> Vec<wire::ShardReceipt> {
+        let Some(key) = *self.key.borrow() else {
+            return Vec::new();
+        };
+        if self.mode != Mode::Sync {
+            return Vec::new();
+        }
+        let receipt = |shard| wire::ShardReceipt {
+            shard,
+            receipt: Bytes::copy_from_slice(&key.receipt(shard, task, made)),
+        };
+        (0..self.servers).map(receipt).collect()
+    }
+}

@@ -1,0 +1,116 @@
+//! What the members of a measured cluster have seen.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use shared_proto::ids::Clock;
+use shared_proto::view::View;
+
+/// The clocks of which the arrival is awaited. Older ones are given up.
+const AWAITED: u64 = 10_000;
+
+/// What all members have seen.
+pub(super) struct Progress {
+    workers: usize,
+    servers: usize,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    steps: u64,
+    /// The number of all steps when each worker last finished one.
+    finished: HashMap<u32, u64>,
+    /// The number of workers that are about to report that they have come to a clock.
+    reaching: HashMap<u64, usize>,
+    /// The time at which the last one was, and the number of servers that know of it.
+    reached: BTreeMap<u64, (Instant, usize)>,
+    /// The min clock of each server's newest view, and its number of workers.
+    seen: HashMap<u32, (u64, usize)>,
+    /// In seconds.
+    latencies: Vec<f64>,
+}
+
+impl Progress {
+    pub(super) fn new(workers: u32, servers: u32) -> Self {
+        Self {
+            workers: workers as usize,
+            servers: servers as usize,
+            state: Mutex::default(),
+        }
+    }
+
+    /// Notes that a worker is about to report that it has come to a clock.
+    pub(super) fn reaches(&self, clock: Clock) {
+        let mut state = self.state.lock();
+        let count = state.reaching.entry(clock.0).or_default();
+        *count += 1;
+        if *count == self.workers {
+            state.reaching.remove(&clock.0);
+            state.reached.insert(clock.0, (Instant::now(), 0));
+        }
+    }
+
+    /// Notes that a worker's report is answered.
+    pub(super) fn finished(&self, worker: u32) {
+        let mut state = self.state.lock();
+        state.steps += 1;
+        let steps = state.steps;
+        state.finished.insert(worker, steps);
+    }
+
+    /// Notes a server's view.
+    pub(super) fn sees(&self, server: u32, view: &View) {
+        let mut state = self.state.lock();
+        let now = view.min_clock.0;
+        let (before, _) = state
+            .seen
+            .insert(server, (now, view.workers.len()))
+            .unwrap_or((now, 0));
+        let mut known = Vec::new();
+        for (clock, (at, servers)) in state.reached.range_mut(before + 1..=now.max(before + 1)) {
+            if *clock > now {
+                break;
+            }
+            *servers += 1;
+            if *servers == self.servers {
+                known.push((*clock, at.elapsed().as_secs_f64()));
+            }
+        }
+        for (clock, seconds) in known {
+            state.reached.remove(&clock);
+            state.latencies.push(seconds);
+        }
+        state.reached = state.reached.split_off(&now.saturating_sub(AWAITED));
+    }
+
+    pub(super) fn steps(&self) -> u64 {
+        self.state.lock().steps
+    }
+
+    /// Returns whether each worker has finished a step since there were so many.
+    pub(super) fn all_have_finished(&self, since: u64) -> bool {
+        let state = self.state.lock();
+        let later = state.finished.values().filter(|steps| **steps > since);
+        later.count() == self.workers
+    }
+
+    /// Returns whether each server's newest view has so many workers.
+    pub(super) fn all_servers_see(&self, workers: usize) -> bool {
+        let state = self.state.lock();
+        let see = state.seen.values().filter(|(_, count)| *count == workers);
+        see.count() == self.servers
+    }
+
+    pub(super) fn forget_latencies(&self) {
+        self.state.lock().latencies.clear();
+    }
+
+    /// Returns the latencies of views in seconds, sorted.
+    pub(super) fn latencies(&self) -> Vec<f64> {
+        let mut latencies = self.state.lock().latencies.clone();
+        latencies.sort_by(f64::total_cmp);
+        latencies
+    }
+}
