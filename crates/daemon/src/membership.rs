@@ -6,6 +6,7 @@ mod error;
 mod jobs;
 mod lease;
 mod sender;
+mod steps;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,6 +24,7 @@ use shared_proto::receipt::ReceiptKey;
 use shared_proto::transport::PROTOCOL_VERSION;
 use shared_proto::view::View;
 use shared_proto::wire;
+pub use steps::StepReports;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::{CancellationToken, DropGuard};

@@ -28,12 +28,26 @@ impl ReceiptKey {
     /// Returns the receipt for all of a worker's gradient of the step after `clock` on a shard: the first 16 bytes of
     /// HMAC-SHA256 (RFC 2104) over shard, role, index, generation and clock.
     pub fn receipt(&self, shard: u32, task: Task, clock: Clock) -> [u8; LENGTH] {
-        let mac = self.mac(shard, task, clock).finalize().into_bytes();
+        let mac = self.prepare().mac(shard, task, clock);
+        let mac = mac.finalize().into_bytes();
         let mut receipt = [0; LENGTH];
         receipt.copy_from_slice(&mac[..LENGTH]);
         receipt
     }
 
+    /// Returns the key with the part of the work done that is the same for all receipts.
+    pub fn prepare(&self) -> PreparedKey {
+        // A key is filled up with zeros to a block of the hash (RFC 2104, section 2).
+        let mut block = [0; 64];
+        block[..self.0.len()].copy_from_slice(&self.0);
+        PreparedKey(Hmac::new(&block.into()))
+    }
+}
+
+/// A key that verifies many receipts.
+pub struct PreparedKey(Hmac<Sha256>);
+
+impl PreparedKey {
     /// Returns whether a receipt is valid, in constant time.
     pub fn verifies(&self, receipt: &[u8], shard: u32, task: Task, clock: Clock) -> bool {
         let mac = self.mac(shard, task, clock);
@@ -41,10 +55,7 @@ impl ReceiptKey {
     }
 
     fn mac(&self, shard: u32, task: Task, clock: Clock) -> Hmac<Sha256> {
-        // A key is filled up with zeros to a block of the hash (RFC 2104, section 2).
-        let mut block = [0; 64];
-        block[..self.0.len()].copy_from_slice(&self.0);
-        let mut mac = Hmac::<Sha256>::new(&block.into());
+        let mut mac = self.0.clone();
         mac.update(&shard.to_le_bytes());
         mac.update(&(task.id.role as u32).to_le_bytes());
         mac.update(&task.id.index.to_le_bytes());
@@ -70,13 +81,20 @@ mod tests {
             generation: Generation(generation),
         };
         let receipt = key.receipt(1, task(2, 3), Clock(4));
-        assert!(key.verifies(&receipt, 1, task(2, 3), Clock(4)));
-        assert!(!key.verifies(&receipt, 0, task(2, 3), Clock(4)));
-        assert!(!key.verifies(&receipt, 1, task(1, 3), Clock(4)));
-        assert!(!key.verifies(&receipt, 1, task(2, 2), Clock(4)));
-        assert!(!key.verifies(&receipt, 1, task(2, 3), Clock(5)));
-        assert!(!key.verifies(&receipt[..8], 1, task(2, 3), Clock(4)));
-        assert!(!key.verifies(&[], 1, task(2, 3), Clock(4)));
-        assert!(!ReceiptKey([8; 32]).verifies(&receipt, 1, task(2, 3), Clock(4)));
+        assert!(key.prepare().verifies(&receipt, 1, task(2, 3), Clock(4)));
+        assert!(!key.prepare().verifies(&receipt, 0, task(2, 3), Clock(4)));
+        assert!(!key.prepare().verifies(&receipt, 1, task(1, 3), Clock(4)));
+        assert!(!key.prepare().verifies(&receipt, 1, task(2, 2), Clock(4)));
+        assert!(!key.prepare().verifies(&receipt, 1, task(2, 3), Clock(5)));
+        assert!(
+            !key.prepare()
+                .verifies(&receipt[..8], 1, task(2, 3), Clock(4))
+        );
+        assert!(!key.prepare().verifies(&[], 1, task(2, 3), Clock(4)));
+        assert!(
+            !ReceiptKey([8; 32])
+                .prepare()
+                .verifies(&receipt, 1, task(2, 3), Clock(4))
+        );
     }
 }

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use daemon::membership::{Coordinator, MembershipError, Sender};
+use daemon::membership::{Coordinator, MembershipError, Sender, StepReports};
 use parking_lot::Mutex;
 use shared_proto::ids::{Clock, Epoch};
 use shared_proto::wire;
@@ -58,7 +58,7 @@ impl Reporter {
         let (tell, answered) = watch::channel(Ok(0));
         let stop = CancellationToken::new();
         let reports = Reports {
-            coordinator,
+            steps: StepReports::new(coordinator),
             sender,
             reconciled,
             pushes: 0,
@@ -138,7 +138,7 @@ impl Times {
 
 /// The end of the channel that sends reports.
 struct Reports {
-    coordinator: Coordinator,
+    steps: StepReports,
     sender: Sender,
     reconciled: Box<dyn Reconciled>,
     /// The number of reported steps with pushed gradients.
@@ -195,7 +195,7 @@ impl Reports {
         loop {
             origin.epoch = self.reconciled.epoch();
             request.origin = Some(origin.clone().into());
-            match self.coordinator.finish_step(request.clone()).await {
+            match self.steps.report(request.clone()).await {
                 Ok(reply) => {
                     self.sender.heard(Epoch(reply.epoch));
                     return Ok(());

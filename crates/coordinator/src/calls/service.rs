@@ -1,116 +1,70 @@
 //! The gRPC service: reads a request, asks the cluster under its lock, publishes the changes.
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use metrics::counter;
+use futures_util::StreamExt;
+use futures_util::stream::BoxStream;
 use shared_proto::blocks::VariableSpec;
 use shared_proto::ids::{Origin, Role};
-use shared_proto::planted;
-use shared_proto::quiet::Quiet;
 use shared_proto::refusal::{Reason, Refusal};
-use shared_proto::security::Security;
 use shared_proto::table::TableSpec;
 use shared_proto::transport::PROTOCOL_VERSION;
 use shared_proto::wire;
 use shared_proto::wire::coordinator_server::Coordinator;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Request, Response, Status};
+use tonic::{Request, Response, Status, Streaming};
 
+use super::at_work::{AtWork, of_member, refused};
 use super::jobs::{JobCalls, failed, no_queue};
 use super::limits::{check_addresses, check_lengths};
-use super::messages::{not_for, read_data, take_report, wire_work};
+use super::messages::{read_data, take_report, wire_work};
 use super::origin::CallOrigin;
-use super::slot::Slot;
 use crate::cluster::{Cluster, Initialization, Joined, ModelSpecs};
-use crate::keeping::shared::{LONG_POLL, Shared};
+use crate::keeping::shared::LONG_POLL;
 
 type Answer<T> = Result<Response<T>, Status>;
 
 /// The gRPC service.
 pub(crate) struct Service {
-    /// The job that calls are about.
-    pub(crate) slot: Slot,
+    /// The job that calls are about, and who may make them.
+    pub(crate) at_work: AtWork,
     /// The jobs of a long-lived cluster; none if the coordinator serves one job alone.
     pub(crate) queue: Option<JobCalls>,
-    /// The credentials that callers must have.
-    pub(crate) security: Security,
 }
 
 impl Service {
-    /// Returns the job at work.
-    fn shared(&self) -> Result<Arc<Shared>, Status> {
-        let active = self.slot.active().map_err(refused)?;
-        Ok(active.shared)
-    }
-
     fn queue(&self) -> Result<&JobCalls, Status> {
         self.queue.as_ref().ok_or_else(|| refused(no_queue()))
     }
 
-    /// Reads the origin of a call, and checks that the caller's certificate is of that role.
-    fn origin(&self, from: &CallOrigin<'_>) -> Result<Origin, Status> {
-        let origin = Origin::read(from.origin, from.what).map_err(refused)?;
-        let role = origin.task.id.role;
-        if from.role.is_some_and(|expected| expected != role) && !planted!(AnyRole) {
-            return Err(refused(not_for(from.what, &origin)));
-        }
-        self.security.check_role(from.extensions, role)?;
-        Ok(origin)
-    }
-
     /// Returns the epoch of the newest shard map that is published.
     fn epoch(&self) -> Result<u64, Status> {
-        Ok(self.shared()?.views.borrow().epoch.0)
+        Ok(self.at_work.shared()?.views.borrow().epoch.0)
     }
 
     /// Asks the cluster on behalf of a member. Refuses callers that are no members, under the same lock.
     async fn ask_as<T>(
         &self,
         from: CallOrigin<'_>,
-        ask: impl FnOnce(&mut Cluster, Instant, &Origin) -> Result<T, Refusal>,
+        ask: impl FnMut(&mut Cluster, Instant, &Origin) -> Result<T, Refusal>,
     ) -> Result<T, Status> {
-        let origin = self.origin(&from)?;
-        let ask = |cluster: &mut Cluster, now| {
-            cluster.admit(&origin)?;
-            cluster.catch_up_clock(&origin);
-            ask(cluster, now, &origin)
-        };
-        self.shared()?.ask(ask).await.map_err(refused)
+        let ask = of_member(self.at_work.origin(&from)?, ask);
+        self.at_work.shared()?.ask(ask).await.map_err(refused)
     }
 
     /// Asks the cluster on behalf of a member until the answer satisfies, or for as long as a call may wait.
     async fn ask_as_until<T>(
         &self,
         from: CallOrigin<'_>,
-        mut ask: impl FnMut(&mut Cluster, Instant, &Origin) -> Result<T, Refusal>,
+        ask: impl FnMut(&mut Cluster, Instant, &Origin) -> Result<T, Refusal>,
         satisfies: impl Fn(&T) -> bool,
     ) -> Result<T, Status> {
-        let origin = self.origin(&from)?;
-        let ask = |cluster: &mut Cluster, now| {
-            cluster.admit(&origin)?;
-            cluster.catch_up_clock(&origin);
-            ask(cluster, now, &origin)
-        };
-        let shared = self.shared()?;
+        let ask = of_member(self.at_work.origin(&from)?, ask);
+        let shared = self.at_work.shared()?;
         shared.ask_until(ask, satisfies).await.map_err(refused)
     }
-}
-
-/// Counts and logs a refusal.
-fn refused(refusal: Refusal) -> Status {
-    if refusal.reason == Reason::NoJob {
-        // Members that wait for the next job ask again and again.
-        return refusal.into();
-    }
-    counter!("flambeau_coordinator_refused_total", "reason" => refusal.label()).increment(1);
-    static LOG: Quiet = Quiet::new();
-    if let Some(left_out) = LOG.admit() {
-        tracing::warn!(reason = refusal.label(), left_out, "refused: {refusal}");
-    }
-    refusal.into()
 }
 
 #[tonic::async_trait]
@@ -132,8 +86,8 @@ impl Coordinator for Service {
         check_lengths(&request).map_err(refused)?;
         let role = Role::try_from(request.role).map_err(refused)?;
         check_addresses(role, &request).map_err(refused)?;
-        self.security.check_role(&extensions, role)?;
-        let active = self.slot.active().map_err(refused)?;
+        self.at_work.security.check_role(&extensions, role)?;
+        let active = self.at_work.slot.active().map_err(refused)?;
         let shared = &active.shared;
         let task = shared
             .ask(|cluster, now| cluster.register(now, role, request))
@@ -168,16 +122,16 @@ impl Coordinator for Service {
         request: Request<wire::HeartbeatRequest>,
     ) -> Answer<wire::HeartbeatReply> {
         let (_, extensions, request) = request.into_parts();
-        let origin = self.origin(&CallOrigin::new(&request.origin, &extensions, "Heartbeat"))?;
+        let origin =
+            self.at_work
+                .origin(&CallOrigin::new(&request.origin, &extensions, "Heartbeat"))?;
         // A heartbeat makes no work available, so no waiting call is woken.
-        let beat = |cluster: &mut Cluster, now| {
-            cluster.admit(&origin)?;
-            cluster.catch_up_clock(&origin);
+        let beat = of_member(origin, |cluster, now, origin| {
             cluster.heartbeat(now, origin.task);
             Ok(())
-        };
-        let shared = self.shared()?;
-        shared.ask_quietly(beat).await.map_err(refused)?;
+        });
+        let shared = self.at_work.shared()?;
+        shared.ask_steadily(beat).await.map_err(refused)?;
         let view = shared.views.borrow();
         Ok(Response::new(wire::HeartbeatReply {
             view: view.number.0,
@@ -216,7 +170,7 @@ impl Coordinator for Service {
         &self,
         _: Request<wire::ClusterSpecRequest>,
     ) -> Answer<wire::ClusterSpec> {
-        let shared = self.shared()?;
+        let shared = self.at_work.shared()?;
         Ok(Response::new(
             shared.look(|cluster, _| cluster.cluster_spec()),
         ))
@@ -224,9 +178,9 @@ impl Coordinator for Service {
 
     async fn get_job(&self, request: Request<wire::JobRequest>) -> Answer<wire::JobReply> {
         if request.get_ref().wait {
-            let _ = tokio::time::timeout(LONG_POLL, self.slot.at_work()).await;
+            let _ = tokio::time::timeout(LONG_POLL, self.at_work.slot.at_work()).await;
         }
-        let reply = self.shared()?.look(|cluster, _| wire::JobReply {
+        let reply = self.at_work.shared()?.look(|cluster, _| wire::JobReply {
             job: cluster.job().name.clone(),
             job_toml: cluster.job().to_toml(),
             run: cluster.run_number().0,
@@ -241,7 +195,7 @@ impl Coordinator for Service {
     ) -> Answer<wire::ShardMap> {
         let (_, extensions, request) = request.into_parts();
         let origin = match &request.origin {
-            Some(_) => Some(self.origin(&CallOrigin::new(
+            Some(_) => Some(self.at_work.origin(&CallOrigin::new(
                 &request.origin,
                 &extensions,
                 "GetShardMap",
@@ -253,7 +207,7 @@ impl Coordinator for Service {
             origin.map_or(Ok(()), |origin| cluster.admit(&origin))?;
             cluster.shard_map().map(wire::ShardMap::from)
         };
-        let map = self.shared()?.ask_quietly(map).await;
+        let map = self.at_work.shared()?.ask_quietly(map).await;
         map.map(Response::new).map_err(refused)
     }
 
@@ -277,7 +231,7 @@ impl Coordinator for Service {
                 |answer| !matches!(answer, Initialization::Pending(_)),
             )
             .await?;
-        let shared = self.shared()?;
+        let shared = self.at_work.shared()?;
         let view = shared.views.borrow().number.0;
         let map = |cluster: &mut Cluster, _| cluster.shard_map().ok().map(Into::into);
         let shard_map = shared.ask_quietly(map).await;
@@ -341,24 +295,24 @@ impl Coordinator for Service {
     ) -> Answer<wire::LeaseWorkReply> {
         let (_, extensions, request) = request.into_parts();
         let copied = request.copied;
-        let reply = self
-            .ask_as_until(
-                CallOrigin::new(&request.origin, &extensions, "LeaseWork").worker(),
-                |cluster, now, origin| {
-                    let (work, clock) = cluster.lease_work(now, origin, copied);
-                    // The view that has this work, which may not be published yet when the call is answered.
-                    let view = cluster.refresh_view();
-                    Ok(wire::LeaseWorkReply {
-                        clock: clock.0,
-                        epoch: view.epoch.0,
-                        view: view.number.0,
-                        work: Some(wire_work(work, view.error.clone())),
-                    })
-                },
-                |reply| !matches!(reply.work, Some(wire::lease_work_reply::Work::Idle(_))),
-            )
-            .await?;
-        Ok(Response::new(reply))
+        let from = CallOrigin::new(&request.origin, &extensions, "LeaseWork").worker();
+        let ask = of_member(self.at_work.origin(&from)?, |cluster, now, origin| {
+            let (work, clock) = cluster.lease_work(now, origin, copied);
+            // The view that has this work, which may not be published yet when the call is answered.
+            let view = cluster.refresh_view();
+            Ok(wire::LeaseWorkReply {
+                clock: clock.0,
+                epoch: view.epoch.0,
+                view: view.number.0,
+                work: Some(wire_work(work, view.error.clone())),
+            })
+        });
+        let has_work = |reply: &wire::LeaseWorkReply| {
+            !matches!(reply.work, Some(wire::lease_work_reply::Work::Idle(_)))
+        };
+        let shared = self.at_work.shared()?;
+        let reply = shared.ask_steadily_until(ask, has_work).await;
+        reply.map(Response::new).map_err(refused)
     }
 
     async fn finish_step(
@@ -366,24 +320,27 @@ impl Coordinator for Service {
         request: Request<wire::FinishStepRequest>,
     ) -> Answer<wire::FinishStepReply> {
         let (_, extensions, request) = request.into_parts();
-        let from = CallOrigin::new(&request.origin, &extensions, "FinishStep").worker();
-        let min_clock = self
-            .ask_as(from, |cluster, now, origin| {
-                cluster.finish_step(now, origin, &request)
-            })
-            .await?;
-        Ok(Response::new(wire::FinishStepReply {
-            min_clock: min_clock.0,
-            epoch: self.epoch()?,
-        }))
+        let reply = self.at_work.finish_step(&extensions, &request).await?;
+        Ok(Response::new(reply))
+    }
+
+    type FinishStepsStream = BoxStream<'static, Result<wire::FinishStepReply, Status>>;
+
+    async fn finish_steps(
+        &self,
+        request: Request<Streaming<wire::FinishStepRequest>>,
+    ) -> Answer<Self::FinishStepsStream> {
+        let (_, extensions, requests) = request.into_parts();
+        let replies = self.at_work.clone().finish_steps(extensions, requests)?;
+        Ok(Response::new(replies.boxed()))
     }
 
     async fn report(&self, request: Request<wire::ReportRequest>) -> Answer<wire::ReportReply> {
         let (_, extensions, request) = request.into_parts();
-        let wire::ReportRequest { origin, report } = request;
+        let wire::ReportRequest { origin, mut report } = request;
         self.ask_as(
             CallOrigin::new(&origin, &extensions, "Report"),
-            |cluster, now, origin| take_report(cluster, now, origin, report),
+            |cluster, now, origin| take_report(cluster, now, origin, report.take()),
         )
         .await?;
         Ok(Response::new(wire::ReportReply {
@@ -395,8 +352,10 @@ impl Coordinator for Service {
 
     async fn watch(&self, request: Request<wire::WatchRequest>) -> Answer<Self::WatchStream> {
         let (_, extensions, request) = request.into_parts();
-        let origin = self.origin(&CallOrigin::new(&request.origin, &extensions, "Watch"))?;
-        let active = self.slot.active().map_err(refused)?;
+        let origin =
+            self.at_work
+                .origin(&CallOrigin::new(&request.origin, &extensions, "Watch"))?;
+        let active = self.at_work.slot.active().map_err(refused)?;
         let admitted = active.shared.look(|cluster, _| cluster.admit(&origin));
         admitted.map_err(refused)?;
         // The channel holds one view: a slow reader gets the newest one when it is ready.
@@ -419,14 +378,16 @@ impl Coordinator for Service {
 
     async fn stop(&self, request: Request<wire::StopRequest>) -> Answer<wire::StopReply> {
         let (_, extensions, request) = request.into_parts();
-        self.security.check_role(&extensions, Role::Worker)?;
+        self.at_work
+            .security
+            .check_role(&extensions, Role::Worker)?;
         let stop = |cluster: &mut Cluster, _| cluster.stop(&request.job);
-        self.shared()?.ask(stop).await.map_err(refused)?;
+        self.at_work.shared()?.ask(stop).await.map_err(refused)?;
         Ok(Response::new(wire::StopReply {}))
     }
 
     async fn get_status(&self, _: Request<wire::StatusRequest>) -> Answer<wire::Status> {
-        let shared = self.shared()?;
+        let shared = self.at_work.shared()?;
         Ok(Response::new(
             shared.look(|cluster, now| cluster.status(now)),
         ))
@@ -437,7 +398,9 @@ impl Coordinator for Service {
         request: Request<wire::SubmitJobRequest>,
     ) -> Answer<wire::SubmitJobReply> {
         let (_, extensions, request) = request.into_parts();
-        self.security.check_role(&extensions, Role::Worker)?;
+        self.at_work
+            .security
+            .check_role(&extensions, Role::Worker)?;
         let submitted = self.queue()?.submit(request).await;
         let reply = submitted.map_err(|error| failed(error, refused))?;
         Ok(Response::new(reply))
@@ -447,7 +410,7 @@ impl Coordinator for Service {
         &self,
         request: Request<wire::ListJobsRequest>,
     ) -> Answer<wire::ListJobsReply> {
-        let listed = self.queue()?.list(request.into_inner(), &self.slot);
+        let listed = self.queue()?.list(request.into_inner(), &self.at_work.slot);
         let jobs = listed.map_err(refused)?;
         Ok(Response::new(wire::ListJobsReply { jobs }))
     }
@@ -465,8 +428,10 @@ impl Coordinator for Service {
         request: Request<wire::CancelJobRequest>,
     ) -> Answer<wire::CancelJobReply> {
         let (_, extensions, request) = request.into_parts();
-        self.security.check_role(&extensions, Role::Worker)?;
-        let cancelled = self.queue()?.cancel(request, &self.slot).await;
+        self.at_work
+            .security
+            .check_role(&extensions, Role::Worker)?;
+        let cancelled = self.queue()?.cancel(request, &self.at_work.slot).await;
         let jobs = cancelled.map_err(|error| failed(error, refused))?;
         Ok(Response::new(wire::CancelJobReply {
             job: jobs.into_iter().next(),

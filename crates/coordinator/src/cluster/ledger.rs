@@ -8,6 +8,9 @@ use serde::{Deserialize, Serialize};
 use shared_proto::ids::{Generation, Role, Task, TaskId};
 use shared_proto::planted;
 
+use super::leases::Leases;
+pub(crate) use super::split::Split;
+
 /// The most samples of a data set. Positions and their sums do not overflow.
 pub(crate) const MOST_SAMPLES: u64 = 1 << 48;
 
@@ -19,16 +22,6 @@ pub(crate) const HELD_BY_ALL: Task = Task {
     },
     generation: Generation(0),
 };
-
-/// A piece of a data epoch's positions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Split {
-    pub(crate) id: u64,
-    #[serde(rename = "epoch")]
-    pub(crate) data_epoch: u32,
-    pub(crate) start: u64,
-    pub(crate) end: u64,
-}
 
 /// The positions that are done, leased to a worker, or left.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -48,8 +41,7 @@ pub(crate) struct Ledger {
     position: u64,
     /// Ranges given back by workers that left. They are leased before fresh ones.
     returned: VecDeque<(u32, u64, u64)>,
-    /// The leased splits by id. `start` is the first position that is not done.
-    leased: BTreeMap<u64, (Task, Split)>,
+    leased: Leases,
     /// The number of done positions of each data epoch that is not complete.
     done: BTreeMap<u32, u64>,
 }
@@ -74,7 +66,7 @@ impl Ledger {
             data_epoch: 0,
             position: 0,
             returned: VecDeque::new(),
-            leased: BTreeMap::new(),
+            leased: Leases::default(),
             done: BTreeMap::new(),
         }
     }
@@ -99,7 +91,7 @@ impl Ledger {
                 "the data has {samples} samples, {epochs} epochs, and {batch} samples a batch"
             ));
         }
-        let leased = self.leased.values();
+        let leased = self.leased.all();
         let leased = leased.map(|(_, split)| (split.data_epoch, split.start, split.end));
         let fresh = (self.data_epoch, self.position, samples);
         let ranges = self.returned.iter().copied().chain(leased);
@@ -127,7 +119,7 @@ impl Ledger {
     /// Returns the ledger with nothing leased, so that positions that are not done are leased again.
     pub(crate) fn at_rest(&self) -> Self {
         let mut ledger = self.clone();
-        let holders: Vec<Task> = ledger.leased.values().map(|(task, _)| *task).collect();
+        let holders: Vec<Task> = ledger.leased.all().map(|(task, _)| *task).collect();
         for task in holders {
             ledger.release(task);
         }
@@ -154,7 +146,7 @@ impl Ledger {
         let batches = batches.min(self.budget.unwrap_or(u64::MAX));
         let split = self.take(batches.saturating_mul(self.batch))?;
         self.charge(split);
-        self.leased.insert(split.id, (task, split));
+        self.leased.insert(task, split);
         Some(split)
     }
 
@@ -176,7 +168,7 @@ impl Ledger {
                         end: stop,
                         ..whole
                     };
-                    self.leased.insert(split.id, (*task, split));
+                    self.leased.insert(*task, split);
                     splits.push((*task, split));
                 }
                 start = stop;
@@ -195,14 +187,14 @@ impl Ledger {
         let split = self.take(most.saturating_mul(size))?;
         let steps = (split.end - split.start).div_ceil(size);
         self.budget = self.budget.map(|budget| budget.saturating_sub(steps));
-        self.leased.insert(split.id, (HELD_BY_ALL, split));
+        self.leased.insert(HELD_BY_ALL, split);
         Some((split, steps))
     }
 
     /// Takes back the positions that a ring has not done, of steps of `size` samples. They are leased next.
     pub(crate) fn take_back(&mut self, size: u64) {
         while let Some(split) = self.held_by(HELD_BY_ALL) {
-            self.leased.remove(&split.id);
+            self.leased.remove(split.id);
             if !planted!(SpanLost) {
                 let range = (split.data_epoch, split.start, split.end);
                 self.returned.push_front(range);
@@ -213,8 +205,7 @@ impl Ledger {
 
     /// Returns the split that a worker holds, from its first position that is not done.
     pub(crate) fn held_by(&self, task: Task) -> Option<Split> {
-        let mut held = self.leased.values().filter(|(holder, _)| *holder == task);
-        held.next().map(|(_, split)| *split)
+        self.leased.held_by(task)
     }
 
     /// Notes that all positions of a split before `position` are done. Returns the number of newly done ones,
@@ -226,14 +217,14 @@ impl Ledger {
         id: u64,
         position: u64,
     ) -> Option<(u64, Option<u32>)> {
-        let (holder, split) = self.leased.get_mut(&id)?;
-        if *holder != task || position < split.start || position > split.end {
+        let split = self.leased.of_holder(task, id)?;
+        if position < split.start || position > split.end {
             return None;
         }
         let (data_epoch, newly) = (split.data_epoch, position - split.start);
         split.start = position;
         if split.start == split.end {
-            self.leased.remove(&id);
+            self.leased.remove(id);
         }
         let done = self.done.entry(data_epoch).or_default();
         *done = done.saturating_add(newly);
@@ -247,7 +238,7 @@ impl Ledger {
     /// Takes back the positions that a worker has not done.
     pub(crate) fn release(&mut self, task: Task) {
         while let Some(split) = self.held_by(task) {
-            self.leased.remove(&split.id);
+            self.leased.remove(split.id);
             self.returned
                 .push_back((split.data_epoch, split.start, split.end));
             let steps = (split.end - split.start).div_ceil(self.batch);

@@ -217,9 +217,10 @@ impl Cluster {
         if self.in_lock_step() {
             return;
         }
-        let member = self.durable.members.get_mut(&origin.task.id);
-        if let Some(progress) = member.map(|m| &mut m.progress).filter(|p| p.uncertain) {
-            progress.clock = progress.clock.max(origin.clock);
+        let uncertain = |m: &Member| m.progress.uncertain;
+        if self.member(origin.task.id).is_some_and(uncertain) {
+            let catch_up = |p: &mut WorkerProgress| p.clock = p.clock.max(origin.clock);
+            self.change_progress(origin.task.id, catch_up);
         }
     }
 
@@ -312,7 +313,7 @@ impl Cluster {
         }
         let stall = self.stall();
         let blamed = self
-            .slowest()
+            .all_slowest()
             .into_iter()
             .chain(self.durable.evaluations.holder());
         let stalled: Vec<TaskId> = blamed
@@ -355,6 +356,7 @@ impl Cluster {
         let Some(member) = self.durable.members.get_mut(&id).filter(|m| m.alive) else {
             return;
         };
+        self.steady = None;
         member.alive = false;
         member.gone = why.to_owned();
         member.progress.active = false;

@@ -34,6 +34,7 @@ mod finished;
 mod forgotten;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzzing;
+mod leases;
 mod ledger;
 mod losses;
 mod map_size;
@@ -50,7 +51,9 @@ mod recovery;
 mod ring;
 mod saving;
 mod shard_map;
+mod split;
 mod status;
+mod steady;
 mod steps;
 mod stop;
 mod stored;
@@ -78,6 +81,7 @@ use backoff::Backoff;
 use members::Member;
 use observed::Observed;
 use saving::Saving;
+use steady::Steady;
 
 pub(crate) use checkpoints::{CheckpointPlace, DurableCheckpoint, SavedProgress};
 pub(crate) use durable::Durable;
@@ -103,6 +107,8 @@ pub(crate) struct Cluster {
     /// The servers that are about to stop, each with the checkpoint that contains its shard, once ordered.
     draining: BTreeMap<TaskId, Option<u64>>,
     view: View,
+    /// The clocks of workers; none once more has changed than these.
+    steady: Option<Steady>,
     records: Vec<Record>,
     changes: Changes,
 }
@@ -118,6 +124,9 @@ pub(crate) enum Turn {
     /// It was submitted to a long-lived cluster.
     Submitted,
 }
+
+/// The most workers that a view names as those that others wait for.
+const MOST_SLOWEST: usize = 8;
 
 /// Times of this process.
 #[derive(Debug, Default)]
@@ -140,6 +149,8 @@ struct Instants {
 pub(crate) struct Changes {
     /// Changes that must be persisted before they are published.
     pub(crate) urgent: u64,
+    /// Those among them that others wait for. The rest may wait a little, to be persisted together.
+    pub(crate) hurried: u64,
     /// Changes that may be lost: another process knows of them, or the work is done again.
     pub(crate) others: u64,
 }
@@ -160,6 +171,7 @@ impl Cluster {
             saving: Saving::default(),
             draining: BTreeMap::new(),
             view: View::default(),
+            steady: None,
             records: Vec::new(),
             changes: Changes::default(),
         }
@@ -223,6 +235,12 @@ impl Cluster {
 
     fn must_persist(&mut self) {
         self.changes.urgent += 1;
+        self.changes.hurried += 1;
+    }
+
+    /// Notes a change that must be persisted before it is published, and that nobody waits for.
+    fn must_persist_soon(&mut self) {
+        self.changes.urgent += 1;
     }
 
     fn may_persist(&mut self) {
@@ -252,6 +270,9 @@ impl Cluster {
 
     /// Makes a new view, with a higher number if anything in it has changed, and returns it.
     pub(crate) fn refresh_view(&mut self) -> &View {
+        if self.is_steady() {
+            return self.refresh_min_clock();
+        }
         let mut workers: Vec<Task> = self.live(Role::Worker).map(|m| m.task).collect();
         workers.sort_by_key(|task| task.id.index);
         let fresh = View {
@@ -274,6 +295,17 @@ impl Cluster {
                 number: self.view.number.next(),
                 ..fresh
             };
+        }
+        &self.view
+    }
+
+    /// Makes a new view if the min clock has risen.
+    fn refresh_min_clock(&mut self) -> &View {
+        let min_clock = self.update_min_clock();
+        if self.view.min_clock != min_clock {
+            self.view.min_clock = min_clock;
+            self.view.slowest = self.slowest();
+            self.view.number = self.view.number.next();
         }
         &self.view
     }
@@ -346,6 +378,7 @@ impl Cluster {
                 .as_ref()
                 .map(|commit| commit.step.next())
         } else {
+            let known = self.steady.as_ref().and_then(Steady::lowest);
             let active = self.live(Role::Worker).filter(|m| m.progress.active);
             // Where no worker holds data, the evaluator must not wait for the clock of another.
             let evaluator = || {
@@ -355,7 +388,7 @@ impl Cluster {
             let clocks = active.map(|m| m.progress.clock);
             match planted!(FastestMinClock) {
                 true => clocks.max(),
-                false => clocks.min().or_else(evaluator),
+                false => known.or_else(|| clocks.min()).or_else(evaluator),
             }
         };
         let training = &mut self.durable.training;
@@ -363,8 +396,15 @@ impl Cluster {
         training.min_clock
     }
 
-    /// Returns the workers that the others wait for.
+    /// Returns the workers that the others wait for, [`MOST_SLOWEST`] at the most.
     fn slowest(&self) -> Vec<Task> {
+        let mut slowest = self.all_slowest();
+        slowest.truncate(MOST_SLOWEST);
+        slowest
+    }
+
+    /// Returns all workers that the others wait for.
+    fn all_slowest(&self) -> Vec<Task> {
         if self.has_ring() {
             return self.slowest_of_ring();
         }

@@ -183,7 +183,7 @@ impl Cluster {
             Role::Worker => "idle",
         };
         let waiting_on = if activity == "waiting" && work.waiting_on.is_empty() {
-            self.slowest().into_iter().map(Into::into).collect()
+            self.all_slowest().into_iter().map(Into::into).collect()
         } else {
             work.waiting_on.clone()
         };

@@ -85,6 +85,7 @@ impl Cluster {
         }
         self.durable.training.step = Some(Step { clock, parts });
         self.must_persist();
+        self.unsteady();
     }
 
     /// Counts finished steps, once each.
@@ -146,8 +147,13 @@ impl Cluster {
         let tally = &mut self.durable.training.tally;
         tally.samples = tally.samples.saturating_add(samples);
         self.evaluate_after(complete);
+        if !self.sync() && self.held_by(task).is_none() {
+            // The end of a split may be that of the data, for which others wait.
+            self.unsteady();
+        }
         if self.sync() {
-            self.must_persist();
+            // The step as a whole is persisted once all parts are finished.
+            self.must_persist_soon();
             self.finish_part(now, task, samples, request.skipped > 0);
         } else {
             let tally = &mut self.durable.training.tally;
@@ -173,31 +179,29 @@ impl Cluster {
         recent.worker_steps = recent.worker_steps.saturating_add(request.steps);
         recent.loss_sum += request.loss_sum;
         self.may_persist();
-        let Some(member) = self.durable.members.get_mut(&origin.task.id) else {
-            return;
-        };
-        let work = &mut member.progress;
-        work.finished = origin.sequence;
-        work.uncertain = false;
-        work.clock = work.clock.max(origin.clock);
-        work.samples = work.samples.saturating_add(samples);
-        work.steps = work.steps.saturating_add(request.steps);
-        // A restarted coordinator may have forgotten some pushes.
-        let told = request.pushes.min(origin.clock.0);
-        let more = request.steps.saturating_sub(request.skipped);
-        work.pushes = told.max(work.pushes.saturating_add(more));
-        work.loss = request.loss_sum / request.steps.max(1) as f64;
-        let seconds = now.duration_since(work.moved).as_secs_f64();
-        if seconds > 0.0 {
-            let rate = samples as f64 / seconds;
-            let old = work.samples_per_second;
-            let weight = if old > 0.0 { RATE_SMOOTHING } else { 1.0 };
-            work.samples_per_second = old + weight * (rate - old);
-        }
-        work.moved = now;
-        if let Some(times) = &request.times {
-            work.times.add(&Times::from(times));
-        }
+        self.change_progress(origin.task.id, |work| {
+            work.finished = origin.sequence;
+            work.uncertain = false;
+            work.clock = work.clock.max(origin.clock);
+            work.samples = work.samples.saturating_add(samples);
+            work.steps = work.steps.saturating_add(request.steps);
+            // A restarted coordinator may have forgotten some pushes.
+            let told = request.pushes.min(origin.clock.0);
+            let more = request.steps.saturating_sub(request.skipped);
+            work.pushes = told.max(work.pushes.saturating_add(more));
+            work.loss = request.loss_sum / request.steps.max(1) as f64;
+            let seconds = now.duration_since(work.moved).as_secs_f64();
+            if seconds > 0.0 {
+                let rate = samples as f64 / seconds;
+                let old = work.samples_per_second;
+                let weight = if old > 0.0 { RATE_SMOOTHING } else { 1.0 };
+                work.samples_per_second = old + weight * (rate - old);
+            }
+            work.moved = now;
+            if let Some(times) = &request.times {
+                work.times.add(&Times::from(times));
+            }
+        });
     }
 
     fn finish_part(&mut self, now: Instant, task: Task, samples: u64, skipped: bool) {
@@ -225,6 +229,7 @@ impl Cluster {
             return;
         };
         self.must_persist();
+        self.unsteady();
         let contributors: Vec<(Task, u64)> = step
             .parts
             .iter()

@@ -92,17 +92,16 @@ impl Cluster {
         let task = origin.task;
         let work = self.choose_work(now, origin, copied);
         let min_clock = self.update_min_clock();
-        let Some(member) = self.durable.members.get_mut(&task.id) else {
-            return (work, min_clock);
-        };
-        let state = &mut member.progress;
-        state.active = matches!(work, Work::Split(_) | Work::Shared { .. });
-        if !matches!(work, Work::Idle(_)) {
-            state.moved = now;
-        }
-        // A worker that was away continues at the min clock.
-        state.clock = state.clock.max(min_clock);
-        (work, state.clock)
+        let clock = self.change_progress(task.id, |state| {
+            state.active = matches!(work, Work::Split(_) | Work::Shared { .. });
+            if !matches!(work, Work::Idle(_)) {
+                state.moved = now;
+            }
+            // A worker that was away continues at the min clock.
+            state.clock = state.clock.max(min_clock);
+            state.clock
+        });
+        (work, clock.unwrap_or(min_clock))
     }
 
     fn choose_work(&mut self, now: Instant, origin: &Origin, copied: Option<u64>) -> Work {
@@ -199,6 +198,7 @@ impl Cluster {
         {
             self.durable.outcome.phase = JobPhase::Training;
             self.must_persist();
+            self.unsteady();
             self.instants.began = Some(now);
             for member in self.durable.members.values_mut() {
                 member.progress.moved = now;

@@ -20,6 +20,16 @@ pub(crate) const LONG_POLL: Duration = Duration::from_secs(4);
 /// The interval at which a waiting call checks for changes that come with time alone.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
+/// The longest time for which changes that nobody waits for are kept back, to be persisted together.
+const TOGETHER: Duration = Duration::from_millis(20);
+
+/// The pause between two writes of the state, as a multiple of the time that the first has taken: so a large state takes a limited share
+/// of a core.
+const PAUSE: u32 = 4;
+
+/// The longest such pause.
+const LONGEST_PAUSE: Duration = Duration::from_millis(20);
+
 /// The cluster, its state on disk, and the channels by which its changes are published.
 pub(crate) struct Shared {
     cluster: Mutex<Cluster>,
@@ -30,9 +40,19 @@ pub(crate) struct Shared {
     state: Arc<State>,
     offload: Offload,
     /// The changes that are persisted. Locked while the state is written.
-    kept: tokio::sync::Mutex<Changes>,
+    kept: tokio::sync::Mutex<Kept>,
+    /// The number of urgent changes that are persisted.
+    persisted: watch::Sender<u64>,
     /// Cancelled when the state cannot be written. No call is answered from then on.
     broken: CancellationToken,
+}
+
+/// What is persisted.
+#[derive(Default)]
+struct Kept {
+    changes: Changes,
+    /// The time before which the state is not written again.
+    next: Option<tokio::time::Instant>,
 }
 
 /// Returns the time of tokio's clock, which in simulations is not the system's.
@@ -55,6 +75,7 @@ impl Shared {
             state: Arc::new(state),
             offload,
             kept: tokio::sync::Mutex::default(),
+            persisted: watch::channel(0).0,
             broken: CancellationToken::new(),
         })
     }
@@ -74,16 +95,60 @@ impl Shared {
         self: &Arc<Self>,
         ask: impl FnOnce(&mut Cluster, Instant) -> T,
     ) -> T {
-        let (answer, urgent, records) = {
+        let any = |cluster: &mut Cluster, now| {
+            cluster.unsteady();
+            ask(cluster, now)
+        };
+        self.ask_and_settle(any).await
+    }
+
+    /// Asks the cluster as [`Self::ask`] does, where the call changes nothing but clocks as a rule. Wakes waiting calls only if it does.
+    pub(crate) async fn ask_steadily<T>(
+        self: &Arc<Self>,
+        ask: impl FnOnce(&mut Cluster, Instant) -> T,
+    ) -> T {
+        let (answer, steady) = self.ask_steadily_and_quietly(ask).await;
+        if !steady {
+            self.changed.notify_waiters();
+        }
+        answer
+    }
+
+    /// Asks the cluster. Wakes no waiting call. Returns the answer, and whether nothing but clocks has changed.
+    async fn ask_steadily_and_quietly<T>(
+        self: &Arc<Self>,
+        ask: impl FnOnce(&mut Cluster, Instant) -> T,
+    ) -> (T, bool) {
+        let steady = |cluster: &mut Cluster, now| {
+            cluster.begin_steady();
+            let answer = ask(cluster, now);
+            (answer, cluster.is_steady())
+        };
+        self.ask_and_settle(steady).await
+    }
+
+    async fn ask_and_settle<T>(
+        self: &Arc<Self>,
+        ask: impl FnOnce(&mut Cluster, Instant) -> T,
+    ) -> T {
+        let (answer, changes, records) = {
             let mut cluster = self.cluster.lock();
             let answer = ask(&mut cluster, now());
             cluster.refresh_view();
-            (answer, cluster.changes().urgent, cluster.take_records())
+            let (changes, records) = (cluster.changes(), cluster.take_records());
+            if records.is_empty()
+                && let Ok(kept) = self.kept.try_lock()
+                && kept.changes.urgent == changes.urgent
+            {
+                self.publish(cluster.view());
+                return answer;
+            }
+            (answer, changes, records)
         };
         let shared = Arc::clone(self);
         // A task of its own, so that the changes are persisted and published even if the caller is cancelled.
         let settled = tokio::spawn(async move {
-            shared.settle(urgent).await;
+            shared.settle(changes).await;
             for record in records {
                 // Fails only if the recorder has ended, which has logged why.
                 let _ = shared.records.send(record).await;
@@ -93,42 +158,60 @@ impl Shared {
         answer
     }
 
-    /// Returns when urgent changes up to this count are persisted and published. One write persists the changes
-    /// of all calls that wait.
-    async fn settle(&self, urgent: u64) {
+    /// Returns when urgent changes up to these are persisted and published. One write persists the changes of all calls that wait.
+    async fn settle(&self, changes: Changes) {
+        let hurries = async {
+            let kept = self.kept.lock().await;
+            kept.changes.hurried < changes.hurried
+        };
+        if !hurries.await {
+            // A call that others wait for persists them all.
+            let mut persisted = self.persisted.subscribe();
+            let together = persisted.wait_for(|urgent| *urgent >= changes.urgent);
+            let _ = tokio::time::timeout(TOGETHER, together).await;
+        }
         let mut kept = self.kept.lock().await;
-        if kept.urgent < urgent {
-            *kept = match planted!(AnsweredBeforeKept) {
-                true => self.look(|cluster, _| cluster.changes()),
-                false => self.keep().await,
-            };
+        if kept.changes.urgent < changes.urgent {
+            if let Some(next) = kept.next.filter(|_| !self.broken.is_cancelled()) {
+                tokio::time::sleep_until(next).await;
+            }
+            match planted!(AnsweredBeforeKept) {
+                true => kept.changes = self.look(|cluster, _| cluster.changes()),
+                false => self.keep(&mut kept).await,
+            }
         }
         // Only persisted changes may be seen. The calls that made later changes publish their view.
         let cluster = self.cluster.lock();
-        if cluster.changes().urgent == kept.urgent {
+        if cluster.changes().urgent == kept.changes.urgent {
             self.publish(cluster.view());
         }
+        drop(cluster);
+        self.persisted.send_replace(kept.changes.urgent);
     }
 
     /// Persists all changes, if there are new ones.
     pub(crate) async fn keep_all(&self) {
         let mut kept = self.kept.lock().await;
-        if self.look(|cluster, _| cluster.changes()) != *kept {
-            *kept = self.keep().await;
+        if self.look(|cluster, _| cluster.changes()) != kept.changes {
+            self.keep(&mut kept).await;
+            self.persisted.send_replace(kept.changes.urgent);
         }
     }
 
-    async fn keep(&self) -> Changes {
+    async fn keep(&self, kept: &mut Kept) {
         let (durable, changes) =
             self.look(|cluster, now| (cluster.snapshot(now), cluster.changes()));
         let state = Arc::clone(&self.state);
+        let began = tokio::time::Instant::now();
         if let Err(error) = self.offload.run(move || state.write(&durable)).await {
             // Later answers could promise changes that a restart would forget.
             tracing::error!("the coordinator's state cannot be written: {error}; ending");
             self.broken.cancel();
             std::future::pending::<()>().await;
         }
-        changes
+        let ended = tokio::time::Instant::now();
+        kept.changes = changes;
+        kept.next = Some(ended + ((ended - began) * PAUSE).min(LONGEST_PAUSE));
     }
 
     fn publish(&self, view: &View) {
@@ -178,6 +261,24 @@ impl Shared {
     /// Asks the cluster until the answer satisfies, or for as long as a call may wait.
     pub(crate) async fn ask_until<T>(
         self: &Arc<Self>,
+        ask: impl FnMut(&mut Cluster, Instant) -> Result<T, Refusal>,
+        satisfies: impl Fn(&T) -> bool,
+    ) -> Result<T, Refusal> {
+        self.until(false, ask, satisfies).await
+    }
+
+    /// Asks as [`Self::ask_until`] does, where the call changes nothing but clocks as a rule.
+    pub(crate) async fn ask_steadily_until<T>(
+        self: &Arc<Self>,
+        ask: impl FnMut(&mut Cluster, Instant) -> Result<T, Refusal>,
+        satisfies: impl Fn(&T) -> bool,
+    ) -> Result<T, Refusal> {
+        self.until(true, ask, satisfies).await
+    }
+
+    async fn until<T>(
+        self: &Arc<Self>,
+        steadily: bool,
         mut ask: impl FnMut(&mut Cluster, Instant) -> Result<T, Refusal>,
         satisfies: impl Fn(&T) -> bool,
     ) -> Result<T, Refusal> {
@@ -187,9 +288,15 @@ impl Shared {
             tokio::pin!(changed);
             changed.as_mut().enable();
             // A waiting call must not wake the others each time it asks.
-            let answer = self.ask_quietly(&mut ask).await?;
+            let (answer, steady) = match steadily {
+                true => self.ask_steadily_and_quietly(&mut ask).await,
+                false => (self.ask_quietly(&mut ask).await, false),
+            };
+            let answer = answer?;
             if satisfies(&answer) || now() >= deadline {
-                self.changed.notify_waiters();
+                if !steady {
+                    self.changed.notify_waiters();
+                }
                 return Ok(answer);
             }
             let _ = tokio::time::timeout(LOOK_AGAIN, changed).await;

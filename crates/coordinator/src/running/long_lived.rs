@@ -21,6 +21,7 @@ use super::error::CoordinatorError;
 use super::job::{Beginning, PERSIST_AGAIN, Work, persist_end};
 use super::settings::Settings;
 use super::wiring::{DRAIN, serve};
+use crate::calls::at_work::AtWork;
 use crate::calls::jobs::JobCalls;
 use crate::calls::service::Service;
 use crate::calls::slot::Slot;
@@ -105,9 +106,11 @@ pub(super) async fn run(
         }
     }
     let service = Service {
-        slot: coordinator.slot.clone(),
+        at_work: AtWork {
+            slot: coordinator.slot.clone(),
+            security: process.security.clone(),
+        },
         queue: Some(calls),
-        security: process.security.clone(),
     };
     let stop = CancellationToken::new();
     let server = spawn_server(service, settings, process, listener, stop.clone());

@@ -22,6 +22,7 @@ use tonic::{Request, Status};
 use super::begin::{Begun, Keeping};
 use super::error::CoordinatorError;
 use super::gauges::Gauges;
+use crate::calls::at_work::AtWork;
 use crate::calls::callers::Counted;
 use crate::calls::service::Service;
 use crate::calls::slot::{Active, Slot};
@@ -82,9 +83,11 @@ impl Parts {
         let security = self.security.clone();
         let (running, work) = self.start();
         let service = Service {
-            slot: Slot::new(Some(running.active(0, ""))),
+            at_work: AtWork {
+                slot: Slot::new(Some(running.active(0, ""))),
+                security,
+            },
             queue: None,
-            security,
         };
         let server = serve(service, incoming, running.stop.clone());
         let work = async move { tokio::join!(server, work).0 };
@@ -142,7 +145,7 @@ pub(crate) fn serve<S>(
 where
     S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
 {
-    let admit = admit(service.security.clone());
+    let admit = admit(service.at_work.security.clone());
     transport::server()
         .max_concurrent_streams(MOST_STREAMS)
         .timeout(MOST_TIME)

@@ -90,18 +90,6 @@ impl Coordinator {
         self.send(request, call).await
     }
 
-    /// Reports finished steps.
-    ///
-    /// # Errors
-    /// See the variants of [`MembershipError`].
-    pub async fn finish_step(
-        &self,
-        request: wire::FinishStepRequest,
-    ) -> Result<wire::FinishStepReply, MembershipError> {
-        let call = |mut client: Calls, request| async move { client.finish_step(request).await };
-        self.send(request, call).await
-    }
-
     /// Sends a report.
     ///
     /// # Errors

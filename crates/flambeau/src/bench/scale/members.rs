@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use daemon::membership::{Coordinator, Membership, MembershipError, Registration};
+use daemon::membership::{Coordinator, Membership, MembershipError, Registration, StepReports};
 use shared_proto::blocks::{VariableKind, VariableSpec};
 use shared_proto::ids::{Clock, Epoch, Role, Task};
 use shared_proto::job::{Job, Mode};
@@ -170,6 +170,7 @@ async fn work(
 ) -> Result<(), MembershipError> {
     let membership = common.join(Role::Worker, index).await?;
     let (coordinator, sender) = (&membership.coordinator, membership.sender());
+    let mut steps = StepReports::new(coordinator.clone());
     initialize(&common, &membership).await?;
     // Workers do not step at the same time.
     tokio::time::sleep(common.pause.mul_f64(f64::from(index % 97) / 97.0)).await;
@@ -213,7 +214,7 @@ async fn work(
             let mut origin = sender.next_origin(*sender.newest_epoch().borrow(), clock);
             loop {
                 request.origin = Some(origin.clone().into());
-                match coordinator.finish_step(request.clone()).await {
+                match steps.report(request.clone()).await {
                     Ok(reply) => {
                         sender.heard(Epoch(reply.epoch));
                         break;

@@ -1,0 +1,70 @@
+//! The job at work, as its callers see it.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use metrics::counter;
+use shared_proto::ids::Origin;
+use shared_proto::planted;
+use shared_proto::quiet::Quiet;
+use shared_proto::refusal::{Reason, Refusal};
+use shared_proto::security::Security;
+use tonic::Status;
+
+use super::messages::not_for;
+use super::origin::CallOrigin;
+use super::slot::Slot;
+use crate::cluster::Cluster;
+use crate::keeping::shared::Shared;
+
+/// The job at work, and the credentials that its callers must have.
+#[derive(Clone)]
+pub(crate) struct AtWork {
+    pub(crate) slot: Slot,
+    pub(crate) security: Security,
+}
+
+impl AtWork {
+    /// Returns the job.
+    pub(super) fn shared(&self) -> Result<Arc<Shared>, Status> {
+        let active = self.slot.active().map_err(refused)?;
+        Ok(active.shared)
+    }
+
+    /// Reads the origin of a call, and checks that the caller's certificate is of that role.
+    pub(super) fn origin(&self, from: &CallOrigin<'_>) -> Result<Origin, Status> {
+        let origin = Origin::read(from.origin, from.what).map_err(refused)?;
+        let role = origin.task.id.role;
+        if from.role.is_some_and(|expected| expected != role) && !planted!(AnyRole) {
+            return Err(refused(not_for(from.what, &origin)));
+        }
+        self.security.check_role(from.extensions, role)?;
+        Ok(origin)
+    }
+}
+
+/// Returns a question to the cluster that callers who are no members may not ask.
+pub(super) fn of_member<T>(
+    origin: Origin,
+    mut ask: impl FnMut(&mut Cluster, Instant, &Origin) -> Result<T, Refusal>,
+) -> impl FnMut(&mut Cluster, Instant) -> Result<T, Refusal> {
+    move |cluster, now| {
+        cluster.admit(&origin)?;
+        cluster.catch_up_clock(&origin);
+        ask(cluster, now, &origin)
+    }
+}
+
+/// Counts and logs a refusal.
+pub(super) fn refused(refusal: Refusal) -> Status {
+    if refusal.reason == Reason::NoJob {
+        // Members that wait for the next job ask again and again.
+        return refusal.into();
+    }
+    counter!("flambeau_coordinator_refused_total", "reason" => refusal.label()).increment(1);
+    static LOG: Quiet = Quiet::new();
+    if let Some(left_out) = LOG.admit() {
+        tracing::warn!(reason = refusal.label(), left_out, "refused: {refusal}");
+    }
+    refusal.into()
+}

@@ -1,0 +1,73 @@
+//! The stream by which a worker reports finished steps.
+
+use parking_lot::Mutex;
+use shared_proto::wire;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Response, Status, Streaming};
+
+use super::MembershipError;
+use super::coordinator::{Calls, Coordinator};
+
+/// The stream by which a worker reports finished steps. It opens again after it has broken.
+pub struct StepReports {
+    coordinator: Coordinator,
+    /// None while it is not open, or a report is under way.
+    open: Mutex<Option<Open>>,
+}
+
+struct Open {
+    requests: mpsc::Sender<wire::FinishStepRequest>,
+    replies: Streaming<wire::FinishStepReply>,
+}
+
+impl StepReports {
+    /// Returns the stream to a coordinator. It opens with the first report.
+    pub fn new(coordinator: Coordinator) -> Self {
+        Self {
+            coordinator,
+            open: Mutex::default(),
+        }
+    }
+
+    /// Reports finished steps. Reports again while the coordinator does not answer, as calls do.
+    ///
+    /// # Errors
+    /// See the variants of [`MembershipError`].
+    pub async fn report(
+        &mut self,
+        request: wire::FinishStepRequest,
+    ) -> Result<wire::FinishStepReply, MembershipError> {
+        let report = |client| self.attempt(client, request.clone());
+        self.coordinator.call(report).await
+    }
+
+    /// Reports once. A stream on which this was given up, or has failed, is not used again: an answer that comes late would be taken for
+    /// that of the next report.
+    async fn attempt(
+        &self,
+        client: Calls,
+        request: wire::FinishStepRequest,
+    ) -> Result<Response<wire::FinishStepReply>, Status> {
+        let open = self.open.lock().take();
+        let mut open = match open {
+            Some(open) => open,
+            None => Open::on(client).await?,
+        };
+        let broken = |_| Status::unavailable("the stream of reports has ended");
+        // The status, if there is one, comes with the replies.
+        let _ = open.requests.send(request).await;
+        let reply = open.replies.message().await?.ok_or(()).map_err(broken)?;
+        *self.open.lock() = Some(open);
+        Ok(Response::new(reply))
+    }
+}
+
+impl Open {
+    async fn on(mut client: Calls) -> Result<Self, Status> {
+        let (requests, stream) = mpsc::channel(1);
+        let stream = ReceiverStream::new(stream);
+        let replies = client.finish_steps(stream).await?.into_inner();
+        Ok(Self { requests, replies })
+    }
+}
