@@ -306,6 +306,7 @@ impl Membership {
                 while !sender.is_closed() {
                     let request = wire::WatchRequest {
                         origin: Some(origin.clone()),
+                        differences: true,
                     };
                     if let Err(status) = follow(&coordinator, request, &sender).await {
                         tracing::debug!(%status, "the stream of views broke; opening it again");
@@ -326,8 +327,10 @@ async fn follow(
 ) -> Result<(), Status> {
     let mut client = coordinator.client.clone();
     let mut views = client.watch(Request::new(request)).await?.into_inner();
+    let mut workers = Vec::new();
     while let Some(view) = views.message().await? {
-        let view = View::try_from(view)?;
+        let view = View::read(view, &workers)?;
+        workers.clone_from(&view.workers);
         sender.send_if_modified(|current| {
             let newer = view.number > current.number;
             if newer {

@@ -109,79 +109,93 @@ impl View {
 
 impl From<&View> for wire::View {
     fn from(view: &View) -> Self {
-        let tasks = |tasks: &[Task]| tasks.iter().copied().map(wire::Task::from).collect();
         Self {
-            number: view.number.0,
-            epoch: view.epoch.0,
             workers: tasks(&view.workers),
-            min_clock: view.min_clock.0,
-            slowest: tasks(&view.slowest),
-            initializer: view.initializer.map(Into::into),
-            initialized: view.initialized,
-            commit: view.commit.as_ref().map(|commit| wire::Commit {
-                step: commit.step.0,
-                contributors: commit
-                    .contributors
-                    .iter()
-                    .map(|(task, samples)| wire::Contributor {
-                        task: Some((*task).into()),
-                        samples: *samples,
-                    })
-                    .collect(),
+            commit: view.commit.as_ref().map(Commit::to_wire),
+            ..view.without_lists()
+        }
+    }
+}
+
+fn tasks(tasks: &[Task]) -> Vec<wire::Task> {
+    tasks.iter().copied().map(wire::Task::from).collect()
+}
+
+impl View {
+    /// Returns the message for a peer that knows the workers of an earlier view.
+    pub fn difference(&self, known: &[Task]) -> wire::View {
+        let same_workers = !known.is_empty() && self.workers == known;
+        wire::View {
+            workers: match same_workers {
+                true => Vec::new(),
+                false => tasks(&self.workers),
+            },
+            same_workers,
+            commit: self.commit.as_ref().map(|commit| {
+                let contributors = commit.contributors.iter().map(|(task, _)| task);
+                match contributors.eq(&self.workers) {
+                    true => wire::Commit {
+                        step: commit.step.0,
+                        contributors: Vec::new(),
+                        samples: commit.contributors.iter().map(|(_, n)| *n).collect(),
+                    },
+                    false => commit.to_wire(),
+                }
             }),
-            phase: view.phase.into(),
-            error: view.error.clone(),
-            checkpoint: view.checkpoint.map(|order| wire::CheckpointOrder {
+            ..self.without_lists()
+        }
+    }
+
+    /// Returns the message without workers and commit.
+    fn without_lists(&self) -> wire::View {
+        wire::View {
+            number: self.number.0,
+            epoch: self.epoch.0,
+            workers: Vec::new(),
+            min_clock: self.min_clock.0,
+            slowest: tasks(&self.slowest),
+            initializer: self.initializer.map(Into::into),
+            initialized: self.initialized,
+            commit: None,
+            phase: self.phase.into(),
+            error: self.error.clone(),
+            checkpoint: self.checkpoint.map(|order| wire::CheckpointOrder {
                 number: order.number,
                 epoch: order.epoch.0,
                 clock: order.clock.0,
                 base: order.base,
             }),
-            run: view.run.0,
-            learning_rate_factor: Some(view.learning_rate_factor),
+            run: self.run.0,
+            learning_rate_factor: Some(self.learning_rate_factor),
+            same_workers: false,
         }
     }
-}
 
-impl TryFrom<wire::View> for View {
-    type Error = Refusal;
-
-    fn try_from(view: wire::View) -> Result<Self, Refusal> {
+    /// Reads a message that may leave out workers, which are `known` from the view before.
+    ///
+    /// # Errors
+    /// [`Reason::Malformed`].
+    pub fn read(view: wire::View, known: &[Task]) -> Result<Self, Refusal> {
         let tasks = |tasks: &[wire::Task]| -> Result<Vec<Task>, Refusal> {
             tasks.iter().map(Task::try_from).collect()
         };
-        let commit = |commit: wire::Commit| -> Result<Commit, Refusal> {
-            let contributors = commit
-                .contributors
-                .iter()
-                .map(|c| {
-                    let task = c.task.as_ref().ok_or_else(|| {
-                        Refusal::new(Reason::Malformed, "a contributor of a commit has no task")
-                    })?;
-                    Ok((task.try_into()?, c.samples))
-                })
-                .collect::<Result<_, Refusal>>()?;
-            let mut samples = commit.contributors.iter().map(|c| c.samples);
-            let total = samples.try_fold(0, u64::checked_add);
-            if total.is_none() {
-                let what = "the samples of a commit add up to more than 64 bits hold";
-                return Err(Refusal::new(Reason::Malformed, what));
-            }
-            Ok(Commit {
-                step: Clock(commit.step),
-                contributors,
-            })
+        let workers = match view.same_workers {
+            true => known.to_vec(),
+            false => tasks(&view.workers)?,
         };
         let phase = view.phase();
         Ok(Self {
             number: ViewNumber(view.number),
             epoch: Epoch(view.epoch),
-            workers: tasks(&view.workers)?,
             min_clock: Clock(view.min_clock),
             slowest: tasks(&view.slowest)?,
             initializer: view.initializer.as_ref().map(Task::try_from).transpose()?,
             initialized: view.initialized,
-            commit: view.commit.map(commit).transpose()?,
+            commit: view
+                .commit
+                .map(|commit| Commit::read(commit, &workers))
+                .transpose()?,
+            workers,
             phase,
             error: view.error,
             checkpoint: view.checkpoint.map(|order| CheckpointOrder {
@@ -193,6 +207,64 @@ impl TryFrom<wire::View> for View {
             run: RunNumber(view.run),
             learning_rate_factor: learning_rate_factor(view.learning_rate_factor)?,
         })
+    }
+}
+
+impl Commit {
+    fn to_wire(&self) -> wire::Commit {
+        let contributor = |(task, samples): &(Task, u64)| wire::Contributor {
+            task: Some((*task).into()),
+            samples: *samples,
+        };
+        wire::Commit {
+            step: self.step.0,
+            contributors: self.contributors.iter().map(contributor).collect(),
+            samples: Vec::new(),
+        }
+    }
+
+    fn read(commit: wire::Commit, workers: &[Task]) -> Result<Self, Refusal> {
+        let malformed = |what| Refusal::new(Reason::Malformed, what);
+        let contributors: Vec<(Task, u64)> = match commit.samples.as_slice() {
+            [] => commit
+                .contributors
+                .iter()
+                .map(|c| {
+                    let task = c.task.as_ref();
+                    let task =
+                        task.ok_or_else(|| malformed("a contributor of a commit has no task"))?;
+                    Ok((task.try_into()?, c.samples))
+                })
+                .collect::<Result<_, Refusal>>()?,
+            samples if samples.len() == workers.len() && commit.contributors.is_empty() => workers
+                .iter()
+                .copied()
+                .zip(samples.iter().copied())
+                .collect(),
+            _ => {
+                return Err(malformed(
+                    "a commit has numbers of samples for other workers than those of the view",
+                ));
+            }
+        };
+        let mut samples = contributors.iter().map(|(_, samples)| *samples);
+        if samples.try_fold(0, u64::checked_add).is_none() {
+            return Err(malformed(
+                "the samples of a commit add up to more than 64 bits hold",
+            ));
+        }
+        Ok(Self {
+            step: Clock(commit.step),
+            contributors,
+        })
+    }
+}
+
+impl TryFrom<wire::View> for View {
+    type Error = Refusal;
+
+    fn try_from(view: wire::View) -> Result<Self, Refusal> {
+        Self::read(view, &[])
     }
 }
 
@@ -237,6 +309,59 @@ mod tests {
     }
 
     #[test]
+    fn a_peer_that_knows_the_workers_reads_the_same_view() {
+        let task = |index, generation| Task {
+            id: TaskId {
+                role: Role::Worker,
+                index,
+            },
+            generation: Generation(generation),
+        };
+        let workers = vec![task(0, 2), task(3, 2)];
+        let replaced = vec![task(0, 2), task(3, 3)];
+        let alike = vec![(task(0, 2), 16), (task(3, 2), 7)];
+        for contributors in [
+            alike.clone(),
+            alike[..1].to_vec(),
+            Vec::new(),
+            vec![(task(0, 2), 16), (task(3, 1), 7)],
+        ] {
+            let view = View {
+                workers: workers.clone(),
+                commit: Some(Commit {
+                    step: Clock(3),
+                    contributors: contributors.clone(),
+                }),
+                ..View::default()
+            };
+            for known in [&workers, &replaced, &Vec::new()] {
+                let message = view.difference(known);
+                assert_eq!(message.same_workers, *known == workers);
+                assert_eq!(message.workers.is_empty(), *known == workers);
+                let commit = message.commit.as_ref().unwrap();
+                assert_eq!(commit.samples.is_empty(), contributors != alike);
+                assert_eq!(View::read(message, known).unwrap(), view);
+            }
+        }
+        // A view without workers names none, whatever the peer knows.
+        let nobody = View::default();
+        for known in [&workers, &Vec::new()] {
+            assert_eq!(View::read(nobody.difference(known), known).unwrap(), nobody);
+        }
+        let mut short = View {
+            workers: workers.clone(),
+            commit: Some(Commit {
+                step: Clock(3),
+                contributors: alike,
+            }),
+            ..View::default()
+        }
+        .difference(&workers);
+        short.commit.as_mut().unwrap().samples.pop();
+        assert!(View::read(short, &workers).is_err());
+    }
+
+    #[test]
     fn a_view_with_an_impossible_learning_rate_is_refused() {
         for factor in [0.0, -1.0, 1.5, f64::NAN] {
             let view = wire::View {
@@ -267,6 +392,7 @@ mod tests {
             commit: Some(wire::Commit {
                 step: 1,
                 contributors: vec![contributor(u64::MAX), contributor(more)],
+                ..wire::Commit::default()
             }),
             ..wire::View::default()
         };

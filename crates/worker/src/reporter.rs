@@ -26,6 +26,8 @@ pub(crate) struct SplitProgress {
 /// The end of the channel that the training uses.
 pub(crate) struct Reporter {
     pending: Arc<Mutex<Pending>>,
+    /// The work in the newest answer.
+    work: Arc<Mutex<Option<wire::LeaseWorkReply>>>,
     /// The number of steps handed in.
     handed_in: watch::Sender<u64>,
     /// The number of steps with an answered report, or the error of a report that failed.
@@ -44,6 +46,8 @@ struct Pending {
     times: Times,
     /// The proofs of the newest step. In sync mode a report has one step.
     receipts: Vec<wire::ShardReceipt>,
+    /// True if the answer may have the next work.
+    wants_work: bool,
 }
 
 impl Reporter {
@@ -53,6 +57,7 @@ impl Reporter {
         reconciled: Box<dyn Reconciled>,
     ) -> Self {
         let pending = Arc::<Mutex<Pending>>::default();
+        let work = Arc::<Mutex<Option<wire::LeaseWorkReply>>>::default();
         let failure = Arc::<Mutex<Option<WorkerError>>>::default();
         let (handed_in, counts) = watch::channel(0);
         let (tell, answered) = watch::channel(Ok(0));
@@ -63,6 +68,7 @@ impl Reporter {
             reconciled,
             pushes: 0,
             pending: Arc::clone(&pending),
+            work: Arc::clone(&work),
             failure: Arc::clone(&failure),
         };
         let stopped = stop.clone();
@@ -73,6 +79,7 @@ impl Reporter {
         });
         Self {
             pending,
+            work,
             handed_in,
             answered,
             failure,
@@ -80,8 +87,8 @@ impl Reporter {
         }
     }
 
-    /// Adds a finished step to the next report.
-    pub(crate) fn finished(&self, place: SplitProgress, step: &Finished) {
+    /// Adds a finished step to the next report. `wants_work`: it is the last of its split, and the worker is in no ring.
+    pub(crate) fn finished(&self, place: SplitProgress, step: &Finished, wants_work: bool) {
         {
             let mut pending = self.pending.lock();
             pending.place = Some(place);
@@ -91,6 +98,7 @@ impl Reporter {
             pending.loss_sum += step.loss;
             pending.times.add(&step.times);
             pending.receipts.clone_from(&step.receipts);
+            pending.wants_work = wants_work;
         }
         self.handed_in.send_modify(|count| *count += 1);
     }
@@ -112,6 +120,11 @@ impl Reporter {
             Err(_) => Some("the reporter has ended".to_owned()),
         };
         failed.map_or(Ok(()), |reason| Err(self.error(reason)))
+    }
+
+    /// Returns the work that the coordinator has given with its newest answer.
+    pub(crate) fn take_work(&self) -> Option<wire::LeaseWorkReply> {
+        self.work.lock().take()
     }
 
     /// Waits until a report has failed. Returns the error.
@@ -144,6 +157,7 @@ struct Reports {
     /// The number of reported steps with pushed gradients.
     pushes: u64,
     pending: Arc<Mutex<Pending>>,
+    work: Arc<Mutex<Option<wire::LeaseWorkReply>>>,
     failure: Arc<Mutex<Option<WorkerError>>>,
 }
 
@@ -184,6 +198,7 @@ impl Reports {
             skipped: pending.skipped,
             loss_sum: pending.loss_sum,
             receipts: pending.receipts,
+            wants_work: pending.wants_work,
             pushes: self.pushes,
             times: Some(wire::StepTimes {
                 pull: times.pull.as_secs_f64(),
@@ -198,6 +213,7 @@ impl Reports {
             match self.steps.report(request.clone()).await {
                 Ok(reply) => {
                     self.sender.heard(Epoch(reply.epoch));
+                    *self.work.lock() = reply.work;
                     return Ok(());
                 }
                 Err(MembershipError::Outdated(_)) => {

@@ -80,7 +80,12 @@ impl Trainer<'_> {
         }
     }
 
+    /// Asks for work, unless the coordinator has given some with the answer to the last report.
     async fn lease_work(&mut self) -> Result<wire::LeaseWorkReply, WorkerError> {
+        if let Some(given) = self.reporter.take_work() {
+            self.membership.sender().heard(Epoch(given.epoch));
+            return Ok(given);
+        }
         let mut origin = self.membership.next_origin();
         (origin.clock, origin.epoch) = (self.clock, self.strategy.reconciled().epoch());
         let leased = self.membership.coordinator.lease_work(origin, self.copied);
@@ -142,7 +147,8 @@ impl Trainer<'_> {
                 split: split.id,
                 position: batch.positions().end,
             };
-            self.reporter.finished(place, &finished);
+            let wants_work = place.position == split.end && split.ranks == 0;
+            self.reporter.finished(place, &finished, wants_work);
         }
         // The split is done once the coordinator has counted it.
         self.reporter.flush().await

@@ -6,10 +6,11 @@ use bytes::Bytes;
 use futures_util::StreamExt;
 use futures_util::stream::BoxStream;
 use shared_proto::blocks::VariableSpec;
-use shared_proto::ids::{Origin, Role};
+use shared_proto::ids::{Origin, Role, Task};
 use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::table::TableSpec;
 use shared_proto::transport::PROTOCOL_VERSION;
+use shared_proto::view::View;
 use shared_proto::wire;
 use shared_proto::wire::coordinator_server::Coordinator;
 use tokio::sync::mpsc;
@@ -19,7 +20,7 @@ use tonic::{Request, Response, Status, Streaming};
 use super::at_work::{AtWork, of_member, refused};
 use super::jobs::{JobCalls, failed, no_queue};
 use super::limits::{check_addresses, check_lengths};
-use super::messages::{read_data, take_report, wire_work};
+use super::messages::{read_data, take_report};
 use super::origin::CallOrigin;
 use crate::cluster::{Cluster, Initialization, Joined, ModelSpecs};
 use crate::keeping::shared::LONG_POLL;
@@ -65,6 +66,18 @@ impl Service {
         let shared = self.at_work.shared()?;
         shared.ask_until(ask, satisfies).await.map_err(refused)
     }
+}
+
+/// Returns the next message of a stream of views. `known` has the workers of the view before.
+fn next_view(view: &View, known: &mut Vec<Task>, differences: bool) -> wire::View {
+    if !differences {
+        return view.into();
+    }
+    let message = view.difference(known);
+    if !message.same_workers {
+        known.clone_from(&view.workers);
+    }
+    message
 }
 
 #[tonic::async_trait]
@@ -294,25 +307,8 @@ impl Coordinator for Service {
         request: Request<wire::LeaseWorkRequest>,
     ) -> Answer<wire::LeaseWorkReply> {
         let (_, extensions, request) = request.into_parts();
-        let copied = request.copied;
-        let from = CallOrigin::new(&request.origin, &extensions, "LeaseWork").worker();
-        let ask = of_member(self.at_work.origin(&from)?, |cluster, now, origin| {
-            let (work, clock) = cluster.lease_work(now, origin, copied);
-            // The view that has this work, which may not be published yet when the call is answered.
-            let view = cluster.refresh_view();
-            Ok(wire::LeaseWorkReply {
-                clock: clock.0,
-                epoch: view.epoch.0,
-                view: view.number.0,
-                work: Some(wire_work(work, view.error.clone())),
-            })
-        });
-        let has_work = |reply: &wire::LeaseWorkReply| {
-            !matches!(reply.work, Some(wire::lease_work_reply::Work::Idle(_)))
-        };
-        let shared = self.at_work.shared()?;
-        let reply = shared.ask_steadily_until(ask, has_work).await;
-        reply.map(Response::new).map_err(refused)
+        let reply = self.at_work.lease_work(&extensions, &request).await?;
+        Ok(Response::new(reply))
     }
 
     async fn finish_step(
@@ -360,12 +356,14 @@ impl Coordinator for Service {
         admitted.map_err(refused)?;
         // The channel holds one view: a slow reader gets the newest one when it is ready.
         let (sender, stream) = mpsc::channel(1);
+        let differences = request.differences;
         let mut views = active.shared.views();
         let over = active.over.clone();
         tokio::spawn(async move {
             let forward = async {
+                let mut known = Vec::new();
                 loop {
-                    let view = wire::View::from(&*views.borrow_and_update());
+                    let view = next_view(&views.borrow_and_update(), &mut known, differences);
                     if sender.send(Ok(view)).await.is_err() || views.changed().await.is_err() {
                         return;
                     }

@@ -1,11 +1,39 @@
-//! Finished steps, reported by calls of their own or over a stream.
+//! The calls of which there are most: work is leased, and finished steps are reported, by calls of their own or over a stream.
+
+use std::time::Instant;
 
 use futures_util::stream::{Stream, unfold};
-use shared_proto::wire;
+use shared_proto::ids::Origin;
+use shared_proto::refusal::Refusal;
+use shared_proto::wire::{self, lease_work_reply::Work};
 use tonic::{Extensions, Status, Streaming};
 
 use super::at_work::{AtWork, of_member, refused};
+use super::messages::wire_work;
 use super::origin::CallOrigin;
+use crate::cluster::Cluster;
+
+/// Returns the question of a worker for work. `copied` is the newest checkpoint for which it has copied its values.
+fn lease(
+    origin: Origin,
+    copied: Option<u64>,
+) -> impl FnMut(&mut Cluster, Instant) -> Result<wire::LeaseWorkReply, Refusal> {
+    of_member(origin, move |cluster, now, origin| {
+        let (work, clock) = cluster.lease_work(now, origin, copied);
+        // The view that has this work, which may not be published yet when the call is answered.
+        let view = cluster.refresh_view();
+        Ok(wire::LeaseWorkReply {
+            clock: clock.0,
+            epoch: view.epoch.0,
+            view: view.number.0,
+            work: Some(wire_work(work, view.error.clone())),
+        })
+    })
+}
+
+fn has_work(reply: &wire::LeaseWorkReply) -> bool {
+    !matches!(reply.work, Some(Work::Idle(_)))
+}
 
 impl AtWork {
     /// Counts finished steps.
@@ -23,11 +51,36 @@ impl AtWork {
         });
         let shared = self.shared()?;
         let min_clock = shared.ask_steadily(finish).await.map_err(refused)?;
+        let work = match request.wants_work {
+            true => {
+                let lease = lease(self.origin(&from)?, None);
+                let leased = shared.ask_steadily(lease).await.map_err(refused)?;
+                Some(leased).filter(has_work)
+            }
+            false => None,
+        };
         let epoch = shared.views.borrow().epoch;
         Ok(wire::FinishStepReply {
             min_clock: min_clock.0,
             epoch: epoch.0,
+            work,
         })
+    }
+
+    /// Leases work to a worker, once there is some, or says why there is none.
+    ///
+    /// # Errors
+    /// The refusal, as a status.
+    pub(super) async fn lease_work(
+        &self,
+        extensions: &Extensions,
+        request: &wire::LeaseWorkRequest,
+    ) -> Result<wire::LeaseWorkReply, Status> {
+        let from = CallOrigin::new(&request.origin, extensions, "LeaseWork").worker();
+        let lease = lease(self.origin(&from)?, request.copied);
+        let shared = self.shared()?;
+        let leased = shared.ask_steadily_until(lease, has_work).await;
+        leased.map_err(refused)
     }
 
     /// Answers each request of a stream in turn. Ends with the first that is refused, with the stream, or with the job.

@@ -176,9 +176,13 @@ async fn work(
     tokio::time::sleep(common.pause.mul_f64(f64::from(index % 97) / 97.0)).await;
     let mut clock = Clock(0);
     let mut next = tokio::time::Instant::now();
+    let mut given: Option<wire::LeaseWorkReply> = None;
     loop {
         let origin = sender.next_origin(*sender.newest_epoch().borrow(), clock);
-        let reply = coordinator.lease_work(origin, None).await?;
+        let reply = match given.take() {
+            Some(given) => given,
+            None => coordinator.lease_work(origin, None).await?,
+        };
         clock = clock.max(Clock(reply.clock));
         sender.heard(Epoch(reply.epoch));
         let split = match reply.work {
@@ -208,6 +212,7 @@ async fn work(
                 samples: step,
                 loss_sum: 1.0,
                 receipts: common.receipts(membership.task, made),
+                wants_work: position == split.end,
                 pushes: clock.0,
                 ..Default::default()
             };
@@ -217,6 +222,7 @@ async fn work(
                 match steps.report(request.clone()).await {
                     Ok(reply) => {
                         sender.heard(Epoch(reply.epoch));
+                        given = reply.work;
                         break;
                     }
                     Err(MembershipError::Outdated(_)) => {
