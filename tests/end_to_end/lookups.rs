@@ -111,7 +111,14 @@ fn check_heat(cluster: &Cluster) {
         assert!(shown.status.success(), "{shown:?}");
         String::from_utf8(shown.stdout).unwrap()
     };
-    let shown: serde_json::Value = serde_json::from_str(&heat(&["--json", "-n", "1000"])).unwrap();
+    // The last pushes of the killed workers may still be applied.
+    let mut shown = String::new();
+    eventually(|| {
+        let before = std::mem::replace(&mut shown, heat(&["--json", "-n", "1000"]));
+        std::thread::sleep(std::time::Duration::from_millis(200));
+        before == shown
+    });
+    let shown: serde_json::Value = serde_json::from_str(&shown).unwrap();
     let sum = |list: &str, field: &str| -> u64 {
         let entries = shown[list].as_array().unwrap().iter();
         entries.map(|entry| entry[field].as_u64().unwrap()).sum()

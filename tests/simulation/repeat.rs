@@ -44,6 +44,9 @@ const UNARY: [&str; 10] = [
     "Report",
 ];
 
+/// The stream by which workers report finished steps. Its messages are those of the call FinishStep.
+const STREAM_OF_REPORTS: &str = "FinishSteps";
+
 #[derive(Clone, Copy, Debug)]
 enum Fate {
     Once,
@@ -110,8 +113,46 @@ impl Repeats {
         near
     }
 
+    /// Lets some messages of a stream of reports arrive a second time, at once or later, as calls of their own.
+    fn repeated(self, onward: &Onward, request: Request<Incoming>) -> Request<Body> {
+        let (parts, body) = request.into_parts();
+        let path = parts.uri.path().replace(STREAM_OF_REPORTS, "FinishStep");
+        let mut of_call = parts.clone();
+        let mut uri = parts.uri.clone().into_parts();
+        uri.path_and_query = Some(path.parse().unwrap());
+        of_call.uri = Uri::from_parts(uri).unwrap();
+        let onward = onward.clone();
+        let body = body.map_frame(move |frame| {
+            let whole_message = |data: &&Bytes| {
+                let length = data
+                    .get(1..5)
+                    .map(|l| u32::from_be_bytes(l.try_into().unwrap()));
+                length.is_some_and(|length| data.len() == length as usize + 5)
+            };
+            let again = match self.fate("FinishStep") {
+                Fate::Once => None,
+                Fate::Twice => Some(Duration::ZERO),
+                Fate::Again(after) | Fate::Late(after) => Some(after),
+            };
+            if let (Some(after), Some(data)) = (again, frame.data_ref().filter(whole_message)) {
+                let call = Request::from_parts(of_call.clone(), whole(data.clone()));
+                let onward = onward.clone();
+                tokio::spawn(async move {
+                    tokio::time::sleep(after).await;
+                    onward.send(call).await
+                });
+            }
+            frame
+        });
+        Request::from_parts(parts, Body::new(body))
+    }
+
     async fn forward(self, onward: Onward, request: Request<Incoming>) -> Response<Body> {
         let name = request.uri().path().rsplit('/').next().unwrap_or_default();
+        if name == STREAM_OF_REPORTS {
+            let repeated = self.repeated(&onward, request);
+            return onward.send(repeated).await;
+        }
         if !UNARY.contains(&name) {
             return onward.send(request.map(Body::new)).await;
         }

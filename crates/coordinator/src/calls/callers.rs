@@ -13,14 +13,16 @@ use tonic::server::NamedService;
 use tonic::{Code, Status};
 use tower::Service;
 
-/// The calls that are open to all callers. They do not make a connection a member's.
-const OPEN: [&str; 6] = [
+/// The calls that do not make a connection a member's: those that are open to all callers, and the stream that is answered before its
+/// caller is known.
+const OPEN: [&str; 7] = [
     "GetStatus",
     "GetClusterSpec",
     "GetJob",
     "GetShardMap",
     "ListJobs",
     "ReadRecords",
+    "FinishSteps",
 ];
 
 /// A service that distinguishes the connections of members from others.

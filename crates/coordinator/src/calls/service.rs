@@ -138,13 +138,14 @@ impl Coordinator for Service {
         let origin =
             self.at_work
                 .origin(&CallOrigin::new(&request.origin, &extensions, "Heartbeat"))?;
-        // A heartbeat makes no work available, so no waiting call is woken.
+        // A heartbeat makes no work available, so it wakes no waiting call.
         let beat = of_member(origin, |cluster, now, origin| {
             cluster.heartbeat(now, origin.task);
             Ok(())
         });
         let shared = self.at_work.shared()?;
-        shared.ask_steadily(beat).await.map_err(refused)?;
+        let (answer, _) = shared.ask_steadily_and_quietly(beat).await;
+        answer.map_err(refused)?;
         let view = shared.views.borrow();
         Ok(Response::new(wire::HeartbeatReply {
             view: view.number.0,

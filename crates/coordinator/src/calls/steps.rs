@@ -96,13 +96,14 @@ impl AtWork {
         let open = Some((self, extensions, requests, over));
         Ok(unfold(open, |open| async {
             let (at_work, extensions, mut requests, over) = open?;
-            let request = over.run_until_cancelled(requests.message()).await?;
-            // The worker has closed the stream, or it is broken.
-            let request = request.ok().flatten()?;
-            match at_work.finish_step(&extensions, &request).await {
-                Ok(reply) => Some((Ok(reply), Some((at_work, extensions, requests, over)))),
-                Err(status) => Some((Err(status), None)),
-            }
+            let answer = match over.run_until_cancelled(requests.message()).await? {
+                Ok(request) => at_work.finish_step(&extensions, &request?).await,
+                Err(status) => Err(status),
+            };
+            let open = answer
+                .is_ok()
+                .then_some((at_work, extensions, requests, over));
+            Some((answer, open))
         }))
     }
 }

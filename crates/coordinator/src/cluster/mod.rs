@@ -75,7 +75,7 @@ use shared_proto::job::{Job, Mode};
 use shared_proto::planted;
 use shared_proto::receipt::ReceiptKey;
 use shared_proto::staleness::StalenessBound;
-use shared_proto::view::{JobPhase, View};
+use shared_proto::view::{Commit, JobPhase, View};
 
 use backoff::Backoff;
 use members::Member;
@@ -270,12 +270,25 @@ impl Cluster {
 
     /// Makes a new view, with a higher number if anything in it has changed, and returns it.
     pub(crate) fn refresh_view(&mut self) -> &View {
-        if self.is_steady() {
+        if self.is_steady() && !self.has_other_news() {
             return self.refresh_min_clock();
         }
+        self.unsteady();
+        let fresh = self.fresh_view();
+        if fresh != self.view {
+            self.view = View {
+                number: self.view.number.next(),
+                ..fresh
+            };
+        }
+        &self.view
+    }
+
+    /// Returns the view as it is now, under the number of the newest.
+    pub(super) fn fresh_view(&mut self) -> View {
         let mut workers: Vec<Task> = self.live(Role::Worker).map(|m| m.task).collect();
         workers.sort_by_key(|task| task.id.index);
-        let fresh = View {
+        View {
             number: self.view.number,
             epoch: self.epoch(),
             workers,
@@ -289,14 +302,22 @@ impl Cluster {
             checkpoint: self.saving.order(),
             run: self.durable.run.number,
             learning_rate_factor: self.learning_rate_factor(),
-        };
-        if fresh != self.view {
-            self.view = View {
-                number: self.view.number.next(),
-                ..fresh
-            };
         }
-        &self.view
+    }
+
+    /// Returns whether anything in the view has changed but the workers, of which [`Self::unsteady`] tells, and the clocks.
+    fn has_other_news(&self) -> bool {
+        let initializer = self.durable.variables.as_ref().and_then(|v| v.initializer);
+        let step = |commit: &Option<Commit>| commit.as_ref().map(|commit| commit.step);
+        let view = &self.view;
+        view.epoch != self.epoch()
+            || view.initializer != initializer
+            || view.initialized != self.initialized()
+            || step(&view.commit) != step(&self.durable.training.commit)
+            || view.phase != self.durable.outcome.phase
+            || view.error != self.durable.outcome.error
+            || view.checkpoint != self.saving.order()
+            || view.learning_rate_factor != self.learning_rate_factor()
     }
 
     /// Makes a new view if the min clock has risen.

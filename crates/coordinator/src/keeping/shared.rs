@@ -23,9 +23,9 @@ const LOOK_AGAIN: Duration = Duration::from_millis(200);
 /// The longest time for which changes that nobody waits for are kept back, to be persisted together.
 const TOGETHER: Duration = Duration::from_millis(20);
 
-/// The pause between two writes of the state, as a multiple of the time that the first has taken: so a large state takes a limited share
-/// of a core.
-const PAUSE: u32 = 4;
+/// The pause after a write of the state, for each KiB of it: some four times the processor time of the write. So a large state, which each
+/// change of a thousand members writes anew, takes a fifth of a core at the most.
+const PAUSE_FOR_KILOBYTE: Duration = Duration::from_micros(30);
 
 /// The longest such pause.
 const LONGEST_PAUSE: Duration = Duration::from_millis(20);
@@ -114,14 +114,16 @@ impl Shared {
         answer
     }
 
-    /// Asks the cluster. Wakes no waiting call. Returns the answer, and whether nothing but clocks has changed.
-    async fn ask_steadily_and_quietly<T>(
+    /// Asks the cluster as [`Self::ask_steadily`] does, and wakes no waiting call. Returns the answer, and whether nothing but clocks has
+    /// changed.
+    pub(crate) async fn ask_steadily_and_quietly<T>(
         self: &Arc<Self>,
         ask: impl FnOnce(&mut Cluster, Instant) -> T,
     ) -> (T, bool) {
         let steady = |cluster: &mut Cluster, now| {
             cluster.begin_steady();
             let answer = ask(cluster, now);
+            cluster.refresh_view();
             (answer, cluster.is_steady())
         };
         self.ask_and_settle(steady).await
@@ -172,7 +174,7 @@ impl Shared {
         }
         let mut kept = self.kept.lock().await;
         if kept.changes.urgent < changes.urgent {
-            if let Some(next) = kept.next.filter(|_| !self.broken.is_cancelled()) {
+            if let Some(next) = kept.next {
                 tokio::time::sleep_until(next).await;
             }
             match planted!(AnsweredBeforeKept) {
@@ -198,20 +200,28 @@ impl Shared {
         }
     }
 
+    /// Writes the state, and publishes the view of the state that is written then: calls whose changes it has may be answered.
     async fn keep(&self, kept: &mut Kept) {
-        let (durable, changes) =
-            self.look(|cluster, now| (cluster.snapshot(now), cluster.changes()));
+        let (durable, changes, view) = self.look(|cluster, now| {
+            let view = cluster.view().clone();
+            (cluster.snapshot(now), cluster.changes(), view)
+        });
         let state = Arc::clone(&self.state);
-        let began = tokio::time::Instant::now();
-        if let Err(error) = self.offload.run(move || state.write(&durable)).await {
-            // Later answers could promise changes that a restart would forget.
-            tracing::error!("the coordinator's state cannot be written: {error}; ending");
-            self.broken.cancel();
-            std::future::pending::<()>().await;
-        }
-        let ended = tokio::time::Instant::now();
+        let written = self.offload.run(move || state.write(&durable)).await;
+        let bytes = match written {
+            Ok(bytes) => bytes,
+            Err(error) => {
+                // Later answers could promise changes that a restart would forget.
+                tracing::error!("the coordinator's state cannot be written: {error}; ending");
+                self.broken.cancel();
+                return std::future::pending().await;
+            }
+        };
+        let kilobytes = u32::try_from(bytes >> 10).unwrap_or(u32::MAX);
+        let pause = PAUSE_FOR_KILOBYTE.saturating_mul(kilobytes);
         kept.changes = changes;
-        kept.next = Some(ended + ((ended - began) * PAUSE).min(LONGEST_PAUSE));
+        kept.next = Some(tokio::time::Instant::now() + pause.min(LONGEST_PAUSE));
+        self.publish(&view);
     }
 
     fn publish(&self, view: &View) {

@@ -165,16 +165,20 @@ impl State {
         decode(kept.value()).map(Some)
     }
 
-    /// Persists the state of the cluster. Once this returns, it survives a crash of the process and the machine.
-    /// If the disk is full, uses the reserve.
+    /// Persists the state of the cluster, and returns its size in bytes. Once this returns, it survives a crash of the process and the
+    /// machine. If the disk is full, uses the reserve.
     ///
     /// # Errors
     /// If it cannot be written, or the next process could not read it. The stored state is then unchanged.
-    pub(crate) fn write(&self, durable: &Durable) -> Result<(), StateError> {
+    pub(crate) fn write(&self, durable: &Durable) -> Result<usize, StateError> {
         let bytes = encode(durable)?;
+        self.put(&bytes).map(|()| bytes.len())
+    }
+
+    fn put(&self, bytes: &[u8]) -> Result<(), StateError> {
         let mut database = self.database.lock();
         let written = match &*database {
-            Some(database) => put(database, &bytes),
+            Some(database) => put(database, bytes),
             None => Err(closed()),
         };
         let Some(reserve) = &self.reserve else {
@@ -190,7 +194,7 @@ impl State {
                 // After a failed write the store must be opened again.
                 drop(database.take());
                 let again = database.insert(Database::create(&reserve.state)?);
-                put(again, &bytes)
+                put(again, bytes)
             }
             Ok(()) => {
                 reserve.see_to();

@@ -1,10 +1,12 @@
 //! The stream by which a worker reports finished steps.
 
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
 use parking_lot::Mutex;
 use shared_proto::wire;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Response, Status, Streaming};
+use tonic::{Code, Response, Status, Streaming};
 
 use super::MembershipError;
 use super::coordinator::{Calls, Coordinator};
@@ -14,6 +16,8 @@ pub struct StepReports {
     coordinator: Coordinator,
     /// None while it is not open, or a report is under way.
     open: Mutex<Option<Open>>,
+    /// True if the coordinator is of a release without the stream.
+    by_calls: AtomicBool,
 }
 
 struct Open {
@@ -27,6 +31,7 @@ impl StepReports {
         Self {
             coordinator,
             open: Mutex::default(),
+            by_calls: AtomicBool::new(false),
         }
     }
 
@@ -46,13 +51,24 @@ impl StepReports {
     /// that of the next report.
     async fn attempt(
         &self,
-        client: Calls,
+        mut client: Calls,
         request: wire::FinishStepRequest,
     ) -> Result<Response<wire::FinishStepReply>, Status> {
+        if self.by_calls.load(Relaxed) {
+            return client.finish_step(request).await;
+        }
         let open = self.open.lock().take();
-        let mut open = match open {
-            Some(open) => open,
-            None => Open::on(client).await?,
+        let opened = match open {
+            Some(open) => Ok(open),
+            None => Open::on(client.clone()).await,
+        };
+        let mut open = match opened {
+            // Workers are upgraded before their coordinator.
+            Err(status) if status.code() == Code::Unimplemented => {
+                self.by_calls.store(true, Relaxed);
+                return client.finish_step(request).await;
+            }
+            opened => opened?,
         };
         let broken = |_| Status::unavailable("the stream of reports has ended");
         // The status, if there is one, comes with the replies.

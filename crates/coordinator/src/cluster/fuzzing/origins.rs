@@ -36,6 +36,10 @@ impl Player {
         let what = format!("{call:?} by {caller:?}");
         let origin = self.origin(caller, &call);
         let joins = matches!(call, Call::JoinRing(_));
+        match call {
+            Call::Heartbeat | Call::LeaseWork | Call::FinishStep(_) => self.cluster.begin_steady(),
+            _ => self.cluster.unsteady(),
+        }
         let answered = self.admitted(&origin, call);
         let on_purpose = match &answered {
             // A worker without receipts is put out.

@@ -133,6 +133,9 @@ impl Player {
 
     /// Lets an event happen.
     pub(super) fn play(&mut self, event: Event) {
+        if !matches!(event, Event::Work { .. } | Event::Call { .. }) {
+            self.cluster.unsteady();
+        }
         match event {
             Event::Work { worker, times } => {
                 for _ in 0..=times % 8 {
@@ -171,6 +174,7 @@ impl Player {
     /// Publishes what has changed, and checks it.
     pub(super) fn settle(&mut self) {
         let view = self.cluster.refresh_view().clone();
+        self.check_steady(&view);
         let read = View::try_from(wire::View::from(&view));
         assert_eq!(read.as_ref(), Ok(&view));
         let records = self.cluster.take_records();
@@ -181,6 +185,20 @@ impl Player {
             self.urgent = (urgent, self.kept.clone());
         }
         self.count(back);
+    }
+
+    /// Checks that nothing is missing in a view that was made without a look at each member, but who is slowest.
+    fn check_steady(&mut self, view: &View) {
+        if !self.cluster.is_steady() {
+            return;
+        }
+        let steady = self.cluster.steady.take();
+        let fresh = View {
+            slowest: view.slowest.clone(),
+            ..self.cluster.fresh_view()
+        };
+        self.cluster.steady = steady;
+        assert_eq!(*view, fresh);
     }
 
     fn count(&mut self, back: bool) {
@@ -210,6 +228,7 @@ impl Player {
     }
 
     fn register(&mut self, registration: &Registration) {
+        self.cluster.unsteady();
         let role = role(registration.server);
         let earlier = self.member(registration.server, registration.who);
         let holding = registration.holding.map(|shard| wire::Holding {
@@ -261,6 +280,7 @@ impl Player {
     }
 
     pub(super) fn store(&mut self, works: bool) {
+        self.cluster.unsteady();
         self.cluster.take_sweep(self.now);
         match self.cluster.take_store_task() {
             None => {}
