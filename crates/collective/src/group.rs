@@ -252,7 +252,7 @@ impl<L: Links> Group<L> {
         let mut all = vec![Bytes::new(); ranks];
         all[rank] = own;
         let (next, before) = ((rank + 1) % ranks, (rank + ranks - 1) % ranks);
-        // Around the ring: each rank hands on what it has received last.
+        // Each rank forwards to the next one what it received in the round before.
         for round in 1..ranks {
             let mut leaving = all[(rank + ranks + 1 - round) % ranks].clone();
             let send = async {

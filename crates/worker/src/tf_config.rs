@@ -1,7 +1,7 @@
 //! `TF_CONFIG`: the addresses of a cluster's processes and the place of this one, as launchers made for TensorFlow set it.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use serde::Deserialize;
 
@@ -22,7 +22,7 @@ impl TfConfigError {
     }
 }
 
-/// The variable as it is written. Other fields of launchers, such as `environment`, do not count.
+/// The variable as it is written. Other fields, such as `environment`, are ignored.
 #[derive(Deserialize)]
 struct Written {
     #[serde(default)]
@@ -38,7 +38,7 @@ struct WrittenTask {
     index: usize,
 }
 
-/// What a process of the cluster does.
+/// The role of a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Part {
     /// Runs the coordinator, and a worker. Its worker listens on a port of its own.
@@ -78,7 +78,8 @@ pub struct TfConfig {
 }
 
 impl Address {
-    fn parse(text: &str) -> Option<Self> {
+    /// Reads an address; none if the text is not host:port.
+    pub(crate) fn parse(text: &str) -> Option<Self> {
         let (host, port) = text.rsplit_once(':')?;
         let port = port.parse().ok().filter(|port| *port > 0)?;
         let bare = host.trim_start_matches('[').trim_end_matches(']');
@@ -89,14 +90,19 @@ impl Address {
         })
     }
 
-    /// Returns the address to listen on. A name may stand for an address that the host does not have itself, so all its
-    /// interfaces are listened on, unless the name is loopback's.
+    /// Returns the address to listen on: loopback if it is one, or else all interfaces, because a name may resolve to an address that the
+    /// host does not have itself.
     pub fn to_listen_on(&self) -> SocketAddr {
-        let ip = match self.host.as_str() {
+        let bare = self.host.trim_start_matches('[').trim_end_matches(']');
+        let ip = match bare {
             "localhost" => Some(IpAddr::V4(Ipv4Addr::LOCALHOST)),
-            host => host.parse().ok().filter(IpAddr::is_loopback),
+            literal => literal.parse().ok(),
         };
-        SocketAddr::new(ip.unwrap_or(Ipv4Addr::UNSPECIFIED.into()), self.port)
+        let all = match ip {
+            Some(IpAddr::V6(_)) => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
+            _ => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
+        };
+        SocketAddr::new(ip.filter(IpAddr::is_loopback).unwrap_or(all), self.port)
     }
 }
 
@@ -242,6 +248,21 @@ mod tests {
             task(r#"{"type": "evaluator", "index": 0}"#).part,
             Part::Evaluator
         );
+    }
+
+    #[test]
+    fn addresses_are_listened_on_in_their_family() {
+        for (address, listened) in [
+            ("localhost:1", "127.0.0.1:1"),
+            ("127.0.0.9:1", "127.0.0.9:1"),
+            ("10.0.0.1:1", "0.0.0.0:1"),
+            ("alpha:1", "0.0.0.0:1"),
+            ("[::1]:1", "[::1]:1"),
+            ("[fd00::1]:1", "[::]:1"),
+        ] {
+            let address = Address::parse(address).unwrap();
+            assert_eq!(address.to_listen_on().to_string(), listened);
+        }
     }
 
     #[test]

@@ -19,7 +19,7 @@ use super::peer::Peer;
 /// The pauses between attempts: from the first to the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(200));
 
-/// Opens a link to a peer of a ring. Tries again until the caller gives up, and notes the reason of each failure.
+/// Opens a link to a peer of a ring. Retries until the caller gives up. Stores the reason of the latest failure in `noted`.
 pub(super) async fn dial(
     network: &Arc<dyn Network>,
     own: &Identity,

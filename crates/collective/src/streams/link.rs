@@ -12,7 +12,7 @@ use tonic::Status;
 /// The number of pieces that may wait for the transport.
 pub(super) const OUTGOING: usize = 4;
 
-/// The time for which the reason of a broken link is awaited.
+/// The time to wait for the peer's reason after a link has broken.
 const TOLD: Duration = Duration::from_secs(1);
 
 /// A stream in each direction between two ranks.
@@ -42,7 +42,7 @@ impl Link {
             Some(wire::LinkMessage {
                 kind: Some(Kind::Piece(piece)),
             }) => Ok(piece),
-            Some(_) => Err("it sends something else than a piece".to_owned()),
+            Some(_) => Err("it sent a message that is not a piece".to_owned()),
             None => Err("it has left the ring".to_owned()),
         }
     }

@@ -32,7 +32,7 @@ pub(crate) enum Command {
     Apply(apply::Arguments),
     /// Measure training steps of models in one process.
     Models(models::Arguments),
-    /// Run the coordinator with up to thousands of members that only make its calls.
+    /// Run the coordinator with up to thousands of simulated members, which call it but train no model.
     Scale(scale::Arguments),
     /// Pull and push rows of an embedding table, alone and in the steps of models.
     Sparse(sparse::Arguments),

@@ -1,8 +1,8 @@
-//! `flambeau bench scale`: the coordinator, as a process, with many members that only make its calls.
+//! `flambeau bench scale`: the coordinator, as a process, with many simulated members: they call it, but train no model.
 //!
 //! - `process`: the coordinator
 //! - `members`: workers and servers without a model
-//! - `progress`: what the members have seen
+//! - `progress`: the progress of the members, as they observe it
 
 mod members;
 mod process;
@@ -48,7 +48,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_delimiter = ',', default_value = "bounded,sync", value_parser = named::<Mode>)]
     mode: Vec<Mode>,
     /// Steps that each worker makes in a second; 0: as many as it can.
-    #[arg(long, default_value_t = 10.0)]
+    #[arg(long, default_value_t = 10.0, value_parser = rate)]
     rate: f64,
     /// Seconds of measurement for each row.
     #[arg(long, default_value_t = 5.0, value_parser = super::seconds)]
@@ -223,6 +223,14 @@ fn table(rows: &[Row]) -> Table {
         ]);
     }
     table
+}
+
+/// Reads a number of steps in a second.
+fn rate(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(rate) if rate == 0.0 || (0.001..=1e6).contains(&rate) => Ok(rate),
+        _ => Err("must be 0, or a number from 0.001 to 1000000".to_owned()),
+    }
 }
 
 /// Returns the error of a member that cannot go on.

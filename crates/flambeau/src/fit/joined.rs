@@ -69,8 +69,8 @@ impl RunningCluster {
         self
     }
 
-    /// Has the brought workers take links of other workers on this interface (default: loopback). In strategies without parameter servers
-    /// other hosts must reach it; `0.0.0.0` means all interfaces, and the one that leads to the coordinator is advertised.
+    /// Sets the interface on which brought workers accept links of other workers (default: loopback). In strategies without parameter
+    /// servers, other hosts must reach it. With `0.0.0.0` workers listen on all interfaces and advertise the one that leads to the coordinator.
     #[must_use]
     pub fn listen(mut self, interface: IpAddr) -> Self {
         self.listen = interface;

@@ -1,28 +1,29 @@
-//! What replicas and processes do together.
+//! The operations that replicas and processes make together.
 
 use super::error::LoopError;
 
-/// What replicas or processes do together. It travels with their numbers, and is added up as they are, so each finds out whether all do
-/// the same.
+/// A collective call. Its code is sent as the first number and is summed with the others, so each member sees whether all make the same
+/// call.
 #[derive(Clone, Copy)]
 pub(super) enum Act {
     Meet,
     Compare,
     Reduce,
     Gather,
+    Leave,
     End,
     Sum,
     Minimize,
 }
 
 impl Act {
-    /// Returns the act with its numbers, as they travel.
+    /// Returns the code and the numbers, as they are sent.
     pub(super) fn with(self, numbers: &[f64]) -> Vec<f64> {
         let act = [f64::from(self as u8)];
         act.iter().chain(numbers).copied().collect()
     }
 
-    /// Returns the sums of the numbers that so many have sent with the same act.
+    /// Returns the sums without the code. Fails if not all `members` have sent this code.
     pub(super) fn of(self, sum: &[f64], members: usize) -> Result<Vec<f64>, LoopError> {
         match sum.split_first() {
             Some((acts, numbers)) if *acts == f64::from(self as u8) * members as f64 => {

@@ -21,15 +21,17 @@ impl Averaged {
     }
 
     /// Notes the values at the beginning of a step.
-    pub(super) fn begin(&mut self, meeting: &Meeting) -> Result<(), LoopError> {
-        if !meeting.is_alone() {
-            self.before = self.variables.joined()?;
-        }
+    pub(super) fn begin(&mut self) -> Result<(), LoopError> {
+        self.before = self.variables.joined()?;
         Ok(())
     }
 
-    /// Changes the values by the mean of all replicas' changes in the step. Each replica counts by its `weight`; all alike if all
-    /// weights are 0.
+    /// Goes back to the values at the beginning of the step, because it counts on no replica.
+    pub(super) fn restore(&self) -> Result<(), LoopError> {
+        Ok(self.variables.overwrite(&self.before)?)
+    }
+
+    /// Applies the mean of all replicas' changes in the step, weighted by `weight`. If all weights are 0, the replicas have equal weight.
     pub(super) fn end(&mut self, meeting: &Meeting, weight: f64) -> Result<(), LoopError> {
         if meeting.is_alone() || self.before.is_empty() {
             return Ok(());
@@ -42,6 +44,10 @@ impl Averaged {
         let mut changes = self.variables.joined()?;
         for (change, before) in changes.iter_mut().zip(&self.before) {
             *change = (*change - before) * share;
+        }
+        if own == 0.0 {
+            // What a model measures on no samples may be no number.
+            changes.fill(0.0);
         }
         meeting.add_up(&mut changes)?;
         for (change, before) in changes.iter_mut().zip(&self.before) {

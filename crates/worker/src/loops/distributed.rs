@@ -9,7 +9,7 @@ use shared_proto::job::{self, Job, matches_pattern};
 
 use super::Strategy;
 use super::averaged::Averaged;
-use super::error::LoopError;
+use super::error::{HostError, LoopError};
 use super::meeting::Meeting;
 use super::optimizing::{OptimizerId, Optimizing};
 use super::replica::Replica;
@@ -18,7 +18,7 @@ use crate::variables::Variables;
 
 /// A model with a replica on each device of a [`Strategy`].
 pub struct Distributed<M> {
-    /// Those of this process.
+    /// The replicas of this process.
     pub(super) replicas: Vec<State<M>>,
     pub(super) seed: u64,
     pub(super) strategy: Strategy,
@@ -37,10 +37,10 @@ pub(super) struct State<M> {
 
 impl<M> Distributed<M> {
     /// Adds an optimizer for the variables whose names match a pattern, in which `*` stands for any text. A model may have several, as
-    /// the two of a generative adversarial network.
+    /// the two of a generative adversarial network. On several hosts each process calls it, with the same settings.
     ///
     /// # Errors
-    /// If no variable matches, or one has an optimizer already.
+    /// If no variable matches, one has an optimizer already, or another host has other settings.
     pub fn optimizer(
         &mut self,
         variables: &str,
@@ -84,14 +84,18 @@ impl<M> Distributed<M> {
             }
             added.push(Optimizing::new(&job, matching)?);
         }
+        if let Some(hosts) = &self.strategy.hosts {
+            let settings = Sha256::digest(format!("{variables}\n{}", job.to_toml()));
+            hosts.same(&settings)?;
+        }
         for (replica, added) in self.replicas.iter_mut().zip(added) {
             replica.optimizing.push(added);
         }
         Ok(OptimizerId(id))
     }
 
-    /// Runs a step on all replicas at the same time, each on a thread of its own. Returns what it returns on the replicas of this process,
-    /// in their order.
+    /// Runs a step on all replicas at the same time, each on a thread of its own; the only replica of a process runs on the caller's. Returns
+    /// the results of this process's replicas, in the order of the replicas.
     ///
     /// All replicas must make the same calls of [`Replica::minimize`] and [`Replica::sum`], in the same order.
     ///
@@ -110,7 +114,10 @@ impl<M> Distributed<M> {
             .iter()
             .any(|replica| replica.meeting.is_none())
         {
-            return Err(LoopError::Failed);
+            return Err(match self.strategy.hosts {
+                Some(_) => HostError::Left.into(),
+                None => LoopError::Failed,
+            });
         }
         let step = &step;
         let count = self.replicas.len();
@@ -120,8 +127,8 @@ impl<M> Distributed<M> {
             .hosts
             .as_ref()
             .map_or(0, |hosts| hosts.before());
-        // Dropped by a panic of the step too.
-        let leaving = LeaveUnlessDone(Some(self.strategy.clone()));
+        // A panic in the step drops this guard too.
+        let leaving = LeaveUnlessDone::of(&self.strategy);
         let mut states = (before..).zip(self.replicas.iter_mut());
         let outcomes: Vec<_> = match count {
             1 => states
@@ -210,11 +217,15 @@ impl<M> Distributed<M> {
     }
 }
 
-/// Leaves the other processes when it is dropped, unless the step is done on all replicas of this one.
-struct LeaveUnlessDone(Option<Strategy>);
+/// Leaves the other processes when it is dropped, unless this one has done its part.
+pub(super) struct LeaveUnlessDone(Option<Strategy>);
 
 impl LeaveUnlessDone {
-    fn done(mut self) {
+    pub(super) fn of(strategy: &Strategy) -> Self {
+        Self(Some(strategy.clone()))
+    }
+
+    pub(super) fn done(mut self) {
         self.0 = None;
     }
 }
@@ -236,7 +247,7 @@ impl<M> State<M> {
     ) -> Result<T, LoopError> {
         // If the step fails or panics, the meeting is dropped, and the others do not wait for this replica.
         let meeting = self.meeting.take().ok_or(LoopError::Failed)?;
-        self.averaged.begin(&meeting)?;
+        self.averaged.begin()?;
         let mut replica = Replica {
             index,
             replicas,
@@ -249,8 +260,12 @@ impl<M> State<M> {
         };
         let done = step(&mut replica);
         let (failed, samples) = (replica.failed.take(), replica.samples);
-        // All replicas know of a gradient that is not finite, and a lone one has nobody to differ from.
-        let goes_on = replicas == 1 || matches!(failed, Some(LoopError::NonFinite));
+        let non_finite = matches!(failed, Some(LoopError::NonFinite));
+        if non_finite {
+            self.averaged.restore()?;
+        }
+        // All replicas know of a gradient that is not finite, and a single replica cannot differ from another.
+        let goes_on = replicas == 1 || non_finite;
         let done = match (failed, done) {
             (Some(error), _) => Err(error),
             (None, Err(error)) => Err(error.into()),

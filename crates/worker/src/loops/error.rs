@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use collective::CollectiveError;
 use shared_proto::job::JobError;
@@ -78,7 +79,7 @@ pub enum LoopError {
     OutOfStep,
     /// The processes make different calls.
     #[error(
-        "the processes of the loop make different calls; each must make the same calls of run, minimize, sum, reduce and gather in the same order, and as many steps"
+        "the processes of the loop make different calls; each must make the same calls of run, minimize, sum, reduce and gather, in the same order and number. Or one of them has ended earlier: see its own error"
     )]
     HostsOutOfStep,
     /// Another replica has failed.
@@ -95,8 +96,8 @@ pub enum LoopError {
 }
 
 impl LoopError {
-    /// Returns how far the error is from the cause of a failed step: a panic may be about the failure of another replica, and others
-    /// are consequences of one.
+    /// Returns a rank of the error: 0 for the cause of a failed step, higher for a consequence. A panic may be about the failure of another
+    /// replica.
     pub(super) fn distance(&self) -> u8 {
         match self {
             Self::Other(_) | Self::OutOfStep => 3,
@@ -113,7 +114,7 @@ impl LoopError {
 pub enum HostError {
     /// The index of this process is not in the list.
     #[error(
-        "this process is number {index} of the loop, but there are {count} addresses; indices begin at 0"
+        "the index of this process is {index}, but the list has {count} addresses; give an index from 0 to the number of addresses less 1"
     )]
     Index {
         /// The index.
@@ -121,11 +122,11 @@ pub enum HostError {
         /// The number of addresses.
         count: usize,
     },
-    /// An address is none.
+    /// A text is not an address.
     #[error("{0:?} is not the address of a process; expected host:port")]
     Address(String),
     /// An address is there twice.
-    #[error("{0:?} is twice in the list of addresses; each process has one of its own")]
+    #[error("address {0:?} is twice in the list; give each process its own address")]
     Twice(String),
     /// The certificates or the token cannot be used.
     #[error(transparent)]
@@ -155,11 +156,22 @@ pub enum HostError {
         /// What happened.
         reason: String,
     },
-    /// The processes have different variables, or different values in them.
+    /// The processes have different variables, other values in them, or other settings of an optimizer.
     #[error(
-        "the processes of the loop have different variables or values; use the same program, the same seed and the same file on each host"
+        "the processes of the loop have different variables, values or settings of an optimizer; use the same program, the same seed, the same settings and the same file on each host"
     )]
     Differs,
+    /// Not all processes have come in time.
+    #[error(
+        "the processes of the loop have not met within {} s; start the program on each host, with the same list of addresses and an index of its own",
+        .0.as_secs()
+    )]
+    Late(Duration),
+    /// This process has left the others.
+    #[error(
+        "this process has left the loop after an earlier failure; start the program again on each host, with the same list of addresses, and load the variables that were saved last"
+    )]
+    Left,
 }
 
 impl From<CollectiveError> for LoopError {

@@ -1,6 +1,6 @@
 //! The processes among which a loop is distributed: their addresses, and what they do together.
 
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -17,29 +17,34 @@ use shared_proto::network::SystemNetwork;
 use shared_proto::payload::Dtype;
 use shared_proto::security::{Security, SecurityFiles};
 use shared_proto::transport::{Listen, is_address};
-use tokio::runtime::{Builder, Runtime};
-use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio::runtime::{Builder, EnterGuard, Runtime};
+use tokio::task::unconstrained;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
 
 use super::act::Act;
 use super::error::{HostError, LoopError};
-use crate::tf_config::{TfConfig, TfConfigError};
+use crate::tf_config::{Address, TfConfig, TfConfigError};
 
-/// The time for which a process that ends its loop waits for the others to have received what it has sent.
+/// The longest time that a process which ends its loop waits until the others have received its last messages.
 const FAREWELL: Duration = Duration::from_secs(5);
 
-/// The time in which what was sent last leaves this process.
+/// The time to write queued messages to the sockets.
 const FLUSH: Duration = Duration::from_millis(200);
+
+/// The time beyond the patience with links for what the processes tell each other over them.
+const GRACE: Duration = Duration::from_secs(2);
 
 /// The most connections of other processes.
 const MOST_LINKS: usize = 1024;
 
-/// The only ring of a loop.
+/// The epoch of the ring: a loop has only one.
 const RING: Epoch = Epoch(1);
 
 /// The processes of a training loop. Each one runs the same program with the same list and an index of its own.
 ///
-/// A process takes links from the others at its own address. The loop is as strong as the weakest of them: once a process is lost, each
-/// step of the others fails. A [`Trainer`] on a cluster goes on.
+/// A process takes links from the others at its own address. If a process is lost, each later step of the others fails. A [`Trainer`] on a
+/// cluster continues after such a failure.
 ///
 /// [`Trainer`]: https://docs.rs/flambeau/latest/flambeau/struct.Trainer.html
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,7 +68,7 @@ impl Hosts {
         }
     }
 
-    /// The chief and the workers that the environment variable `TF_CONFIG` names. None if it is not set.
+    /// Returns the processes that the environment variable `TF_CONFIG` lists: the chief, then the workers. Returns `None` if it is not set.
     ///
     /// # Errors
     /// If it makes no sense, or describes a parameter server or an evaluator.
@@ -74,34 +79,31 @@ impl Hosts {
         let config = TfConfig::of_environment()?;
         let index = config.index.ok_or_else(|| {
             TfConfigError::new(format!(
-                "{} has no part in a loop of your own; start the program as chief and worker only",
+                "{} cannot take part in a loop of your own: only the chief and the workers run it",
                 config.identity
             ))
         })?;
-        let addresses = config.training.iter().map(|address| address.to_string());
-        let hosts = Self::new(addresses, index);
-        let own = config.training.get(index);
-        Ok(Some(match own.map(|address| address.to_listen_on()) {
-            Some(listen) => hosts.listen(listen),
-            None => hosts,
-        }))
+        let addresses = config.training.iter().map(Address::to_string);
+        Ok(Some(Self::new(addresses, index)))
     }
 
-    /// Listens here. By default it is the port of its own address, on all interfaces, or on loopback if the address is one of it.
+    /// Sets the address to listen on. Default: the port of this process's address, on all interfaces, or on loopback if that address is
+    /// loopback.
     #[must_use]
     pub fn listen(mut self, address: SocketAddr) -> Self {
         self.listen = Some(address);
         self
     }
 
-    /// Uses these certificates and this token; they are a worker's (`flambeau certs`). By default links are not encrypted.
+    /// Sets the certificates and the token, which must be those of a worker (`flambeau certs`). By default links are neither encrypted nor
+    /// authenticated: whoever reaches the port can take the place of a process.
     #[must_use]
     pub fn security(mut self, files: SecurityFiles) -> Self {
         self.security = files;
         self
     }
 
-    /// Waits so long for the other processes to start (default: 5 minutes).
+    /// Sets the time to wait for the other processes to start (default: 5 minutes).
     #[must_use]
     pub fn patience(mut self, patience: Duration) -> Self {
         self.patience = patience;
@@ -130,18 +132,13 @@ impl Hosts {
         if let Some(listen) = self.listen {
             return Ok(listen);
         }
-        let (host, port) = own.rsplit_once(':').unwrap_or((own, ""));
-        let port = port.parse().map_err(|_| HostError::Address(own.clone()))?;
-        let host = host.trim_start_matches('[').trim_end_matches(']');
-        let ip = match host {
-            "localhost" => Some(IpAddr::V4(Ipv4Addr::LOCALHOST)),
-            host => host.parse().ok().filter(IpAddr::is_loopback),
-        };
-        let all = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
-        Ok(SocketAddr::new(ip.unwrap_or(all), port))
+        let address = Address::parse(own);
+        let address = address.ok_or_else(|| HostError::Address(own.clone()))?;
+        Ok(address.to_listen_on())
     }
 
-    /// Returns the place of a process in the loop. Lists that differ make different runs, which refuse each other.
+    /// Returns the place of a process in the loop. The run number is a digest of the list, so processes with different lists refuse each
+    /// other.
     fn identity(&self, index: usize) -> Identity {
         let digest = Sha256::digest(self.addresses.join(" "));
         Identity {
@@ -168,32 +165,50 @@ pub(super) struct Together {
     replicas: usize,
     /// None once a replica of this process has failed, or another process is lost.
     group: Mutex<Option<Group<StreamLinks>>>,
-    /// It drives the links. None once it is shut down.
-    runtime: Option<Runtime>,
-    _stop: DropGuard,
+    /// Stops the listener.
+    stop: CancellationToken,
+    runtime: LinkRuntime,
+}
+
+/// The runtime that drives the links. It may be dropped in asynchronous code, where a runtime must not be waited for.
+struct LinkRuntime(Option<Runtime>);
+
+impl LinkRuntime {
+    /// Makes links open on this runtime, also where the caller has one of its own.
+    fn enter(&self) -> Option<EnterGuard<'_>> {
+        self.0.as_ref().map(Runtime::enter)
+    }
+}
+
+impl Drop for LinkRuntime {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
+    }
 }
 
 impl Together {
-    /// Meets the other processes, of which each says how many replicas it has.
+    /// Connects to the other processes and exchanges the numbers of replicas.
     pub(super) fn meet(hosts: &Hosts, own_replicas: usize) -> Result<Self, LoopError> {
         let listen = hosts.own_listen()?;
         let security = Security::load(&hosts.security).map_err(HostError::Security)?;
         security.for_listening().map_err(HostError::Security)?;
         let mut runtime = Builder::new_multi_thread();
         let runtime = runtime.worker_threads(1).thread_name("links").enable_all();
-        let runtime = runtime.build().map_err(HostError::Runtime)?;
+        let runtime = LinkRuntime(Some(runtime.build().map_err(HostError::Runtime)?));
         let stop = CancellationToken::new();
         let exchange = Exchange::default();
         exchange.belong_to(hosts.identity(hosts.index));
         let entered = runtime.enter();
-        let listener = block_on(Listener::bind(&Listen::Tcp(listen)))
+        let listener = block_on(unconstrained(Listener::bind(&Listen::Tcp(listen))))
             .map_err(|error| HostError::Listen { listen, error })?;
         let service = LinkService {
             exchange: exchange.clone(),
             security: security.clone(),
         };
         let places = Connections::new(Port::Data, Limits::of(MOST_LINKS, None));
-        runtime.spawn(take_links(service, listener, places, stop.clone()));
+        tokio::spawn(take_links(service, listener, places, stop.clone()));
         let peer = |(index, address): (usize, &String)| Peer {
             task: hosts.identity(index).task,
             address: address.clone(),
@@ -202,32 +217,39 @@ impl Together {
         let count = peers.len();
         let network = Arc::new(SystemNetwork::new(security));
         let links = StreamLinks::of(&exchange, network, RING, hosts.index, peers, hosts.patience);
-        let links = links.map_err(|error| HostError::Lost {
-            index: hosts.index,
-            address: hosts.addresses[hosts.index].clone(),
-            reason: error.reason,
-        })?;
-        drop(entered);
-        let mut together = Self {
-            addresses: hosts.addresses.clone(),
-            index: hosts.index,
-            before: 0,
-            replicas: own_replicas,
-            group: Mutex::new(Some(Group::new(hosts.index, count, links, Dtype::F32))),
-            runtime: Some(runtime),
-            _stop: stop.drop_guard(),
-        };
+        let index = hosts.index;
+        let lost = |error: CollectiveError| explained(error, &hosts.addresses);
+        let links = links.map_err(|error| lost(error.into()))?;
         tracing::info!(
             hosts = count,
-            index = hosts.index,
+            index,
             "waiting for the other processes of the loop"
         );
         let mut replicas = vec![0.0; count];
-        replicas[hosts.index] = own_replicas as f64;
-        let replicas = together.agree(Act::Meet, &replicas)?;
-        together.before = replicas[..hosts.index].iter().sum::<f64>() as usize;
-        together.replicas = replicas.iter().sum::<f64>() as usize;
-        Ok(together)
+        replicas[index] = own_replicas as f64;
+        let meeting = async {
+            links.connect(0).await?;
+            let group = Group::new(index, count, links, Dtype::F32);
+            let replicas = group.sum_short(Act::Meet.with(&replicas)).await?;
+            Ok((group, replicas))
+        };
+        // A link that does not open in time says which one it is.
+        let met = block_on(unconstrained(timeout(hosts.patience + GRACE, meeting)));
+        let (group, replicas) = met
+            .map_err(|_| HostError::Late(hosts.patience))?
+            .map_err(lost)?;
+        let replicas = Act::Meet.of(&replicas, count);
+        let replicas = replicas.map_err(|_| LoopError::HostsOutOfStep)?;
+        drop(entered);
+        Ok(Self {
+            addresses: hosts.addresses.clone(),
+            index,
+            before: replicas[..index].iter().sum::<f64>() as usize,
+            replicas: replicas.iter().sum::<f64>() as usize,
+            group: Mutex::new(Some(group)),
+            stop,
+            runtime,
+        })
     }
 
     /// Returns the number of this process.
@@ -269,8 +291,8 @@ impl Together {
 
     /// Checks that all processes have the same content.
     pub(super) fn same(&self, content: &[u8]) -> Result<(), LoopError> {
-        // 48 bits, so that a sum of `f64` is exact.
-        let own = (u64::from_le_bytes(first_bytes(content)) >> 16) as f64;
+        // 40 bits, so that the sum of some thousands is exact.
+        let own = (u64::from_le_bytes(first_bytes(content)) >> 24) as f64;
         let sum = self.agree(Act::Compare, &[own])?;
         match sum[..] == [own * self.addresses.len() as f64] {
             true => Ok(()),
@@ -278,9 +300,10 @@ impl Together {
         }
     }
 
-    /// Leaves the others, whose next step fails then.
+    /// Closes the links, so the next step of the other processes fails.
     pub(super) fn leave(&self) {
-        let _entered = self.runtime.as_ref().map(Runtime::enter);
+        let _entered = self.runtime.enter();
+        self.stop.cancel();
         *self.group() = None;
     }
 
@@ -288,27 +311,16 @@ impl Together {
         &self,
         operation: impl AsyncFnOnce(&Group<StreamLinks>) -> Result<T, CollectiveError>,
     ) -> Result<T, LoopError> {
-        // The links open on this runtime, also where the caller has one of its own.
-        let _entered = self.runtime.as_ref().map(Runtime::enter);
+        let _entered = self.runtime.enter();
         let mut held = self.group();
-        let group = held.as_ref().ok_or(LoopError::Failed)?;
-        let done = block_on(operation(group));
+        let group = held.as_ref().ok_or(HostError::Left)?;
+        // The caller may be a task, whose budget would not be renewed in here.
+        let done = block_on(unconstrained(operation(group)));
         if done.is_err() {
+            self.stop.cancel();
             part(held.take(), &done);
         }
-        done.map_err(|error| self.explained(error))
-    }
-
-    /// Names the process that an error is about.
-    fn explained(&self, error: CollectiveError) -> LoopError {
-        match error {
-            CollectiveError::Link(error) => LoopError::Host(HostError::Lost {
-                address: self.addresses.get(error.rank).cloned().unwrap_or_default(),
-                index: error.rank,
-                reason: error.reason,
-            }),
-            _ => LoopError::HostsOutOfStep,
-        }
+        done.map_err(|error| explained(error, &self.addresses))
     }
 
     fn group(&self) -> MutexGuard<'_, Option<Group<StreamLinks>>> {
@@ -318,23 +330,31 @@ impl Together {
 
 impl Drop for Together {
     fn drop(&mut self) {
-        let Some(runtime) = self.runtime.take() else {
-            return;
-        };
+        self.stop.cancel();
         let group = self.group().take();
         if let Some(group) = group.filter(|_| !std::thread::panicking()) {
             // The last pieces may be on their way to others that still need them.
-            let _entered = runtime.enter();
-            let farewell = group.sum_short(Act::End.with(&[]));
-            let farewell = block_on(tokio::time::timeout(FAREWELL, farewell));
+            let _entered = self.runtime.enter();
+            let farewell = group.sum_short(Act::Leave.with(&[]));
+            let farewell = block_on(unconstrained(timeout(FAREWELL, farewell)));
             part(Some(group), &farewell.unwrap_or(Ok(Vec::new())));
         }
-        // The program may be asynchronous, where a runtime must not be waited for.
-        runtime.shutdown_background();
     }
 }
 
-/// Drops the links after an operation. If it was another one than the peers', they need its numbers to see that.
+/// Names the process that an error is about.
+fn explained(error: CollectiveError, addresses: &[String]) -> LoopError {
+    match error {
+        CollectiveError::Link(error) => LoopError::Host(HostError::Lost {
+            address: addresses.get(error.rank).cloned().unwrap_or_default(),
+            index: error.rank,
+            reason: error.reason,
+        }),
+        _ => LoopError::HostsOutOfStep,
+    }
+}
+
+/// Closes the links. If the calls differed, waits first until the peers have received the numbers that show it.
 fn part<T>(links: Option<Group<StreamLinks>>, done: &Result<T, CollectiveError>) {
     if matches!(done, Err(CollectiveError::Differs { .. })) {
         std::thread::sleep(FLUSH);

@@ -10,8 +10,8 @@ use super::act::Act;
 use super::error::LoopError;
 use super::hosts::Together;
 
-/// A replica's place among the others: those of its process, and through the first of them those of other processes. If it is dropped,
-/// the others of the process fail when they meet it.
+/// The links of a replica to the others of its process. The first replica also exchanges sums with other processes. If the links are
+/// dropped, the others of the process fail at their next call.
 pub(super) struct Meeting {
     here: Group<MemoryLinks>,
     hosts: Option<Arc<Together>>,
@@ -45,7 +45,7 @@ impl Meeting {
         let Some(hosts) = &self.hosts else {
             return act.of(&here, self.replicas);
         };
-        // Of this process first: replicas of one that differ are its own mistake.
+        // This process first: if its own replicas differ, the other processes are not at fault.
         act.of(&here, self.here.ranks())?;
         let everywhere = match self.here.rank() {
             0 => hosts.sum(here)?,

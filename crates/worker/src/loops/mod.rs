@@ -24,7 +24,7 @@ use shared_proto::blocks::VariableKind;
 use self::act::Act;
 use self::averaged::Averaged;
 pub use self::distributed::Distributed;
-use self::distributed::State;
+use self::distributed::{LeaveUnlessDone, State};
 pub use self::error::{HostError, LoopError};
 pub use self::hosts::Hosts;
 use self::hosts::Together;
@@ -74,9 +74,9 @@ use crate::variables::Variables;
 /// ```
 #[derive(Clone)]
 pub struct Strategy {
-    /// Those of this process.
+    /// The devices of this process.
     devices: Vec<Device>,
-    /// The processes; none if there is one.
+    /// The processes of the loop; `None` if this is the only one.
     hosts: Option<Arc<Together>>,
 }
 
@@ -116,8 +116,8 @@ impl Strategy {
         })
     }
 
-    /// Trains on these devices of each process that the environment variable `TF_CONFIG` names, the chief and the workers; on those of
-    /// this process alone if it is not set. Launchers that are made for TensorFlow set it.
+    /// Trains on several hosts. The environment variable `TF_CONFIG`, which launchers made for TensorFlow set, lists the processes: the chief
+    /// and the workers. Each process uses these devices. Without `TF_CONFIG`, trains in this process alone.
     ///
     /// # Errors
     /// As [`on_hosts`](Self::on_hosts), or if `TF_CONFIG` makes no sense.
@@ -128,8 +128,8 @@ impl Strategy {
         }
     }
 
-    /// Trains on these devices of this process, and on those of the other processes of a list, which may name other devices. Each
-    /// process runs the same loop. Returns once all are connected.
+    /// Trains with the other processes of a list. `devices` are those of this process; other processes may have others. Each process runs
+    /// the same loop. Returns once all processes have met.
     ///
     /// # Errors
     /// If there is no such device, the list makes no sense, or a process does not come in time.
@@ -148,14 +148,13 @@ impl Strategy {
         self.hosts.as_ref().map_or(here, |hosts| hosts.replicas())
     }
 
-    /// Returns the number of this process, from 0. The others are on other hosts. What one process does for all, such as to save the
-    /// model, is for number 0.
+    /// Returns the index of this process, from 0. Let process 0 do what is done once, such as saving the model.
     pub fn host(&self) -> usize {
         self.hosts.as_ref().map_or(0, |hosts| hosts.index())
     }
 
-    /// Returns one number for those of all replicas, of which [`run`](Distributed::run) has returned those of this process. Each process
-    /// calls it.
+    /// Returns the sum or the mean of one number from each replica. Each process passes the numbers of its own replicas, as
+    /// [`run`](Distributed::run) returned them.
     ///
     /// # Errors
     /// If another process is lost, or makes another call.
@@ -173,8 +172,7 @@ impl Strategy {
         }
     }
 
-    /// Returns the tensors of all replicas as one, behind each other in the first dimension, on the CPU. Each process calls it with those
-    /// of its replicas.
+    /// Concatenates the tensors of all replicas along the first dimension, on the CPU. Each process passes the tensors of its own replicas.
     ///
     /// # Errors
     /// If they have different shapes in the other dimensions, another process is lost, or it makes another call.
@@ -192,7 +190,7 @@ impl Strategy {
             Ok(safetensors::serialize(tensors, None)?)
         });
         let packed = packed.map_err(|error| {
-            // They do not wait for this one.
+            // The other processes must not wait for this one.
             hosts.leave();
             LoopError::Gather(error)
         })?;
@@ -211,18 +209,19 @@ impl Strategy {
     /// Builds the model on each device. The seed and a variable's name decide its initial values, so they are the same on all.
     ///
     /// # Errors
-    /// Those of `build`, or if the replicas have different variables.
+    /// Those of `build`, or if the replicas have different variables, another host has other values, or a process is lost.
     pub fn scope<M>(
         &self,
         seed: u64,
         build: impl Fn(VarBuilder) -> candle_core::Result<M>,
     ) -> Result<Distributed<M>, LoopError> {
+        let leaving = LeaveUnlessDone::of(self);
         let mut replicas = Vec::new();
         let places = Meeting::among(self.devices.len(), self.hosts.as_ref());
         for (meeting, device) in places.into_iter().zip(&self.devices) {
             let kind_of = VariableKind::by_name;
             let built = Variables::build::<_, candle_core::Error>(seed, kind_of, device, &build);
-            let (variables, model) = built.inspect_err(|_| self.leave())?;
+            let (variables, model) = built?;
             replicas.push(State {
                 model,
                 averaged: Averaged::of(&variables),
@@ -235,7 +234,6 @@ impl Strategy {
         let mut specs = replicas.iter().map(|replica| replica.variables.specs());
         let first = specs.next().unwrap_or_default();
         if !specs.all(|other| other == first) {
-            self.leave();
             return Err(LoopError::Different);
         }
         let built = Distributed {
@@ -244,6 +242,7 @@ impl Strategy {
             strategy: self.clone(),
         };
         built.compare()?;
+        leaving.done();
         Ok(built)
     }
 

@@ -228,6 +228,41 @@ fn statistics_stay_equal_also_if_the_model_computes_after_the_last_update() {
 }
 
 #[test]
+fn statistics_stay_equal_without_samples_and_after_a_gradient_that_is_not_finite() {
+    let strategy = Strategy::mirrored("cpu,cpu").unwrap();
+    let mut model = strategy.scope(3, net).unwrap();
+    let second = model
+        .optimizer("second.*", Optimizer::Sgd(Sgd::default()))
+        .unwrap();
+    // On replica 1 the inputs are not finite, and so neither is what batch normalisation measures.
+    let step = |samples_of_one: usize| {
+        move |replica: &mut Replica<'_, Net>| {
+            let (mut inputs, labels) = samples(100 * replica.index(), 6);
+            let mut own = 6;
+            if replica.index() == 1 {
+                (inputs, own) = ((inputs * f64::NAN)?, samples_of_one);
+            }
+            let net = replica.model();
+            let hidden = net.norm.forward(&net.first.forward(&inputs)?, true)?;
+            let outputs = net.second.forward(&hidden)?;
+            let loss = candle_nn::loss::cross_entropy(&outputs, &labels)?;
+            replica.minimize(second, &loss, own)
+        }
+    };
+    let finite = |weights: &[Vec<Vec<f32>>]| {
+        let all = weights.iter().flatten().flatten();
+        assert!(all.clone().all(|value| value.is_finite()));
+        assert_eq!(weights[0], weights[1]);
+    };
+    let before = weights(&model);
+    model.run(step(6)).unwrap_err();
+    assert_eq!(weights(&model), before);
+    model.run(step(0)).unwrap();
+    finite(&weights(&model));
+    assert_ne!(weights(&model), before);
+}
+
+#[test]
 fn gradients_are_limited_after_they_were_added_up() {
     let job = Job {
         clip_norm: Some(0.01),

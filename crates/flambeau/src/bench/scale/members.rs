@@ -80,7 +80,7 @@ impl Members {
         for index in 0..workers {
             let stop = CancellationToken::new();
             lose.push(stop.clone());
-            // As if it pulled from this server.
+            // It follows the views of this server, as a worker that pulls from it would.
             let views = views[(index % servers) as usize].clone();
             let working = work(common.clone(), index, views);
             tasks.spawn_local(
@@ -90,7 +90,7 @@ impl Members {
         Self { tasks, lose }
     }
 
-    /// Ends so many workers, without a word to the coordinator.
+    /// Stops `workers` workers without deregistering them.
     pub(super) fn lose(&mut self, workers: u32) {
         self.lose[..workers as usize]
             .iter()
@@ -105,13 +105,14 @@ impl Members {
     ) -> Result<(), CommandError> {
         let since = Instant::now();
         while !holds() {
-            if let Some(Ok(Err(error))) = self.tasks.try_join_next() {
-                return Err(ended(error));
+            match self.tasks.try_join_next() {
+                Some(Ok(Err(error))) => return Err(ended(error)),
+                Some(Err(error)) => return Err(ended(error)),
+                Some(Ok(Ok(()))) | None => {}
             }
             if since.elapsed() > PATIENCE {
-                return Err(ended(format!(
-                    "waited in vain for {PATIENCE:?} until {what}"
-                )));
+                let seconds = PATIENCE.as_secs();
+                return Err(ended(format!("after {seconds} seconds not yet: {what}")));
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
         }

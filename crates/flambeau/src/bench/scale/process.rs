@@ -1,5 +1,6 @@
 //! The coordinator that is measured, in a process of its own.
 
+use std::fs::OpenOptions;
 use std::net::{SocketAddr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -65,7 +66,8 @@ impl Drop for CoordinatorProcess {
 fn spawn(job: &Path, dir: &Path, listen: SocketAddr) -> Result<Child, CommandError> {
     let executable = std::env::current_exe().map_err(CommandError::file("this executable"))?;
     let log = dir.join("coordinator.log");
-    let file = std::fs::File::create(&log).map_err(CommandError::file(&log))?;
+    let file = OpenOptions::new().create(true).append(true).open(&log);
+    let file = file.map_err(CommandError::file(&log))?;
     Command::new(executable)
         .arg("coordinator")
         .arg(job)

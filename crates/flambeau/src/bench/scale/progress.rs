@@ -1,4 +1,4 @@
-//! What the members of a measured cluster have seen.
+//! The progress of the members of a measured cluster, as they observe it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::time::Instant;
@@ -7,10 +7,10 @@ use parking_lot::Mutex;
 use shared_proto::ids::Clock;
 use shared_proto::view::View;
 
-/// The clocks of which the arrival is awaited. Older ones are given up.
+/// The number of clocks for which latencies are measured. Older clocks are dropped.
 const AWAITED: u64 = 10_000;
 
-/// What all members have seen.
+/// The progress of all members.
 pub(super) struct Progress {
     workers: usize,
     servers: usize,
@@ -24,7 +24,7 @@ struct State {
     finished: HashMap<u32, u64>,
     /// The number of workers that are about to report that they have come to a clock.
     reaching: HashMap<u64, usize>,
-    /// The time at which the last one was, and the number of servers that know of it.
+    /// For each clock: the time when the last worker reached it, and the number of servers whose view has it.
     reached: BTreeMap<u64, (Instant, usize)>,
     /// The min clock of each server's newest view, and its number of workers.
     seen: HashMap<u32, (u64, usize)>,
