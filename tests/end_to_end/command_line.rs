@@ -255,6 +255,10 @@ fn daemons_by_hand_serve_metrics_and_stay_when_told_to() {
         "{received} is not in {metrics}"
     );
 
+    // The job is over before its end is counted.
+    let ended = "flambeau_coordinator_jobs_ended_total{outcome=\"done\"} 1";
+    eventually(|| cluster.coordinator.http("/metrics").contains(ended));
+
     let documented = include_str!("../../docs/metrics.md");
     let expected: [(&Daemon, &[&str]); 3] = [
         (
@@ -263,7 +267,7 @@ fn daemons_by_hand_serve_metrics_and_stay_when_told_to() {
                 "flambeau_coordinator_live_tasks",
                 "flambeau_coordinator_min_clock_steps",
                 "flambeau_coordinator_jobs_waiting 0",
-                "flambeau_coordinator_jobs_ended_total{outcome=\"done\"} 1",
+                ended,
             ],
         ),
         (
