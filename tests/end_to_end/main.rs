@@ -27,6 +27,7 @@ mod modes;
 mod network;
 mod next_job;
 mod optimizer_copies;
+mod own_loops;
 mod page;
 mod planted;
 mod protocol;

@@ -85,8 +85,8 @@ impl StreamLinks {
             };
             let late = |_| {
                 Err(match noted.lock().take() {
-                    Some(reason) => format!("{} cannot be reached: {reason}", peer.task),
-                    None => format!("{} has not connected in time", peer.task),
+                    Some(reason) => format!("it cannot be reached: {reason}"),
+                    None => "it has not connected in time".to_owned(),
                 })
             };
             timeout(self.patience, opened).await.unwrap_or_else(late)

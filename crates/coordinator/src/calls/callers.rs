@@ -13,8 +13,8 @@ use tonic::server::NamedService;
 use tonic::{Code, Status};
 use tower::Service;
 
-/// The calls that do not make a connection a member's: those that are open to all callers, and the stream that is answered before its
-/// caller is known.
+/// The calls that do not make a connection a member's. All callers may make them; only FinishSteps checks the caller, but after its answer
+/// has begun.
 const OPEN: [&str; 7] = [
     "GetStatus",
     "GetClusterSpec",

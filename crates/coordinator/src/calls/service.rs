@@ -17,7 +17,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::at_work::{AtWork, of_member, refused};
+use super::current_job::{CurrentJob, of_member, refused};
 use super::jobs::{JobCalls, failed, no_queue};
 use super::limits::{check_addresses, check_lengths};
 use super::messages::{read_data, take_report};
@@ -29,8 +29,8 @@ type Answer<T> = Result<Response<T>, Status>;
 
 /// The gRPC service.
 pub(crate) struct Service {
-    /// The job that calls are about, and who may make them.
-    pub(crate) at_work: AtWork,
+    /// The current job, and the credentials that its callers need.
+    pub(crate) current_job: CurrentJob,
     /// The jobs of a long-lived cluster; none if the coordinator serves one job alone.
     pub(crate) queue: Option<JobCalls>,
 }
@@ -42,7 +42,7 @@ impl Service {
 
     /// Returns the epoch of the newest shard map that is published.
     fn epoch(&self) -> Result<u64, Status> {
-        Ok(self.at_work.shared()?.views.borrow().epoch.0)
+        Ok(self.current_job.shared()?.views.borrow().epoch.0)
     }
 
     /// Asks the cluster on behalf of a member. Refuses callers that are no members, under the same lock.
@@ -51,8 +51,8 @@ impl Service {
         from: CallOrigin<'_>,
         ask: impl FnMut(&mut Cluster, Instant, &Origin) -> Result<T, Refusal>,
     ) -> Result<T, Status> {
-        let ask = of_member(self.at_work.origin(&from)?, ask);
-        self.at_work.shared()?.ask(ask).await.map_err(refused)
+        let ask = of_member(self.current_job.origin(&from)?, ask);
+        self.current_job.shared()?.ask(ask).await.map_err(refused)
     }
 
     /// Asks the cluster on behalf of a member until the answer satisfies, or for as long as a call may wait.
@@ -62,13 +62,13 @@ impl Service {
         ask: impl FnMut(&mut Cluster, Instant, &Origin) -> Result<T, Refusal>,
         satisfies: impl Fn(&T) -> bool,
     ) -> Result<T, Status> {
-        let ask = of_member(self.at_work.origin(&from)?, ask);
-        let shared = self.at_work.shared()?;
+        let ask = of_member(self.current_job.origin(&from)?, ask);
+        let shared = self.current_job.shared()?;
         shared.ask_until(ask, satisfies).await.map_err(refused)
     }
 }
 
-/// Returns the next message of a stream of views. `known` has the workers of the view before.
+/// Returns the next message of a stream of views. `known` has the workers of the last view on the stream.
 fn next_view(view: &View, known: &mut Vec<Task>, differences: bool) -> wire::View {
     if !differences {
         return view.into();
@@ -99,8 +99,8 @@ impl Coordinator for Service {
         check_lengths(&request).map_err(refused)?;
         let role = Role::try_from(request.role).map_err(refused)?;
         check_addresses(role, &request).map_err(refused)?;
-        self.at_work.security.check_role(&extensions, role)?;
-        let active = self.at_work.slot.active().map_err(refused)?;
+        self.current_job.security.check_role(&extensions, role)?;
+        let active = self.current_job.slot.active().map_err(refused)?;
         let shared = &active.shared;
         let task = shared
             .ask(|cluster, now| cluster.register(now, role, request))
@@ -136,15 +136,15 @@ impl Coordinator for Service {
     ) -> Answer<wire::HeartbeatReply> {
         let (_, extensions, request) = request.into_parts();
         let origin =
-            self.at_work
+            self.current_job
                 .origin(&CallOrigin::new(&request.origin, &extensions, "Heartbeat"))?;
         // A heartbeat makes no work available, so it wakes no waiting call.
         let beat = of_member(origin, |cluster, now, origin| {
             cluster.heartbeat(now, origin.task);
             Ok(())
         });
-        let shared = self.at_work.shared()?;
-        let (answer, _) = shared.ask_steadily_and_quietly(beat).await;
+        let shared = self.current_job.shared()?;
+        let (answer, _) = shared.ask_fast_quietly(beat).await;
         answer.map_err(refused)?;
         let view = shared.views.borrow();
         Ok(Response::new(wire::HeartbeatReply {
@@ -184,7 +184,7 @@ impl Coordinator for Service {
         &self,
         _: Request<wire::ClusterSpecRequest>,
     ) -> Answer<wire::ClusterSpec> {
-        let shared = self.at_work.shared()?;
+        let shared = self.current_job.shared()?;
         Ok(Response::new(
             shared.look(|cluster, _| cluster.cluster_spec()),
         ))
@@ -192,14 +192,17 @@ impl Coordinator for Service {
 
     async fn get_job(&self, request: Request<wire::JobRequest>) -> Answer<wire::JobReply> {
         if request.get_ref().wait {
-            let _ = tokio::time::timeout(LONG_POLL, self.at_work.slot.at_work()).await;
+            let _ = tokio::time::timeout(LONG_POLL, self.current_job.slot.at_work()).await;
         }
-        let reply = self.at_work.shared()?.look(|cluster, _| wire::JobReply {
-            job: cluster.job().name.clone(),
-            job_toml: cluster.job().to_toml(),
-            run: cluster.run_number().0,
-            phase: cluster.view().phase.into(),
-        });
+        let reply = self
+            .current_job
+            .shared()?
+            .look(|cluster, _| wire::JobReply {
+                job: cluster.job().name.clone(),
+                job_toml: cluster.job().to_toml(),
+                run: cluster.run_number().0,
+                phase: cluster.view().phase.into(),
+            });
         Ok(Response::new(reply))
     }
 
@@ -209,7 +212,7 @@ impl Coordinator for Service {
     ) -> Answer<wire::ShardMap> {
         let (_, extensions, request) = request.into_parts();
         let origin = match &request.origin {
-            Some(_) => Some(self.at_work.origin(&CallOrigin::new(
+            Some(_) => Some(self.current_job.origin(&CallOrigin::new(
                 &request.origin,
                 &extensions,
                 "GetShardMap",
@@ -221,7 +224,7 @@ impl Coordinator for Service {
             origin.map_or(Ok(()), |origin| cluster.admit(&origin))?;
             cluster.shard_map().map(wire::ShardMap::from)
         };
-        let map = self.at_work.shared()?.ask_quietly(map).await;
+        let map = self.current_job.shared()?.ask_quietly(map).await;
         map.map(Response::new).map_err(refused)
     }
 
@@ -245,7 +248,7 @@ impl Coordinator for Service {
                 |answer| !matches!(answer, Initialization::Pending(_)),
             )
             .await?;
-        let shared = self.at_work.shared()?;
+        let shared = self.current_job.shared()?;
         let view = shared.views.borrow().number.0;
         let map = |cluster: &mut Cluster, _| cluster.shard_map().ok().map(Into::into);
         let shard_map = shared.ask_quietly(map).await;
@@ -308,7 +311,7 @@ impl Coordinator for Service {
         request: Request<wire::LeaseWorkRequest>,
     ) -> Answer<wire::LeaseWorkReply> {
         let (_, extensions, request) = request.into_parts();
-        let reply = self.at_work.lease_work(&extensions, &request).await?;
+        let reply = self.current_job.lease_work(&extensions, &request).await?;
         Ok(Response::new(reply))
     }
 
@@ -317,7 +320,7 @@ impl Coordinator for Service {
         request: Request<wire::FinishStepRequest>,
     ) -> Answer<wire::FinishStepReply> {
         let (_, extensions, request) = request.into_parts();
-        let reply = self.at_work.finish_step(&extensions, &request).await?;
+        let reply = self.current_job.finish_step(&extensions, &request).await?;
         Ok(Response::new(reply))
     }
 
@@ -328,7 +331,10 @@ impl Coordinator for Service {
         request: Request<Streaming<wire::FinishStepRequest>>,
     ) -> Answer<Self::FinishStepsStream> {
         let (_, extensions, requests) = request.into_parts();
-        let replies = self.at_work.clone().finish_steps(extensions, requests)?;
+        let replies = self
+            .current_job
+            .clone()
+            .finish_steps(extensions, requests)?;
         Ok(Response::new(replies.boxed()))
     }
 
@@ -350,9 +356,9 @@ impl Coordinator for Service {
     async fn watch(&self, request: Request<wire::WatchRequest>) -> Answer<Self::WatchStream> {
         let (_, extensions, request) = request.into_parts();
         let origin =
-            self.at_work
+            self.current_job
                 .origin(&CallOrigin::new(&request.origin, &extensions, "Watch"))?;
-        let active = self.at_work.slot.active().map_err(refused)?;
+        let active = self.current_job.slot.active().map_err(refused)?;
         let admitted = active.shared.look(|cluster, _| cluster.admit(&origin));
         admitted.map_err(refused)?;
         // The channel holds one view: a slow reader gets the newest one when it is ready.
@@ -377,16 +383,20 @@ impl Coordinator for Service {
 
     async fn stop(&self, request: Request<wire::StopRequest>) -> Answer<wire::StopReply> {
         let (_, extensions, request) = request.into_parts();
-        self.at_work
+        self.current_job
             .security
             .check_role(&extensions, Role::Worker)?;
         let stop = |cluster: &mut Cluster, _| cluster.stop(&request.job);
-        self.at_work.shared()?.ask(stop).await.map_err(refused)?;
+        self.current_job
+            .shared()?
+            .ask(stop)
+            .await
+            .map_err(refused)?;
         Ok(Response::new(wire::StopReply {}))
     }
 
     async fn get_status(&self, _: Request<wire::StatusRequest>) -> Answer<wire::Status> {
-        let shared = self.at_work.shared()?;
+        let shared = self.current_job.shared()?;
         Ok(Response::new(
             shared.look(|cluster, now| cluster.status(now)),
         ))
@@ -397,7 +407,7 @@ impl Coordinator for Service {
         request: Request<wire::SubmitJobRequest>,
     ) -> Answer<wire::SubmitJobReply> {
         let (_, extensions, request) = request.into_parts();
-        self.at_work
+        self.current_job
             .security
             .check_role(&extensions, Role::Worker)?;
         let submitted = self.queue()?.submit(request).await;
@@ -409,7 +419,9 @@ impl Coordinator for Service {
         &self,
         request: Request<wire::ListJobsRequest>,
     ) -> Answer<wire::ListJobsReply> {
-        let listed = self.queue()?.list(request.into_inner(), &self.at_work.slot);
+        let listed = self
+            .queue()?
+            .list(request.into_inner(), &self.current_job.slot);
         let jobs = listed.map_err(refused)?;
         Ok(Response::new(wire::ListJobsReply { jobs }))
     }
@@ -427,10 +439,10 @@ impl Coordinator for Service {
         request: Request<wire::CancelJobRequest>,
     ) -> Answer<wire::CancelJobReply> {
         let (_, extensions, request) = request.into_parts();
-        self.at_work
+        self.current_job
             .security
             .check_role(&extensions, Role::Worker)?;
-        let cancelled = self.queue()?.cancel(request, &self.at_work.slot).await;
+        let cancelled = self.queue()?.cancel(request, &self.current_job.slot).await;
         let jobs = cancelled.map_err(|error| failed(error, refused))?;
         Ok(Response::new(wire::CancelJobReply {
             job: jobs.into_iter().next(),

@@ -1,4 +1,4 @@
-//! The calls of which there are most: work is leased, and finished steps are reported, by calls of their own or over a stream.
+//! The most frequent calls: work is leased, and finished steps are reported, each by a call or over a stream.
 
 use std::time::Instant;
 
@@ -8,12 +8,12 @@ use shared_proto::refusal::Refusal;
 use shared_proto::wire::{self, lease_work_reply::Work};
 use tonic::{Extensions, Status, Streaming};
 
-use super::at_work::{AtWork, of_member, refused};
+use super::current_job::{CurrentJob, of_member, refused};
 use super::messages::wire_work;
 use super::origin::CallOrigin;
 use crate::cluster::Cluster;
 
-/// Returns the question of a worker for work. `copied` is the newest checkpoint for which it has copied its values.
+/// Returns the call to the cluster that leases work. `copied` is the newest checkpoint for which the worker has copied its values.
 fn lease(
     origin: Origin,
     copied: Option<u64>,
@@ -35,7 +35,7 @@ fn has_work(reply: &wire::LeaseWorkReply) -> bool {
     !matches!(reply.work, Some(Work::Idle(_)))
 }
 
-impl AtWork {
+impl CurrentJob {
     /// Counts finished steps.
     ///
     /// # Errors
@@ -50,11 +50,11 @@ impl AtWork {
             cluster.finish_step(now, origin, request)
         });
         let shared = self.shared()?;
-        let min_clock = shared.ask_steadily(finish).await.map_err(refused)?;
+        let min_clock = shared.ask_fast(finish).await.map_err(refused)?;
         let work = match request.wants_work {
             true => {
                 let lease = lease(self.origin(&from)?, None);
-                let leased = shared.ask_steadily(lease).await.map_err(refused)?;
+                let leased = shared.ask_fast(lease).await.map_err(refused)?;
                 Some(leased).filter(has_work)
             }
             false => None,
@@ -67,7 +67,7 @@ impl AtWork {
         })
     }
 
-    /// Leases work to a worker, once there is some, or says why there is none.
+    /// Leases work to a worker. Waits a few seconds for work, then returns the reason why there is none.
     ///
     /// # Errors
     /// The refusal, as a status.
@@ -79,11 +79,11 @@ impl AtWork {
         let from = CallOrigin::new(&request.origin, extensions, "LeaseWork").worker();
         let lease = lease(self.origin(&from)?, request.copied);
         let shared = self.shared()?;
-        let leased = shared.ask_steadily_until(lease, has_work).await;
+        let leased = shared.ask_fast_until(lease, has_work).await;
         leased.map_err(refused)
     }
 
-    /// Answers each request of a stream in turn. Ends with the first that is refused, with the stream, or with the job.
+    /// Answers each request of a stream in turn. The stream ends after a refusal, when the worker closes it, or with the job.
     ///
     /// # Errors
     /// [`Reason::NoJob`](shared_proto::refusal::Reason::NoJob), as a status.
@@ -95,14 +95,14 @@ impl AtWork {
         let over = self.slot.active().map_err(refused)?.over;
         let open = Some((self, extensions, requests, over));
         Ok(unfold(open, |open| async {
-            let (at_work, extensions, mut requests, over) = open?;
+            let (current_job, extensions, mut requests, over) = open?;
             let answer = match over.run_until_cancelled(requests.message()).await? {
-                Ok(request) => at_work.finish_step(&extensions, &request?).await,
+                Ok(request) => current_job.finish_step(&extensions, &request?).await,
                 Err(status) => Err(status),
             };
             let open = answer
                 .is_ok()
-                .then_some((at_work, extensions, requests, over));
+                .then_some((current_job, extensions, requests, over));
             Some((answer, open))
         }))
     }

@@ -12,7 +12,7 @@ use super::split::Split;
 #[serde(from = "Stored", into = "Stored")]
 pub(super) struct Leases {
     splits: Stored,
-    /// The ids of each holder's splits. Thousands of workers are asked about at each step.
+    /// The ids of each holder's splits. Each finished step looks up the split of its worker.
     held: BTreeMap<Task, BTreeSet<u64>>,
 }
 

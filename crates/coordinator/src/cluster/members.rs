@@ -356,7 +356,7 @@ impl Cluster {
         let Some(member) = self.durable.members.get_mut(&id).filter(|m| m.alive) else {
             return;
         };
-        self.steady = None;
+        self.fast_path = None;
         member.alive = false;
         member.gone = why.to_owned();
         member.progress.active = false;

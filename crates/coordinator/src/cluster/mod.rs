@@ -30,6 +30,7 @@ mod drain;
 mod durable;
 mod evaluations;
 mod failures;
+mod fast_path;
 mod finished;
 mod forgotten;
 #[cfg(any(test, feature = "fuzzing"))]
@@ -53,7 +54,7 @@ mod saving;
 mod shard_map;
 mod split;
 mod status;
-mod steady;
+
 mod steps;
 mod stop;
 mod stored;
@@ -78,10 +79,10 @@ use shared_proto::staleness::StalenessBound;
 use shared_proto::view::{Commit, JobPhase, View};
 
 use backoff::Backoff;
+use fast_path::ClockCounts;
 use members::Member;
 use observed::Observed;
 use saving::Saving;
-use steady::Steady;
 
 pub(crate) use checkpoints::{CheckpointPlace, DurableCheckpoint, SavedProgress};
 pub(crate) use durable::Durable;
@@ -107,8 +108,8 @@ pub(crate) struct Cluster {
     /// The servers that are about to stop, each with the checkpoint that contains its shard, once ordered.
     draining: BTreeMap<TaskId, Option<u64>>,
     view: View,
-    /// The clocks of workers; none once more has changed than these.
-    steady: Option<Steady>,
+    /// The number of workers at each clock, while calls take the fast path; `None` otherwise.
+    fast_path: Option<ClockCounts>,
     records: Vec<Record>,
     changes: Changes,
 }
@@ -125,7 +126,7 @@ pub(crate) enum Turn {
     Submitted,
 }
 
-/// The most workers that a view names as those that others wait for.
+/// The largest number of slowest workers in a view.
 const MOST_SLOWEST: usize = 8;
 
 /// Times of this process.
@@ -149,7 +150,7 @@ struct Instants {
 pub(crate) struct Changes {
     /// Changes that must be persisted before they are published.
     pub(crate) urgent: u64,
-    /// Those among them that others wait for. The rest may wait a little, to be persisted together.
+    /// The urgent changes on which other calls depend. The other urgent changes may be written a little later, together.
     pub(crate) hurried: u64,
     /// Changes that may be lost: another process knows of them, or the work is done again.
     pub(crate) others: u64,
@@ -171,7 +172,7 @@ impl Cluster {
             saving: Saving::default(),
             draining: BTreeMap::new(),
             view: View::default(),
-            steady: None,
+            fast_path: None,
             records: Vec::new(),
             changes: Changes::default(),
         }
@@ -238,7 +239,8 @@ impl Cluster {
         self.changes.hurried += 1;
     }
 
-    /// Notes a change that must be persisted before it is published, and that nobody waits for.
+    /// Notes a change that must be persisted before it is published. No other call depends on it, so it may be written a little later,
+    /// together with others.
     fn must_persist_soon(&mut self) {
         self.changes.urgent += 1;
     }
@@ -270,10 +272,10 @@ impl Cluster {
 
     /// Makes a new view, with a higher number if anything in it has changed, and returns it.
     pub(crate) fn refresh_view(&mut self) -> &View {
-        if self.is_steady() && !self.has_other_news() {
+        if self.on_fast_path() && !self.view_is_outdated() {
             return self.refresh_min_clock();
         }
-        self.unsteady();
+        self.leave_fast_path();
         let fresh = self.fresh_view();
         if fresh != self.view {
             self.view = View {
@@ -284,7 +286,7 @@ impl Cluster {
         &self.view
     }
 
-    /// Returns the view as it is now, under the number of the newest.
+    /// Computes the view from all members. It has the number of the newest view.
     pub(super) fn fresh_view(&mut self) -> View {
         let mut workers: Vec<Task> = self.live(Role::Worker).map(|m| m.task).collect();
         workers.sort_by_key(|task| task.id.index);
@@ -305,8 +307,9 @@ impl Cluster {
         }
     }
 
-    /// Returns whether anything in the view has changed but the workers, of which [`Self::unsteady`] tells, and the clocks.
-    fn has_other_news(&self) -> bool {
+    /// Returns whether the view differs in a field that is compared without looking at members. The list of workers is not compared: a call
+    /// that changes it leaves the fast path.
+    fn view_is_outdated(&self) -> bool {
         let initializer = self.durable.variables.as_ref().and_then(|v| v.initializer);
         let step = |commit: &Option<Commit>| commit.as_ref().map(|commit| commit.step);
         let view = &self.view;
@@ -399,7 +402,7 @@ impl Cluster {
                 .as_ref()
                 .map(|commit| commit.step.next())
         } else {
-            let known = self.steady.as_ref().and_then(Steady::lowest);
+            let known = self.fast_path.as_ref().and_then(ClockCounts::lowest);
             let active = self.live(Role::Worker).filter(|m| m.progress.active);
             // Where no worker holds data, the evaluator must not wait for the clock of another.
             let evaluator = || {

@@ -85,7 +85,7 @@ impl Cluster {
         }
         self.durable.training.step = Some(Step { clock, parts });
         self.must_persist();
-        self.unsteady();
+        self.leave_fast_path();
     }
 
     /// Counts finished steps, once each.
@@ -149,7 +149,7 @@ impl Cluster {
         self.evaluate_after(complete);
         if !self.sync() && self.held_by(task).is_none() {
             // The end of a split may be that of the data, for which others wait.
-            self.unsteady();
+            self.leave_fast_path();
         }
         if self.sync() {
             // The step as a whole is persisted once all parts are finished.
@@ -229,7 +229,7 @@ impl Cluster {
             return;
         };
         self.must_persist();
-        self.unsteady();
+        self.leave_fast_path();
         let contributors: Vec<(Task, u64)> = step
             .parts
             .iter()

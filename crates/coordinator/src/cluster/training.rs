@@ -198,7 +198,7 @@ impl Cluster {
         {
             self.durable.outcome.phase = JobPhase::Training;
             self.must_persist();
-            self.unsteady();
+            self.leave_fast_path();
             self.instants.began = Some(now);
             for member in self.durable.members.values_mut() {
                 member.progress.moved = now;

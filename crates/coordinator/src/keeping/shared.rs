@@ -20,11 +20,11 @@ pub(crate) const LONG_POLL: Duration = Duration::from_secs(4);
 /// The interval at which a waiting call checks for changes that come with time alone.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
-/// The longest time for which changes that nobody waits for are kept back, to be persisted together.
-const TOGETHER: Duration = Duration::from_millis(20);
+/// The longest delay of changes on which no other call depends. One write then persists several of them.
+const BATCH_DELAY: Duration = Duration::from_millis(20);
 
-/// The pause after a write of the state, for each KiB of it: some four times the processor time of the write. So a large state, which each
-/// change of a thousand members writes anew, takes a fifth of a core at the most.
+/// The pause after a write of the state, for each KiB of it: about four times the processor time of the write. So writes take a fifth of a
+/// core at most, also those of a large state.
 const PAUSE_FOR_KILOBYTE: Duration = Duration::from_micros(30);
 
 /// The longest such pause.
@@ -96,37 +96,36 @@ impl Shared {
         ask: impl FnOnce(&mut Cluster, Instant) -> T,
     ) -> T {
         let any = |cluster: &mut Cluster, now| {
-            cluster.unsteady();
+            cluster.leave_fast_path();
             ask(cluster, now)
         };
         self.ask_and_settle(any).await
     }
 
-    /// Asks the cluster as [`Self::ask`] does, where the call changes nothing but clocks as a rule. Wakes waiting calls only if it does.
-    pub(crate) async fn ask_steadily<T>(
+    /// Asks the cluster on its fast path. Wakes waiting calls only if the call has left the fast path.
+    pub(crate) async fn ask_fast<T>(
         self: &Arc<Self>,
         ask: impl FnOnce(&mut Cluster, Instant) -> T,
     ) -> T {
-        let (answer, steady) = self.ask_steadily_and_quietly(ask).await;
-        if !steady {
+        let (answer, stayed) = self.ask_fast_quietly(ask).await;
+        if !stayed {
             self.changed.notify_waiters();
         }
         answer
     }
 
-    /// Asks the cluster as [`Self::ask_steadily`] does, and wakes no waiting call. Returns the answer, and whether nothing but clocks has
-    /// changed.
-    pub(crate) async fn ask_steadily_and_quietly<T>(
+    /// Asks the cluster on its fast path. Wakes no waiting call. Returns the answer, and whether the call has stayed on the fast path.
+    pub(crate) async fn ask_fast_quietly<T>(
         self: &Arc<Self>,
         ask: impl FnOnce(&mut Cluster, Instant) -> T,
     ) -> (T, bool) {
-        let steady = |cluster: &mut Cluster, now| {
-            cluster.begin_steady();
+        let on_fast_path = |cluster: &mut Cluster, now| {
+            cluster.begin_fast_path();
             let answer = ask(cluster, now);
             cluster.refresh_view();
-            (answer, cluster.is_steady())
+            (answer, cluster.on_fast_path())
         };
-        self.ask_and_settle(steady).await
+        self.ask_and_settle(on_fast_path).await
     }
 
     async fn ask_and_settle<T>(
@@ -167,10 +166,10 @@ impl Shared {
             kept.changes.hurried < changes.hurried
         };
         if !hurries.await {
-            // A call that others wait for persists them all.
+            // A call that hurries persists these changes with its own.
             let mut persisted = self.persisted.subscribe();
-            let together = persisted.wait_for(|urgent| *urgent >= changes.urgent);
-            let _ = tokio::time::timeout(TOGETHER, together).await;
+            let by_another = persisted.wait_for(|urgent| *urgent >= changes.urgent);
+            let _ = tokio::time::timeout(BATCH_DELAY, by_another).await;
         }
         let mut kept = self.kept.lock().await;
         if kept.changes.urgent < changes.urgent {
@@ -200,7 +199,7 @@ impl Shared {
         }
     }
 
-    /// Writes the state, and publishes the view of the state that is written then: calls whose changes it has may be answered.
+    /// Writes the state, then publishes the view that belongs to the written state.
     async fn keep(&self, kept: &mut Kept) {
         let (durable, changes, view) = self.look(|cluster, now| {
             let view = cluster.view().clone();
@@ -277,8 +276,8 @@ impl Shared {
         self.until(false, ask, satisfies).await
     }
 
-    /// Asks as [`Self::ask_until`] does, where the call changes nothing but clocks as a rule.
-    pub(crate) async fn ask_steadily_until<T>(
+    /// Asks as [`Self::ask_until`] does, on the fast path of the cluster.
+    pub(crate) async fn ask_fast_until<T>(
         self: &Arc<Self>,
         ask: impl FnMut(&mut Cluster, Instant) -> Result<T, Refusal>,
         satisfies: impl Fn(&T) -> bool,
@@ -288,7 +287,7 @@ impl Shared {
 
     async fn until<T>(
         self: &Arc<Self>,
-        steadily: bool,
+        fast: bool,
         mut ask: impl FnMut(&mut Cluster, Instant) -> Result<T, Refusal>,
         satisfies: impl Fn(&T) -> bool,
     ) -> Result<T, Refusal> {
@@ -298,13 +297,13 @@ impl Shared {
             tokio::pin!(changed);
             changed.as_mut().enable();
             // A waiting call must not wake the others each time it asks.
-            let (answer, steady) = match steadily {
-                true => self.ask_steadily_and_quietly(&mut ask).await,
+            let (answer, stayed) = match fast {
+                true => self.ask_fast_quietly(&mut ask).await,
                 false => (self.ask_quietly(&mut ask).await, false),
             };
             let answer = answer?;
             if satisfies(&answer) || now() >= deadline {
-                if !steady {
+                if !stayed {
                     self.changed.notify_waiters();
                 }
                 return Ok(answer);

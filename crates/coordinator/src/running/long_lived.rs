@@ -21,7 +21,7 @@ use super::error::CoordinatorError;
 use super::job::{Beginning, PERSIST_AGAIN, Work, persist_end};
 use super::settings::Settings;
 use super::wiring::{DRAIN, serve};
-use crate::calls::at_work::AtWork;
+use crate::calls::current_job::CurrentJob;
 use crate::calls::jobs::JobCalls;
 use crate::calls::service::Service;
 use crate::calls::slot::Slot;
@@ -106,7 +106,7 @@ pub(super) async fn run(
         }
     }
     let service = Service {
-        at_work: AtWork {
+        current_job: CurrentJob {
             slot: coordinator.slot.clone(),
             security: process.security.clone(),
         },

@@ -22,8 +22,8 @@ use tonic::{Request, Status};
 use super::begin::{Begun, Keeping};
 use super::error::CoordinatorError;
 use super::gauges::Gauges;
-use crate::calls::at_work::AtWork;
 use crate::calls::callers::Counted;
+use crate::calls::current_job::CurrentJob;
 use crate::calls::service::Service;
 use crate::calls::slot::{Active, Slot};
 use crate::cluster::{Cluster, Record, Summary};
@@ -83,7 +83,7 @@ impl Parts {
         let security = self.security.clone();
         let (running, work) = self.start();
         let service = Service {
-            at_work: AtWork {
+            current_job: CurrentJob {
                 slot: Slot::new(Some(running.active(0, ""))),
                 security,
             },
@@ -145,7 +145,7 @@ pub(crate) fn serve<S>(
 where
     S: AsyncRead + AsyncWrite + Connected + Unpin + Send + 'static,
 {
-    let admit = admit(service.at_work.security.clone());
+    let admit = admit(service.current_job.security.clone());
     transport::server()
         .max_concurrent_streams(MOST_STREAMS)
         .timeout(MOST_TIME)

@@ -105,7 +105,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// Returns the job of the members, whose data does not end.
+/// Returns the job of a measurement. It has more data than the members can use up.
 fn job(workers: u32, servers: u32, mode: Mode) -> Job {
     let mut job = Job {
         batch_size: 64,

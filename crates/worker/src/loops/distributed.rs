@@ -194,9 +194,14 @@ impl<M> Distributed<M> {
     /// # Errors
     /// If the file cannot be read, or holds other variables, or other values than on another host.
     pub fn load(&mut self, path: impl AsRef<std::path::Path>) -> Result<(), LoopError> {
-        for replica in &self.replicas {
-            let loaded = replica.variables.load(path.as_ref());
-            loaded.inspect_err(|_| self.strategy.leave())?;
+        let mut replicas = self.replicas.iter();
+        let loaded = replicas.try_for_each(|replica| replica.variables.load(path.as_ref()));
+        if loaded.is_err() {
+            // The processes compare once for each call. If no process can read the file, the loop goes on.
+            if let Some(hosts) = &self.strategy.hosts {
+                hosts.same(b"the file is not read")?;
+            }
+            return Ok(loaded?);
         }
         self.compare()
     }

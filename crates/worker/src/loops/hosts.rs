@@ -1,6 +1,7 @@
-//! The processes among which a loop is distributed: their addresses, and what they do together.
+//! The processes among which a loop is distributed: their addresses, and their collective operations.
 
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -32,7 +33,7 @@ const FAREWELL: Duration = Duration::from_secs(5);
 /// The time to write queued messages to the sockets.
 const FLUSH: Duration = Duration::from_millis(200);
 
-/// The time beyond the patience with links for what the processes tell each other over them.
+/// The time for the first exchange of messages, beyond the time in which the links must open.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// The most connections of other processes.
@@ -155,14 +156,16 @@ impl Hosts {
     }
 }
 
-/// This process among those of a loop.
-pub(super) struct Together {
+/// The group of a loop's processes, as one of them sees it.
+pub(super) struct HostGroup {
     addresses: Vec<String>,
     index: usize,
     /// The replicas of the processes before this one.
     before: usize,
     /// The replicas of all processes.
     replicas: usize,
+    /// The number of models that were built.
+    models: AtomicUsize,
     /// None once a replica of this process has failed, or another process is lost.
     group: Mutex<Option<Group<StreamLinks>>>,
     /// Stops the listener.
@@ -188,7 +191,7 @@ impl Drop for LinkRuntime {
     }
 }
 
-impl Together {
+impl HostGroup {
     /// Connects to the other processes and exchanges the numbers of replicas.
     pub(super) fn meet(hosts: &Hosts, own_replicas: usize) -> Result<Self, LoopError> {
         let listen = hosts.own_listen()?;
@@ -246,6 +249,7 @@ impl Together {
             index,
             before: replicas[..index].iter().sum::<f64>() as usize,
             replicas: replicas.iter().sum::<f64>() as usize,
+            models: AtomicUsize::new(0),
             group: Mutex::new(Some(group)),
             stop,
             runtime,
@@ -262,12 +266,17 @@ impl Together {
         self.before
     }
 
+    /// Returns the number of a new model. Models have the same numbers on all processes, which build them in the same order.
+    pub(super) fn next_model(&self) -> usize {
+        self.models.fetch_add(1, Relaxed)
+    }
+
     /// Returns the number of replicas of all processes.
     pub(super) fn replicas(&self) -> usize {
         self.replicas
     }
 
-    /// Agrees with the other processes on an act with these numbers, and returns their sums.
+    /// Makes a collective call with these numbers, and returns their sums. Fails if a process makes another call.
     pub(super) fn agree(&self, act: Act, numbers: &[f64]) -> Result<Vec<f64>, LoopError> {
         let sum = self.sum(act.with(numbers))?;
         let all = act.of(&sum, self.addresses.len());
@@ -318,7 +327,7 @@ impl Together {
         let done = block_on(unconstrained(operation(group)));
         if done.is_err() {
             self.stop.cancel();
-            part(held.take(), &done);
+            close(held.take(), &done);
         }
         done.map_err(|error| explained(error, &self.addresses))
     }
@@ -328,7 +337,7 @@ impl Together {
     }
 }
 
-impl Drop for Together {
+impl Drop for HostGroup {
     fn drop(&mut self) {
         self.stop.cancel();
         let group = self.group().take();
@@ -337,7 +346,7 @@ impl Drop for Together {
             let _entered = self.runtime.enter();
             let farewell = group.sum_short(Act::Leave.with(&[]));
             let farewell = block_on(unconstrained(timeout(FAREWELL, farewell)));
-            part(Some(group), &farewell.unwrap_or(Ok(Vec::new())));
+            close(Some(group), &farewell.unwrap_or(Ok(Vec::new())));
         }
     }
 }
@@ -355,7 +364,7 @@ fn explained(error: CollectiveError, addresses: &[String]) -> LoopError {
 }
 
 /// Closes the links. If the calls differed, waits first until the peers have received the numbers that show it.
-fn part<T>(links: Option<Group<StreamLinks>>, done: &Result<T, CollectiveError>) {
+fn close<T>(links: Option<Group<StreamLinks>>, done: &Result<T, CollectiveError>) {
     if matches!(done, Err(CollectiveError::Differs { .. })) {
         std::thread::sleep(FLUSH);
     }

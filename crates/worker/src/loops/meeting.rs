@@ -8,25 +8,29 @@ use shared_proto::payload::Dtype;
 
 use super::act::Act;
 use super::error::LoopError;
-use super::hosts::Together;
+use super::hosts::HostGroup;
 
 /// The links of a replica to the others of its process. The first replica also exchanges sums with other processes. If the links are
 /// dropped, the others of the process fail at their next call.
 pub(super) struct Meeting {
     here: Group<MemoryLinks>,
-    hosts: Option<Arc<Together>>,
+    hosts: Option<Arc<HostGroup>>,
     /// The number of all replicas.
     replicas: usize,
+    /// The number of the model on this process. Processes that use several models in different orders must not add up their numbers.
+    model: usize,
 }
 
 impl Meeting {
     /// Returns the place of each of so many replicas of this process.
-    pub(super) fn among(replicas: usize, hosts: Option<&Arc<Together>>) -> Vec<Self> {
+    pub(super) fn among(replicas: usize, hosts: Option<&Arc<HostGroup>>) -> Vec<Self> {
         let links = MemoryLinks::among(replicas).into_iter().enumerate();
+        let model = hosts.map_or(0, |hosts| hosts.next_model());
         let place = |(rank, links)| Self {
             here: Group::new(rank, replicas, links, Dtype::F32),
             hosts: hosts.cloned(),
             replicas: hosts.map_or(replicas, |hosts| hosts.replicas()),
+            model,
         };
         links.map(place).collect()
     }
@@ -41,19 +45,24 @@ impl Meeting {
         if self.is_alone() {
             return Ok(numbers.to_vec());
         }
-        let here = block_on(self.here.sum_short(act.with(numbers)))?;
-        let Some(hosts) = &self.hosts else {
-            return act.of(&here, self.replicas);
-        };
+        let model = [self.model as f64];
+        let own = act.with(&[&model, numbers].concat());
+        let here = block_on(self.here.sum_short(own))?;
         // This process first: if its own replicas differ, the other processes are not at fault.
-        act.of(&here, self.here.ranks())?;
+        let of_model = |sum: &[f64], members: usize| match act.of(sum, members)?.split_first() {
+            Some((models, numbers)) if *models == model[0] * members as f64 => Ok(numbers.to_vec()),
+            _ => Err(LoopError::OutOfStep),
+        };
+        let numbers = of_model(&here, self.here.ranks())?;
+        let Some(hosts) = &self.hosts else {
+            return Ok(numbers);
+        };
         let everywhere = match self.here.rank() {
             0 => hosts.sum(here)?,
             _ => Vec::new(),
         };
         let everywhere = block_on(self.here.sum_short(everywhere))?;
-        let all = act.of(&everywhere, self.replicas);
-        all.map_err(|_| LoopError::HostsOutOfStep)
+        of_model(&everywhere, self.replicas).map_err(|_| LoopError::HostsOutOfStep)
     }
 
     /// Ends a step.

@@ -26,8 +26,8 @@ use self::averaged::Averaged;
 pub use self::distributed::Distributed;
 use self::distributed::{LeaveUnlessDone, State};
 pub use self::error::{HostError, LoopError};
+use self::hosts::HostGroup;
 pub use self::hosts::Hosts;
-use self::hosts::Together;
 use self::meeting::Meeting;
 pub use self::optimizing::OptimizerId;
 pub use self::replica::Replica;
@@ -77,7 +77,7 @@ pub struct Strategy {
     /// The devices of this process.
     devices: Vec<Device>,
     /// The processes of the loop; `None` if this is the only one.
-    hosts: Option<Arc<Together>>,
+    hosts: Option<Arc<HostGroup>>,
 }
 
 impl std::fmt::Debug for Strategy {
@@ -135,7 +135,7 @@ impl Strategy {
     /// If there is no such device, the list makes no sense, or a process does not come in time.
     pub fn on_hosts(hosts: &Hosts, devices: &str) -> Result<Self, LoopError> {
         let here = Self::mirrored(devices)?;
-        let together = Together::meet(hosts, here.devices.len())?;
+        let together = HostGroup::meet(hosts, here.devices.len())?;
         Ok(Self {
             hosts: Some(Arc::new(together)),
             ..here

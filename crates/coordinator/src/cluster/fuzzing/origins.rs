@@ -37,8 +37,10 @@ impl Player {
         let origin = self.origin(caller, &call);
         let joins = matches!(call, Call::JoinRing(_));
         match call {
-            Call::Heartbeat | Call::LeaseWork | Call::FinishStep(_) => self.cluster.begin_steady(),
-            _ => self.cluster.unsteady(),
+            Call::Heartbeat | Call::LeaseWork | Call::FinishStep(_) => {
+                self.cluster.begin_fast_path()
+            }
+            _ => self.cluster.leave_fast_path(),
         }
         let answered = self.admitted(&origin, call);
         let on_purpose = match &answered {

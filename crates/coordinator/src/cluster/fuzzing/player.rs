@@ -134,7 +134,7 @@ impl Player {
     /// Lets an event happen.
     pub(super) fn play(&mut self, event: Event) {
         if !matches!(event, Event::Work { .. } | Event::Call { .. }) {
-            self.cluster.unsteady();
+            self.cluster.leave_fast_path();
         }
         match event {
             Event::Work { worker, times } => {
@@ -174,7 +174,7 @@ impl Player {
     /// Publishes what has changed, and checks it.
     pub(super) fn settle(&mut self) {
         let view = self.cluster.refresh_view().clone();
-        self.check_steady(&view);
+        self.check_fast_path(&view);
         let read = View::try_from(wire::View::from(&view));
         assert_eq!(read.as_ref(), Ok(&view));
         let records = self.cluster.take_records();
@@ -187,17 +187,17 @@ impl Player {
         self.count(back);
     }
 
-    /// Checks that nothing is missing in a view that was made without a look at each member, but who is slowest.
-    fn check_steady(&mut self, view: &View) {
-        if !self.cluster.is_steady() {
+    /// Checks that a view of the fast path equals one that is computed from all members. Its list of the slowest workers may be older.
+    fn check_fast_path(&mut self, view: &View) {
+        if !self.cluster.on_fast_path() {
             return;
         }
-        let steady = self.cluster.steady.take();
+        let counts = self.cluster.fast_path.take();
         let fresh = View {
             slowest: view.slowest.clone(),
             ..self.cluster.fresh_view()
         };
-        self.cluster.steady = steady;
+        self.cluster.fast_path = counts;
         assert_eq!(*view, fresh);
     }
 
@@ -228,7 +228,7 @@ impl Player {
     }
 
     fn register(&mut self, registration: &Registration) {
-        self.cluster.unsteady();
+        self.cluster.leave_fast_path();
         let role = role(registration.server);
         let earlier = self.member(registration.server, registration.who);
         let holding = registration.holding.map(|shard| wire::Holding {
@@ -280,7 +280,7 @@ impl Player {
     }
 
     pub(super) fn store(&mut self, works: bool) {
-        self.cluster.unsteady();
+        self.cluster.leave_fast_path();
         self.cluster.take_sweep(self.now);
         match self.cluster.take_store_task() {
             None => {}

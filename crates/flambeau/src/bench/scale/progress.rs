@@ -22,9 +22,9 @@ struct State {
     steps: u64,
     /// The number of all steps when each worker last finished one.
     finished: HashMap<u32, u64>,
-    /// The number of workers that are about to report that they have come to a clock.
+    /// By clock: the number of workers that are about to report it.
     reaching: HashMap<u64, usize>,
-    /// For each clock: the time when the last worker reached it, and the number of servers whose view has it.
+    /// By clock: the time at which the last worker reached it, and the number of servers that have received a view with it.
     reached: BTreeMap<u64, (Instant, usize)>,
     /// The min clock of each server's newest view, and its number of workers.
     seen: HashMap<u32, (u64, usize)>,
@@ -41,7 +41,7 @@ impl Progress {
         }
     }
 
-    /// Notes that a worker is about to report that it has come to a clock.
+    /// Notes that a worker is about to report a clock.
     pub(super) fn reaches(&self, clock: Clock) {
         let mut state = self.state.lock();
         let count = state.reaching.entry(clock.0).or_default();

@@ -176,6 +176,45 @@ fn hosts_that_differ_are_noticed() {
 }
 
 #[test]
+fn models_that_are_used_in_different_orders_are_not_added_up() {
+    let errors = on_each(&["cpu", "cpu"], |strategy| {
+        let strategy = strategy.unwrap();
+        let mut models = [0, 1].map(|_| strategy.scope(3, net).unwrap());
+        let first = strategy.host();
+        let sum = models[first].run(|replica| replica.sum(&[1.0]));
+        sum.unwrap_err().to_string()
+    });
+    assert!(
+        errors.iter().all(|e| e.contains("different calls")),
+        "{errors:?}"
+    );
+}
+
+#[test]
+fn a_file_that_no_host_can_read_does_not_end_the_loop() {
+    let files = tempfile::tempdir().unwrap();
+    let file = files.path().join("model.safetensors");
+    let kept = file.clone();
+    let seen = on_each(&["cpu", "cpu"], move |strategy| {
+        let strategy = strategy.unwrap();
+        let mut model = strategy.scope(3, net).unwrap();
+        let missing = model.load(&kept).unwrap_err().to_string();
+        let sums = model.run(|replica| replica.sum(&[1.0])).unwrap();
+        // One host has the file, and another does not.
+        let one = match strategy.host() {
+            0 => model.save(&kept).and_then(|()| model.load(&kept)),
+            _ => model.load("/nowhere.safetensors"),
+        };
+        (missing, sums, one.unwrap_err().to_string())
+    });
+    for (missing, sums, one) in seen {
+        assert!(missing.contains("model.safetensors"), "{missing}");
+        assert_eq!(sums, [[2.0]]);
+        assert!(one.contains("different variables, values"), "{one}");
+    }
+}
+
+#[test]
 fn wrong_lists_of_hosts_are_refused_with_the_reason() {
     let quick = |hosts: Hosts| {
         let hosts = hosts.patience(Duration::from_millis(200));

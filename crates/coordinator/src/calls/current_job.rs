@@ -1,4 +1,4 @@
-//! The job at work, as its callers see it.
+//! The current job, and the checks of its callers.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -17,14 +17,14 @@ use super::slot::Slot;
 use crate::cluster::Cluster;
 use crate::keeping::shared::Shared;
 
-/// The job at work, and the credentials that its callers must have.
+/// The current job, and the credentials that its callers need.
 #[derive(Clone)]
-pub(crate) struct AtWork {
+pub(crate) struct CurrentJob {
     pub(crate) slot: Slot,
     pub(crate) security: Security,
 }
 
-impl AtWork {
+impl CurrentJob {
     /// Returns the job.
     pub(super) fn shared(&self) -> Result<Arc<Shared>, Status> {
         let active = self.slot.active().map_err(refused)?;
@@ -43,7 +43,7 @@ impl AtWork {
     }
 }
 
-/// Returns a question to the cluster that callers who are no members may not ask.
+/// Wraps a call to the cluster: it is refused unless its origin is a member.
 pub(super) fn of_member<T>(
     origin: Origin,
     mut ask: impl FnMut(&mut Cluster, Instant, &Origin) -> Result<T, Refusal>,

@@ -1,0 +1,63 @@
+//! The example of a training loop of a program's own: on replicas of one process, and on two hosts.
+
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Runs the example as two processes of a device each, and kills the second one after a time.
+fn gan_on_two_hosts(steps: &str, killed_after: Option<Duration>) -> [Output; 2] {
+    let [a, b] = [tests::free_address(), tests::free_address()];
+    let start = |index: usize| {
+        let config = format!(
+            r#"{{"cluster":{{"worker":["{a}","{b}"]}},"task":{{"type":"worker","index":{index}}}}}"#
+        );
+        Command::new(env!("CARGO_BIN_EXE_gan"))
+            .args(["cpu", steps])
+            .env("TF_CONFIG", config)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap()
+    };
+    let (first, mut second) = (start(0), start(1));
+    if let Some(time) = killed_after {
+        std::thread::sleep(time);
+        second.kill().unwrap();
+    }
+    [first, second].map(|process| process.wait_with_output().unwrap())
+}
+
+#[test]
+fn a_loop_whose_other_host_is_killed_ends_with_the_reason() {
+    let [first, _] = gan_on_two_hosts("100000000", Some(Duration::from_secs(2)));
+    let error = text(&first.stderr);
+    assert!(!first.status.success());
+    assert!(error.contains("Lost"), "{error}");
+    assert!(!text(&first.stdout).is_empty());
+}
+
+#[test]
+fn the_generator_of_the_example_learns_the_circle_on_two_replicas() {
+    let gan = || {
+        let run = Command::new(env!("CARGO_BIN_EXE_gan"))
+            .args(["cpu,cpu", "2000"])
+            .output()
+            .unwrap();
+        assert!(run.status.success(), "{run:?}");
+        text(&run.stdout)
+    };
+    let said = gan();
+    let radius = said.trim().rsplit(' ').next().unwrap();
+    let radius: f64 = radius.parse().unwrap();
+    assert!((0.8..1.25).contains(&radius), "{said}");
+    assert_eq!(said, gan(), "a repeated run has the same bits");
+    assert_eq!(
+        [said.clone(), said],
+        gan_on_two_hosts("2000", None).map(|o| text(&o.stdout))
+    );
+    let example = include_str!("../../examples/gan.rs");
+    assert!(example.lines().count() <= 80);
+}
