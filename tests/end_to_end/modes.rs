@@ -166,6 +166,30 @@ fn no_worker_leads_by_more_than_the_bound_and_those_who_wait_say_for_whom() {
 }
 
 #[test]
+fn a_worker_that_computes_ahead_keeps_the_bound() {
+    let (summary, said) = with_a_slow_worker("mode = \"bounded\"\nstaleness = 2\npipeline = 1");
+    assert_eq!(summary["max_clock_lead"], 2, "{summary}");
+    assert_eq!(summary["pipeline"], 1, "{summary}");
+    assert!(said.contains("worker-0 waits for worker-2"), "{said}");
+}
+
+/// The weights of a worker that trains alone lack its own newest update, and no other.
+#[test]
+fn the_staleness_of_a_worker_that_computes_ahead_is_measured() {
+    for (pipeline, expected) in [(0, 0.0..0.01), (1, 0.5..1.0)] {
+        let job = format!(
+            "epochs = 2\n[strategy]\npipeline = {pipeline}\n[cluster]\nps = 2\nworkers = 1\n"
+        );
+        let (summary, dir) = train(&job, 1);
+        let staleness = summary["mean_gradient_staleness"].as_f64().unwrap();
+        assert!(expected.contains(&staleness), "{pipeline}: {summary}");
+        assert_eq!(summary["samples"], 2 * 1437);
+        let run = std::fs::read_to_string(dir.path().join("run/summary.json")).unwrap();
+        assert!(run.contains("\"pipeline\""), "{run}");
+    }
+}
+
+#[test]
 fn without_a_bound_the_same_run_exceeds_it() {
     let (summary, said) = with_a_slow_worker("mode = \"async\"");
     assert!(summary["max_clock_lead"].as_u64().unwrap() > 2, "{summary}");

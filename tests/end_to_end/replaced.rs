@@ -24,7 +24,7 @@ fn data(dir: &TempDir) -> String {
     path.display().to_string()
 }
 
-fn job(mode: &str, data: &str) -> String {
+fn job(mode: &str, pipeline: u32, data: &str) -> String {
     let bound = if mode == "bounded" {
         "staleness = 2"
     } else {
@@ -47,6 +47,7 @@ name = "sgd"
 learning_rate = 1.0
 [strategy]
 mode = "{mode}"
+pipeline = {pipeline}
 {bound}
 [cluster]
 ps = 2
@@ -81,8 +82,17 @@ fn replaced(
     mode: &str,
     replace: impl FnOnce(&mut Cluster, &Relay, &mut Daemon) -> Option<Daemon>,
 ) -> Value {
+    replaced_ahead(mode, 0, replace)
+}
+
+/// Does the same with workers that compute so many steps ahead.
+fn replaced_ahead(
+    mode: &str,
+    pipeline: u32,
+    replace: impl FnOnce(&mut Cluster, &Relay, &mut Daemon) -> Option<Daemon>,
+) -> Value {
     let files = TempDir::new().unwrap();
-    let mut cluster = Cluster::start(program(), &job(mode, &data(&files)), 1);
+    let mut cluster = Cluster::start(program(), &job(mode, pipeline, &data(&files)), 1);
     let relay = Relay::start(Weather {
         delay: Duration::ZERO,
         life: None,
@@ -186,6 +196,35 @@ fn a_server_that_is_stopped_and_started_again_loses_nothing() {
 #[test]
 fn the_same_in_sync_mode() {
     stopped("sync");
+}
+
+/// The updates of the servers are those that the workers have pushed, less those that were reported lost.
+#[test]
+fn a_server_that_dies_while_workers_compute_ahead_loses_what_is_reported() {
+    for mode in ["bounded", "async"] {
+        let summary = replaced_ahead(mode, 1, |cluster, _, server| {
+            server.kill();
+            Some(cluster.member("ps-server", "ps-1", &[], &[]))
+        });
+        assert_eq!(summary["pipeline"], 1, "{mode}: {summary}");
+        let trained = summary["samples"].as_u64().unwrap();
+        // A fifth of the samples is held out.
+        assert_eq!(
+            trained,
+            (SAMPLES / 5 * 4 * EPOCHS) as u64,
+            "{mode}: {summary}"
+        );
+    }
+}
+
+#[test]
+fn a_server_that_stops_while_workers_compute_ahead_loses_nothing() {
+    let summary = replaced_ahead("bounded", 1, |cluster, _, server| {
+        server.terminate();
+        assert!(server.wait().success(), "{}", server.log());
+        Some(cluster.member("ps-server", "ps-1", &[], &[]))
+    });
+    assert_eq!(summary["lost_updates"], 0, "{summary}");
 }
 
 /// The connection to the coordinator is cut for longer than the lease, and no other server takes the shard.

@@ -177,6 +177,7 @@ const SETTINGS: &[(&str, &str, Outcome)] = &[
         Refused("strategy.mode = \"sync\" is false there"),
     ),
     ("strategy.staleness", "strategy.staleness=2", Resumes),
+    ("strategy.pipeline", "strategy.pipeline=1", Resumes),
     ("strategy.wire", "strategy.wire=bf16", Resumes),
     (
         "strategy.batch_norm",

@@ -116,8 +116,8 @@ struct Inner {
     run_of: Vec<usize>,
     /// The run that each worker is a member of.
     member_of: BTreeMap<String, usize>,
-    /// Each worker's push that is under way.
-    under_way: BTreeMap<String, usize>,
+    /// Each worker's pushes by their clocks. A push that was made again has taken the place of the earlier one.
+    under_way: BTreeMap<(String, u64), usize>,
     /// The newest version that each worker has pulled: by worker and block.
     pulled: BTreeMap<(String, usize), (usize, u64, u64)>,
     /// The weights in each worker's model.
@@ -132,6 +132,8 @@ struct Inner {
 pub(crate) struct Rules {
     /// The staleness bound, if there is one.
     pub(crate) bound: Option<u64>,
+    /// True if workers compute ahead of the acknowledgement of their gradients.
+    pub(crate) ahead: bool,
     pub(crate) sync: bool,
     pub(crate) shape: Shape,
     /// The interval between pushes that are NaN; none if there are no such pushes.
@@ -144,6 +146,7 @@ impl Default for Rules {
     fn default() -> Self {
         Self {
             bound: None,
+            ahead: false,
             sync: false,
             shape: Shape::SMALL,
             poisoned: None,
@@ -252,12 +255,14 @@ impl History {
         inner.member_of.insert(worker.to_owned(), run);
     }
 
-    pub(crate) fn computed(&self, worker: &str, positions: Positions) -> (usize, bool) {
+    /// Notes that a worker has computed the gradient of the step after `clock`. Returns the number of its push, and whether it is to be
+    /// finite.
+    pub(crate) fn computed(&self, worker: &str, clock: u64, positions: Positions) -> (usize, bool) {
         let (push, run, finite) = {
             let mut inner = self.0.lock().unwrap();
             inner.pushes += 1;
             let push = inner.pushes - 1;
-            inner.under_way.insert(worker.to_owned(), push);
+            inner.under_way.insert((worker.to_owned(), clock), push);
             let run = inner.member_of[worker];
             inner.run_of.push(run);
             let poisoned = inner.rules.poisoned;
@@ -280,7 +285,7 @@ impl History {
     pub(crate) fn acknowledged(&self, worker: &str, clock: u64, blocks: &[BlockVersion]) {
         let push = {
             let mut inner = self.0.lock().unwrap();
-            let push = inner.under_way[worker];
+            let push = inner.under_way[&(worker.to_owned(), clock)];
             let by = (worker.to_owned(), clock, inner.member_of[worker]);
             inner.acknowledged.insert(push, by);
             push
@@ -332,7 +337,8 @@ impl History {
     }
 
     /// Notes that a worker has pulled all weights for the step after `clock`, and checks their content: they must hold
-    /// its own acknowledged pushes, and those of other workers that are older than the bound allows.
+    /// its own acknowledged pushes, except the newest one of a worker that computes ahead, and those of other workers that are older
+    /// than the bound allows.
     pub(crate) fn pulled_all(&self, worker: &str, clock: u64) {
         let (missing, run, wrong) = {
             let inner = self.0.lock().unwrap();
@@ -466,7 +472,8 @@ impl Inner {
         }
         let due = |(by, made, of): &(String, u64, usize)| {
             *of == run
-                && (by == worker || self.rules.bound.is_some_and(|bound| made + bound < clock))
+                && (by == worker && !(self.rules.ahead && made + 1 == clock)
+                    || self.rules.bound.is_some_and(|bound| made + bound < clock))
         };
         let acknowledged = self.acknowledged.iter().filter(|(_, by)| due(by));
         let blocks = self.rules.shape.counting();

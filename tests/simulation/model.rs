@@ -20,7 +20,8 @@ use worker::replica::{
     Step,
 };
 use worker::strategy::{
-    Evaluated, Joining, ParameterServer, Pulled, Pushed, Reconciled, Strategy, StrategyError,
+    Evaluated, Joining, ParameterServer, Pulled, Pushed, Pushing, Reconciled, Strategy,
+    StrategyError,
 };
 use worker::variables::Part;
 
@@ -270,9 +271,10 @@ impl Replica for Counting {
 
     async fn take_in(&self, _: Vec<Part>) {}
 
-    async fn compute(&self, positions: Positions, _: Step) -> Result<Computed, ReplicaError> {
+    async fn compute(&self, positions: Positions, step: Step) -> Result<Computed, ReplicaError> {
         tokio::time::sleep(self.step).await;
-        let (push, finite) = self.history.computed(&self.name, positions);
+        let (name, clock) = (&self.name, step.clock.0);
+        let (push, finite) = self.history.computed(name, clock, positions);
         let shape = self.history.shape();
         let mut values = vec![shape.gradient(push); VARIABLES];
         if !finite {
@@ -352,6 +354,21 @@ impl Strategy for Observed {
         Ok(pulled)
     }
 
+    async fn compute(
+        &mut self,
+        positions: Positions,
+        step: Step,
+        next: Option<&mut Prepared>,
+        replica: &dyn Replica,
+    ) -> Result<Computed, StrategyError> {
+        if positions.is_empty() {
+            return Ok(Computed::nothing());
+        }
+        let requested = self.inner.request_ahead(step.clock, next);
+        let (computed, ()) = tokio::join!(replica.compute(positions, step), requested);
+        Ok(computed?)
+    }
+
     async fn push(
         &mut self,
         clock: Clock,
@@ -359,13 +376,16 @@ impl Strategy for Observed {
         _: u64,
         next: &[Want],
         _: &dyn Replica,
-    ) -> Result<Pushed, StrategyError> {
-        let acknowledged = self.inner.push_blocks(clock, &gradients, next).await?;
-        self.history
-            .acknowledged(&self.name, clock.0, &acknowledged.blocks);
-        Ok(Pushed {
-            receipts: acknowledged.receipts,
-        })
+    ) -> Result<Pushing, StrategyError> {
+        let pushed = self.inner.push_blocks(clock, &gradients, next).await?;
+        let (name, history) = (self.name.clone(), self.history.clone());
+        Ok(Pushing::until(async move {
+            let acknowledged = pushed.acknowledged().await?;
+            history.acknowledged(&name, clock.0, &acknowledged.blocks);
+            Ok(Pushed {
+                receipts: acknowledged.receipts,
+            })
+        }))
     }
 
     async fn evaluate(

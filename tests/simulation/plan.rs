@@ -26,6 +26,8 @@ pub(crate) struct Plan {
     pub(crate) repeats: bool,
     /// A push has several messages, and a variable several blocks.
     pub(crate) many_blocks: bool,
+    /// Workers compute ahead of the acknowledgement of their gradients, if the mode allows it.
+    pub(crate) computes_ahead: bool,
     /// Servers are told to stop, and are started again once they have ended.
     pub(crate) drains: bool,
     /// The action on gradients that are NaN; none if there are no such gradients.
@@ -53,6 +55,7 @@ impl Plan {
             stops,
             repeats,
             many_blocks,
+            computes_ahead: seed / 12 % 2 == 1 || seed % 12 == 4,
             drains,
             non_finite: match (fail, skip) {
                 (true, _) => Some(NonFinite::Fail),

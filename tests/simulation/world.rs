@@ -65,6 +65,11 @@ impl World {
         // The time-out is longer than any run may take, because it would hide a process that hangs.
         job.cluster.stall_seconds = 1000.0;
         job.checkpoint.every_seconds = 1.0;
+        let may_lead = job.strategy.mode == Mode::Async || job.strategy.staleness > 0;
+        if job.strategy.mode != Mode::Sync && may_lead && plan.computes_ahead {
+            job.strategy.pipeline = 1;
+        }
+        let ahead = job.strategy.pipeline > 0;
         let bound = match job.strategy.mode {
             Mode::Async => None,
             Mode::Bounded => Some(job.strategy.staleness),
@@ -77,6 +82,7 @@ impl World {
             job,
             history: History::under(Rules {
                 bound,
+                ahead,
                 sync,
                 shape,
                 poisoned,

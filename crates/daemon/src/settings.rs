@@ -210,6 +210,9 @@ pub struct JobFlags {
     /// Staleness bound: the steps by which a worker may lead; implies --mode bounded.
     #[arg(long, env = "FLAMBEAU_STALENESS", value_name = "K")]
     pub staleness: Option<u64>,
+    /// Steps that a worker computes ahead of the acknowledgement of its gradients, outside sync mode: 0 or 1.
+    #[arg(long, env = "FLAMBEAU_PIPELINE", value_name = "N")]
+    pub pipeline: Option<u32>,
     /// Numbers in which weights and gradients travel: f32, bf16 or f16.
     #[arg(long, env = "FLAMBEAU_WIRE", value_parser = named::<Wire>)]
     pub wire: Option<Wire>,
@@ -315,6 +318,15 @@ impl JobFlags {
             job.strategy.staleness = Strategy::default().staleness;
         }
         set(&mut job.strategy.mode, self.mode);
+        if self
+            .strategy
+            .is_some_and(|name| name != StrategyName::ParameterServer)
+            || self.mode == Some(Mode::Sync)
+        {
+            // The same holds for steps computed ahead.
+            job.strategy.pipeline = Strategy::default().pipeline;
+        }
+        set(&mut job.strategy.pipeline, self.pipeline);
         set(&mut job.strategy.wire, self.wire);
         // If the flag and the file name the same optimizer, the file's settings of it stay.
         if let Some(name) = self.optimizer.filter(|name| name != job.optimizer.name()) {
@@ -363,6 +375,45 @@ mod tests {
         };
         let job = other.over(None).unwrap();
         assert!(matches!(job.optimizer, Optimizer::Sgd(sgd) if sgd.learning_rate == 0.3));
+    }
+
+    #[test]
+    fn steps_computed_ahead_are_of_the_mode_that_the_file_names() {
+        let file = || Some(Job::parse("[strategy]\nmode = \"async\"\npipeline = 1").unwrap());
+        let pipeline = |flags: JobFlags| flags.over(file()).map(|job| job.strategy.pipeline);
+        let flags = JobFlags::default;
+        assert_eq!(pipeline(flags()).unwrap(), 1);
+        let staleness = Some(3);
+        assert_eq!(
+            pipeline(JobFlags {
+                staleness,
+                ..flags()
+            })
+            .unwrap(),
+            1
+        );
+        let mode = Some(Mode::Sync);
+        assert_eq!(pipeline(JobFlags { mode, ..flags() }).unwrap(), 0);
+        let strategy = Some(StrategyName::MultiWorkerMirrored);
+        assert_eq!(
+            pipeline(JobFlags {
+                strategy,
+                ..flags()
+            })
+            .unwrap(),
+            0
+        );
+        let given = Some(1);
+        let error = pipeline(JobFlags {
+            mode,
+            pipeline: given,
+            ..flags()
+        })
+        .unwrap_err();
+        assert!(
+            error.to_string().contains("`strategy.pipeline` is 1"),
+            "{error}"
+        );
     }
 
     #[test]

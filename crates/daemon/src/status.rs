@@ -42,6 +42,7 @@ pub fn json(status: &wire::Status) -> Value {
         "strategy": status.strategy,
         "mode": status.mode,
         "staleness": status.staleness,
+        "pipeline": status.pipeline,
         "view": status.view,
         "epoch": status.epoch,
         "min_clock": status.min_clock,

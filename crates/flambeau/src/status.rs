@@ -101,9 +101,13 @@ pub(crate) fn harmless(text: &str) -> Cow<'_, str> {
 /// Returns the status as tables.
 pub(crate) fn table(status: &wire::Status) -> String {
     let mut text = String::new();
-    let bound = match (status.mode.as_str(), status.staleness) {
-        ("bounded", Some(bound)) => format!(" (staleness at most {bound})"),
-        _ => String::new(),
+    let bound = match (status.mode.as_str(), status.staleness, status.pipeline) {
+        ("bounded", Some(bound), 0) => format!(" (staleness at most {bound})"),
+        ("bounded", Some(bound), ahead) => {
+            format!(" (staleness at most {bound}, pipeline {ahead})")
+        }
+        (_, _, 0) => String::new(),
+        (_, _, ahead) => format!(" (pipeline {ahead})"),
     };
     // Workers that form a ring know no other mode than sync.
     let way = match &status.ring {

@@ -119,7 +119,7 @@ impl Reporter {
             Ok(answered) => answered.clone().err(),
             Err(_) => Some("the reporter has ended".to_owned()),
         };
-        failed.map_or(Ok(()), |reason| Err(self.error(reason)))
+        failed.map_or(Ok(()), |reason| Err(error_of(&self.failure, reason)))
     }
 
     /// Returns the work that the coordinator has given with its newest answer.
@@ -127,17 +127,24 @@ impl Reporter {
         self.work.lock().take()
     }
 
-    /// Waits until a report has failed. Returns the error.
-    pub(crate) async fn failed(&mut self) -> WorkerError {
-        let failed = self.answered.wait_for(Result::is_err).await;
-        let reason = failed.ok().and_then(|answered| answered.clone().err());
-        self.error(reason.unwrap_or_else(|| "the reporter has ended".to_owned()))
+    /// Returns a future that waits until a report has failed, and then has the error.
+    pub(crate) fn failed(&self) -> impl Future<Output = WorkerError> + use<> {
+        let (mut answered, failure) = (self.answered.clone(), Arc::clone(&self.failure));
+        async move {
+            let failed = answered.wait_for(Result::is_err).await;
+            let reason = failed.ok().and_then(|answered| answered.clone().err());
+            error_of(
+                &failure,
+                reason.unwrap_or_else(|| "the reporter has ended".to_owned()),
+            )
+        }
     }
+}
 
-    fn error(&self, reason: String) -> WorkerError {
-        let error = self.failure.lock().take();
-        error.unwrap_or(MembershipError::Refused(reason).into())
-    }
+/// Returns the error of a report that has failed for this reason.
+fn error_of(failure: &Mutex<Option<WorkerError>>, reason: String) -> WorkerError {
+    let error = failure.lock().take();
+    error.unwrap_or(MembershipError::Refused(reason).into())
 }
 
 impl Times {

@@ -4,13 +4,35 @@ use std::time::{Duration, Instant};
 
 use shared_proto::ids::Clock;
 use shared_proto::job::NonFinite;
-use shared_proto::step::EVERY_BATCH;
+use shared_proto::step::{EVERY_BATCH, Gradients};
 use shared_proto::wire;
 
 use crate::counters::{Counters, Times};
 use crate::error::WorkerError;
 use crate::replica::{Prepared, Replica, Step};
-use crate::strategy::{Pushed, Strategy, StrategyError};
+use crate::strategy::{Pushed, Pushing, Strategy, StrategyError};
+
+/// A step with gradients that are not pushed yet.
+pub(crate) struct ComputedStep {
+    clock: Clock,
+    samples: u64,
+    loss: f64,
+    gradients: Gradients,
+    times: Times,
+}
+
+/// A step with gradients that are on their way.
+pub(crate) struct PushedStep {
+    pub(crate) samples: u64,
+    pub(crate) loss: f64,
+    /// The global norm of its gradients.
+    pub(crate) norm: f64,
+    /// True if its gradient was NaN or infinite and was left out.
+    pub(crate) skipped: bool,
+    /// The parts of the time that the step has taken so far.
+    pub(crate) times: Times,
+    pub(crate) pushing: Pushing,
+}
 
 /// A finished step.
 pub(crate) struct Finished {
@@ -23,16 +45,15 @@ pub(crate) struct Finished {
     pub(crate) receipts: Vec<wire::ShardReceipt>,
 }
 
-/// Makes the step after `clock` with a prepared batch, as the worker of number `rank`. `next` is the batch of the step after it, if it is known.
-pub(crate) async fn step(
+/// Pulls what a prepared batch wants, and computes the gradients of the step after `clock`, as the worker of number `rank`. `next`
+/// is the batch of the step after it, if it is known.
+pub(crate) async fn compute(
     replica: &dyn Replica,
     strategy: &mut dyn Strategy,
-    counters: &Counters,
     (clock, rank): (Clock, u32),
     batch: &mut Prepared,
     next: Option<&mut Prepared>,
-    non_finite: NonFinite,
-) -> Result<Finished, WorkerError> {
+) -> Result<ComputedStep, WorkerError> {
     let asked = Instant::now();
     let wants = batch.wants().await;
     let answered = strategy.pull(clock, wants, replica).await?;
@@ -43,43 +64,85 @@ pub(crate) async fn step(
     let asked = Instant::now();
     let positions = batch.positions();
     let step = Step { clock, rank };
-    let computed = strategy.compute(positions, step, replica).await?;
-    let compute = asked.elapsed();
+    let computed = strategy.compute(positions, step, next, replica).await?;
+    Ok(ComputedStep {
+        clock,
+        samples: positions.samples(),
+        loss: computed.loss,
+        gradients: computed.gradients,
+        times: Times {
+            pull: pulled.saturating_sub(wait),
+            compute: asked.elapsed(),
+            push: Duration::ZERO,
+            wait,
+        },
+    })
+}
 
+/// Pushes the gradients of a step. `next` is the batch of the step after it, if it is known.
+pub(crate) async fn push(
+    replica: &dyn Replica,
+    strategy: &mut dyn Strategy,
+    counters: &Counters,
+    step: ComputedStep,
+    next: Option<&mut Prepared>,
+    non_finite: NonFinite,
+) -> Result<PushedStep, WorkerError> {
+    let ComputedStep {
+        clock,
+        samples,
+        loss,
+        gradients,
+        mut times,
+    } = step;
     let handed_over = Instant::now();
-    let norm = computed.gradients.norm;
+    let norm = gradients.norm;
     let next = match next {
         Some(next) => next.wants().await,
         None => EVERY_BATCH,
     };
-    let samples = positions.samples();
-    let pushed = strategy.push(clock, computed.gradients, samples, next, replica);
-    let pushed = pushed.await;
-    let (skipped, pushed) = match pushed {
+    let pushed = strategy.push(clock, gradients, samples, next, replica);
+    let (skipped, pushing) = match pushed.await {
         Err(StrategyError::NonFinite(error)) if non_finite == NonFinite::Skip => {
             counters.skipped.increment(1);
             tracing::warn!("{error}; the step is left out");
-            (true, Pushed::default())
+            (true, Pushing::done(Pushed::default()))
         }
         pushed => (false, pushed?),
     };
-
-    let times = Times {
-        pull: pulled.saturating_sub(wait),
-        compute,
-        push: handed_over.elapsed(),
-        wait,
-    };
-    counters.step(samples, computed.loss, norm, &times);
-    counters.clock.set(clock.next().0 as f64);
-    Ok(Finished {
+    times.push = handed_over.elapsed();
+    Ok(PushedStep {
         samples,
         // A NaN would spoil the sum of all steps' losses.
-        loss: if skipped { 0.0 } else { computed.loss },
+        loss: if skipped { 0.0 } else { loss },
+        norm,
         skipped,
         times,
-        receipts: pushed.receipts,
+        pushing,
     })
+}
+
+impl PushedStep {
+    /// Returns the step once its gradients are acknowledged, as the last of `clock` steps.
+    pub(crate) fn finish(self, pushed: Pushed, clock: Clock, counters: &Counters) -> Finished {
+        let Self {
+            samples,
+            loss,
+            norm,
+            skipped,
+            times,
+            ..
+        } = self;
+        counters.step(samples, loss, norm, &times);
+        counters.clock.set(clock.0 as f64);
+        Finished {
+            samples,
+            loss,
+            skipped,
+            times,
+            receipts: pushed.receipts,
+        }
+    }
 }
 
 /// Returns the times of a period without work.

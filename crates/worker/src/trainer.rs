@@ -18,8 +18,9 @@ use crate::error::WorkerError;
 use crate::model::Metrics;
 use crate::replica::{Positions, Prepared, Replica, ReplicaError};
 use crate::reporter::{Reporter, SplitProgress};
-use crate::step::{idle, step};
+use crate::step::{compute, idle, push};
 use crate::strategy::{Strategy, StrategyError};
+use crate::unfinished::Unfinished;
 use crate::variables::digest_of;
 
 /// The training loop of a member.
@@ -113,43 +114,48 @@ impl Trainer<'_> {
         let prefetch = self.job.data.prefetch as usize;
         let mut unprepared = batches(split, self.job.samples_per_step());
         let mut prepared = VecDeque::new();
+        let (replica, strategy) = (self.replica, &mut *self.strategy);
+        let (membership, counters) = (self.membership, self.counters);
+        let (reporter, clock) = (&self.reporter, &mut self.clock);
+        let failed = reporter.failed();
+        let mut before = Unfinished::none(*clock, failed, |now, step, pushed, position| {
+            *clock = now;
+            membership.sender().set_clock(now);
+            let place = SplitProgress {
+                clock: now,
+                split: split.id,
+                position,
+            };
+            let wants_work = position == split.end && split.ranks == 0;
+            reporter.finished(place, &step.finish(pushed, now, counters), wants_work);
+        });
         loop {
             while prepared.len() <= prefetch
                 && let Some(positions) = unprepared.next()
             {
                 prepared.push_back(match positions.is_empty() {
                     true => Prepared::new(positions, Vec::new()),
-                    false => self.replica.prepare(positions).await,
+                    false => replica.prepare(positions).await,
                 });
             }
             let Some(mut batch) = prepared.pop_front() else {
                 break;
             };
-            let step = step(
-                self.replica,
-                &mut *self.strategy,
-                self.counters,
-                (self.clock, self.membership.task.id.index),
-                &mut batch,
-                prepared.front_mut(),
-                self.job.non_finite,
-            );
-            // A step that follows a refused one does not count either.
-            let finished = tokio::select! {
-                biased;
-                finished = step => finished?,
-                error = self.reporter.failed() => return Err(error),
-            };
-            self.clock = self.clock.next();
-            self.membership.sender().set_clock(self.clock);
-            let place = SplitProgress {
-                clock: self.clock,
-                split: split.id,
-                position: batch.positions().end,
-            };
-            let wants_work = place.position == split.end && split.ranks == 0;
-            self.reporter.finished(place, &finished, wants_work);
+            let place = (before.next_clock(), membership.task.id.index);
+            let next = prepared.front_mut();
+            let computed = compute(replica, strategy, place, &mut batch, next);
+            let computed = before.meanwhile(computed).await?;
+            // At most one push is unacknowledged, so that a push that is sent again is recognised.
+            before.finish().await?;
+            let (next, non_finite) = (prepared.front_mut(), self.job.non_finite);
+            let pushed = push(replica, strategy, counters, computed, next, non_finite);
+            let pushed = before.meanwhile(pushed).await?;
+            before.pushed(pushed, batch.positions().end);
+            if self.job.strategy.pipeline == 0 {
+                before.finish().await?;
+            }
         }
+        before.finish().await?;
         // The split is done once the coordinator has counted it.
         self.reporter.flush().await
     }

@@ -134,6 +134,7 @@ impl Cluster {
                 StalenessBound::Steps(bound) => Some(bound),
                 StalenessBound::Unbounded => None,
             },
+            pipeline: self.job.strategy.pipeline,
             ps: self.servers().len(),
             workers: gone.workers + members.filter(|m| m.progress.steps > 0).count(),
             epochs: self.job.epochs,

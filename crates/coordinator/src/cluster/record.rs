@@ -151,6 +151,9 @@ pub struct Summary {
     pub mode: String,
     /// The bound, in steps; absent without one.
     pub staleness: Option<u64>,
+    /// The number of steps that workers computed ahead of the acknowledgement of their gradients: 0 or 1.
+    #[serde(default)]
+    pub pipeline: u32,
     /// Servers that held a shard.
     pub ps: usize,
     /// Workers that finished a step.

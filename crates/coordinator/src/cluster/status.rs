@@ -54,6 +54,7 @@ impl Cluster {
             tables: self.table_status(),
             ring: self.ring_status(now),
             strategy: self.job.strategy.name.name().to_owned(),
+            pipeline: self.job.strategy.pipeline,
             learning_rate_factor: Some(self.learning_rate_factor()),
         }
     }

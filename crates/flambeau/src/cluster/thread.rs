@@ -28,7 +28,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Role {
-    Coordinator(coordinator::Settings),
+    Coordinator(Box<coordinator::Settings>),
     PsServer(ps_server::Settings),
     Worker(worker::Settings),
 }
@@ -54,7 +54,7 @@ impl Role {
             Self::Coordinator(settings) => {
                 let of = settings.process.clone();
                 process::on_this_thread(&of, shutdown, ready, async |process| {
-                    coordinator::run(settings, process).await
+                    coordinator::run(*settings, process).await
                 })
             }
             Self::PsServer(settings) => {

@@ -91,10 +91,13 @@ pub(super) fn json(outcome: &Outcome) -> String {
 
 pub(super) fn table(outcome: &Outcome) -> Table {
     let summary = &outcome.summary;
-    let mode = match (summary.mode.as_str(), summary.staleness) {
+    let mut mode = match (summary.mode.as_str(), summary.staleness) {
         ("bounded", Some(bound)) => format!("bounded, staleness at most {bound}"),
         (mode, _) => mode.to_owned(),
     };
+    if summary.pipeline > 0 {
+        mode = format!("{mode}, pipeline {}", summary.pipeline);
+    }
     let lost = match summary.lost_updates {
         0 => "none".to_owned(),
         lost => format!("{lost}; metrics.jsonl says which"),

@@ -15,6 +15,9 @@ pub struct Strategy {
     pub mode: Mode,
     /// The largest lead of a worker over the slowest, in steps; used in bounded mode.
     pub staleness: u64,
+    /// The number of steps that a worker computes ahead of the acknowledgement of its gradients: 0 or 1. Used outside sync mode, with
+    /// the strategy `parameter-server`.
+    pub pipeline: u32,
     /// The type of numbers in which weights and gradients travel. Servers keep and compute `f32`.
     pub wire: Wire,
     /// The samples over which batch normalisation takes mean and variance.
@@ -57,6 +60,7 @@ struct Written {
     name: StrategyName,
     mode: Option<Mode>,
     staleness: u64,
+    pipeline: u32,
     wire: Wire,
     batch_norm: BatchNorm,
     optimizer_copies: Option<u32>,
@@ -71,6 +75,7 @@ impl Default for Written {
             name: StrategyName::ParameterServer,
             mode: None,
             staleness: 4,
+            pipeline: 0,
             wire: Wire::F32,
             batch_norm: BatchNorm::PerReplica,
             optimizer_copies: None,
@@ -87,6 +92,7 @@ impl From<Written> for Strategy {
             name,
             mode,
             staleness,
+            pipeline,
             wire,
             batch_norm,
             optimizer_copies,
@@ -98,6 +104,7 @@ impl From<Written> for Strategy {
             mode: mode.unwrap_or(name.usual_mode()),
             name,
             staleness,
+            pipeline,
             wire,
             batch_norm,
             optimizer_copies,
@@ -317,6 +324,50 @@ mod tests {
         ] {
             let error = job(settings).unwrap_err().to_string();
             assert!(error.starts_with(why), "{error}");
+        }
+    }
+
+    #[test]
+    fn steps_are_computed_ahead_where_servers_apply_gradients_as_they_come() {
+        let job = |settings: &str| Job::from_toml(&format!("[strategy]\n{settings}"));
+        for mode in ["bounded", "async"] {
+            let job = job(&format!("mode = \"{mode}\"\npipeline = 1")).unwrap();
+            assert_eq!(job.strategy.pipeline, 1);
+            assert_eq!(Job::from_toml(&job.to_toml()).unwrap(), job);
+        }
+        assert_eq!(job("").unwrap().strategy.pipeline, 0);
+        assert!(job("name = \"mirrored\"\npipeline = 0").is_ok());
+        for (settings, expected) in [
+            (
+                "pipeline = 2",
+                "job setting `strategy.pipeline` is 2, but must be 0 or 1",
+            ),
+            (
+                "mode = \"sync\"\npipeline = 1",
+                "job setting `strategy.pipeline` is 1, but it does not count with `strategy.mode` \"sync\"; leave it out, or set the mode to \"bounded\" or \"async\"",
+            ),
+            (
+                "staleness = 0\npipeline = 1",
+                "job setting `strategy.pipeline` is 1, but it does not count with `strategy.staleness` 0; leave it out, or allow a lead of at least one step",
+            ),
+        ] {
+            let error = job(settings).unwrap_err().to_string();
+            assert!(error.starts_with(expected), "{error}");
+        }
+        assert!(job("mode = \"async\"\nstaleness = 0\npipeline = 1").is_ok());
+        for name in [
+            "mirrored",
+            "central-storage",
+            "multi-worker-mirrored",
+            "hybrid",
+            "one-device",
+            "model-parallel",
+        ] {
+            let error = job(&format!("name = \"{name}\"\npipeline = 1")).unwrap_err();
+            let expected = format!(
+                "job setting `strategy.pipeline` is 1, but it does not count with `strategy.name` \"{name}\"; leave it out, or use \"parameter-server\""
+            );
+            assert_eq!(error.to_string(), expected);
         }
     }
 

@@ -91,6 +91,7 @@ name = "parameter-server" # parameter-server | multi-worker-mirrored | hybrid | 
                         # | model-parallel (docs/strategies.md)
 mode = "bounded"        # sync | bounded | async; strategies without servers are sync, and need not say it
 staleness = 4           # bounded: steps that a worker may lead the slowest by
+pipeline = 0            # bounded, async: 1: the next step is computed while the gradients of this one travel (docs/strategies.md)
 wire = "f32"            # f32 | bf16 | f16: numbers in which weights and gradients travel
 batch_norm = "per-replica" # per-replica | synchronised: whose samples batch normalisation takes mean and variance of;
                         # synchronised: of all replicas of the step (mirrored, central-storage, multi-worker-mirrored)

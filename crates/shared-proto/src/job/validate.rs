@@ -50,6 +50,48 @@ impl<T: Shown> Shown for Option<T> {
 }
 
 impl Strategy {
+    /// Checks the number of steps that are computed ahead, which counts where servers apply gradients as they come.
+    fn validate_pipeline(&self) -> Result<(), JobError> {
+        let Self {
+            name,
+            mode,
+            staleness,
+            pipeline,
+            ..
+        } = *self;
+        let unused = |other, other_value, advice| JobError::Unused {
+            field: "strategy.pipeline",
+            value: pipeline.to_string(),
+            other,
+            other_value,
+            advice,
+        };
+        match (pipeline, mode) {
+            (0, _) => Ok(()),
+            (2.., _) => Err(JobError::Setting {
+                field: "strategy.pipeline",
+                value: pipeline.to_string(),
+                expected: "must be 0 or 1",
+            }),
+            _ if name != StrategyName::ParameterServer => Err(unused(
+                "strategy.name",
+                format!("{:?}", name.name()),
+                "leave it out, or use \"parameter-server\"",
+            )),
+            (_, Mode::Sync) => Err(unused(
+                "strategy.mode",
+                "\"sync\"".to_owned(),
+                "leave it out, or set the mode to \"bounded\" or \"async\"",
+            )),
+            (_, Mode::Bounded) if staleness == 0 => Err(unused(
+                "strategy.staleness",
+                staleness.to_string(),
+                "leave it out, or allow a lead of at least one step",
+            )),
+            (_, Mode::Bounded | Mode::Async) => Ok(()),
+        }
+    }
+
     /// Checks the settings of stages, which count with `model-parallel` alone.
     fn validate_stages(&self) -> Result<(), JobError> {
         let schedule = self
@@ -298,6 +340,7 @@ impl Job {
             "must be \"sync\", or absent, for strategies without parameter servers",
         )?;
         self.strategy.validate_stages()?;
+        self.strategy.validate_pipeline()?;
         let cluster = &self.cluster;
         let shards = cluster
             .ps

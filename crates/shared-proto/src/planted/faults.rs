@@ -39,6 +39,8 @@ faults! {
         NoGate,
         /// A server answers pulls that are one step beyond the bound.
         LooseBound,
+        /// A worker that computes ahead asks for weights by the clock of the step before.
+        AsksByEarlierClock,
         /// The min clock is that of the fastest worker.
         FastestMinClock,
         /// A server commits a step on some of its blocks.

@@ -16,12 +16,12 @@ use shared_proto::wire;
 use tokio_util::sync::DropGuard;
 
 use super::error::StrategyError;
-use super::interface::{Evaluated, Joining, Pulled, Pushed, Reconciled, Strategy};
+use super::interface::{Evaluated, Joining, Pulled, Pushed, Pushing, Reconciled, Strategy};
 use super::mirrored::{Mirrored, mirror};
 use super::parameter_server::ParameterServer;
 use super::register::register;
 use super::waits::tell_waits;
-use crate::replica::{Computed, Positions, Replica, Step};
+use crate::replica::{Computed, Positions, Prepared, Replica, Step};
 
 /// A member of a ring of workers that is connected to parameter servers.
 pub struct Hybrid {
@@ -117,9 +117,10 @@ impl Strategy for Hybrid {
         &mut self,
         positions: Positions,
         step: Step,
+        next: Option<&mut Prepared>,
         replica: &dyn Replica,
     ) -> Result<Computed, StrategyError> {
-        self.dense.compute(positions, step, replica).await
+        self.dense.compute(positions, step, next, replica).await
     }
 
     async fn push(
@@ -129,16 +130,19 @@ impl Strategy for Hybrid {
         samples: u64,
         next: &[Want],
         replica: &dyn Replica,
-    ) -> Result<Pushed, StrategyError> {
+    ) -> Result<Pushing, StrategyError> {
         let rows = self.rows(&mut gradients);
         let ring_over = self.dense.newer_ring();
-        let pushed = self.tables.push_blocks(clock, &rows, next);
+        let pushed = async {
+            let pushed = self.tables.push_blocks(clock, &rows, next).await?;
+            pushed.acknowledged().await
+        };
         let acknowledged = Self::in_ring(ring_over, pushed).await?;
         let dense = self.dense.push(clock, gradients, samples, next, replica);
-        dense.await?;
-        Ok(Pushed {
+        dense.await?.acknowledged().await?;
+        Ok(Pushing::done(Pushed {
             receipts: acknowledged.receipts,
-        })
+        }))
     }
 
     async fn regroup(&mut self, replica: &dyn Replica) -> Result<Clock, StrategyError> {

@@ -1,6 +1,7 @@
 //! The interface of strategies.
 
 use std::path::PathBuf;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,7 +17,7 @@ use shared_proto::wire;
 use super::error::StrategyError;
 use super::stores::Stores;
 use crate::model::Metrics;
-use crate::replica::{Computed, Positions, Replica, Step};
+use crate::replica::{Computed, Positions, Prepared, Replica, Step};
 
 /// A registered worker that joins a cluster by a strategy.
 #[derive(Clone, Copy, Debug)]
@@ -53,11 +54,13 @@ pub trait Strategy {
     ) -> Result<Pulled, StrategyError>;
 
     /// Computes the loss and the gradients of a step. There may be no samples: then it computes nothing, but other workers may wait
-    /// for this one in the middle of their passes. The default lets the replica compute by itself.
+    /// for this one in the middle of their passes. `next` is the batch of the next step, if it is known, so that its values can be
+    /// requested meanwhile. The default requests nothing, and lets the replica compute by itself.
     async fn compute(
         &mut self,
         positions: Positions,
         step: Step,
+        _: Option<&mut Prepared>,
         replica: &dyn Replica,
     ) -> Result<Computed, StrategyError> {
         Ok(match positions.is_empty() {
@@ -66,9 +69,9 @@ pub trait Strategy {
         })
     }
 
-    /// Takes the mean gradients of the step after `clock` over so many samples, and returns once they count. `next` has
-    /// the wants of the next step as far as they are known, so that its values can be requested right behind the
-    /// gradients.
+    /// Takes the mean gradients of the step after `clock` over so many samples. They count once the result is acknowledged; no
+    /// other gradients are pushed before. `next` has the wants of the next step as far as they are known, so that its values
+    /// can be requested right behind the gradients.
     async fn push(
         &mut self,
         clock: Clock,
@@ -76,7 +79,7 @@ pub trait Strategy {
         samples: u64,
         next: &[Want],
         replica: &dyn Replica,
-    ) -> Result<Pushed, StrategyError>;
+    ) -> Result<Pushing, StrategyError>;
 
     /// Forms a group with the other workers anew, because the one that this worker was in is over. Returns the number of
     /// steps that the values have. It is called only for strategies in which workers form groups.
@@ -123,6 +126,32 @@ pub trait Strategy {
 pub struct Pulled {
     /// The time for which others held the pull back.
     pub waited: Duration,
+}
+
+/// A push that is on its way. If it is dropped, nothing tells whether it counts.
+#[must_use = "a push counts once it is acknowledged"]
+pub struct Pushing(Pin<Box<dyn Future<Output = Result<Pushed, StrategyError>>>>);
+
+impl Pushing {
+    /// Returns a push that counts already.
+    pub fn done(pushed: Pushed) -> Self {
+        Self::until(async { Ok(pushed) })
+    }
+
+    /// Returns a push that counts once `acknowledged` has a result.
+    pub fn until(
+        acknowledged: impl Future<Output = Result<Pushed, StrategyError>> + 'static,
+    ) -> Self {
+        Self(Box::pin(acknowledged))
+    }
+
+    /// Waits until the push counts. If this is dropped before, it may be called again; once it has returned, it may not.
+    ///
+    /// # Errors
+    /// The strategy's, if the push does not count.
+    pub async fn acknowledged(&mut self) -> Result<Pushed, StrategyError> {
+        (&mut self.0).await
+    }
 }
 
 /// The result of a push.

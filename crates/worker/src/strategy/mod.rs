@@ -21,7 +21,7 @@ mod waits;
 
 pub use error::StrategyError;
 pub use hybrid::Hybrid;
-pub use interface::{Evaluated, Joining, Pulled, Pushed, Reconciled, Strategy};
+pub use interface::{Evaluated, Joining, Pulled, Pushed, Pushing, Reconciled, Strategy};
 pub use mirrored::Mirrored;
 pub use parameter_server::ParameterServer;
 pub use register::{Registered, register};

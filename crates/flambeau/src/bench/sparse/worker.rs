@@ -186,7 +186,11 @@ impl Member {
         let (clock, samples) = (Clock(self.step), self.batch);
         let (strategy, replica) = (&mut self.strategy, &*self.replica);
         let pushed = strategy.push(clock, gradients, samples, EVERY_BATCH, replica);
-        pushed.await.map_err(|error| failed(&error))?;
+        let mut pushed = pushed.await.map_err(|error| failed(&error))?;
+        pushed
+            .acknowledged()
+            .await
+            .map_err(|error| failed(&error))?;
         self.step += 1;
         Ok(())
     }
@@ -237,7 +241,11 @@ impl Member {
             let (strategy, replica) = (&mut self.strategy, &*self.replica);
             let gradients = computed.gradients;
             let pushed = strategy.push(clock, gradients, self.batch, wants, replica);
-            pushed.await.map_err(|error| failed(&error))?;
+            let mut pushed = pushed.await.map_err(|error| failed(&error))?;
+            pushed
+                .acknowledged()
+                .await
+                .map_err(|error| failed(&error))?;
             steps += 1;
             self.step += 1;
             batch = std::mem::replace(&mut next, self.prepare(self.step + 1).await);

@@ -37,11 +37,12 @@ use self::gradient::Total;
 use self::ring::Ring;
 use self::shares::Shares;
 use super::error::StrategyError;
-use super::interface::{Evaluated, Joining, Pulled, Pushed, Reconciled, Strategy};
+use super::interface::{Evaluated, Joining, Pulled, Pushed, Pushing, Reconciled, Strategy};
 use super::register::register;
 use super::waits::{Waits, tell_waits};
 use crate::replica::{
-    Computed, Evaluation, EvaluationPart, Mirror, Positions, Replica, ReplicaError, Step, StepsMade,
+    Computed, Evaluation, EvaluationPart, Mirror, Positions, Prepared, Replica, ReplicaError, Step,
+    StepsMade,
 };
 
 /// The time after which a worker that waits for another reports it.
@@ -222,6 +223,7 @@ impl Strategy for Mirrored {
         &mut self,
         positions: Positions,
         step: Step,
+        _: Option<&mut Prepared>,
         replica: &dyn Replica,
     ) -> Result<Computed, StrategyError> {
         match self.batch_norm {
@@ -241,7 +243,7 @@ impl Strategy for Mirrored {
         samples: u64,
         _: &[Want],
         replica: &dyn Replica,
-    ) -> Result<Pushed, StrategyError> {
+    ) -> Result<Pushing, StrategyError> {
         let finite = gradients.norm.is_finite();
         let not_finite = || StrategyError::NonFinite(gradient::not_finite(&gradients, replica));
         if !finite && self.non_finite == NonFinite::Fail {
@@ -282,7 +284,7 @@ impl Strategy for Mirrored {
             }
         };
         match finite {
-            true => Ok(Pushed::default()),
+            true => Ok(Pushing::done(Pushed::default())),
             false => Err(not_finite()),
         }
     }

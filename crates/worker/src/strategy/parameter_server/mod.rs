@@ -6,26 +6,30 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use ps_client::{Acknowledgement, ClientError, MapSource, PulledBlock, Shards, WeightsTicket};
+use ps_client::{ClientError, MapSource, PulledBlock, PushTicket, Shards, WeightsTicket};
 use shared_proto::ids::{Clock, Epoch, ViewNumber};
-use shared_proto::step::{Gradients, Want};
+use shared_proto::planted;
+use shared_proto::step::{EVERY_BATCH, Gradients, Want};
 use tokio::sync::mpsc;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use self::news::{LOSSES, fetch_maps, tell_losses};
 use super::error::StrategyError;
-use super::interface::{Evaluated, Joining, Pulled, Pushed, Reconciled, Strategy};
+use super::interface::{Evaluated, Joining, Pulled, Pushed, Pushing, Reconciled, Strategy};
 use super::register::{Registered, register};
 use super::waits::{Waits, tell_waits};
-use crate::replica::{Evaluation, EvaluationPart, Replica};
+use crate::replica::{Computed, Evaluation, EvaluationPart, Positions, Prepared, Replica, Step};
 use crate::variables::Part;
 
 /// Pulls from and pushes to parameter servers. Requests the weights of the next step right after the gradients
-/// of this one, on the same streams.
+/// of this one, on the same streams. With `strategy.pipeline = 1` it requests them when this step's computation begins: then
+/// they lack this step's gradients, and wait in the form of messages until the computation has ended.
 pub struct ParameterServer {
     shards: Shards,
     /// The weights that are already requested.
     next: Option<Requested>,
+    /// True if the next step is computed before the gradients of this one are acknowledged.
+    ahead: bool,
     /// What an evaluation measures: the weights, or their averages if the job keeps them.
     evaluated: Want,
     /// Stops the tasks that exchange news with the coordinator.
@@ -98,6 +102,7 @@ impl ParameterServer {
         Ok(Self {
             shards,
             next: None,
+            ahead: job.strategy.pipeline > 0,
             evaluated: match job.ema_decay {
                 Some(_) => Want::Averages,
                 None => Want::Dense,
@@ -200,8 +205,32 @@ impl ParameterServer {
         self.take_all(ticket, take).await
     }
 
-    /// Pushes the gradients of the step after `clock`, and requests what the next step wants right behind them.
-    /// Waits until the gradients are acknowledged.
+    /// Requests what the step after `clock.next()` wants, if the job computes ahead: what the batch `next` wants, or every batch
+    /// if it is not known. The gradients of the step after `clock` are not pushed yet. The request has the clock of the step that
+    /// computes with the weights, so these keep the bound.
+    pub async fn request_ahead(&mut self, clock: Clock, next: Option<&mut Prepared>) {
+        if !self.ahead {
+            return;
+        }
+        let wants = match next {
+            Some(next) => next.wants().await,
+            None => EVERY_BATCH,
+        };
+        let after = clock.next();
+        let asked_by = match planted!(AsksByEarlierClock) {
+            true => clock,
+            false => after,
+        };
+        let ticket = self.shards.pull(asked_by, ViewNumber(0), wants).await;
+        self.next = Some(Requested {
+            clock: after,
+            wants: wants.to_vec(),
+            ticket,
+        });
+    }
+
+    /// Pushes the gradients of the step after `clock`, and requests what the next step wants right behind them, unless that was
+    /// requested before.
     ///
     /// # Errors
     /// The client's.
@@ -210,7 +239,10 @@ impl ParameterServer {
         clock: Clock,
         gradients: &Gradients,
         next: &[Want],
-    ) -> Result<Acknowledgement, ClientError> {
+    ) -> Result<PushTicket, ClientError> {
+        if self.ahead {
+            return self.shards.push(clock, gradients).await;
+        }
         let after = clock.next();
         let sent = self.shards.push_then_pull(clock, gradients, after, next);
         let (pushed, ticket) = sent.await?;
@@ -219,7 +251,7 @@ impl ParameterServer {
             wants: next.to_vec(),
             ticket,
         });
-        pushed.acknowledged().await
+        Ok(pushed)
     }
 
     async fn take_all(
@@ -246,6 +278,21 @@ impl Strategy for ParameterServer {
         Ok(self.pull_blocks(clock, wants, take).await?)
     }
 
+    async fn compute(
+        &mut self,
+        positions: Positions,
+        step: Step,
+        next: Option<&mut Prepared>,
+        replica: &dyn Replica,
+    ) -> Result<Computed, StrategyError> {
+        if positions.is_empty() {
+            return Ok(Computed::nothing());
+        }
+        let requested = self.request_ahead(step.clock, next);
+        let (computed, ()) = tokio::join!(replica.compute(positions, step), requested);
+        Ok(computed?)
+    }
+
     async fn push(
         &mut self,
         clock: Clock,
@@ -253,11 +300,14 @@ impl Strategy for ParameterServer {
         _: u64,
         next: &[Want],
         _: &dyn Replica,
-    ) -> Result<Pushed, StrategyError> {
-        let acknowledged = self.push_blocks(clock, &gradients, next).await?;
-        Ok(Pushed {
-            receipts: acknowledged.receipts,
-        })
+    ) -> Result<Pushing, StrategyError> {
+        let pushed = self.push_blocks(clock, &gradients, next).await?;
+        Ok(Pushing::until(async {
+            let acknowledged = pushed.acknowledged().await?;
+            Ok(Pushed {
+                receipts: acknowledged.receipts,
+            })
+        }))
     }
 
     async fn evaluate(

@@ -1,0 +1,225 @@
+//! The step whose gradients are on their way. It is finished once they are acknowledged, and no others are pushed before; with
+//! `strategy.pipeline = 1` the next step is computed meanwhile.
+
+use std::pin::{Pin, pin};
+use std::time::Instant;
+
+use shared_proto::ids::Clock;
+
+use crate::error::WorkerError;
+use crate::step::PushedStep;
+use crate::strategy::{Pushed, StrategyError};
+
+/// A step that is pushed and not finished, if there is one.
+pub(crate) struct Unfinished<R> {
+    /// The number of finished steps.
+    clock: Clock,
+    step: Option<Pending>,
+    /// The error by which steps do not count any more.
+    failed: Pin<Box<dyn Future<Output = WorkerError>>>,
+    report: R,
+}
+
+/// A step that is pushed.
+struct Pending {
+    step: PushedStep,
+    /// The position of the split behind the step.
+    position: u64,
+}
+
+/// The report of a step as finished: the number of steps with it, the step, its acknowledgement, and the position behind it.
+pub(crate) trait Report: FnMut(Clock, PushedStep, Pushed, u64) {}
+
+impl<R: FnMut(Clock, PushedStep, Pushed, u64)> Report for R {}
+
+impl<R: Report> Unfinished<R> {
+    /// Returns that there is no such step, after `clock` steps. `failed` is ready once finished steps do not count.
+    pub(crate) fn none(
+        clock: Clock,
+        failed: impl Future<Output = WorkerError> + 'static,
+        report: R,
+    ) -> Self {
+        Self {
+            clock,
+            step: None,
+            failed: Box::pin(failed),
+            report,
+        }
+    }
+
+    /// Returns the clock of the step that is computed next.
+    pub(crate) fn next_clock(&self) -> Clock {
+        match self.step {
+            Some(_) => self.clock.next(),
+            None => self.clock,
+        }
+    }
+
+    /// Takes a step that is pushed, up to this position of the split. The step before must be finished.
+    pub(crate) fn pushed(&mut self, step: PushedStep, position: u64) {
+        debug_assert!(self.step.is_none(), "at most one push is unacknowledged");
+        self.step = Some(Pending { step, position });
+    }
+
+    /// Does `work`, and finishes the step before if its gradients are acknowledged meanwhile.
+    ///
+    /// # Errors
+    /// The work's; the strategy's, if the step before does not count; or that of earlier steps: one that follows them does not
+    /// count either.
+    pub(crate) async fn meanwhile<T>(
+        &mut self,
+        work: impl Future<Output = Result<T, WorkerError>>,
+    ) -> Result<T, WorkerError> {
+        let mut work = pin!(work);
+        loop {
+            tokio::select! {
+                biased;
+                pushed = acknowledged(&mut self.step), if self.step.is_some() => self.report(pushed?),
+                done = &mut work => return done,
+                error = &mut self.failed => return Err(error),
+            }
+        }
+    }
+
+    /// Waits until the gradients of the step are acknowledged, and finishes it. The wait counts as time of the step's push.
+    ///
+    /// # Errors
+    /// See [`Self::meanwhile`].
+    pub(crate) async fn finish(&mut self) -> Result<(), WorkerError> {
+        if self.step.is_none() {
+            return Ok(());
+        }
+        let began = Instant::now();
+        let pushed = tokio::select! {
+            biased;
+            pushed = acknowledged(&mut self.step) => pushed?,
+            error = &mut self.failed => return Err(error),
+        };
+        if let Some(Pending { step, .. }) = &mut self.step {
+            step.times.push += began.elapsed();
+        }
+        self.report(pushed);
+        Ok(())
+    }
+
+    fn report(&mut self, pushed: Pushed) {
+        if let Some(Pending { step, position }) = self.step.take() {
+            self.clock = self.clock.next();
+            (self.report)(self.clock, step, pushed, position);
+        }
+    }
+}
+
+/// Waits until the gradients of a step are acknowledged.
+async fn acknowledged(step: &mut Option<Pending>) -> Result<Pushed, StrategyError> {
+    match step {
+        Some(Pending { step, .. }) => step.pushing.acknowledged().await,
+        None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+    use std::future::pending;
+
+    use tokio::sync::oneshot;
+
+    use super::*;
+    use crate::counters::Times;
+    use crate::strategy::Pushing;
+
+    /// Returns a step, and the sender of its acknowledgement.
+    fn step() -> (PushedStep, oneshot::Sender<Result<(), StrategyError>>) {
+        let (acknowledge, acknowledged) = oneshot::channel::<Result<(), StrategyError>>();
+        let step = PushedStep {
+            samples: 2,
+            loss: 0.5,
+            norm: 1.0,
+            skipped: false,
+            times: Times::default(),
+            pushing: Pushing::until(async {
+                let acknowledged = acknowledged.await.unwrap();
+                acknowledged.map(|()| Pushed::default())
+            }),
+        };
+        (step, acknowledge)
+    }
+
+    /// Lets the other tasks of the thread run.
+    async fn a_moment() -> Result<u32, WorkerError> {
+        for _ in 0..9 {
+            tokio::task::yield_now().await;
+        }
+        Ok(7)
+    }
+
+    #[tokio::test]
+    async fn a_step_is_reported_while_the_next_one_is_computed_once_it_is_acknowledged() {
+        let reported = RefCell::new(Vec::new());
+        let report = |clock: Clock, _, _, position| reported.borrow_mut().push((clock.0, position));
+        let mut unfinished = Unfinished::none(Clock(4), pending(), report);
+        assert_eq!(unfinished.next_clock(), Clock(4));
+        unfinished.finish().await.unwrap();
+
+        let (one, acknowledge) = step();
+        unfinished.pushed(one, 32);
+        // The next step is computed with the clock behind this one, which is not reported yet.
+        assert_eq!(unfinished.next_clock(), Clock(5));
+        assert_eq!(unfinished.meanwhile(a_moment()).await.unwrap(), 7);
+        assert!(reported.borrow().is_empty());
+
+        acknowledge.send(Ok(())).unwrap();
+        let computing = async {
+            a_moment().await?;
+            let reported = reported.borrow().clone();
+            Ok(reported)
+        };
+        let meanwhile = unfinished.meanwhile(computing).await.unwrap();
+        assert_eq!(meanwhile, [(5, 32)], "it is reported before the work ends");
+        assert_eq!(unfinished.next_clock(), Clock(5));
+    }
+
+    #[tokio::test]
+    async fn each_step_is_reported_once_and_in_order() {
+        let reported = RefCell::new(Vec::new());
+        let report = |clock: Clock, step: PushedStep, _, position| {
+            assert!(step.times.push.as_millis() >= 20, "the wait counts");
+            reported.borrow_mut().push((clock.0, position));
+        };
+        let mut unfinished = Unfinished::none(Clock(0), pending(), report);
+        for position in [3, 6] {
+            let (one, acknowledge) = step();
+            unfinished.pushed(one, position);
+            let finish = unfinished.finish();
+            let acknowledged = async {
+                tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+                acknowledge.send(Ok(())).unwrap();
+            };
+            let (finished, ()) = tokio::join!(finish, acknowledged);
+            finished.unwrap();
+        }
+        assert_eq!(*reported.borrow(), [(1, 3), (2, 6)]);
+    }
+
+    #[tokio::test]
+    async fn a_step_that_does_not_count_ends_the_next_one() {
+        let report = |_, _, _, _| panic!("it does not count");
+        let lost = || StrategyError::Abandoned("lost".to_owned());
+        let mut unfinished = Unfinished::none(Clock(0), pending(), report);
+        let (one, acknowledge) = step();
+        unfinished.pushed(one, 3);
+        assert!(acknowledge.send(Err(lost())).is_ok());
+        let endless = pending::<Result<(), WorkerError>>();
+        let error = unfinished.meanwhile(endless).await.unwrap_err();
+        assert!(error.to_string().contains("lost"), "{error}");
+
+        // The reports of earlier steps are refused.
+        let refused = async { WorkerError::from(StrategyError::Abandoned("refused".to_owned())) };
+        let mut unfinished = Unfinished::none(Clock(0), refused, report);
+        let (one, _acknowledge) = step();
+        unfinished.pushed(one, 3);
+        let error = unfinished.finish().await.unwrap_err();
+        assert!(error.to_string().contains("refused"), "{error}");
+    }
+}
