@@ -159,8 +159,8 @@ impl Monitors {
             format!("; the best was {value:.4} in epoch {}", seen.data_epoch + 1)
         });
         Some(format!(
-            "{} has not improved for {} evaluations{best}",
-            early.metric, seen.since
+            "{}{best}",
+            has_not_improved(&early.metric, seen.since)
         ))
     }
 
@@ -177,6 +177,12 @@ impl Monitors {
     }
 }
 
+/// Returns the reason why a job stops or its learning rate falls.
+fn has_not_improved(metric: &str, evaluations: u32) -> String {
+    let plural = if evaluations == 1 { "" } else { "s" };
+    format!("{metric} has not improved for {evaluations} evaluation{plural}")
+}
+
 impl Cluster {
     /// Compares an evaluation with those before it. Returns the reason why the learning rate falls, if it does.
     pub(super) fn monitor(&mut self, evaluation: Measured<'_>) -> Option<String> {
@@ -187,12 +193,7 @@ impl Cluster {
         }
         let plateau = self.job.plateau.as_ref()?;
         let falls = monitors.plateau.add(evaluation, plateau, highest);
-        falls.then(|| {
-            format!(
-                "{} has not improved for {} evaluations",
-                plateau.metric, plateau.patience
-            )
-        })
+        falls.then(|| has_not_improved(&plateau.metric, plateau.patience))
     }
 
     /// Returns the highest learning rate of any variable or table, before any schedule.

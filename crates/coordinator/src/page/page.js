@@ -219,7 +219,7 @@ function showLive(state) {
   if (newest.last) for (const [name, mean] of Object.entries(newest.last.metrics)) tile(`test ${name}`, value(number(mean)));
   tile("samples/s", count(newest.rate));
   tile("steps", count(status.steps));
-  if (number(status.learning_rate_factor) < 1) tile("learning rate", `× ${value(number(status.learning_rate_factor))}`);
+  if (number(status.learning_rate_factor) < 1) tile("learning rate ×", value(number(status.learning_rate_factor)));
   tile("time", span(number(status.seconds)));
   if (status.checkpoint) tile("checkpoint age", span(number(status.checkpoint.age_seconds)));
   showWorkers(status);
