@@ -166,7 +166,7 @@ fn no_worker_leads_by_more_than_the_bound_and_those_who_wait_say_for_whom() {
 }
 
 #[test]
-fn a_worker_that_computes_ahead_keeps_the_bound() {
+fn servers_hold_a_worker_that_computes_ahead_to_the_bound() {
     let (summary, said) = with_a_slow_worker("mode = \"bounded\"\nstaleness = 2\npipeline = 1");
     assert_eq!(summary["max_clock_lead"], 2, "{summary}");
     assert_eq!(summary["pipeline"], 1, "{summary}");

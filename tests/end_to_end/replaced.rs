@@ -85,7 +85,8 @@ fn replaced(
     replaced_ahead(mode, 0, replace)
 }
 
-/// Does the same with workers that compute so many steps ahead.
+/// Replaces a process of a job whose workers compute `pipeline` steps ahead, and compares the weights with the samples that were trained
+/// on. Returns the summary.
 fn replaced_ahead(
     mode: &str,
     pipeline: u32,

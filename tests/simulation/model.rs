@@ -361,12 +361,7 @@ impl Strategy for Observed {
         next: Option<&mut Prepared>,
         replica: &dyn Replica,
     ) -> Result<Computed, StrategyError> {
-        if positions.is_empty() {
-            return Ok(Computed::nothing());
-        }
-        let requested = self.inner.request_ahead(step.clock, next);
-        let (computed, ()) = tokio::join!(replica.compute(positions, step), requested);
-        Ok(computed?)
+        self.inner.compute(positions, step, next, replica).await
     }
 
     async fn push(

@@ -98,6 +98,11 @@ impl<L: Links> Group<L> {
         self
     }
 
+    /// Returns the links, which are of no use to a group any more.
+    pub fn into_links(self) -> L {
+        self.links
+    }
+
     /// Returns this rank.
     pub fn rank(&self) -> Rank {
         self.rank
@@ -165,7 +170,8 @@ impl<L: Links> Group<L> {
                 self.awaited.set(None);
                 Ok(Some((peer, bytes, combine)))
             };
-            let ((), received) = tokio::try_join!(send, receive)?;
+            // What is received may show that the operations differ. The peer is to see that too, so sending comes first.
+            let ((), received) = tokio::try_join!(biased; send, receive)?;
             if let Some((rank, bytes, combine)) = received {
                 let (found, expected) = (bytes.len(), size_of_val(&sum[..]));
                 let fits = combine_short(&mut sum, &bytes, combine);
@@ -345,7 +351,8 @@ impl<L: Links> Group<L> {
             }
             Ok(())
         };
-        tokio::try_join!(send, receive)?;
+        // See `sum_short`.
+        tokio::try_join!(biased; send, receive)?;
         Ok(())
     }
 

@@ -323,7 +323,7 @@ impl JobFlags {
             .is_some_and(|name| name != StrategyName::ParameterServer)
             || self.mode == Some(Mode::Sync)
         {
-            // The same holds for steps computed ahead.
+            // The file computes ahead with servers that apply gradients as they come, and here there are none.
             job.strategy.pipeline = Strategy::default().pipeline;
         }
         set(&mut job.strategy.pipeline, self.pipeline);

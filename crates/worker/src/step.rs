@@ -113,8 +113,7 @@ pub(crate) async fn push(
     times.push = handed_over.elapsed();
     Ok(PushedStep {
         samples,
-        // A NaN would spoil the sum of all steps' losses.
-        loss: if skipped { 0.0 } else { loss },
+        loss,
         norm,
         skipped,
         times,
@@ -137,7 +136,8 @@ impl PushedStep {
         counters.clock.set(clock.0 as f64);
         Finished {
             samples,
-            loss,
+            // A NaN would spoil the sum of all steps' losses.
+            loss: if skipped { 0.0 } else { loss },
             skipped,
             times,
             receipts: pushed.receipts,

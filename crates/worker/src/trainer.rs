@@ -135,7 +135,10 @@ impl Trainer<'_> {
             {
                 prepared.push_back(match positions.is_empty() {
                     true => Prepared::new(positions, Vec::new()),
-                    false => replica.prepare(positions).await,
+                    false => {
+                        let reading = async { Ok(replica.prepare(positions).await) };
+                        before.meanwhile(reading).await?
+                    }
                 });
             }
             let Some(mut batch) = prepared.pop_front() else {

@@ -33,7 +33,8 @@ pub(crate) trait Report: FnMut(Clock, PushedStep, Pushed, u64) {}
 impl<R: FnMut(Clock, PushedStep, Pushed, u64)> Report for R {}
 
 impl<R: Report> Unfinished<R> {
-    /// Returns that there is no such step, after `clock` steps. `failed` is ready once finished steps do not count.
+    /// Creates the state of a worker without a pushed step, after `clock` finished steps. `failed` is ready once finished steps do not
+    /// count.
     pub(crate) fn none(
         clock: Clock,
         failed: impl Future<Output = WorkerError> + 'static,
@@ -74,7 +75,10 @@ impl<R: Report> Unfinished<R> {
         loop {
             tokio::select! {
                 biased;
-                pushed = acknowledged(&mut self.step), if self.step.is_some() => self.report(pushed?),
+                pushed = acknowledged(&mut self.step), if self.step.is_some() => {
+                    let (pending, pushed) = pushed?;
+                    self.report(pending, pushed);
+                }
                 done = &mut work => return done,
                 error = &mut self.failed => return Err(error),
             }
@@ -84,36 +88,36 @@ impl<R: Report> Unfinished<R> {
     /// Waits until the gradients of the step are acknowledged, and finishes it. The wait counts as time of the step's push.
     ///
     /// # Errors
-    /// See [`Self::meanwhile`].
+    /// The strategy's, if the step does not count; or that of earlier steps: one that follows them does not count either.
     pub(crate) async fn finish(&mut self) -> Result<(), WorkerError> {
         if self.step.is_none() {
             return Ok(());
         }
         let began = Instant::now();
-        let pushed = tokio::select! {
+        let (mut pending, pushed) = tokio::select! {
             biased;
             pushed = acknowledged(&mut self.step) => pushed?,
             error = &mut self.failed => return Err(error),
         };
-        if let Some(Pending { step, .. }) = &mut self.step {
-            step.times.push += began.elapsed();
-        }
-        self.report(pushed);
+        pending.step.times.push += began.elapsed();
+        self.report(pending, pushed);
         Ok(())
     }
 
-    fn report(&mut self, pushed: Pushed) {
-        if let Some(Pending { step, position }) = self.step.take() {
-            self.clock = self.clock.next();
-            (self.report)(self.clock, step, pushed, position);
-        }
+    fn report(&mut self, Pending { step, position }: Pending, pushed: Pushed) {
+        self.clock = self.clock.next();
+        (self.report)(self.clock, step, pushed, position);
     }
 }
 
-/// Waits until the gradients of a step are acknowledged.
-async fn acknowledged(step: &mut Option<Pending>) -> Result<Pushed, StrategyError> {
-    match step {
+/// Waits until the gradients of a step are acknowledged or refused, and takes the step.
+async fn acknowledged(step: &mut Option<Pending>) -> Result<(Pending, Pushed), StrategyError> {
+    let result = match step {
         Some(Pending { step, .. }) => step.pushing.acknowledged().await,
+        None => std::future::pending().await,
+    };
+    match step.take() {
+        Some(pending) => Ok((pending, result?)),
         None => std::future::pending().await,
     }
 }

@@ -46,6 +46,15 @@ impl Link {
             None => Err("it has left the ring".to_owned()),
         }
     }
+
+    /// Ends this side's stream, and returns once the peer has ended its own. A link that is dropped instead may lose pieces that are
+    /// not written yet.
+    pub(super) async fn close(self) {
+        let Self { outgoing, incoming } = self;
+        drop(outgoing);
+        let mut incoming = incoming.into_inner();
+        while let Ok(Some(_)) = incoming.message().await {}
+    }
 }
 
 /// Returns the reason of a status, for people.

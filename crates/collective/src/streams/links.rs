@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use futures_util::future::try_join_all;
+use futures_util::future::{join_all, try_join_all};
 use parking_lot::Mutex;
 use shared_proto::ids::Epoch;
 use shared_proto::network::Network;
@@ -71,6 +71,12 @@ impl StreamLinks {
         let peers = schedule::peers(rank, root, ranks);
         try_join_all(peers.into_iter().map(|peer| self.link(peer))).await?;
         Ok(())
+    }
+
+    /// Closes the links so that the peers receive all that was sent. Returns once they have closed theirs too, or after `patience`.
+    pub async fn close(self, patience: Duration) {
+        let open = self.links.into_iter().filter_map(OnceCell::into_inner);
+        let _ = timeout(patience, join_all(open.map(Link::close))).await;
     }
 
     async fn link(&self, to: Rank) -> Result<&Link, LinkError> {

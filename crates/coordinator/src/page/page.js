@@ -241,7 +241,7 @@ function showReport(report) {
   tile("time", span(number(summary.seconds)));
   const share = (name) => (name in summary ? `${(100 * number(summary[name])).toFixed(1)} %` : "");
   const rows = [
-    ["mode", summary.staleness === null ? summary.mode : `${summary.mode}, staleness at most ${summary.staleness}${summary.pipeline ? `, pipeline ${summary.pipeline}` : ""}`],
+    ["mode", (summary.staleness === null ? summary.mode : `${summary.mode}, staleness at most ${summary.staleness}`) + (summary.pipeline ? `, pipeline ${summary.pipeline}` : "")],
     ["cluster", summary.ps ? `${summary.ps} servers, ${summary.workers} workers` : `${summary.workers} workers`],
     ["epochs", count(summary.epochs)],
     ["samples", count(summary.samples)],

@@ -30,8 +30,8 @@ use crate::tf_config::{Address, TfConfig, TfConfigError};
 /// The longest time that a process which ends its loop waits until the others have received its last messages.
 const FAREWELL: Duration = Duration::from_secs(5);
 
-/// The time to write queued messages to the sockets.
-const FLUSH: Duration = Duration::from_millis(200);
+/// The longest time until the others have received the last messages and have closed their links.
+const CLOSING: Duration = Duration::from_secs(2);
 
 /// The time for the first exchange of messages, beyond the time in which the links must open.
 const GRACE: Duration = Duration::from_secs(2);
@@ -312,8 +312,8 @@ impl HostGroup {
     /// Closes the links, so the next step of the other processes fails.
     pub(super) fn leave(&self) {
         let _entered = self.runtime.enter();
+        close(self.group().take());
         self.stop.cancel();
-        *self.group() = None;
     }
 
     fn play<T>(
@@ -325,9 +325,14 @@ impl HostGroup {
         let group = held.as_ref().ok_or(HostError::Left)?;
         // The caller may be a task, whose budget would not be renewed in here.
         let done = block_on(unconstrained(operation(group)));
+        match &done {
+            Ok(_) => {}
+            // Each process sees that the calls differ by what it receives.
+            Err(CollectiveError::Differs { .. }) => close(held.take()),
+            Err(_) => *held = None,
+        }
         if done.is_err() {
             self.stop.cancel();
-            close(held.take(), &done);
         }
         done.map_err(|error| explained(error, &self.addresses))
     }
@@ -339,15 +344,17 @@ impl HostGroup {
 
 impl Drop for HostGroup {
     fn drop(&mut self) {
-        self.stop.cancel();
         let group = self.group().take();
         if let Some(group) = group.filter(|_| !std::thread::panicking()) {
             // The last pieces may be on their way to others that still need them.
             let _entered = self.runtime.enter();
             let farewell = group.sum_short(Act::Leave.with(&[]));
             let farewell = block_on(unconstrained(timeout(FAREWELL, farewell)));
-            close(Some(group), &farewell.unwrap_or(Ok(Vec::new())));
+            if let Ok(Ok(_) | Err(CollectiveError::Differs { .. })) = farewell {
+                close(Some(group));
+            }
         }
+        self.stop.cancel();
     }
 }
 
@@ -363,12 +370,11 @@ fn explained(error: CollectiveError, addresses: &[String]) -> LoopError {
     }
 }
 
-/// Closes the links. If the calls differed, waits first until the peers have received the numbers that show it.
-fn close<T>(links: Option<Group<StreamLinks>>, done: &Result<T, CollectiveError>) {
-    if matches!(done, Err(CollectiveError::Differs { .. })) {
-        std::thread::sleep(FLUSH);
+/// Closes the links of a group so that the others receive all that was sent.
+fn close(group: Option<Group<StreamLinks>>) {
+    if let Some(group) = group {
+        block_on(unconstrained(group.into_links().close(CLOSING)));
     }
-    drop(links);
 }
 
 fn first_bytes(bytes: &[u8]) -> [u8; 8] {

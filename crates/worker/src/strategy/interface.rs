@@ -138,7 +138,7 @@ impl Pushing {
         Self::until(async { Ok(pushed) })
     }
 
-    /// Returns a push that counts once `acknowledged` has a result.
+    /// Returns a push that counts once `acknowledged` returns `Ok`.
     pub fn until(
         acknowledged: impl Future<Output = Result<Pushed, StrategyError>> + 'static,
     ) -> Self {

@@ -12,7 +12,46 @@ use tokio::sync::watch;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 /// The tasks that a part of a strategy waits for at present.
-pub(super) type Waits = watch::Receiver<Vec<Task>>;
+pub(super) struct Waits {
+    on: watch::Receiver<Vec<Task>>,
+    /// False while the worker does something else, so that a wait does not delay it.
+    within: Option<watch::Receiver<bool>>,
+}
+
+impl Waits {
+    /// Waits that delay the worker whenever there are some.
+    pub(super) fn always(on: watch::Receiver<Vec<Task>>) -> Self {
+        Self { on, within: None }
+    }
+
+    /// Waits that delay the worker while `within` is true.
+    pub(super) fn within(on: watch::Receiver<Vec<Task>>, within: watch::Receiver<bool>) -> Self {
+        Self {
+            on,
+            within: Some(within),
+        }
+    }
+
+    /// Waits until the tasks change. Returns false once the part of the strategy has ended.
+    async fn change(&mut self) -> bool {
+        match &mut self.within {
+            Some(within) => tokio::select! {
+                changed = self.on.changed() => changed.is_ok(),
+                changed = within.changed() => changed.is_ok(),
+            },
+            None => self.on.changed().await.is_ok(),
+        }
+    }
+
+    fn seen(&mut self) -> Vec<Task> {
+        let on = self.on.borrow_and_update().clone();
+        let within = self.within.as_mut();
+        match within.is_none_or(|within| *within.borrow_and_update()) {
+            true => on,
+            false => Vec::new(),
+        }
+    }
+}
 
 /// Reports which tasks this worker waits for, in the log, the metrics and to the coordinator, until the returned value is dropped.
 /// The coordinator knows one list of each worker, so the parts of a strategy are reported together.
@@ -50,15 +89,12 @@ pub(super) fn tell_waits<const PARTS: usize>(
 
 /// Waits until a list changes. Returns false once a part of the strategy has ended.
 async fn any_changes(parts: &mut [Waits]) -> bool {
-    let changes = parts.iter_mut().map(|part| Box::pin(part.changed()));
-    select_all(changes).await.0.is_ok()
+    let changes = parts.iter_mut().map(|part| Box::pin(part.change()));
+    select_all(changes).await.0
 }
 
 fn all(parts: &mut [Waits]) -> Vec<Task> {
-    let mut on = BTreeSet::new();
-    for part in parts {
-        on.extend(part.borrow_and_update().iter().copied());
-    }
+    let on: BTreeSet<Task> = parts.iter_mut().flat_map(Waits::seen).collect();
     on.into_iter().collect()
 }
 
@@ -78,7 +114,7 @@ mod tests {
         };
         let (first, of_first) = watch::channel(Vec::new());
         let (second, of_second) = watch::channel(Vec::new());
-        let mut parts = [of_first, of_second];
+        let mut parts = [Waits::always(of_first), Waits::always(of_second)];
         first.send_replace(vec![task(2)]);
         assert!(any_changes(&mut parts).await);
         assert_eq!(all(&mut parts), [task(2)]);
@@ -90,5 +126,28 @@ mod tests {
         assert_eq!(all(&mut parts), [task(2)]);
         drop(second);
         assert!(!any_changes(&mut parts).await);
+    }
+
+    #[tokio::test]
+    async fn a_wait_behind_a_computation_is_not_shown() {
+        let task = Task {
+            id: TaskId {
+                role: Role::Worker,
+                index: 1,
+            },
+            generation: Default::default(),
+        };
+        let (tell, on) = watch::channel(Vec::new());
+        let (pulling, within) = watch::channel(false);
+        let mut parts = [Waits::within(on, within)];
+        tell.send_replace(vec![task]);
+        assert!(any_changes(&mut parts).await);
+        assert_eq!(all(&mut parts), []);
+        pulling.send_replace(true);
+        assert!(any_changes(&mut parts).await);
+        assert_eq!(all(&mut parts), [task]);
+        pulling.send_replace(false);
+        assert!(any_changes(&mut parts).await);
+        assert_eq!(all(&mut parts), []);
     }
 }

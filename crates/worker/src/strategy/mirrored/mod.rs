@@ -160,7 +160,7 @@ impl Mirrored {
 
     /// Returns the members that this one waits for.
     pub(super) fn waits(&self) -> Waits {
-        self.waiting_on.subscribe()
+        Waits::always(self.waiting_on.subscribe())
     }
 
     /// Returns a watch on the number of the newest ring that this worker was in.

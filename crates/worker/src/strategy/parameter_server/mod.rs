@@ -4,13 +4,14 @@ mod news;
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Instant;
 
 use async_trait::async_trait;
 use ps_client::{ClientError, MapSource, PulledBlock, PushTicket, Shards, WeightsTicket};
 use shared_proto::ids::{Clock, Epoch, ViewNumber};
 use shared_proto::planted;
 use shared_proto::step::{EVERY_BATCH, Gradients, Want};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use self::news::{LOSSES, fetch_maps, tell_losses};
@@ -30,6 +31,8 @@ pub struct ParameterServer {
     next: Option<Requested>,
     /// True if the next step is computed before the gradients of this one are acknowledged.
     ahead: bool,
+    /// True while a pull waits for weights.
+    pulling: watch::Sender<bool>,
     /// What an evaluation measures: the weights, or their averages if the job keeps them.
     evaluated: Want,
     /// Stops the tasks that exchange news with the coordinator.
@@ -43,6 +46,8 @@ struct Requested {
     clock: Clock,
     wants: Vec<Want>,
     ticket: WeightsTicket,
+    /// The time of the request, if the worker computed meanwhile.
+    ahead_since: Option<Instant>,
 }
 
 impl ParameterServer {
@@ -103,6 +108,8 @@ impl ParameterServer {
             shards,
             next: None,
             ahead: job.strategy.pipeline > 0,
+            // Without computing ahead all waits are shown, because a pull follows each request at once.
+            pulling: watch::Sender::new(job.strategy.pipeline == 0),
             evaluated: match job.ema_decay {
                 Some(_) => Want::Averages,
                 None => Want::Dense,
@@ -112,9 +119,9 @@ impl ParameterServer {
         })
     }
 
-    /// Returns the workers that servers hold this one back for.
+    /// Returns the workers that servers hold this one back for, while it waits for weights.
     pub(super) fn waits(&self) -> Waits {
-        self.shards.waiting_on()
+        Waits::within(self.shards.waiting_on(), self.pulling.subscribe())
     }
 
     /// Drops the weights that are already requested.
@@ -138,14 +145,21 @@ impl ParameterServer {
         take: impl AsyncFnMut(Vec<PulledBlock>),
     ) -> Result<Pulled, ClientError> {
         let fits = |next: &mut Requested| next.clock == clock && next.wants == wants;
-        let pulled = match self.next.take_if(fits) {
-            Some(next) => self.take_all(next.ticket, take).await?,
+        let (pulled, hidden) = match self.next.take_if(fits) {
+            Some(next) => {
+                // The servers' wait begins with the request, and the worker's with this pull.
+                let hidden = next.ahead_since.map(|since| since.elapsed());
+                (self.take_all(next.ticket, take).await?, hidden)
+            }
             // The clock has jumped, so the requested weights may be older than the bound allows; or the batch wants
             // other values than were requested.
-            None => self.pull_fresh(clock, ViewNumber(0), wants, take).await?,
+            None => {
+                let pulled = self.pull_fresh(clock, ViewNumber(0), wants, take).await?;
+                (pulled, None)
+            }
         };
         Ok(Pulled {
-            waited: pulled.waited,
+            waited: pulled.waited.saturating_sub(hidden.unwrap_or_default()),
         })
     }
 
@@ -208,7 +222,7 @@ impl ParameterServer {
     /// Requests what the step after `clock.next()` wants, if the job computes ahead: what the batch `next` wants, or every batch
     /// if it is not known. The gradients of the step after `clock` are not pushed yet. The request has the clock of the step that
     /// computes with the weights, so these keep the bound.
-    pub async fn request_ahead(&mut self, clock: Clock, next: Option<&mut Prepared>) {
+    async fn request_ahead(&mut self, clock: Clock, next: Option<&mut Prepared>) {
         if !self.ahead {
             return;
         }
@@ -221,11 +235,13 @@ impl ParameterServer {
             true => clock,
             false => after,
         };
+        let since = Instant::now();
         let ticket = self.shards.pull(asked_by, ViewNumber(0), wants).await;
         self.next = Some(Requested {
             clock: after,
             wants: wants.to_vec(),
             ticket,
+            ahead_since: Some(since),
         });
     }
 
@@ -250,6 +266,7 @@ impl ParameterServer {
             clock: after,
             wants: next.to_vec(),
             ticket,
+            ahead_since: None,
         });
         Ok(pushed)
     }
@@ -259,10 +276,20 @@ impl ParameterServer {
         mut ticket: WeightsTicket,
         mut take: impl AsyncFnMut(Vec<PulledBlock>),
     ) -> Result<ps_client::PullOutcome, ClientError> {
-        while let Some(blocks) = self.shards.next_weights(&mut ticket).await? {
-            take(blocks).await;
+        if self.ahead {
+            self.pulling.send_replace(true);
         }
-        Ok(ticket.pulled)
+        let taken = async {
+            while let Some(blocks) = self.shards.next_weights(&mut ticket).await? {
+                take(blocks).await;
+            }
+            Ok(())
+        };
+        let taken = taken.await;
+        if self.ahead {
+            self.pulling.send_replace(false);
+        }
+        taken.map(|()| ticket.pulled)
     }
 }
 
