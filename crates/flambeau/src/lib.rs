@@ -167,6 +167,8 @@ pub use worker::model::{
 };
 #[doc(inline)]
 pub use worker::tables::{Embeddings, Pool, Table};
+#[doc(inline)]
+pub use worker::tf_config::TfConfigError;
 
 /// The settings of a [`Job`], as its file has them.
 pub mod settings {
