@@ -1,15 +1,21 @@
 //! Loops on several hosts, here several threads with links on loopback.
 
-use std::net::TcpListener;
+use std::net::{Ipv4Addr, TcpListener};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
 use super::*;
 use crate::replica::panic_message;
 
-/// Returns addresses of ports that are free.
+/// Returns addresses of ports that are free. Each call has a loopback address of its own, so that no other test takes the ports before
+/// the hosts listen on them.
 fn addresses(count: usize) -> Vec<String> {
-    let bind = |_| TcpListener::bind("127.0.0.1:0").unwrap();
+    static CALLS: AtomicU32 = AtomicU32::new(1);
+    let [.., high, low] = std::process::id().to_be_bytes();
+    let call = CALLS.fetch_add(1, Relaxed) as u8;
+    let own = Ipv4Addr::new(127, 1 + high % 200, low, call);
+    let bind = |_| TcpListener::bind((own, 0)).unwrap();
     let listeners: Vec<TcpListener> = (0..count).map(bind).collect();
     let address = |listener: &TcpListener| listener.local_addr().unwrap().to_string();
     listeners.iter().map(address).collect()
@@ -128,7 +134,7 @@ fn a_host_that_fails_or_panics_ends_the_steps_of_the_others() {
             "{errors:?}"
         );
         for error in [&errors[0], &errors[2]] {
-            assert!(error.contains("of the loop (127.0.0.1:"), "{errors:?}");
+            assert!(error.contains("of the loop (127."), "{errors:?}");
             assert!(error.contains("start the program again"), "{errors:?}");
         }
     }
