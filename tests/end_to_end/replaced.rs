@@ -85,8 +85,8 @@ fn replaced(
     replaced_ahead(mode, 0, replace)
 }
 
-/// Replaces a process of a job whose workers compute `pipeline` steps ahead, and compares the weights with the samples that were trained
-/// on. Returns the summary.
+/// Replaces a process of a job with `strategy.pipeline = pipeline`. Checks that the final weights match the samples that were trained on.
+/// Returns the summary.
 fn replaced_ahead(
     mode: &str,
     pipeline: u32,

@@ -21,7 +21,7 @@ pub(crate) struct ComputedStep {
     times: Times,
 }
 
-/// A step with gradients that are on their way.
+/// A step whose push is not acknowledged yet.
 pub(crate) struct PushedStep {
     pub(crate) samples: u64,
     pub(crate) loss: f64,

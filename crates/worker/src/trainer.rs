@@ -118,7 +118,7 @@ impl Trainer<'_> {
         let (membership, counters) = (self.membership, self.counters);
         let (reporter, clock) = (&self.reporter, &mut self.clock);
         let failed = reporter.failed();
-        let mut before = Unfinished::none(*clock, failed, |now, step, pushed, position| {
+        let mut unfinished = Unfinished::none(*clock, failed, |now, step, pushed, position| {
             *clock = now;
             membership.sender().set_clock(now);
             let place = SplitProgress {
@@ -137,28 +137,28 @@ impl Trainer<'_> {
                     true => Prepared::new(positions, Vec::new()),
                     false => {
                         let reading = async { Ok(replica.prepare(positions).await) };
-                        before.meanwhile(reading).await?
+                        unfinished.meanwhile(reading).await?
                     }
                 });
             }
             let Some(mut batch) = prepared.pop_front() else {
                 break;
             };
-            let place = (before.next_clock(), membership.task.id.index);
+            let place = (unfinished.next_clock(), membership.task.id.index);
             let next = prepared.front_mut();
             let computed = compute(replica, strategy, place, &mut batch, next);
-            let computed = before.meanwhile(computed).await?;
+            let computed = unfinished.meanwhile(computed).await?;
             // At most one push is unacknowledged, so that a push that is sent again is recognised.
-            before.finish().await?;
+            unfinished.finish().await?;
             let (next, non_finite) = (prepared.front_mut(), self.job.non_finite);
             let pushed = push(replica, strategy, counters, computed, next, non_finite);
-            let pushed = before.meanwhile(pushed).await?;
-            before.pushed(pushed, batch.positions().end);
+            let pushed = unfinished.meanwhile(pushed).await?;
+            unfinished.pushed(pushed, batch.positions().end);
             if self.job.strategy.pipeline == 0 {
-                before.finish().await?;
+                unfinished.finish().await?;
             }
         }
-        before.finish().await?;
+        unfinished.finish().await?;
         // The split is done once the coordinator has counted it.
         self.reporter.flush().await
     }

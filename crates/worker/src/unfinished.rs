@@ -1,5 +1,5 @@
-//! The step whose gradients are on their way. It is finished once they are acknowledged, and no others are pushed before; with
-//! `strategy.pipeline = 1` the next step is computed meanwhile.
+//! The step whose push is not acknowledged yet. The worker reports the step once the servers have acknowledged it, and pushes no other
+//! gradients before. With `strategy.pipeline = 1` it computes the next step meanwhile.
 
 use std::pin::{Pin, pin};
 use std::time::Instant;
@@ -15,8 +15,10 @@ pub(crate) struct Unfinished<R> {
     /// The number of finished steps.
     clock: Clock,
     step: Option<Pending>,
-    /// The error by which steps do not count any more.
+    /// Ready with an error once steps no longer count.
     failed: Pin<Box<dyn Future<Output = WorkerError>>>,
+    /// Reports a finished step: the number of finished steps including this one, the step, its acknowledgement, and the position behind
+    /// the step.
     report: R,
 }
 
@@ -27,12 +29,7 @@ struct Pending {
     position: u64,
 }
 
-/// The report of a step as finished: the number of steps with it, the step, its acknowledgement, and the position behind it.
-pub(crate) trait Report: FnMut(Clock, PushedStep, Pushed, u64) {}
-
-impl<R: FnMut(Clock, PushedStep, Pushed, u64)> Report for R {}
-
-impl<R: Report> Unfinished<R> {
+impl<R: FnMut(Clock, PushedStep, Pushed, u64)> Unfinished<R> {
     /// Creates the state of a worker without a pushed step, after `clock` finished steps. `failed` is ready once finished steps do not
     /// count.
     pub(crate) fn none(

@@ -312,7 +312,9 @@ impl HostGroup {
     /// Closes the links, so the next step of the other processes fails.
     pub(super) fn leave(&self) {
         let _entered = self.runtime.enter();
-        close(self.group().take());
+        // In a statement of its own, so that the lock is free while the links close.
+        let group = self.group().take();
+        close(group);
         self.stop.cancel();
     }
 
@@ -325,13 +327,12 @@ impl HostGroup {
         let group = held.as_ref().ok_or(HostError::Left)?;
         // The caller may be a task, whose budget would not be renewed in here.
         let done = block_on(unconstrained(operation(group)));
-        match &done {
-            Ok(_) => {}
-            // Each process sees that the calls differ by what it receives.
-            Err(CollectiveError::Differs { .. }) => close(held.take()),
-            Err(_) => *held = None,
-        }
-        if done.is_err() {
+        if let Err(error) = &done {
+            match error {
+                // Each process sees that the calls differ by what it receives.
+                CollectiveError::Differs { .. } => close(held.take()),
+                _ => *held = None,
+            }
             self.stop.cancel();
         }
         done.map_err(|error| explained(error, &self.addresses))

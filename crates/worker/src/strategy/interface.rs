@@ -128,7 +128,7 @@ pub struct Pulled {
     pub waited: Duration,
 }
 
-/// A push that is on its way. If it is dropped, nothing tells whether it counts.
+/// A push that is not acknowledged yet. If it is dropped, the worker does not learn whether the push counts.
 #[must_use = "a push counts once it is acknowledged"]
 pub struct Pushing(Pin<Box<dyn Future<Output = Result<Pushed, StrategyError>>>>);
 
