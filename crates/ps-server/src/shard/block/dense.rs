@@ -74,28 +74,28 @@ impl Contents for Dense {
         gradients: &[(f32, &Values)],
         rule: &VariableRule,
         update: Update,
-        sum: &mut Vec<f32>,
+        _: &mut Vec<f32>,
     ) -> Result<bool, RowsLost> {
+        let mut begun = self.begin(rule, update);
         if let [(1.0, gradient)] = gradients {
-            let mut begun = self.begin(rule, update);
             gradient
                 .elements()
                 .for_parts(|range, part| begun.apply(range, part));
             return Ok(begun.finite);
         }
-        sum.clear();
-        sum.resize(self.weights.len(), 0.0);
-        for (factor, gradient) in gradients {
-            gradient.elements().for_parts(|range, part| {
-                Kernel::best().run(|| {
-                    for (sum, g) in sum[range].iter_mut().zip(part) {
-                        *sum += factor * g.get();
-                    }
-                });
-            });
+        let elements = begun.weights.len();
+        // Summed and applied part by part, so that the sum does not leave the first-level cache.
+        let mut sum = [0.0; PART];
+        for start in (0..elements).step_by(PART) {
+            let range = start..elements.min(start + PART);
+            let sum = &mut sum[..range.len()];
+            sum.fill(0.0);
+            for (factor, gradient) in gradients {
+                let gradient = gradient.elements().slice(range.clone());
+                gradient.for_parts(|of, part| add(*factor, part, &mut sum[of]));
+            }
+            begun.apply_part(range, payload::in_place(sum));
         }
-        let mut begun = self.begin(rule, update);
-        begun.apply(0..sum.len(), payload::in_place(sum));
         Ok(begun.finite)
     }
 
@@ -149,6 +149,15 @@ impl Begun<'_> {
         let finite = |values: &[f32]| all_finite(self.update.kernel, values);
         self.finite &= finite(&self.weights[range.clone()]) && slots.into_iter().all(finite);
     }
+}
+
+/// Adds a gradient times a factor to a sum.
+fn add(factor: f32, gradient: &[LeF32], sum: &mut [f32]) {
+    Kernel::best().run(|| {
+        for (sum, g) in sum.iter_mut().zip(gradient) {
+            *sum += factor * g.get();
+        }
+    });
 }
 
 fn all_finite(kernel: Kernel, values: &[f32]) -> bool {

@@ -5,6 +5,7 @@ use super::*;
 use shared_proto::blocks::VariableSpec;
 use shared_proto::ids::{Epoch, Generation, Role, RunNumber, TaskId};
 use shared_proto::job::{Adam, Job, Optimizer, Sgd};
+use shared_proto::payload::Dtype;
 
 fn worker(index: u32, generation: u64) -> Task {
     Task {
@@ -288,4 +289,46 @@ fn a_commit_takes_the_weighted_mean_of_its_contributors_and_drops_the_rest() {
         (weights(&mut block), block.version()),
         (vec![-2.0], Version(1))
     );
+}
+
+#[test]
+fn the_mean_of_a_long_block_has_the_same_bits_as_one_computed_element_by_element() {
+    let length = 2 * PART + 3;
+    let mut block = block(&vec![0.5; length]);
+    let numbers = |seed: u32| -> Vec<f32> {
+        let number = |i: usize| (i as u32 ^ seed).wrapping_mul(2_654_435_761) as f32 / 1e9;
+        (0..length).map(number).collect()
+    };
+    let gradients = [
+        (2, elements(&numbers(1))),
+        (1, elements(&numbers(2)).to(Dtype::Bf16)),
+        (4, elements(&numbers(3)).to(Dtype::F16)),
+    ];
+    let mut contributors = Vec::new();
+    for (index, (samples, gradient)) in gradients.iter().enumerate() {
+        let task = worker(index as u32, 1);
+        block.stage(&from(task, 5, 1), &View::default(), gradient.clone().into());
+        contributors.push((task, *samples));
+    }
+    let commit = Commit {
+        step: Clock(5),
+        contributors,
+    };
+    block
+        .commit(&commit, &sgd(1.0), 1.0, &mut Vec::new())
+        .unwrap();
+
+    let gradients = gradients.map(|(samples, gradient)| (samples, gradient.to_vec()));
+    let expected = |i: usize| {
+        let add = |sum: f32, (samples, gradient): &(u64, Vec<f32>)| {
+            sum + (*samples as f64 / 7.0) as f32 * gradient[i]
+        };
+        0.5 - gradients.iter().fold(0.0, add)
+    };
+    let expected: Vec<f32> = (0..length).map(expected).collect();
+    let weights = weights(&mut block);
+    for i in 0..length {
+        let (weight, expected) = (weights[i].to_bits(), expected[i].to_bits());
+        assert_eq!(weight, expected, "element {i}");
+    }
 }
