@@ -91,7 +91,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<(), CommandError> {
                 "measuring {workers} workers and {servers} servers, {} ...",
                 mode.name()
             );
-            // Members share a thread.
+            // Workers share this thread.
             let members = LocalSet::new();
             let measuring = measure(arguments, *workers, servers, *mode);
             let measuring = members.run_until(measuring);

@@ -13,12 +13,13 @@ use shared_proto::security::Security;
 use shared_proto::staleness::StalenessBound;
 use shared_proto::view::View;
 use shared_proto::wire::{self, Initialization, lease_work_reply::Work};
-use tokio::sync::watch;
-use tokio::task::JoinSet;
-use tokio_util::sync::CancellationToken;
+use tokio::sync::{oneshot, watch};
+use tokio::task::{JoinSet, LocalSet};
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::progress::Progress;
 use super::{PATIENCE, ended};
+use crate::command::block_on;
 use crate::error::CommandError;
 
 /// The samples of the job: more than a measurement needs.
@@ -27,9 +28,11 @@ const SAMPLES: u64 = 1 << 45;
 /// The elements of the only variable, for each server. They are some blocks.
 const ELEMENTS: usize = 1 << 16;
 
-/// The members of a measured cluster.
+/// The members of a measured cluster. The workers share the thread of the measurement, the servers one of their own: a view reaches them
+/// while workers have much to do.
 pub(super) struct Members {
-    tasks: JoinSet<Result<(), MembershipError>>,
+    workers: JoinSet<Result<(), MembershipError>>,
+    servers: Servers,
     /// Ends the workers that are to be lost.
     lose: Vec<CancellationToken>,
 }
@@ -69,13 +72,11 @@ impl Members {
             progress: Arc::clone(progress),
             key: Arc::new(watch::channel(None).0),
         };
+        let (shown, views): (Vec<_>, Vec<_>) = (0..servers)
+            .map(|_| watch::channel(View::default()))
+            .unzip();
+        let servers_at_work = Servers::start(&common, shown);
         let mut tasks = JoinSet::new();
-        let mut views = Vec::new();
-        for index in 0..servers {
-            let (sender, receiver) = watch::channel(View::default());
-            views.push(receiver);
-            tasks.spawn_local(serve(common.clone(), index, sender));
-        }
         let mut lose = Vec::new();
         for index in 0..workers {
             let stop = CancellationToken::new();
@@ -87,7 +88,11 @@ impl Members {
                 async move { stop.run_until_cancelled(working).await.unwrap_or(Ok(())) },
             );
         }
-        Self { tasks, lose }
+        Self {
+            workers: tasks,
+            servers: servers_at_work,
+            lose,
+        }
     }
 
     /// Stops `workers` workers without deregistering them.
@@ -105,7 +110,10 @@ impl Members {
     ) -> Result<(), CommandError> {
         let since = Instant::now();
         while !holds() {
-            match self.tasks.try_join_next() {
+            if let Ok(error) = self.servers.failed.try_recv() {
+                return Err(error);
+            }
+            match self.workers.try_join_next() {
                 Some(Ok(Err(error))) => return Err(ended(error)),
                 Some(Err(error)) => return Err(ended(error)),
                 Some(Ok(Ok(()))) | None => {}
@@ -120,7 +128,43 @@ impl Members {
     }
 
     pub(super) async fn stop(mut self) {
-        self.tasks.shutdown().await;
+        self.workers.shutdown().await;
+    }
+}
+
+/// The servers, on a thread of their own. They end when this is dropped.
+struct Servers {
+    /// The error of the first one that has failed.
+    failed: oneshot::Receiver<CommandError>,
+    _stop: DropGuard,
+}
+
+impl Servers {
+    /// Starts a server for each channel, to which it sends its views.
+    fn start(common: &Common, shown: Vec<watch::Sender<View>>) -> Self {
+        let (fail, failed) = oneshot::channel();
+        let (stop, common) = (CancellationToken::new(), common.clone());
+        let stopped = stop.clone();
+        std::thread::spawn(move || {
+            let serving = async {
+                let mut servers = JoinSet::new();
+                for (index, shown) in (0..).zip(shown) {
+                    servers.spawn_local(serve(common.clone(), index, shown));
+                }
+                while let Some(served) = servers.join_next().await {
+                    served.map_err(ended)?.map_err(ended)?;
+                }
+                Ok(())
+            };
+            let serving = async { stopped.run_until_cancelled(serving).await.unwrap_or(Ok(())) };
+            if let Err(error) = block_on(LocalSet::new().run_until(serving)) {
+                let _ = fail.send(error);
+            }
+        });
+        Self {
+            failed,
+            _stop: stop.drop_guard(),
+        }
     }
 }
 
@@ -204,7 +248,6 @@ async fn work(
             position += step;
             let made = clock;
             clock = clock.next();
-            common.progress.reaches(clock);
             let mut request = wire::FinishStepRequest {
                 origin: None,
                 split: split.id,
@@ -218,6 +261,7 @@ async fn work(
                 ..Default::default()
             };
             let mut origin = sender.next_origin(*sender.newest_epoch().borrow(), clock);
+            common.progress.reaches(clock);
             loop {
                 request.origin = Some(origin.clone().into());
                 match steps.report(request.clone()).await {
