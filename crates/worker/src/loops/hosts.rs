@@ -17,7 +17,7 @@ use shared_proto::listener::Listener;
 use shared_proto::network::SystemNetwork;
 use shared_proto::payload::Dtype;
 use shared_proto::security::{Security, SecurityFiles};
-use shared_proto::transport::{Listen, is_address};
+use shared_proto::transport::{Listen, MAX_MESSAGE_BYTES, is_address};
 use tokio::runtime::{Builder, EnterGuard, Runtime};
 use tokio::task::unconstrained;
 use tokio::time::timeout;
@@ -38,6 +38,9 @@ const GRACE: Duration = Duration::from_secs(2);
 
 /// The most connections of other processes.
 const MOST_LINKS: usize = 1024;
+
+/// The most numbers that are added up by one message in each direction.
+const MOST_NUMBERS: usize = MAX_MESSAGE_BYTES / size_of::<f64>() / 2;
 
 /// The epoch of the ring: a loop has only one.
 const RING: Epoch = Epoch(1);
@@ -285,7 +288,16 @@ impl HostGroup {
 
     /// Returns the sums of the processes' numbers.
     pub(super) fn sum(&self, numbers: Vec<f64>) -> Result<Vec<f64>, LoopError> {
-        self.play(async |group| group.sum_short(numbers).await)
+        if numbers.len() <= MOST_NUMBERS {
+            return self.play(async |group| group.sum_short(numbers).await);
+        }
+        self.play(async |group| {
+            let mut sums = Vec::with_capacity(numbers.len());
+            for part in numbers.chunks(MOST_NUMBERS) {
+                sums.extend(group.sum_short(part.to_vec()).await?);
+            }
+            Ok(sums)
+        })
     }
 
     /// Makes each element the sum of all processes' elements at its place.

@@ -102,6 +102,25 @@ fn each_host_gets_the_numbers_and_tensors_of_all() {
 }
 
 #[test]
+fn replicas_of_several_hosts_add_up_more_numbers_than_a_message_has() {
+    const COUNT: usize = 600_001;
+    let sums = on_each(&["cpu", "cpu,cpu"], |strategy| {
+        let mut model = strategy.unwrap().scope(3, net).unwrap();
+        let sums = model.run(|replica| {
+            let index = replica.index() as f64;
+            let numbers: Vec<f64> = (0..COUNT).map(|i| i as f64 + index).collect();
+            replica.sum(&numbers)
+        });
+        sums.unwrap()
+    });
+    for sums in sums.concat() {
+        assert_eq!(sums.len(), COUNT);
+        let wrong = (0..COUNT).find(|i| sums[*i] != 3.0 * *i as f64 + 3.0);
+        assert_eq!(wrong, None);
+    }
+}
+
+#[test]
 fn a_host_that_fails_or_panics_ends_the_steps_of_the_others() {
     let failing: [fn() -> candle_core::Result<()>; 2] = [
         || Err(candle_core::Error::msg("the disk is full")),
