@@ -46,11 +46,18 @@ impl CurrentJob {
         request: &wire::FinishStepRequest,
     ) -> Result<wire::FinishStepReply, Status> {
         let from = CallOrigin::new(&request.origin, extensions, "FinishStep").worker();
-        let finish = of_member(self.origin(&from)?, |cluster, now, origin| {
-            cluster.finish_step(now, origin, request)
+        let origin = self.origin(&from)?;
+        let epoch = origin.epoch;
+        let finish = of_member(origin, |cluster, now, origin| {
+            let min_clock = cluster.finish_step(now, origin, request)?;
+            Ok((min_clock, cluster.waits_for_parts(origin.task)))
         });
         let shared = self.shared()?;
-        let min_clock = shared.ask_fast(finish).await.map_err(refused)?;
+        let (mut min_clock, step) = shared.ask_fast(finish).await.map_err(refused)?;
+        if let Some(step) = step {
+            shared.persist_part(step, epoch).await;
+            min_clock = min_clock.max(shared.views.borrow().min_clock);
+        }
         let work = match request.wants_work {
             true => {
                 let lease = lease(self.origin(&from)?, None);

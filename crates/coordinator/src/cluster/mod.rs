@@ -4,7 +4,7 @@
 //! - `admission`: of calls
 //! - `members`: registration, leases, generations; `forgotten`: totals of members that are no longer tracked
 //! - `variables`: the model's variables, initial values; `shard_map`: its cut; `map_size`: what a map may have
-//! - `durable`: the state that outlives this process; `stored`: its form; `possible`: whether one can be resumed
+//! - `durable`: the state that outlives this process; `rows`, `stored`: its form; `possible`: whether one can be resumed
 //! - `checkpoints`: those that the job has; `saving`: orders and collects one; `failures`, `backoff`: those that
 //!   fail; `recovery`: going back to one
 //! - `placement`: blocks to shards; `ledger`: data to workers; `capacity`: the memory that servers have for them
@@ -50,11 +50,11 @@ mod process;
 mod record;
 mod recovery;
 mod ring;
+mod rows;
 mod saving;
 mod shard_map;
 mod split;
 mod status;
-
 mod steps;
 mod stop;
 mod stored;
@@ -93,6 +93,7 @@ pub(crate) use model::ModelSpecs;
 pub(crate) use record::Record;
 pub use record::Summary;
 pub(crate) use ring::{Cause, Joined};
+pub(crate) use rows::TakeRows;
 pub(crate) use saving::{Failure, StoreTask};
 pub(crate) use training::Work;
 pub(crate) use variables::{Initialization, WorkerData};

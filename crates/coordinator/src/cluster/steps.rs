@@ -152,8 +152,7 @@ impl Cluster {
             self.leave_fast_path();
         }
         if self.sync() {
-            // The step as a whole is persisted once all parts are finished.
-            self.must_persist_soon();
+            // Persisted with the commit of the step, or by `persist_parts`, before the call is answered.
             self.finish_part(now, task, samples, request.skipped > 0);
         } else {
             let tally = &mut self.durable.training.tally;
@@ -212,6 +211,19 @@ impl Cluster {
             part.skipped = skipped;
         }
         self.commit_if_complete(now);
+    }
+
+    /// Sync mode: returns the open step if this worker has finished its part of it.
+    pub(crate) fn waits_for_parts(&self, task: Task) -> Option<Clock> {
+        let step = self.durable.training.step.as_ref()?;
+        let mut parts = step.parts.iter();
+        let finished = parts.any(|part| part.task == task && part.finished.is_some());
+        finished.then_some(step.clock)
+    }
+
+    /// Persists the finished parts of the open step. A worker does not report a part again once it has an answer.
+    pub(crate) fn persist_parts(&mut self) {
+        self.must_persist_soon();
     }
 
     /// Removes a worker that is gone from the open step, unless it has finished its part.

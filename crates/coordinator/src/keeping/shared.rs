@@ -5,10 +5,11 @@ use std::time::{Duration, Instant};
 
 use daemon::Offload;
 use parking_lot::Mutex;
+use shared_proto::ids::{Clock, Epoch};
 use shared_proto::planted;
 use shared_proto::refusal::Refusal;
-use shared_proto::view::View;
-use tokio::sync::{Notify, mpsc, watch};
+use shared_proto::view::{JobPhase, View};
+use tokio::sync::{Notify, Semaphore, mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use super::state::State;
@@ -16,6 +17,12 @@ use crate::cluster::{Changes, Cluster, Record, StoreTask, Sweep};
 
 /// The longest wait of a call for a result before it answers that there is none yet.
 pub(crate) const LONG_POLL: Duration = Duration::from_secs(4);
+
+/// The longest wait of a finished part for the other parts of its step. Those of a step are persisted with its commit, by one write.
+const PARTS_WAIT: Duration = Duration::from_secs(1);
+
+/// The number of calls that return at a time after a commit.
+const TURNS: usize = 8;
 
 /// The interval at which a waiting call checks for changes that come with time alone.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
@@ -43,6 +50,8 @@ pub(crate) struct Shared {
     kept: tokio::sync::Mutex<Kept>,
     /// The number of urgent changes that are persisted.
     persisted: watch::Sender<u64>,
+    /// Taken by calls that return after a commit.
+    turns: Semaphore,
     /// Cancelled when the state cannot be written. No call is answered from then on.
     broken: CancellationToken,
 }
@@ -76,6 +85,7 @@ impl Shared {
             offload,
             kept: tokio::sync::Mutex::default(),
             persisted: watch::channel(0).0,
+            turns: Semaphore::new(TURNS),
             broken: CancellationToken::new(),
         })
     }
@@ -157,6 +167,32 @@ impl Shared {
         });
         let _ = settled.await;
         answer
+    }
+
+    /// Sync mode: returns when a worker's finished part of a step is persisted: with the commit of the step, with whatever ends its epoch or
+    /// the job, or by itself if the other parts take long. A commit ends the waits of all workers of the step; a few return at a time, so
+    /// that the servers have the view meanwhile.
+    pub(crate) async fn persist_part(self: &Arc<Self>, step: Clock, epoch: Epoch) {
+        if planted!(PartForgotten) {
+            return;
+        }
+        let mut views = self.views.subscribe();
+        // A view is published once all that it follows from is persisted.
+        let over = views.wait_for(|view| {
+            let committed = view
+                .commit
+                .as_ref()
+                .is_some_and(|commit| commit.step >= step);
+            let ended = matches!(view.phase, JobPhase::Done | JobPhase::Failed);
+            committed || view.epoch > epoch || ended
+        });
+        let late = tokio::time::timeout(PARTS_WAIT, over).await.is_err();
+        if late {
+            self.ask_fast(|cluster, _| cluster.persist_parts()).await;
+        }
+        if let Ok(_turn) = self.turns.acquire().await {
+            tokio::task::yield_now().await;
+        }
     }
 
     /// Returns when urgent changes up to these are persisted and published. One write persists the changes of all calls that wait.

@@ -61,6 +61,8 @@ faults! {
         OneGeneration,
         /// The coordinator answers before its state is persisted.
         AnsweredBeforeKept,
+        /// The coordinator answers a worker that has finished its part of a step before that is persisted.
+        PartForgotten,
         /// A job that goes back keeps its progress.
         KeepsProgress,
         /// A server loads an older checkpoint than it is told to.
