@@ -11,6 +11,7 @@ use tonic::{Extensions, Status, Streaming};
 use super::current_job::{CurrentJob, of_member, refused};
 use super::messages::wire_work;
 use super::origin::CallOrigin;
+use super::slot::Active;
 use crate::cluster::Cluster;
 
 /// Returns the call to the cluster that leases work. `copied` is the newest checkpoint for which the worker has copied its values.
@@ -46,16 +47,14 @@ impl CurrentJob {
         request: &wire::FinishStepRequest,
     ) -> Result<wire::FinishStepReply, Status> {
         let from = CallOrigin::new(&request.origin, extensions, "FinishStep").worker();
-        let origin = self.origin(&from)?;
-        let epoch = origin.epoch;
-        let finish = of_member(origin, |cluster, now, origin| {
+        let finish = of_member(self.origin(&from)?, |cluster, now, origin| {
             let min_clock = cluster.finish_step(now, origin, request)?;
             Ok((min_clock, cluster.waits_for_parts(origin.task)))
         });
-        let shared = self.shared()?;
+        let Active { shared, over, .. } = self.slot.active().map_err(refused)?;
         let (mut min_clock, step) = shared.ask_fast(finish).await.map_err(refused)?;
-        if let Some(step) = step {
-            shared.persist_part(step, epoch).await;
+        if let Some((step, epoch)) = step {
+            shared.persist_part(step, epoch, &over).await;
             min_clock = min_clock.max(shared.views.borrow().min_clock);
         }
         let work = match request.wants_work {

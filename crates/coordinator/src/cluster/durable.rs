@@ -25,8 +25,8 @@ use super::variables::Variables;
 /// The number of views that one process may publish. The next process begins beyond them.
 const VIEWS_IN_A_LIFE: u64 = 1 << 40;
 
-/// All that outlives a coordinator. It is persisted as it is: a new field needs no other change. Fields that are
-/// skipped are set by [`Cluster::resume`].
+/// All that outlives a coordinator. It is persisted as it is, each field as a row (`rows`). Fields that are skipped are set by
+/// [`Cluster::resume`].
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Durable {
     pub(crate) run: Run,

@@ -246,7 +246,8 @@ impl Cluster {
         self.changes.urgent += 1;
     }
 
-    fn may_persist(&mut self) {
+    /// Notes a change that may be lost: another process knows of it, or the work is done again.
+    pub(crate) fn may_persist(&mut self) {
         self.changes.others += 1;
     }
 

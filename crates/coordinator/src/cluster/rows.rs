@@ -20,7 +20,7 @@ pub(crate) trait TakeRows {
     /// Takes a row.
     ///
     /// # Errors
-    /// The taker's.
+    /// The error of the taker.
     fn row<T: Serialize + DeserializeOwned>(
         &mut self,
         name: &str,
@@ -36,7 +36,7 @@ impl Durable {
     /// Hands over each row.
     ///
     /// # Errors
-    /// The taker's.
+    /// The error of the taker.
     pub(crate) fn rows<R: TakeRows>(&self, rows: &mut R) -> Result<(), R::Error> {
         let Self {
             run,

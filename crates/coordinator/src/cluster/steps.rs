@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
-use shared_proto::ids::{Clock, Origin, Role, Sequence, Task};
+use shared_proto::ids::{Clock, Epoch, Origin, Role, Sequence, Task};
 use shared_proto::planted;
 use shared_proto::refusal::{Reason, Refusal};
 use shared_proto::view::Commit;
@@ -213,12 +213,12 @@ impl Cluster {
         self.commit_if_complete(now);
     }
 
-    /// Sync mode: returns the open step if this worker has finished its part of it.
-    pub(crate) fn waits_for_parts(&self, task: Task) -> Option<Clock> {
+    /// Sync mode: returns the open step and the epoch if this worker has finished its part of the step.
+    pub(crate) fn waits_for_parts(&self, task: Task) -> Option<(Clock, Epoch)> {
         let step = self.durable.training.step.as_ref()?;
         let mut parts = step.parts.iter();
         let finished = parts.any(|part| part.task == task && part.finished.is_some());
-        finished.then_some(step.clock)
+        finished.then(|| (step.clock, self.epoch()))
     }
 
     /// Persists the finished parts of the open step. A worker does not report a part again once it has an answer.

@@ -18,7 +18,7 @@ use crate::cluster::{Changes, Cluster, Record, StoreTask, Sweep};
 /// The longest wait of a call for a result before it answers that there is none yet.
 pub(crate) const LONG_POLL: Duration = Duration::from_secs(4);
 
-/// The longest wait of a finished part for the other parts of its step. Those of a step are persisted with its commit, by one write.
+/// The longest wait of a finished part for the other parts of its step.
 const PARTS_WAIT: Duration = Duration::from_secs(1);
 
 /// The number of calls that return at a time after a commit.
@@ -30,8 +30,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(200);
 /// The longest delay of changes on which no other call depends. One write then persists several of them.
 const BATCH_DELAY: Duration = Duration::from_millis(20);
 
-/// The pause after a write of the state, for each KiB of it: about four times the processor time of the write. So writes take a fifth of a
-/// core at most, also those of a large state.
+/// The pause after a write of the state, for each KiB of its cost: about four times the processor time of the write. So writes take a fifth
+/// of a core at most, also those of a large state.
 const PAUSE_FOR_KILOBYTE: Duration = Duration::from_micros(30);
 
 /// The longest such pause.
@@ -169,25 +169,29 @@ impl Shared {
         answer
     }
 
-    /// Sync mode: returns when a worker's finished part of a step is persisted: with the commit of the step, with whatever ends its epoch or
-    /// the job, or by itself if the other parts take long. A commit ends the waits of all workers of the step; a few return at a time, so
-    /// that the servers have the view meanwhile.
-    pub(crate) async fn persist_part(self: &Arc<Self>, step: Clock, epoch: Epoch) {
+    /// Sync mode: returns when a worker's finished part of a step is persisted and the step is committed, or its epoch or the job ends, or the
+    /// other parts take long. A commit ends the waits of all workers of the step; a few return at a time, so that the servers have the view
+    /// meanwhile. `over` ends the wait too.
+    pub(crate) async fn persist_part(
+        self: &Arc<Self>,
+        step: Clock,
+        epoch: Epoch,
+        over: &CancellationToken,
+    ) {
         if planted!(PartForgotten) {
             return;
         }
+        let finished = self.look(|cluster, _| cluster.changes());
         let mut views = self.views.subscribe();
         // A view is published once all that it follows from is persisted.
-        let over = views.wait_for(|view| {
-            let committed = view
-                .commit
-                .as_ref()
-                .is_some_and(|commit| commit.step >= step);
+        let committed = views.wait_for(|view| {
+            let commit = view.commit.as_ref();
             let ended = matches!(view.phase, JobPhase::Done | JobPhase::Failed);
-            committed || view.epoch > epoch || ended
+            commit.is_some_and(|commit| commit.step >= step) || view.epoch > epoch || ended
         });
-        let late = tokio::time::timeout(PARTS_WAIT, over).await.is_err();
-        if late {
+        let committed = tokio::time::timeout(PARTS_WAIT, committed);
+        let is_persisted = matches!(over.run_until_cancelled(committed).await, Some(Ok(_)));
+        if !is_persisted && self.kept.lock().await.changes.others < finished.others {
             self.ask_fast(|cluster, _| cluster.persist_parts()).await;
         }
         if let Ok(_turn) = self.turns.acquire().await {
@@ -243,8 +247,8 @@ impl Shared {
         });
         let state = Arc::clone(&self.state);
         let written = self.offload.run(move || state.write(&durable)).await;
-        let bytes = match written {
-            Ok(bytes) => bytes,
+        let cost = match written {
+            Ok(cost) => cost,
             Err(error) => {
                 // Later answers could promise changes that a restart would forget.
                 tracing::error!("the coordinator's state cannot be written: {error}; ending");
@@ -252,7 +256,7 @@ impl Shared {
                 return std::future::pending().await;
             }
         };
-        let kilobytes = u32::try_from(bytes >> 10).unwrap_or(u32::MAX);
+        let kilobytes = u32::try_from(cost >> 10).unwrap_or(u32::MAX);
         let pause = PAUSE_FOR_KILOBYTE.saturating_mul(kilobytes);
         kept.changes = changes;
         kept.next = Some(tokio::time::Instant::now() + pause.min(LONGEST_PAUSE));
@@ -345,6 +349,87 @@ impl Shared {
                 return Ok(answer);
             }
             let _ = tokio::time::timeout(LOOK_AGAIN, changed).await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use shared_proto::job::Job;
+    use shared_proto::view::Commit;
+
+    fn shared() -> Arc<Shared> {
+        let state = State::over(redb::backends::InMemoryBackend::new()).unwrap();
+        let (records, _) = mpsc::channel(1);
+        Shared::new(
+            Cluster::new(Job::default()),
+            records,
+            state,
+            Offload::Threads,
+        )
+    }
+
+    /// Makes a change that may be lost, as a finished part is.
+    fn change(shared: &Shared) -> Changes {
+        let mut cluster = shared.cluster.lock();
+        cluster.may_persist();
+        cluster.changes()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_part_is_answered_with_its_commit_or_the_end_of_its_epoch_or_of_the_job() {
+        type Change = fn(&mut View);
+        let changes: [Change; 4] = [
+            |view| {
+                view.commit = Some(Commit {
+                    step: Clock(5),
+                    contributors: Vec::new(),
+                });
+            },
+            |view| view.epoch = Epoch(3),
+            |view| view.phase = JobPhase::Done,
+            |view| view.phase = JobPhase::Failed,
+        ];
+        for (case, ends) in changes.into_iter().enumerate() {
+            let (shared, over) = (shared(), CancellationToken::new());
+            let began = tokio::time::Instant::now();
+            let answered = shared.persist_part(Clock(5), Epoch(2), &over);
+            let later = async {
+                tokio::time::sleep(PARTS_WAIT / 4).await;
+                shared.views.send_modify(|view| {
+                    view.commit = Some(Commit {
+                        step: Clock(4),
+                        contributors: Vec::new(),
+                    });
+                    view.epoch = Epoch(2);
+                });
+                tokio::time::sleep(PARTS_WAIT / 4).await;
+                shared.views.send_modify(ends);
+            };
+            tokio::join!(answered, later);
+            assert_eq!(began.elapsed(), PARTS_WAIT / 2, "case {case}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_part_whose_step_takes_long_is_persisted_before_it_is_answered() {
+        for ends_at_once in [false, true] {
+            let (shared, over) = (shared(), CancellationToken::new());
+            let changed = change(&shared);
+            if ends_at_once {
+                over.cancel();
+            }
+            let began = tokio::time::Instant::now();
+            shared.persist_part(Clock(5), Epoch(2), &over).await;
+            assert!(shared.kept.lock().await.changes.others >= changed.others);
+            assert!(shared.state.read().unwrap().is_some());
+            assert_eq!(began.elapsed() < PARTS_WAIT, ends_at_once);
+
+            // Nothing is written for a part that is persisted already.
+            let written = shared.kept.lock().await.changes;
+            shared.persist_part(Clock(5), Epoch(2), &over).await;
+            assert_eq!(shared.kept.lock().await.changes, written);
         }
     }
 }

@@ -15,24 +15,21 @@ use crate::cluster::{Durable, TakeRows};
 
 const TABLE: TableDefinition<&str, &[u8]> = TableDefinition::new("flambeau");
 
-/// The name of the row with the form of the state.
-const FORM_ROW: &str = "form";
+/// The row with the form of the state. In forms before the third it has the whole state.
+const FORM_ROW: &str = "cluster";
 
 /// The form of the state that this release writes. It is raised when an earlier release's state cannot be read as
 /// this one's.
 const FORM: u32 = 3;
 
-/// The name of the row that has the whole state in forms before the third.
-const WHOLE_ROW: &str = "cluster";
-
-/// The share of the encoded bytes that counts as written: encoding them takes about a quarter of the time.
-const ENCODED_SHARE: usize = 4;
+/// Encoding a byte costs a part of writing it: one of so many.
+const ENCODING: usize = 4;
 
 /// The values of rows, by name.
 type Rows = BTreeMap<String, Vec<u8>>;
 
-/// The form of a state that is one row.
-#[derive(Deserialize)]
+/// The form of a state.
+#[derive(Serialize, Deserialize)]
 struct Form {
     #[serde(default)]
     form: u32,
@@ -168,24 +165,25 @@ impl State {
     }
 
     /// Persists the state of the cluster. Once this returns, it survives a crash of the process and the machine. If the disk is full, uses
-    /// the reserve. Returns what that took, as a number of written bytes.
+    /// the reserve. Returns the cost, as the number of bytes that take as long to write.
     ///
     /// # Errors
     /// If it cannot be written, or the next process could not read it. The stored state is then unchanged.
     pub(crate) fn write(&self, durable: &Durable) -> Result<usize, StateError> {
         let mut database = self.database.lock();
         let mut known = self.rows.lock();
-        let stored = match known.take() {
+        // After an error they are read again.
+        let mut stored = match known.take() {
             Some(stored) => stored,
             None => rows(database.as_ref().ok_or_else(closed)?)?,
         };
-        let stored = known.insert(stored);
-        let changes = Changes::between(stored, durable)?;
+        let changes = Changes::between(&stored, durable)?;
         self.put(&mut database, &changes)?;
         let written: usize = changes.rows.iter().map(|(_, value)| value.len()).sum();
-        let took = written + changes.encoded / ENCODED_SHARE;
-        changes.apply_to(stored);
-        Ok(took)
+        let cost = written + changes.encoded / ENCODING;
+        changes.apply_to(&mut stored);
+        *known = Some(stored);
+        Ok(cost)
     }
 
     fn put(&self, database: &mut Option<Database>, changes: &Changes) -> Result<(), StateError> {
@@ -249,15 +247,11 @@ fn decode(rows: &Rows) -> Result<Option<Durable>, StateError> {
         redb::Error::Corrupted(format!("it is not what this release writes: {what}"))
     };
     let read = |error: serde_json::Error| corrupted(error.to_string());
-    if let Some(whole) = rows.get(WHOLE_ROW) {
-        let Form { form } = serde_json::from_slice(whole).map_err(read)?;
-        return Err(StateError::OtherRelease(form));
-    }
     if rows.is_empty() {
         return Ok(None);
     }
-    let form = rows.get(FORM_ROW).map_or(b"0".as_slice(), Vec::as_slice);
-    let form = serde_json::from_slice(form).map_err(read)?;
+    let form = rows.get(FORM_ROW).map_or(b"{}".as_slice(), Vec::as_slice);
+    let Form { form } = serde_json::from_slice(form).map_err(read)?;
     if form != FORM {
         return Err(StateError::OtherRelease(form));
     }
@@ -268,7 +262,7 @@ fn decode(rows: &Rows) -> Result<Option<Durable>, StateError> {
     Ok(Some(durable))
 }
 
-/// What distinguishes a state from the stored one.
+/// The differences between a state and the stored one.
 struct Changes {
     /// The rows that differ, with their new values.
     rows: Vec<(String, Vec<u8>)>,
@@ -288,7 +282,7 @@ impl Changes {
             value: Vec::new(),
             encoded: 0,
         };
-        encoder.row(FORM_ROW, &FORM)?;
+        encoder.row(FORM_ROW, &Form { form: FORM })?;
         durable.rows(&mut encoder)?;
         let Encoder {
             kept,
@@ -443,14 +437,14 @@ mod tests {
             ("cluster", r#"{"generation":3,"members":[]}"#, "form 0"),
             ("cluster", r#"{"form":2,"cluster":{}}"#, "form 2"),
             ("run", "{}", "form 0"),
-            ("form", "4", "form 4"),
+            ("cluster", r#"{"form":4}"#, "form 4"),
         ] {
             let refused = read(name, value);
             assert!(refused.contains("another release"), "{refused}");
             assert!(refused.contains(form), "{refused}");
         }
-        for (name, value) in [("form", "3"), ("form", "x"), ("cluster", "{")] {
-            let refused = read(name, value);
+        for value in [r#"{"form":3}"#, r#"{"form":"x"}"#, "{"] {
+            let refused = read("cluster", value);
             assert!(
                 refused.contains("not what this release writes"),
                 "{refused}"

@@ -286,10 +286,15 @@ impl HostGroup {
         all.map_err(|_| LoopError::HostsOutOfStep)
     }
 
-    /// Returns the sums of the processes' numbers.
+    /// Returns the sums of the processes' numbers. Fails if a process has another count of them.
     pub(super) fn sum(&self, numbers: Vec<f64>) -> Result<Vec<f64>, LoopError> {
         if numbers.len() <= MOST_NUMBERS {
             return self.play(async |group| group.sum_short(numbers).await);
+        }
+        let count = numbers.len() as f64;
+        let counts = self.play(async |group| group.sum_short(vec![count]).await)?;
+        if counts != [count * self.addresses.len() as f64] {
+            return Err(LoopError::HostsOutOfStep);
         }
         self.play(async |group| {
             let mut sums = Vec::with_capacity(numbers.len());

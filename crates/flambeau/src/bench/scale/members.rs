@@ -1,6 +1,7 @@
 //! Workers and servers without a model: they make the calls that real ones make, over connections of their own.
 
 use std::sync::Arc;
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -13,6 +14,7 @@ use shared_proto::security::Security;
 use shared_proto::staleness::StalenessBound;
 use shared_proto::view::View;
 use shared_proto::wire::{self, Initialization, lease_work_reply::Work};
+use tokio::sync::oneshot::error::TryRecvError;
 use tokio::sync::{oneshot, watch};
 use tokio::task::{JoinSet, LocalSet};
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -28,8 +30,8 @@ const SAMPLES: u64 = 1 << 45;
 /// The elements of the only variable, for each server. They are some blocks.
 const ELEMENTS: usize = 1 << 16;
 
-/// The members of a measured cluster. The workers share the thread of the measurement, the servers one of their own: a view reaches them
-/// while workers have much to do.
+/// The members of a measured cluster. The workers share the thread of the measurement, and the servers have one of their own, so that
+/// views reach them while the workers' thread is busy.
 pub(super) struct Members {
     workers: JoinSet<Result<(), MembershipError>>,
     servers: Servers,
@@ -110,8 +112,10 @@ impl Members {
     ) -> Result<(), CommandError> {
         let since = Instant::now();
         while !holds() {
-            if let Ok(error) = self.servers.failed.try_recv() {
-                return Err(error);
+            match self.servers.failed.try_recv() {
+                Ok(error) => return Err(error),
+                Err(TryRecvError::Closed) => return Err(ended("the servers have ended")),
+                Err(TryRecvError::Empty) => {}
             }
             match self.workers.try_join_next() {
                 Some(Ok(Err(error))) => return Err(ended(error)),
@@ -129,6 +133,9 @@ impl Members {
 
     pub(super) async fn stop(mut self) {
         self.workers.shutdown().await;
+        let Servers { thread, stop, .. } = self.servers;
+        drop(stop);
+        let _ = thread.join();
     }
 }
 
@@ -136,7 +143,8 @@ impl Members {
 struct Servers {
     /// The error of the first one that has failed.
     failed: oneshot::Receiver<CommandError>,
-    _stop: DropGuard,
+    stop: DropGuard,
+    thread: JoinHandle<()>,
 }
 
 impl Servers {
@@ -145,7 +153,7 @@ impl Servers {
         let (fail, failed) = oneshot::channel();
         let (stop, common) = (CancellationToken::new(), common.clone());
         let stopped = stop.clone();
-        std::thread::spawn(move || {
+        let thread = std::thread::spawn(move || {
             let serving = async {
                 let mut servers = JoinSet::new();
                 for (index, shown) in (0..).zip(shown) {
@@ -163,7 +171,8 @@ impl Servers {
         });
         Self {
             failed,
-            _stop: stop.drop_guard(),
+            stop: stop.drop_guard(),
+            thread,
         }
     }
 }
