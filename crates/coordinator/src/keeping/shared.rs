@@ -50,7 +50,7 @@ pub(crate) struct Shared {
     kept: tokio::sync::Mutex<Kept>,
     /// The number of urgent changes that are persisted.
     persisted: watch::Sender<u64>,
-    /// Taken by calls that return after a commit.
+    /// Limits how many calls return at a time after a commit.
     turns: Semaphore,
     /// Cancelled when the state cannot be written. No call is answered from then on.
     broken: CancellationToken,
@@ -169,9 +169,10 @@ impl Shared {
         answer
     }
 
-    /// Sync mode: returns when a worker's finished part of a step is persisted and the step is committed, or its epoch or the job ends, or the
-    /// other parts take long. A commit ends the waits of all workers of the step; a few return at a time, so that the servers have the view
-    /// meanwhile. `over` ends the wait too.
+    /// Sync mode: returns once a worker's finished part of a step is persisted: with the commit of the step, or with the end of its epoch or of
+    /// the job. If none of these comes within a second, or when `over` is cancelled, the part is persisted by itself.
+    ///
+    /// A commit ends the waits of all workers of the step. A few of them return at a time, so that the servers get the view meanwhile.
     pub(crate) async fn persist_part(
         self: &Arc<Self>,
         step: Clock,

@@ -22,8 +22,8 @@ const FORM_ROW: &str = "cluster";
 /// this one's.
 const FORM: u32 = 3;
 
-/// Encoding a byte costs a part of writing it: one of so many.
-const ENCODING: usize = 4;
+/// The number of bytes that are encoded in the time in which one is written.
+const ENCODED_FOR_ONE_WRITTEN: usize = 4;
 
 /// The values of rows, by name.
 type Rows = BTreeMap<String, Vec<u8>>;
@@ -180,7 +180,7 @@ impl State {
         let changes = Changes::between(&stored, durable)?;
         self.put(&mut database, &changes)?;
         let written: usize = changes.rows.iter().map(|(_, value)| value.len()).sum();
-        let cost = written + changes.encoded / ENCODING;
+        let cost = written + changes.encoded / ENCODED_FOR_ONE_WRITTEN;
         changes.apply_to(&mut stored);
         *known = Some(stored);
         Ok(cost)
