@@ -31,7 +31,7 @@ const FOUND: &[(Fault, u64)] = &[
     (Fault::KeepsProgress, 2),
     (Fault::OlderCheckpoint, 1),
     (Fault::NeverReplaced, 12),
-    (Fault::EarlyManifest, 14),
+    (Fault::EarlyManifest, 8),
     (Fault::CheckpointLacksStep, 2),
     (Fault::StaleModel, 18),
     (Fault::SilentLosses, 6),
