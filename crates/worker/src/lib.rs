@@ -3,7 +3,7 @@
 //! The data path goes through these modules in this order:
 //! - [`run`]: the process
 //! - `member`: registers and joins by the job's strategy; `trainer`: asks for work
-//! - `step`: one training step: input, pull, compute, push; `unfinished`: the step whose push is not acknowledged yet
+//! - `step`: one training step: input, pull, compute, push; `unfinished`: the step with an unacknowledged push
 //! - [`input`], [`shuffle`]: the data and its order
 //! - [`strategy`]: where weights come from and gradients go to; `strategy/parameter_server` is the one that ships
 //! - [`replica`]: the model on its own thread

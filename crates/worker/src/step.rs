@@ -21,7 +21,7 @@ pub(crate) struct ComputedStep {
     times: Times,
 }
 
-/// A step whose push is not acknowledged yet.
+/// A step with an unacknowledged push.
 pub(crate) struct PushedStep {
     pub(crate) samples: u64,
     pub(crate) loss: f64,

@@ -1,4 +1,4 @@
-//! The step whose push is not acknowledged yet. The worker reports the step once the servers have acknowledged it, and pushes no other
+//! The step with an unacknowledged push. The worker reports the step once the servers have acknowledged it, and pushes no other
 //! gradients before. With `strategy.pipeline = 1` it computes the next step meanwhile.
 
 use std::pin::{Pin, pin};
