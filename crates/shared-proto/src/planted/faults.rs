@@ -61,7 +61,7 @@ faults! {
         OneGeneration,
         /// The coordinator answers before its state is persisted.
         AnsweredBeforeKept,
-        /// The coordinator answers a worker that has finished its part of a step before that is persisted.
+        /// The coordinator answers a finished part of a step before the part is persisted.
         PartForgotten,
         /// A job that goes back keeps its progress.
         KeepsProgress,
