@@ -9,11 +9,8 @@ use tokio::sync::Notify;
 
 use crate::links::{LinkError, Links};
 use crate::numbers::{combine, combine_short, round, short_to_wire, to_wire};
-use crate::pieces::{PIECE_ELEMENTS, Pieces};
+use crate::pieces::{PIECE_BYTES, PIECE_ELEMENTS, Pieces};
 use crate::schedule::{self, Algorithm, Groups, Rank, Round};
-
-/// The most bytes of a piece.
-const PIECE_BYTES: usize = PIECE_ELEMENTS * size_of::<f32>();
 
 /// The failure of a collective operation. The values that it was to change are undefined, and the group is of no further
 /// use.

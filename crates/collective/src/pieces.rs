@@ -5,7 +5,10 @@ use std::ops::Range;
 use crate::schedule::{Combine, Rank, Round};
 
 /// The most elements of a piece. Smaller pieces overlap more, and each costs some microseconds.
-pub(crate) const PIECE_ELEMENTS: usize = 128 << 10;
+pub(crate) const PIECE_ELEMENTS: usize = 64 << 10;
+
+/// The most bytes of a piece.
+pub(crate) const PIECE_BYTES: usize = PIECE_ELEMENTS * size_of::<f32>();
 
 /// A piece to send.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -5,7 +5,7 @@ use std::sync::{Arc, Once};
 use std::time::Duration;
 
 use candle_core::Device;
-use collective::{Exchange, LinkService, take_links};
+use collective::{Exchange, LinkService, SHARED_MEMORY, take_links};
 use daemon::membership::{Coordinator, Membership, Registration};
 use daemon::process::{After, Process};
 use daemon::settings::{ConnectionSettings, MemberSettings, ProcessSettings};
@@ -53,6 +53,15 @@ pub struct Settings {
     /// address of the interface that leads to the coordinator.
     #[arg(long, env = "FLAMBEAU_WORKER_ADVERTISE", value_name = "ADDRESS")]
     pub advertise: Option<String>,
+    /// The folder for memory that it shares with other workers on this host, so that what they exchange takes no connection. `none`
+    /// turns this off.
+    #[arg(
+        long,
+        env = "FLAMBEAU_SHARED_MEMORY",
+        value_name = "DIR",
+        default_value = SHARED_MEMORY
+    )]
+    pub shared_memory: PathBuf,
     /// The limits on connections of other workers.
     #[command(flatten)]
     pub connections: ConnectionSettings,
@@ -142,7 +151,8 @@ async fn listen(
     };
     let listener = Listener::bind(&settings.listen).await.map_err(failed)?;
     let address = listener.address().map_err(failed)?;
-    let exchange = Exchange::default();
+    let shared = Some(settings.shared_memory.clone());
+    let exchange = Exchange::sharing_memory(shared.filter(|folder| folder != Path::new("none")));
     let service = LinkService {
         exchange: exchange.clone(),
         security: process.security.clone(),

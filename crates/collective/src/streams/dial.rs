@@ -1,5 +1,6 @@
 //! The opening of a link.
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,66 +12,89 @@ use shared_proto::security::chain_of;
 use shared_proto::stream::{self, BodyKind, Encoded};
 use shared_proto::transport::PROTOCOL_VERSION;
 use shared_proto::wire::{self, link_message::Kind};
+use tokio::time::timeout;
 
 use super::exchange::Identity;
 use super::link::{Link, OUTGOING, reason};
 use super::peer::Peer;
+use super::shared_memory::Offered;
 
 /// The pauses between attempts: from the first to the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(200));
 
-/// Opens a link to a peer of a ring. Retries until the caller gives up. Stores the reason of the latest failure in `noted`.
-pub(super) async fn dial(
-    network: &Arc<dyn Network>,
-    own: &Identity,
-    ring: Epoch,
-    peer: &Peer,
-    noted: &Mutex<Option<String>>,
-) -> Result<Link, String> {
-    let attempt = || attempt(network, own, ring, peer);
-    let pauses = ExponentialBuilder::default()
-        .with_min_delay(PAUSES.0)
-        .with_max_delay(PAUSES.1)
-        .without_max_times();
-    let note = |reason: &String, _| {
-        tracing::debug!(peer = %peer.task, reason, "trying again");
-        *noted.lock() = Some(reason.clone());
-    };
-    attempt.retry(pauses).notify(note).await
+/// The time in which a peer must answer a greeting, before the next attempt.
+const ANSWER: Duration = Duration::from_secs(10);
+
+/// The opening of a link to a peer of a ring.
+pub(super) struct Call<'a> {
+    pub(super) network: &'a Arc<dyn Network>,
+    pub(super) own: &'a Identity,
+    pub(super) ring: Epoch,
+    pub(super) peer: &'a Peer,
+    /// The folder for memory that is shared with peers on this host.
+    pub(super) shared_memory: Option<&'a Path>,
 }
 
-async fn attempt(
-    network: &Arc<dyn Network>,
-    own: &Identity,
-    ring: Epoch,
-    peer: &Peer,
-) -> Result<Link, String> {
-    let security = network.security();
-    let remote = security.endpoint(&peer.address, Role::Worker);
-    let remote = remote.map_err(|error| chain_of(&error))?;
-    let channel = network.connect(remote).await;
-    let channel = channel.map_err(|error| chain_of(&error))?;
-    let (outgoing, body) = stream::body(OUTGOING, BodyKind::Request);
-    let origin = Origin {
-        job: own.job.clone(),
-        run: own.run,
-        task: own.task,
-        epoch: ring,
-        clock: Clock(0),
-        sequence: Sequence(0),
-    };
-    let greeting = Kind::Greeting(wire::Greeting {
-        protocol_version: PROTOCOL_VERSION,
-        origin: Some(origin.into()),
-        to: Some(peer.task.into()),
-    });
-    // The queue is new and empty, so this does not wait.
-    let _ = outgoing.send(Ok(Encoded::from(greeting))).await;
-    let credentials = security.credentials();
-    let called = stream::call(channel, stream::LINK_PATH, body, &credentials).await;
-    let incoming = called.map_err(|status| reason(&status))?;
-    Ok(Link {
-        outgoing,
-        incoming: incoming.into(),
-    })
+impl Call<'_> {
+    /// Opens the link. Retries until the caller gives up. Stores the reason of the latest failure in `noted`.
+    pub(super) async fn dial(&self, noted: &Mutex<Option<String>>) -> Result<Link, String> {
+        let attempt = || async {
+            let late = |_| Err("it does not answer".to_owned());
+            timeout(ANSWER, self.attempt()).await.unwrap_or_else(late)
+        };
+        let pauses = ExponentialBuilder::default()
+            .with_min_delay(PAUSES.0)
+            .with_max_delay(PAUSES.1)
+            .without_max_times();
+        let note = |reason: &String, _| {
+            tracing::debug!(peer = %self.peer.task, reason, "trying again");
+            *noted.lock() = Some(reason.clone());
+        };
+        attempt.retry(pauses).notify(note).await
+    }
+
+    async fn attempt(&self) -> Result<Link, String> {
+        let (own, peer, security) = (self.own, self.peer, self.network.security());
+        let remote = security.endpoint(&peer.address, Role::Worker);
+        let remote = remote.map_err(|error| chain_of(&error))?;
+        let channel = self.network.connect(remote).await;
+        let channel = channel.map_err(|error| chain_of(&error))?;
+        let (outgoing, body) = stream::body(OUTGOING, BodyKind::Request);
+        let origin = Origin {
+            job: own.job.clone(),
+            run: own.run,
+            task: own.task,
+            epoch: self.ring,
+            clock: Clock(0),
+            sequence: Sequence(0),
+        };
+        // Without it, all goes over the connection.
+        let offered = self.shared_memory.map(Offered::create);
+        let offered = offered.and_then(|offered| {
+            offered
+                .inspect_err(|error| tracing::debug!(%error, "no memory can be shared"))
+                .ok()
+        });
+        let greeting = Kind::Greeting(wire::Greeting {
+            protocol_version: PROTOCOL_VERSION,
+            origin: Some(origin.into()),
+            to: Some(peer.task.into()),
+            shared_memory: offered.as_ref().map(Offered::name).unwrap_or_default(),
+        });
+        // The queue is new and empty, so this does not wait.
+        let _ = outgoing.send(Ok(Encoded::from(greeting))).await;
+        let credentials = security.credentials();
+        let called = stream::call(channel, stream::LINK_PATH, body, &credentials).await;
+        let mut incoming = called.map_err(|status| reason(&status))?;
+        let answer: Result<Option<wire::LinkMessage>, _> = incoming.message().await;
+        let answer = answer.map_err(|status| reason(&status))?;
+        let Some(Kind::Admitted(admitted)) = answer.and_then(|message| message.kind) else {
+            return Err("it does not answer a greeting".to_owned());
+        };
+        let offered = offered.filter(|_| admitted.shares_memory);
+        let memory = offered.map(Offered::accepted);
+        let shares_memory = memory.is_some();
+        tracing::debug!(peer = %peer.task, shares_memory, "a link is open");
+        Ok(Link::of(outgoing, incoming, memory))
+    }
 }

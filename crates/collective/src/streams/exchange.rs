@@ -1,17 +1,20 @@
 //! The place where links from other processes arrive, and wait for the ring that they belong to.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use shared_proto::ids::{Epoch, RunNumber, Task};
 use shared_proto::refusal::{Reason, Refusal};
+use shared_proto::stream::{Incoming, Sender};
 use shared_proto::transport::PROTOCOL_VERSION;
 use shared_proto::wire;
 use tokio::sync::Notify;
 use tonic::Status;
 
 use super::link::Link;
+use super::shared_memory::SharedMemory;
 
 /// The most links that may wait for their ring. More are refused.
 const MOST_WAITING: usize = 1024;
@@ -33,6 +36,10 @@ pub struct Exchange(Arc<Shared>);
 
 #[derive(Default)]
 struct Shared {
+    /// The folder for memory that is shared with peers on this host.
+    shared_memory: Option<PathBuf>,
+    /// A task may open one link of a ring.
+    once: bool,
     state: Mutex<State>,
     /// Notified when a link has come.
     arrived: Notify,
@@ -44,6 +51,8 @@ struct State {
     /// The ring that this process is in, or forms.
     ring: Epoch,
     waiting: BTreeMap<(Epoch, Task), Link>,
+    /// The tasks of which a link was taken.
+    taken: BTreeSet<(Epoch, Task)>,
 }
 
 impl fmt::Debug for Exchange {
@@ -58,6 +67,32 @@ impl fmt::Debug for Exchange {
 }
 
 impl Exchange {
+    /// A place whose links share memory with peers on the same host, by files in this folder. Without one, all goes over
+    /// connections.
+    #[must_use]
+    pub fn sharing_memory(folder: Option<PathBuf>) -> Self {
+        Self(Arc::new(Shared {
+            shared_memory: folder,
+            ..Shared::default()
+        }))
+    }
+
+    /// A place that takes one link of each task in a ring, for tasks without generations. A task that has started again is refused,
+    /// and tries again until this process has started again too.
+    #[must_use]
+    pub fn once(folder: Option<PathBuf>) -> Self {
+        Self(Arc::new(Shared {
+            shared_memory: folder,
+            once: true,
+            ..Shared::default()
+        }))
+    }
+
+    /// Returns the folder for memory that is shared with peers on this host.
+    pub(super) fn shared_memory(&self) -> Option<&Path> {
+        self.0.shared_memory.as_deref()
+    }
+
     /// Takes links to this task from now on, and drops those to an earlier one.
     pub fn belong_to(&self, identity: Identity) {
         let mut state = self.state();
@@ -74,6 +109,7 @@ impl Exchange {
         let mut state = self.state();
         state.ring = ring;
         state.waiting.retain(|(of, _), _| *of >= ring);
+        state.taken.retain(|(of, _)| *of >= ring);
     }
 
     /// Returns the identity of this process, once it has one.
@@ -88,25 +124,39 @@ impl Exchange {
             tokio::pin!(arrived);
             // Registered before the look, so that no arrival is missed.
             arrived.as_mut().enable();
-            if let Some(link) = self.state().waiting.remove(&(ring, from)) {
+            if let Some(link) = self.state().take(ring, from) {
                 return link;
             }
             arrived.await;
         }
     }
 
-    /// Checks a greeting, and keeps its link for the ring.
+    /// Checks a greeting, answers it, and keeps its link for the ring.
     ///
     /// # Errors
     /// The status with which the link is to end.
-    pub(super) fn offer(&self, greeting: wire::Greeting, link: Link) -> Result<(), Status> {
+    pub(super) fn offer(
+        &self,
+        greeting: wire::Greeting,
+        outgoing: Sender,
+        incoming: Incoming<wire::LinkMessage>,
+    ) -> Result<(), Status> {
         let mut state = self.state();
-        let (from, ring) = state.check(greeting)?;
+        let (from, ring) = state.check(&greeting)?;
         if state.waiting.len() >= MOST_WAITING {
             return Err(Status::resource_exhausted(
                 "too many links wait for their ring",
             ));
         }
+        if self.0.once && state.taken.contains(&(ring, from)) {
+            return Err(Status::unavailable(
+                "it has had a link to an earlier process of the caller, and must start again too",
+            ));
+        }
+        let folder = self.shared_memory();
+        let memory = folder.and_then(|folder| SharedMemory::open(folder, &greeting.shared_memory));
+        let link = Link::of(outgoing, incoming, memory);
+        link.admit();
         state.waiting.insert((ring, from), link);
         drop(state);
         self.0.arrived.notify_waiters();
@@ -119,8 +169,15 @@ impl Exchange {
 }
 
 impl State {
+    /// Takes the link that a task has opened for a ring, if it has come.
+    fn take(&mut self, ring: Epoch, from: Task) -> Option<Link> {
+        let link = self.waiting.remove(&(ring, from))?;
+        self.taken.insert((ring, from));
+        Some(link)
+    }
+
     /// Returns the task that greets, and the ring that it means.
-    fn check(&self, greeting: wire::Greeting) -> Result<(Task, Epoch), Status> {
+    fn check(&self, greeting: &wire::Greeting) -> Result<(Task, Epoch), Status> {
         let version = greeting.protocol_version;
         if version != PROTOCOL_VERSION {
             return Err(Refusal::new(
@@ -131,6 +188,7 @@ impl State {
         let malformed = |what: &str| Status::from(Refusal::new(Reason::Malformed, what));
         let origin = greeting
             .origin
+            .as_ref()
             .ok_or_else(|| malformed("the greeting has no origin"))?;
         let task = |task: Option<&wire::Task>| {
             let task = task.and_then(|task| Task::try_from(task).ok());

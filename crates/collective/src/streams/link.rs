@@ -1,59 +1,211 @@
-//! An open link: a stream in each direction.
+//! An open link: a stream in each direction. Between processes of a host, the pieces are in shared memory, and the streams
+//! say so.
 
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 use shared_proto::stream::{Incoming, Sender};
 use shared_proto::wire::{self, link_message::Kind};
-use tokio::sync::Mutex;
+use tokio::sync::{Notify, Semaphore};
 use tokio::time::timeout;
 use tonic::Status;
+
+use super::shared_memory::{SLOTS, SharedMemory};
+use crate::pieces::PIECE_BYTES;
 
 /// The number of pieces that may wait for the transport.
 pub(super) const OUTGOING: usize = 4;
 
+/// The number of slots that are freed at a time: half of them, so that the peer writes to the others meanwhile.
+const FREED: usize = SLOTS / 2;
+
 /// The time to wait for the peer's reason after a link has broken.
 const TOLD: Duration = Duration::from_secs(1);
 
+/// The bytes from which a piece goes through shared memory. A smaller one is as fast in the message itself.
+const SHARED_BYTES: usize = 16 << 10;
+
+/// The most pieces that may have come and are not received yet. A peer that follows the protocol sends fewer.
+const MOST_ARRIVED: usize = 1024;
+
 /// A stream in each direction between two ranks.
 pub(super) struct Link {
-    pub(super) outgoing: Sender,
-    pub(super) incoming: Mutex<Incoming<wire::LinkMessage>>,
+    outgoing: Sender,
+    incoming: tokio::sync::Mutex<Incoming<wire::LinkMessage>>,
+    /// The pieces that have come and are not received yet.
+    arrived: Mutex<VecDeque<Arrived>>,
+    /// Notified when a message has come.
+    taken_in: Notify,
+    shared: Option<Shared>,
+}
+
+/// A piece that has come.
+enum Arrived {
+    Here(Bytes),
+    /// It is in shared memory, and has so many bytes.
+    Shared(usize),
+}
+
+/// Memory that is shared with the peer, and what is in it.
+struct Shared {
+    memory: SharedMemory,
+    /// The number of pieces that were written.
+    written: AtomicUsize,
+    /// The number of pieces that were read.
+    read: AtomicUsize,
+    /// The own slots that the peer has read.
+    free: Semaphore,
 }
 
 impl Link {
-    /// Sends a piece. Returns the reason if the link is broken.
+    /// A link of these streams, both of which are past the greeting.
+    pub(super) fn of(
+        outgoing: Sender,
+        messages: Incoming<wire::LinkMessage>,
+        memory: Option<SharedMemory>,
+    ) -> Self {
+        Self {
+            outgoing,
+            incoming: messages.into(),
+            arrived: Mutex::default(),
+            taken_in: Notify::new(),
+            shared: memory.map(|memory| Shared {
+                memory,
+                written: AtomicUsize::new(0),
+                read: AtomicUsize::new(0),
+                free: Semaphore::new(SLOTS),
+            }),
+        }
+    }
+
+    /// Tells the caller that it is admitted. The link is new, so this does not wait.
+    pub(super) fn admit(&self) {
+        let admitted = wire::Admitted {
+            shares_memory: self.shared.is_some(),
+        };
+        let _ = self.outgoing.try_send(Ok(Kind::Admitted(admitted).into()));
+    }
+
+    /// Sends a piece. Returns the reason if the link is broken. Pieces are sent one after the other.
     pub(super) async fn send(&self, piece: Bytes) -> Result<(), String> {
-        let message = Kind::Piece(piece).into();
-        if self.outgoing.send(Ok(message)).await.is_ok() {
-            return Ok(());
-        }
-        // The peer may have said why.
-        match timeout(TOLD, self.receive()).await {
-            Ok(Err(reason)) => Err(reason),
-            _ => Err("the connection has ended".to_owned()),
-        }
+        let message = match &self.shared {
+            Some(shared) if (SHARED_BYTES..=PIECE_BYTES).contains(&piece.len()) => {
+                self.until(|| shared.free.try_acquire().ok())
+                    .await?
+                    .forget();
+                let number = shared.written.fetch_add(1, Relaxed);
+                let written = shared.memory.write(number, &piece);
+                written.map_err(|error| format!("memory that is shared with it: {error}"))?;
+                // A piece has less than 4 GiB.
+                Kind::Shared(piece.len() as u32)
+            }
+            _ => Kind::Piece(piece),
+        };
+        self.tell(message).await
     }
 
     /// Receives the next piece. Returns the reason if the link is broken.
     pub(super) async fn receive(&self) -> Result<Bytes, String> {
-        let message = self.incoming.lock().await.message().await;
-        match message.map_err(|status| reason(&status))? {
-            Some(wire::LinkMessage {
-                kind: Some(Kind::Piece(piece)),
-            }) => Ok(piece),
-            Some(_) => Err("it sent a message that is not a piece".to_owned()),
-            None => Err("it has left the ring".to_owned()),
+        let arrived = self.until(|| self.arrived.lock().pop_front()).await?;
+        let (length, shared) = match (arrived, &self.shared) {
+            (Arrived::Here(piece), _) => return Ok(piece),
+            (Arrived::Shared(length), Some(shared)) if length <= PIECE_BYTES => (length, shared),
+            _ => return Err("it names shared memory that does not exist".to_owned()),
+        };
+        let number = shared.read.load(Relaxed);
+        let piece = shared.memory.read(number, length);
+        let piece = piece.map_err(|error| format!("memory that is shared with it: {error}"))?;
+        shared.read.store(number + 1, Relaxed);
+        if (number + 1).is_multiple_of(FREED) {
+            // A peer that has left needs no slots. The piece counts all the same.
+            let _ = self
+                .outgoing
+                .send(Ok(Kind::Freed(FREED as u32).into()))
+                .await;
         }
+        Ok(piece)
+    }
+
+    /// Takes in messages until there is what the caller waits for. Another task may do the same meanwhile.
+    async fn until<T>(&self, found: impl Fn() -> Option<T>) -> Result<T, String> {
+        loop {
+            let taken_in = self.taken_in.notified();
+            tokio::pin!(taken_in);
+            // Registered before the look, so that no message is missed.
+            taken_in.as_mut().enable();
+            if let Some(found) = found() {
+                return Ok(found);
+            }
+            tokio::select! {
+                biased;
+                () = taken_in => {}
+                taken = self.take_in() => taken?,
+            }
+        }
+    }
+
+    /// Takes in the next message. The future may be dropped and the method called again.
+    async fn take_in(&self) -> Result<(), String> {
+        let mut incoming = self.incoming.lock().await;
+        let message = incoming.message().await;
+        let message = message.map_err(|status| reason(&status))?;
+        let message = message.ok_or_else(|| "it has left the ring".to_owned())?;
+        self.note(message.kind)?;
+        self.taken_in.notify_waiters();
+        Ok(())
+    }
+
+    /// Notes what a message says.
+    fn note(&self, message: Option<Kind>) -> Result<(), String> {
+        let arrived = match (message, &self.shared) {
+            (Some(Kind::Piece(piece)), _) => Arrived::Here(piece),
+            (Some(Kind::Shared(length)), Some(_)) => Arrived::Shared(length as usize),
+            (Some(Kind::Freed(count)), Some(shared)) => {
+                let in_use = SLOTS.saturating_sub(shared.free.available_permits());
+                if count as usize > in_use {
+                    return Err("it frees more than it was sent".to_owned());
+                }
+                shared.free.add_permits(count as usize);
+                return Ok(());
+            }
+            _ => return Err("it sent a message that is not due".to_owned()),
+        };
+        let mut waiting = self.arrived.lock();
+        if waiting.len() >= MOST_ARRIVED {
+            return Err("it sends more pieces than are due".to_owned());
+        }
+        waiting.push_back(arrived);
+        Ok(())
+    }
+
+    async fn tell(&self, message: Kind) -> Result<(), String> {
+        if self.outgoing.send(Ok(message.into())).await.is_ok() {
+            return Ok(());
+        }
+        // The peer may have said why.
+        let told = async {
+            loop {
+                if let Err(reason) = self.take_in().await {
+                    return reason;
+                }
+            }
+        };
+        let told = timeout(TOLD, told).await;
+        Err(told.unwrap_or_else(|_| "the connection has ended".to_owned()))
     }
 
     /// Ends this side's stream, and returns once the peer has ended its own. A link that is dropped instead may lose pieces that are
     /// not written yet.
     pub(super) async fn close(self) {
-        let Self { outgoing, incoming } = self;
+        let Self {
+            outgoing, incoming, ..
+        } = self;
         drop(outgoing);
-        let mut incoming = incoming.into_inner();
-        while let Ok(Some(_)) = incoming.message().await {}
+        let mut messages = incoming.into_inner();
+        while let Ok(Some(_)) = messages.message().await {}
     }
 }
 

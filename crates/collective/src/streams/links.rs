@@ -12,7 +12,7 @@ use shared_proto::network::Network;
 use tokio::sync::OnceCell;
 use tokio::time::timeout;
 
-use super::dial::dial;
+use super::dial::Call;
 use super::exchange::{Exchange, Identity};
 use super::link::Link;
 use super::peer::Peer;
@@ -85,7 +85,16 @@ impl StreamLinks {
             let noted = Mutex::new(None);
             let opened = async {
                 match to < self.rank {
-                    true => dial(&self.network, &self.own, self.ring, peer, &noted).await,
+                    true => {
+                        let call = Call {
+                            network: &self.network,
+                            own: &self.own,
+                            ring: self.ring,
+                            peer,
+                            shared_memory: self.exchange.shared_memory(),
+                        };
+                        call.dial(&noted).await
+                    }
                     false => Ok(self.exchange.take(self.ring, peer.task).await),
                 }
             };

@@ -25,7 +25,7 @@ use tonic::transport::server::Connected;
 use tower::Service;
 
 use super::exchange::Exchange;
-use super::link::{Link, OUTGOING};
+use super::link::OUTGOING;
 
 /// The most concurrent streams of one connection. Workers open one, and another for the next ring.
 const MOST_STREAMS: u32 = 4;
@@ -138,13 +138,9 @@ async fn greet(
             kind: Some(Kind::Greeting(greeting)),
         })) => {
             incoming.bound(Bounds::default());
-            let link = Link {
-                outgoing: outgoing.clone(),
-                incoming: incoming.into(),
-            };
             match caller.is_some_and(|caller| !caller.admit()) {
                 true => Err(crowded()),
-                false => exchange.offer(greeting, link),
+                false => exchange.offer(greeting, outgoing.clone(), incoming),
             }
         }
         Ok(Some(_)) => Err(Status::invalid_argument("the first message is a greeting")),

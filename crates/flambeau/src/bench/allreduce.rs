@@ -40,6 +40,9 @@ pub(crate) struct Arguments {
     /// Transport between the processes.
     #[arg(long, value_enum, default_value = "tcp")]
     transport: Transport,
+    /// Send all vectors by the transport, as between hosts, instead of by shared memory.
+    #[arg(long)]
+    no_shared_memory: bool,
     /// Seconds of measurement for each row.
     #[arg(long, default_value_t = 3.0, value_parser = super::seconds)]
     seconds: f64,
@@ -118,6 +121,7 @@ fn measure(
             wire: &arguments.wire,
             algorithm,
             transport: arguments.transport,
+            shared_memory: !arguments.no_shared_memory,
         };
         let mut first = Rank::lead(plan).await?;
         // The first calls open links and touch memory.

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use collective::{
-    CollectiveError, Exchange, Group, Identity, LinkService, Peer, StreamLinks, take_links,
+    CollectiveError, Exchange, Group, Identity, LinkService, Peer, SHARED_MEMORY, StreamLinks,
+    take_links,
 };
 use pollster::block_on;
 use sha2::{Digest, Sha256};
@@ -204,7 +205,7 @@ impl HostGroup {
         let runtime = runtime.worker_threads(1).thread_name("links").enable_all();
         let runtime = LinkRuntime(Some(runtime.build().map_err(HostError::Runtime)?));
         let stop = CancellationToken::new();
-        let exchange = Exchange::default();
+        let exchange = Exchange::once(Some(SHARED_MEMORY.into()));
         exchange.belong_to(hosts.identity(hosts.index));
         let entered = runtime.enter();
         let listener = block_on(unconstrained(Listener::bind(&Listen::Tcp(listen))))

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use collective::{
-    Algorithm, CollectiveError, Exchange, Group, Identity, LinkService, Peer, StreamLinks,
-    take_links,
+    Algorithm, CollectiveError, Exchange, Group, Identity, LinkService, Peer, SHARED_MEMORY,
+    StreamLinks, take_links,
 };
 use shared_proto::connections::{Connections, Limits, Port};
 use shared_proto::ids::{Epoch, Generation, Role, RunNumber, Task, TaskId};
@@ -37,6 +37,7 @@ pub(super) struct Plan<'a> {
     pub(super) wire: &'a str,
     pub(super) algorithm: Option<&'a str>,
     pub(super) transport: Transport,
+    pub(super) shared_memory: bool,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -51,6 +52,9 @@ pub(crate) struct RankArguments {
     wire: String,
     /// The way to add up.
     algorithm: Option<String>,
+    /// Send all vectors by the transport.
+    #[arg(long)]
+    no_shared_memory: bool,
 }
 
 /// A process of the measurement.
@@ -78,11 +82,11 @@ struct Listening {
 }
 
 impl Listening {
-    async fn on(listen: &Listen, rank: u32) -> Result<Self, CommandError> {
+    async fn on(listen: &Listen, rank: u32, shared_memory: bool) -> Result<Self, CommandError> {
         let listener = Listener::bind(listen).await;
         let listener = listener.map_err(|error| failed(&error))?;
         let address = listener.address().map_err(|error| failed(&error))?;
-        let exchange = Exchange::default();
+        let exchange = Exchange::sharing_memory(shared_memory.then(|| SHARED_MEMORY.into()));
         exchange.belong_to(Identity {
             job: "bench".to_owned(),
             run: RunNumber(1),
@@ -157,7 +161,7 @@ impl Rank {
     pub(super) async fn lead(plan: Plan<'_>) -> Result<Self, CommandError> {
         let dir = tempfile::tempdir().map_err(CommandError::file("a temporary folder"))?;
         let listen = |rank| listen(plan.transport, dir.path(), rank);
-        let own = Listening::on(&listen(0)?, 0).await?;
+        let own = Listening::on(&listen(0)?, 0, plan.shared_memory).await?;
         let (mut others, mut addresses) = (Vec::new(), vec![own.address.clone()]);
         let mut outputs = Vec::new();
         for rank in 1..plan.ranks {
@@ -252,6 +256,7 @@ async fn start(
         ])
         .arg(plan.wire)
         .args(plan.algorithm)
+        .args((!plan.shared_memory).then_some("--no-shared-memory"))
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .kill_on_drop(true)
@@ -268,7 +273,8 @@ async fn start(
 /// Runs a process that follows the first one.
 pub(crate) fn follow(arguments: &RankArguments) -> Result<(), CommandError> {
     runtime()?.block_on(async {
-        let own = Listening::on(&arguments.listen, arguments.rank).await?;
+        let shared_memory = !arguments.no_shared_memory;
+        let own = Listening::on(&arguments.listen, arguments.rank, shared_memory).await?;
         println!("{}", own.address);
         let mut line = String::new();
         let mut input = BufReader::new(tokio::io::stdin());
@@ -283,6 +289,7 @@ pub(crate) fn follow(arguments: &RankArguments) -> Result<(), CommandError> {
             wire: &arguments.wire,
             algorithm: arguments.algorithm.as_deref(),
             transport: Transport::Tcp,
+            shared_memory,
         };
         let mut rank = own.join(arguments.rank, addresses, plan).await?;
         line.clear();

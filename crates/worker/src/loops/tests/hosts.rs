@@ -160,6 +160,52 @@ fn a_host_that_fails_or_panics_ends_the_steps_of_the_others() {
 }
 
 #[test]
+fn a_host_that_starts_again_waits_for_the_others_to_do_so() {
+    let all = addresses(2);
+    // Each program has run twice: the second host fails in its first run, and is back before the first host notices.
+    let meet = |all: &[String], index| {
+        let hosts = Hosts::new(all.to_vec(), index).patience(Duration::from_secs(60));
+        loop {
+            match Strategy::on_hosts(&hosts, "cpu") {
+                // The earlier run still listens.
+                Err(error) if error.to_string().contains("cannot listen") => {
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+                met => return met.unwrap(),
+            }
+        }
+    };
+    let (back, is_back) = std::sync::mpsc::sync_channel(1);
+    let addresses = all.clone();
+    let first = std::thread::spawn(move || {
+        let strategy = meet(&addresses, 0);
+        let mut model = strategy.scope(3, net).unwrap();
+        is_back.recv().unwrap();
+        // The second host's new process has dialled, and is refused as long as this one runs.
+        std::thread::sleep(Duration::from_millis(500));
+        let lost = model.run(|replica| replica.sum(&[1.0])).unwrap_err();
+        drop((model, strategy));
+        let strategy = meet(&addresses, 0);
+        let mut model = strategy.scope(3, net).unwrap();
+        let sum = model.run(|replica| replica.sum(&[1.0])).unwrap();
+        (lost.to_string(), sum)
+    });
+    let strategy = meet(&all, 1);
+    let mut model = strategy.scope(3, net).unwrap();
+    let failed = model.run(|_| -> candle_core::Result<()> { Err(candle_core::Error::msg("full")) });
+    assert!(failed.is_err());
+    drop((model, strategy));
+    back.send(()).unwrap();
+    let strategy = meet(&all, 1);
+    let mut model = strategy.scope(3, net).unwrap();
+    let sum = model.run(|replica| replica.sum(&[1.0])).unwrap();
+    assert_eq!(sum, [[2.0]]);
+    let (lost, sum) = first.join().unwrap();
+    assert!(lost.contains("start the program again"), "{lost}");
+    assert_eq!(sum, [[2.0]]);
+}
+
+#[test]
 fn hosts_that_differ_are_noticed() {
     // Another seed, and so other values.
     let errors = on_each(&["cpu", "cpu"], |strategy| {

@@ -1,0 +1,193 @@
+//! Memory that two processes of a host share: a file in a folder that the kernel keeps in memory, such as `/dev/shm`.
+//!
+//! The process that opens a link creates the file and tells the peer its name. If the peer finds a file of that name, both are
+//! on one host, and pieces go through the file instead of the connection: the kernel copies them without dividing them into
+//! packets, and both copies stay in the processor's cache. The name is removed as soon as the peer has answered.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use bytes::Bytes;
+use rustix::buffer::spare_capacity;
+use rustix::io::{Errno, pread};
+use tempfile::{NamedTempFile, TempPath};
+
+use crate::pieces::PIECE_BYTES;
+
+/// The folder for shared memory, on systems that have one.
+pub const SHARED_MEMORY: &str = "/dev/shm";
+
+/// The number of pieces that may be in the memory in one direction. With more of them the memory does not stay in the cache.
+pub(super) const SLOTS: usize = 8;
+
+/// The bytes of the file: the slots of the process that has opened the link, then those of the other one.
+const BYTES: usize = 2 * SLOTS * PIECE_BYTES;
+
+/// What the names of files begin with.
+const PREFIX: &str = "flambeau-";
+
+/// The random characters of a name. No other process can guess it.
+const RANDOM: usize = 24;
+
+/// Memory that is shared with a peer. Each side writes to slots of its own, one after the other, and reads those of the peer.
+pub(super) struct SharedMemory {
+    file: File,
+    /// The offsets of the own slots and of the peer's.
+    own: u64,
+    theirs: u64,
+}
+
+/// Memory that the peer has not opened yet. Its name is removed when this is dropped.
+pub(super) struct Offered {
+    path: TempPath,
+    memory: SharedMemory,
+}
+
+impl Offered {
+    /// Creates memory in a folder.
+    ///
+    /// # Errors
+    /// If the folder does not exist or is full.
+    pub(super) fn create(folder: &Path) -> io::Result<Self> {
+        let named: NamedTempFile = tempfile::Builder::new()
+            .prefix(PREFIX)
+            .rand_bytes(RANDOM)
+            .tempfile_in(folder)?;
+        // Written now, so that no later write finds the folder full.
+        named.as_file().write_all_at(&vec![0; BYTES], 0)?;
+        let (file, path) = named.into_parts();
+        let memory = SharedMemory {
+            file,
+            own: 0,
+            theirs: (BYTES / 2) as u64,
+        };
+        Ok(Self { path, memory })
+    }
+
+    /// Returns the name by which the peer opens it.
+    pub(super) fn name(&self) -> String {
+        let name = self.path.file_name().unwrap_or_default();
+        name.to_string_lossy().into_owned()
+    }
+
+    /// Returns the memory, which the peer has opened.
+    pub(super) fn accepted(self) -> SharedMemory {
+        self.memory
+    }
+}
+
+impl SharedMemory {
+    /// Opens the memory of a peer. None if there is none of this name: then the peer is on another host.
+    pub(super) fn open(folder: &Path, name: &str) -> Option<Self> {
+        let random = name.strip_prefix(PREFIX)?;
+        if random.len() != RANDOM || !random.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
+            return None;
+        }
+        let path = folder.join(name);
+        let file = OpenOptions::new().read(true).write(true).open(path).ok()?;
+        let found = file.metadata().ok()?;
+        (found.is_file() && found.len() == BYTES as u64).then_some(Self {
+            file,
+            own: (BYTES / 2) as u64,
+            theirs: 0,
+        })
+    }
+
+    /// Writes the piece of this number, counted from 0. Its slot must be free.
+    pub(super) fn write(&self, number: usize, piece: &[u8]) -> io::Result<()> {
+        self.file.write_all_at(piece, self.own + offset(number))
+    }
+
+    /// Reads the peer's piece of this number.
+    pub(super) fn read(&self, number: usize, length: usize) -> io::Result<Bytes> {
+        let mut piece = Vec::with_capacity(length);
+        while piece.len() < length {
+            let begin = self.theirs + offset(number) + piece.len() as u64;
+            match pread(&self.file, spare_capacity(&mut piece), begin) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        // The allocator may have reserved more.
+        piece.truncate(length);
+        Ok(piece.into())
+    }
+}
+
+/// Returns the offset of a piece among the slots of its side.
+fn offset(number: usize) -> u64 {
+    (number % SLOTS * PIECE_BYTES) as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    /// Returns both sides of memory in a new folder.
+    fn shared() -> (SharedMemory, SharedMemory, tempfile::TempDir) {
+        let folder = tempfile::tempdir().unwrap();
+        let offered = Offered::create(folder.path()).unwrap();
+        let theirs = SharedMemory::open(folder.path(), &offered.name()).unwrap();
+        (offered.accepted(), theirs, folder)
+    }
+
+    #[test]
+    fn both_sides_write_to_slots_of_their_own() {
+        let (caller, callee, folder) = shared();
+        // The name is removed, so nothing remains after a crash.
+        assert_eq!(folder.path().read_dir().unwrap().count(), 0);
+        let piece = |side: u8, number: usize| vec![side + number as u8; PIECE_BYTES - number];
+        for number in 0..SLOTS {
+            caller.write(number, &piece(0, number)).unwrap();
+            callee.write(number, &piece(100, number)).unwrap();
+        }
+        for number in 0..SLOTS {
+            let length = PIECE_BYTES - number;
+            assert!(callee.read(number, length).unwrap() == piece(0, number));
+            assert!(caller.read(number, length).unwrap() == piece(100, number));
+        }
+        caller.write(SLOTS, b"again").unwrap();
+        assert_eq!(callee.read(0, 5).unwrap(), "again");
+    }
+
+    #[test]
+    fn nothing_else_is_opened() {
+        let folder = tempfile::tempdir().unwrap();
+        let offered = Offered::create(folder.path()).unwrap();
+        let name = offered.name();
+        let open = |name: &str| SharedMemory::open(folder.path(), name).is_some();
+        assert!(open(&name));
+        let elsewhere = tempfile::tempdir().unwrap();
+        assert!(SharedMemory::open(elsewhere.path(), &name).is_none());
+        for wrong in ["", "flambeau-", "/etc/passwd", "../etc/passwd", &name[1..]] {
+            assert!(!open(wrong), "{wrong}");
+        }
+        // Of the right form, but short, or no file.
+        let other = |last: char| format!("{}{last}", &name[..name.len() - 1]);
+        let others = ['+', '/', '.'].map(other);
+        assert!(others.iter().all(|name| !open(name)));
+        let short = format!("{PREFIX}{}", "a".repeat(RANDOM));
+        std::fs::write(folder.path().join(&short), b"short").unwrap();
+        assert!(!open(&short));
+        let linked = format!("{PREFIX}{}", "b".repeat(RANDOM));
+        symlink(folder.path(), folder.path().join(&linked)).unwrap();
+        assert!(!open(&linked));
+        drop(offered);
+        assert!(!open(&name));
+    }
+
+    #[test]
+    fn memory_that_a_peer_has_cut_is_an_error() {
+        let (caller, callee, _folder) = shared();
+        callee.write(3, &[1; 1000]).unwrap();
+        caller.file.set_len(10).unwrap();
+        let error = caller.read(3, 1000).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+        assert!(Offered::create(Path::new("/nowhere")).is_err());
+    }
+}
