@@ -14,7 +14,7 @@ use super::meeting::Meeting;
 use super::optimizing::{OptimizerId, Optimizing};
 use super::replica::Replica;
 use crate::replica::panic_message;
-use crate::variables::Variables;
+use crate::variables::{self, Variables, VariablesError};
 
 /// A model with a replica on each device of a [`Strategy`].
 pub struct Distributed<M> {
@@ -194,16 +194,31 @@ impl<M> Distributed<M> {
     /// # Errors
     /// If the file cannot be read, or holds other variables, or other values than on another host.
     pub fn load(&mut self, path: impl AsRef<std::path::Path>) -> Result<(), LoopError> {
-        let mut replicas = self.replicas.iter();
-        let loaded = replicas.try_for_each(|replica| replica.variables.load(path.as_ref()));
-        if loaded.is_err() {
-            // The processes compare once for each call. If no process can read the file, the loop goes on.
-            if let Some(hosts) = &self.strategy.hosts {
-                hosts.same(b"the file is not read")?;
+        let path = path.as_ref();
+        // Read once, so that what fits the first replica fits all.
+        let content = variables::read(path);
+        let loaded = content.and_then(|content| {
+            let mut replicas = self.replicas.iter();
+            replicas.try_for_each(|replica| replica.variables.take(&content, path))
+        });
+        match loaded {
+            Ok(()) => self.compare(),
+            // Nothing has changed. The processes compare once for each call. If no process can read the file, the loop goes on.
+            Err(error @ (VariablesError::File { .. } | VariablesError::Mismatch { .. })) => {
+                if let Some(hosts) = &self.strategy.hosts {
+                    hosts.same(b"the file is not read")?;
+                }
+                Err(error.into())
             }
-            return Ok(loaded?);
+            // A device has failed, and so the replicas may differ.
+            Err(error) => {
+                self.strategy.leave();
+                for replica in &mut self.replicas {
+                    replica.meeting = None;
+                }
+                Err(error.into())
+            }
         }
-        self.compare()
     }
 
     /// Checks that the replicas of all processes have the same variables with the same values.

@@ -57,8 +57,15 @@ impl Variables {
     /// [`VariablesError::File`] if it cannot be read, [`VariablesError::Mismatch`] if it holds
     /// other variables than these, or candle's.
     pub fn load(&self, path: &Path) -> Result<(), VariablesError> {
-        let content = read(path)?;
-        let file = parse(&content, path)?;
+        self.take(&read(path)?, path)
+    }
+
+    /// Sets all variables from the content of a safetensors file at `path`. Either all are set, or none.
+    ///
+    /// # Errors
+    /// As [`Self::load`].
+    pub(crate) fn take(&self, content: &[u8], path: &Path) -> Result<(), VariablesError> {
+        let file = parse(content, path)?;
         let differences = self.differences(&file);
         if !differences.is_empty() {
             return Err(VariablesError::Mismatch {
@@ -104,7 +111,10 @@ impl Variables {
 }
 
 /// Returns the content of a file.
-fn read(path: &Path) -> Result<Vec<u8>, VariablesError> {
+///
+/// # Errors
+/// [`VariablesError::File`] if it cannot be read.
+pub(crate) fn read(path: &Path) -> Result<Vec<u8>, VariablesError> {
     std::fs::read(path).map_err(|source| unreadable(path, source))
 }
 

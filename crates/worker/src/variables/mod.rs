@@ -20,7 +20,7 @@ mod slots;
 mod update;
 
 pub use error::VariablesError;
-pub(crate) use files::digest_of;
+pub(crate) use files::{digest_of, read};
 pub use gradients::Measured;
 pub(crate) use gradients::{Trained, mean_gradients};
 pub use optimizer::{HeldSlots, LocalOptimizer};
