@@ -79,7 +79,7 @@ impl Call<'_> {
             protocol_version: PROTOCOL_VERSION,
             origin: Some(origin.into()),
             to: Some(peer.task.into()),
-            shared_memory: offered.as_ref().map(Offered::name).unwrap_or_default(),
+            shared_memory: offered.as_ref().map(Offered::names).unwrap_or_default(),
         });
         // The queue is new and empty, so this does not wait.
         let _ = outgoing.send(Ok(Encoded::from(greeting))).await;

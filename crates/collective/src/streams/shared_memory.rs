@@ -1,9 +1,10 @@
-//! Memory that two processes of a host share: a file in a folder that the kernel keeps in memory, such as `/dev/shm`.
+//! Memory that two processes of a host share: files in a folder that the kernel keeps in memory, such as `/dev/shm`.
 //!
-//! The process that opens a link creates the file and tells the peer its name. If the peer finds a file of that name, both are
-//! on one host, and pieces go through the file instead of the connection: the kernel copies them without dividing them into
-//! packets, and both copies stay in the processor's cache. The name is removed as soon as the peer has answered.
+//! The process that opens a link creates the files and tells the peer their names. If the peer finds files of these names, both
+//! processes are on one host, and pieces go through the files instead of the connection: the kernel copies them without dividing them
+//! into packets, and both copies stay in the processor's cache. The names are removed as soon as the peer has answered.
 
+use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -12,7 +13,7 @@ use std::path::Path;
 use bytes::Bytes;
 use rustix::buffer::spare_capacity;
 use rustix::io::{Errno, pread};
-use tempfile::{NamedTempFile, TempPath};
+use tempfile::TempPath;
 
 use crate::pieces::PIECE_BYTES;
 
@@ -22,8 +23,8 @@ pub const SHARED_MEMORY: &str = "/dev/shm";
 /// The number of pieces that may be in the memory in one direction. With more of them the memory does not stay in the cache.
 pub(super) const SLOTS: usize = 8;
 
-/// The bytes of the file: the slots of the process that has opened the link, then those of the other one.
-const BYTES: usize = 2 * SLOTS * PIECE_BYTES;
+/// The bytes of a file, which has the slots of one direction.
+const BYTES: usize = SLOTS * PIECE_BYTES;
 
 /// What the names of files begin with.
 const PREFIX: &str = "flambeau-";
@@ -31,17 +32,16 @@ const PREFIX: &str = "flambeau-";
 /// The random characters of a name. No other process can guess it.
 const RANDOM: usize = 24;
 
-/// Memory that is shared with a peer. Each side writes to slots of its own, one after the other, and reads those of the peer.
+/// Memory that is shared with a peer. Each side writes to slots of its own, one after the other, and reads those of the peer. They are in
+/// two files, because writes to a file exclude each other.
 pub(super) struct SharedMemory {
-    file: File,
-    /// The offsets of the own slots and of the peer's.
-    own: u64,
-    theirs: u64,
+    own: File,
+    theirs: File,
 }
 
-/// Memory that the peer has not opened yet. Its name is removed when this is dropped.
+/// Memory that the peer has not opened yet. Its names are removed when this is dropped.
 pub(super) struct Offered {
-    path: TempPath,
+    paths: [TempPath; 2],
     memory: SharedMemory,
 }
 
@@ -51,25 +51,18 @@ impl Offered {
     /// # Errors
     /// If the folder does not exist or is full.
     pub(super) fn create(folder: &Path) -> io::Result<Self> {
-        let named: NamedTempFile = tempfile::Builder::new()
-            .prefix(PREFIX)
-            .rand_bytes(RANDOM)
-            .tempfile_in(folder)?;
-        // Written now, so that no later write finds the folder full.
-        named.as_file().write_all_at(&vec![0; BYTES], 0)?;
-        let (file, path) = named.into_parts();
-        let memory = SharedMemory {
-            file,
-            own: 0,
-            theirs: (BYTES / 2) as u64,
-        };
-        Ok(Self { path, memory })
+        let ((own, own_path), (theirs, theirs_path)) = (create(folder)?, create(folder)?);
+        Ok(Self {
+            paths: [own_path, theirs_path],
+            memory: SharedMemory { own, theirs },
+        })
     }
 
-    /// Returns the name by which the peer opens it.
-    pub(super) fn name(&self) -> String {
-        let name = self.path.file_name().unwrap_or_default();
-        name.to_string_lossy().into_owned()
+    /// Returns the names by which the peer opens it: that of the slots of this side, and that of the peer's.
+    pub(super) fn names(&self) -> Vec<String> {
+        let names = self.paths.iter().map(|path| path.file_name());
+        let text = |name: Option<&OsStr>| name.unwrap_or_default().to_string_lossy().into_owned();
+        names.map(text).collect()
     }
 
     /// Returns the memory, which the peer has opened.
@@ -79,33 +72,28 @@ impl Offered {
 }
 
 impl SharedMemory {
-    /// Opens the memory of a peer. None if there is none of this name: then the peer is on another host.
-    pub(super) fn open(folder: &Path, name: &str) -> Option<Self> {
-        let random = name.strip_prefix(PREFIX)?;
-        if random.len() != RANDOM || !random.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
+    /// Opens the memory of a peer. None if there is none of these names: then the peer is on another host.
+    pub(super) fn open(folder: &Path, names: &[String]) -> Option<Self> {
+        let [theirs, own] = names else {
             return None;
-        }
-        let path = folder.join(name);
-        let file = OpenOptions::new().read(true).write(true).open(path).ok()?;
-        let found = file.metadata().ok()?;
-        (found.is_file() && found.len() == BYTES as u64).then_some(Self {
-            file,
-            own: (BYTES / 2) as u64,
-            theirs: 0,
+        };
+        Some(Self {
+            own: open(folder, own)?,
+            theirs: open(folder, theirs)?,
         })
     }
 
     /// Writes the piece of this number, counted from 0. Its slot must be free.
     pub(super) fn write(&self, number: usize, piece: &[u8]) -> io::Result<()> {
-        self.file.write_all_at(piece, self.own + offset(number))
+        self.own.write_all_at(piece, offset(number))
     }
 
     /// Reads the peer's piece of this number.
     pub(super) fn read(&self, number: usize, length: usize) -> io::Result<Bytes> {
         let mut piece = Vec::with_capacity(length);
         while piece.len() < length {
-            let begin = self.theirs + offset(number) + piece.len() as u64;
-            match pread(&self.file, spare_capacity(&mut piece), begin) {
+            let begin = offset(number) + piece.len() as u64;
+            match pread(&self.theirs, spare_capacity(&mut piece), begin) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
@@ -115,6 +103,29 @@ impl SharedMemory {
         piece.truncate(length);
         Ok(piece.into())
     }
+}
+
+/// Creates a file of a random name.
+fn create(folder: &Path) -> io::Result<(File, TempPath)> {
+    let named = tempfile::Builder::new()
+        .prefix(PREFIX)
+        .rand_bytes(RANDOM)
+        .tempfile_in(folder)?;
+    // Written now, so that no later write finds the folder full.
+    named.as_file().write_all_at(&vec![0; BYTES], 0)?;
+    Ok(named.into_parts())
+}
+
+/// Opens a file that a peer has created, and nothing else.
+fn open(folder: &Path, name: &str) -> Option<File> {
+    let random = name.strip_prefix(PREFIX)?;
+    if random.len() != RANDOM || !random.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
+        return None;
+    }
+    let path = folder.join(name);
+    let file = OpenOptions::new().read(true).write(true).open(path).ok()?;
+    let found = file.metadata().ok()?;
+    (found.is_file() && found.len() == BYTES as u64).then_some(file)
 }
 
 /// Returns the offset of a piece among the slots of its side.
@@ -132,7 +143,7 @@ mod tests {
     fn shared() -> (SharedMemory, SharedMemory, tempfile::TempDir) {
         let folder = tempfile::tempdir().unwrap();
         let offered = Offered::create(folder.path()).unwrap();
-        let theirs = SharedMemory::open(folder.path(), &offered.name()).unwrap();
+        let theirs = SharedMemory::open(folder.path(), &offered.names()).unwrap();
         (offered.accepted(), theirs, folder)
     }
 
@@ -159,11 +170,15 @@ mod tests {
     fn nothing_else_is_opened() {
         let folder = tempfile::tempdir().unwrap();
         let offered = Offered::create(folder.path()).unwrap();
-        let name = offered.name();
-        let open = |name: &str| SharedMemory::open(folder.path(), name).is_some();
-        assert!(open(&name));
+        let names = offered.names();
+        let name = &names[0];
+        let open = |name: &str| super::open(folder.path(), name).is_some();
+        assert!(names.iter().all(|name| open(name)));
         let elsewhere = tempfile::tempdir().unwrap();
-        assert!(SharedMemory::open(elsewhere.path(), &name).is_none());
+        assert!(SharedMemory::open(elsewhere.path(), &names).is_none());
+        for wrong in [&[], &names[..1], &[names.clone(), names.clone()].concat()] {
+            assert!(SharedMemory::open(folder.path(), wrong).is_none());
+        }
         for wrong in ["", "flambeau-", "/etc/passwd", "../etc/passwd", &name[1..]] {
             assert!(!open(wrong), "{wrong}");
         }
@@ -178,14 +193,14 @@ mod tests {
         symlink(folder.path(), folder.path().join(&linked)).unwrap();
         assert!(!open(&linked));
         drop(offered);
-        assert!(!open(&name));
+        assert!(!names.iter().any(|name| open(name)));
     }
 
     #[test]
     fn memory_that_a_peer_has_cut_is_an_error() {
         let (caller, callee, _folder) = shared();
         callee.write(3, &[1; 1000]).unwrap();
-        caller.file.set_len(10).unwrap();
+        caller.theirs.set_len(10).unwrap();
         let error = caller.read(3, 1000).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
         assert!(Offered::create(Path::new("/nowhere")).is_err());

@@ -2,6 +2,7 @@
 //! weighted mean.
 
 use shared_proto::kernel::Kernel;
+use shared_proto::payload::LeF32;
 use shared_proto::step::Gradients;
 
 use crate::replica::{Description, Replica};
@@ -32,8 +33,7 @@ pub(super) fn fill(
     let mut rest = values;
     for gradient in &gradients.values {
         let (own, others) = rest.split_at_mut(gradient.len());
-        gradient.copy_to(own);
-        scale(own, factor);
+        gradient.for_parts(|range, part| copy_times(&mut own[range], part, factor));
         rest = others;
     }
 }
@@ -58,6 +58,15 @@ pub(super) fn mean(memory: &mut Vec<f32>) -> Total {
     }
     scale(memory, (1.0 / samples) as f32);
     Total::Mean
+}
+
+/// Copies elements, each times a factor.
+fn copy_times(to: &mut [f32], elements: &[LeF32], factor: f32) {
+    Kernel::best().run(|| {
+        for (to, element) in to.iter_mut().zip(elements) {
+            *to = element.get() * factor;
+        }
+    });
 }
 
 /// Multiplies numbers.
