@@ -8,18 +8,25 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use bytes::Bytes;
 use flambeau_collective::{
-    Algorithm, CollectiveError, Exchange, Group, Identity, LinkService, Peer, StreamLinks,
-    take_links,
+    Algorithm, CollectiveError, Exchange, Group, Identity, LinkService, Links, Peer, SHARED_MEMORY,
+    StreamLinks, take_links,
 };
 use futures_util::future::{join_all, try_join_all};
+use rustix::fs::statvfs;
 use shared_proto::connections::{Connections, Limits, Port};
-use shared_proto::ids::{Epoch, Generation, Role, RunNumber, Task, TaskId};
+use shared_proto::ids::{
+    Clock, Epoch, Generation, Origin, Role, RunNumber, Sequence, Task, TaskId,
+};
 use shared_proto::listener::Listener;
-use shared_proto::network::SystemNetwork;
+use shared_proto::network::{Network, SystemNetwork};
 use shared_proto::payload::Dtype;
 use shared_proto::security::Security;
-use shared_proto::transport::Listen;
+use shared_proto::stream::{self, BodyKind};
+use shared_proto::transport::{Listen, PROTOCOL_VERSION};
+use shared_proto::wire::{self, link_message::Kind};
+use tempfile::{NamedTempFile, TempDir};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -170,8 +177,12 @@ async fn all_reduce(groups: &[Group<StreamLinks>], vectors: &mut [Vec<f32>]) {
 
 #[tokio::test]
 async fn ranks_of_a_host_send_no_numbers_over_connections() {
-    let folder = tempfile::tempdir().unwrap();
-    let elsewhere = tempfile::tempdir().unwrap();
+    let Some(folder) = memory() else {
+        return;
+    };
+    let Some(elsewhere) = memory() else {
+        return;
+    };
     let (here, there) = (Some(folder.path()), Some(elsewhere.path()));
     let nowhere = Some(Path::new("/nowhere"));
     let bytes = (LARGE * size_of::<f32>()) as u64;
@@ -208,7 +219,9 @@ async fn ranks_of_a_host_send_no_numbers_over_connections() {
 
 #[tokio::test]
 async fn all_operations_work_with_shared_memory() {
-    let folder = tempfile::tempdir().unwrap();
+    let Some(folder) = memory() else {
+        return;
+    };
     let algorithms = [
         None,
         Some(Algorithm::Doubling),
@@ -255,23 +268,148 @@ async fn all_operations_work_with_shared_memory() {
 }
 
 #[tokio::test]
-async fn the_death_of_a_peer_that_shares_memory_is_noticed() {
-    let folder = tempfile::tempdir().unwrap();
+async fn a_sender_that_waits_for_a_slot_notices_that_the_peer_dies() {
+    let Some(folder) = memory() else {
+        return;
+    };
     let ring = Ring::of(&[Some(folder.path()); 2]).await;
-    let mut groups = ring.groups(1, Dtype::F32).await;
-    let (dying, living) = (groups.pop().unwrap(), groups.pop().unwrap());
-    let mut vector = vec![1.0; 20 * LARGE];
-    // It waits for a slot, and not for a piece alone.
+    let (living, dying) = (ring.links(0, 1), ring.links(1, 1));
+    tokio::try_join!(living.connect(0), dying.connect(0)).unwrap();
+    let piece = Bytes::from(vec![1; 64 << 10]);
+    let send = async |links: &StreamLinks| {
+        let sent = links.send(1, piece.clone());
+        tokio::time::timeout(Duration::from_millis(200), sent).await
+    };
+    let mut sent = 0;
+    // The peer receives nothing, so the slots fill up.
+    while let Ok(done) = send(&living).await {
+        done.unwrap();
+        sent += 1;
+    }
+    assert_eq!(sent, 8);
     let dies = async {
-        let mut vector = vec![1.0; 20 * LARGE];
-        let _ =
-            tokio::time::timeout(Duration::from_millis(20), dying.all_reduce(&mut vector)).await;
+        tokio::time::sleep(Duration::from_millis(50)).await;
         drop(dying);
     };
-    let lives = tokio::time::timeout(PATIENCE, living.all_reduce(&mut vector));
+    let lives = tokio::time::timeout(PATIENCE, living.send(1, piece.clone()));
     let ((), ended) = tokio::join!(dies, lives);
     let error = ended.expect("it hangs").unwrap_err();
-    assert_eq!(error.rank(), 1, "{error}");
+    assert_eq!(error.rank, 1, "{error}");
+}
+
+#[tokio::test]
+async fn messages_that_are_not_due_end_a_link_with_the_reason() {
+    let Some(folder) = memory() else {
+        return;
+    };
+    let shared = Some(folder.path());
+    let large = Kind::Piece(vec![0; 1 << 20].into());
+    for (folder, messages, expected) in [
+        (None, vec![Kind::Shared(100)], "not due"),
+        (None, vec![Kind::Freed(1)], "not due"),
+        (shared, vec![Kind::Freed(1)], "more than it was sent"),
+        (shared, vec![Kind::Shared(u32::MAX)], "does not exist"),
+        (None, vec![Kind::Greeting(greeting(1, 0))], "not due"),
+        (shared, vec![large; 20], "more pieces than are due"),
+    ] {
+        let ring = Ring::of(&[folder, folder]).await;
+        let links = ring.links(0, 1);
+        let files: Vec<NamedTempFile> = folder.iter().flat_map(shared_files).collect();
+        let name = |file: &NamedTempFile| {
+            let name = file.path().file_name().unwrap();
+            name.to_string_lossy().into_owned()
+        };
+        let hello = wire::Greeting {
+            shared_memory: files.iter().map(name).collect(),
+            ..greeting(1, 0)
+        };
+        let (outgoing, mut incoming) = raw_link(ring.addresses[0], hello).await;
+        let admitted = incoming.message().await.unwrap().unwrap();
+        let shares_memory = folder.is_some();
+        let expected_answer = Kind::Admitted(wire::Admitted { shares_memory });
+        assert_eq!(admitted.kind, Some(expected_answer));
+        tokio::spawn(async move {
+            for message in messages {
+                let _ = outgoing.send(Ok(message.into())).await;
+            }
+            // Kept open: the link does not end by itself.
+            tokio::time::sleep(PATIENCE).await;
+        });
+        let piece = Bytes::from(vec![1; 64 << 10]);
+        let act = async {
+            match expected {
+                // It takes in messages while it waits for slots.
+                "more pieces than are due" => loop {
+                    links.send(1, piece.clone()).await?;
+                },
+                _ => links.receive(1).await,
+            }
+        };
+        let ended = tokio::time::timeout(PATIENCE, act).await;
+        let error = ended.expect("it hangs").unwrap_err();
+        assert!(error.reason.contains(expected), "{error}");
+    }
+}
+
+/// Two files as a caller creates them.
+fn shared_files(folder: &&Path) -> [NamedTempFile; 2] {
+    [(); 2].map(|()| {
+        let mut name = tempfile::Builder::new();
+        let file = name.prefix("flambeau-").rand_bytes(24);
+        let file = file.tempfile_in(folder).unwrap();
+        file.as_file().set_len(8 * (256 << 10)).unwrap();
+        file
+    })
+}
+
+/// A new folder in memory. None if there is none with room for the links of these tests.
+fn memory() -> Option<TempDir> {
+    let free = statvfs(SHARED_MEMORY).map(|found| found.f_bavail * found.f_frsize);
+    match free {
+        Ok(128_000_000..) => Some(tempfile::tempdir_in(SHARED_MEMORY).unwrap()),
+        _ => {
+            println!("SKIPPED: {SHARED_MEMORY} does not exist or has less than 128 MB");
+            None
+        }
+    }
+}
+
+/// The greeting of a task to another, in ring 1.
+fn greeting(from: usize, to: usize) -> wire::Greeting {
+    let from = identity(from);
+    let origin = Origin {
+        job: from.job,
+        run: from.run,
+        task: from.task,
+        epoch: Epoch(1),
+        clock: Clock(0),
+        sequence: Sequence(0),
+    };
+    wire::Greeting {
+        protocol_version: PROTOCOL_VERSION,
+        origin: Some(origin.into()),
+        to: Some(identity(to).task.into()),
+        shared_memory: Vec::new(),
+    }
+}
+
+/// Opens a stream of messages with a greeting.
+async fn raw_link(
+    to: SocketAddr,
+    greeting: wire::Greeting,
+) -> (stream::Sender, stream::Incoming<wire::LinkMessage>) {
+    let network = SystemNetwork::default();
+    let security = network.security();
+    let remote = security.endpoint(&to.to_string(), Role::Worker).unwrap();
+    let channel = network.connect(remote).await.unwrap();
+    let (outgoing, body) = stream::body(4, BodyKind::Request);
+    outgoing
+        .send(Ok(Kind::Greeting(greeting).into()))
+        .await
+        .unwrap();
+    let credentials = security.credentials();
+    let called = stream::call(channel, stream::LINK_PATH, body, &credentials).await;
+    (outgoing, called.unwrap())
 }
 
 #[tokio::test]

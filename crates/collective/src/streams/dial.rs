@@ -1,5 +1,6 @@
 //! The opening of a link.
 
+use std::error::Error;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,11 +9,13 @@ use backon::{ExponentialBuilder, Retryable};
 use parking_lot::Mutex;
 use shared_proto::ids::{Clock, Epoch, Origin, Role, Sequence};
 use shared_proto::network::Network;
+use shared_proto::refusal::Refusal;
 use shared_proto::security::chain_of;
-use shared_proto::stream::{self, BodyKind, Encoded};
+use shared_proto::stream::{self, BodyKind, Encoded, Incoming};
 use shared_proto::transport::PROTOCOL_VERSION;
 use shared_proto::wire::{self, link_message::Kind};
 use tokio::time::timeout;
+use tonic::Status;
 
 use super::exchange::Identity;
 use super::link::{Link, OUTGOING, reason};
@@ -22,8 +25,8 @@ use super::shared_memory::Offered;
 /// The pauses between attempts: from the first to the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(200));
 
-/// The time in which a peer must answer a greeting, before the next attempt.
-const ANSWER: Duration = Duration::from_secs(10);
+/// The time in which a peer must answer, before the next attempt.
+const ANSWER: Duration = Duration::from_secs(3);
 
 /// The opening of a link to a peer of a ring.
 pub(super) struct Call<'a> {
@@ -36,29 +39,33 @@ pub(super) struct Call<'a> {
 }
 
 impl Call<'_> {
-    /// Opens the link. Retries until the caller gives up. Stores the reason of the latest failure in `noted`.
+    /// Opens the link. Retries until the caller gives up, or the peer refuses the link for good. Stores the reason of the latest failure
+    /// in `noted`.
     pub(super) async fn dial(&self, noted: &Mutex<Option<String>>) -> Result<Link, String> {
         let attempt = || async {
-            let late = |_| Err("it does not answer".to_owned());
+            let late = |_| Err(Status::deadline_exceeded("it does not answer"));
             timeout(ANSWER, self.attempt()).await.unwrap_or_else(late)
         };
         let pauses = ExponentialBuilder::default()
             .with_min_delay(PAUSES.0)
             .with_max_delay(PAUSES.1)
             .without_max_times();
-        let note = |reason: &String, _| {
+        let note = |status: &Status, _| {
+            let reason = reason(status);
             tracing::debug!(peer = %self.peer.task, reason, "trying again");
-            *noted.lock() = Some(reason.clone());
+            *noted.lock() = Some(reason);
         };
-        attempt.retry(pauses).notify(note).await
+        let may_change = |status: &Status| Refusal::from_status(status).is_none();
+        let opened = attempt.retry(pauses).when(may_change).notify(note).await;
+        opened.map_err(|status| reason(&status))
     }
 
-    async fn attempt(&self) -> Result<Link, String> {
+    async fn attempt(&self) -> Result<Link, Status> {
         let (own, peer, security) = (self.own, self.peer, self.network.security());
         let remote = security.endpoint(&peer.address, Role::Worker);
-        let remote = remote.map_err(|error| chain_of(&error))?;
+        let remote = remote.map_err(|error| unreachable(&error))?;
         let channel = self.network.connect(remote).await;
-        let channel = channel.map_err(|error| chain_of(&error))?;
+        let channel = channel.map_err(|error| unreachable(&error))?;
         let (outgoing, body) = stream::body(OUTGOING, BodyKind::Request);
         let origin = Origin {
             job: own.job.clone(),
@@ -85,11 +92,10 @@ impl Call<'_> {
         let _ = outgoing.send(Ok(Encoded::from(greeting))).await;
         let credentials = security.credentials();
         let called = stream::call(channel, stream::LINK_PATH, body, &credentials).await;
-        let mut incoming = called.map_err(|status| reason(&status))?;
-        let answer: Result<Option<wire::LinkMessage>, _> = incoming.message().await;
-        let answer = answer.map_err(|status| reason(&status))?;
+        let mut incoming: Incoming<wire::LinkMessage> = called?;
+        let answer = incoming.message().await?;
         let Some(Kind::Admitted(admitted)) = answer.and_then(|message| message.kind) else {
-            return Err("it does not answer a greeting".to_owned());
+            return Err(Status::internal("it does not answer the greeting"));
         };
         let offered = offered.filter(|_| admitted.shares_memory);
         let memory = offered.map(Offered::accepted);
@@ -97,4 +103,8 @@ impl Call<'_> {
         tracing::debug!(peer = %peer.task, shares_memory, "a link is open");
         Ok(Link::of(outgoing, incoming, memory))
     }
+}
+
+fn unreachable(error: &(dyn Error + 'static)) -> Status {
+    Status::unavailable(chain_of(error))
 }

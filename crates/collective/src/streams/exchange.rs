@@ -38,7 +38,7 @@ pub struct Exchange(Arc<Shared>);
 struct Shared {
     /// The folder for memory that is shared with peers on this host.
     shared_memory: Option<PathBuf>,
-    /// A task may open one link of a ring.
+    /// True if a task may open only one link of a ring.
     once: bool,
     state: Mutex<State>,
     /// Notified when a link has come.
@@ -141,6 +141,9 @@ impl Exchange {
         outgoing: Sender,
         incoming: Incoming<wire::LinkMessage>,
     ) -> Result<(), Status> {
+        self.state().check(&greeting)?;
+        let folder = self.shared_memory();
+        let memory = folder.and_then(|folder| SharedMemory::open(folder, &greeting.shared_memory));
         let mut state = self.state();
         let (from, ring) = state.check(&greeting)?;
         if state.waiting.len() >= MOST_WAITING {
@@ -149,12 +152,10 @@ impl Exchange {
             ));
         }
         if self.0.once && state.taken.contains(&(ring, from)) {
-            return Err(Status::unavailable(
-                "it has had a link to an earlier process of the caller, and must start again too",
-            ));
+            return Err(Status::unavailable(format!(
+                "this process has had a link of {from} already; all processes must start again"
+            )));
         }
-        let folder = self.shared_memory();
-        let memory = folder.and_then(|folder| SharedMemory::open(folder, &greeting.shared_memory));
         let link = Link::of(outgoing, incoming, memory);
         link.admit();
         state.waiting.insert((ring, from), link);
@@ -217,10 +218,14 @@ impl State {
         }
         let ring = Epoch(origin.epoch);
         if ring < self.ring {
-            return Err(Status::unavailable(format!(
-                "this worker is in ring {}",
-                self.ring
-            )));
+            return Err(Refusal::new(
+                Reason::Fenced,
+                format!(
+                    "ring {ring} is over, and this worker is in ring {}",
+                    self.ring
+                ),
+            )
+            .into());
         }
         Ok((from, ring))
     }

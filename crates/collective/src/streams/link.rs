@@ -1,5 +1,5 @@
 //! An open link: a stream in each direction. Between processes of a host, the pieces are in shared memory, and the streams
-//! say so.
+//! carry their lengths.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -28,18 +28,42 @@ const TOLD: Duration = Duration::from_secs(1);
 /// The bytes from which a piece goes through shared memory. A smaller one is as fast in the message itself.
 const SHARED_BYTES: usize = 16 << 10;
 
-/// The most pieces that may have come and are not received yet. A peer that follows the protocol sends fewer.
-const MOST_ARRIVED: usize = 1024;
+/// The most bytes, in messages, of pieces that have come and are not received yet. A peer that follows the protocol sends fewer.
+const MOST_ARRIVED: usize = 8 << 20;
+
+/// The bytes that a piece counts in addition.
+const EACH: usize = 128;
 
 /// A stream in each direction between two ranks.
 pub(super) struct Link {
     outgoing: Sender,
     incoming: tokio::sync::Mutex<Incoming<wire::LinkMessage>>,
-    /// The pieces that have come and are not received yet.
-    arrived: Mutex<VecDeque<Arrived>>,
+    arrived: Mutex<Arrivals>,
     /// Notified when a message has come.
     taken_in: Notify,
     shared: Option<Shared>,
+}
+
+/// The pieces that have come and are not received yet.
+#[derive(Default)]
+struct Arrivals {
+    pieces: VecDeque<Arrived>,
+    bytes: usize,
+}
+
+impl Arrivals {
+    /// Adds a piece, unless there are too many bytes.
+    fn add(&mut self, piece: Arrived) -> Option<()> {
+        self.bytes += piece.bytes();
+        self.pieces.push_back(piece);
+        (self.bytes <= MOST_ARRIVED).then_some(())
+    }
+
+    fn next(&mut self) -> Option<Arrived> {
+        let piece = self.pieces.pop_front()?;
+        self.bytes -= piece.bytes();
+        Some(piece)
+    }
 }
 
 /// A piece that has come.
@@ -47,6 +71,15 @@ enum Arrived {
     Here(Bytes),
     /// It is in shared memory, and has so many bytes.
     Shared(usize),
+}
+
+impl Arrived {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Here(piece) => piece.len() + EACH,
+            Self::Shared(_) => EACH,
+        }
+    }
 }
 
 /// Memory that is shared with the peer, and what is in it.
@@ -109,7 +142,7 @@ impl Link {
 
     /// Receives the next piece. Returns the reason if the link is broken.
     pub(super) async fn receive(&self) -> Result<Bytes, String> {
-        let arrived = self.until(|| self.arrived.lock().pop_front()).await?;
+        let arrived = self.until(|| self.arrived.lock().next()).await?;
         let (length, shared) = match (arrived, &self.shared) {
             (Arrived::Here(piece), _) => return Ok(piece),
             (Arrived::Shared(length), Some(shared)) if length <= PIECE_BYTES => (length, shared),
@@ -173,12 +206,8 @@ impl Link {
             }
             _ => return Err("it sent a message that is not due".to_owned()),
         };
-        let mut waiting = self.arrived.lock();
-        if waiting.len() >= MOST_ARRIVED {
-            return Err("it sends more pieces than are due".to_owned());
-        }
-        waiting.push_back(arrived);
-        Ok(())
+        let added = self.arrived.lock().add(arrived);
+        added.ok_or_else(|| "it sends more pieces than are due".to_owned())
     }
 
     async fn tell(&self, message: Kind) -> Result<(), String> {

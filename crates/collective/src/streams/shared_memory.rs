@@ -7,12 +7,16 @@
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use bytes::Bytes;
 use rustix::buffer::spare_capacity;
+use rustix::fs::OFlags;
+#[cfg(target_os = "linux")]
+use rustix::fs::fstatfs;
 use rustix::io::{Errno, pread};
+use rustix::process::geteuid;
 use tempfile::TempPath;
 
 use crate::pieces::PIECE_BYTES;
@@ -29,7 +33,7 @@ const BYTES: usize = SLOTS * PIECE_BYTES;
 /// What the names of files begin with.
 const PREFIX: &str = "flambeau-";
 
-/// The random characters of a name. No other process can guess it.
+/// The random characters of a name, by which two hosts do not have files of the same name.
 const RANDOM: usize = 24;
 
 /// Memory that is shared with a peer. Each side writes to slots of its own, one after the other, and reads those of the peer. They are in
@@ -105,27 +109,55 @@ impl SharedMemory {
     }
 }
 
-/// Creates a file of a random name.
+/// Creates a file of a random name, which only this user can open.
 fn create(folder: &Path) -> io::Result<(File, TempPath)> {
     let named = tempfile::Builder::new()
         .prefix(PREFIX)
         .rand_bytes(RANDOM)
         .tempfile_in(folder)?;
+    check_in_memory(named.as_file())?;
     // Written now, so that no later write finds the folder full.
     named.as_file().write_all_at(&vec![0; BYTES], 0)?;
     Ok(named.into_parts())
 }
 
-/// Opens a file that a peer has created, and nothing else.
+/// Refuses a file on a disk, which would be slow, or on a network, where two hosts would have it.
+#[cfg(target_os = "linux")]
+fn check_in_memory(file: &File) -> io::Result<()> {
+    /// `TMPFS_MAGIC` of statfs(2).
+    const TMPFS: i128 = 0x0102_1994;
+    match i128::from(fstatfs(file)?.f_type) {
+        TMPFS => Ok(()),
+        _ => Err(io::Error::other("the folder is not in memory (tmpfs)")),
+    }
+}
+
+/// Other systems have no such folder.
+#[cfg(not(target_os = "linux"))]
+fn check_in_memory(_: &File) -> io::Result<()> {
+    Err(io::ErrorKind::Unsupported.into())
+}
+
+/// Opens a file that a peer has created, and nothing else: no link to another file, and no file of another user.
 fn open(folder: &Path, name: &str) -> Option<File> {
     let random = name.strip_prefix(PREFIX)?;
     if random.len() != RANDOM || !random.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
         return None;
     }
-    let path = folder.join(name);
-    let file = OpenOptions::new().read(true).write(true).open(path).ok()?;
+    // Nor does it wait for whoever holds a lease on the file.
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .custom_flags(flags.bits() as i32)
+        .open(folder.join(name))
+        .ok()?;
     let found = file.metadata().ok()?;
-    (found.is_file() && found.len() == BYTES as u64).then_some(file)
+    let is_peers = found.is_file()
+        && found.len() == BYTES as u64
+        && found.nlink() == 1
+        && found.uid() == geteuid().as_raw();
+    is_peers.then_some(file)
 }
 
 /// Returns the offset of a piece among the slots of its side.
@@ -137,20 +169,31 @@ fn offset(number: usize) -> u64 {
 mod tests {
     use std::os::unix::fs::symlink;
 
+    use tempfile::TempDir;
+
     use super::*;
 
+    /// A new folder in memory, where this system has that.
+    fn folder() -> Option<TempDir> {
+        let folder = tempfile::tempdir_in(SHARED_MEMORY);
+        let missing = |_: &io::Error| println!("SKIPPED: there is no {SHARED_MEMORY}");
+        folder.inspect_err(missing).ok()
+    }
+
     /// Returns both sides of memory in a new folder.
-    fn shared() -> (SharedMemory, SharedMemory, tempfile::TempDir) {
-        let folder = tempfile::tempdir().unwrap();
+    fn shared() -> Option<(SharedMemory, SharedMemory, TempDir)> {
+        let folder = folder()?;
         let offered = Offered::create(folder.path()).unwrap();
         let theirs = SharedMemory::open(folder.path(), &offered.names()).unwrap();
-        (offered.accepted(), theirs, folder)
+        Some((offered.accepted(), theirs, folder))
     }
 
     #[test]
     fn both_sides_write_to_slots_of_their_own() {
-        let (caller, callee, folder) = shared();
-        // The name is removed, so nothing remains after a crash.
+        let Some((caller, callee, folder)) = shared() else {
+            return;
+        };
+        // The names are removed, so nothing remains when the processes end.
         assert_eq!(folder.path().read_dir().unwrap().count(), 0);
         let piece = |side: u8, number: usize| vec![side + number as u8; PIECE_BYTES - number];
         for number in 0..SLOTS {
@@ -168,13 +211,14 @@ mod tests {
 
     #[test]
     fn nothing_else_is_opened() {
-        let folder = tempfile::tempdir().unwrap();
+        let (Some(folder), Some(elsewhere)) = (folder(), folder()) else {
+            return;
+        };
         let offered = Offered::create(folder.path()).unwrap();
         let names = offered.names();
         let name = &names[0];
         let open = |name: &str| super::open(folder.path(), name).is_some();
         assert!(names.iter().all(|name| open(name)));
-        let elsewhere = tempfile::tempdir().unwrap();
         assert!(SharedMemory::open(elsewhere.path(), &names).is_none());
         for wrong in [&[], &names[..1], &[names.clone(), names.clone()].concat()] {
             assert!(SharedMemory::open(folder.path(), wrong).is_none());
@@ -190,19 +234,36 @@ mod tests {
         std::fs::write(folder.path().join(&short), b"short").unwrap();
         assert!(!open(&short));
         let linked = format!("{PREFIX}{}", "b".repeat(RANDOM));
-        symlink(folder.path(), folder.path().join(&linked)).unwrap();
+        symlink(folder.path().join(name), folder.path().join(&linked)).unwrap();
         assert!(!open(&linked));
+        let other = format!("{PREFIX}{}", "c".repeat(RANDOM));
+        std::fs::hard_link(folder.path().join(name), folder.path().join(&other)).unwrap();
+        assert!(!open(&other) && !open(name));
+        std::fs::remove_file(folder.path().join(&other)).unwrap();
+        assert!(open(name));
         drop(offered);
         assert!(!names.iter().any(|name| open(name)));
     }
 
     #[test]
     fn memory_that_a_peer_has_cut_is_an_error() {
-        let (caller, callee, _folder) = shared();
+        let Some((caller, callee, _folder)) = shared() else {
+            return;
+        };
         callee.write(3, &[1; 1000]).unwrap();
         caller.theirs.set_len(10).unwrap();
         let error = caller.read(3, 1000).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+    }
+
+    #[test]
+    fn a_folder_on_a_disk_or_nowhere_is_not_used() {
         assert!(Offered::create(Path::new("/nowhere")).is_err());
+        let disk = Path::new(env!("CARGO_MANIFEST_DIR"));
+        if let Err(error) = Offered::create(disk) {
+            assert!(error.to_string().contains("not in memory"), "{error}");
+        } else {
+            println!("SKIPPED: the sources are in memory");
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! The processes among which a loop is distributed: their addresses, and their collective operations.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -58,6 +59,7 @@ pub struct Hosts {
     index: usize,
     listen: Option<SocketAddr>,
     security: SecurityFiles,
+    shared_memory: Option<PathBuf>,
     patience: Duration,
 }
 
@@ -69,6 +71,7 @@ impl Hosts {
             index,
             listen: None,
             security: SecurityFiles::default(),
+            shared_memory: Some(SHARED_MEMORY.into()),
             patience: Duration::from_secs(300),
         }
     }
@@ -105,6 +108,14 @@ impl Hosts {
     #[must_use]
     pub fn security(mut self, files: SecurityFiles) -> Self {
         self.security = files;
+        self
+    }
+
+    /// Sets the folder for memory that it shares with the other processes on its host (default: `/dev/shm`). Without one, all goes over
+    /// connections.
+    #[must_use]
+    pub fn shared_memory(mut self, folder: Option<PathBuf>) -> Self {
+        self.shared_memory = folder;
         self
     }
 
@@ -205,7 +216,7 @@ impl HostGroup {
         let runtime = runtime.worker_threads(1).thread_name("links").enable_all();
         let runtime = LinkRuntime(Some(runtime.build().map_err(HostError::Runtime)?));
         let stop = CancellationToken::new();
-        let exchange = Exchange::once(Some(SHARED_MEMORY.into()));
+        let exchange = Exchange::once(hosts.shared_memory.clone());
         exchange.belong_to(hosts.identity(hosts.index));
         let entered = runtime.enter();
         let listener = block_on(unconstrained(Listener::bind(&Listen::Tcp(listen))))

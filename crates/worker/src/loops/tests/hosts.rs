@@ -162,10 +162,10 @@ fn a_host_that_fails_or_panics_ends_the_steps_of_the_others() {
 #[test]
 fn a_host_that_starts_again_waits_for_the_others_to_do_so() {
     let all = addresses(2);
-    // Each program has run twice: the second host fails in its first run, and is back before the first host notices.
+    // Each program runs twice: the second host fails in its first run, and is back before the first host notices.
     let meet = |all: &[String], index| {
         let hosts = Hosts::new(all.to_vec(), index).patience(Duration::from_secs(60));
-        loop {
+        for _ in 0..1000 {
             match Strategy::on_hosts(&hosts, "cpu") {
                 // The earlier run still listens.
                 Err(error) if error.to_string().contains("cannot listen") => {
@@ -174,6 +174,7 @@ fn a_host_that_starts_again_waits_for_the_others_to_do_so() {
                 met => return met.unwrap(),
             }
         }
+        panic!("the earlier run does not end");
     };
     let (back, is_back) = std::sync::mpsc::sync_channel(1);
     let addresses = all.clone();
@@ -181,7 +182,7 @@ fn a_host_that_starts_again_waits_for_the_others_to_do_so() {
         let strategy = meet(&addresses, 0);
         let mut model = strategy.scope(3, net).unwrap();
         is_back.recv().unwrap();
-        // The second host's new process has dialled, and is refused as long as this one runs.
+        // The second host's new process dials meanwhile, and is refused as long as this one runs.
         std::thread::sleep(Duration::from_millis(500));
         let lost = model.run(|replica| replica.sum(&[1.0])).unwrap_err();
         drop((model, strategy));
@@ -321,10 +322,10 @@ fn wrong_lists_of_hosts_are_refused_with_the_reason() {
 fn hosts_with_different_lists_refuse_each_other() {
     let three = addresses(3);
     let two = three[..2].to_vec();
-    let patience = Duration::from_secs(3);
-    let first = Hosts::new(three, 0).patience(patience);
+    let first = Hosts::new(three, 0).patience(Duration::from_secs(3));
     let thread = std::thread::spawn(move || Strategy::on_hosts(&first, "cpu").map(drop));
-    let second = Hosts::new(two, 1).patience(patience);
+    // It does not wait for this time: the refusal is final.
+    let second = Hosts::new(two, 1).patience(Duration::from_secs(600));
     let error = Strategy::on_hosts(&second, "cpu").unwrap_err().to_string();
     assert!(error.contains("of another run"), "{error}");
     let error = thread.join().unwrap().unwrap_err().to_string();
