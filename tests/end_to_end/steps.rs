@@ -9,7 +9,7 @@ use tests::peer::{Peer, variable};
 
 use crate::program;
 
-/// A job in sync mode with two shards of one block each and a short lease.
+/// A job in sync mode with two shards of one block each and a short lease, in which a loaded machine still makes all calls of a test.
 const SYNC: &str = r#"
 name = "t"
 batch_size = 4
@@ -21,7 +21,7 @@ mode = "sync"
 [cluster]
 ps = 2
 workers = 2
-lease_seconds = 1.0
+lease_seconds = 3.0
 "#;
 
 /// Pushes the gradient of step 0 to these blocks, and keeps the receipts.

@@ -25,8 +25,8 @@ use super::shared_memory::Offered;
 /// The pauses between attempts: from the first to the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(200));
 
-/// The time in which a peer must answer, before the next attempt.
-const ANSWER: Duration = Duration::from_secs(3);
+/// The number of attempts that fit into the patience if the peer does not answer.
+const ATTEMPTS: u32 = 3;
 
 /// The opening of a link to a peer of a ring.
 pub(super) struct Call<'a> {
@@ -36,6 +36,8 @@ pub(super) struct Call<'a> {
     pub(super) peer: &'a Peer,
     /// The folder for memory that is shared with peers on this host.
     pub(super) shared_memory: Option<&'a Path>,
+    /// The time after which the caller gives up.
+    pub(super) patience: Duration,
 }
 
 impl Call<'_> {
@@ -44,7 +46,8 @@ impl Call<'_> {
     pub(super) async fn dial(&self, noted: &Mutex<Option<String>>) -> Result<Link, String> {
         let attempt = || async {
             let late = |_| Err(Status::deadline_exceeded("it does not answer"));
-            timeout(ANSWER, self.attempt()).await.unwrap_or_else(late)
+            let answered = timeout(self.patience / ATTEMPTS, self.attempt());
+            answered.await.unwrap_or_else(late)
         };
         let pauses = ExponentialBuilder::default()
             .with_min_delay(PAUSES.0)

@@ -25,13 +25,13 @@ const FREED: usize = SLOTS / 2;
 /// The time to wait for the peer's reason after a link has broken.
 const TOLD: Duration = Duration::from_secs(1);
 
-/// The bytes from which a piece goes through shared memory. A smaller one is as fast in the message itself.
+/// The bytes from which a piece goes through shared memory. A smaller one is in the message itself.
 const SHARED_BYTES: usize = 16 << 10;
 
 /// The most bytes, in messages, of pieces that have come and are not received yet. A peer that follows the protocol sends fewer.
 const MOST_ARRIVED: usize = 8 << 20;
 
-/// The bytes that a piece counts in addition.
+/// The bytes that each piece counts for itself, beside its content.
 const EACH: usize = 128;
 
 /// A stream in each direction between two ranks.

@@ -92,6 +92,7 @@ impl StreamLinks {
                             ring: self.ring,
                             peer,
                             shared_memory: self.exchange.shared_memory(),
+                            patience: self.patience,
                         };
                         call.dial(&noted).await
                     }
