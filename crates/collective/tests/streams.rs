@@ -351,6 +351,25 @@ async fn messages_that_are_not_due_end_a_link_with_the_reason() {
     }
 }
 
+#[tokio::test]
+async fn a_link_ends_when_the_peer_has_opened_another_one() {
+    let ring = Ring::of(&[None, None]).await;
+    let links = ring.links(0, 1);
+    let first = raw_link(ring.addresses[0], greeting(1, 0)).await;
+    let waits = links.receive(1);
+    let second = async {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let mut second = raw_link(ring.addresses[0], greeting(1, 0)).await;
+        second.1.message().await.unwrap();
+        second
+    };
+    // The first one stays open: the peer cannot tell that it has given it up.
+    let (ended, _second) = tokio::join!(tokio::time::timeout(PATIENCE, waits), second);
+    let error = ended.expect("it hangs").unwrap_err();
+    assert!(error.reason.contains("another link"), "{error}");
+    drop(first);
+}
+
 /// Two files as a caller creates them.
 fn shared_files(folder: &&Path) -> [NamedTempFile; 2] {
     [(); 2].map(|()| {

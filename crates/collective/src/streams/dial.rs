@@ -14,7 +14,6 @@ use shared_proto::security::chain_of;
 use shared_proto::stream::{self, BodyKind, Encoded, Incoming};
 use shared_proto::transport::PROTOCOL_VERSION;
 use shared_proto::wire::{self, link_message::Kind};
-use tokio::time::timeout;
 use tonic::Status;
 
 use super::exchange::Identity;
@@ -25,9 +24,6 @@ use super::shared_memory::Offered;
 /// The pauses between attempts: from the first to the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(200));
 
-/// The number of attempts that fit into the patience if the peer does not answer.
-const ATTEMPTS: u32 = 3;
-
 /// The opening of a link to a peer of a ring.
 pub(super) struct Call<'a> {
     pub(super) network: &'a Arc<dyn Network>,
@@ -36,19 +32,13 @@ pub(super) struct Call<'a> {
     pub(super) peer: &'a Peer,
     /// The folder for memory that is shared with peers on this host.
     pub(super) shared_memory: Option<&'a Path>,
-    /// The time after which the caller gives up.
-    pub(super) patience: Duration,
 }
 
 impl Call<'_> {
     /// Opens the link. Retries until the caller gives up, or the peer refuses the link for good. Stores the reason of the latest failure
     /// in `noted`.
     pub(super) async fn dial(&self, noted: &Mutex<Option<String>>) -> Result<Link, String> {
-        let attempt = || async {
-            let late = |_| Err(Status::deadline_exceeded("it does not answer"));
-            let answered = timeout(self.patience / ATTEMPTS, self.attempt());
-            answered.await.unwrap_or_else(late)
-        };
+        let attempt = || self.attempt();
         let pauses = ExponentialBuilder::default()
             .with_min_delay(PAUSES.0)
             .with_max_delay(PAUSES.1)

@@ -1,6 +1,6 @@
 //! The place where links from other processes arrive, and wait for the ring that they belong to.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,7 +13,7 @@ use shared_proto::wire;
 use tokio::sync::Notify;
 use tonic::Status;
 
-use super::link::Link;
+use super::link::{Changed, Link};
 use super::shared_memory::SharedMemory;
 
 /// The most links that may wait for their ring. More are refused.
@@ -51,8 +51,8 @@ struct State {
     /// The ring that this process is in, or forms.
     ring: Epoch,
     waiting: BTreeMap<(Epoch, Task), Link>,
-    /// The tasks of which a link was taken.
-    taken: BTreeSet<(Epoch, Task)>,
+    /// The links that were taken.
+    taken: BTreeMap<(Epoch, Task), Arc<Changed>>,
 }
 
 impl fmt::Debug for Exchange {
@@ -109,7 +109,7 @@ impl Exchange {
         let mut state = self.state();
         state.ring = ring;
         state.waiting.retain(|(of, _), _| *of >= ring);
-        state.taken.retain(|(of, _)| *of >= ring);
+        state.taken.retain(|(of, _), _| *of >= ring);
     }
 
     /// Returns the identity of this process, once it has one.
@@ -151,10 +151,15 @@ impl Exchange {
                 "too many links wait for their ring",
             ));
         }
-        if self.0.once && state.taken.contains(&(ring, from)) {
-            return Err(Status::unavailable(format!(
-                "this process has had a link of {from} already; all processes must start again"
-            )));
+        match state.taken.get(&(ring, from)) {
+            Some(_) if self.0.once => {
+                return Err(Status::unavailable(format!(
+                    "this process has had a link of {from} already; all processes must start again"
+                )));
+            }
+            // The caller has given it up, which this process may not notice otherwise: what it has sent last may be lost.
+            Some(taken) => taken.supersede(),
+            None => {}
         }
         let link = Link::of(outgoing, incoming, memory);
         link.admit();
@@ -173,7 +178,7 @@ impl State {
     /// Takes the link that a task has opened for a ring, if it has come.
     fn take(&mut self, ring: Epoch, from: Task) -> Option<Link> {
         let link = self.waiting.remove(&(ring, from))?;
-        self.taken.insert((ring, from));
+        self.taken.insert((ring, from), link.changed());
         Some(link)
     }
 

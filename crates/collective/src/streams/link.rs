@@ -2,7 +2,8 @@
 //! carry their lengths.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -39,9 +40,24 @@ pub(super) struct Link {
     outgoing: Sender,
     incoming: tokio::sync::Mutex<Incoming<wire::LinkMessage>>,
     arrived: Mutex<Arrivals>,
-    /// Notified when a message has come.
-    taken_in: Notify,
+    changed: Arc<Changed>,
     shared: Option<Shared>,
+}
+
+/// What those that wait for a link want to know of.
+#[derive(Default)]
+pub(super) struct Changed {
+    /// Notified when a message has come, or the link is superseded.
+    notify: Notify,
+    superseded: AtomicBool,
+}
+
+impl Changed {
+    /// Ends the link, because the peer has opened another one: it has given this one up.
+    pub(super) fn supersede(&self) {
+        self.superseded.store(true, Relaxed);
+        self.notify.notify_waiters();
+    }
 }
 
 /// The pieces that have come and are not received yet.
@@ -104,7 +120,7 @@ impl Link {
             outgoing,
             incoming: messages.into(),
             arrived: Mutex::default(),
-            taken_in: Notify::new(),
+            changed: Arc::default(),
             shared: memory.map(|memory| Shared {
                 memory,
                 written: AtomicUsize::new(0),
@@ -112,6 +128,11 @@ impl Link {
                 free: Semaphore::new(SLOTS),
             }),
         }
+    }
+
+    /// Returns what ends this link once the peer has opened another one in its place.
+    pub(super) fn changed(&self) -> Arc<Changed> {
+        Arc::clone(&self.changed)
     }
 
     /// Tells the caller that it is admitted. The link is new, so this does not wait.
@@ -165,16 +186,19 @@ impl Link {
     /// Takes in messages until there is what the caller waits for. Another task may do the same meanwhile.
     async fn until<T>(&self, found: impl Fn() -> Option<T>) -> Result<T, String> {
         loop {
-            let taken_in = self.taken_in.notified();
-            tokio::pin!(taken_in);
-            // Registered before the look, so that no message is missed.
-            taken_in.as_mut().enable();
+            let changed = self.changed.notify.notified();
+            tokio::pin!(changed);
+            // Registered before the look, so that no change is missed.
+            changed.as_mut().enable();
             if let Some(found) = found() {
                 return Ok(found);
             }
+            if self.changed.superseded.load(Relaxed) {
+                return Err("it has opened another link".to_owned());
+            }
             tokio::select! {
                 biased;
-                () = taken_in => {}
+                () = changed => {}
                 taken = self.take_in() => taken?,
             }
         }
@@ -187,7 +211,7 @@ impl Link {
         let message = message.map_err(|status| reason(&status))?;
         let message = message.ok_or_else(|| "it has left the ring".to_owned())?;
         self.note(message.kind)?;
-        self.taken_in.notify_waiters();
+        self.changed.notify.notify_waiters();
         Ok(())
     }
 

@@ -92,7 +92,6 @@ impl StreamLinks {
                             ring: self.ring,
                             peer,
                             shared_memory: self.exchange.shared_memory(),
-                            patience: self.patience,
                         };
                         call.dial(&noted).await
                     }
