@@ -9,7 +9,8 @@ use tests::peer::{Peer, variable};
 
 use crate::program;
 
-/// A job in sync mode with two shards of one block each and a short lease, in which a loaded machine still makes all calls of a test.
+/// A job in sync mode with two shards of one block each and a short lease, but long enough for all
+/// calls of a test on a loaded machine.
 const SYNC: &str = r#"
 name = "t"
 batch_size = 4

@@ -53,8 +53,8 @@ pub struct Settings {
     /// address of the interface that leads to the coordinator.
     #[arg(long, env = "FLAMBEAU_WORKER_ADVERTISE", value_name = "ADDRESS")]
     pub advertise: Option<String>,
-    /// The folder for memory that it shares with other workers on this host, so that what they exchange takes no connection. `none`
-    /// turns this off.
+    /// The folder (tmpfs) for memory that it shares with other workers on this host, in place of connections. `none` turns this
+    /// off.
     #[arg(
         long,
         env = "FLAMBEAU_SHARED_MEMORY",

@@ -67,8 +67,8 @@ impl fmt::Debug for Exchange {
 }
 
 impl Exchange {
-    /// A place whose links share memory with peers on the same host, by files in this folder. Without one, all goes over
-    /// connections.
+    /// An exchange that shares memory with peers on the same host, by files in this folder. Without a folder, links send all pieces over
+    /// their connections.
     #[must_use]
     pub fn sharing_memory(folder: Option<PathBuf>) -> Self {
         Self(Arc::new(Shared {
@@ -77,8 +77,8 @@ impl Exchange {
         }))
     }
 
-    /// A place that takes one link of each task in a ring, for tasks without generations. A task that has started again is refused,
-    /// and tries again until this process has started again too.
+    /// An exchange that shares memory as [`Self::sharing_memory`] does, and accepts one link from each task in a ring. It is for tasks
+    /// without generations: a restarted task is refused, and retries until this process has restarted too.
     #[must_use]
     pub fn once(folder: Option<PathBuf>) -> Self {
         Self(Arc::new(Shared {
@@ -141,6 +141,7 @@ impl Exchange {
         outgoing: Sender,
         incoming: Incoming<wire::LinkMessage>,
     ) -> Result<(), Status> {
+        // Files are opened without the lock, and for a valid greeting only.
         self.state().check(&greeting)?;
         let folder = self.shared_memory();
         let memory = folder.and_then(|folder| SharedMemory::open(folder, &greeting.shared_memory));
@@ -157,7 +158,7 @@ impl Exchange {
                     "this process has had a link of {from} already; all processes must start again"
                 )));
             }
-            // The caller has given it up, which this process may not notice otherwise: what it has sent last may be lost.
+            // The caller has closed its first link, but the end of that stream may be lost on the way.
             Some(taken) => taken.supersede(),
             None => {}
         }

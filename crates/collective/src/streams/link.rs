@@ -44,7 +44,7 @@ pub(super) struct Link {
     shared: Option<Shared>,
 }
 
-/// What those that wait for a link want to know of.
+/// Wakes the tasks that wait on a link.
 #[derive(Default)]
 pub(super) struct Changed {
     /// Notified when a message has come, or the link is superseded.
@@ -53,7 +53,7 @@ pub(super) struct Changed {
 }
 
 impl Changed {
-    /// Ends the link, because the peer has opened another one: it has given this one up.
+    /// Ends the link, because the peer has opened another one in its place.
     pub(super) fn supersede(&self) {
         self.superseded.store(true, Relaxed);
         self.notify.notify_waiters();
@@ -130,7 +130,7 @@ impl Link {
         }
     }
 
-    /// Returns what ends this link once the peer has opened another one in its place.
+    /// Returns a handle that can end this link while it is in use.
     pub(super) fn changed(&self) -> Arc<Changed> {
         Arc::clone(&self.changed)
     }
@@ -234,6 +234,7 @@ impl Link {
         added.ok_or_else(|| "it sends more pieces than are due".to_owned())
     }
 
+    /// Sends a message. Returns the reason if the link is broken.
     async fn tell(&self, message: Kind) -> Result<(), String> {
         if self.outgoing.send(Ok(message.into())).await.is_ok() {
             return Ok(());

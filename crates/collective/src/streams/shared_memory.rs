@@ -144,7 +144,7 @@ fn open(folder: &Path, name: &str) -> Option<File> {
     if random.len() != RANDOM || !random.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
         return None;
     }
-    // Nor does it wait for whoever holds a lease on the file.
+    // The call must not wait for another process that holds a lease on the file.
     let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let file = OpenOptions::new()
         .read(true)

@@ -111,8 +111,8 @@ impl Hosts {
         self
     }
 
-    /// Sets the folder for memory that it shares with the other processes on its host (default: `/dev/shm`). Without one, all goes over
-    /// connections.
+    /// Sets the folder for memory that it shares with the other processes on its host (default: `/dev/shm`). Without a folder, all data
+    /// goes over connections.
     #[must_use]
     pub fn shared_memory(mut self, folder: Option<PathBuf>) -> Self {
         self.shared_memory = folder;
